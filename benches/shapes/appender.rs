@@ -68,13 +68,11 @@ impl Setting {
         };
         let args = [appender.device_ptr().0, items, SHARE, 0, PATIENCE];
         let start = Instant::now();
-        // SAFETY: the appender lives until the stream was synchronised.
+        // SAFETY: the appender's memory stays until the stream's work has ended.
         let came = unsafe {
             self.ours
                 .start_bare(device::APPEND_ITEMS, self.grid, &args)?;
-            let pumped = appender.pump_until(|| self.ours.stream.is_done());
-            self.ours.stream.synchronize()?;
-            pumped?;
+            appender.pump_while(&self.ours.stream)?;
             appender.collect()?
         };
         let time = since(start);

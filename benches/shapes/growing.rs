@@ -2,7 +2,7 @@
 //! with the square of the size: 64 MiB take seconds, 1 GiB many minutes.
 //! - `growable`: `Growable::reserve` of the next 2 MiB;
 //! - `calls`: the driver's calls alone, `cuMemCreate`, `cuMemMap` and `cuMemSetAccess` in reserved addresses;
-//! - `copies`: a larger buffer, a copy of everything by one CPU, and the end of the old one, whenever 2 MiB are missing;
+//! - `copies`: a larger buffer, a copy of everything by one CPU (by the GPU where the memory is its own), and the end of the old one, whenever 2 MiB are missing;
 //! - `doubling`: the same with twice the size, as `Vec` grows.
 
 use std::time::Instant;
@@ -10,16 +10,18 @@ use std::time::Instant;
 use egmem::driver::{Access, AccessDesc, AllocationProps, Location, PhysicalHandle};
 use egmem::shapes::Growable;
 use egmem::size::Bytes;
-use egmem::{Buffer, Driver, Result, Topology};
+use egmem::{Buffer, Driver, Result, Stream, Topology};
 
 const STEP: u64 = 2 << 20;
 
-/// Where memory is put and who is granted it.
+/// Where memory is put, and its users.
 struct Setting {
     driver: Driver,
     location: Location,
     access: Vec<AccessDesc>,
     size: u64,
+    /// The GPU that copies, where the memory is a GPU's.
+    stream: Option<Stream>,
 }
 
 /// Seconds, and bytes copied.
@@ -81,10 +83,16 @@ fn copies(setting: &Setting, next: impl Fn(u64) -> u64) -> Result<Measured> {
     for len in (STEP..=setting.size).step_by(STEP as usize) {
         if len > buffer.len() {
             let larger = allocate(next(buffer.len()))?;
-            let from = buffer.cpu()?;
-            // SAFETY: nothing writes the old buffer meanwhile.
-            let bytes = unsafe { std::slice::from_raw_parts(from.as_ptr(), from.len() as usize) };
-            larger.write_at(0, bytes)?;
+            match &setting.stream {
+                Some(stream) => stream.copy(&larger, 0, &buffer, 0, buffer.len())?,
+                None => {
+                    let from = buffer.cpu()?;
+                    let (start, len) = (from.as_ptr(), from.len() as usize);
+                    // SAFETY: nothing writes the old buffer meanwhile.
+                    let bytes = unsafe { std::slice::from_raw_parts(start, len) };
+                    larger.write_at(0, bytes)?;
+                }
+            }
             copied += buffer.len();
             buffer = larger;
         }
@@ -122,20 +130,27 @@ fn medians(setting: &Setting, rounds: usize) -> Result<Vec<(&'static str, f64, u
 }
 
 /// Prints the table.
-pub fn run(driver: &Driver, size: u64, rounds: usize) -> Result<()> {
-    let location = Location::from(Topology::discover(driver)?.gpu(0)?.host_node()?);
-    let access =
-        [Location::Host, Location::Device(0)].map(|who| AccessDesc::new(who, Access::ReadWrite));
+pub fn run(driver: &Driver, size: u64, rounds: usize, on_gpu: bool) -> Result<()> {
+    let gpu = Location::Device(0);
+    let node = Topology::discover(driver)?.gpu(0)?.host_node()?;
+    let (location, stream, granted) = match on_gpu {
+        true => (gpu, Some(Stream::new(driver, 0)?), vec![gpu]),
+        false => (node.into(), None, vec![Location::Host, gpu]),
+    };
+    let access = granted
+        .into_iter()
+        .map(|who| AccessDesc::new(who, Access::ReadWrite));
     let setting = Setting {
         driver: driver.clone(),
         location,
-        access: access.to_vec(),
+        access: access.collect(),
         size: size.max(STEP) / STEP * STEP,
+        stream,
     };
     let medians = medians(&setting, rounds)?;
     let steps = (setting.size / STEP) as f64;
     let beside = medians[1].1;
-    println!("growing to {} by 2 MiB", Bytes(setting.size));
+    println!("growing to {} by 2 MiB on {location}", Bytes(setting.size));
     println!(
         "{:<9} {:>12} {:>10} {:>14}",
         "way", "us per step", "/ calls", "bytes copied"

@@ -1,7 +1,7 @@
 //! Shapes of memory beside what they replace, in one table for each part.
 //!
 //! ```text
-//! cargo bench --bench shapes -- [--part growing|replicated|ring|appender] [--cuda] [--rounds 5] [--size 64MiB]
+//! cargo bench --bench shapes -- [--part growing|replicated|ring|appender] [--cuda] [--rounds 5] [--size 64MiB] [--on-gpu]
 //! ```
 //! Times on the simulator are not those of any GPU: there only what CPUs alone do means something.
 
@@ -36,6 +36,9 @@ struct Args {
     /// Rounds, of which the medians are shown
     #[arg(long, default_value_t = 5)]
     rounds: usize,
+    /// Growing: memory of GPU 0 instead of its host node
+    #[arg(long)]
+    on_gpu: bool,
     /// On GPU 0 and its host node; otherwise on the simulator
     #[arg(long)]
     cuda: bool,
@@ -52,7 +55,7 @@ fn run(args: &Args) -> Result<()> {
     let rounds = args.rounds.max(1);
     let wanted = |part| args.part.is_empty() || args.part.contains(&part);
     if wanted(Part::Growing) {
-        growing::run(&driver, args.size.0, rounds)?;
+        growing::run(&driver, args.size.0, rounds, args.on_gpu)?;
     }
     if wanted(Part::Replicated) {
         replicated::run(&driver, args.size.0, rounds)?;

@@ -107,7 +107,7 @@ fn by_gpu(driver: &Driver, kernels: &Kernels, batch: u64) -> Result<f64> {
     let seconds = unsafe {
         kernels.start(device::RING_PUSH_NUMBERED, (1, threads), &args)?;
         let seconds = take(&mut consumer, count);
-        kernels.stream.synchronize()?;
+        kernels.stream.finish()?;
         seconds?
     };
     Ok(count as f64 / seconds / 1e6)
@@ -129,11 +129,16 @@ fn round_trips(driver: &Driver, kernels: &Kernels) -> Result<Vec<f64>> {
     // SAFETY: the ring and `times` live until the stream was synchronised.
     unsafe {
         kernels.start(device::RING_ROUND_TRIPS, (1, 1), &args)?;
-        let mut taken = 0;
-        while taken < TRIPS && Instant::now() < end {
-            taken += u64::from(consumer.try_pop()?.is_some());
+        let mut taken = Ok(0);
+        while let Ok(count) = taken
+            && count < TRIPS
+            && Instant::now() < end
+        {
+            let popped = consumer.try_pop();
+            taken = popped.map(|record| count + u64::from(record.is_some()));
         }
-        kernels.stream.synchronize()?;
+        kernels.stream.finish()?;
+        taken?;
     }
     let mut clock = [0_u64; 2];
     kernels.report.cpu().read_at(0, &mut clock)?;

@@ -8,6 +8,8 @@
 //! - [`Appender`] takes the output of kernels that cannot say before how much it will be.
 //! - [`Replicated`] is read-mostly data with a copy on each of several nodes and GPUs.
 //!
+//! With the feature `share`, the module `sharing` maps growing vectors in other processes.
+//!
 //! Programs depend on the crate `egmem`, which re-exports what they need.
 #![deny(missing_docs)]
 
@@ -15,8 +17,11 @@ pub mod appender;
 mod cursor;
 pub mod device;
 pub mod growable;
+mod placement;
 pub mod replicated;
 pub mod ring;
+#[cfg(feature = "share")]
+pub mod sharing;
 mod striped;
 mod wait;
 

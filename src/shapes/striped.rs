@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use crate::driver::{Driver, Location};
+use crate::ledger::AllocPath;
 use crate::memory::Memory;
 use crate::size::Granularity;
 use crate::{Buffer, BufferOptions, Error, Result};
@@ -118,13 +119,15 @@ impl Stripes {
     /// # Errors
     /// As [`parts`](Self::parts).
     pub fn options(&self, bytes: u64) -> Result<BufferOptions> {
-        Ok(Buffer::in_parts(self.parts(bytes)?))
+        let options = Buffer::in_parts(self.parts(bytes)?);
+        Ok(options.recorded_as(AllocPath::ShapeChunk, None))
     }
 
     /// Allocates `bytes` that are cut like this, for the CPU, where it can have access, and every GPU.
     ///
     /// # Errors
     /// As [`parts`](Self::parts) and [`BufferOptions::allocate`].
+    #[track_caller]
     pub fn allocate(&self, driver: &Driver, bytes: u64) -> Result<Buffer> {
         self.options(bytes)?.allocate(driver)
     }

@@ -45,8 +45,7 @@ fn round(
     let run = kernels.run();
     // SAFETY: the appender and the flags live until the kernel was waited for.
     unsafe { kernels.start(&run, device::APPEND_ITEMS, (64, 256), &args) };
-    appender.pump_until(|| run.is_done()).unwrap();
-    let _: [u64; 0] = run.wait();
+    appender.pump_while(run.stream()).unwrap();
     let came = appender.collect().unwrap();
     assert_eq!(came.stopped, None);
     (came.records.len(), came.missed)

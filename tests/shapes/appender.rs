@@ -13,12 +13,12 @@ use crate::append_threads::{Record, Threads, record};
 use crate::{MIB, grace, node, nothing_held};
 
 /// Up to 4 Mi records, 64 MiB; memory comes by 2 MiB, and is kept 1000 records ahead.
-fn appender(driver: &Driver) -> Appender<Record> {
+pub fn appender(driver: &Driver) -> Appender<Record> {
     let options = Appender::on(node(driver)).max_len(4 << 20).step(2 * MIB);
     options.ahead(1000).create(driver).unwrap()
 }
 
-fn threads(appender: &Appender<Record>) -> Threads {
+pub fn threads(appender: &Appender<Record>) -> Threads {
     // SAFETY: each test drops its appender after its last use of the threads.
     unsafe { Threads::open(appender.device_ptr()) }
 }
@@ -69,8 +69,7 @@ fn round(
             })
             .collect();
         if pump {
-            let ended = || Ok(workers.iter().all(|worker| worker.is_finished()));
-            appender.pump_until(ended).unwrap();
+            appender.pump_until(|| workers.iter().all(|worker| worker.is_finished()));
         }
     });
     appender.collect().unwrap()
@@ -117,10 +116,7 @@ pub fn what_has_no_memory_is_missed_and_comes_later(driver: &Driver) {
         left -= came.records.len();
         let set = done.iter().filter(|done| done.load(Relaxed)).count();
         assert_eq!(set, ITEMS - left);
-        // Room for the next round.
-        let gpu = threads(&appender);
-        gpu.wanted()
-            .store(appender.records().len() as u64 + 1, Relaxed);
+        // Room for the next round: what is kept ahead.
         appender.pump();
         rounds += 1;
     }
@@ -184,7 +180,9 @@ pub fn the_cpu_appends_between_kernels(driver: &Driver) {
     assert_eq!(gpu.wanted().load(Relaxed), 7);
     assert_eq!(items(&appender), [0, 1, 2, 3, 4, 5, 6]);
     let prefix = appender.records().prefix();
+    // Counters that a kernel may still read are the vector's to keep.
     let vector = appender.into_growable();
+    assert_eq!(gpu.next().load(Relaxed), 7);
     assert_eq!((vector.len(), vector.get(6)), (7, Ok(record(6))));
     drop(vector);
     assert_eq!(prefix.get(0), Ok(record(0)));
@@ -221,11 +219,98 @@ pub fn a_damaged_cursor_is_an_error(driver: &Driver) {
     let came = appender.collect().unwrap();
     assert_eq!(came.records.end, capacity as usize);
     assert_eq!(came.missed, (1 << 40) - capacity);
-    // Whatever kernels want, the memory ends with the vector's.
-    let options = Appender::<Record>::on(node(driver)).max_len(200_000);
+}
+
+/// Kernels that say that they want more than they have reserved get nothing.
+pub fn no_memory_is_mapped_for_a_damaged_count(driver: &Driver) {
+    let options = Appender::<Record>::on(node(driver)).max_len(400_000);
+    for wanted in [1_u64, 1 << 40, u64::MAX] {
+        let mut appender = options
+            .clone()
+            .step(2 * MIB)
+            .ahead(1)
+            .create(driver)
+            .unwrap();
+        let capacity = appender.records().capacity();
+        appender.append(&vec![record(0); capacity - 1]).unwrap();
+        let gpu = threads(&appender);
+        let len = appender.records().len() as u64;
+        gpu.wanted().store(wanted.saturating_add(len), Relaxed);
+        assert_eq!(appender.pump(), capacity, "{wanted}");
+        // Kernels hear that there will be no more, and what has memory comes.
+        assert_eq!(gpu.append(&[7, 8], LONG), [true, false]);
+        let came = appender.collect().unwrap();
+        assert_eq!((came.records.len(), came.missed), (1, 1));
+        let what = "the count of records that an appender's kernels want";
+        let is_it =
+            matches!(came.stopped, Some(Error::CursorDamaged { what: count, .. }) if count == what);
+        assert!(is_it, "{:?}", came.stopped);
+        // The next ones get memory.
+        assert!(appender.pump() > capacity);
+        assert_eq!(gpu.append(&[9], LONG), [true]);
+        assert_eq!(appender.collect().unwrap().stopped, None);
+    }
+    // Where both counters are wrong alike, the memory ends with the vector's.
     let mut small = options.ahead(1).create(driver).unwrap();
-    threads(&small).wanted().store(u64::MAX, Relaxed);
-    assert_eq!(small.pump(), 200_000);
+    let gpu = threads(&small);
+    gpu.next().store(1 << 40, Relaxed);
+    gpu.wanted().store(1 << 40, Relaxed);
+    assert_eq!(small.pump(), 400_000);
+}
+
+/// Work on a stream that sets the greatest record with memory to a byte.
+pub fn write_last(appender: &Appender<Record>, stream: &Stream, byte: u8) {
+    let last = appender.records().capacity() as u64 - 1;
+    let at = appender.records().device_ptr().add(last * 16);
+    // SAFETY: the appender keeps the memory until the stream's work has ended, which the tests check.
+    unsafe { stream.memset_async(at, byte, 16) }.unwrap();
+}
+
+/// Returns the byte that `write_last` has set.
+fn last(appender: &mut Appender<Record>) -> u64 {
+    let capacity = appender.records().capacity();
+    let missing = capacity - appender.records().len();
+    let gpu = threads(appender);
+    gpu.next().store(capacity as u64, Relaxed);
+    assert_eq!(appender.collect().unwrap().records.len(), missing);
+    appender.records().get(capacity - 1).unwrap()[0]
+}
+
+pub fn pumping_ends_with_the_streams_work(driver: &Driver) {
+    let mut appender = appender(driver);
+    let stream = Stream::new(driver, 0).unwrap();
+    write_last(&appender, &stream, 5);
+    appender.pump_while(&stream).unwrap();
+    assert_eq!(last(&mut appender), u64::from_ne_bytes([5; 8]));
+    drop(appender);
+    drop(stream);
+    nothing_held(driver);
+}
+
+/// The driver refuses to say whether kernels have ended, for a while: the error comes after their end.
+#[test]
+fn pumping_that_fails_waits_for_the_streams_work() {
+    for queries in 1..4 {
+        let driver = grace();
+        let sim = driver.sim().unwrap();
+        let mut appender = appender(&driver);
+        let stream = Stream::new(&driver, 0).unwrap();
+        write_last(&appender, &stream, 6);
+        sim.fail(Call::StreamQuery, 1, Code::UNKNOWN);
+        for nth in 1..queries {
+            sim.fail(Call::StreamSynchronize, nth, Code::UNKNOWN);
+        }
+        let error = appender.pump_while(&stream).unwrap_err();
+        assert_eq!(error.code(), Some(Code::UNKNOWN));
+        // The kernels were told that there is no more.
+        assert_ne!(threads(&appender).end().load(Relaxed) >> 63, 0);
+        sim.cancel_all();
+        let seen = appender.collect().unwrap();
+        assert_eq!(seen.stopped, Some(error));
+        assert_eq!(last(&mut appender), u64::from_ne_bytes([6; 8]));
+        drop((appender, stream));
+        nothing_held(&driver);
+    }
 }
 
 pub fn the_cursor_may_be_in_a_gpus_memory(driver: &Driver) {
@@ -252,6 +337,14 @@ pub fn the_cursor_may_be_in_a_gpus_memory(driver: &Driver) {
     let error = appender.collect().unwrap_err();
     assert!(matches!(error, Error::CursorDamaged { .. }), "{error}");
     assert_eq!(appender.append(&[record(2)]), Ok(1));
+    // The count that kernels want is compared with the cursor there.
+    let capacity = appender.records().capacity();
+    let wanted = threads(&appender);
+    wanted.wanted().store(1 << 20, Relaxed);
+    assert_eq!(appender.pump(), capacity);
+    let came = appender.collect().unwrap();
+    let is_it = matches!(came.stopped, Some(Error::CursorDamaged { .. }));
+    assert!(is_it, "{came:?}");
     drop((appender, stream));
     nothing_held(driver);
 }
@@ -272,7 +365,9 @@ pub fn appenders_that_cannot_be_are_refused(driver: &Driver) {
     let invalid = |error: Error| assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
     invalid(Appender::<()>::on(node(driver)).create(driver).unwrap_err());
     let options = Appender::<Record>::on(node(driver));
-    invalid(options.max_len(0).create(driver).unwrap_err());
+    let error = options.max_len(0).create(driver).unwrap_err();
+    assert!(error.to_string().contains("0 elements"), "{error}");
+    invalid(error);
     let options = Appender::<Record>::on(node(driver)).cursor_on(Location::Device(4444));
     let error = options.create(driver).unwrap_err();
     assert!(matches!(error, Error::NoSuchGpu { .. }), "{error}");

@@ -307,7 +307,7 @@ fn the_nodes_free_memory_is_respected() {
     nothing_held(&driver);
 }
 
-/// Where the larger step does not fit, what is needed may.
+/// Where the larger step does not fit, the needed bytes may.
 #[test]
 fn near_the_end_it_grows_by_what_is_needed() {
     let driver = grace();

@@ -105,9 +105,9 @@ impl Run {
         words
     }
 
-    /// Returns whether the kernel has ended.
-    pub fn is_done(&self) -> egmem::Result<bool> {
-        self.stream.is_done()
+    /// Returns the kernel's stream.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
     }
 }
 

@@ -4,8 +4,13 @@ mod append_model;
 mod append_on_gpu;
 mod append_threads;
 mod appender;
+#[path = "../common/drivers.rs"]
+mod drivers;
 mod growable;
+#[cfg(feature = "share")]
+mod growable_shared;
 mod kernels;
+mod leaked;
 mod model;
 mod replicated;
 mod ring;
@@ -13,60 +18,20 @@ mod ring_model;
 mod ring_on_gpu;
 mod striped;
 
-use egmem::driver::NodeId;
-use egmem::{Driver, Machine};
+use drivers::{grace, node, nothing_held, on_both};
 
 const MIB: u64 = 1 << 20;
 
-fn grace() -> Driver {
-    Driver::simulated(Machine::gh200x4()).unwrap()
-}
-
-/// This machine's driver, where it has one; `EGMEM_REQUIRE_CUDA=1` makes a missing one a failure.
-fn cuda() -> Option<Driver> {
-    match Driver::open() {
-        Ok(driver) => Some(driver),
-        Err(error) if std::env::var_os("EGMEM_REQUIRE_CUDA").is_some() => panic!("{error}"),
-        Err(error) => {
-            println!("skipped on CUDA: {error}");
-            None
-        }
-    }
-}
-
-/// The host node of GPU 0.
-fn node(driver: &Driver) -> NodeId {
-    let topology = egmem::Topology::discover(driver).unwrap();
-    topology.gpu(0).unwrap().host_node().unwrap()
-}
-
-fn nothing_held(driver: &Driver) {
-    if let Some(sim) = driver.sim() {
-        assert!(sim.held().is_empty(), "still held: {}", sim.held());
-    }
-}
-
-/// Makes of each `fn name(driver: &Driver)` a test on a simulated Grace node and one on CUDA.
-macro_rules! on_both {
-    ($($module:ident { $($name:ident,)* })*) => {
-        mod simulated {
-            $($(#[test] fn $name() { crate::$module::$name(&crate::grace()); })*)*
-        }
-        mod cuda {
-            $($(#[test] fn $name() {
-                if let Some(driver) = crate::cuda() { crate::$module::$name(&driver); }
-            })*)*
-        }
-    };
-}
-
 on_both! {
+    egmem::Machine::gh200x4();
     appender {
         threads_append_without_holes,
         what_has_no_memory_is_missed_and_comes_later,
         the_greatest_length_is_never_exceeded,
         the_cpu_appends_between_kernels,
         a_damaged_cursor_is_an_error,
+        no_memory_is_mapped_for_a_damaged_count,
+        pumping_ends_with_the_streams_work,
         the_cursor_may_be_in_a_gpus_memory,
         records_may_be_in_a_gpus_memory,
         appenders_that_cannot_be_are_refused,
@@ -90,6 +55,7 @@ on_both! {
         a_version_stays_while_it_has_readers,
         gpu_work_in_flight_reads_its_version,
         no_reader_sees_a_torn_version,
+        a_thread_reads_the_copy_of_its_node,
         a_replica_is_read_only,
         what_cannot_be_replicated_is_refused,
     }
@@ -100,6 +66,7 @@ on_both! {
         what_was_not_committed_or_released_did_not_happen,
         both_mappings_are_the_same_memory,
         a_damaged_counter_is_an_error,
+        a_damaged_counter_is_set_right_for_a_gpu,
         sides_go_to_a_gpu_and_come_back,
         a_ring_in_a_gpus_memory_is_not_the_cpus,
         either_side_keeps_the_memory,
@@ -116,5 +83,19 @@ on_both! {
         stripes_on_all_nodes_are_one_range,
         a_front_is_on_the_gpu,
         stripes_between_granules_are_refused,
+    }
+}
+
+#[cfg(feature = "share")]
+mod shared {
+    crate::on_both! {
+        egmem::Machine::gh200x4();
+        growable_shared {
+            a_view_follows_the_growth,
+            many_chunks_come_in_batches,
+            a_gpu_reads_a_view_while_it_follows,
+            a_reader_gets_no_right_to_write,
+            what_cannot_be_followed_is_refused,
+        }
     }
 }

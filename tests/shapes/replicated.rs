@@ -101,6 +101,16 @@ pub fn a_version_stays_while_it_has_readers(driver: &Driver) {
     assert!(read(driver, &data.local(gpu).unwrap()) == values(3));
 }
 
+/// Submits a copy of the newest version by its address, as a kernel of the program's own would read it, and lets it go behind
+/// that.
+fn read_by_address(data: &Replicated<u64>, target: &Buffer, stream: &Stream) {
+    let replica = data.local(Location::Device(stream.device())).unwrap();
+    let (to, from) = (target.device_ptr(), replica.device_ptr());
+    // SAFETY: both ranges are mapped until the stream has been waited for, the source by its event.
+    unsafe { stream.copy_async(to, from, target.len()) }.unwrap();
+    replica.release_after(stream).unwrap();
+}
+
 /// Work in flight has the version that it was submitted with: by a ticket that owns it, or behind an event.
 pub fn gpu_work_in_flight_reads_its_version(driver: &Driver) {
     let gpu = Location::Device(0);
@@ -119,21 +129,8 @@ pub fn gpu_work_in_flight_reads_its_version(driver: &Driver) {
     assert_eq!(copied.get::<u64>(bytes - 8), Ok(values(1)[LEN - 1]));
     data.publish(&values(3)).unwrap();
 
-    // A copy by address, as a kernel of the program's own would read.
     let target = seen();
-    let replica = data.local(gpu).unwrap();
-    // SAFETY: both ranges are mapped until the stream has been waited for, the source by its event.
-    unsafe {
-        driver
-            .memcpy_async(
-                target.device_ptr(),
-                replica.device_ptr(),
-                bytes,
-                stream.handle(),
-            )
-            .unwrap();
-    }
-    replica.release_after(&stream).unwrap();
+    read_by_address(&data, &target, &stream);
     // The slots are written again only after the copy has run, so it reads epoch 3.
     for epoch in 4..8 {
         data.publish_within(&values(epoch), Duration::from_secs(60))
@@ -144,23 +141,36 @@ pub fn gpu_work_in_flight_reads_its_version(driver: &Driver) {
     target.read_at(0, &mut copied).unwrap();
     assert!(copied == values(3));
     // Data that go before the work has run wait for it.
-    let replica = data.local(gpu).unwrap();
-    // SAFETY: as above.
-    unsafe {
-        driver
-            .memcpy_async(
-                target.device_ptr(),
-                replica.device_ptr(),
-                bytes,
-                stream.handle(),
-            )
-            .unwrap();
-    }
-    replica.release_after(&stream).unwrap();
+    read_by_address(&data, &target, &stream);
     drop(data);
     stream.synchronize().unwrap();
     assert_eq!(target.get::<u64>(0), Ok(7 << 32));
     drop((target, stream, copied));
+}
+
+/// The calling thread's node, where this is its machine.
+pub fn a_thread_reads_the_copy_of_its_node(driver: &Driver) {
+    let data = Replicated::on(places(driver))
+        .create(driver, &[1_u64])
+        .unwrap();
+    let topology = Topology::discover(driver).unwrap();
+    let local = data.local(Location::HostNumaCurrent);
+    if driver.is_simulated() {
+        let error = local.unwrap_err();
+        assert!(
+            matches!(error, Error::InvalidArgument { what: "node", .. }),
+            "{error}"
+        );
+        return;
+    }
+    for node in topology.nodes() {
+        let Ok(_bound) = topology.bind_thread(node.id) else {
+            continue;
+        };
+        let near = data.local(node.id).unwrap().location();
+        let local = data.local(Location::HostNumaCurrent).unwrap();
+        assert_eq!(local.location(), near);
+    }
 }
 
 /// Threads and kernels that read while versions come see each of them whole.
@@ -290,33 +300,33 @@ fn a_publication_that_fails_changes_nothing() {
     }
 }
 
-/// Host memory for copies on GPUs alone is limited: larger data go through it piece by piece.
+/// Host memory for copies on GPUs alone is limited: larger data go through it piece by piece. The second GPU gets its bytes
+/// from the first one, over NVLink, whichever link leads to the CPU: one copy instead of three pieces.
 #[test]
 fn large_data_reach_gpus_piece_by_piece() {
-    let driver = Driver::simulated(Machine::h200x8()).unwrap();
-    let free = |driver: &Driver| driver.simulated_host().unwrap().nodes[0].free;
-    let before = free(&driver);
-    let len = 17 << 20;
-    let values: Vec<u64> = (0..len).collect();
-    let data = Replicated::on([Location::Device(0), Location::Device(1)]);
-    let data = data.create(&driver, &values).unwrap();
-    assert_eq!(before - free(&driver), 64 * MIB);
-    for gpu in [0, 1] {
-        let replica = data.local(Location::Device(gpu)).unwrap();
-        let seen = Buffer::near(&driver, gpu, 24).unwrap();
-        let stream = Stream::new(&driver, gpu).unwrap();
-        for (to, at) in [(0, 0), (8, 64 * MIB - 8), (16, len * 8 - 8)] {
-            stream.copy(&seen, to, &replica, at, 8).unwrap();
+    for machine in [Machine::h200x8(), Machine::gh200x4()] {
+        let driver = Driver::simulated(machine).unwrap();
+        let free = |driver: &Driver| driver.simulated_host().unwrap().nodes[0].free;
+        let before = free(&driver);
+        let len = 17 << 20;
+        let values: Vec<u64> = (0..len).collect();
+        let data = Replicated::on([Location::Device(0), Location::Device(1)]);
+        let data = data.create(&driver, &values).unwrap();
+        assert_eq!(before - free(&driver), 64 * MIB);
+        for gpu in [0, 1] {
+            let replica = data.local(Location::Device(gpu)).unwrap();
+            let seen = Buffer::near(&driver, gpu, 24).unwrap();
+            let stream = Stream::new(&driver, gpu).unwrap();
+            for (to, at) in [(0, 0), (8, 64 * MIB - 8), (16, len * 8 - 8)] {
+                stream.copy(&seen, to, &replica, at, 8).unwrap();
+            }
+            assert_eq!(seen.get::<[u64; 3]>(0), Ok([0, 8 * MIB - 1, len - 1]));
         }
-        assert_eq!(seen.get::<[u64; 3]>(0), Ok([0, 8 * MIB - 1, len - 1]));
+        let copies = driver.sim().unwrap().count(Call::MemcpyAsync);
+        data.publish(&values).unwrap();
+        let copies = driver.sim().unwrap().count(Call::MemcpyAsync) - copies;
+        assert_eq!(copies, 3 + 1);
     }
-    // The second GPU got its bytes from the first one, over NVLink: one copy instead of two pieces.
-    let copies = driver.sim().unwrap().count(Call::MemcpyAsync);
-    data.publish(&values).unwrap();
-    assert_eq!(
-        driver.sim().unwrap().count(Call::MemcpyAsync) - copies,
-        3 + 1
-    );
 }
 
 #[derive(Clone, Debug)]
@@ -369,7 +379,7 @@ proptest! {
                 }
             }
         }
-        // What is held outlives the rest.
+        // A replica that is held outlives the rest.
         drop(data);
         for (epoch, replica) in held {
             let seen = Buffer::near(&driver, 0, 72).unwrap();

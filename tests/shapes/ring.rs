@@ -209,6 +209,36 @@ pub fn a_damaged_counter_is_an_error(driver: &Driver) {
     damaged(consumer.ready(), "the head of a ring");
 }
 
+/// Kernels go on from the CPU's own count, whatever the counter in the memory says.
+pub fn a_damaged_counter_is_set_right_for_a_gpu(driver: &Driver) {
+    let (mut producer, mut consumer) = ring(driver, 100);
+    assert_eq!(producer.push_some(&[5; 60]), Ok(60));
+    assert_eq!(consumer.pop_into(&mut [0; 20]), Ok(20));
+    let gpu = producer.into_gpu();
+    let at = gpu.device_ptr();
+    producer = gpu.into_cpu().unwrap();
+    for byte in [0xff, 0x01, 0] {
+        set_counter(driver, at, byte);
+        let (error, what) = (consumer.ready().unwrap_err(), "the head of a ring");
+        assert!(matches!(error, Error::CursorDamaged { what: cursor, .. } if cursor == what));
+        producer = producer.into_gpu().into_cpu().unwrap();
+        assert_eq!((consumer.ready(), producer.room()), (Ok(40), Ok(60)));
+    }
+    for byte in [0xff, 0x80, 0] {
+        set_counter(driver, at.add(TAIL), byte);
+        let (error, what) = (producer.room().unwrap_err(), "the tail of a ring");
+        assert!(matches!(error, Error::CursorDamaged { what: cursor, .. } if cursor == what));
+        consumer = consumer.into_gpu().into_cpu().unwrap();
+        assert_eq!((consumer.ready(), producer.room()), (Ok(40), Ok(60)));
+    }
+    assert_eq!(consumer.pop_into(&mut [0; 40]), Ok(40));
+    // A GPU that damages the counter while it has the side gets no CPU's end of it.
+    let gpu = producer.into_gpu();
+    set_counter(driver, at, 0xff);
+    let error = gpu.into_cpu().unwrap_err();
+    assert!(matches!(error, Error::CursorDamaged { .. }), "{error}");
+}
+
 pub fn sides_go_to_a_gpu_and_come_back(driver: &Driver) {
     let (mut producer, mut consumer) = ring(driver, 10);
     for round in 0..7 {

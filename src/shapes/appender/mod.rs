@@ -2,11 +2,11 @@
 
 mod cells;
 mod options;
+mod pump;
 
 use std::fmt;
 use std::ops::Range;
-use std::thread;
-use std::time::Duration;
+use std::sync::Arc;
 
 use bytemuck::{AnyBitPattern, NoUninit};
 
@@ -28,8 +28,8 @@ pub use options::AppenderOptions;
 /// kernels reserve records by one cursor ───┘         └── the host maps more while they run: pump
 /// ```
 /// A kernel's threads reserve records by adding to a cursor, and write those that lie below a limit: the records that have
-/// memory. The host raises the limit while kernels run, by [`pump`](Self::pump) or
-/// [`pump_until`](Self::pump_until). A thread that has reserved a record above the limit waits for it, as long as it was
+/// memory. The host raises the limit while kernels run, by [`pump_while`](Self::pump_while) or
+/// [`pump`](Self::pump). A thread that has reserved a record above the limit waits for it, as long as it was
 /// told to. Then it closes the limit for all, and the record is *missed*: it is counted, and never written. There are no
 /// holes: all records below the limit were written, and each missed one was above it.
 ///
@@ -47,7 +47,7 @@ pub use options::AppenderOptions;
 ///
 /// // Launch kernels with `output.device_ptr()`; while they run, map ahead of them:
 /// # let stream = egmem::Stream::new(&driver, 0)?;
-/// output.pump_until(|| stream.is_done())?;
+/// output.pump_while(&stream)?;
 /// let batch = output.collect()?;
 /// println!("{} records, {} did not fit", batch.records.len(), batch.missed);
 ///
@@ -65,8 +65,8 @@ pub use options::AppenderOptions;
 ///
 /// The appender keeps the memory mapped that kernels may write; it grows and never shrinks. Kernels that have its address
 /// must have ended before it, or the vector that it becomes, is dropped or made smaller: the unsafe call that launches
-/// them promises that. A [`Prefix`](crate::Prefix) of [`records`](Self::records) keeps records that were collected for
-/// other work.
+/// them promises that. [`pump_while`](Self::pump_while) keeps the promise: it returns, also with an error, when they have
+/// ended. A [`Prefix`](crate::Prefix) of [`records`](Self::records) keeps records that were collected for other work.
 ///
 /// # Order
 /// Records are the CPU's to read when they are collected, after the kernels that wrote them. The host stores the limit
@@ -76,14 +76,17 @@ pub use options::AppenderOptions;
 ///
 /// # Damaged counters
 /// A kernel can write anything into the counters. The CPU checks each: a value that cannot be is
-/// [`Error::CursorDamaged`], and nothing beyond the mapped records is ever read. A wrong count of wanted records can make
-/// the memory grow, to [`max_len`](AppenderOptions::max_len) at most.
+/// [`Error::CursorDamaged`], and nothing beyond the mapped records is ever read. Memory is mapped only for as many records
+/// as kernels have reserved, and for those ahead. If both counters are wrong alike, the memory grows to
+/// [`max_len`](AppenderOptions::max_len) at most.
 pub struct Appender<T> {
-    cells: Cells,
+    cells: Arc<Cells>,
     records: Growable<T>,
     ahead: usize,
     /// Why no memory is added any more before the next `collect`.
     stopped: Option<Error>,
+    /// Why the driver does not say whether kernels have ended. No record is appended any more then.
+    lost: Option<Error>,
 }
 
 /// The outcome of kernels that appended: see [`Appender::collect`].
@@ -94,37 +97,13 @@ pub struct Appended {
     pub records: Range<usize>,
     /// How many records were reserved, but had no memory, and so were not written.
     pub missed: u64,
-    /// Why memory was refused, if it was. Without this, records were missed because there are
+    /// Why no more memory was mapped: the driver's refusal, [`Error::CursorDamaged`], or the error that
+    /// [`pump_while`](Appender::pump_while) returned. Without this, records were missed because there are
     /// [`max_len`](AppenderOptions::max_len), or because threads waited for too short a time.
     pub stopped: Option<Error>,
 }
 
 impl<T: AnyBitPattern + NoUninit> Appender<T> {
-    /// Maps memory for the records that kernels have asked for, and for some more ahead of them; tells the kernels. Returns
-    /// how many records have memory. It may be called at any time.
-    ///
-    /// Where memory is refused, or [`max_len`](AppenderOptions::max_len) is reached, kernels are told that there will be no
-    /// more.
-    pub fn pump(&mut self) -> usize {
-        if !self.records.driver().is_of_this_process() {
-            return self.records.capacity(); // kernels are the parent's, and so is what they are told
-        }
-        let most = self.records.max_len();
-        let wanted = usize::try_from(self.cells.wanted()).unwrap_or(most);
-        let target = wanted.saturating_add(self.ahead).min(most);
-        let missing = target.saturating_sub(self.records.capacity());
-        if missing > 0 && self.stopped.is_none() {
-            self.stopped = self.records.reserve(target - self.records.len()).err();
-            if self.stopped.is_some() {
-                // The records reserved so far may fit without those ahead. The refusal is reported anyway.
-                let needed = wanted.min(most).saturating_sub(self.records.len());
-                let _ = self.records.reserve(needed);
-            }
-        }
-        self.cells.set_end(self.end());
-        self.records.capacity()
-    }
-
     /// Returns the limit that the host knows.
     fn end(&self) -> u64 {
         let capacity = self.records.capacity();
@@ -132,38 +111,16 @@ impl<T: AnyBitPattern + NoUninit> Appender<T> {
         capacity as u64 | if is_last { CLOSED } else { 0 }
     }
 
-    /// Pumps until `done`, for instance `|| stream.is_done()`.
-    ///
-    /// # Errors
-    /// Those of `done`.
-    pub fn pump_until(&mut self, mut done: impl FnMut() -> Result<bool>) -> Result<()> {
-        let mut idle = 0_u32;
-        let mut mapped = self.pump();
-        while !done()? {
-            // Threads of a kernel may wait for this one, so it does not sleep for long.
-            match idle {
-                0..1000 => thread::yield_now(),
-                _ => thread::sleep(Duration::from_micros(20)),
-            }
-            let now = self.pump();
-            idle = if now == mapped {
-                idle.saturating_add(1)
-            } else {
-                0
-            };
-            mapped = now;
-        }
-        Ok(())
-    }
-
     /// Returns the records that kernels have appended since the last call, and opens the limit for the next ones. All kernels that
     /// append must have ended; if one runs, records may be overwritten, but nothing else.
     ///
     /// # Errors
     /// [`Error::CursorDamaged`] if a counter has a value that it cannot have: the records since the last call are lost
-    /// then. The driver's errors, if the cursor is in a GPU's memory; or those that say that a GPU's context is lost.
+    /// then. The driver's errors, if the cursor is in a GPU's memory; those that say that a GPU's context is lost; and that
+    /// of a [`pump_while`](Self::pump_while) after which kernels may still run.
     pub fn collect(&mut self) -> Result<Appended> {
         self.records.driver().expect_this_process("appender")?;
+        self.expect_ended()?;
         let (next, limit) = self.cells.cursor()?;
         let before = self.records.len();
         let stopped = self.stopped.take();
@@ -204,9 +161,10 @@ impl<T: AnyBitPattern + NoUninit> Appender<T> {
     ///
     /// # Errors
     /// [`Error::StillHeld`] if kernels have appended records that were not [collected](Self::collect); those of
-    /// [`Growable::extend_from_slice`].
+    /// [`Growable::extend_from_slice`]; that of a [`pump_while`](Self::pump_while) after which kernels may still run.
     pub fn append(&mut self, records: &[T]) -> Result<usize> {
         self.records.driver().expect_this_process("appender")?;
+        self.expect_ended()?;
         if self.cells.cursor()?.0 != self.records.len() as u64 {
             return Err(Error::StillHeld {
                 name: "an appender's cursor".into(),
@@ -233,8 +191,12 @@ impl<T> Appender<T> {
     }
 
     /// Returns the records that were collected, and ends the appender. No kernel may append any more.
+    ///
+    /// Nothing is unmapped: the vector keeps the counters, one granule or two, until it is dropped.
     pub fn into_growable(self) -> Growable<T> {
-        self.records
+        let mut records = self.records;
+        records.keep(self.cells);
+        records
     }
 }
 

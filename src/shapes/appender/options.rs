@@ -1,18 +1,17 @@
 //! How an appender is created.
 
 use std::panic::Location as Caller;
+use std::sync::Arc;
 
 use bytemuck::{AnyBitPattern, NoUninit};
 
 use super::Appender;
 use super::cells::{Cells, Constants};
-use crate::buffer::RequestedAccess;
 use crate::driver::Location;
-use crate::explain::name_missing;
 use crate::growable::{Growable, GrowableOptions};
-use crate::ledger::{AllocPath, Label};
+use crate::ledger::Label;
+use crate::placement::Placement;
 use crate::topology::Topology;
-use crate::vmm::PhysicalMemory;
 use crate::{Driver, Error, Result};
 
 /// How much memory is kept mapped ahead of the kernels unless told otherwise, in bytes.
@@ -23,9 +22,6 @@ const AHEAD: u64 = 16 << 20;
 #[must_use = "options do nothing until `create`"]
 pub struct AppenderOptions<T> {
     records: GrowableOptions<T>,
-    location: Location,
-    access: RequestedAccess,
-    label: Option<Label>,
     cursor: Option<Location>,
     ahead: Option<usize>,
 }
@@ -34,12 +30,8 @@ impl<T: AnyBitPattern + NoUninit> Appender<T> {
     /// Returns options for records at `location`: a node's id, or any [`Location`]. With records in a GPU's memory, the
     /// counters that the CPU needs are on the GPU's host node.
     pub fn on(location: impl Into<Location>) -> AppenderOptions<T> {
-        let location = location.into();
         AppenderOptions {
             records: Growable::on(location),
-            location,
-            access: RequestedAccess::default(),
-            label: None,
             cursor: None,
             ahead: None,
         }
@@ -81,15 +73,15 @@ impl<T: AnyBitPattern + NoUninit> AppenderOptions<T> {
         self
     }
 
-    /// Sets which GPUs may read and write. The default is every GPU that can reach the memory.
+    /// Sets which locations may read and write: see [`GrowableOptions::access_by`].
     pub fn access_by<L: Into<Location>>(mut self, who: impl IntoIterator<Item = L>) -> Self {
-        self.access.set_all(who);
+        self.records = self.records.access_by(who);
         self
     }
 
     /// Sets the name of its memory in the [ledger](egmem_core::ledger).
     pub fn label(mut self, label: impl Into<Label>) -> Self {
-        self.label = Some(label.into());
+        self.records = self.records.label(label);
         self
     }
 
@@ -99,27 +91,22 @@ impl<T: AnyBitPattern + NoUninit> AppenderOptions<T> {
     /// Those of [`GrowableOptions::create`] and of [`Growable::reserve`]; nothing stays behind then.
     #[track_caller]
     pub fn create(self, driver: &Driver) -> Result<Appender<T>> {
-        let mut options = self.records;
-        options = options.requested_access(self.access.clone());
-        if let Some(label) = self.label.clone() {
-            options = options.label(label);
-        }
-        let records = options.create(driver)?;
+        let placement = self.records.placement.clone();
+        let records = self.records.create(driver)?;
         let size = size_of::<T>() as u64;
         let ahead = self.ahead.unwrap_or((AHEAD / size) as usize);
         let ahead = ahead.clamp(1, records.max_len());
-        let host = match self.location {
+        let host = match placement.location {
             Location::Device(gpu) => Topology::discover(driver)?.gpu(gpu)?.host_node()?.into(),
             host => host,
         };
         let site = Caller::caller();
         let memory = |location: Location| {
-            let label = self.label.clone();
-            let options = PhysicalMemory::options(location);
-            let options = options.recorded_as(AllocPath::ShapeChunk, label, site);
-            let grants = self.access.grants(driver, location);
-            let grants = grants.map_err(|error| name_missing(driver, error, location))?;
-            Ok::<_, Error>((location, options, grants))
+            let here = Placement {
+                location,
+                ..placement.clone()
+            };
+            Ok::<_, Error>((location, here.memory(site), here.grants(driver)?))
         };
         let cursor = match self.cursor {
             Some(location) if location != host => Some(memory(location)?),
@@ -133,10 +120,11 @@ impl<T: AnyBitPattern + NoUninit> AppenderOptions<T> {
         };
         let cells = Cells::create(driver, memory(host)?, cursor, constants)?;
         let mut appender = Appender {
-            cells,
+            cells: Arc::new(cells),
             records,
             ahead,
             stopped: None,
+            lost: None,
         };
         appender.records.reserve(ahead)?;
         appender.open(0)?;

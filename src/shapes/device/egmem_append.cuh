@@ -10,7 +10,7 @@
 //     }
 //
 // `appender` is Appender::device_ptr. Any number of threads of one GPU append at the same time. A thread whose record has
-// no memory yet waits while the host maps more (Appender::pump), for the nanoseconds that it was told. Then it closes the
+// no memory yet waits while the host maps more (Appender::pump_while), for the nanoseconds that it was told. Then it closes the
 // limit: this record and all above the limit are missed. A kernel that is launched again, after Appender::collect,
 // appends the missed records.
 #ifndef EGMEM_APPEND_CUH

@@ -1,9 +1,13 @@
 //! Code for GPUs: device functions as headers for CUDA C++, and kernels as PTX.
 //!
 //! The headers compile with nvcc, NVRTC and clang, with or without CUDA's own headers. `egmem_ring.cuh` and
-//! `egmem_append.cuh` say how their functions are used. The PTX is compiled from the same headers; every kernel argument is 64 bits wide, and pointers are
-//! multiples of 8. It is PTX 7.5, which drivers of CUDA 11.5 and later take, and
-//! needs a GPU of compute capability 7.0 or later. The simulator runs none of it.
+//! `egmem_append.cuh` say how their functions are used. The PTX is compiled from the same headers; every kernel argument is
+//! 64 bits wide, and pointers are multiples of 8. It is PTX 7.5, which drivers of CUDA 11.5 and later take, and needs a GPU
+//! of compute capability 7.0 or later. The simulator runs none of it.
+//!
+//! A kernel's memory must stay until the kernel has ended. A program that returns early on an error, while a kernel runs,
+//! breaks the promise of its launch: wait first ([`Stream::finish`](crate::Stream::finish)), or pump an
+//! [`Appender`](crate::Appender) by [`pump_while`](crate::Appender::pump_while), which does so.
 //!
 //! ```no_run
 //! use egmem::driver::{LaunchDims, NodeId};
@@ -19,17 +23,19 @@
 //! let done = PinnedHost::new(&driver, 0, 8)?;
 //! // SAFETY: the text is PTX.
 //! let module = unsafe { driver.module_load(0, device::PTX)? };
-//! let args = [producer.device_ptr().0, 5000, 64, u64::MAX, done.device_ptr().0];
-//! // SAFETY: the module is loaded; the arguments are the kernel's; the ring and `done` live until the kernel has ended.
+//! let args = [producer.device_ptr().0, 5000, 64, 10_000_000_000, done.device_ptr().0];
+//! // SAFETY: the module is loaded; the arguments are the kernel's; the ring and `done` live until the kernel has ended, since
+//! // nothing returns before `finish`.
 //! unsafe {
 //!     let kernel = driver.module_function(0, module, device::RING_PUSH_NUMBERED)?;
 //!     driver.launch_kernel(kernel, LaunchDims { blocks: 1, threads: 64 }, &args, stream.handle())?;
 //! }
-//! let mut left = 5000;
-//! while left > 0 {
-//!     left -= consumer.pop_into(&mut vec![[0; 2]; left])?;
+//! let mut left = Ok(5000);
+//! while let Ok(count @ 1..) = left {
+//!     left = consumer.pop_into(&mut vec![[0; 2]; count]).map(|popped| count - popped);
 //! }
-//! stream.synchronize()?;
+//! stream.finish()?; // also after an error: the kernel may still write
+//! left?;
 //! // SAFETY: nothing runs any more.
 //! unsafe { driver.module_unload(0, module)? };
 //! # Ok::<(), egmem::Error>(())
@@ -54,15 +60,19 @@ pub const PTX: &CStr =
     };
 
 /// `(ring, from, count, ns, done)`, one warp: pushes `count` records that lie side by side at `from`. Stops where the
-/// ring stays full for `ns` nanoseconds. `done` gets the number of records pushed.
+/// ring stays full for `ns` nanoseconds. `done` gets the number of records pushed. Where there is no ring at the address,
+/// nothing is written, not even `done`: so for all kernels here.
 pub const RING_PUSH_RECORDS: &CStr = c"egmem_ring_push_records";
 
 /// `(ring, to, count, ns, done)`, one warp: pops `count` records to `to`. Stops where the ring stays empty for `ns`
 /// nanoseconds. `done` gets the number of records popped.
 pub const RING_POP_RECORDS: &CStr = c"egmem_ring_pop_records";
 
-/// `(ring, count, batch, ns, done)`, one block: pushes records of 16 bytes, a number from 0 on and its complement, in
-/// batches that are at most the ring's capacity. For measurements.
+/// `(ring, count, batch, ns, done)`, one block of any size: pushes `count` records of 16 bytes, the `n`th of which is `n`
+/// from 0 on and its complement. `batch` records are committed together, and fewer at the end: 1 up to the ring's capacity,
+/// since a batch of 0 never ends and a larger one never has room. Stops where a batch has no room for `ns` nanoseconds.
+/// `done` gets the number of records pushed. A ring with records of another size gets none, and `done` is not written. For
+/// tests and measurements.
 pub const RING_PUSH_NUMBERED: &CStr = c"egmem_ring_push_numbered";
 
 /// `(ring, count, ns, times, clock)`, one thread: pushes a record of 16 bytes and waits until it is released, `count`

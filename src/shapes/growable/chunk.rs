@@ -10,7 +10,7 @@ use crate::{Error, Result};
 
 /// Physical memory, mapped. Unmapped first when dropped, then released.
 #[derive(Debug)]
-pub(super) struct Chunk {
+pub(crate) struct Chunk {
     mapping: Mapping,
     memory: PhysicalMemory,
     /// Bytes from the vector's start.
@@ -79,6 +79,12 @@ impl Chunk {
                 )))
             }
         }
+    }
+}
+
+impl AsRef<PhysicalMemory> for Chunk {
+    fn as_ref(&self) -> &PhysicalMemory {
+        &self.memory
     }
 }
 

@@ -1,11 +1,13 @@
 //! Vectors that grow in place.
 
-mod chunk;
+mod access;
+pub(crate) mod chunk;
 mod growth;
 mod memory;
 mod options;
 mod prefix;
 
+use std::any::Any;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -69,6 +71,8 @@ pub struct Growable<T> {
     /// The chunks' bytes.
     mapped: u64,
     len: usize,
+    /// What else kernels may use that know the elements: dropped last.
+    beside: Option<Arc<dyn Any + Send + Sync>>,
     elements: PhantomData<fn() -> T>,
 }
 
@@ -139,7 +143,7 @@ impl<T: AnyBitPattern + NoUninit> Growable<T> {
         let room = self.reservation.size() - self.mapped;
         let bytes = growth::growth((self.mapped, need, room), self.step, self.granularity);
         let (chunk, unchecked) = match self.create(bytes) {
-            // What is needed may still fit.
+            // The smaller size that is needed may still fit.
             Err(error) if bytes > need => self.create(need).map_err(|_| error)?,
             created => created?,
         };
@@ -286,6 +290,16 @@ impl<T> Growable<T> {
         self.reservation.start()
     }
 
+    /// Keeps `beside` for as long as this vector.
+    pub(crate) fn keep(&mut self, beside: Arc<dyn Any + Send + Sync>) {
+        self.beside = Some(beside);
+    }
+
+    /// Returns the chunks, which stay mapped while the result has them.
+    pub(crate) fn chunk_list(&self) -> Vec<Arc<Chunk>> {
+        self.chunks.clone()
+    }
+
     fn bytes(&self) -> u64 {
         self.len as u64 * size_of::<T>() as u64
     }
@@ -304,92 +318,6 @@ impl<T> Growable<T> {
         // host access until one is removed or its access changes, which needs `self` exclusively. Safe code reaches the
         // bytes through atomic views only.
         unsafe { chunk::view(&self.chunks, self.reservation.start(), place) }
-    }
-
-    /// Changes the access of locations to all of the memory, present and future. See
-    /// [`Mapping::set_access`](crate::vmm::Mapping::set_access).
-    ///
-    /// # Errors
-    /// [`Error::StillHeld`] while a [`Prefix`] exists; as `Mapping::set_access`, where the chunks before the failing one
-    /// are changed then, and memory that is added later is granted as before.
-    pub fn set_access(&mut self, access: &[AccessDesc]) -> Result<()> {
-        let mut chunks = Vec::with_capacity(self.chunks.len());
-        for chunk in &mut self.chunks {
-            chunks.push(Arc::get_mut(chunk).ok_or_else(held)?);
-        }
-        for chunk in chunks {
-            chunk.set_access(access)?;
-        }
-        for new in access {
-            self.access.retain(|old| old.location != new.location);
-            self.access.push(*new);
-        }
-        Ok(())
-    }
-
-    /// Changes the access of locations to the chunk that holds element `index`, for instance to protect elements that
-    /// are complete. Returns the range of elements that lie in it, at least in part.
-    ///
-    /// # Errors
-    /// [`Error::OutOfRange`] where there is no memory; otherwise as [`set_access`](Self::set_access).
-    pub fn set_chunk_access(
-        &mut self,
-        index: usize,
-        access: &[AccessDesc],
-    ) -> Result<std::ops::Range<usize>> {
-        self.set_access_of(index..index.saturating_add(1), access)
-    }
-
-    /// Changes the access of locations to all chunks that hold some of these elements. Returns the range of elements that
-    /// lie in them, at least in part. The options' [`step`](GrowableOptions::step) decides how large chunks are. An empty
-    /// range changes nothing.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for a range that ends before it begins; [`Error::OutOfRange`] where some have no memory;
-    /// otherwise as [`set_access`](Self::set_access).
-    pub fn set_access_of(
-        &mut self,
-        elements: std::ops::Range<usize>,
-        access: &[AccessDesc],
-    ) -> Result<std::ops::Range<usize>> {
-        if elements.end < elements.start {
-            let why = format!("elements {elements:?}");
-            return Err(Error::invalid_of(
-                "range",
-                why,
-                "an end at or after the start",
-            ));
-        }
-        let element = size_of::<T>() as u64;
-        let offset = (elements.start as u64).saturating_mul(element);
-        let len = (elements.len() as u64).saturating_mul(element);
-        check_range(offset, len, self.mapped)?;
-        if len == 0 {
-            return Ok(elements);
-        }
-        let is_touched =
-            |chunk: &Chunk| chunk.range().start < offset + len && offset < chunk.range().end;
-        let touched = self.chunks.iter_mut().filter(|chunk| is_touched(chunk));
-        let mut chunks = touched
-            .map(|chunk| Arc::get_mut(chunk).ok_or_else(held))
-            .collect::<Result<Vec<_>>>()?;
-        for chunk in &mut chunks {
-            chunk.set_access(access)?;
-        }
-        Ok(match (chunks.first(), chunks.last()) {
-            (Some(first), Some(last)) => {
-                let end = last.range().end.div_ceil(element);
-                (first.range().start / element) as usize..end as usize
-            }
-            _ => elements.start..elements.start,
-        })
-    }
-}
-
-fn held() -> Error {
-    Error::StillHeld {
-        name: "a growable vector".into(),
-        holders: vec!["a prefix of it".into()],
     }
 }
 

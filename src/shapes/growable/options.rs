@@ -5,26 +5,26 @@ use std::panic::Location as Caller;
 use std::sync::Arc;
 
 use bytemuck::{AnyBitPattern, NoUninit};
+use egmem_core::capability::shareable::best_handle_types;
 
 use super::Growable;
-use crate::buffer::RequestedAccess;
 use crate::driver::{Access, Location, NodeId};
-use crate::ledger::{AllocPath, Label};
+use crate::ledger::Label;
+use crate::placement::{Placement, placement_setters};
 use crate::size::PaddedSize;
 use crate::topology::Topology;
-use crate::vmm::{PhysicalMemory, Reservation};
+use crate::vmm::Reservation;
 use crate::{Driver, Error, Result};
 
 /// Options for a growable vector; [`create`](Self::create) creates it.
 #[derive(Clone, Debug)]
 #[must_use = "options do nothing until `create`"]
 pub struct GrowableOptions<T> {
-    location: Location,
+    pub(crate) placement: Placement,
     max_len: Option<usize>,
     step: u64,
-    access: RequestedAccess,
     overcommit: bool,
-    label: Option<Label>,
+    shareable: bool,
     elements: PhantomData<fn() -> T>,
 }
 
@@ -32,12 +32,11 @@ impl<T: AnyBitPattern + NoUninit> Growable<T> {
     /// Returns options for a vector at `location`: a node's id, or any [`Location`].
     pub fn on(location: impl Into<Location>) -> GrowableOptions<T> {
         GrowableOptions {
-            location: location.into(),
+            placement: Placement::at(location.into()),
             max_len: None,
             step: 0,
-            access: RequestedAccess::default(),
             overcommit: false,
-            label: None,
+            shareable: false,
             elements: PhantomData,
         }
     }
@@ -58,22 +57,11 @@ impl<T: AnyBitPattern + NoUninit> GrowableOptions<T> {
         self
     }
 
-    /// Sets which locations may read and write besides the host. The default is every GPU that can reach the
-    /// memory.
-    pub fn access_by<L: Into<Location>>(mut self, who: impl IntoIterator<Item = L>) -> Self {
-        self.access.set_all(who);
-        self
-    }
+    placement_setters!();
 
     /// Sets what one location may do; [`Location::Host`] stands for the CPU.
     pub fn access(mut self, who: impl Into<Location>, access: Access) -> Self {
-        self.access.set(who.into(), access);
-        self
-    }
-
-    /// Sets all access at once, as another shape was asked for it.
-    pub(crate) fn requested_access(mut self, access: RequestedAccess) -> Self {
-        self.access = access;
+        self.placement.access.set(who.into(), access);
         self
     }
 
@@ -83,9 +71,10 @@ impl<T: AnyBitPattern + NoUninit> GrowableOptions<T> {
         self
     }
 
-    /// Sets the name of its memory in the [ledger](egmem_core::ledger).
-    pub fn label(mut self, label: impl Into<Label>) -> Self {
-        self.label = Some(label.into());
+    /// Makes the memory shareable as widely as this machine allows: see
+    /// [`best_handle_types`](egmem_core::capability::shareable::best_handle_types). By default it is not shareable.
+    pub const fn shareable(mut self) -> Self {
+        self.shareable = true;
         self
     }
 
@@ -93,7 +82,8 @@ impl<T: AnyBitPattern + NoUninit> GrowableOptions<T> {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for elements of no size, for a length of 0 and for one beyond 64 bits;
-    /// [`Error::OutOfAddresses`]; [`Error::NoSuchNode`], [`Error::NoSuchGpu`], or the driver's error.
+    /// [`Error::OutOfAddresses`]; [`Error::NoSuchNode`], [`Error::NoSuchGpu`], or the driver's error; the reason why it cannot
+    /// be shareable.
     #[track_caller]
     pub fn create(self, driver: &Driver) -> Result<Growable<T>> {
         let element = size_of::<T>() as u64;
@@ -101,26 +91,34 @@ impl<T: AnyBitPattern + NoUninit> GrowableOptions<T> {
             let why = "elements of 0 bytes need no memory";
             return Err(Error::invalid("element type", why));
         }
-        let memory = PhysicalMemory::options(self.location)
-            .overcommit(true) // the vector checks
-            .recorded_as(AllocPath::ShapeChunk, self.label, Caller::caller());
+        let location = self.placement.location;
+        let memory = self.placement.memory(Caller::caller());
+        let mut memory = memory.overcommit(true); // the vector checks
+        if self.shareable {
+            memory = memory.handle_types(best_handle_types(driver, location)?.handle_types);
+        }
         let granularity = memory.granularity_of(driver)?;
+        let valid = || format!("1 to {}", i64::MAX as u64 / element);
+        if self.max_len == Some(0) {
+            let why = "a vector of 0 elements never has one";
+            return Err(Error::invalid_of("max_len", why, valid()));
+        }
         let max_bytes = match self.max_len {
             Some(elements) => (elements as u64).checked_mul(element),
-            None => Some(memory_of(driver, self.location)? / element * element),
+            None => Some(memory_of(driver, location)? / element * element),
         };
         let max_bytes = max_bytes.filter(|&bytes| bytes > 0).ok_or_else(|| {
-            let valid = format!("1 to {}", i64::MAX as u64 / element);
-            Error::invalid_of("max_len", "no addresses can hold that many elements", valid)
+            let why = "no addresses can hold that many elements";
+            Error::invalid_of("max_len", why, valid())
         })?;
         let size = PaddedSize::new(max_bytes, granularity)?;
-        let access = self.access.grants(driver, self.location)?;
+        let access = self.placement.grants(driver)?;
         Ok(Growable {
             chunks: Vec::new(),
             reservation: Arc::new(Reservation::options().reserve(driver, size.padded())?),
             driver: driver.clone(),
             memory,
-            location: self.location,
+            location,
             access,
             granularity,
             step: self.step,
@@ -129,6 +127,7 @@ impl<T: AnyBitPattern + NoUninit> GrowableOptions<T> {
             max_len: (max_bytes / element) as usize,
             mapped: 0,
             len: 0,
+            beside: None,
             elements: PhantomData,
         })
     }

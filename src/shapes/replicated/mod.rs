@@ -1,5 +1,7 @@
 //! Read-mostly data with a copy on each of several nodes and GPUs.
 
+mod hosts;
+mod near;
 mod options;
 mod plan;
 mod publish;
@@ -12,12 +14,13 @@ use std::sync::{Arc, Mutex};
 
 use egmem_core::per_driver::lock;
 
-use crate::driver::{Access, Driver, Location, NodeId};
+use crate::driver::{Access, Driver, Location};
 use crate::{Buffer, Error, Result, Stream};
 
 pub use options::ReplicatedOptions;
 pub use replica::Replica;
 
+use near::Near;
 use plan::Wave;
 use version::Version;
 
@@ -51,10 +54,16 @@ use version::Version;
 ///
 /// # Cost
 /// Twice the bytes at each location, and 64 MiB of host memory at most where no copy is on a host node. `local` takes a
-/// lock for a moment and calls no driver. `publish` writes copies on host nodes by the CPU. A GPU behind NVLink-C2C reads
-/// them from there; of GPUs that NVLink connects to each other and PCIe to the CPU, one reads from the CPU and the others
-/// from GPUs that have the bytes already. Which GPUs those are, the driver's attributes tell
-/// ([`PeerLinkKind`](crate::topology::PeerLinkKind)).
+/// lock for a moment and calls no driver. `publish` writes copies on host nodes by the CPU, on all nodes at the same time. A
+/// GPU behind NVLink-C2C reads the copy of its own node, if there is one. Of other GPUs that NVLink connects to each other,
+/// one reads from the CPU and the others from GPUs that have the bytes already. Which GPUs those are, the driver's attributes
+/// tell ([`PeerLinkKind`](crate::topology::PeerLinkKind)).
+///
+/// # Dropping
+/// When this or the last replica of a version is dropped, the thread waits for the GPU work of
+/// [`Replica::release_after`] on that version: its memory must not be unmapped before. If the driver does not say that the
+/// work has ended, the memory is never unmapped, which is logged. A thread that must not wait keeps them until the streams
+/// are done ([`Stream::is_done`]).
 ///
 /// ```
 /// use egmem::driver::{Location, NodeId};
@@ -92,24 +101,17 @@ pub struct Replicated<T> {
     elements: PhantomData<fn() -> T>,
 }
 
-/// The place near to each reader.
-#[derive(Debug)]
-struct Near {
-    gpus: Vec<Option<usize>>,
-    nodes: Vec<(NodeId, Option<usize>)>,
-    host: Option<usize>,
-}
-
 impl<T> Replicated<T> {
-    /// Returns the newest version in the copy near to a GPU, or to the CPUs of a node; [`Location::Host`] is any copy that
-    /// the CPU can read.
+    /// Returns the newest version in the copy near to a GPU, or to the CPUs of a node; [`Location::HostNumaCurrent`] is the
+    /// node of the CPU that the calling thread runs on now, [`Location::Host`] any copy that the CPU can read.
     ///
     /// A GPU's own memory comes first. Over NVLink-C2C its own node follows, then GPUs that NVLink connects; over PCIe
     /// those GPUs come before the node. Then other nodes by their distance, then other GPUs.
     ///
     /// # Errors
     /// [`Error::NoSuchGpu`], [`Error::NoSuchNode`]; [`Error::NotAccessible`] if it can read none of the copies;
-    /// [`Error::InvalidArgument`] in a forked child.
+    /// [`Error::InvalidArgument`] in a forked child; for `HostNumaCurrent` those of
+    /// [`Topology::current_node`](crate::topology::Topology::current_node).
     pub fn local(&self, who: impl Into<Location>) -> Result<Replica<T>> {
         self.driver.expect_this_process("replicated data")?;
         let who = who.into();
@@ -143,29 +145,6 @@ impl<T> Replicated<T> {
         buffers
             .map(|buffer| egmem_core::Memory::location(&**buffer))
             .collect()
-    }
-}
-
-impl Near {
-    fn place(&self, who: Location) -> Result<Option<usize>> {
-        match who {
-            Location::Device(gpu) => {
-                let known = usize::try_from(gpu).ok().and_then(|gpu| self.gpus.get(gpu));
-                let count = self.gpus.len();
-                known.copied().ok_or(Error::NoSuchGpu { gpu, count })
-            }
-            Location::HostNuma(id) => {
-                let known = self.nodes.iter().find(|(node, _)| node.0 == id);
-                known
-                    .map(|(_, place)| *place)
-                    .ok_or_else(|| Error::NoSuchNode {
-                        node: NodeId(id),
-                        gpu: None,
-                        choices: self.nodes.iter().map(|(node, _)| *node).collect(),
-                    })
-            }
-            Location::Host | Location::HostNumaCurrent => Ok(self.host),
-        }
     }
 }
 

@@ -1,17 +1,19 @@
 //! How replicated data are created.
 
 use std::marker::PhantomData;
+use std::panic::Location as Caller;
 use std::sync::{Arc, Mutex};
 
 use bytemuck::{AnyBitPattern, NoUninit};
 
-use super::plan::{nearest, waves};
+use super::Replicated;
+use super::near::Near;
+use super::plan::waves;
 use super::version::Version;
-use super::{Near, Replicated};
 use crate::driver::{Access, Location};
-use crate::ledger::Label;
+use crate::ledger::{AllocPath, Label};
 use crate::topology::Topology;
-use crate::{Buffer, Driver, Error, Result, Stream};
+use crate::{Buffer, BufferOptions, Driver, Error, Result, Stream};
 
 /// The most bytes of host memory that pass data on where no copy is on a host node.
 const STAGING: u64 = 64 << 20;
@@ -57,7 +59,9 @@ impl<T: AnyBitPattern + NoUninit> ReplicatedOptions<T> {
     /// [`Error::InvalidArgument`] for no location, one that is named twice, one that is neither a node nor a GPU, and for no
     /// element or elements of no bytes; those of [`BufferOptions::allocate`](crate::BufferOptions::allocate),
     /// [`Topology::discover`] and [`Stream::copy`].
+    #[track_caller]
     pub fn create(self, driver: &Driver, values: &[T]) -> Result<Replicated<T>> {
+        let site = Caller::caller();
         let bytes = size_of_val(values) as u64;
         if bytes == 0 {
             let why = "0 bytes hold nothing";
@@ -67,9 +71,11 @@ impl<T: AnyBitPattern + NoUninit> ReplicatedOptions<T> {
         let topology = Topology::discover(driver)?;
         let mut versions = Vec::with_capacity(2);
         for _ in 0..2 {
-            let buffers = self.places.iter();
-            let buffers = buffers.map(|&place| self.buffer(driver, &topology, place, bytes));
-            let buffers = buffers.collect::<Result<_>>()?;
+            let mut buffers = Vec::with_capacity(self.places.len());
+            for &place in &self.places {
+                let options = self.copy_at(&topology, place).bytes(bytes);
+                buffers.push(Arc::new(self.named(options, site).allocate(driver)?));
+            }
             versions.push(Arc::new(Version::new(driver, buffers)));
         }
         let waves = waves(&topology, &self.places);
@@ -83,13 +89,15 @@ impl<T: AnyBitPattern + NoUninit> ReplicatedOptions<T> {
         let from_cpu = waves.iter().flatten().find(|(_, from)| from.is_none());
         let staging = match from_cpu.map(|&(to, _)| self.places[to]) {
             Some(Location::Device(gpu)) => {
-                Some(Arc::new(Buffer::near(driver, gpu, bytes.min(STAGING))?))
+                let node = topology.gpu(gpu)?.host_node()?;
+                let options = Buffer::on(node).bytes(bytes.min(STAGING));
+                Some(Arc::new(self.named(options, site).allocate(driver)?))
             }
             _ => None,
         };
         let replicated = Replicated {
             driver: driver.clone(),
-            near: self.near(&topology),
+            near: Near::new(topology, &self.places),
             len: values.len(),
             versions,
             current: Mutex::new(0),
@@ -119,15 +127,10 @@ impl<T: AnyBitPattern + NoUninit> ReplicatedOptions<T> {
         Ok(())
     }
 
-    /// GPUs may read; the GPU whose memory it is writes when a version is published, and the CPU writes its own.
-    fn buffer(
-        &self,
-        driver: &Driver,
-        topology: &Topology,
-        place: Location,
-        bytes: u64,
-    ) -> Result<Arc<Buffer>> {
-        let mut options = Buffer::on(place).bytes(bytes).overcommit(self.overcommit);
+    /// Returns options for a copy. GPUs may read; the GPU whose memory it is writes when a version is published, and the CPU
+    /// writes its own.
+    fn copy_at(&self, topology: &Topology, place: Location) -> BufferOptions {
+        let mut options = Buffer::on(place).overcommit(self.overcommit);
         for gpu in topology.gpus() {
             options = match place {
                 Location::Device(owner) if owner == gpu.ordinal => {
@@ -137,22 +140,15 @@ impl<T: AnyBitPattern + NoUninit> ReplicatedOptions<T> {
                 _ => options.access(gpu, Access::Read),
             };
         }
-        if let Some(label) = &self.label {
-            options = options.label(label.as_str());
-        }
-        options.allocate(driver).map(Arc::new)
+        options
     }
 
-    fn near(&self, topology: &Topology) -> Near {
-        let near = |who| nearest(topology, &self.places, who);
-        Near {
-            gpus: topology.gpus().iter().map(|gpu| near(gpu.into())).collect(),
-            nodes: topology
-                .nodes()
-                .iter()
-                .map(|node| (node.id, near(node.into())))
-                .collect(),
-            host: near(Location::Host),
+    /// Sets what the ledger says of a buffer.
+    fn named(&self, options: BufferOptions, site: &'static Caller<'static>) -> BufferOptions {
+        let options = options.recorded_as(AllocPath::ShapeChunk, site);
+        match &self.label {
+            Some(label) => options.label(label.as_str()),
+            None => options,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Which copy is near to whom, and how data reach all copies. No driver is called here.
+//! Which copy is nearest to the CPU and to each GPU, and how data reach all copies. No driver is called here.
 
 use crate::driver::Location;
 use crate::topology::{Gpu, LinkKind, PeerLinkKind, Topology};
@@ -69,8 +69,8 @@ fn distance(topology: &Topology, from: Option<i32>, to: i32) -> u32 {
 
 /// Returns how the copies on GPUs get their bytes once those on host nodes have them.
 ///
-/// A GPU that reaches the CPU over NVLink-C2C reads from there. Of GPUs that NVLink connects to each other and PCIe to
-/// the CPU, one reads from the CPU; those that have the bytes pass them on to as many others in each wave.
+/// A GPU that reaches its own node's copy over NVLink-C2C reads from there. Of other GPUs that NVLink connects to each other,
+/// one reads from the CPU, unless another one has the bytes; those that have them pass them on to as many others in each wave.
 pub(super) fn waves(topology: &Topology, places: &[Location]) -> Vec<Wave> {
     let hosts: Vec<Location> = places.iter().copied().filter(|at| at.is_host()).collect();
     let mut rest: Vec<(usize, i32)> = Vec::new();
@@ -79,10 +79,14 @@ pub(super) fn waves(topology: &Topology, places: &[Location]) -> Vec<Wave> {
             rest.push((index, *gpu));
         }
     }
+    // Before the others, which may get the bytes from them.
+    rest.sort_by_key(|&(_, gpu)| !reads_own_node(topology, &hosts, gpu));
+    let passes_on =
+        |to, from| !reads_own_node(topology, &hosts, to) && are_connected(topology, to, from);
     let mut first = Wave::new();
     let mut done: Vec<(usize, i32)> = Vec::new();
     rest.retain(|&(index, gpu)| {
-        let is_root = !done.iter().any(|&(_, from)| passes_on(topology, gpu, from));
+        let is_root = !done.iter().any(|&(_, from)| passes_on(gpu, from));
         if is_root {
             let near = nearest(topology, &hosts, Location::Device(gpu));
             let near = near.and_then(|near| places.iter().position(|place| *place == hosts[near]));
@@ -96,9 +100,7 @@ pub(super) fn waves(topology: &Topology, places: &[Location]) -> Vec<Wave> {
         let mut wave = Wave::new();
         let mut free = done.clone();
         rest.retain(|&(index, gpu)| {
-            let from = free
-                .iter()
-                .position(|&(_, from)| passes_on(topology, gpu, from));
+            let from = free.iter().position(|&(_, from)| passes_on(gpu, from));
             if let Some(from) = from {
                 wave.push((index, Some(free.swap_remove(from).0)));
                 done.push((index, gpu));
@@ -111,15 +113,18 @@ pub(super) fn waves(topology: &Topology, places: &[Location]) -> Vec<Wave> {
     waves
 }
 
-/// Returns whether GPU `to` gets bytes from GPU `from` faster than from the CPU.
-fn passes_on(topology: &Topology, to: i32, from: i32) -> bool {
-    let Ok(gpu) = topology.gpu(to) else {
-        return false;
-    };
-    gpu.link != LinkKind::NvlinkC2c
-        && gpu
-            .peer_link(from)
-            .is_ok_and(|link| link.access && link.kind == PeerLinkKind::Nvlink)
+/// Returns whether NVLink-C2C leads from the GPU to a copy on its own node: nothing but its own memory is nearer.
+fn reads_own_node(topology: &Topology, hosts: &[Location], gpu: i32) -> bool {
+    topology.gpu(gpu).is_ok_and(|gpu| {
+        let own = gpu.host_node().map(Location::from);
+        gpu.link == LinkKind::NvlinkC2c && own.is_ok_and(|own| hosts.contains(&own))
+    })
+}
+
+/// Returns whether GPU `to` reads GPU `from` over NVLink: faster than the CPU over PCIe, or another node than its own.
+fn are_connected(topology: &Topology, to: i32, from: i32) -> bool {
+    let link = topology.gpu(to).and_then(|gpu| gpu.peer_link(from));
+    link.is_ok_and(|link| link.access && link.kind == PeerLinkKind::Nvlink)
 }
 
 #[cfg(test)]
@@ -189,13 +194,27 @@ mod tests {
             waves(&x86, &with_host),
             [vec![(1, Some(0))], vec![(2, Some(1))]]
         );
-        // Over NVLink-C2C each GPU reads its own node's copy, or the nearest.
+        // Over NVLink-C2C each GPU reads its own node's copy.
         let grace = topology(Machine::gh200x4());
-        let places = [gpu(0), gpu(1), node(1), gpu(2)];
-        assert_eq!(
-            waves(&grace, &places),
-            [[(0, Some(2)), (1, Some(2)), (3, Some(2))]]
-        );
+        let places = [gpu(0), gpu(1), node(1), node(0)];
+        assert_eq!(waves(&grace, &places), [[(0, Some(3)), (1, Some(2))]]);
+        // Those without one get the bytes from GPUs that have them.
+        let places = [gpu(0), gpu(1), node(1), gpu(2), gpu(3)];
+        let expected = [
+            vec![(1, Some(2))],
+            vec![(0, Some(1))],
+            vec![(3, Some(1)), (4, Some(0))],
+        ];
+        assert_eq!(waves(&grace, &places), expected);
+        // Without a copy on a node the CPU's bytes cross the link between CPU and GPU once.
+        let sizes: Vec<usize> = waves(&grace, &all[..4]).iter().map(Vec::len).collect();
+        assert_eq!(sizes, [1, 1, 2]);
+        // Without NVLink between the GPUs each reads the nearest copy.
+        let mut apart = Machine::gh200x4();
+        apart.nvlink = PeerAccess::None;
+        let places = [gpu(0), node(1), gpu(2)];
+        let expected = [[(0, Some(1)), (2, Some(1))]];
+        assert_eq!(waves(&topology(apart), &places), expected);
         assert_eq!(waves(&grace, &[node(0)]), Vec::<Wave>::new());
         // Two pairs by NVLink: each pair gets the bytes once from the CPU.
         let mut pairs = Machine::h200x8();

@@ -7,8 +7,8 @@ use bytemuck::{AnyBitPattern, NoUninit};
 use egmem_core::Transfer;
 use egmem_core::per_driver::lock;
 
-use super::Replicated;
 use super::version::Version;
+use super::{Replicated, hosts};
 use crate::{Buffer, Error, Result};
 
 /// How long a publisher rests before it looks again for readers: at first, and at most.
@@ -23,13 +23,15 @@ impl<T: AnyBitPattern + NoUninit> Replicated<T> {
     /// that they had.
     ///
     /// # Errors
-    /// [`Error::StillHeld`] while the version before the newest has readers; [`Error::InvalidArgument`] for another number
-    /// of elements, and in a forked child; those of [`Stream::copy`](crate::Stream::copy).
+    /// [`Error::StillHeld`] while the version before the newest has readers, and for ever once the driver does not tell
+    /// whether a copy has ended, which may still write there; [`Error::InvalidArgument`] for another number of elements, and
+    /// in a forked child; those of [`Stream::copy`](crate::Stream::copy).
     pub fn publish(&self, values: &[T]) -> Result<u64> {
         self.publish_within(values, Duration::ZERO)
     }
 
-    /// As [`publish`](Self::publish), but waits up to `timeout` for the readers of the version before the newest.
+    /// As [`publish`](Self::publish), but waits up to `timeout` for the readers of the version before the newest; not for a
+    /// copy whose end the driver does not tell.
     ///
     /// A thread that holds a [`Replica`](super::Replica) of that version waits for itself in vain.
     ///
@@ -55,32 +57,18 @@ impl<T: AnyBitPattern + NoUninit> Replicated<T> {
     /// Writes all copies of a version without readers.
     fn write(&self, version: &Version, bytes: &[u8]) -> Result<()> {
         let buffers = version.buffers();
-        for (buffer, _) in buffers
-            .iter()
-            .zip(&self.streams)
-            .filter(|(_, stream)| stream.is_none())
-        {
-            buffer.write_at(0, bytes)?;
-        }
+        let places = buffers.iter().zip(&self.streams);
+        let on_hosts = places.filter(|(_, stream)| stream.is_none());
+        let on_hosts: Vec<&Buffer> = on_hosts.map(|(buffer, _)| &**buffer).collect();
+        hosts::write(self.near.topology(), &on_hosts, bytes)?;
         for wave in &self.waves {
-            let staged: Vec<usize> = wave
-                .iter()
-                .filter(|(_, from)| from.is_none())
-                .map(|(to, _)| *to)
-                .collect();
+            let staged = wave.iter().filter(|(_, from)| from.is_none());
+            let staged: Vec<usize> = staged.map(|(to, _)| *to).collect();
             self.write_staged(version, &staged, bytes)?;
-            let mut copies = Vec::new();
-            for &(to, from) in wave {
-                if let Some(from) = from {
-                    copies.push(self.start(
-                        buffers,
-                        to,
-                        (&buffers[from], 0),
-                        (0, bytes.len() as u64),
-                    )?);
-                }
-            }
-            finish(version, copies)?;
+            let passed = wave
+                .iter()
+                .filter_map(|&(to, from)| Some((to, &buffers[from?])));
+            self.copy_each(version, passed, (0, bytes.len() as u64))?;
         }
         Ok(())
     }
@@ -94,29 +82,48 @@ impl<T: AnyBitPattern + NoUninit> Replicated<T> {
         for piece in bytes.chunks(staging.len() as usize) {
             staging.write_at(0, piece)?;
             let len = piece.len() as u64;
-            let mut copies = Vec::new();
-            for &to in to {
-                copies.push(self.start(version.buffers(), to, (staging, 0), (offset, len))?);
-            }
-            finish(version, copies)?;
+            let copies = to.iter().map(|&to| (to, staging));
+            self.copy_each(version, copies, (offset, len))?;
             offset += len;
         }
         Ok(())
     }
 
-    /// Submits a copy of `len` bytes to `offset` in a place.
+    /// Copies `len` bytes from the start of a buffer to `offset` in a place, for each pair of these, and waits for all copies
+    /// that have begun, also where another one cannot be started.
+    fn copy_each<'a>(
+        &self,
+        version: &Version,
+        copies: impl Iterator<Item = (usize, &'a Arc<Buffer>)>,
+        (offset, len): (u64, u64),
+    ) -> Result<()> {
+        let mut begun = Vec::new();
+        let mut result = Ok(());
+        for (to, from) in copies {
+            match self.start(version.buffers(), to, from, (offset, len)) {
+                Ok(copy) => begun.push(copy),
+                Err(error) => {
+                    result = Err(error);
+                    break;
+                }
+            }
+        }
+        result.and(finish(version, begun))
+    }
+
+    /// Submits a copy of the first `len` bytes to `offset` in a place.
     fn start(
         &self,
         buffers: &[Arc<Buffer>],
         to: usize,
-        (from, at): (&Arc<Buffer>, u64),
+        from: &Arc<Buffer>,
         (offset, len): (u64, u64),
     ) -> Result<Copy> {
         let Some(stream) = &self.streams[to] else {
             return Err(Error::invalid("copy", "it is written by the CPU"));
         };
         let to = (Arc::clone(&buffers[to]), offset);
-        Ok(stream.start_copy(to, (Arc::clone(from), at), len)?)
+        Ok(stream.start_copy(to, (Arc::clone(from), 0), len)?)
     }
 }
 
@@ -134,7 +141,9 @@ fn finish(version: &Version, copies: Vec<Copy>) -> Result<()> {
     result
 }
 
+/// Waits until a version has no readers. One that is lost is not waited for.
 fn wait_for_readers(version: &Arc<Version>, timeout: Duration) -> Result<()> {
+    version.expect_not_lost()?;
     let start = Instant::now();
     let [mut pause, longest] = PAUSES;
     loop {

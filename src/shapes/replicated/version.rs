@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, fence};
 use std::sync::{Arc, Mutex};
 
 use egmem_core::per_driver::lock;
+use egmem_core::teardown::log_lost;
 
 use crate::driver::{Driver, Relaxed as RelaxedCaptures};
 use crate::{Buffer, Error, Event, Result, Stream};
@@ -12,7 +13,7 @@ use crate::{Buffer, Error, Event, Result, Stream};
 /// Events of this many uses are kept before those that have passed are looked for.
 const MANY: usize = 16;
 
-/// A buffer in each place, and who reads it: replicas have clones of its `Arc`, GPU work that outlives its replica an event.
+/// A buffer in each place, and its readers: replicas have clones of its `Arc`, GPU work that outlives its replica an event.
 #[derive(Debug)]
 pub(super) struct Version {
     buffers: Vec<Arc<Buffer>>,
@@ -52,6 +53,16 @@ impl Version {
         self.is_lost.store(true, Relaxed);
     }
 
+    /// Fails if a copy into it may still run, as far as the driver says: it is never written again.
+    pub(super) fn expect_not_lost(&self) -> Result<()> {
+        match self.is_lost.load(Relaxed) {
+            true => Err(Self::still_held(vec![
+                "a copy whose end the driver does not tell: create the data anew".into(),
+            ])),
+            false => Ok(()),
+        }
+    }
+
     /// Counts everything submitted to `stream` so far as reading this version until it has run.
     pub(super) fn read_by(&self, stream: &Stream) -> Result<()> {
         stream.expect_no_capture()?;
@@ -67,12 +78,9 @@ impl Version {
         Ok(())
     }
 
-    /// Returns who still reads this version, which is handed out no more; none: it can be written.
+    /// Returns the readers of this version, which is handed out no more; none: it can be written.
     pub(super) fn holders(self: &Arc<Self>) -> Result<Vec<String>> {
         let mut holders = Vec::new();
-        if self.is_lost.load(Relaxed) {
-            holders.push("a copy whose end the driver does not tell".into());
-        }
         let replicas = Arc::strong_count(self) - 1;
         // Orders what readers did before they dropped their replicas, events that they left included, before all that follows.
         fence(Acquire);
@@ -126,6 +134,7 @@ impl Drop for Version {
             match event.synchronize().or_else(|_| event.synchronize()) {
                 Err(error) if !error.code().is_some_and(|code| code.loses_context()) => {
                     std::mem::forget(std::mem::take(&mut self.buffers));
+                    log_lost("copies that GPU work may still read", Err(error));
                 }
                 _ => {}
             }

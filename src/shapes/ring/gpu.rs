@@ -42,7 +42,7 @@ macro_rules! gpu_side {
                 self.memory.shape.capacity as usize
             }
 
-            /// Returns whether the other side was dropped. What it did before is seen then: a consumer asks this first,
+            /// Returns whether the other side was dropped. Its earlier writes are seen then: a consumer asks this first,
             /// and takes records until there are none afterwards.
             pub fn is_alone(&self) -> bool {
                 self.memory.has_one_side()

@@ -144,7 +144,7 @@ impl RingMemory {
         }
     }
 
-    /// Returns whether one side alone has the memory. What the other side did before it was dropped is seen then.
+    /// Returns whether one side alone has the memory. The dropped side's writes are seen then.
     pub(super) fn has_one_side(self: &Arc<Self>) -> bool {
         let is_one = Arc::strong_count(self) == 1;
         // The count itself is read without an order. Pairs with the release of the side that was dropped.

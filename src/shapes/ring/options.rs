@@ -8,21 +8,17 @@ use bytemuck::{AnyBitPattern, NoUninit};
 
 use super::memory::RingMemory;
 use super::{Consumer, Producer, Ring};
-use crate::buffer::RequestedAccess;
 use crate::driver::Location;
-use crate::explain::name_missing;
-use crate::ledger::{AllocPath, Label};
-use crate::vmm::PhysicalMemory;
+use crate::ledger::Label;
+use crate::placement::{Placement, placement_setters};
 use crate::{Driver, Result};
 
 /// Options for a ring; [`create`](Self::create) creates it.
 #[derive(Clone, Debug)]
 #[must_use = "options do nothing until `create`"]
 pub struct RingOptions<T> {
-    location: Location,
+    placement: Placement,
     records: Option<usize>,
-    access: RequestedAccess,
-    label: Option<Label>,
     elements: PhantomData<fn() -> T>,
 }
 
@@ -33,10 +29,8 @@ impl<T: AnyBitPattern + NoUninit> Ring<T> {
     /// own memory.
     pub fn on(location: impl Into<Location>) -> RingOptions<T> {
         RingOptions {
-            location: location.into(),
+            placement: Placement::at(location.into()),
             records: None,
-            access: RequestedAccess::default(),
-            label: None,
             elements: PhantomData,
         }
     }
@@ -50,18 +44,7 @@ impl<T: AnyBitPattern + NoUninit> RingOptions<T> {
         self
     }
 
-    /// Sets which locations may read and write besides the host; [`Location::Host`] adds the CPU to a ring in a GPU's
-    /// memory, where the machine allows that. The default is every GPU that can reach the memory.
-    pub fn access_by<L: Into<Location>>(mut self, who: impl IntoIterator<Item = L>) -> Self {
-        self.access.set_all(who);
-        self
-    }
-
-    /// Sets the name of its memory in the [ledger](egmem_core::ledger).
-    pub fn label(mut self, label: impl Into<Label>) -> Self {
-        self.label = Some(label.into());
-        self
-    }
+    placement_setters!();
 
     /// Creates the ring: one granule for its counters, and a power of two of bytes for its records, mapped twice.
     ///
@@ -74,15 +57,11 @@ impl<T: AnyBitPattern + NoUninit> RingOptions<T> {
     /// [`Mapping::set_access`](crate::vmm::Mapping::set_access). Nothing stays behind then.
     #[track_caller]
     pub fn create(self, driver: &Driver) -> Result<Ring<T>> {
-        let access = self.access.grants(driver, self.location);
-        let access = access.map_err(|error| name_missing(driver, error, self.location))?;
+        let access = self.placement.grants(driver)?;
         let shape = (self.records, size_of::<T>() as u64);
-        let options = PhysicalMemory::options(self.location).recorded_as(
-            AllocPath::ShapeChunk,
-            self.label,
-            Caller::caller(),
-        );
-        let memory = RingMemory::create(driver, (self.location, options), &access, shape)?;
+        let options = self.placement.memory(Caller::caller());
+        let memory = (self.placement.location, options);
+        let memory = RingMemory::create(driver, memory, &access, shape)?;
         Ok(Ring {
             producer: Producer::new(Arc::clone(&memory), 0, 0),
             consumer: Consumer::new(memory, 0, 0),

@@ -1,0 +1,161 @@
+//! Memory for kernels that append while they run.
+
+use std::mem;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use bytemuck::{AnyBitPattern, NoUninit};
+use egmem_core::teardown::log_lost;
+
+use super::Appender;
+use super::cells::CLOSED;
+use crate::cursor::check;
+use crate::memory::Memory;
+use crate::{Result, Stream};
+
+impl<T: AnyBitPattern + NoUninit> Appender<T> {
+    /// Maps memory for the records that kernels have asked for, and for some more ahead of them; tells the kernels. Returns
+    /// how many records have memory. It may be called at any time.
+    ///
+    /// Where memory is refused, where a counter has a value that it cannot have, or where
+    /// [`max_len`](super::AppenderOptions::max_len) is reached, kernels are told that there will be no more.
+    pub fn pump(&mut self) -> usize {
+        if !self.records.driver().is_of_this_process() {
+            return self.records.capacity(); // kernels are the parent's, and so is what they are told
+        }
+        if self.stopped.is_none() {
+            self.stopped = self.map_ahead().err();
+        }
+        self.cells.set_end(self.end());
+        self.records.capacity()
+    }
+
+    /// Maps what is missing for the records wanted and for those ahead.
+    fn map_ahead(&mut self) -> Result<()> {
+        let wanted = self.cells.wanted();
+        let most = self.records.max_len();
+        let records = usize::try_from(wanted).unwrap_or(most);
+        let target = records.saturating_add(self.ahead).min(most);
+        if target <= self.records.capacity() {
+            return Ok(());
+        }
+        self.expect_reserved(wanted)?;
+        self.records
+            .reserve(target - self.records.len())
+            .inspect_err(|_| {
+                // The records reserved so far may fit without those ahead. The refusal is reported anyway.
+                let needed = records.min(most).saturating_sub(self.records.len());
+                let _ = self.records.reserve(needed);
+            })
+    }
+
+    /// Fails unless kernels have reserved as many records as they say: a kernel adds to the cursor before it reports.
+    fn expect_reserved(&self, wanted: u64) -> Result<()> {
+        let len = self.records.len() as u64;
+        if wanted == len {
+            return Ok(());
+        }
+        let (next, _) = self.cells.cursor()?;
+        check("the cursor of an appender", next, (len, CLOSED - 1))?;
+        check(
+            "the count of records that an appender's kernels want",
+            wanted,
+            (len, next),
+        )?;
+        Ok(())
+    }
+
+    /// Pumps until all work on `stream` has ended. Call it as soon as the kernels are launched there.
+    ///
+    /// The memory stays mapped until the work has ended, also where this fails or unwinds: kernels are then told that there
+    /// will be no more memory, and the thread waits for the stream. If the driver does not say that the work has ended, the
+    /// memory is never unmapped, which is logged, and the appender takes no more records.
+    ///
+    /// # Errors
+    /// Those of [`Stream::is_done`]. [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a stream that is being
+    /// captured into a graph, whose kernels run later, and in a forked child: nothing was waited for then.
+    pub fn pump_while(&mut self, stream: &Stream) -> Result<()> {
+        self.records.driver().expect_this_process("appender")?;
+        if stream.is_capturing() == Ok(true) {
+            return stream.expect_no_capture();
+        }
+        let mut running = Running {
+            appender: self,
+            stream,
+            ended: false,
+        };
+        let result = running.appender.pump_until_ok(|| stream.is_done());
+        running.ended = result.is_ok();
+        if let Err(error) = &result {
+            running.appender.stopped.get_or_insert(error.clone());
+        }
+        result
+    }
+
+    /// Pumps until `done`, for writers that are no kernels. Nothing waits for kernels if `done` panics: see
+    /// [`pump_while`](Self::pump_while).
+    pub fn pump_until(&mut self, mut done: impl FnMut() -> bool) {
+        // `done` has no error.
+        let _ = self.pump_until_ok(|| Ok(done()));
+    }
+
+    fn pump_until_ok(&mut self, mut done: impl FnMut() -> Result<bool>) -> Result<()> {
+        let mut idle = 0_u32;
+        let mut mapped = self.pump();
+        while !done()? {
+            // Threads of a kernel may wait for this one, so it does not sleep for long.
+            match idle {
+                0..1000 => thread::yield_now(),
+                _ => thread::sleep(Duration::from_micros(20)),
+            }
+            let now = self.pump();
+            idle = if now == mapped {
+                idle.saturating_add(1)
+            } else {
+                0
+            };
+            mapped = now;
+        }
+        Ok(())
+    }
+
+    /// Waits for kernels that get no more memory. If the driver does not say that they have ended, their memory is kept for
+    /// ever.
+    fn end_without_memory(&mut self, stream: &Stream) {
+        // Threads that wait for memory give up now, and not when their time is over.
+        self.cells.set_end(self.records.capacity() as u64 | CLOSED);
+        let waited = stream.wait_until_over();
+        let Err(error) = waited.result else { return };
+        if waited.over {
+            return;
+        }
+        mem::forget((Arc::clone(&self.cells), self.records.chunk_list()));
+        let what = "memory of kernels that append, whose end the driver does not tell";
+        log_lost(what, Err(error.clone()));
+        self.lost = Some(error);
+    }
+
+    /// Fails if kernels may append for ever, as far as the driver says.
+    pub(super) fn expect_ended(&self) -> Result<()> {
+        match &self.lost {
+            Some(error) => Err(error.clone()),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Kernels that may use the appender's memory.
+struct Running<'a, T: AnyBitPattern + NoUninit> {
+    appender: &'a mut Appender<T>,
+    stream: &'a Stream,
+    ended: bool,
+}
+
+impl<T: AnyBitPattern + NoUninit> Drop for Running<'_, T> {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.appender.end_without_memory(self.stream);
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! What the options of shapes have in common.
+
+use std::panic::Location as Caller;
+
+use crate::buffer::RequestedAccess;
+use crate::driver::{AccessDesc, Location};
+use crate::explain::name_missing;
+use crate::ledger::{AllocPath, Label};
+use crate::vmm::{PhysicalMemory, PhysicalOptions};
+use crate::{Driver, Result};
+
+/// Where a shape's memory lies, who may access it, and its name in the ledger.
+#[derive(Clone, Debug)]
+pub struct Placement {
+    pub location: Location,
+    pub access: RequestedAccess,
+    pub label: Option<Label>,
+}
+
+impl Placement {
+    pub fn at(location: Location) -> Self {
+        Self {
+            location,
+            access: RequestedAccess::default(),
+            label: None,
+        }
+    }
+
+    /// Returns options for memory of a shape that the call `site` creates.
+    pub fn memory(&self, site: &'static Caller<'static>) -> PhysicalOptions {
+        let options = PhysicalMemory::options(self.location);
+        options.recorded_as(AllocPath::ShapeChunk, self.label.clone(), site)
+    }
+
+    /// Returns who may access the memory.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchGpu`](crate::Error::NoSuchGpu); the driver's, when it is asked which GPUs reach the memory.
+    pub fn grants(&self, driver: &Driver) -> Result<Vec<AccessDesc>> {
+        let grants = self.access.grants(driver, self.location);
+        grants.map_err(|error| name_missing(driver, error, self.location))
+    }
+}
+
+/// Defines the methods that set a field `placement`.
+macro_rules! placement_setters {
+    () => {
+        /// Sets which locations may read and write besides the host; [`Location::Host`] adds the CPU to memory of a GPU,
+        /// where the machine allows that. The default is every GPU that can reach the memory.
+        pub fn access_by<L: Into<Location>>(mut self, who: impl IntoIterator<Item = L>) -> Self {
+            self.placement.access.set_all(who);
+            self
+        }
+
+        /// Sets the name of its memory in the [ledger](egmem_core::ledger).
+        pub fn label(mut self, label: impl Into<Label>) -> Self {
+            self.placement.label = Some(label.into());
+            self
+        }
+    };
+}
+pub(crate) use placement_setters;

@@ -1,0 +1,195 @@
+//! The side that has the vector.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use egmem_share::{Channel, Exports, Holds, Result, Shared};
+
+use super::update::{MAX_CHUNKS, Update};
+use crate::Error;
+use crate::driver::{Access, DevicePtr, HandleType, HandleTypes};
+use crate::growable::Growable;
+use crate::growable::chunk::Chunk;
+use crate::vmm::PhysicalMemory;
+
+/// The chunks of a [`Growable`] that other processes map. It exports each once, for any number of them.
+///
+/// The vector gives no chunk back, and changes the access to none, that was sent while this lives. An importer keeps the
+/// memory alive even afterwards.
+///
+/// ```
+/// use egmem::driver::{Access, NodeId};
+/// use egmem::shapes::sharing::{GrowableExport, GrowableView};
+/// use egmem::shapes::Growable;
+/// use egmem::share::{Channel, ImportOptions, Peers};
+/// use egmem::{Driver, Machine};
+///
+/// let driver = Driver::simulated(Machine::gh200())?; // Driver::open() on a real machine
+/// # let (one, other) = std::os::unix::net::UnixStream::pair().unwrap();
+/// # let channel = Channel::new(one, &Peers::same_user())?;
+/// # let mut others_channel = Channel::new(other, &Peers::same_user())?;
+/// // One process, which has accepted a connection as `channel`:
+/// let options = Growable::<u64>::on(NodeId(0)).max_len(1 << 30).shareable();
+/// let mut samples = options.create(&driver)?;
+/// let mut export = GrowableExport::new(&samples);
+/// let mut reader = export.follower(channel, Access::Read);
+/// samples.push(7)?;
+/// export.send(&samples, &mut reader)?;
+///
+/// // Another process:
+/// let mut view = GrowableView::<u64>::receive(&driver, &mut others_channel, ImportOptions::new())?;
+/// assert_eq!((view.len(), view.get(0)?), (1, 7));
+///
+/// // The first again, and later the other:
+/// samples.extend_from_slice(&[8; 1 << 20])?;
+/// export.send(&samples, &mut reader)?;
+/// view.follow(&mut others_channel)?;
+/// assert_eq!((view.len(), view.get(1 << 20)?), ((1 << 20) + 1, 8));
+/// # Ok::<(), egmem::share::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct GrowableExport<T> {
+    chunks: Vec<Arc<SharedChunk>>,
+    start: DevicePtr,
+    max_len: usize,
+    elements: PhantomData<fn() -> T>,
+}
+
+/// A chunk and its handles.
+#[derive(Debug)]
+struct SharedChunk {
+    // In this order: the exports are dropped before the memory.
+    exports: Exports,
+    chunk: Arc<Chunk>,
+}
+
+impl Holds for SharedChunk {
+    fn physical(&self) -> &PhysicalMemory {
+        (*self.chunk).as_ref()
+    }
+    fn exports(&self) -> &Exports {
+        &self.exports
+    }
+}
+
+/// Another process that follows a vector, and how much of it that process has got.
+#[derive(Debug)]
+pub struct Follower {
+    channel: Channel,
+    access: Access,
+    /// The vector's first address.
+    start: DevicePtr,
+    /// Chunks sent, and their bytes.
+    sent: (usize, u64),
+}
+
+impl Follower {
+    /// Returns the channel, for messages of the program's own between two updates.
+    pub const fn channel(&mut self) -> &mut Channel {
+        &mut self.channel
+    }
+}
+
+impl<T> GrowableExport<T> {
+    /// Returns the export of a vector, of which nothing was sent yet.
+    pub fn new(vector: &Growable<T>) -> Self {
+        Self {
+            chunks: Vec::new(),
+            start: vector.device_ptr(),
+            max_len: vector.max_len(),
+            elements: PhantomData,
+        }
+    }
+
+    /// Returns a follower at the other end of a channel, who is asked to keep to `access`. A handle itself allows everything:
+    /// a process that must not write must not get one.
+    pub fn follower(&self, channel: Channel, access: Access) -> Follower {
+        Follower {
+            channel,
+            access,
+            start: self.start,
+            sent: (0, 0),
+        }
+    }
+
+    /// Sends the number of elements to a follower, and the chunks that it has not got.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](Error::InvalidArgument) if the vector was created without
+    /// [`shareable`](crate::GrowableOptions::shareable), or is not the exported one, or the follower is of another: nothing is
+    /// sent then. Those of [`Channel::send`]; the channel is closed then.
+    pub fn send(&mut self, vector: &Growable<T>, to: &mut Follower) -> Result<()> {
+        self.take(vector, to)?;
+        loop {
+            let (sent, before) = to.sent;
+            let new = &self.chunks[sent..];
+            let batch = &new[..new.len().min(MAX_CHUNKS)];
+            let shared = match batch.is_empty() {
+                true => None,
+                false => Some(share(batch)?),
+            };
+            let more = new.len() > batch.len();
+            let update = Update {
+                element: size_of::<T>() as u64,
+                max_len: vector.max_len() as u64,
+                len: vector.len() as u64,
+                before,
+                chunks: batch.len() as u64,
+                more: u64::from(more),
+            };
+            to.channel.send_text(&update.to_string())?;
+            if let Some(shared) = shared {
+                to.channel.send(&shared, to.access)?;
+                to.sent = (sent + batch.len(), before + shared.len());
+            }
+            if !more {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Takes the vector's new chunks.
+    fn take(&mut self, vector: &Growable<T>, to: &Follower) -> Result<()> {
+        let all = vector.chunk_list();
+        let wrong = |why: &str| Err(Error::invalid("growable vector", why).into());
+        // Chunks that were sent never leave their vector.
+        let known = self.chunks.iter().zip(&all);
+        let are_known = known
+            .into_iter()
+            .all(|(old, new)| Arc::ptr_eq(&old.chunk, new));
+        let is_it = (vector.device_ptr(), vector.max_len()) == (self.start, self.max_len);
+        if !is_it || !are_known || all.len() < self.chunks.len() {
+            return wrong("it is not the one that is exported");
+        }
+        if to.start != self.start || to.sent.0 > self.chunks.len() {
+            return wrong("the follower is of another one");
+        }
+        let is_shareable = |chunk: &Arc<Chunk>| {
+            let types = (**chunk).as_ref().props().handle_types;
+            types.contains(HandleTypes::POSIX_FD)
+        };
+        if !all.iter().all(is_shareable) {
+            return wrong("it was created without `shareable`");
+        }
+        let new = all.into_iter().skip(self.chunks.len());
+        self.chunks.extend(new.map(|chunk| {
+            Arc::new(SharedChunk {
+                exports: Exports::default(),
+                chunk,
+            })
+        }));
+        Ok(())
+    }
+}
+
+/// Returns chunks to be sent, whose handles exist from then on: no update begins that cannot be sent whole.
+fn share(chunks: &[Arc<SharedChunk>]) -> Result<Shared> {
+    let bytes = chunks
+        .iter()
+        .map(|part| part.physical().size().padded())
+        .sum();
+    let parts = chunks.iter().map(|part| Arc::clone(part) as Arc<dyn Holds>);
+    let shared = Shared::from_held(parts.collect(), 0, bytes, ())?;
+    shared.export(HandleType::PosixFd)?;
+    Ok(shared)
+}

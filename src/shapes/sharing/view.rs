@@ -1,0 +1,231 @@
+//! The side that maps another process's vector.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use bytemuck::{AnyBitPattern, NoUninit};
+use egmem_share::{Channel, GrowingImport, ImportOptions};
+
+use super::update::{MAX_TEXT, Update};
+use crate::driver::{Access, DevicePtr, Driver, Location};
+use crate::memory::{AccessChecks, CpuMemory, CpuView, Engine, Memory, check_range};
+use crate::{Error, Result};
+
+/// Another process's [`Growable`](crate::Growable) at one range of addresses, which grows as that process sends more.
+///
+/// A clone has the elements that were there when it was made, mapped for a GPU or another thread, while the original follows.
+/// The other process may change elements at any time. GPU work that uses the memory must have finished before the last clone
+/// is dropped. [`GrowableExport`](super::GrowableExport) has an example.
+pub struct GrowableView<T> {
+    memory: GrowingImport,
+    options: ImportOptions,
+    max_len: u64,
+    len: usize,
+    elements: PhantomData<fn() -> T>,
+}
+
+impl<T: AnyBitPattern + NoUninit> GrowableView<T> {
+    const ELEMENT: u64 = size_of::<T>() as u64;
+
+    /// Waits for the first update, reserves addresses for as many elements as the other process's vector can have, and maps
+    /// what was sent.
+    ///
+    /// # Errors
+    /// As [`follow`](Self::follow); [`Error::OutOfAddresses`].
+    #[track_caller]
+    pub fn receive(
+        driver: &Driver,
+        channel: &mut Channel,
+        options: ImportOptions,
+    ) -> egmem_share::Result<Self> {
+        let first = Update::read(&channel.receive_text(MAX_TEXT)?)?;
+        let bytes = first.max_len.checked_mul(first.element);
+        let bytes = bytes.ok_or_else(|| refused("it can have more elements than addresses"))?;
+        let mut view = Self {
+            memory: GrowingImport::reserve(driver, bytes)?,
+            options,
+            max_len: first.max_len,
+            len: 0,
+            elements: PhantomData,
+        };
+        view.apply(first, channel)?;
+        Ok(view)
+    }
+
+    /// Waits for an update, maps the chunks that came with it, and returns the number of elements from then on.
+    ///
+    /// # Errors
+    /// [`TimedOut`](egmem_share::Error::TimedOut), after which the caller may retry if nothing had arrived; the channel's other
+    /// errors; [`Error::InvalidArgument`] for an update that cannot follow on what was received, or is of another type; those
+    /// of [`ImportOptions::import`]. After an error of an update the view has what it had or some of the new chunks, and
+    /// cannot follow any more.
+    #[track_caller]
+    pub fn follow(&mut self, channel: &mut Channel) -> egmem_share::Result<usize> {
+        let update = Update::read(&channel.receive_text(MAX_TEXT)?)?;
+        self.apply(update, channel)
+    }
+
+    #[track_caller]
+    fn apply(&mut self, first: Update, channel: &mut Channel) -> egmem_share::Result<usize> {
+        let mut update = first;
+        loop {
+            self.check(&update)?;
+            if update.chunks > 0 {
+                let offer = channel.receive()?;
+                if offer.description().parts.len() as u64 != update.chunks {
+                    return Err(refused("another number of chunks came").into());
+                }
+                self.memory.add_offer(offer, &self.options)?;
+            }
+            if update.more == 0 {
+                break;
+            }
+            update = Update::read(&channel.receive_text(MAX_TEXT)?)?;
+        }
+        // Below `max_len`, whose bytes have addresses.
+        if update.len * Self::ELEMENT > self.memory.len() {
+            return Err(refused("it has more elements than memory").into());
+        }
+        self.len = update.len as usize;
+        Ok(self.len)
+    }
+
+    /// Checks that an update follows on what was received.
+    fn check(&self, update: &Update) -> Result<()> {
+        if update.element != Self::ELEMENT {
+            let why = format!("its elements have {} bytes", update.element);
+            let valid = format!("{} bytes", Self::ELEMENT);
+            return Err(Error::invalid_of(VECTOR, why, valid));
+        }
+        if update.max_len != self.max_len || update.len > update.max_len {
+            return Err(refused("it has other sizes than before"));
+        }
+        if update.before != self.memory.len() {
+            return Err(refused("chunks before those sent are missing"));
+        }
+        Ok(())
+    }
+
+    /// Returns the element at `index`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`], [`Error::NotAccessible`].
+    pub fn get(&self, index: usize) -> Result<T> {
+        self.element(index)?.get(0)
+    }
+
+    /// Replaces the element at `index`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`]; [`Error::NotAccessible`] unless the exporter and the import's options let the CPU write.
+    pub fn set(&self, index: usize, element: T) -> Result<()> {
+        self.element(index)?.put(0, element)
+    }
+
+    fn element(&self, index: usize) -> Result<CpuView<'_>> {
+        let offset = (index as u64).saturating_mul(Self::ELEMENT);
+        check_range(offset, Self::ELEMENT, self.bytes())?;
+        self.memory.cpu_at(offset, Self::ELEMENT)
+    }
+}
+
+const VECTOR: &str = "growable vector of another process";
+
+fn refused(why: &str) -> Error {
+    Error::invalid(VECTOR, why)
+}
+
+impl<T> GrowableView<T> {
+    /// Returns the number of elements, as the exporter said last.
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Returns whether there are no elements.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Returns the bytes that are mapped.
+    pub const fn mapped_bytes(&self) -> u64 {
+        self.memory.len()
+    }
+
+    /// Returns the address of the first element, which never changes. It is another one than in the exporter.
+    pub fn device_ptr(&self) -> DevicePtr {
+        self.memory.device_ptr()
+    }
+
+    /// Returns the CPU's view of the elements.
+    ///
+    /// # Errors
+    /// [`Error::NotAccessible`] unless the host may at least read.
+    pub fn cpu(&self) -> Result<CpuView<'_>> {
+        self.memory.cpu_at(0, self.bytes())
+    }
+
+    const fn bytes(&self) -> u64 {
+        self.len as u64 * size_of::<T>() as u64
+    }
+}
+
+impl<T> Clone for GrowableView<T> {
+    fn clone(&self) -> Self {
+        Self {
+            memory: self.memory.clone(),
+            options: self.options.clone(),
+            ..*self
+        }
+    }
+}
+
+impl<T> fmt::Debug for GrowableView<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GrowableView")
+            .field("start", &self.device_ptr())
+            .field("len", &self.len)
+            .field("mapped_bytes", &self.mapped_bytes())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<T> CpuMemory for GrowableView<T> {
+    fn cpu(&self) -> Result<CpuView<'_>> {
+        Self::cpu(self)
+    }
+}
+
+// SAFETY: the import answers for its memory, which begins at the same address and has the elements.
+unsafe impl<T> AccessChecks for GrowableView<T> {
+    fn gpu_access(&self, gpu: i32, engine: Engine, offset: u64, len: u64) -> Result<Access> {
+        check_range(offset, len, self.bytes())?;
+        self.memory.gpu_access(gpu, engine, offset, len)
+    }
+
+    fn may_be_on_host(&self, offset: u64, len: u64) -> bool {
+        self.memory.may_be_on_host(offset, len)
+    }
+
+    fn of_one_kind(&self, offset: u64, len: u64) -> u64 {
+        self.memory.of_one_kind(offset, len)
+    }
+
+    fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
+        self.memory.is_read_only_for_cpu(offset, len)
+    }
+}
+
+impl<T> Memory for GrowableView<T> {
+    fn driver(&self) -> &Driver {
+        self.memory.driver()
+    }
+    fn device_ptr(&self) -> DevicePtr {
+        Self::device_ptr(self)
+    }
+    fn len(&self) -> u64 {
+        self.bytes()
+    }
+    fn location(&self) -> Location {
+        self.memory.location()
+    }
+}
