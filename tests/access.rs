@@ -1,16 +1,20 @@
 //! Access chunk by chunk, changed later: safe calls keep to it, and the driver enforces it. What the driver enforces is
 //! shown by child processes that write where they may only read: a kernel ends its context, the CPU ends the process.
 
+#[path = "common/drivers.rs"]
+mod drivers;
 #[path = "common/program.rs"]
 mod program;
 
 use std::os::unix::process::ExitStatusExt;
 
-use egmem::driver::{Access, AccessDesc, Code, LaunchDims, Location, NodeId, StreamHandle};
+use egmem::driver::{Access, AccessDesc, Code, LaunchDims, Location, StreamHandle};
 use egmem::kernels;
 use egmem::proof::Prover;
 use egmem::shapes::{Growable, Stripes};
 use egmem::{Buffer, Driver, Error, Machine, Memory, Result, Stream};
+
+use drivers::{node, on_both};
 
 const MIB: u64 = 1 << 20;
 const CHUNK: u64 = 2 * MIB;
@@ -18,27 +22,6 @@ const GPU: Location = Location::Device(0);
 const ROLE: &str = "EGMEM_ACCESS_CHILD";
 /// The exit status of a child whose kernel ended with ILLEGAL_ADDRESS.
 const ILLEGAL_ADDRESS: i32 = 7;
-
-/// This machine's driver, where it has one; `EGMEM_REQUIRE_CUDA=1` makes a missing one a failure.
-fn cuda() -> Option<Driver> {
-    match Driver::open() {
-        Ok(driver) => Some(driver),
-        Err(error) if std::env::var_os("EGMEM_REQUIRE_CUDA").is_some() => panic!("{error}"),
-        Err(error) => {
-            println!("skipped on CUDA: {error}");
-            None
-        }
-    }
-}
-
-fn simulated() -> Driver {
-    Driver::simulated(Machine::h200x8()).unwrap()
-}
-
-fn node(driver: &Driver) -> NodeId {
-    let topology = egmem::Topology::discover(driver).unwrap();
-    topology.gpu(0).unwrap().host_node().unwrap()
-}
 
 /// Memory of four chunks of which the third is read-only, by the type that each child names.
 const SHAPES: [&str; 3] = ["buffer", "growable", "stripes"];
@@ -106,7 +89,7 @@ fn child_process() {
     };
     let driver = match backend {
         "cuda" => Driver::open().unwrap(),
-        _ => simulated(),
+        _ => Driver::simulated(Machine::h200x8()).unwrap(),
     };
     if who == "cpu" {
         let memory = third_read_only(&driver, shape, Location::Host);
@@ -144,7 +127,11 @@ fn child(backend: &str, who: &str, shape: &str) -> std::process::Output {
     command.output().unwrap()
 }
 
-fn the_driver_enforces_read_only(driver: &Driver, backend: &str) {
+fn the_driver_enforces_read_only(driver: &Driver) {
+    let backend = match driver.is_simulated() {
+        true => "sim",
+        false => "cuda",
+    };
     let own = Buffer::near(driver, 0, CHUNK).unwrap();
     let prover = Prover::new(driver, 0).unwrap();
     prover.write(&own, 1).unwrap();
@@ -283,21 +270,9 @@ fn a_range_of_whole_chunks_is_changed_and_no_other(driver: &Driver) {
     }
 }
 
-macro_rules! on_both {
-    ($($name:ident($($backend:expr)?),)*) => {
-        mod on_the_simulator {
-            $(#[test] fn $name() { crate::$name(&crate::simulated() $(, { let _ = $backend; "sim" })?); })*
-        }
-        mod on_cuda {
-            $(#[test] fn $name() {
-                if let Some(driver) = crate::cuda() { crate::$name(&driver $(, $backend)?); }
-            })*
-        }
-    };
-}
-
 on_both! {
-    the_driver_enforces_read_only("cuda"),
-    safe_calls_keep_to_the_access_of_chunks(),
-    a_range_of_whole_chunks_is_changed_and_no_other(),
+    egmem::Machine::h200x8();
+    the_driver_enforces_read_only,
+    safe_calls_keep_to_the_access_of_chunks,
+    a_range_of_whole_chunks_is_changed_and_no_other,
 }

@@ -2,29 +2,27 @@
 //!
 //! One test in a program of its own, since other tests' threads would show in the numbers.
 
-use egmem::{Buffer, Driver, Machine, Pool, Stream, Topology};
+#[path = "common/drivers.rs"]
+mod drivers;
+
+use egmem::{Buffer, Driver, Pool, Stream};
 
 const MIB: u64 = 1 << 20;
 const CYCLES: usize = 10_000;
 
 #[test]
 fn cycles_leave_the_process_as_it_was() {
-    let simulated = Driver::simulated(Machine::gh200x4()).unwrap();
+    let simulated = drivers::grace();
     cycle(&simulated);
-    let held = simulated.sim().unwrap().held();
-    assert!(held.is_empty(), "still held: {held}");
-    match Driver::open() {
-        Ok(cuda) => cycle(&cuda),
-        Err(error) if std::env::var_os("EGMEM_REQUIRE_CUDA").is_some() => panic!("{error}"),
-        Err(error) => println!("skipped on CUDA: {error}"),
+    drivers::nothing_held(&simulated);
+    if let Some(cuda) = drivers::cuda() {
+        cycle(&cuda);
     }
 }
 
 fn cycle(driver: &Driver) {
-    let topology = Topology::discover(driver).unwrap();
-    let node = topology.gpu(0).unwrap().host_node().unwrap();
     let stream = Stream::new(driver, 0).unwrap();
-    let pool = Pool::options(node)
+    let pool = Pool::options(drivers::node(driver))
         .release_threshold(u64::MAX)
         .create(driver)
         .unwrap();

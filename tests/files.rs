@@ -1,6 +1,9 @@
 //! Files go straight into memory and come from it: by system calls, past the page cache, and by io_uring. DMA-BUFs of a
 //! GPU's memory.
 
+#[path = "common/drivers.rs"]
+mod drivers;
+
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::fd::AsRawFd;
@@ -13,23 +16,9 @@ use egmem::{Buffer, Driver, Error, Machine};
 use io_uring::{IoUring, opcode, types};
 use tempfile::NamedTempFile;
 
+use drivers::on_both;
+
 const MIB: u64 = 1 << 20;
-
-fn simulated() -> Driver {
-    Driver::simulated(Machine::h200x8()).unwrap()
-}
-
-/// This machine's driver, where it has one; `EGMEM_REQUIRE_CUDA=1` makes a missing one a failure.
-fn cuda() -> Option<Driver> {
-    match Driver::open() {
-        Ok(driver) => Some(driver),
-        Err(error) if std::env::var_os("EGMEM_REQUIRE_CUDA").is_some() => panic!("{error}"),
-        Err(error) => {
-            println!("skipped on CUDA: {error}");
-            None
-        }
-    }
-}
 
 /// A file of so many words of the pattern `seed`, and some bytes more. Not in memory, if the temporary folder is not.
 fn file(seed: u64, words: u64, more: &[u8]) -> NamedTempFile {
@@ -241,7 +230,7 @@ fn host_memory_has_no_dma_buf_and_says_so(driver: &Driver) {
 
 #[test]
 fn a_driver_without_dma_bufs_is_named() {
-    let driver = simulated();
+    let driver = Driver::simulated(Machine::h200x8()).unwrap();
     let mut buffer = Buffer::on(Location::Device(0))
         .bytes(2 * MIB)
         .allocate(&driver)
@@ -263,20 +252,8 @@ fn a_driver_without_dma_bufs_is_named() {
     assert!(exported.metadata().is_ok());
 }
 
-macro_rules! on_both {
-    ($($name:ident,)*) => {
-        mod on_the_simulator {
-            $(#[test] fn $name() { crate::$name(&crate::simulated()); })*
-        }
-        mod on_cuda {
-            $(#[test] fn $name() {
-                if let Some(driver) = crate::cuda() { crate::$name(&driver); }
-            })*
-        }
-    };
-}
-
 on_both! {
+    egmem::Machine::h200x8();
     a_file_is_read_where_it_should_be,
     memory_is_written_to_a_file,
     read_only_memory_gets_no_file,

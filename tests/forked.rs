@@ -237,6 +237,45 @@ fn a_forked_child_is_told_that_what_it_gives_back_is_its_parents() {
     });
 }
 
+/// Other threads may have held the driver's locks, so access is refused before the driver is called.
+#[test]
+fn a_forked_child_changes_no_access() {
+    use egmem::driver::{Access, AccessDesc, Location};
+    use egmem::vmm::Mapping;
+    alone("a_forked_child_changes_no_access", || {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let mut buffer = Buffer::near(&driver, 0, 4096).unwrap();
+        let memory = PhysicalMemory::options(NodeId(0)).create(&driver, 4096);
+        let mut mapping = memory.unwrap().map().unwrap();
+        let access = [AccessDesc::new(Location::Host, Access::ReadWrite)];
+        mapping.set_access(&access).unwrap();
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Relaxed) {
+                    Buffer::near(&driver, 0, 4096).unwrap();
+                }
+            });
+            let _stop = StopOnDrop(&stop);
+            for _ in 0..CHILDREN {
+                in_a_child(
+                    || {
+                        let told = |result: egmem::Result<()>| {
+                            let error = result.unwrap_err();
+                            assert!(error.to_string().contains("forked"), "{error}");
+                        };
+                        told(mapping.set_access(&access));
+                        told(Mapping::set_access_together(&mut [&mut mapping], &access));
+                        told(buffer.set_access_at(0, 4096, &access));
+                    },
+                    libc::_exit,
+                );
+            }
+        });
+        mapping.set_access(&access).unwrap();
+    });
+}
+
 #[cfg(feature = "shapes")]
 #[test]
 fn a_forked_child_leaves_copies_and_registered_pages_to_its_parent() {
@@ -411,6 +450,7 @@ fn a_child_changes_nothing_in_its_parents_shapes() {
         } = ring.create(&driver).unwrap();
         assert!(producer.try_push(1).unwrap());
         let mut output = Appender::<u64>::on(NodeId(0)).create(&driver).unwrap();
+        let stream = Stream::new(&driver, 0).unwrap();
         let mut vector = Growable::<u64>::on(NodeId(0)).create(&driver).unwrap();
         let refused =
             |error: Error| assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
@@ -419,6 +459,7 @@ fn a_child_changes_nothing_in_its_parents_shapes() {
                 refused(producer.try_push(2).unwrap_err());
                 refused(consumer.try_pop().unwrap_err());
                 output.pump();
+                refused(output.pump_while(&stream).unwrap_err());
                 refused(output.append(&[3]).unwrap_err());
                 refused(output.collect().unwrap_err());
                 refused(vector.push(4).unwrap_err());

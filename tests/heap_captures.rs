@@ -3,25 +3,25 @@
 
 #[path = "../benches/measure/src/measure-heap/cuda.rs"]
 mod cuda;
+#[path = "common/drivers.rs"]
+mod drivers;
 
 use std::alloc::Layout;
 
 use egmem::heap::NotFreed;
-use egmem::{Driver, Heap, Stream, Topology};
+use egmem::{Heap, Stream};
 
 const MIB: u64 = 1 << 20;
 
-/// Only a real driver captures; `EGMEM_REQUIRE_CUDA=1` makes a missing one a failure.
+/// Only a real driver captures.
 #[test]
 fn growth_trimming_and_release_leave_anothers_capture_alone() {
-    let driver = match Driver::open() {
-        Ok(driver) => driver,
-        Err(error) if std::env::var_os("EGMEM_REQUIRE_CUDA").is_some() => panic!("{error}"),
-        Err(error) => return println!("skipped: {error}"),
+    let Some(driver) = drivers::cuda() else {
+        return;
     };
-    let topology = Topology::discover(&driver).unwrap();
-    let node = topology.gpu(0).unwrap().host_node().unwrap();
-    let heap = Heap::on(node).limit(256 * MIB).chunk(8 * MIB);
+    let heap = Heap::on(drivers::node(&driver))
+        .limit(256 * MIB)
+        .chunk(8 * MIB);
     let heap = heap.build(&driver).unwrap();
     let layout = Layout::from_size_align(40 << 20, 1).unwrap();
     let cuda = cuda::Cuda::load(0).unwrap();
@@ -36,6 +36,7 @@ fn growth_trimming_and_release_leave_anothers_capture_alone() {
             block.free_after(&other).map_err(NotFreed::forget)?;
             heap.collect()?;
             heap.trim()?;
+            other.is_done()?;
             Ok(())
         });
         worked.join().unwrap()

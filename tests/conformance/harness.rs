@@ -9,6 +9,7 @@ use std::sync::OnceLock;
 use egmem::driver::{Code, DeviceAttribute, Location};
 use egmem::{Driver, Machine, Result};
 
+use crate::drivers;
 use crate::program::this_program;
 
 /// What a case is run on.
@@ -60,9 +61,13 @@ impl Deref for Ctx {
 /// A case of the suite, or the part of one that runs in a child process.
 pub type Case = fn(&Ctx);
 
-fn cuda() -> &'static Result<Driver> {
-    static CUDA: OnceLock<Result<Driver>> = OnceLock::new();
-    CUDA.get_or_init(Driver::open)
+/// One driver for all cases.
+fn cuda() -> Option<Driver> {
+    static CUDA: OnceLock<Driver> = OnceLock::new();
+    match CUDA.get() {
+        Some(driver) => Some(driver.clone()),
+        None => drivers::cuda().map(|driver| CUDA.get_or_init(|| driver).clone()),
+    }
 }
 
 impl Ctx {
@@ -70,15 +75,7 @@ impl Ctx {
     pub fn open(backend: Backend) -> Option<Self> {
         let driver = match backend {
             Backend::Preset(name) => Driver::simulated(Machine::preset(name).unwrap()).unwrap(),
-            Backend::Cuda => match cuda() {
-                Ok(driver) => driver.clone(),
-                Err(error) => {
-                    let required = std::env::var_os("EGMEM_REQUIRE_CUDA").is_some();
-                    assert!(!required, "EGMEM_REQUIRE_CUDA is set, but: {error}");
-                    println!("skipped: {error}");
-                    return None;
-                }
-            },
+            Backend::Cuda => cuda()?,
         };
         let expect = match backend {
             Backend::Preset(name) => Expect::of_preset(&Machine::preset(name).unwrap()),

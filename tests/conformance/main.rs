@@ -8,6 +8,8 @@ mod access;
 mod attributes;
 mod context;
 mod details;
+#[path = "../common/drivers.rs"]
+mod drivers;
 mod harness;
 mod kernels;
 mod mapping;

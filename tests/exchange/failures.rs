@@ -1,4 +1,4 @@
-//! Who and what is refused, and what is left of what fails.
+//! Peers and requests that are refused; nothing is left of failed ones.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,6 +1,8 @@
 //! Server and client in one process: memory found by name, imported, proved, given back.
 #![cfg(all(feature = "exchange", feature = "certs"))]
 
+#[path = "../common/drivers.rs"]
+mod drivers;
 mod failures;
 mod follow;
 mod names;
@@ -21,6 +23,8 @@ use egmem::proof::{Prover, check_pattern, write_pattern};
 use egmem::{Buffer, Driver, Machine};
 use tokio::time::timeout;
 
+use drivers::cuda;
+
 /// No test waits longer for anything.
 const LONG: Duration = Duration::from_secs(300);
 
@@ -30,18 +34,6 @@ fn ms(ms: u64) -> Duration {
 
 async fn within<W: IntoFuture>(work: W) -> W::Output {
     timeout(LONG, work).await.expect("no hang")
-}
-
-/// This machine's driver, where it has one; `EGMEM_REQUIRE_CUDA=1` makes a missing one a failure.
-fn cuda() -> Option<Driver> {
-    match Driver::open() {
-        Ok(driver) => Some(driver),
-        Err(error) if std::env::var_os("EGMEM_REQUIRE_CUDA").is_some() => panic!("{error}"),
-        Err(error) => {
-            println!("skipped on CUDA: {error}");
-            None
-        }
-    }
 }
 
 fn fabric() -> Driver {

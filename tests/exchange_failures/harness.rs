@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use crate::drivers::is_cuda_required;
 use crate::pki::Files;
 pub(crate) use crate::slow::ms;
 
@@ -109,7 +110,7 @@ impl Setup {
 /// insisted on.
 pub fn drivers() -> Vec<&'static str> {
     let mut drivers = vec!["gh200"];
-    if std::env::var_os("EGMEM_REQUIRE_CUDA").is_some() {
+    if is_cuda_required() {
         drivers.push("cuda");
     }
     drivers

@@ -4,6 +4,8 @@
 #![cfg(feature = "exchange")]
 
 mod crash;
+#[path = "../common/drivers.rs"]
+mod drivers;
 mod example;
 mod frames;
 mod harness;

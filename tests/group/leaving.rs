@@ -35,7 +35,7 @@ async fn who_does_not_leave_is_named_and_who_drops_has_left() {
     first.leave(LONG).await.unwrap();
 }
 
-/// Longer than a server that ends waits for who is on the way out, and than a thread without async
+/// Longer than a server that ends waits for departing ranks, and than a thread without async
 /// goes on for what was begun.
 const STRAGGLERS: Duration = Duration::from_secs(6);
 

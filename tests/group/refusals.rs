@@ -1,4 +1,4 @@
-//! Groups that do not come together, and who is told what.
+//! Groups that do not come together, and the error that each rank gets.
 
 use std::time::Duration;
 

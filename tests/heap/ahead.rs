@@ -61,7 +61,7 @@ fn memory_is_added_before_it_is_needed() {
     }
 }
 
-/// Who waits for memory need not wait for all of it.
+/// A thread that waits for memory need not wait for all of it.
 #[test]
 fn it_lets_others_in_between_its_steps() {
     let driver = simulated();

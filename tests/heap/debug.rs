@@ -1,4 +1,4 @@
-//! The debug mode: what spoils blocks is found, whoever did it.
+//! The debug mode: damage to blocks is found, whichever thread or GPU did it.
 
 use std::sync::{Arc, Mutex};
 

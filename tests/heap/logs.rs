@@ -1,4 +1,4 @@
-//! What the heap finds under its locks is logged with none held: who hears it may use the heap.
+//! Findings of the heap under its locks are logged with none held: a subscriber may use the heap.
 
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
@@ -11,7 +11,7 @@ use tracing::{Event, Level, Metadata, Subscriber};
 
 use super::*;
 
-/// Uses the heap at each warning: whether that went, or waited for who warns.
+/// Uses the heap at each warning, and notes whether that went or waited for the thread that warns.
 struct Listener {
     heap: Heap,
     went: Mutex<Vec<bool>>,

@@ -6,6 +6,8 @@ mod blocks;
 #[cfg(feature = "allocator-api2")]
 mod collections;
 mod debug;
+#[path = "../common/drivers.rs"]
+mod drivers;
 mod ending;
 #[cfg(feature = "allocator-api2")]
 mod exposure;
@@ -29,28 +31,23 @@ use std::alloc::Layout;
 use egmem::driver::NodeId;
 use egmem::{Driver, Heap, HeapOptions, Machine};
 
+use drivers::{node, nothing_held};
+
 const MIB: u64 = 1 << 20;
 
 fn simulated() -> Driver {
     Driver::simulated(Machine::gh200()).unwrap()
 }
 
-/// The simulator, and this machine's driver where it has one; `EGMEM_REQUIRE_CUDA=1` makes a missing
-/// one a failure.
+/// The simulator, and this machine's driver where it has one.
 fn drivers() -> Vec<Driver> {
-    let mut drivers = vec![simulated()];
-    match Driver::open() {
-        Ok(driver) => drivers.push(driver),
-        Err(error) if std::env::var_os("EGMEM_REQUIRE_CUDA").is_some() => panic!("{error}"),
-        Err(error) => println!("skipped on CUDA: {error}"),
-    }
-    drivers
+    std::iter::once(simulated())
+        .chain(drivers::cuda())
+        .collect()
 }
 
 fn on(driver: &Driver) -> HeapOptions {
-    let topology = egmem::Topology::discover(driver).unwrap();
-    let node: NodeId = topology.gpu(0).unwrap().host_node().unwrap();
-    Heap::on(node).limit(256 * MIB).chunk(8 * MIB)
+    Heap::on(node(driver)).limit(256 * MIB).chunk(8 * MIB)
 }
 
 /// 64 MiB over the nodes of four superchips.
@@ -70,13 +67,6 @@ fn layout(bytes: u64) -> Layout {
 
 fn aligned(bytes: u64, align: u64) -> Layout {
     Layout::from_size_align(bytes as usize, align as usize).unwrap()
-}
-
-fn nothing_held(driver: &Driver) {
-    if let Some(sim) = driver.sim() {
-        let held = sim.held();
-        assert!(held.is_empty(), "still held: {held}");
-    }
 }
 
 /// A small generator of numbers, the same in each run.

@@ -66,7 +66,7 @@ fn what_lies_in_pieces_takes_the_caches_seldom() {
     // Enough for it is free, but never in one piece.
     let taken = takings(&heap, || heap.allocate(layout(128 * KIB)).is_err());
     assert!(taken <= 4, "{taken} times");
-    // At once when it is there, whoever keeps it.
+    // At once when it is there, whichever cache keeps it.
     let (first, second) = (blocks.remove(0), blocks.remove(0));
     thread::scope(|scope| {
         scope.spawn(|| drop(second)).join().unwrap();

@@ -10,7 +10,7 @@ use super::*;
 
 const ROUNDS: u64 = 20_000;
 
-/// Writes who has the block, and where it is shorter than that nothing.
+/// Writes the block's owner, or nothing where the block is shorter than that.
 fn mark(block: &Block, owner: u64) {
     block.put(0, owner).unwrap();
     block.put(block.len() - 8, !owner).unwrap();

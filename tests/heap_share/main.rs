@@ -1,6 +1,8 @@
 //! Blocks of a heap in other processes, and under names of the exchange.
 #![cfg(feature = "share")]
 
+#[path = "../common/drivers.rs"]
+mod drivers;
 #[cfg(feature = "exchange")]
 mod names;
 #[allow(dead_code, reason = "tests/share uses the rest")]
@@ -14,11 +16,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use egmem::driver::{Access, Call, HandleType, HandleTypes, NodeId};
+use egmem::driver::{Access, Call, HandleType, HandleTypes};
 use egmem::proof::{Prover, check_pattern, write_pattern};
 use egmem::share::{ImportOptions, Shared};
-use egmem::{Block, Driver, Error, Heap, Machine, Topology};
+use egmem::{Block, Driver, Error, Heap, Machine};
 
+use drivers::{node, nothing_held};
 use process::{Place, Process, accept, connect, receive, say, wait_for_go};
 
 const KIB: u64 = 1 << 10;
@@ -28,15 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 /// With `EGMEM_REQUIRE_CUDA` this machine's driver, otherwise a simulated one.
 fn open() -> Driver {
-    match std::env::var_os("EGMEM_REQUIRE_CUDA") {
-        Some(_) => Driver::open().unwrap(),
-        None => Driver::simulated(Machine::gh200()).unwrap(),
-    }
-}
-
-fn node(driver: &Driver) -> NodeId {
-    let topology = Topology::discover(driver).unwrap();
-    topology.gpu(0).unwrap().host_node().unwrap()
+    drivers::cuda_or(Machine::gh200())
 }
 
 /// Chunks of 4 MiB, so that there are several.
@@ -56,12 +51,6 @@ fn share(block: &Arc<Block>) -> Shared {
 
 fn count(driver: &Driver, call: Call) -> Option<u64> {
     Some(driver.sim()?.count(call))
-}
-
-fn nothing_held(driver: &Driver) {
-    if let Some(sim) = driver.sim() {
-        assert!(sim.held().is_empty(), "{}", sim.held());
-    }
 }
 
 /// In a child process, its role; nothing otherwise.

@@ -1,4 +1,4 @@
-//! Buffers: who is granted what, and that all see the same bytes.
+//! Buffers: the access that is granted, and that CPU and GPUs see the same bytes.
 
 use egmem::driver::{Access, Call, HandleTypes, Location, NodeId};
 use egmem::proof::Prover;

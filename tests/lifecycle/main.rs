@@ -3,6 +3,8 @@
 #[cfg(feature = "async")]
 mod awaiting;
 mod buffers;
+#[path = "../common/drivers.rs"]
+mod drivers;
 mod grants;
 mod host_memory;
 mod leaked;
@@ -13,66 +15,22 @@ mod streams;
 mod transfers;
 mod vmm;
 
-use egmem::driver::{Access, AccessDesc, Location, NodeId};
-use egmem::{Driver, Machine};
+use egmem::Driver;
+use egmem::driver::{Access, AccessDesc, Location};
+
+use drivers::{grace, node_of as node, nothing_held, on_both};
 
 const MIB: u64 = 1 << 20;
-
-fn grace() -> Driver {
-    Driver::simulated(Machine::gh200x4()).unwrap()
-}
-
-/// This machine's driver, where it has one; `EGMEM_REQUIRE_CUDA=1` makes a missing one a failure.
-fn cuda() -> Option<Driver> {
-    match Driver::open() {
-        Ok(driver) => Some(driver),
-        Err(error) if std::env::var_os("EGMEM_REQUIRE_CUDA").is_some() => panic!("{error}"),
-        Err(error) => {
-            println!("skipped on CUDA: {error}");
-            None
-        }
-    }
-}
 
 /// The last GPU: another than the first where there are two.
 fn last(driver: &Driver) -> i32 {
     driver.device_count().unwrap() - 1
 }
 
-/// The host node of a GPU.
-fn node(driver: &Driver, gpu: i32) -> NodeId {
-    egmem::Topology::discover(driver)
-        .unwrap()
-        .gpu(gpu)
-        .unwrap()
-        .host_node()
-        .unwrap()
-}
-
-fn nothing_held(driver: &Driver) {
-    if let Some(sim) = driver.sim() {
-        let held = sim.held();
-        assert!(held.is_empty(), "still held: {held}");
-    }
-}
-
-/// Makes of each `fn name(driver: &Driver)` a test on a simulated Grace node and one on CUDA.
-macro_rules! on_both {
-    ($($module:ident { $($(#[$cfg:meta])* $name:ident,)* })*) => {
-        mod simulated {
-            $($($(#[$cfg])* #[test] fn $name() { crate::$module::$name(&crate::grace()); })*)*
-        }
-        mod cuda {
-            $($($(#[$cfg])* #[test] fn $name() {
-                if let Some(driver) = crate::cuda() { crate::$module::$name(&driver); }
-            })*)*
-        }
-    };
-}
-
 #[cfg(feature = "async")]
 mod awaited {
-    on_both! {
+    crate::on_both! {
+        egmem::Machine::gh200x4();
         awaiting {
             a_task_awaits_copies_and_fills,
             many_tasks_are_woken,
@@ -82,6 +40,7 @@ mod awaited {
 }
 
 on_both! {
+    egmem::Machine::gh200x4();
     buffers {
         one_call_grants_the_host_and_every_gpu,
         cpu_and_gpus_see_the_same_bytes,

@@ -122,7 +122,7 @@ fn certificates_open_the_way_over_tcp_and_lists_of_peers_hold() {
     assert_eq!(names(&list("other.test")), ["scratch"]);
     assert_eq!(names(&list("node1.test")), ["mine", "scratch"]);
 
-    // Only who had it made can delete it.
+    // Only the peer that created it can delete it.
     let output = with("delete", "node1.test", &["mine"]);
     assert!(!output.status.success(), "{}", stdout(&output));
     let output = with("delete", "client.test", &["mine"]);

@@ -12,6 +12,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::drivers::is_cuda_required;
+
 /// Nothing here takes as long; emulated and instrumented it may take a while.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
@@ -40,9 +42,9 @@ pub fn egmem(args: &[&str]) -> Command {
 
 /// The simulator, unless a GPU is required.
 pub fn driver() -> &'static [&'static str] {
-    match std::env::var_os("EGMEM_REQUIRE_CUDA") {
-        Some(_) => &[],
-        None => &["--sim", "gh200"],
+    match is_cuda_required() {
+        true => &[],
+        false => &["--sim", "gh200"],
     }
 }
 

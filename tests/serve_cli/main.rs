@@ -5,6 +5,8 @@ mod audit;
 mod certs;
 mod commands;
 mod configuration;
+#[path = "../common/drivers.rs"]
+mod drivers;
 mod errors;
 mod follow;
 mod harness;

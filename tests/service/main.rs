@@ -2,6 +2,8 @@
 //! when they go, and what is given back.
 #![cfg(feature = "service")]
 
+#[path = "../common/drivers.rs"]
+mod drivers;
 mod groups;
 mod memory;
 mod names;
@@ -26,6 +28,8 @@ use egmem::{Driver, Machine};
 use rcgen::{CertificateParams, DnType, Issuer, KeyPair, SanType};
 use tempfile::TempDir;
 use tokio::time::Instant;
+
+use drivers::nothing_held;
 
 const PATIENCE: Duration = Duration::from_secs(300);
 const MIB: u64 = 1 << 20;
@@ -54,16 +58,7 @@ fn leases_end() -> String {
 
 /// This machine's driver, where one is required, else a simulated one.
 fn driver() -> Driver {
-    match std::env::var_os("EGMEM_REQUIRE_CUDA") {
-        Some(_) => Driver::open().unwrap(),
-        None => Driver::simulated(Machine::gh200()).unwrap(),
-    }
-}
-
-fn nothing_held(driver: &Driver) {
-    if let Some(sim) = driver.sim() {
-        assert!(sim.held().is_empty(), "still held: {}", sim.held());
-    }
+    drivers::cuda_or(Machine::gh200())
 }
 
 /// An authority and certificates of peers, in a folder.

@@ -123,7 +123,7 @@ async fn memory_of_a_holder_that_fell_silent_is_never_given_out_again() {
             .iter()
             .all(|(id, _)| second.iter().all(|(other, _)| other != id))
     );
-    // Who still has the old memory mapped sees nothing of the new.
+    // A peer that still has the old memory mapped sees nothing of the new.
     memory.fill(0xcc).unwrap();
     assert_eq!(only_byte(&held), 0xaa);
     memory.release().await.unwrap();

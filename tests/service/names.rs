@@ -1,4 +1,4 @@
-//! Who may have which names, and how these end.
+//! The names that a peer may have, and how these end.
 
 use super::*;
 

@@ -16,7 +16,7 @@ async fn start(folder: &TempDir, driver: &Driver) -> Service {
     start_with("", folder, driver).await
 }
 
-/// The same, with more about who creates memory.
+/// The same, with more about the peers that create memory.
 async fn start_with(create: &str, folder: &TempDir, driver: &Driver) -> Service {
     start_leasing(&leases_end(), create, folder, driver).await
 }
@@ -192,12 +192,12 @@ fn holder() {
         let client = options.timeout(PATIENCE).connect(&driver).await.unwrap();
         let new = CreateOptions::new("one", 8 * MIB).node(NodeId(0));
         client.create(new).await.unwrap();
-        // The kernel tells who takes an fd.
+        // The kernel identifies the process that takes an fd.
         let fetch = client.fetch("one").via(HandleType::PosixFd).probe(false);
         let memory = fetch.go().await.unwrap();
         memory.fill(0xaa).unwrap();
         println!("\nheld");
-        // Until whoever started it is gone.
+        // Until the process that started it is gone.
         let wait = || std::io::stdin().read_line(&mut String::new());
         let _ = tokio::task::spawn_blocking(wait).await;
     });

@@ -12,7 +12,7 @@ use petgraph::graphmap::DiGraphMap;
 use modules::Modules;
 
 /// The crates of `src/`.
-const ROOTS: [&str; 10] = [
+const ROOTS: [&str; 12] = [
     "src/lib.rs",
     "src/bin/egmem/main.rs",
     "src/driver/lib.rs",
@@ -23,12 +23,14 @@ const ROOTS: [&str; 10] = [
     "src/share/lib.rs",
     "src/exchange/lib.rs",
     "src/service/lib.rs",
+    "src/capi/lib.rs",
+    "src/python/lib.rs",
 ];
 
 /// The most files that may depend on each other.
 const LARGEST: usize = 2;
 
-/// Returns one text for each circle with more than [`LARGEST`] files: who names what of whom.
+/// Returns one text for each circle with more than [`LARGEST`] files: which file names which items of another.
 fn circles(modules: &Modules) -> Vec<String> {
     let uses = modules.uses();
     let graph = DiGraphMap::<usize, (), RandomState>::from_edges(uses.keys().copied());
@@ -92,6 +94,25 @@ fn circles_are_found_through_imports_and_re_exports() {
     ] {
         assert!(circle.contains(uses), "{circle}");
     }
+}
+
+#[test]
+fn files_elsewhere_are_followed() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("inner")).unwrap();
+    let files = [
+        (
+            "inner/lib.rs",
+            "mod a; #[path = \"../far.rs\"] mod far; pub use far::Second;",
+        ),
+        ("inner/a.rs", "pub struct First(crate::Second);"),
+        ("far.rs", "pub struct Second(Option<crate::a::First>);"),
+    ];
+    for (name, text) in files {
+        std::fs::write(folder.path().join(name), text).unwrap();
+    }
+    let modules = Modules::read(folder.path(), "inner/lib.rs").unwrap();
+    assert_eq!(modules.uses().len(), 2);
 }
 
 #[test]

@@ -84,11 +84,11 @@ impl Modules {
             match item {
                 Item::Mod(module) => {
                     let name = module.ident.to_string();
-                    let child = match module.content {
-                        Some((_, items)) => {
-                            self.read_module(file, items, &folder.join(&name), this)?
-                        }
-                        None => self.read_child(&folder.join(&name), this)?,
+                    let inner = folder.join(&name);
+                    let child = match (module.content, names::path_attribute(&module.attrs)) {
+                        (Some((_, items)), _) => self.read_module(file, items, &inner, this)?,
+                        (None, Some(path)) => self.read_file(&folder.join(path), &inner, this)?,
+                        (None, None) => self.read_child(&inner, this)?,
                     };
                     self.modules[this].children.insert(name, child);
                 }

@@ -27,6 +27,20 @@ pub fn is_for_tests(attributes: &[Attribute]) -> bool {
     })
 }
 
+/// Returns the file that `#[path = "…"]` names for a module.
+pub fn path_attribute(attributes: &[Attribute]) -> Option<String> {
+    let path = attributes
+        .iter()
+        .find(|attribute| attribute.path().is_ident("path"))?;
+    match &path.meta.require_name_value().ok()?.value {
+        syn::Expr::Lit(literal) => match &literal.lit {
+            syn::Lit::Str(text) => Some(text.value()),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
 /// Skips `= value` and `(…)` behind a name.
 fn skip_value(meta: &syn::meta::ParseNestedMeta<'_>) -> syn::Result<()> {
     if meta.input.peek(syn::Token![=]) {
