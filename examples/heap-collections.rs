@@ -31,7 +31,7 @@ fn main() -> Result<()> {
 
     let mut numbers = HeapVec::new_in(&heap);
     numbers.extend(0..10_000_u64);
-    // What the vector points to is the GPU's as well.
+    // The GPU reaches the vector's elements too.
     let copy = heap.allocate(Layout::for_value(numbers.as_slice()))?;
     let from = DevicePtr(numbers.as_ptr().expose_provenance() as u64);
     // SAFETY: both are there until the copy is done, and nobody writes to `numbers`.

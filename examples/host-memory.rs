@@ -1,4 +1,4 @@
-//! Every kind of memory that CPU and GPU both reach, measured side by side: who writes and reads it how fast.
+//! Every kind of memory that CPU and GPU both reach, measured side by side: the rate at which each writes and reads it.
 //!
 //! ```text
 //! cargo run --release --example host-memory -- 1GiB
