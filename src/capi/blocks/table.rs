@@ -1,0 +1,212 @@
+//! Which blocks are in use, by their offset: one entry for each page of the heap, read and written without a lock.
+//!
+//! A C program frees a block by its address alone, so what [`RawBlock`] has besides is kept here. At most one large block
+//! begins in a page, or small ones with one key and one size, as [`RawBlock::PAGE`] says. So a page's entry has the key and
+//! the size once, and one bit for each place where a block can begin. A bit is set exactly while a block that begins
+//! there is in use: a free of any other address, and a second free, find no bit.
+//!
+//! Entries of one page are written by the threads that allocate and free its blocks. A large block's thread is alone in
+//! its page, so it stores; threads with small blocks change their bits by atomic operations. All accesses are relaxed:
+//! a block's address passes from thread to thread by the program's own means, which order them, and through the heap.
+
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use egmem::heap::RawBlock;
+
+use super::mapping::{Mapping, Zeroed};
+
+/// A page's blocks.
+#[derive(Default)]
+#[repr(align(32))]
+struct Page {
+    /// A bit for each multiple of [`RawBlock::MIN_ALIGN`] in the page: whether a block in use begins there.
+    begins: [AtomicU64; 2],
+    key: AtomicU64,
+    bytes: AtomicU64,
+}
+
+// SAFETY: atomic numbers, of which every value is valid.
+unsafe impl Zeroed for Page {}
+
+/// The table: an entry for each page, found by one addition, since the lookup is on the way of every free.
+pub(crate) struct Table {
+    pages: Mapping<Page>,
+}
+
+/// A place in a page: the word with its bit, and the bit.
+#[inline]
+fn bit_of(offset: u64) -> (usize, u64) {
+    let unit = offset % RawBlock::PAGE / RawBlock::MIN_ALIGN;
+    ((unit / 64) as usize, 1 << (unit % 64))
+}
+
+impl Table {
+    /// Creates a table for offsets below `limit`, in bytes. It has addresses for all entries, and memory for those that are
+    /// written.
+    pub(super) fn new(limit: u64) -> io::Result<Self> {
+        let pages = usize::try_from(limit.div_ceil(RawBlock::PAGE)).unwrap_or(usize::MAX);
+        let pages = Mapping::new(pages)?;
+        Ok(Self { pages })
+    }
+
+    /// Notes a block, which is in use from now on. Returns `false` if it is not below the limit.
+    #[inline]
+    pub(super) fn put(&self, raw: RawBlock) -> bool {
+        let number = (raw.offset / RawBlock::PAGE) as usize;
+        let Some(page) = self.pages.get(number) else {
+            return false;
+        };
+        let (word, bit) = bit_of(raw.offset);
+        page.key.store(raw.key, Relaxed);
+        page.bytes.store(raw.bytes, Relaxed);
+        match raw.is_small() {
+            true => {
+                page.begins[word].fetch_or(bit, Relaxed);
+            }
+            false => page.begins[word].store(bit, Relaxed),
+        }
+        true
+    }
+
+    /// Returns the block in use that begins at `offset`.
+    #[inline]
+    pub(super) fn get(&self, offset: u64) -> Option<RawBlock> {
+        self.find(offset).map(|(raw, _)| raw)
+    }
+
+    #[inline]
+    fn find(&self, offset: u64) -> Option<(RawBlock, &Page)> {
+        if !offset.is_multiple_of(RawBlock::MIN_ALIGN) {
+            return None;
+        }
+        let page = self.pages.get((offset / RawBlock::PAGE) as usize)?;
+        let (word, bit) = bit_of(offset);
+        if page.begins[word].load(Relaxed) & bit == 0 {
+            return None;
+        }
+        let raw = RawBlock {
+            offset,
+            bytes: page.bytes.load(Relaxed),
+            key: page.key.load(Relaxed),
+        };
+        Some((raw, page))
+    }
+
+    /// Removes the block in use that begins at `offset`, and returns it.
+    #[inline]
+    pub(super) fn take(&self, offset: u64) -> Option<RawBlock> {
+        let (raw, page) = self.find(offset)?;
+        let (word, bit) = bit_of(offset);
+        match raw.is_small() {
+            // Of two threads that free it at once, one finds no bit any more.
+            true => (page.begins[word].fetch_and(!bit, Relaxed) & bit != 0).then_some(raw),
+            false => {
+                page.begins[word].store(0, Relaxed);
+                Some(raw)
+            }
+        }
+    }
+
+    /// Returns the most bytes of memory that the table has for a heap that had `backed` bytes at once.
+    pub(super) fn metadata(backed: u64) -> u64 {
+        backed.div_ceil(RawBlock::PAGE) * size_of::<Page>() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::alloc::Layout;
+    use std::collections::BTreeMap;
+
+    use egmem::driver::NodeId;
+    use egmem::{Block, Driver, Heap, Machine};
+
+    use super::*;
+
+    #[test]
+    fn the_table_has_exactly_the_blocks_in_use() {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let heap = Heap::on(NodeId(0)).limit(64 << 20).build(&driver).unwrap();
+        let table = Table::new(heap.limit()).unwrap();
+        let mut random = fastrand::Rng::with_seed(3);
+        let mut live: BTreeMap<u64, RawBlock> = BTreeMap::new();
+        for step in 0..20_000 {
+            if live.len() > 500 || (!live.is_empty() && random.bool()) {
+                let index = random.usize(..live.len());
+                let (&offset, &raw) = live.iter().nth(index).unwrap();
+                assert_eq!(table.take(offset), Some(raw));
+                assert_eq!(table.take(offset), None);
+                live.remove(&offset);
+                // SAFETY: the list had it, so it was in use.
+                drop(unsafe { Block::from_raw(&heap, raw) });
+            } else {
+                let bytes = match random.u8(..3) {
+                    0 => random.usize(1..=2048),
+                    1 => random.usize(2049..8000),
+                    _ => random.usize(1..100_000),
+                };
+                let layout = Layout::from_size_align(bytes, 16 << random.u8(..5)).unwrap();
+                // As `Blocks` does.
+                let usable = match Heap::usable_size(layout) {
+                    small @ ..=2048 => small as usize,
+                    _ => bytes,
+                };
+                let layout = Layout::from_size_align(usable, layout.align()).unwrap();
+                let raw = heap.allocate(layout).unwrap().into_raw();
+                assert!(table.put(raw));
+                live.insert(raw.offset, raw);
+            }
+            let probe = random.u64(..heap.limit());
+            assert_eq!(table.get(probe), live.get(&probe).copied());
+            if step % 1000 == 0 {
+                assert!(live.values().all(|raw| table.get(raw.offset) == Some(*raw)));
+            }
+        }
+        for raw in live.into_values() {
+            // SAFETY: the list had it, so it was in use.
+            drop(unsafe { Block::from_raw(&heap, raw) });
+        }
+    }
+
+    #[test]
+    fn beyond_the_limit_there_is_nothing() {
+        let table = Table::new(1 << 20).unwrap();
+        assert_eq!(table.take(u64::MAX - 15), None);
+        let raw = RawBlock {
+            offset: 1 << 40,
+            bytes: 4096,
+            key: 0,
+        };
+        assert!(!table.put(raw));
+        assert_eq!(table.get(1 << 40), None);
+    }
+
+    #[test]
+    fn threads_share_a_page_of_small_blocks() {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let heap = Heap::on(NodeId(0)).limit(64 << 20).build(&driver).unwrap();
+        let table = Table::new(heap.limit()).unwrap();
+        let layout = Layout::from_size_align(16, 16).unwrap();
+        let all: Vec<RawBlock> = (0..256)
+            .map(|_| heap.allocate(layout).unwrap().into_raw())
+            .collect();
+        std::thread::scope(|scope| {
+            for part in all.chunks(64) {
+                let table = &table;
+                scope.spawn(move || {
+                    for _ in 0..50 {
+                        part.iter().for_each(|raw| assert!(table.put(*raw)));
+                        part.iter()
+                            .for_each(|raw| assert_eq!(table.take(raw.offset), Some(*raw)));
+                    }
+                });
+            }
+        });
+        for raw in all {
+            assert_eq!(table.get(raw.offset), None);
+            // SAFETY: they are in use; the table only notes them.
+            drop(unsafe { Block::from_raw(&heap, raw) });
+        }
+    }
+}

@@ -1,0 +1,407 @@
+//! Buffers: memory of this process, of another one, or of a pool.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use egmem::driver::{Access, DevicePtr, Location};
+use egmem::exchange::blocking::RemoteBuffer;
+use egmem::memory::CpuView;
+use egmem::share::ImportedBuffer;
+use egmem::{Buffer, Error, Memory, PoolBuffer};
+
+use crate::call::call;
+use crate::failure::{Failure, Outcome};
+use crate::options::{check_flags, read, read_grants};
+use crate::types::read_handle_types;
+use crate::{
+    EGM_OVERCOMMIT, EGM_ROOM_FOR_PROBES, EGM_SHAREABLE, args, egm_buffer_options, egm_driver,
+    egm_grant, egm_location, egm_status, egm_stream,
+};
+
+/// Memory at one address for the CPU and the GPUs: allocated here, received from another process, fetched from a server,
+/// or from a pool. Any thread may use it, several at a time, except where a function says otherwise.
+pub struct egm_buffer {
+    pub(crate) memory: Kind,
+}
+
+/// Where a buffer comes from.
+pub(crate) enum Kind {
+    Own(Arc<Buffer>),
+    Imported(ImportedBuffer),
+    Fetched(RemoteBuffer),
+    Pool(PoolBuffer),
+}
+
+impl Kind {
+    fn memory(&self) -> &dyn Memory {
+        match self {
+            Self::Own(buffer) => &**buffer,
+            Self::Imported(buffer) => buffer,
+            Self::Fetched(buffer) => buffer,
+            Self::Pool(buffer) => buffer,
+        }
+    }
+
+    fn start(&self) -> DevicePtr {
+        self.memory().device_ptr()
+    }
+
+    fn cpu_at(&self, offset: u64, len: u64) -> Outcome<CpuView<'_>> {
+        Ok(match self {
+            Self::Own(buffer) => buffer.cpu_at(offset, len)?,
+            Self::Imported(buffer) => buffer.cpu()?.slice(offset, len)?,
+            Self::Fetched(buffer) => buffer.cpu()?.slice(offset, len)?,
+            Self::Pool(buffer) => buffer.cpu()?.slice(offset, len)?,
+        })
+    }
+
+    fn access(&self, location: Location) -> Outcome<Access> {
+        Ok(match self {
+            Self::Own(buffer) => buffer.access(location)?,
+            Self::Imported(buffer) => buffer.access(location)?,
+            Self::Fetched(buffer) => buffer.access(location)?,
+            Self::Pool(buffer) => buffer.pool().access(location)?,
+        })
+    }
+
+    fn pool_memory(&mut self) -> Outcome<&mut PoolBuffer> {
+        match self {
+            Self::Pool(buffer) => Ok(buffer),
+            _ => Err(Failure::invalid("buffer", "it is not a pool's memory")),
+        }
+    }
+}
+
+/// Allocates, maps and grants memory. If a step fails, the steps before it are undone.
+///
+/// Fails with ::EGM_INVALID_ARGUMENT, ::EGM_NO_SUCH_NODE, ::EGM_NO_SUCH_GPU, ::EGM_NODE_TOO_FULL, ::EGM_OUT_OF_MEMORY, and
+/// others of the driver.
+///
+/// # Safety
+/// `driver` is null or a driver; `options` is null or points to as many bytes as its first field says; `out` is null or may
+/// be written. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_buffer_create(
+    driver: *const egm_driver,
+    options: *const egm_buffer_options,
+    out: *mut *mut egm_buffer,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let (driver, options) = unsafe { (args::object(driver, "driver")?, read(options)?) };
+        let out = args::out(out, "out")?;
+        // SAFETY: the caller's promise.
+        let buffer = unsafe { allocate(driver, &options)? };
+        // SAFETY: the caller's promise.
+        unsafe { args::give(out, buffer) };
+        Ok(())
+    })
+}
+
+/// # Safety
+/// The pointers in `options` are null or valid.
+unsafe fn allocate(driver: &egm_driver, options: &egm_buffer_options) -> Outcome<egm_buffer> {
+    check_flags(
+        options.flags,
+        EGM_SHAREABLE | EGM_OVERCOMMIT | EGM_ROOM_FOR_PROBES,
+    )?;
+    let is = |flag| options.flags & flag != 0;
+    let mut build = Buffer::on(options.location.read()?)
+        .bytes(options.bytes)
+        .handle_types(read_handle_types(options.handle_types)?)
+        .overcommit(is(EGM_OVERCOMMIT));
+    // SAFETY: the caller's promise.
+    if let Some(grants) = unsafe { read_grants(options.grants, options.grant_count)? } {
+        build = build.access_by::<Location>([]);
+        for grant in grants {
+            build = build.access(grant.location, grant.access);
+        }
+    }
+    if options.chunk != 0 {
+        build = build.chunk(options.chunk);
+    }
+    if is(EGM_SHAREABLE) {
+        build = build.shareable();
+    }
+    if is(EGM_ROOM_FOR_PROBES) {
+        build = build.room_for_probes();
+    }
+    // SAFETY: the caller's promise.
+    if let Some(label) = unsafe { args::optional_text(options.label, "label")? } {
+        build = build.label(label);
+    }
+    let memory = Kind::Own(Arc::new(build.allocate(&driver.driver)?));
+    Ok(egm_buffer { memory })
+}
+
+/// Allocates `bytes` on the host node of a GPU, for the CPU and every GPU.
+///
+/// Fails as egm_buffer_create(), and with ::EGM_NODE_UNKNOWN if the GPU's node is not known.
+///
+/// # Safety
+/// `driver` is null or a driver; `out` is null or may be written. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_buffer_near(
+    driver: *const egm_driver,
+    gpu: i32,
+    bytes: u64,
+    out: *mut *mut egm_buffer,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let driver = unsafe { args::object(driver, "driver")? };
+        let out = args::out(out, "out")?;
+        let memory = Kind::Own(Arc::new(Buffer::near(&driver.driver, gpu, bytes)?));
+        // SAFETY: the caller's promise.
+        unsafe { args::give(out, egm_buffer { memory }) };
+        Ok(())
+    })
+}
+
+/// Returns the address: the same for every GPU and, where the CPU has access, for the CPU. It is valid until the buffer is
+/// destroyed.
+///
+/// # Safety
+/// `buffer` is null or a buffer; `out` is null or may be written. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_buffer_ptr(
+    buffer: *const egm_buffer,
+    out: *mut *mut c_void,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let buffer = unsafe { args::object(buffer, "buffer")? };
+        let out = args::out(out, "out")?;
+        // SAFETY: the caller's promise.
+        unsafe { out.write(pointer(buffer.memory.start().0)) };
+        Ok(())
+    })
+}
+
+/// Returns an address as a pointer.
+#[inline]
+pub(crate) fn pointer(address: u64) -> *mut c_void {
+    std::ptr::with_exposed_provenance_mut(address as usize)
+}
+
+/// Returns the number of bytes that were asked for.
+///
+/// # Safety
+/// `buffer` is null or a buffer; `out` is null or may be written. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_buffer_size(buffer: *const egm_buffer, out: *mut u64) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let buffer = unsafe { args::object(buffer, "buffer")? };
+        let out = args::out(out, "out")?;
+        // SAFETY: the caller's promise.
+        unsafe { out.write(buffer.memory.memory().len()) };
+        Ok(())
+    })
+}
+
+/// Returns where the first part of the memory lies.
+///
+/// # Safety
+/// `buffer` is null or a buffer; `out` is null or may be written. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_buffer_location(
+    buffer: *const egm_buffer,
+    out: *mut egm_location,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let buffer = unsafe { args::object(buffer, "buffer")? };
+        let out = args::out(out, "out")?;
+        // SAFETY: the caller's promise.
+        unsafe { out.write(egm_location::of(buffer.memory.memory().location())) };
+        Ok(())
+    })
+}
+
+/// Returns what a location may do with the memory: one of `EGM_ACCESS_…`.
+///
+/// # Safety
+/// `buffer` is null or a buffer; `out` is null or may be written. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_buffer_access(
+    buffer: *const egm_buffer,
+    who: egm_location,
+    out: *mut i32,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let buffer = unsafe { args::object(buffer, "buffer")? };
+        let out = args::out(out, "out")?;
+        let access = buffer.memory.access(who.read()?)?.flags();
+        // SAFETY: the caller's promise.
+        unsafe { out.write(access as i32) };
+        Ok(())
+    })
+}
+
+/// Changes what locations may do with a buffer that was allocated here. GPU work that needs the access has ended.
+///
+/// Fails with ::EGM_STILL_HELD once the buffer was sent to another process.
+///
+/// # Safety
+/// `buffer` is null or a buffer, which no other thread uses during the call; `grants` is null or points to `grant_count`
+/// grants. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_buffer_set_access(
+    buffer: *mut egm_buffer,
+    grants: *const egm_grant,
+    grant_count: usize,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let buffer = unsafe { args::object_mut(buffer, "buffer")? };
+        // SAFETY: the caller's promise.
+        let grants = unsafe { read_grants(grants, grant_count)? }.unwrap_or_default();
+        let Kind::Own(buffer) = &mut buffer.memory else {
+            return Err(Failure::invalid("buffer", "it was not allocated here"));
+        };
+        let buffer = Arc::get_mut(buffer).ok_or_else(|| Error::StillHeld {
+            name: "the buffer".into(),
+            holders: vec!["a channel that sends it".into()],
+        })?;
+        Ok(buffer.set_access(&grants)?)
+    })
+}
+
+/// Copies `len` bytes into the buffer with the CPU.
+///
+/// Fails with ::EGM_OUT_OF_RANGE and, where the CPU may not write, ::EGM_NOT_ACCESSIBLE. A pool's memory waits for the
+/// streams that use it.
+///
+/// # Safety
+/// `buffer` is null or a buffer; `from` is null or points to `len` bytes, none of them in the buffer. Any thread may call
+/// this, also while other threads and GPUs write the same bytes, which then have the value of either.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_buffer_write(
+    buffer: *const egm_buffer,
+    offset: u64,
+    from: *const c_void,
+    len: usize,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let buffer = unsafe { args::object(buffer, "buffer")? };
+        // SAFETY: the caller's promise.
+        let from = unsafe { args::values(from.cast::<u8>(), len, "from")? };
+        let view = buffer.memory.cpu_at(offset, len as u64)?;
+        Ok(view.write_at(0, from)?)
+    })
+}
+
+/// Copies `len` bytes out of the buffer with the CPU.
+///
+/// Fails as egm_buffer_write(), where the CPU may not read.
+///
+/// # Safety
+/// As egm_buffer_write(): `to` is null or points to `len` bytes, none of them in the buffer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_buffer_read(
+    buffer: *const egm_buffer,
+    offset: u64,
+    to: *mut c_void,
+    len: usize,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let buffer = unsafe { args::object(buffer, "buffer")? };
+        let view = buffer.memory.cpu_at(offset, len as u64)?;
+        if !to.is_null() {
+            // The caller's bytes need not be initialised: a slice of them must be.
+            // SAFETY: the caller promises `len` bytes.
+            unsafe { to.cast::<u8>().write_bytes(0, len) };
+        }
+        // SAFETY: the caller's promise; initialised above.
+        let to = unsafe { args::values_mut(to.cast::<u8>(), len, "to")? };
+        Ok(view.read_at(0, to)?)
+    })
+}
+
+/// Sets `len` bytes from `offset` on to `byte` with the CPU. Fails as egm_buffer_write().
+///
+/// # Safety
+/// `buffer` is null or a buffer. Any thread may call this, as egm_buffer_write().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_buffer_fill(
+    buffer: *const egm_buffer,
+    offset: u64,
+    len: u64,
+    byte: u8,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let buffer = unsafe { args::object(buffer, "buffer")? };
+        let view = buffer.memory.cpu_at(offset, len)?;
+        Ok(view.fill(0, len, byte)?)
+    })
+}
+
+/// Lets work that is submitted to `stream` from now on use a pool's memory.
+///
+/// # Safety
+/// `buffer` is null or a buffer, which no other thread uses during the call; `stream` is null or a stream.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_buffer_use_on(
+    buffer: *mut egm_buffer,
+    stream: *const egm_stream,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let buffer = unsafe { args::object_mut(buffer, "buffer")? };
+        // SAFETY: the caller's promise.
+        let stream = unsafe { args::object(stream, "stream")? };
+        Ok(buffer.memory.pool_memory()?.use_on(&stream.stream)?)
+    })
+}
+
+/// Destroys a pool's buffer: its memory is freed after all work submitted so far to `stream` and to every stream that used
+/// it. The buffer is destroyed even where the call fails, except with ::EGM_INVALID_ARGUMENT.
+///
+/// # Safety
+/// `buffer` is null, or a buffer that no thread uses during the call or afterwards; `stream` is null or a stream.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_buffer_free_on(
+    buffer: *mut egm_buffer,
+    stream: *const egm_stream,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let found = unsafe { args::object_mut(buffer, "buffer")? };
+        // SAFETY: the caller's promise.
+        let stream = unsafe { args::object(stream, "stream")? };
+        let memory = found.memory.pool_memory()?;
+        memory
+            .driver()
+            .expect_same(stream.stream.driver(), "stream")?;
+        // SAFETY: the caller's promise.
+        match unsafe { args::take(buffer) }.map(|buffer| buffer.memory) {
+            Some(Kind::Pool(memory)) => Ok(memory.free_on(&stream.stream)?),
+            _ => Ok(()),
+        }
+    })
+}
+
+/// Destroys a buffer: unmaps its memory and gives it back. For fetched memory it ends the lease and waits until the server
+/// has noted that; it fails if that cannot be known, and the memory is gone anyway. A pool's memory is freed after the work
+/// of the streams that use it. A null pointer is left alone.
+///
+/// GPU work that uses the memory has ended: a GPU that accesses unmapped addresses loses its context.
+///
+/// # Safety
+/// `buffer` is null, or a buffer that no thread uses during the call or afterwards: not destroyed yet. No GPU uses its
+/// memory.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_buffer_destroy(buffer: *mut egm_buffer) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        match unsafe { args::take(buffer) }.map(|buffer| buffer.memory) {
+            Some(Kind::Fetched(remote)) => Ok(remote.release()?),
+            _ => Ok(()),
+        }
+    })
+}

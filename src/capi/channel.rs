@@ -1,0 +1,256 @@
+//! Memory between processes of one machine, over Unix sockets.
+
+use std::ffi::{c_char, c_void};
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use egmem::share::{Channel, ImportOptions, Listener, Peers, Shared};
+
+use crate::buffer::Kind;
+use crate::call::call;
+use crate::failure::{Failure, Outcome};
+use crate::types::read_access;
+use crate::{args, egm_buffer, egm_driver, egm_heap, egm_status};
+
+/// A Unix socket that other processes of this user connect to. Any thread may use it, several at a time.
+pub struct egm_listener {
+    listener: Mutex<Listener>,
+}
+
+/// A connection to another process of this user, which sends and receives memory. Any thread may use it; calls take turns.
+///
+/// Any error except a timeout before the first byte closes the connection.
+pub struct egm_channel {
+    channel: Mutex<Channel>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn milliseconds(timeout_ms: u64) -> Outcome<Duration> {
+    match timeout_ms {
+        0 => Err(Failure::invalid("timeout_ms", "0 milliseconds")),
+        some => Ok(Duration::from_millis(some)),
+    }
+}
+
+/// Listens at a path of the file system, which only this user can open. Replaces a socket that a dead process has left.
+///
+/// # Safety
+/// `path` is null or a string; `out` is null or may be written. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_listener_bind(
+    path: *const c_char,
+    out: *mut *mut egm_listener,
+) -> egm_status {
+    call(|| {
+        let out = args::out(out, "out")?;
+        // SAFETY: the caller's promise.
+        let path = unsafe { args::text(path, "path")? };
+        let listener = Mutex::new(Listener::bind(path, Peers::same_user())?);
+        // SAFETY: the caller's promise.
+        unsafe { args::give(out, egm_listener { listener }) };
+        Ok(())
+    })
+}
+
+/// Waits at most `timeout_ms` milliseconds, at least 1, for a process that connects.
+///
+/// Fails with ::EGM_TIMED_OUT, and with ::EGM_NOT_TRUSTED for a process of another user; the listener stays usable.
+///
+/// # Safety
+/// `listener` is null or a listener; `out` is null or may be written. Any thread may call this; calls take turns.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_listener_accept(
+    listener: *const egm_listener,
+    timeout_ms: u64,
+    out: *mut *mut egm_channel,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let listener = unsafe { args::object(listener, "listener")? };
+        let out = args::out(out, "out")?;
+        let timeout = milliseconds(timeout_ms)?;
+        let mut listener = lock(&listener.listener);
+        listener.set_timeout(timeout)?;
+        let channel = Mutex::new(listener.accept()?);
+        // SAFETY: the caller's promise.
+        unsafe { args::give(out, egm_channel { channel }) };
+        Ok(())
+    })
+}
+
+/// Stops listening and removes the socket's file. A null pointer is left alone.
+///
+/// # Safety
+/// `listener` is null, or a listener that no thread uses during the call or afterwards: not destroyed yet.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_listener_destroy(listener: *mut egm_listener) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        drop(unsafe { args::take(listener) });
+        Ok(())
+    })
+}
+
+/// Connects to a listener of this user.
+///
+/// Fails with ::EGM_UNREACHABLE if no process listens, ::EGM_NOT_TRUSTED for another user's.
+///
+/// # Safety
+/// `path` is null or a string; `out` is null or may be written. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_channel_connect(
+    path: *const c_char,
+    out: *mut *mut egm_channel,
+) -> egm_status {
+    call(|| {
+        let out = args::out(out, "out")?;
+        // SAFETY: the caller's promise.
+        let path = unsafe { args::text(path, "path")? };
+        let channel = Mutex::new(Channel::connect(path, Peers::same_user())?);
+        // SAFETY: the caller's promise.
+        unsafe { args::give(out, egm_channel { channel }) };
+        Ok(())
+    })
+}
+
+/// Makes a channel of a connected Unix stream socket: one end of socketpair(2), or an inherited one. The channel owns the
+/// file descriptor from then on; if the call fails, it is closed, unless it is negative or `out` is null.
+///
+/// # Safety
+/// `fd` is negative, or an open file descriptor that nothing else uses; `out` is null or may be written. Any thread may
+/// call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_channel_from_fd(fd: i32, out: *mut *mut egm_channel) -> egm_status {
+    call(|| {
+        let out = args::out(out, "out")?;
+        if fd < 0 {
+            return Err(Failure::invalid(
+                "fd",
+                format!("{fd} is no file descriptor"),
+            ));
+        }
+        // SAFETY: the caller gives an open file descriptor away.
+        let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+        let channel = Mutex::new(Channel::new(socket.into(), &Peers::same_user())?);
+        // SAFETY: the caller's promise.
+        unsafe { args::give(out, egm_channel { channel }) };
+        Ok(())
+    })
+}
+
+/// Sets how long each call with the channel may take from now on, in milliseconds, at least 1; 30 s at first.
+///
+/// # Safety
+/// `channel` is null or a channel. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_channel_set_timeout(
+    channel: *const egm_channel,
+    timeout_ms: u64,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let channel = unsafe { args::object(channel, "channel")? };
+        lock(&channel.channel).set_timeout(milliseconds(timeout_ms)?);
+        Ok(())
+    })
+}
+
+/// Shares a buffer that was allocated here and is shareable with the other process, and asks that process to keep to
+/// `access`. From now on it may use all of the memory, and keeps it alive for as long as it likes.
+///
+/// Fails with ::EGM_INVALID_ARGUMENT for memory that is not shareable; ::EGM_PEER_LOST, ::EGM_TIMED_OUT.
+///
+/// # Safety
+/// `channel` is null or a channel; `buffer` is null or a buffer. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_channel_send(
+    channel: *const egm_channel,
+    buffer: *const egm_buffer,
+    access: i32,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let channel = unsafe { args::object(channel, "channel")? };
+        // SAFETY: the caller's promise.
+        let buffer = unsafe { args::object(buffer, "buffer")? };
+        let access = read_access(access)?;
+        let Kind::Own(buffer) = &buffer.memory else {
+            return Err(Failure::invalid("buffer", "it was not allocated here"));
+        };
+        let shared = Shared::from(Arc::clone(buffer));
+        Ok(lock(&channel.channel).send(&shared, access)?)
+    })
+}
+
+/// Shares a block of a heap that is shareable. The other process gets the block's usable bytes, but could access all of
+/// its chunk: put data that it must not see into a heap of its own.
+///
+/// Keep the block until the other process has confirmed that it and its GPU work are done with it: a freed block is
+/// reused.
+///
+/// # Safety
+/// `channel` is null or a channel; `heap` is null or a heap. No other call frees or resizes the block meanwhile. Any
+/// thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_channel_send_block(
+    channel: *const egm_channel,
+    heap: *const egm_heap,
+    block: *const c_void,
+    access: i32,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let channel = unsafe { args::object(channel, "channel")? };
+        // SAFETY: the caller's promise.
+        let heap = unsafe { args::object(heap, "heap")? };
+        let access = read_access(access)?;
+        heap.with_shared(block, |shared| {
+            Ok(lock(&channel.channel).send(shared, access)?)
+        })
+    })
+}
+
+/// Waits for memory from the other process and maps it, for the CPU and every GPU that can reach it, as far as the other
+/// process allows.
+///
+/// Fails with ::EGM_TIMED_OUT, after which the call may be made again if no byte had arrived; ::EGM_PEER_LOST,
+/// ::EGM_PROTOCOL, and others of the driver.
+///
+/// # Safety
+/// `channel` is null or a channel; `driver` is null or a driver; `out` is null or may be written. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_channel_receive(
+    channel: *const egm_channel,
+    driver: *const egm_driver,
+    out: *mut *mut egm_buffer,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let channel = unsafe { args::object(channel, "channel")? };
+        // SAFETY: the caller's promise.
+        let driver = unsafe { args::object(driver, "driver")? };
+        let out = args::out(out, "out")?;
+        let offer = lock(&channel.channel).receive()?;
+        let memory = Kind::Imported(offer.import(&driver.driver, ImportOptions::new())?);
+        // SAFETY: the caller's promise.
+        unsafe { args::give(out, egm_buffer { memory }) };
+        Ok(())
+    })
+}
+
+/// Closes a channel. Memory that was sent or received stays. A null pointer is left alone.
+///
+/// # Safety
+/// `channel` is null, or a channel that no thread uses during the call or afterwards: not destroyed yet.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_channel_destroy(channel: *mut egm_channel) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        drop(unsafe { args::take(channel) });
+        Ok(())
+    })
+}

@@ -1,0 +1,364 @@
+//! Heaps: blocks of any size in nanoseconds.
+
+mod handle;
+mod stats;
+
+use std::ffi::{c_char, c_void};
+
+use egmem::Stream;
+
+use crate::call::call;
+use crate::options::read;
+use crate::stream::borrowed_handle;
+use crate::{args, egm_driver, egm_event, egm_heap_options, egm_status, egm_stream, text};
+
+pub use handle::egm_heap;
+pub use stats::egm_heap_stats;
+
+/// Creates a heap. It reserves addresses for its limit at once, and adds memory as needed.
+///
+/// # Safety
+/// `driver` is null or a driver; `options` is null or points to as many bytes as its first field says; `out` is null or may
+/// be written. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_heap_create(
+    driver: *const egm_driver,
+    options: *const egm_heap_options,
+    out: *mut *mut egm_heap,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let (driver, options) = unsafe { (args::object(driver, "driver")?, read(options)?) };
+        let out = args::out(out, "out")?;
+        // SAFETY: the caller's promise.
+        let heap = unsafe { egm_heap::create(&driver.driver, &options)? };
+        // SAFETY: the caller's promise.
+        unsafe { args::give(out, heap) };
+        Ok(())
+    })
+}
+
+/// Allocates a block of `size` bytes, at least 1, at a multiple of `align`: a power of two, or 0 for 16. The bytes are not
+/// initialised. The address is the same for every GPU and, where the CPU has access, for the CPU; it is valid until the
+/// block is freed.
+///
+/// Fails with ::EGM_INVALID_ARGUMENT for 0 bytes, for more than 1 TiB - 2 MiB, and for a wrong alignment; ::EGM_HEAP_FULL; if
+/// the heap has to grow, ::EGM_NODE_TOO_FULL, ::EGM_OUT_OF_MEMORY, and others of the driver.
+///
+/// # Safety
+/// `heap` is null or a heap; `out` is null or may be written. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_heap_alloc(
+    heap: *const egm_heap,
+    size: usize,
+    align: usize,
+    out: *mut *mut c_void,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let heap = unsafe { args::object(heap, "heap")? };
+        let out = args::out(out, "out")?;
+        let block = heap.allocate(size, align)?;
+        // SAFETY: the caller's promise.
+        unsafe { out.write(block) };
+        Ok(())
+    })
+}
+
+/// As egm_heap_alloc(), with every byte 0. The CPU writes the zeros, or a GPU if the CPU may not write.
+///
+/// # Safety
+/// As egm_heap_alloc().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_heap_alloc_zeroed(
+    heap: *const egm_heap,
+    size: usize,
+    align: usize,
+    out: *mut *mut c_void,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let heap = unsafe { args::object(heap, "heap")? };
+        let out = args::out(out, "out")?;
+        let block = heap.allocate_zeroed(size, align)?;
+        // SAFETY: the caller's promise.
+        unsafe { out.write(block) };
+        Ok(())
+    })
+}
+
+/// Frees a block. The heap may hand it out again at once, to any thread: GPU work that uses it has ended. A null pointer is
+/// left alone.
+///
+/// Fails with ::EGM_INVALID_ARGUMENT, and changes nothing, for an address at which no block of the heap in use begins: one
+/// of another heap, within a block, or freed before. An address that was freed and allocated again is a block in use.
+///
+/// # Safety
+/// `heap` is null or a heap. No thread and no GPU uses the block at `block`. Any thread may call this, also another than
+/// the one that allocated the block.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_heap_free(heap: *const egm_heap, block: *mut c_void) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let heap = unsafe { args::object(heap, "heap")? };
+        if block.is_null() {
+            return Ok(());
+        }
+        // SAFETY: the caller's promise.
+        unsafe { heap.free(block) }
+    })
+}
+
+/// Frees a block once all work submitted to `stream` so far has run. The call does not wait. A null block is left alone.
+///
+/// Where the call fails, the block is not freed: wait for the GPU's work and free it by egm_heap_free().
+///
+/// # Safety
+/// As egm_heap_free(), but work that was submitted to `stream` before may use the block; `stream` is null or a stream. Any
+/// thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_heap_free_after(
+    heap: *const egm_heap,
+    block: *mut c_void,
+    stream: *const egm_stream,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let heap = unsafe { args::object(heap, "heap")? };
+        // SAFETY: the caller's promise.
+        let stream = unsafe { args::object(stream, "stream")? };
+        if block.is_null() {
+            return Ok(());
+        }
+        // SAFETY: the caller's promise.
+        unsafe { heap.free_after(block, &stream.stream) }
+    })
+}
+
+/// As egm_heap_free_after(), for a stream of the program's own, a `CUstream` or `cudaStream_t`.
+///
+/// # Safety
+/// As egm_heap_free_after(). `handle` is a stream of the primary context of GPU `gpu`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_heap_free_after_cuda_stream(
+    heap: *const egm_heap,
+    block: *mut c_void,
+    gpu: i32,
+    handle: *mut c_void,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let heap = unsafe { args::object(heap, "heap")? };
+        if block.is_null() {
+            return Ok(());
+        }
+        let handle = borrowed_handle(gpu, handle);
+        // SAFETY: the caller promises a stream, which is used within this call only: the heap keeps an event.
+        let stream = unsafe { Stream::borrowed(heap.heap().driver(), handle) };
+        // SAFETY: the caller's promise.
+        unsafe { heap.free_after(block, &stream) }
+    })
+}
+
+/// Frees a block once the work that `event` currently marks has run. Do not record the event again before then. As
+/// egm_heap_free_after() otherwise.
+///
+/// # Safety
+/// As egm_heap_free_after(), for work that `event` marks; `event` is null or an event.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_heap_free_after_event(
+    heap: *const egm_heap,
+    block: *mut c_void,
+    event: *const egm_event,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let heap = unsafe { args::object(heap, "heap")? };
+        // SAFETY: the caller's promise.
+        let event = unsafe { args::object(event, "event")? };
+        if block.is_null() {
+            return Ok(());
+        }
+        // SAFETY: the caller's promise.
+        unsafe { heap.free_after_event(block, &event.event) }
+    })
+}
+
+/// Resizes a block in place and tells by `out` whether that was possible; otherwise nothing changes. Added bytes are not
+/// initialised. In a heap in debug mode it is never possible.
+///
+/// Fails with ::EGM_INVALID_ARGUMENT for an address at which no block in use begins.
+///
+/// # Safety
+/// `heap` is null or a heap; `out` is null or may be written. No thread and no GPU uses the bytes that the block loses, and
+/// no other call is made with the block meanwhile. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_heap_resize(
+    heap: *const egm_heap,
+    block: *mut c_void,
+    size: usize,
+    out: *mut bool,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let heap = unsafe { args::object(heap, "heap")? };
+        let out = args::out(out, "out")?;
+        // SAFETY: the caller's promise.
+        let resized = unsafe { heap.resize(block, size)? };
+        // SAFETY: the caller's promise.
+        unsafe { out.write(resized) };
+        Ok(())
+    })
+}
+
+/// Returns the number of bytes that may be used at a block: at least as many as were asked for.
+///
+/// Fails with ::EGM_INVALID_ARGUMENT for an address at which no block in use begins.
+///
+/// # Safety
+/// `heap` is null or a heap; `out` is null or may be written; no other call frees or resizes the block meanwhile. Any
+/// thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_heap_usable_size(
+    heap: *const egm_heap,
+    block: *const c_void,
+    out: *mut usize,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let heap = unsafe { args::object(heap, "heap")? };
+        let out = args::out(out, "out")?;
+        let raw = heap.find(block)?;
+        // SAFETY: the caller's promise.
+        unsafe { out.write(raw.bytes as usize) };
+        Ok(())
+    })
+}
+
+/// Adds memory until at least `bytes` are free. Fails as egm_heap_alloc() for a heap that has to grow.
+///
+/// # Safety
+/// `heap` is null or a heap. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_heap_reserve(heap: *const egm_heap, bytes: u64) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let heap = unsafe { args::object(heap, "heap")? };
+        Ok(heap.heap().reserve(bytes)?)
+    })
+}
+
+/// Gives unused memory back in whole chunks, but leaves at least `keep` bytes free if there are as many; returns the bytes
+/// given back. `out` may be null.
+///
+/// # Safety
+/// `heap` is null or a heap; `out` is null or may be written. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_heap_trim(
+    heap: *const egm_heap,
+    keep: u64,
+    out: *mut u64,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let heap = unsafe { args::object(heap, "heap")? };
+        let given = heap.heap().trim_to(keep)?;
+        // SAFETY: the caller's promise.
+        if let Some(out) = unsafe { out.as_mut() } {
+            *out = given;
+        }
+        Ok(())
+    })
+}
+
+/// Takes blocks back that were freed after GPU work which has ended by now. With `wait`, waits for the others first: never
+/// ends if their work waits for something that this thread has yet to do.
+///
+/// # Safety
+/// `heap` is null or a heap. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_heap_collect(heap: *const egm_heap, wait: bool) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let heap = unsafe { args::object(heap, "heap")? };
+        match wait {
+            true => heap.heap().collect_all()?,
+            false => heap.heap().collect()?,
+        };
+        Ok(())
+    })
+}
+
+/// Returns the heap's statistics. Set `out->struct_size` to sizeof(egm_heap_stats) before the call.
+///
+/// Takes microseconds or, with much memory in small blocks, longer. Threads that need more than their caches hold wait
+/// meanwhile.
+///
+/// # Safety
+/// `heap` is null or a heap; `out` is null or points to as many bytes as its first field says. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_heap_get_stats(
+    heap: *const egm_heap,
+    out: *mut egm_heap_stats,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let heap = unsafe { args::object(heap, "heap")? };
+        // SAFETY: the caller's promise.
+        unsafe { stats::write(args::out(out, "out")?, heap) }
+    })
+}
+
+/// Gives all statistics as JSON, those of each size class too. Free the text by egm_string_free().
+///
+/// # Safety
+/// `heap` is null or a heap; `out` is null or may be written. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_heap_stats_json(
+    heap: *const egm_heap,
+    out: *mut *mut c_char,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let heap = unsafe { args::object(heap, "heap")? };
+        let out = args::out(out, "out")?;
+        // SAFETY: the caller's promise.
+        unsafe { text::give_json(out, &heap.heap().stats()) }
+    })
+}
+
+/// In a heap with ::EGM_DEBUG, checks the guards of all blocks and all freed blocks in quarantine.
+///
+/// Fails with ::EGM_DAMAGED, whose message names the damage found now and since the last check, each once, and with
+/// ::EGM_INVALID_ARGUMENT for a heap that is not in debug mode.
+///
+/// # Safety
+/// `heap` is null or a heap. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_heap_check(heap: *const egm_heap) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let heap = unsafe { args::object(heap, "heap")? };
+        Ok(heap.heap().check()?)
+    })
+}
+
+/// Destroys a heap. Its memory is given back once the GPU work that blocks were freed after has ended, for which the call
+/// waits, and no shared block is left. A null pointer is left alone.
+///
+/// Fails with ::EGM_STILL_HELD while blocks are in use: the heap is not destroyed then, and stays usable.
+///
+/// # Safety
+/// `heap` is null, or a heap that no thread uses during the call, nor afterwards if it succeeds: not destroyed yet.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_heap_destroy(heap: *mut egm_heap) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        if let Some(found) = unsafe { heap.as_ref() } {
+            found.expect_no_blocks()?;
+        }
+        // SAFETY: the caller's promise.
+        drop(unsafe { args::take(heap) });
+        Ok(())
+    })
+}

@@ -1,0 +1,46 @@
+//! egmem for C and C++. The header `include/egmem.h` has the documentation of each function for C programs; docs/c.md is
+//! the guide.
+//!
+//! Each function checks its arguments, does one thing through the crate `egmem`, and returns an [`egm_status`]. A panic
+//! does not leave the library: it becomes [`EGM_INTERNAL`](egm_status::EGM_INTERNAL).
+//!
+//! Rust programs use the crate `egmem` instead.
+#![deny(missing_docs)]
+#![allow(
+    non_camel_case_types,
+    reason = "these are the names of the C interface"
+)]
+
+mod args;
+mod blocks;
+mod buffer;
+mod call;
+mod channel;
+mod client;
+mod driver;
+mod failure;
+mod heap;
+mod last_error;
+mod options;
+mod pool;
+mod report;
+mod status;
+mod stream;
+mod text;
+mod topology;
+mod types;
+
+pub use buffer::*;
+pub use channel::*;
+pub use client::*;
+pub use driver::*;
+pub use heap::*;
+pub use last_error::*;
+pub use options::*;
+pub use pool::*;
+pub use report::*;
+pub use status::*;
+pub use stream::*;
+pub use text::*;
+pub use topology::*;
+pub use types::*;

@@ -1,0 +1,28 @@
+# find_package(egmem) defines the targets egmem::egmem, the shared library, and egmem::static. The files may be moved
+# together.
+get_filename_component(_egmem_lib "${CMAKE_CURRENT_LIST_DIR}/../.." ABSOLUTE)
+get_filename_component(_egmem_prefix "${_egmem_lib}/.." ABSOLUTE)
+find_path(EGMEM_INCLUDE_DIR egmem.h HINTS "${_egmem_prefix}/include" "${_egmem_prefix}/../include" NO_DEFAULT_PATH)
+if(NOT EGMEM_INCLUDE_DIR)
+  set(egmem_FOUND FALSE)
+  set(egmem_NOT_FOUND_MESSAGE "egmem.h is not beside ${_egmem_lib}")
+  return()
+endif()
+foreach(_egmem_kind SHARED STATIC)
+  string(TOLOWER "${_egmem_kind}" _egmem_name)
+  if(_egmem_kind STREQUAL "SHARED")
+    set(_egmem_name egmem)
+    set(_egmem_file "${_egmem_lib}/libegmem.so")
+  else()
+    set(_egmem_file "${_egmem_lib}/libegmem.a")
+  endif()
+  if(EXISTS "${_egmem_file}" AND NOT TARGET egmem::${_egmem_name})
+    add_library(egmem::${_egmem_name} ${_egmem_kind} IMPORTED)
+    set_target_properties(egmem::${_egmem_name} PROPERTIES
+      IMPORTED_LOCATION "${_egmem_file}"
+      INTERFACE_INCLUDE_DIRECTORIES "${EGMEM_INCLUDE_DIR}")
+  endif()
+endforeach()
+if(TARGET egmem::static)
+  set_property(TARGET egmem::static PROPERTY INTERFACE_LINK_LIBRARIES hwloc udev gcc_s util rt pthread m dl c)
+endif()

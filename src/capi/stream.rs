@@ -1,0 +1,204 @@
+//! Streams and events.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use egmem::driver::StreamHandle;
+use egmem::{Event, Stream};
+
+use crate::buffer::pointer;
+use crate::call::call;
+use crate::{args, egm_driver, egm_status};
+
+/// A stream: orders the work of one GPU. Any thread may use it, several at a time.
+pub struct egm_stream {
+    pub(crate) stream: Stream,
+}
+
+/// A point in a stream's work. Any thread may use it, several at a time.
+pub struct egm_event {
+    pub(crate) event: Arc<Event>,
+}
+
+/// Creates a stream on a GPU, which the legacy default stream does not wait for.
+///
+/// # Safety
+/// `driver` is null or a driver; `out` is null or may be written. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_stream_create(
+    driver: *const egm_driver,
+    gpu: i32,
+    out: *mut *mut egm_stream,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let driver = unsafe { args::object(driver, "driver")? };
+        let out = args::out(out, "out")?;
+        let stream = Stream::new(&driver.driver, gpu)?;
+        // SAFETY: the caller's promise.
+        unsafe { args::give(out, egm_stream { stream }) };
+        Ok(())
+    })
+}
+
+/// Names a stream of the program's own.
+pub(crate) fn borrowed_handle(gpu: i32, handle: *mut c_void) -> StreamHandle {
+    let raw = handle.expose_provenance() as u64;
+    StreamHandle { device: gpu, raw }
+}
+
+/// Wraps a stream of the program's own, a `CUstream` or `cudaStream_t`. Destroying the result leaves that stream as it is.
+///
+/// # Safety
+/// `driver` is null or a driver; `out` is null or may be written. `handle` is a stream of the primary context of GPU
+/// `gpu`, and outlives the result and all pool memory that was allocated or used on it. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_stream_borrow(
+    driver: *const egm_driver,
+    gpu: i32,
+    handle: *mut c_void,
+    out: *mut *mut egm_stream,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let driver = unsafe { args::object(driver, "driver")? };
+        let out = args::out(out, "out")?;
+        let handle = borrowed_handle(gpu, handle);
+        // SAFETY: the caller's promise.
+        let stream = unsafe { Stream::borrowed(&driver.driver, handle) };
+        // SAFETY: the caller's promise.
+        unsafe { args::give(out, egm_stream { stream }) };
+        Ok(())
+    })
+}
+
+/// Returns the driver's handle, for calls of CUDA: a `CUstream`. It is valid until the stream is destroyed.
+///
+/// # Safety
+/// `stream` is null or a stream; `out` is null or may be written. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_stream_handle(
+    stream: *const egm_stream,
+    out: *mut *mut c_void,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let stream = unsafe { args::object(stream, "stream")? };
+        let out = args::out(out, "out")?;
+        // SAFETY: the caller's promise.
+        unsafe { out.write(pointer(stream.stream.handle().raw)) };
+        Ok(())
+    })
+}
+
+/// Waits until all work on the stream is done. Fails with the error of earlier work.
+///
+/// # Safety
+/// `stream` is null or a stream. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_stream_synchronize(stream: *const egm_stream) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let stream = unsafe { args::object(stream, "stream")? };
+        Ok(stream.stream.synchronize()?)
+    })
+}
+
+/// Tells whether all work on the stream is done. Fails with the error of earlier work.
+///
+/// # Safety
+/// `stream` is null or a stream; `out` is null or may be written. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_stream_is_done(
+    stream: *const egm_stream,
+    out: *mut bool,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let stream = unsafe { args::object(stream, "stream")? };
+        let out = args::out(out, "out")?;
+        let done = stream.stream.is_done()?;
+        // SAFETY: the caller's promise.
+        unsafe { out.write(done) };
+        Ok(())
+    })
+}
+
+/// Destroys a stream; work in flight continues, and pool memory that was allocated on it keeps it. A null pointer is left
+/// alone.
+///
+/// # Safety
+/// `stream` is null, or a stream that no thread uses during the call or afterwards: not destroyed yet.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_stream_destroy(stream: *mut egm_stream) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        drop(unsafe { args::take(stream) });
+        Ok(())
+    })
+}
+
+/// Creates an event on a GPU.
+///
+/// # Safety
+/// `driver` is null or a driver; `out` is null or may be written. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_event_create(
+    driver: *const egm_driver,
+    gpu: i32,
+    out: *mut *mut egm_event,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let driver = unsafe { args::object(driver, "driver")? };
+        let out = args::out(out, "out")?;
+        let event = Arc::new(Event::new(&driver.driver, gpu, false)?);
+        // SAFETY: the caller's promise.
+        unsafe { args::give(out, egm_event { event }) };
+        Ok(())
+    })
+}
+
+/// Marks the work submitted to a stream so far. Fails while blocks wait for the work that the event marks now.
+///
+/// # Safety
+/// `event` is null or an event; `stream` is null or a stream. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_event_record(
+    event: *const egm_event,
+    stream: *const egm_stream,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let event = unsafe { args::object(event, "event")? };
+        // SAFETY: the caller's promise.
+        let stream = unsafe { args::object(stream, "stream")? };
+        Ok(event.event.record(&stream.stream)?)
+    })
+}
+
+/// Waits until the marked work is done; at once if the event was never recorded.
+///
+/// # Safety
+/// `event` is null or an event. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_event_synchronize(event: *const egm_event) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let event = unsafe { args::object(event, "event")? };
+        Ok(event.event.synchronize()?)
+    })
+}
+
+/// Destroys an event; blocks that wait for it keep it. A null pointer is left alone.
+///
+/// # Safety
+/// `event` is null, or an event that no thread uses during the call or afterwards: not destroyed yet.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_event_destroy(event: *mut egm_event) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        drop(unsafe { args::take(event) });
+        Ok(())
+    })
+}

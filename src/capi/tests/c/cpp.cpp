@@ -1,0 +1,131 @@
+// Owners, errors, std::pmr and standard containers on a heap, and the resource for CCCL by its functions.
+#include <string>
+#include <sys/socket.h>
+#include <unordered_map>
+#include <vector>
+
+#include "check.h"
+#include "egmem.hpp"
+
+static void owners()
+{
+    auto driver = egm::driver::simulated("gh200x4");
+    CHECK(driver.is_simulated());
+    egm::topology topology(driver);
+    CHECK(topology.gpus().size() == 4 && topology.nodes().size() == 4 && topology.gpu(2).host_node == 2);
+    CHECK(topology.json().find("GH200") != std::string::npos);
+    CHECK(driver.capabilities().find("\"works\":true") != std::string::npos);
+
+    auto buffer = egm::buffer::near(driver, 1, 4 << 20);
+    float values[] = {1, 2, 3}, found[3];
+    buffer.write(64, values, sizeof values);
+    buffer.read(64, found, sizeof found);
+    CHECK(found[2] == 3 && buffer.data<float>()[17] == 2 && buffer.size() == 4 << 20);
+
+    egm::stream stream(driver, 0);
+    auto options = egm::options<egm_pool_options>();
+    options.location = egm::host_node(0);
+    egm::pool pool(driver, options);
+    auto first = pool.allocate(4096, stream), second = pool.allocate(4096, stream);
+    first.free_on(stream);
+    stream.synchronize();
+    auto moved = std::move(second);
+    CHECK(moved.get() && !second.get());
+}
+
+static void errors()
+{
+    auto driver = egm::driver::simulated("gh200");
+    try {
+        egm::topology(driver).gpu(7);
+        CHECK(!"no exception");
+    } catch (const egm::error &error) {
+        CHECK(error.status() == EGM_NO_SUCH_GPU && *error.what() && !error.remedy().empty() && error.cuda_code() == 0);
+    }
+    auto options = egm::options<egm_heap_options>();
+    options.location = egm::host_node(0);
+    options.limit = 2 << 20;
+    egm::heap heap(driver, options);
+    try {
+        heap.allocate(4 << 20);
+        CHECK(!"no exception");
+    } catch (const std::bad_alloc &error) {
+        auto full = dynamic_cast<const egm::out_of_memory *>(&error);
+        CHECK(full && full->reason().status() == EGM_HEAP_FULL && *error.what());
+    }
+}
+
+static void containers()
+{
+    auto driver = egm::driver::simulated("gh200");
+    egm::heap heap(driver, egm::host_node(0));
+    egm::heap_resource resource(heap), same(heap);
+    egm::heap other(driver, egm::host_node(0));
+    CHECK(resource.is_equal(same) && !resource.is_equal(egm::heap_resource(other)));
+    CHECK(!resource.is_equal(*std::pmr::new_delete_resource()));
+    {
+        std::pmr::vector<int> numbers(&resource);
+        std::pmr::unordered_map<int, std::pmr::string> names(&resource);
+        for (int i = 0; i < 5000; i++) {
+            numbers.push_back(i);
+            names.emplace(i, std::string(40, 'x'));
+        }
+        CHECK(numbers[4999] == 4999 && names.at(7).size() == 40 && heap.stats().live_blocks > 5000);
+
+        std::vector<double, egm::allocator<double>> more(1000, 0.5, egm::allocator<double>(heap));
+        auto copy = more;
+        CHECK(copy.get_allocator() == more.get_allocator() && copy[999] == 0.5);
+    }
+    CHECK(heap.stats().live_blocks == 0 && heap.trim() > 0);
+}
+
+static void device_resources()
+{
+    auto driver = egm::driver::simulated("gh200");
+    egm::heap heap(driver, egm::host_node(0));
+    egm::device_resource resource(heap), same(heap);
+    CHECK(resource == same);
+    egm::stream stream(driver, 0);
+    struct stream_ref {
+        void *handle;
+        void *get() const { return handle; }
+    } on{stream.handle()};
+    void *block = resource.allocate(on, 100 << 10);
+    CHECK(reinterpret_cast<std::uintptr_t>(block) % 256 == 0);
+    resource.deallocate(on, block, 100 << 10);
+    CHECK(heap.stats().live_blocks == 0 && heap.stats().deferred_blocks == 1);
+    heap.collect(true);
+    block = resource.allocate_async(4096, 4096, stream.handle());
+    resource.deallocate_async(block, 4096, 4096, stream.handle());
+    block = resource.allocate_sync(10);
+    resource.deallocate_sync(block, 10);
+    block = resource.allocate(10, 16);
+    resource.deallocate(block, 10, 16);
+    CHECK(heap.stats().live_blocks == 0);
+}
+
+static void channels()
+{
+    int fds[2];
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, fds) == 0);
+    auto near = egm::channel::of_fd(fds[0]), far = egm::channel::of_fd(fds[1]);
+    auto driver = egm::driver::simulated("gh200");
+    auto options = egm::options<egm_buffer_options>();
+    options.location = egm::host_node(0);
+    options.bytes = 2 << 20;
+    options.flags = EGM_SHAREABLE;
+    egm::buffer buffer(driver, options);
+    near.send(buffer);
+    auto received = far.receive(driver);
+    buffer.write(8, "both", 5);
+    CHECK(std::string(received.data<char>() + 8) == "both");
+}
+
+int main()
+{
+    owners();
+    errors();
+    containers();
+    device_resources();
+    channels();
+}

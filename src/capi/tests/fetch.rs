@@ -1,0 +1,103 @@
+//! Memory by name, fetched through the C interface from a server in this process.
+
+use std::ffi::{CStr, CString, c_void};
+use std::ptr::{null, null_mut};
+
+use egmem::driver::NodeId;
+use egmem::exchange::{Address, Server, blocking};
+use egmem::{Buffer, Driver, Machine};
+use egmem_capi::*;
+
+fn check(status: egm_status) {
+    // SAFETY: valid until the thread's next failed call.
+    let message = unsafe { CStr::from_ptr(egm_last_error_message()) };
+    assert_eq!(status, egm_status::EGM_OK, "{message:?}");
+}
+
+fn simulated() -> *mut egm_driver {
+    let mut driver = null_mut();
+    // SAFETY: valid arguments.
+    check(unsafe { egm_driver_simulated(c"gh200".as_ptr(), &mut driver) });
+    driver
+}
+
+#[test]
+fn memory_is_fetched_written_and_released() {
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let options = Server::options().listen(Address::loopback(0));
+    let folder = std::env::temp_dir().join(format!("egmem-capi-fetch-{}", std::process::id()));
+    let unix = Address::Unix(folder.clone());
+    let server = blocking::Server::start(options.listen(unix.clone())).unwrap();
+    let buffer = Buffer::on(NodeId(0)).bytes(3 << 20).shareable();
+    let buffer = buffer.room_for_probes().allocate(&driver).unwrap();
+    buffer.put(8, 42_u64).unwrap();
+    let published = server.publish("weights", buffer).unwrap();
+
+    let c_driver = simulated();
+    let address = CString::new(unix.to_string()).unwrap();
+    let (mut client, mut memory) = (null_mut(), null_mut());
+    // SAFETY: each handle is valid until it is destroyed, and results are places on the stack.
+    unsafe {
+        check(egm_client_connect(
+            c_driver,
+            address.as_ptr(),
+            null(),
+            &mut client,
+        ));
+        assert_eq!(
+            egm_client_fetch(client, c"nothing".as_ptr(), &mut memory),
+            egm_status::EGM_REFUSED
+        );
+        check(egm_client_fetch(client, c"weights".as_ptr(), &mut memory));
+        let (mut size, mut word) = (0, 0_u64);
+        check(egm_buffer_size(memory, &mut size));
+        check(egm_buffer_read(
+            memory,
+            8,
+            (&raw mut word).cast::<c_void>(),
+            8,
+        ));
+        assert_eq!((size, word), (3 << 20, 42));
+        let word = 43_u64;
+        check(egm_buffer_write(
+            memory,
+            8,
+            (&raw const word).cast::<c_void>(),
+            8,
+        ));
+        assert_eq!(published.shared().unwrap().word(8).unwrap(), 43);
+        check(egm_buffer_destroy(memory));
+        check(egm_client_destroy(client));
+
+        // Read-only.
+        let mut options: egm_client_options = std::mem::zeroed();
+        options.struct_size = size_of::<egm_client_options>();
+        options.flags = EGM_READ_ONLY;
+        check(egm_client_connect(
+            c_driver,
+            address.as_ptr(),
+            &options,
+            &mut client,
+        ));
+        check(egm_client_fetch(client, c"weights".as_ptr(), &mut memory));
+        check(egm_client_destroy(client)); // the lease stays
+        let written = egm_buffer_write(memory, 8, (&raw const word).cast::<c_void>(), 8);
+        assert_eq!(written, egm_status::EGM_NOT_ACCESSIBLE);
+        check(egm_buffer_destroy(memory));
+
+        // Of another owner than the server itself.
+        options.expect_owner = c"uid:4711".as_ptr();
+        check(egm_client_connect(
+            c_driver,
+            address.as_ptr(),
+            &options,
+            &mut client,
+        ));
+        assert_eq!(
+            egm_client_fetch(client, c"weights".as_ptr(), &mut memory),
+            egm_status::EGM_MISMATCHED
+        );
+        check(egm_client_destroy(client));
+        check(egm_driver_destroy(c_driver));
+    }
+}

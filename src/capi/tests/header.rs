@@ -1,0 +1,56 @@
+//! The header `include/egmem.h` is what cbindgen makes of the sources. `EGMEM_UPDATE_HEADER=1` rewrites it.
+
+use std::path::Path;
+
+const HEADER: &str = "include/egmem.h";
+
+const INTRODUCTION: &str = "\
+/*
+ * egmem for C: Extended GPU Memory, the CPU's memory that is pinned on a chosen NUMA node and that the CPU and every GPU
+ * read and write. docs/c.md is the guide; egmem.hpp is for C++.
+ *
+ * Every call returns a status. EGM_OK is 0. A result is written only if the call succeeds. A handle is destroyed by the
+ * function with its name and _destroy; each function says which threads may call it and how long what it gives is valid.
+ * The library never unwinds into the program, and never ends the process.
+ *
+ * Made by cbindgen from src/capi: do not change it by hand.
+ */";
+
+fn generate() -> String {
+    let folder = env!("CARGO_MANIFEST_DIR");
+    let config = cbindgen::Config {
+        language: cbindgen::Language::C,
+        cpp_compat: true,
+        usize_is_size_t: true,
+        include_guard: Some("EGMEM_H".into()),
+        header: Some(INTRODUCTION.into()),
+        style: cbindgen::Style::Both,
+        documentation_style: cbindgen::DocumentationStyle::Cxx,
+        line_length: 120,
+        tab_width: 4,
+        ..cbindgen::Config::default()
+    };
+    let built = cbindgen::Builder::new()
+        .with_crate(folder)
+        .with_config(config)
+        .generate()
+        .expect("cbindgen reads the sources");
+    let mut text = Vec::new();
+    built.write(&mut text);
+    let text = String::from_utf8(text).expect("a header is UTF-8");
+    text.replace("/// # Safety", "/// Contract:")
+}
+
+#[test]
+fn the_header_is_what_the_sources_say() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(HEADER);
+    let made = generate();
+    if std::env::var_os("EGMEM_UPDATE_HEADER").is_some() {
+        std::fs::write(&path, &made).unwrap();
+    }
+    let kept = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        kept == made,
+        "{HEADER} is not current: EGMEM_UPDATE_HEADER=1 cargo test -p egmem-capi --test header rewrites it"
+    );
+}
