@@ -1,0 +1,47 @@
+//! `egmem.Block`: a part of a heap's memory.
+
+use egmem::heap::NotFreed;
+use pyo3::prelude::*;
+
+use crate::error::{ToPy, closed};
+use crate::memory::Memory;
+use crate::region::{Owner, Region};
+use crate::types::Made;
+
+/// A block of a heap, made by `Heap.allocate`. It may outlive the heap's object.
+///
+/// The heap may give the memory to another block as soon as the last view of this one is gone. If a GPU's work may still use
+/// it then, the heap waits for the GPU; `free_after` frees without a wait.
+#[pyclass(extends = Memory, subclass, frozen, module = "egmem", name = "_Block")]
+pub struct BlockBase;
+
+#[pymethods]
+impl BlockBase {
+    #[new]
+    fn new(made: &Bound<'_, Made>) -> PyResult<PyClassInitializer<Self>> {
+        Ok(PyClassInitializer::from(made.get().memory()?).add_subclass(Self))
+    }
+
+    /// Closes the block, and frees it once all work submitted to `stream` so far has run. No other stream may use it.
+    ///
+    /// Raises `InUse` while a view lives, and an error for a stream that is being captured into a graph. The block is not freed
+    /// then.
+    fn free_after(slf: PyRef<'_, Self>, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
+        let memory = slf.as_super();
+        let region = memory.region()?;
+        region.expect_here()?;
+        let stream = crate::stream::given(region.driver(), stream, 0)?;
+        drop(region);
+        let region = memory.take()?.ok_or_else(|| closed("block"))?;
+        let Some(Owner::Block(block)) = region.into_owner() else {
+            return Ok(());
+        };
+        match py.detach(|| block.free_after(&stream)) {
+            Ok(()) => Ok(()),
+            Err(NotFreed { error, block }) => {
+                memory.put_back(Region::new(Owner::Block(block)));
+                Err(error.to_py())
+            }
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! `egmem.Buffer`: memory that is mapped for itself.
+
+use egmem::driver::{Access, Location};
+use egmem::topology::Placement;
+use pyo3::prelude::*;
+
+use crate::driver::{Driver, given_or_default, location};
+use crate::error::{OrRaise, invalid};
+use crate::memory::Memory;
+use crate::region::{Owner, Region};
+
+/// Memory on a chosen node, mapped at one address for the CPU and the GPUs.
+///
+/// `Buffer(nbytes, node=0)` is on a host node, `gpu=1` on the host node nearest to that GPU, `device=1` in the GPU's own memory,
+/// `spread=True` on all host nodes. Without any of them it is near GPU 0. Sizes are rounded up to 2 MiB.
+///
+/// `access_by` lists the GPUs that may use it (default: all that can), `host` is what the CPU may do: `"rw"`, `"r"` or `""`.
+/// `label` names it in `egmem ps`. `overcommit` asks for more than the node has free.
+#[pyclass(extends = Memory, subclass, frozen, module = "egmem", name = "_Buffer")]
+pub struct BufferBase;
+
+#[pymethods]
+impl BufferBase {
+    #[new]
+    #[pyo3(signature = (
+        nbytes, *, node=None, gpu=None, device=None, spread=false, access_by=None, host=None, shareable=false,
+        overcommit=false, label=None, driver=None,
+    ))]
+    #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
+    fn new(
+        py: Python<'_>,
+        nbytes: u64,
+        node: Option<i32>,
+        gpu: Option<i32>,
+        device: Option<i32>,
+        spread: bool,
+        access_by: Option<Vec<i32>>,
+        host: Option<&str>,
+        shareable: bool,
+        overcommit: bool,
+        label: Option<String>,
+        driver: Option<&Bound<'_, Driver>>,
+    ) -> PyResult<PyClassInitializer<Self>> {
+        let driver = given_or_default(py, driver)?;
+        let host = host.map(access).transpose()?;
+        let mut options = if spread {
+            if node.or(gpu).or(device).is_some() {
+                return Err(invalid("spread excludes node, gpu and device"));
+            }
+            let topology = py
+                .detach(|| egmem::Topology::discover(&driver))
+                .or_raise()?;
+            let mut request = Placement::Spread.request(nbytes);
+            if overcommit {
+                request = request.allow_overcommit();
+            }
+            egmem::Buffer::spread(&request.place(&topology).or_raise()?)
+        } else {
+            egmem::Buffer::on(location(&driver, node, gpu, device)?).bytes(nbytes)
+        };
+        if let Some(gpus) = access_by {
+            options = options.access_by(gpus.into_iter().map(Location::Device));
+        }
+        if let Some(host) = host {
+            options = options.access(Location::Host, host);
+        }
+        if shareable {
+            options = options.shareable();
+        }
+        if let Some(label) = label {
+            options = options.label(label);
+        }
+        let options = options.overcommit(overcommit);
+        let buffer = py.detach(|| options.allocate(&driver)).or_raise()?;
+        let memory = Memory::new(Region::new(Owner::Buffer(buffer)));
+        Ok(PyClassInitializer::from(memory).add_subclass(Self))
+    }
+
+    /// The bytes allocated: those requested, rounded up.
+    #[getter]
+    fn padded(slf: PyRef<'_, Self>) -> PyResult<u64> {
+        let region = slf.as_super().region()?;
+        match region.owner().or_raise()? {
+            Owner::Buffer(buffer) => Ok(buffer.padded()),
+            _ => Ok(region.len()),
+        }
+    }
+}
+
+/// Reads what the CPU may do.
+///
+/// # Errors
+/// `InvalidArgument`.
+pub fn access(text: &str) -> PyResult<Access> {
+    match text {
+        "rw" => Ok(Access::ReadWrite),
+        "r" => Ok(Access::Read),
+        "" => Ok(Access::None),
+        _ => Err(invalid(&format!(
+            "host is {text:?}; valid: \"rw\", \"r\", \"\""
+        ))),
+    }
+}

@@ -1,0 +1,262 @@
+//! DLPack 1.x: capsules that other libraries take without a copy.
+//!
+//! A capsule owns a share of the memory. Its consumer calls the deleter, on any thread, with the GIL or without: it touches
+//! nothing of Python's.
+
+use std::ffi::{CStr, c_void};
+use std::sync::Arc;
+
+use pyo3::exceptions::PyBufferError;
+use pyo3::ffi::{self, PyObject};
+use pyo3::prelude::*;
+
+use crate::device::{CPU, CUDA, CUDA_HOST};
+use crate::error::{OrRaise, invalid, raise};
+use crate::region::Region;
+use crate::span::Span;
+
+/// The version of the layout below.
+const VERSION: [u32; 2] = [1, 0];
+/// `DLPACK_FLAG_BITMASK_READ_ONLY`
+const READ_ONLY: u64 = 1;
+
+const PLAIN: &CStr = c"dltensor";
+const VERSIONED: &CStr = c"dltensor_versioned";
+
+/// `DLTensor`.
+#[repr(C)]
+struct Tensor {
+    data: *mut c_void,
+    device: [i32; 2],
+    ndim: i32,
+    code: u8,
+    bits: u8,
+    lanes: u16,
+    shape: *mut i64,
+    strides: *mut i64,
+    byte_offset: u64,
+}
+
+/// `DLManagedTensor`, of DLPack before 1.0.
+#[repr(C)]
+struct Managed {
+    tensor: Tensor,
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Managed)>,
+}
+
+/// `DLManagedTensorVersioned`.
+#[repr(C)]
+struct ManagedVersioned {
+    version: [u32; 2],
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut ManagedVersioned)>,
+    flags: u64,
+    tensor: Tensor,
+}
+
+/// What a capsule owns: the structure that it points to comes first.
+#[repr(C)]
+struct Held<M> {
+    managed: M,
+    /// Shape and strides, which the tensor points to.
+    _numbers: Vec<i64>,
+    _region: Arc<Region>,
+}
+
+/// Exports a view.
+///
+/// # Errors
+/// `ExportError`, which is a `BufferError`, for a copy and for another kind of device; `NoDeviceInterface` for a GPU on a
+/// simulated driver; `NotAccessible`.
+pub fn export<'py>(
+    py: Python<'py>,
+    view: &Span,
+    stream: Option<&Bound<'py, PyAny>>,
+    max_version: Option<(u32, u32)>,
+    device: Option<(i32, i32)>,
+    copy: Option<bool>,
+) -> PyResult<Bound<'py, PyAny>> {
+    if copy == Some(true) {
+        return Err(raise(
+            "ExportError",
+            "memory is never copied by an export",
+            "copy the array that you get",
+            None,
+        ));
+    }
+    let device = device.unwrap_or(view.device);
+    let writable = match device {
+        (CPU | CUDA_HOST, 0) => {
+            let writable = view.region.cpu(py)?.writable;
+            view.region.expose();
+            writable
+        }
+        (CUDA, gpu) => {
+            let writable = view.region.gpu(py, gpu)?;
+            order(py, view, gpu, stream)?;
+            view.region.expose();
+            writable
+        }
+        _ => {
+            let message = format!("the memory cannot be exported to DLPack's device {device:?}");
+            return Err(raise(
+                "ExportError",
+                &message,
+                "use (1, 0), (3, 0), or (2, gpu)",
+                None,
+            ));
+        }
+    };
+    let versioned = max_version.is_some_and(|(major, _)| major >= 1);
+    if !versioned && !writable {
+        return Err(PyBufferError::new_err(
+            "read-only memory needs a consumer that knows DLPack 1.0: max_version=(1, 0)",
+        ));
+    }
+    let numbers = numbers(&view.shape);
+    let region = Arc::clone(&view.region);
+    if versioned {
+        let flags = if writable { 0 } else { READ_ONLY };
+        let managed = |tensor, context| ManagedVersioned {
+            version: VERSION,
+            context,
+            deleter: Some(delete::<ManagedVersioned>),
+            flags,
+            tensor,
+        };
+        capsule(
+            py,
+            hold(view, device, numbers, region, managed),
+            VERSIONED,
+            destroy_versioned,
+        )
+    } else {
+        let managed = |tensor, context| Managed {
+            tensor,
+            context,
+            deleter: Some(delete::<Managed>),
+        };
+        capsule(
+            py,
+            hold(view, device, numbers, region, managed),
+            PLAIN,
+            destroy_plain,
+        )
+    }
+}
+
+/// Makes the consumer's stream wait for a pool's allocation.
+fn order(py: Python<'_>, view: &Span, gpu: i32, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+    let raw = match stream.filter(|stream| !stream.is_none()) {
+        None => 1, // the legacy default stream
+        Some(stream) => stream.extract::<i64>()?,
+    };
+    let Some(own) = view.region.stream().filter(|_| raw != -1) else {
+        return Ok(());
+    };
+    if raw < 1 {
+        return Err(invalid(&format!(
+            "stream {raw} is ambiguous; valid: 1, 2, -1 or a stream's handle"
+        )));
+    }
+    let theirs = crate::stream::foreign(view.region.driver(), gpu, raw as u64)?;
+    py.detach(|| theirs.wait_for(&own)).or_raise()
+}
+
+/// Returns the shape and, behind it, the strides in elements.
+fn numbers(shape: &[i64]) -> Vec<i64> {
+    let mut numbers = shape.to_vec();
+    let mut stride = 1_i64;
+    let mut strides = Vec::with_capacity(shape.len());
+    for dimension in shape.iter().rev() {
+        strides.push(stride);
+        stride = stride.saturating_mul((*dimension).max(1));
+    }
+    strides.reverse();
+    numbers.append(&mut strides);
+    numbers
+}
+
+/// Returns a structure on the heap, which its deleter frees.
+fn hold<M>(
+    view: &Span,
+    device: (i32, i32),
+    mut numbers: Vec<i64>,
+    region: Arc<Region>,
+    managed: impl FnOnce(Tensor, *mut c_void) -> M,
+) -> *mut M {
+    let shape = numbers.as_mut_ptr();
+    let tensor = Tensor {
+        data: std::ptr::with_exposed_provenance_mut(view.address() as usize),
+        device: [device.0, device.1],
+        ndim: view.shape.len() as i32,
+        code: view.dtype.code,
+        bits: view.dtype.size * 8,
+        lanes: 1,
+        shape,
+        // In the same vector, behind the shape.
+        strides: shape.wrapping_add(view.shape.len()),
+        byte_offset: 0,
+    };
+    let held = Held {
+        managed: managed(tensor, std::ptr::null_mut()),
+        _numbers: numbers,
+        _region: region,
+    };
+    Box::into_raw(Box::new(held)).cast()
+}
+
+/// Frees what [`hold`] returned.
+///
+/// # Safety
+/// `managed` came from [`hold`] with the same type, and nobody uses it afterwards.
+unsafe extern "C" fn delete<M>(managed: *mut M) {
+    if !managed.is_null() {
+        // SAFETY: the caller's promise; `Held` begins with the structure.
+        drop(unsafe { Box::from_raw(managed.cast::<Held<M>>()) });
+    }
+}
+
+fn capsule<'py, M>(
+    py: Python<'py>,
+    managed: *mut M,
+    name: &'static CStr,
+    destructor: unsafe extern "C" fn(*mut PyObject),
+) -> PyResult<Bound<'py, PyAny>> {
+    // SAFETY: the pointer is not null, and the name lives for ever; the destructor fits the name.
+    unsafe {
+        let capsule = ffi::PyCapsule_New(managed.cast(), name.as_ptr(), Some(destructor));
+        if capsule.is_null() {
+            delete(managed);
+        }
+        Bound::from_owned_ptr_or_err(py, capsule)
+    }
+}
+
+/// # Safety
+/// As Python calls a capsule's destructor.
+unsafe extern "C" fn destroy_plain(capsule: *mut PyObject) {
+    // SAFETY: the caller's promise.
+    unsafe { destroy::<Managed>(capsule, PLAIN) }
+}
+
+/// # Safety
+/// As Python calls a capsule's destructor.
+unsafe extern "C" fn destroy_versioned(capsule: *mut PyObject) {
+    // SAFETY: the caller's promise.
+    unsafe { destroy::<ManagedVersioned>(capsule, VERSIONED) }
+}
+
+/// Frees what nobody consumed: a consumer renames the capsule and calls the deleter itself.
+///
+/// # Safety
+/// `capsule` is one of [`capsule`]'s with an `M`, if it has this name.
+unsafe fn destroy<M>(capsule: *mut PyObject, name: &CStr) {
+    // SAFETY: the capsule is alive during its destructor; the pointer under the first name is this crate's.
+    unsafe {
+        if ffi::PyCapsule_IsValid(capsule, name.as_ptr()) != 0 {
+            delete(ffi::PyCapsule_GetPointer(capsule, name.as_ptr()).cast::<M>());
+        }
+    }
+}

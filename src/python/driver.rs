@@ -1,0 +1,208 @@
+//! `egmem.Driver`, and the driver that functions use if none is given.
+
+use std::path::Path;
+use std::sync::Mutex;
+
+use egmem::Machine;
+use egmem::driver::{DeviceAttribute, Location, NodeId};
+use pyo3::prelude::*;
+use pyo3::types::PyAny;
+
+use crate::error::{OrRaise, invalid};
+use crate::region::lock;
+use crate::topology::Topology;
+
+/// The environment variable that names a machine to simulate.
+const SIM: &str = "EGMEM_SIM";
+
+/// A driver: CUDA's, or a simulated one. Made by `open()` and `simulated()`.
+#[pyclass(frozen, module = "egmem", name = "Driver")]
+pub struct Driver {
+    inner: egmem::Driver,
+}
+
+impl Driver {
+    /// Wraps a driver.
+    pub fn wrap(inner: egmem::Driver) -> Self {
+        Self { inner }
+    }
+}
+
+#[pymethods]
+impl Driver {
+    /// `"cuda"` or `"simulated"`.
+    #[getter]
+    fn name(&self) -> &'static str {
+        if self.inner.is_simulated() {
+            "simulated"
+        } else {
+            "cuda"
+        }
+    }
+
+    /// Whether the machine is simulated: times measured on it mean nothing, and no GPU can use its memory.
+    #[getter]
+    fn is_simulated(&self) -> bool {
+        self.inner.is_simulated()
+    }
+
+    /// The number of GPUs.
+    #[getter]
+    fn gpu_count(&self, py: Python<'_>) -> PyResult<i32> {
+        self.here()?;
+        py.detach(|| self.inner.device_count()).or_raise()
+    }
+
+    /// The newest CUDA version that the driver supports, such as `"13.0"`.
+    #[getter]
+    fn cuda_version(&self, py: Python<'_>) -> PyResult<String> {
+        self.here()?;
+        py.detach(|| self.inner.driver_version())
+            .or_raise()
+            .map(|version| version.to_string())
+    }
+
+    /// Reads the machine's GPUs and host nodes.
+    fn topology(&self, py: Python<'_>) -> PyResult<Topology> {
+        self.here()?;
+        py.detach(|| egmem::Topology::discover(&self.inner))
+            .or_raise()
+            .map(Topology::wrap)
+    }
+
+    fn __eq__(&self, other: &Bound<'_, PyAny>) -> bool {
+        other
+            .cast::<Self>()
+            .is_ok_and(|other| other.get().inner.same(&self.inner))
+    }
+
+    fn __hash__(&self) -> isize {
+        self.inner.address() as isize
+    }
+
+    fn __repr__(&self) -> String {
+        let simulated = if self.inner.is_simulated() {
+            ", SIMULATED"
+        } else {
+            ""
+        };
+        let gpus = self
+            .inner
+            .device_count()
+            .map_or_else(|_| "GPUs unknown".into(), |count| format!("{count} GPU(s)"));
+        format!("<egmem.Driver {}: {gpus}{simulated}>", self.name())
+    }
+}
+
+impl Driver {
+    fn here(&self) -> PyResult<()> {
+        self.inner.expect_this_process("driver").or_raise()
+    }
+}
+
+static DEFAULT: Mutex<Option<egmem::Driver>> = Mutex::new(None);
+
+/// Returns the driver that was given, or else the default one, opened at the first call: the machine that `EGMEM_SIM` names,
+/// or CUDA's.
+///
+/// # Errors
+/// `NoDriver` and what opening meets; `InvalidArgument` in a forked child, where the parent's driver does not work.
+pub fn given_or_default(
+    py: Python<'_>,
+    given: Option<&Bound<'_, Driver>>,
+) -> PyResult<egmem::Driver> {
+    let driver = match given {
+        Some(driver) => driver.get().inner.clone(),
+        None => py.detach(default).or_raise()?,
+    };
+    driver.expect_this_process("driver").or_raise()?;
+    Ok(driver)
+}
+
+/// Opening takes a while and needs no Python: other threads that ask meanwhile wait without the GIL.
+fn default() -> egmem::Result<egmem::Driver> {
+    let mut slot = lock(&DEFAULT);
+    if let Some(driver) = &*slot {
+        return Ok(driver.clone());
+    }
+    let driver = match std::env::var(SIM).ok().filter(|name| !name.is_empty()) {
+        Some(name) => egmem::Driver::simulated(machine(&name)?)?,
+        None => egmem::Driver::open()?,
+    };
+    *slot = Some(driver.clone());
+    Ok(driver)
+}
+
+/// Returns the machine of a preset's name, or of a JSON file.
+pub fn machine(name: &str) -> egmem::Result<Machine> {
+    if Path::new(name)
+        .extension()
+        .is_none_or(|extension| extension != "json")
+    {
+        return Machine::preset(name);
+    }
+    let fault =
+        |why: String| egmem::Error::invalid("machine description", format!("{name}: {why}"));
+    let text = std::fs::read_to_string(name).map_err(|error| fault(error.to_string()))?;
+    serde_json::from_str(&text).map_err(|error| fault(error.to_string()))
+}
+
+/// Returns the location that arguments name: a host node, the host node of a GPU, or a GPU's own memory. Without any of them
+/// it is the host node of GPU 0.
+///
+/// # Errors
+/// `InvalidArgument` for more than one; `NoSuchPlace`.
+pub fn location(
+    driver: &egmem::Driver,
+    node: Option<i32>,
+    gpu: Option<i32>,
+    device: Option<i32>,
+) -> PyResult<Location> {
+    match (node, gpu, device) {
+        (Some(node), None, None) => Ok(NodeId(node).into()),
+        (None, None, Some(device)) => Ok(Location::Device(device)),
+        (None, gpu, None) => host_node(driver, gpu.unwrap_or(0))
+            .or_raise()
+            .map(Into::into),
+        _ => Err(invalid("node, gpu and device exclude each other")),
+    }
+}
+
+fn host_node(driver: &egmem::Driver, gpu: i32) -> egmem::Result<NodeId> {
+    match driver.device_attribute(gpu, DeviceAttribute::HOST_NUMA_ID) {
+        Ok(node) if node >= 0 => Ok(NodeId(node)),
+        _ => egmem::Topology::discover(driver)?.gpu(gpu)?.host_node(),
+    }
+}
+
+/// Opens the CUDA driver of this machine.
+///
+/// Raises `NoDriver` without a usable driver.
+#[pyfunction]
+pub fn open(py: Python<'_>) -> PyResult<Driver> {
+    py.detach(egmem::Driver::open).or_raise().map(Driver::wrap)
+}
+
+/// Returns a simulated driver with real memory: `"gh200"`, `"gh200x4"`, `"gb200"`, `"h200x8"`, or a description as a JSON
+/// file. Each call makes a machine of its own.
+#[pyfunction]
+#[pyo3(signature = (machine="gh200"))]
+pub fn simulated(py: Python<'_>, machine: &str) -> PyResult<Driver> {
+    let open = || egmem::Driver::simulated(self::machine(machine)?);
+    py.detach(open).or_raise().map(Driver::wrap)
+}
+
+/// Returns the driver that calls without `driver=` use, and opens it if no call has.
+#[pyfunction]
+pub fn default_driver(py: Python<'_>) -> PyResult<Driver> {
+    given_or_default(py, None).map(Driver::wrap)
+}
+
+/// Sets the driver that calls without `driver=` use. `None` has it chosen anew at the next call.
+#[pyfunction]
+#[pyo3(signature = (driver))]
+pub fn set_default_driver(py: Python<'_>, driver: Option<&Bound<'_, Driver>>) {
+    let new = driver.map(|driver| driver.get().inner.clone());
+    let old = py.detach(|| std::mem::replace(&mut *lock(&DEFAULT), new));
+    py.detach(|| drop(old));
+}

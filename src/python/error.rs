@@ -1,0 +1,138 @@
+//! Errors as Python's exceptions, whose classes are in `egmem/_errors.py`.
+
+use egmem::driver::Code;
+use egmem::{DriverError, Explain, Explained};
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyModule;
+
+/// The classes' module, which imports nothing of this crate.
+fn classes(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
+    static CLASSES: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
+    let module = CLASSES.get_or_try_init(py, || py.import("egmem._errors").map(Bound::unbind))?;
+    Ok(module.bind(py))
+}
+
+/// Creates an exception of the class `class`, with what to do about it.
+pub fn raise(class: &str, message: &str, remedy: &str, code: Option<i32>) -> PyErr {
+    Python::attach(|py| {
+        let made = classes(py)
+            .and_then(|classes| classes.getattr(class))
+            .and_then(|class| class.call1((message, remedy, code)));
+        match made {
+            Ok(exception) => PyErr::from_value(exception),
+            Err(error) => error,
+        }
+    })
+}
+
+/// Creates an exception about a request that this memory or driver does not support.
+pub fn not_supported(message: &str, remedy: &str) -> PyErr {
+    raise("NotSupported", message, remedy, None)
+}
+
+/// Creates an exception about an argument.
+pub fn invalid(message: &str) -> PyErr {
+    raise("InvalidArgument", message, "correct the argument", None)
+}
+
+/// Creates an exception about memory that still has views.
+pub fn in_use(message: &str) -> PyErr {
+    let remedy =
+        "delete the views first, or drop the object: its memory is freed with the last view";
+    raise("InUse", message, remedy, None)
+}
+
+/// Creates an exception about an object that was closed.
+pub fn closed(what: &str) -> PyErr {
+    let remedy = "keep it open for as long as it is used";
+    raise("Closed", &format!("the {what} is closed"), remedy, None)
+}
+
+/// An error that becomes an exception.
+pub trait ToPy: Sized {
+    /// Returns the exception.
+    fn to_py(self) -> PyErr;
+}
+
+/// Converts results, for `?`.
+pub trait OrRaise<T> {
+    /// Returns the value, or the error as an exception.
+    fn or_raise(self) -> PyResult<T>;
+}
+
+impl<T, E: ToPy> OrRaise<T> for Result<T, E> {
+    fn or_raise(self) -> PyResult<T> {
+        self.map_err(ToPy::to_py)
+    }
+}
+
+fn explained(class: &str, error: &impl Explain, driver: Option<DriverError>) -> PyErr {
+    let message = Explained(error).message();
+    raise(
+        class,
+        &message,
+        error.remedy(),
+        driver.map(|error| error.code.0),
+    )
+}
+
+fn class_of(error: &egmem::Error) -> &'static str {
+    use egmem::Error::*;
+    match error {
+        NoDriver { .. } | DriverTooOld { .. } | MissingLibrary { .. } | MissingSymbol { .. } => {
+            "NoDriver"
+        }
+        PlatformUnsupported { .. } | NoImexChannel { .. } | NoPeerAccess { .. } => "NotSupported",
+        OutOfMemory { .. } | NodeTooFull { .. } | NodesTooFull { .. } | HeapFull { .. } => {
+            "OutOfMemory"
+        }
+        OutOfAddresses { .. } | TooManyReferences { .. } => "OutOfMemory",
+        InvalidArgument { .. } | OutOfRange { .. } => "InvalidArgument",
+        NoSuchNode { .. } | NoSuchGpu { .. } | NodeUnknown { .. } => "NoSuchPlace",
+        NotAccessible { .. } => "NotAccessible",
+        ContextLost { .. } => "ContextLost",
+        StillHeld { .. } => "InUse",
+        Driver(error) => match error.code {
+            Code::OUT_OF_MEMORY => "OutOfMemory",
+            Code::NOT_SUPPORTED => "NotSupported",
+            Code::NO_DEVICE => "NoDriver",
+            _ => "DriverError",
+        },
+        _ => "Error",
+    }
+}
+
+impl ToPy for egmem::Error {
+    fn to_py(self) -> PyErr {
+        explained(class_of(&self), &self, self.driver_error())
+    }
+}
+
+impl ToPy for egmem::share::Error {
+    fn to_py(self) -> PyErr {
+        use egmem::share::Error::*;
+        let class = match &self {
+            Memory(error) => class_of(error),
+            TimedOut { .. } => "TimedOut",
+            NotTrusted { .. } => "Refused",
+            _ => "ConnectionFailed",
+        };
+        explained(class, &self, self.driver_error())
+    }
+}
+
+impl ToPy for egmem::exchange::Error {
+    fn to_py(self) -> PyErr {
+        use egmem::exchange::Error::*;
+        let class = match &self {
+            Share(error) => return error.clone().to_py(),
+            Refused { .. } | Insecure { .. } => "Refused",
+            Tls { .. } => "ConnectionFailed",
+            Import { source, .. } => class_of(source),
+            NoCommonHandle { .. } => "NotSupported",
+            _ => "ExchangeError",
+        };
+        explained(class, &self, self.driver_error())
+    }
+}

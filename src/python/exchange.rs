@@ -1,0 +1,314 @@
+//! `egmem.connect`: memory by name, of a running `egmem serve` or another exporter.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use egmem::driver::NodeId;
+use egmem::exchange::blocking;
+use egmem::exchange::protocol::Entry as NativeEntry;
+use egmem::exchange::{Address, CreateOptions, Error, Owner as Peer, Security, Tls, TlsFiles};
+use egmem::share::Peers;
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use crate::driver::{Driver, given_or_default};
+use crate::error::{OrRaise, closed, invalid};
+use crate::memory::Memory;
+use crate::region::{Owner, drop_detached, lock};
+use crate::types::{Made, REMOTE_BUFFER};
+
+/// A connection to a server of memory by name. Made by `connect`.
+#[pyclass(frozen, module = "egmem", name = "Client")]
+pub struct Client {
+    inner: Mutex<Option<blocking::Client>>,
+    address: String,
+    driver: egmem::Driver,
+}
+
+impl Client {
+    fn run<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&blocking::Client) -> Result<T, Error> + Send,
+    ) -> PyResult<T> {
+        self.driver.expect_this_process("client").or_raise()?;
+        let client = lock(&self.inner).clone().ok_or_else(|| closed("client"))?;
+        py.detach(|| {
+            let done = work(&client);
+            drop(client);
+            done
+        })
+        .or_raise()
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let client = lock(&self.inner).take();
+        match self.driver.is_of_this_process() {
+            true => drop_detached(client),
+            // The thread that it would wait for is the parent's.
+            false => std::mem::forget(client),
+        }
+    }
+}
+
+/// A name that a server shows.
+#[pyclass(frozen, get_all, module = "egmem")]
+pub struct Entry {
+    /// The name.
+    name: String,
+    /// The memory's size in bytes.
+    nbytes: u64,
+    /// The number of leases on it.
+    leases: u32,
+    /// The peer that created it, or the server.
+    owner: String,
+}
+
+impl Entry {
+    fn of(entry: &NativeEntry) -> Self {
+        Self {
+            name: entry.name.clone(),
+            nbytes: entry.memory.len,
+            leases: entry.leases,
+            owner: entry.owner.to_string(),
+        }
+    }
+}
+
+#[pymethods]
+impl Entry {
+    fn __repr__(&self) -> String {
+        format!(
+            "<egmem.Entry {:?}: {} bytes, {} lease(s)>",
+            self.name, self.nbytes, self.leases
+        )
+    }
+}
+
+#[pymethods]
+impl Client {
+    /// Returns the names that begin with `prefix`.
+    #[pyo3(signature = (prefix=""))]
+    fn list(&self, py: Python<'_>, prefix: &str) -> PyResult<Vec<Entry>> {
+        let entries = self.run(py, |client| client.list(prefix))?;
+        Ok(entries.iter().map(Entry::of).collect())
+    }
+
+    /// Waits until a name exists, at most `timeout` seconds.
+    #[pyo3(signature = (name, timeout=60.0))]
+    fn wait(&self, py: Python<'_>, name: &str, timeout: f64) -> PyResult<Entry> {
+        let patience = seconds(timeout)?;
+        self.run(py, |client| client.wait(name, patience))
+            .map(|entry| Entry::of(&entry))
+    }
+
+    /// Takes a lease on a name's memory and maps it here: `mode` is `"rw"`, `"r"`, or what the exporter allows.
+    /// `expect_owner` is the peer that must have created it.
+    #[pyo3(signature = (name, *, mode=None, expect_owner=None))]
+    fn fetch<'py>(
+        &self,
+        py: Python<'py>,
+        name: &str,
+        mode: Option<&str>,
+        expect_owner: Option<&str>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        if !matches!(mode, None | Some("r" | "rw")) {
+            return Err(invalid("mode is \"r\", \"rw\" or None"));
+        }
+        let owner = expect_owner
+            .map(|owner| owner.parse::<Peer>().or_raise())
+            .transpose()?;
+        let remote = self.run(py, |client| {
+            client.fetch_with(name, |mut options| {
+                if let Some(owner) = owner {
+                    options = options.expect_owner(owner);
+                }
+                match mode {
+                    Some("r") => options.read_only(),
+                    Some(_) => options.read_write(),
+                    None => options,
+                }
+            })
+        })?;
+        REMOTE_BUFFER.make(py, Owner::Remote(remote))
+    }
+
+    /// Has the server create memory, which stays until it is deleted. With `exist_ok`, what this peer created there before with
+    /// the same size and node will do.
+    #[pyo3(signature = (name, nbytes, *, node=None, share_with=Vec::new(), exist_ok=false))]
+    fn create(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        nbytes: u64,
+        node: Option<i32>,
+        share_with: Vec<String>,
+        exist_ok: bool,
+    ) -> PyResult<Entry> {
+        let mut options = CreateOptions::new(name, nbytes);
+        if let Some(node) = node {
+            options = options.node(NodeId(node));
+        }
+        for peer in share_with {
+            options = options.share_with(peer);
+        }
+        let entry = self.run(py, |client| match exist_ok {
+            true => client.create_or_get(options),
+            false => client.create(options),
+        })?;
+        Ok(Entry::of(&entry))
+    }
+
+    /// Deletes memory that this peer has created, and waits at most `timeout` seconds for its holders.
+    #[pyo3(signature = (name, timeout=10.0))]
+    fn delete(&self, py: Python<'_>, name: &str, timeout: f64) -> PyResult<()> {
+        let patience = seconds(timeout)?;
+        self.run(py, |client| client.delete(name, patience))
+    }
+
+    /// The server's name for this client.
+    #[getter]
+    fn peer_name(&self, py: Python<'_>) -> PyResult<String> {
+        self.run(py, |client| Ok(client.name()))
+    }
+
+    /// Whether `close` was called.
+    #[getter]
+    fn closed(&self) -> bool {
+        lock(&self.inner).is_none()
+    }
+
+    /// Ends the connection's use. Memory that was fetched keeps it until it is released.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.driver.expect_this_process("client").or_raise()?;
+        let client = lock(&self.inner).take();
+        py.detach(|| drop(client));
+        Ok(())
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_args))]
+    fn __exit__(&self, py: Python<'_>, _args: &Bound<'_, PyTuple>) -> PyResult<()> {
+        self.close(py)
+    }
+
+    fn __repr__(&self) -> String {
+        let state = if self.closed() { " closed" } else { "" };
+        format!("<egmem.Client of {}{state}>", self.address)
+    }
+}
+
+/// Another process's memory, mapped here, with a lease on it. Made by `Client.fetch` and `fetch`.
+#[pyclass(extends = Memory, subclass, frozen, module = "egmem", name = "_RemoteBuffer")]
+pub struct RemoteBufferBase;
+
+impl RemoteBufferBase {
+    fn ask<T>(
+        slf: &PyRef<'_, Self>,
+        question: impl FnOnce(&blocking::RemoteBuffer) -> T,
+    ) -> PyResult<T> {
+        let region = slf.as_super().region()?;
+        match region.owner().or_raise()? {
+            Owner::Remote(remote) => Ok(question(remote)),
+            _ => Err(invalid("it is no fetched memory")),
+        }
+    }
+}
+
+#[pymethods]
+impl RemoteBufferBase {
+    #[new]
+    fn new(made: &Bound<'_, Made>) -> PyResult<PyClassInitializer<Self>> {
+        Ok(PyClassInitializer::from(made.get().memory()?).add_subclass(Self))
+    }
+
+    /// The name that it was fetched by.
+    #[getter]
+    fn name(slf: PyRef<'_, Self>) -> PyResult<String> {
+        Self::ask(&slf, |remote| remote.name().to_owned())
+    }
+
+    /// The lease's state, in words: `"held"` while all is well.
+    #[getter]
+    fn state(slf: PyRef<'_, Self>) -> PyResult<String> {
+        Self::ask(&slf, |remote| remote.state().to_string())
+    }
+
+    /// Unmaps the memory, ends the lease, and waits until the exporter has recorded it. Raises `InUse` while a view lives.
+    fn release(slf: PyRef<'_, Self>, py: Python<'_>) -> PyResult<()> {
+        let memory = slf.as_super();
+        memory.region()?.expect_here()?;
+        let region = memory.take()?.ok_or_else(|| closed("memory"))?;
+        region.wait_for_gpus(py);
+        let Some(Owner::Remote(remote)) = region.into_owner() else {
+            return Err(invalid("it is no fetched memory"));
+        };
+        py.detach(|| remote.release()).or_raise()
+    }
+}
+
+fn seconds(number: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(number)
+        .map_err(|_| invalid(&format!("a timeout of {number} s; valid: 0 or more")))
+}
+
+/// Connects to a server: `"unix:/path"` or `"tcp://host:port"`. Memory is imported into `driver`, or into the default one.
+///
+/// Between machines `ca`, `cert` and `key` name files for mutual TLS, `crl` revocation lists, and `expect_peer` the name that
+/// the server's certificate must have. Unix sockets of this user, of root and of `server_users` are trusted. `timeout` is in
+/// seconds.
+#[pyfunction]
+#[pyo3(signature = (
+    address, *, driver=None, timeout=10.0, ca=None, cert=None, key=None, crl=None, expect_peer=None, server_users=Vec::new(),
+))]
+#[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
+pub fn connect(
+    py: Python<'_>,
+    address: &str,
+    driver: Option<&Bound<'_, Driver>>,
+    timeout: f64,
+    ca: Option<std::path::PathBuf>,
+    cert: Option<std::path::PathBuf>,
+    key: Option<std::path::PathBuf>,
+    crl: Option<std::path::PathBuf>,
+    expect_peer: Option<&str>,
+    server_users: Vec<u32>,
+) -> PyResult<Client> {
+    let driver = given_or_default(py, driver)?;
+    let parsed: Address = address.parse::<Address>().or_raise()?;
+    let security = match (ca, cert, key) {
+        (Some(ca), Some(cert), Some(key)) => {
+            let tls = Tls::load(TlsFiles { ca, cert, key, crl }).or_raise()?;
+            Security::Tls(match expect_peer {
+                Some(name) => tls.expect_peer(name).or_raise()?,
+                None => tls,
+            })
+        }
+        (None, None, None) if crl.is_none() && expect_peer.is_none() => Security::Plain,
+        _ => {
+            return Err(invalid(
+                "ca, cert and key go together; crl and expect_peer need them",
+            ));
+        }
+    };
+    let trusted = Peers::same_user().and_user(0);
+    let peers = server_users.into_iter().fold(trusted, Peers::and_user);
+    let options = egmem::exchange::Client::options(parsed)
+        .security(security)
+        .peers(peers)
+        .agent(concat!("egmem ", env!("CARGO_PKG_VERSION"), " (Python)"))
+        .timeout(seconds(timeout)?);
+    let client = py
+        .detach(|| blocking::Client::connect(options, &driver))
+        .or_raise()?;
+    Ok(Client {
+        inner: Mutex::new(Some(client)),
+        address: address.to_owned(),
+        driver,
+    })
+}

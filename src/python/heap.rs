@@ -1,0 +1,294 @@
+//! `egmem.Heap`: blocks of any size without a driver call.
+
+use std::alloc::Layout;
+use std::sync::Mutex;
+
+use egmem::driver::Location;
+use egmem::size::Bytes;
+use pyo3::prelude::*;
+
+use crate::buffer::access;
+use crate::driver::{Driver, given_or_default, location};
+use crate::error::{OrRaise, closed, invalid};
+use crate::json::to_python;
+use crate::region::{Owner, drop_detached, lock};
+use crate::types::BLOCK;
+
+/// How much `reserve` adds between two calls of `progress`.
+const STEP: u64 = 256 << 20;
+
+/// Suballocates blocks of memory on a node, for the CPU and the GPUs, without a driver call.
+///
+/// `node`, `gpu`, `device`, `access_by`, `host`, `shareable`, `overcommit` and `label` are as for `Buffer`. `limit` is the most
+/// memory it may have, `chunk` how much it adds at a time, `reserve` how much it has from the start, `grow_ahead` how much it
+/// keeps free by a thread of its own, all in bytes. `wait_for_gpu` has an allocation wait for blocks freed after GPU work before
+/// it fails, `scrub_on_free` overwrites freed blocks with zeros, and `thread_cache` limits what each thread keeps.
+#[pyclass(frozen, module = "egmem", name = "Heap")]
+pub struct Heap {
+    inner: Mutex<Option<egmem::Heap>>,
+    place: Location,
+}
+
+impl Heap {
+    /// Returns a handle of the heap, in the process that made it.
+    ///
+    /// # Errors
+    /// `Closed`; `InvalidArgument` in a forked child, where the heap's locks may be held for ever.
+    pub fn handle(&self) -> PyResult<egmem::Heap> {
+        let inner = lock(&self.inner);
+        let heap = inner.as_ref().ok_or_else(|| closed("heap"))?;
+        heap.driver().expect_this_process("heap").or_raise()?;
+        Ok(heap.clone())
+    }
+
+    fn run<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&egmem::Heap) -> egmem::Result<T> + Send,
+    ) -> PyResult<T> {
+        let heap = self.handle()?;
+        py.detach(|| {
+            let done = work(&heap);
+            drop(heap);
+            done
+        })
+        .or_raise()
+    }
+
+    fn make<'py>(
+        &self,
+        py: Python<'py>,
+        nbytes: u64,
+        align: u64,
+        zeroed: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let layout = Layout::from_size_align(nbytes as usize, align as usize).map_err(|_| {
+            invalid(&format!(
+                "align is {align}; valid: a power of two, up to 2**62"
+            ))
+        })?;
+        let block = self.run(py, |heap| match zeroed {
+            true => heap.allocate_zeroed(layout),
+            false => heap.allocate(layout),
+        })?;
+        BLOCK.make(py, Owner::Block(block))
+    }
+}
+
+impl Drop for Heap {
+    fn drop(&mut self) {
+        let heap = lock(&self.inner).take();
+        drop_detached(heap);
+    }
+}
+
+#[pymethods]
+impl Heap {
+    #[new]
+    #[pyo3(signature = (
+        node=None, *, gpu=None, device=None, limit=None, chunk=None, reserve=None, grow_ahead=None, access_by=None, host=None,
+        wait_for_gpu=false, scrub_on_free=false, thread_cache=None, shareable=false, overcommit=false, label=None, driver=None,
+    ))]
+    #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
+    fn new(
+        py: Python<'_>,
+        node: Option<i32>,
+        gpu: Option<i32>,
+        device: Option<i32>,
+        limit: Option<u64>,
+        chunk: Option<u64>,
+        reserve: Option<u64>,
+        grow_ahead: Option<u64>,
+        access_by: Option<Vec<i32>>,
+        host: Option<&str>,
+        wait_for_gpu: bool,
+        scrub_on_free: bool,
+        thread_cache: Option<u64>,
+        shareable: bool,
+        overcommit: bool,
+        label: Option<String>,
+        driver: Option<&Bound<'_, Driver>>,
+    ) -> PyResult<Self> {
+        let driver = given_or_default(py, driver)?;
+        let place = location(&driver, node, gpu, device)?;
+        let mut options = egmem::Heap::on(place)
+            .wait_for_gpu(wait_for_gpu)
+            .scrub_on_free(scrub_on_free)
+            .overcommit(overcommit);
+        if let Some(gpus) = access_by {
+            options = options.access_by(gpus.into_iter().map(Location::Device));
+        }
+        if let Some(host) = host {
+            options = options.access(Location::Host, access(host)?);
+        }
+        if shareable {
+            options = options.shareable();
+        }
+        if let Some(label) = label {
+            options = options.label(label);
+        }
+        for (value, set) in [
+            (
+                limit,
+                egmem::HeapOptions::limit as fn(egmem::HeapOptions, u64) -> egmem::HeapOptions,
+            ),
+            (chunk, egmem::HeapOptions::chunk),
+            (reserve, egmem::HeapOptions::reserve),
+            (grow_ahead, egmem::HeapOptions::grow_ahead),
+            (thread_cache, egmem::HeapOptions::thread_cache),
+        ] {
+            if let Some(bytes) = value {
+                options = set(options, bytes);
+            }
+        }
+        let heap = py.detach(|| options.build(&driver)).or_raise()?;
+        Ok(Self {
+            inner: Mutex::new(Some(heap)),
+            place,
+        })
+    }
+
+    /// Allocates a block of `nbytes` at a multiple of `align`. Its bytes are not initialised.
+    #[pyo3(signature = (nbytes, align=256))]
+    fn allocate<'py>(
+        &self,
+        py: Python<'py>,
+        nbytes: u64,
+        align: u64,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        self.make(py, nbytes, align, false)
+    }
+
+    /// As `allocate`, with every byte 0.
+    #[pyo3(signature = (nbytes, align=256))]
+    fn allocate_zeroed<'py>(
+        &self,
+        py: Python<'py>,
+        nbytes: u64,
+        align: u64,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        self.make(py, nbytes, align, true)
+    }
+
+    /// Adds memory until at least `nbytes` are free. `progress(done, total)` is called between steps of 256 MiB, with no lock
+    /// held; it may raise to stop, and what was added stays.
+    #[pyo3(signature = (nbytes, progress=None))]
+    fn reserve(
+        &self,
+        py: Python<'_>,
+        nbytes: u64,
+        progress: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let mut done = 0;
+        while done < nbytes {
+            // A single step takes no more calls, and fails before it adds anything.
+            done = if progress.is_some() {
+                (done + STEP).min(nbytes)
+            } else {
+                nbytes
+            };
+            self.run(py, |heap| heap.reserve(done))?;
+            py.check_signals()?;
+            if let Some(progress) = progress {
+                progress.call1((done, nbytes))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives unused memory back in whole chunks, but leaves at least `keep` bytes free; returns the number of bytes.
+    #[pyo3(signature = (keep=0))]
+    fn trim(&self, py: Python<'_>, keep: u64) -> PyResult<u64> {
+        self.run(py, |heap| heap.trim_to(keep))
+    }
+
+    /// Collects the blocks that were freed after GPU work which has finished; returns their number. With `wait` it waits for
+    /// the work of all.
+    #[pyo3(signature = (wait=false))]
+    fn collect(&self, py: Python<'_>, wait: bool) -> PyResult<usize> {
+        self.run(py, |heap| {
+            if wait {
+                heap.collect_all()
+            } else {
+                heap.collect()
+            }
+        })
+    }
+
+    /// Returns the heap's statistics as a dictionary: blocks, bytes, fragmentation, driver calls.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let stats = self.run(py, |heap| Ok(heap.stats()))?;
+        to_python(py, &stats)
+    }
+
+    /// Returns a drawing of which ranges are used, as SVG.
+    fn to_svg(&self, py: Python<'_>) -> PyResult<String> {
+        self.run(py, |heap| Ok(heap.occupancy().to_svg("heap")))
+    }
+
+    /// The bytes that have memory now.
+    #[getter]
+    fn backed(&self, py: Python<'_>) -> PyResult<u64> {
+        self.run(py, |heap| Ok(heap.backed()))
+    }
+
+    /// The most bytes that can have memory.
+    #[getter]
+    fn limit(&self, py: Python<'_>) -> PyResult<u64> {
+        self.run(py, |heap| Ok(heap.limit()))
+    }
+
+    /// The host NUMA node, or `None` for memory of a GPU.
+    #[getter]
+    fn node(&self) -> Option<i32> {
+        match self.place {
+            Location::HostNuma(node) => Some(node),
+            _ => None,
+        }
+    }
+
+    /// The driver that the heap belongs to.
+    #[getter]
+    fn driver(&self) -> PyResult<Driver> {
+        Ok(Driver::wrap(self.handle()?.driver().clone()))
+    }
+
+    /// Whether `close` was called.
+    #[getter]
+    fn closed(&self) -> bool {
+        lock(&self.inner).is_none()
+    }
+
+    /// Ends the heap's use. Blocks stay valid; the memory is released with the last one.
+    fn close(&self, py: Python<'_>) {
+        let heap = lock(&self.inner).take();
+        py.detach(|| drop(heap));
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_args))]
+    fn __exit__(&self, py: Python<'_>, _args: &Bound<'_, pyo3::types::PyTuple>) {
+        self.close(py);
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> String {
+        let Ok(heap) = self.handle() else {
+            return "<egmem.Heap closed>".into();
+        };
+        let (backed, limit) = py.detach(|| (heap.backed(), heap.limit()));
+        let simulated = if heap.driver().is_simulated() {
+            ", SIMULATED"
+        } else {
+            ""
+        };
+        format!(
+            "<egmem.Heap of {} (limit {}) on {}{simulated}>",
+            Bytes(backed),
+            Bytes(limit),
+            self.place
+        )
+    }
+}

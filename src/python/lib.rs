@@ -1,0 +1,96 @@
+//! The native module of the Python package `egmem`.
+//!
+//! The functions below are a thin face: they check arguments, release the GIL, call the facade crate and convert errors.
+//! No lock of egmem is held while Python code runs, and no egmem code that holds a lock asks for the GIL.
+
+mod block;
+mod buffer;
+// The command line's own files, so that `python -m egmem` says the same.
+#[path = "../bin/egmem/children.rs"]
+mod children;
+mod cli;
+mod contexts;
+mod cupy;
+mod device;
+mod dlpack;
+mod driver;
+mod dtype;
+mod error;
+mod exchange;
+mod exporter;
+mod heap;
+#[path = "../bin/egmem/host.rs"]
+mod host;
+mod interfaces;
+mod json;
+mod memory;
+mod output;
+mod pool;
+mod probe;
+#[path = "../bin/egmem/ranges.rs"]
+mod ranges;
+mod region;
+#[path = "../bin/egmem/render.rs"]
+mod render;
+mod span;
+mod stream;
+mod topology;
+mod torch_alloc;
+mod types;
+mod view;
+
+use std::ffi::CStr;
+
+use pyo3::PyTypeInfo;
+use pyo3::prelude::*;
+use pyo3::types::PyType;
+
+/// Adds a type with the buffer protocol, derived from the class `B`.
+fn add_memory<'py, B: PyTypeInfo>(
+    module: &Bound<'py, PyModule>,
+    name: &'static CStr,
+) -> PyResult<Bound<'py, PyType>> {
+    let derived = exporter::derive(&module.py().get_type::<B>(), name)?;
+    module.add(derived.name()?, &derived)?;
+    Ok(derived)
+}
+
+#[pymodule]
+fn _egmem(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<driver::Driver>()?;
+    module.add_class::<topology::Topology>()?;
+    module.add_class::<topology::Gpu>()?;
+    module.add_class::<topology::Node>()?;
+    module.add_class::<stream::Stream>()?;
+    module.add_class::<memory::Memory>()?;
+    module.add_class::<view::View>()?;
+    module.add_class::<heap::Heap>()?;
+    module.add_class::<pool::Pool>()?;
+    add_memory::<buffer::BufferBase>(module, c"egmem.Buffer")?;
+    types::BLOCK.set(&add_memory::<block::BlockBase>(module, c"egmem.Block")?);
+    types::POOL_BLOCK.set(&add_memory::<pool::PoolBlockBase>(
+        module,
+        c"egmem.PoolBlock",
+    )?);
+    module.add_function(wrap_pyfunction!(driver::open, module)?)?;
+    module.add_function(wrap_pyfunction!(driver::simulated, module)?)?;
+    module.add_function(wrap_pyfunction!(driver::default_driver, module)?)?;
+    module.add_function(wrap_pyfunction!(driver::set_default_driver, module)?)?;
+    module.add_function(wrap_pyfunction!(topology::topology, module)?)?;
+    module.add_class::<cli::Report>()?;
+    module.add_function(wrap_pyfunction!(cli::doctor, module)?)?;
+    module.add_function(wrap_pyfunction!(cli::_probe, module)?)?;
+    module.add_function(wrap_pyfunction!(cli::_topology_or_why, module)?)?;
+    module.add_function(wrap_pyfunction!(cli::ps, module)?)?;
+    module.add_function(wrap_pyfunction!(cli::ps_dict, module)?)?;
+    module.add_class::<exchange::Client>()?;
+    module.add_class::<exchange::Entry>()?;
+    let remote_buffer = add_memory::<exchange::RemoteBufferBase>(module, c"egmem.RemoteBuffer")?;
+    types::REMOTE_BUFFER.set(&remote_buffer);
+    module.add_function(wrap_pyfunction!(exchange::connect, module)?)?;
+    module.add_class::<cupy::CupySource>()?;
+    module.add_class::<torch_alloc::TorchSlot>()?;
+    module.add_function(wrap_pyfunction!(torch_alloc::register, module)?)?;
+    Ok(())
+}

@@ -1,0 +1,362 @@
+//! `egmem.Memory`: what buffers, blocks and fetched memory have in common.
+
+use std::sync::{Arc, Mutex};
+
+use egmem::driver::{Access, Location};
+use egmem::size::Bytes;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyMemoryView, PySlice, PyTuple};
+
+use crate::driver::Driver;
+use crate::error::{OrRaise, closed, in_use, invalid};
+use crate::region::{Owner, Region, drop_detached, lock};
+use crate::span::Span;
+use crate::view::View;
+use crate::{device, dlpack, interfaces};
+
+/// The memory of an object, until it is closed.
+struct Slot {
+    region: Option<Arc<Region>>,
+    /// An array interface of the object itself was read, so views may exist that nothing counts.
+    uncounted: bool,
+}
+
+/// Memory at one address for the CPU and the GPUs.
+///
+/// It is freed when the object and every view of it are gone. Views are made through the buffer protocol
+/// (`memoryview(memory)`, `numpy.asarray(memory)`), DLPack (`torch.from_dlpack(memory)`) and the array interfaces; none copies.
+#[pyclass(subclass, frozen, module = "egmem")]
+pub struct Memory {
+    slot: Mutex<Slot>,
+}
+
+impl Memory {
+    /// Holds a region.
+    pub fn new(region: Region) -> Self {
+        let region = Some(Arc::new(region));
+        Self {
+            slot: Mutex::new(Slot {
+                region,
+                uncounted: false,
+            }),
+        }
+    }
+
+    /// Returns the memory.
+    ///
+    /// # Errors
+    /// `Closed`.
+    pub fn region(&self) -> PyResult<Arc<Region>> {
+        lock(&self.slot)
+            .region
+            .clone()
+            .ok_or_else(|| closed("memory"))
+    }
+
+    /// Returns the memory for views that nothing counts: the object cannot be closed any more.
+    fn uncounted_region(&self) -> PyResult<Arc<Region>> {
+        let mut slot = lock(&self.slot);
+        slot.uncounted = true;
+        slot.region.clone().ok_or_else(|| closed("memory"))
+    }
+
+    /// Takes the memory out of the object; `None` if it was closed before.
+    ///
+    /// # Errors
+    /// `InUse` if a view lives, or may live.
+    pub fn take(&self) -> PyResult<Option<Region>> {
+        let mut slot = lock(&self.slot);
+        if slot.uncounted && slot.region.is_some() {
+            return Err(in_use(
+                "the memory cannot be closed: an array interface of it was read, and nothing tells when such views end",
+            ));
+        }
+        let Some(region) = slot.region.take() else {
+            return Ok(None);
+        };
+        match Arc::try_unwrap(region) {
+            Ok(region) => Ok(Some(region)),
+            Err(region) => {
+                let views = Arc::strong_count(&region) - 1;
+                slot.region = Some(region);
+                Err(in_use(&format!(
+                    "the memory cannot be closed: it has {views} live view(s)"
+                )))
+            }
+        }
+    }
+
+    /// Puts back what was taken and could not be freed.
+    pub fn put_back(&self, region: Region) {
+        region.expose();
+        lock(&self.slot).region = Some(Arc::new(region));
+    }
+
+    fn place(&self) -> PyResult<Location> {
+        Ok(self.region()?.location())
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let region = lock(&self.slot).region.take();
+        if let Some(region) = region {
+            drop_detached(region);
+        }
+    }
+}
+
+#[pymethods]
+impl Memory {
+    /// The number of bytes.
+    #[getter]
+    fn nbytes(&self) -> PyResult<u64> {
+        Ok(self.region()?.len())
+    }
+
+    fn __len__(&self) -> PyResult<usize> {
+        Ok(self.region()?.len() as usize)
+    }
+
+    /// The address of the first byte, the same for every GPU and, on a host node, for the CPU. It is valid while the object
+    /// lives and is not closed.
+    #[getter]
+    fn address(&self) -> PyResult<u64> {
+        let region = self.region()?;
+        region.expose();
+        Ok(region.address())
+    }
+
+    /// The host NUMA node, or `None` for memory of a GPU or on no particular node.
+    #[getter]
+    fn node(&self) -> PyResult<Option<i32>> {
+        Ok(match self.place()? {
+            Location::HostNuma(node) => Some(node),
+            _ => None,
+        })
+    }
+
+    /// Where the memory is, in words: `"host NUMA node 0"`, `"GPU 1"`.
+    #[getter]
+    fn location(&self) -> PyResult<String> {
+        Ok(self.place()?.to_string())
+    }
+
+    /// The driver that the memory belongs to.
+    #[getter]
+    fn driver(&self) -> PyResult<Driver> {
+        Ok(Driver::wrap(self.region()?.driver().clone()))
+    }
+
+    /// Whether `close` was called.
+    #[getter]
+    fn closed(&self) -> bool {
+        lock(&self.slot).region.is_none()
+    }
+
+    /// Returns what the CPU (`gpu=None`) or a GPU may do: `"rw"`, `"r"` or `""`.
+    #[pyo3(signature = (gpu=None))]
+    fn access(&self, py: Python<'_>, gpu: Option<i32>) -> PyResult<&'static str> {
+        let region = self.region()?;
+        region.expect_here()?;
+        let access = match gpu {
+            Some(gpu) => py.detach(|| region.gpu_access(gpu)).or_raise()?,
+            None => match region.cpu(py) {
+                Ok(bytes) if bytes.writable => Access::ReadWrite,
+                Ok(_) => Access::Read,
+                Err(error)
+                    if error.is_instance(
+                        py,
+                        &py.import("egmem._errors")?.getattr("NotAccessible")?,
+                    ) =>
+                {
+                    Access::None
+                }
+                Err(error) => return Err(error),
+            },
+        };
+        Ok(access_text(access))
+    }
+
+    /// Copies bytes out: `nbytes` of them from `offset` on, or all that follow.
+    #[pyo3(signature = (offset=0, nbytes=None))]
+    fn read<'py>(
+        slf: &Bound<'py, Self>,
+        offset: u64,
+        nbytes: Option<u64>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let part = part(slf, offset, nbytes)?;
+        Ok(part.call_method0("tobytes")?.cast_into::<PyBytes>()?)
+    }
+
+    /// Copies `data`, any object with the buffer protocol, to `offset`.
+    #[pyo3(signature = (data, offset=0))]
+    fn write(slf: &Bound<'_, Self>, data: &Bound<'_, PyAny>, offset: u64) -> PyResult<()> {
+        let py = slf.py();
+        let data = PyMemoryView::from(data)?.call_method1("cast", ("B",))?;
+        let part = part(slf, offset, Some(data.len()? as u64))?;
+        let all = PySlice::full(py);
+        part.set_item(all, data)
+    }
+
+    /// Sets `nbytes` bytes from `offset` on, or all that follow, to `byte`. Other threads run meanwhile.
+    #[pyo3(signature = (byte, offset=0, nbytes=None))]
+    fn fill(&self, py: Python<'_>, byte: u8, offset: u64, nbytes: Option<u64>) -> PyResult<()> {
+        let region = self.region()?;
+        let rest = region.len().saturating_sub(offset);
+        let len = nbytes.unwrap_or(rest);
+        region.cpu(py)?;
+        py.detach(|| match region.owner()? {
+            Owner::Buffer(memory) => memory.cpu().and_then(|cpu| cpu.fill(offset, len, byte)),
+            Owner::Block(memory) => memory.cpu().and_then(|cpu| cpu.fill(offset, len, byte)),
+            Owner::Pool(memory) => lock(memory)
+                .cpu()
+                .and_then(|cpu| cpu.fill(offset, len, byte)),
+            Owner::Remote(memory) => memory.cpu().and_then(|cpu| cpu.fill(offset, len, byte)),
+        })
+        .or_raise()
+    }
+
+    /// Returns a view with a type and a shape, for one device: `"cpu"`, `"cuda_host"` or `"cuda:0"`. It copies nothing, and it
+    /// exports DLPack and the array interfaces.
+    ///
+    /// `dtype` is a name such as `"float32"`, or a NumPy or PyTorch type. Without `shape` it has one dimension, to the
+    /// memory's end. `offset` is in bytes.
+    #[pyo3(signature = (dtype=None, shape=None, *, offset=0, device=None))]
+    fn view(
+        &self,
+        dtype: Option<&Bound<'_, PyAny>>,
+        shape: Option<&Bound<'_, PyAny>>,
+        offset: u64,
+        device: Option<&str>,
+    ) -> PyResult<View> {
+        Span::new(self.region()?, dtype, shape, offset, device).map(View::wrap)
+    }
+
+    /// Returns a view of all bytes for a device: `"cpu"`, `"cuda_host"` or `"cuda:0"`.
+    fn on(&self, device: &str) -> PyResult<View> {
+        Span::new(self.region()?, None, None, 0, Some(device)).map(View::wrap)
+    }
+
+    /// Frees the memory now.
+    ///
+    /// Raises `InUse`, a `BufferError`, while a view lives. GPU work that uses the memory must have finished.
+    pub fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let region = lock(&self.slot).region.clone();
+        if let Some(region) = region {
+            region.expect_here()?;
+        }
+        if let Some(region) = self.take()? {
+            py.detach(|| drop(region));
+        }
+        Ok(())
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    /// Closes. While an exception passes, memory with views is left to its last view, so that the exception is not hidden.
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        kind: &Bound<'_, PyAny>,
+        _value: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        match self.close(py) {
+            Err(_) if !kind.is_none() => Ok(()),
+            result => result,
+        }
+    }
+
+    /// The dictionary of NumPy's array interface. Views that are made through it are not counted: after it was read, the
+    /// object cannot be closed, and its memory is freed with its last reference.
+    #[getter]
+    fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let region = self.uncounted_region()?;
+        interfaces::numpy(py, &Span::new(region, None, None, 0, Some("cpu"))?)
+    }
+
+    /// The dictionary of CUDA's array interface, version 3. See `__array_interface__`.
+    #[getter]
+    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let region = self.region()?;
+        let gpu = region.default_gpu();
+        let view = Span::new(region, None, None, 0, Some(&format!("cuda:{gpu}")))?;
+        let dictionary = interfaces::cuda(py, &view)?;
+        self.uncounted_region()?;
+        Ok(dictionary)
+    }
+
+    /// Returns a DLPack capsule: of CPU memory, unless `dl_device` asks for pinned memory (3, 0) or a GPU (2, ordinal).
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<&Bound<'py, PyAny>>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let view = Span::new(self.region()?, None, None, 0, None)?;
+        dlpack::export(py, &view, stream, max_version, dl_device, copy)
+    }
+
+    /// Returns (1, 0): CPU memory, which every library takes. `on("cuda:0")` has the device of a GPU.
+    fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
+        let region = self.region()?;
+        Ok(match region.location() {
+            Location::Device(gpu) => (device::CUDA, gpu),
+            _ => (device::CPU, 0),
+        })
+    }
+
+    fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
+        let name = slf.get_type().name()?;
+        let Ok(region) = slf.get().region() else {
+            return Ok(format!("<egmem.{name} closed>"));
+        };
+        let simulated = if region.driver().is_simulated() {
+            ", SIMULATED"
+        } else {
+            ""
+        };
+        let (len, place, address) = (Bytes(region.len()), region.location(), region.address());
+        Ok(format!(
+            "<egmem.{name} of {len} on {place} at {address:#x}{simulated}>"
+        ))
+    }
+
+    fn __reduce__(&self) -> PyResult<Py<PyTuple>> {
+        Err(pyo3::exceptions::PyTypeError::new_err(
+            "memory cannot be pickled: share it by name (egmem.connect), or send a copy of the bytes (read)",
+        ))
+    }
+}
+
+fn access_text(access: Access) -> &'static str {
+    match access {
+        Access::None => "",
+        Access::Read => "r",
+        Access::ReadWrite => "rw",
+    }
+}
+
+/// Returns a memoryview of a part.
+fn part<'py>(
+    memory: &Bound<'py, Memory>,
+    offset: u64,
+    nbytes: Option<u64>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let size = memory.get().region()?.len();
+    let len = nbytes.unwrap_or(size.saturating_sub(offset));
+    let end = offset.checked_add(len).filter(|end| *end <= size);
+    let Some(end) = end else {
+        return Err(invalid(&format!(
+            "{len} bytes at offset {offset} are outside of {size} bytes"
+        )));
+    };
+    let range = PySlice::new(memory.py(), offset as isize, end as isize, 1);
+    PyMemoryView::from(memory.as_any())?.get_item(range)
+}

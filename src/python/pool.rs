@@ -1,0 +1,202 @@
+//! `egmem.Pool`: memory in the order of streams.
+
+use std::sync::Mutex;
+
+use egmem::driver::{HandleTypes, Location};
+use pyo3::prelude::*;
+
+use crate::driver::{Driver, given_or_default, location};
+use crate::error::{OrRaise, closed, invalid};
+use crate::json::to_python;
+use crate::memory::Memory;
+use crate::region::{Owner, drop_detached, lock};
+use crate::stream::given;
+use crate::types::{Made, POOL_BLOCK};
+
+/// A memory pool on a host node or a GPU: allocations in the order of a stream (`cuMemPoolCreate`).
+///
+/// `max_size` limits it, `release_threshold` is how many bytes it keeps at a synchronisation, `gpu` is the GPU whose stream the
+/// pool has for its allocations. `node`, `near`, `device`, `access_by`, `overcommit` and `label` are as for `Buffer`, where
+/// `near` is called `gpu`.
+#[pyclass(frozen, module = "egmem", name = "Pool")]
+pub struct Pool {
+    inner: Mutex<Option<(egmem::Pool, egmem::Stream)>>,
+    place: Location,
+}
+
+impl Pool {
+    fn handle(&self) -> PyResult<(egmem::Pool, egmem::Stream)> {
+        let (pool, stream) = lock(&self.inner).clone().ok_or_else(|| closed("pool"))?;
+        pool.driver().expect_this_process("pool").or_raise()?;
+        Ok((pool, stream))
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        let pool = lock(&self.inner).take();
+        drop_detached(pool);
+    }
+}
+
+#[pymethods]
+impl Pool {
+    #[new]
+    #[pyo3(signature = (
+        node=None, *, near=None, device=None, gpu=0, max_size=0, release_threshold=0, access_by=None, shareable=false,
+        overcommit=false, label=None, driver=None,
+    ))]
+    #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
+    fn new(
+        py: Python<'_>,
+        node: Option<i32>,
+        near: Option<i32>,
+        device: Option<i32>,
+        gpu: i32,
+        max_size: u64,
+        release_threshold: u64,
+        access_by: Option<Vec<i32>>,
+        shareable: bool,
+        overcommit: bool,
+        label: Option<String>,
+        driver: Option<&Bound<'_, Driver>>,
+    ) -> PyResult<Self> {
+        let driver = given_or_default(py, driver)?;
+        let near = near.or((node.is_none() && device.is_none()).then_some(gpu));
+        let place = location(&driver, node, near, device)?;
+        let mut options = egmem::Pool::options(place)
+            .max_size(max_size)
+            .release_threshold(release_threshold)
+            .overcommit(overcommit);
+        if let Some(gpus) = access_by {
+            options = options.access_by(gpus.into_iter().map(Location::Device));
+        }
+        if shareable {
+            options = options.handle_types(HandleTypes::POSIX_FD);
+        }
+        if let Some(label) = label {
+            options = options.label(label);
+        }
+        let made: egmem::Result<_> =
+            py.detach(|| Ok((options.create(&driver)?, egmem::Stream::new(&driver, gpu)?)));
+        Ok(Self {
+            inner: Mutex::new(Some(made.or_raise()?)),
+            place,
+        })
+    }
+
+    /// Allocates `nbytes`. Work that is submitted to `stream` from now on may use them; without a stream the pool's own is
+    /// waited for.
+    #[pyo3(signature = (nbytes, stream=None))]
+    fn allocate<'py>(
+        &self,
+        py: Python<'py>,
+        nbytes: u64,
+        stream: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (pool, own) = self.handle()?;
+        let theirs = stream
+            .map(|stream| given(pool.driver(), stream, own.device()))
+            .transpose()?;
+        let block: egmem::Result<_> = py.detach(|| {
+            let block = pool.allocate(nbytes, &own)?;
+            match theirs {
+                Some(theirs) => theirs.wait_for(&own)?,
+                None => own.synchronize()?,
+            }
+            Ok(block)
+        });
+        POOL_BLOCK.make(py, Owner::Pool(Mutex::new(block.or_raise()?)))
+    }
+
+    /// Gives free memory back to the system until `keep` bytes are held.
+    #[pyo3(signature = (keep=0))]
+    fn trim(&self, py: Python<'_>, keep: u64) -> PyResult<()> {
+        let (pool, _) = self.handle()?;
+        py.detach(|| pool.trim_to(keep)).or_raise()
+    }
+
+    /// Returns the bytes that the pool holds and has allocated, now and at most, as a dictionary.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let (pool, _) = self.handle()?;
+        to_python(py, &py.detach(|| pool.stats()).or_raise()?)
+    }
+
+    /// The driver's handle, a `CUmemoryPool`.
+    #[getter]
+    fn pool_handle(&self) -> PyResult<u64> {
+        Ok(self.handle()?.0.handle().0)
+    }
+
+    /// The host NUMA node, or `None` for memory of a GPU.
+    #[getter]
+    fn node(&self) -> Option<i32> {
+        match self.place {
+            Location::HostNuma(node) => Some(node),
+            _ => None,
+        }
+    }
+
+    /// Whether `close` was called.
+    #[getter]
+    fn closed(&self) -> bool {
+        lock(&self.inner).is_none()
+    }
+
+    /// Ends the pool's use. Its allocations stay valid; the pool is destroyed with the last one.
+    fn close(&self, py: Python<'_>) {
+        let pool = lock(&self.inner).take();
+        py.detach(|| drop(pool));
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_args))]
+    fn __exit__(&self, py: Python<'_>, _args: &Bound<'_, pyo3::types::PyTuple>) {
+        self.close(py);
+    }
+
+    fn __repr__(&self) -> String {
+        match self.handle() {
+            Err(_) => "<egmem.Pool closed>".into(),
+            Ok((pool, _)) if pool.driver().is_simulated() => {
+                format!("<egmem.Pool on {}, SIMULATED>", self.place)
+            }
+            Ok(_) => format!("<egmem.Pool on {}>", self.place),
+        }
+    }
+}
+
+/// An allocation of a pool, made by `Pool.allocate`. It is freed in the order of the pool's stream, after the work of GPUs that
+/// may use it.
+#[pyclass(extends = Memory, subclass, frozen, module = "egmem", name = "_PoolBlock")]
+pub struct PoolBlockBase;
+
+#[pymethods]
+impl PoolBlockBase {
+    #[new]
+    fn new(made: &Bound<'_, Made>) -> PyResult<PyClassInitializer<Self>> {
+        Ok(PyClassInitializer::from(made.get().memory()?).add_subclass(Self))
+    }
+
+    /// Closes the allocation, and frees it after all work submitted to `stream` so far.
+    ///
+    /// Raises `InUse` while a view lives.
+    fn free_on(slf: PyRef<'_, Self>, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
+        let memory = slf.as_super();
+        let region = memory.region()?;
+        region.expect_here()?;
+        let stream = given(region.driver(), stream, region.default_gpu())?;
+        drop(region);
+        let region = memory.take()?.ok_or_else(|| closed("memory"))?;
+        let Some(Owner::Pool(block)) = region.into_owner() else {
+            return Err(invalid("it is no allocation of a pool"));
+        };
+        let block = block
+            .into_inner()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        py.detach(|| block.free_on(&stream)).or_raise()
+    }
+}

@@ -1,0 +1,114 @@
+"""Extended GPU Memory: CPU memory pinned on a chosen NUMA node, which the CPU and every GPU use without a copy.
+
+>>> import egmem
+>>> driver = egmem.simulated("gh200x4")
+>>> with egmem.Buffer(1 << 20, node=0, driver=driver) as buffer:
+...     buffer.write(b"hello")
+...     bytes(memoryview(buffer)[:5])
+b'hello'
+"""
+
+from typing import Any
+
+from ._egmem import (
+    Block,
+    Buffer,
+    Client,
+    Driver,
+    Entry,
+    Gpu,
+    Heap,
+    Memory,
+    Node,
+    Pool,
+    PoolBlock,
+    RemoteBuffer,
+    Report,
+    Stream,
+    Topology,
+    View,
+    __version__,
+    connect,
+    default_driver,
+    doctor,
+    open,
+    ps,
+    ps_dict,
+    set_default_driver,
+    simulated,
+    topology,
+)
+from ._errors import (
+    Closed,
+    ConnectionFailed,
+    ContextLost,
+    DriverError,
+    Error,
+    ExchangeError,
+    ExportError,
+    InUse,
+    InvalidArgument,
+    NoDeviceInterface,
+    NoDriver,
+    NoSuchPlace,
+    NotAccessible,
+    NotSupported,
+    OutOfMemory,
+    Refused,
+    TimedOut,
+)
+
+__all__ = [
+    "Block",
+    "Buffer",
+    "Client",
+    "Closed",
+    "ConnectionFailed",
+    "ContextLost",
+    "Driver",
+    "DriverError",
+    "Entry",
+    "Error",
+    "ExchangeError",
+    "ExportError",
+    "Gpu",
+    "Heap",
+    "InUse",
+    "InvalidArgument",
+    "Memory",
+    "NoDeviceInterface",
+    "NoDriver",
+    "NoSuchPlace",
+    "Node",
+    "NotAccessible",
+    "NotSupported",
+    "OutOfMemory",
+    "Pool",
+    "PoolBlock",
+    "Refused",
+    "RemoteBuffer",
+    "Report",
+    "Stream",
+    "TimedOut",
+    "Topology",
+    "View",
+    "__version__",
+    "connect",
+    "default_driver",
+    "doctor",
+    "fetch",
+    "open",
+    "ps",
+    "ps_dict",
+    "set_default_driver",
+    "simulated",
+    "topology",
+]
+
+
+def fetch(address: str, name: str, **options: Any) -> RemoteBuffer:
+    """Connects to a server and fetches one name. ``mode`` and ``expect_owner`` are as for ``Client.fetch``; the other options
+    are those of ``connect``."""
+    fetching = {key: options.pop(key) for key in ("mode", "expect_owner") if key in options}
+    with connect(address, **options) as client:
+        return client.fetch(name, **fetching)

@@ -1,0 +1,321 @@
+"""PyTorch on egmem's memory: pinned CPU tensors, offloading, and CUDA tensors in CPU memory.
+
+* :func:`empty` and :func:`pin` make pinned CPU tensors of exactly the size asked for, on a chosen node.
+* :func:`offload` keeps the tensors that autograd saves in CPU memory until the backward pass needs them.
+* :func:`offload_optimizer` keeps an optimizer's state in CPU memory, where the GPU reads and writes it.
+* :class:`MemPool` and :func:`use` put CUDA tensors into CPU memory, through PyTorch's caching allocator: its streams,
+  ``record_stream``, CUDA graphs and out-of-memory errors work as ever, and no Python code runs when memory is allocated.
+* :func:`set_current_allocator` does so for all CUDA tensors of the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+from typing import Any, Dict, Iterator, Optional, Sequence, Tuple, Union
+
+import torch
+
+from . import _egmem
+from ._errors import NotSupported
+
+__all__ = [
+    "MemPool",
+    "current_allocator_heap",
+    "empty",
+    "empty_like",
+    "heap_on",
+    "offload",
+    "offload_optimizer",
+    "pin",
+    "set_current_allocator",
+    "use",
+]
+
+# How much a shared heap grows at a time: little, so that tensors take no more memory than their size.
+_CHUNK = 16 << 20
+
+_lock = threading.Lock()
+_heaps: Dict[Tuple[int, int, int], _egmem.Heap] = {}
+
+
+def _device_index(device: Any = None) -> int:
+    if device is None:
+        return torch.cuda.current_device() if torch.cuda.is_available() else 0
+    index = torch.device(device).index
+    return torch.cuda.current_device() if index is None else index
+
+
+def heap_on(node: Optional[int] = None, *, driver: Optional[_egmem.Driver] = None) -> _egmem.Heap:
+    """Returns the heap that this module's functions share for a node; by default the node nearest to the current GPU."""
+    driver = driver if driver is not None else _egmem.default_driver()
+    if node is None:
+        node = driver.topology().gpu(_device_index()).host_node
+    # The heap of a parent process would be refused: a forked child has its own key.
+    key = (os.getpid(), hash(driver), node)
+    with _lock:
+        heap = _heaps.get(key)
+        if heap is None:
+            heap = _egmem.Heap(node, chunk=_CHUNK, label="egmem.torch", driver=driver)
+            _heaps[key] = heap
+    return heap
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).split(".", 1)[1]
+
+
+def _shape(size: Tuple[Any, ...]) -> Tuple[int, ...]:
+    if len(size) == 1 and not isinstance(size[0], int):
+        size = tuple(size[0])
+    return tuple(int(dimension) for dimension in size)
+
+
+def empty(
+    *size: Union[int, Sequence[int]],
+    dtype: Optional[torch.dtype] = None,
+    node: Optional[int] = None,
+    heap: Optional[_egmem.Heap] = None,
+    requires_grad: bool = False,
+) -> torch.Tensor:
+    """Returns a pinned CPU tensor on a host node, whose values are not initialised.
+
+    It takes its size, rounded up to at most an eighth more for small tensors and to 2 KiB for large ones; PyTorch's own pinned
+    tensors take the next power of two. ``is_pinned()`` is true, and ``non_blocking`` copies do not wait. The memory goes back
+    to the heap with the last tensor that shares it, after the GPUs' work: copies that still run are waited for.
+    """
+    shape = _shape(size)
+    dtype = dtype if dtype is not None else torch.get_default_dtype()
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes == 0:
+        return torch.empty(shape, dtype=dtype, requires_grad=requires_grad)
+    heap = heap if heap is not None else heap_on(node)
+    block = heap.allocate(nbytes, align=4096 if nbytes >= 1 << 20 else 256)
+    tensor = _tensor(block, dtype, shape)
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+def _tensor(block: Any, dtype: torch.dtype, shape: Tuple[int, ...]) -> torch.Tensor:
+    """Returns a tensor that owns a share of the block. PyTorch frees it without Python, in any thread."""
+    flat = torch.from_dlpack(block.on("cpu"))
+    return flat.view(dtype).view(shape)
+
+
+def empty_like(tensor: torch.Tensor, *, node: Optional[int] = None, heap: Optional[_egmem.Heap] = None) -> torch.Tensor:
+    """Returns a pinned CPU tensor with another one's shape and type. See :func:`empty`."""
+    return empty(tensor.shape, dtype=tensor.dtype, node=node, heap=heap)
+
+
+def pin(tensor: torch.Tensor, *, node: Optional[int] = None, heap: Optional[_egmem.Heap] = None) -> torch.Tensor:
+    """Returns a copy of a tensor in pinned memory of exactly its size, on a host node."""
+    pinned = empty_like(tensor, node=node, heap=heap)
+    pinned.copy_(tensor)
+    return pinned
+
+
+class _Saved:
+    """A tensor of a GPU, while its values are in CPU memory."""
+
+    __slots__ = ("_block", "_cpu", "_device", "_ready")
+
+    def __init__(self, tensor: torch.Tensor, heap: _egmem.Heap, stream: Any) -> None:
+        self._device = tensor.device
+        self._block = heap.allocate(tensor.numel() * tensor.element_size())
+        self._cpu = _tensor(self._block, tensor.dtype, tuple(tensor.shape))
+        stream.wait_stream(torch.cuda.current_stream(tensor.device))
+        with torch.cuda.stream(stream):
+            self._cpu.copy_(tensor, non_blocking=True)
+            self._ready = stream.record_event()
+        tensor.record_stream(stream)
+
+    def load(self) -> torch.Tensor:
+        """Returns the values on the GPU. The block may be freed as soon as the current stream's copy has run."""
+        current = torch.cuda.current_stream(self._device)
+        current.wait_event(self._ready)
+        tensor = torch.empty_like(self._cpu, device=self._device)
+        tensor.copy_(self._cpu, non_blocking=True)
+        self._ready = current.record_event()
+        return tensor
+
+    def __del__(self) -> None:
+        block, self._cpu = getattr(self, "_block", None), None
+        ready = getattr(self, "_ready", None)
+        if block is None or ready is None:
+            return
+        # Freed in the order of a stream that waits for the copies: no GPU is waited for. Where that is refused, as in a
+        # capture, the block's own end waits.
+        with contextlib.suppress(Exception):
+            stream = torch.cuda.current_stream(self._device)
+            stream.wait_event(ready)
+            block.free_after(stream)
+
+
+@contextlib.contextmanager
+def offload(
+    node: Optional[int] = None,
+    *,
+    min_bytes: int = 1 << 20,
+    heap: Optional[_egmem.Heap] = None,
+) -> Iterator[_egmem.Heap]:
+    """Keeps the tensors that autograd saves within the block in CPU memory, until the backward pass asks for them.
+
+    Tensors of GPUs of ``min_bytes`` or more are copied out on a stream of their own, beside the forward pass, and copied back
+    when they are needed. Parameters and other leaves stay. The heap that has the memory is the context's value.
+
+    >>> with egmem.torch.offload(node=0):     # doctest: +SKIP
+    ...     loss = model(batch).sum()
+    >>> loss.backward()                       # doctest: +SKIP
+    """
+    heap = heap if heap is not None else heap_on(node)
+    streams: Dict[torch.device, Any] = {}
+
+    def pack(tensor: torch.Tensor) -> Any:
+        small = tensor.numel() * tensor.element_size() < min_bytes
+        if not tensor.is_cuda or small or isinstance(tensor, torch.nn.Parameter) or tensor.is_leaf and tensor.requires_grad:
+            return tensor
+        stream = streams.get(tensor.device)
+        if stream is None:
+            stream = streams.setdefault(tensor.device, torch.cuda.Stream(tensor.device))
+        return _Saved(tensor.detach().contiguous(), heap, stream)
+
+    def unpack(saved: Any) -> torch.Tensor:
+        return saved.load() if isinstance(saved, _Saved) else saved
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        yield heap
+
+
+def _expect_no_expandable_segments() -> None:
+    """PyTorch aborts the process when a pool with an allocator of its own meets expandable segments."""
+    settings = [os.environ.get(name, "") for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")]
+    on = any("expandable_segments:true" in text.replace(" ", "").lower() for text in settings)
+    if torch.cuda.is_initialized():
+        with contextlib.suppress(Exception):
+            told = torch.cuda.memory._snapshot()["allocator_settings"]
+            on = bool(told.get("expandable_segments", on))
+    if on:
+        raise NotSupported(
+            "PyTorch's expandable_segments does not work with memory of another allocator: it aborts the process",
+            "remove expandable_segments:True from PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF",
+        )
+
+
+def _custom_allocator(heap: _egmem.Heap, keep: int) -> Tuple[Any, Any]:
+    if heap.driver.is_simulated:
+        raise NotSupported("PyTorch's GPUs cannot use memory of a simulated driver", "use a heap of egmem.open()")
+    _expect_no_expandable_segments()
+    slot = _egmem._torch_register(heap, keep)
+    return slot, torch._C._cuda_customAllocator(*slot.functions)
+
+
+class MemPool(torch.cuda.MemPool):
+    """A ``torch.cuda.MemPool`` whose memory comes from a heap on a host node.
+
+    PyTorch's caching allocator takes segments from it, so ``record_stream``, CUDA graphs, statistics and
+    ``torch.OutOfMemoryError`` are PyTorch's own. PyTorch routes by thread: the backward pass runs in other threads, whose
+    tensors come from the GPU as ever.
+
+    >>> pool = egmem.torch.MemPool(node=0)            # doctest: +SKIP
+    >>> with torch.cuda.use_mem_pool(pool):           # doctest: +SKIP
+    ...     weights = torch.zeros(1 << 30, device="cuda")
+    """
+
+    heap: _egmem.Heap
+
+    def __init__(self, node: Optional[int] = None, *, heap: Optional[_egmem.Heap] = None, keep: int = 64 << 20) -> None:
+        torch.cuda.init()
+        heap = heap if heap is not None else heap_on(node)
+        slot, allocator = _custom_allocator(heap, keep)
+        super().__init__(allocator)
+        self.heap = heap
+        self.slot = slot
+        self._native = allocator  # the pool's C++ part refers to it
+
+    def last_error(self) -> Optional[BaseException]:
+        """Returns why the heap last had no memory, as egmem's exception."""
+        error: Optional[BaseException] = self.slot.last_error()
+        return error
+
+
+@contextlib.contextmanager
+def use(pool: Union[MemPool, int, None] = None, device: Any = None) -> Iterator[MemPool]:
+    """Allocates the CUDA tensors that this thread makes within the block in a pool, or in a new one on a node."""
+    pool = pool if isinstance(pool, MemPool) else MemPool(pool)
+    with torch.cuda.use_mem_pool(pool, device):
+        yield pool
+
+
+def offload_optimizer(
+    optimizer: torch.optim.Optimizer,
+    node: Optional[int] = None,
+    *,
+    pool: Optional[MemPool] = None,
+    min_bytes: int = 1 << 16,
+) -> MemPool:
+    """Keeps an optimizer's state in CPU memory: after each step, new state of ``min_bytes`` or more moves to a pool on a node.
+
+    The state stays CUDA tensors, which the GPU reads and writes where they are, so a step copies nothing and needs no room for
+    them in the GPU. Call it before or after the first step; the pool is the result.
+    """
+    memory = pool if pool is not None else MemPool(node)
+
+    def move(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for state in optimizer.state.values():
+            for name, value in state.items():
+                if not isinstance(value, torch.Tensor) or not value.is_cuda or hasattr(value, "_egmem_pool"):
+                    continue
+                if value.numel() * value.element_size() < min_bytes:
+                    continue
+                with torch.cuda.use_mem_pool(memory, value.device):
+                    moved = torch.empty_like(value)
+                moved.copy_(value)
+                setattr(moved, "_egmem_pool", memory)  # the pool lives as long as its tensors
+                state[name] = moved
+
+    optimizer.register_step_post_hook(move)
+    move(optimizer)
+    return memory
+
+
+_current: Optional[_egmem.Heap] = None
+
+
+def current_allocator_heap() -> Optional[_egmem.Heap]:
+    """Returns the heap of :func:`set_current_allocator`, or ``None``."""
+    return _current
+
+
+def set_current_allocator(
+    node: Optional[int] = None, *, heap: Optional[_egmem.Heap] = None, keep: int = 256 << 20
+) -> _egmem.Heap:
+    """Allocates all CUDA tensors of this process from a heap on a host node. Call it before the first CUDA tensor is made.
+
+    Freed memory is reused in the order of streams; ``record_stream`` and CUDA graphs are known to it. A request that has no
+    room raises PyTorch's ``RuntimeError`` "CUDA out of memory". PyTorch's memory statistics do not work with other allocators.
+    """
+    global _current
+    heap = heap if heap is not None else heap_on(node)
+    slot, allocator = _custom_allocator(heap, keep)
+    for name, address in zip(
+        ("set_record_stream_fn", "set_begin_allocate_to_pool", "set_end_allocate_to_pool_fn", "set_release_pool"),
+        slot.more_functions,
+    ):
+        getattr(allocator, name)(address)
+    torch._C._cuda_changeCurrentAllocator(allocator)
+    slot.raise_by(_check_fail())
+    _current = heap
+    return heap
+
+
+def _check_fail() -> int:
+    """Returns the address of PyTorch's function that raises its errors, or 0."""
+    import ctypes
+
+    path = os.path.join(os.path.dirname(torch.__file__), "lib", "libc10.so")
+    with contextlib.suppress(OSError, AttributeError):
+        function = getattr(ctypes.CDLL(path), "_ZN3c106detail14torchCheckFailEPKcS2_jS2_")
+        return ctypes.cast(function, ctypes.c_void_p).value or 0
+    return 0
+

@@ -1,0 +1,258 @@
+//! Memory that Python's objects and views share, and that is freed with the last of them.
+
+use std::fmt;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Mutex, PoisonError};
+
+use egmem::driver::{Driver, Location};
+use egmem::exchange::blocking::RemoteBuffer;
+use egmem::{Block, Buffer, Memory, PoolBuffer};
+use pyo3::prelude::*;
+
+use crate::contexts::wait_for_gpus;
+use crate::error::{OrRaise, not_supported};
+
+/// What owns the bytes.
+pub enum Owner {
+    /// Memory that was mapped for itself.
+    Buffer(Buffer),
+    /// A part of a heap's memory.
+    Block(Block),
+    /// A pool's allocation. Streams are added to it, which needs it exclusively.
+    Pool(Mutex<PoolBuffer>),
+    /// Another process's memory.
+    Remote(RemoteBuffer),
+}
+
+/// Memory at one range of addresses. It has no reference to a Python object, so any thread may drop it, with the GIL or
+/// without.
+pub struct Region {
+    /// `None` only in `drop` and after `into_owner`.
+    owner: Option<Owner>,
+    driver: Driver,
+    address: u64,
+    len: u64,
+    location: Location,
+    /// Whether code outside of this crate may have the address.
+    exposed: AtomicBool,
+}
+
+/// What the CPU sees of a region.
+#[derive(Clone, Copy)]
+pub struct CpuBytes {
+    /// The first byte.
+    pub address: *mut u8,
+    /// The number of bytes.
+    pub len: u64,
+    /// Whether the CPU may write.
+    pub writable: bool,
+}
+
+// SAFETY: an address and two numbers; who uses the address keeps the region.
+unsafe impl Send for CpuBytes {}
+
+impl Region {
+    /// Takes over what owns the bytes.
+    pub fn new(owner: Owner) -> Self {
+        let (driver, address, len, location) = match &owner {
+            Owner::Buffer(memory) => facts(memory),
+            Owner::Block(memory) => facts(memory),
+            Owner::Pool(memory) => facts(&*lock(memory)),
+            Owner::Remote(memory) => facts(&**memory),
+        };
+        let exposed = AtomicBool::new(false);
+        Self {
+            owner: Some(owner),
+            driver,
+            address,
+            len,
+            location,
+            exposed,
+        }
+    }
+
+    /// Returns what owns the bytes.
+    ///
+    /// # Errors
+    /// None in practice: the owner leaves with the region.
+    pub fn owner(&self) -> egmem::Result<&Owner> {
+        self.owner
+            .as_ref()
+            .ok_or_else(|| egmem::Error::invalid("memory", "it was given away"))
+    }
+
+    /// Waits for the GPUs if the address was given away.
+    pub fn wait_for_gpus(&self, py: Python<'_>) {
+        if self.exposed.load(Relaxed) {
+            py.detach(|| wait_for_gpus(&self.driver));
+        }
+    }
+
+    /// Gives the owner away, without waiting for GPUs.
+    pub fn into_owner(mut self) -> Option<Owner> {
+        self.owner.take()
+    }
+
+    /// Notes that code outside of this crate has the address: it may have given a GPU work that uses the memory.
+    pub fn expose(&self) {
+        self.exposed.store(true, Relaxed);
+    }
+
+    /// Returns the memory's driver.
+    pub fn driver(&self) -> &Driver {
+        &self.driver
+    }
+
+    /// Returns the first address.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Returns the number of bytes.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Returns where the memory is.
+    pub fn location(&self) -> Location {
+        self.location
+    }
+
+    /// Checks that this process made the memory, and is no child that was forked from it.
+    pub fn expect_here(&self) -> PyResult<()> {
+        self.driver.expect_this_process("memory").or_raise()
+    }
+
+    /// Returns the bytes as the CPU reaches them. Memory of a pool is waited for, without the GIL.
+    ///
+    /// # Errors
+    /// `NotAccessible` unless the CPU may read; errors of earlier work on a pool's streams.
+    pub fn cpu(&self, py: Python<'_>) -> PyResult<CpuBytes> {
+        self.expect_here()?;
+        let view = |view: egmem::memory::CpuView<'_>| CpuBytes {
+            address: view.as_ptr(),
+            len: view.len(),
+            writable: view.is_writable(),
+        };
+        let bytes = py.detach(|| match self.owner()? {
+            Owner::Buffer(memory) => memory.cpu().map(view),
+            Owner::Block(memory) => memory.cpu().map(view),
+            Owner::Pool(memory) => lock(memory).cpu().map(view),
+            Owner::Remote(memory) => memory.cpu().map(view),
+        });
+        bytes.or_raise()
+    }
+
+    /// Checks that GPU `gpu` reaches the memory; returns whether it may write.
+    ///
+    /// # Errors
+    /// `NotSupported` on a simulated driver, whose addresses mean nothing to a GPU; `NotAccessible`.
+    pub fn gpu(&self, py: Python<'_>, gpu: i32) -> PyResult<bool> {
+        use egmem::driver::Access;
+        self.expect_here()?;
+        if self.driver.is_simulated() {
+            let message = "memory of a simulated driver has no address that a GPU can use";
+            return Err(crate::error::raise(
+                "NoDeviceInterface",
+                message,
+                "use the CPU's views (memoryview, NumPy, DLPack for the CPU), or a real driver: egmem.open()",
+                None,
+            ));
+        }
+        let access = py.detach(|| self.gpu_access(gpu)).or_raise()?;
+        match access {
+            Access::ReadWrite => Ok(true),
+            Access::Read => Ok(false),
+            Access::None => Err(egmem::Error::NotAccessible {
+                who: Location::Device(gpu),
+                have: Access::None,
+                need: Access::Read,
+            })
+            .or_raise(),
+        }
+    }
+
+    /// Returns what a GPU may do.
+    pub fn gpu_access(&self, gpu: i32) -> egmem::Result<egmem::driver::Access> {
+        use egmem::memory::{AccessChecks, Engine};
+        let ask = |memory: &dyn AccessChecks| memory.gpu_access(gpu, Engine::Kernel, 0, self.len);
+        match self.owner()? {
+            Owner::Buffer(memory) => ask(memory),
+            Owner::Block(memory) => ask(memory),
+            Owner::Pool(memory) => ask(&*lock(memory)),
+            Owner::Remote(memory) => ask(&**memory),
+        }
+    }
+
+    /// Returns the GPU to name where one must be: the memory's own, or the first.
+    pub fn default_gpu(&self) -> i32 {
+        match self.location {
+            Location::Device(gpu) => gpu,
+            _ => match &self.owner {
+                Some(Owner::Pool(memory)) => lock(memory).stream().device(),
+                _ => 0,
+            },
+        }
+    }
+
+    /// Returns the stream that orders a pool's allocation, and its GPU.
+    pub fn stream(&self) -> Option<egmem::Stream> {
+        match &self.owner {
+            Some(Owner::Pool(memory)) => Some(lock(memory).stream().clone()),
+            _ => None,
+        }
+    }
+}
+
+impl Drop for Region {
+    /// Waits for the GPUs first if the address was given away: a GPU that uses freed memory loses its context, or reads
+    /// what the heap's next user writes. In a forked child nothing is given back: threads that fetched memory waits for
+    /// are the parent's.
+    fn drop(&mut self) {
+        if !self.driver.is_of_this_process() {
+            std::mem::forget(self.owner.take());
+        } else if *self.exposed.get_mut() && self.owner.is_some() {
+            wait_for_gpus(&self.driver);
+        }
+    }
+}
+
+fn facts(memory: &impl Memory) -> (Driver, u64, u64, Location) {
+    (
+        memory.driver().clone(),
+        memory.device_ptr().0,
+        memory.len(),
+        memory.location(),
+    )
+}
+
+/// Locks a mutex whose data is valid whatever its holders did.
+pub fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Drops a value of a thread that has the GIL, without the GIL: unmapping takes the driver's time.
+pub fn drop_detached<T: Send>(value: T) {
+    let mut value = Some(value);
+    // Without an interpreter, at its end, it is dropped as it is.
+    Python::try_attach(|py| {
+        let value = value.take();
+        py.detach(|| drop(value));
+    });
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}+{}", self.address, self.len)
+    }
+}
+
+/// Refuses what a simulated driver cannot do with handles of other libraries.
+pub fn expect_real(driver: &Driver, what: &str) -> PyResult<()> {
+    if driver.is_simulated() {
+        let message = format!("{what} is no stream of a simulated driver");
+        return Err(not_supported(&message, "use egmem.Stream"));
+    }
+    Ok(())
+}

@@ -1,0 +1,100 @@
+//! `egmem.Stream`, and streams of other libraries.
+
+use egmem::driver::{Driver as Native, StreamHandle};
+use pyo3::prelude::*;
+
+use crate::driver::{Driver, given_or_default};
+use crate::error::{OrRaise, invalid};
+use crate::region::expect_real;
+
+/// A stream of a GPU. Other libraries take it by `__cuda_stream__`.
+#[pyclass(frozen, module = "egmem", name = "Stream")]
+pub struct Stream {
+    inner: egmem::Stream,
+}
+
+#[pymethods]
+impl Stream {
+    /// Creates a stream on a GPU.
+    #[new]
+    #[pyo3(signature = (gpu=0, *, driver=None))]
+    fn new(py: Python<'_>, gpu: i32, driver: Option<&Bound<'_, Driver>>) -> PyResult<Self> {
+        let driver = given_or_default(py, driver)?;
+        let inner = py.detach(|| egmem::Stream::new(&driver, gpu)).or_raise()?;
+        Ok(Self { inner })
+    }
+
+    /// The GPU's ordinal.
+    #[getter]
+    fn gpu(&self) -> i32 {
+        self.inner.device()
+    }
+
+    /// The driver's handle: a `CUstream`.
+    #[getter]
+    fn handle(&self) -> u64 {
+        self.inner.handle().raw
+    }
+
+    /// Waits until all work on the stream is done.
+    fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
+        self.inner
+            .driver()
+            .expect_this_process("stream")
+            .or_raise()?;
+        py.detach(|| self.inner.synchronize()).or_raise()
+    }
+
+    /// CUDA's stream protocol: version and handle.
+    fn __cuda_stream__(&self) -> (u32, u64) {
+        (0, self.inner.handle().raw)
+    }
+
+    fn __repr__(&self) -> String {
+        format!(
+            "<egmem.Stream {:#x} on GPU {}>",
+            self.inner.handle().raw,
+            self.inner.device()
+        )
+    }
+}
+
+/// Returns the stream behind an argument: an `egmem.Stream`; an object with `__cuda_stream__`, `cuda_stream` (PyTorch) or `ptr`
+/// (CuPy); or a handle. It may be used only within the call, because others own it.
+///
+/// # Errors
+/// `InvalidArgument` for anything else; `NotSupported` for another library's stream under a simulated driver.
+pub fn given(driver: &Native, stream: &Bound<'_, PyAny>, gpu: i32) -> PyResult<egmem::Stream> {
+    if let Ok(own) = stream.cast::<Stream>() {
+        return Ok(own.get().inner.clone());
+    }
+    let raw = if let Ok(raw) = stream.extract::<u64>() {
+        raw
+    } else if let Ok(told) = stream.call_method0("__cuda_stream__") {
+        told.get_item(1)?.extract()?
+    } else if let Ok(raw) = stream
+        .getattr("cuda_stream")
+        .or_else(|_| stream.getattr("ptr"))
+    {
+        raw.extract()?
+    } else {
+        return Err(invalid(&format!("{} is no stream", stream.repr()?)));
+    };
+    let gpu = stream
+        .getattr("device_index")
+        .and_then(|gpu| gpu.extract())
+        .unwrap_or(gpu);
+    foreign(driver, gpu, raw)
+}
+
+/// Returns another library's stream by its handle, to use within the call.
+///
+/// # Errors
+/// As [`given`].
+pub fn foreign(driver: &Native, gpu: i32, raw: u64) -> PyResult<egmem::Stream> {
+    expect_real(driver, "a stream of another library")?;
+    let handle = StreamHandle { device: gpu, raw };
+    // SAFETY: the caller of the Python function passes a live stream of that GPU, as with any CUDA call in Python, and it is
+    // used only during this call.
+    Ok(unsafe { egmem::Stream::borrowed(driver, handle) })
+}

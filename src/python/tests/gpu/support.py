@@ -1,0 +1,43 @@
+"""What the tests on a GPU have in common. With EGMEM_REQUIRE_CUDA=1 nothing is skipped for lack of a GPU or a library."""
+
+import importlib
+import os
+import subprocess
+import sys
+import unittest
+
+REQUIRED = os.environ.get("EGMEM_REQUIRE_CUDA") == "1"
+
+
+def needs(*modules):
+    """Returns a decorator that skips a class where a library or the GPU is missing."""
+    missing = []
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            missing.append(f"{name}: {error}")
+    if not missing:
+        import egmem
+
+        try:
+            egmem.open()
+        except egmem.Error as error:
+            missing.append(str(error))
+    if REQUIRED and missing:
+        raise AssertionError(f"EGMEM_REQUIRE_CUDA=1, but {missing}")
+    return unittest.skipIf(bool(missing), "; ".join(missing))
+
+
+def child(code, *, environment=None, timeout=300):
+    """Runs Python code in a process of its own; returns its output. The process must end with status 0."""
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env={**os.environ, **(environment or {})},
+    )
+    if ended.returncode != 0:
+        raise AssertionError(f"status {ended.returncode}\n{ended.stdout}\n{ended.stderr}")
+    return ended.stdout

@@ -1,0 +1,79 @@
+"""egmem.cupy on a GPU."""
+
+import gc
+import unittest
+
+from support import child, needs
+
+import egmem
+
+
+@needs("cupy")
+class Pools(unittest.TestCase):
+    def test_arrays_are_in_the_heap(self):
+        import cupy
+
+        import egmem.cupy
+
+        heap = egmem.Heap(gpu=0, driver=egmem.open())
+        pool = egmem.cupy.memory_pool(heap=heap)
+        with cupy.cuda.using_allocator(pool.malloc):
+            array = cupy.arange(1 << 20, dtype="f4")
+            self.assertGreaterEqual(heap.stats()["used"], 4 << 20)
+            self.assertAlmostEqual(float(array.mean()), ((1 << 20) - 1) / 2, delta=1)
+        self.assertEqual(array.data.ptr % 512, 0)
+        del array
+        gc.collect()
+        cupy.cuda.Device().synchronize()
+        pool.free_all_blocks()
+        self.assertEqual(heap.stats()["live_blocks"], 0)
+
+    def test_no_room_is_cupy_own_error(self):
+        import cupy
+
+        import egmem.cupy
+
+        pool = egmem.cupy.memory_pool(heap=egmem.Heap(gpu=0, limit=32 << 20, driver=egmem.open()))
+        with cupy.cuda.using_allocator(pool.malloc):
+            with self.assertRaises(cupy.cuda.memory.OutOfMemoryError):
+                cupy.empty(64 << 20, dtype="u1")
+
+    def test_pinned_memory(self):
+        import cupy
+        import numpy
+
+        import egmem.cupy
+
+        heap = egmem.Heap(gpu=0, driver=egmem.open())
+        cupy.cuda.set_pinned_memory_allocator(egmem.cupy.pinned_allocator(heap=heap))
+        try:
+            source = cupy.cuda.alloc_pinned_memory(1000 * 4)
+            array = numpy.frombuffer(source, "f4", 1000)
+            array[...] = numpy.arange(1000)
+            gpu = cupy.empty(1000, "f4")
+            gpu.set(array)
+            self.assertTrue(bool((gpu.get() == array).all()))
+            self.assertGreaterEqual(heap.stats()["live_blocks"], 1)
+        finally:
+            cupy.cuda.set_pinned_memory_allocator(cupy.cuda.PinnedMemoryPool().malloc)
+
+    def test_asarray_copies_nothing(self):
+        import egmem.cupy
+
+        buffer = egmem.Buffer(1 << 20, gpu=0, driver=egmem.open())
+        array = egmem.cupy.asarray(buffer, "float32", (1 << 18,))
+        self.assertEqual(array.data.ptr, buffer.address)
+
+    def test_an_exit_with_live_arrays_is_clean(self):
+        child(
+            """
+import cupy, egmem, egmem.cupy
+pool = egmem.cupy.memory_pool(0)
+cupy.cuda.set_allocator(pool.malloc)
+kept = cupy.arange(1 << 20)
+"""
+        )
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

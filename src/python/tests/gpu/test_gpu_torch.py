@@ -1,0 +1,385 @@
+"""egmem.torch on a GPU."""
+
+import gc
+import pathlib
+import subprocess
+import sys
+import tempfile
+import threading
+import unittest
+
+from support import child, needs
+
+import egmem
+
+GIB = 1 << 30
+
+
+@needs("torch")
+class Pinned(unittest.TestCase):
+    def test_tensors_are_pinned_and_of_their_own_size(self):
+        import torch
+
+        import egmem.torch as et
+
+        heap = egmem.Heap(gpu=0, driver=egmem.open())
+        tensor = et.empty(3, 5, dtype=torch.float16, heap=heap)
+        self.assertEqual((tensor.shape, tensor.dtype, tensor.device.type), ((3, 5), torch.float16, "cpu"))
+        self.assertTrue(tensor.is_pinned())
+        big = et.empty(5 * (100 << 20), dtype=torch.uint8, heap=heap)
+        self.assertTrue(big.is_pinned())
+        self.assertLess(heap.stats()["used"], 501 << 20)
+        del tensor, big
+        gc.collect()
+        self.assertEqual(heap.stats()["live_blocks"], 0)
+        self.assertEqual(et.empty(0, 4).shape, (0, 4))
+
+    def test_pin_copies_the_values(self):
+        import torch
+
+        import egmem.torch as et
+
+        tensor = torch.arange(1000, dtype=torch.int64).reshape(10, 100)
+        pinned = et.pin(tensor)
+        self.assertTrue(pinned.is_pinned() and torch.equal(pinned, tensor))
+        self.assertTrue(torch.equal(pinned.to("cuda", non_blocking=True).cpu(), tensor))
+
+    def test_copies_do_not_wait_and_survive_the_tensor(self):
+        import torch
+
+        import egmem.torch as et
+
+        for round in range(10):
+            pinned = et.empty(32 << 20, dtype=torch.uint8)
+            pinned.fill_(round)
+            gpu = pinned.to("cuda", non_blocking=True)
+            del pinned  # waits for the copy: the block may be reused at once
+            other = et.empty(32 << 20, dtype=torch.uint8)
+            other.fill_(99)
+            self.assertEqual(int(gpu.max()), round)
+            self.assertEqual(int(gpu.min()), round)
+
+    def test_tensors_end_in_other_threads(self):
+        import torch
+
+        import egmem.torch as et
+
+        heap = egmem.Heap(gpu=0, driver=egmem.open())
+        tensors = [et.empty(1 << 20, heap=heap, dtype=torch.uint8) for _ in range(50)]
+
+        def end(all):
+            all.clear()
+
+        thread = threading.Thread(target=end, args=(tensors,))
+        thread.start()
+        thread.join()
+        self.assertEqual(heap.stats()["live_blocks"], 0)
+
+
+@needs("torch")
+class Offload(unittest.TestCase):
+    def test_gradients_are_the_same(self):
+        import torch
+
+        import egmem.torch as et
+
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(6)], torch.nn.GELU()).cuda()
+        batch = torch.randn(2048, 512, device="cuda")
+
+        def gradients(context):
+            model.zero_grad()
+            with context:
+                loss = model(batch).pow(2).mean()
+            loss.backward()
+            return [parameter.grad.clone() for parameter in model.parameters()]
+
+        import contextlib
+
+        plain = gradients(contextlib.nullcontext())
+        heap = egmem.Heap(gpu=0, driver=egmem.open())
+        for _ in range(3):
+            offloaded = gradients(et.offload(heap=heap, min_bytes=1 << 16))
+            for one, other in zip(plain, offloaded):
+                self.assertTrue(torch.equal(one, other))
+        torch.cuda.synchronize()
+        gc.collect()
+        heap.collect(wait=True)
+        self.assertGreater(heap.stats()["allocated_blocks"], 0)
+        self.assertEqual(heap.stats()["live_blocks"], 0)
+
+    def test_the_gpu_needs_less_memory(self):
+        import torch
+
+        import egmem.torch as et
+
+        layers = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.GELU()) for _ in range(12)])
+        layers = layers.cuda()
+        batch = torch.randn(16384, 1024, device="cuda")
+
+        def peak(offloaded):
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            if offloaded:
+                with et.offload():
+                    loss = layers(batch).sum()
+                    torch.cuda.synchronize()
+            else:
+                loss = layers(batch).sum()
+            used = torch.cuda.memory_allocated()
+            loss.backward()
+            return used
+
+        without = peak(False)
+        with_offload = peak(True)
+        print(f"\nallocated after the forward pass: {without >> 20} MiB, offloaded {with_offload >> 20} MiB")
+        self.assertLess(with_offload, without / 2)
+
+
+    def test_an_optimizer_s_state_is_in_cpu_memory(self):
+        import torch
+
+        import egmem.torch as et
+
+        def train(offloaded):
+            torch.manual_seed(3)
+            model = torch.nn.Sequential(torch.nn.Linear(2048, 2048), torch.nn.GELU(), torch.nn.Linear(2048, 2048)).cuda()
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+            pool = None
+            if offloaded:
+                pool = et.offload_optimizer(optimizer, pool=et.MemPool(heap=egmem.Heap(gpu=0, driver=egmem.open())))
+            for _ in range(4):
+                model(torch.ones(8, 2048, device="cuda")).pow(2).mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            return [parameter.detach().clone() for parameter in model.parameters()], pool
+
+        plain, _ = train(False)
+        offloaded, pool = train(True)
+        for one, other in zip(plain, offloaded):
+            self.assertTrue(torch.equal(one, other))
+        self.assertGreaterEqual(pool.heap.stats()["used_high_water"], 4 * 2048 * 2048 * 4)
+
+
+@needs("torch")
+class Pools(unittest.TestCase):
+    def test_tensors_of_a_pool_are_in_cpu_memory(self):
+        import torch
+
+        import egmem.torch as et
+
+        pool = et.MemPool(heap=egmem.Heap(gpu=0, driver=egmem.open()))
+        with torch.cuda.use_mem_pool(pool):
+            tensor = torch.ones(64 << 20, device="cuda", dtype=torch.uint8)
+            product = torch.randn(512, 512, device="cuda")
+        start = pool.heap.stats()
+        self.assertGreaterEqual(start["used"], 64 << 20)
+        self.assertEqual(int(tensor.sum()), 64 << 20)
+        self.assertEqual((product @ product).shape, (512, 512))
+        outside = torch.ones(64 << 20, device="cuda", dtype=torch.uint8)
+        self.assertEqual(pool.heap.stats()["used"], start["used"])
+        del tensor, product, outside
+
+    def test_streams_and_record_stream(self):
+        import torch
+
+        import egmem.torch as et
+
+        pool = et.MemPool(heap=egmem.Heap(gpu=0, driver=egmem.open()))
+        side = torch.cuda.Stream()
+        with torch.cuda.use_mem_pool(pool):
+            for round in range(30):
+                tensor = torch.full((4 << 20,), float(round), device="cuda")
+                side.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(side):
+                    total = tensor.sum()
+                tensor.record_stream(side)
+                del tensor
+                torch.full((4 << 20,), -1.0, device="cuda")
+                side.synchronize()
+                self.assertEqual(float(total), round * float(4 << 20))
+
+    def test_a_graph_replays_on_its_memory(self):
+        import torch
+
+        import egmem.torch as et
+
+        pool = et.MemPool(heap=egmem.Heap(gpu=0, driver=egmem.open()))
+        static = torch.zeros(1 << 20, device="cuda")
+        warm = torch.cuda.Stream()
+        warm.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(warm):
+            (static * 2 + 1).sum()
+        torch.cuda.current_stream().wait_stream(warm)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool.id):
+            intermediate = static * 2
+            result = (intermediate + 1).sum()
+        for value in range(5):
+            static.fill_(value)
+            graph.replay()
+            self.assertEqual(float(result), (2 * value + 1) * float(1 << 20))
+
+    def test_no_room_is_pytorch_own_error(self):
+        import torch
+
+        import egmem.torch as et
+
+        pool = et.MemPool(heap=egmem.Heap(gpu=0, limit=64 << 20, driver=egmem.open()))
+        with torch.cuda.use_mem_pool(pool):
+            with self.assertRaises(torch.OutOfMemoryError):
+                torch.empty(256 << 20, device="cuda", dtype=torch.uint8)
+            small = torch.ones(1 << 20, device="cuda", dtype=torch.uint8)
+        self.assertEqual(int(small.sum()), 1 << 20)
+        self.assertIsInstance(pool.last_error(), egmem.OutOfMemory)
+
+    def test_expandable_segments_are_refused(self):
+        code = """
+import egmem, egmem.torch as et
+try:
+    et.MemPool(0)
+except egmem.NotSupported as error:
+    print("refused", error.remedy)
+"""
+        for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+            out = child(code, environment={name: "expandable_segments:True"})
+            self.assertIn("refused", out)
+
+
+ALL_TENSORS = """
+import gc, torch, egmem, egmem.torch as et
+heap = egmem.Heap(gpu=0, limit=2 << 30, driver=egmem.open())
+et.set_current_allocator(heap=heap)
+"""
+
+
+@needs("torch")
+class WholeProcess(unittest.TestCase):
+    def test_every_tensor_is_in_cpu_memory(self):
+        child(
+            ALL_TENSORS
+            + """
+x = torch.randn(1024, 1024, device="cuda")
+y = (x @ x).relu().sum(); y.item()
+assert heap.stats()["used"] >= 4 << 20
+side = torch.cuda.Stream()
+for round in range(30):
+    t = torch.full((1 << 20,), float(round), device="cuda")
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(1000000)
+        total = t.sum()
+    t.record_stream(side)
+    del t
+    torch.full((1 << 20,), -1.0, device="cuda")
+    side.synchronize()
+    assert float(total) == round * float(1 << 20), (round, float(total))
+print("done")
+"""
+        )
+
+    def test_no_room_raises(self):
+        out = child(
+            ALL_TENSORS
+            + """
+try:
+    torch.empty(8 << 30, dtype=torch.uint8, device="cuda")
+except RuntimeError as error:
+    print("raised", type(error).__name__, "out of memory" in str(error), str(error)[:300])
+assert int(torch.ones(1 << 20, dtype=torch.uint8, device="cuda").sum()) == 1 << 20
+"""
+        )
+        self.assertIn("raised", out)
+        self.assertIn("True", out)
+        print("\n" + out.strip())
+
+    def test_a_graph(self):
+        child(
+            ALL_TENSORS
+            + """
+static = torch.zeros(1 << 20, device="cuda")
+warm = torch.cuda.Stream()
+warm.wait_stream(torch.cuda.current_stream())
+with torch.cuda.stream(warm):
+    (static * 2 + 1).sum()
+torch.cuda.current_stream().wait_stream(warm)
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    intermediate = static * 2
+    result = (intermediate + 1).sum()
+    del intermediate
+eager = [torch.full((1 << 20,), 7.0, device="cuda") for _ in range(8)]
+for value in range(5):
+    static.fill_(value)
+    graph.replay()
+    assert float(result) == (2 * value + 1) * float(1 << 20)
+assert all(float(t.sum()) == 7.0 * (1 << 20) for t in eager)
+del graph, result, static, eager
+gc.collect(); torch.cuda.synchronize()
+print("done")
+"""
+        )
+
+
+@needs("torch")
+class Processes(unittest.TestCase):
+    def test_an_exit_with_live_objects_is_clean(self):
+        child(
+            """
+import torch, egmem, egmem.torch as et
+kept = [et.empty(1 << 20), et.pin(torch.ones(1000))]
+pool = et.MemPool(0)
+with torch.cuda.use_mem_pool(pool):
+    tensor = torch.ones(1 << 20, device="cuda")
+buffer = egmem.Buffer(1 << 20, gpu=0)
+view = torch.from_dlpack(buffer.on("cuda:0"))
+heap = egmem.Heap(gpu=0, grow_ahead=64 << 20)
+block = heap.allocate(1 << 20)
+"""
+        )
+
+    def test_a_forked_child_is_refused_and_ends(self):
+        child(
+            """
+import os, torch, egmem, egmem.torch as et
+buffer = egmem.Buffer(1 << 20, gpu=0)
+tensor = et.empty(1 << 20)
+child = os.fork()
+if child == 0:
+    try:
+        egmem.Buffer(1 << 20)
+    except egmem.InvalidArgument:
+        try:
+            et.empty(10)
+        except egmem.InvalidArgument:
+            os._exit(7)
+    os._exit(1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+tensor.fill_(1)
+"""
+        )
+
+    def test_spawned_processes_have_their_own(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "spawn.py")
+            path.write_text(SPAWN)
+            ended = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=300)
+            self.assertEqual((ended.returncode, ended.stdout), (0, "[3000.0, 4000.0]\n"), ended.stderr)
+
+
+SPAWN = """
+import multiprocessing
+import egmem.torch as et
+
+def work(number):
+    return float(et.empty(1000).fill_(number).sum())
+
+if __name__ == "__main__":
+    kept = et.empty(10)
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        print(pool.map(work, [3, 4]))
+"""
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -1,0 +1,36 @@
+"""The examples of docs/python.md and README.md that run on the simulator, and the package's doctest."""
+
+import doctest
+import pathlib
+import re
+
+import pytest
+
+import egmem
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.parametrize("page", ["docs/python.md", "README.md"])
+def test_examples_run(page, capsys):
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.M | re.S)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, page, "exec"), {})
+    assert "SIMULATED" in capsys.readouterr().out
+
+
+def test_docstrings():
+    assert doctest.testmod(egmem).attempted and doctest.testmod(egmem).failed == 0
+
+
+def test_everything_has_a_docstring():
+    for name in egmem.__all__:
+        value = getattr(egmem, name)
+        if name == "__version__":
+            continue
+        assert value.__doc__, name
+        if isinstance(value, type):
+            for attribute, member in vars(value).items():
+                if not attribute.startswith("_"):
+                    assert member.__doc__, f"{name}.{attribute}"

@@ -1,0 +1,111 @@
+"""Memory by name, from a running `egmem serve`."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+import egmem
+
+PROGRAM = os.environ.get("EGMEM_TEST_PROGRAM", "")
+needs_program = pytest.mark.skipif(not os.access(PROGRAM, os.X_OK), reason="EGMEM_TEST_PROGRAM names no program egmem")
+
+CONFIG = """
+listen = ["unix:{folder}/egmem.sock"]
+
+[create]
+who = ["*"]
+peer_bytes = "64MiB"
+peer_names = 3
+
+[[create.prefix]]
+peers = ["*"]
+names = [""]
+"""
+
+
+@pytest.fixture
+def server(tmp_path):
+    config = tmp_path / "egmem.toml"
+    config.write_text(CONFIG.format(folder=tmp_path))
+    process = subprocess.Popen(
+        [PROGRAM, "serve", "--config", str(config), "--sim", "gh200"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    first = process.stdout.readline()
+    assert "listening" in first, first + process.stderr.read()
+    yield f"unix:{tmp_path}/egmem.sock"
+    process.terminate()
+    process.communicate(timeout=60)
+
+
+@needs_program
+def test_memory_is_created_fetched_and_kept(server):
+    driver = egmem.simulated("gh200")
+    with egmem.connect(server, driver=driver) as client:
+        assert client.list() == [] and client.peer_name
+        entry = client.create("weights", 1 << 20, node=0)
+        assert (entry.name, entry.nbytes) == ("weights", 1 << 20)
+        with pytest.raises(egmem.Refused):
+            client.create("weights", 1 << 20)
+        client.create("weights", 1 << 20, node=0, exist_ok=True)
+        memory = client.fetch("weights", mode="rw")
+        assert isinstance(memory, egmem.RemoteBuffer) and memory.name == "weights" and memory.state
+        array = np.asarray(memory)
+        array[:5] = 7
+        with pytest.raises(egmem.InUse):
+            memory.release()
+        del array
+        assert client.list("w")[0].leases == 1
+        memory.release()
+        assert memory.closed
+        assert client.wait("weights", timeout=1).nbytes == 1 << 20
+    assert client.closed
+    with pytest.raises(egmem.Closed):
+        client.list()
+    other = egmem.fetch(server, "weights", driver=egmem.simulated("gh200"), mode="r")
+    assert other.read(0, 6) == b"\7\7\7\7\7\0" and other.access() == "r"
+    other.close()
+    with egmem.connect(server, driver=driver) as client:
+        client.delete("weights")
+        with pytest.raises(egmem.Error):
+            client.fetch("weights")
+
+
+@needs_program
+def test_exit_and_fork_with_live_memory(server):
+    code = """
+        import os, sys, egmem
+        client = egmem.connect(sys.argv[1], driver=egmem.simulated())
+        client.create("held", 4096)
+        memory = client.fetch("held", mode="rw")
+        view = memoryview(memory)
+        child = os.fork()
+        if child == 0:
+            try:
+                client.list()
+            except egmem.InvalidArgument:
+                del client, view, memory
+                raise SystemExit(6)
+            raise SystemExit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 6
+        view[0] = 1
+        """
+    code = textwrap.dedent(code)
+    ended = subprocess.run([sys.executable, "-c", code, server], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_nobody_listens(driver, tmp_path):
+    with pytest.raises(egmem.ConnectionFailed) as caught:
+        egmem.connect(f"unix:{tmp_path}/none", driver=driver, timeout=5)
+    assert isinstance(caught.value, ConnectionError) and caught.value.remedy
+    for wrong in (
+        lambda: egmem.connect("nowhere", driver=driver),
+        lambda: egmem.connect("unix:/x", driver=driver, timeout=-1),
+        lambda: egmem.connect("unix:/x", driver=driver, ca="a"),
+    ):
+        with pytest.raises(egmem.InvalidArgument):
+            wrong()

@@ -1,0 +1,160 @@
+"""Heaps, blocks, pools and streams."""
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+
+import egmem
+
+
+def test_blocks(driver):
+    with egmem.Heap(1, limit=64 << 20, driver=driver) as heap:
+        block = heap.allocate(1000, align=4096)
+        assert (block.nbytes, block.node, block.address % 4096) == (1000, 1, 0)
+        assert isinstance(block, egmem.Block) and isinstance(block, egmem.Memory)
+        np.asarray(block)[:] = 3
+        assert heap.stats()["live_blocks"] == 1 and heap.node == 1 and heap.limit == 64 << 20
+        block.close()
+        assert heap.stats()["live_blocks"] == 0
+        assert not any(heap.allocate_zeroed(100).read())
+        with pytest.raises(egmem.InvalidArgument, match="power of two"):
+            heap.allocate(10, align=3)
+        assert "64 MiB" in repr(heap)
+        assert heap.to_svg().startswith("<svg")
+    assert heap.closed and "closed" in repr(heap)
+    with pytest.raises(egmem.Closed):
+        heap.allocate(1)
+
+
+def test_blocks_outlive_the_heap_and_views_the_blocks(driver):
+    free = driver.topology().free_memory(0)
+    heap = egmem.Heap(0, driver=driver)
+    array = np.asarray(heap.allocate(10_000))
+    heap.close()
+    del heap
+    gc.collect()
+    array[:] = 5
+    assert array.sum() == 50_000
+    del array
+    gc.collect()
+    assert driver.topology().free_memory(0) == free
+
+
+def test_a_view_keeps_its_block(driver):
+    heap = egmem.Heap(0, driver=driver)
+    array = np.from_dlpack(heap.allocate(1 << 20))
+    array[:] = 1
+    for _ in range(20):
+        np.asarray(heap.allocate(1 << 20))[:] = 2
+    assert array.sum() == 1 << 20
+
+
+def test_progress_is_told_between_steps_and_may_stop(driver):
+    heap = egmem.Heap(0, limit=2 << 30, driver=driver)
+    told = []
+    heap.reserve(600 << 20, progress=lambda done, total: told.append((done >> 20, total >> 20, heap.backed >> 20)))
+    assert told == [(256, 600, 256), (512, 600, 512), (600, 600, 640)]
+
+    def stop(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        heap.reserve(1 << 30, progress=stop)
+    assert heap.backed < 1 << 30
+    heap.trim()
+    assert heap.backed == 0
+    heap.reserve(100 << 20)
+    assert heap.backed == 128 << 20
+    assert heap.trim(keep=64 << 20) == 64 << 20
+
+
+def test_frees_in_the_order_of_a_stream(driver):
+    heap = egmem.Heap(0, limit=4 << 20, driver=driver)
+    stream = egmem.Stream(0, driver=driver)
+    block = heap.allocate(4 << 20)
+    view = memoryview(block)
+    with pytest.raises(egmem.InUse):
+        block.free_after(stream)
+    view.release()
+    block.free_after(stream)
+    assert block.closed and heap.stats()["deferred_blocks"] == 1
+    with pytest.raises(egmem.Closed):
+        block.free_after(stream)
+    assert heap.collect(wait=True) == 1 and heap.collect() == 0
+    other = egmem.Stream(0, driver=egmem.simulated())
+    block = heap.allocate(100)
+    with pytest.raises(egmem.InvalidArgument, match="another driver"):
+        block.free_after(other)
+    assert not block.closed and block.read() is not None
+    with pytest.raises(egmem.NotSupported):
+        block.free_after(12345)
+    with pytest.raises(egmem.InvalidArgument, match="no stream"):
+        block.free_after("stream")
+
+
+def test_pools(driver):
+    with egmem.Pool(1, max_size=64 << 20, driver=driver) as pool:
+        stream = egmem.Stream(1, driver=driver)
+        block = pool.allocate(1 << 20, stream)
+        assert isinstance(block, egmem.PoolBlock) and block.node == 1 and block.nbytes == 1 << 20
+        np.asarray(block)[:] = 7
+        assert pool.stats()["used"] == 1 << 20
+        block.free_on(stream)
+        stream.synchronize()
+        assert block.closed and pool.stats()["used"] == 0
+        with pytest.raises(egmem.OutOfMemory):
+            pool.allocate(1 << 30)
+        kept = np.asarray(pool.allocate(4096))
+    assert pool.closed
+    kept[:] = 1  # the pool lives as long as its allocations
+    with pytest.raises(egmem.Closed):
+        pool.allocate(1)
+
+
+def test_a_stream_has_cudas_protocol(driver):
+    stream = egmem.Stream(2, driver=driver)
+    assert stream.__cuda_stream__() == (0, stream.handle) and stream.gpu == 2
+    with pytest.raises(egmem.NoSuchPlace):
+        egmem.Stream(9, driver=driver)
+
+
+def test_threads(driver):
+    heap = egmem.Heap(0, limit=512 << 20, driver=driver)
+    failed = []
+
+    def work(number):
+        try:
+            for round in range(100):
+                array = np.asarray(heap.allocate(1000 + 777 * round))
+                array[:] = number
+                assert (array == number).all()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert not failed
+    gc.collect()
+    assert heap.stats()["live_blocks"] == 0
+
+
+def test_growth_releases_the_gil(driver):
+    """A thread that grows a heap does not keep others from running: they get the interpreter while it is in the driver."""
+    heap = egmem.Heap(0, limit=8 << 30, driver=driver)
+    counted, stop = [0], threading.Event()
+
+    def count():
+        while not stop.is_set():
+            counted[0] += 1
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    for _ in range(20):
+        heap.reserve(1 << 30)
+        heap.trim()
+    stop.set()
+    thread.join()
+    assert counted[0] > 0

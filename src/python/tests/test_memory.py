@@ -1,0 +1,137 @@
+"""Buffers: reading, writing, closing, and what they tell."""
+
+import gc
+import pickle
+
+import pytest
+
+import egmem
+
+
+def test_a_buffer_tells_node_size_and_access(driver):
+    buffer = egmem.Buffer(3 << 20, node=2, driver=driver)
+    assert (buffer.node, buffer.nbytes, len(buffer), buffer.padded) == (2, 3 << 20, 3 << 20, 4 << 20)
+    assert buffer.location == "host NUMA node 2" and buffer.driver == driver
+    assert buffer.access() == "rw" and buffer.access(3) == "rw"
+    text = repr(buffer)
+    assert "3 MiB" in text and "host NUMA node 2" in text and "SIMULATED" in text and hex(buffer.address) in text
+
+
+def test_places(driver):
+    assert egmem.Buffer(1, driver=driver).node == 0
+    assert egmem.Buffer(1, gpu=3, driver=driver).node == 3
+    on_gpu = egmem.Buffer(1, device=1, driver=driver)
+    assert on_gpu.node is None and on_gpu.location == "GPU 1" and on_gpu.access() == ""
+    assert egmem.Buffer(64 << 20, spread=True, driver=driver).nbytes == 64 << 20
+    with pytest.raises(egmem.InvalidArgument, match="exclude"):
+        egmem.Buffer(1, node=0, gpu=1, driver=driver)
+    with pytest.raises(egmem.InvalidArgument, match="spread"):
+        egmem.Buffer(1, node=0, spread=True, driver=driver)
+
+
+def test_access_is_granted_as_told(driver):
+    buffer = egmem.Buffer(1, access_by=[1], host="r", driver=driver)
+    assert (buffer.access(), buffer.access(1), buffer.access(0)) == ("r", "rw", "")
+    with pytest.raises(egmem.NotAccessible):
+        buffer.fill(1)
+    assert memoryview(buffer).readonly
+    with pytest.raises(TypeError):
+        buffer.write(b"x")
+    with pytest.raises(egmem.NotAccessible):
+        memoryview(egmem.Buffer(1, host="", driver=driver))
+    with pytest.raises(egmem.InvalidArgument, match="host"):
+        egmem.Buffer(1, host="w", driver=driver)
+
+
+def test_bytes_come_back(driver):
+    buffer = egmem.Buffer(1000, driver=driver)
+    buffer.write(b"abc", 10)
+    buffer.write(bytearray(b"de"), offset=13)
+    buffer.write(memoryview(b"fg"), 15)
+    assert buffer.read(9, 9) == b"\0abcdefg\0"
+    buffer.fill(7, 998)
+    assert buffer.read(997) == b"\0\7\7" and buffer.read(1000) == b""
+    for offset, length in ((999, 2), (1001, 0), (2**63, 1), (0, 2**63)):
+        with pytest.raises(egmem.InvalidArgument):
+            buffer.read(offset, length)
+    with pytest.raises(egmem.InvalidArgument):
+        buffer.write(b"xy", 999)
+    with pytest.raises(egmem.InvalidArgument):
+        buffer.fill(0, 1, 1000)
+
+
+def test_the_buffer_protocol(driver):
+    buffer = egmem.Buffer(4096, driver=driver)
+    view = memoryview(buffer)
+    assert (view.nbytes, view.itemsize, view.format, view.shape, view.strides) == (4096, 1, "B", (4096,), (1,))
+    assert view.contiguous and not view.readonly and view.obj is buffer
+    view[0] = 9
+    view.cast("i")[1] = -2
+    assert buffer.read(0, 8) == b"\x09\0\0\0\xfe\xff\xff\xff"
+    assert bytes(buffer) == buffer.read()
+
+
+def test_closing_with_views_is_refused(driver):
+    buffer = egmem.Buffer(4096, driver=driver)
+    view = memoryview(buffer)
+    with pytest.raises(BufferError, match="1 live view") as caught:
+        buffer.close()
+    assert isinstance(caught.value, egmem.InUse)
+    assert not buffer.closed and buffer.nbytes == 4096
+    view.release()
+    buffer.close()
+    buffer.close()
+    assert buffer.closed and "closed" in repr(buffer)
+    for use in (buffer.read, lambda: memoryview(buffer), lambda: buffer.nbytes, lambda: buffer.on("cpu"), buffer.__dlpack__):
+        with pytest.raises(egmem.Closed):
+            use()
+
+
+def test_a_context_closes(driver):
+    with egmem.Buffer(1, driver=driver) as buffer:
+        assert not buffer.closed
+    assert buffer.closed
+    with pytest.raises(egmem.InUse):
+        with egmem.Buffer(1, driver=driver) as buffer:
+            view = memoryview(buffer)
+    with pytest.raises(KeyError):  # and not InUse, which would hide it
+        with egmem.Buffer(1, driver=driver) as other:
+            other_view = memoryview(other)
+            raise KeyError
+    del view, other_view
+
+
+def test_memory_is_freed_with_its_last_view(driver):
+    topology = driver.topology()
+    free = topology.free_memory(0)
+    buffer = egmem.Buffer(8 << 20, node=0, driver=driver)
+    view = memoryview(buffer)[10:20]
+    del buffer
+    gc.collect()
+    assert topology.free_memory(0) == free - (8 << 20)
+    view[0] = 1
+    del view
+    gc.collect()
+    assert topology.free_memory(0) == free
+
+
+def test_memory_is_not_pickled(driver):
+    with pytest.raises(TypeError, match="by name"):
+        pickle.dumps(egmem.Buffer(1, driver=driver))
+
+
+def test_subclasses_work(driver):
+    class Mine(egmem.Buffer):
+        extra = 1
+
+    mine = Mine(100, driver=driver)
+    mine.note = "x"
+    assert bytes(memoryview(mine)[:1]) == b"\0" and isinstance(mine, egmem.Memory)
+    del mine
+    gc.collect()
+
+
+def test_base_types_are_not_made_by_calling():
+    for kind in (egmem.Memory, egmem.Block, egmem.PoolBlock, egmem.View, egmem.Driver):
+        with pytest.raises(TypeError):
+            kind()

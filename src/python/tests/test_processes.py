@@ -1,0 +1,145 @@
+"""Exit, fork and spawn, each in processes of their own."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+
+def run(code, *arguments, **environment):
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "EGMEM_SIM": "gh200", **environment},
+    )
+    assert ended.returncode == 0, f"{ended.returncode}\n{ended.stdout}\n{ended.stderr}"
+    assert ended.stderr == ""
+    return ended.stdout
+
+
+def test_an_exit_with_live_objects_is_clean():
+    run(
+        """
+        import numpy, egmem, threading, time
+        buffer = egmem.Buffer(1 << 20)
+        view = memoryview(buffer)
+        array = numpy.from_dlpack(buffer)
+        heap = egmem.Heap(0, grow_ahead=64 << 20)
+        block = heap.allocate(1000)
+        later = heap.allocate(1000)
+        stream = egmem.Stream(0)
+        later.free_after(stream)
+        pool = egmem.Pool(0)
+        of_pool = pool.allocate(1000)
+        capsule = buffer.__dlpack__()
+        cycle = [egmem.Buffer(1)]; cycle.append(cycle)
+        class AtExit:
+            def __del__(self):
+                buffer.read(0, 1)
+        atexit = AtExit()
+        """
+    )
+
+
+def test_an_exit_with_daemon_threads_in_calls_is_clean():
+    run(
+        """
+        import egmem, threading, time
+        heap = egmem.Heap(0, limit=4 << 30)
+        def work():
+            while True:
+                heap.reserve(1 << 30); heap.trim()
+        for _ in range(3):
+            threading.Thread(target=work, daemon=True).start()
+        time.sleep(0.2)
+        """
+    )
+
+
+def test_a_forked_child_is_refused():
+    out = run(
+        """
+        import os, egmem
+        buffer = egmem.Buffer(1 << 20)
+        heap = egmem.Heap(0)
+        block = heap.allocate(100)
+        pool = egmem.Pool(0)
+        stream = egmem.Stream(0)
+        driver = egmem.default_driver()
+        calls = [
+            lambda: egmem.Buffer(1), lambda: heap.allocate(1), lambda: memoryview(buffer), lambda: buffer.read(), buffer.close,
+            lambda: block.free_after(stream), lambda: pool.allocate(1), stream.synchronize, driver.topology, heap.stats,
+            lambda: buffer.__dlpack__(), lambda: buffer.__array_interface__, lambda: buffer.fill(1), heap.trim,
+        ]
+        child = os.fork()
+        if child == 0:
+            refused = 0
+            for call in calls:
+                try:
+                    call()
+                except egmem.InvalidArgument as error:
+                    refused += "forked child" in str(error)
+            print(refused, len(calls), flush=True)
+            del buffer, heap, block, pool, stream
+            raise SystemExit(5)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+        buffer.fill(1)
+        heap.allocate(1)
+        """
+    )
+    refused, count = out.split()
+    assert refused == count
+
+
+def test_a_forked_child_may_open_its_own_simulated_driver():
+    run(
+        """
+        import os, egmem
+        buffer = egmem.Buffer(1 << 20)
+        child = os.fork()
+        if child == 0:
+            own = egmem.Buffer(100, driver=egmem.simulated())
+            own.write(b"own")
+            os._exit(own.read(0, 3) != b"own")
+        assert os.waitpid(child, 0)[1] == 0
+        """
+    )
+
+
+def test_spawned_processes_have_their_own(tmp_path):
+    script = tmp_path / "spawn.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import multiprocessing, egmem
+
+            def work(number):
+                buffer = egmem.Buffer(10)
+                buffer.fill(number)
+                return buffer.read()
+
+            if __name__ == "__main__":
+                kept = egmem.Buffer(1)
+                with multiprocessing.get_context("spawn").Pool(2) as pool:
+                    assert pool.map(work, [1, 2]) == [b"\\1" * 10, b"\\2" * 10]
+            """
+        )
+    )
+    ended = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, env={**os.environ, "EGMEM_SIM": "gh200"}
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("module", ["torch", "cupy"])
+def test_modules_for_missing_libraries_say_so(module):
+    try:
+        __import__(module)
+    except ImportError:
+        with pytest.raises(ImportError, match=module):
+            __import__(f"egmem.{module}")
+    else:
+        __import__(f"egmem.{module}")

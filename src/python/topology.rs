@@ -1,0 +1,238 @@
+//! `egmem.Topology`: GPUs, host nodes, their distances.
+
+use egmem::driver::NodeId;
+use pyo3::prelude::*;
+
+use crate::driver::{Driver, given_or_default};
+use crate::error::OrRaise;
+use crate::json::to_python;
+
+/// The GPUs and host NUMA nodes of a machine, as they were read.
+#[pyclass(frozen, module = "egmem", name = "Topology")]
+pub struct Topology {
+    inner: egmem::Topology,
+}
+
+impl Topology {
+    /// Wraps a topology.
+    pub fn wrap(inner: egmem::Topology) -> Self {
+        Self { inner }
+    }
+}
+
+#[pymethods]
+impl Topology {
+    /// The GPUs, by ordinal.
+    #[getter]
+    fn gpus(&self) -> Vec<Gpu> {
+        self.inner.gpus().iter().cloned().map(Gpu::wrap).collect()
+    }
+
+    /// The host nodes, by ascending id; never a GPU's own memory.
+    #[getter]
+    fn nodes(&self) -> Vec<Node> {
+        self.inner.nodes().iter().cloned().map(Node::wrap).collect()
+    }
+
+    /// Returns the GPU with this ordinal.
+    fn gpu(&self, ordinal: i32) -> PyResult<Gpu> {
+        self.inner.gpu(ordinal).or_raise().cloned().map(Gpu::wrap)
+    }
+
+    /// Returns the host node with this id.
+    fn node(&self, id: i32) -> PyResult<Node> {
+        self.inner
+            .node(NodeId(id))
+            .or_raise()
+            .cloned()
+            .map(Node::wrap)
+    }
+
+    /// Returns the bytes that an allocation on a host node could get now; `None` if unknown.
+    fn free_memory(&self, node: i32) -> PyResult<Option<u64>> {
+        self.inner.free_memory(NodeId(node)).or_raise()
+    }
+
+    /// Returns the text of `egmem topo`.
+    fn to_text(&self) -> String {
+        self.inner.to_text()
+    }
+
+    /// Returns the drawing of `egmem topo --svg`.
+    fn to_svg(&self) -> String {
+        self.inner.to_svg()
+    }
+
+    /// Returns what `egmem topo --json` prints, as a dictionary.
+    fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        to_python(py, &self.inner)
+    }
+
+    fn __str__(&self) -> String {
+        self.inner.to_text()
+    }
+
+    fn __repr__(&self) -> String {
+        let (nodes, gpus) = (self.inner.nodes().len(), self.inner.gpus().len());
+        let machine = self
+            .inner
+            .machine()
+            .map(|name| format!(" of {name}, SIMULATED"))
+            .unwrap_or_default();
+        format!("<egmem.Topology{machine}: {nodes} host node(s), {gpus} GPU(s)>")
+    }
+}
+
+/// A GPU of the machine.
+#[pyclass(frozen, module = "egmem")]
+pub struct Gpu {
+    inner: egmem::topology::Gpu,
+}
+
+impl Gpu {
+    fn wrap(inner: egmem::topology::Gpu) -> Self {
+        Self { inner }
+    }
+}
+
+#[pymethods]
+impl Gpu {
+    /// The CUDA ordinal.
+    #[getter]
+    fn ordinal(&self) -> i32 {
+        self.inner.ordinal
+    }
+
+    /// The product name.
+    #[getter]
+    fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// The PCI address, as the driver writes it.
+    #[getter]
+    fn pci_bus_id(&self) -> &str {
+        &self.inner.pci_bus_id
+    }
+
+    /// The UUID, as nvidia-smi writes it.
+    #[getter]
+    fn uuid(&self) -> Option<String> {
+        self.inner.uuid.map(|uuid| uuid.to_string())
+    }
+
+    /// The GPU's own memory in bytes.
+    #[getter]
+    fn memory(&self) -> u64 {
+        self.inner.memory
+    }
+
+    /// Major and minor compute capability.
+    #[getter]
+    fn compute_capability(&self) -> Option<(i32, i32)> {
+        self.inner.compute_capability
+    }
+
+    /// The nearest host NUMA node. Raises `NoSuchPlace` if it is unknown.
+    #[getter]
+    fn host_node(&self) -> PyResult<i32> {
+        self.inner.host_node().or_raise().map(|node| node.0)
+    }
+
+    /// The link to the CPU: `"NVLink-C2C"`, `"PCIe"` or `"unknown link"`.
+    #[getter]
+    fn link(&self) -> String {
+        self.inner.link.to_string()
+    }
+
+    /// Whether GPU and CPU access each other's memory coherently.
+    #[getter]
+    fn coherent(&self) -> bool {
+        self.inner.coherent
+    }
+
+    /// The ordinals of the GPUs whose memory this one can map.
+    #[getter]
+    fn peers(&self) -> Vec<i32> {
+        self.inner.peers.clone()
+    }
+
+    fn __repr__(&self) -> String {
+        format!(
+            "<egmem.Gpu {}: {}, {}>",
+            self.inner.ordinal, self.inner.name, self.inner.link
+        )
+    }
+}
+
+/// A host NUMA node.
+#[pyclass(frozen, module = "egmem")]
+pub struct Node {
+    inner: egmem::topology::NumaNode,
+}
+
+impl Node {
+    fn wrap(inner: egmem::topology::NumaNode) -> Self {
+        Self { inner }
+    }
+}
+
+#[pymethods]
+impl Node {
+    /// The operating system's id.
+    #[getter]
+    fn id(&self) -> i32 {
+        self.inner.id.0
+    }
+
+    /// The node's CPUs.
+    #[getter]
+    fn cpus(&self) -> Vec<u32> {
+        self.inner.cpus.iter().collect()
+    }
+
+    /// The node's memory in bytes; 0 if unknown.
+    #[getter]
+    fn memory_total(&self) -> u64 {
+        self.inner.memory_total
+    }
+
+    /// The bytes that an allocation could get when the topology was read; `None` if unknown.
+    #[getter]
+    fn memory_free(&self) -> Option<u64> {
+        self.inner.memory_free
+    }
+
+    /// The ordinals of the GPUs for which this node is the nearest.
+    #[getter]
+    fn gpus(&self) -> Vec<i32> {
+        self.inner.gpus.clone()
+    }
+
+    /// The distance to each host node: 10 is local.
+    #[getter]
+    fn distances(&self) -> std::collections::BTreeMap<i32, u32> {
+        self.inner
+            .distances
+            .iter()
+            .map(|(node, distance)| (node.0, *distance))
+            .collect()
+    }
+
+    fn __repr__(&self) -> String {
+        format!(
+            "<egmem.Node {}: {} bytes, GPUs {:?}>",
+            self.inner.id, self.inner.memory_total, self.inner.gpus
+        )
+    }
+}
+
+/// Reads the topology of the machine of `driver`, or of the default one.
+#[pyfunction]
+#[pyo3(signature = (driver=None))]
+pub fn topology(py: Python<'_>, driver: Option<&Bound<'_, Driver>>) -> PyResult<Topology> {
+    let driver = given_or_default(py, driver)?;
+    py.detach(|| egmem::Topology::discover(&driver))
+        .or_raise()
+        .map(Topology::wrap)
+}

@@ -1,0 +1,8 @@
+//! Memory of heaps for PyTorch's allocator interface: functions that PyTorch calls, with no Python on the way.
+
+mod idle;
+mod pool;
+mod slots;
+mod symbols;
+
+pub use slots::{TorchSlot, register};

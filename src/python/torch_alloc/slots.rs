@@ -1,0 +1,133 @@
+//! Which heap PyTorch's calls mean. Its functions carry no context, so each heap has functions of its own.
+
+use std::ffi::c_void;
+use std::sync::OnceLock;
+
+use pyo3::prelude::*;
+
+use super::pool::StreamPool;
+use super::symbols;
+use crate::error::{ToPy, not_supported};
+use crate::heap::Heap;
+
+/// The most heaps that PyTorch may allocate from, in a process.
+pub const SLOTS: usize = 16;
+
+static POOLS: [OnceLock<StreamPool>; SLOTS] = [const { OnceLock::new() }; SLOTS];
+
+/// Returns the pool of a slot, if it is in use.
+pub fn pool(slot: usize) -> Option<&'static StreamPool> {
+    POOLS.get(slot)?.get()
+}
+
+/// A heap that PyTorch allocates from. It stays until the process ends.
+#[pyclass(frozen, module = "egmem", name = "_TorchSlot")]
+pub struct TorchSlot {
+    slot: usize,
+}
+
+/// Gives a heap functions for PyTorch. The same heap has the same functions again.
+#[pyfunction]
+#[pyo3(name = "_torch_register", signature = (heap, keep))]
+pub fn register(heap: &Bound<'_, Heap>, keep: u64) -> PyResult<TorchSlot> {
+    let heap = heap.get().handle()?;
+    for (slot, pool) in POOLS.iter().enumerate() {
+        let pool = pool.get_or_init(|| StreamPool::new(heap.clone(), keep));
+        if pool.heap().device_ptr() == heap.device_ptr() && pool.heap().driver().same(heap.driver())
+        {
+            return Ok(TorchSlot { slot });
+        }
+    }
+    Err(not_supported(
+        &format!(
+            "PyTorch allocates from {SLOTS} heaps already, and they stay until the process ends"
+        ),
+        "use one of those heaps again",
+    ))
+}
+
+#[pymethods]
+impl TorchSlot {
+    /// The addresses of the functions for `torch._C._cuda_customAllocator`: allocate, free.
+    #[getter]
+    fn functions(&self) -> (usize, usize) {
+        let (allocate, free) = symbols::FUNCTIONS[self.slot];
+        (
+            allocate as *const c_void as usize,
+            free as *const c_void as usize,
+        )
+    }
+
+    /// The addresses of the functions that a whole process's allocator has besides: record_stream, begin_allocate_to_pool,
+    /// end_allocate_to_pool, release_pool.
+    #[getter]
+    fn more_functions(&self) -> (usize, usize, usize, usize) {
+        let more = symbols::MORE[self.slot];
+        (
+            more.record as *const c_void as usize,
+            more.begin as *const c_void as usize,
+            more.end as *const c_void as usize,
+            more.release as *const c_void as usize,
+        )
+    }
+
+    /// The bytes in use and the bytes of freed blocks that their streams keep.
+    #[getter]
+    fn bytes(&self) -> (u64, u64) {
+        pool(self.slot).map_or((0, 0), StreamPool::bytes)
+    }
+
+    /// Gives freed blocks that streams keep back to the heap.
+    fn give_back_idle(&self, py: Python<'_>) {
+        if let Some(pool) = pool(self.slot) {
+            py.detach(|| pool.give_back_idle());
+        }
+    }
+
+    /// The exception of the last allocation that failed, or `None`.
+    fn last_error(&self) -> Option<PyErr> {
+        pool(self.slot)?.last_error().map(ToPy::to_py)
+    }
+
+    /// Allocates and frees blocks of `size` bytes `count` times through the functions that PyTorch calls; returns the
+    /// nanoseconds. For measurements.
+    fn measure(
+        &self,
+        py: Python<'_>,
+        size: usize,
+        gpu: i32,
+        stream: usize,
+        count: u64,
+    ) -> PyResult<u64> {
+        let (allocate, free) = symbols::FUNCTIONS[self.slot];
+        let nanoseconds = py.detach(|| {
+            let start = std::time::Instant::now();
+            for _ in 0..count {
+                let stream = stream as *mut c_void;
+                // SAFETY: as PyTorch calls them; the caller passes a live stream.
+                unsafe {
+                    let memory = allocate(size as isize, gpu, stream);
+                    if memory.is_null() {
+                        return None;
+                    }
+                    free(memory, size as isize, gpu, stream);
+                }
+            }
+            Some(start.elapsed().as_nanos() as u64)
+        });
+        match (nanoseconds, self.last_error()) {
+            (Some(nanoseconds), _) => Ok(nanoseconds),
+            (None, Some(error)) => Err(error),
+            (None, None) => Err(not_supported("nothing was allocated", "pass a size")),
+        }
+    }
+
+    /// Has failed allocations raise PyTorch's error by its function `c10::detail::torchCheckFail`, whose address is given. Only
+    /// for the allocator of a whole process: other callers of these functions take a null pointer.
+    ///
+    /// # Safety
+    /// In Python's terms: any other address crashes the process.
+    fn raise_by(&self, address: usize) {
+        symbols::raise_by(self.slot, address);
+    }
+}
