@@ -8,7 +8,11 @@ PACKAGES=(-p egmem -p egmem-driver -p egmem-core -p egmem-heap -p egmem-ledger -
 BASE=(-p egmem -p egmem-driver -p egmem-core -p egmem-heap)
 # Those whose results depend on the processor's memory model or instructions: the others are safe code above them.
 LOW=("${BASE[@]}" -p egmem-shapes -p egmem-share)
+# Published too, but built on the face `egmem` with features of their own choice, which they would turn on in the others.
+FACES=(-p egmem-capi)
 MEMBERS=(-p egmem-chart -p egmem-measure -p egmem-replay -p egmem-trace)
+# The Python package's native module, which maturin builds (ci/python).
+PYTHON=(-p egmem-python)
 
 # The feature sets that CI builds: everything the packages have; what needs no program beside the
 # compilers, for the sanitizers, aarch64 and GPUs; and the least it builds with. Tests, examples and benchmarks turn
@@ -41,6 +45,13 @@ ulimit -c 0
 
 # Most tests wait most of the time, for deadlines and for other processes.
 export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(($(nproc) > 4 ? $(nproc) : 4))}
+
+# What cargo builds of the workspace from here on it also lints: clippy's driver is a compiler, so that nothing is built a
+# second time to be linted.
+lint_as_built() {
+    cargo clippy --version >/dev/null || die "cargo clippy is missing (rustup component add clippy)"
+    export RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-Dwarnings__CLIPPY_HACKERY__
+}
 
 SECTIONS=()
 SECTION=
