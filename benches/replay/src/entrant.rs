@@ -1,4 +1,4 @@
-//! Who takes part, by name, and what each is put through.
+//! The contestants by name, and the work of each.
 
 use egmem::{Error, Result};
 

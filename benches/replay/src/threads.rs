@@ -18,7 +18,7 @@ use egmem_replay::contestants::Shared;
 /// Threads at most: if one could not be started, the others would wait for it.
 const MOST: usize = 256;
 
-/// Who does what, made once for a trace.
+/// The work of each thread, made once for a trace.
 pub struct Cast {
     threads: Vec<Vec<Step>>,
     /// How many blocks one thread frees and another allocated.
@@ -147,7 +147,7 @@ fn take<B>(desk: &Mutex<Desk<B>>) -> Desk<B> {
     std::mem::replace(&mut desk, Desk::Empty)
 }
 
-/// Tells the others of a panic, who would wait for ever otherwise.
+/// Tells the others of a panic, because they would wait for ever.
 struct Alarm<'a>(&'a AtomicBool);
 
 impl Drop for Alarm<'_> {

@@ -83,7 +83,7 @@ pub struct Notes {
 /// A line of a log, as all formats can tell it.
 #[derive(Clone, Copy, Debug)]
 pub struct Line<'a> {
-    /// Who did it.
+    /// The thread that did it.
     pub thread: &'a str,
     /// When: microseconds from any moment, or from midnight.
     pub time: Option<u64>,

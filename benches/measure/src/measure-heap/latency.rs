@@ -17,7 +17,7 @@ use crate::{Place, layout, median, plot};
 /// Sizes are uniform between these.
 const LEAST: u64 = 64 << 10;
 const MOST: u64 = 1 << 20;
-/// Whoever takes longer has waited for the driver: its quickest call for new memory takes longer.
+/// An allocation that takes longer has waited for the driver: its quickest call for new memory takes longer.
 const WAITED: Duration = Duration::from_micros(100);
 /// A wait of about an allocation's length: whatever takes it longer than that is the machine's doing, for it
 /// needs neither lock nor memory.
@@ -119,7 +119,7 @@ fn grow(place: &Place, args: &Args, run: u32, ahead: u64) -> Result<(Times, Time
         let start = Instant::now();
         let block = black_box(heap.allocate(layout)?);
         let took = start.elapsed();
-        // It is memory, whoever added it.
+        // It is memory, whichever thread added it.
         block.put(0, 1_u8)?;
         blocks.push(block);
         Ok(took)

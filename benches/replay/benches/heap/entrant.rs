@@ -1,4 +1,4 @@
-//! Who takes part: the heap and the others.
+//! The contestants: the heap and other allocators.
 
 use std::fmt;
 use std::io;

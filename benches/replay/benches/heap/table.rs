@@ -36,7 +36,7 @@ pub struct Args {
     bench: bool,
 }
 
-/// Who takes this long in a workload has had enough rounds, if they are three.
+/// A contestant that has taken this long in a workload has had enough rounds, if they are three.
 const ENOUGH: Duration = Duration::from_secs(10);
 
 /// Short work is repeated in each turn until it comes to about so many operations.

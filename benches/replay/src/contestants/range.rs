@@ -13,7 +13,7 @@ pub struct Range {
     mapped: (*mut libc::c_void, usize),
 }
 
-// SAFETY: memory belongs to no thread, and only whoever holds the range uses its addresses.
+// SAFETY: memory belongs to no thread, and only the holder of the range uses its addresses.
 unsafe impl Send for Range {}
 
 impl Range {

@@ -60,7 +60,7 @@ struct Functions {
 impl Functions {
     /// Looks all of them up; the library stays loaded.
     fn load(path: &std::ffi::OsStr) -> std::result::Result<Self, libloading::Error> {
-        // SAFETY: whoever set the variable names the framework's library, which starts by itself.
+        // SAFETY: the user who set the variable names the framework's library, which starts by itself.
         let library = Box::leak(Box::new(unsafe { libloading::Library::new(path) }?));
         macro_rules! find {
             ($name:literal) => {
