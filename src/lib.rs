@@ -130,7 +130,7 @@ pub mod memory {
 pub mod ledger {
     #[doc(inline)]
     pub use egmem_core::ledger::{
-        AllocPath, Allocation, BACKTRACES, CallSite, Foreign, Imported, Label, Located,
+        AllocPath, Allocation, BACKTRACES, CallSite, Foreign, Frames, Imported, Label, Located,
         MAX_PARTIES, MappedAt, Party, all_allocations, allocations, capture_backtraces, count,
         locate,
     };
@@ -159,9 +159,10 @@ pub mod share {
     pub use egmem_share::fuzzing;
     #[doc(inline)]
     pub use egmem_share::{
-        BootId, Channel, Credentials, DEFAULT_TIMEOUT, Description, Distrust, Error, Identity,
-        ImportOptions, ImportedBuffer, InstanceId, LentPoolBuffer, Listener, MAX_PARTS, Offer,
-        Origin, Part, Peers, Result, Shareable, Shared, Unreachable, best_handle_types,
+        BootId, Channel, Closer, Credentials, DEFAULT_TIMEOUT, Description, Distrust, Error,
+        GrowingImport, Identity, ImportOptions, ImportedBuffer, InstanceId, LentPoolBuffer,
+        Listener, MAX_PARTS, Offer, Origin, Part, Peers, Result, Shareable, Shared, Unreachable,
+        best_handle_types,
     };
 }
 
