@@ -9,7 +9,7 @@ use pyo3::types::{PyBytes, PyDict, PyMemoryView, PySlice, PyTuple};
 
 use crate::driver::Driver;
 use crate::error::{OrRaise, closed, in_use, invalid};
-use crate::region::{Owner, Region, drop_detached, lock};
+use crate::region::{Owner, Region, access_text, drop_detached, lock};
 use crate::span::Span;
 use crate::view::View;
 use crate::{device, dlpack, interfaces};
@@ -323,8 +323,9 @@ impl Memory {
             ""
         };
         let (len, place, address) = (Bytes(region.len()), region.location(), region.address());
+        let access = region.access_in_words(slf.py());
         Ok(format!(
-            "<egmem.{name} of {len} on {place} at {address:#x}{simulated}>"
+            "<egmem.{name} of {len} on {place} at {address:#x}{access}{simulated}>"
         ))
     }
 
@@ -332,14 +333,6 @@ impl Memory {
         Err(pyo3::exceptions::PyTypeError::new_err(
             "memory cannot be pickled: share it by name (egmem.connect), or send a copy of the bytes (read)",
         ))
-    }
-}
-
-fn access_text(access: Access) -> &'static str {
-    match access {
-        Access::None => "",
-        Access::Read => "r",
-        Access::ReadWrite => "rw",
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, PoisonError};
 
-use egmem::driver::{Driver, Location};
+use egmem::driver::{Access, Driver, Location};
 use egmem::exchange::blocking::RemoteBuffer;
 use egmem::{Block, Buffer, Memory, PoolBuffer};
 use pyo3::prelude::*;
@@ -149,7 +149,6 @@ impl Region {
     /// # Errors
     /// `NotSupported` on a simulated driver, whose addresses mean nothing to a GPU; `NotAccessible`.
     pub fn gpu(&self, py: Python<'_>, gpu: i32) -> PyResult<bool> {
-        use egmem::driver::Access;
         self.expect_here()?;
         if self.driver.is_simulated() {
             let message = "memory of a simulated driver has no address that a GPU can use";
@@ -174,7 +173,7 @@ impl Region {
     }
 
     /// Returns what a GPU may do.
-    pub fn gpu_access(&self, gpu: i32) -> egmem::Result<egmem::driver::Access> {
+    pub fn gpu_access(&self, gpu: i32) -> egmem::Result<Access> {
         use egmem::memory::{AccessChecks, Engine};
         let ask = |memory: &dyn AccessChecks| memory.gpu_access(gpu, Engine::Kernel, 0, self.len);
         match self.owner()? {
@@ -183,6 +182,38 @@ impl Region {
             Owner::Pool(memory) => ask(&*lock(memory)),
             Owner::Remote(memory) => ask(&**memory),
         }
+    }
+
+    /// Returns who has access, for `repr`: `", CPU rw, GPUs rw"`. Memory of a pool is not waited for, so the CPU is left out
+    /// there; in a forked child nothing is asked.
+    pub fn access_in_words(&self, py: Python<'_>) -> String {
+        if !self.driver.is_of_this_process() {
+            return String::new();
+        }
+        let cpu = match &self.owner {
+            None | Some(Owner::Pool(_)) => "",
+            Some(_) => match self.cpu(py) {
+                Ok(bytes) if bytes.writable => ", CPU rw",
+                Ok(_) => ", CPU r",
+                Err(_) => "",
+            },
+        };
+        let count = self.driver.device_count().unwrap_or(0);
+        let gpus = py.detach(|| {
+            let access = |gpu| self.gpu_access(gpu).map_or("", access_text);
+            (0..count).map(access).collect::<Vec<_>>()
+        });
+        let same = gpus.windows(2).all(|pair| pair[0] == pair[1]);
+        let gpus = match gpus.first() {
+            None | Some(&"") if same => String::new(),
+            Some(access) if same => format!(", GPUs {access}"),
+            _ => (0..)
+                .zip(gpus)
+                .filter(|(_, access)| !access.is_empty())
+                .map(|(gpu, access): (i32, _)| format!(", GPU {gpu} {access}"))
+                .collect(),
+        };
+        format!("{cpu}{gpus}")
     }
 
     /// Returns the GPU to name where one must be: the memory's own, or the first.
@@ -225,6 +256,15 @@ fn facts(memory: &impl Memory) -> (Driver, u64, u64, Location) {
         memory.len(),
         memory.location(),
     )
+}
+
+/// Returns what may be done, as Python programs read it: `"rw"`, `"r"` or `""`.
+pub fn access_text(access: Access) -> &'static str {
+    match access {
+        Access::None => "",
+        Access::Read => "r",
+        Access::ReadWrite => "rw",
+    }
 }
 
 /// Locks a mutex whose data is valid whatever its holders did.

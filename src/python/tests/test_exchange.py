@@ -94,7 +94,9 @@ def test_exit_and_fork_with_live_memory(server):
         view[0] = 1
         """
     code = textwrap.dedent(code)
-    ended = subprocess.run([sys.executable, "-c", code, server], capture_output=True, text=True, timeout=120)
+    # From Python 3.12 on, os.fork() warns of threads.
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code, server]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (ended.returncode, ended.stderr) == (0, "")
 
 

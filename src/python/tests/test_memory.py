@@ -15,6 +15,9 @@ def test_a_buffer_tells_node_size_and_access(driver):
     assert buffer.access() == "rw" and buffer.access(3) == "rw"
     text = repr(buffer)
     assert "3 MiB" in text and "host NUMA node 2" in text and "SIMULATED" in text and hex(buffer.address) in text
+    assert ", CPU rw, GPUs rw" in text
+    assert ", CPU r, GPU 1 rw, SIM" in repr(egmem.Buffer(1, access_by=[1], host="r", driver=driver))
+    assert "CPU" not in repr(egmem.Buffer(1, host="", driver=driver))
 
 
 def test_places(driver):

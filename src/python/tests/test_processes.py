@@ -10,7 +10,8 @@ import pytest
 
 def run(code, *arguments, **environment):
     ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), *arguments],
+        # From Python 3.12 on, os.fork() warns of threads.
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(code), *arguments],
         capture_output=True,
         text=True,
         env={**os.environ, "EGMEM_SIM": "gh200", **environment},
@@ -134,7 +135,7 @@ def test_spawned_processes_have_their_own(tmp_path):
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("module", ["torch", "cupy"])
+@pytest.mark.parametrize("module", ["torch", "cupy", "rmm"])
 def test_modules_for_missing_libraries_say_so(module):
     try:
         __import__(module)

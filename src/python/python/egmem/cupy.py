@@ -11,6 +11,9 @@ from ._errors import OutOfMemory
 
 __all__ = ["asarray", "memory_pool", "pinned_allocator"]
 
+# cudaErrorMemoryAllocation, which CuPy compiles in and shows to no Python program.
+_NO_ROOM = 2
+
 
 def _heap(node: Optional[int], heap: Optional[_egmem.Heap]) -> _egmem.Heap:
     if heap is not None:
@@ -32,13 +35,12 @@ def memory_pool(node: Optional[int] = None, *, heap: Optional[_egmem.Heap] = Non
     """
     source = _egmem._CupySource(_heap(node, heap))
     allocator = cupy.cuda.CFunctionAllocator(*source.functions, source)
-    no_room = cupy.cuda.runtime.errorMemoryAllocation
 
     def grow(nbytes: int) -> Any:
         memory = allocator.malloc(nbytes)
         if nbytes and not memory.ptr:
-            # The pool then frees what it keeps, and tries again.
-            raise cupy.cuda.runtime.CUDARuntimeError(no_room)
+            # The pool frees what it keeps and retries, and then raises its OutOfMemoryError.
+            raise cupy.cuda.runtime.CUDARuntimeError(_NO_ROOM)
         return memory
 
     return cupy.cuda.MemoryPool(grow)

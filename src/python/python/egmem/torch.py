@@ -36,6 +36,8 @@ __all__ = [
 
 # How much a shared heap grows at a time: little, so that tensors take no more memory than their size.
 _CHUNK = 16 << 20
+# A tensor of this many bytes or more is a buffer: its own mapping, rounded up to 2 MiB.
+_OWN_MAPPING = 64 << 20
 
 _lock = threading.Lock()
 _heaps: Dict[Tuple[int, int, int], _egmem.Heap] = {}
@@ -48,11 +50,14 @@ def _device_index(device: Any = None) -> int:
     return torch.cuda.current_device() if index is None else index
 
 
+def _node(node: Optional[int], driver: _egmem.Driver) -> int:
+    return driver.topology().gpu(_device_index()).host_node if node is None else node
+
+
 def heap_on(node: Optional[int] = None, *, driver: Optional[_egmem.Driver] = None) -> _egmem.Heap:
     """Returns the heap that this module's functions share for a node; by default the node nearest to the current GPU."""
     driver = driver if driver is not None else _egmem.default_driver()
-    if node is None:
-        node = driver.topology().gpu(_device_index()).host_node
+    node = _node(node, driver)
     # The heap of a parent process would be refused: a forked child has its own key.
     key = (os.getpid(), hash(driver), node)
     with _lock:
@@ -82,24 +87,30 @@ def empty(
 ) -> torch.Tensor:
     """Returns a pinned CPU tensor on a host node, whose values are not initialised.
 
-    It takes its size, rounded up to at most an eighth more for small tensors and to 2 KiB for large ones; PyTorch's own pinned
-    tensors take the next power of two. ``is_pinned()`` is true, and ``non_blocking`` copies do not wait. The memory goes back
-    to the heap with the last tensor that shares it, after the GPUs' work: copies that still run are waited for.
+    A tensor below 64 MiB is a block of ``heap``, or of the node's shared heap: its size, rounded up to at most an eighth more
+    for small tensors and to 2 KiB for large ones. A larger one, without ``heap``, is mapped for itself: its size, rounded up to
+    2 MiB. PyTorch's own pinned tensors take the next power of two. ``is_pinned()`` is true, and ``non_blocking`` copies do not
+    wait. The memory goes back with the last tensor that shares it, after the GPUs' work: copies that still run are waited for.
     """
     shape = _shape(size)
     dtype = dtype if dtype is not None else torch.get_default_dtype()
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes == 0:
         return torch.empty(shape, dtype=dtype, requires_grad=requires_grad)
-    heap = heap if heap is not None else heap_on(node)
-    block = heap.allocate(nbytes, align=4096 if nbytes >= 1 << 20 else 256)
-    tensor = _tensor(block, dtype, shape)
+    memory: Any
+    if heap is None and nbytes >= _OWN_MAPPING:
+        driver = _egmem.default_driver()
+        memory = _egmem.Buffer(nbytes, node=_node(node, driver), label="egmem.torch", driver=driver)
+    else:
+        heap = heap if heap is not None else heap_on(node)
+        memory = heap.allocate(nbytes, align=4096 if nbytes >= 1 << 20 else 256)
+    tensor = _tensor(memory, dtype, shape)
     return tensor.requires_grad_() if requires_grad else tensor
 
 
-def _tensor(block: Any, dtype: torch.dtype, shape: Tuple[int, ...]) -> torch.Tensor:
-    """Returns a tensor that owns a share of the block. PyTorch frees it without Python, in any thread."""
-    flat = torch.from_dlpack(block.on("cpu"))
+def _tensor(memory: Any, dtype: torch.dtype, shape: Tuple[int, ...]) -> torch.Tensor:
+    """Returns a tensor that owns a share of the memory. PyTorch frees it without Python, in any thread."""
+    flat = torch.from_dlpack(memory.on("cpu"))
     return flat.view(dtype).view(shape)
 
 

@@ -1,0 +1,55 @@
+"""RMM on egmem's memory: a memory resource for RAPIDS libraries (cuDF, cuML, cuGraph) in CPU memory that GPUs use."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Optional
+
+import rmm.mr
+
+from . import _egmem
+
+__all__ = ["memory_resource"]
+
+
+class _Stream:
+    """A stream with its GPU, as egmem takes it."""
+
+    __slots__ = ("cuda_stream", "device_index")
+
+    def __init__(self, handle: int, gpu: int) -> None:
+        self.cuda_stream = handle
+        self.device_index = gpu
+
+
+def memory_resource(node: Optional[int] = None, *, gpu: int = 0, heap: Optional[_egmem.Heap] = None) -> Any:
+    """Returns an ``rmm.mr.CallbackMemoryResource`` for GPU ``gpu`` whose memory comes from a heap on a host node.
+
+    Without ``node`` and ``heap`` the memory is on the node nearest to the GPU. A block is freed in the order of the stream that
+    RMM frees it on, without waiting for the GPU. A request without room raises a ``MemoryError``, as every resource of RMM does.
+
+    RMM calls Python for each allocation: put ``rmm.mr.PoolMemoryResource`` above it, which asks rarely.
+
+    >>> upstream = egmem.rmm.memory_resource(node=0)                                  # doctest: +SKIP
+    >>> pool = rmm.mr.PoolMemoryResource(upstream, initial_pool_size=1 << 30)         # doctest: +SKIP
+    >>> rmm.mr.set_current_device_resource(pool)                                      # doctest: +SKIP
+    """
+    if heap is None:
+        heap = _egmem.Heap(gpu=gpu, label="egmem.rmm") if node is None else _egmem.Heap(node, label="egmem.rmm")
+    source = heap
+    simulated = heap.driver.is_simulated
+    blocks: Dict[int, Any] = {}
+
+    def allocate(nbytes: int, stream: Any) -> int:
+        block = source.allocate(max(nbytes, 1))
+        address: int = block.address
+        blocks[address] = block
+        return address
+
+    def deallocate(address: int, nbytes: int, stream: Any) -> None:
+        block = blocks.pop(address)
+        if simulated:  # there is no GPU whose work could use the block
+            block.close()
+        else:
+            block.free_after(_Stream(stream.__cuda_stream__()[1], gpu))
+
+    return rmm.mr.CallbackMemoryResource(allocate, deallocate)

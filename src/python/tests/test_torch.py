@@ -1,0 +1,55 @@
+"""egmem.torch with the real package on the simulator: tensors of the CPU, which need no GPU. Skipped where PyTorch is missing."""
+
+import gc
+
+import pytest
+
+import egmem
+
+torch = pytest.importorskip("torch")
+import egmem.torch as et  # noqa: E402
+
+
+@pytest.fixture
+def default(driver):
+    egmem.set_default_driver(driver)
+    yield driver
+
+
+def test_large_tensors_are_mapped_for_themselves(default):
+    heap = et.heap_on(1)
+    backed = heap.backed
+    size = (64 << 20) + (3 << 20) + 5
+    tensor = et.empty(size, dtype=torch.uint8, node=1)
+    assert tensor.shape == (size,) and tensor.device.type == "cpu"
+    assert heap.backed == backed, "the shared heap grew"
+    tensor[-1] = 7
+    rows = tensor[: 64 << 20].view(torch.float32).view(4, -1)
+    del tensor
+    gc.collect()
+    rows.fill_(1.5)
+    assert float(rows[3, -1]) == 1.5
+
+
+def test_small_tensors_and_those_of_a_given_heap_are_blocks(default):
+    heap = egmem.Heap(2, driver=default)
+    tensors = [et.empty(64 << 20, dtype=torch.uint8, heap=heap), et.empty(3, 5, dtype=torch.float16, heap=heap)]
+    assert heap.stats()["live_blocks"] == 2 and tensors[1].shape == (3, 5)
+    del tensors
+    gc.collect()
+    assert heap.stats()["live_blocks"] == 0
+    small = et.empty(1000, node=3)
+    assert et.heap_on(3).stats()["live_blocks"] == 1 and small.dtype == torch.get_default_dtype()
+    assert et.empty(0, 4).shape == (0, 4)
+
+
+def test_pin_copies_and_requires_grad_is_kept(default):
+    source = torch.arange(1000, dtype=torch.int64).reshape(10, 100)
+    pinned = et.pin(source, node=0)
+    assert torch.equal(pinned, source) and pinned.data_ptr() != source.data_ptr()
+    assert et.empty(4, requires_grad=True, node=0).requires_grad
+
+
+def test_a_simulated_driver_is_no_allocator_of_pytorch(default):
+    with pytest.raises(egmem.NotSupported, match="simulated"):
+        et.set_current_allocator(0)
