@@ -174,6 +174,14 @@ impl Cells {
         }
     }
 
+    /// Returns how many records were reserved, if the CPU can read the cursor while kernels run.
+    pub(super) fn reserved_now(&self) -> Option<u64> {
+        match &self.cursor {
+            Cursor::OfCpu { address, .. } => Some(self.both(*address)[0].load(Acquire)),
+            Cursor::OfGpu(..) => None,
+        }
+    }
+
     /// Sets both. No kernel may run.
     pub(super) fn set_cursor(&self, next: u64, limit: u64) -> Result<()> {
         match &self.cursor {

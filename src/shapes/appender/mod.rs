@@ -76,9 +76,8 @@ pub use options::AppenderOptions;
 ///
 /// # Damaged counters
 /// A kernel can write anything into the counters. The CPU checks each: a value that cannot be is
-/// [`Error::CursorDamaged`], and nothing beyond the mapped records is ever read. Memory is mapped only for as many records
-/// as kernels have reserved, and for those ahead. If both counters are wrong alike, the memory grows to
-/// [`max_len`](AppenderOptions::max_len) at most.
+/// [`Error::CursorDamaged`], and nothing beyond the mapped records is ever read. A wrong count of wanted records maps memory
+/// up to [`max_len`](AppenderOptions::max_len) at most; where the CPU can read the cursor, it is found out first.
 pub struct Appender<T> {
     cells: Arc<Cells>,
     records: Growable<T>,

@@ -24,21 +24,23 @@ EGMEM_FN void egmem_store_release(egmem_u64 *at, egmem_u64 value) {
 // Orders accesses through one mapping of memory before and after accesses through another mapping of it.
 EGMEM_FN void egmem_fence_alias() { asm volatile("fence.proxy.alias;" : : : "memory"); }
 
+// Among the threads of one GPU.
+
 EGMEM_FN egmem_u64 egmem_atomic_add(egmem_u64 *at, egmem_u64 value) {
     egmem_u64 old;
-    asm volatile("atom.relaxed.sys.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(at), "l"(value) : "memory");
+    asm volatile("atom.relaxed.gpu.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(at), "l"(value) : "memory");
     return old;
 }
 
 EGMEM_FN egmem_u64 egmem_atomic_max(egmem_u64 *at, egmem_u64 value) {
     egmem_u64 old;
-    asm volatile("atom.relaxed.sys.max.u64 %0, [%1], %2;" : "=l"(old) : "l"(at), "l"(value) : "memory");
+    asm volatile("atom.acq_rel.gpu.max.u64 %0, [%1], %2;" : "=l"(old) : "l"(at), "l"(value) : "memory");
     return old;
 }
 
 EGMEM_FN egmem_u64 egmem_atomic_or(egmem_u64 *at, egmem_u64 value) {
     egmem_u64 old;
-    asm volatile("atom.relaxed.sys.or.b64 %0, [%1], %2;" : "=l"(old) : "l"(at), "l"(value) : "memory");
+    asm volatile("atom.acq_rel.gpu.or.b64 %0, [%1], %2;" : "=l"(old) : "l"(at), "l"(value) : "memory");
     return old;
 }
 

@@ -12,9 +12,13 @@
 // block may write a batch's records, or read them: a barrier (__syncthreads) then lies between them and the thread's
 // calls. Read records with plain loads, not through `const __restrict__` pointers: other caches are not coherent.
 //
-// The records are mapped twice, so a record may be written at one address and read at another. Each thread that writes
-// or reads records calls egmem_ring_fence before the first of a batch, behind the barrier if there is one, and after the
-// last, before the barrier. The functions below do so for the thread that calls them.
+// The records are mapped twice, and a batch that goes past the end of the first mapping uses the second one. The bytes
+// there have two addresses, which only a fence orders. egmem_ring_fence issues it for such a batch, and nothing for the
+// others. egmem_ring_wait and egmem_ring_advance call it, for the records that they are told of and for the thread that
+// calls them. A thread that writes or reads more records than it waited for, and each other thread that writes or reads
+// some, calls egmem_ring_fence itself: before its first record of the batch, behind the barrier if there is one, and
+// after its last, before the barrier. One fence between two accesses is enough, so the side whose batch lies in the
+// first mapping alone needs none.
 //
 // Nothing waits for ever: a function that waits is told how long, in nanoseconds.
 #ifndef EGMEM_RING_CUH
@@ -47,9 +51,6 @@ struct egmem_ring_side {
     egmem_u64 ahead; // how far the limit is ahead of the other's counter
 };
 
-// Orders this thread's accesses to records through both mappings.
-EGMEM_FN void egmem_ring_fence() { egmem_fence_alias(); }
-
 #define EGMEM_RING_MAGIC 0x31474e49524d4745ull // "EGMRING1"
 
 EGMEM_FN bool egmem_ring_open(egmem_ring_side *side, void *ring, bool produces) {
@@ -63,7 +64,6 @@ EGMEM_FN bool egmem_ring_open(egmem_ring_side *side, void *ring, bool produces) 
     side->ahead = produces ? side->capacity : 0;
     side->next = egmem_load_acquire(side->own);
     side->limit = egmem_load_acquire(side->others) + side->ahead;
-    egmem_ring_fence();
     return control->magic == EGMEM_RING_MAGIC;
 }
 
@@ -85,22 +85,33 @@ EGMEM_FN egmem_u64 egmem_ring_known(const egmem_ring_side *side) {
 // Looks at the other side's counter: a read across the bus if the ring is not in this GPU's memory.
 EGMEM_FN egmem_u64 egmem_ring_look(egmem_ring_side *side) {
     side->limit = egmem_load_acquire(side->others) + side->ahead;
-    egmem_ring_fence();
     return egmem_ring_known(side);
+}
+
+// Whether the next `count` records, at most the capacity, go past the end of the first mapping.
+EGMEM_FN bool egmem_ring_wraps(const egmem_ring_side *side, egmem_u64 count) {
+    return ((side->next * side->record_bytes) & side->mask) + count * side->record_bytes > side->mask + 1;
+}
+
+// Orders this thread's accesses to the next `count` records, if they lie in both mappings, with those through the other
+// mapping.
+EGMEM_FN void egmem_ring_fence(const egmem_ring_side *side, egmem_u64 count) {
+    if (egmem_ring_wraps(side, count)) {
+        egmem_fence_alias();
+    }
 }
 
 // Waits until there is room for `count` records, or until as many are there, at most `ns` nanoseconds. It looks at least
 // once. `count` is at most the capacity.
 EGMEM_FN bool egmem_ring_wait(egmem_ring_side *side, egmem_u64 count, egmem_u64 ns) {
-    if (egmem_ring_known(side) >= count || egmem_ring_look(side) >= count) {
-        return true;
+    bool came = egmem_ring_known(side) >= count || egmem_ring_look(side) >= count;
+    for (egmem_u64 start = came ? 0 : egmem_nanoseconds(); !came && egmem_nanoseconds() - start < ns;) {
+        came = egmem_ring_look(side) >= count;
     }
-    for (egmem_u64 start = egmem_nanoseconds(); egmem_nanoseconds() - start < ns;) {
-        if (egmem_ring_look(side) >= count) {
-            return true;
-        }
+    if (came) {
+        egmem_ring_fence(side, count);
     }
-    return false;
+    return came;
 }
 
 // The address of the side's next record; as many as were waited for follow it without a gap.
@@ -110,8 +121,8 @@ EGMEM_FN void *egmem_ring_at(const egmem_ring_side *side) {
 
 // Lets the other side have the next `count` records: it sees all of them at once, and whatever this thread wrote before.
 EGMEM_FN void egmem_ring_advance(egmem_ring_side *side, egmem_u64 count) {
+    egmem_ring_fence(side, count);
     side->next += count;
-    egmem_ring_fence();
     egmem_store_release(side->own, side->next);
 }
 
@@ -160,12 +171,12 @@ EGMEM_FN bool egmem_ring_push_warp(egmem_ring_side *side, bool has, const Record
     }
     // Behind a barrier, the first lane's acquire counts for the others too.
     egmem_warp_barrier();
-    egmem_ring_fence();
+    egmem_ring_fence(side, count);
     egmem_u64 number = side->next + egmem_count_bits(lanes & egmem_lanes_before());
     if (has) {
         *(Record *)(side->records + ((number * side->record_bytes) & side->mask)) = record;
     }
-    egmem_ring_fence();
+    egmem_ring_fence(side, count);
     egmem_warp_barrier();
     if (first) {
         egmem_ring_advance(side, count);

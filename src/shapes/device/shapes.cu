@@ -56,11 +56,11 @@ static __device__ inline void move_records(void *ring, unsigned char *memory, u6
         }
         // Behind a barrier, the first lane's acquire counts for the others too.
         egmem_warp_barrier();
-        egmem_ring_fence();
+        egmem_ring_fence(&side, batch);
         unsigned char *here = (unsigned char *)egmem_ring_at(&side);
         unsigned char *there = memory + moved * side.record_bytes;
         copy_by_warp(produces ? here : there, produces ? there : here, batch * side.record_bytes);
-        egmem_ring_fence();
+        egmem_ring_fence(&side, batch);
         egmem_warp_barrier();
         if (first) {
             egmem_ring_advance(&side, batch);
@@ -92,6 +92,9 @@ extern "C" __device__ unsigned egmem_ring_fn_wait(egmem_ring_side *side, u64 cou
     return egmem_ring_wait(side, count, ns);
 }
 extern "C" __device__ void *egmem_ring_fn_at(const egmem_ring_side *side) { return egmem_ring_at(side); }
+extern "C" __device__ void egmem_ring_fn_fence(const egmem_ring_side *side, u64 count) {
+    egmem_ring_fence(side, count);
+}
 extern "C" __device__ void egmem_ring_fn_advance(egmem_ring_side *side, u64 count) { egmem_ring_advance(side, count); }
 
 static_assert(sizeof(egmem_ring_side) == 72, "src/shapes/device/mod.rs says so");
@@ -134,13 +137,14 @@ extern "C" __global__ void egmem_ring_push_numbered(void *ring, u64 count, u64 b
         if (!room) {
             break;
         }
-        egmem_ring_fence();
+        side.next = base; // the other threads'
+        egmem_ring_fence(&side, wanted);
         for (u64 i = THREAD; i < wanted; i += THREADS) {
             Numbered *to = (Numbered *)(side.records + (((base + i) * side.record_bytes) & side.mask));
             Numbered record = {pushed + i, ~(pushed + i)};
             *to = record;
         }
-        egmem_ring_fence();
+        egmem_ring_fence(&side, wanted);
         __syncthreads();
         if (THREAD == 0) {
             egmem_ring_advance(&side, wanted);
