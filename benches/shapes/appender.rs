@@ -5,8 +5,8 @@
 //! - `appender, cursor on host`: as `mapped`, with the cursor on the host node;
 //! - `cursor`: a plain cursor in memory that was made large enough before: no growth, no check;
 //! - `count first`: a kernel that counts, a buffer of that size, and the kernel with a plain cursor;
-//! - `device malloc`: a piece from the device's heap for each warp's records, in a list. That heap has 8 MiB unless a
-//!   program sets a limit, so it gets few items only.
+//! - `device malloc`, a part of its own: a piece from the device's heap for each warp's records, in a list. That heap has
+//!   8 MiB unless a program sets a limit, so it gets few items only.
 
 use std::ffi::CStr;
 use std::time::Instant;
@@ -148,50 +148,67 @@ impl Setting {
     }
 }
 
-/// Prints the tables.
-pub fn run(driver: &Driver, rounds: usize) -> Result<()> {
+/// Returns what the measurements need; `None` without a GPU.
+fn setting(driver: &Driver) -> Result<Option<Setting>> {
     println!("records of 16 bytes of 100 in 256 items");
     if driver.is_simulated() {
         println!("no GPU: its kernels are not measured");
-        return Ok(());
+        return Ok(None);
     }
-    let setting = Setting {
+    Ok(Some(Setting {
         driver: driver.clone(),
         node: Topology::discover(driver)?.gpu(0)?.host_node()?,
         ours: Kernels::load(driver, device::PTX)?,
         beside: Kernels::load(driver, BESIDE)?,
         counters: DeviceMemory::new(driver, 0, 64)?,
         grid: (1056, 256),
+    }))
+}
+
+type Way<'a> = (&'a str, Box<dyn Fn() -> Result<Measured> + 'a>);
+
+/// Prints the tables.
+pub fn run(driver: &Driver, rounds: usize) -> Result<()> {
+    let Some(setting) = setting(driver)? else {
+        return Ok(());
     };
     for items in [FEW, MANY] {
-        table(&setting, items, rounds)?;
+        table(&ways(&setting, items), items, rounds)?;
     }
     Ok(())
 }
 
-fn table(setting: &Setting, items: u64, rounds: usize) -> Result<()> {
-    type Way<'a> = (&'a str, Box<dyn Fn() -> Result<Measured> + 'a>);
+/// Prints the table of the device's heap.
+pub fn run_device_malloc(driver: &Driver, rounds: usize) -> Result<()> {
+    let Some(setting) = setting(driver)? else {
+        return Ok(());
+    };
+    let way: Way<'_> = ("device malloc", Box::new(|| setting.device_malloc(FEW)));
+    table(&[way], FEW, rounds)
+}
+
+fn ways(setting: &Setting, items: u64) -> Vec<Way<'_>> {
     let gpu = Location::Device(0);
     let all = Some((items * SHARE / 200) as usize);
-    let mut ways: Vec<Way<'_>> = vec![
+    vec![
         (
             "appender, mapped",
-            Box::new(|| setting.appender(items, all, gpu)),
+            Box::new(move || setting.appender(items, all, gpu)),
         ),
         (
             "appender, growing",
-            Box::new(|| setting.appender(items, None, gpu)),
+            Box::new(move || setting.appender(items, None, gpu)),
         ),
         (
             "appender, cursor on host",
-            Box::new(|| setting.appender(items, all, setting.node.into())),
+            Box::new(move || setting.appender(items, all, setting.node.into())),
         ),
-        ("cursor", Box::new(|| setting.cursor(items))),
-        ("count first", Box::new(|| setting.count_first(items))),
-    ];
-    if items == FEW {
-        ways.push(("device malloc", Box::new(|| setting.device_malloc(items))));
-    }
+        ("cursor", Box::new(move || setting.cursor(items))),
+        ("count first", Box::new(move || setting.count_first(items))),
+    ]
+}
+
+fn table(ways: &[Way<'_>], items: u64, rounds: usize) -> Result<()> {
     let mut times = vec![Vec::new(); ways.len()];
     let mut records = vec![0; ways.len()];
     for round in 0..=rounds {
@@ -211,7 +228,7 @@ fn table(setting: &Setting, items: u64, rounds: usize) -> Result<()> {
     let expected = records.iter().copied().max().unwrap_or(0);
     println!("{items} items, {} of records", Bytes(expected * 16));
     println!("{:<26} {:>10} {:>16}", "way", "ms", "M records per s");
-    for ((&(name, _), times), found) in ways.iter().zip(times).zip(&records) {
+    for (((name, _), times), found) in ways.iter().zip(times).zip(&records) {
         if times.len() < rounds {
             continue;
         }

@@ -1,7 +1,7 @@
 //! Shapes of memory beside what they replace, in one table for each part.
 //!
 //! ```text
-//! cargo bench --bench shapes -- [--part growing|replicated|ring|appender] [--cuda] [--rounds 5] [--size 64MiB] [--on-gpu]
+//! cargo bench --bench shapes -- [--part growing|replicated|ring|appender|device-malloc] [--cuda] [--rounds 5] [--size 64MiB] [--on-gpu]
 //! ```
 //! Times on the simulator are not those of any GPU: there only what CPUs alone do means something.
 
@@ -23,6 +23,8 @@ enum Part {
     Replicated,
     Ring,
     Appender,
+    /// Records in pieces of the device's heap: may take seconds; not among all
+    DeviceMalloc,
 }
 
 #[derive(Parser)]
@@ -65,6 +67,9 @@ fn run(args: &Args) -> Result<()> {
     }
     if wanted(Part::Appender) {
         appender::run(&driver, rounds)?;
+    }
+    if args.part.contains(&Part::DeviceMalloc) {
+        appender::run_device_malloc(&driver, rounds)?;
     }
     Ok(())
 }
