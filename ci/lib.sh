@@ -4,10 +4,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 
 # The published packages; those of them that the least features build; and those that are not published. Only
 # commands that name the last build them: cargo would turn on the features that they need in the others too.
-PACKAGES=(-p egmem -p egmem-driver -p egmem-core -p egmem-heap -p egmem-ledger -p egmem-shapes -p egmem-share -p egmem-exchange -p egmem-service)
+PACKAGES=(-p egmem -p egmem-driver -p egmem-core -p egmem-heap -p egmem-kv -p egmem-ledger -p egmem-shapes -p egmem-share -p egmem-exchange -p egmem-service)
 BASE=(-p egmem -p egmem-driver -p egmem-core -p egmem-heap)
 # Those whose results depend on the processor's memory model or instructions: the others are safe code above them.
-LOW=("${BASE[@]}" -p egmem-shapes -p egmem-share)
+LOW=("${BASE[@]}" -p egmem-kv -p egmem-shapes -p egmem-share)
 # Published too, but built on the face `egmem` with features of their own choice, which they would turn on in the others.
 FACES=(-p egmem-capi)
 MEMBERS=(-p egmem-chart -p egmem-measure -p egmem-replay -p egmem-trace)
@@ -17,8 +17,8 @@ PYTHON=(-p egmem-python)
 # The feature sets that CI builds: everything the packages have; what needs no program beside the
 # compilers, for the sanitizers, aarch64 and GPUs; and the least it builds with. Tests, examples and benchmarks turn
 # the simulator on, whatever the set: the root package's development dependencies ask for it.
-FULL=(--features "async,interop,cli,etcd")
-PORTABLE=(--features "async,interop,cli")
+FULL=(--features "async,interop,kv,cli,etcd")
+PORTABLE=(--features "async,interop,kv,cli")
 BARE=(--no-default-features)
 
 # For ci/setup: what the feature etcd takes to build and to test, and what cuts a network in tests; what makes and enters

@@ -56,6 +56,7 @@
 //! | `ledger` | yes | whose memory it is, over all processes of a user: tables, drawings, `egmem ps` |
 //! | `shapes` | yes | vectors that grow in place at one address; ranges in stripes over nodes and GPUs; queues between CPU and GPUs; output of kernels |
 //! | `share` | yes | sharing between processes of one machine, as POSIX fds over Unix sockets |
+//! | `kv` | no | a KV-cache tier for serving engines: pages by key in host memory, copied to and from GPUs in batches |
 //! | `interop` | no | memory in cudarc's copies and launches, with the CUDA version that the program chose for cudarc |
 //! | `exchange` | no | sharing by name, also between nodes: server, client, leases, groups; mutual TLS |
 //! | `certs` | no | creating certificates for the exchange |
@@ -89,6 +90,9 @@ pub use egmem_core::{
 pub use egmem_exchange::certs;
 #[doc(inline)]
 pub use egmem_heap::{self as heap, Block, Heap, HeapOptions};
+#[cfg(feature = "kv")]
+#[doc(inline)]
+pub use egmem_kv as kv;
 #[cfg(feature = "service")]
 #[doc(inline)]
 pub use egmem_service as service;
@@ -198,6 +202,11 @@ struct HeapPage;
 #[cfg(all(doctest, feature = "shapes"))]
 #[doc = include_str!("../docs/shapes.md")]
 struct ShapesPage;
+
+/// See [`HeapPage`].
+#[cfg(all(doctest, feature = "kv"))]
+#[doc = include_str!("../docs/kv.md")]
+struct KvPage;
 
 /// See [`HeapPage`].
 #[cfg(all(doctest, feature = "ledger"))]

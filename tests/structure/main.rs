@@ -12,12 +12,13 @@ use petgraph::graphmap::DiGraphMap;
 use modules::Modules;
 
 /// The crates of `src/`.
-const ROOTS: [&str; 12] = [
+const ROOTS: [&str; 13] = [
     "src/lib.rs",
     "src/bin/egmem/main.rs",
     "src/driver/lib.rs",
     "src/core/lib.rs",
     "src/heap/lib.rs",
+    "src/kv/lib.rs",
     "src/ledger/lib.rs",
     "src/shapes/lib.rs",
     "src/share/lib.rs",

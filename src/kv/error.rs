@@ -1,0 +1,130 @@
+//! What a tier may fail with.
+
+use std::fmt::{self, Write};
+
+use crate::driver::{DriverError, Explain};
+use crate::{Key, MemoryError};
+use egmem_core::text::Escaping;
+
+/// A result with the tier's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What a tier may fail with; [`Error::remedy`] says what to do.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// What memory may meet: the driver, the system, an argument.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// There are fewer free and evictable pages than a store needs. Nothing was evicted.
+    Full {
+        /// The pages that the store needs.
+        needed: usize,
+        /// The pages of the tier.
+        pages: usize,
+        /// The pages that are free, or that could be evicted.
+        available: usize,
+        /// The ready pages that loads and copies have pinned.
+        pinned: usize,
+        /// The pages that other stores are writing.
+        writing: usize,
+    },
+    /// A key has no ready page.
+    NotReady {
+        /// The key.
+        key: Key,
+        /// Its place in the list of keys.
+        index: usize,
+    },
+    /// A page is not in the state that an operation needs.
+    WrongState {
+        /// The page.
+        page: u32,
+        /// Its state: free, being written, ready, or not of this tier.
+        is: &'static str,
+        /// The state needed.
+        need: &'static str,
+    },
+    /// Copies into pages of a store have not ended.
+    StillCopying {
+        /// The pages under copies.
+        pages: usize,
+    },
+}
+
+/// One line without control characters.
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            // It escapes its own text.
+            Self::Memory(error) => error.fmt(f),
+            other => other.describe(&mut Escaping(f)),
+        }
+    }
+}
+
+impl Error {
+    fn describe(&self, f: &mut Escaping<'_, '_>) -> fmt::Result {
+        match self {
+            Self::Memory(error) => write!(f, "{error}"),
+            Self::Full {
+                needed,
+                pages,
+                available,
+                pinned,
+                writing,
+            } => write!(
+                f,
+                "a store needs {needed} pages and {available} of {pages} are free or evictable: {pinned} are pinned, \
+                 {writing} are being written"
+            ),
+            Self::NotReady { key, index } => {
+                write!(f, "{key:?}, number {index} of the list, has no ready page")
+            }
+            Self::WrongState { page, is, need } => {
+                write!(f, "page {page} is {is}, and must be {need}")
+            }
+            Self::StillCopying { pages } => {
+                write!(f, "copies into {pages} pages of the store have not ended")
+            }
+        }
+    }
+
+    /// Returns what to do about it, in a sentence.
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            Self::Memory(error) => error.remedy(),
+            Self::Full { .. } => {
+                "release loads and wait for copies, store fewer pages at a time, or create the tier with more pages"
+            }
+            Self::NotReady { .. } => {
+                "load only the keys that `lookup` counts, without a store in between"
+            }
+            Self::WrongState { .. } => {
+                "use pages only while the `Store` or `Load` that returned them lives"
+            }
+            Self::StillCopying { .. } => "wait for the store's jobs before the commit",
+        }
+    }
+
+    /// Returns the memory's error that this error carries, if it does.
+    pub const fn memory(&self) -> Option<&MemoryError> {
+        match self {
+            Self::Memory(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl Explain for Error {
+    fn remedy(&self) -> &'static str {
+        self.remedy()
+    }
+
+    fn untold_call(&self) -> Option<DriverError> {
+        match self {
+            Self::Memory(error) => error.untold_call(),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! Where a tier's header, table and pages lie in its memory.
+
+use crate::table::PageId;
+use crate::{MemoryError, Result};
+
+/// The bytes of the header.
+pub(crate) const HEADER: u64 = 4096;
+/// The bytes of a slot of the table.
+pub(crate) const SLOT: u64 = 64;
+/// The pages begin at a multiple of this.
+const PAGES_AT: u64 = 4096;
+
+/// The most pages of a tier.
+pub(crate) const MAX_PAGES: u64 = 1 << 30;
+/// The most bytes of a page.
+pub(crate) const MAX_PAGE_BYTES: u64 = 1 << 32;
+
+/// The header, then a slot for each page, then the pages side by side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Geometry {
+    pub(crate) pages: u32,
+    pub(crate) page_bytes: u64,
+    /// Where the pages begin.
+    pub(crate) pages_at: u64,
+    /// The bytes of everything.
+    pub(crate) total: u64,
+}
+
+impl Geometry {
+    /// # Errors
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for no page, pages of no byte, and for too many of either.
+    pub(crate) fn new(pages: u64, page_bytes: u64) -> Result<Self> {
+        if pages == 0 || pages > MAX_PAGES {
+            let valid = format!("1 to {MAX_PAGES}");
+            return Err(MemoryError::invalid_of("pages", format!("{pages} pages"), valid).into());
+        }
+        if page_bytes == 0 || page_bytes > MAX_PAGE_BYTES {
+            let why = format!("pages of {page_bytes} bytes");
+            let valid = format!("1 to {MAX_PAGE_BYTES}");
+            return Err(MemoryError::invalid_of("page_bytes", why, valid).into());
+        }
+        // At most 2^12 + 2^36 + 2^12 + 2^62.
+        let pages_at = (HEADER + pages * SLOT).next_multiple_of(PAGES_AT);
+        Ok(Self {
+            pages: pages as u32,
+            page_bytes,
+            pages_at,
+            total: pages_at + pages * page_bytes,
+        })
+    }
+
+    /// Returns where the slot of a page lies.
+    pub(crate) fn slot_at(&self, page: PageId) -> u64 {
+        HEADER + u64::from(page.0) * SLOT
+    }
+
+    /// Returns where a page lies, which is one of the tier's.
+    pub(crate) fn page_at(&self, page: PageId) -> u64 {
+        self.pages_at + u64::from(page.0) * self.page_bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn nothing_overlaps_and_all_fits(pages in 1..=MAX_PAGES, page_bytes in 1..=MAX_PAGE_BYTES) {
+            let geometry = Geometry::new(pages, page_bytes).unwrap();
+            let last = PageId(geometry.pages - 1);
+            prop_assert_eq!(u64::from(geometry.pages), pages);
+            prop_assert!(geometry.slot_at(PageId(0)) >= HEADER);
+            prop_assert!(geometry.slot_at(last) + SLOT <= geometry.page_at(PageId(0)));
+            prop_assert_eq!(geometry.page_at(last) + page_bytes, geometry.total);
+        }
+    }
+
+    #[test]
+    fn sizes_out_of_range_are_refused() {
+        for (pages, page_bytes) in [(0, 1), (1, 0), (MAX_PAGES + 1, 1), (1, MAX_PAGE_BYTES + 1)] {
+            assert!(Geometry::new(pages, page_bytes).is_err());
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! Where pages lie in a GPU's memory.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::driver::{Access, DevicePtr};
+use crate::memory::{Engine, GrantUse, Memory};
+use crate::{MemoryError, Result, Stream};
+use egmem_core::memory::expect_gpu_access;
+
+/// The most parts of a page.
+const MAX_PARTS: usize = 1 << 16;
+
+/// Memory of a GPU's cache, kept by the jobs that use it.
+type Part = Arc<dyn Memory + Send + Sync>;
+
+/// A serving engine's cache on a GPU: tensors, each of which has a part of every block. Clones are the same.
+///
+/// Block `b` of part `p` lies at the address of part `p` plus `b` times the stride. A page of the tier has the parts of one block
+/// side by side, in their order. Parts are for instance the keys and the values of each layer.
+#[derive(Clone)]
+pub struct GpuPages(Arc<Layout>);
+
+struct Layout {
+    bases: Vec<DevicePtr>,
+    stride: u64,
+    part_bytes: u64,
+    blocks: u64,
+    /// The memory and the offset of each part; none if the caller keeps it.
+    memory: Vec<(Part, u64)>,
+}
+
+impl GpuPages {
+    /// Describes parts in memory of this library: each part's memory and where in it the part begins, in bytes. Blocks are
+    /// `stride` bytes apart, and a part has `part_bytes` of each. There are as many blocks as fit into every part.
+    ///
+    /// The memory is kept until the last clone and the last job is gone.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for no part, more than 65,536, parts of no byte, a stride
+    /// less than `part_bytes`, and memory of both kinds, the CPU's and a GPU's; [`OutOfRange`](crate::MemoryError::OutOfRange) for a part
+    /// without room for a block.
+    pub fn over<M>(parts: Vec<(Arc<M>, u64)>, stride: u64, part_bytes: u64) -> Result<Self>
+    where
+        M: Memory + Send + Sync + 'static,
+    {
+        let parts = parts.into_iter();
+        Self::over_any(
+            parts.map(|(memory, at)| (memory as Part, at)).collect(),
+            stride,
+            part_bytes,
+        )
+    }
+
+    /// As [`over`](Self::over), for parts in memory of several types.
+    ///
+    /// # Errors
+    /// As [`over`](Self::over).
+    pub fn over_any(parts: Vec<(Part, u64)>, stride: u64, part_bytes: u64) -> Result<Self> {
+        check(parts.len(), stride, part_bytes)?;
+        let mut blocks = u64::MAX;
+        let mut bases = Vec::with_capacity(parts.len());
+        for (memory, at) in &parts {
+            bases.push(memory.range(*at, part_bytes)?);
+            let room = memory.len() - at - part_bytes;
+            blocks = blocks.min(room / stride + 1);
+            if memory.of_one_kind(*at, memory.len() - at) < memory.len() - at {
+                let why = "it has memory of the CPU and of a GPU";
+                return Err(MemoryError::invalid("part", why).into());
+            }
+        }
+        Ok(Self(Arc::new(Layout {
+            bases,
+            stride,
+            part_bytes,
+            blocks,
+            memory: parts,
+        })))
+    }
+
+    /// Describes parts at addresses of memory that other code owns, such as tensors of a framework: `blocks` blocks each.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) as for [`over`](Self::over), for no block, and for parts that
+    /// extend beyond the last address.
+    ///
+    /// # Safety
+    /// At each base there is memory for all blocks: (`blocks` - 1) × `stride` + `part_bytes` bytes, of one allocation. Until the last
+    /// job with this value or a clone has ended, it stays allocated and accessible to the GPU of the job's stream, for
+    /// reads and, in loads, writes. Code that is not ordered after a load does not read the blocks that it writes, and code
+    /// that is not ordered after a store does not write the blocks that it reads.
+    pub unsafe fn from_raw(
+        bases: Vec<DevicePtr>,
+        stride: u64,
+        part_bytes: u64,
+        blocks: u64,
+    ) -> Result<Self> {
+        check(bases.len(), stride, part_bytes)?;
+        let bytes = blocks
+            .checked_sub(1)
+            .and_then(|last| last.checked_mul(stride))
+            .and_then(|at| at.checked_add(part_bytes));
+        let ends = |base: &DevicePtr| bytes.and_then(|bytes| base.0.checked_add(bytes)).is_some();
+        if !bases.iter().all(ends) {
+            let why =
+                format!("{blocks} blocks, {stride} bytes apart, do not end in the address space");
+            return Err(MemoryError::invalid("blocks", why).into());
+        }
+        Ok(Self(Arc::new(Layout {
+            bases,
+            stride,
+            part_bytes,
+            blocks,
+            memory: Vec::new(),
+        })))
+    }
+
+    /// Returns the number of blocks.
+    pub fn blocks(&self) -> u64 {
+        self.0.blocks
+    }
+
+    /// Returns the number of parts.
+    pub fn parts(&self) -> usize {
+        self.0.bases.len()
+    }
+
+    /// Returns the bytes of a part of one block.
+    pub fn part_bytes(&self) -> u64 {
+        self.0.part_bytes
+    }
+
+    /// Returns the bytes between two blocks.
+    pub fn stride(&self) -> u64 {
+        self.0.stride
+    }
+
+    /// Returns the bytes of a block in all parts: those of a page.
+    pub fn block_bytes(&self) -> u64 {
+        // At most 2^16 parts that fit into the address space; saturated, it equals no page.
+        (self.parts() as u64).saturating_mul(self.part_bytes())
+    }
+
+    pub(crate) fn bases(&self) -> &[DevicePtr] {
+        &self.0.bases
+    }
+
+    /// Checks that `stream`'s GPU may copy to or from the parts, and orders the stream after their allocation. Access is not
+    /// revoked while the result lives.
+    ///
+    /// # Errors
+    /// [`NotAccessible`](crate::MemoryError::NotAccessible); [`InvalidArgument`](crate::MemoryError::InvalidArgument) for
+    /// another driver's memory; the driver's errors.
+    pub(crate) fn ready(
+        &self,
+        stream: &Stream,
+        engine: Engine,
+        need: Access,
+    ) -> Result<Vec<GrantUse>> {
+        let mut grants = Vec::new();
+        for (memory, at) in &self.0.memory {
+            stream.driver().expect_same(memory.driver(), "part")?;
+            // Before the check: its result stays valid.
+            grants.extend(memory.hold_grants());
+            let len = memory.len() - at;
+            expect_gpu_access(memory, (stream.device(), engine), (*at, len), need)?;
+            if need == Access::ReadWrite && memory.is_read_only_for_cpu(*at, len) {
+                // The driver may make a copy between host memories with the CPU.
+                let (who, have) = (crate::driver::Location::Host, Access::Read);
+                return Err(MemoryError::NotAccessible { who, have, need }.into());
+            }
+            // SAFETY: the stream lives, and is of the memory's driver as just checked.
+            unsafe { memory.ready_on(stream.handle())? };
+        }
+        Ok(grants)
+    }
+}
+
+/// # Errors
+/// [`InvalidArgument`](crate::MemoryError::InvalidArgument).
+fn check(parts: usize, stride: u64, part_bytes: u64) -> Result<()> {
+    if parts == 0 || parts > MAX_PARTS {
+        let valid = format!("1 to {MAX_PARTS}");
+        return Err(MemoryError::invalid_of("parts", format!("{parts} parts"), valid).into());
+    }
+    if part_bytes == 0 || stride < part_bytes {
+        let why = format!("parts of {part_bytes} bytes that are {stride} bytes apart");
+        return Err(MemoryError::invalid_of("part_bytes", why, "1 to the stride").into());
+    }
+    Ok(())
+}
+
+impl fmt::Debug for GpuPages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GpuPages")
+            .field("parts", &self.parts())
+            .field("part_bytes", &self.part_bytes())
+            .field("stride", &self.stride())
+            .field("blocks", &self.blocks())
+            .finish_non_exhaustive()
+    }
+}

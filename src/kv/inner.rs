@@ -1,0 +1,132 @@
+//! What a tier's handles, its stores, loads and jobs share.
+
+use std::sync::{Arc, Mutex};
+
+use crate::driver::{Access, DevicePtr, Location};
+use crate::geometry::Geometry;
+use crate::memory::{CpuView, GrantUse};
+use crate::persist;
+use crate::table::{Change, Direction, PageId, Table};
+use crate::{Driver, Error, MemoryError, Result, TierMemory};
+use egmem_core::per_driver::lock;
+
+/// A tier's memory and its slots. It lives as long as a handle, a store, a load or a job does.
+pub(crate) struct Inner {
+    table: Mutex<Table>,
+    pub(crate) geometry: Geometry,
+    pub(crate) memory: Arc<dyn TierMemory>,
+    /// Access of GPUs to the memory is not revoked while this lives.
+    _grants: Option<GrantUse>,
+}
+
+impl Inner {
+    /// # Errors
+    /// [`NotAccessible`](crate::MemoryError::NotAccessible) unless the CPU may read and write the memory;
+    /// [`OutOfRange`](crate::MemoryError::OutOfRange) if it is too small.
+    pub(crate) fn new(
+        memory: Arc<dyn TierMemory>,
+        geometry: Geometry,
+        table: Table,
+    ) -> Result<Self> {
+        let grants = memory.hold_grants();
+        memory.range(0, geometry.total)?;
+        let view = memory.cpu()?;
+        if !view.is_writable() {
+            return Err(MemoryError::NotAccessible {
+                who: Location::Host,
+                have: Access::Read,
+                need: Access::ReadWrite,
+            }
+            .into());
+        }
+        view.slice(0, geometry.total)?;
+        Ok(Self {
+            table: Mutex::new(table),
+            geometry,
+            memory,
+            _grants: grants,
+        })
+    }
+
+    pub(crate) fn driver(&self) -> &Driver {
+        self.memory.driver()
+    }
+
+    /// Fails in a forked child, where the lock may be held for ever and the pages are the parent's.
+    pub(crate) fn expect_this_process(&self) -> Result<()> {
+        Ok(self.driver().expect_this_process("tier")?)
+    }
+
+    /// Changes slots by `change`, and writes what has changed to the memory's table.
+    pub(crate) fn with<T>(&self, change: impl FnOnce(&mut Table) -> (T, Vec<Change>)) -> Result<T> {
+        self.expect_this_process()?;
+        let view = self.memory.cpu()?;
+        let mut table = lock(&self.table);
+        let (result, changes) = change(&mut table);
+        for change in changes {
+            persist::write(&view, &self.geometry, change)?;
+        }
+        Ok(result)
+    }
+
+    /// Looks at the slots, with nothing to be written.
+    pub(crate) fn look<T>(&self, look: impl FnOnce(&mut Table) -> T) -> Result<T> {
+        self.expect_this_process()?;
+        Ok(look(&mut lock(&self.table)))
+    }
+
+    /// Ends the use of pages by a load or a copy. A forked child does nothing.
+    pub(crate) fn unpin(&self, pages: &[PageId], copied: Option<(Direction, u64)>) {
+        let done = self.with(|table| {
+            if let Some((direction, bytes)) = copied {
+                table.count_copy(direction, bytes);
+            }
+            ((), table.unpin(pages))
+        });
+        self.log(done);
+    }
+
+    /// Frees pages that a store has not committed. A forked child does nothing.
+    pub(crate) fn abort(&self, pages: &[PageId]) {
+        let done = self.with(|table| ((), table.abort(pages)));
+        self.log(done);
+    }
+
+    fn log(&self, result: Result<()>) {
+        if let Err(error) = result
+            && self.driver().is_of_this_process()
+        {
+            tracing::error!(%error, "the table in a tier's memory was not written");
+        }
+    }
+
+    /// Returns the address of a page.
+    ///
+    /// # Errors
+    /// [`Error::WrongState`] for a page that is not of this tier.
+    pub(crate) fn page_ptr(&self, page: PageId) -> Result<DevicePtr> {
+        self.expect_page(page)?;
+        Ok(self.memory.device_ptr().add(self.geometry.page_at(page)))
+    }
+
+    /// Returns the CPU's view of a page.
+    ///
+    /// # Errors
+    /// As [`page_ptr`](Self::page_ptr); those of the memory's view.
+    pub(crate) fn page_view(&self, page: PageId) -> Result<CpuView<'_>> {
+        self.expect_page(page)?;
+        let view = self.memory.cpu()?;
+        Ok(view.slice(self.geometry.page_at(page), self.geometry.page_bytes)?)
+    }
+
+    fn expect_page(&self, page: PageId) -> Result<()> {
+        if page.0 < self.geometry.pages {
+            return Ok(());
+        }
+        Err(Error::WrongState {
+            page: page.0,
+            is: "not of this tier",
+            need: "a page of this tier",
+        })
+    }
+}

@@ -1,0 +1,66 @@
+//! egmem's KV-cache tier: fixed pages of pinned host memory for serving engines.
+//!
+//! A [`Tier`] keeps pages by [`Key`], for instance the hashes of a serving engine's token blocks, in least-recently-used order.
+//! [`Tier::store`] copies blocks of a GPU's cache to pages and [`Tier::load`] copies pages back, in batches, on a stream,
+//! without waiting. The tier's table lies in the same memory as its pages, so a process that attaches to memory of
+//! `egmem serve` finds the pages of the process before it.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use egmem::kv::{GpuPages, Key, Tier};
+//! use egmem::{Buffer, Driver, Machine, Stream, driver::NodeId};
+//!
+//! let driver = Driver::simulated(Machine::gh200())?; // Driver::open() on a real machine
+//! let stream = Stream::new(&driver, 0)?;
+//! // The engine's cache: one tensor with 8 blocks of 4 KiB. A page has one part for each tensor.
+//! let cache = Arc::new(Buffer::near(&driver, 0, 8 * 4096)?);
+//! let gpu = GpuPages::over(vec![(cache.clone(), 0)], 4096, 4096)?;
+//! let tier = Tier::on(NodeId(0)).pages(100).page_bytes(4096).create(&driver)?;
+//!
+//! let keys = [Key::new([1; 32]), Key::new([2; 32])];
+//! cache.fill(7)?;
+//! let mut store = tier.prepare_store(&keys)?;
+//! tier.store(&stream, &store.pairs(&[3, 5])?, &gpu)?.wait()?;
+//! store.commit()?;
+//!
+//! cache.fill(0)?;
+//! assert_eq!(tier.lookup(&keys), 2);
+//! let load = tier.prepare_load(&keys)?;
+//! tier.load(&stream, &load.pairs(&[0, 1])?, &gpu)?.wait()?;
+//! assert_eq!(cache.get::<u8>(2 * 4096 - 1)?, 7);
+//! # Ok::<(), egmem::kv::Error>(())
+//! ```
+//!
+//! Programs depend on the crate `egmem`, which re-exports it as `egmem::kv`.
+#![deny(missing_docs)]
+
+mod copy;
+mod error;
+mod geometry;
+mod gpu;
+mod inner;
+mod key;
+mod load;
+mod lru;
+
+mod options;
+mod persist;
+mod stats;
+mod store;
+mod table;
+mod tier;
+mod tier_memory;
+
+pub use copy::{CopyMethod, Job};
+pub use error::{Error, Result};
+pub use gpu::GpuPages;
+pub use key::Key;
+pub use load::Load;
+pub use options::TierOptions;
+pub use stats::Stats;
+pub use store::Store;
+pub use table::{Evicted, PageId};
+pub use tier::Tier;
+pub use tier_memory::TierMemory;
+
+use egmem_core::{Buffer, Driver, Error as MemoryError, Event, Stream, driver, memory, stream};

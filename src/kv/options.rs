@@ -1,0 +1,71 @@
+//! How a tier is created.
+
+use std::sync::Arc;
+
+use crate::driver::Location;
+use crate::geometry::Geometry;
+use crate::inner::Inner;
+use crate::table::Table;
+use crate::tier::Tier;
+use crate::{Buffer, Driver, Result};
+use egmem_core::BufferOptions;
+
+/// Options for a tier in memory of its own; [`create`](Self::create) allocates it.
+#[derive(Clone, Debug)]
+#[must_use = "options do nothing until `create`"]
+pub struct TierOptions {
+    buffer: BufferOptions,
+    pages: u64,
+    page_bytes: u64,
+}
+
+impl TierOptions {
+    pub(crate) fn on(location: Location) -> Self {
+        Self {
+            buffer: Buffer::on(location),
+            pages: 0,
+            page_bytes: 0,
+        }
+    }
+
+    /// Sets the number of pages: 1 to 2^30.
+    pub const fn pages(mut self, pages: u64) -> Self {
+        self.pages = pages;
+        self
+    }
+
+    /// Sets the bytes of a page: 1 to 4 GiB. Pages lie side by side, and none is rounded up; the tier as a whole is
+    /// rounded up to the granularity of its memory. Copies by a kernel need a multiple of 16.
+    pub const fn page_bytes(mut self, bytes: u64) -> Self {
+        self.page_bytes = bytes;
+        self
+    }
+
+    /// Sets which GPUs may use the tier. The default is every GPU that can reach the memory.
+    pub fn access_by<L: Into<Location>>(mut self, who: impl IntoIterator<Item = L>) -> Self {
+        self.buffer = self.buffer.access_by(who);
+        self
+    }
+
+    /// Sets the memory's name in the ledger.
+    pub fn label(mut self, label: impl Into<egmem_core::ledger::Label>) -> Self {
+        self.buffer = self.buffer.label(label);
+        self
+    }
+
+    /// Allocates the memory, and creates a tier of free pages in it.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for sizes out of range; those of
+    /// [`BufferOptions::allocate`].
+    #[track_caller]
+    pub fn create(self, driver: &Driver) -> Result<Tier> {
+        let geometry = Geometry::new(self.pages, self.page_bytes)?;
+        let site = std::panic::Location::caller();
+        let buffer = self.buffer.bytes(geometry.total);
+        let buffer = buffer.recorded_as(egmem_core::ledger::AllocPath::Vmm, site);
+        let memory = Arc::new(buffer.allocate(driver)?);
+        let table = Table::new(geometry.pages, geometry.page_bytes);
+        Ok(Tier::new(Inner::new(memory, geometry, table)?))
+    }
+}

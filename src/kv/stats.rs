@@ -1,0 +1,31 @@
+//! What a tier has done, and what it has.
+
+/// What a tier has done since it was created or attached, and what it has now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// The pages of the tier.
+    pub pages: u64,
+    /// The bytes of a page.
+    pub page_bytes: u64,
+    /// The pages that are free.
+    pub free: u64,
+    /// The pages that stores are writing.
+    pub writing: u64,
+    /// The pages with contents that can be loaded.
+    pub ready: u64,
+    /// Those of the ready pages that loads and copies have pinned.
+    pub pinned: u64,
+    /// The keys that [`lookup`](crate::Tier::lookup) found.
+    pub hits: u64,
+    /// The keys that it did not find, or that came after one.
+    pub misses: u64,
+    /// The pages that became ready by a commit.
+    pub stores: u64,
+    /// The ready pages that made room for others.
+    pub evictions: u64,
+    /// The bytes of jobs from pages to GPUs that have ended without an error.
+    pub loaded_bytes: u64,
+    /// The bytes of jobs from GPUs to pages that have ended without an error.
+    pub stored_bytes: u64,
+}

@@ -1,0 +1,145 @@
+//! Pages that are being written.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::inner::Inner;
+use crate::memory::CpuView;
+use crate::table::{Evicted, PageId, Reserved};
+use crate::{Key, MemoryError, Result};
+
+/// Pages for keys that the tier does not have yet. Copy the contents to them, wait, and [`commit`](Self::commit).
+///
+/// Dropped before that, the pages become free. A page into which a copy still runs becomes free when the copy has ended.
+#[must_use = "dropped, its pages become free again"]
+pub struct Store {
+    tier: Arc<Inner>,
+    keys: Vec<Key>,
+    indices: Vec<usize>,
+    pages: Vec<PageId>,
+    evicted: Vec<Evicted>,
+    is_committed: bool,
+}
+
+impl Store {
+    pub(crate) fn new(tier: Arc<Inner>, asked: &[Key], reserved: Reserved) -> Self {
+        let (indices, pages): (Vec<_>, Vec<_>) = reserved.placed.into_iter().unzip();
+        Self {
+            tier,
+            keys: indices.iter().map(|&index: &usize| asked[index]).collect(),
+            indices,
+            pages,
+            evicted: reserved.evicted,
+            is_committed: false,
+        }
+    }
+
+    /// Returns the keys that the tier did not have, in the order asked for. Keys that are ready or that another store is
+    /// writing are not among them.
+    pub fn keys(&self) -> &[Key] {
+        &self.keys
+    }
+
+    /// Returns the places of [`keys`](Self::keys) in the list that was asked for.
+    pub fn indices(&self) -> &[usize] {
+        &self.indices
+    }
+
+    /// Returns the page of each of [`keys`](Self::keys).
+    pub fn pages(&self) -> &[PageId] {
+        &self.pages
+    }
+
+    /// Returns the keys that made room, which the tier has no longer.
+    pub fn evicted(&self) -> &[Evicted] {
+        &self.evicted
+    }
+
+    /// Returns whether there is nothing to store.
+    pub fn is_empty(&self) -> bool {
+        self.pages.is_empty()
+    }
+
+    /// Pairs the pages with blocks of a GPU's cache, one for each of [`keys`](Self::keys), for
+    /// [`Tier::store`](crate::Tier::store).
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for another number of blocks.
+    pub fn pairs(&self, blocks: &[u64]) -> Result<Vec<(PageId, u64)>> {
+        pairs(&self.pages, blocks)
+    }
+
+    /// Returns the CPU's view of the page of key `index` of [`keys`](Self::keys), to write it.
+    ///
+    /// # Errors
+    /// [`OutOfRange`](crate::MemoryError::OutOfRange) for no such key; [`InvalidArgument`](crate::MemoryError::InvalidArgument)
+    /// after the commit; those of the memory's view.
+    pub fn view(&self, index: usize) -> Result<CpuView<'_>> {
+        if self.is_committed {
+            return Err(committed().into());
+        }
+        self.tier.page_view(page(&self.pages, index)?)
+    }
+
+    /// Makes the pages ready: [`lookup`](crate::Tier::lookup) finds them from now on. A second call does nothing.
+    ///
+    /// # Errors
+    /// [`Error::StillCopying`](crate::Error::StillCopying) if a copy into one of the pages has not been waited for; the
+    /// pages stay the store's then. [`InvalidArgument`](crate::MemoryError::InvalidArgument) in a forked child.
+    pub fn commit(&mut self) -> Result<()> {
+        if self.is_committed {
+            return Ok(());
+        }
+        self.tier.with(|table| match table.commit(&self.pages) {
+            Ok(changes) => (Ok(()), changes),
+            Err(error) => (Err(error), Vec::new()),
+        })??;
+        self.is_committed = true;
+        Ok(())
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        if !self.is_committed && self.tier.driver().is_of_this_process() {
+            self.tier.abort(&self.pages);
+        }
+    }
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store")
+            .field("pages", &self.pages)
+            .field("evicted", &self.evicted.len())
+            .field("is_committed", &self.is_committed)
+            .finish_non_exhaustive()
+    }
+}
+
+fn committed() -> MemoryError {
+    MemoryError::invalid("store", "it was committed, and others may read its pages")
+}
+
+/// Pairs pages with as many blocks.
+///
+/// # Errors
+/// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for another number of blocks.
+pub(crate) fn pairs(pages: &[PageId], blocks: &[u64]) -> Result<Vec<(PageId, u64)>> {
+    if pages.len() != blocks.len() {
+        let why = format!("{} blocks for {} pages", blocks.len(), pages.len());
+        return Err(MemoryError::invalid("blocks", why).into());
+    }
+    Ok(pages.iter().copied().zip(blocks.iter().copied()).collect())
+}
+
+/// Returns page `index` of a list.
+///
+/// # Errors
+/// [`OutOfRange`](crate::MemoryError::OutOfRange).
+pub(crate) fn page(pages: &[PageId], index: usize) -> Result<PageId> {
+    let (offset, size) = (index as u64, pages.len() as u64);
+    let len = 1;
+    let none = MemoryError::OutOfRange { offset, len, size };
+    pages.get(index).copied().ok_or_else(|| none.into())
+}

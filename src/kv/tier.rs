@@ -1,0 +1,186 @@
+//! The tier: pages by key.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::copy::{CopyMethod, Job, start};
+use crate::driver::{DevicePtr, Location};
+use crate::inner::Inner;
+use crate::options::TierOptions;
+use crate::table::{Change, Direction, PageId};
+use crate::{Driver, GpuPages, Key, Load, Result, Stats, Store, Stream};
+
+/// Fixed pages of pinned host memory by [`Key`], in least-recently-used order. Clones are the same tier.
+///
+/// The memory is given back with the last clone, store, load and job. All calls may be made from any thread; one lock
+/// is held for the time of a table operation, and never during a copy or a wait.
+///
+/// See the [crate's](crate) example.
+#[derive(Clone)]
+pub struct Tier(Arc<Inner>);
+
+impl Tier {
+    /// Returns options for a tier at `location`: a node's id, or any [`Location`] that the CPU can use.
+    pub fn on(location: impl Into<Location>) -> TierOptions {
+        TierOptions::on(location.into())
+    }
+
+    pub(crate) fn new(inner: Inner) -> Self {
+        Self(Arc::new(inner))
+    }
+
+    /// Returns how many of the first keys are ready: the rest of the list begins with one that is not. Changes no order.
+    /// 0 in a forked child.
+    pub fn lookup(&self, keys: &[Key]) -> usize {
+        self.0.look(|table| table.lookup(keys)).unwrap_or(0)
+    }
+
+    /// Makes the ready ones among `keys` the most recently used pages: the first key last, because the keys behind it in a
+    /// sequence are useless without it. Has no effect in a forked child.
+    pub fn touch(&self, keys: &[Key]) {
+        // The only errors are those of a forked child, and of memory that lost the CPU's access.
+        let _ = self.0.with(|table| ((), table.touch(keys)));
+    }
+
+    /// Finds a page for each of `keys` that the tier does not have, and evicts the least recently used pages if there are
+    /// too few: never pinned ones, and never those of `keys`.
+    ///
+    /// # Errors
+    /// [`Error::Full`](crate::Error::Full) if too few pages can be evicted; nothing has changed then.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) in a forked child.
+    pub fn prepare_store(&self, keys: &[Key]) -> Result<Store> {
+        let reserved = self.0.with(|table| match table.reserve(keys) {
+            Ok(reserved) => {
+                let evicted = reserved.evicted.iter();
+                let freed = evicted.map(|evicted| Change::Freed(evicted.page));
+                let placed = reserved.placed.iter();
+                let writing = placed.map(|&(_, page)| Change::Writing(page));
+                let changes = freed.chain(writing).collect();
+                (Ok(reserved), changes)
+            }
+            Err(error) => (Err(error), Vec::new()),
+        })??;
+        Ok(Store::new(Arc::clone(&self.0), keys, reserved))
+    }
+
+    /// Pins the pages of `keys`, all of which must be ready.
+    ///
+    /// # Errors
+    /// [`Error::NotReady`](crate::Error::NotReady) with the first key that is not; nothing is pinned then.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) in a forked child.
+    pub fn prepare_load(&self, keys: &[Key]) -> Result<Load> {
+        let pages = self.0.look(|table| table.pin(keys))??;
+        Ok(Load::new(Arc::clone(&self.0), pages))
+    }
+
+    /// Frees the pages of `keys` that are ready and not pinned. Returns how many.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) in a forked child.
+    pub fn remove(&self, keys: &[Key]) -> Result<usize> {
+        self.0.with(|table| {
+            let freed = table.remove(keys);
+            (freed.len(), freed)
+        })
+    }
+
+    /// Returns the keys that are ready with their pages, the least recently used first; those of pinned pages come last. None
+    /// in a forked child.
+    pub fn keys(&self) -> Vec<(Key, PageId)> {
+        self.0
+            .look(|table| table.keys().collect())
+            .unwrap_or_default()
+    }
+
+    /// Copies pages to blocks of a GPU's cache: each pair has a page, pinned by a [`Load`], and a block. Returns at once;
+    /// the copies run on `stream`, in its order, as [`CopyMethod::Auto`] chooses. The job keeps the pages until it has ended.
+    ///
+    /// Nothing orders the copies against the CPU's accesses, or against work on other streams.
+    ///
+    /// # Errors
+    /// [`Error::WrongState`](crate::Error::WrongState) for a page that is not pinned;
+    /// [`OutOfRange`](crate::MemoryError::OutOfRange) for a block that the cache does not have;
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for a cache whose parts together are not a page, for another
+    /// driver's stream or memory, for a stream that is being captured into a graph, and in a forked child;
+    /// [`NotAccessible`](crate::MemoryError::NotAccessible) if the GPU may not use the memory; the driver's errors.
+    pub fn load(&self, stream: &Stream, pairs: &[(PageId, u64)], gpu: &GpuPages) -> Result<Job> {
+        self.load_by(CopyMethod::Auto, stream, pairs, gpu)
+    }
+
+    /// Copies blocks of a GPU's cache to pages: each pair has a page of a [`Store`], and a block. Wait for the job before
+    /// [`Store::commit`]. Otherwise as [`load`](Self::load).
+    ///
+    /// # Errors
+    /// Those of [`load`](Self::load); [`Error::WrongState`](crate::Error::WrongState) for a page that is not being written.
+    pub fn store(&self, stream: &Stream, pairs: &[(PageId, u64)], gpu: &GpuPages) -> Result<Job> {
+        self.store_by(CopyMethod::Auto, stream, pairs, gpu)
+    }
+
+    /// As [`load`](Self::load), by a method of the caller's choice.
+    ///
+    /// # Errors
+    /// Those of [`load`](Self::load); [`PlatformUnsupported`](crate::MemoryError::PlatformUnsupported) for a method that this driver or these
+    /// addresses do not allow.
+    pub fn load_by(
+        &self,
+        method: CopyMethod,
+        stream: &Stream,
+        pairs: &[(PageId, u64)],
+        gpu: &GpuPages,
+    ) -> Result<Job> {
+        start(&self.0, (Direction::Load, method), stream, pairs, gpu)
+    }
+
+    /// As [`store`](Self::store), by a method of the caller's choice.
+    ///
+    /// # Errors
+    /// Those of [`store`](Self::store) and [`load_by`](Self::load_by).
+    pub fn store_by(
+        &self,
+        method: CopyMethod,
+        stream: &Stream,
+        pairs: &[(PageId, u64)],
+        gpu: &GpuPages,
+    ) -> Result<Job> {
+        start(&self.0, (Direction::Store, method), stream, pairs, gpu)
+    }
+
+    /// Returns the address of a page, the same for the CPU and every GPU. Its contents are the caller's only while a
+    /// [`Store`] or a [`Load`] has the page.
+    ///
+    /// # Errors
+    /// [`Error::WrongState`](crate::Error::WrongState) for a page that is not of this tier.
+    pub fn page_ptr(&self, page: PageId) -> Result<DevicePtr> {
+        self.0.page_ptr(page)
+    }
+
+    /// Returns what the tier has done and what it has. Empty in a forked child.
+    pub fn stats(&self) -> Stats {
+        self.0.look(|table| table.stats()).unwrap_or_default()
+    }
+
+    /// Returns the number of pages.
+    pub fn pages(&self) -> u32 {
+        self.0.geometry.pages
+    }
+
+    /// Returns the bytes of a page.
+    pub fn page_bytes(&self) -> u64 {
+        self.0.geometry.page_bytes
+    }
+
+    /// Returns the tier's driver.
+    pub fn driver(&self) -> &Driver {
+        self.0.driver()
+    }
+}
+
+impl fmt::Debug for Tier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tier")
+            .field("pages", &self.pages())
+            .field("page_bytes", &self.page_bytes())
+            .field("memory", &self.0.memory.device_ptr())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,317 @@
+//! Copies between pages and a GPU's cache.
+
+use std::sync::Arc;
+
+use egmem::driver::{Call, Code, DevicePtr};
+use egmem::kv::{Error, GpuPages, PageId};
+use egmem::{Buffer, Driver};
+
+use crate::drivers::nothing_held;
+use crate::setup::{Cache, keys, store_nothing, tier};
+
+/// The fault of an argument, or of a range.
+fn is_refused<T>(result: Result<T, Error>) -> bool {
+    let refused = |error: &egmem::Error| {
+        matches!(
+            error,
+            egmem::Error::InvalidArgument { .. } | egmem::Error::OutOfRange { .. }
+        )
+    };
+    result
+        .err()
+        .is_some_and(|error| error.memory().is_some_and(refused))
+}
+
+pub fn blocks_come_back_through_pages(driver: &Driver) {
+    let mut random = fastrand::Rng::new();
+    println!("seed {}", random.get_seed());
+    let (blocks, page_bytes) = (40, 4 * 1008);
+    let cache = Cache::new(driver, 4, blocks, (1024, 1008));
+    let tier = tier(driver, 30, page_bytes);
+    let before = cache.randomise(&mut random);
+    let keys = keys(0..30);
+    let mut from: Vec<u64> = (0..blocks).collect();
+    random.shuffle(&mut from);
+    from.truncate(30);
+    let mut store = tier.prepare_store(&keys).unwrap();
+    let job = tier
+        .store(&cache.stream, &store.pairs(&from).unwrap(), &cache.pages)
+        .unwrap();
+    assert_eq!(job.bytes(), 30 * page_bytes);
+    job.wait().unwrap();
+    store.commit().unwrap();
+
+    cache.randomise(&mut random);
+    let mut to: Vec<u64> = (0..blocks).collect();
+    random.shuffle(&mut to);
+    let untouched = cache.read(0);
+    let load = tier.prepare_load(&keys).unwrap();
+    let mut job = tier
+        .load(&cache.stream, &load.pairs(&to[..30]).unwrap(), &cache.pages)
+        .unwrap();
+    while !job.is_done().unwrap() {}
+    for (part, before) in before.iter().enumerate() {
+        let after = cache.read(part);
+        for (from, to) in from.iter().zip(&to) {
+            let (from, to) = ((from * 1024) as usize, (to * 1024) as usize);
+            assert_eq!(
+                after[to..to + 1008],
+                before[from..from + 1008],
+                "part {part}"
+            );
+        }
+    }
+    // Neither the blocks without a page nor the bytes between blocks have changed.
+    let after = cache.read(0);
+    for &block in &to[30..] {
+        let at = (block * 1024) as usize;
+        assert_eq!(
+            after[at..at + 1024],
+            untouched[at..at + 1024],
+            "block {block}"
+        );
+    }
+    for block in 0..blocks as usize {
+        assert_eq!(
+            after[block * 1024 + 1008..][..16],
+            untouched[block * 1024 + 1008..][..16]
+        );
+    }
+    let stats = tier.stats();
+    assert_eq!(
+        (stats.stored_bytes, stats.loaded_bytes),
+        (30 * page_bytes, 30 * page_bytes)
+    );
+}
+
+pub fn parts_lie_where_the_cache_says(driver: &Driver) {
+    // One allocation with two tensors behind each other, the second one at an offset.
+    let memory = Arc::new(Buffer::near(driver, 0, 1 << 16).unwrap());
+    let stream = egmem::Stream::new(driver, 0).unwrap();
+    let parts = vec![(memory.clone(), 0), (memory.clone(), 32 << 10)];
+    let gpu = GpuPages::over(parts, 4096, 4096).unwrap();
+    assert_eq!(
+        (gpu.blocks(), gpu.block_bytes()),
+        (8, 8192),
+        "the shortest part decides"
+    );
+    let tier = tier(driver, 4, 8192);
+    for block in 0..16 {
+        memory.write_at(block * 4096, &[block as u8; 4096]).unwrap();
+    }
+    let store = tier.prepare_store(&keys(0..1)).unwrap();
+    tier.store(&stream, &store.pairs(&[3]).unwrap(), &gpu)
+        .unwrap()
+        .wait()
+        .unwrap();
+    let mut page = [0_u8; 8192];
+    store.view(0).unwrap().read_at(0, &mut page).unwrap();
+    assert!(page[..4096].iter().all(|&byte| byte == 3));
+    assert!(page[4096..].iter().all(|&byte| byte == 11));
+}
+
+pub fn what_does_not_fit_is_refused(driver: &Driver) {
+    let memory = Arc::new(Buffer::near(driver, 0, 1 << 16).unwrap());
+    let over = |parts: Vec<u64>, stride, part_bytes| {
+        let parts = parts.into_iter().map(|at| (memory.clone(), at)).collect();
+        GpuPages::over(parts, stride, part_bytes)
+    };
+    assert!(is_refused(over(vec![], 16, 16)));
+    assert!(is_refused(over(vec![0], 15, 16)));
+    assert!(is_refused(over(vec![0], 16, 0)));
+    assert!(is_refused(over(vec![65_521], 16, 16)));
+    assert!(is_refused(over(vec![u64::MAX], 16, 16)));
+    for (base, stride, part_bytes, blocks) in [
+        (4096, u64::MAX, 16, 3),
+        (4096, 16, 16, 0),
+        (u64::MAX - 15, 16, 16, 2),
+        (u64::MAX - 15, 16, 17, 1),
+    ] {
+        // SAFETY: nothing is copied.
+        let raw = unsafe { GpuPages::from_raw(vec![DevicePtr(base)], stride, part_bytes, blocks) };
+        assert!(is_refused(raw), "{base} {stride} {part_bytes} {blocks}");
+    }
+    let tier = tier(driver, 4, 32);
+    let stream = egmem::Stream::new(driver, 0).unwrap();
+    let store = tier.prepare_store(&keys(0..1)).unwrap();
+    let gpu = over(vec![0], 16, 16).unwrap();
+    let pairs = store.pairs(&[0]).unwrap();
+    assert!(is_refused(tier.store(&stream, &pairs, &gpu)), "half a page");
+    assert!(is_refused(store.pairs(&[0, 1])));
+    assert!(is_refused(store.view(1)));
+}
+
+pub fn copies_out_of_bounds_are_refused(driver: &Driver) {
+    let cache = Cache::new(driver, 1, 8, (32, 32));
+    let tier = tier(driver, 4, 32);
+    let store = tier.prepare_store(&keys(0..1)).unwrap();
+    for block in [8, 1 << 59, u64::MAX] {
+        let pairs = store.pairs(&[block]).unwrap();
+        assert!(
+            is_refused(tier.store(&cache.stream, &pairs, &cache.pages)),
+            "{block}"
+        );
+    }
+    for page in [1, 4, u32::MAX] {
+        // Page 1 is free; the others do not exist.
+        for copy in [
+            tier.store(&cache.stream, &[(PageId(page), 0)], &cache.pages),
+            tier.load(&cache.stream, &[(PageId(page), 0)], &cache.pages),
+        ] {
+            assert!(
+                matches!(copy, Err(Error::WrongState { .. })),
+                "page {page}: {copy:?}"
+            );
+        }
+    }
+    // What is being written is not to be loaded, and what is ready not to be written.
+    let pairs = store.pairs(&[0]).unwrap();
+    let load = tier.load(&cache.stream, &pairs, &cache.pages);
+    assert!(matches!(load, Err(Error::WrongState { .. })), "{load:?}");
+    let other = keys(1..2);
+    store_nothing(&tier, &other);
+    let (_, page) = tier.keys()[0];
+    for copy in [
+        tier.store(&cache.stream, &[(page, 0)], &cache.pages),
+        tier.load(&cache.stream, &[(page, 0)], &cache.pages), // not pinned
+    ] {
+        assert!(matches!(copy, Err(Error::WrongState { .. })), "{copy:?}");
+    }
+    assert_eq!(tier.stats().writing, 1);
+}
+
+pub fn a_job_keeps_its_pages(driver: &Driver) {
+    let cache = Cache::new(driver, 1, 8, (4096, 4096));
+    let tier = tier(driver, 2, 4096);
+    let old = keys(0..2);
+    store_nothing(&tier, &old);
+    let load = tier.prepare_load(&old).unwrap();
+    let job = tier
+        .load(&cache.stream, &load.pairs(&[0, 1]).unwrap(), &cache.pages)
+        .unwrap();
+    drop(load);
+    let full = tier.prepare_store(&keys(2..3));
+    assert!(
+        matches!(
+            full,
+            Err(Error::Full {
+                pinned: 2,
+                available: 0,
+                ..
+            })
+        ),
+        "{full:?}"
+    );
+    job.wait().unwrap();
+    let store = tier.prepare_store(&keys(2..3)).unwrap();
+    assert_eq!(store.evicted().len(), 1);
+
+    // A job that is forgotten keeps its pages for ever.
+    drop(store);
+    let load = tier.prepare_load(&old[..1]).unwrap();
+    let job = tier
+        .load(&cache.stream, &load.pairs(&[0]).unwrap(), &cache.pages)
+        .unwrap();
+    cache.stream.synchronize().unwrap();
+    std::mem::forget(job);
+    drop(load);
+    assert_eq!(tier.remove(&old).unwrap(), 0);
+    assert_eq!(tier.stats().pinned, 1);
+}
+
+pub fn a_page_under_a_copy_outlives_its_store(driver: &Driver) {
+    let cache = Cache::new(driver, 1, 8, (4096, 4096));
+    let tier = tier(driver, 1, 4096);
+    let mut store = tier.prepare_store(&keys(0..1)).unwrap();
+    let pairs = store.pairs(&[0]).unwrap();
+    let job = tier.store(&cache.stream, &pairs, &cache.pages).unwrap();
+    assert!(matches!(
+        store.commit(),
+        Err(Error::StillCopying { pages: 1 })
+    ));
+    drop(store);
+    assert_eq!((tier.stats().free, tier.stats().writing), (0, 1));
+    assert!(matches!(
+        tier.prepare_store(&keys(0..1)),
+        Err(Error::Full { writing: 1, .. })
+    ));
+    let again = tier.store(&cache.stream, &pairs, &cache.pages);
+    assert!(
+        matches!(again, Err(Error::WrongState { .. })),
+        "the store is gone"
+    );
+    job.wait().unwrap();
+    assert_eq!((tier.stats().free, tier.stats().writing), (1, 0));
+}
+
+pub fn a_job_outlives_the_tier(driver: &Driver) {
+    let cache = Cache::new(driver, 1, 8, (4096, 4096));
+    let before = cache.randomise(&mut fastrand::Rng::new());
+    let tier = tier(driver, 1, 4096);
+    let mut store = tier.prepare_store(&keys(0..1)).unwrap();
+    tier.store(&cache.stream, &store.pairs(&[7]).unwrap(), &cache.pages)
+        .unwrap()
+        .wait()
+        .unwrap();
+    store.commit().unwrap();
+    let load = tier.prepare_load(&keys(0..1)).unwrap();
+    let job = tier
+        .load(&cache.stream, &load.pairs(&[0]).unwrap(), &cache.pages)
+        .unwrap();
+    drop((tier, store, load));
+    job.wait().unwrap();
+    assert_eq!(cache.read(0)[..4096], before[0][7 * 4096..]);
+}
+
+#[test]
+fn a_copy_that_is_refused_releases_its_pages() {
+    let driver = crate::drivers::grace();
+    let sim = driver.sim().unwrap();
+    let cache = Cache::new(&driver, 2, 8, (4096, 4096));
+    let tier = tier(&driver, 4, 8192);
+    let store = tier.prepare_store(&keys(0..4)).unwrap();
+    let pairs = store.pairs(&[0, 1, 2, 3]).unwrap();
+    sim.fail(
+        Call::MemcpyAsync,
+        sim.count(Call::MemcpyAsync) + 5,
+        Code::UNKNOWN,
+    );
+    let refused = tier.store(&cache.stream, &pairs, &cache.pages);
+    assert!(matches!(refused, Err(Error::Memory(_))), "{refused:?}");
+    drop(store);
+    assert_eq!(tier.stats().free, 4, "the copies before have ended");
+}
+
+#[test]
+fn a_silent_driver_keeps_pages_and_memory() {
+    let driver = crate::drivers::grace();
+    let sim = driver.sim().unwrap();
+    let cache = Cache::new(&driver, 1, 8, (4096, 4096));
+    let tier = tier(&driver, 1, 4096);
+    let store = tier.prepare_store(&keys(0..1)).unwrap();
+    let job = tier
+        .store(&cache.stream, &store.pairs(&[0]).unwrap(), &cache.pages)
+        .unwrap();
+    for call in [
+        Call::EventSynchronize,
+        Call::EventQuery,
+        Call::StreamSynchronize,
+        Call::StreamQuery,
+    ] {
+        for nth in 1..100 {
+            sim.fail(call, sim.count(call) + nth, Code::UNKNOWN);
+        }
+    }
+    assert!(job.wait().is_err());
+    drop(store);
+    assert_eq!((tier.stats().free, tier.stats().writing), (0, 1));
+    drop((tier, cache));
+    assert!(!sim.held().is_empty(), "the GPU may still write");
+}
+
+#[test]
+fn a_tier_with_jobs_leaves_nothing() {
+    let driver = crate::drivers::grace();
+    a_job_outlives_the_tier(&driver);
+    nothing_held(&driver);
+}

@@ -1,0 +1,29 @@
+//! The KV-cache tier, on a simulated machine and on CUDA.
+
+mod copies;
+#[path = "../common/drivers.rs"]
+mod drivers;
+mod model;
+mod pages;
+mod setup;
+
+drivers::on_both! { egmem::Machine::gh200();
+    copies {
+        blocks_come_back_through_pages,
+        parts_lie_where_the_cache_says,
+        what_does_not_fit_is_refused,
+        copies_out_of_bounds_are_refused,
+        a_job_keeps_its_pages,
+        a_page_under_a_copy_outlives_its_store,
+        a_job_outlives_the_tier,
+    }
+    pages {
+        keys_are_found_in_order,
+        the_least_recently_used_page_makes_room,
+        pinned_pages_stay,
+        a_store_that_is_dropped_frees_its_pages,
+        two_stores_of_one_key_share_nothing,
+        the_cpu_writes_and_reads_pages,
+        a_tier_gives_everything_back,
+    }
+}
