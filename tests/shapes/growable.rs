@@ -43,6 +43,20 @@ pub fn it_grows_in_place(driver: &Driver) {
     nothing_held(driver);
 }
 
+/// Growing costs what mapping memory costs, and no question besides.
+#[test]
+fn a_step_is_three_driver_calls() {
+    let driver = Driver::simulated(egmem::Machine::gh200()).unwrap();
+    let sim = driver.sim().unwrap();
+    let calls = || Call::ALL.iter().map(|&call| sim.count(call)).sum::<u64>();
+    let mut vector = words(&driver);
+    vector.extend_unwritten(1).unwrap();
+    let before = calls();
+    vector.reserve(vector.capacity()).unwrap();
+    assert_eq!(vector.chunks(), 2);
+    assert_eq!(calls() - before, 3);
+}
+
 pub fn a_gpu_reads_what_is_there_while_more_is_added(driver: &Driver) {
     let stream = Stream::new(driver, 0).unwrap();
     let mut vector = words(driver);

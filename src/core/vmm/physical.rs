@@ -26,6 +26,8 @@ use crate::{Error, Result};
 pub struct PhysicalOptions {
     props: AllocationProps,
     kind: GranularityKind,
+    /// The driver's answer, if the caller knows it.
+    granularity: Option<Granularity>,
     overcommit: bool,
     path: AllocPath,
     label: Option<Label>,
@@ -49,6 +51,13 @@ impl PhysicalOptions {
     /// Sets which granularity the size is rounded up to; by default the minimum.
     pub const fn granularity(mut self, kind: GranularityKind) -> Self {
         self.kind = kind;
+        self
+    }
+
+    /// Passes on what [`granularity_of`](Self::granularity_of) returned for the same options, which saves a driver call for
+    /// each memory. The driver refuses sizes that are not multiples of its granularity.
+    pub const fn known_granularity(mut self, granularity: Granularity) -> Self {
+        self.granularity = Some(granularity);
         self
     }
 
@@ -122,7 +131,10 @@ impl PhysicalOptions {
     /// # Errors
     /// The driver's errors, and [`Error::InvalidArgument`] if its answer is not a power of two.
     pub fn granularity_of(&self, driver: &Driver) -> Result<Granularity> {
-        Granularity::new(driver.mem_granularity(&self.props, self.kind)?)
+        match self.granularity {
+            Some(granularity) => Ok(granularity),
+            None => Granularity::new(driver.mem_granularity(&self.props, self.kind)?),
+        }
     }
 }
 
@@ -163,6 +175,7 @@ impl PhysicalMemory {
         PhysicalOptions {
             props: AllocationProps::at(location.into()),
             kind: GranularityKind::Minimum,
+            granularity: None,
             overcommit: false,
             path: AllocPath::Vmm,
             label: None,

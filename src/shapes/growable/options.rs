@@ -98,6 +98,7 @@ impl<T: AnyBitPattern + NoUninit> GrowableOptions<T> {
             memory = memory.handle_types(best_handle_types(driver, location)?.handle_types);
         }
         let granularity = memory.granularity_of(driver)?;
+        let memory = memory.known_granularity(granularity);
         let valid = || format!("1 to {}", i64::MAX as u64 / element);
         if self.max_len == Some(0) {
             let why = "a vector of 0 elements never has one";
