@@ -109,8 +109,8 @@ pub mod driver {
     pub use egmem_core::driver::{
         Access, AccessDesc, AllocationProps, Backend, Call, CaptureMode, Code, CudaVersion,
         DeviceAttribute, DevicePtr, Driver, EventHandle, FabricHandle, FunctionHandle,
-        GranularityKind, HandleType, HandleTypes, LaunchDims, Location, ModuleHandle, NodeId,
-        P2pAttribute, PhysicalHandle, PointerAttribute, PoolApi, PoolAttribute, PoolCalls,
+        GranularityKind, HandleType, HandleTypes, LaunchDims, Location, MemcpyDesc, ModuleHandle,
+        NodeId, P2pAttribute, PhysicalHandle, PointerAttribute, PoolApi, PoolAttribute, PoolCalls,
         PoolHandle, PoolProps, PoolPtrExport, ShareableHandle, SimulatedHost, SimulatedNode,
         StreamHandle, versions,
     };

@@ -137,6 +137,11 @@ macro_rules! driver_calls {
     /// `cuMemcpyAsync`, the direction inferred from the addresses.
     [unsafe fn] memcpy_async(dst: DevicePtr, src: DevicePtr, bytes: u64, stream: StreamHandle)
         -> () = MemcpyAsync;
+    /// `cuMemcpyBatchAsync`: copies in any order among themselves, each after the stream's earlier work; from CUDA 12.8 on.
+    /// The driver refuses a batch of none, copies of 0 bytes and the legacy default stream. If it refuses a batch, some of the
+    /// copies may have been submitted.
+    [unsafe fn] memcpy_batch_async(copies: &[MemcpyDesc], stream: StreamHandle)
+        -> () = MemcpyBatchAsync;
     /// `cuMemsetD8Async`
     [unsafe fn] memset_d8_async(dst: DevicePtr, value: u8, bytes: u64, stream: StreamHandle)
         -> () = MemsetD8Async;

@@ -110,6 +110,7 @@ calls! {
     EventQuery => "cuEventQuery",
     EventElapsedTime => "cuEventElapsedTime",
     MemcpyAsync => "cuMemcpyAsync",
+    MemcpyBatchAsync => "cuMemcpyBatchAsync",
     MemsetD8Async => "cuMemsetD8Async",
     ModuleLoadData => "cuModuleLoadData",
     ModuleUnload => "cuModuleUnload",

@@ -371,6 +371,17 @@ impl fmt::Debug for PoolPtrExport {
     }
 }
 
+/// One copy of a batch, for [`Backend::memcpy_batch_async`](super::Backend::memcpy_batch_async).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemcpyDesc {
+    /// The destination.
+    pub dst: DevicePtr,
+    /// The source.
+    pub src: DevicePtr,
+    /// The number of bytes.
+    pub bytes: u64,
+}
+
 /// Blocks and threads of a kernel launch, in one dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaunchDims {

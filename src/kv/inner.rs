@@ -1,8 +1,10 @@
 //! What a tier's handles, its stores, loads and jobs share.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
-use crate::driver::{Access, DevicePtr, Location};
+use crate::copy::Kernels;
+use crate::driver::{Access, Code, DevicePtr, Location};
 use crate::geometry::Geometry;
 use crate::memory::{CpuView, GrantUse};
 use crate::persist;
@@ -15,6 +17,8 @@ pub(crate) struct Inner {
     table: Mutex<Table>,
     pub(crate) geometry: Geometry,
     pub(crate) memory: Arc<dyn TierMemory>,
+    pub(crate) kernels: Kernels,
+    no_batches: AtomicBool,
     /// Access of GPUs to the memory is not revoked while this lives.
     _grants: Option<GrantUse>,
 }
@@ -44,12 +48,31 @@ impl Inner {
             table: Mutex::new(table),
             geometry,
             memory,
+            kernels: Kernels::default(),
+            no_batches: AtomicBool::new(false),
             _grants: grants,
         })
     }
 
     pub(crate) fn driver(&self) -> &Driver {
         self.memory.driver()
+    }
+
+    /// Returns whether the driver is known to have no batches of copies.
+    pub(crate) fn has_no_batches(&self) -> bool {
+        self.no_batches.load(Relaxed)
+    }
+
+    /// Remembers whether a batch failed because the driver has none.
+    pub(crate) fn note_batch_error(&self, error: &Error) {
+        let Some(error) = error.memory() else { return };
+        let is_too_old = matches!(
+            error,
+            MemoryError::DriverTooOld { .. } | MemoryError::MissingSymbol { .. }
+        );
+        if is_too_old || error.code() == Some(Code::NOT_SUPPORTED) {
+            self.no_batches.store(true, Relaxed);
+        }
     }
 
     /// Fails in a forked child, where the lock may be held for ever and the pages are the parent's.

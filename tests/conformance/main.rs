@@ -115,6 +115,7 @@ cases! {
         the_default_stream_works,
         copies_go_in_all_directions,
         a_copy_stays_in_its_range,
+        a_batch_makes_each_of_its_copies,
         null_is_refused,
     }
     kernels {

@@ -45,6 +45,7 @@ raw! {
     destroy_stream => stream_destroy(stream: StreamHandle) -> ();
     destroy_event => event_destroy(event: EventHandle) -> ();
     copy => memcpy_async(dst: DevicePtr, src: DevicePtr, bytes: u64, stream: StreamHandle) -> ();
+    copy_batch => memcpy_batch_async(copies: &[MemcpyDesc], stream: StreamHandle) -> ();
     memset => memset_d8_async(dst: DevicePtr, value: u8, bytes: u64, stream: StreamHandle) -> ();
     unload => module_unload(device: i32, module: ModuleHandle) -> ();
     mem_export => mem_export(handle: PhysicalHandle, kind: HandleType) -> ShareableHandle;

@@ -124,6 +124,34 @@ pub fn a_copy_stays_in_its_range(ctx: &Ctx) {
     ctx.destroy_stream(stream).unwrap();
 }
 
+/// From CUDA 12.8 on.
+pub fn a_batch_makes_each_of_its_copies(ctx: &Ctx) {
+    let (from, to) = (Mapped::shared(ctx, MIB2), Mapped::shared(ctx, MIB2));
+    let own = Location::Device(0);
+    let device = Mapped::new(ctx, AllocationProps::at(own), MIB2, &[read_write(own)]);
+    let stream = ctx.stream_create(0).unwrap();
+    cpu_write(from.ptr, WORDS, 5);
+    let half = BYTES / 2;
+    let copies = |dst: DevicePtr, src: DevicePtr| {
+        let copy = |at| MemcpyDesc {
+            dst: dst.add(at),
+            src: src.add(at),
+            bytes: half,
+        };
+        [copy(half), copy(0)]
+    };
+    let there = ctx.copy_batch(&copies(device.ptr, from.ptr), stream);
+    if ctx.driver.driver_version().unwrap() < CudaVersion(12080) {
+        assert!(there.is_err());
+        return ctx.destroy_stream(stream).unwrap();
+    }
+    there.unwrap();
+    ctx.copy_batch(&copies(to.ptr, device.ptr), stream).unwrap();
+    ctx.stream_synchronize(stream).unwrap();
+    cpu_check(to.ptr, WORDS, 5);
+    ctx.destroy_stream(stream).unwrap();
+}
+
 /// Null is refused before any work is queued.
 pub fn null_is_refused(ctx: &Ctx) {
     let memory = Mapped::shared(ctx, MIB2);

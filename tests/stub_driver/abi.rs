@@ -4,8 +4,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use egmem::driver::{
     Access, AccessDesc, AllocationProps, Call, DevicePtr, EventHandle, FabricHandle,
-    GranularityKind, HandleType, HandleTypes, LaunchDims, Location, ModuleHandle, PhysicalHandle,
-    PointerAttribute, PoolApi, PoolAttribute, PoolHandle, PoolProps, PoolPtrExport,
+    GranularityKind, HandleType, HandleTypes, LaunchDims, Location, MemcpyDesc, ModuleHandle,
+    PhysicalHandle, PointerAttribute, PoolApi, PoolAttribute, PoolHandle, PoolProps, PoolPtrExport,
     ShareableHandle,
 };
 use egmem::{Driver, Error, Result, kernels};
@@ -217,6 +217,8 @@ stubbed! {
             let device = driver.mem_alloc(0, 100).unwrap();
             let host = driver.mem_host_alloc(0, 200).unwrap();
             driver.memcpy_async(device, host, 100, stream).unwrap();
+            let copy = |bytes| MemcpyDesc { dst: device, src: host, bytes };
+            driver.memcpy_batch_async(&[copy(10), copy(20)], stream).unwrap();
             driver.memset_d8_async(device, 255, 100, stream).unwrap();
             let dims = LaunchDims { blocks: 7, threads: 256 };
             driver.launch_kernel(function, dims, &[u64::MAX - 1, 2, 3, 4, 5], stream).unwrap();
@@ -238,6 +240,7 @@ stubbed! {
             "cuMemAlloc_v2 gpu0 size=100",
             "cuMemHostAlloc gpu0 size=200 flags=3",
             "cuMemcpyAsync gpu0 dst=0x10000 src=0x20000 bytes=100 stream=0x8000",
+            "cuMemcpyBatchAsync gpu0 count=2 last=0x10000,0x20000,20 attributes=1,0,1,0,0,0 stream=0x8000",
             "cuMemsetD8Async gpu0 dst=0x10000 value=255 bytes=100 stream=0x8000",
             "cuLaunchKernel gpu0 function=0xb000 grid=7,1,1 block=256,1,1 shared=0 stream=0x8000 \
              first=0xfffffffffffffffe last=0x5 extra=(nil)",

@@ -201,6 +201,16 @@ int cuMemcpyAsync(DevicePtr dst, DevicePtr src, size_t bytes, Stream stream) {
                (unsigned long long)src, bytes, (void *)stream);
     return 0;
 }
+// The signature of CUDA 12.8.
+int cuMemcpyBatchAsync(DevicePtr *dsts, DevicePtr *srcs, size_t *sizes, size_t count, void *attributes,
+                       size_t *indices, size_t attribute_count, size_t *failed, Stream stream) {
+    int *words = attributes; // order, two locations of two words each, flags
+    IN_CONTEXT("cuMemcpyBatchAsync", " count=%zu last=%#llx,%#llx,%zu attributes=%zu,%zu,%d,%d,%d,%d stream=%p", count,
+               (unsigned long long)dsts[count - 1], (unsigned long long)srcs[count - 1], sizes[count - 1],
+               attribute_count, indices[0], words[0], words[1], words[3], words[5], (void *)stream);
+    *failed = 0;
+    return 0;
+}
 int cuMemsetD8Async(DevicePtr dst, unsigned char value, size_t bytes, Stream stream) {
     IN_CONTEXT("cuMemsetD8Async", " dst=%#llx value=%d bytes=%zu stream=%p", (unsigned long long)dst,
                value, bytes, (void *)stream);

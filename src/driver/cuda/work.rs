@@ -154,6 +154,36 @@ impl Cuda {
         })
     }
 
+    pub(super) unsafe fn memcpy_batch_async(
+        &self,
+        copies: &[MemcpyDesc],
+        stream: StreamHandle,
+    ) -> Result<()> {
+        let mut dsts: Vec<u64> = copies.iter().map(|copy| copy.dst.0).collect();
+        let mut srcs: Vec<u64> = copies.iter().map(|copy| copy.src.0).collect();
+        let mut sizes: Vec<usize> = copies.iter().map(|copy| copy.bytes as usize).collect();
+        let mut attributes = abi::MemcpyAttributes {
+            src_access_order: abi::MEMCPY_SRC_ACCESS_ORDER_STREAM,
+            ..Default::default()
+        };
+        // The attributes count from copy 0 on.
+        let (mut first, mut failed) = (0, 0);
+        // SAFETY: as said above; each list has `copies.len()` values, the attributes one. The caller guarantees the ranges.
+        self.on_stream(stream, |raw| unsafe {
+            self.api().memcpy_batch_async(
+                dsts.as_mut_ptr(),
+                srcs.as_mut_ptr(),
+                sizes.as_mut_ptr(),
+                copies.len(),
+                &mut attributes,
+                &mut first,
+                1,
+                &mut failed,
+                raw,
+            )
+        })
+    }
+
     pub(super) unsafe fn memset_d8_async(
         &self,
         dst: DevicePtr,

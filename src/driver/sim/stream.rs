@@ -9,10 +9,13 @@ use super::access::{self, Engine};
 use super::answer::{Answer, Fail, fail};
 use super::state::State;
 use super::work::{Point, Stream, StreamKey, Work};
-use crate::{Access, CaptureMode, Code, DevicePtr, StreamHandle};
+use crate::{Access, CaptureMode, Code, CudaVersion, DevicePtr, MemcpyDesc, StreamHandle};
 
 /// The most work that may wait in a stream: a program that never waits must not fill the memory.
 const LONGEST: usize = 1 << 16;
+
+/// The first version with batches of copies.
+const BATCHES: CudaVersion = CudaVersion(12080);
 
 impl State {
     pub(super) fn stream_create(&mut self, device: i32) -> Answer<StreamHandle> {
@@ -258,6 +261,29 @@ impl State {
             }
             Err(_) => fail(Code::INVALID_VALUE),
         }
+    }
+
+    /// Copies one after the other. Nothing is submitted if the batch is refused.
+    pub(super) fn memcpy_batch_async(
+        &mut self,
+        copies: &[MemcpyDesc],
+        stream: StreamHandle,
+    ) -> Answer<()> {
+        if self.machine.driver_version < BATCHES {
+            return fail(Code::NOT_SUPPORTED);
+        }
+        self.stream(stream)?;
+        let is_empty = copies.is_empty() || copies.iter().any(|copy| copy.bytes == 0);
+        if is_empty || stream.raw == 0 {
+            return fail(Code::INVALID_VALUE);
+        }
+        for copy in copies {
+            for at in [copy.src, copy.dst] {
+                self.check_submitted(stream.device, at.0, copy.bytes)?;
+            }
+        }
+        let mut copies = copies.iter();
+        copies.try_for_each(|copy| self.memcpy_async(copy.dst, copy.src, copy.bytes, stream))
     }
 
     /// Returns whether the GPU lacks the access that a copy needs.

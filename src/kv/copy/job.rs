@@ -6,12 +6,15 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::Duration;
 
-use crate::driver::{Code, Relaxed};
+use super::method::CopyMethod;
+use super::plan::Plan;
+use crate::driver::{Access, Code, Location, Relaxed};
 use crate::inner::Inner;
-use crate::memory::GrantUse;
+use crate::memory::{Engine, GrantUse};
 use crate::stream::Waited;
 use crate::table::{Direction, PageId};
 use crate::{Event, GpuPages, MemoryError, Result, Stream};
+use egmem_core::pinned::PinnedHost;
 
 /// Copies in progress, and a ticket for them.
 ///
@@ -33,8 +36,10 @@ pub struct Job {
 struct Held {
     tier: Arc<Inner>,
     pages: Vec<PageId>,
-    _gpu: GpuPages,
+    gpu: GpuPages,
     _grants: Vec<GrantUse>,
+    /// Of a kernel.
+    list: Option<Arc<PinnedHost>>,
 }
 
 #[derive(Clone, Debug)]
@@ -47,6 +52,91 @@ enum Progress {
     Unknown(MemoryError),
 }
 
+/// Starts the copies of `pairs`.
+///
+/// # Errors
+/// Those of [`Tier::load_by`](crate::Tier::load_by).
+pub(crate) fn start(
+    tier: &Arc<Inner>,
+    (direction, method): (Direction, CopyMethod),
+    stream: &Stream,
+    pairs: &[(PageId, u64)],
+    gpu: &GpuPages,
+) -> Result<Job> {
+    tier.expect_this_process()?;
+    tier.driver().expect_same(stream.driver(), "stream")?;
+    method.check()?;
+    let plan = Plan::new(&tier.geometry, pairs, gpu)?;
+    stream.expect_no_capture()?;
+    let pages: Vec<PageId> = pairs.iter().map(|&(page, _)| page).collect();
+    let mut job = Job::begin(tier, stream, direction, pages, gpu, plan.bytes())?;
+    if plan.is_empty() {
+        job.settle();
+        return Ok(job);
+    }
+    let is_auto = method == CopyMethod::Auto;
+    let mut refused = None;
+    for method in method.choices(gpu.part_bytes()) {
+        if method == CopyMethod::Batch && is_auto && tier.has_no_batches() {
+            continue;
+        }
+        match job.try_method(method, &plan) {
+            Ok(()) => return Ok(job),
+            // The next method copies what a refused one may have copied already.
+            Err(error) if may_do_otherwise(&error) => refused = Some(error),
+            Err(error) => return Err(error),
+        }
+    }
+    // Dropping the job releases the pages.
+    Err(refused.unwrap_or_else(|| MemoryError::invalid("method", "there is none").into()))
+}
+
+/// Returns whether an error says that a method does not work here, and not that copies fail.
+fn may_do_otherwise(error: &crate::Error) -> bool {
+    let is_refusal = |error: &MemoryError| {
+        matches!(
+            error,
+            MemoryError::PlatformUnsupported { .. }
+                | MemoryError::DriverTooOld { .. }
+                | MemoryError::MissingSymbol { .. }
+                | MemoryError::NotAccessible { .. }
+        ) || matches!(
+            error.code(),
+            Some(Code::INVALID_VALUE | Code::NOT_SUPPORTED | Code::INVALID_HANDLE)
+        )
+    };
+    error.memory().is_some_and(is_refusal)
+}
+
+/// Refuses a tier that `engine` of the stream's GPU may not use.
+///
+/// # Errors
+/// [`NotAccessible`](crate::MemoryError::NotAccessible); the driver's errors.
+fn expect_tier_access(tier: &Inner, stream: &Stream, engine: Engine, need: Access) -> Result<()> {
+    // SAFETY: the stream lives, and is of the tier's driver.
+    unsafe { tier.memory.ready_on(stream.handle())? };
+    let device = stream.device();
+    let have = tier
+        .memory
+        .gpu_access(device, engine, 0, tier.geometry.total)?;
+    if have < need {
+        let who = Location::Device(device);
+        return Err(MemoryError::NotAccessible { who, have, need }.into());
+    }
+    Ok(())
+}
+
+const UNALIGNED: &str = "copies by a kernel of pages and blocks that are not multiples of 16 bytes";
+
+fn no_kernel(error: MemoryError) -> MemoryError {
+    let (what, source) = ("the kernel that copies pages", error.driver_error());
+    MemoryError::PlatformUnsupported { what, source }
+}
+
+fn unsupported(what: &'static str) -> crate::Error {
+    MemoryError::PlatformUnsupported { what, source: None }.into()
+}
+
 impl Job {
     /// Takes the pages. Nothing is submitted yet.
     ///
@@ -57,7 +147,7 @@ impl Job {
         stream: &Stream,
         direction: Direction,
         pages: Vec<PageId>,
-        (gpu, grants): (&GpuPages, Vec<GrantUse>),
+        gpu: &GpuPages,
         bytes: u64,
     ) -> Result<Self> {
         let event = Event::new(stream.driver(), stream.device(), false)?;
@@ -66,8 +156,9 @@ impl Job {
             held: Some(Held {
                 tier: Arc::clone(tier),
                 pages,
-                _gpu: gpu.clone(),
-                _grants: grants,
+                gpu: gpu.clone(),
+                _grants: Vec::new(),
+                list: None,
             }),
             progress: Progress::Over(Ok(())),
             event,
@@ -77,15 +168,62 @@ impl Job {
         })
     }
 
-    /// Submits work, and a mark behind it.
+    /// Checks what a method needs, and submits the copies by it.
     ///
     /// # Errors
-    /// Those of `put`, if no work has begun or it has ended again.
+    /// Why the method does not work here, or the driver's errors: the copies that were submitted have ended then, or the pages are kept
+    /// for ever.
+    fn try_method(&mut self, method: CopyMethod, plan: &Plan) -> Result<()> {
+        let engine = match method {
+            CopyMethod::Kernel { .. } => Engine::Kernel,
+            _ => Engine::Copy,
+        };
+        let (of_tier, of_gpu) = match self.direction {
+            Direction::Load => (Access::Read, Access::ReadWrite),
+            Direction::Store => (Access::ReadWrite, Access::Read),
+        };
+        let (stream, direction) = (self.stream.clone(), self.direction);
+        let Some(held) = &mut self.held else {
+            return Err(MemoryError::failed("copies", "an earlier method's have no end").into());
+        };
+        let tier = Arc::clone(&held.tier);
+        expect_tier_access(&tier, &stream, engine, of_tier)?;
+        held._grants = held.gpu.ready(&stream, engine, of_gpu)?;
+        let gpu = held.gpu.clone();
+        // SAFETY, for each: the job keeps the tier's memory, its pages, the list and the parts until the work has ended; memory of the
+        // caller's stays by the promise of `GpuPages::from_raw`. Access was checked, and is not revoked meanwhile.
+        match method {
+            CopyMethod::Kernel { blocks } => {
+                let device = stream.device();
+                let kernel = tier.kernels.on(tier.driver(), device).map_err(no_kernel)?;
+                let launch = plan.launch(&tier, &stream, direction, &gpu, blocks);
+                let launch = launch.ok_or_else(|| unsupported(UNALIGNED))?;
+                let bytes = (launch.pairs.len() as u64 * 2 + launch.bases.len() as u64) * 8;
+                let list = tier.kernels.list(tier.driver(), device, bytes)?;
+                held.list = Some(Arc::clone(&list));
+                // SAFETY: as said above.
+                self.submit(|| unsafe { kernel.launch(&launch, &list) })
+            }
+            CopyMethod::Batch => {
+                // SAFETY: as said above.
+                let put = || unsafe { plan.copy_batch(&tier, &stream, direction, &gpu) };
+                self.submit(put)
+                    .inspect_err(|error| tier.note_batch_error(error))
+            }
+            _ => {
+                // SAFETY: as said above.
+                let put = || unsafe { plan.copy_each(&tier, &stream, direction, &gpu) };
+                self.submit(put)
+            }
+        }
+    }
+
+    /// Submits work that uses only what the job keeps, and a mark behind it.
     ///
-    /// # Safety
-    /// The work uses the tier's pages and the memory of the job alone, or memory that the caller keeps until it has ended.
-    pub(crate) unsafe fn submit(mut self, put: impl FnOnce() -> Result<()>) -> Result<Self> {
-        // Should `put` unwind, the drop waits for the stream.
+    /// # Errors
+    /// Those of `put`.
+    fn submit(&mut self, put: impl FnOnce() -> Result<(), MemoryError>) -> Result<()> {
+        // Should `put` unwind, the job keeps everything for ever.
         self.progress = Progress::Unknown(MemoryError::failed("copies", "they were not submitted"));
         let put = put();
         self.progress = match (&put, self.event.record(&self.stream)) {
@@ -94,14 +232,16 @@ impl Job {
             _ => after(self.stream.wait_until_over()),
         };
         match put {
-            Err(error) if matches!(self.progress, Progress::Over(_)) => {
-                self.progress = Progress::Over(Err(not_done(&error)));
+            Ok(()) => {
                 self.settle();
-                Err(error)
+                Ok(())
             }
-            _ => {
-                self.settle();
-                Ok(self)
+            Err(error) => {
+                // Another method may follow.
+                if let Progress::Over(_) = self.progress {
+                    self.progress = Progress::Over(Err(error.clone()));
+                }
+                Err(error.into())
             }
         }
     }
@@ -192,7 +332,10 @@ impl Job {
             return;
         };
         let copied = result.is_ok().then_some((self.direction, self.bytes));
-        if let Some(held) = self.held.take() {
+        if let Some(mut held) = self.held.take() {
+            if let Some(list) = held.list.take() {
+                held.tier.kernels.keep(list);
+            }
             held.tier.unpin(&held.pages, copied);
         }
     }
@@ -218,15 +361,12 @@ fn after(waited: Waited) -> Progress {
     }
 }
 
-/// Returns the error of copies of which not all were submitted.
-fn not_done(error: &crate::Error) -> MemoryError {
-    let other = || MemoryError::failed("copies", error.to_string());
-    error.memory().cloned().unwrap_or_else(other)
-}
-
 impl Drop for Job {
     fn drop(&mut self) {
         self.finish();
+        if self.stream.driver().is_of_this_process() {
+            self.settle(); // a job that was refused
+        }
         let Some(held) = self.held.take() else { return };
         // The GPU may still use it.
         mem::forget(held);

@@ -1,6 +1,7 @@
 //! What is copied where, checked before anything begins.
 
-use crate::driver::DevicePtr;
+use super::kernel::{ALIGN, Launch};
+use crate::driver::MemcpyDesc;
 use crate::geometry::Geometry;
 use crate::inner::Inner;
 use crate::table::{Direction, PageId};
@@ -8,6 +9,9 @@ use crate::{GpuPages, MemoryError, Result, Stream};
 
 /// The most pages of one job.
 const MAX_PAIRS: usize = 1 << 24;
+
+/// The most copies of a batch; more are several batches.
+const MAX_BATCH: usize = 1 << 16;
 
 /// Checked pairs of pages and blocks.
 #[derive(Debug)]
@@ -58,13 +62,17 @@ impl Plan {
         self.bytes
     }
 
-    /// Iterates over the copies: destination, source and bytes.
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.pairs.is_empty()
+    }
+
+    /// Iterates over the copies, one for each part of each page.
     pub(crate) fn copies(
         &self,
         tier: &Inner,
         direction: Direction,
         gpu: &GpuPages,
-    ) -> impl Iterator<Item = (DevicePtr, DevicePtr, u64)> {
+    ) -> impl Iterator<Item = MemcpyDesc> {
         let start = tier.memory.device_ptr();
         let part_bytes = gpu.part_bytes();
         self.pairs.iter().flat_map(move |&(page, block_at)| {
@@ -72,10 +80,12 @@ impl Plan {
             gpu.bases().iter().enumerate().map(move |(part, base)| {
                 let ours = page.add(part as u64 * part_bytes);
                 let theirs = base.add(block_at);
-                match direction {
-                    Direction::Load => (theirs, ours, part_bytes),
-                    Direction::Store => (ours, theirs, part_bytes),
-                }
+                let (dst, src) = match direction {
+                    Direction::Load => (theirs, ours),
+                    Direction::Store => (ours, theirs),
+                };
+                let bytes = part_bytes;
+                MemcpyDesc { dst, src, bytes }
             })
         })
     }
@@ -93,29 +103,71 @@ impl Plan {
         stream: &Stream,
         direction: Direction,
         gpu: &GpuPages,
-    ) -> Result<()> {
-        let mut joined = None::<(DevicePtr, DevicePtr, u64)>;
-        // SAFETY: pages and blocks were checked, so the ranges are of the tier and of the parts; the caller promises that they
-        // stay. Pages are read and written by nobody else: stores have theirs alone, and ready pages do not change.
-        let put = |(to, from, bytes)| unsafe { stream.copy_async(to, from, bytes) };
-        for (to, from, bytes) in self.copies(tier, direction, gpu) {
-            joined = match joined {
-                // Neighbours on both sides are one copy.
-                Some((first_to, first_from, len))
-                    if first_to.add(len) == to
-                        && first_from.add(len) == from
-                        && gpu.parts() == 1 =>
-                {
-                    Some((first_to, first_from, len + bytes))
-                }
-                Some(copy) => {
-                    put(copy)?;
-                    Some((to, from, bytes))
-                }
-                None => Some((to, from, bytes)),
+    ) -> Result<(), MemoryError> {
+        for MemcpyDesc { dst, src, bytes } in self.copies(tier, direction, gpu) {
+            // SAFETY: pages and blocks were checked, so the ranges are of the tier and of the parts, which the caller keeps. Nobody else in
+            // this process writes what is read or reads what is written, except through views: a store has its pages alone, and ready pages
+            // do not change; blocks are the caller's to order.
+            unsafe { stream.copy_async(dst, src, bytes)? };
+        }
+        Ok(())
+    }
+
+    /// Submits all copies as one batch.
+    ///
+    /// # Errors
+    /// The driver's errors. Some of the copies may be on the stream then.
+    ///
+    /// # Safety
+    /// As for [`copy_each`](Self::copy_each).
+    pub(crate) unsafe fn copy_batch(
+        &self,
+        tier: &Inner,
+        stream: &Stream,
+        direction: Direction,
+        gpu: &GpuPages,
+    ) -> Result<(), MemoryError> {
+        let copies: Vec<MemcpyDesc> = self.copies(tier, direction, gpu).collect();
+        for copies in copies.chunks(MAX_BATCH) {
+            // SAFETY: as in `copy_each`; the stream lives.
+            unsafe {
+                stream
+                    .driver()
+                    .memcpy_batch_async(copies, stream.handle())?
             };
         }
-        joined.map_or(Ok(()), put)?;
         Ok(())
+    }
+
+    /// Returns what the kernel is to copy, if all addresses and sizes are multiples of what it needs.
+    pub(crate) fn launch<'a>(
+        &self,
+        tier: &Inner,
+        stream: &'a Stream,
+        direction: Direction,
+        gpu: &GpuPages,
+        blocks: u32,
+    ) -> Option<Launch<'a>> {
+        let start = tier.memory.device_ptr().add(tier.geometry.pages_at).0;
+        let page_bytes = tier.geometry.page_bytes;
+        let all = start | page_bytes | gpu.part_bytes() | gpu.stride();
+        let all = gpu.bases().iter().fold(all, |all, base| all | base.0);
+        if !all.is_multiple_of(ALIGN) {
+            return None;
+        }
+        let page = |&(page, block_at): &(PageId, u64)| {
+            [
+                tier.memory.device_ptr().add(tier.geometry.page_at(page)).0,
+                block_at,
+            ]
+        };
+        Some(Launch {
+            pairs: self.pairs.iter().map(page).collect(),
+            bases: gpu.bases().iter().map(|base| base.0).collect(),
+            part_bytes: gpu.part_bytes(),
+            is_load: direction == Direction::Load,
+            blocks,
+            stream,
+        })
     }
 }

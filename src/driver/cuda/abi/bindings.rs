@@ -76,6 +76,22 @@ fn pool_properties_are_laid_out_as_in_cuda() {
 }
 
 #[test]
+fn copy_attributes_are_laid_out_as_in_cuda() {
+    // Of CUDA 12.8 and later; the bindings for 12.2 and 12.6 have none to compare with.
+    assert_eq!(
+        (
+            offset_of!(MemcpyAttributes, src_access_order),
+            offset_of!(MemcpyAttributes, src_location_hint),
+            offset_of!(MemcpyAttributes, dst_location_hint),
+            offset_of!(MemcpyAttributes, flags),
+            size_of::<MemcpyAttributes>(),
+        ),
+        (0, 4, 12, 20, 24)
+    );
+    assert_eq!(MEMCPY_SRC_ACCESS_ORDER_STREAM, 1);
+}
+
+#[test]
 fn opaque_types_have_cudas_sizes() {
     expect_same_layout!(Opaque64, sys::CUmemPoolPtrExportData);
     assert_eq!(size_of::<sys::CUuuid>(), 16);

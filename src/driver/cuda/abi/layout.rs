@@ -30,6 +30,8 @@ pub(crate) const HOST_ALLOC_PORTABLE_DEVICEMAP: u32 = 1 | 2;
 pub(crate) const HOST_REGISTER_PORTABLE_DEVICEMAP: u32 = 1 | 2;
 /// `CU_MEMHOSTREGISTER_READ_ONLY`
 pub(crate) const HOST_REGISTER_READ_ONLY: u32 = 8;
+/// `CU_MEMCPY_SRC_ACCESS_ORDER_STREAM`: the source is read in the stream's order.
+pub(crate) const MEMCPY_SRC_ACCESS_ORDER_STREAM: u32 = 1;
 /// `CU_MEM_ATTACH_GLOBAL`
 pub(crate) const MEM_ATTACH_GLOBAL: u32 = 1;
 
@@ -88,6 +90,16 @@ pub(crate) struct MemPoolProps {
     pub(crate) max_size: usize,
     pub(crate) usage: u16,
     pub(crate) reserved: [u8; 54],
+}
+
+/// `CUmemcpyAttributes`, from CUDA 12.8 on. A location of kind 0 is no hint.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub(crate) struct MemcpyAttributes {
+    pub(crate) src_access_order: u32,
+    pub(crate) src_location_hint: MemLocation,
+    pub(crate) dst_location_hint: MemLocation,
+    pub(crate) flags: u32,
 }
 
 /// `CUmemFabricHandle` and `CUmemPoolPtrExportData`, which are opaque bytes.

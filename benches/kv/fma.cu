@@ -1,0 +1,39 @@
+// The kernel beside copies, for benches/kv/beside.rs: `ci/ptx` compiles it to fma.ptx.
+
+typedef unsigned long long u64;
+
+#ifndef __CUDA_RUNTIME_H__ // clang without CUDA's headers: builtins instead.
+#define __global__ __attribute__((global))
+#define THREAD __nvvm_read_ptx_sreg_tid_x()
+#define THREADS __nvvm_read_ptx_sreg_ntid_x()
+#define BLOCK __nvvm_read_ptx_sreg_ctaid_x()
+#else
+#define THREAD threadIdx.x
+#define THREADS blockDim.x
+#define BLOCK blockIdx.x
+#endif
+
+// Each thread makes `rounds` times 8 independent multiplications with addition, in registers. `sum` is written only if a result
+// is what none is.
+extern "C" __global__ void beside_fma(u64 rounds, float *sum) {
+    float x[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        x[i] = (float)(THREAD + i) * 1e-3f;
+    }
+    float a = 0.999f, b = 1e-4f * (float)(BLOCK + 1);
+    for (u64 round = 0; round < rounds; round++) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            x[i] = __builtin_fmaf(x[i], a, b);
+        }
+    }
+    float all = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        all += x[i];
+    }
+    if (all == -1.0f) {
+        *sum = all;
+    }
+}
