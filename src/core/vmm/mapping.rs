@@ -1,96 +1,19 @@
-//! Reserved addresses, and physical memory mapped and granted there.
+//! Physical memory, mapped and granted at reserved addresses.
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
-use super::PhysicalMemory;
 use super::physical::Origin;
+use super::{PhysicalMemory, Reservation};
 use crate::driver::{Access, AccessDesc, Code, DevicePtr, Driver, Location};
 use crate::explain::{explain_access, name_missing};
 use crate::ledger::{Grants, MappedEntry};
 use crate::memory::{AccessChecks, CpuView, Engine, Memory, check_range, impl_cpu_memory};
-use crate::size::{Granularity, PaddedSize};
+use crate::size::PaddedSize;
 use crate::teardown::{give_back, give_back_or_log};
 use crate::{Error, Result};
 
-/// Options to reserve addresses; [`reserve`](Self::reserve) does it.
-#[derive(Clone, Copy, Debug, Default)]
-#[must_use = "options do nothing until `reserve`"]
-pub struct ReservationOptions {
-    alignment: u64,
-    hint: u64,
-}
-
-impl ReservationOptions {
-    /// Sets the alignment of the first address in bytes: a power of two; 0 leaves it to the driver.
-    pub const fn alignment(mut self, bytes: u64) -> Self {
-        self.alignment = bytes;
-        self
-    }
-
-    /// Sets an address to try first. The driver may choose another.
-    pub const fn hint(mut self, address: DevicePtr) -> Self {
-        self.hint = address.0;
-        self
-    }
-
-    /// Reserves at least `bytes` of addresses, rounded up to 2 MiB. Takes no memory.
-    ///
-    /// Source: `cuMemAddressReserve`.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for 0 bytes or an alignment that is not a power of two;
-    /// [`Error::OutOfAddresses`] if the address space has no such hole; the driver's errors.
-    pub fn reserve(self, driver: &Driver, bytes: u64) -> Result<Reservation> {
-        if self.alignment != 0 {
-            Granularity::new(self.alignment).map_err(|_| {
-                Error::invalid_of("alignment", "it is not a power of two", "a power of two")
-            })?;
-        }
-        let size = PaddedSize::new(bytes, Granularity::TWO_MIB)?.padded();
-        let start = driver
-            .mem_address_reserve(size, self.alignment, self.hint)
-            .map_err(|error| match error {
-                Error::Driver(source) if source.code == Code::OUT_OF_MEMORY => {
-                    let requested = size;
-                    Error::OutOfAddresses { requested, source }
-                }
-                other => other,
-            })?;
-        Ok(Reservation {
-            driver: driver.clone(),
-            start,
-            size,
-        })
-    }
-}
-
-/// A range of reserved addresses, freed when dropped.
-///
-/// Mappings share it by [`Arc`], so it outlives them.
-#[derive(Debug)]
-pub struct Reservation {
-    driver: Driver,
-    start: DevicePtr,
-    size: u64,
-}
-
 impl Reservation {
-    /// Returns options for a reservation.
-    pub fn options() -> ReservationOptions {
-        ReservationOptions::default()
-    }
-
-    /// Returns the first address.
-    pub const fn start(&self) -> DevicePtr {
-        self.start
-    }
-
-    /// Returns the size in bytes.
-    pub const fn size(&self) -> u64 {
-        self.size
-    }
-
     /// Maps all of `physical` at `offset` bytes into the range, without access for any location yet.
     ///
     /// Source: `cuMemMap`. The same memory may be mapped more than once.
@@ -101,13 +24,13 @@ impl Reservation {
     pub fn map(self: &Arc<Self>, offset: u64, physical: &PhysicalMemory) -> Result<Mapping> {
         physical
             .driver()
-            .expect_same(&self.driver, "physical memory")?;
+            .expect_same(self.driver(), "physical memory")?;
         let size = physical.size();
-        check_range(offset, size.padded(), self.size)?;
-        let start = self.start.add(offset);
+        check_range(offset, size.padded(), self.size())?;
+        let start = self.start().add(offset);
         // SAFETY: the range is inside the reservation, and the driver refuses one that is in use.
         unsafe {
-            self.driver
+            self.driver()
                 .mem_map(start, size.padded(), 0, physical.handle())?
         };
         let mapped = physical.mapped();
@@ -123,15 +46,6 @@ impl Reservation {
             grants,
             mapped,
         })
-    }
-}
-
-impl Drop for Reservation {
-    fn drop(&mut self) {
-        give_back_or_log(&self.driver, "reserved addresses", || {
-            // SAFETY: the range is owned by `self`; mappings hold a reference, so none is left.
-            unsafe { self.driver.mem_address_free(self.start, self.size) }
-        });
     }
 }
 
@@ -455,7 +369,7 @@ unsafe impl AccessChecks for Mapping {
 
 impl Memory for Mapping {
     fn driver(&self) -> &Driver {
-        &self.reservation.driver
+        self.reservation.driver()
     }
     fn device_ptr(&self) -> DevicePtr {
         self.start
@@ -471,7 +385,7 @@ impl Memory for Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         if give_back_or_log(self.driver(), "a mapping", || self.unmap_once()) {
-            self.at.lost(&self.reservation.driver);
+            self.at.lost(self.reservation.driver());
         }
     }
 }

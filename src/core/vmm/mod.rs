@@ -13,7 +13,9 @@ pub mod identity;
 mod mapping;
 mod physical;
 mod range;
+mod reservation;
 
-pub use mapping::{Mapping, Reservation, ReservationOptions};
+pub use mapping::Mapping;
 pub use physical::{PhysicalMemory, PhysicalOptions};
 pub use range::MappedRange;
+pub use reservation::{Reservation, ReservationOptions};
