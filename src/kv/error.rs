@@ -45,6 +45,27 @@ pub enum Error {
         /// The state needed.
         need: &'static str,
     },
+    /// A process has the tier that may live.
+    InUse {
+        /// The process.
+        pid: u32,
+        /// Whether it is in another PID namespace, or on another boot, so that this process cannot know whether it lives.
+        is_elsewhere: bool,
+    },
+    /// A memory has other data than a tier.
+    NotATier {
+        /// What it has.
+        why: String,
+    },
+    /// A memory has another tier than the one asked for.
+    OtherTier {
+        /// What differs.
+        what: &'static str,
+        /// What the tier in the memory has.
+        found: String,
+        /// What was asked for.
+        wanted: String,
+    },
     /// Copies into pages of a store have not ended.
     StillCopying {
         /// The pages under copies.
@@ -84,6 +105,29 @@ impl Error {
             Self::WrongState { page, is, need } => {
                 write!(f, "page {page} is {is}, and must be {need}")
             }
+            Self::InUse {
+                pid,
+                is_elsewhere: false,
+            } => {
+                write!(f, "process {pid} has the tier")
+            }
+            Self::InUse { pid, .. } => {
+                write!(
+                    f,
+                    "process {pid} of another PID namespace or boot has the tier"
+                )
+            }
+            Self::NotATier { why } => write!(f, "the memory has no tier: {why}"),
+            Self::OtherTier {
+                what,
+                found,
+                wanted,
+            } => {
+                write!(
+                    f,
+                    "the memory has a tier with {what} {found}, and not {wanted}"
+                )
+            }
             Self::StillCopying { pages } => {
                 write!(f, "copies into {pages} pages of the store have not ended")
             }
@@ -102,6 +146,19 @@ impl Error {
             }
             Self::WrongState { .. } => {
                 "use pages only while the `Store` or `Load` that returned them lives"
+            }
+            Self::InUse {
+                is_elsewhere: false,
+                ..
+            } => "drop the other tier, or wait until the process has ended",
+            Self::InUse { .. } => {
+                "make sure that the process has ended, and attach with `take_over`"
+            }
+            Self::NotATier { .. } => {
+                "check the name of the memory, or attach with `reset` to lose what it has"
+            }
+            Self::OtherTier { .. } => {
+                "ask for what the memory has, use another name, or attach with `reset` to lose its pages"
             }
             Self::StillCopying { .. } => "wait for the store's jobs before the commit",
         }

@@ -49,6 +49,16 @@ impl Geometry {
         })
     }
 
+    /// Returns how many pages fit into a memory.
+    pub(crate) fn fitting(bytes: u64, page_bytes: u64) -> u64 {
+        // The padding before the pages takes less than a page of 4 KiB.
+        let least = bytes.saturating_sub(HEADER + PAGES_AT) / page_bytes.saturating_add(SLOT);
+        let fits = |pages: &u64| Self::new(*pages, page_bytes).is_ok_and(|all| all.total <= bytes);
+        let most = least.saturating_add(PAGES_AT / SLOT + 1).min(MAX_PAGES);
+        let least = least.min(MAX_PAGES);
+        (least..=most).rev().find(fits).unwrap_or(least)
+    }
+
     /// Returns where the slot of a page lies.
     pub(crate) fn slot_at(&self, page: PageId) -> u64 {
         HEADER + u64::from(page.0) * SLOT
@@ -75,6 +85,18 @@ mod tests {
             prop_assert!(geometry.slot_at(PageId(0)) >= HEADER);
             prop_assert!(geometry.slot_at(last) + SLOT <= geometry.page_at(PageId(0)));
             prop_assert_eq!(geometry.page_at(last) + page_bytes, geometry.total);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn as_many_pages_fit_as_fit(bytes in 8192_u64..1 << 24, page_bytes in 1_u64..100_000) {
+            let pages = Geometry::fitting(bytes, page_bytes);
+            let total = |pages| Geometry::new(pages, page_bytes).map(|all| all.total);
+            if pages > 0 {
+                prop_assert!(total(pages).unwrap() <= bytes);
+            }
+            prop_assert!(total(pages + 1).unwrap() > bytes);
         }
     }
 

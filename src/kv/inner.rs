@@ -5,8 +5,10 @@ use std::sync::{Arc, Mutex};
 
 use crate::copy::Kernels;
 use crate::driver::{Access, Code, DevicePtr, Location};
+use crate::found::Found;
 use crate::geometry::Geometry;
 use crate::memory::{CpuView, GrantUse};
+use crate::owner;
 use crate::persist;
 use crate::table::{Change, Direction, PageId, Table};
 use crate::{Driver, Error, MemoryError, Result, TierMemory};
@@ -19,6 +21,8 @@ pub(crate) struct Inner {
     pub(crate) memory: Arc<dyn TierMemory>,
     pub(crate) kernels: Kernels,
     no_batches: AtomicBool,
+    /// The word of the owner, in memory that other processes can reach, and what was there.
+    owned: Option<(u64, Found)>,
     /// Access of GPUs to the memory is not revoked while this lives.
     _grants: Option<GrantUse>,
 }
@@ -35,14 +39,7 @@ impl Inner {
         let grants = memory.hold_grants();
         memory.range(0, geometry.total)?;
         let view = memory.cpu()?;
-        if !view.is_writable() {
-            return Err(MemoryError::NotAccessible {
-                who: Location::Host,
-                have: Access::Read,
-                need: Access::ReadWrite,
-            }
-            .into());
-        }
+        expect_writable(&view)?;
         view.slice(0, geometry.total)?;
         Ok(Self {
             table: Mutex::new(table),
@@ -50,8 +47,19 @@ impl Inner {
             memory,
             kernels: Kernels::default(),
             no_batches: AtomicBool::new(false),
+            owned: None,
             _grants: grants,
         })
+    }
+
+    /// Sets that this process has claimed the memory, with what was there.
+    pub(crate) fn owned(mut self, own: u64, found: Found) -> Self {
+        self.owned = Some((own, found));
+        self
+    }
+
+    pub(crate) fn found(&self) -> Option<Found> {
+        self.owned.map(|(_, found)| found)
     }
 
     pub(crate) fn driver(&self) -> &Driver {
@@ -152,4 +160,26 @@ impl Inner {
             need: "a page of this tier",
         })
     }
+}
+
+impl Drop for Inner {
+    /// Gives the tier up: no job is left, and so no copy. A forked child does not, since the tier is its parent's.
+    fn drop(&mut self) {
+        if let Some((own, _)) = self.owned
+            && self.driver().is_of_this_process()
+            && let Ok(view) = self.memory.cpu()
+        {
+            owner::release(&view, own);
+        }
+    }
+}
+
+/// # Errors
+/// [`NotAccessible`](crate::MemoryError::NotAccessible) unless the CPU may write.
+pub(crate) fn expect_writable(view: &CpuView<'_>) -> Result<()> {
+    if view.is_writable() {
+        return Ok(());
+    }
+    let (who, have, need) = (Location::Host, Access::Read, Access::ReadWrite);
+    Err(MemoryError::NotAccessible { who, have, need }.into())
 }

@@ -34,16 +34,21 @@
 //! Programs depend on the crate `egmem`, which re-exports it as `egmem::kv`.
 #![deny(missing_docs)]
 
+mod attach;
 mod copy;
 mod error;
+mod found;
 mod geometry;
 mod gpu;
+mod hash;
+mod header;
 mod inner;
 mod key;
 mod load;
 mod lru;
 
 mod options;
+mod owner;
 mod persist;
 mod stats;
 mod store;
@@ -51,8 +56,10 @@ mod table;
 mod tier;
 mod tier_memory;
 
+pub use attach::AttachOptions;
 pub use copy::{CopyMethod, Job};
 pub use error::{Error, Result};
+pub use found::Found;
 pub use gpu::GpuPages;
 pub use key::Key;
 pub use load::Load;

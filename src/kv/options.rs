@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::driver::Location;
 use crate::geometry::Geometry;
+use crate::header::{self, Tag};
 use crate::inner::Inner;
 use crate::table::Table;
 use crate::tier::Tier;
@@ -65,6 +66,7 @@ impl TierOptions {
         let buffer = self.buffer.bytes(geometry.total);
         let buffer = buffer.recorded_as(egmem_core::ledger::AllocPath::Vmm, site);
         let memory = Arc::new(buffer.allocate(driver)?);
+        header::format(&memory.cpu()?, &geometry, &Tag::default())?;
         let table = Table::new(geometry.pages, geometry.page_bytes);
         Ok(Tier::new(Inner::new(memory, geometry, table)?))
     }

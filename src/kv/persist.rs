@@ -4,12 +4,14 @@
 //! the key. A page is marked as being written before any of its bytes change, and as ready after key and check are
 //! there, so a process that is killed at any instruction leaves no ready page with another key's bytes.
 
+use std::collections::HashSet;
 use std::sync::atomic::{Ordering, fence};
 
-use crate::Result;
-use crate::geometry::Geometry;
+use crate::geometry::{Geometry, SLOT};
+use crate::hash::hash;
 use crate::memory::CpuView;
-use crate::table::Change;
+use crate::table::{Change, PageId};
+use crate::{Key, Result};
 
 /// Where the parts of a slot lie.
 const STATE: u64 = 0;
@@ -21,6 +23,13 @@ const FREE: u64 = 0;
 const WRITING: u64 = 1;
 const READY: u64 = 2;
 
+/// The words of a slot.
+const WORDS: usize = SLOT as usize / 8;
+/// The slots that are read at a time.
+const READ: usize = 64;
+/// Later stamps are numbered anew.
+const LAST_STAMP: u64 = 1 << 62;
+
 /// Writes a change of a slot.
 ///
 /// # Errors
@@ -30,7 +39,7 @@ pub(crate) fn write(view: &CpuView<'_>, geometry: &Geometry, change: Change) -> 
         Change::Freed(page) => (page, FREE),
         Change::Writing(page) => (page, WRITING),
         Change::Ready(page, key, stamp) => {
-            let slot = view.slice(geometry.slot_at(page), crate::geometry::SLOT)?;
+            let slot = view.slice(geometry.slot_at(page), SLOT)?;
             slot.put(STAMP, stamp)?;
             slot.write_at(KEY, key.as_bytes())?;
             slot.put(CHECK, check(key.as_bytes(), page.0))?;
@@ -50,14 +59,74 @@ pub(crate) fn write(view: &CpuView<'_>, geometry: &Geometry, change: Change) -> 
     Ok(())
 }
 
-/// Returns the check of a slot: a hash (FNV-1a over words, then mixed) of its key and its page.
-pub(crate) fn check(key: &[u8; 32], page: u32) -> u64 {
-    let mut hash = 0xcbf2_9ce4_8422_2325_u64 ^ u64::from(page);
-    for word in key.chunks_exact(8) {
-        let mut bytes = [0; 8];
-        bytes.copy_from_slice(word);
-        hash = (hash ^ u64::from_le_bytes(bytes)).wrapping_mul(0x0000_0100_0000_01b3);
-        hash ^= hash >> 29;
+/// What a table in memory has.
+#[derive(Debug, Default)]
+pub(crate) struct Kept {
+    /// Ready pages with their keys and stamps, the least recently used first.
+    pub(crate) ready: Vec<(PageId, Key, u64)>,
+    pub(crate) unfinished: u64,
+    pub(crate) damaged: u64,
+}
+
+/// Reads a table, which may have anything in it, and marks all pages as free that are not ready. The stamps returned are small enough to
+/// count on from.
+///
+/// # Errors
+/// Those of the view.
+pub(crate) fn read(view: &CpuView<'_>, geometry: &Geometry) -> Result<Kept> {
+    let mut kept = Kept::default();
+    let mut seen = HashSet::new();
+    let mut slots = [[0_u64; WORDS]; READ];
+    for first in (0..geometry.pages).step_by(READ) {
+        let count = (geometry.pages - first).min(READ as u32) as usize;
+        let slots = &mut slots[..count];
+        view.read_at(geometry.slot_at(PageId(first)), slots.as_flattened_mut())?;
+        for (page, slot) in (first..).zip(slots) {
+            let state = slot[STATE as usize / 8] & 3;
+            let key = key_of(slot);
+            let is_whole = slot[CHECK as usize / 8] == check(key.as_bytes(), page);
+            let page = PageId(page);
+            if state == READY && is_whole && seen.insert(key) {
+                kept.ready.push((page, key, slot[STAMP as usize / 8]));
+                continue;
+            }
+            match state {
+                FREE => continue,
+                WRITING => kept.unfinished += 1,
+                _ => kept.damaged += 1,
+            }
+            write(view, geometry, Change::Freed(page))?;
+        }
     }
-    hash
+    kept.ready
+        .sort_unstable_by_key(|&(page, _, stamp)| (stamp, page));
+    if kept
+        .ready
+        .last()
+        .is_some_and(|&(_, _, stamp)| stamp > LAST_STAMP)
+    {
+        for ((page, _, stamp), new) in kept.ready.iter_mut().zip(1..) {
+            *stamp = new;
+            write(view, geometry, Change::Used(*page, new))?;
+        }
+    }
+    Ok(kept)
+}
+
+fn key_of(slot: &[u64; WORDS]) -> Key {
+    let mut key = [0; Key::BYTES];
+    let words = &slot[KEY as usize / 8..CHECK as usize / 8];
+    for (bytes, word) in key.as_chunks_mut().0.iter_mut().zip(words) {
+        *bytes = word.to_ne_bytes();
+    }
+    Key::new(key)
+}
+
+/// Returns the check of a slot: a hash of its page and its key.
+pub(crate) fn check(key: &[u8; Key::BYTES], page: u32) -> u64 {
+    let mut words = [u64::from(page), 0, 0, 0, 0];
+    for (word, bytes) in words[1..].iter_mut().zip(key.as_chunks().0) {
+        *word = u64::from_ne_bytes(*bytes);
+    }
+    hash(&words)
 }

@@ -116,6 +116,28 @@ impl Table {
         }
     }
 
+    /// Creates the slots of a tier that has ready pages, the least recently used first: distinct pages below `pages` with
+    /// distinct keys.
+    pub(crate) fn with_ready(pages: u32, page_bytes: u64, ready: Vec<(PageId, Key, u64)>) -> Self {
+        let mut table = Self::new(pages, page_bytes);
+        for (PageId(page), key, stamp) in ready {
+            let Some(slot) = table.slots.get_mut(page as usize) else {
+                continue;
+            };
+            slot.state = State::Ready;
+            slot.key = key;
+            slot.stamp = stamp;
+            table.index.insert(key, page);
+            table.lru.push(page);
+            table.clock = table.clock.max(stamp);
+        }
+        let slots = &table.slots;
+        table
+            .free
+            .retain(|&page| slots[page as usize].state == State::Free);
+        table
+    }
+
     /// Returns how many of the first keys are ready.
     pub(crate) fn lookup(&mut self, keys: &[Key]) -> usize {
         let found = keys.iter().take_while(|key| self.is_ready(key)).count();

@@ -1,13 +1,23 @@
 //! The KV-cache tier, on a simulated machine and on CUDA.
 
+mod attach;
 mod copies;
 #[path = "../common/drivers.rs"]
 mod drivers;
+mod hostile;
+#[cfg(feature = "exchange")]
+mod killed;
 mod model;
 mod pages;
 mod setup;
 
 drivers::on_both! { egmem::Machine::gh200();
+    attach {
+        pages_are_found_again_in_their_order,
+        one_tier_at_a_time_has_the_memory,
+        other_memory_is_refused,
+        a_tier_takes_as_many_pages_as_fit,
+    }
     copies {
         blocks_come_back_through_pages,
         every_method_moves_the_same_bytes,

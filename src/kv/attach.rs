@@ -1,0 +1,208 @@
+//! Tiers in memory that outlives processes.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::found::Found;
+use crate::geometry::Geometry;
+use crate::header::{self, Tag, There};
+use crate::inner::Inner;
+use crate::memory::CpuView;
+use crate::table::Table;
+use crate::tier::Tier;
+use crate::{Error, MemoryError, Result, TierMemory, owner, persist};
+
+/// Options for a tier in given memory; [`open`](Self::open) attaches it.
+#[must_use = "options do nothing until `open`"]
+pub struct AttachOptions {
+    memory: Arc<dyn TierMemory>,
+    pages: Option<u64>,
+    page_bytes: Option<u64>,
+    tag: Tag,
+    take_over: bool,
+    reset: bool,
+}
+
+impl AttachOptions {
+    pub(crate) fn new(memory: Arc<dyn TierMemory>) -> Self {
+        Self {
+            memory,
+            pages: None,
+            page_bytes: None,
+            tag: Tag::default(),
+            take_over: false,
+            reset: false,
+        }
+    }
+
+    /// Sets the number of pages. If it is not set, it is that of the tier in the memory, or as many as fit.
+    pub const fn pages(mut self, pages: u64) -> Self {
+        self.pages = Some(pages);
+        self
+    }
+
+    /// Sets the bytes of a page, which a new tier needs. If they are not set, they are those of the tier in the memory.
+    pub const fn page_bytes(mut self, bytes: u64) -> Self {
+        self.page_bytes = Some(bytes);
+        self
+    }
+
+    /// Sets what the pages mean: a hash of the model, its precision and the layout of its cache. A tier with another tag is
+    /// refused. The default is all zeros.
+    pub const fn tag(mut self, tag: [u8; 32]) -> Self {
+        self.tag = tag;
+        self
+    }
+
+    /// Sets whether to take the tier from a process in another PID namespace, such as another container's, or on another
+    /// machine. Only the caller can know that it has ended: two processes with one tier overwrite each other's pages. A process of this
+    /// namespace that lives is never taken over.
+    pub const fn take_over(mut self, on: bool) -> Self {
+        self.take_over = on;
+        self
+    }
+
+    /// Sets whether to create a tier where the memory has other data, or a tier of other sizes or with another tag. What was there
+    /// is lost.
+    pub const fn reset(mut self, on: bool) -> Self {
+        self.reset = on;
+        self
+    }
+
+    /// Attaches the tier: keeps ready pages with their keys and their order of use, and frees the pages that were being written. Memory
+    /// of zeros becomes a new tier.
+    ///
+    /// Everything that the memory has is checked; whatever its bytes are, the result is a tier whose pages lie in it, or an error.
+    /// Contents of pages are not looked at. This process has the tier until its last handle is gone.
+    ///
+    /// # Errors
+    /// [`Error::InUse`] if another process, or another tier of this one, has it; [`Error::NotATier`] for other data;
+    /// [`Error::OtherTier`] for another tier than asked for; [`InvalidArgument`](crate::MemoryError::InvalidArgument) for a new tier whose
+    /// sizes are out of range or not known; [`OutOfRange`](crate::MemoryError::OutOfRange) if it does not fit;
+    /// [`NotAccessible`](crate::MemoryError::NotAccessible) unless the CPU may read and write; [`System`](crate::MemoryError::System)
+    /// without `/proc`.
+    pub fn open(self) -> Result<Tier> {
+        let memory = Arc::clone(&self.memory);
+        memory.driver().expect_this_process("memory")?;
+        let view = memory.cpu()?;
+        crate::inner::expect_writable(&view)?;
+        view.slice(0, crate::geometry::HEADER)?;
+        let plan = self.plan(&view, header::read(&view))?;
+        let has_owner = !matches!(plan, Plan::Format(_, false));
+        let own = owner::claim(&view, self.take_over, has_owner)?;
+        // Read again: another process may have had it in between.
+        let plan = self.plan(&view, header::read(&view));
+        let opened = plan.and_then(|plan| self.open_claimed(&view, plan));
+        let opened = opened.and_then(|(geometry, table, found)| {
+            Inner::new(Arc::clone(&self.memory), geometry, table).map(|inner| (inner, found))
+        });
+        match opened {
+            Ok((inner, found)) => Ok(Tier::new(inner.owned(own, found))),
+            Err(error) => {
+                owner::release(&view, own);
+                Err(error)
+            }
+        }
+    }
+
+    /// Decides what to do, before anything is written.
+    fn plan(&self, view: &CpuView<'_>, there: Result<There>) -> Result<Plan> {
+        match there {
+            Ok(There::Tier(geometry, tag)) => match self.expect_wanted(&geometry, &tag) {
+                Ok(()) => Ok(Plan::Keep(geometry)),
+                Err(_) if self.reset => Ok(Plan::Format(self.new_geometry(view)?, true)),
+                Err(error) => Err(error),
+            },
+            // The word of an owner that formats it at this moment is good.
+            Ok(There::Nothing) => Ok(Plan::Format(self.new_geometry(view)?, true)),
+            Err(Error::NotATier { .. }) if self.reset => {
+                Ok(Plan::Format(self.new_geometry(view)?, false))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn expect_wanted(&self, geometry: &Geometry, tag: &Tag) -> Result<()> {
+        let differs = |what, found: u64, wanted: Option<u64>| match wanted {
+            Some(wanted) if wanted != found => Err(Error::OtherTier {
+                what,
+                found: found.to_string(),
+                wanted: wanted.to_string(),
+            }),
+            _ => Ok(()),
+        };
+        differs("pages", geometry.pages.into(), self.pages)?;
+        differs("bytes of a page", geometry.page_bytes, self.page_bytes)?;
+        if *tag != self.tag {
+            let hex = |tag: &Tag| tag.iter().map(|byte| format!("{byte:02x}")).collect();
+            let (found, wanted) = (hex(tag), hex(&self.tag));
+            return Err(Error::OtherTier {
+                what: "tag",
+                found,
+                wanted,
+            });
+        }
+        Ok(())
+    }
+
+    fn new_geometry(&self, view: &CpuView<'_>) -> Result<Geometry> {
+        let unknown = || MemoryError::invalid("page_bytes", "a new tier needs the bytes of a page");
+        let page_bytes = self.page_bytes.ok_or_else(unknown)?;
+        let pages = self
+            .pages
+            .unwrap_or_else(|| Geometry::fitting(view.len(), page_bytes));
+        let geometry = Geometry::new(pages, page_bytes)?;
+        view.slice(0, geometry.total)?;
+        Ok(geometry)
+    }
+
+    fn open_claimed(&self, view: &CpuView<'_>, plan: Plan) -> Result<(Geometry, Table, Found)> {
+        let (geometry, mut found, ready) = match plan {
+            Plan::Format(geometry, _) => {
+                header::format(view, &geometry, &self.tag)?;
+                let is_new = true;
+                (
+                    geometry,
+                    Found {
+                        is_new,
+                        ..Found::default()
+                    },
+                    Vec::new(),
+                )
+            }
+            Plan::Keep(geometry) => {
+                let kept = persist::read(view, &geometry)?;
+                let found = Found {
+                    ready: kept.ready.len() as u64,
+                    unfinished: kept.unfinished,
+                    damaged: kept.damaged,
+                    ..Found::default()
+                };
+                (geometry, found, kept.ready)
+            }
+        };
+        found.generation = header::next_generation(view)?;
+        let table = Table::with_ready(geometry.pages, geometry.page_bytes, ready);
+        Ok((geometry, table, found))
+    }
+}
+
+/// What to do with the memory.
+#[derive(Debug)]
+enum Plan {
+    Keep(Geometry),
+    /// And whether the owner's word is one.
+    Format(Geometry, bool),
+}
+
+impl fmt::Debug for AttachOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AttachOptions")
+            .field("memory", &self.memory.device_ptr())
+            .field("pages", &self.pages)
+            .field("page_bytes", &self.page_bytes)
+            .field("take_over", &self.take_over)
+            .field("reset", &self.reset)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,225 @@
+//! Which process has a tier in memory that several processes can reach.
+//!
+//! The header has one word: the process's number, and hashes of its PID namespace and of when it started. A process claims it
+//! by one compare-and-swap, so of several at once one succeeds. The word of a process that has ended is taken over. A process has
+//! ended when it is gone, or a zombie without threads: the kernel has closed its GPUs then, so no copy of its runs any more.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::process::{Pid, test_kill_process};
+
+use crate::hash::hash;
+use crate::header::OWNER;
+use crate::memory::CpuView;
+use crate::{Error, MemoryError, Result};
+
+/// The bits of a process's number: Linux has at most 2^22.
+const PID_BITS: u32 = 22;
+const SPACE_BITS: u32 = 20;
+const START_BITS: u32 = 22;
+
+/// What the word says of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Owner {
+    None,
+    Ended,
+    Lives(u32),
+    /// In another PID namespace, or on another boot of the machine.
+    Elsewhere(u32),
+}
+
+/// What `/proc/PID/stat` has.
+struct Stat {
+    state: char,
+    threads: u64,
+    start: u64,
+}
+
+impl Stat {
+    fn parse(text: &str) -> Option<Self> {
+        // The name, in parentheses, may contain anything.
+        let fields: Vec<&str> = text.rsplit_once(") ")?.1.split(' ').collect();
+        Some(Self {
+            state: fields.first()?.chars().next()?,
+            threads: fields.get(17)?.parse().ok()?,
+            start: fields.get(19)?.parse().ok()?,
+        })
+    }
+}
+
+fn text_hash(text: &str) -> u64 {
+    let words: Vec<u64> = text.bytes().map(u64::from).collect();
+    hash(&words)
+}
+
+fn read(path: &str) -> Result<String, MemoryError> {
+    fs::read_to_string(path).map_err(|error| MemoryError::system(format!("reading {path}"), &error))
+}
+
+/// A hash of the PID namespace and of the boot.
+fn space() -> Result<u64, MemoryError> {
+    let path = "/proc/self/ns/pid";
+    let namespace = fs::read_link(path)
+        .map_err(|error| MemoryError::system(format!("reading {path}"), &error))?;
+    let boot = read("/proc/sys/kernel/random/boot_id")?;
+    Ok(text_hash(&format!("{}{boot}", namespace.display())))
+}
+
+const fn low(value: u64, bits: u32) -> u64 {
+    value & ((1 << bits) - 1)
+}
+
+fn word(pid: u32, space: u64, start: u64) -> u64 {
+    let pid = low(pid.into(), PID_BITS) << (SPACE_BITS + START_BITS);
+    pid | low(space, SPACE_BITS) << START_BITS | low(hash(&[start]), START_BITS)
+}
+
+/// Returns this process's word.
+fn own() -> Result<u64, MemoryError> {
+    let stat = read("/proc/self/stat")?;
+    let stat = Stat::parse(&stat);
+    let unknown = || MemoryError::failed("reading /proc/self/stat", "it has another form");
+    Ok(word(
+        std::process::id(),
+        space()?,
+        stat.ok_or_else(unknown)?.start,
+    ))
+}
+
+fn judge(found: u64) -> Result<Owner, MemoryError> {
+    if found == 0 {
+        return Ok(Owner::None);
+    }
+    let pid = (found >> (SPACE_BITS + START_BITS)) as u32;
+    if low(found >> START_BITS, SPACE_BITS) != low(space()?, SPACE_BITS) {
+        return Ok(Owner::Elsewhere(pid));
+    }
+    let stat = match fs::read_to_string(format!("/proc/{pid}/stat")) {
+        Ok(stat) => Stat::parse(&stat),
+        // Hidden from this user, perhaps: the kernel still tells whether it is there.
+        Err(error) if error.kind() == ErrorKind::NotFound => None,
+        Err(_) => return Ok(Owner::Lives(pid)),
+    };
+    Ok(match stat {
+        Some(stat) if low(hash(&[stat.start]), START_BITS) != low(found, START_BITS) => {
+            Owner::Ended
+        }
+        Some(stat) if matches!(stat.state, 'Z' | 'X') && stat.threads <= 1 => Owner::Ended,
+        Some(_) => Owner::Lives(pid),
+        None => match Pid::from_raw(pid as i32).map(test_kill_process) {
+            None | Some(Err(rustix::io::Errno::SRCH)) => Owner::Ended,
+            Some(_) => Owner::Lives(pid),
+        },
+    })
+}
+
+/// The owner's word in a tier's memory.
+fn cell<'a>(view: &CpuView<'a>) -> Result<&'a AtomicU64> {
+    let part = view.slice(OWNER, 8)?;
+    let at = part.as_ptr();
+    if !at.addr().is_multiple_of(8) {
+        return Err(MemoryError::invalid("memory", "it does not begin at a multiple of 8").into());
+    }
+    // SAFETY: the view's memory is mapped and writable for 'a, which the caller checked; the word is aligned, as just checked; everything
+    // else accesses it atomically, as whole words.
+    Ok(unsafe { AtomicU64::from_ptr(at.cast()) })
+}
+
+/// Claims the tier for this process. Returns the word, for [`release`].
+///
+/// # Errors
+/// [`Error::InUse`] if a process has it that may live, unless it is elsewhere and `take_over` says that it has ended;
+/// [`System`](crate::MemoryError::System) without `/proc`.
+pub(crate) fn claim(view: &CpuView<'_>, take_over: bool, has_owner: bool) -> Result<u64> {
+    let (cell, own) = (cell(view)?, own()?);
+    loop {
+        let found = cell.load(Ordering::Acquire);
+        let owner = if has_owner {
+            judge(found)?
+        } else {
+            Owner::None
+        };
+        match owner {
+            Owner::Elsewhere(pid) if !take_over => {
+                return Err(Error::InUse {
+                    pid,
+                    is_elsewhere: true,
+                });
+            }
+            Owner::Lives(pid) => {
+                return Err(Error::InUse {
+                    pid,
+                    is_elsewhere: false,
+                });
+            }
+            _ => {}
+        }
+        let swapped = cell.compare_exchange(found, own, Ordering::AcqRel, Ordering::Acquire);
+        if swapped.is_ok() {
+            return Ok(own);
+        }
+        if !has_owner {
+            // Somebody else formats it: judge what is there now.
+            return claim(view, take_over, true);
+        }
+    }
+}
+
+/// Gives the tier up, if this process has it.
+pub(crate) fn release(view: &CpuView<'_>, own: u64) {
+    if let Ok(cell) = cell(view) {
+        // Another word is that of a process which was told to take over.
+        let _ = cell.compare_exchange(own, 0, Ordering::AcqRel, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_lives_and_others_have_ended() {
+        let own = own().unwrap();
+        assert_eq!(judge(own), Ok(Owner::Lives(std::process::id())));
+        assert_eq!(judge(0), Ok(Owner::None));
+        let other_start = own ^ 1;
+        assert_eq!(
+            judge(other_start),
+            Ok(Owner::Ended),
+            "the number was given out again"
+        );
+        let other_space = own ^ 1 << START_BITS;
+        assert_eq!(judge(other_space), Ok(Owner::Elsewhere(std::process::id())));
+        let none = word((1 << PID_BITS) - 1, space().unwrap(), 5);
+        assert_eq!(judge(none), Ok(Owner::Ended));
+    }
+
+    #[test]
+    fn a_zombie_has_ended() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let path = format!("/proc/{}/stat", child.id());
+        let stat = loop {
+            let stat = Stat::parse(&fs::read_to_string(&path).unwrap()).unwrap();
+            if stat.state == 'Z' {
+                break stat;
+            }
+            std::thread::yield_now();
+        };
+        let word = word(child.id(), space().unwrap(), stat.start);
+        assert_eq!(judge(word), Ok(Owner::Ended));
+        child.wait().unwrap();
+        assert_eq!(judge(word), Ok(Owner::Ended));
+    }
+
+    #[test]
+    fn names_of_processes_confuse_nobody() {
+        let tail = "S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 7 0 4711 0";
+        for name in ["a", "a) Z (b", ")", "a b"] {
+            let stat = Stat::parse(&format!("12 ({name}) {tail}")).unwrap();
+            assert_eq!((stat.state, stat.threads, stat.start), ('S', 7, 4711));
+        }
+        assert!(Stat::parse("").is_none());
+    }
+}
