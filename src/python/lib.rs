@@ -23,6 +23,7 @@ mod heap;
 mod host;
 mod interfaces;
 mod json;
+mod kv;
 mod memory;
 mod output;
 mod pool;
@@ -89,6 +90,8 @@ fn _egmem(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let remote_buffer = add_memory::<exchange::RemoteBufferBase>(module, c"egmem.RemoteBuffer")?;
     types::REMOTE_BUFFER.set(&remote_buffer);
     module.add_function(wrap_pyfunction!(exchange::connect, module)?)?;
+    kv::add(module)?;
+    types::PAGE.set(&add_memory::<kv::PageBase>(module, c"egmem.kv.Page")?);
     module.add_class::<cupy::CupySource>()?;
     module.add_class::<torch_alloc::TorchSlot>()?;
     module.add_function(wrap_pyfunction!(torch_alloc::register, module)?)?;

@@ -23,6 +23,8 @@ pub enum Owner {
     Pool(Mutex<PoolBuffer>),
     /// Another process's memory.
     Remote(RemoteBuffer),
+    /// A page of a KV-cache tier.
+    Page(crate::kv::Page),
 }
 
 /// Memory at one range of addresses. It has no reference to a Python object, so any thread may drop it, with the GIL or
@@ -60,6 +62,7 @@ impl Region {
             Owner::Block(memory) => facts(memory),
             Owner::Pool(memory) => facts(&*lock(memory)),
             Owner::Remote(memory) => facts(&**memory),
+            Owner::Page(page) => page.facts(),
         };
         let exposed = AtomicBool::new(false);
         Self {
@@ -130,6 +133,9 @@ impl Region {
     /// `NotAccessible` unless the CPU may read; errors of earlier work on a pool's streams.
     pub fn cpu(&self, py: Python<'_>) -> PyResult<CpuBytes> {
         self.expect_here()?;
+        if let Some(Owner::Page(page)) = &self.owner {
+            return page.cpu().or_raise();
+        }
         let view = |view: egmem::memory::CpuView<'_>| CpuBytes {
             address: view.as_ptr(),
             len: view.len(),
@@ -140,6 +146,7 @@ impl Region {
             Owner::Block(memory) => memory.cpu().map(view),
             Owner::Pool(memory) => lock(memory).cpu().map(view),
             Owner::Remote(memory) => memory.cpu().map(view),
+            Owner::Page(_) => Err(egmem::Error::invalid("memory", "it is a page")),
         });
         bytes.or_raise()
     }
@@ -181,6 +188,10 @@ impl Region {
             Owner::Block(memory) => ask(memory),
             Owner::Pool(memory) => ask(&*lock(memory)),
             Owner::Remote(memory) => ask(&**memory),
+            Owner::Page(_) => Err(egmem::Error::invalid(
+                "device",
+                "a page's view is the CPU's; GPUs use pages by Tier.load and Tier.store",
+            )),
         }
     }
 

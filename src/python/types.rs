@@ -19,6 +19,8 @@ pub static BLOCK: Derived = Derived(PyOnceLock::new());
 pub static POOL_BLOCK: Derived = Derived(PyOnceLock::new());
 /// `egmem.RemoteBuffer`
 pub static REMOTE_BUFFER: Derived = Derived(PyOnceLock::new());
+/// `egmem.kv.Page`
+pub static PAGE: Derived = Derived(PyOnceLock::new());
 
 impl Derived {
     /// Sets the type. The first one stays.

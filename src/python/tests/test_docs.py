@@ -7,6 +7,7 @@ import re
 import pytest
 
 import egmem
+import egmem.kv
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
@@ -21,12 +22,14 @@ def test_examples_run(page, capsys):
 
 
 def test_docstrings():
-    assert doctest.testmod(egmem).attempted and doctest.testmod(egmem).failed == 0
+    for module in (egmem, egmem.kv):
+        result = doctest.testmod(module)
+        assert result.attempted and result.failed == 0
 
 
 def test_everything_has_a_docstring():
-    for name in egmem.__all__:
-        value = getattr(egmem, name)
+    for module, name in [(egmem, name) for name in egmem.__all__] + [(egmem.kv, name) for name in egmem.kv.__all__]:
+        value = getattr(module, name)
         if name == "__version__":
             continue
         assert value.__doc__, name

@@ -69,6 +69,10 @@ class InUse(Error, BufferError):
     """The memory has views or holders that live."""
 
 
+class NotReady(Error, KeyError):
+    """A key has no ready page in a tier."""
+
+
 class ContextLost(Error):
     """A GPU's context is lost to an earlier fault; only a new process gets a new one."""
 

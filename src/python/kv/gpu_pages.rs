@@ -1,0 +1,108 @@
+//! `egmem.kv.GpuPages`: where a serving engine's blocks lie.
+
+use egmem::driver::DevicePtr;
+use egmem::kv;
+use pyo3::prelude::*;
+
+use crate::error::{OrRaise, invalid};
+
+/// A serving engine's cache on a GPU: parts, for instance the keys and the values of each layer, each with a piece of every
+/// block. Block `b` of a part is at its base plus `b * stride`, and has `part_bytes` there. A page of the tier has the pieces of
+/// one block side by side, in the parts' order.
+///
+/// `bases` are addresses, `stride` and `part_bytes` bytes, and `blocks` is how many there are. `keep` is an object that owns the
+/// memory: it lives as long as this object and its jobs. The addresses must be valid: others crash the process, or the GPU.
+#[pyclass(frozen, module = "egmem.kv")]
+pub struct GpuPages {
+    pub(super) inner: kv::GpuPages,
+    _keep: Option<Py<PyAny>>,
+}
+
+#[pymethods]
+impl GpuPages {
+    #[new]
+    #[pyo3(signature = (bases, stride, part_bytes, blocks, *, keep=None))]
+    fn new(
+        bases: Vec<u64>,
+        stride: u64,
+        part_bytes: u64,
+        blocks: u64,
+        keep: Option<Py<PyAny>>,
+    ) -> PyResult<Self> {
+        let bases = bases.into_iter().map(DevicePtr).collect();
+        // SAFETY: the caller of the Python class names memory that has all blocks, and passes its owner, which this object and
+        // every job keep; the order of other work is the caller's, as with any copy in Python.
+        let inner = unsafe { kv::GpuPages::from_raw(bases, stride, part_bytes, blocks) };
+        Ok(Self {
+            inner: inner.or_raise()?,
+            _keep: keep,
+        })
+    }
+
+    /// Describes a list of PyTorch tensors of one shape and type, whose first dimension counts the blocks; in a block the
+    /// elements are contiguous. The tensors are kept.
+    #[staticmethod]
+    fn from_tensors(tensors: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let mut bases = Vec::new();
+        let mut layout = None;
+        for tensor in tensors.try_iter()? {
+            let tensor = tensor?;
+            let blocks: u64 = tensor.getattr("shape")?.get_item(0)?.extract()?;
+            if blocks == 0 {
+                return Err(invalid("a tensor of the cache has no block"));
+            }
+            let size: u64 = tensor.call_method0("element_size")?.extract()?;
+            let stride: u64 = tensor.call_method1("stride", (0,))?.extract()?;
+            let count: u64 = tensor.call_method0("numel")?.extract()?;
+            let first = tensor.get_item(0)?;
+            if !first.call_method0("is_contiguous")?.extract::<bool>()? {
+                return Err(invalid(
+                    "the elements of a block are not contiguous in a tensor",
+                ));
+            }
+            let this = (stride * size, count / blocks * size, blocks);
+            if *layout.get_or_insert(this) != this {
+                return Err(invalid(
+                    "the tensors of a cache have the same shape and type",
+                ));
+            }
+            bases.push(tensor.call_method0("data_ptr")?.extract()?);
+        }
+        let (stride, part_bytes, blocks) =
+            layout.ok_or_else(|| invalid("a cache has at least one tensor"))?;
+        Self::new(
+            bases,
+            stride,
+            part_bytes,
+            blocks,
+            Some(tensors.clone().unbind()),
+        )
+    }
+
+    /// The number of blocks.
+    #[getter]
+    fn blocks(&self) -> u64 {
+        self.inner.blocks()
+    }
+
+    /// The number of parts.
+    #[getter]
+    fn parts(&self) -> usize {
+        self.inner.parts()
+    }
+
+    /// The bytes of a block in all parts: those of a page.
+    #[getter]
+    fn block_bytes(&self) -> u64 {
+        self.inner.block_bytes()
+    }
+
+    fn __repr__(&self) -> String {
+        format!(
+            "<egmem.kv.GpuPages of {} blocks of {} bytes in {} part(s)>",
+            self.inner.blocks(),
+            self.inner.block_bytes(),
+            self.inner.parts()
+        )
+    }
+}

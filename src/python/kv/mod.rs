@@ -1,0 +1,47 @@
+//! `egmem.kv`: the KV-cache tier.
+
+mod gpu_pages;
+mod job;
+mod page;
+mod store;
+mod tier;
+
+use egmem::kv::{Error, Key};
+use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
+
+use crate::error::{OrRaise, ToPy, raise};
+
+pub use page::{Page, PageBase};
+
+/// Adds the tier's classes.
+pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<tier::Tier>()?;
+    module.add_class::<gpu_pages::GpuPages>()?;
+    module.add_class::<store::Store>()?;
+    module.add_class::<store::Load>()?;
+    module.add_class::<job::Job>()
+}
+
+/// Reads keys of at most 32 bytes.
+///
+/// # Errors
+/// `InvalidArgument` for longer ones.
+fn keys(given: &[PyBackedBytes]) -> PyResult<Vec<Key>> {
+    let keys = given.iter().map(|key| Key::from_bytes(key));
+    keys.collect::<Result<_, _>>().or_raise()
+}
+
+impl ToPy for Error {
+    fn to_py(self) -> PyErr {
+        let class = match &self {
+            Self::Memory(error) => return error.clone().to_py(),
+            Self::Full { .. } => "OutOfMemory",
+            Self::NotReady { .. } => "NotReady",
+            Self::WrongState { .. } => "InvalidArgument",
+            Self::StillCopying { .. } => "InUse",
+            _ => "Error",
+        };
+        raise(class, &self.to_string(), self.remedy(), None)
+    }
+}

@@ -1,0 +1,111 @@
+//! `egmem.kv.Page`: the CPU's view of a page.
+
+use std::sync::Arc;
+
+use egmem::driver::{Driver, Location};
+use egmem::kv;
+use egmem::memory::CpuView;
+use pyo3::prelude::*;
+
+use crate::error::OrRaise;
+use crate::memory::Memory;
+use crate::region::{CpuBytes, Owner};
+use crate::types::{Made, PAGE};
+
+/// What keeps a page for a view.
+pub enum Keeper {
+    /// A store writes it.
+    Store(Arc<kv::Store>),
+    /// A load has it pinned.
+    Load(Arc<kv::Load>),
+}
+
+/// A page of a tier, kept by a store or a load.
+pub struct Page {
+    keeper: Keeper,
+    index: usize,
+    driver: Driver,
+    location: Location,
+    address: u64,
+    len: u64,
+}
+
+impl Page {
+    /// Makes a Python object of page `index` of a store or a load.
+    ///
+    /// # Errors
+    /// Those of the tier's views.
+    pub fn make<'py>(
+        py: Python<'py>,
+        keeper: Keeper,
+        index: usize,
+        place: &(Driver, Location),
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (driver, location) = place.clone();
+        driver.expect_this_process("page").or_raise()?;
+        let mut page = Self {
+            keeper,
+            index,
+            driver,
+            location,
+            address: 0,
+            len: 0,
+        };
+        let bytes = page.cpu().or_raise()?;
+        page.address = bytes.address.addr() as u64;
+        page.len = bytes.len;
+        PAGE.make(py, Owner::Page(page))
+    }
+
+    /// Returns what a region tells: driver, address, bytes, location.
+    pub fn facts(&self) -> (Driver, u64, u64, Location) {
+        (self.driver.clone(), self.address, self.len, self.location)
+    }
+
+    /// Returns the bytes. Those of a load are read-only: another load may have the same page.
+    pub fn cpu(&self) -> Result<CpuBytes, kv::Error> {
+        let bytes = |view: CpuView<'_>, writable| CpuBytes {
+            address: view.as_ptr(),
+            len: view.len(),
+            writable,
+        };
+        match &self.keeper {
+            Keeper::Store(store) => store.view(self.index).map(|view| bytes(view, true)),
+            Keeper::Load(load) => load.view(self.index).map(|view| bytes(view, false)),
+        }
+    }
+
+    /// Sets bytes.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a page that may only be read; those of the view.
+    pub fn fill(&self, at: (u64, u64), byte: u8) -> egmem::Result<()> {
+        let Keeper::Store(store) = &self.keeper else {
+            return Err(egmem::Error::invalid(
+                "page",
+                "a load's pages are read only",
+            ));
+        };
+        let (offset, len) = at;
+        let filled = store
+            .view(self.index)
+            .map(|view| view.fill(offset, len, byte));
+        filled.map_err(|error| match error.memory() {
+            Some(error) => error.clone(),
+            None => egmem::Error::invalid("page", error.to_string()),
+        })?
+    }
+}
+
+/// The CPU's view of a page, made by `Store.view` and `Load.view`. It keeps the page: a store with live views cannot be
+/// committed, and a load's pages stay pinned.
+#[pyclass(extends = Memory, subclass, frozen, module = "egmem.kv", name = "_Page")]
+pub struct PageBase;
+
+#[pymethods]
+impl PageBase {
+    #[new]
+    fn new(made: &Bound<'_, Made>) -> PyResult<PyClassInitializer<Self>> {
+        Ok(PyClassInitializer::from(made.get().memory()?).add_subclass(Self))
+    }
+}

@@ -1,0 +1,165 @@
+//! `egmem.kv.Store` and `egmem.kv.Load`: pages that are being written, and pages that are pinned.
+
+use std::sync::{Arc, Mutex};
+
+use egmem::driver::{Driver, Location};
+use egmem::kv;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyTuple};
+
+use crate::error::{OrRaise, closed, in_use};
+use crate::region::lock;
+
+use super::page::{Keeper, Page};
+
+/// Pages for keys that the tier does not have, made by `Tier.prepare_store`. Copy the contents to them, wait, and `commit`.
+///
+/// Without a commit the pages become free again, at the end of a `with` block or of the object.
+#[pyclass(frozen, module = "egmem.kv")]
+pub struct Store {
+    inner: Mutex<Option<Arc<kv::Store>>>,
+    /// The caller's own key objects.
+    keys: Vec<Py<PyBytes>>,
+    place: (Driver, Location),
+}
+
+impl Store {
+    /// Wraps a store; `asked` are the keys that it was made for.
+    pub fn new(store: kv::Store, asked: &[Bound<'_, PyBytes>], place: (Driver, Location)) -> Self {
+        let keys = store.indices().iter();
+        Self {
+            keys: keys.map(|&index| asked[index].clone().unbind()).collect(),
+            inner: Mutex::new(Some(Arc::new(store))),
+            place,
+        }
+    }
+
+    fn get(&self) -> PyResult<Arc<kv::Store>> {
+        lock(&self.inner).clone().ok_or_else(|| closed("store"))
+    }
+}
+
+#[pymethods]
+impl Store {
+    /// The keys that the tier did not have, in the order asked for.
+    #[getter]
+    fn keys(&self, py: Python<'_>) -> Vec<Py<PyBytes>> {
+        self.keys.iter().map(|key| key.clone_ref(py)).collect()
+    }
+
+    /// The places of `keys` in the list that was asked for.
+    #[getter]
+    fn indices(&self) -> PyResult<Vec<usize>> {
+        Ok(self.get()?.indices().to_vec())
+    }
+
+    /// The page of each of `keys`.
+    #[getter]
+    fn pages(&self) -> PyResult<Vec<u32>> {
+        Ok(self.get()?.pages().iter().map(|page| page.0).collect())
+    }
+
+    /// The keys, of 32 bytes, that made room: the tier has them no longer.
+    #[getter]
+    fn evicted<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+        let store = self.get()?;
+        let evicted = store.evicted().iter();
+        Ok(evicted
+            .map(|evicted| PyBytes::new(py, evicted.key.as_bytes()))
+            .collect())
+    }
+
+    /// Returns the CPU's view of page `index` of `pages`, to write it.
+    fn view<'py>(&self, py: Python<'py>, index: usize) -> PyResult<Bound<'py, PyAny>> {
+        Page::make(py, Keeper::Store(self.get()?), index, &self.place)
+    }
+
+    /// Makes the pages ready: lookups find them from now on. Raises `InUse` while a view or a copy into one of them lives.
+    fn commit(&self, py: Python<'_>) -> PyResult<()> {
+        let mut inner = lock(&self.inner);
+        let shared = inner.as_mut().ok_or_else(|| closed("store"))?;
+        let store = Arc::get_mut(shared)
+            .ok_or_else(|| in_use("the store cannot be committed: its pages have live views"))?;
+        py.detach(|| store.commit()).or_raise()
+    }
+
+    /// Gives the pages up, unless they were committed.
+    fn close(&self, py: Python<'_>) {
+        let store = lock(&self.inner).take();
+        py.detach(|| drop(store));
+    }
+
+    fn __len__(&self) -> usize {
+        self.keys.len()
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_args))]
+    fn __exit__(&self, py: Python<'_>, _args: &Bound<'_, PyTuple>) {
+        self.close(py);
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<egmem.kv.Store of {} page(s)>", self.keys.len())
+    }
+}
+
+/// Pages that are pinned, made by `Tier.prepare_load`: none is evicted until `release`, the end of a `with` block or of the object.
+#[pyclass(frozen, module = "egmem.kv")]
+pub struct Load {
+    inner: Mutex<Option<Arc<kv::Load>>>,
+    place: (Driver, Location),
+}
+
+impl Load {
+    /// Wraps a load.
+    pub fn new(load: kv::Load, place: (Driver, Location)) -> Self {
+        Self {
+            inner: Mutex::new(Some(Arc::new(load))),
+            place,
+        }
+    }
+
+    fn get(&self) -> PyResult<Arc<kv::Load>> {
+        lock(&self.inner).clone().ok_or_else(|| closed("load"))
+    }
+}
+
+#[pymethods]
+impl Load {
+    /// The page of each key.
+    #[getter]
+    fn pages(&self) -> PyResult<Vec<u32>> {
+        Ok(self.get()?.pages().iter().map(|page| page.0).collect())
+    }
+
+    /// Returns the CPU's view of page `index` of `pages`, to read it.
+    fn view<'py>(&self, py: Python<'py>, index: usize) -> PyResult<Bound<'py, PyAny>> {
+        Page::make(py, Keeper::Load(self.get()?), index, &self.place)
+    }
+
+    /// Releases the pages. Views and copies that run keep theirs.
+    fn release(&self, py: Python<'_>) {
+        let load = lock(&self.inner).take();
+        py.detach(|| drop(load));
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_args))]
+    fn __exit__(&self, py: Python<'_>, _args: &Bound<'_, PyTuple>) {
+        self.release(py);
+    }
+
+    fn __repr__(&self) -> String {
+        match self.pages() {
+            Ok(pages) => format!("<egmem.kv.Load of {} page(s)>", pages.len()),
+            Err(_) => "<egmem.kv.Load released>".into(),
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! `egmem.kv.Tier`: pages by key.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+use egmem::driver::Location;
+use egmem::kv::{self, CopyMethod, PageId};
+use egmem::size::Bytes;
+use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
+use pyo3::types::{PyBytes, PyDict, PyTuple};
+
+use crate::driver::{Driver, given_or_default, location};
+use crate::error::{OrRaise, closed, invalid};
+use crate::region::lock;
+
+use super::gpu_pages::GpuPages;
+use super::job::Job;
+use super::keys;
+use super::store::{Load, Store};
+
+/// Fixed pages of pinned host memory by key, in least-recently-used order: the tier below a serving engine's cache.
+///
+/// `Tier(pages=4096, page_bytes=65536, node=0)` allocates the memory. Pages lie side by side, and none is rounded up. A key is at
+/// most 32 bytes: the hash of a block of tokens and of all before it. `access_by` and `label` are as for `Buffer`.
+#[pyclass(frozen, module = "egmem.kv")]
+pub struct Tier {
+    inner: Mutex<Option<kv::Tier>>,
+    location: Location,
+    pages: u32,
+    page_bytes: u64,
+    /// The streams of copies that name none, by GPU.
+    streams: Mutex<HashMap<i32, egmem::Stream>>,
+}
+
+impl Tier {
+    fn handle(&self) -> PyResult<kv::Tier> {
+        let tier = lock(&self.inner).clone().ok_or_else(|| closed("tier"))?;
+        tier.driver().expect_this_process("tier").or_raise()?;
+        Ok(tier)
+    }
+
+    fn place(&self, tier: &kv::Tier) -> (egmem::Driver, Location) {
+        (tier.driver().clone(), self.location)
+    }
+
+    /// Returns the stream for copies: the caller's, or the tier's own.
+    fn stream(
+        &self,
+        tier: &kv::Tier,
+        given: Option<&Bound<'_, PyAny>>,
+        gpu: i32,
+    ) -> PyResult<egmem::Stream> {
+        if let Some(stream) = given {
+            // The job keeps the object, so the stream lives until the copies have ended.
+            return crate::stream::given(tier.driver(), stream, gpu);
+        }
+        let mut streams = lock(&self.streams);
+        if let Some(stream) = streams.get(&gpu) {
+            return Ok(stream.clone());
+        }
+        let stream = egmem::Stream::new(tier.driver(), gpu).or_raise()?;
+        streams.insert(gpu, stream.clone());
+        Ok(stream)
+    }
+
+    fn copy(
+        &self,
+        py: Python<'_>,
+        is_load: bool,
+        (pages, blocks): (&[u32], &[u64]),
+        gpu_pages: &Bound<'_, GpuPages>,
+        (stream, gpu, method): (Option<&Bound<'_, PyAny>>, i32, &str),
+    ) -> PyResult<Job> {
+        if pages.len() != blocks.len() {
+            let counts = format!("{} blocks for {} pages", blocks.len(), pages.len());
+            return Err(invalid(&counts));
+        }
+        let tier = self.handle()?;
+        let method = copy_method(method)?;
+        let on = self.stream(&tier, stream, gpu)?;
+        let ids = pages.iter().map(|&page| PageId(page));
+        let pairs: Vec<_> = ids.zip(blocks.iter().copied()).collect();
+        let layout = gpu_pages.get().inner.clone();
+        let job = py.detach(|| match is_load {
+            true => tier.load_by(method, &on, &pairs, &layout),
+            false => tier.store_by(method, &on, &pairs, &layout),
+        });
+        let stream = stream.map(|stream| stream.clone().unbind());
+        Ok(Job::new(
+            job.or_raise()?,
+            gpu_pages.clone().unbind(),
+            stream,
+        ))
+    }
+}
+
+#[pymethods]
+impl Tier {
+    #[new]
+    #[pyo3(signature = (pages, page_bytes, *, node=None, gpu=None, access_by=None, label=None, driver=None))]
+    #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
+    fn new(
+        py: Python<'_>,
+        pages: u64,
+        page_bytes: u64,
+        node: Option<i32>,
+        gpu: Option<i32>,
+        access_by: Option<Vec<i32>>,
+        label: Option<String>,
+        driver: Option<&Bound<'_, Driver>>,
+    ) -> PyResult<Self> {
+        let driver = given_or_default(py, driver)?;
+        let location = location(&driver, node, gpu, None)?;
+        let mut options = kv::Tier::on(location).pages(pages).page_bytes(page_bytes);
+        if let Some(gpus) = access_by {
+            options = options.access_by(gpus.into_iter().map(Location::Device));
+        }
+        options = options.label(label.unwrap_or_else(|| "egmem.kv".into()));
+        let tier = py.detach(|| options.create(&driver)).or_raise()?;
+        Ok(Self::of(tier, location))
+    }
+
+    /// Returns how many of the first keys are ready. Changes no order.
+    fn lookup(&self, given: Vec<PyBackedBytes>) -> PyResult<usize> {
+        Ok(self.handle()?.lookup(&keys(&given)?))
+    }
+
+    /// Makes the ready ones among the keys the most recently used pages.
+    fn touch(&self, given: Vec<PyBackedBytes>) -> PyResult<()> {
+        self.handle()?.touch(&keys(&given)?);
+        Ok(())
+    }
+
+    /// Finds a page for each of the keys that the tier does not have, and evicts the least recently used pages if there are too
+    /// few: never pinned ones. Raises `OutOfMemory` if too few can be evicted.
+    fn prepare_store(&self, py: Python<'_>, given: Vec<Bound<'_, PyBytes>>) -> PyResult<Store> {
+        let tier = self.handle()?;
+        let asked: Vec<PyBackedBytes> = given.iter().cloned().map(PyBackedBytes::from).collect();
+        let asked = keys(&asked)?;
+        let store = py.detach(|| tier.prepare_store(&asked)).or_raise()?;
+        Ok(Store::new(store, &given, self.place(&tier)))
+    }
+
+    /// Pins the pages of the keys, all of which must be ready; raises `NotReady` otherwise.
+    fn prepare_load(&self, py: Python<'_>, given: Vec<PyBackedBytes>) -> PyResult<Load> {
+        let tier = self.handle()?;
+        let asked = keys(&given)?;
+        let load = py.detach(|| tier.prepare_load(&asked)).or_raise()?;
+        Ok(Load::new(load, self.place(&tier)))
+    }
+
+    /// Frees the pages of the keys that are ready and not pinned; returns how many.
+    fn remove(&self, py: Python<'_>, given: Vec<PyBackedBytes>) -> PyResult<usize> {
+        let tier = self.handle()?;
+        let asked = keys(&given)?;
+        py.detach(|| tier.remove(&asked)).or_raise()
+    }
+
+    /// Returns the keys that are ready, of 32 bytes, with their pages; the least recently used first.
+    fn keys<'py>(&self, py: Python<'py>) -> PyResult<Vec<(Bound<'py, PyBytes>, u32)>> {
+        let keys = self.handle()?.keys().into_iter();
+        Ok(keys
+            .map(|(key, page)| (PyBytes::new(py, key.as_bytes()), page.0))
+            .collect())
+    }
+
+    /// Copies pages, which a `Load` has pinned, to blocks of a GPU's cache, and returns at once with a `Job`.
+    ///
+    /// The copies run on `stream`: an `egmem.Stream`, or PyTorch's, CuPy's or another library's, which orders them against that
+    /// library's kernels. Without it they run on a stream of the tier's own on GPU `gpu`, ordered after nothing. `method` is
+    /// `"auto"`, `"kernel"`, which `"kernel:16"` gives a number of blocks, `"batch"` or `"loop"`.
+    #[pyo3(signature = (pages, blocks, gpu_pages, *, stream=None, gpu=0, method="auto"))]
+    #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
+    fn load(
+        &self,
+        py: Python<'_>,
+        pages: Vec<u32>,
+        blocks: Vec<u64>,
+        gpu_pages: &Bound<'_, GpuPages>,
+        stream: Option<&Bound<'_, PyAny>>,
+        gpu: i32,
+        method: &str,
+    ) -> PyResult<Job> {
+        let options = (stream, gpu, method);
+        self.copy(py, true, (&pages, &blocks), gpu_pages, options)
+    }
+
+    /// Copies blocks of a GPU's cache to pages of a `Store`. Wait for the job before the store's commit. See `load`.
+    #[pyo3(signature = (pages, blocks, gpu_pages, *, stream=None, gpu=0, method="auto"))]
+    #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
+    fn store(
+        &self,
+        py: Python<'_>,
+        pages: Vec<u32>,
+        blocks: Vec<u64>,
+        gpu_pages: &Bound<'_, GpuPages>,
+        stream: Option<&Bound<'_, PyAny>>,
+        gpu: i32,
+        method: &str,
+    ) -> PyResult<Job> {
+        let options = (stream, gpu, method);
+        self.copy(py, false, (&pages, &blocks), gpu_pages, options)
+    }
+
+    /// Returns the address of a page, the same for the CPU and every GPU. Its contents are the caller's only while a store or a
+    /// load has the page.
+    fn page_address(&self, page: u32) -> PyResult<u64> {
+        let address = self.handle()?.page_ptr(PageId(page)).or_raise()?;
+        Ok(address.0)
+    }
+
+    /// Returns what the tier has done and what it has, as a dictionary of numbers.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = self.handle()?.stats();
+        let dictionary = PyDict::new(py);
+        for (name, value) in [
+            ("pages", stats.pages),
+            ("page_bytes", stats.page_bytes),
+            ("free", stats.free),
+            ("writing", stats.writing),
+            ("ready", stats.ready),
+            ("pinned", stats.pinned),
+            ("hits", stats.hits),
+            ("misses", stats.misses),
+            ("stores", stats.stores),
+            ("evictions", stats.evictions),
+            ("loaded_bytes", stats.loaded_bytes),
+            ("stored_bytes", stats.stored_bytes),
+        ] {
+            dictionary.set_item(name, value)?;
+        }
+        Ok(dictionary)
+    }
+
+    /// The number of pages.
+    #[getter]
+    fn pages(&self) -> u32 {
+        self.pages
+    }
+
+    /// The bytes of a page.
+    #[getter]
+    fn page_bytes(&self) -> u64 {
+        self.page_bytes
+    }
+
+    /// The driver that the tier belongs to.
+    #[getter]
+    fn driver(&self) -> PyResult<Driver> {
+        Ok(Driver::wrap(self.handle()?.driver().clone()))
+    }
+
+    /// Whether `close` was called.
+    #[getter]
+    fn closed(&self) -> bool {
+        lock(&self.inner).is_none()
+    }
+
+    /// Ends the tier's use. Its memory is given back with its last store, load, job and view.
+    fn close(&self, py: Python<'_>) {
+        let tier = lock(&self.inner).take();
+        let streams = std::mem::take(&mut *lock(&self.streams));
+        py.detach(|| drop((tier, streams)));
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_args))]
+    fn __exit__(&self, py: Python<'_>, _args: &Bound<'_, PyTuple>) {
+        self.close(py);
+    }
+
+    fn __repr__(&self) -> String {
+        let state = if self.closed() { " closed" } else { "" };
+        format!(
+            "<egmem.kv.Tier{state} of {} pages of {} on {}>",
+            self.pages,
+            Bytes(self.page_bytes),
+            self.location
+        )
+    }
+}
+
+impl Tier {
+    fn of(tier: kv::Tier, location: Location) -> Self {
+        Self {
+            pages: tier.pages(),
+            page_bytes: tier.page_bytes(),
+            inner: Mutex::new(Some(tier)),
+            location,
+            streams: Mutex::default(),
+        }
+    }
+}
+
+impl Drop for Tier {
+    fn drop(&mut self) {
+        let tier = lock(&self.inner).take();
+        let streams = std::mem::take(&mut *lock(&self.streams));
+        crate::region::drop_detached((tier, streams));
+    }
+}
+
+/// # Errors
+/// `InvalidArgument`.
+fn copy_method(name: &str) -> PyResult<CopyMethod> {
+    let blocks = name.strip_prefix("kernel:").map(str::parse);
+    match name {
+        "auto" => Ok(CopyMethod::Auto),
+        "loop" => Ok(CopyMethod::Loop),
+        "batch" => Ok(CopyMethod::Batch),
+        "kernel" => Ok(CopyMethod::KERNEL),
+        _ => match blocks {
+            Some(Ok(blocks)) => Ok(CopyMethod::Kernel { blocks }),
+            _ => Err(invalid(&format!(
+                "method is {name:?}; valid: \"auto\", \"kernel\", \"kernel:16\", \"batch\", \"loop\""
+            ))),
+        },
+    }
+}

@@ -1,0 +1,240 @@
+"""egmem.kv on the simulator: pages, pins, eviction, copies, views."""
+
+import gc
+import os
+import threading
+
+import numpy as np
+import pytest
+
+import egmem
+import egmem.kv
+
+PAGE = 4096
+BLOCKS = 16
+
+
+def key(number):
+    return number.to_bytes(4, "little") * 8
+
+
+@pytest.fixture
+def tier(driver):
+    return egmem.kv.Tier(pages=4, page_bytes=PAGE, node=1, driver=driver)
+
+
+class Cache:
+    """A serving engine's blocks: two parts in host memory of the simulator, so that the CPU sees them."""
+
+    def __init__(self, driver):
+        self.parts = [egmem.Buffer(BLOCKS * PAGE, node=0, driver=driver) for _ in range(2)]
+        self.arrays = [np.asarray(part).reshape(BLOCKS, PAGE)[:, : PAGE // 2] for part in self.parts]
+        bases = [part.address for part in self.parts]
+        self.gpu_pages = egmem.kv.GpuPages(bases, PAGE, PAGE // 2, BLOCKS, keep=self.parts)
+
+    def fill(self, block, value):
+        for part, array in enumerate(self.arrays):
+            array[block] = value + part
+
+    def values(self, block):
+        return [set(array[block].tolist()) for array in self.arrays]
+
+
+@pytest.fixture
+def cache(driver):
+    return Cache(driver)
+
+
+def store(tier, cache, numbers, first_block=0):
+    with tier.prepare_store([key(number) for number in numbers]) as pages:
+        blocks = list(range(first_block, first_block + len(pages)))
+        for block, index in zip(blocks, pages.indices):
+            cache.fill(block, numbers[index])
+        job = tier.store(pages.pages, blocks, cache.gpu_pages)
+        assert job.nbytes == len(pages) * PAGE
+        job.wait()
+        pages.commit()
+        return pages.evicted
+
+
+def test_pages_come_back(tier, cache):
+    assert store(tier, cache, [10, 20, 30]) == []
+    for block in range(BLOCKS):
+        cache.fill(block, 0)
+    assert tier.lookup([key(10), key(20), key(30), key(40)]) == 3
+    assert tier.lookup([key(40), key(10)]) == 0
+    with tier.prepare_load([key(30), key(10)]) as load:
+        job = tier.load(load.pages, [5, 15], cache.gpu_pages)
+        job.wait()
+        assert job.is_done() and "ended" in repr(job)
+    assert cache.values(5) == [{30}, {31}] and cache.values(15) == [{10}, {11}]
+    assert cache.values(4) == [{0}, {1}]
+    stats = tier.stats()
+    assert (stats["pages"], stats["ready"], stats["free"], stats["pinned"]) == (4, 3, 1, 0)
+    assert stats["loaded_bytes"] == 2 * PAGE and stats["stored_bytes"] == 3 * PAGE
+    assert "4 pages of 4 KiB" in repr(tier) and "NUMA node 1" in repr(tier)
+
+
+def test_the_least_recently_used_page_makes_room_but_no_pinned_one(tier, cache):
+    store(tier, cache, [1, 2, 3, 4])
+    tier.touch([key(1)])
+    with tier.prepare_load([key(2)]):
+        assert tier.stats()["pinned"] == 1
+        # The end of a sequence goes first: it is useless without what comes before it.
+        assert store(tier, cache, [5]) == [key(4)]
+        with pytest.raises(egmem.OutOfMemory, match="pinned") as caught:
+            tier.prepare_store([key(number) for number in range(10, 14)])
+        assert caught.value.remedy
+    assert sorted(number for number, _ in tier.keys()) == sorted(key(number) for number in (1, 2, 3, 5))
+    assert tier.remove([key(1), key(9)]) == 1
+    assert tier.lookup([key(1)]) == 0
+
+
+def test_what_is_not_committed_is_free_again(tier, cache):
+    with tier.prepare_store([key(1), key(2)]) as pages:
+        assert tier.stats()["writing"] == 2 and tier.lookup([key(1)]) == 0
+        assert pages.keys == [key(1), key(2)] and len(pages) == 2
+        # Another store of the same key has nothing to do.
+        assert tier.prepare_store([key(2)]).keys == []
+    assert tier.stats()["free"] == 4
+    with pytest.raises(egmem.Closed):
+        pages.commit()
+    with pytest.raises(egmem.NotReady) as caught:
+        tier.prepare_load([key(1)])
+    assert isinstance(caught.value, KeyError)
+
+
+def test_views_of_pages(tier):
+    with tier.prepare_store([b"short"]) as pages:
+        view = pages.view(0)
+        assert isinstance(view, egmem.kv.Page) and view.nbytes == PAGE and view.node == 1
+        np.asarray(memoryview(view))[:] = 9
+        view.write(b"head")
+        with pytest.raises(egmem.InUse, match="views"):
+            pages.commit()
+        view.fill(7, PAGE - 1)
+        del view
+        gc.collect()
+        pages.commit()
+    load = tier.prepare_load([b"short"])
+    view = load.view(0)
+    load.release()
+    assert tier.stats()["pinned"] == 1, "the view keeps the page"
+    assert view.read(0, 5) == b"head\t" and view.read(PAGE - 1) == b"\7"
+    assert memoryview(view).readonly and view.address == tier.page_address(tier.keys()[0][1])
+    with pytest.raises(egmem.Error):
+        view.fill(1)
+    with pytest.raises(egmem.Error):
+        view.on("cuda:0").__cuda_array_interface__
+    del view
+    gc.collect()
+    assert tier.stats()["pinned"] == 0
+
+
+def test_wrong_arguments_are_typed(tier, cache, driver):
+    with pytest.raises(egmem.InvalidArgument, match="32"):
+        tier.lookup([b"x" * 33])
+    with pytest.raises(egmem.InvalidArgument, match="2 blocks"):
+        tier.load([0], [0, 1], cache.gpu_pages)
+    with pytest.raises(egmem.InvalidArgument):
+        tier.load([0], [0], cache.gpu_pages)  # not pinned
+    with pytest.raises(egmem.InvalidArgument, match="method"):
+        tier.load([], [], cache.gpu_pages, method="fast")
+    with pytest.raises(egmem.InvalidArgument):
+        tier.load([], [], cache.gpu_pages, method="kernel:0")
+    with pytest.raises(egmem.InvalidArgument):
+        egmem.kv.GpuPages([0], 10, 20, 1)
+    with tier.prepare_store([key(1)]) as pages:
+        with pytest.raises(egmem.Error):
+            tier.store(pages.pages, [BLOCKS], cache.gpu_pages)
+        with pytest.raises(egmem.Error):
+            tier.store(pages.pages, [0], cache.gpu_pages, stream=egmem.Stream(0, driver=egmem.simulated()))
+        tier.store(pages.pages, [0], cache.gpu_pages, stream=egmem.Stream(3, driver=driver)).wait()
+
+
+def test_tensors_tell_their_layout(driver):
+    class Tensor:
+        """As much of a PyTorch tensor as is asked for."""
+
+        def __init__(self, array):
+            self.array = array
+            self.shape = array.shape
+
+        def data_ptr(self):
+            return self.array.ctypes.data
+
+        def element_size(self):
+            return self.array.itemsize
+
+        def stride(self, dimension):
+            return self.array.strides[dimension] // self.array.itemsize
+
+        def numel(self):
+            return self.array.size
+
+        def is_contiguous(self):
+            return self.array.flags.c_contiguous
+
+        def __getitem__(self, index):
+            return Tensor(self.array[index])
+
+    layers = [Tensor(np.zeros((8, 2, 16), "f4")) for _ in range(3)]
+    pages = egmem.kv.GpuPages.from_tensors(layers)
+    assert (pages.blocks, pages.parts, pages.block_bytes) == (8, 3, 3 * 2 * 16 * 4)
+    strided = Tensor(np.zeros((8, 4, 16), "f4")[:, :2])
+    assert egmem.kv.GpuPages.from_tensors([strided]).block_bytes == 2 * 16 * 4
+    with pytest.raises(egmem.InvalidArgument, match="same shape"):
+        egmem.kv.GpuPages.from_tensors([layers[0], strided])
+    with pytest.raises(egmem.InvalidArgument, match="contiguous"):
+        egmem.kv.GpuPages.from_tensors([Tensor(np.zeros((8, 4, 16), "f4")[:, :, :2])])
+    with pytest.raises(egmem.InvalidArgument):
+        egmem.kv.GpuPages.from_tensors([])
+
+
+def test_threads_and_lifetimes(driver, cache):
+    tier = egmem.kv.Tier(pages=64, page_bytes=PAGE, driver=driver)
+    failures = []
+
+    def work(first):
+        try:
+            for number in range(first, first + 20):
+                with tier.prepare_store([key(number)]) as pages:
+                    with memoryview(pages.view(0)) as bytes_of_page:
+                        bytes_of_page[:4] = number.to_bytes(4, "little")
+                    pages.commit()
+                if tier.lookup([key(number)]):
+                    with tier.prepare_load([key(number)]) as load:
+                        assert load.view(0).read(0, 4) == number.to_bytes(4, "little")
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(1000 * index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    load = tier.prepare_load([tier.keys()[-1][0]])
+    job = tier.load(load.pages, [0], cache.gpu_pages)
+    tier.close()
+    assert tier.closed
+    with pytest.raises(egmem.Closed):
+        tier.lookup([])
+    del tier, load
+    job.wait()
+
+
+def test_a_forked_child_is_refused(tier, cache):
+    store(tier, cache, [1])
+    load = tier.prepare_load([key(1)])
+    child = os.fork()
+    if child == 0:
+        refused = 0
+        for call in (lambda: tier.lookup([]), tier.stats, lambda: load.view(0), lambda: tier.prepare_store([key(2)])):
+            try:
+                call()
+            except egmem.InvalidArgument:
+                refused += 1
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
+    assert tier.stats()["pinned"] == 1
