@@ -12,6 +12,31 @@ use crate::table::Table;
 use crate::tier::Tier;
 use crate::{Error, MemoryError, Result, TierMemory, owner, persist};
 
+impl Tier {
+    /// Returns options for a tier in memory that outlives this process, such as a buffer of `egmem serve`. What another process left
+    /// there is found again.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use egmem::kv::{Key, Tier};
+    /// use egmem::{Buffer, Driver, Machine};
+    ///
+    /// let driver = Driver::simulated(Machine::gh200())?;
+    /// let memory = Arc::new(Buffer::near(&driver, 0, 4 << 20)?); // or client.fetch("kv")? of the exchange
+    /// let tier = Tier::attach(memory.clone()).page_bytes(64 << 10).open()?;
+    /// assert!(tier.found().is_new);
+    /// tier.prepare_store(&[Key::new([1; 32])])?.commit()?;
+    /// drop(tier); // or the process is killed
+    ///
+    /// let tier = Tier::attach(memory).page_bytes(64 << 10).open()?;
+    /// assert_eq!((tier.found().ready, tier.lookup(&[Key::new([1; 32])])), (1, 1));
+    /// # Ok::<(), egmem::kv::Error>(())
+    /// ```
+    pub fn attach<M: TierMemory + 'static>(memory: Arc<M>) -> AttachOptions {
+        AttachOptions::new(memory)
+    }
+}
+
 /// Options for a tier in given memory; [`open`](Self::open) attaches it.
 #[must_use = "options do nothing until `open`"]
 pub struct AttachOptions {
@@ -24,7 +49,7 @@ pub struct AttachOptions {
 }
 
 impl AttachOptions {
-    pub(crate) fn new(memory: Arc<dyn TierMemory>) -> Self {
+    fn new(memory: Arc<dyn TierMemory>) -> Self {
         Self {
             memory,
             pages: None,

@@ -11,6 +11,13 @@ use crate::tier::Tier;
 use crate::{Buffer, Driver, Result};
 use egmem_core::BufferOptions;
 
+impl Tier {
+    /// Returns options for a tier at `location`: a node's id, or any [`Location`] that the CPU can use.
+    pub fn on(location: impl Into<Location>) -> TierOptions {
+        TierOptions::on(location.into())
+    }
+}
+
 /// Options for a tier in memory of its own; [`create`](Self::create) allocates it.
 #[derive(Clone, Debug)]
 #[must_use = "options do nothing until `create`"]
@@ -21,7 +28,7 @@ pub struct TierOptions {
 }
 
 impl TierOptions {
-    pub(crate) fn on(location: Location) -> Self {
+    fn on(location: Location) -> Self {
         Self {
             buffer: Buffer::on(location),
             pages: 0,

@@ -3,14 +3,12 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::attach::AttachOptions;
 use crate::copy::{CopyMethod, Job, start};
-use crate::driver::{DevicePtr, Location};
+use crate::driver::DevicePtr;
 use crate::geometry::Geometry;
 use crate::inner::Inner;
-use crate::options::TierOptions;
 use crate::table::{Change, Direction, PageId};
-use crate::{Driver, Found, GpuPages, Key, Load, Result, Stats, Store, Stream, TierMemory};
+use crate::{Driver, Found, GpuPages, Key, Load, Result, Stats, Store, Stream};
 
 /// Fixed pages of pinned host memory by [`Key`], in least-recently-used order. Clones are the same tier.
 ///
@@ -22,34 +20,6 @@ use crate::{Driver, Found, GpuPages, Key, Load, Result, Stats, Store, Stream, Ti
 pub struct Tier(Arc<Inner>);
 
 impl Tier {
-    /// Returns options for a tier at `location`: a node's id, or any [`Location`] that the CPU can use.
-    pub fn on(location: impl Into<Location>) -> TierOptions {
-        TierOptions::on(location.into())
-    }
-
-    /// Returns options for a tier in memory that outlives this process, such as a buffer of `egmem serve`. What another process left
-    /// there is found again.
-    ///
-    /// ```
-    /// use std::sync::Arc;
-    /// use egmem::kv::{Key, Tier};
-    /// use egmem::{Buffer, Driver, Machine};
-    ///
-    /// let driver = Driver::simulated(Machine::gh200())?;
-    /// let memory = Arc::new(Buffer::near(&driver, 0, 4 << 20)?); // or client.fetch("kv")? of the exchange
-    /// let tier = Tier::attach(memory.clone()).page_bytes(64 << 10).open()?;
-    /// assert!(tier.found().is_new);
-    /// tier.prepare_store(&[Key::new([1; 32])])?.commit()?;
-    /// drop(tier); // or the process is killed
-    ///
-    /// let tier = Tier::attach(memory).page_bytes(64 << 10).open()?;
-    /// assert_eq!((tier.found().ready, tier.lookup(&[Key::new([1; 32])])), (1, 1));
-    /// # Ok::<(), egmem::kv::Error>(())
-    /// ```
-    pub fn attach<M: TierMemory + 'static>(memory: Arc<M>) -> AttachOptions {
-        AttachOptions::new(memory)
-    }
-
     /// Returns how many bytes of memory a tier takes, for the size of a buffer that one is to be attached in.
     ///
     /// # Errors
