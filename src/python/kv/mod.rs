@@ -38,8 +38,10 @@ impl ToPy for Error {
             Self::Memory(error) => return error.clone().to_py(),
             Self::Full { .. } => "OutOfMemory",
             Self::NotReady { .. } => "NotReady",
-            Self::WrongState { .. } => "InvalidArgument",
-            Self::StillCopying { .. } => "InUse",
+            Self::WrongState { .. } | Self::NotATier { .. } | Self::OtherTier { .. } => {
+                "InvalidArgument"
+            }
+            Self::StillCopying { .. } | Self::InUse { .. } => "InUse",
             _ => "Error",
         };
         raise(class, &self.to_string(), self.remedy(), None)

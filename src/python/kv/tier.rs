@@ -1,18 +1,19 @@
 //! `egmem.kv.Tier`: pages by key.
 
 use std::collections::HashMap;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use egmem::driver::Location;
-use egmem::kv::{self, CopyMethod, PageId};
+use egmem::kv::{self, CopyMethod, Key, PageId};
 use egmem::size::Bytes;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 
 use crate::driver::{Driver, given_or_default, location};
-use crate::error::{OrRaise, closed, invalid};
-use crate::region::lock;
+use crate::error::{OrRaise, ToPy, closed, invalid};
+use crate::memory::Memory;
+use crate::region::{Owner, Region, lock};
 
 use super::gpu_pages::GpuPages;
 use super::job::Job;
@@ -119,6 +120,88 @@ impl Tier {
         options = options.label(label.unwrap_or_else(|| "egmem.kv".into()));
         let tier = py.detach(|| options.create(&driver)).or_raise()?;
         Ok(Self::of(tier, location))
+    }
+
+    /// Attaches the tier in memory that outlives the process: a `RemoteBuffer` of `egmem serve`, or a `Buffer`. The tier takes the
+    /// memory over, and the object is closed. Memory of zeros becomes a new tier, which needs `page_bytes`; of a tier, the ready
+    /// pages are kept with their keys and their order of use.
+    ///
+    /// `pages` and `page_bytes` must be those of the tier, if they are given. `tag`, at most 32 bytes, is what the pages mean: the
+    /// model and the cache's layout; another tag is refused. `take_over` takes the tier from an owner in another container, which
+    /// must have ended; `reset` creates a new tier whatever is there. Raises `InUse` while another process has the tier, and
+    /// `InvalidArgument` for other data or another tier; the memory is then still open.
+    #[staticmethod]
+    #[pyo3(signature = (memory, *, pages=None, page_bytes=None, tag=None, take_over=false, reset=false))]
+    fn attach(
+        py: Python<'_>,
+        memory: &Bound<'_, Memory>,
+        pages: Option<u64>,
+        page_bytes: Option<u64>,
+        tag: Option<PyBackedBytes>,
+        take_over: bool,
+        reset: bool,
+    ) -> PyResult<Self> {
+        let object = memory.get();
+        let region = object.region()?;
+        region.expect_here()?;
+        let location = region.location();
+        drop(region);
+        let tag = match tag {
+            Some(tag) => *Key::from_bytes(&tag).or_raise()?.as_bytes(),
+            None => [0; Key::BYTES],
+        };
+        let with = |options: kv::AttachOptions| {
+            let options = options.tag(tag).take_over(take_over).reset(reset);
+            let options = pages.into_iter().fold(options, kv::AttachOptions::pages);
+            let options = page_bytes
+                .into_iter()
+                .fold(options, kv::AttachOptions::page_bytes);
+            py.detach(|| options.open())
+        };
+        let region = object.take()?.ok_or_else(|| closed("memory"))?;
+        region.wait_for_gpus(py);
+        let (tier, refused) = match region.into_owner() {
+            Some(Owner::Buffer(memory)) => {
+                let (tier, memory) = attach(memory, with);
+                (tier, memory.map(Owner::Buffer))
+            }
+            Some(Owner::Remote(memory)) => {
+                let (tier, memory) = attach(memory, with);
+                (tier, memory.map(Owner::Remote))
+            }
+            other => {
+                let what = "a tier lies in a Buffer or in a RemoteBuffer";
+                (Err(invalid(what)), other)
+            }
+        };
+        if let Some(owner) = refused {
+            object.put_back(Region::new(owner));
+        }
+        Ok(Self::of(tier?, location))
+    }
+
+    /// Returns how many bytes of memory a tier takes, for the size of memory that it is to be attached in.
+    #[staticmethod]
+    fn bytes_needed(pages: u64, page_bytes: u64) -> PyResult<u64> {
+        kv::Tier::bytes_needed(pages, page_bytes).or_raise()
+    }
+
+    /// What `attach` found, as a dictionary: `generation` (how often the tier was attached), `ready` (pages kept), `unfinished`
+    /// (pages that were being written), `damaged`, and `is_new`.
+    #[getter]
+    fn found<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let found = self.handle()?.found();
+        let dictionary = PyDict::new(py);
+        for (name, value) in [
+            ("generation", found.generation),
+            ("ready", found.ready),
+            ("unfinished", found.unfinished),
+            ("damaged", found.damaged),
+        ] {
+            dictionary.set_item(name, value)?;
+        }
+        dictionary.set_item("is_new", found.is_new)?;
+        Ok(dictionary)
     }
 
     /// Returns how many of the first keys are ready. Changes no order.
@@ -301,6 +384,18 @@ impl Drop for Tier {
         let tier = lock(&self.inner).take();
         let streams = std::mem::take(&mut *lock(&self.streams));
         crate::region::drop_detached((tier, streams));
+    }
+}
+
+/// Attaches a tier in memory, or returns the memory with the error.
+fn attach<M: kv::TierMemory + 'static>(
+    memory: M,
+    open: impl FnOnce(kv::AttachOptions) -> Result<kv::Tier, kv::Error>,
+) -> (PyResult<kv::Tier>, Option<M>) {
+    let memory = Arc::new(memory);
+    match open(kv::Tier::attach(Arc::clone(&memory))) {
+        Ok(tier) => (Ok(tier), None),
+        Err(error) => (Err(error.to_py()), Arc::try_unwrap(memory).ok()),
     }
 }
 

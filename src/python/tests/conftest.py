@@ -1,5 +1,8 @@
 """Fixtures: simulated drivers. Tests that need a GPU are below gpu/, which pytest runs only if it is told to."""
 
+import os
+import subprocess
+
 import pytest
 
 import egmem
@@ -17,3 +20,34 @@ def no_default_driver():
     egmem.set_default_driver(None)
     yield
     egmem.set_default_driver(None)
+
+
+CONFIG = """
+listen = ["unix:{folder}/egmem.sock"]
+
+[create]
+who = ["*"]
+peer_bytes = "64MiB"
+peer_names = 3
+
+[[create.prefix]]
+peers = ["*"]
+names = [""]
+"""
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A running `egmem serve` on the simulator; its address."""
+    program = os.environ.get("EGMEM_TEST_PROGRAM", "")
+    if not os.access(program, os.X_OK):
+        pytest.skip("EGMEM_TEST_PROGRAM names no program egmem")
+    config = tmp_path / "egmem.toml"
+    config.write_text(CONFIG.format(folder=tmp_path))
+    command = [program, "serve", "--config", str(config), "--sim", "gh200"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    first = process.stdout.readline()
+    assert "listening" in first, first + process.stderr.read()
+    yield f"unix:{tmp_path}/egmem.sock"
+    process.terminate()
+    process.communicate(timeout=60)

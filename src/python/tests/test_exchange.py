@@ -10,38 +10,7 @@ import pytest
 
 import egmem
 
-PROGRAM = os.environ.get("EGMEM_TEST_PROGRAM", "")
-needs_program = pytest.mark.skipif(not os.access(PROGRAM, os.X_OK), reason="EGMEM_TEST_PROGRAM names no program egmem")
 
-CONFIG = """
-listen = ["unix:{folder}/egmem.sock"]
-
-[create]
-who = ["*"]
-peer_bytes = "64MiB"
-peer_names = 3
-
-[[create.prefix]]
-peers = ["*"]
-names = [""]
-"""
-
-
-@pytest.fixture
-def server(tmp_path):
-    config = tmp_path / "egmem.toml"
-    config.write_text(CONFIG.format(folder=tmp_path))
-    process = subprocess.Popen(
-        [PROGRAM, "serve", "--config", str(config), "--sim", "gh200"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    first = process.stdout.readline()
-    assert "listening" in first, first + process.stderr.read()
-    yield f"unix:{tmp_path}/egmem.sock"
-    process.terminate()
-    process.communicate(timeout=60)
-
-
-@needs_program
 def test_memory_is_created_fetched_and_kept(server):
     driver = egmem.simulated("gh200")
     with egmem.connect(server, driver=driver) as client:
@@ -74,7 +43,6 @@ def test_memory_is_created_fetched_and_kept(server):
             client.fetch("weights")
 
 
-@needs_program
 def test_exit_and_fork_with_live_memory(server):
     code = """
         import os, sys, egmem

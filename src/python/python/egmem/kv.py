@@ -14,6 +14,37 @@
 ...     tier.load(load.pages, [0, 1], gpu_pages).wait()
 """
 
-from ._egmem import GpuPages, Job, Load, Page, Store, Tier
+from typing import Any, Optional
 
-__all__ = ["GpuPages", "Job", "Load", "Page", "Store", "Tier"]
+from . import connect
+from ._egmem import Driver, GpuPages, Job, Load, Page, Store, Tier
+
+__all__ = ["GpuPages", "Job", "Load", "Page", "Store", "Tier", "attach"]
+
+
+def attach(
+    address: str,
+    name: str,
+    *,
+    pages: Optional[int] = None,
+    page_bytes: Optional[int] = None,
+    node: Optional[int] = None,
+    create: bool = False,
+    driver: Optional[Driver] = None,
+    **options: Any,
+) -> Tier:
+    """Attaches the tier in memory that ``egmem serve`` keeps under a name, so that its pages outlive this process.
+
+    With ``create``, which needs ``pages`` and ``page_bytes``, the server is asked to create the memory on ``node`` unless this
+    user has created it before. The other options are those of ``Tier.attach``.
+    """
+    nbytes = None
+    if create:
+        if pages is None or page_bytes is None:
+            raise TypeError("create=True needs pages and page_bytes")
+        nbytes = Tier.bytes_needed(pages, page_bytes)
+    with connect(address, driver=driver) as client:
+        if nbytes is not None:
+            client.create(name, nbytes, node=node, exist_ok=True)
+        memory = client.fetch(name, mode="rw")
+    return Tier.attach(memory, pages=pages, page_bytes=page_bytes, **options)

@@ -1,9 +1,18 @@
-"""Measures egmem beside PyTorch, CuPy and cuda.core: python3 measure.py. Prints a line for each figure."""
+"""Measures egmem beside PyTorch, CuPy and cuda.core: python3 measure.py [SECTION…]. Prints a line for each figure.
 
+The section "start" needs the program egmem: EGMEM_PROGRAM=target/release/egmem.
+"""
+
+import os
+import random
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 
 import egmem
+import egmem.kv
 
 
 def median_us(work, count, rounds=7):
@@ -103,20 +112,25 @@ def exact():
     size = 5 << 30
     torch.cuda.init()
     et.empty(1)
-    for name, make in (
-        ("egmem.torch.empty", lambda: et.empty(size, dtype=torch.uint8)),
-        ("torch.empty(pin_memory=True)", lambda: torch.empty(size, dtype=torch.uint8, pin_memory=True)),
-    ):
-        before = available()
-        start = time.perf_counter()
-        tensor = make()
-        took = time.perf_counter() - start
-        tensor.view(-1)[:: 1 << 12].fill_(1)
-        print(f"5 GiB by {name}: {(before - available()) / (1 << 30):.2f} GiB of MemAvailable, {took:.2f} s", flush=True)
-        del tensor
-        if name.startswith("egmem"):
-            et.heap_on().trim()
-    torch._C._host_emptyCache() if hasattr(torch._C, "_host_emptyCache") else None
+    for turn in range(3):
+        for name, make in (
+            ("egmem.torch.empty", lambda: et.empty(size, dtype=torch.uint8)),
+            ("torch.empty(pin_memory=True)", lambda: torch.empty(size, dtype=torch.uint8, pin_memory=True)),
+        ):
+            before = available()
+            start = time.perf_counter()
+            tensor = make()
+            took = time.perf_counter() - start
+            tensor.view(-1)[:: 1 << 12].fill_(1)
+            taken = before - available()
+            print(
+                f"5 GiB by {name}, turn {turn}: {taken / (1 << 30):.3f} GiB of MemAvailable ({taken / size:.4f} x), {took:.2f} s",
+                flush=True,
+            )
+            del tensor
+            if not name.startswith("egmem") and hasattr(torch._C, "_host_emptyCache"):
+                torch._C._host_emptyCache()
+            time.sleep(2)  # the kernel counts freed memory late
 
 
 def copies():
@@ -155,13 +169,179 @@ def copies():
         print(f"  is_pinned {pinned}, asked in {(time.perf_counter() - start) * 1e6:.1f} us", flush=True)
 
 
+TIER_PAGES, TIER_PAGE = 4096, 4 << 20  # 16 GiB
+
+# What a process does until it has 16 GiB of pinned memory that GPU 0 can use.
+STARTS = {
+    "only python, import egmem, egmem.open()": "import egmem; egmem.open()",
+    "egmem.kv.attach, egmem serve": "import egmem.kv; tier = egmem.kv.attach({address!r}, 'tier', page_bytes={page})",
+    "egmem.kv.Tier, cold": "import egmem.kv; tier = egmem.kv.Tier({pages}, {page}, gpu=0)",
+    "only python, import torch, cuda.init()": "import torch; torch.cuda.init(); torch.empty(1, device='cuda')",
+    "torch.empty(pin_memory=True)": "import torch; tensor = torch.empty({pages} * {page}, dtype=torch.uint8, pin_memory=True)",
+    "cuMemHostAlloc": """
+import ctypes
+cuda = ctypes.CDLL("libcuda.so.1")
+context, memory = ctypes.c_void_p(), ctypes.c_void_p()
+for code in (
+    cuda.cuInit(0), cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0), cuda.cuCtxSetCurrent(context),
+    cuda.cuMemHostAlloc(ctypes.byref(memory), ctypes.c_size_t({pages} * {page}), 0),
+):
+    assert code == 0, code
+""",
+}
+
+
+def start():
+    """Measures from a process's start until its memory is ready, in seconds: the median of three."""
+    program = os.environ.get("EGMEM_PROGRAM")
+    with tempfile.TemporaryDirectory() as folder:
+        server, address = None, f"unix:{folder}/socket"
+        if program:
+            needed = egmem.kv.Tier.bytes_needed(TIER_PAGES, TIER_PAGE)
+            with open(f"{folder}/serve.toml", "w") as file:
+                file.write(f'listen = ["{address}"]\n[[buffer]]\nname = "tier"\nnode = 0\nwho = ["*"]\n')
+                file.write(f'bytes = "{-(-needed >> 21) << 21}"\n')
+            began = time.perf_counter()
+            command = [program, "serve", "--config", f"{folder}/serve.toml"]
+            server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            print(f"  {server.stdout.readline().strip()} (after {time.perf_counter() - began:.1f} s)", flush=True)
+        try:
+            for name, code in STARTS.items():
+                if "serve" in name and not program:
+                    continue
+                code = code.format(address=address, pages=TIER_PAGES, page=TIER_PAGE)
+                code += "\nimport time, os, sys; print(time.time() - float(sys.argv[1]), flush=True); os._exit(0)"
+                times = []
+                for _ in range(3):
+                    command = [sys.executable, "-c", code, str(time.time())]
+                    ended = subprocess.run(command, capture_output=True, text=True)
+                    if ended.returncode:
+                        print(f"  {name}: {ended.stderr.strip()[-300:]}", flush=True)
+                        break
+                    times.append(float(ended.stdout.split()[-1]))
+                    time.sleep(1)
+                else:
+                    told = ", ".join(f"{took:.3f}" for took in times)
+                    print(f"16 GiB ready after process start, {name}: {statistics.median(times):.3f} s ({told})", flush=True)
+        finally:
+            if server is not None:
+                server.terminate()
+                server.wait()
+
+
+def kv():
+    """Measures random pages between the tier and a GPU: wall time from the call to the end of the copies."""
+    import torch
+
+    total = 512 << 20
+    for page in (16 << 10, 64 << 10, 256 << 10, 2 << 20):
+        count = total // page
+        tier = egmem.kv.Tier(2 * count, page, gpu=0, driver=egmem.open())
+        cache = torch.zeros(2 * count, page, dtype=torch.uint8, device="cuda")
+        torch.cuda.synchronize()
+        gpu_pages = egmem.kv.GpuPages.from_tensors([cache])
+        keys = [number.to_bytes(8, "little") for number in range(2 * count)]
+        chance = random.Random(7)
+        with tier.prepare_store(keys) as store:
+            pages = chance.sample(store.pages, count)
+            blocks = chance.sample(range(2 * count), count)
+            methods("GPU to tier", page, total, lambda method: tier.store(pages, blocks, gpu_pages, method=method))
+            store.commit()
+        with tier.prepare_load(keys):
+            methods("tier to GPU", page, total, lambda method: tier.load(pages, blocks, gpu_pages, method=method))
+            beside_compute(page, lambda: tier.load(pages, blocks, gpu_pages))
+        check(tier, cache, keys, gpu_pages)
+        host = torch.empty(2 * count, page, dtype=torch.uint8, pin_memory=True)
+        index = torch.tensor(blocks)
+        print_rate(f"{page >> 10} KiB pages, torch index and copy to GPU", total, lambda: host[index].to("cuda"), 3)
+        del tier, cache, host, gpu_pages
+        torch.cuda.empty_cache()
+
+
+def methods(way, page, total, start_copy):
+    for method in ("auto", "kernel", "batch", "loop"):
+        print_rate(f"{page >> 10} KiB pages, {way}, {method}", total, lambda: start_copy(method).wait())
+
+
+def print_rate(name, nbytes, work, rounds=7):
+    import torch
+
+    times = []
+    try:
+        for _ in range(rounds + 1):
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            work()
+            torch.cuda.synchronize()
+            times.append(time.perf_counter() - began)
+    except egmem.Error as error:
+        print(f"{name}: {error}", flush=True)
+        return
+    print(f"{name}: {nbytes / statistics.median(times[1:]) / 1e9:.1f} GB/s", flush=True)
+
+
+def beside_compute(page, start_copy):
+    """Tells how much longer matrix products take while pages are loaded."""
+    import torch
+
+    a = torch.randn(4096, 4096, device="cuda", dtype=torch.float16)
+    c = torch.empty_like(a)
+
+    def products():
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        for _ in range(100):
+            torch.mm(a, a, out=c)
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end)
+
+    products()
+    alone = statistics.median(products() for _ in range(5))
+    beside = []
+    for _ in range(5):
+        jobs = [start_copy() for _ in range(12)]
+        beside.append(products())
+        still = not jobs[-1].is_done()
+        for job in jobs:
+            job.wait()
+    beside = statistics.median(beside)
+    print(
+        f"{page >> 10} KiB pages: 100 products of 4096 take {alone:.2f} ms alone, {beside:.2f} ms beside loads "
+        f"({(beside / alone - 1) * 100:+.1f} %, loads ran to the end: {still})",
+        flush=True,
+    )
+
+
+def check(tier, cache, keys, gpu_pages):
+    """Checks that pages come back in other blocks with their bytes."""
+    import torch
+
+    count = min(64, len(keys))
+    cache[:count] = torch.randint(0, 255, cache[:count].shape, dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()
+    wanted = cache[:count].clone()
+    tier.remove(keys[:count])
+    with tier.prepare_store(keys[:count]) as store:
+        tier.store(store.pages, range(count), gpu_pages).wait()
+        store.commit()
+    cache.zero_()
+    torch.cuda.synchronize()
+    with tier.prepare_load(keys[:count]) as load:
+        tier.load(load.pages, range(count - 1, -1, -1), gpu_pages).wait()
+    assert torch.equal(cache[:count].flip(0), wanted), "the bytes differ"
+
+
 if __name__ == "__main__":
-    for name, work in (
-        ("native", native),
-        ("torch pinned", torch_pinned),
-        ("CuPy pinned", cupy_pinned),
-        ("cuda.core", cuda_core),
-        ("exact size", exact),
-        ("copies", copies),
-    ):
-        section(name, work)
+    sections = {
+        "native": native,
+        "torch-pinned": torch_pinned,
+        "cupy-pinned": cupy_pinned,
+        "cuda.core": cuda_core,
+        "exact": exact,
+        "copies": copies,
+        "kv": kv,
+        "start": start,
+    }
+    for name in sys.argv[1:] or sections:
+        section(name, sections[name])

@@ -1,0 +1,71 @@
+"""SGLang's host KV cache (HiCache) in egmem's memory.
+
+    import egmem_sglang
+    egmem_sglang.install(node=0)        # before the server makes its host pools
+
+`EgmemHostTensorAllocator` is a host tensor allocator, as SGLang's own ones are. SGLang's choice of allocators is a fixed list, so
+`install` puts this one in the default one's place. The memory is pinned already: SGLang must not register it once more, so
+`install` also replaces the function that does. With `address` and `name`, the pools lie in memory of `egmem serve`.
+
+Tested with the classes of SGLang 0.5.23 on the simulator (test_adapters.py); not in a server.
+"""
+
+import math
+import sys
+
+import torch
+from sglang.srt.mem_cache.pool_host import common
+
+import egmem
+import egmem.torch
+
+
+class EgmemHostTensorAllocator(common.HostTensorAllocator):
+    """Pinned tensors of exactly their size on a host NUMA node."""
+
+    def __init__(self, node=None, address=None, name=None):
+        super().__init__()
+        self.node, self.address, self.name = node, address, name
+        self._count = 0
+
+    def allocate(self, dims, dtype, device="cpu"):
+        if device != "cpu":
+            raise ValueError(f"a host tensor is in memory of the CPU, not of {device!r}")
+        self.dims, self.dtype = dims, dtype
+        if self.address is None:
+            tensor = egmem.torch.empty(tuple(dims), dtype=dtype, node=self.node)
+        else:
+            tensor = self._of_server(dims, dtype)
+        # Nothing is to be unregistered when SGLang destroys the pool.
+        setattr(tensor, common._CUDA_HOST_REGISTERED_RANGES_ATTR, [])
+        return tensor
+
+    def _of_server(self, dims, dtype):
+        """Returns memory that stays in the server: a process that asks for the same tensors in the same order has it again."""
+        name, self._count = f"{self.name or 'sglang'}-{self._count}", self._count + 1
+        with egmem.connect(self.address) as client:
+            client.create(name, math.prod(dims) * dtype.itemsize, node=self.node, exist_ok=True)
+            memory = client.fetch(name, mode="rw")
+        return torch.from_dlpack(memory.on("cpu"))[: math.prod(dims) * dtype.itemsize].view(dtype).view(tuple(dims))
+
+
+def allocate_pinned(dims, dtype, device, pin_memory, allocator, registration_granularity_bytes=None):
+    """Takes the place of SGLang's `alloc_with_host_register`: memory of egmem is not registered."""
+    if isinstance(allocator, EgmemHostTensorAllocator):
+        return allocator.allocate(dims, dtype=dtype, device=device)
+    return common.alloc_with_host_register(dims, dtype, device, pin_memory, allocator, registration_granularity_bytes)
+
+
+def install(node=None, address=None, name=None):
+    """Has SGLang's host pools of CUDA, which name no allocator of a storage, allocate from egmem."""
+    original = common.get_allocator_from_storage
+
+    def get_allocator_from_storage(allocator_type):
+        allocator = original(allocator_type)
+        return EgmemHostTensorAllocator(node, address, name) if type(allocator) is common.HostTensorAllocator else allocator
+
+    common.ALLOC_MEMORY_FUNCS["cuda"] = allocate_pinned
+    # The pools' modules have the function by name.
+    for module in list(sys.modules.values()):
+        if getattr(module, "get_allocator_from_storage", None) is original:
+            module.get_allocator_from_storage = get_allocator_from_storage

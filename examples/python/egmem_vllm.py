@@ -1,0 +1,224 @@
+"""vLLM's KV-cache offloading into an egmem tier.
+
+    vllm serve MODEL --kv-transfer-config '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both",
+        "kv_connector_extra_config": {"spec_name": "EgmemOffloadingSpec", "spec_module_path": "egmem_vllm",
+                                      "cpu_bytes_to_use": 17179869184}}'
+
+With "egmem_address" and "egmem_name" in the extra config the tier lies in memory of `egmem serve`, and a restarted engine finds
+its pages: set PYTHONHASHSEED, so that vLLM's hashes of blocks are the same again. "egmem_node" is the host NUMA node.
+
+For one worker (no tensor or pipeline parallelism), one KV-cache group and one block per chunk: others raise ValueError.
+Tested with the classes of vLLM 0.33.0 on the simulator (test_adapters.py); not in an engine that serves.
+"""
+
+import hashlib
+import time
+
+import torch
+from vllm.v1.kv_offload.base import (
+    BlockIDsLoadStoreSpec,
+    LookupResult,
+    OffloadingManager,
+    OffloadingSpec,
+    OffloadingWorker,
+    PrepareStoreOutput,
+    RequestOffloadingContext,
+    TransferResult,
+)
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+import egmem
+import egmem.kv
+
+# The scheduler's side and the worker's side make a spec each, in one process.
+_tiers = {}
+
+
+class PageSpec(BlockIDsLoadStoreSpec):
+    """Pages of the tier."""
+
+
+def _key(key):
+    """vLLM's keys are a hash and a group's index, longer than a tier's."""
+    return hashlib.blake2b(key, digest_size=32).digest()
+
+
+class EgmemOffloadingSpec(OffloadingSpec):
+    def __init__(self, config):
+        super().__init__(config)
+        if config.parallel.world_size != 1 or len(config.groups) != 1 or self.blocks_per_chunk != 1:
+            raise ValueError("EgmemOffloadingSpec needs one worker, one KV-cache group and one block per chunk")
+        self._manager = self._worker = None
+
+    def tier(self):
+        """Returns the tier that both sides share."""
+        tier = _tiers.get(self.config.engine_id)
+        if tier is None or tier.closed:
+            tier = _tiers[self.config.engine_id] = self._make_tier()
+        return tier
+
+    def _make_tier(self):
+        extra, page_bytes = self.extra_config, self.config.worker_kv_bytes_per_block
+        pages = int(extra["cpu_bytes_to_use"]) // page_bytes
+        node = extra.get("egmem_node")
+        if "egmem_address" not in extra:
+            return egmem.kv.Tier(pages, page_bytes, node=node, label="vllm")
+        meaning = (self.config.model, self.tokens_per_block, page_bytes, self.config.kv_cache_layout)
+        tag = hashlib.sha256(repr(meaning).encode()).digest()
+        name = extra.get("egmem_name", "vllm")
+        return egmem.kv.attach(
+            extra["egmem_address"], name, pages=pages, page_bytes=page_bytes, node=node, create=True, tag=tag
+        )
+
+    def get_manager(self):
+        if self._manager is None:
+            self._manager = EgmemOffloadingManager(self.tier())
+        return self._manager
+
+    def get_worker(self, kv_caches):
+        if self._worker is None:
+            self._worker = EgmemOffloadingWorker(self.tier(), kv_caches)
+        return self._worker
+
+
+class EgmemOffloadingManager(OffloadingManager):
+    """Decides what is stored where; the tier has the order of use, and evicts."""
+
+    def __init__(self, tier):
+        self.tier = tier
+        self._storing = {}  # vLLM's key: the store of its page
+        self._loading = {}  # vLLM's key: the loads that pin its page
+        self._names = {}  # the tier's key: vLLM's key
+
+    def lookup(self, key, req_context):
+        if self.tier.lookup([_key(key)]):
+            return LookupResult.HIT
+        return LookupResult.HIT_PENDING if key in self._storing else LookupResult.MISS
+
+    def get_load_source(self, key, req_context):
+        return CacheHitSource.HOST
+
+    def touch(self, keys, req_context):
+        self.tier.touch([_key(key) for key in keys])
+
+    def prepare_load(self, keys, req_context):
+        pages = []
+        for key in keys:
+            load = self.tier.prepare_load([_key(key)])
+            self._loading.setdefault(key, []).append(load)
+            pages += load.pages
+        return PageSpec(pages)
+
+    def complete_load(self, keys, req_context):
+        for key in keys:
+            loads = self._loading[key]
+            loads.pop().release()
+            if not loads:
+                del self._loading[key]
+
+    def prepare_store(self, keys, req_context):
+        keys = list(keys)
+        hashed = {key: _key(key) for key in keys}
+        # What is there already must stay until the new pages are found.
+        ready = [name for name in hashed.values() if self.tier.lookup([name])]
+        stores, evicted = {}, []
+        with self.tier.prepare_load(ready):
+            for key, name in hashed.items():
+                try:
+                    store = self.tier.prepare_store([name])
+                except egmem.OutOfMemory:
+                    for store in stores.values():
+                        store.close()
+                    # Their contents are gone, although nothing is stored.
+                    self._forget(evicted)
+                    return None
+                if store.keys:
+                    stores[key] = store
+                    evicted += store.evicted
+        self._storing.update(stores)
+        self._names.update({hashed[key]: key for key in stores})
+        pages = [page for store in stores.values() for page in store.pages]
+        return PrepareStoreOutput(list(stores), PageSpec(pages), self._forget(evicted))
+
+    def _forget(self, evicted):
+        """Returns vLLM's keys of evicted pages; those of an engine before this one are not known."""
+        names = (self._names.pop(name, None) for name in evicted)
+        return [key for key in names if key is not None]
+
+    def complete_store(self, keys, req_context, success=True):
+        for key in keys:
+            store = self._storing.pop(key, None)
+            if store is None:
+                continue
+            if success:
+                store.commit()
+            store.close()
+
+    def on_new_request(self, req_context):
+        return RequestOffloadingContext()
+
+    def reset_cache(self):
+        self._storing.clear()
+        self._loading.clear()
+        self.tier.remove([name for name, _ in self.tier.keys()])
+
+    def shutdown(self):
+        self._storing.clear()
+        self._loading.clear()
+        self.tier.close()
+
+
+class EgmemOffloadingWorker(OffloadingWorker):
+    """Copies blocks, on a stream for each direction."""
+
+    def __init__(self, tier, kv_caches):
+        self.tier = tier
+        self.gpu_pages = _gpu_pages(kv_caches)
+        on_gpu = kv_caches.tensors[0].tensor.is_cuda
+        self._streams = (torch.cuda.Stream(), torch.cuda.Stream()) if on_gpu else (None, None)
+        self._jobs = {}
+
+    def _start(self, job_id, copy, stream, pages, blocks):
+        if stream is not None:
+            stream.wait_stream(torch.cuda.current_stream())  # the model writes the blocks there
+        job = copy(pages.block_ids.tolist(), blocks.block_ids.tolist(), self.gpu_pages, stream=stream)
+        self._jobs[job_id] = (job, time.perf_counter())
+        return True
+
+    def submit_store(self, job_id, src_spec, dst_spec):
+        return self._start(job_id, self.tier.store, self._streams[0], dst_spec, src_spec)
+
+    def submit_load(self, job_id, src_spec, dst_spec, expedited=False):
+        return self._start(job_id, self.tier.load, self._streams[1], src_spec, dst_spec)
+
+    def get_finished(self):
+        finished = []
+        for job_id, (job, began) in list(self._jobs.items()):
+            try:
+                if not job.is_done():
+                    continue
+                success = True
+            except egmem.Error:
+                success = False
+            del self._jobs[job_id]
+            finished.append(TransferResult(job_id, success, job.nbytes, time.perf_counter() - began))
+        return finished
+
+    def wait(self, job_ids):
+        for job_id in job_ids & self._jobs.keys():
+            self._jobs[job_id][0].wait()
+
+    def shutdown(self):
+        self._jobs.clear()  # the end of a job waits for its copies
+
+
+def _gpu_pages(kv_caches):
+    """Describes vLLM's tensors: each is a part of every block."""
+    (refs,) = kv_caches.group_data_refs
+    tensors = [kv_caches.tensors[ref.tensor_idx].tensor for ref in refs]
+    strides = {tensor.stride(0) * tensor.element_size() for tensor in tensors}
+    sizes = {ref.page_size_bytes for ref in refs}
+    if len(strides) != 1 or len(sizes) != 1:
+        raise ValueError("EgmemOffloadingSpec needs layers with blocks of one size")
+    bases = [tensor.data_ptr() for tensor in tensors]
+    return egmem.kv.GpuPages(bases, strides.pop(), sizes.pop(), tensors[0].shape[0], keep=tensors)

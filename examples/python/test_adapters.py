@@ -1,0 +1,198 @@
+"""The adapters with the real packages, on the simulator: python -m pytest examples/python. Skipped where a package is missing.
+
+vllm 0.33.0, sglang 0.5.23 and lmcache 0.5.6 were installed without their dependencies on kernels for GPUs.
+"""
+
+import gc
+import os
+import sys
+
+import pytest
+
+import egmem
+import egmem.kv
+
+torch = pytest.importorskip("torch")
+sys.path.insert(0, os.path.dirname(__file__))
+
+BLOCKS, PAGE, LAYERS = 16, 1024, 3
+
+
+@pytest.fixture(autouse=True)
+def driver():
+    driver = egmem.simulated("gh200")
+    egmem.set_default_driver(driver)
+    yield driver
+    egmem.set_default_driver(None)
+
+
+class Engine:
+    """As much of a vLLM engine as the connector shows to a spec."""
+
+    def __init__(self, driver, **extra):
+        from vllm.v1.kv_offload import base, config, factory
+
+        self.base = base
+        self.config = config.OffloadingConfig(
+            groups=(config.OffloadingGroupConfig(16, tuple(f"layer{n}" for n in range(LAYERS)), 0),),
+            worker_kv_bytes_per_block=LAYERS * PAGE,
+            enable_kv_cache_events=False,
+            extra_config={
+                "spec_name": "EgmemOffloadingSpec",
+                "spec_module_path": "egmem_vllm",
+                "cpu_bytes_to_use": 4 * LAYERS * PAGE,
+                **extra,
+            },
+            engine_id=f"engine-{id(self)}",
+            model=config.OffloadingModelConfig("model", "float16"),
+            cache=config.OffloadingCacheConfig(16, 1),
+            parallel=config.OffloadingParallelConfig(0, 1, 1, 1, 1, 1, 0, 1, None, False),
+        )
+        memory = egmem.Buffer(LAYERS * BLOCKS * PAGE, node=0, driver=driver)
+        self.cache = torch.from_dlpack(memory).view(torch.int8).view(LAYERS, BLOCKS, PAGE)
+        caches = base.CanonicalKVCaches(
+            [base.CanonicalKVCacheTensor(layer, PAGE) for layer in self.cache],
+            [[base.CanonicalKVCacheRef(index, PAGE) for index in range(LAYERS)]],
+        )
+        # The scheduler and the worker make a spec each.
+        self.manager = factory.OffloadingSpecFactory.create_spec(self.config).get_manager()
+        self.worker = factory.OffloadingSpecFactory.create_spec(self.config).get_worker(caches)
+        self.request = base.ReqContext("request")
+        self.manager.on_new_request(self.request)
+
+    def keys(self, *numbers):
+        return [self.base.make_offload_key(bytes([number]) * 32, 0) for number in numbers]
+
+    def blocks(self, *blocks):
+        return self.base.GPULoadStoreSpec(list(blocks), [len(blocks)], [0])
+
+    def finish(self, job_id):
+        self.worker.wait({job_id})
+        (result,) = self.worker.get_finished()
+        assert (result.job_id, result.success) == (job_id, True) and result.transfer_time >= 0
+        return result
+
+    def store(self, keys, *blocks):
+        output = self.manager.prepare_store(keys, self.request)
+        assert self.worker.submit_store(1, self.blocks(*blocks), output.store_spec)
+        assert self.finish(1).transfer_size == len(blocks) * LAYERS * PAGE
+        self.manager.complete_store(output.keys_to_store, self.request)
+        return output
+
+
+def test_vllm_stores_and_loads(driver):
+    pytest.importorskip("vllm")
+    engine = Engine(driver)
+    hit, miss, pending = (engine.base.LookupResult[name] for name in ("HIT", "MISS", "HIT_PENDING"))
+    for block in range(BLOCKS):
+        engine.cache[:, block] = block
+    keys = engine.keys(1, 2, 3)
+    assert engine.manager.lookup(keys[0], engine.request) == miss
+    output = engine.manager.prepare_store(keys, engine.request)
+    assert output.keys_to_store == keys and output.evicted_keys == []
+    assert engine.manager.lookup(keys[0], engine.request) == pending
+    engine.worker.submit_store(7, engine.blocks(4, 5, 6), output.store_spec)
+    engine.finish(7)
+    engine.manager.complete_store(keys, engine.request)
+    assert [engine.manager.lookup(key, engine.request) for key in keys] == [hit] * 3
+    engine.cache.zero_()
+    spec = engine.manager.prepare_load([keys[2], keys[0]], engine.request)
+    # A pinned page makes no room: the tier has four pages, of which one is free and one may be evicted.
+    assert engine.manager.prepare_store(engine.keys(10, 11, 12), engine.request) is None
+    assert engine.manager.lookup(engine.keys(10)[0], engine.request) == miss
+    engine.worker.submit_load(8, spec, engine.blocks(0, 9))
+    engine.finish(8)
+    engine.manager.complete_load([keys[2], keys[0]], engine.request)
+    assert engine.cache[:, 0].eq(6).all() and engine.cache[:, 9].eq(4).all() and engine.cache[:, 1].eq(0).all()
+
+
+def test_vllm_is_told_what_was_evicted(driver):
+    pytest.importorskip("vllm")
+    engine = Engine(driver)
+    keys = engine.keys(1, 2, 3, 4)
+    engine.store(keys, 0, 1, 2, 3)
+    engine.manager.touch(keys[1:], engine.request)
+    assert engine.store(engine.keys(5), 4).evicted_keys == [keys[0]]
+    # What is there already is not stored once more, and stays.
+    output = engine.manager.prepare_store(engine.keys(2, 6), engine.request)
+    assert output.keys_to_store == engine.keys(6)
+    engine.manager.complete_store(output.keys_to_store, engine.request, success=False)
+    assert engine.manager.lookup(engine.keys(6)[0], engine.request) == engine.base.LookupResult.MISS
+    engine.manager.reset_cache()
+    assert engine.manager.tier.stats()["free"] == 4
+    engine.manager.shutdown()
+
+
+def test_vllm_finds_its_pages_again(driver, server):
+    pytest.importorskip("vllm")
+    first = Engine(driver, egmem_address=server)
+    first.cache[:, 3] = 33
+    first.store(first.keys(9), 3)
+    first.worker.shutdown()
+    first.manager.shutdown()
+    second = Engine(driver, egmem_address=server)
+    assert second.manager.lookup(second.keys(9)[0], second.request) == second.base.LookupResult.HIT
+    spec = second.manager.prepare_load(second.keys(9), second.request)
+    second.worker.submit_load(1, spec, second.blocks(12))
+    second.finish(1)
+    assert second.cache[:, 12].eq(33).all()
+
+
+def test_sglang_takes_tensors_of_their_size():
+    common = pytest.importorskip("sglang.srt.mem_cache.pool_host.common")
+    import egmem_sglang
+
+    original = common.get_allocator_from_storage, dict(common.ALLOC_MEMORY_FUNCS)
+    try:
+        egmem_sglang.install(node=0)
+        allocator = common.get_allocator_from_storage("default")
+        assert isinstance(allocator, egmem_sglang.EgmemHostTensorAllocator)
+        assert isinstance(common.get_allocator_from_storage("shm"), common.ShmHostTensorAllocator)
+        allocate = common.ALLOC_MEMORY_FUNCS["cuda"]
+        tensor = allocate((2, 8, 64, 4), dtype=torch.float16, device="cpu", pin_memory=True, allocator=allocator)
+        tensor.fill_(2)
+        assert (tensor.shape, tensor.dtype, allocator.dims) == ((2, 8, 64, 4), torch.float16, (2, 8, 64, 4))
+        common._cuda_host_unregister_ranges(None, getattr(tensor, common._CUDA_HOST_REGISTERED_RANGES_ATTR), operation="test")
+        with pytest.raises(ValueError):
+            allocator.allocate((1,), torch.float16, "cuda")
+    finally:
+        common.get_allocator_from_storage = original[0]
+        common.ALLOC_MEMORY_FUNCS.clear()
+        common.ALLOC_MEMORY_FUNCS.update(original[1])
+
+
+def test_sglang_finds_its_pool_again(server):
+    pytest.importorskip("sglang.srt.mem_cache.pool_host.common")
+    import egmem_sglang
+
+    first = egmem_sglang.EgmemHostTensorAllocator(address=server, name="pool")
+    first.allocate((4, 100), torch.float32)[2] = 5
+    gc.collect()
+    again = egmem_sglang.EgmemHostTensorAllocator(address=server, name="pool").allocate((4, 100), torch.float32)
+    assert again[2].eq(5).all() and again[1].eq(0).all() and again.shape == (4, 100)
+
+
+@pytest.mark.parametrize("paging", [False, True])
+def test_lmcache_allocates_objects(paging):
+    management = pytest.importorskip("lmcache.v1.memory_management")
+    import egmem_lmcache
+
+    shape, dtype = torch.Size([2, LAYERS, 16, 64]), torch.float16
+    bytes_of_one = shape.numel() * 2
+    allocator = egmem_lmcache.EgmemMemoryAllocator(
+        4 * bytes_of_one, node=0, use_paging=paging, shapes=[shape], dtypes=[dtype]
+    )
+    assert isinstance(allocator, management.MemoryAllocatorInterface)
+    objects = allocator.batched_allocate(shape, dtype, 3)
+    one = allocator.allocate(shape, dtype)
+    assert allocator.allocate(shape, dtype) is None, "four fit"
+    base = allocator.buffer.data_ptr()
+    assert sorted(memory.data_ptr - base for memory in [*objects, one]) == [n * bytes_of_one for n in range(4)]
+    one.tensor.fill_(3)
+    assert set(bytes(one.byte_array)) == {0, 0x42} and one.get_size() == bytes_of_one
+    one.ref_count_down()
+    assert allocator.allocate(shape, dtype).data_ptr == one.data_ptr
+    allocator.batched_free(objects)
+    assert allocator.allocate(shape, dtype) is not None
+    assert allocator.memcheck()
+    allocator.close()

@@ -1,0 +1,94 @@
+"""egmem.kv on a GPU, over PyTorch's tensors."""
+
+import unittest
+
+from support import needs
+
+import egmem
+import egmem.kv
+
+
+@needs("torch")
+class Kv(unittest.TestCase):
+    def setUp(self):
+        import torch
+
+        self.driver = egmem.open()
+        torch.manual_seed(3)
+        # Four layers with keys and values: 64 blocks of 16 tokens, 8 heads of 64.
+        self.layers = [torch.randn(64, 16, 8, 64, device="cuda", dtype=torch.float16) for _ in range(8)]
+        self.page_bytes = 8 * 16 * 8 * 64 * 2
+        self.keys = [number.to_bytes(4, "little") * 8 for number in range(32)]
+
+    def round_trip(self, method, stream):
+        import torch
+
+        tier = egmem.kv.Tier(48, self.page_bytes, gpu=0, driver=self.driver)
+        gpu_pages = egmem.kv.GpuPages.from_tensors(self.layers)
+        self.assertEqual((gpu_pages.blocks, gpu_pages.block_bytes), (64, self.page_bytes))
+        wanted = [layer[:32].clone() for layer in self.layers]
+        with tier.prepare_store(self.keys) as store:
+            tier.store(store.pages, range(32), gpu_pages, stream=stream, method=method).wait()
+            store.commit()
+        for layer in self.layers:
+            layer[:32].zero_()
+        blocks = list(range(63, 31, -1))
+        with tier.prepare_load(self.keys) as load:
+            # In the stream's order: after the zeroing, before the comparison.
+            job = tier.load(load.pages, blocks, gpu_pages, stream=stream, method=method)
+        for layer, value in zip(self.layers, wanted):
+            self.assertTrue(torch.equal(layer[32:].flip(0), value))
+        job.wait()
+        self.assertEqual(tier.stats()["pinned"], 0)
+
+    def test_each_method_on_the_default_stream(self):
+        import torch
+
+        for method in ("auto", "kernel", "loop"):
+            self.round_trip(method, torch.cuda.current_stream())
+
+    def test_each_method_on_a_stream_of_pytorch(self):
+        import torch
+
+        stream = torch.cuda.Stream()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            for method in ("auto", "kernel", "kernel:4", "batch", "loop"):
+                self.round_trip(method, stream)
+
+    def test_the_cpu_reads_pages_that_the_gpu_wrote(self):
+        import numpy
+        import torch
+
+        cache = torch.arange(4 * 1024, dtype=torch.int32, device="cuda").reshape(4, 1024)
+        torch.cuda.synchronize()
+        tier = egmem.kv.Tier(4, 4096, gpu=0, driver=self.driver)
+        gpu_pages = egmem.kv.GpuPages.from_tensors([cache])
+        with tier.prepare_store(self.keys[:2]) as store:
+            tier.store(store.pages, [1, 3], gpu_pages).wait()
+            store.commit()
+        with tier.prepare_load(self.keys[:2]) as load:
+            page = numpy.asarray(memoryview(load.view(1))).view("i4")
+            self.assertEqual(page.tolist(), list(range(3 * 1024, 4 * 1024)))
+            del page
+
+    def test_tensors_live_as_long_as_their_copies(self):
+        import torch
+
+        tier = egmem.kv.Tier(32, 1 << 20, gpu=0, driver=self.driver)
+        cache = torch.full((32, 1 << 20), 5, dtype=torch.uint8, device="cuda")
+        torch.cuda.synchronize()
+        with tier.prepare_store(self.keys) as store:
+            job = tier.store(store.pages, range(32), egmem.kv.GpuPages.from_tensors([cache]))
+            del cache
+            other = torch.full((32, 1 << 20), 9, dtype=torch.uint8, device="cuda")
+            job.wait()
+            store.commit()
+        with tier.prepare_load(self.keys) as load:
+            for index in range(32):
+                self.assertEqual(set(load.view(index).read()), {5})
+        del other
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

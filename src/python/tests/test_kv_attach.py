@@ -1,0 +1,87 @@
+"""Tiers in memory that outlives the process."""
+
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import egmem
+import egmem.kv
+
+PAGE = 4096
+
+
+def key(number):
+    return number.to_bytes(4, "little") * 8
+
+
+def test_pages_survive_a_kill(server):
+    """A process stores pages, is killed in the middle of another store, and the next one finds what was committed."""
+    code = """
+        import sys, time, egmem, egmem.kv
+        tier = egmem.kv.attach(
+            sys.argv[1], "kv", pages=64, page_bytes=4096, create=True, tag=b"model", driver=egmem.simulated("gh200")
+        )
+        print(tier.found["is_new"], flush=True)
+        for number in range(40):
+            with tier.prepare_store([number.to_bytes(4, "little") * 8]) as store:
+                store.view(0).fill(number)
+                store.commit()
+        tier.touch([(0).to_bytes(4, "little") * 8])
+        store = tier.prepare_store([b"unfinished"])
+        store.view(0).fill(99)
+        print("ready", flush=True)
+        time.sleep(600)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), server]
+    engine = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert [engine.stdout.readline() for _ in range(2)] == ["True\n", "ready\n"]
+        with pytest.raises(egmem.InUse):
+            egmem.kv.attach(server, "kv", tag=b"model", driver=egmem.simulated("gh200"))
+    finally:
+        engine.send_signal(signal.SIGKILL)
+        engine.wait()
+    driver = egmem.simulated("gh200")
+    with pytest.raises(egmem.InvalidArgument, match="tag"):
+        egmem.kv.attach(server, "kv", tag=b"other", driver=driver)
+    tier = egmem.kv.attach(server, "kv", pages=64, page_bytes=PAGE, tag=b"model", driver=driver)
+    assert tier.found == {"generation": 2, "ready": 40, "unfinished": 1, "damaged": 0, "is_new": False}
+    assert (tier.pages, tier.page_bytes, tier.stats()["free"]) == (64, PAGE, 24)
+    assert tier.keys()[0][0] == key(1) and tier.keys()[-1][0] == key(0), "the order of use was kept: 0 was touched"
+    assert tier.lookup([key(number) for number in range(41)]) == 40
+    assert tier.lookup([b"unfinished"]) == 0
+    with tier.prepare_load([key(number) for number in range(40)]) as load:
+        for number in range(40):
+            assert load.view(number).read() == bytes([number]) * PAGE
+
+
+def test_a_tier_in_a_buffer(driver):
+    bytes_needed = egmem.kv.Tier.bytes_needed(10, PAGE)
+    assert 10 * PAGE < bytes_needed < 12 * PAGE + 4096
+    buffer = egmem.Buffer(bytes_needed, node=2, driver=driver)
+    view = memoryview(buffer)
+    with pytest.raises(egmem.InUse):
+        egmem.kv.Tier.attach(buffer, pages=10, page_bytes=PAGE)
+    view.release()
+    with pytest.raises(egmem.InvalidArgument, match="page_bytes|bytes of a page"):
+        egmem.kv.Tier.attach(buffer)
+    assert not buffer.closed, "what was refused stays open"
+    tier = egmem.kv.Tier.attach(buffer, pages=10, page_bytes=PAGE)
+    assert buffer.closed and tier.found["is_new"] and "node 2" in repr(tier)
+    other = egmem.Buffer(bytes_needed, driver=driver)
+    other.fill(0xA5)
+    with pytest.raises(egmem.InvalidArgument):
+        egmem.kv.Tier.attach(other, pages=10, page_bytes=PAGE)
+    assert egmem.kv.Tier.attach(other, pages=10, page_bytes=PAGE, reset=True).stats()["free"] == 10
+    with pytest.raises(egmem.InvalidArgument, match="Buffer"):
+        egmem.kv.Tier.attach(egmem.Heap(0, driver=driver).allocate(1 << 20), page_bytes=PAGE)
+
+
+def test_memory_must_be_large_enough(driver):
+    with pytest.raises(egmem.Error):
+        egmem.kv.Tier.attach(egmem.Buffer(PAGE, driver=driver), pages=10_000, page_bytes=PAGE)
+    with pytest.raises(TypeError):
+        egmem.kv.attach("unix:/nowhere", "kv", create=True)
