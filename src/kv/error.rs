@@ -66,6 +66,11 @@ pub enum Error {
         /// What was asked for.
         wanted: String,
     },
+    /// Copies into pages of a store have failed: their contents are not known.
+    CopyFailed {
+        /// The pages.
+        pages: usize,
+    },
     /// Copies into pages of a store have not ended.
     StillCopying {
         /// The pages under copies.
@@ -128,6 +133,9 @@ impl Error {
                     "the memory has a tier with {what} {found}, and not {wanted}"
                 )
             }
+            Self::CopyFailed { pages } => {
+                write!(f, "copies into {pages} pages of the store have failed")
+            }
             Self::StillCopying { pages } => {
                 write!(f, "copies into {pages} pages of the store have not ended")
             }
@@ -160,6 +168,7 @@ impl Error {
             Self::OtherTier { .. } => {
                 "ask for what the memory has, use another name, or attach with `reset` to lose its pages"
             }
+            Self::CopyFailed { .. } => "drop the store, and store the keys again",
             Self::StillCopying { .. } => "wait for the store's jobs before the commit",
         }
     }

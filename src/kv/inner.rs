@@ -106,11 +106,18 @@ impl Inner {
         Ok(look(&mut lock(&self.table)))
     }
 
-    /// Ends the use of pages by a load or a copy. A forked child does nothing.
-    pub(crate) fn unpin(&self, pages: &[PageId], copied: Option<(Direction, u64)>) {
+    /// Ends the use of pages by a load. A forked child does nothing.
+    pub(crate) fn unpin(&self, pages: &[PageId]) {
+        self.log(self.with(|table| ((), table.unpin(pages))));
+    }
+
+    /// Ends the use of pages by a copy of some bytes, or by one that has failed. A forked child does nothing.
+    pub(crate) fn end_copy(&self, pages: &[PageId], direction: Direction, bytes: Option<u64>) {
         let done = self.with(|table| {
-            if let Some((direction, bytes)) = copied {
-                table.count_copy(direction, bytes);
+            match (bytes, direction) {
+                (Some(bytes), _) => table.count_copy(direction, bytes),
+                (None, Direction::Store) => table.fail(pages),
+                (None, Direction::Load) => {}
             }
             ((), table.unpin(pages))
         });

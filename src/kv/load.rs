@@ -49,7 +49,7 @@ impl Load {
 impl Drop for Load {
     fn drop(&mut self) {
         if self.tier.driver().is_of_this_process() {
-            self.tier.unpin(&self.pages, None);
+            self.tier.unpin(&self.pages);
         }
     }
 }

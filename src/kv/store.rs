@@ -85,7 +85,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::StillCopying`](crate::Error::StillCopying) if a copy into one of the pages has not been waited for; the
-    /// pages stay the store's then. [`InvalidArgument`](crate::MemoryError::InvalidArgument) in a forked child.
+    /// pages stay the store's then. [`Error::CopyFailed`](crate::Error::CopyFailed) if one failed, or was refused. [`InvalidArgument`](crate::MemoryError::InvalidArgument) in a forked child.
     pub fn commit(&mut self) -> Result<()> {
         if self.is_committed {
             return Ok(());

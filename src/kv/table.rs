@@ -48,6 +48,8 @@ struct Slot {
     users: u32,
     /// When a ready page was used last.
     stamp: u64,
+    /// A copy into a page that is being written has failed.
+    has_failed: bool,
 }
 
 /// What a copy does with its pages.
@@ -100,6 +102,7 @@ impl Table {
             key: Key::new([0; Key::BYTES]),
             users: 0,
             stamp: 0,
+            has_failed: false,
         };
         Self {
             slots: vec![slot; pages as usize],
@@ -214,6 +217,7 @@ impl Table {
             let slot = &mut self.slots[page as usize];
             slot.state = State::Writing { abandoned: false };
             slot.key = keys[index];
+            slot.has_failed = false;
             self.index.insert(keys[index], page);
             self.writing += 1;
             reserved.placed.push((index, PageId(page)));
@@ -233,12 +237,17 @@ impl Table {
     /// Makes pages that a store has written ready, the first one the most recently used.
     ///
     /// # Errors
-    /// [`Error::StillCopying`]; nothing has changed then.
+    /// [`Error::StillCopying`], [`Error::CopyFailed`]; nothing has changed then.
     pub(crate) fn commit(&mut self, pages: &[PageId]) -> Result<Vec<Change>> {
         let is_used = |page: &&PageId| self.slots[page.0 as usize].users > 0;
         let copying = pages.iter().filter(is_used).count();
         if copying > 0 {
             return Err(Error::StillCopying { pages: copying });
+        }
+        let has_failed = |page: &&PageId| self.slots[page.0 as usize].has_failed;
+        let failed = pages.iter().filter(has_failed).count();
+        if failed > 0 {
+            return Err(Error::CopyFailed { pages: failed });
         }
         let mut ready = Vec::with_capacity(pages.len());
         for &PageId(page) in pages.iter().rev() {
@@ -343,6 +352,13 @@ impl Table {
             }
         }
         changes
+    }
+
+    /// Notes that a copy has failed: pages that it was to write cannot be committed.
+    pub(crate) fn fail(&mut self, pages: &[PageId]) {
+        for &PageId(page) in pages {
+            self.slots[page as usize].has_failed = true;
+        }
     }
 
     /// Frees the pages of ready keys that nothing has pinned.

@@ -162,6 +162,16 @@ fn expect_unsupported(method: CopyMethod, cache: &Cache, error: &Error) {
 }
 
 #[test]
+fn tiers_and_jobs_go_between_threads() {
+    fn expect<T: Send + Sync>() {}
+    expect::<Tier>();
+    expect::<egmem::kv::Job>();
+    expect::<egmem::kv::Store>();
+    expect::<egmem::kv::Load>();
+    expect::<GpuPages>();
+}
+
+#[test]
 fn a_driver_without_batches_is_asked_once() {
     let mut machine = egmem::Machine::gh200();
     machine.driver_version = CudaVersion(12060);
@@ -372,8 +382,17 @@ fn a_copy_that_is_refused_releases_its_pages() {
     sim.fail(Call::MemcpyAsync, 5, Code::UNKNOWN);
     let refused = tier.store_by(CopyMethod::Loop, &cache.stream, &pairs, &cache.pages);
     assert!(matches!(refused, Err(Error::Memory(_))), "{refused:?}");
+    // Nobody knows what the pages have, until they are stored anew.
+    let mut store = store;
+    assert_eq!(store.commit(), Err(Error::CopyFailed { pages: 4 }));
     drop(store);
-    assert_eq!(tier.stats().free, 4, "the copies before have ended");
+    let stats = tier.stats();
+    assert_eq!(
+        (stats.free, stats.stored_bytes),
+        (4, 0),
+        "the copies before have ended"
+    );
+    store_nothing(&tier, &keys(0..4));
 }
 
 #[test]

@@ -71,6 +71,7 @@ pub(crate) fn start(
     let pages: Vec<PageId> = pairs.iter().map(|&(page, _)| page).collect();
     let mut job = Job::begin(tier, stream, direction, pages, gpu, plan.bytes())?;
     if plan.is_empty() {
+        job.progress = Progress::Over(Ok(()));
         job.settle();
         return Ok(job);
     }
@@ -133,6 +134,10 @@ fn no_kernel(error: MemoryError) -> MemoryError {
     MemoryError::PlatformUnsupported { what, source }
 }
 
+fn not_submitted() -> MemoryError {
+    MemoryError::failed("copies", "they were not submitted")
+}
+
 fn unsupported(what: &'static str) -> crate::Error {
     MemoryError::PlatformUnsupported { what, source: None }.into()
 }
@@ -160,7 +165,7 @@ impl Job {
                 _grants: Vec::new(),
                 list: None,
             }),
-            progress: Progress::Over(Ok(())),
+            progress: Progress::Over(Err(not_submitted())),
             event,
             stream: stream.clone(),
             direction,
@@ -224,7 +229,7 @@ impl Job {
     /// Those of `put`.
     fn submit(&mut self, put: impl FnOnce() -> Result<(), MemoryError>) -> Result<()> {
         // Should `put` unwind, the job keeps everything for ever.
-        self.progress = Progress::Unknown(MemoryError::failed("copies", "they were not submitted"));
+        self.progress = Progress::Unknown(not_submitted());
         let put = put();
         self.progress = match (&put, self.event.record(&self.stream)) {
             (Ok(()), Ok(())) => Progress::Marked,
@@ -331,12 +336,12 @@ impl Job {
         let Progress::Over(result) = &self.progress else {
             return;
         };
-        let copied = result.is_ok().then_some((self.direction, self.bytes));
+        let copied = result.is_ok().then_some(self.bytes);
         if let Some(mut held) = self.held.take() {
             if let Some(list) = held.list.take() {
                 held.tier.kernels.keep(list);
             }
-            held.tier.unpin(&held.pages, copied);
+            held.tier.end_copy(&held.pages, self.direction, copied);
         }
     }
 

@@ -1,0 +1,279 @@
+//! A tier through the service: found again after its process was killed, and ready after a process has started.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::thread;
+use std::time::Instant;
+
+use clap::ValueEnum;
+use egmem::Driver;
+use egmem::exchange::{Client, blocking};
+use egmem::kv::{Key, Load, Tier};
+use egmem::pinned::PinnedHost;
+use egmem::service::{Service, ServiceConfig};
+
+use crate::setup::{key, median, node};
+use crate::{Args, Result};
+
+const PAGE: u64 = 64 << 10;
+
+/// What a process does.
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+pub enum Role {
+    /// Keeps the memory, until its input ends
+    Serve,
+    /// Fills a tier, and waits to be killed
+    Fill,
+    /// Attaches the tier, and checks every byte
+    Verify,
+    /// Attaches the tier
+    Attach,
+    /// Allocates a tier in memory of its own
+    Cold,
+    /// Allocates by `cuMemHostAlloc`
+    HostAlloc,
+}
+
+/// Does what a role says. The first line of the output begins with "ready".
+pub fn play(args: &Args, role: Role) -> Result<()> {
+    let start = Instant::now();
+    let driver = args.driver()?;
+    let opened = start.elapsed().as_secs_f64() * 1e3;
+    let pages = args.bytes / PAGE;
+    let wait = |what: String| {
+        println!("ready {what}");
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+    };
+    match role {
+        Role::Serve => return serve(args, &driver),
+        Role::Fill => {
+            let tier = attach(args, &driver)?;
+            let keys: Vec<Key> = (0..pages).map(key).collect();
+            let mut store = tier.prepare_store(&keys)?;
+            in_parts(pages, |number| {
+                Ok(store
+                    .view(number as usize)?
+                    .write_at(0, &contents(number))?)
+            })?;
+            store.commit()?;
+            // Left in the middle of a store.
+            let _unfinished =
+                tier.prepare_store(&(pages..pages + 100).map(key).collect::<Vec<_>>())?;
+            wait(format!("{pages} pages"));
+        }
+        Role::Verify => {
+            let begun = Instant::now();
+            let tier = attach(args, &driver)?;
+            let attached = begun.elapsed().as_secs_f64();
+            let found = tier.found();
+            let ready = tier.keys();
+            let keys: Vec<Key> = ready.iter().map(|(key, _)| *key).collect();
+            let load = tier.prepare_load(&keys)?;
+            let checked = Instant::now();
+            in_parts(keys.len() as u64, |index| {
+                check(&load, &keys, index as usize)
+            })?;
+            let checked = checked.elapsed().as_secs_f64();
+            let bytes = (found.ready * PAGE) as f64;
+            wait(format!(
+                "{opened} {attached} {checked} {bytes} {}",
+                found.unfinished
+            ));
+        }
+        Role::Attach => {
+            let tier = attach(args, &driver)?;
+            wait(format!("{opened} {}", tier.pages()));
+        }
+        Role::Cold => {
+            let tier = Tier::on(node(&driver)?)
+                .pages(pages)
+                .page_bytes(PAGE)
+                .create(&driver)?;
+            wait(format!("{opened} {}", tier.pages()));
+        }
+        Role::HostAlloc => {
+            let memory = PinnedHost::new(&driver, 0, args.bytes)?;
+            wait(format!("{opened} {}", memory.cpu().len() / PAGE));
+        }
+    }
+    Ok(())
+}
+
+fn attach(args: &Args, driver: &Driver) -> Result<Tier> {
+    let client = blocking::Client::connect(Client::options(args.at.parse()?), driver)?;
+    let memory = client.fetch("kv")?;
+    let tier = Tier::attach(Arc::new(memory))
+        .page_bytes(PAGE)
+        .pages(args.bytes / PAGE);
+    Ok(tier.open()?)
+}
+
+/// The words of a page: no two are the same.
+fn contents(number: u64) -> Vec<u64> {
+    let words = number * (PAGE / 8)..(number + 1) * (PAGE / 8);
+    words
+        .map(|word| word.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ word >> 7)
+        .collect()
+}
+
+fn check(load: &Load, keys: &[Key], index: usize) -> Result<(), egmem::kv::Error> {
+    let mut number = [0; 8];
+    number.copy_from_slice(&keys[index].as_bytes()[..8]);
+    let mut words = vec![0_u64; PAGE as usize / 8];
+    load.view(index)?.read_at(0, &mut words)?;
+    assert!(
+        words == contents(u64::from_le_bytes(number)),
+        "page {index} has other bytes"
+    );
+    Ok(())
+}
+
+/// Calls `work` for each number below `count`, in several threads.
+fn in_parts(count: u64, work: impl Fn(u64) -> Result<(), egmem::kv::Error> + Sync) -> Result<()> {
+    let threads = thread::available_parallelism().map_or(1, |threads| threads.get() as u64);
+    thread::scope(|scope| {
+        let part = |thread| {
+            let work = &work;
+            scope.spawn(move || (thread..count).step_by(threads as usize).try_for_each(work))
+        };
+        let parts: Vec<_> = (0..threads).map(part).collect();
+        for part in parts {
+            part.join().map_err(|_| "a thread has panicked")??;
+        }
+        Ok(())
+    })
+}
+
+fn serve(args: &Args, driver: &Driver) -> Result<()> {
+    let bytes = Tier::bytes_needed(args.bytes / PAGE, PAGE)?;
+    let config = format!(
+        "listen = [\"{}\"]\n[[buffer]]\nname = \"kv\"\nbytes = \"{bytes}\"\nnode = {}\nwho = [\"*\"]\n",
+        args.at,
+        node(driver)?.0
+    );
+    let runtime = tokio::runtime::Runtime::new()?;
+    let service = runtime.block_on(Service::start(ServiceConfig::from_toml(&config)?, driver))?;
+    println!("ready");
+    let _ = std::io::stdin().read_to_end(&mut Vec::new());
+    drop(service);
+    Ok(())
+}
+
+/// A process with a role, killed when dropped.
+struct Player {
+    child: Child,
+    ready: String,
+    /// Milliseconds from its start until it was ready.
+    after: f64,
+}
+
+impl Player {
+    fn start(args: &Args, role: Role, at: &str, bytes: u64) -> Result<Self> {
+        let mut command = Command::new(std::env::current_exe()?);
+        let name = role
+            .to_possible_value()
+            .map(|value| value.get_name().to_owned());
+        command.args(["--role", &name.unwrap_or_default(), "--at", at]);
+        command.args(["--bytes", &bytes.to_string()]);
+        if args.cuda {
+            command.arg("--cuda");
+        }
+        let start = Instant::now();
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let output = child.stdout.take().ok_or("no output")?;
+        let mut ready = String::new();
+        BufReader::new(output).read_line(&mut ready)?;
+        let after = start.elapsed().as_secs_f64() * 1e3;
+        let player = Self {
+            child,
+            after,
+            ready,
+        };
+        match player.ready.starts_with("ready") {
+            true => Ok(player),
+            false => Err(format!("the process for {role:?} has failed").into()),
+        }
+    }
+
+    fn numbers(&self) -> Vec<f64> {
+        self.ready
+            .split_whitespace()
+            .filter_map(|word| word.parse().ok())
+            .collect()
+    }
+}
+
+impl Drop for Player {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn socket(folder: &Path) -> String {
+    format!("unix:{}", folder.join("kv.sock").display())
+}
+
+/// A process fills a tier and is killed; the next one finds and checks it.
+pub fn restart(args: &Args) -> Result<()> {
+    let bytes = if args.cuda { 8 << 30 } else { 16 << 20 };
+    let folder = tempfile::tempdir()?;
+    let at = socket(folder.path());
+    let _service = Player::start(args, Role::Serve, &at, bytes)?;
+    drop(Player::start(args, Role::Fill, &at, bytes)?); // killed
+    println!(
+        "\na tier of {} MiB of pages of 64 KiB, whose process was killed (SIGKILL)",
+        bytes >> 20
+    );
+    println!(
+        "{:>12} {:>10} {:>12} {:>12} {:>10}",
+        "attached ms", "GB/s", "verified ms", "both GB/s", "freed"
+    );
+    for _ in 0..3 {
+        let player = Player::start(args, Role::Verify, &at, bytes)?;
+        let numbers = player.numbers();
+        let [_, attached, checked, found, freed] = numbers[..] else {
+            return Err(format!("'{}' has other numbers", player.ready).into());
+        };
+        println!(
+            "{:>12.1} {:>10.1} {:>12.1} {:>12.1} {freed:>10}",
+            attached * 1e3,
+            found / attached / 1e9,
+            checked * 1e3,
+            found / (attached + checked) / 1e9,
+        );
+    }
+    Ok(())
+}
+
+/// The time from the start of a process until its tier is ready.
+pub fn start(args: &Args) -> Result<()> {
+    let bytes = if args.cuda { 16 << 30 } else { 16 << 20 };
+    let folder = tempfile::tempdir()?;
+    let at = socket(folder.path());
+    let service = Player::start(args, Role::Serve, &at, bytes)?;
+    println!(
+        "\n{} MiB, ms after the process has started; of these for opening the driver",
+        bytes >> 20
+    );
+    let measure = |name: &str, role, rounds| -> Result<()> {
+        let (mut ready, mut opened) = (Vec::new(), Vec::new());
+        for _ in 0..rounds {
+            let player = Player::start(args, role, &at, bytes)?;
+            ready.push(player.after);
+            opened.push(player.numbers().first().copied().unwrap_or(f64::NAN));
+        }
+        println!("{name:>24} {:>9.0} {:>7.0}", median(ready), median(opened));
+        Ok(())
+    };
+    measure("through the service", Role::Attach, 3)?;
+    drop(service);
+    measure("cold, a tier of its own", Role::Cold, 2)?;
+    measure("cuMemHostAlloc", Role::HostAlloc, 2)?;
+    Ok(())
+}

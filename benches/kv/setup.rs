@@ -1,0 +1,137 @@
+//! A tier and a cache to copy between.
+
+use std::sync::Arc;
+
+use egmem::driver::NodeId;
+use egmem::kv::{CopyMethod, GpuPages, Job, Key, Load, PageId, Tier};
+use egmem::pinned::DeviceMemory;
+use egmem::{Driver, Stream, Topology};
+
+use crate::Result;
+
+/// A key of a number.
+pub fn key(number: u64) -> Key {
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&number.to_le_bytes());
+    Key::new(bytes)
+}
+
+/// The host node of GPU 0.
+pub fn node(driver: &Driver) -> Result<NodeId> {
+    Ok(Topology::discover(driver)?.gpu(0)?.host_node()?)
+}
+
+/// The bytes of the tier and of the cache, and those of one job.
+pub fn sizes(driver: &Driver) -> (u64, u64) {
+    match driver.is_simulated() {
+        true => (16 << 20, 4 << 20),
+        false => (2 << 30, 512 << 20),
+    }
+}
+
+/// From pages to the GPU, or back.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Way {
+    ToGpu,
+    ToTier,
+}
+
+pub struct Setup {
+    pub tier: Tier,
+    pub stream: Stream,
+    gpu: GpuPages,
+    pages: Load,
+    count: usize,
+}
+
+impl Setup {
+    /// Pages of `page_bytes` in `parts` tensors.
+    pub fn new(driver: &Driver, page_bytes: u64, parts: u64) -> Result<Self> {
+        let (bytes, job) = sizes(driver);
+        let pages = bytes / page_bytes;
+        let part_bytes = page_bytes / parts;
+        let tensor =
+            || DeviceMemory::new(driver, 0, pages * part_bytes).map(|tensor| (Arc::new(tensor), 0));
+        let tensors = (0..parts)
+            .map(|_| tensor())
+            .collect::<egmem::Result<Vec<_>>>()?;
+        let tier = Tier::on(node(driver)?).pages(pages).page_bytes(page_bytes);
+        let tier = tier.create(driver)?;
+        let keys: Vec<Key> = (0..pages).map(key).collect();
+        tier.prepare_store(&keys)?.commit()?;
+        Ok(Self {
+            gpu: GpuPages::over(tensors, part_bytes, part_bytes)?,
+            stream: Stream::new(driver, 0)?,
+            pages: tier.prepare_load(&keys)?,
+            tier,
+            count: (job / page_bytes) as usize,
+        })
+    }
+
+    /// The bytes of a job.
+    pub fn bytes(&self) -> u64 {
+        self.count as u64 * self.tier.page_bytes()
+    }
+
+    /// Starts a job between random pages and random blocks. `store` has the pages of a job to the tier.
+    pub fn begin(
+        &self,
+        (way, method): (Way, CopyMethod),
+        pairs: &[(PageId, u64)],
+    ) -> egmem::kv::Result<Job> {
+        match way {
+            Way::ToGpu => self.tier.load_by(method, &self.stream, pairs, &self.gpu),
+            Way::ToTier => self.tier.store_by(method, &self.stream, pairs, &self.gpu),
+        }
+    }
+
+    /// Random pages that the tier has, with random blocks.
+    pub fn loads(&self, random: &mut fastrand::Rng) -> Vec<(PageId, u64)> {
+        let mut pages = self.pages.pages().to_vec();
+        self.random_pairs(&mut pages, random)
+    }
+
+    /// Random ones of `pages` with random blocks.
+    pub fn random_pairs(
+        &self,
+        pages: &mut [PageId],
+        random: &mut fastrand::Rng,
+    ) -> Vec<(PageId, u64)> {
+        let mut blocks: Vec<u64> = (0..self.gpu.blocks()).collect();
+        random.shuffle(pages);
+        random.shuffle(&mut blocks);
+        pages.iter().copied().zip(blocks).take(self.count).collect()
+    }
+
+    /// Lets all pages be written: frees them, and takes them for a store.
+    pub fn into_writable(self) -> Result<(Self, egmem::kv::Store)> {
+        let keys: Vec<Key> = (0..u64::from(self.tier.pages())).map(key).collect();
+        let Self {
+            tier,
+            stream,
+            gpu,
+            pages,
+            count,
+        } = self;
+        drop(pages);
+        tier.remove(&keys)?;
+        let store = tier.prepare_store(&keys)?;
+        let pages = tier.prepare_load(&[])?;
+        Ok((
+            Self {
+                tier,
+                stream,
+                gpu,
+                pages,
+                count,
+            },
+            store,
+        ))
+    }
+}
+
+/// The median.
+pub fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
