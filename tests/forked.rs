@@ -473,3 +473,48 @@ fn a_child_changes_nothing_in_its_parents_shapes() {
         assert_eq!(output.collect().unwrap().missed, 0);
     });
 }
+
+/// A child drops a tier, and what has its pages, while another thread of the parent uses it.
+#[cfg(feature = "kv")]
+#[test]
+fn a_forked_childs_tier_stays_its_parents() {
+    use egmem::kv::{Key, Tier};
+
+    alone("a_forked_childs_tier_stays_its_parents", || {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let memory = Arc::new(Buffer::near(&driver, 0, 2 << 20).unwrap());
+        let tier = Tier::attach(memory.clone()).page_bytes(4096);
+        let tier = tier.open().unwrap();
+        let [ready, new, busy] = [1, 2, 3].map(|number| [Key::new([number; 32])]);
+        tier.prepare_store(&ready).unwrap().commit().unwrap();
+        let owner: u64 = memory.get(136).unwrap();
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Relaxed) {
+                    drop(tier.prepare_store(&busy).unwrap());
+                }
+            });
+            let _stop = StopOnDrop(&stop);
+            for _ in 0..CHILDREN {
+                let store = tier.prepare_store(&new).unwrap();
+                let load = tier.prepare_load(&ready).unwrap();
+                let mut held = Some((store, load, tier.clone()));
+                in_a_child(
+                    || {
+                        let (mut store, load, tier) = held.take().unwrap();
+                        assert_eq!(tier.lookup(&ready), 0);
+                        assert!(tier.prepare_store(&ready).is_err());
+                        assert!(store.commit().is_err());
+                        drop((store, load, tier));
+                    },
+                    libc::exit,
+                );
+                assert_eq!(tier.stats().pinned, 1);
+                assert_eq!(memory.get::<u64>(136).unwrap(), owner);
+            }
+        });
+        assert_eq!((tier.stats().ready, tier.stats().pinned), (1, 0));
+        assert_eq!(tier.lookup(&ready), 1);
+    });
+}

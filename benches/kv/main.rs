@@ -27,6 +27,7 @@ enum Part {
 }
 
 #[derive(Parser)]
+/// The options of the program.
 pub struct Args {
     /// Only these parts; otherwise all
     #[arg(long)]

@@ -103,7 +103,8 @@ pub fn play(args: &Args, role: Role) -> Result<()> {
 
 fn attach(args: &Args, driver: &Driver) -> Result<Tier> {
     let client = blocking::Client::connect(Client::options(args.at.parse()?), driver)?;
-    let memory = client.fetch("kv")?;
+    // Without a probe, which would load kernels: the pages are checked themselves.
+    let memory = client.fetch_with("kv", |fetch| fetch.probe(false))?;
     let tier = Tier::attach(Arc::new(memory))
         .page_bytes(PAGE)
         .pages(args.bytes / PAGE);

@@ -23,7 +23,7 @@ pub enum CopyMethod {
 }
 
 impl CopyMethod {
-    /// The kernel with the number of blocks that [`Auto`](Self::Auto) takes.
+    /// The kernel with the number of blocks that [`Auto`](Self::Auto) takes. On an H100 4 to 64 are about as fast as each other.
     pub const KERNEL: Self = Self::Kernel { blocks: 16 };
 
     /// The methods that `Auto` tries, the first one first.
