@@ -213,7 +213,7 @@ impl Memory {
                 .cpu()
                 .and_then(|cpu| cpu.fill(offset, len, byte)),
             Owner::Remote(memory) => memory.cpu().and_then(|cpu| cpu.fill(offset, len, byte)),
-            Owner::Page(page) => page.fill((offset, len), byte),
+            Owner::Page(page) => page.fill(offset, len, byte),
         })
         .or_raise()
     }

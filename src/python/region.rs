@@ -24,7 +24,25 @@ pub enum Owner {
     /// Another process's memory.
     Remote(RemoteBuffer),
     /// A page of a KV-cache tier.
-    Page(crate::kv::Page),
+    Page(Box<dyn PageBytes>),
+}
+
+/// A page of a KV-cache tier, with what keeps it.
+pub trait PageBytes: Send + Sync {
+    /// Returns driver, address, number of bytes and location.
+    fn facts(&self) -> (Driver, u64, u64, Location);
+
+    /// Returns the bytes as the CPU reaches them.
+    ///
+    /// # Errors
+    /// Those of the tier's views.
+    fn cpu(&self) -> PyResult<CpuBytes>;
+
+    /// Sets `len` bytes from `offset` on.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a page that may only be read; those of the view.
+    fn fill(&self, offset: u64, len: u64, byte: u8) -> egmem::Result<()>;
 }
 
 /// Memory at one range of addresses. It has no reference to a Python object, so any thread may drop it, with the GIL or
@@ -134,7 +152,7 @@ impl Region {
     pub fn cpu(&self, py: Python<'_>) -> PyResult<CpuBytes> {
         self.expect_here()?;
         if let Some(Owner::Page(page)) = &self.owner {
-            return page.cpu().or_raise();
+            return page.cpu();
         }
         let view = |view: egmem::memory::CpuView<'_>| CpuBytes {
             address: view.as_ptr(),

@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 
 use crate::error::OrRaise;
 use crate::memory::Memory;
-use crate::region::{CpuBytes, Owner};
+use crate::region::{CpuBytes, Owner, PageBytes};
 use crate::types::{Made, PAGE};
 
 /// What keeps a page for a view.
@@ -51,42 +51,39 @@ impl Page {
             address: 0,
             len: 0,
         };
-        let bytes = page.cpu().or_raise()?;
+        let bytes = page.cpu()?;
         page.address = bytes.address.addr() as u64;
         page.len = bytes.len;
-        PAGE.make(py, Owner::Page(page))
+        PAGE.make(py, Owner::Page(Box::new(page)))
     }
+}
 
-    /// Returns what a region tells: driver, address, bytes, location.
-    pub fn facts(&self) -> (Driver, u64, u64, Location) {
+impl PageBytes for Page {
+    fn facts(&self) -> (Driver, u64, u64, Location) {
         (self.driver.clone(), self.address, self.len, self.location)
     }
 
-    /// Returns the bytes. Those of a load are read-only: another load may have the same page.
-    pub fn cpu(&self) -> Result<CpuBytes, kv::Error> {
+    /// The bytes of a load are read-only: another load may have the same page.
+    fn cpu(&self) -> PyResult<CpuBytes> {
         let bytes = |view: CpuView<'_>, writable| CpuBytes {
             address: view.as_ptr(),
             len: view.len(),
             writable,
         };
-        match &self.keeper {
+        let bytes = match &self.keeper {
             Keeper::Store(store) => store.view(self.index).map(|view| bytes(view, true)),
             Keeper::Load(load) => load.view(self.index).map(|view| bytes(view, false)),
-        }
+        };
+        bytes.or_raise()
     }
 
-    /// Sets bytes.
-    ///
-    /// # Errors
-    /// `InvalidArgument` for a page that may only be read; those of the view.
-    pub fn fill(&self, at: (u64, u64), byte: u8) -> egmem::Result<()> {
+    fn fill(&self, offset: u64, len: u64, byte: u8) -> egmem::Result<()> {
         let Keeper::Store(store) = &self.keeper else {
             return Err(egmem::Error::invalid(
                 "page",
                 "a load's pages are read only",
             ));
         };
-        let (offset, len) = at;
         let filled = store
             .view(self.index)
             .map(|view| view.fill(offset, len, byte));

@@ -17,7 +17,7 @@ use crate::region::{Owner, Region, lock};
 
 use super::gpu_pages::GpuPages;
 use super::job::Job;
-use super::keys;
+use super::keys::keys;
 use super::store::{Load, Store};
 
 /// Fixed pages of pinned host memory by key, in least-recently-used order: the tier below a serving engine's cache.
