@@ -8,6 +8,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 MACHINE = "NVIDIA H100 80GB HBM3, x86-64 (PCIe), driver 580.159.04, PyTorch 2.11, CuPy 14.2"
 PICTURES = {
     "python-pairs": ("64 KiB, allocate and free", "µs"),
+    "python-exact": ("Memory of a pinned tensor of 5 GiB", "GiB"),
     "python-offload": ("GPU memory allocated after a forward pass", "MiB"),
 }
 WIDTH, NAMES, BAR, GAP, HEAD = 760, 330, 20, 8, 64

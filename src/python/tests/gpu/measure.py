@@ -249,7 +249,13 @@ def kv():
             store.commit()
         with tier.prepare_load(keys):
             methods("tier to GPU", page, total, lambda method: tier.load(pages, blocks, gpu_pages, method=method))
-            beside_compute(page, lambda: tier.load(pages, blocks, gpu_pages))
+            for method in ("auto", "kernel:2", "kernel:4", "kernel:8", "batch"):
+                print_rate(
+                    f"{page >> 10} KiB pages, tier to GPU, {method}",
+                    total,
+                    lambda: tier.load(pages, blocks, gpu_pages, method=method).wait(),
+                )
+                beside_compute(page, method, lambda: tier.load(pages, blocks, gpu_pages, method=method))
         check(tier, cache, keys, gpu_pages)
         host = torch.empty(2 * count, page, dtype=torch.uint8, pin_memory=True)
         index = torch.tensor(blocks)
@@ -280,7 +286,7 @@ def print_rate(name, nbytes, work, rounds=7):
     print(f"{name}: {nbytes / statistics.median(times[1:]) / 1e9:.1f} GB/s", flush=True)
 
 
-def beside_compute(page, start_copy):
+def beside_compute(page, method, start_copy):
     """Tells how much longer matrix products take while pages are loaded."""
     import torch
 
@@ -307,7 +313,7 @@ def beside_compute(page, start_copy):
             job.wait()
     beside = statistics.median(beside)
     print(
-        f"{page >> 10} KiB pages: 100 products of 4096 take {alone:.2f} ms alone, {beside:.2f} ms beside loads "
+        f"{page >> 10} KiB pages: 100 products of 4096 take {alone:.2f} ms alone, {beside:.2f} ms beside loads by {method} "
         f"({(beside / alone - 1) * 100:+.1f} %, loads ran to the end: {still})",
         flush=True,
     )
