@@ -142,17 +142,23 @@ EGMEM_FN bool egmem_append_warp(egmem_append *to, bool has, const Record &record
     if (lanes == 0 || sizeof(Record) != to->record_bytes) {
         return false;
     }
+    unsigned count = egmem_count_bits(lanes);
     egmem_u64 first = 0;
     if (egmem_lane() == 0) {
-        first = egmem_append_reserve(to, egmem_count_bits(lanes));
+        first = egmem_append_reserve(to, count);
     }
     first = egmem_warp_first(first);
+    egmem_u64 index = first + egmem_count_bits(lanes & egmem_lanes_before());
+    // The vote keeps the lanes together: stores of lanes that the waiting loop has separated cross the link one by one.
     void *at = 0;
-    if (has) {
-        at = egmem_append_at(to, first + egmem_count_bits(lanes & egmem_lanes_before()), ns);
-        if (at) {
-            *(Record *)at = record;
-        }
+    if (egmem_warp_ballot(first + count > (to->limit & ~EGMEM_APPEND_CLOSED)) == 0) {
+        at = has ? to->records + index * to->record_bytes : 0;
+    } else if (has) {
+        at = egmem_append_at(to, index, ns);
+    }
+    egmem_warp_barrier();
+    if (at) {
+        *(Record *)at = record;
     }
     egmem_warp_barrier();
     return at != 0;
