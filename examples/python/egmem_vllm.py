@@ -181,7 +181,7 @@ class EgmemOffloadingWorker(OffloadingWorker):
     def _start(self, job_id, copy, stream, pages, blocks):
         if stream is not None:
             stream.wait_stream(torch.cuda.current_stream())  # the model writes the blocks there
-        job = copy(pages.block_ids.tolist(), blocks.block_ids.tolist(), self.gpu_pages, stream=stream)
+        job = copy(pages.block_ids, blocks.block_ids, self.gpu_pages, stream=stream)
         self._jobs[job_id] = (job, time.perf_counter())
         return True
 

@@ -3,6 +3,7 @@
 mod gpu_pages;
 mod job;
 mod keys;
+mod numbers;
 mod page;
 mod store;
 mod tier;

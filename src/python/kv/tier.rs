@@ -18,6 +18,7 @@ use crate::region::{Owner, Region, lock};
 use super::gpu_pages::GpuPages;
 use super::job::Job;
 use super::keys::keys;
+use super::numbers;
 use super::store::{Load, Store};
 
 /// Fixed pages of pinned host memory by key, in least-recently-used order: the tier below a serving engine's cache.
@@ -248,7 +249,8 @@ impl Tier {
             .collect())
     }
 
-    /// Copies pages, which a `Load` has pinned, to blocks of a GPU's cache, and returns at once with a `Job`.
+    /// Copies pages, which a `Load` has pinned, to blocks of a GPU's cache, and returns at once with a `Job`. `pages` and `blocks` are
+    /// lists of numbers, or NumPy arrays, which are read faster.
     ///
     /// The copies run on `stream`: an `egmem.Stream`, or PyTorch's, CuPy's or another library's, which orders them against that
     /// library's kernels. Without it they run on a stream of the tier's own on GPU `gpu`, ordered after nothing. `method` is
@@ -258,14 +260,15 @@ impl Tier {
     fn load(
         &self,
         py: Python<'_>,
-        pages: Vec<u32>,
-        blocks: Vec<u64>,
+        pages: &Bound<'_, PyAny>,
+        blocks: &Bound<'_, PyAny>,
         gpu_pages: &Bound<'_, GpuPages>,
         stream: Option<&Bound<'_, PyAny>>,
         gpu: i32,
         method: &str,
     ) -> PyResult<Job> {
         let options = (stream, gpu, method);
+        let (pages, blocks) = (numbers::pages(pages)?, numbers::blocks(blocks)?);
         self.copy(py, true, (&pages, &blocks), gpu_pages, options)
     }
 
@@ -275,14 +278,15 @@ impl Tier {
     fn store(
         &self,
         py: Python<'_>,
-        pages: Vec<u32>,
-        blocks: Vec<u64>,
+        pages: &Bound<'_, PyAny>,
+        blocks: &Bound<'_, PyAny>,
         gpu_pages: &Bound<'_, GpuPages>,
         stream: Option<&Bound<'_, PyAny>>,
         gpu: i32,
         method: &str,
     ) -> PyResult<Job> {
         let options = (stream, gpu, method);
+        let (pages, blocks) = (numbers::pages(pages)?, numbers::blocks(blocks)?);
         self.copy(py, false, (&pages, &blocks), gpu_pages, options)
     }
 

@@ -152,6 +152,24 @@ def test_wrong_arguments_are_typed(tier, cache, driver):
         tier.store(pages.pages, [0], cache.gpu_pages, stream=egmem.Stream(3, driver=driver)).wait()
 
 
+def test_numbers_are_sequences_or_arrays(tier, cache):
+    store(tier, cache, [1, 2, 3])
+    with tier.prepare_load([key(1), key(2), key(3)]) as load:
+        for kind in ("u4", "i8", ">i2"):
+            cache.fill(9, 0)
+            tier.load(np.array(load.pages, kind), np.array([7, 8, 9, 0], kind)[:3], cache.gpu_pages).wait()
+            assert cache.values(9) == [{3}, {4}]
+        tier.load(tuple(load.pages), range(3), cache.gpu_pages).wait()
+        with pytest.raises(egmem.InvalidArgument, match="integers"):
+            tier.load(np.array(load.pages, "f4"), [1, 2, 3], cache.gpu_pages)
+        with pytest.raises(egmem.InvalidArgument, match="one dimension"):
+            tier.load(load.pages, np.zeros((3, 1), int), cache.gpu_pages)
+        with pytest.raises(egmem.InvalidArgument, match="page -1"):
+            tier.load(np.array([-1]), [1], cache.gpu_pages)
+        with pytest.raises(egmem.Error):
+            tier.load(load.pages, np.array([0, 1, -1]), cache.gpu_pages)
+
+
 def test_tensors_tell_their_layout(driver):
     class Tensor:
         """As much of a PyTorch tensor as is asked for."""

@@ -12,6 +12,8 @@ else:
 __version__: str
 _Self = TypeVar("_Self")
 _Stream = Any
+# Sequences of int, or arrays of NumPy.
+_Numbers = Any
 _Shape = Union[int, Sequence[int]]
 
 @final
@@ -402,8 +404,8 @@ class Tier:
     def keys(self) -> List[Tuple[bytes, int]]: ...
     def load(
         self,
-        pages: Sequence[int],
-        blocks: Sequence[int],
+        pages: _Numbers,
+        blocks: _Numbers,
         gpu_pages: GpuPages,
         *,
         stream: Optional[_Stream] = None,
@@ -412,8 +414,8 @@ class Tier:
     ) -> Job: ...
     def store(
         self,
-        pages: Sequence[int],
-        blocks: Sequence[int],
+        pages: _Numbers,
+        blocks: _Numbers,
         gpu_pages: GpuPages,
         *,
         stream: Optional[_Stream] = None,

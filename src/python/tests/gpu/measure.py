@@ -231,6 +231,7 @@ def start():
 
 def kv():
     """Measures random pages between the tier and a GPU: wall time from the call to the end of the copies."""
+    import numpy
     import torch
 
     total = 512 << 20
@@ -243,8 +244,8 @@ def kv():
         keys = [number.to_bytes(8, "little") for number in range(2 * count)]
         chance = random.Random(7)
         with tier.prepare_store(keys) as store:
-            pages = chance.sample(store.pages, count)
-            blocks = chance.sample(range(2 * count), count)
+            pages = numpy.array(chance.sample(store.pages, count))
+            blocks = numpy.array(chance.sample(range(2 * count), count))
             methods("GPU to tier", page, total, lambda method: tier.store(pages, blocks, gpu_pages, method=method))
             store.commit()
         with tier.prepare_load(keys):

@@ -1,0 +1,44 @@
+//! Numbers of pages and blocks that Python gives.
+
+use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
+
+use crate::error::invalid;
+
+/// Reads a list or another sequence of numbers. A NumPy array is read as a whole, without a Python object for each number.
+///
+/// # Errors
+/// `InvalidArgument` for an array of another kind; Python's errors for what is no sequence of numbers from 0 on.
+pub fn blocks(given: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
+    if !given.hasattr("astype")? {
+        return given.extract();
+    }
+    let kind: String = given.getattr("dtype")?.getattr("kind")?.extract()?;
+    let dimensions: usize = given.getattr("ndim")?.extract()?;
+    if !matches!(kind.as_str(), "i" | "u") || dimensions != 1 {
+        return Err(invalid(
+            "an array of pages or blocks has one dimension and integers",
+        ));
+    }
+    // A negative number becomes one that no tier and no cache has.
+    let numbers = given.call_method1("astype", ("<u8",))?;
+    let bytes: PyBackedBytes = numbers.call_method0("tobytes")?.extract()?;
+    let words = bytes.chunks_exact(8).map(|word| {
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(word);
+        u64::from_le_bytes(bytes)
+    });
+    Ok(words.collect())
+}
+
+/// Reads numbers of pages.
+///
+/// # Errors
+/// As [`blocks`]; `InvalidArgument` for a number that no page has.
+pub fn pages(given: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
+    let numbers = blocks(given)?.into_iter();
+    let pages = numbers.map(|page| {
+        u32::try_from(page).map_err(|_| invalid(&format!("no tier has a page {}", page as i64)))
+    });
+    pages.collect()
+}
