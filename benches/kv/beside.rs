@@ -17,64 +17,88 @@ const PTX: &CStr =
     };
 
 const METHODS: [(&str, CopyMethod); 6] = [
+    ("kernel 2", CopyMethod::Kernel { blocks: 2 }),
+    ("kernel 4", CopyMethod::Kernel { blocks: 4 }),
     ("kernel 8", CopyMethod::Kernel { blocks: 8 }),
     ("kernel 16", CopyMethod::Kernel { blocks: 16 }),
-    ("kernel 24", CopyMethod::Kernel { blocks: 24 }),
-    ("kernel 32", CopyMethod::Kernel { blocks: 32 }),
     ("batch", CopyMethod::Batch),
     ("auto", CopyMethod::Auto),
 ];
 
+/// Pages: their bytes and parts.
+const PAGES: [(u64, u64); 2] = [(16 << 10, 1), (64 << 10, 1)];
+
 /// The jobs that are on the stream before the kernel starts, and after each round of it.
 const AHEAD: usize = 6;
 
-/// Multiplications with addition in registers, by all multiprocessors, in many short blocks.
+/// Multiplications with addition in registers, by all multiprocessors.
 struct Fma {
     driver: Driver,
     module: ModuleHandle,
-    function: FunctionHandle,
     stream: Stream,
     sum: DeviceMemory,
+}
+
+/// How the multiplications are launched.
+struct Kind {
+    what: &'static str,
+    function: FunctionHandle,
     dims: LaunchDims,
+    launches: u32,
+    rounds: u64,
 }
 
 impl Fma {
     fn load(driver: &Driver) -> Result<Self> {
         let stream = Stream::new(driver, 0)?;
         let sum = DeviceMemory::new(driver, 0, 4)?;
-        let processors = driver.device_attribute(0, DeviceAttribute::MULTIPROCESSOR_COUNT)?;
         // SAFETY: the text is PTX; the module is unloaded by `drop`.
-        let (module, function) = unsafe {
-            let module = driver.module_load(0, PTX)?;
-            (module, driver.module_function(0, module, c"beside_fma")?)
-        };
-        let dims = LaunchDims {
-            blocks: processors.max(1) as u32 * 8 * 40,
-            threads: 256,
-        };
+        let module = unsafe { driver.module_load(0, PTX)? };
         let driver = driver.clone();
         Ok(Self {
             driver,
             module,
-            function,
             stream,
             sum,
-            dims,
         })
     }
 
+    /// Returns a kernel that takes 20 ms or more in all launches together.
+    fn kind(
+        &self,
+        what: &'static str,
+        name: &CStr,
+        dims: LaunchDims,
+        launches: u32,
+    ) -> Result<Kind> {
+        // SAFETY: the module is loaded.
+        let function = unsafe { self.driver.module_function(0, self.module, name)? };
+        let mut kind = Kind {
+            what,
+            function,
+            dims,
+            launches,
+            rounds: 100,
+        };
+        while self.time(&kind)? < 20.0 {
+            kind.rounds *= 2;
+        }
+        Ok(kind)
+    }
+
     /// Runs the kernel, and returns its milliseconds.
-    fn time(&self, rounds: u64) -> Result<f64> {
-        let [start, end] = [
-            Event::new(&self.driver, 0, true)?,
-            Event::new(&self.driver, 0, true)?,
-        ];
+    fn time(&self, kind: &Kind) -> Result<f64> {
+        let start = Event::new(&self.driver, 0, true)?;
+        let end = Event::new(&self.driver, 0, true)?;
         start.record(&self.stream)?;
-        let args = [rounds, self.sum.device_ptr().0];
-        // SAFETY: the arguments are the kernel's; the module and the sum live until it was waited for.
-        unsafe {
-            self.driver
-                .launch_kernel(self.function, self.dims, &args, self.stream.handle())?;
+        let args = [kind.rounds, self.sum.device_ptr().0];
+        let stream = self.stream.handle();
+        for _ in 0..kind.launches {
+            // SAFETY: the arguments are the kernel's; the module and the sum live until it was waited for.
+            unsafe {
+                self.driver
+                    .launch_kernel(kind.function, kind.dims, &args, stream)?;
+            }
         }
         end.record(&self.stream)?;
         self.stream.finish()?;
@@ -95,15 +119,27 @@ pub fn run(driver: &Driver, rounds: usize) -> Result<()> {
         return Ok(());
     }
     let fma = Fma::load(driver)?;
-    let mut work = 1000;
-    while fma.time(work)? < 20.0 {
-        work *= 2;
-    }
-    println!(
-        "\na kernel of multiplications on all multiprocessors beside copies; medians of {rounds}"
-    );
-    for (page_bytes, parts) in [(16 << 10, 1), (64 << 10, 1), (2 << 20, 1)] {
-        println!("\n{} KiB", page_bytes >> 10);
+    let processors = driver.device_attribute(0, DeviceAttribute::MULTIPROCESSOR_COUNT)?;
+    let processors = processors.max(1) as u32;
+    let grid = |blocks, threads| LaunchDims { blocks, threads };
+    let kinds = [
+        fma.kind(
+            "one launch of many small blocks",
+            c"beside_fma",
+            grid(processors * 320, 256),
+            1,
+        )?,
+        fma.kind(
+            "100 launches, each of a block that fills a multiprocessor for each of them",
+            c"beside_whole",
+            grid(processors, 1024),
+            100,
+        )?,
+    ];
+    println!("\nmultiplications on all multiprocessors beside copies; medians of {rounds}");
+    for (kind, (page_bytes, parts)) in kinds.iter().flat_map(|kind| PAGES.map(|page| (kind, page)))
+    {
+        println!("\n{}; pages of {} KiB", kind.what, page_bytes >> 10);
         println!(
             "{:>10} {:>8} {:>9} {:>9} {:>7} {:>7}",
             "method", "way", "alone ms", "beside ms", "loss", "GB/s"
@@ -114,7 +150,7 @@ pub fn run(driver: &Driver, rounds: usize) -> Result<()> {
             let pairs = setup.loads(&mut random);
             row(
                 &fma,
-                (work, rounds),
+                (kind, rounds),
                 &setup,
                 (name, Way::ToGpu, method),
                 &pairs,
@@ -126,7 +162,7 @@ pub fn run(driver: &Driver, rounds: usize) -> Result<()> {
             let pairs = setup.random_pairs(&mut pages, &mut random);
             row(
                 &fma,
-                (work, rounds),
+                (kind, rounds),
                 &setup,
                 (name, Way::ToTier, method),
                 &pairs,
@@ -139,21 +175,21 @@ pub fn run(driver: &Driver, rounds: usize) -> Result<()> {
 /// Measures the kernel alone and beside copies, in turn.
 fn row(
     fma: &Fma,
-    (work, rounds): (u64, usize),
+    (kind, rounds): (&Kind, usize),
     setup: &Setup,
     (name, way, method): (&str, Way, CopyMethod),
     pairs: &[(PageId, u64)],
 ) -> Result<()> {
     let (mut alone, mut beside, mut rates) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..rounds {
-        alone.push(fma.time(work)?);
+        alone.push(fma.time(kind)?);
         let [start, end] = [(); 2].map(|()| Event::new(&fma.driver, 0, true));
         let (start, end) = (start?, end?);
         start.record(&setup.stream)?;
         let jobs = (0..AHEAD).map(|_| setup.begin((way, method), pairs));
         let jobs = jobs.collect::<egmem::kv::Result<Vec<_>>>()?;
         end.record(&setup.stream)?;
-        beside.push(fma.time(work)?);
+        beside.push(fma.time(kind)?);
         for job in jobs {
             job.wait()?;
         }

@@ -8,9 +8,10 @@ use crate::geometry::Geometry;
 use crate::header::{self, Tag, There};
 use crate::inner::Inner;
 use crate::memory::CpuView;
+use crate::persist::{self, Kept};
 use crate::table::Table;
 use crate::tier::Tier;
-use crate::{Error, MemoryError, Result, TierMemory, owner, persist};
+use crate::{CopyMethod, Error, MemoryError, Result, TierMemory, owner};
 
 impl Tier {
     /// Returns options for a tier in memory that outlives this process, such as a buffer of `egmem serve`. What another process left
@@ -46,6 +47,7 @@ pub struct AttachOptions {
     tag: Tag,
     take_over: bool,
     reset: bool,
+    method: CopyMethod,
 }
 
 impl AttachOptions {
@@ -57,6 +59,7 @@ impl AttachOptions {
             tag: Tag::default(),
             take_over: false,
             reset: false,
+            method: CopyMethod::Auto,
         }
     }
 
@@ -94,6 +97,12 @@ impl AttachOptions {
         self
     }
 
+    /// Sets how [`Tier::load`] and [`Tier::store`] copy. The default is [`CopyMethod::Auto`].
+    pub const fn copy_method(mut self, method: CopyMethod) -> Self {
+        self.method = method;
+        self
+    }
+
     /// Attaches the tier: keeps ready pages with their keys and their order of use, and frees the pages that were being written. Memory
     /// of zeros becomes a new tier.
     ///
@@ -107,6 +116,7 @@ impl AttachOptions {
     /// [`NotAccessible`](crate::MemoryError::NotAccessible) unless the CPU may read and write; [`System`](crate::MemoryError::System)
     /// without `/proc`.
     pub fn open(self) -> Result<Tier> {
+        self.method.check()?;
         let memory = Arc::clone(&self.memory);
         memory.driver().expect_this_process("memory")?;
         let view = memory.cpu()?;
@@ -122,7 +132,10 @@ impl AttachOptions {
             Inner::new(Arc::clone(&self.memory), geometry, table).map(|inner| (inner, found))
         });
         match opened {
-            Ok((inner, found)) => Ok(Tier::new(inner.owned(own, found))),
+            Ok((inner, found)) => {
+                let inner = inner.owned(own, found).copying_by(self.method);
+                Ok(Tier::new(inner))
+            }
             Err(error) => {
                 owner::release(&view, own);
                 Err(error)
@@ -182,7 +195,7 @@ impl AttachOptions {
     }
 
     fn open_claimed(&self, view: &CpuView<'_>, plan: Plan) -> Result<(Geometry, Table, Found)> {
-        let (geometry, mut found, ready) = match plan {
+        let (geometry, mut found, kept) = match plan {
             Plan::Format(geometry, _) => {
                 header::format(view, &geometry, &self.tag)?;
                 let is_new = true;
@@ -192,7 +205,7 @@ impl AttachOptions {
                         is_new,
                         ..Found::default()
                     },
-                    Vec::new(),
+                    Kept::default(),
                 )
             }
             Plan::Keep(geometry) => {
@@ -203,11 +216,11 @@ impl AttachOptions {
                     damaged: kept.damaged,
                     ..Found::default()
                 };
-                (geometry, found, kept.ready)
+                (geometry, found, kept)
             }
         };
         found.generation = header::next_generation(view)?;
-        let table = Table::with_ready(geometry.pages, geometry.page_bytes, ready);
+        let table = Table::with_ready(geometry.pages, geometry.page_bytes, kept.ready, kept.index);
         Ok((geometry, table, found))
     }
 }

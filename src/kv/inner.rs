@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
-use crate::copy::Kernels;
+use crate::copy::{CopyMethod, Kernels};
 use crate::driver::{Access, Code, DevicePtr, Location};
 use crate::found::Found;
 use crate::geometry::Geometry;
@@ -21,6 +21,8 @@ pub(crate) struct Inner {
     pub(crate) memory: Arc<dyn TierMemory>,
     pub(crate) kernels: Kernels,
     no_batches: AtomicBool,
+    /// How copies are made that name no method.
+    pub(crate) method: CopyMethod,
     /// The word of the owner, in memory that other processes can reach, and what was there.
     owned: Option<(u64, Found)>,
     /// Access of GPUs to the memory is not revoked while this lives.
@@ -47,6 +49,7 @@ impl Inner {
             memory,
             kernels: Kernels::default(),
             no_batches: AtomicBool::new(false),
+            method: CopyMethod::Auto,
             owned: None,
             _grants: grants,
         })
@@ -55,6 +58,12 @@ impl Inner {
     /// Sets that this process has claimed the memory, with what was there.
     pub(crate) fn owned(mut self, own: u64, found: Found) -> Self {
         self.owned = Some((own, found));
+        self
+    }
+
+    /// Sets how copies are made that name no method.
+    pub(crate) fn copying_by(mut self, method: CopyMethod) -> Self {
+        self.method = method;
         self
     }
 

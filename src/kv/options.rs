@@ -8,7 +8,7 @@ use crate::header::{self, Tag};
 use crate::inner::Inner;
 use crate::table::Table;
 use crate::tier::Tier;
-use crate::{Buffer, Driver, Result};
+use crate::{Buffer, CopyMethod, Driver, Result};
 use egmem_core::BufferOptions;
 
 impl Tier {
@@ -25,6 +25,7 @@ pub struct TierOptions {
     buffer: BufferOptions,
     pages: u64,
     page_bytes: u64,
+    method: CopyMethod,
 }
 
 impl TierOptions {
@@ -33,6 +34,7 @@ impl TierOptions {
             buffer: Buffer::on(location),
             pages: 0,
             page_bytes: 0,
+            method: CopyMethod::Auto,
         }
     }
 
@@ -46,6 +48,12 @@ impl TierOptions {
     /// rounded up to the granularity of its memory. Copies by a kernel need a multiple of 16.
     pub const fn page_bytes(mut self, bytes: u64) -> Self {
         self.page_bytes = bytes;
+        self
+    }
+
+    /// Sets how [`Tier::load`] and [`Tier::store`] copy. The default is [`CopyMethod::Auto`].
+    pub const fn copy_method(mut self, method: CopyMethod) -> Self {
+        self.method = method;
         self
     }
 
@@ -68,6 +76,7 @@ impl TierOptions {
     /// [`BufferOptions::allocate`].
     #[track_caller]
     pub fn create(self, driver: &Driver) -> Result<Tier> {
+        self.method.check()?;
         let geometry = Geometry::new(self.pages, self.page_bytes)?;
         let site = std::panic::Location::caller();
         let buffer = self.buffer.bytes(geometry.total);
@@ -75,6 +84,7 @@ impl TierOptions {
         let memory = Arc::new(buffer.allocate(driver)?);
         header::format(&memory.cpu()?, &geometry, &Tag::default())?;
         let table = Table::new(geometry.pages, geometry.page_bytes);
-        Ok(Tier::new(Inner::new(memory, geometry, table)?))
+        let inner = Inner::new(memory, geometry, table)?;
+        Ok(Tier::new(inner.copying_by(self.method)))
     }
 }

@@ -4,7 +4,8 @@
 //! the key. A page is marked as being written before any of its bytes change, and as ready after key and check are
 //! there, so a process that is killed at any instruction leaves no ready page with another key's bytes.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::atomic::{Ordering, fence};
 
 use crate::geometry::{Geometry, SLOT};
@@ -64,6 +65,8 @@ pub(crate) fn write(view: &CpuView<'_>, geometry: &Geometry, change: Change) -> 
 pub(crate) struct Kept {
     /// Ready pages with their keys and stamps, the least recently used first.
     pub(crate) ready: Vec<(PageId, Key, u64)>,
+    /// Their keys.
+    pub(crate) index: HashMap<Key, u32>,
     pub(crate) unfinished: u64,
     pub(crate) damaged: u64,
 }
@@ -75,7 +78,6 @@ pub(crate) struct Kept {
 /// Those of the view.
 pub(crate) fn read(view: &CpuView<'_>, geometry: &Geometry) -> Result<Kept> {
     let mut kept = Kept::default();
-    let mut seen = HashSet::new();
     let mut slots = [[0_u64; WORDS]; READ];
     for first in (0..geometry.pages).step_by(READ) {
         let count = (geometry.pages - first).min(READ as u32) as usize;
@@ -86,7 +88,11 @@ pub(crate) fn read(view: &CpuView<'_>, geometry: &Geometry) -> Result<Kept> {
             let key = key_of(slot);
             let is_whole = slot[CHECK as usize / 8] == check(key.as_bytes(), page);
             let page = PageId(page);
-            if state == READY && is_whole && seen.insert(key) {
+            if state == READY
+                && is_whole
+                && let Entry::Vacant(entry) = kept.index.entry(key)
+            {
+                entry.insert(page.0);
                 kept.ready.push((page, key, slot[STAMP as usize / 8]));
                 continue;
             }

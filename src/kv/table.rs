@@ -120,9 +120,15 @@ impl Table {
     }
 
     /// Creates the slots of a tier that has ready pages, the least recently used first: distinct pages below `pages` with
-    /// distinct keys.
-    pub(crate) fn with_ready(pages: u32, page_bytes: u64, ready: Vec<(PageId, Key, u64)>) -> Self {
+    /// distinct keys, which `index` has.
+    pub(crate) fn with_ready(
+        pages: u32,
+        page_bytes: u64,
+        ready: Vec<(PageId, Key, u64)>,
+        index: HashMap<Key, u32>,
+    ) -> Self {
         let mut table = Self::new(pages, page_bytes);
+        table.index = index;
         for (PageId(page), key, stamp) in ready {
             let Some(slot) = table.slots.get_mut(page as usize) else {
                 continue;
@@ -130,7 +136,6 @@ impl Table {
             slot.state = State::Ready;
             slot.key = key;
             slot.stamp = stamp;
-            table.index.insert(key, page);
             table.lru.push(page);
             table.clock = table.clock.max(stamp);
         }

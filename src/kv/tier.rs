@@ -101,7 +101,8 @@ impl Tier {
     }
 
     /// Copies pages to blocks of a GPU's cache: each pair has a page, pinned by a [`Load`], and a block. Returns at once;
-    /// the copies run on `stream`, in its order, as [`CopyMethod::Auto`] chooses. The job keeps the pages until it has ended.
+    /// the copies run on `stream`, in its order, by the tier's
+    /// [`copy_method`](crate::TierOptions::copy_method). The job keeps the pages until it has ended.
     ///
     /// Nothing orders the copies against the CPU's accesses, or against work on other streams.
     ///
@@ -112,7 +113,7 @@ impl Tier {
     /// driver's stream or memory, for a stream that is being captured into a graph, and in a forked child;
     /// [`NotAccessible`](crate::MemoryError::NotAccessible) if the GPU may not use the memory; the driver's errors.
     pub fn load(&self, stream: &Stream, pairs: &[(PageId, u64)], gpu: &GpuPages) -> Result<Job> {
-        self.load_by(CopyMethod::Auto, stream, pairs, gpu)
+        self.load_by(self.0.method, stream, pairs, gpu)
     }
 
     /// Copies blocks of a GPU's cache to pages: each pair has a page of a [`Store`], and a block. Wait for the job before
@@ -121,7 +122,7 @@ impl Tier {
     /// # Errors
     /// Those of [`load`](Self::load); [`Error::WrongState`](crate::Error::WrongState) for a page that is not being written.
     pub fn store(&self, stream: &Stream, pairs: &[(PageId, u64)], gpu: &GpuPages) -> Result<Job> {
-        self.store_by(CopyMethod::Auto, stream, pairs, gpu)
+        self.store_by(self.0.method, stream, pairs, gpu)
     }
 
     /// As [`load`](Self::load), by a method of the caller's choice.

@@ -112,18 +112,18 @@ pub fn every_method_moves_the_same_bytes(driver: &Driver) {
     }
 }
 
+/// Copies `pages` pages out of random blocks of a cache and back into others.
 fn round_trip(tier: &Tier, cache: &Cache, method: CopyMethod, random: &mut fastrand::Rng) {
-    let keys = keys(0..32);
+    let pages = tier.pages() as usize;
+    let keys = keys(0..pages as u64);
     tier.remove(&keys).unwrap();
-    let (stride, part_bytes) = (
-        cache.pages.stride() as usize,
-        cache.pages.part_bytes() as usize,
-    );
-    let mut order: Vec<u64> = (0..40).collect();
+    let stride = cache.pages.stride() as usize;
+    let part_bytes = cache.pages.part_bytes() as usize;
+    let mut order: Vec<u64> = (0..cache.pages.blocks()).collect();
     random.shuffle(&mut order);
     let before = cache.randomise(random);
     let mut store = tier.prepare_store(&keys).unwrap();
-    let pairs = store.pairs(&order[..32]).unwrap();
+    let pairs = store.pairs(&order[..pages]).unwrap();
     match tier.store_by(method, &cache.stream, &pairs, &cache.pages) {
         Ok(job) => job.wait().unwrap(),
         Err(error) => return expect_unsupported(method, cache, &error),
@@ -131,13 +131,10 @@ fn round_trip(tier: &Tier, cache: &Cache, method: CopyMethod, random: &mut fastr
     store.commit().unwrap();
     let between = cache.randomise(random);
     let load = tier.prepare_load(&keys).unwrap();
-    let (from, to) = (order[..32].to_vec(), order[8..].to_vec());
-    let job = tier.load_by(
-        method,
-        &cache.stream,
-        &load.pairs(&to).unwrap(),
-        &cache.pages,
-    );
+    let from = order[..pages].to_vec();
+    let to = order[order.len() - pages..].to_vec();
+    let pairs = load.pairs(&to).unwrap();
+    let job = tier.load_by(method, &cache.stream, &pairs, &cache.pages);
     job.unwrap().wait().unwrap();
     for (part, (before, mut expected)) in before.iter().zip(between).enumerate() {
         for (&from, &to) in from.iter().zip(&to) {
@@ -145,6 +142,17 @@ fn round_trip(tier: &Tier, cache: &Cache, method: CopyMethod, random: &mut fastr
             expected[to..to + part_bytes].copy_from_slice(&before[from..from + part_bytes]);
         }
         assert!(cache.read(part) == expected, "part {part} by {method:?}");
+    }
+}
+
+/// More pages than the kernel's first launch takes.
+pub fn a_job_of_many_pages_moves_all_of_them(driver: &Driver) {
+    let mut random = fastrand::Rng::new();
+    println!("seed {}", random.get_seed());
+    let cache = Cache::new(driver, 2, 6000, (48, 32));
+    let tier = tier(driver, 5000, 64);
+    for method in [CopyMethod::Auto, CopyMethod::KERNEL, CopyMethod::Batch] {
+        round_trip(&tier, &cache, method, &mut random);
     }
 }
 
@@ -159,6 +167,28 @@ fn expect_unsupported(method: CopyMethod, cache: &Cache, error: &Error) {
         _ => false,
     };
     assert!(may, "{method:?}: {error}");
+}
+
+#[test]
+fn a_tier_copies_by_its_method() {
+    let driver = crate::drivers::grace();
+    let calls = |call| driver.sim().unwrap().count(call);
+    let cache = Cache::new(&driver, 1, 4, (4096, 4096));
+    let on = || Tier::on(egmem::driver::NodeId(0)).pages(4).page_bytes(4096);
+    let none = on().copy_method(CopyMethod::Kernel { blocks: 0 });
+    assert!(is_refused(none.create(&driver)));
+    for (method, batches) in [
+        (CopyMethod::Loop, 0),
+        (CopyMethod::Batch, 1),
+        (CopyMethod::Auto, 2),
+    ] {
+        let tier = on().copy_method(method).create(&driver).unwrap();
+        let store = tier.prepare_store(&keys(0..1)).unwrap();
+        let pairs = store.pairs(&[0]).unwrap();
+        let job = tier.store(&cache.stream, &pairs, &cache.pages).unwrap();
+        job.wait().unwrap();
+        assert_eq!(calls(Call::MemcpyBatchAsync), batches, "{method:?}");
+    }
 }
 
 #[test]

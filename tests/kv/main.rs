@@ -21,6 +21,7 @@ drivers::on_both! { egmem::Machine::gh200();
     copies {
         blocks_come_back_through_pages,
         every_method_moves_the_same_bytes,
+        a_job_of_many_pages_moves_all_of_them,
         parts_lie_where_the_cache_says,
         what_does_not_fit_is_refused,
         copies_out_of_bounds_are_refused,

@@ -21,6 +21,8 @@ pub(crate) const ALIGN: u64 = 16;
 const SPARES: usize = 16;
 /// The least bytes of a list.
 const LIST: u64 = 64 << 10;
+/// The pairs of the first of two launches.
+const FIRST: usize = 2048;
 
 const PTX: &CStr =
     match CStr::from_bytes_with_nul(concat!(include_str!("pages.ptx"), "\0").as_bytes()) {
@@ -117,7 +119,7 @@ impl Kernel {
     /// Starts the copies.
     ///
     /// # Errors
-    /// The driver's. Nothing has begun then.
+    /// The driver's. Some of the copies may have begun then.
     ///
     /// # Safety
     /// - The stream is of this kernel's GPU and driver. The GPU may access pages and blocks: read those that are copied from, and
@@ -130,16 +132,48 @@ impl Kernel {
         launch: &Launch<'_>,
         list: &PinnedHost,
     ) -> Result<(), MemoryError> {
-        let pairs = launch.pairs.len() as u64;
+        let all = launch.pairs.len();
         let view = list.cpu();
-        view.write_at(0, launch.pairs.as_flattened())?;
-        view.write_at(pairs * 16, &launch.bases)?;
-        let at = list.device_ptr();
+        let bases_at = all as u64 * 16;
+        view.write_at(bases_at, &launch.bases)?;
+        // The first launch begins while the CPU writes the rest of the list.
+        let first = if all > 2 * FIRST { FIRST } else { all };
+        for range in [0..first, first..all] {
+            let pairs = &launch.pairs[range.clone()];
+            if pairs.is_empty() {
+                continue;
+            }
+            let at = range.start as u64 * 16;
+            view.write_at(at, pairs.as_flattened())?;
+            let at = [
+                list.device_ptr().add(at).0,
+                list.device_ptr().add(bases_at).0,
+            ];
+            // SAFETY: the caller's promise; this part of the list is written, and the bases are.
+            unsafe { self.launch_part(launch, pairs.len() as u64, at)? };
+        }
+        Ok(())
+    }
+
+    /// Launches the copies of some pairs, whose list and bases lie at `at`.
+    ///
+    /// # Errors
+    /// The driver's.
+    ///
+    /// # Safety
+    /// As for [`launch`](Self::launch); `at` has the list and the bases, which nobody writes until the work has ended.
+    unsafe fn launch_part(
+        &self,
+        launch: &Launch<'_>,
+        pairs: u64,
+        at: [u64; 2],
+    ) -> Result<(), MemoryError> {
         let parts = launch.bases.len() as u64;
+        let [list, bases] = at;
         let args = [
-            at.0,
+            list,
             pairs,
-            at.add(pairs * 16).0,
+            bases,
             parts,
             launch.part_bytes,
             launch.is_load.into(),
@@ -153,7 +187,7 @@ impl Kernel {
         };
         // SAFETY: the arguments are the kernel's: it reads the list, and copies `part_bytes` bytes for each pair and part, which by the
         // caller's promise lie in live memory that the GPU may access, at multiples of 16. The CPU's writes to the list come before
-        // the launch, and nobody writes it until the work has ended.
+        // the launch.
         unsafe {
             self.driver
                 .launch_kernel(self.function, dims, &args, launch.stream.handle())
