@@ -1,6 +1,7 @@
 //! Buffers: memory of this process, of another one, or of a pool.
 
 use std::ffi::c_void;
+use std::mem;
 use std::sync::Arc;
 
 use egmem::driver::{Access, DevicePtr, Location};
@@ -240,9 +241,8 @@ pub unsafe extern "C" fn egm_buffer_access(
     })
 }
 
-/// Changes what locations may do with a buffer that was allocated here. GPU work that needs the access has ended.
-///
-/// Fails with ::EGM_STILL_HELD once the buffer was sent to another process.
+/// Changes what locations of this process may do with a buffer that was allocated here. GPU work that needs the access has
+/// ended. Other processes keep the access that they have.
 ///
 /// # Safety
 /// `buffer` is null or a buffer, which no other thread uses during the call; `grants` is null or points to `grant_count`
@@ -375,9 +375,9 @@ pub unsafe extern "C" fn egm_buffer_free_on(
         // SAFETY: the caller's promise.
         let stream = unsafe { args::object(stream, "stream")? };
         let memory = found.memory.pool_memory()?;
-        memory
-            .driver()
-            .expect_same(stream.stream.driver(), "stream")?;
+        let driver = memory.driver();
+        driver.expect_this_process("buffer")?;
+        driver.expect_same(stream.stream.driver(), "stream")?;
         // SAFETY: the caller's promise.
         match unsafe { args::take(buffer) }.map(|buffer| buffer.memory) {
             Some(Kind::Pool(memory)) => Ok(memory.free_on(&stream.stream)?),
@@ -399,8 +399,15 @@ pub unsafe extern "C" fn egm_buffer_free_on(
 pub unsafe extern "C" fn egm_buffer_destroy(buffer: *mut egm_buffer) -> egm_status {
     call(|| {
         // SAFETY: the caller's promise.
-        match unsafe { args::take(buffer) }.map(|buffer| buffer.memory) {
-            Some(Kind::Fetched(remote)) => Ok(remote.release()?),
+        let Some(buffer) = (unsafe { args::take(buffer) }) else {
+            return Ok(());
+        };
+        if !buffer.memory.memory().driver().is_of_this_process() {
+            mem::forget(buffer); // a forked child's copy: the threads that would end its lease are the parent's
+            return Ok(());
+        }
+        match buffer.memory {
+            Kind::Fetched(remote) => Ok(remote.release()?),
             _ => Ok(()),
         }
     })

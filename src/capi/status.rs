@@ -229,6 +229,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn every_status_of_the_header_has_a_name() {
+        let header = include_str!("include/egmem.h");
+        let (_, after) = header.split_once("enum egm_status").unwrap();
+        let (statuses, _) = after.split_once('}').unwrap();
+        let lines = statuses.lines().map(str::trim);
+        let declared = lines.filter_map(|line| line.strip_prefix("EGM_")?.split_once(" = "));
+        let names = NAMES.iter().map(|(_, name)| name.to_str().unwrap());
+        assert!(declared.map(|(name, _)| format!("EGM_{name}")).eq(names));
+    }
+
+    #[test]
     fn every_status_has_its_own_name_and_number() {
         for (index, (status, name)) in NAMES.iter().enumerate() {
             assert_eq!(name.to_str().unwrap(), format!("{status:?}"));

@@ -5,8 +5,8 @@
 //! the size once, and one bit for each place where a block can begin. A bit is set exactly while a block that begins
 //! there is in use: a free of any other address, and a second free, find no bit.
 //!
-//! Entries of one page are written by the threads that allocate and free its blocks. A large block's thread is alone in
-//! its page, so it stores; threads with small blocks change their bits by atomic operations. All accesses are relaxed:
+//! Entries of one page are written by the threads that allocate and free its blocks. The thread that gets a large block
+//! is alone in its page, so it stores the bit; all other changes of bits are atomic operations. All accesses are relaxed:
 //! a block's address passes from thread to thread by the program's own means, which order them, and through the heap.
 
 use std::io;
@@ -98,14 +98,12 @@ impl Table {
     pub(super) fn take(&self, offset: u64) -> Option<RawBlock> {
         let (raw, page) = self.find(offset)?;
         let (word, bit) = bit_of(offset);
-        match raw.is_small() {
-            // Of two threads that free it at once, one finds no bit any more.
-            true => (page.begins[word].fetch_and(!bit, Relaxed) & bit != 0).then_some(raw),
-            false => {
-                page.begins[word].store(0, Relaxed);
-                Some(raw)
-            }
-        }
+        // Of two threads that free it at once, one finds no bit any more.
+        let before = match raw.is_small() {
+            true => page.begins[word].fetch_and(!bit, Relaxed),
+            false => page.begins[word].swap(0, Relaxed),
+        };
+        (before & bit != 0).then_some(raw)
     }
 
     /// Returns the most bytes of memory that the table has for a heap that had `backed` bytes at once.
@@ -180,6 +178,31 @@ mod tests {
         };
         assert!(!table.put(raw));
         assert_eq!(table.get(1 << 40), None);
+    }
+
+    #[test]
+    fn of_two_frees_at_once_one_finds_the_block() {
+        let table = Table::new(64 << 20).unwrap();
+        let blocks = (0..64 << 20).step_by(4096).map(|offset| RawBlock {
+            offset,
+            bytes: 4096,
+            key: 0,
+        });
+        let blocks: Vec<RawBlock> = blocks.collect();
+        for _ in 0..20 {
+            assert!(blocks.iter().all(|raw| !raw.is_small() && table.put(*raw)));
+            let start = std::sync::Barrier::new(2);
+            let free_all = || {
+                start.wait();
+                let found = blocks.iter().filter(|raw| table.take(raw.offset).is_some());
+                found.count()
+            };
+            let found = std::thread::scope(|scope| {
+                let other = scope.spawn(free_all);
+                free_all() + other.join().unwrap()
+            });
+            assert_eq!(found, blocks.len());
+        }
     }
 
     #[test]

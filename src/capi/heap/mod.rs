@@ -4,6 +4,7 @@ mod handle;
 mod stats;
 
 use std::ffi::{c_char, c_void};
+use std::mem;
 
 use egmem::Stream;
 
@@ -354,11 +355,18 @@ pub unsafe extern "C" fn egm_heap_check(heap: *const egm_heap) -> egm_status {
 pub unsafe extern "C" fn egm_heap_destroy(heap: *mut egm_heap) -> egm_status {
     call(|| {
         // SAFETY: the caller's promise.
-        if let Some(found) = unsafe { heap.as_ref() } {
+        let Some(found) = (unsafe { heap.as_ref() }) else {
+            return Ok(());
+        };
+        let is_forked = !found.heap().driver().is_of_this_process();
+        if !is_forked {
             found.expect_no_blocks()?;
         }
         // SAFETY: the caller's promise.
-        drop(unsafe { args::take(heap) });
+        let taken = unsafe { args::take(heap) };
+        if is_forked {
+            mem::forget(taken); // its locks may be held by threads of the parent
+        }
         Ok(())
     })
 }

@@ -52,7 +52,8 @@
 #define EGM_LINK_PCIE 2
 
 /// The major version of this interface in the upper 16 bits, the minor one in the lower. A program that was built for a
-/// version runs with a library of the same major version and the same or a higher minor version.
+/// version runs with a library of the same major version and the same or a higher minor version. These are not the
+/// library's numbers: a new soname has a new major version.
 #define EGM_ABI_VERSION 1
 
 /// A GPU's own memory; `id` is its CUDA ordinal.
@@ -463,9 +464,8 @@ egm_status egm_buffer_location(const struct egm_buffer *buffer, struct egm_locat
 /// `buffer` is null or a buffer; `out` is null or may be written. Any thread may call this.
 egm_status egm_buffer_access(const struct egm_buffer *buffer, struct egm_location who, int32_t *out);
 
-/// Changes what locations may do with a buffer that was allocated here. GPU work that needs the access has ended.
-///
-/// Fails with ::EGM_STILL_HELD once the buffer was sent to another process.
+/// Changes what locations of this process may do with a buffer that was allocated here. GPU work that needs the access has
+/// ended. Other processes keep the access that they have.
 ///
 /// Contract:
 /// `buffer` is null or a buffer, which no other thread uses during the call; `grants` is null or points to `grant_count`

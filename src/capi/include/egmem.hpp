@@ -399,6 +399,9 @@ class allocator {
 public:
     using value_type = T;
     explicit allocator(heap from) noexcept : heap_(std::move(from)) {}
+    // Copied where it would be moved: containers that were moved from keep their allocator.
+    allocator(const allocator &) = default;
+    allocator &operator=(const allocator &) = default;
     template <class U>
     allocator(const allocator<U> &other) noexcept : heap_(other.upstream())
     {

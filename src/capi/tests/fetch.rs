@@ -21,6 +21,25 @@ fn simulated() -> *mut egm_driver {
     driver
 }
 
+/// Forks a child that destroys its copies: it ends no lease, and waits for no thread of this process.
+///
+/// # Safety
+/// Both are handles that are not destroyed.
+unsafe fn expect_child_of_its_own(memory: *mut egm_buffer, client: *mut egm_client) {
+    // SAFETY: the child calls functions that are made for forked children, and `_exit`; the caller's promise.
+    unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            libc::alarm(60); // ends a child that waits
+            let destroyed = [egm_buffer_destroy(memory), egm_client_destroy(client)];
+            libc::_exit(i32::from(destroyed != [egm_status::EGM_OK; 2]));
+        }
+        let mut status = -1;
+        assert_eq!(libc::waitpid(child, &mut status, 0), child);
+        assert_eq!(status, 0);
+    }
+}
+
 #[test]
 fn memory_is_fetched_written_and_released() {
     let driver = Driver::simulated(Machine::gh200()).unwrap();
@@ -49,7 +68,7 @@ fn memory_is_fetched_written_and_released() {
             egm_status::EGM_REFUSED
         );
         check(egm_client_fetch(client, c"weights".as_ptr(), &mut memory));
-        let (mut size, mut word) = (0, 0_u64);
+        let (mut size, mut word, mut word_again) = (0, 0_u64, 0_u64);
         check(egm_buffer_size(memory, &mut size));
         check(egm_buffer_read(
             memory,
@@ -66,6 +85,14 @@ fn memory_is_fetched_written_and_released() {
             8,
         ));
         assert_eq!(published.shared().unwrap().word(8).unwrap(), 43);
+        expect_child_of_its_own(memory, client);
+        check(egm_buffer_read(
+            memory,
+            8,
+            (&raw mut word_again).cast::<c_void>(),
+            8,
+        ));
+        assert_eq!(word_again, 43);
         check(egm_buffer_destroy(memory));
         check(egm_client_destroy(client));
 

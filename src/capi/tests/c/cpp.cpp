@@ -1,4 +1,5 @@
 // Owners, errors, std::pmr and standard containers on a heap, and the resource for CCCL by its functions.
+#include <deque>
 #include <string>
 #include <sys/socket.h>
 #include <unordered_map>
@@ -75,6 +76,15 @@ static void containers()
         std::vector<double, egm::allocator<double>> more(1000, 0.5, egm::allocator<double>(heap));
         auto copy = more;
         CHECK(copy.get_allocator() == more.get_allocator() && copy[999] == 0.5);
+
+        // What was moved from stays usable, and gives back what it has.
+        auto moved = std::move(more);
+        more.push_back(2);
+        CHECK(moved.size() == 1000 && more.size() == 1 && more.get_allocator() == moved.get_allocator());
+        std::deque<int, egm::allocator<int>> queue(2000, 7, egm::allocator<int>(heap));
+        auto other_queue = std::move(queue);
+        queue.push_back(1);
+        CHECK(other_queue.size() == 2000 && queue.size() == 1);
     }
     CHECK(heap.stats().live_blocks == 0 && heap.trim() > 0);
 }
