@@ -301,6 +301,11 @@ pub fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Returns a copy of a mutex's value. The lock ends here: it must not be held while an exception is built, which runs Python code.
+pub fn copy_of<T: Clone>(mutex: &Mutex<T>) -> T {
+    lock(mutex).clone()
+}
+
 /// Drops a value of a thread that has the GIL, without the GIL: unmapping takes the driver's time.
 pub fn drop_detached<T: Send>(value: T) {
     let mut value = Some(value);

@@ -1,6 +1,7 @@
 //! `egmem.kv.Job`: copies in progress.
 
-use std::sync::Mutex;
+use std::mem;
+use std::sync::{Condvar, Mutex, PoisonError};
 
 use egmem::kv;
 use pyo3::prelude::*;
@@ -13,19 +14,71 @@ use super::gpu_pages::GpuPages;
 /// Copies in progress. It keeps the tier, its pages, the cache's tensors and the stream until they have ended; its end waits.
 #[pyclass(frozen, module = "egmem.kv")]
 pub struct Job {
-    /// `None` once the copies have ended.
-    inner: Mutex<Option<kv::Job>>,
+    state: Mutex<State>,
+    /// Told when `state` is over.
+    ended: Condvar,
+    driver: egmem::Driver,
     bytes: u64,
     _keep: (Py<GpuPages>, Option<Py<PyAny>>),
+}
+
+enum State {
+    Running(kv::Job),
+    /// A thread waits for the copies.
+    Waiting,
+    Over(Result<(), kv::Error>),
 }
 
 impl Job {
     /// Wraps a job with what it needs.
     pub fn new(job: kv::Job, gpu: Py<GpuPages>, stream: Option<Py<PyAny>>) -> Self {
         Self {
+            driver: job.stream().driver().clone(),
             bytes: job.bytes(),
-            inner: Mutex::new(Some(job)),
+            state: Mutex::new(State::Running(job)),
+            ended: Condvar::new(),
             _keep: (gpu, stream),
+        }
+    }
+
+    /// Waits until the copies have ended. The caller has no GIL: other threads need it for their calls.
+    fn finish(&self) -> Result<(), kv::Error> {
+        let mut state = lock(&self.state);
+        loop {
+            match mem::replace(&mut *state, State::Waiting) {
+                State::Running(job) => {
+                    drop(state);
+                    let result = job.wait();
+                    *lock(&self.state) = State::Over(result.clone());
+                    self.ended.notify_all();
+                    return result;
+                }
+                State::Waiting => {
+                    let woken = self.ended.wait(state);
+                    state = woken.unwrap_or_else(PoisonError::into_inner);
+                }
+                State::Over(result) => {
+                    *state = State::Over(result.clone());
+                    return result;
+                }
+            }
+        }
+    }
+
+    /// Returns whether the copies have ended. The caller has no GIL, as in [`finish`](Self::finish).
+    fn ask(&self) -> Result<bool, kv::Error> {
+        let mut state = lock(&self.state);
+        match &mut *state {
+            State::Waiting => Ok(false),
+            State::Over(result) => result.clone().map(|()| true),
+            // After an error it stays: the query may have been refused while the copies run.
+            State::Running(job) => {
+                let done = job.is_done()?;
+                if done {
+                    *state = State::Over(Ok(()));
+                }
+                Ok(done)
+            }
         }
     }
 }
@@ -33,32 +86,24 @@ impl Job {
 impl Drop for Job {
     /// Waits here, while the tensors and the stream still live.
     fn drop(&mut self) {
-        let job = lock(&self.inner).take();
-        drop_detached(job);
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        drop_detached(mem::replace(state, State::Waiting));
     }
 }
 
 #[pymethods]
 impl Job {
-    /// Returns whether the copies have ended; their pages are released then. Raises the error of the copies.
-    fn is_done(&self) -> PyResult<bool> {
-        let mut inner = lock(&self.inner);
-        let Some(job) = inner.as_mut() else {
-            return Ok(true);
-        };
-        let done = job.is_done().or_raise()?;
-        if done {
-            *inner = None;
-        }
-        Ok(done)
+    /// Returns whether the copies have ended; their pages are released then. Raises the error of the copies, at each call.
+    fn is_done(&self, py: Python<'_>) -> PyResult<bool> {
+        self.driver.expect_this_process("job").or_raise()?;
+        py.detach(|| self.ask()).or_raise()
     }
 
-    /// Waits until the copies have ended; other threads run meanwhile. Raises the error of the copies.
+    /// Waits until the copies have ended; other threads run meanwhile, and may wait too. Raises the error of the copies, at each
+    /// call.
     fn wait(&self, py: Python<'_>) -> PyResult<()> {
-        let Some(job) = lock(&self.inner).take() else {
-            return Ok(());
-        };
-        py.detach(|| job.wait()).or_raise()
+        self.driver.expect_this_process("job").or_raise()?;
+        py.detach(|| self.finish()).or_raise()
     }
 
     /// The bytes that are copied.
@@ -67,11 +112,9 @@ impl Job {
         self.bytes
     }
 
-    fn __repr__(&self) -> String {
-        let state = match *lock(&self.inner) {
-            Some(_) => "started",
-            None => "ended",
-        };
+    fn __repr__(&self, py: Python<'_>) -> String {
+        let is_over = py.detach(|| matches!(*lock(&self.state), State::Over(_)));
+        let state = if is_over { "ended" } else { "started" };
         format!("<egmem.kv.Job of {} bytes, {state}>", self.bytes)
     }
 }

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
 use crate::error::{OrRaise, closed, in_use};
-use crate::region::lock;
+use crate::region::{copy_of, lock};
 
 use super::page::{Keeper, Page};
 
@@ -34,8 +34,10 @@ impl Store {
         }
     }
 
-    fn get(&self) -> PyResult<Arc<kv::Store>> {
-        lock(&self.inner).clone().ok_or_else(|| closed("store"))
+    /// Returns what `read` takes from the store. It takes no share, which `commit` would find in use.
+    fn read<T>(&self, read: impl FnOnce(&kv::Store) -> T) -> PyResult<T> {
+        let value = lock(&self.inner).as_deref().map(read);
+        value.ok_or_else(|| closed("store"))
     }
 }
 
@@ -50,37 +52,46 @@ impl Store {
     /// The places of `keys` in the list that was asked for.
     #[getter]
     fn indices(&self) -> PyResult<Vec<usize>> {
-        Ok(self.get()?.indices().to_vec())
+        self.read(|store| store.indices().to_vec())
     }
 
     /// The page of each of `keys`.
     #[getter]
     fn pages(&self) -> PyResult<Vec<u32>> {
-        Ok(self.get()?.pages().iter().map(|page| page.0).collect())
+        self.read(|store| store.pages().iter().map(|page| page.0).collect())
     }
 
     /// The keys, of 32 bytes, that made room: the tier has them no longer.
     #[getter]
     fn evicted<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyBytes>>> {
-        let store = self.get()?;
-        let evicted = store.evicted().iter();
-        Ok(evicted
-            .map(|evicted| PyBytes::new(py, evicted.key.as_bytes()))
-            .collect())
+        let keys = self.read(|store| {
+            let evicted = store.evicted().iter();
+            evicted.map(|evicted| evicted.key).collect::<Vec<_>>()
+        })?;
+        let keys = keys.iter();
+        Ok(keys.map(|key| PyBytes::new(py, key.as_bytes())).collect())
     }
 
     /// Returns the CPU's view of page `index` of `pages`, to write it.
     fn view<'py>(&self, py: Python<'py>, index: usize) -> PyResult<Bound<'py, PyAny>> {
-        Page::make(py, Keeper::Store(self.get()?), index, &self.place)
+        let store = copy_of(&self.inner).ok_or_else(|| closed("store"))?;
+        Page::make(py, Keeper::Store(store), index, &self.place)
     }
 
     /// Makes the pages ready: lookups find them from now on. Raises `InUse` while a view or a copy into one of them lives.
     fn commit(&self, py: Python<'_>) -> PyResult<()> {
-        let mut inner = lock(&self.inner);
-        let shared = inner.as_mut().ok_or_else(|| closed("store"))?;
-        let store = Arc::get_mut(shared)
-            .ok_or_else(|| in_use("the store cannot be committed: its pages have live views"))?;
-        py.detach(|| store.commit()).or_raise()
+        // The lock ends before this thread asks for the GIL: others wait for the lock with the GIL.
+        let committed = py.detach(|| {
+            let mut inner = lock(&self.inner);
+            let shared = inner.as_mut()?;
+            Some(Arc::get_mut(shared).map(kv::Store::commit))
+        });
+        match committed.ok_or_else(|| closed("store"))? {
+            Some(committed) => committed.or_raise(),
+            None => Err(in_use(
+                "the store cannot be committed: its pages have live views",
+            )),
+        }
     }
 
     /// Gives the pages up, unless they were committed.
@@ -124,7 +135,7 @@ impl Load {
     }
 
     fn get(&self) -> PyResult<Arc<kv::Load>> {
-        lock(&self.inner).clone().ok_or_else(|| closed("load"))
+        copy_of(&self.inner).ok_or_else(|| closed("load"))
     }
 }
 

@@ -13,7 +13,7 @@ use pyo3::types::{PyBytes, PyDict, PyTuple};
 use crate::driver::{Driver, given_or_default, location};
 use crate::error::{OrRaise, ToPy, closed, invalid};
 use crate::memory::Memory;
-use crate::region::{Owner, Region, lock};
+use crate::region::{Owner, Region, copy_of, lock};
 
 use super::gpu_pages::GpuPages;
 use super::job::Job;
@@ -37,7 +37,7 @@ pub struct Tier {
 
 impl Tier {
     fn handle(&self) -> PyResult<kv::Tier> {
-        let tier = lock(&self.inner).clone().ok_or_else(|| closed("tier"))?;
+        let tier = copy_of(&self.inner).ok_or_else(|| closed("tier"))?;
         tier.driver().expect_this_process("tier").or_raise()?;
         Ok(tier)
     }
@@ -49,6 +49,7 @@ impl Tier {
     /// Returns the stream for copies: the caller's, or the tier's own.
     fn stream(
         &self,
+        py: Python<'_>,
         tier: &kv::Tier,
         given: Option<&Bound<'_, PyAny>>,
         gpu: i32,
@@ -57,13 +58,17 @@ impl Tier {
             // The job keeps the object, so the stream lives until the copies have ended.
             return crate::stream::given(tier.driver(), stream, gpu);
         }
-        let mut streams = lock(&self.streams);
-        if let Some(stream) = streams.get(&gpu) {
-            return Ok(stream.clone());
+        let known = lock(&self.streams).get(&gpu).cloned();
+        if let Some(stream) = known {
+            return Ok(stream);
         }
-        let stream = egmem::Stream::new(tier.driver(), gpu).or_raise()?;
-        streams.insert(gpu, stream.clone());
-        Ok(stream)
+        let made: egmem::Result<_> = py.detach(|| {
+            let made = egmem::Stream::new(tier.driver(), gpu)?;
+            // Another thread's, if it was faster.
+            let mut streams = lock(&self.streams);
+            Ok(streams.entry(gpu).or_insert_with(|| made.clone()).clone())
+        });
+        made.or_raise()
     }
 
     fn copy(
@@ -80,7 +85,7 @@ impl Tier {
         }
         let tier = self.handle()?;
         let method = copy_method(method)?;
-        let on = self.stream(&tier, stream, gpu)?;
+        let on = self.stream(py, &tier, stream, gpu)?;
         let ids = pages.iter().map(|&page| PageId(page));
         let pairs: Vec<_> = ids.zip(blocks.iter().copied()).collect();
         let layout = gpu_pages.get().inner.clone();
