@@ -125,7 +125,7 @@ SLOW_CASES=32
 # `threads` also leaves out the programs that have one thread, or start others that have. Programs that
 # measure a server's memory are always left out: a sanitizer replaces glibc's allocator by one that keeps
 # freed memory, and its own tables are resident too; under an emulator the kernel counts the emulator's
-# pages. The bounds are not about those.
+# pages. The bounds are not about those. `structure`, which reads source files, is left out too.
 select_tests() {
     local path name
     TESTS=() SKIPPED=()
@@ -134,7 +134,7 @@ select_tests() {
         name=${name%/main.rs}
         name=${name%.rs}
         case ${1:-}:$name in
-            *:exchange_bytes | *:soak) ;;
+            *:exchange_bytes | *:soak | *:structure) ;;
             ?*:authorization | ?*:exchange_failures | ?*:group | ?*:protocol | ?*:serve_cli | ?*:service) ;;
             threads:cli | threads:cli_errors | threads:cycles | threads:demo | threads:demo_parts) ;;
             threads:fault_sweep | threads:mistakes | threads:replay) ;;
