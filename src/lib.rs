@@ -81,9 +81,9 @@ pub use egmem_core::error::{DriverError, Explain, Explained, NoRoom};
 pub use egmem_core::interop;
 #[doc(inline)]
 pub use egmem_core::{
-    Buffer, BufferOptions, Driver, Error, Event, Memory, Pool, PoolBuffer, Result, Stream,
-    Topology, Transfer, capability, doctor, host, kernels, pinned, pool, proof, size, text,
-    topology, vmm,
+    Buffer, BufferOptions, Driver, Error, Event, Growth, Memory, Pool, PoolBuffer, Progress,
+    Result, Stream, Topology, Transfer, capability, doctor, host, kernels, pinned, pool, proof,
+    size, text, topology, vmm,
 };
 #[cfg(feature = "certs")]
 #[doc(inline)]

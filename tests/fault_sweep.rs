@@ -1,6 +1,8 @@
 //! Every driver call of every public operation is made to fail, one after another, with several
 //! codes. The error names the call, and nothing stays behind.
 
+use std::ops::ControlFlow;
+
 use egmem::driver::{
     Access, AccessDesc, Call, Code, HandleType, HandleTypes, Location, NodeId, PoolApi,
 };
@@ -10,7 +12,7 @@ use egmem::pinned::{
 use egmem::proof::Prover;
 use egmem::topology::Placement;
 use egmem::vmm::{PhysicalMemory, Reservation};
-use egmem::{Buffer, Driver, Event, Machine, Pool, Result, Stream, Topology};
+use egmem::{Buffer, Driver, Event, Growth, Machine, Pool, Result, Stream, Topology};
 
 const MIB: u64 = 1 << 20;
 const CODES: [Code; 4] = [
@@ -85,6 +87,13 @@ const OPERATIONS: &[Operation] = &[
             .place(&Topology::of_machine(&Machine::gb200())?)?;
         let mut buffer = Buffer::spread(&shares).allocate(driver)?;
         buffer.set_access(&[AccessDesc::new(Location::Device(1), Access::Read)])?;
+        buffer.access(Location::Device(1)).map(drop)
+    }),
+    ("buffer in chunks", |driver| {
+        let options = Buffer::on(NodeId(1)).bytes(7 * MIB).room_for_probes();
+        let options = options.growth(Growth::steady().chunk(2 * MIB));
+        let buffer = options.allocate_with(driver, |_| ControlFlow::Continue(()))?;
+        assert_eq!(buffer.physical().len(), 4);
         buffer.access(Location::Device(1)).map(drop)
     }),
     #[cfg(feature = "shapes")]

@@ -5,11 +5,13 @@
 //! thread that allocates, and whose CPU stages pageable copies, is bound to the node.
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::ops::ControlFlow;
 
 use egmem::driver::{DeviceAttribute, DevicePtr, Driver, FunctionHandle, LaunchDims, Location};
 use egmem::driver::{ModuleHandle, NodeId};
 use egmem::kernels::{PTX, READ, WRITE, pattern};
 use egmem::pinned::{DeviceMemory, PinnedHost};
+use egmem::size::Bytes;
 use egmem::{Buffer, Error, Event, Explained, Memory, Pool, PoolBuffer, Result, Stream, Topology};
 use indicatif::ProgressBar;
 
@@ -109,13 +111,17 @@ impl Plan<'_> {
 
     /// One memory of each kind that this machine can do; the proofs have said why it cannot others.
     fn allocate(&self, node: NodeId, progress: &ProgressBar) -> Result<Vec<HostMemory>> {
-        progress.set_message(format!("allocating on node {node}"));
         let gpus = || self.gpus.iter().map(|&gpu| Location::Device(gpu));
         let first = self.gpus[0];
         let vmm = Buffer::on(node)
             .access_by(gpus())
             .bytes(self.bytes)
-            .allocate(self.driver);
+            .allocate_with(self.driver, |made| {
+                let (done, total) = (Bytes(made.done), Bytes(made.total));
+                progress.set_message(format!("allocating on node {node}: {done} of {total}"));
+                ControlFlow::Continue(())
+            });
+        progress.set_message(format!("allocating on node {node}"));
         let pool = Pool::options(node)
             .access_by(gpus())
             .create(self.driver)

@@ -1,6 +1,7 @@
 //! The common case in one call: memory on a node, mapped and granted.
 
 mod access;
+mod allocate;
 mod dma_buf;
 mod slice;
 
@@ -10,7 +11,7 @@ use crate::accessors::cpu_accessors;
 use crate::driver::{
     Access, Code, DeviceAttribute, DevicePtr, Driver, HandleTypes, Location, NodeId,
 };
-use crate::guard::check_free;
+use crate::growth::Growth;
 use crate::ledger::{AllocPath, Label};
 use crate::memory::{AccessChecks, CpuView, Engine, Memory, check_range, impl_cpu_memory};
 use crate::size::Granularity;
@@ -35,6 +36,7 @@ pub struct BufferOptions {
     room: u64,
     /// Parts are cut into pieces of this size.
     chunk: Option<u64>,
+    growth: Growth,
     overcommit: bool,
     label: Option<Label>,
     path: AllocPath,
@@ -106,7 +108,8 @@ impl BufferOptions {
 
     /// Creates the memory in chunks of `bytes` each, so that [`Buffer::set_access_at`] can change the access of each chunk
     /// alone: a driver changes the access of whole allocations only. A multiple of the granularity, 2 MiB on every driver
-    /// measured so far. Each chunk takes three calls of the driver.
+    /// measured so far. Each chunk takes three calls of the driver, and those larger than [`growth`](Self::growth) says
+    /// several times three.
     ///
     /// A buffer has at most 1,048,576 chunks ([`Buffer::MAX_PARTS`]), and shared memory at most 4096.
     pub const fn chunk(mut self, bytes: u64) -> Self {
@@ -114,16 +117,20 @@ impl BufferOptions {
         self
     }
 
-    fn handle_types_at(&self, driver: &Driver, location: Location) -> Result<HandleTypes> {
-        let mut types = self.handle_types;
-        if self.shareable {
-            types |=
-                crate::capability::shareable::best_handle_types(driver, location)?.handle_types;
-        }
-        Ok(types)
+    /// Sets how much memory on a host node one driver call creates, and how long the allocation rests between two of
+    /// them. The default is [`Growth::steady`]: 1 GiB, without a rest.
+    ///
+    /// Larger parts are created in chunks, which lie side by side: [`physical`](Buffer::physical) and
+    /// [`mappings`](Buffer::mappings) have one element for each. Memory that can be shared has at most 256 of them for
+    /// each part, because each is exported as a handle of its own; its chunks are as large as that takes. Memory of GPUs is
+    /// not divided.
+    pub const fn growth(mut self, growth: Growth) -> Self {
+        self.growth = growth;
+        self
     }
 
-    /// Sets whether to ask the driver for more memory than the node has free.
+    /// Sets whether to ask the driver for more memory than the node has free. It then refuses only the chunk for which
+    /// there is nothing left.
     pub const fn overcommit(mut self, on: bool) -> Self {
         self.overcommit = on;
         self
@@ -144,72 +151,6 @@ impl BufferOptions {
         self.path = path;
         self.site = site.into();
         self
-    }
-
-    /// Refuses parts that together exceed what their node has free: small ones are not checked one by one.
-    fn expect_free(&self, driver: &Driver) -> Result<()> {
-        // A single part is checked when its memory is created.
-        let is_checked_later = self.parts.len() < 2 && self.chunk.is_none();
-        if self.overcommit || is_checked_later {
-            return Ok(());
-        }
-        let mut sums: Vec<(Location, u64)> = Vec::new();
-        for &(location, bytes) in &self.parts {
-            match sums.iter_mut().find(|(known, _)| *known == location) {
-                Some((_, sum)) => *sum = sum.saturating_add(bytes),
-                None => sums.push((location, bytes)),
-            }
-        }
-        sums.into_iter()
-            .try_for_each(|(location, bytes)| check_free(driver, location, bytes, || 0))
-    }
-
-    /// Creates, maps and grants the memory. If a step fails, the steps before it are undone.
-    ///
-    /// # Errors
-    /// Those of [`PhysicalOptions::create`](crate::vmm::PhysicalOptions::create), [`PhysicalMemory::map`] and
-    /// [`Mapping::set_access`]; [`Error::InvalidArgument`] for no share, or one before the last that is not a
-    /// multiple of the granularity, for chunks that are not, and for more than [`Buffer::MAX_PARTS`] parts; the reason why
-    /// a buffer cannot be shareable as requested.
-    #[track_caller]
-    pub fn allocate(mut self, driver: &Driver) -> Result<Buffer> {
-        let site = self.site.unwrap_or(Caller::caller());
-        self.expect_free(driver)?;
-        self.cut_into_chunks()?;
-        let mut physical = Vec::with_capacity(self.parts.len());
-        for (index, &(location, bytes)) in self.parts.iter().enumerate() {
-            let is_last = index + 1 == self.parts.len();
-            // No bytes at all are refused, room or not.
-            let room = if is_last && bytes > 0 { self.room } else { 0 };
-            let memory = PhysicalMemory::options(location)
-                .handle_types(self.handle_types_at(driver, location)?)
-                .overcommit(self.overcommit)
-                .recorded_as(self.path, self.label.clone(), site)
-                .create(driver, bytes.saturating_add(room))?;
-            if !is_last && memory.size().padded() != bytes {
-                return Err(Error::invalid(
-                    "share",
-                    format!("{bytes} bytes in the middle are not a multiple of the granularity"),
-                ));
-            }
-            physical.push(memory);
-        }
-        if physical.is_empty() {
-            return Err(Error::invalid("shares", "the list is empty"));
-        }
-        let on_gpu = |part: &PhysicalMemory| !part.location().is_host();
-        let is_mixed = physical.iter().any(on_gpu) && !physical.iter().all(on_gpu);
-        let access = |location: Location| {
-            let mut grants = self.access.grants(driver, location)?;
-            if is_mixed && !location.is_host() {
-                grants.retain(|grant| !grant.location.is_host());
-            }
-            Ok(grants)
-        };
-        Ok(Buffer {
-            len: self.parts.iter().map(|&(_, bytes)| bytes).sum(),
-            range: MappedRange::map_each(driver, physical, access)?,
-        })
     }
 }
 
@@ -249,6 +190,7 @@ impl Buffer {
             shareable: false,
             room: 0,
             chunk: None,
+            growth: Growth::steady(),
             overcommit: false,
             label: None,
             path: AllocPath::Vmm,
@@ -337,7 +279,8 @@ impl Buffer {
     // The CPU may have less access to other parts.
     cpu_accessors!(|this, offset, len| (this.cpu_at(offset, len)?, 0));
 
-    /// Returns the physical memory, to export it or to map it again: one piece, or one for each share.
+    /// Returns the physical memory, to export it or to map it again, in the order of addresses: one piece for each share
+    /// or chunk, so several for more than 1 GiB of host memory ([`BufferOptions::growth`]).
     pub fn physical(&self) -> &[PhysicalMemory] {
         self.range.parts()
     }

@@ -8,6 +8,7 @@ pub mod buffer;
 pub mod capability;
 pub mod doctor;
 pub mod explain;
+pub mod growth;
 pub mod guard;
 pub mod host;
 #[cfg(feature = "interop")]
@@ -25,6 +26,7 @@ pub mod topology;
 pub mod vmm;
 
 pub use buffer::{Buffer, BufferOptions};
+pub use growth::{Growth, Progress};
 pub use memory::Memory;
 pub use pool::{Pool, PoolBuffer};
 pub use stream::{Event, Stream, Transfer};

@@ -78,7 +78,7 @@ fn follow(heap: &Weak<HeapInner>, signal: &Signal) -> Option<Option<Duration>> {
         let heap = heap.upgrade()?;
         prepare(&heap, signal);
         if signal.free.load(Relaxed) < signal.ahead && is_short(&heap, signal) {
-            if let Err(error) = heap.add_memory(signal.ahead, true) {
+            if let Err(error) = heap.add_memory(signal.ahead, true, |_, _| Ok(())) {
                 // An allocation that needs the memory gets the error itself; ahead of need this is no
                 // failure.
                 tracing::debug!(%error, "a heap does not grow ahead");

@@ -231,7 +231,14 @@ impl HeapInner {
     /// left to allocate.
     ///
     /// Except in background growth, requests that cannot be met are refused before any memory is created.
-    pub(super) fn add_memory(&self, bytes: u64, ahead: bool) -> Result<()> {
+    ///
+    /// `told` gets the bytes of each step and the bytes that are still missing, with no lock held. Its error ends the growth.
+    pub(super) fn add_memory(
+        &self,
+        bytes: u64,
+        ahead: bool,
+        mut told: impl FnMut(u64, u64) -> Result<()>,
+    ) -> Result<()> {
         let (mut unchecked, mut emptied) = (!ahead, false);
         loop {
             if self.core().free_bytes() < bytes {
@@ -278,8 +285,13 @@ impl HeapInner {
                 }),
             };
             let grown = grown.map_err(|error| self.explained(error, bytes, 1))?;
+            let added = grown
+                .iter()
+                .map(|new| new.range.end - new.range.start)
+                .sum();
             drop(self.with_new(backing, grown));
             drop(guard);
+            told(added, more.saturating_sub(added))?;
             if ahead {
                 // No thread waits for this. Waking up from the lock takes a waiting thread longer than this
                 // loop takes to lock it again.

@@ -2,6 +2,7 @@
 
 use std::alloc::Layout;
 use std::fmt;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 
@@ -12,7 +13,7 @@ use super::piece::{Key, Piece};
 use super::{Block, HeapStats, Occupancy};
 use crate::driver::{DevicePtr, Driver};
 use crate::per_driver::lock;
-use crate::{Error, Result};
+use crate::{Error, Progress, Result};
 
 /// Suballocates blocks of memory on a node, for the CPU and the GPUs, at the cost of a good `malloc`. Clones
 /// are handles of the same heap.
@@ -147,7 +148,54 @@ impl Heap {
     /// any memory is created. If other threads take memory meanwhile, or the driver fails, the memory added
     /// by then stays.
     pub fn reserve(&self, bytes: u64) -> Result<()> {
-        let added = self.inner.add_memory(bytes, false);
+        self.reserve_with(bytes, |_| ControlFlow::Continue(()))
+    }
+
+    /// As [`reserve`](Self::reserve), and calls `progress` after each [chunk](super::HeapOptions::chunk), in the calling
+    /// thread and with no lock held: it may use the heap. Its total changes if other threads allocate or free meanwhile.
+    ///
+    /// If it breaks, chunks without a block are given back until about as much is free as before, as by
+    /// [`trim_to`](Self::trim_to).
+    ///
+    /// # Errors
+    /// As `reserve`, and [`Error::Cancelled`] after a break.
+    ///
+    /// ```
+    /// use std::ops::ControlFlow;
+    ///
+    /// use egmem::driver::NodeId;
+    /// use egmem::{Driver, Error, Heap, Machine};
+    ///
+    /// let driver = Driver::simulated(Machine::gh200())?; // Driver::open() on a real machine
+    /// let heap = Heap::on(NodeId(0)).build(&driver)?;
+    /// let error = heap.reserve_with(1 << 30, |progress| match progress.done {
+    ///     0..0x1000_0000 => ControlFlow::Continue(()),
+    ///     _ => ControlFlow::Break(()),
+    /// });
+    /// assert_eq!(error, Err(Error::Cancelled { done: 256 << 20, total: 1 << 30 }));
+    /// assert_eq!(heap.backed(), 0);
+    /// # Ok::<(), egmem::Error>(())
+    /// ```
+    pub fn reserve_with(
+        &self,
+        bytes: u64,
+        mut progress: impl FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<()> {
+        let before = self.inner.core().free_bytes();
+        let mut done = 0;
+        let added = self.inner.add_memory(bytes, false, |step, left| {
+            done += step;
+            let total = done + left;
+            match progress(Progress::new(done, total)) {
+                ControlFlow::Continue(()) => Ok(()),
+                ControlFlow::Break(()) => Err(Error::Cancelled { done, total }),
+            }
+        });
+        if let Err(Error::Cancelled { .. }) = added
+            && let Err(error) = self.inner.trim(before)
+        {
+            tracing::warn!(%error, "a cancelled reservation keeps its memory");
+        }
         self.inner.tell();
         added
     }

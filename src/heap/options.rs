@@ -71,7 +71,9 @@ impl HeapOptions {
 
     /// Sets how much memory the heap adds at a time, in bytes: at least 1, rounded up to a multiple of 2 MiB;
     /// by default 64 MiB. A chunk has at most 1 TiB − 2 MiB. Larger chunks need fewer driver calls; smaller
-    /// ones can be given back sooner. The heap uses smaller chunks if memory is short or a limit is near.
+    /// ones can be given back sooner. The heap uses smaller chunks if memory is short or a limit is near. Drivers from 590.44
+    /// on were reported to fault below each 4 GiB boundary of one allocation, on arm64 kernels with pages of 64 KiB: there,
+    /// keep chunks below 4 GiB.
     pub const fn chunk(mut self, bytes: u64) -> Self {
         self.plan.chunk = Some(bytes);
         self

@@ -21,6 +21,8 @@ pub(crate) struct Inner {
     pub(crate) memory: Arc<dyn TierMemory>,
     pub(crate) kernels: Kernels,
     no_batches: AtomicBool,
+    /// Where another physical memory begins, by ascending offsets. A batch of copies was not tried over such a border.
+    borders: Vec<u64>,
     /// How copies are made that name no method.
     pub(crate) method: CopyMethod,
     /// The word of the owner, in memory that other processes can reach, and what was there.
@@ -49,6 +51,7 @@ impl Inner {
             memory,
             kernels: Kernels::default(),
             no_batches: AtomicBool::new(false),
+            borders: Vec::new(),
             method: CopyMethod::Auto,
             owned: None,
             _grants: grants,
@@ -59,6 +62,16 @@ impl Inner {
     pub(crate) fn owned(mut self, own: u64, found: Found) -> Self {
         self.owned = Some((own, found));
         self
+    }
+
+    /// Sets at which offsets another physical memory begins: copies end there.
+    pub(crate) fn bordered_at(mut self, borders: Vec<u64>) -> Self {
+        self.borders = borders;
+        self
+    }
+
+    pub(crate) fn borders(&self) -> &[u64] {
+        &self.borders
     }
 
     /// Sets how copies are made that name no method.

@@ -9,7 +9,8 @@ use crate::inner::Inner;
 use crate::table::Table;
 use crate::tier::Tier;
 use crate::{Buffer, CopyMethod, Driver, Result};
-use egmem_core::BufferOptions;
+use egmem_core::memory::Memory;
+use egmem_core::{BufferOptions, Growth};
 
 impl Tier {
     /// Returns options for a tier at `location`: a node's id, or any [`Location`] that the CPU can use.
@@ -63,6 +64,12 @@ impl TierOptions {
         self
     }
 
+    /// Sets how much memory one driver call creates, as [`BufferOptions::growth`] does.
+    pub fn growth(mut self, growth: Growth) -> Self {
+        self.buffer = self.buffer.growth(growth);
+        self
+    }
+
     /// Sets the memory's name in the ledger.
     pub fn label(mut self, label: impl Into<egmem_core::ledger::Label>) -> Self {
         self.buffer = self.buffer.label(label);
@@ -82,9 +89,14 @@ impl TierOptions {
         let buffer = self.buffer.bytes(geometry.total);
         let buffer = buffer.recorded_as(egmem_core::ledger::AllocPath::Vmm, site);
         let memory = Arc::new(buffer.allocate(driver)?);
+        let chunks = memory.mappings().iter().skip(1);
+        let borders = chunks.map(|chunk| chunk.device_ptr().0 - memory.device_ptr().0);
+        let borders = borders.collect();
         header::format(&memory.cpu()?, &geometry, &Tag::default())?;
         let table = Table::new(geometry.pages, geometry.page_bytes);
         let inner = Inner::new(memory, geometry, table)?;
-        Ok(Tier::new(inner.copying_by(self.method)))
+        Ok(Tier::new(
+            inner.copying_by(self.method).bordered_at(borders),
+        ))
     }
 }

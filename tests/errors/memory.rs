@@ -216,6 +216,10 @@ fn of_memory() -> Vec<Error> {
         Error::HeapDamaged {
             report: Box::new(damage()),
         },
+        Error::Cancelled {
+            done: 3 << 30,
+            total: 8 << 30,
+        },
         Error::StillHeld {
             name: "weights".into(),
             holders: vec!["node-b".into(), "uid 1000".into()],

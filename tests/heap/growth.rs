@@ -1,5 +1,6 @@
 //! Growth, limits, trimming.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
@@ -343,4 +344,35 @@ fn a_spread_heap_keeps_to_its_shares() {
     });
     assert!(Heap::spread(&endless).build(&driver).is_err());
     assert!(Heap::spread(&[]).build(&driver).is_err());
+}
+
+#[test]
+fn a_reservation_tells_its_progress_and_may_be_cancelled() {
+    for driver in drivers() {
+        let heap = on(&driver).build(&driver).unwrap();
+        let kept = heap.allocate(layout(MIB)).unwrap();
+        let free = 7 * MIB;
+        let mut told = Vec::new();
+        let done = heap.reserve_with(30 * MIB, |progress| {
+            // No lock is held: the heap may be used.
+            drop(heap.allocate(layout(64 << 10)).unwrap());
+            told.push((progress.done, progress.total));
+            ControlFlow::Continue(())
+        });
+        done.unwrap();
+        assert_eq!(told.len(), 3, "{told:?}");
+        assert!(told.iter().all(|&(_, total)| total <= 24 * MIB), "{told:?}");
+        assert_eq!(heap.trim_to(free), Ok(24 * MIB));
+        let error = heap.reserve_with(30 * MIB, |progress| match progress.done {
+            0..0x100_0000 => ControlFlow::Continue(()),
+            _ => ControlFlow::Break(()),
+        });
+        let error = error.unwrap_err();
+        assert!(
+            matches!(error, Error::Cancelled { done, .. } if done == 16 * MIB),
+            "{error}"
+        );
+        assert_eq!(heap.backed(), 8 * MIB);
+        drop(kept);
+    }
 }

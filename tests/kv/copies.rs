@@ -458,3 +458,34 @@ fn a_tier_with_jobs_leaves_nothing() {
     a_job_outlives_the_tier(&driver);
     nothing_held(&driver);
 }
+
+/// Pages of 3 MiB less 64 bytes over borders of chunks at each 4 MiB.
+pub fn pages_lie_over_borders_of_chunks(driver: &Driver) {
+    let page_bytes = (3 << 20) - 64;
+    let node: egmem::driver::NodeId = crate::drivers::node(driver);
+    let growth = egmem::Growth::steady().chunk(4 << 20);
+    let options = Tier::on(node).pages(5).page_bytes(page_bytes);
+    let options = options.growth(growth);
+    let cache = Cache::new(driver, 1, 5, (page_bytes, page_bytes));
+    let single = || driver.sim().map(|sim| sim.count(Call::MemcpyAsync));
+    for method in [CopyMethod::Loop, CopyMethod::Batch] {
+        let tier = options.clone().create(driver).unwrap();
+        let before = cache.randomise(&mut fastrand::Rng::with_seed(7));
+        let earlier = single();
+        let mut store = tier.prepare_store(&keys(0..5)).unwrap();
+        let pairs = store.pairs(&[0, 1, 2, 3, 4]).unwrap();
+        let job = tier.store_by(method, &cache.stream, &pairs, &cache.pages);
+        job.unwrap().wait().unwrap();
+        store.commit().unwrap();
+        if method == CopyMethod::Loop {
+            // Of the 15 MiB from 8 KiB on, borders are inside of three pages.
+            assert_eq!(single(), earlier.map(|earlier| earlier + 5 + 3));
+        }
+        cache.randomise(&mut fastrand::Rng::with_seed(8));
+        let load = tier.prepare_load(&keys(0..5)).unwrap();
+        let pairs = load.pairs(&[0, 1, 2, 3, 4]).unwrap();
+        let job = tier.load_by(method, &cache.stream, &pairs, &cache.pages);
+        job.unwrap().wait().unwrap();
+        assert!(cache.read(0) == before[0], "{method:?}");
+    }
+}

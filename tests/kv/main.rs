@@ -25,6 +25,7 @@ drivers::on_both! { egmem::Machine::gh200();
         parts_lie_where_the_cache_says,
         what_does_not_fit_is_refused,
         copies_out_of_bounds_are_refused,
+        pages_lie_over_borders_of_chunks,
         a_job_keeps_its_pages,
         a_page_under_a_copy_outlives_its_store,
         a_job_outlives_the_tier,

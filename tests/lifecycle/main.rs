@@ -6,6 +6,7 @@ mod buffers;
 #[path = "../common/drivers.rs"]
 mod drivers;
 mod grants;
+mod growth;
 mod host_memory;
 mod leaked;
 mod objects;
@@ -63,6 +64,13 @@ on_both! {
         imported_memory_keeps_to_the_importers_grants,
         kernels_keep_to_a_pools_grants,
         kernels_leave_plain_memory_of_other_gpus_alone,
+    }
+    growth {
+        chunks_are_one_range,
+        chunks_are_one_entry_of_the_ledger,
+        progress_is_told_and_a_break_gives_everything_back,
+        #[cfg(feature = "share")]
+        chunks_are_shared_together,
     }
     host_memory {
         registered_memory_is_shared,

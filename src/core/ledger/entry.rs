@@ -103,6 +103,7 @@ impl Entry {
             since: Instant::now(),
             site: new.site,
             mapped,
+            in_chunks: false,
             rare: None,
             lost: None,
         });
@@ -153,6 +154,17 @@ impl Entry {
             start,
             lost: false,
         }
+    }
+
+    /// Adds a chunk to memory that is allocated in several, which share the entry.
+    pub fn add_chunk(&self, bytes: u64) {
+        let mut number = 0;
+        self.change(|record| {
+            record.bytes += bytes;
+            record.in_chunks = true;
+            number = record.number;
+        });
+        trace!(target: TARGET, number, bytes, "grew");
     }
 
     /// Sets the program's name for the memory.

@@ -1,6 +1,7 @@
 //! One allocation, as the registry has it.
 
 use std::backtrace::Backtrace;
+use std::collections::VecDeque;
 use std::panic::Location as Caller;
 use std::sync::Arc;
 use std::time::Instant;
@@ -27,20 +28,21 @@ pub(super) struct Range {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Ranges {
     first: Option<Range>,
-    more: Vec<Range>,
+    /// By their age: a buffer unmaps the oldest of its chunks first.
+    more: VecDeque<Range>,
 }
 
 impl Ranges {
     pub(super) fn push(&mut self, range: Range) {
         match &self.first {
             None => self.first = Some(range),
-            Some(_) => self.more.push(range),
+            Some(_) => self.more.push_back(range),
         }
     }
 
     pub(super) fn remove(&mut self, start: DevicePtr) {
         match self.first.take_if(|range| range.start == start) {
-            Some(_) => self.first = self.more.pop(),
+            Some(_) => self.first = self.more.pop_front(),
             None => self.more.retain(|range| range.start != start),
         }
     }
@@ -86,6 +88,8 @@ pub(super) struct Record {
     pub(super) since: Instant,
     pub(super) site: Option<&'static Caller<'static>>,
     pub(super) mapped: Ranges,
+    /// Several chunks share the record: their ranges side by side are one.
+    pub(super) in_chunks: bool,
     pub(super) rare: Option<Box<Rare>>,
     /// Set once the driver has refused to take the memory back. The owner is gone, so this keeps the driver's address
     /// from being reused.
@@ -110,14 +114,32 @@ impl Record {
         u64::try_from(age).unwrap_or(u64::MAX)
     }
 
+    /// Returns where the memory is mapped. Chunks side by side with the same access are one range.
+    fn mapped_at(&self) -> Vec<MappedAt> {
+        let mut all: Vec<MappedAt> = Vec::new();
+        for range in self.mapped.iter() {
+            let access = range.grants.list();
+            match all.last_mut() {
+                Some(last)
+                    if self.in_chunks
+                        && last.start + last.bytes == range.start.0
+                        && last.access == access =>
+                {
+                    last.bytes += range.bytes;
+                }
+                _ => all.push(MappedAt {
+                    start: range.start.0,
+                    bytes: range.bytes,
+                    access,
+                }),
+            }
+        }
+        all
+    }
+
     /// Returns the record's values.
     pub(super) fn to_allocation(&self, now: Instant) -> Allocation {
         let rare = self.rare.as_deref().cloned().unwrap_or_default();
-        let mapped = |range: &Range| MappedAt {
-            start: range.start.0,
-            bytes: range.bytes,
-            access: range.grants.list(),
-        };
         let site = |caller: &'static Caller<'static>| CallSite {
             file: caller.file().to_owned(),
             line: caller.line(),
@@ -132,7 +154,7 @@ impl Record {
             label: self.label.as_ref().map(|label| label.as_str().to_owned()),
             age_ms: self.age_ms(now),
             site: self.site.map(site),
-            mapped: self.mapped.iter().map(mapped).collect(),
+            mapped: self.mapped_at(),
             exports: rare.exports,
             exported_to: rare.exported_to.clone(),
             identity: rare.identity,
@@ -159,6 +181,7 @@ mod tests {
             since: Instant::now(),
             site: Some(Caller::caller()),
             mapped: Ranges::default(),
+            in_chunks: false,
             rare: None,
             lost: None,
         };

@@ -17,5 +17,6 @@ mod reservation;
 
 pub use mapping::Mapping;
 pub use physical::{PhysicalMemory, PhysicalOptions};
+pub(crate) use range::GrowingRange;
 pub use range::MappedRange;
 pub use reservation::{Reservation, ReservationOptions};

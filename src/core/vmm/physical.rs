@@ -33,6 +33,8 @@ pub struct PhysicalOptions {
     label: Option<Label>,
     /// The program's call; `None`: the caller of [`PhysicalOptions::create`].
     site: Option<&'static Caller<'static>>,
+    /// The ledger's entry of the chunks before it, if it is not the first.
+    entry: Option<Arc<Entry>>,
 }
 
 impl PhysicalOptions {
@@ -87,6 +89,13 @@ impl PhysicalOptions {
         self
     }
 
+    /// Makes the memory a further chunk of one allocation, which has one entry in the [ledger](crate::ledger): that of
+    /// `first`.
+    pub(crate) fn chunk_of(mut self, first: &PhysicalMemory) -> Self {
+        self.entry = Some(Arc::clone(&first.mapped.entry));
+        self
+    }
+
     /// Creates at least `bytes` of physical memory; it is zero on every driver measured.
     ///
     /// Source: `cuMemGetAllocationGranularity`, `cuMemCreate`.
@@ -105,6 +114,20 @@ impl PhysicalOptions {
         let handle = driver
             .mem_create(size.padded(), &self.props)
             .map_err(|error| explain_create(driver, error, &self.props, size.padded()))?;
+        let entry = match self.entry {
+            Some(entry) => {
+                entry.add_chunk(size.padded());
+                entry
+            }
+            None => Arc::new(Entry::new(NewEntry {
+                driver,
+                bytes: size.padded(),
+                location: self.props.location,
+                path: self.path,
+                label: self.label,
+                site: Some(site),
+            })),
+        };
         Ok(PhysicalMemory {
             driver: driver.clone(),
             handle,
@@ -114,14 +137,7 @@ impl PhysicalOptions {
             generation: AtomicU64::new(0),
             mapped: Arc::new(Origin {
                 imported: false,
-                entry: Entry::new(NewEntry {
-                    driver,
-                    bytes: size.padded(),
-                    location: self.props.location,
-                    path: self.path,
-                    label: self.label,
-                    site: Some(site),
-                }),
+                entry,
             }),
         })
     }
@@ -143,8 +159,9 @@ impl PhysicalOptions {
 pub(super) struct Origin {
     /// Whether another process created the memory.
     imported: bool,
-    /// Lives as long as the memory does in this process: until the last mapping is gone too.
-    pub(super) entry: Entry,
+    /// Lives as long as the memory does in this process: until the last mapping is gone too. Chunks of one allocation
+    /// share it.
+    pub(super) entry: Arc<Entry>,
 }
 
 /// Physical memory on a host NUMA node or a GPU, released when dropped.
@@ -180,6 +197,7 @@ impl PhysicalMemory {
             path: AllocPath::Vmm,
             label: None,
             site: None,
+            entry: None,
         }
     }
 
@@ -230,14 +248,14 @@ impl PhysicalMemory {
             generation: AtomicU64::new(0),
             mapped: Arc::new(Origin {
                 imported: true,
-                entry: Entry::new(NewEntry {
+                entry: Arc::new(Entry::new(NewEntry {
                     driver,
                     bytes,
                     location: Location::Host,
                     path: AllocPath::Import,
                     label: None,
                     site: Some(Caller::caller()),
-                }),
+                })),
             }),
         };
         // SAFETY: `memory` keeps the handle alive.

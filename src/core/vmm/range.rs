@@ -1,5 +1,7 @@
 //! Several physical memories at one range of addresses.
 
+mod growing;
+
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -7,6 +9,8 @@ use super::{Mapping, PhysicalMemory, Reservation};
 use crate::driver::{Access, AccessDesc, DevicePtr, Driver, Location};
 use crate::memory::{CpuView, Memory, check_range, overlapping};
 use crate::{Error, Result};
+
+pub use growing::GrowingRange;
 
 /// Physical memories mapped side by side in one reservation, unmapped and released when dropped.
 ///

@@ -134,6 +134,12 @@ impl Error {
             Self::ProbeDied { what, how } => write!(f, "the probe of {what} died: {how}"),
             Self::System { what, detail, .. } => write!(f, "{what}: {detail}"),
             Self::Topology { detail } => write!(f, "topology: {detail}"),
+            Self::Cancelled { done, total } => write!(
+                f,
+                "the allocation was cancelled after {} of {}",
+                Bytes(*done),
+                Bytes(*total)
+            ),
             Self::StillHeld { name, holders } => {
                 write!(f, "{name} is still held by {}", holders.join(", "))
             }

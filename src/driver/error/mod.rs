@@ -205,6 +205,13 @@ pub enum Error {
         /// The fault.
         detail: String,
     },
+    /// The caller's progress function stopped an allocation.
+    Cancelled {
+        /// Bytes that had been allocated by then.
+        done: u64,
+        /// Bytes requested, in whole granules.
+        total: u64,
+    },
     /// Memory is to be given back or reused, or access to it to be revoked, but it is still held.
     StillHeld {
         /// The name, or what is held.

@@ -63,6 +63,9 @@ impl Error {
             Self::ProbeDied { .. } => {
                 "if the driver crashed, update it, and use the paths that work"
             }
+            Self::Cancelled { .. } => {
+                "allocate again without a break from the progress function: what had been allocated was given back"
+            }
             Self::StillHeld { .. } => {
                 "end or ask the holders; memory that a holder has mapped stays pinned until it unmaps it"
             }

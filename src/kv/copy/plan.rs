@@ -1,5 +1,8 @@
 //! What is copied where, checked before anything begins.
 
+use std::iter;
+use std::ops::Range;
+
 use super::kernel::{ALIGN, Launch};
 use crate::driver::MemcpyDesc;
 use crate::geometry::Geometry;
@@ -66,7 +69,7 @@ impl Plan {
         self.pairs.is_empty()
     }
 
-    /// Iterates over the copies, one for each part of each page.
+    /// Iterates over the copies: one for each part of each page, and more where the tier's chunks border in it.
     pub(crate) fn copies(
         &self,
         tier: &Inner,
@@ -76,17 +79,23 @@ impl Plan {
         let start = tier.memory.device_ptr();
         let part_bytes = gpu.part_bytes();
         self.pairs.iter().flat_map(move |&(page, block_at)| {
-            let page = start.add(tier.geometry.page_at(page));
-            gpu.bases().iter().enumerate().map(move |(part, base)| {
-                let ours = page.add(part as u64 * part_bytes);
-                let theirs = base.add(block_at);
-                let (dst, src) = match direction {
-                    Direction::Load => (theirs, ours),
-                    Direction::Store => (ours, theirs),
-                };
-                let bytes = part_bytes;
-                MemcpyDesc { dst, src, bytes }
-            })
+            let page_at = tier.geometry.page_at(page);
+            gpu.bases()
+                .iter()
+                .enumerate()
+                .flat_map(move |(part, base)| {
+                    let at = page_at + part as u64 * part_bytes;
+                    pieces(tier.borders(), at..at + part_bytes).map(move |piece| {
+                        let ours = start.add(piece.start);
+                        let theirs = base.add(block_at + (piece.start - at));
+                        let (dst, src) = match direction {
+                            Direction::Load => (theirs, ours),
+                            Direction::Store => (ours, theirs),
+                        };
+                        let bytes = piece.end - piece.start;
+                        MemcpyDesc { dst, src, bytes }
+                    })
+                })
         })
     }
 
@@ -169,5 +178,36 @@ impl Plan {
             blocks,
             stream,
         })
+    }
+}
+
+/// Cuts a range at those of the ascending `borders` that are inside it.
+fn pieces(borders: &[u64], range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let first = borders.partition_point(|&border| border <= range.start);
+    let last = borders.partition_point(|&border| border < range.end);
+    let inside = borders.get(first..last).unwrap_or_default();
+    let starts = iter::once(range.start).chain(inside.iter().copied());
+    let ends = inside.iter().copied().chain(iter::once(range.end));
+    starts.zip(ends).map(|(start, end)| start..end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_cut_at_the_borders_inside_them() {
+        let cut = |range| {
+            let pieces = pieces(&[10, 20, 30], range);
+            pieces
+                .map(|piece| (piece.start, piece.end))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(cut(0..10), [(0, 10)]);
+        assert_eq!(cut(10..20), [(10, 20)]);
+        assert_eq!(cut(9..31), [(9, 10), (10, 20), (20, 30), (30, 31)]);
+        assert_eq!(cut(29..30), [(29, 30)]);
+        assert_eq!(cut(30..99), [(30, 99)]);
+        assert_eq!(pieces(&[], 5..6).count(), 1);
     }
 }

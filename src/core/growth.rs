@@ -1,0 +1,217 @@
+//! How much memory is created at a time, and what the caller learns meanwhile.
+
+use std::ops::ControlFlow;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::size::Granularity;
+use crate::{Error, Result};
+
+/// How far an allocation has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Progress {
+    /// Bytes that exist now, mapped and granted.
+    pub done: u64,
+    /// Bytes that there are to be, in whole granules.
+    pub total: u64,
+}
+
+impl Progress {
+    /// Creates what a progress function is told.
+    pub const fn new(done: u64, total: u64) -> Self {
+        Self { done, total }
+    }
+}
+
+/// How much host memory one driver call creates, and how long the allocation rests before the next.
+///
+/// The kernel's driver serves one request at a time, for all processes: while one process creates 48 GiB in one call,
+/// another one was seen to wait up to 8.9 s for `cudaHostAlloc`; beside chunks of 1 GiB up to 0.24 s.
+/// docs/driver-behaviour.md has the figures.
+///
+/// ```
+/// use egmem::driver::NodeId;
+/// use egmem::{Buffer, Driver, Growth, Machine};
+///
+/// let driver = Driver::simulated(Machine::gh200())?; // Driver::open() on a real machine
+/// let buffer = Buffer::on(NodeId(0)).bytes(64 << 20).growth(Growth::gentle()).allocate(&driver)?;
+/// assert_eq!(buffer.physical().len(), 4);
+/// # Ok::<(), egmem::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "it does nothing until an allocation has it"]
+pub struct Growth {
+    chunk: u64,
+    /// In percent of what the chunk before took.
+    rest: u32,
+}
+
+/// The longest rest after one chunk.
+const LONGEST_REST: Duration = Duration::from_secs(1);
+
+/// The most chunks of memory that can be shared: each is exported as a handle, and a process has 1024 fds by default.
+const MAX_SHAREABLE_CHUNKS: u64 = 256;
+
+impl Growth {
+    /// The largest chunk: 4 GiB − 2 MiB. Drivers from 590.44 on were reported to fault below each 4 GiB boundary of one
+    /// allocation, on arm64 kernels with pages of 64 KiB (NVIDIA/open-gpu-kernel-modules #1269).
+    pub const MAX_CHUNK: u64 = (4 << 30) - (2 << 20);
+
+    /// Returns the default: chunks of 1 GiB without a rest.
+    pub const fn steady() -> Self {
+        Self {
+            chunk: 1 << 30,
+            rest: 0,
+        }
+    }
+
+    /// Returns growth for machines whose other processes must not wait for it: chunks of 16 MiB, each followed by a rest
+    /// as long as it took. The driver is free for others at least half of the time, and growth takes at least twice as
+    /// long.
+    pub const fn gentle() -> Self {
+        Self {
+            chunk: 16 << 20,
+            rest: 100,
+        }
+    }
+
+    /// Sets the most bytes that one driver call creates: a multiple of 2 MiB up to [`MAX_CHUNK`](Self::MAX_CHUNK).
+    pub const fn chunk(mut self, bytes: u64) -> Self {
+        self.chunk = bytes;
+        self
+    }
+
+    /// Sets the rest after each chunk but the last, in percent of the time that the chunk took; 0: none. A rest is at
+    /// most 1 s.
+    pub const fn rest(mut self, percent: u32) -> Self {
+        self.rest = percent;
+        self
+    }
+
+    /// Returns whether `bytes` of memory are not divided.
+    pub(crate) const fn is_one_chunk(self, bytes: u64) -> bool {
+        bytes <= self.chunk
+    }
+
+    /// Returns the size of the chunks for `bytes` of memory in units of `granularity`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for chunks of another size than [`chunk`](Self::chunk) says.
+    pub(crate) fn chunk_for(
+        self,
+        bytes: u64,
+        granularity: Granularity,
+        is_shareable: bool,
+    ) -> Result<u64> {
+        if self.chunk == 0
+            || self.chunk > Self::MAX_CHUNK
+            || !Granularity::TWO_MIB.divides(self.chunk)
+        {
+            let why = format!("chunks of {} bytes", self.chunk);
+            let valid = "multiples of 2 MiB up to 4 GiB − 2 MiB";
+            return Err(Error::invalid_of("growth", why, valid));
+        }
+        let least = match is_shareable {
+            true => bytes.div_ceil(MAX_SHAREABLE_CHUNKS).min(Self::MAX_CHUNK),
+            false => 0,
+        };
+        let chunk = self.chunk.max(least);
+        // At most 2^32 and less than 2^63: no overflow.
+        Ok(chunk.next_multiple_of(granularity.bytes()))
+    }
+}
+
+impl Default for Growth {
+    fn default() -> Self {
+        Self::steady()
+    }
+}
+
+/// Reports progress and rests, between two chunks. The caller holds no lock.
+pub struct Pace<F> {
+    rest: u32,
+    progress: F,
+    made: Progress,
+    /// When the present chunk was begun.
+    began: Instant,
+}
+
+impl<F: FnMut(Progress) -> ControlFlow<()>> Pace<F> {
+    /// Begins the first chunk of `total` bytes.
+    pub fn new(growth: Growth, total: u64, progress: F) -> Self {
+        Self {
+            rest: growth.rest,
+            progress,
+            made: Progress::new(0, total),
+            began: Instant::now(),
+        }
+    }
+
+    /// Notes that a chunk of `bytes` exists, reports it, and rests unless it was the last.
+    ///
+    /// # Errors
+    /// [`Error::Cancelled`] if the caller's function breaks.
+    pub fn made(&mut self, bytes: u64) -> Result<()> {
+        let took = self.began.elapsed();
+        self.made.done = self.made.done.saturating_add(bytes);
+        let Progress { done, total } = self.made;
+        if (self.progress)(self.made).is_break() {
+            return Err(Error::Cancelled { done, total });
+        }
+        if self.rest > 0 && done < total {
+            thread::sleep(rest_after(took, self.rest));
+        }
+        self.began = Instant::now();
+        Ok(())
+    }
+}
+
+fn rest_after(took: Duration, percent: u32) -> Duration {
+    // Beforehand, so that the product fits.
+    let took = took.min(LONGEST_REST);
+    (took * percent.min(100_000) / 100).min(LONGEST_REST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn chunks_are_whole_granules_and_few_where_each_is_a_handle() {
+        let two = Granularity::TWO_MIB;
+        let large = Granularity::new(64 * MIB).unwrap();
+        let gib = 1 << 30;
+        for (growth, bytes, granularity, is_shareable, expected) in [
+            (Growth::steady(), 600 * gib, two, false, gib),
+            (Growth::gentle(), 600 * gib, two, false, 16 * MIB),
+            (Growth::gentle(), gib, large, false, 64 * MIB),
+            (Growth::gentle(), gib, two, true, 16 * MIB),
+            (Growth::gentle(), 64 * gib, two, true, 256 * MIB),
+            (Growth::steady(), u64::MAX, two, true, Growth::MAX_CHUNK),
+        ] {
+            let chunk = growth.chunk_for(bytes, granularity, is_shareable);
+            assert_eq!(chunk, Ok(expected), "{growth:?} {bytes} {is_shareable}");
+        }
+        for chunk in [0, 3 * MIB, Growth::MAX_CHUNK + 2 * MIB, u64::MAX] {
+            let growth = Growth::steady().chunk(chunk);
+            let error = growth.chunk_for(gib, two, false).unwrap_err();
+            assert!(
+                matches!(error, Error::InvalidArgument { what: "growth", .. }),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn rests_follow_the_time_that_a_chunk_took_up_to_a_second() {
+        let ms = Duration::from_millis;
+        assert_eq!(rest_after(ms(10), 100), ms(10));
+        assert_eq!(rest_after(ms(10), 50), ms(5));
+        assert_eq!(rest_after(ms(400), 300), LONGEST_REST);
+        assert_eq!(rest_after(Duration::MAX, u32::MAX), LONGEST_REST);
+        assert_eq!(rest_after(Duration::ZERO, 100), Duration::ZERO);
+    }
+}
