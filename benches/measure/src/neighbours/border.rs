@@ -1,0 +1,74 @@
+//! Whether copies over a border of two chunks move the right bytes.
+
+use egmem::driver::MemcpyDesc;
+use egmem::{Buffer, Growth, Result, Stream};
+
+use crate::Place;
+
+const MIB: u64 = 1 << 20;
+const SEED: u64 = 0x0001_0203_0405_0607;
+
+/// Copies 2 MiB over the border of two chunks to another memory and back, by a single copy and by a batch; says what came.
+///
+/// # Errors
+/// The library's.
+pub fn copies(place: &Place) -> Result<String> {
+    let growth = Growth::steady().chunk(2 * MIB);
+    let ours = Buffer::on(place.node).bytes(4 * MIB).growth(growth);
+    let ours = ours.allocate(&place.driver)?;
+    let theirs = Buffer::on(egmem::driver::Location::Device(place.gpu)).bytes(2 * MIB);
+    let theirs = theirs.allocate(&place.driver)?;
+    let stream = Stream::new(&place.driver, place.gpu)?;
+    let words: Vec<u64> = (0..4 * MIB / 8).map(|index| index ^ SEED).collect();
+    let mut said = Vec::new();
+    for name in ["cuMemcpyAsync", "cuMemcpyBatchAsync"] {
+        ours.write_at(0, &words)?;
+        let result = round_trip(&ours, &theirs, &stream, name == "cuMemcpyAsync");
+        said.push(match result {
+            Err(error) => format!("{name}: {error}"),
+            Ok(()) => {
+                let mut read = vec![0_u64; words.len()];
+                ours.read_at(0, &mut read)?;
+                let expected = |index: usize| match index as u64 * 8 / MIB {
+                    1 | 2 => index as u64 ^ SEED,
+                    _ => 0,
+                };
+                let right = read
+                    .iter()
+                    .enumerate()
+                    .all(|(i, &word)| word == expected(i));
+                format!("{name}: {}", if right { "right" } else { "WRONG BYTES" })
+            }
+        });
+    }
+    Ok(format!(
+        "copies over a border of chunks: {}",
+        said.join(", ")
+    ))
+}
+
+/// Moves the middle to `theirs`, zeroes all, and moves it back.
+fn round_trip(ours: &Buffer, theirs: &Buffer, stream: &Stream, is_single: bool) -> Result<()> {
+    let (here, there) = (ours.device_ptr().add(MIB), theirs.device_ptr());
+    for (dst, src) in [(there, here), (here, there)] {
+        if is_single && dst == there {
+            stream.copy(theirs, 0, ours, MIB, 2 * MIB)?;
+        } else if is_single {
+            stream.copy(ours, MIB, theirs, 0, 2 * MIB)?;
+        } else {
+            let bytes = 2 * MIB;
+            let copy = MemcpyDesc { dst, src, bytes };
+            // SAFETY: both ranges are mapped for the GPU and live until the stream is synchronised below; nobody else uses
+            // them.
+            unsafe {
+                let driver = stream.driver();
+                driver.memcpy_batch_async(&[copy], stream.handle())?;
+            }
+        }
+        stream.synchronize()?;
+        if dst == there {
+            ours.fill(0)?;
+        }
+    }
+    Ok(())
+}
