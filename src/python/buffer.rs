@@ -1,5 +1,6 @@
 //! `egmem.Buffer`: memory that is mapped for itself.
 
+use egmem::Growth;
 use egmem::driver::{Access, Location};
 use egmem::topology::Placement;
 use pyo3::prelude::*;
@@ -7,6 +8,7 @@ use pyo3::prelude::*;
 use crate::driver::{Driver, given_or_default, location};
 use crate::error::{OrRaise, invalid};
 use crate::memory::Memory;
+use crate::progress::told;
 use crate::region::{Owner, Region};
 
 /// Memory on a chosen node, mapped at one address for the CPU and the GPUs.
@@ -16,6 +18,10 @@ use crate::region::{Owner, Region};
 ///
 /// `access_by` lists the GPUs that may use it (default: all that can), `host` is what the CPU may do: `"rw"`, `"r"` or `""`.
 /// `label` names it in `egmem ps`. `overcommit` asks for more than the node has free.
+///
+/// More than 1 GiB of host memory is allocated in chunks of 1 GiB; `gentle` takes chunks of 16 MiB with rests between them, so
+/// that other processes' driver calls wait less. `progress(done, total)` is called after each chunk, in bytes and with no lock
+/// held. If it raises, or a signal does, such as Ctrl-C between two chunks, everything is given back.
 #[pyclass(extends = Memory, subclass, frozen, module = "egmem", name = "_Buffer")]
 pub struct BufferBase;
 
@@ -24,7 +30,7 @@ impl BufferBase {
     #[new]
     #[pyo3(signature = (
         nbytes, *, node=None, gpu=None, device=None, spread=false, access_by=None, host=None, shareable=false,
-        overcommit=false, label=None, driver=None,
+        overcommit=false, label=None, progress=None, gentle=false, driver=None,
     ))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn new(
@@ -39,6 +45,8 @@ impl BufferBase {
         shareable: bool,
         overcommit: bool,
         label: Option<String>,
+        progress: Option<&Bound<'_, PyAny>>,
+        gentle: bool,
         driver: Option<&Bound<'_, Driver>>,
     ) -> PyResult<PyClassInitializer<Self>> {
         let driver = given_or_default(py, driver)?;
@@ -70,8 +78,11 @@ impl BufferBase {
         if let Some(label) = label {
             options = options.label(label);
         }
+        if gentle {
+            options = options.growth(Growth::gentle());
+        }
         let options = options.overcommit(overcommit);
-        let buffer = py.detach(|| options.allocate(&driver)).or_raise()?;
+        let buffer = told(py, progress, |tell| options.allocate_with(&driver, tell))?;
         let memory = Memory::new(Region::new(Owner::Buffer(buffer)));
         Ok(PyClassInitializer::from(memory).add_subclass(Self))
     }

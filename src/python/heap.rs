@@ -11,11 +11,9 @@ use crate::buffer::access;
 use crate::driver::{Driver, given_or_default, location};
 use crate::error::{OrRaise, closed, invalid};
 use crate::json::to_python;
+use crate::progress::told;
 use crate::region::{Owner, drop_detached, lock};
 use crate::types::BLOCK;
-
-/// How much `reserve` adds between two calls of `progress`.
-const STEP: u64 = 256 << 20;
 
 /// Suballocates blocks of memory on a node, for the CPU and the GPUs, without a driver call.
 ///
@@ -170,8 +168,8 @@ impl Heap {
         self.make(py, nbytes, align, true)
     }
 
-    /// Adds memory until at least `nbytes` are free. `progress(done, total)` is called between steps of 256 MiB, with no lock
-    /// held; it may raise to stop, and what was added stays.
+    /// Adds memory until at least `nbytes` are free. `progress(done, total)` is called after each chunk, in bytes and with no
+    /// lock held. If it raises, or a signal does, such as Ctrl-C, what was added is given back.
     #[pyo3(signature = (nbytes, progress=None))]
     fn reserve(
         &self,
@@ -179,21 +177,9 @@ impl Heap {
         nbytes: u64,
         progress: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let mut done = 0;
-        while done < nbytes {
-            // A single step takes no more calls, and fails before it adds anything.
-            done = if progress.is_some() {
-                (done + STEP).min(nbytes)
-            } else {
-                nbytes
-            };
-            self.run(py, |heap| heap.reserve(done))?;
-            py.check_signals()?;
-            if let Some(progress) = progress {
-                progress.call1((done, nbytes))?;
-            }
-        }
-        Ok(())
+        let heap = self.handle()?;
+        // Dropped without the GIL: the last handle gives memory back.
+        told(py, progress, move |tell| heap.reserve_with(nbytes, tell))
     }
 
     /// Gives unused memory back in whole chunks, but leaves at least `keep` bytes free; returns the number of bytes.

@@ -28,6 +28,7 @@ mod memory;
 mod output;
 mod pool;
 mod probe;
+mod progress;
 #[path = "../bin/egmem/ranges.rs"]
 mod ranges;
 mod region;

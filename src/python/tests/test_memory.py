@@ -1,7 +1,10 @@
 """Buffers: reading, writing, closing, and what they tell."""
 
 import gc
+import os
 import pickle
+import signal
+import threading
 
 import pytest
 
@@ -138,3 +141,68 @@ def test_base_types_are_not_made_by_calling():
     for kind in (egmem.Memory, egmem.Block, egmem.PoolBlock, egmem.View, egmem.Driver):
         with pytest.raises(TypeError):
             kind()
+
+
+def test_progress_is_told_and_an_exception_gives_everything_back(driver):
+    told = []
+    size = (2 << 30) + 1
+    buffer = egmem.Buffer(size, node=0, driver=driver, progress=lambda done, total: told.append((done, total)))
+    assert told == [(done, buffer.padded) for done in (1 << 30, 2 << 30, buffer.padded)]
+    buffer.close()
+    free = driver.topology().free_memory(0)
+
+    class Stop(Exception):
+        pass
+
+    def stop(done, total):
+        assert driver.topology().free_memory(0) == free - done
+        if done > 1 << 30:
+            raise Stop
+
+    with pytest.raises(Stop):
+        egmem.Buffer(size, node=0, driver=driver, progress=stop)
+    assert driver.topology().free_memory(0) == free
+    with pytest.raises(TypeError):
+        egmem.Buffer(1, driver=driver, progress=1)
+
+
+def test_a_signal_between_chunks_gives_everything_back(driver):
+    free = driver.topology().free_memory(0)
+    done = []
+
+    def interrupt(now, total):
+        done.append(now)
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        egmem.Buffer(64 << 20, node=0, gentle=True, driver=driver, progress=interrupt)
+    assert done == [16 << 20]
+    assert driver.topology().free_memory(0) == free
+
+
+def test_a_signal_is_seen_between_chunks_without_a_progress_function(driver):
+    size = 8 << 30
+    free = driver.topology().free_memory(0)
+    left = []
+
+    def handle(number, frame):
+        left.append(driver.topology().free_memory(0))
+        raise KeyboardInterrupt
+
+    def send():
+        while driver.topology().free_memory(0) == free:
+            pass
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, handle)
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            egmem.Buffer(size, node=0, gentle=True, driver=driver)
+    finally:
+        signal.signal(signal.SIGINT, before)
+        sender.join()
+    # In the middle: some of it existed.
+    assert len(left) == 1 and free - size < left[0] < free
+    assert driver.topology().free_memory(0) == free

@@ -145,6 +145,8 @@ class _Buffer(Memory):
         shareable: bool = False,
         overcommit: bool = False,
         label: Optional[str] = None,
+        progress: Optional[Callable[[int, int], object]] = None,
+        gentle: bool = False,
         driver: Optional[Driver] = None,
     ) -> _Buffer: ...
     @property
@@ -164,6 +166,8 @@ class Buffer(_Buffer):
         shareable: bool = False,
         overcommit: bool = False,
         label: Optional[str] = None,
+        progress: Optional[Callable[[int, int], object]] = None,
+        gentle: bool = False,
         driver: Optional[Driver] = None,
     ) -> Buffer: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
