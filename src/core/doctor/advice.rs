@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::Report;
+use super::traps::{self, Machine as At};
 use crate::driver::versions;
 use crate::size::Bytes;
 use crate::topology::TopologySource;
@@ -28,6 +29,7 @@ pub(super) fn advise(report: &Report) -> Vec<Advice> {
         advice.on_access_to_gpus(report);
         advice.on_limits(report);
         advice.on_kernel(report);
+        advice.on_traps(report);
     }
     advice.0
 }
@@ -146,6 +148,22 @@ impl Advisor {
         }
     }
 
+    /// Faults that others have reported of this version of the kernel module.
+    fn on_traps(&mut self, report: &Report) {
+        let Some(module) = &report.host.driver_module else {
+            return;
+        };
+        let machine = At {
+            host: &report.host,
+            topology: &report.topology,
+            imex: &report.imex,
+        };
+        for trap in traps::found(&machine) {
+            let finding = format!("the driver is {}: {}", module.version, trap.finding);
+            self.add("trap", finding, trap.remedy);
+        }
+    }
+
     fn on_kernel(&mut self, report: &Report) {
         let host = &report.host;
         let coherent = report.topology.gpus().iter().any(|gpu| gpu.coherent);
@@ -183,10 +201,10 @@ impl Advisor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::capability::Capabilities;
+    use crate::capability::{Capabilities, ImexChannel};
     use crate::doctor::InProcess;
     use crate::driver::CudaVersion;
-    use crate::host::{Container, HostFacts, Limit};
+    use crate::host::{Container, DriverModule, HostFacts, Limit};
     use crate::{Driver, Machine};
 
     const LOW: Limit = Limit {
@@ -286,5 +304,65 @@ mod tests {
         let advice = advise(&report);
         assert_eq!(advice.len(), 1);
         assert!(advice[0].finding.contains("GPU 2"), "{advice:?}");
+    }
+
+    /// Returns the faults that are told of a driver with this version; none of a simulated machine.
+    fn traps(report: &Report, version: &str) -> Vec<String> {
+        let mut report = report.clone();
+        report.host.driver_module = Some(DriverModule {
+            version: version.into(),
+            open: true,
+        });
+        let told = |report: &Report| {
+            let advice = advise(report).into_iter();
+            let traps = advice.filter(|advice| advice.about == "trap");
+            traps.map(|advice| advice.finding).collect::<Vec<_>>()
+        };
+        let found = told(&report);
+        report.simulated = Some("gh200".into());
+        assert_eq!(told(&report), [""; 0]);
+        found
+    }
+
+    #[test]
+    fn faults_of_drivers_are_told_by_version_to_machines_that_meet_them() {
+        let mut report = healthy(Machine::gh200());
+        report.imex = ImexChannel::Absent { path: "x".into() };
+        report.host.architecture = "aarch64";
+        report.host.page_size = Some(4096);
+        let has = |report: &Report, version, part: &str| {
+            let traps = traps(report, version);
+            traps.iter().any(|finding| finding.contains(part))
+        };
+        assert!(has(&report, "580.159.04", "crash inside cuMemCreate"));
+        assert!(has(&report, "594.99", "crash inside cuMemCreate"));
+        assert!(!has(&report, "595.10", "crash inside cuMemCreate"));
+        assert_eq!(traps(&report, "600.1"), [""; 0]);
+
+        // 512 GiB.
+        assert!(!has(&report, "580.1", "512 GiB"));
+        let mut large = Machine::gh200();
+        large.nodes[0].memory = 512 << 30;
+        report.topology = healthy(large).topology;
+        assert!(has(&report, "580.1", "512 GiB"));
+        assert!(!has(&report, "590.1", "512 GiB"));
+
+        // Pages of 64 KiB.
+        assert!(!has(&report, "590.44", "4 GiB boundary"));
+        report.host.page_size = Some(65_536);
+        assert!(has(&report, "590.44", "4 GiB boundary"));
+        assert!(!has(&report, "590.43.9", "4 GiB boundary"));
+        report.host.architecture = "x86_64";
+        assert!(!has(&report, "590.44", "4 GiB boundary"));
+
+        // Fabric handles.
+        assert!(!has(&report, "615.1", "fabric state"));
+        report.imex = ImexChannel::Accessible { path: "x".into() };
+        assert!(has(&report, "615.1", "fabric state") && !has(&report, "614.9", "fabric state"));
+
+        // Addresses.
+        assert!(!has(&report, "600.1", "addresses"));
+        report.host.address_space = Some(LOW);
+        assert!(has(&report, "600.1", "addresses"));
     }
 }

@@ -9,6 +9,7 @@ mod prober;
 mod reason;
 #[cfg(feature = "simulator")]
 mod simulated;
+mod traps;
 
 use std::fs;
 

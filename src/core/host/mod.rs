@@ -41,6 +41,8 @@ pub struct HostFacts {
     pub transparent_huge_pages: Option<String>,
     /// How many bytes this process may lock (RLIMIT_MEMLOCK). Source: `/proc/self/limits`.
     pub memlock: Option<Limit>,
+    /// How many bytes of addresses this process may have (RLIMIT_AS). Source: `/proc/self/limits`.
+    pub address_space: Option<Limit>,
     /// The smallest memory limit of the control groups over this process, in bytes; `None`: none.
     pub cgroup_memory_limit: Option<u64>,
     /// The bytes that these groups leave to it.
@@ -123,6 +125,8 @@ impl HostFacts {
 
     fn of(kernel: &Kernel) -> Self {
         let line = |path: &str| kernel.read(path).map(|text| text.trim().to_owned());
+        let limits = kernel.read("/proc/self/limits").unwrap_or_default();
+        let limit = |name| parse::limit(&limits, name);
         let status = kernel.read("/proc/self/status").unwrap_or_default();
         let capability = |bit| parse::capability(&status, bit);
         Self {
@@ -143,7 +147,8 @@ impl HostFacts {
             huge_pages: huge_pages(kernel),
             transparent_huge_pages: line("/sys/kernel/mm/transparent_hugepage/enabled")
                 .and_then(|text| parse::chosen(&text)),
-            memlock: line("/proc/self/limits").and_then(|text| parse::memlock(&text)),
+            memlock: limit(parse::MEMLOCK),
+            address_space: limit(parse::ADDRESS_SPACE),
             cgroup_memory_limit: cgroup::memory_limit(kernel),
             cgroup_memory_room: cgroup::memory_room(kernel),
             allowed_cpus: parse::list(&status, "Cpus_allowed_list"),
@@ -211,7 +216,7 @@ mod tests {
     fn nothing_to_read_is_nothing_known() {
         let facts = HostFacts::of(&Tree::new().kernel());
         assert_eq!(facts.kernel, None);
-        assert_eq!(facts.memlock, None);
+        assert_eq!((facts.memlock, facts.address_space), (None, None));
         assert_eq!(facts.cap_sys_nice, None);
         assert_eq!(facts.numa_balancing, None);
         assert!(facts.imex_channels.is_empty() && facts.huge_pages.is_empty());
@@ -290,7 +295,7 @@ mod tests {
     fn this_machine_is_read() {
         let facts = HostFacts::read();
         assert!(facts.kernel.is_some());
-        assert!(facts.memlock.is_some());
+        assert!(facts.memlock.is_some() && facts.address_space.is_some());
         assert!(facts.page_size.is_some_and(|bytes| bytes.is_power_of_two()));
         assert!(facts.allowed_cpus.is_some_and(|cpus| !cpus.is_empty()));
     }

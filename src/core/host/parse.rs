@@ -3,6 +3,10 @@
 use super::{DriverModule, Limit};
 use crate::topology::CpuSet;
 
+/// Names of limits in `/proc/self/limits`.
+pub(super) const MEMLOCK: &str = "Max locked memory";
+pub(super) const ADDRESS_SPACE: &str = "Max address space";
+
 /// Returns the value of a line `name:\tvalue` of `/proc/self/status`.
 fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
     status
@@ -21,11 +25,9 @@ pub(super) fn capability(status: &str, bit: u32) -> Option<bool> {
     Some(effective >> bit & 1 == 1)
 }
 
-/// Parses `Max locked memory` of `/proc/self/limits`.
-pub(super) fn memlock(limits: &str) -> Option<Limit> {
-    let line = limits
-        .lines()
-        .find_map(|line| line.strip_prefix("Max locked memory"))?;
+/// Parses the line of `/proc/self/limits` with the limit `name`, which is in bytes.
+pub(super) fn limit(limits: &str, name: &str) -> Option<Limit> {
+    let line = limits.lines().find_map(|line| line.strip_prefix(name))?;
     let mut words = line.split_ascii_whitespace();
     let mut limit = || match words.next()? {
         "unlimited" => Some(None),
@@ -76,10 +78,10 @@ mod tests {
     fn limits_are_read() {
         let text = "Limit                     Soft Limit           Hard Limit           Units\n\
                     Max locked memory         8388608              unlimited            bytes\n";
-        let limit = memlock(text).unwrap();
-        assert_eq!((limit.soft, limit.hard), (Some(8 << 20), None));
-        assert_eq!(memlock("Max locked memory         x  y bytes"), None);
-        assert_eq!(memlock(""), None);
+        let found = limit(text, MEMLOCK).unwrap();
+        assert_eq!((found.soft, found.hard), (Some(8 << 20), None));
+        assert_eq!(limit("Max locked memory         x  y bytes", MEMLOCK), None);
+        assert_eq!(limit("", MEMLOCK), None);
     }
 
     #[test]
@@ -117,7 +119,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn damaged_texts_never_panic(text in "(CapEff|Max locked memory|NVRM version)?:?[ -~\n]{0,60}", bytes: Vec<u8>) {
-            let _ = (memlock(&text), driver_module(&text), capability(&text, 23), chosen(&text));
+            let _ = (limit(&text, MEMLOCK), driver_module(&text), capability(&text, 23), chosen(&text));
             let _ = page_size(&bytes);
         }
     }
