@@ -9,9 +9,10 @@ type GetState = unsafe extern "C" fn(c_int, *mut c_uint, *mut c_int) -> c_int;
 
 /// Waits until every GPU on which this process has a context has done all work submitted so far.
 ///
-/// A GPU without a context has no work, and waiting for it would create one. The wait does not disturb captures of streams.
+/// A GPU without a context has no work, and waiting for it would create one. The wait does not disturb captures of streams. The
+/// caller has no GIL, because a GPU's work may need it.
 pub fn wait_for_gpus(driver: &Driver) {
-    if driver.is_simulated() || !driver.is_of_this_process() {
+    if !driver.is_of_this_process() {
         return;
     }
     let Ok(count) = driver.device_count() else {
@@ -20,7 +21,8 @@ pub fn wait_for_gpus(driver: &Driver) {
     let before = driver
         .thread_exchange_capture_mode(CaptureMode::RELAXED)
         .ok();
-    for gpu in (0..count).filter(|gpu| has_context(*gpu)) {
+    let is_used = |gpu: &i32| driver.is_simulated() || has_context(*gpu);
+    for gpu in (0..count).filter(is_used) {
         // A lost context runs nothing any more. While a stream is captured, nothing waits for its work.
         if let Err(error) = driver.ctx_synchronize(gpu) {
             tracing::warn!(%error, gpu, "memory is freed without waiting for a GPU");

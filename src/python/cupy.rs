@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 
 use crate::contexts::wait_for_gpus;
 use crate::error::invalid;
+use crate::gil::detached;
 use crate::heap::Heap;
 use crate::region::lock;
 
@@ -68,16 +69,20 @@ unsafe extern "C" fn allocate(parameter: *mut c_void, size: usize, _gpu: c_int) 
     let Ok(layout) = Layout::from_size_align(size.max(1), ALIGN) else {
         return std::ptr::null_mut();
     };
-    match source.heap.allocate(layout) {
-        Ok(block) => {
+    // CuPy calls with the GIL, and growing takes the driver's time.
+    let mut allocated = None;
+    detached(|| allocated = Some(source.heap.allocate(layout)));
+    match allocated {
+        Some(Ok(block)) => {
             let address = block.device_ptr().0 as usize;
             lock(&source.blocks).insert(address, block);
             std::ptr::with_exposed_provenance_mut(address)
         }
-        Err(error) => {
+        Some(Err(error)) => {
             tracing::warn!(%error, "CuPy gets no memory");
             std::ptr::null_mut()
         }
+        None => std::ptr::null_mut(),
     }
 }
 
@@ -93,7 +98,9 @@ unsafe extern "C" fn free(parameter: *mut c_void, memory: *mut c_void, _gpu: c_i
     }
     let block = lock(&source.blocks).remove(&memory.addr());
     if let Some(block) = block {
-        wait_for_gpus(source.heap.driver());
-        drop(block);
+        detached(|| {
+            wait_for_gpus(source.heap.driver());
+            drop(block);
+        });
     }
 }

@@ -1,7 +1,7 @@
 //! DLPack 1.x: capsules that other libraries take without a copy.
 //!
-//! A capsule owns a share of the memory. Its consumer calls the deleter, on any thread, with the GIL or without: it touches
-//! nothing of Python's.
+//! A capsule owns a share of the memory. Its consumer calls the deleter, on any thread, with the GIL or without. The last share
+//! ends without the GIL.
 
 use std::ffi::{CStr, c_void};
 use std::sync::Arc;
@@ -161,7 +161,7 @@ fn order(py: Python<'_>, view: &Span, gpu: i32, stream: Option<&Bound<'_, PyAny>
         )));
     }
     let theirs = crate::stream::foreign(view.region.driver(), gpu, raw as u64)?;
-    py.detach(|| theirs.wait_for(&own)).or_raise()
+    py.detach(|| theirs.wait_for(own)).or_raise()
 }
 
 /// Returns the shape and, behind it, the strides in elements.

@@ -80,15 +80,14 @@ impl Driver {
         self.inner.address() as isize
     }
 
-    fn __repr__(&self) -> String {
+    fn __repr__(&self, py: Python<'_>) -> String {
         let simulated = if self.inner.is_simulated() {
             ", SIMULATED"
         } else {
             ""
         };
-        let gpus = self
-            .inner
-            .device_count()
+        let gpus = py
+            .detach(|| self.inner.device_count())
             .map_or_else(|_| "GPUs unknown".into(), |count| format!("{count} GPU(s)"));
         format!("<egmem.Driver {}: {gpus}{simulated}>", self.name())
     }
@@ -161,7 +160,7 @@ pub fn location(
     match (node, gpu, device) {
         (Some(node), None, None) => Ok(NodeId(node).into()),
         (None, None, Some(device)) => Ok(Location::Device(device)),
-        (None, gpu, None) => host_node(driver, gpu.unwrap_or(0))
+        (None, gpu, None) => Python::attach(|py| py.detach(|| host_node(driver, gpu.unwrap_or(0))))
             .or_raise()
             .map(Into::into),
         _ => Err(invalid("node, gpu and device exclude each other")),

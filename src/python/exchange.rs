@@ -14,7 +14,7 @@ use pyo3::types::PyTuple;
 use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, closed, invalid};
 use crate::memory::Memory;
-use crate::region::{Owner, drop_detached, lock};
+use crate::region::{Owner, copy_of, drop_detached, lock};
 use crate::types::{Made, REMOTE_BUFFER};
 
 /// A connection to a server of memory by name. Made by `connect`.
@@ -32,7 +32,7 @@ impl Client {
         work: impl FnOnce(&blocking::Client) -> Result<T, Error> + Send,
     ) -> PyResult<T> {
         self.driver.expect_this_process("client").or_raise()?;
-        let client = lock(&self.inner).clone().ok_or_else(|| closed("client"))?;
+        let client = copy_of(&self.inner).ok_or_else(|| closed("client"))?;
         py.detach(|| {
             let done = work(&client);
             drop(client);

@@ -104,6 +104,8 @@ fn exported(
     if to_write && !bytes.writable {
         return Err(PyBufferError::new_err("the CPU may only read this memory"));
     }
+    // Other libraries take the address from here: torch.from_numpy(array).to("cuda", non_blocking=True).
+    region.expose();
     Ok((region, bytes))
 }
 

@@ -12,7 +12,7 @@ use crate::driver::{Driver, given_or_default, location};
 use crate::error::{OrRaise, closed, invalid};
 use crate::json::to_python;
 use crate::progress::told;
-use crate::region::{Owner, drop_detached, lock};
+use crate::region::{Owner, copy_of, drop_detached, lock};
 use crate::types::BLOCK;
 
 /// Suballocates blocks of memory on a node, for the CPU and the GPUs, without a driver call.
@@ -33,10 +33,9 @@ impl Heap {
     /// # Errors
     /// `Closed`; `InvalidArgument` in a forked child, where the heap's locks may be held for ever.
     pub fn handle(&self) -> PyResult<egmem::Heap> {
-        let inner = lock(&self.inner);
-        let heap = inner.as_ref().ok_or_else(|| closed("heap"))?;
+        let heap = copy_of(&self.inner).ok_or_else(|| closed("heap"))?;
         heap.driver().expect_this_process("heap").or_raise()?;
-        Ok(heap.clone())
+        Ok(heap)
     }
 
     fn run<T: Send>(

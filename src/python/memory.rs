@@ -1,9 +1,11 @@
 //! `egmem.Memory`: what buffers, blocks and fetched memory have in common.
 
+use std::ffi::c_int;
 use std::sync::{Arc, Mutex};
 
 use egmem::driver::{Access, Location};
 use egmem::size::Bytes;
+use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyMemoryView, PySlice, PyTuple};
 
@@ -19,6 +21,29 @@ struct Slot {
     region: Option<Arc<Region>>,
     /// An array interface of the object itself was read, so views may exist that nothing counts.
     uncounted: bool,
+}
+
+/// The views that keep memory from being closed.
+enum Views {
+    Counted(usize),
+    Uncounted,
+}
+
+impl Slot {
+    /// Takes the memory out; `None` if it was taken before. The error is no exception: the caller holds the lock.
+    fn take(&mut self) -> Result<Option<Region>, Views> {
+        if self.uncounted && self.region.is_some() {
+            return Err(Views::Uncounted);
+        }
+        let Some(region) = self.region.take() else {
+            return Ok(None);
+        };
+        Arc::try_unwrap(region).map(Some).map_err(|region| {
+            let views = Arc::strong_count(&region) - 1;
+            self.region = Some(region);
+            Views::Counted(views)
+        })
+    }
 }
 
 /// Memory at one address for the CPU and the GPUs.
@@ -47,17 +72,18 @@ impl Memory {
     /// # Errors
     /// `Closed`.
     pub fn region(&self) -> PyResult<Arc<Region>> {
-        lock(&self.slot)
-            .region
-            .clone()
-            .ok_or_else(|| closed("memory"))
+        let region = lock(&self.slot).region.clone();
+        region.ok_or_else(|| closed("memory"))
     }
 
     /// Returns the memory for views that nothing counts: the object cannot be closed any more.
     fn uncounted_region(&self) -> PyResult<Arc<Region>> {
-        let mut slot = lock(&self.slot);
-        slot.uncounted = true;
-        slot.region.clone().ok_or_else(|| closed("memory"))
+        let region = {
+            let mut slot = lock(&self.slot);
+            slot.uncounted = true;
+            slot.region.clone()
+        };
+        region.ok_or_else(|| closed("memory"))
     }
 
     /// Takes the memory out of the object; `None` if it was closed before.
@@ -65,25 +91,15 @@ impl Memory {
     /// # Errors
     /// `InUse` if a view lives, or may live.
     pub fn take(&self) -> PyResult<Option<Region>> {
-        let mut slot = lock(&self.slot);
-        if slot.uncounted && slot.region.is_some() {
-            return Err(in_use(
+        let taken = lock(&self.slot).take();
+        taken.map_err(|views| match views {
+            Views::Counted(views) => in_use(&format!(
+                "the memory cannot be closed: it has {views} live view(s)"
+            )),
+            Views::Uncounted => in_use(
                 "the memory cannot be closed: an array interface of it was read, and nothing tells when such views end",
-            ));
-        }
-        let Some(region) = slot.region.take() else {
-            return Ok(None);
-        };
-        match Arc::try_unwrap(region) {
-            Ok(region) => Ok(Some(region)),
-            Err(region) => {
-                let views = Arc::strong_count(&region) - 1;
-                slot.region = Some(region);
-                Err(in_use(&format!(
-                    "the memory cannot be closed: it has {views} live view(s)"
-                )))
-            }
-        }
+            ),
+        })
     }
 
     /// Puts back what was taken and could not be freed.
@@ -185,8 +201,9 @@ impl Memory {
         offset: u64,
         nbytes: Option<u64>,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        let part = part(slf, offset, nbytes)?;
-        Ok(part.call_method0("tobytes")?.cast_into::<PyBytes>()?)
+        with_part(slf, offset, nbytes, |part| {
+            Ok(part.call_method0("tobytes")?.cast_into::<PyBytes>()?)
+        })
     }
 
     /// Copies `data`, any object with the buffer protocol, to `offset`.
@@ -194,9 +211,10 @@ impl Memory {
     fn write(slf: &Bound<'_, Self>, data: &Bound<'_, PyAny>, offset: u64) -> PyResult<()> {
         let py = slf.py();
         let data = PyMemoryView::from(data)?.call_method1("cast", ("B",))?;
-        let part = part(slf, offset, Some(data.len()? as u64))?;
         let all = PySlice::full(py);
-        part.set_item(all, data)
+        with_part(slf, offset, Some(data.len()? as u64), |part| {
+            part.set_item(all, &data)
+        })
     }
 
     /// Sets `nbytes` bytes from `offset` on, or all that follow, to `byte`. Other threads run meanwhile.
@@ -337,20 +355,36 @@ impl Memory {
     }
 }
 
-/// Returns a memoryview of a part.
-fn part<'py>(
+/// `PyBUF_READ` and `PyBUF_WRITE`.
+const READ: c_int = 0x100;
+const WRITE: c_int = 0x200;
+
+/// Calls `work` with a memoryview of a part. It is not made by the buffer protocol, which counts the address as given away.
+fn with_part<'py, T>(
     memory: &Bound<'py, Memory>,
     offset: u64,
     nbytes: Option<u64>,
-) -> PyResult<Bound<'py, PyAny>> {
-    let size = memory.get().region()?.len();
+    work: impl FnOnce(&Bound<'py, PyAny>) -> PyResult<T>,
+) -> PyResult<T> {
+    let py = memory.py();
+    let region = memory.get().region()?;
+    let size = region.len();
     let len = nbytes.unwrap_or(size.saturating_sub(offset));
-    let end = offset.checked_add(len).filter(|end| *end <= size);
-    let Some(end) = end else {
+    if offset.checked_add(len).is_none_or(|end| end > size) {
         return Err(invalid(&format!(
             "{len} bytes at offset {offset} are outside of {size} bytes"
         )));
+    }
+    let bytes = region.cpu(py)?;
+    let start = bytes.address.wrapping_add(offset as usize);
+    let mode = if bytes.writable { WRITE } else { READ };
+    // SAFETY: the thread is attached. The CPU may access the range, which lies in the memory; the region keeps it to the end of
+    // this function, and the view is released before.
+    let part = unsafe {
+        let view = ffi::PyMemoryView_FromMemory(start.cast(), len as ffi::Py_ssize_t, mode);
+        Bound::from_owned_ptr_or_err(py, view)?
     };
-    let range = PySlice::new(memory.py(), offset as isize, end as isize, 1);
-    PyMemoryView::from(memory.as_any())?.get_item(range)
+    let done = work(&part);
+    part.call_method0("release")?;
+    done
 }

@@ -9,7 +9,7 @@ use crate::driver::{Driver, given_or_default, location};
 use crate::error::{OrRaise, closed, invalid};
 use crate::json::to_python;
 use crate::memory::Memory;
-use crate::region::{Owner, drop_detached, lock};
+use crate::region::{Owner, copy_of, drop_detached, lock};
 use crate::stream::given;
 use crate::types::{Made, POOL_BLOCK};
 
@@ -26,7 +26,7 @@ pub struct Pool {
 
 impl Pool {
     fn handle(&self) -> PyResult<(egmem::Pool, egmem::Stream)> {
-        let (pool, stream) = lock(&self.inner).clone().ok_or_else(|| closed("pool"))?;
+        let (pool, stream) = copy_of(&self.inner).ok_or_else(|| closed("pool"))?;
         pool.driver().expect_this_process("pool").or_raise()?;
         Ok((pool, stream))
     }

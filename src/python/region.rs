@@ -12,6 +12,7 @@ use pyo3::prelude::*;
 
 use crate::contexts::wait_for_gpus;
 use crate::error::{OrRaise, not_supported};
+use crate::gil::detached;
 
 /// What owns the bytes.
 pub enum Owner {
@@ -56,6 +57,8 @@ pub struct Region {
     location: Location,
     /// Whether code outside of this crate may have the address.
     exposed: AtomicBool,
+    /// The stream that orders a pool's allocation.
+    stream: Option<egmem::Stream>,
 }
 
 /// What the CPU sees of a region.
@@ -83,6 +86,11 @@ impl Region {
             Owner::Page(page) => page.facts(),
         };
         let exposed = AtomicBool::new(false);
+        // The owner's lock may be held while a thread waits for the stream.
+        let stream = match &owner {
+            Owner::Pool(memory) => Some(lock(memory).stream().clone()),
+            _ => None,
+        };
         Self {
             owner: Some(owner),
             driver,
@@ -90,6 +98,7 @@ impl Region {
             len,
             location,
             exposed,
+            stream,
         }
     }
 
@@ -227,8 +236,8 @@ impl Region {
                 Err(_) => "",
             },
         };
-        let count = self.driver.device_count().unwrap_or(0);
         let gpus = py.detach(|| {
+            let count = self.driver.device_count().unwrap_or(0);
             let access = |gpu| self.gpu_access(gpu).map_or("", access_text);
             (0..count).map(access).collect::<Vec<_>>()
         });
@@ -249,32 +258,35 @@ impl Region {
     pub fn default_gpu(&self) -> i32 {
         match self.location {
             Location::Device(gpu) => gpu,
-            _ => match &self.owner {
-                Some(Owner::Pool(memory)) => lock(memory).stream().device(),
-                _ => 0,
-            },
+            _ => self.stream.as_ref().map_or(0, egmem::Stream::device),
         }
     }
 
     /// Returns the stream that orders a pool's allocation, and its GPU.
-    pub fn stream(&self) -> Option<egmem::Stream> {
-        match &self.owner {
-            Some(Owner::Pool(memory)) => Some(lock(memory).stream().clone()),
-            _ => None,
-        }
+    pub fn stream(&self) -> Option<&egmem::Stream> {
+        self.stream.as_ref()
     }
 }
 
 impl Drop for Region {
-    /// Waits for the GPUs first if the address was given away: a GPU that uses freed memory loses its context, or reads
+    /// Gives the memory back, without the GIL. Waits for the GPUs first if the address was given away: a GPU that uses freed memory loses its context, or reads
     /// what the heap's next user writes. In a forked child nothing is given back: threads that fetched memory waits for
     /// are the parent's.
     fn drop(&mut self) {
+        let Some(owner) = self.owner.take() else {
+            return;
+        };
         if !self.driver.is_of_this_process() {
-            std::mem::forget(self.owner.take());
-        } else if *self.exposed.get_mut() && self.owner.is_some() {
-            wait_for_gpus(&self.driver);
+            std::mem::forget(owner);
+            return;
         }
+        let (driver, exposed) = (&self.driver, *self.exposed.get_mut());
+        detached(|| {
+            if exposed {
+                wait_for_gpus(driver);
+            }
+            drop(owner);
+        });
     }
 }
 
@@ -306,14 +318,9 @@ pub fn copy_of<T: Clone>(mutex: &Mutex<T>) -> T {
     lock(mutex).clone()
 }
 
-/// Drops a value of a thread that has the GIL, without the GIL: unmapping takes the driver's time.
+/// Drops a value without the GIL: unmapping takes the driver's time.
 pub fn drop_detached<T: Send>(value: T) {
-    let mut value = Some(value);
-    // Without an interpreter, at its end, it is dropped as it is.
-    Python::try_attach(|py| {
-        let value = value.take();
-        py.detach(|| drop(value));
-    });
+    detached(|| drop(value));
 }
 
 impl fmt::Debug for Region {

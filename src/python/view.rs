@@ -84,7 +84,7 @@ impl View {
         let gpu = self.span.region.default_gpu();
         let stream = crate::stream::given(self.span.region.driver(), stream, gpu)?;
         match self.span.region.stream() {
-            Some(own) => py.detach(|| stream.wait_for(&own)).or_raise(),
+            Some(own) => py.detach(|| stream.wait_for(own)).or_raise(),
             None => Ok(()),
         }
     }

@@ -139,22 +139,3 @@ def test_threads(driver):
     assert not failed
     gc.collect()
     assert heap.stats()["live_blocks"] == 0
-
-
-def test_growth_releases_the_gil(driver):
-    """A thread that grows a heap does not keep others from running: they get the interpreter while it is in the driver."""
-    heap = egmem.Heap(0, limit=8 << 30, driver=driver)
-    counted, stop = [0], threading.Event()
-
-    def count():
-        while not stop.is_set():
-            counted[0] += 1
-
-    thread = threading.Thread(target=count)
-    thread.start()
-    for _ in range(20):
-        heap.reserve(1 << 30)
-        heap.trim()
-    stop.set()
-    thread.join()
-    assert counted[0] > 0

@@ -26,7 +26,7 @@ BOTH = """
 sys.setswitchinterval(1e-6)
 failures = []
 
-def both(*functions, turns=3000):
+def both(*functions, turns=20000):
     def often(function):
         try:
             for _ in range(turns):
@@ -51,6 +51,36 @@ driver = egmem.simulated("gh200")
 
 
 PAIRS = {
+    "a buffer with a view": """
+buffer = egmem.Buffer(4096, driver=driver)
+view = memoryview(buffer)
+both(lambda: refused(egmem.InUse, buffer.close), lambda: buffer.nbytes)
+""",
+    "a buffer whose array interface was read": """
+buffer = egmem.Buffer(4096, driver=driver)
+buffer.__array_interface__
+both(lambda: refused(egmem.InUse, buffer.close), lambda: buffer.nbytes)
+""",
+    "a closed buffer": """
+buffer = egmem.Buffer(4096, driver=driver)
+buffer.close()
+both(lambda: refused(egmem.Closed, lambda: buffer.nbytes), lambda: buffer.closed)
+""",
+    "a closed buffer's array interface": """
+buffer = egmem.Buffer(4096, driver=driver)
+buffer.close()
+both(lambda: refused(egmem.Closed, lambda: buffer.__array_interface__), lambda: buffer.closed)
+""",
+    "a closed heap": """
+heap = egmem.Heap(0, driver=driver)
+heap.close()
+both(lambda: refused(egmem.Closed, heap.stats), lambda: heap.closed)
+""",
+    "a closed pool": """
+pool = egmem.Pool(0, driver=driver)
+pool.close()
+both(lambda: refused(egmem.Closed, pool.stats), lambda: pool.closed)
+""",
     "a closed load": """
 load = egmem.kv.Tier(pages=1, page_bytes=4096, driver=driver).prepare_load([])
 load.release()
@@ -160,12 +190,99 @@ def test_a_failure_is_raised_each_time(driver):
     tier = egmem.kv.Tier(pages=1, page_bytes=4096, node=0, driver=driver)
     with tier.prepare_store([b"key"]) as store:
         store.commit()
-    cache = egmem.Buffer(4096, node=0, driver=driver)
-    gpu_pages = egmem.kv.GpuPages([cache.address], 4096, 4096, 1)
+    others = egmem.kv.Tier(pages=1, page_bytes=4096, node=0, driver=driver)
+    gpu_pages = egmem.kv.GpuPages([others.page_address(0)], 4096, 4096, 1)
     with tier.prepare_load([b"key"]) as load:
         job = tier.load(load.pages, [0], gpu_pages)
-    cache.close()  # too early: the GPU finds no memory there, and its context is lost
+    others.close()  # too early: the GPU finds no memory there, and its context is lost
     for call in (job.wait, job.is_done, job.wait, job.is_done):
         with pytest.raises(egmem.ContextLost):
             call()
     assert "ended" in repr(job)
+
+
+def runs_beside(function):
+    """Returns whether another thread runs Python code during a call. The interpreter takes the GIL from no thread meanwhile."""
+    counted, stop = [0], threading.Event()
+
+    def count():
+        while not stop.is_set():
+            counted[0] += 1
+            time.sleep(0)
+
+    thread = threading.Thread(target=count)
+    interval = sys.getswitchinterval()
+    thread.start()
+    while not counted[0]:
+        time.sleep(0.001)
+    sys.setswitchinterval(1000)
+    try:
+        before = counted[0]
+        function()
+        return counted[0] > before
+    finally:
+        sys.setswitchinterval(interval)
+        stop.set()
+        thread.join()
+
+
+def test_growth_releases_the_gil(driver):
+    heap = egmem.Heap(0, limit=8 << 30, driver=driver)
+
+    def grow():
+        heap.reserve(4 << 30)
+
+    def turn():
+        heap.trim()
+        return runs_beside(grow)
+
+    assert any(turn() for _ in range(20))
+
+
+def view(buffer):
+    return buffer.on("cpu")
+
+
+def capsule(buffer):
+    return buffer.__dlpack__()
+
+
+def versioned_capsule(buffer):
+    return buffer.__dlpack__(max_version=(1, 0))
+
+
+@pytest.mark.parametrize("share", [view, capsule, versioned_capsule, memoryview, np.asarray, np.from_dlpack])
+def test_the_last_share_waits_without_the_gil(share, driver):
+    """The end of memory whose address was given away waits for the GPUs, whose work may need the GIL."""
+    buffer = egmem.Buffer(64 << 20, node=0, driver=driver)
+    buffer.fill(1)
+    kept = [share(buffer)]
+    assert buffer.address
+    del buffer
+    copy = Copy(driver)
+    assert not copy.is_whole()
+    assert runs_beside(kept.clear)
+    assert copy.is_whole(), "the end waits for the copy"
+
+
+@pytest.mark.parametrize("share", [memoryview, np.asarray])
+def test_the_end_of_a_view_waits_for_copies(share, driver):
+    """The buffer protocol tells the address, to PyTorch for instance. Freed at once, the memory would be missing to the copy."""
+    cache = share(egmem.Buffer(4096, node=0, driver=driver))
+    address = np.asarray(cache).ctypes.data
+    tier = egmem.kv.Tier(pages=1, page_bytes=4096, node=0, driver=driver)
+    with tier.prepare_store([b"key"]) as store:
+        store.commit()
+    with tier.prepare_load([b"key"]) as load:
+        job = tier.load(load.pages, [0], egmem.kv.GpuPages([address], 4096, 4096, 1))
+    del cache
+    job.wait()
+
+
+def test_reading_and_writing_give_no_address_away(driver):
+    copy = Copy(driver)
+    buffer = egmem.Buffer(4096, node=0, driver=driver)
+    buffer.write(b"bytes", 1)
+    assert buffer.read(0, 7) == b"\0bytes\0"
+    buffer.close()
+    assert not copy.is_whole(), "nothing waited"

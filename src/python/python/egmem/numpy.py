@@ -35,7 +35,7 @@ def empty(
 ) -> Any:
     """Returns an array whose values are not initialised: in a block of ``heap``, or in a buffer of its own on ``node``.
 
-    Its memory goes back with the last array that shares it. A buffer takes a multiple of 2 MiB: use a heap for small arrays.
+    Its memory goes back with the last array that shares it, after the GPUs' work. A buffer takes a multiple of 2 MiB: use a heap for small arrays.
     """
     return _allocate(shape, dtype, node, heap, False)
 

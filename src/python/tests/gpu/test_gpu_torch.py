@@ -59,6 +59,19 @@ class Pinned(unittest.TestCase):
             self.assertEqual(int(gpu.max()), round)
             self.assertEqual(int(gpu.min()), round)
 
+    def test_copies_survive_a_numpy_array(self):
+        import torch
+
+        import egmem.numpy
+
+        for round in range(10):
+            array = egmem.numpy.empty(64 << 20, "u1")
+            array[...] = round
+            gpu = torch.from_numpy(array).to("cuda", non_blocking=True)
+            del array  # waits for the copy: unmapped too early, the GPU would lose its context
+            self.assertEqual(int(gpu.max()), round)
+            self.assertEqual(int(gpu.min()), round)
+
     def test_tensors_end_in_other_threads(self):
         import torch
 

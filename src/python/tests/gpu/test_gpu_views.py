@@ -106,6 +106,49 @@ class Cupy(unittest.TestCase):
         self.assertEqual(int(numpy.asarray(buffer).view("i8").sum()), len(by_dlpack) * (len(by_dlpack) - 1) // 2)
 
 
+    def end_beside_a_host_function(self, make):
+        """Ends what `make` returns while a function in Python is in a stream: it needs the GIL, and the end waits for it."""
+        code = f"""
+import cupy, egmem, egmem.cupy
+driver = egmem.open()
+{make}
+called = []
+stream = cupy.cuda.Stream(non_blocking=True)
+for _ in range(20):
+    kept = [make()]
+    stream.launch_host_func(called.append, 1)
+    kept.clear()
+stream.synchronize()
+assert len(called) == 20
+print("done")
+"""
+        self.assertIn("done", child(code, timeout=60))
+
+    def test_arrays_end_beside_a_host_function(self):
+        self.end_beside_a_host_function(
+            "make = lambda: cupy.from_dlpack(egmem.Buffer(1 << 20, gpu=0, driver=driver).on('cuda:0'))"
+        )
+
+    def test_views_end_beside_a_host_function(self):
+        self.end_beside_a_host_function(
+            "def make():\n"
+            "    view = egmem.Buffer(1 << 20, gpu=0, driver=driver).on('cuda:0')\n"
+            "    view.__cuda_array_interface__\n"
+            "    return view"
+        )
+
+    def test_capsules_end_beside_a_host_function(self):
+        self.end_beside_a_host_function("make = lambda: egmem.Buffer(1 << 20, gpu=0, driver=driver).on('cuda:0').__dlpack__()")
+
+    def test_a_pool_s_memory_ends_beside_a_host_function(self):
+        self.end_beside_a_host_function(
+            "pool = egmem.cupy.memory_pool(heap=egmem.Heap(gpu=0, driver=driver))\n"
+            "def make():\n"
+            "    pool.free_all_blocks()\n"
+            "    pool.malloc(1 << 20)"
+        )
+
+
 @needs("numba.cuda")
 class Numba(unittest.TestCase):
     def test_numba_takes_the_same_bytes(self):
