@@ -22,15 +22,22 @@ impl BlockBase {
         Ok(PyClassInitializer::from(made.get().memory()?).add_subclass(Self))
     }
 
-    /// Closes the block, and frees it once all work submitted to `stream` so far has run. No other stream may use it.
+    /// Closes the block, and frees it once all work submitted to `stream` so far has run. No other stream may use it. `gpu` is the
+    /// stream's GPU, for a handle or an object that does not tell it.
     ///
     /// Raises `InUse` while a view lives, and an error for a stream that is being captured into a graph. The block is not freed
     /// then.
-    fn free_after(slf: PyRef<'_, Self>, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
+    #[pyo3(signature = (stream, *, gpu=None))]
+    fn free_after(
+        slf: PyRef<'_, Self>,
+        py: Python<'_>,
+        stream: &Bound<'_, PyAny>,
+        gpu: Option<i32>,
+    ) -> PyResult<()> {
         let memory = slf.as_super();
         let region = memory.region()?;
         region.expect_here()?;
-        let stream = crate::stream::given(region.driver(), stream, 0)?;
+        let stream = crate::stream::given(region.driver(), stream, gpu, region.default_gpu())?;
         drop(region);
         let region = memory.take()?.ok_or_else(|| closed("block"))?;
         let Some(Owner::Block(block)) = region.into_owner() else {

@@ -86,17 +86,18 @@ impl Pool {
     }
 
     /// Allocates `nbytes`. Work that is submitted to `stream` from now on may use them; without a stream the pool's own is
-    /// waited for.
-    #[pyo3(signature = (nbytes, stream=None))]
+    /// waited for. `gpu` is as for `Block.free_after`.
+    #[pyo3(signature = (nbytes, stream=None, *, gpu=None))]
     fn allocate<'py>(
         &self,
         py: Python<'py>,
         nbytes: u64,
         stream: Option<&Bound<'py, PyAny>>,
+        gpu: Option<i32>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let (pool, own) = self.handle()?;
         let theirs = stream
-            .map(|stream| given(pool.driver(), stream, own.device()))
+            .map(|stream| given(pool.driver(), stream, gpu, own.device()))
             .transpose()?;
         let block: egmem::Result<_> = py.detach(|| {
             let block = pool.allocate(nbytes, &own)?;
@@ -181,14 +182,20 @@ impl PoolBlockBase {
         Ok(PyClassInitializer::from(made.get().memory()?).add_subclass(Self))
     }
 
-    /// Closes the allocation, and frees it after all work submitted to `stream` so far.
+    /// Closes the allocation, and frees it after all work submitted to `stream` so far. `gpu` is as for `Block.free_after`.
     ///
     /// Raises `InUse` while a view lives.
-    fn free_on(slf: PyRef<'_, Self>, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
+    #[pyo3(signature = (stream, *, gpu=None))]
+    fn free_on(
+        slf: PyRef<'_, Self>,
+        py: Python<'_>,
+        stream: &Bound<'_, PyAny>,
+        gpu: Option<i32>,
+    ) -> PyResult<()> {
         let memory = slf.as_super();
         let region = memory.region()?;
         region.expect_here()?;
-        let stream = given(region.driver(), stream, region.default_gpu())?;
+        let stream = given(region.driver(), stream, gpu, region.default_gpu())?;
         drop(region);
         let region = memory.take()?.ok_or_else(|| closed("memory"))?;
         let Some(Owner::Pool(block)) = region.into_owner() else {

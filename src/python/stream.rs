@@ -62,9 +62,17 @@ impl Stream {
 /// Returns the stream behind an argument: an `egmem.Stream`; an object with `__cuda_stream__`, `cuda_stream` (PyTorch) or `ptr`
 /// (CuPy); or a handle. It may be used only within the call, because others own it.
 ///
+/// Its GPU is the one that the object tells (`device_index`, `device_id`), or `gpu`, or else `usual`.
+///
 /// # Errors
-/// `InvalidArgument` for anything else; `NotSupported` for another library's stream under a simulated driver.
-pub fn given(driver: &Native, stream: &Bound<'_, PyAny>, gpu: i32) -> PyResult<egmem::Stream> {
+/// `InvalidArgument` for anything else, and for a default stream of which nothing tells the GPU where there are several;
+/// `NotSupported` for another library's stream under a simulated driver.
+pub fn given(
+    driver: &Native,
+    stream: &Bound<'_, PyAny>,
+    gpu: Option<i32>,
+    usual: i32,
+) -> PyResult<egmem::Stream> {
     if let Ok(own) = stream.cast::<Stream>() {
         return Ok(own.get().inner.clone());
     }
@@ -80,12 +88,21 @@ pub fn given(driver: &Native, stream: &Bound<'_, PyAny>, gpu: i32) -> PyResult<e
     } else {
         return Err(invalid(&format!("{} is no stream", stream.repr()?)));
     };
-    let gpu = stream
-        .getattr("device_index")
-        .and_then(|gpu| gpu.extract())
-        .unwrap_or(gpu);
-    foreign(driver, gpu, raw)
+    let told = |name| stream.getattr(name).and_then(|gpu| gpu.extract::<i32>());
+    let told = told("device_index").or_else(|_| told("device_id"));
+    // CuPy's default streams have -1: they are those of the current GPU.
+    let gpu = told.ok().filter(|gpu| *gpu >= 0).or(gpu);
+    let count = || stream.py().detach(|| driver.device_count()).or_raise();
+    if gpu.is_none() && raw <= LAST_DEFAULT && count()? > 1 {
+        return Err(invalid(&format!(
+            "each GPU has a default stream {raw}; pass gpu= to say which"
+        )));
+    }
+    foreign(driver, gpu.unwrap_or(usual), raw)
 }
+
+/// Handles up to this are default streams: 0 and 1 (`CU_STREAM_LEGACY`), and 2 (`CU_STREAM_PER_THREAD`).
+const LAST_DEFAULT: u64 = 2;
 
 /// Returns another library's stream by its handle, to use within the call.
 ///

@@ -79,10 +79,18 @@ impl View {
     }
 
     /// Makes work that is submitted to `stream` from now on wait for the memory's allocation in its pool. Other memory is
-    /// ready at once.
-    fn ready_on(&self, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
-        let gpu = self.span.region.default_gpu();
-        let stream = crate::stream::given(self.span.region.driver(), stream, gpu)?;
+    /// ready at once. A stream that does not tell its GPU is `gpu`'s, or the view's.
+    #[pyo3(signature = (stream, *, gpu=None))]
+    fn ready_on(
+        &self,
+        py: Python<'_>,
+        stream: &Bound<'_, PyAny>,
+        gpu: Option<i32>,
+    ) -> PyResult<()> {
+        let (kind, of_view) = self.span.device;
+        let gpu = gpu.or((kind == device::CUDA).then_some(of_view));
+        let region = &self.span.region;
+        let stream = crate::stream::given(region.driver(), stream, gpu, region.default_gpu())?;
         match self.span.region.stream() {
             Some(own) => py.detach(|| stream.wait_for(own)).or_raise(),
             None => Ok(()),

@@ -52,12 +52,13 @@ impl Tier {
         py: Python<'_>,
         tier: &kv::Tier,
         given: Option<&Bound<'_, PyAny>>,
-        gpu: i32,
+        gpu: Option<i32>,
     ) -> PyResult<egmem::Stream> {
         if let Some(stream) = given {
             // The job keeps the object, so the stream lives until the copies have ended.
-            return crate::stream::given(tier.driver(), stream, gpu);
+            return crate::stream::given(tier.driver(), stream, gpu, 0);
         }
+        let gpu = gpu.unwrap_or(0);
         let known = lock(&self.streams).get(&gpu).cloned();
         if let Some(stream) = known {
             return Ok(stream);
@@ -77,7 +78,7 @@ impl Tier {
         is_load: bool,
         (pages, blocks): (&[u32], &[u64]),
         gpu_pages: &Bound<'_, GpuPages>,
-        (stream, gpu, method): (Option<&Bound<'_, PyAny>>, i32, &str),
+        (stream, gpu, method): (Option<&Bound<'_, PyAny>>, Option<i32>, &str),
     ) -> PyResult<Job> {
         if pages.len() != blocks.len() {
             let counts = format!("{} blocks for {} pages", blocks.len(), pages.len());
@@ -258,9 +259,9 @@ impl Tier {
     /// lists of numbers, or NumPy arrays, which are read faster.
     ///
     /// The copies run on `stream`: an `egmem.Stream`, or PyTorch's, CuPy's or another library's, which orders them against that
-    /// library's kernels. Without it they run on a stream of the tier's own on GPU `gpu`, ordered after nothing. `method` is
-    /// `"auto"`, `"kernel"`, which `"kernel:16"` gives a number of blocks, `"batch"` or `"loop"`.
-    #[pyo3(signature = (pages, blocks, gpu_pages, *, stream=None, gpu=0, method="auto"))]
+    /// library's kernels. Without it they run on a stream of the tier's own, ordered after nothing. `gpu` is the GPU of a stream that
+    /// does not tell its own, and of the tier's stream: GPU 0 without it. `method` is `"auto"`, `"kernel"`, which `"kernel:16"` gives a number of blocks, `"batch"` or `"loop"`.
+    #[pyo3(signature = (pages, blocks, gpu_pages, *, stream=None, gpu=None, method="auto"))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn load(
         &self,
@@ -269,7 +270,7 @@ impl Tier {
         blocks: &Bound<'_, PyAny>,
         gpu_pages: &Bound<'_, GpuPages>,
         stream: Option<&Bound<'_, PyAny>>,
-        gpu: i32,
+        gpu: Option<i32>,
         method: &str,
     ) -> PyResult<Job> {
         let options = (stream, gpu, method);
@@ -278,7 +279,7 @@ impl Tier {
     }
 
     /// Copies blocks of a GPU's cache to pages of a `Store`. Wait for the job before the store's commit. See `load`.
-    #[pyo3(signature = (pages, blocks, gpu_pages, *, stream=None, gpu=0, method="auto"))]
+    #[pyo3(signature = (pages, blocks, gpu_pages, *, stream=None, gpu=None, method="auto"))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn store(
         &self,
@@ -287,7 +288,7 @@ impl Tier {
         blocks: &Bound<'_, PyAny>,
         gpu_pages: &Bound<'_, GpuPages>,
         stream: Option<&Bound<'_, PyAny>>,
-        gpu: i32,
+        gpu: Option<i32>,
         method: &str,
     ) -> PyResult<Job> {
         let options = (stream, gpu, method);

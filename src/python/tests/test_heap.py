@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import egmem
+import egmem.kv
 
 
 def test_blocks(driver):
@@ -92,6 +93,43 @@ def test_frees_in_the_order_of_a_stream(driver):
         block.free_after(12345)
     with pytest.raises(egmem.InvalidArgument, match="no stream"):
         block.free_after("stream")
+
+
+class CupyStream:
+    """As much of CuPy's streams as is asked for. The default ones do not tell their GPU."""
+
+    def __init__(self, ptr, device_id):
+        self.ptr, self.device_id = ptr, device_id
+
+
+def test_default_streams_of_other_libraries_need_a_gpu(driver):
+    """On the simulator a stream of another library is refused, once it is clear which one it is."""
+    block = egmem.Heap(0, driver=driver).allocate(100)
+    pool = egmem.Pool(0, driver=driver)
+    of_pool = pool.allocate(100)
+    tier = egmem.kv.Tier(1, 4096, driver=driver)
+    cache = egmem.Buffer(4096, driver=driver)
+    gpu_pages = egmem.kv.GpuPages([cache.address], 4096, 4096, 1, keep=cache)
+    calls = (
+        block.free_after,
+        of_pool.free_on,
+        of_pool.on("cpu").ready_on,
+        lambda stream, **gpu: pool.allocate(100, stream, **gpu),
+        lambda stream, **gpu: tier.load([], [], gpu_pages, stream=stream, **gpu),
+    )
+    for call in calls:
+        for stream in (0, 1, 2, CupyStream(0, -1)):
+            with pytest.raises(egmem.InvalidArgument, match="gpu="):
+                call(stream)
+            with pytest.raises(egmem.NotSupported):
+                call(stream, gpu=1)
+        for stream in (12345, CupyStream(0, 1)):
+            with pytest.raises(egmem.NotSupported):
+                call(stream)
+    with pytest.raises(egmem.NotSupported):
+        of_pool.on("cuda:1").ready_on(0)
+    with pytest.raises(egmem.NotSupported):
+        egmem.Heap(0, driver=egmem.simulated("gh200")).allocate(1).free_after(0)
 
 
 def test_pools(driver):

@@ -5,7 +5,8 @@
 //! heap after all of them.
 //!
 //! A block that was allocated while its stream was captured into a CUDA graph belongs to the graph: each replay uses it. It is
-//! reused within captures into the same graph's pool, and freed when PyTorch releases that pool.
+//! reused within captures into the same graph's pool, and freed when PyTorch releases that pool. If other streams were recorded
+//! for it, it is not reused: nothing in the graph orders a new user after their work.
 
 use std::alloc::Layout;
 use std::sync::Mutex;
@@ -35,11 +36,19 @@ struct Live {
     graph: Option<PoolId>,
 }
 
+/// What a graph's pool has besides the blocks in use.
+#[derive(Default)]
+struct GraphBlocks {
+    idle: Idle,
+    /// Blocks that other streams were recorded for.
+    kept: Vec<Block>,
+}
+
 #[derive(Default)]
 struct State {
     live: Table<u64, Live>,
     idle: Idle,
-    graphs: Table<PoolId, Idle>,
+    graphs: Table<PoolId, GraphBlocks>,
     /// The pool of the capture that has begun on each GPU.
     capturing: Table<i32, PoolId>,
     /// Why the last allocation failed.
@@ -102,7 +111,7 @@ impl StreamPool {
         let mut state = lock(&self.state);
         let idle = match graph {
             None => Some(&mut state.idle),
-            Some(graph) => state.graphs.get_mut(&graph),
+            Some(graph) => state.graphs.get_mut(&graph).map(|of| &mut of.idle),
         };
         let block = match idle.and_then(|idle| idle.take(stream, size)) {
             Some(block) => block,
@@ -160,7 +169,12 @@ impl StreamPool {
         let size = block.len();
         self.allocated.fetch_sub(size, Relaxed);
         if let Some(graph) = graph {
-            return state.graphs.entry(graph).or_default().put(stream, block);
+            let of_graph = state.graphs.entry(graph).or_default();
+            match recorded.is_empty() {
+                true => of_graph.idle.put(stream, block),
+                false => of_graph.kept.push(block),
+            }
+            return;
         }
         if recorded.is_empty() && size <= self.keep / 4 {
             state.idle.put(stream, block);
@@ -214,9 +228,9 @@ impl StreamPool {
         }
     }
 
-    /// Frees the idle blocks of a graph's pool. Those in use are freed as others are from now on.
+    /// Frees the blocks of a graph's pool that are not in use. Those in use are freed as others are from now on.
     pub fn release_graph(&self, pool: PoolId) {
-        let idle = {
+        let unused = {
             let mut state = lock(&self.state);
             let of_pool = state
                 .live
@@ -225,11 +239,11 @@ impl StreamPool {
             of_pool.for_each(|live| live.graph = None);
             state.graphs.remove(&pool)
         };
-        if idle.is_some() {
+        if unused.is_some() {
             // A replay may still run, on any stream.
             wait_for_gpus(self.driver());
         }
-        drop(idle);
+        drop(unused);
     }
 
     /// Gives idle blocks back to the heap, each after its stream's work so far.

@@ -333,6 +333,42 @@ print("done")
 """
         )
 
+    def test_a_graph_keeps_blocks_of_recorded_streams(self):
+        child(
+            ALL_TENSORS
+            + """
+static = torch.zeros(1 << 20, device="cuda")
+side = torch.cuda.Stream()
+warm = torch.cuda.Stream()
+warm.wait_stream(torch.cuda.current_stream())
+with torch.cuda.stream(warm):
+    (static * 2).sum()
+torch.cuda.current_stream().wait_stream(warm)
+torch.cuda.synchronize()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    current = torch.cuda.current_stream()
+    x = static * 2
+    address = x.data_ptr()
+    side.wait_stream(current)
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(10000000)
+        total = x.sum()
+    x.record_stream(side)
+    del x
+    y = static * 0 - 1
+    assert y.data_ptr() != address, "the side stream may still read it"
+    current.wait_stream(side)
+for value in range(5):
+    static.fill_(value)
+    graph.replay()
+    assert float(total) == 2 * value * float(1 << 20), (value, float(total))
+del graph, total, y, static
+gc.collect(); torch.cuda.synchronize()
+print("done")
+"""
+        )
+
 
 @needs("torch")
 class Processes(unittest.TestCase):

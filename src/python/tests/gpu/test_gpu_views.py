@@ -106,6 +106,22 @@ class Cupy(unittest.TestCase):
         self.assertEqual(int(numpy.asarray(buffer).view("i8").sum()), len(by_dlpack) * (len(by_dlpack) - 1) // 2)
 
 
+    def test_default_streams_of_cupy(self):
+        import cupy
+
+        driver = egmem.open()
+        block = egmem.Heap(gpu=0, driver=driver).allocate(1 << 20)
+        stream = cupy.cuda.Stream.null
+        if driver.gpu_count > 1:
+            with self.assertRaises(egmem.InvalidArgument):
+                block.free_after(stream)
+            self.assertFalse(block.closed)
+        block.free_after(stream, gpu=cupy.cuda.runtime.getDevice())
+        self.assertTrue(block.closed)
+        block = egmem.Heap(gpu=0, driver=driver).allocate(1 << 20)
+        block.free_after(cupy.cuda.Stream(non_blocking=True))
+        self.assertTrue(block.closed)
+
     def end_beside_a_host_function(self, make):
         """Ends what `make` returns while a function in Python is in a stream: it needs the GIL, and the end waits for it."""
         code = f"""
