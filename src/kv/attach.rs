@@ -91,7 +91,7 @@ impl AttachOptions {
     }
 
     /// Sets whether to create a tier where the memory has other data, or a tier of other sizes or with another tag. What was there
-    /// is lost.
+    /// is lost. A tier that a process has is not reset.
     pub const fn reset(mut self, on: bool) -> Self {
         self.reset = on;
         self
@@ -151,10 +151,11 @@ impl AttachOptions {
                 Err(_) if self.reset => Ok(Plan::Format(self.new_geometry(view)?, true)),
                 Err(error) => Err(error),
             },
-            // The word of an owner that formats it at this moment is good.
+            // A process that formats it at this moment has its word there.
             Ok(There::Nothing) => Ok(Plan::Format(self.new_geometry(view)?, true)),
             Err(Error::NotATier { .. }) if self.reset => {
-                Ok(Plan::Format(self.new_geometry(view)?, false))
+                let geometry = self.new_geometry(view)?;
+                Ok(Plan::Format(geometry, header::is_of_a_tier(view)?))
             }
             Err(error) => Err(error),
         }
@@ -229,7 +230,7 @@ impl AttachOptions {
 #[derive(Debug)]
 enum Plan {
     Keep(Geometry),
-    /// And whether the owner's word is one.
+    /// And whether the memory was a tier, so that the owner's word is one.
     Format(Geometry, bool),
 }
 

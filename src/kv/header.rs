@@ -87,6 +87,15 @@ pub(crate) fn read(view: &CpuView<'_>) -> Result<There> {
     Ok(There::Tier(geometry, tag))
 }
 
+/// Returns whether the memory begins as a tier does: its header may be damaged, of another version, or being written, and its owner's
+/// word is one.
+///
+/// # Errors
+/// Those of the view.
+pub(crate) fn is_of_a_tier(view: &CpuView<'_>) -> Result<bool, MemoryError> {
+    Ok(matches!(view.get::<u64>(0)?, MAGIC | UNFINISHED))
+}
+
 /// Writes the header and a table of free pages. Killed within, it leaves [`There::Nothing`].
 ///
 /// # Errors

@@ -127,7 +127,8 @@ fn cell<'a>(view: &CpuView<'a>) -> Result<&'a AtomicU64> {
     Ok(unsafe { AtomicU64::from_ptr(at.cast()) })
 }
 
-/// Claims the tier for this process. Returns the word, for [`release`].
+/// Claims the tier for this process. Returns the word, for [`release`]. Without `has_owner` the memory has other data, and its word
+/// means nothing, unless it is that of a living process of this namespace: that one formats the memory at this moment.
 ///
 /// # Errors
 /// [`Error::InUse`] if a process has it that may live, unless it is elsewhere and `take_over` says that it has ended;
@@ -136,13 +137,8 @@ pub(crate) fn claim(view: &CpuView<'_>, take_over: bool, has_owner: bool) -> Res
     let (cell, own) = (cell(view)?, own()?);
     loop {
         let found = cell.load(Ordering::Acquire);
-        let owner = if has_owner {
-            judge(found)?
-        } else {
-            Owner::None
-        };
-        match owner {
-            Owner::Elsewhere(pid) if !take_over => {
+        match judge(found)? {
+            Owner::Elsewhere(pid) if has_owner && !take_over => {
                 return Err(Error::InUse {
                     pid,
                     is_elsewhere: true,

@@ -120,6 +120,50 @@ pub fn one_tier_at_a_time_has_the_memory(driver: &Driver) {
     assert_eq!(memory.get::<u64>(136).unwrap(), 0, "given up");
 }
 
+pub fn a_damaged_header_gives_no_tier_away(driver: &Driver) {
+    for (at, what) in [(8, 2_u64), (16, 3), (80, 0), (0, 7)] {
+        let memory = memory(driver);
+        let tier = options(&memory).open().unwrap();
+        let good: u64 = memory.get(at).unwrap();
+        memory.put(at, what).unwrap();
+        let refused = options(&memory).open().unwrap_err();
+        assert!(matches!(refused, Error::NotATier { .. }), "{refused}");
+        let image = read(&memory);
+        let pid = std::process::id();
+        let is_elsewhere = false;
+        for again in [
+            options(&memory).reset(true),
+            options(&memory).reset(true).take_over(true),
+        ] {
+            assert_eq!(
+                again.open().unwrap_err(),
+                Error::InUse { pid, is_elsewhere }
+            );
+        }
+        assert_eq!(read(&memory), image, "nothing was written");
+        memory.put(at, good).unwrap();
+        drop(tier);
+        // An owner of another PID namespace: only the word of other data than a tier means nothing.
+        let tier = options(&memory).open().unwrap();
+        let word: u64 = memory.get(136).unwrap();
+        drop(tier);
+        memory.put(at, what).unwrap();
+        memory.put(136, word ^ 1 << 30).unwrap();
+        let reset = options(&memory).reset(true);
+        if at == 0 {
+            assert!(reset.open().unwrap().found().is_new);
+        } else {
+            let is_elsewhere = true;
+            assert_eq!(
+                reset.open().unwrap_err(),
+                Error::InUse { pid, is_elsewhere }
+            );
+            let reset = options(&memory).reset(true).take_over(true);
+            assert!(reset.open().unwrap().found().is_new);
+        }
+    }
+}
+
 pub fn other_memory_is_refused(driver: &Driver) {
     let memory = memory(driver);
     memory.write_at(0, b"not zero").unwrap();

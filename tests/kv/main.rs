@@ -15,6 +15,7 @@ drivers::on_both! { egmem::Machine::gh200();
     attach {
         pages_are_found_again_in_their_order,
         one_tier_at_a_time_has_the_memory,
+        a_damaged_header_gives_no_tier_away,
         other_memory_is_refused,
         a_tier_takes_as_many_pages_as_fit,
     }
