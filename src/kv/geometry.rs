@@ -1,6 +1,6 @@
 //! Where a tier's header, table and pages lie in its memory.
 
-use crate::table::PageId;
+use crate::page::PageId;
 use crate::{MemoryError, Result};
 
 /// The bytes of the header.
@@ -61,12 +61,12 @@ impl Geometry {
 
     /// Returns where the slot of a page lies.
     pub(crate) fn slot_at(&self, page: PageId) -> u64 {
-        HEADER + u64::from(page.0) * SLOT
+        HEADER + u64::from(page.number()) * SLOT
     }
 
     /// Returns where a page lies, which is one of the tier's.
     pub(crate) fn page_at(&self, page: PageId) -> u64 {
-        self.pages_at + u64::from(page.0) * self.page_bytes
+        self.pages_at + u64::from(page.number()) * self.page_bytes
     }
 }
 
@@ -80,10 +80,10 @@ mod tests {
         #[test]
         fn nothing_overlaps_and_all_fits(pages in 1..=MAX_PAGES, page_bytes in 1..=MAX_PAGE_BYTES) {
             let geometry = Geometry::new(pages, page_bytes).unwrap();
-            let last = PageId(geometry.pages - 1);
+            let last = PageId::first(geometry.pages - 1);
             prop_assert_eq!(u64::from(geometry.pages), pages);
-            prop_assert!(geometry.slot_at(PageId(0)) >= HEADER);
-            prop_assert!(geometry.slot_at(last) + SLOT <= geometry.page_at(PageId(0)));
+            prop_assert!(geometry.slot_at(PageId::first(0)) >= HEADER);
+            prop_assert!(geometry.slot_at(last) + SLOT <= geometry.page_at(PageId::first(0)));
             prop_assert_eq!(geometry.page_at(last) + page_bytes, geometry.total);
         }
     }

@@ -9,8 +9,9 @@ use crate::found::Found;
 use crate::geometry::Geometry;
 use crate::memory::{CpuView, GrantUse};
 use crate::owner;
+use crate::page::{Change, Direction, PageId};
 use crate::persist;
-use crate::table::{Change, Direction, PageId, Table};
+use crate::table::Table;
 use crate::{Driver, Error, MemoryError, Result, TierMemory};
 use egmem_core::per_driver::lock;
 
@@ -180,11 +181,11 @@ impl Inner {
     }
 
     fn expect_page(&self, page: PageId) -> Result<()> {
-        if page.0 < self.geometry.pages {
+        if page.number() < self.geometry.pages {
             return Ok(());
         }
         Err(Error::WrongState {
-            page: page.0,
+            page: page.number(),
             is: "not of this tier",
             need: "a page of this tier",
         })

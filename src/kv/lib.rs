@@ -49,6 +49,7 @@ mod lru;
 
 mod options;
 mod owner;
+mod page;
 mod persist;
 mod stats;
 mod store;
@@ -64,9 +65,9 @@ pub use gpu::GpuPages;
 pub use key::Key;
 pub use load::Load;
 pub use options::TierOptions;
+pub use page::{Evicted, PageId};
 pub use stats::Stats;
 pub use store::Store;
-pub use table::{Evicted, PageId};
 pub use tier::Tier;
 pub use tier_memory::TierMemory;
 

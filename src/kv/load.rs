@@ -6,8 +6,8 @@ use std::sync::Arc;
 use crate::Result;
 use crate::inner::Inner;
 use crate::memory::CpuView;
+use crate::page::PageId;
 use crate::store::{page, pairs};
-use crate::table::PageId;
 
 /// Ready pages that are pinned: none is evicted while this lives. Dropping it releases them.
 ///

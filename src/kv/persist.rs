@@ -11,7 +11,7 @@ use std::sync::atomic::{Ordering, fence};
 use crate::geometry::{Geometry, SLOT};
 use crate::hash::hash;
 use crate::memory::CpuView;
-use crate::table::{Change, PageId};
+use crate::page::{Change, PageId};
 use crate::{Key, Result};
 
 /// Where the parts of a slot lie.
@@ -43,7 +43,7 @@ pub(crate) fn write(view: &CpuView<'_>, geometry: &Geometry, change: Change) -> 
             let slot = view.slice(geometry.slot_at(page), SLOT)?;
             slot.put(STAMP, stamp)?;
             slot.write_at(KEY, key.as_bytes())?;
-            slot.put(CHECK, check(key.as_bytes(), page.0))?;
+            slot.put(CHECK, check(key.as_bytes(), page.number()))?;
             (page, READY)
         }
         Change::Used(page, stamp) => {
@@ -82,17 +82,20 @@ pub(crate) fn read(view: &CpuView<'_>, geometry: &Geometry) -> Result<Kept> {
     for first in (0..geometry.pages).step_by(READ) {
         let count = (geometry.pages - first).min(READ as u32) as usize;
         let slots = &mut slots[..count];
-        view.read_at(geometry.slot_at(PageId(first)), slots.as_flattened_mut())?;
+        view.read_at(
+            geometry.slot_at(PageId::first(first)),
+            slots.as_flattened_mut(),
+        )?;
         for (page, slot) in (first..).zip(slots) {
             let state = slot[STATE as usize / 8] & 3;
             let key = key_of(slot);
             let is_whole = slot[CHECK as usize / 8] == check(key.as_bytes(), page);
-            let page = PageId(page);
+            let page = PageId::first(page);
             if state == READY
                 && is_whole
                 && let Entry::Vacant(entry) = kept.index.entry(key)
             {
-                entry.insert(page.0);
+                entry.insert(page.number());
                 kept.ready.push((page, key, slot[STAMP as usize / 8]));
                 continue;
             }

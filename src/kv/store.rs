@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::inner::Inner;
 use crate::memory::CpuView;
-use crate::table::{Evicted, PageId, Reserved};
+use crate::page::{Evicted, PageId, Reserved};
 use crate::{Key, MemoryError, Result};
 
 /// Pages for keys that the tier does not have yet. Copy the contents to them, wait, and [`commit`](Self::commit).

@@ -3,81 +3,8 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::lru::Lru;
+use crate::page::{Change, Direction, Evicted, PageId, Reserved, Slot, State};
 use crate::{Error, Key, Result, Stats};
-
-/// A page of a tier: its number, from 0 on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PageId(pub u32);
-
-/// A key whose page made room for another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Evicted {
-    /// The key, which the tier has no longer.
-    pub key: Key,
-    /// The page.
-    pub page: PageId,
-}
-
-/// The state of a page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
-    Free,
-    /// A store has it. `abandoned`: the store is gone, and copies into the page still run.
-    Writing {
-        abandoned: bool,
-    },
-    Ready,
-}
-
-impl State {
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Free => "free",
-            Self::Writing { .. } => "being written",
-            Self::Ready => "ready",
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Slot {
-    state: State,
-    /// Of a page that is being written or ready.
-    key: Key,
-    /// Loads and copies that have the page.
-    users: u32,
-    /// When a ready page was used last.
-    stamp: u64,
-    /// A copy into a page that is being written has failed.
-    has_failed: bool,
-}
-
-/// What a copy does with its pages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Direction {
-    /// From pages to a GPU.
-    Load,
-    /// From a GPU to pages.
-    Store,
-}
-
-/// What has changed in a slot, to be written to the memory's table in this order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Change {
-    Freed(PageId),
-    Writing(PageId),
-    Ready(PageId, Key, u64),
-    /// A ready page was used, with its new stamp.
-    Used(PageId, u64),
-}
-
-/// The pages for the keys of a store.
-#[derive(Debug, Default)]
-pub(crate) struct Reserved {
-    /// The keys that were not there, by their index in the list, with their pages.
-    pub(crate) placed: Vec<(usize, PageId)>,
-    pub(crate) evicted: Vec<Evicted>,
-}
 
 /// The slots of all pages.
 #[derive(Debug)]
@@ -97,15 +24,8 @@ pub(crate) struct Table {
 
 impl Table {
     pub(crate) fn new(pages: u32, page_bytes: u64) -> Self {
-        let slot = Slot {
-            state: State::Free,
-            key: Key::new([0; Key::BYTES]),
-            users: 0,
-            stamp: 0,
-            has_failed: false,
-        };
         Self {
-            slots: vec![slot; pages as usize],
+            slots: (0..pages).map(Slot::free).collect(),
             index: HashMap::new(),
             free: (0..pages).rev().collect(),
             lru: Lru::new(pages),
@@ -129,7 +49,8 @@ impl Table {
     ) -> Self {
         let mut table = Self::new(pages, page_bytes);
         table.index = index;
-        for (PageId(page), key, stamp) in ready {
+        for (page, key, stamp) in ready {
+            let page = page.number();
             let Some(slot) = table.slots.get_mut(page as usize) else {
                 continue;
             };
@@ -169,20 +90,20 @@ impl Table {
         let mut touched = Vec::new();
         for key in keys.iter().rev() {
             if let Some(page) = self.page_of(key) {
-                touched.push(Change::Used(PageId(page), self.use_now(page)));
+                touched.push(self.use_now(page));
             }
         }
         touched
     }
 
-    fn use_now(&mut self, page: u32) -> u64 {
+    fn use_now(&mut self, page: u32) -> Change {
         self.clock += 1;
         let slot = &mut self.slots[page as usize];
         slot.stamp = self.clock;
         if slot.users == 0 {
             self.lru.push(page);
         }
-        self.clock
+        Change::Used(slot.id, slot.stamp)
     }
 
     /// Finds pages for the keys that are not there, and evicts others for them if need be: never one of `keys`.
@@ -211,11 +132,10 @@ impl Table {
         }
         let mut reserved = Reserved::default();
         for page in victims {
-            let key = self.slots[page as usize].key;
+            let Slot { key, id, .. } = self.slots[page as usize];
             self.discard(page);
             self.counts.evictions += 1;
-            let page = PageId(page);
-            reserved.evicted.push(Evicted { key, page });
+            reserved.evicted.push(Evicted { key, page: id });
         }
         for index in needed {
             let Some(page) = self.free.pop() else { break };
@@ -223,9 +143,9 @@ impl Table {
             slot.state = State::Writing { abandoned: false };
             slot.key = keys[index];
             slot.has_failed = false;
+            reserved.placed.push((index, slot.id));
             self.index.insert(keys[index], page);
             self.writing += 1;
-            reserved.placed.push((index, PageId(page)));
         }
         Ok(reserved)
     }
@@ -233,7 +153,7 @@ impl Table {
     /// Frees a ready page without users.
     fn discard(&mut self, page: u32) {
         let slot = &mut self.slots[page as usize];
-        slot.state = State::Free;
+        slot.set_free();
         self.index.remove(&slot.key);
         self.lru.remove(page);
         self.free.push(page);
@@ -244,24 +164,25 @@ impl Table {
     /// # Errors
     /// [`Error::StillCopying`], [`Error::CopyFailed`]; nothing has changed then.
     pub(crate) fn commit(&mut self, pages: &[PageId]) -> Result<Vec<Change>> {
-        let is_used = |page: &&PageId| self.slots[page.0 as usize].users > 0;
+        let is_used = |page: &&PageId| self.slots[page.number() as usize].users > 0;
         let copying = pages.iter().filter(is_used).count();
         if copying > 0 {
             return Err(Error::StillCopying { pages: copying });
         }
-        let has_failed = |page: &&PageId| self.slots[page.0 as usize].has_failed;
+        let has_failed = |page: &&PageId| self.slots[page.number() as usize].has_failed;
         let failed = pages.iter().filter(has_failed).count();
         if failed > 0 {
             return Err(Error::CopyFailed { pages: failed });
         }
         let mut ready = Vec::with_capacity(pages.len());
-        for &PageId(page) in pages.iter().rev() {
-            let slot = &mut self.slots[page as usize];
+        for &page in pages.iter().rev() {
+            let slot = &mut self.slots[page.number() as usize];
             slot.state = State::Ready;
             let key = slot.key;
             self.writing -= 1;
             self.counts.stores += 1;
-            ready.push(Change::Ready(PageId(page), key, self.use_now(page)));
+            self.use_now(page.number());
+            ready.push(Change::Ready(page, key, self.clock));
         }
         Ok(ready)
     }
@@ -269,22 +190,22 @@ impl Table {
     /// Frees pages of a store, or leaves that to the end of the copies that still write them.
     pub(crate) fn abort(&mut self, pages: &[PageId]) -> Vec<Change> {
         let mut freed = Vec::new();
-        for &PageId(page) in pages {
-            let slot = &mut self.slots[page as usize];
+        for &page in pages {
+            let slot = &mut self.slots[page.number() as usize];
             self.index.remove(&slot.key);
             slot.state = State::Writing { abandoned: true };
             if slot.users == 0 {
-                self.free_written(page);
-                freed.push(Change::Freed(PageId(page)));
+                freed.push(self.free_written(page));
             }
         }
         freed
     }
 
-    fn free_written(&mut self, page: u32) {
-        self.slots[page as usize].state = State::Free;
+    fn free_written(&mut self, page: PageId) -> Change {
+        self.slots[page.number() as usize].set_free();
         self.writing -= 1;
-        self.free.push(page);
+        self.free.push(page.number());
+        Change::Freed(page)
     }
 
     /// Pins the pages of ready keys.
@@ -293,7 +214,7 @@ impl Table {
     /// [`Error::NotReady`]; nothing has changed then.
     pub(crate) fn pin(&mut self, keys: &[Key]) -> Result<Vec<PageId>> {
         let page = |(index, key): (usize, &Key)| match self.page_of(key) {
-            Some(page) => Ok(PageId(page)),
+            Some(page) => Ok(self.slots[page as usize].id),
             None => Err(Error::NotReady { key: *key, index }),
         };
         let pages = keys
@@ -306,30 +227,33 @@ impl Table {
     }
 
     fn add_users(&mut self, pages: &[PageId]) {
-        for &PageId(page) in pages {
-            self.slots[page as usize].users += 1;
-            self.lru.remove(page);
+        for page in pages {
+            self.slots[page.number() as usize].users += 1;
+            self.lru.remove(page.number());
         }
     }
 
     /// Takes pages for a copy, which keeps them until [`unpin`](Self::unpin).
     ///
     /// # Errors
-    /// [`Error::WrongState`] unless each page is pinned, or for a store being written.
+    /// [`Error::WrongState`] unless each page is pinned, or for a store being written, and still has the key that it was given out for.
     pub(crate) fn begin_copy(&mut self, pages: &[PageId], direction: Direction) -> Result<()> {
-        for &PageId(page) in pages {
-            let slot = self.slots.get(page as usize);
-            let (is, users) = slot.map_or(("not of this tier", 0), |slot| {
-                (slot.state.name(), slot.users)
-            });
-            let state = slot.map(|slot| slot.state);
-            let need = match direction {
-                Direction::Load => "ready and pinned by a load",
-                Direction::Store => "of a store that was not committed",
-            };
-            let fits = match direction {
-                Direction::Load => state == Some(State::Ready) && users > 0,
-                Direction::Store => state == Some(State::Writing { abandoned: false }),
+        let need = match direction {
+            Direction::Load => "ready and pinned by a load",
+            Direction::Store => "of a store that was not committed",
+        };
+        for &id in pages {
+            let page = id.number();
+            let (is, fits) = match self.slots.get(page as usize) {
+                None => ("not of this tier", false),
+                Some(slot) if slot.id != id => ("another key's since, or free", false),
+                Some(slot) => (
+                    slot.state.name(),
+                    match direction {
+                        Direction::Load => slot.state == State::Ready && slot.users > 0,
+                        Direction::Store => slot.state == State::Writing { abandoned: false },
+                    },
+                ),
             };
             if !fits {
                 return Err(Error::WrongState { page, is, need });
@@ -342,17 +266,12 @@ impl Table {
     /// Ends what [`pin`](Self::pin) or [`begin_copy`](Self::begin_copy) began. A page counts as used then.
     pub(crate) fn unpin(&mut self, pages: &[PageId]) -> Vec<Change> {
         let mut changes = Vec::new();
-        for &PageId(page) in pages.iter().rev() {
-            let slot = &mut self.slots[page as usize];
+        for &page in pages.iter().rev() {
+            let slot = &mut self.slots[page.number() as usize];
             slot.users = slot.users.saturating_sub(1);
             match (slot.users, slot.state) {
-                (0, State::Ready) => {
-                    changes.push(Change::Used(PageId(page), self.use_now(page)));
-                }
-                (0, State::Writing { abandoned: true }) => {
-                    self.free_written(page);
-                    changes.push(Change::Freed(PageId(page)));
-                }
+                (0, State::Ready) => changes.push(self.use_now(page.number())),
+                (0, State::Writing { abandoned: true }) => changes.push(self.free_written(page)),
                 _ => {}
             }
         }
@@ -361,8 +280,8 @@ impl Table {
 
     /// Notes that a copy has failed: pages that it was to write cannot be committed.
     pub(crate) fn fail(&mut self, pages: &[PageId]) {
-        for &PageId(page) in pages {
-            self.slots[page as usize].has_failed = true;
+        for page in pages {
+            self.slots[page.number() as usize].has_failed = true;
         }
     }
 
@@ -373,8 +292,8 @@ impl Table {
             if let Some(page) = self.page_of(key)
                 && self.slots[page as usize].users == 0
             {
+                removed.push(Change::Freed(self.slots[page as usize].id));
                 self.discard(page);
-                removed.push(Change::Freed(PageId(page)));
             }
         }
         removed
@@ -385,7 +304,10 @@ impl Table {
         let pinned = |&(_, slot): &(usize, &Slot)| slot.state == State::Ready && slot.users > 0;
         let pinned = self.slots.iter().enumerate().filter(pinned);
         let pages = self.lru.iter().chain(pinned.map(|(page, _)| page as u32));
-        pages.map(|page| (self.slots[page as usize].key, PageId(page)))
+        pages.map(|page| {
+            let Slot { key, id, .. } = self.slots[page as usize];
+            (key, id)
+        })
     }
 
     fn pinned(&self) -> usize {

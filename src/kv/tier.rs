@@ -7,7 +7,7 @@ use crate::copy::{CopyMethod, Job, start};
 use crate::driver::DevicePtr;
 use crate::geometry::Geometry;
 use crate::inner::Inner;
-use crate::table::{Change, Direction, PageId};
+use crate::page::{Change, Direction, PageId};
 use crate::{Driver, Found, GpuPages, Key, Load, Result, Stats, Store, Stream};
 
 /// Fixed pages of pinned host memory by [`Key`], in least-recently-used order. Clones are the same tier.

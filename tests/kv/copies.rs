@@ -293,8 +293,16 @@ pub fn copies_out_of_bounds_are_refused(driver: &Driver) {
     for page in [1, 4, u32::MAX] {
         // Page 1 is free; the others do not exist.
         for copy in [
-            tier.store(&cache.stream, &[(PageId(page), 0)], &cache.pages),
-            tier.load(&cache.stream, &[(PageId(page), 0)], &cache.pages),
+            tier.store(
+                &cache.stream,
+                &[(PageId::from_bits(page.into()), 0)],
+                &cache.pages,
+            ),
+            tier.load(
+                &cache.stream,
+                &[(PageId::from_bits(page.into()), 0)],
+                &cache.pages,
+            ),
         ] {
             assert!(
                 matches!(copy, Err(Error::WrongState { .. })),
@@ -316,6 +324,48 @@ pub fn copies_out_of_bounds_are_refused(driver: &Driver) {
         assert!(matches!(copy, Err(Error::WrongState { .. })), "{copy:?}");
     }
     assert_eq!(tier.stats().writing, 1);
+}
+
+pub fn a_page_that_has_another_key_by_now_is_refused(driver: &Driver) {
+    let cache = Cache::new(driver, 1, 8, (4096, 4096));
+    let tier = tier(driver, 1, 4096);
+    let is_old = |copy: Result<egmem::kv::Job, Error>| {
+        let error = copy.unwrap_err();
+        let is =
+            matches!(error, Error::WrongState { page: 0, is, .. } if is.contains("another key"));
+        assert!(is, "{error}");
+    };
+    let first = tier.prepare_store(&keys(0..1)).unwrap();
+    let old = first.pairs(&[0]).unwrap();
+    drop(first);
+    is_old(tier.store(&cache.stream, &old, &cache.pages)); // free
+    let mut second = tier.prepare_store(&keys(1..2)).unwrap();
+    assert_eq!(second.pages()[0].number(), old[0].0.number());
+    is_old(tier.store(&cache.stream, &old, &cache.pages));
+    second.view(0).unwrap().fill(0, 4096, 2).unwrap();
+    second.commit().unwrap();
+    let load = tier.prepare_load(&keys(1..2)).unwrap();
+    is_old(tier.load(&cache.stream, &old, &cache.pages));
+    let pairs = load.pairs(&[0]).unwrap();
+    tier.load(&cache.stream, &pairs, &cache.pages)
+        .unwrap()
+        .wait()
+        .unwrap();
+    // Evicted, and removed.
+    drop(load);
+    let mut third = tier.prepare_store(&keys(2..3)).unwrap();
+    assert_eq!(third.evicted()[0].page, pairs[0].0);
+    third.commit().unwrap();
+    let load = tier.prepare_load(&keys(2..3)).unwrap();
+    is_old(tier.load(&cache.stream, &pairs, &cache.pages));
+    let pairs = load.pairs(&[0]).unwrap();
+    drop(load);
+    assert_eq!(tier.remove(&keys(2..3)).unwrap(), 1);
+    store_nothing(&tier, &keys(3..4));
+    let _load = tier.prepare_load(&keys(3..4)).unwrap();
+    is_old(tier.load(&cache.stream, &pairs, &cache.pages));
+    let (_, page) = tier.keys()[0];
+    assert_eq!(egmem::kv::PageId::from_bits(page.to_bits()), page);
 }
 
 pub fn a_job_keeps_its_pages(driver: &Driver) {

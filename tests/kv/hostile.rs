@@ -39,7 +39,7 @@ fn exercise(tier: &Tier, memory: &Buffer) {
     let (start, end) = (memory.device_ptr().0, memory.device_ptr().0 + memory.len());
     let table_end = start + 4096 + 64 * u64::from(tier.pages());
     let ready = tier.keys();
-    let mut pages: Vec<u32> = ready.iter().map(|(_, page)| page.0).collect();
+    let mut pages: Vec<u32> = ready.iter().map(|(_, page)| page.number()).collect();
     let mut names: Vec<Key> = ready.iter().map(|(key, _)| *key).collect();
     pages.sort_unstable();
     pages.dedup();

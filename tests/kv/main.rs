@@ -27,6 +27,7 @@ drivers::on_both! { egmem::Machine::gh200();
         what_does_not_fit_is_refused,
         copies_out_of_bounds_are_refused,
         pages_lie_over_borders_of_chunks,
+        a_page_that_has_another_key_by_now_is_refused,
         a_job_keeps_its_pages,
         a_page_under_a_copy_outlives_its_store,
         a_job_outlives_the_tier,

@@ -11,8 +11,8 @@ use super::plan::Plan;
 use crate::driver::{Access, Code, Location, Relaxed};
 use crate::inner::Inner;
 use crate::memory::{Engine, GrantUse};
+use crate::page::{Direction, PageId};
 use crate::stream::Waited;
-use crate::table::{Direction, PageId};
 use crate::{Event, GpuPages, MemoryError, Result, Stream};
 use egmem_core::pinned::PinnedHost;
 

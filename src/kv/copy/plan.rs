@@ -7,7 +7,7 @@ use super::kernel::{ALIGN, Launch};
 use crate::driver::MemcpyDesc;
 use crate::geometry::Geometry;
 use crate::inner::Inner;
-use crate::table::{Direction, PageId};
+use crate::page::{Direction, PageId};
 use crate::{GpuPages, MemoryError, Result, Stream};
 
 /// The most pages of one job.

@@ -3,10 +3,10 @@
 use std::mem;
 use std::sync::{Condvar, Mutex, PoisonError};
 
-use egmem::kv;
+use egmem::kv::{self, CopyMethod};
 use pyo3::prelude::*;
 
-use crate::error::OrRaise;
+use crate::error::{OrRaise, invalid};
 use crate::region::{drop_detached, lock};
 
 use super::gpu_pages::GpuPages;
@@ -116,5 +116,25 @@ impl Job {
         let is_over = py.detach(|| matches!(*lock(&self.state), State::Over(_)));
         let state = if is_over { "ended" } else { "started" };
         format!("<egmem.kv.Job of {} bytes, {state}>", self.bytes)
+    }
+}
+
+/// Reads the name of a copy method.
+///
+/// # Errors
+/// `InvalidArgument`.
+pub fn copy_method(name: &str) -> PyResult<CopyMethod> {
+    let blocks = name.strip_prefix("kernel:").map(str::parse);
+    match name {
+        "auto" => Ok(CopyMethod::Auto),
+        "loop" => Ok(CopyMethod::Loop),
+        "batch" => Ok(CopyMethod::Batch),
+        "kernel" => Ok(CopyMethod::KERNEL),
+        _ => match blocks {
+            Some(Ok(blocks)) => Ok(CopyMethod::Kernel { blocks }),
+            _ => Err(invalid(&format!(
+                "method is {name:?}; valid: \"auto\", \"kernel\", \"kernel:16\", \"batch\", \"loop\""
+            ))),
+        },
     }
 }

@@ -1,5 +1,6 @@
 //! Numbers of pages and blocks that Python gives.
 
+use egmem::kv::PageId;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 
@@ -9,7 +10,7 @@ use crate::error::invalid;
 ///
 /// # Errors
 /// `InvalidArgument` for an array of another kind; Python's errors for what is no sequence of numbers from 0 on.
-pub fn blocks(given: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
+pub fn numbers(given: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
     if !given.hasattr("astype")? {
         return given.extract();
     }
@@ -21,8 +22,8 @@ pub fn blocks(given: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
         ));
     }
     // A negative number becomes one that no tier and no cache has.
-    let numbers = given.call_method1("astype", ("<u8",))?;
-    let bytes: PyBackedBytes = numbers.call_method0("tobytes")?.extract()?;
+    let words = given.call_method1("astype", ("<u8",))?;
+    let bytes: PyBackedBytes = words.call_method0("tobytes")?.extract()?;
     let words = bytes.chunks_exact(8).map(|word| {
         let mut bytes = [0; 8];
         bytes.copy_from_slice(word);
@@ -31,14 +32,7 @@ pub fn blocks(given: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
     Ok(words.collect())
 }
 
-/// Reads numbers of pages.
-///
-/// # Errors
-/// As [`blocks`]; `InvalidArgument` for a number that no page has.
-pub fn pages(given: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
-    let numbers = blocks(given)?.into_iter();
-    let pages = numbers.map(|page| {
-        u32::try_from(page).map_err(|_| invalid(&format!("no tier has a page {}", page as i64)))
-    });
-    pages.collect()
+/// Returns pages as numbers: a page's number, and above bit 32 how often it was free before, so that an old one is refused.
+pub fn bits(pages: &[PageId]) -> Vec<u64> {
+    pages.iter().map(|page| page.to_bits()).collect()
 }

@@ -10,6 +10,7 @@ use pyo3::types::{PyBytes, PyTuple};
 use crate::error::{OrRaise, closed, in_use};
 use crate::region::{copy_of, lock};
 
+use super::numbers::bits;
 use super::page::{Keeper, Page};
 
 /// Pages for keys that the tier does not have, made by `Tier.prepare_store`. Copy the contents to them, wait, and `commit`.
@@ -55,10 +56,11 @@ impl Store {
         self.read(|store| store.indices().to_vec())
     }
 
-    /// The page of each of `keys`.
+    /// The page of each of `keys`, as a number below 2^63. Of a page that had other keys before it is another number each time: the tier
+    /// refuses old ones.
     #[getter]
-    fn pages(&self) -> PyResult<Vec<u32>> {
-        self.read(|store| store.pages().iter().map(|page| page.0).collect())
+    fn pages(&self) -> PyResult<Vec<u64>> {
+        self.read(|store| bits(store.pages()))
     }
 
     /// The keys, of 32 bytes, that made room: the tier has them no longer.
@@ -141,10 +143,10 @@ impl Load {
 
 #[pymethods]
 impl Load {
-    /// The page of each key.
+    /// The page of each key, as a number: see `Store.pages`.
     #[getter]
-    fn pages(&self) -> PyResult<Vec<u32>> {
-        Ok(self.get()?.pages().iter().map(|page| page.0).collect())
+    fn pages(&self) -> PyResult<Vec<u64>> {
+        Ok(bits(self.get()?.pages()))
     }
 
     /// Returns the CPU's view of page `index` of `pages`, to read it.

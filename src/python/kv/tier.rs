@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use egmem::driver::Location;
-use egmem::kv::{self, CopyMethod, Key, PageId};
+use egmem::kv::{self, Key, PageId};
 use egmem::size::Bytes;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
-use pyo3::types::{PyBytes, PyDict, PyTuple};
+use pyo3::types::{IntoPyDict, PyBytes, PyDict, PyTuple};
 
 use crate::driver::{Driver, given_or_default, location};
 use crate::error::{OrRaise, ToPy, closed, invalid};
@@ -16,9 +16,9 @@ use crate::memory::Memory;
 use crate::region::{Owner, Region, copy_of, lock};
 
 use super::gpu_pages::GpuPages;
-use super::job::Job;
+use super::job::{Job, copy_method};
 use super::keys::keys;
-use super::numbers;
+use super::numbers::numbers;
 use super::store::{Load, Store};
 
 /// Fixed pages of pinned host memory by key, in least-recently-used order: the tier below a serving engine's cache.
@@ -76,7 +76,7 @@ impl Tier {
         &self,
         py: Python<'_>,
         is_load: bool,
-        (pages, blocks): (&[u32], &[u64]),
+        (pages, blocks): (&[u64], &[u64]),
         gpu_pages: &Bound<'_, GpuPages>,
         (stream, gpu, method): (Option<&Bound<'_, PyAny>>, Option<i32>, &str),
     ) -> PyResult<Job> {
@@ -87,7 +87,7 @@ impl Tier {
         let tier = self.handle()?;
         let method = copy_method(method)?;
         let on = self.stream(py, &tier, stream, gpu)?;
-        let ids = pages.iter().map(|&page| PageId(page));
+        let ids = pages.iter().map(|&page| PageId::from_bits(page));
         let pairs: Vec<_> = ids.zip(blocks.iter().copied()).collect();
         let layout = gpu_pages.get().inner.clone();
         let job = py.detach(|| match is_load {
@@ -198,15 +198,13 @@ impl Tier {
     #[getter]
     fn found<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let found = self.handle()?.found();
-        let dictionary = PyDict::new(py);
-        for (name, value) in [
+        let numbers = [
             ("generation", found.generation),
             ("ready", found.ready),
             ("unfinished", found.unfinished),
             ("damaged", found.damaged),
-        ] {
-            dictionary.set_item(name, value)?;
-        }
+        ];
+        let dictionary = numbers.into_py_dict(py)?;
         dictionary.set_item("is_new", found.is_new)?;
         Ok(dictionary)
     }
@@ -248,15 +246,15 @@ impl Tier {
     }
 
     /// Returns the keys that are ready, of 32 bytes, with their pages; the least recently used first.
-    fn keys<'py>(&self, py: Python<'py>) -> PyResult<Vec<(Bound<'py, PyBytes>, u32)>> {
+    fn keys<'py>(&self, py: Python<'py>) -> PyResult<Vec<(Bound<'py, PyBytes>, u64)>> {
         let keys = self.handle()?.keys().into_iter();
         Ok(keys
-            .map(|(key, page)| (PyBytes::new(py, key.as_bytes()), page.0))
+            .map(|(key, page)| (PyBytes::new(py, key.as_bytes()), page.to_bits()))
             .collect())
     }
 
     /// Copies pages, which a `Load` has pinned, to blocks of a GPU's cache, and returns at once with a `Job`. `pages` and `blocks` are
-    /// lists of numbers, or NumPy arrays, which are read faster.
+    /// lists of numbers, or NumPy arrays of 64 bits, which are read faster.
     ///
     /// The copies run on `stream`: an `egmem.Stream`, or PyTorch's, CuPy's or another library's, which orders them against that
     /// library's kernels. Without it they run on a stream of the tier's own, ordered after nothing. `gpu` is the GPU of a stream that
@@ -274,7 +272,7 @@ impl Tier {
         method: &str,
     ) -> PyResult<Job> {
         let options = (stream, gpu, method);
-        let (pages, blocks) = (numbers::pages(pages)?, numbers::blocks(blocks)?);
+        let (pages, blocks) = (numbers(pages)?, numbers(blocks)?);
         self.copy(py, true, (&pages, &blocks), gpu_pages, options)
     }
 
@@ -292,22 +290,21 @@ impl Tier {
         method: &str,
     ) -> PyResult<Job> {
         let options = (stream, gpu, method);
-        let (pages, blocks) = (numbers::pages(pages)?, numbers::blocks(blocks)?);
+        let (pages, blocks) = (numbers(pages)?, numbers(blocks)?);
         self.copy(py, false, (&pages, &blocks), gpu_pages, options)
     }
 
     /// Returns the address of a page, the same for the CPU and every GPU. Its contents are the caller's only while a store or a
     /// load has the page.
-    fn page_address(&self, page: u32) -> PyResult<u64> {
-        let address = self.handle()?.page_ptr(PageId(page)).or_raise()?;
-        Ok(address.0)
+    fn page_address(&self, page: u64) -> PyResult<u64> {
+        let page = PageId::from_bits(page);
+        Ok(self.handle()?.page_ptr(page).or_raise()?.0)
     }
 
     /// Returns what the tier has done and what it has, as a dictionary of numbers.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.handle()?.stats();
-        let dictionary = PyDict::new(py);
-        for (name, value) in [
+        let numbers = [
             ("pages", stats.pages),
             ("page_bytes", stats.page_bytes),
             ("free", stats.free),
@@ -320,10 +317,8 @@ impl Tier {
             ("evictions", stats.evictions),
             ("loaded_bytes", stats.loaded_bytes),
             ("stored_bytes", stats.stored_bytes),
-        ] {
-            dictionary.set_item(name, value)?;
-        }
-        Ok(dictionary)
+        ];
+        numbers.into_py_dict(py)
     }
 
     /// The number of pages.
@@ -406,23 +401,5 @@ fn attach<M: kv::TierMemory + 'static>(
     match open(kv::Tier::attach(Arc::clone(&memory))) {
         Ok(tier) => (Ok(tier), None),
         Err(error) => (Err(error.to_py()), Arc::try_unwrap(memory).ok()),
-    }
-}
-
-/// # Errors
-/// `InvalidArgument`.
-fn copy_method(name: &str) -> PyResult<CopyMethod> {
-    let blocks = name.strip_prefix("kernel:").map(str::parse);
-    match name {
-        "auto" => Ok(CopyMethod::Auto),
-        "loop" => Ok(CopyMethod::Loop),
-        "batch" => Ok(CopyMethod::Batch),
-        "kernel" => Ok(CopyMethod::KERNEL),
-        _ => match blocks {
-            Some(Ok(blocks)) => Ok(CopyMethod::Kernel { blocks }),
-            _ => Err(invalid(&format!(
-                "method is {name:?}; valid: \"auto\", \"kernel\", \"kernel:16\", \"batch\", \"loop\""
-            ))),
-        },
     }
 }

@@ -152,6 +152,19 @@ def test_wrong_arguments_are_typed(tier, cache, driver):
         tier.store(pages.pages, [0], cache.gpu_pages, stream=egmem.Stream(3, driver=driver)).wait()
 
 
+def test_a_page_that_has_another_key_by_now_is_refused(tier, cache):
+    old = tier.prepare_store([key(1)])
+    pages = old.pages
+    old.close()
+    with tier.prepare_store([key(2)]) as new:
+        assert new.pages != pages and tier.page_address(new.pages[0]) == tier.page_address(pages[0])
+        with pytest.raises(egmem.InvalidArgument, match="another key"):
+            tier.store(pages, [0], cache.gpu_pages)
+        cache.fill(3, 9)
+        tier.store(np.array(new.pages), [3], cache.gpu_pages).wait()
+        new.commit()
+
+
 def test_numbers_are_sequences_or_arrays(tier, cache):
     store(tier, cache, [1, 2, 3])
     with tier.prepare_load([key(1), key(2), key(3)]) as load:
@@ -164,7 +177,7 @@ def test_numbers_are_sequences_or_arrays(tier, cache):
             tier.load(np.array(load.pages, "f4"), [1, 2, 3], cache.gpu_pages)
         with pytest.raises(egmem.InvalidArgument, match="one dimension"):
             tier.load(load.pages, np.zeros((3, 1), int), cache.gpu_pages)
-        with pytest.raises(egmem.InvalidArgument, match="page -1"):
+        with pytest.raises(egmem.InvalidArgument, match="not of this tier"):
             tier.load(np.array([-1]), [1], cache.gpu_pages)
         with pytest.raises(egmem.Error):
             tier.load(load.pages, np.array([0, 1, -1]), cache.gpu_pages)
