@@ -6,6 +6,7 @@
 
 use std::fs;
 use std::io::ErrorKind;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::process::{Pid, test_kill_process};
@@ -32,6 +33,7 @@ enum Owner {
 
 /// What `/proc/PID/stat` has.
 struct Stat {
+    pid: u32,
     state: char,
     threads: u64,
     start: u64,
@@ -42,6 +44,7 @@ impl Stat {
         // The name, in parentheses, may contain anything.
         let fields: Vec<&str> = text.rsplit_once(") ")?.1.split(' ').collect();
         Some(Self {
+            pid: text.split(' ').next()?.parse().ok()?,
             state: fields.first()?.chars().next()?,
             threads: fields.get(17)?.parse().ok()?,
             start: fields.get(19)?.parse().ok()?,
@@ -89,6 +92,10 @@ fn own() -> Result<u64, MemoryError> {
 }
 
 fn judge(found: u64) -> Result<Owner, MemoryError> {
+    judge_by(found, Path::new("/proc"))
+}
+
+fn judge_by(found: u64, proc: &Path) -> Result<Owner, MemoryError> {
     if found == 0 {
         return Ok(Owner::None);
     }
@@ -96,11 +103,16 @@ fn judge(found: u64) -> Result<Owner, MemoryError> {
     if low(found >> START_BITS, SPACE_BITS) != low(space()?, SPACE_BITS) {
         return Ok(Owner::Elsewhere(pid));
     }
-    let stat = match fs::read_to_string(format!("/proc/{pid}/stat")) {
-        Ok(stat) => Stat::parse(&stat),
+    let stat = |of: &str| fs::read_to_string(proc.join(of).join("stat"));
+    // A `/proc` of another PID namespace has other processes under these numbers.
+    let own = stat("self").ok().and_then(|own| Stat::parse(&own));
+    let is_ours = own.is_some_and(|own| own.pid == std::process::id());
+    let stat = match is_ours.then(|| stat(&pid.to_string())) {
+        Some(Ok(stat)) => Stat::parse(&stat),
         // Hidden from this user, perhaps: the kernel still tells whether it is there.
-        Err(error) if error.kind() == ErrorKind::NotFound => None,
-        Err(_) => return Ok(Owner::Lives(pid)),
+        Some(Err(error)) if error.kind() == ErrorKind::NotFound => None,
+        Some(Err(_)) => return Ok(Owner::Lives(pid)),
+        None => None,
     };
     Ok(match stat {
         Some(stat) if low(hash(&[stat.start]), START_BITS) != low(found, START_BITS) => {
@@ -209,12 +221,29 @@ mod tests {
         assert_eq!(judge(word), Ok(Owner::Ended));
     }
 
+    /// A process of another namespace has this process's number there, and started at another time.
+    #[test]
+    fn the_proc_of_another_namespace_ends_nobody() {
+        let pid = std::process::id();
+        let proc = std::env::temp_dir().join(format!("egmem-kv-proc-{pid}"));
+        let tail = "S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 7 0 1 0";
+        for (name, number) in [("self", pid + 1), (&pid.to_string(), pid)] {
+            fs::create_dir_all(proc.join(name)).unwrap();
+            fs::write(proc.join(name).join("stat"), format!("{number} (a) {tail}")).unwrap();
+        }
+        let none = word((1 << PID_BITS) - 1, space().unwrap(), 5);
+        let judged = [own().unwrap(), none].map(|word| judge_by(word, &proc));
+        fs::remove_dir_all(&proc).unwrap();
+        assert_eq!(judged, [Ok(Owner::Lives(pid)), Ok(Owner::Ended)]);
+    }
+
     #[test]
     fn names_of_processes_confuse_nobody() {
         let tail = "S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 7 0 4711 0";
         for name in ["a", "a) Z (b", ")", "a b"] {
             let stat = Stat::parse(&format!("12 ({name}) {tail}")).unwrap();
             assert_eq!((stat.state, stat.threads, stat.start), ('S', 7, 4711));
+            assert_eq!(stat.pid, 12);
         }
         assert!(Stat::parse("").is_none());
     }
