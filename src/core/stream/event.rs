@@ -3,6 +3,7 @@
 use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 
+use super::over::{self, Waited};
 use crate::Result;
 use crate::driver::{Driver, EventHandle};
 use crate::explain::name_missing_gpu;
@@ -51,6 +52,13 @@ impl Event {
     pub fn is_done(&self) -> Result<bool> {
         // SAFETY: `self` keeps the handle alive.
         unsafe { self.driver.event_query(self.handle) }
+    }
+
+    /// Waits until the marked work has ended, for a caller that must not unmap the work's memory before. As
+    /// [`Stream::wait_until_over`](super::Stream::wait_until_over), and also right for work that another thread submitted to
+    /// `CU_STREAM_PER_THREAD`, which is another stream in each thread.
+    pub fn wait_until_over(&self) -> Waited {
+        over::wait(|| self.synchronize(), || self.is_done())
     }
 
     /// Returns the milliseconds from `start` to this event, both created with timing and done; 0 on the

@@ -9,7 +9,7 @@ use std::fmt;
 pub use errors::{NotStarted, TransferFailed};
 
 use super::marks::Mark;
-use super::over::{self, Waited};
+use super::over::Waited;
 use super::work::{Grants, Prepared};
 use super::{Event, Stream};
 use crate::driver::{Code, Relaxed};
@@ -236,7 +236,7 @@ impl<T> Transfer<T> {
         }
         let waited = {
             let _relaxed = Relaxed::new(driver);
-            over::wait(|| event.synchronize(), || event.is_done())
+            event.wait_until_over()
         };
         self.set(Progress::after(waited));
     }

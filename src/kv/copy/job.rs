@@ -3,8 +3,6 @@
 use std::fmt;
 use std::mem;
 use std::sync::Arc;
-use std::thread::sleep;
-use std::time::Duration;
 
 use super::method::CopyMethod;
 use super::plan::Plan;
@@ -300,35 +298,12 @@ impl Job {
         {
             return;
         }
-        let first = {
+        // Not for the stream: its handle may be that of another stream in this thread.
+        self.progress = after({
             let _relaxed = Relaxed::new(self.stream.driver());
-            self.event.synchronize()
-        };
-        self.progress = match first {
-            Ok(()) => Progress::Over(Ok(())),
-            // A refused wait says nothing about the work.
-            Err(error) => self.after_refusal(error),
-        };
+            self.event.wait_until_over()
+        });
         self.settle();
-    }
-
-    /// Asks again, by query and by the whole stream, after the driver refused a wait.
-    fn after_refusal(&self, error: MemoryError) -> Progress {
-        if matches!(error, MemoryError::ContextLost { .. }) {
-            return Progress::Over(Err(error)); // a lost context runs nothing
-        }
-        for _ in 0..16 {
-            match self.query() {
-                Ok(true) => return Progress::Over(Err(error)),
-                Ok(false) => {}
-                Err(_) => break,
-            }
-            sleep(Duration::from_millis(1));
-        }
-        match after(self.stream.wait_until_over()) {
-            Progress::Over(_) => Progress::Over(Err(error)),
-            unknown => unknown,
-        }
     }
 
     /// Releases the pages if the work has ended.
