@@ -57,6 +57,14 @@ pub(crate) fn write(view: &CpuView<'_>, geometry: &Geometry, change: Change) -> 
     fence(Ordering::SeqCst);
     view.put(at, count.wrapping_add(1) << 2 | state)?;
     fence(Ordering::SeqCst);
+    if state == WRITING {
+        // The page's bytes change from now on. With the check of its last key, damage to the state could make that key ready.
+        let slot = view.slice(geometry.slot_at(page), SLOT)?;
+        let mut key = [0; Key::BYTES];
+        slot.read_at(KEY, &mut key)?;
+        slot.put(CHECK, !check(&key, page.number()))?;
+        fence(Ordering::SeqCst);
+    }
     Ok(())
 }
 
