@@ -506,6 +506,7 @@ fn a_forked_childs_tier_stays_its_parents() {
                         assert_eq!(tier.lookup(&ready), 0);
                         assert!(tier.prepare_store(&ready).is_err());
                         assert!(store.commit().is_err());
+                        assert!(store.view(0).is_err() && load.view(0).is_err());
                         drop((store, load, tier));
                     },
                     libc::exit,

@@ -173,8 +173,10 @@ impl Inner {
     /// Returns the CPU's view of a page.
     ///
     /// # Errors
-    /// As [`page_ptr`](Self::page_ptr); those of the memory's view.
+    /// As [`page_ptr`](Self::page_ptr); those of the memory's view; [`InvalidArgument`](crate::MemoryError::InvalidArgument) in a
+    /// forked child, whose parent gives its pages to other keys.
     pub(crate) fn page_view(&self, page: PageId) -> Result<CpuView<'_>> {
+        self.expect_this_process()?;
         self.expect_page(page)?;
         let view = self.memory.cpu()?;
         Ok(view.slice(self.geometry.page_at(page), self.geometry.page_bytes)?)

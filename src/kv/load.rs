@@ -40,7 +40,8 @@ impl Load {
     /// write to it only if no other load has it.
     ///
     /// # Errors
-    /// [`OutOfRange`](crate::MemoryError::OutOfRange) for no such page; those of the memory's view.
+    /// [`OutOfRange`](crate::MemoryError::OutOfRange) for no such page; [`InvalidArgument`](crate::MemoryError::InvalidArgument) in a
+    /// forked child; those of the memory's view.
     pub fn view(&self, index: usize) -> Result<CpuView<'_>> {
         self.tier.page_view(page(&self.pages, index)?)
     }

@@ -73,7 +73,7 @@ impl Store {
     ///
     /// # Errors
     /// [`OutOfRange`](crate::MemoryError::OutOfRange) for no such key; [`InvalidArgument`](crate::MemoryError::InvalidArgument)
-    /// after the commit; those of the memory's view.
+    /// after the commit, and in a forked child; those of the memory's view.
     pub fn view(&self, index: usize) -> Result<CpuView<'_>> {
         if self.is_committed {
             return Err(committed().into());
