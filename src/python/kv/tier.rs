@@ -76,10 +76,11 @@ impl Tier {
         &self,
         py: Python<'_>,
         is_load: bool,
-        (pages, blocks): (&[u64], &[u64]),
+        (pages, blocks): (&Bound<'_, PyAny>, &Bound<'_, PyAny>),
         gpu_pages: &Bound<'_, GpuPages>,
         (stream, gpu, method): (Option<&Bound<'_, PyAny>>, Option<i32>, &str),
     ) -> PyResult<Job> {
+        let (pages, blocks) = (numbers(pages)?, numbers(blocks)?);
         if pages.len() != blocks.len() {
             let counts = format!("{} blocks for {} pages", blocks.len(), pages.len());
             return Err(invalid(&counts));
@@ -87,19 +88,16 @@ impl Tier {
         let tier = self.handle()?;
         let method = copy_method(method)?;
         let on = self.stream(py, &tier, stream, gpu)?;
-        let ids = pages.iter().map(|&page| PageId::from_bits(page));
-        let pairs: Vec<_> = ids.zip(blocks.iter().copied()).collect();
+        let ids = pages.into_iter().map(PageId::from_bits);
+        let pairs: Vec<_> = ids.zip(blocks).collect();
         let layout = gpu_pages.get().inner.clone();
         let job = py.detach(|| match is_load {
             true => tier.load_by(method, &on, &pairs, &layout),
             false => tier.store_by(method, &on, &pairs, &layout),
         });
         let stream = stream.map(|stream| stream.clone().unbind());
-        Ok(Job::new(
-            job.or_raise()?,
-            gpu_pages.clone().unbind(),
-            stream,
-        ))
+        let job = job.or_raise()?;
+        Ok(Job::new(job, gpu_pages.clone().unbind(), stream))
     }
 }
 
@@ -160,9 +158,8 @@ impl Tier {
         let with = |options: kv::AttachOptions| {
             let options = options.tag(tag).take_over(take_over).reset(reset);
             let options = pages.into_iter().fold(options, kv::AttachOptions::pages);
-            let options = page_bytes
-                .into_iter()
-                .fold(options, kv::AttachOptions::page_bytes);
+            let page_bytes = page_bytes.into_iter();
+            let options = page_bytes.fold(options, kv::AttachOptions::page_bytes);
             py.detach(|| options.open())
         };
         let region = object.take()?.ok_or_else(|| closed("memory"))?;
@@ -176,10 +173,10 @@ impl Tier {
                 let (tier, memory) = attach(memory, with);
                 (tier, memory.map(Owner::Remote))
             }
-            other => {
-                let what = "a tier lies in a Buffer or in a RemoteBuffer";
-                (Err(invalid(what)), other)
-            }
+            other => (
+                Err(invalid("a tier lies in a Buffer or a RemoteBuffer")),
+                other,
+            ),
         };
         if let Some(owner) = refused {
             object.put_back(Region::new(owner));
@@ -272,8 +269,7 @@ impl Tier {
         method: &str,
     ) -> PyResult<Job> {
         let options = (stream, gpu, method);
-        let (pages, blocks) = (numbers(pages)?, numbers(blocks)?);
-        self.copy(py, true, (&pages, &blocks), gpu_pages, options)
+        self.copy(py, true, (pages, blocks), gpu_pages, options)
     }
 
     /// Copies blocks of a GPU's cache to pages of a `Store`. Wait for the job before the store's commit. See `load`.
@@ -290,8 +286,7 @@ impl Tier {
         method: &str,
     ) -> PyResult<Job> {
         let options = (stream, gpu, method);
-        let (pages, blocks) = (numbers(pages)?, numbers(blocks)?);
-        self.copy(py, false, (&pages, &blocks), gpu_pages, options)
+        self.copy(py, false, (pages, blocks), gpu_pages, options)
     }
 
     /// Returns the address of a page, the same for the CPU and every GPU. Its contents are the caller's only while a store or a
