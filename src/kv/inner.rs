@@ -123,33 +123,47 @@ impl Inner {
         Ok(result)
     }
 
+    /// As [`with`](Self::with), for the end of a use: the slots change even if the memory cannot be written. It says then that pages are
+    /// being written that are free, or an older order of use, until the next change of these pages.
+    fn end(&self, change: impl FnOnce(&mut Table) -> Vec<Change>) -> Result<()> {
+        self.expect_this_process()?;
+        let view = self.memory.cpu();
+        let mut table = lock(&self.table);
+        let changes = change(&mut table);
+        let view = view?;
+        for change in changes {
+            persist::write(&view, &self.geometry, change)?;
+        }
+        Ok(())
+    }
+
     /// Looks at the slots, with nothing to be written.
     pub(crate) fn look<T>(&self, look: impl FnOnce(&mut Table) -> T) -> Result<T> {
         self.expect_this_process()?;
         Ok(look(&mut lock(&self.table)))
     }
 
-    /// Ends the use of pages by a load. A forked child does nothing.
+    /// Ends the use of pages by a load, or by a copy that was not submitted. A forked child does nothing.
     pub(crate) fn unpin(&self, pages: &[PageId]) {
-        self.log(self.with(|table| ((), table.unpin(pages))));
+        self.log(self.end(|table| table.unpin(pages)));
     }
 
     /// Ends the use of pages by a copy of some bytes, or by one that has failed. A forked child does nothing.
     pub(crate) fn end_copy(&self, pages: &[PageId], direction: Direction, bytes: Option<u64>) {
-        let done = self.with(|table| {
+        let done = self.end(|table| {
             match (bytes, direction) {
                 (Some(bytes), _) => table.count_copy(direction, bytes),
                 (None, Direction::Store) => table.fail(pages),
                 (None, Direction::Load) => {}
             }
-            ((), table.unpin(pages))
+            table.unpin(pages)
         });
         self.log(done);
     }
 
     /// Frees pages that a store has not committed. A forked child does nothing.
     pub(crate) fn abort(&self, pages: &[PageId]) {
-        let done = self.with(|table| ((), table.abort(pages)));
+        let done = self.end(|table| table.abort(pages));
         self.log(done);
     }
 

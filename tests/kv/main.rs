@@ -5,6 +5,7 @@ mod copies;
 #[path = "../common/drivers.rs"]
 mod drivers;
 mod hostile;
+mod jobs;
 #[cfg(feature = "exchange")]
 mod killed;
 mod model;
@@ -25,8 +26,10 @@ drivers::on_both! { egmem::Machine::gh200();
         a_job_of_many_pages_moves_all_of_them,
         parts_lie_where_the_cache_says,
         what_does_not_fit_is_refused,
-        copies_out_of_bounds_are_refused,
         pages_lie_over_borders_of_chunks,
+    }
+    jobs {
+        copies_out_of_bounds_are_refused,
         a_page_that_has_another_key_by_now_is_refused,
         a_job_keeps_its_pages,
         a_page_under_a_copy_outlives_its_store,

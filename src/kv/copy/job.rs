@@ -24,6 +24,8 @@ pub struct Job {
     /// `None` once the work has ended.
     held: Option<Held>,
     progress: Progress,
+    /// Some of the copies may have begun.
+    is_submitted: bool,
     event: Event,
     stream: Stream,
     direction: Direction,
@@ -64,6 +66,8 @@ pub(crate) fn start(
     tier.expect_this_process()?;
     tier.driver().expect_same(stream.driver(), "stream")?;
     method.check()?;
+    // Lists, modules and waits in the thread's own mode would end captures of other threads.
+    let _relaxed = Relaxed::new(stream.driver());
     let plan = Plan::new(&tier.geometry, pairs, gpu)?;
     stream.expect_no_capture()?;
     let pages: Vec<PageId> = pairs.iter().map(|&(page, _)| page).collect();
@@ -76,7 +80,8 @@ pub(crate) fn start(
     let is_auto = method == CopyMethod::Auto;
     let mut refused = None;
     for method in method.choices(gpu.part_bytes()) {
-        if method == CopyMethod::Batch && is_auto && tier.has_no_batches() {
+        let has_none = tier.has_no_batches() || is_legacy_default(stream);
+        if method == CopyMethod::Batch && is_auto && has_none {
             continue;
         }
         match job.try_method(method, &plan) {
@@ -88,6 +93,11 @@ pub(crate) fn start(
     }
     // Dropping the job releases the pages.
     Err(refused.unwrap_or_else(|| MemoryError::invalid("method", "there is none").into()))
+}
+
+/// Returns whether a stream is the legacy default stream, which takes no batches: 0, and `CU_STREAM_LEGACY`.
+fn is_legacy_default(stream: &Stream) -> bool {
+    matches!(stream.handle().raw, 0 | 1)
 }
 
 /// Returns whether an error says that a method does not work here, and not that copies fail.
@@ -164,6 +174,7 @@ impl Job {
                 list: None,
             }),
             progress: Progress::Over(Err(not_submitted())),
+            is_submitted: false,
             event,
             stream: stream.clone(),
             direction,
@@ -228,6 +239,7 @@ impl Job {
     fn submit(&mut self, put: impl FnOnce() -> Result<(), MemoryError>) -> Result<()> {
         // Should `put` unwind, the job keeps everything for ever.
         self.progress = Progress::Unknown(not_submitted());
+        self.is_submitted = true;
         let put = put();
         self.progress = match (&put, self.event.record(&self.stream)) {
             (Ok(()), Ok(())) => Progress::Marked,
@@ -314,9 +326,14 @@ impl Job {
         let copied = result.is_ok().then_some(self.bytes);
         if let Some(mut held) = self.held.take() {
             if let Some(list) = held.list.take() {
+                let _relaxed = Relaxed::new(self.stream.driver()); // it may be freed
                 held.tier.kernels.keep(list);
             }
-            held.tier.end_copy(&held.pages, self.direction, copied);
+            match copied {
+                // The pages are as before.
+                None if !self.is_submitted => held.tier.unpin(&held.pages),
+                copied => held.tier.end_copy(&held.pages, self.direction, copied),
+            }
         }
     }
 
