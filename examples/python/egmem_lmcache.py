@@ -34,11 +34,11 @@ class EgmemMemoryAllocator(MemoryAllocatorInterface):
 
     def allocate(self, shapes, dtypes, fmt=MemoryFormat.KV_2LTD, allocator_type=None):
         with self._lock:
-            return self._owned(self.allocator.allocate(shapes, dtypes, fmt))
+            return self._owned(self.allocator.allocate(shapes, dtypes, fmt)) if self.allocator else None
 
     def batched_allocate(self, shapes, dtypes, batch_size, fmt=MemoryFormat.KV_2LTD, allocator_type=None):
         with self._lock:
-            objects = self.allocator.batched_allocate(shapes, dtypes, batch_size, fmt)
+            objects = self.allocator.batched_allocate(shapes, dtypes, batch_size, fmt) if self.allocator else None
         if objects is not None:
             for memory_object in objects:
                 self._owned(memory_object)
@@ -52,19 +52,22 @@ class EgmemMemoryAllocator(MemoryAllocatorInterface):
 
     def free(self, memory_obj, allocator_type=None):
         with self._lock:
-            self.allocator.free(memory_obj)
+            if self.allocator:
+                self.allocator.free(memory_obj)
 
     def batched_free(self, memory_objs, allocator_type=None, update_stats=True):
         with self._lock:
-            self.allocator.batched_free(memory_objs, update_stats=update_stats)
+            if self.allocator:
+                self.allocator.batched_free(memory_objs, update_stats=update_stats)
 
     def memcheck(self):
         with self._lock:
-            return self.allocator.memcheck()
+            return self.allocator.memcheck() if self.allocator else True
 
     def close(self):
-        """Gives the memory back with the last object in it."""
-        self.buffer = None
+        """Gives the memory back with the last object in it. Nothing is allocated any more; objects may still be freed."""
+        with self._lock:
+            self.buffer = self.allocator = None
 
     def __str__(self):
         return "EgmemMemoryAllocator"

@@ -5,13 +5,16 @@
 
 `EgmemHostTensorAllocator` is a host tensor allocator, as SGLang's own ones are. SGLang's choice of allocators is a fixed list, so
 `install` puts this one in the default one's place. The memory is pinned already: SGLang must not register it once more, so
-`install` also replaces the function that does. With `address` and `name`, the pools lie in memory of `egmem serve`.
+`install` also replaces the function that does. With `address` and `name`, the pools lie in memory of `egmem serve`: each rank of
+torch.distributed has names of its own, and a name that another process or pool has is refused with `egmem.InUse`.
 
 Tested with the classes of SGLang 0.5.23 on the simulator (test_adapters.py); not in a server.
 """
 
+import itertools
 import math
 import sys
+import time
 
 import torch
 from sglang.srt.mem_cache.pool_host import common
@@ -20,13 +23,18 @@ import egmem
 import egmem.torch
 
 
+# How long a name may have another lease.
+LEASE_SECONDS = 10
+
+
 class EgmemHostTensorAllocator(common.HostTensorAllocator):
     """Pinned tensors of exactly their size on a host NUMA node."""
 
-    def __init__(self, node=None, address=None, name=None):
+    def __init__(self, node=None, address=None, name=None, numbers=None):
         super().__init__()
         self.node, self.address, self.name = node, address, name
-        self._count = 0
+        # SGLang makes an allocator for each pool: those of a process count together.
+        self._numbers = itertools.count() if numbers is None else numbers
 
     def allocate(self, dims, dtype, device="cpu"):
         if device != "cpu":
@@ -41,12 +49,26 @@ class EgmemHostTensorAllocator(common.HostTensorAllocator):
         return tensor
 
     def _of_server(self, dims, dtype):
-        """Returns memory that stays in the server: a process that asks for the same tensors in the same order has it again."""
-        name, self._count = f"{self.name or 'sglang'}-{self._count}", self._count + 1
+        """Returns memory that stays in the server: a process of the same rank that asks for the same tensors in the same order
+        has it again."""
+        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+        name = f"{self.name or 'sglang'}-{rank}-{next(self._numbers)}"
         with egmem.connect(self.address) as client:
             client.create(name, math.prod(dims) * dtype.itemsize, node=self.node, exist_ok=True)
             memory = client.fetch(name, mode="rw")
+            _expect_no_other_lease(client, memory)
         return torch.from_dlpack(memory.on("cpu"))[: math.prod(dims) * dtype.itemsize].view(dtype).view(tuple(dims))
+
+
+def _expect_no_other_lease(client, memory):
+    """Refuses memory that another process or pool has. The lease of a process that has just ended may last a moment longer."""
+    last = time.monotonic() + LEASE_SECONDS
+    while any(entry.name == memory.name and entry.leases > 1 for entry in client.list(memory.name)):
+        if time.monotonic() > last:
+            name = memory.name
+            memory.release()
+            raise egmem.InUse(f"{name} has another lease", "give each server a name of its own: install(name=...)")
+        time.sleep(0.05)
 
 
 def allocate_pinned(dims, dtype, device, pin_memory, allocator, registration_granularity_bytes=None):
@@ -59,10 +81,13 @@ def allocate_pinned(dims, dtype, device, pin_memory, allocator, registration_gra
 def install(node=None, address=None, name=None):
     """Has SGLang's host pools of CUDA, which name no allocator of a storage, allocate from egmem."""
     original = common.get_allocator_from_storage
+    numbers = itertools.count()
 
     def get_allocator_from_storage(allocator_type):
         allocator = original(allocator_type)
-        return EgmemHostTensorAllocator(node, address, name) if type(allocator) is common.HostTensorAllocator else allocator
+        if type(allocator) is not common.HostTensorAllocator:
+            return allocator
+        return EgmemHostTensorAllocator(node, address, name, numbers)
 
     common.ALLOC_MEMORY_FUNCS["cuda"] = allocate_pinned
     # The pools' modules have the function by name.

@@ -11,7 +11,9 @@ For one worker (no tensor or pipeline parallelism), one KV-cache group and one b
 Tested with the classes of vLLM 0.33.0 on the simulator (test_adapters.py); not in an engine that serves.
 """
 
+import contextlib
 import hashlib
+import logging
 import time
 
 import torch
@@ -29,6 +31,8 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 import egmem
 import egmem.kv
+
+_log = logging.getLogger(__name__)
 
 # The scheduler's side and the worker's side make a spec each, in one process.
 _tiers = {}
@@ -89,9 +93,12 @@ class EgmemOffloadingManager(OffloadingManager):
         self._storing = {}  # vLLM's key: the store of its page
         self._loading = {}  # vLLM's key: the loads that pin its page
         self._names = {}  # the tier's key: vLLM's key
+        self._flushing = []  # stores and loads of before a reset, whose jobs the worker may still have or get
+        self._outdated = set()  # the tier's keys of before a reset that could not be removed yet
 
     def lookup(self, key, req_context):
-        if self.tier.lookup([_key(key)]):
+        name = _key(key)
+        if name not in self._outdated and self.tier.lookup([name]):
             return LookupResult.HIT
         return LookupResult.HIT_PENDING if key in self._storing else LookupResult.MISS
 
@@ -150,21 +157,43 @@ class EgmemOffloadingManager(OffloadingManager):
             store = self._storing.pop(key, None)
             if store is None:
                 continue
-            if success:
-                store.commit()
-            store.close()
+            try:
+                if success:
+                    store.commit()
+            except egmem.Error as error:
+                _log.warning("a page is not stored: %s", error)
+            finally:
+                store.close()
 
     def on_new_request(self, req_context):
         return RequestOffloadingContext()
 
     def reset_cache(self):
+        # vLLM completes none of these, but the worker copies from and to their pages, also for jobs that it is given in the next step.
+        self._flushing += self._storing.values()
+        self._flushing += [load for loads in self._loading.values() for load in loads]
+        self._clear()
+        self.tier.remove([name for name, _ in self.tier.keys()])
+        self._outdated.update(name for name, _ in self.tier.keys())
+
+    def on_reset_flushed(self):
+        self._end_flushing()
+        self.tier.remove(list(self._outdated))
+        self._outdated &= {name for name, _ in self.tier.keys()}
+
+    def _clear(self):
         self._storing.clear()
         self._loading.clear()
-        self.tier.remove([name for name, _ in self.tier.keys()])
+        self._names.clear()
+
+    def _end_flushing(self):
+        for held in self._flushing:
+            held.close() if isinstance(held, egmem.kv.Store) else held.release()
+        self._flushing.clear()
 
     def shutdown(self):
-        self._storing.clear()
-        self._loading.clear()
+        self._clear()
+        self._end_flushing()
         self.tier.close()
 
 
@@ -206,7 +235,8 @@ class EgmemOffloadingWorker(OffloadingWorker):
 
     def wait(self, job_ids):
         for job_id in job_ids & self._jobs.keys():
-            self._jobs[job_id][0].wait()
+            with contextlib.suppress(egmem.Error):  # `get_finished` tells that it has failed
+                self._jobs[job_id][0].wait()
 
     def shutdown(self):
         self._jobs.clear()  # the end of a job waits for its copies
@@ -218,7 +248,8 @@ def _gpu_pages(kv_caches):
     tensors = [kv_caches.tensors[ref.tensor_idx].tensor for ref in refs]
     strides = {tensor.stride(0) * tensor.element_size() for tensor in tensors}
     sizes = {ref.page_size_bytes for ref in refs}
-    if len(strides) != 1 or len(sizes) != 1:
-        raise ValueError("EgmemOffloadingSpec needs layers with blocks of one size")
+    counts = {tensor.shape[0] for tensor in tensors}
+    if len(strides) != 1 or len(sizes) != 1 or len(counts) != 1:
+        raise ValueError("EgmemOffloadingSpec needs layers with as many blocks of one size")
     bases = [tensor.data_ptr() for tensor in tensors]
-    return egmem.kv.GpuPages(bases, strides.pop(), sizes.pop(), tensors[0].shape[0], keep=tensors)
+    return egmem.kv.GpuPages(bases, strides.pop(), sizes.pop(), counts.pop(), keep=tensors)

@@ -4,6 +4,7 @@ vllm 0.33.0, sglang 0.5.23 and lmcache 0.5.6 were installed without their depend
 """
 
 import gc
+import itertools
 import os
 import sys
 
@@ -16,6 +17,7 @@ torch = pytest.importorskip("torch")
 sys.path.insert(0, os.path.dirname(__file__))
 
 BLOCKS, PAGE, LAYERS = 16, 1024, 3
+NUMBERS = itertools.count()  # of engines
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +45,7 @@ class Engine:
                 "cpu_bytes_to_use": 4 * LAYERS * PAGE,
                 **extra,
             },
-            engine_id=f"engine-{id(self)}",
+            engine_id=f"engine-{next(NUMBERS)}",
             model=config.OffloadingModelConfig("model", "float16"),
             cache=config.OffloadingCacheConfig(16, 1),
             parallel=config.OffloadingParallelConfig(0, 1, 1, 1, 1, 1, 0, 1, None, False),
@@ -125,6 +127,68 @@ def test_vllm_is_told_what_was_evicted(driver):
     engine.manager.shutdown()
 
 
+def test_vllm_resets_while_a_load_runs(driver):
+    pytest.importorskip("vllm")
+    engine = Engine(driver)
+    hit, miss = (engine.base.LookupResult[name] for name in ("HIT", "MISS"))
+    keys = engine.keys(1, 2)
+    engine.store(keys, 0, 1)
+    spec = engine.manager.prepare_load(keys[:1], engine.request)
+    engine.worker.submit_load(8, spec, engine.blocks(5))
+    engine.manager.reset_cache()
+    assert [engine.manager.lookup(key, engine.request) for key in keys] == [miss, miss], "they are of the old weights"
+    assert engine.manager.prepare_store(keys, engine.request).keys_to_store == keys[1:], "the other page is in use"
+    engine.manager.reset_cache()  # once more, before the first is flushed
+    engine.finish(8)
+    engine.manager.on_reset_flushed()
+    assert engine.manager.tier.stats()["free"] == 4
+    engine.store(keys, 2, 3)
+    assert [engine.manager.lookup(key, engine.request) for key in keys] == [hit, hit]
+    engine.manager.shutdown()
+
+
+def test_vllm_resets_before_a_store_is_submitted(driver):
+    pytest.importorskip("vllm")
+    engine = Engine(driver)
+    (key,) = engine.keys(1)
+    output = engine.manager.prepare_store([key], engine.request)
+    engine.manager.reset_cache()
+    assert engine.manager.lookup(key, engine.request) == engine.base.LookupResult.MISS
+    assert engine.worker.submit_store(3, engine.blocks(4), output.store_spec)
+    engine.finish(3)
+    engine.manager.on_reset_flushed()
+    assert engine.manager.lookup(key, engine.request) == engine.base.LookupResult.MISS
+    assert engine.manager.tier.stats()["free"] == 4
+    engine.manager.shutdown()
+
+
+def test_vllm_goes_on_after_a_page_that_is_not_stored(driver):
+    pytest.importorskip("vllm")
+    engine = Engine(driver)
+    keys = engine.keys(1, 2)
+    engine.manager.prepare_store(keys, engine.request)
+    view = engine.manager._storing[keys[0]].view(0)  # as a copy that has not ended, it keeps the store from its commit
+    engine.manager.complete_store(keys, engine.request)
+    results = [engine.manager.lookup(key, engine.request) for key in keys]
+    assert results == [engine.base.LookupResult.MISS, engine.base.LookupResult.HIT]
+    del view
+    gc.collect()
+    assert engine.manager.tier.stats()["free"] == 3
+
+
+def test_vllm_tensors_have_as_many_blocks(driver):
+    pytest.importorskip("vllm")
+    engine = Engine(driver)
+    caches = engine.base.CanonicalKVCaches(
+        [engine.base.CanonicalKVCacheTensor(layer, PAGE) for layer in (engine.cache[0], engine.cache[1, : BLOCKS - 1])],
+        [[engine.base.CanonicalKVCacheRef(index, PAGE) for index in range(2)]],
+    )
+    import egmem_vllm
+
+    with pytest.raises(ValueError, match="as many blocks"):
+        egmem_vllm._gpu_pages(caches)
+
+
 def test_vllm_finds_its_pages_again(driver, server):
     pytest.importorskip("vllm")
     first = Engine(driver, egmem_address=server)
@@ -174,6 +238,29 @@ def test_sglang_finds_its_pool_again(server):
     assert again[2].eq(5).all() and again[1].eq(0).all() and again.shape == (4, 100)
 
 
+def test_sglang_pools_share_no_memory(server, monkeypatch):
+    common = pytest.importorskip("sglang.srt.mem_cache.pool_host.common")
+    import egmem_sglang
+
+    monkeypatch.setattr(egmem_sglang, "LEASE_SECONDS", 0.2)
+    # `install` replaces these.
+    monkeypatch.setattr(common, "get_allocator_from_storage", common.get_allocator_from_storage)
+    monkeypatch.setattr(common, "ALLOC_MEMORY_FUNCS", dict(common.ALLOC_MEMORY_FUNCS))
+    egmem_sglang.install(address=server)
+    tensors = [common.get_allocator_from_storage("default").allocate((4, 100), torch.float32) for _ in range(2)]
+    tensors[0].fill_(1)
+    tensors[1].fill_(2)
+    assert tensors[0].eq(1).all()
+    # Another server that was given no name of its own.
+    with pytest.raises(egmem.InUse, match="sglang-0-0"):
+        egmem_sglang.EgmemHostTensorAllocator(address=server).allocate((4, 100), torch.float32)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    tensor = egmem_sglang.EgmemHostTensorAllocator(address=server).allocate((4, 100), torch.float32)
+    tensor.fill_(3)
+    assert tensors[0].eq(1).all() and tensors[1].eq(2).all()
+
+
 @pytest.mark.parametrize("paging", [False, True])
 def test_lmcache_allocates_objects(paging):
     management = pytest.importorskip("lmcache.v1.memory_management")
@@ -197,4 +284,15 @@ def test_lmcache_allocates_objects(paging):
     allocator.batched_free(objects)
     assert allocator.allocate(shape, dtype) is not None
     assert allocator.memcheck()
+    kept = allocator.allocate(shape, dtype)
+    kept.tensor.fill_(4)
+    heap = egmem.torch.heap_on(0)
     allocator.close()
+    assert allocator.allocate(shape, dtype) is None and allocator.batched_allocate(shape, dtype, 1) is None
+    assert kept.tensor.eq(4).all()
+    kept.ref_count_down()
+    allocator.batched_free([kept])
+    del kept, objects, one
+    gc.collect()
+    assert heap.stats()["live_blocks"] == 0, "the memory went back"
+

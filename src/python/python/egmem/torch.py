@@ -17,6 +17,7 @@ import threading
 from typing import Any, Dict, Iterator, Optional, Sequence, Tuple, Union
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from . import _egmem
 from ._errors import NotSupported
@@ -258,6 +259,11 @@ def use(pool: Union[MemPool, int, None] = None, device: Any = None) -> Iterator[
         yield pool
 
 
+# The pool of each tensor of an optimizer's state lives as long as the tensor. An attribute of the tensor would be saved and
+# copied with it.
+_pools: Any = WeakIdKeyDictionary()
+
+
 def offload_optimizer(
     optimizer: torch.optim.Optimizer,
     node: Optional[int] = None,
@@ -275,14 +281,14 @@ def offload_optimizer(
     def move(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for state in optimizer.state.values():
             for name, value in state.items():
-                if not isinstance(value, torch.Tensor) or not value.is_cuda or hasattr(value, "_egmem_pool"):
+                if not isinstance(value, torch.Tensor) or not value.is_cuda or value in _pools:
                     continue
                 if value.numel() * value.element_size() < min_bytes:
                     continue
                 with torch.cuda.use_mem_pool(memory, value.device):
                     moved = torch.empty_like(value)
                 moved.copy_(value)
-                setattr(moved, "_egmem_pool", memory)  # the pool lives as long as its tensors
+                _pools[moved] = memory
                 state[name] = moved
 
     optimizer.register_step_post_hook(move)

@@ -1,6 +1,8 @@
 """egmem.torch on a GPU."""
 
+import copy
 import gc
+import io
 import pathlib
 import subprocess
 import sys
@@ -165,6 +167,9 @@ class Offload(unittest.TestCase):
                 model(torch.ones(8, 2048, device="cuda")).pow(2).mean().backward()
                 optimizer.step()
                 optimizer.zero_grad()
+                saved = io.BytesIO()
+                torch.save(copy.deepcopy(optimizer.state_dict()), saved)
+                self.assertGreater(saved.tell(), 4 * 2048 * 2048 * 4)
             return [parameter.detach().clone() for parameter in model.parameters()], pool
 
         plain, _ = train(False)
