@@ -225,10 +225,9 @@ pub fn holes(pairs: u32) -> Sequence {
     maker.finish(before, timed)
 }
 
-/// The shape of UMF's benchmark "multiple_malloc_free": 10 000 slots, half of them filled beforehand;
+/// The shape of UMF's benchmark "multiple_malloc_free", which has 10 000 slots, half of them filled beforehand:
 /// each operation allocates into any empty slot or frees any full one, as a coin falls.
-pub fn churn(operations: u32, sizes: Sizes, seed: u64) -> Sequence {
-    const SLOTS: usize = 10_000;
+pub fn churn<const SLOTS: usize>(operations: u32, sizes: Sizes, seed: u64) -> Sequence {
     let mut maker = Maker::new(seed);
     for _ in 0..SLOTS / 2 {
         let size = sizes.draw(&mut maker.rng);

@@ -158,7 +158,10 @@ pub fn all(only: &str) -> Vec<Workload> {
         ("8 B to 128 B", Sizes::Uniform(8, 128, 8)),
     ];
     type Make = fn(u32, Sizes, u64) -> Sequence;
-    let shapes: [(_, Make); 2] = [("churn", sequence::churn), ("peak", sequence::peak)];
+    let shapes: [(_, Make); 2] = [
+        ("churn", sequence::churn::<10_000>),
+        ("peak", sequence::peak),
+    ];
     for (shape, make) in shapes {
         for (name, sizes) in kinds {
             for threads in [1, 4] {
@@ -174,6 +177,21 @@ pub fn all(only: &str) -> Vec<Workload> {
                     },
                 );
             }
+        }
+    }
+    let kinds = [
+        ("2 KiB to 64 KiB", Sizes::Uniform(2 << 10, 64 << 10, 1)),
+        ("2 KiB to 512 KiB", Sizes::Uniform(2 << 10, 512 << 10, 1)),
+        ("64 KiB to 1 MiB", Sizes::Uniform(64 << 10, 1 << 20, 1)),
+    ];
+    for (name, sizes) in kinds {
+        for threads in [1, 2] {
+            let name = format!("mixed sizes/{name}, threads: {threads}");
+            add(name, "operation", &|| {
+                let each = |seed| sequence::churn::<1000>(500_000, sizes, seed);
+                let sequences = (0..threads).map(each).collect();
+                Work::Many(threads::Work::Events(sequences, ALIGN))
+            });
         }
     }
     all
