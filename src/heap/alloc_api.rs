@@ -149,6 +149,7 @@ impl Heap {
                     .resize_for_layout(&mut piece, new.size() as u64, new.align() as u64)
             }
         {
+            self.inner().name(&piece);
             return Some(self.pointer(piece.offset, new.size()));
         }
         let memory = self.allocate_for_cpu(new)?;

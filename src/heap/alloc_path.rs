@@ -3,17 +3,12 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::cache::sync::tell_refusal;
-use super::cache::{Contents, Load, Local, Magazine, Medium, Visitor, member};
+use super::cache::{Contents, Load, Local, MAX_CACHED, Magazine, Medium, Visitor, member};
 use super::classes::Class;
 use super::core::{Core, Extent, GRANULE, RangeId};
 use super::inner::HeapInner;
 use super::piece::{Key, Kind, Piece};
 use crate::Result;
-
-/// The largest blocks that a thread caches within its budget, in bytes.
-const MAX_MEDIUM: u64 = 1 << 20;
-/// The largest blocks that a thread caches beyond its budget, while several threads use the core, in bytes.
-const MAX_LARGE: u64 = 4 << 20;
 
 impl HeapInner {
     /// Takes a block of `bytes`, more than 0, at a multiple of `align` from the thread's cache, which refills
@@ -38,17 +33,18 @@ impl HeapInner {
             });
         } else {
             member::with(self, |local| {
-                let found = if bytes <= MAX_MEDIUM && align <= GRANULE {
-                    let size = Core::range_granules(bytes) as u32;
-                    match local.medium.pop(size) {
-                        Some(found) => found,
-                        None => self.fetch(local, size)?,
-                    }
-                } else {
-                    self.carve(local, bytes, align)?
+                let cached = bytes <= MAX_CACHED && align <= GRANULE;
+                let size = Core::range_granules(bytes) as u32; // exact if the core has such a range
+                let found = match cached {
+                    true => local.medium.pop(size),
+                    false => None,
+                };
+                let (found, size) = match found {
+                    Some(found) => found,
+                    None => (self.fetch(local, bytes, align)?, size),
                 };
                 offset = found.offset;
-                key = Key::range(found.node);
+                key = Key::range(found.node, size);
                 local.tally.allocate(bytes);
                 Some(())
             });
@@ -77,22 +73,23 @@ impl HeapInner {
         shelf.pop()
     }
 
-    /// Gets a larger block that the thread caches beyond its budget, or one from the core, with more of its
-    /// size if a thread needs many.
+    /// Gets a larger block from the core, with more of its size if a thread needs many.
     #[inline(never)]
-    fn fetch(&self, local: &mut Local, size: u32) -> Option<Extent> {
-        if let Some(found) = local.large.pop(size) {
-            return Some(found);
-        }
-        let budget = self.budget.load(Relaxed);
+    fn fetch(&self, local: &mut Local, bytes: u64, align: u64) -> Option<Extent> {
         let Local {
             medium, visitor, ..
         } = local;
-        let more = medium.more(size, budget);
-        let bytes = u64::from(size) * GRANULE;
+        let alone = self.budget.load(Relaxed);
+        medium.note_shares(self.core.is_crowded(), alone);
+        let (budget, _) = medium.limits(alone, self.shared_budget);
+        let size = Core::range_granules(bytes) as u32; // exact if it is used
+        let more = match bytes <= MAX_CACHED && align <= GRANULE {
+            true => medium.more(size, budget),
+            false => 0,
+        };
         self.with_core(visitor, |core| {
             self.take_leaving(core, medium);
-            let extent = core.allocate(bytes, 1)?;
+            let extent = core.allocate(bytes, align)?;
             for _ in 0..more {
                 let Some(extent) = core.allocate(bytes, 1) else {
                     break;
@@ -100,24 +97,6 @@ impl HeapInner {
                 medium.push(size, extent);
             }
             Some(extent)
-        })
-    }
-
-    /// Gets a large block, or one of large alignment, from the thread's cache or from the core.
-    #[inline(never)]
-    fn carve(&self, local: &mut Local, bytes: u64, align: u64) -> Option<Extent> {
-        if bytes <= MAX_LARGE && align <= GRANULE {
-            let kept = local.large.pop(Core::range_granules(bytes) as u32);
-            if kept.is_some() {
-                return kept;
-            }
-        }
-        let Local {
-            medium, visitor, ..
-        } = local;
-        self.with_core(visitor, |core| {
-            self.take_leaving(core, medium);
-            core.allocate(bytes, align)
         })
     }
 
@@ -194,13 +173,14 @@ impl HeapInner {
 
     #[inline]
     fn keep(&self, local: &mut Local, piece: &Piece, node: RangeId) {
-        let size = Core::range_granules(piece.bytes) as u32;
-        let budget = self.budget.load(Relaxed);
+        let size = piece.key.granules();
+        let alone = self.budget.load(Relaxed);
+        let (budget, largest) = local.medium.limits(alone, self.shared_budget);
         let offset = piece.offset;
-        if piece.bytes > MAX_MEDIUM || u64::from(size) > budget {
-            return self.keep_large(local, size, Extent { offset, node });
-        }
-        if !local.medium.keeps() {
+        let fits = u64::from(size) <= largest;
+        if fits && local.medium.keeps() {
+            local.medium.put(size, Extent { offset, node });
+        } else {
             let freed = self
                 .core
                 .if_reserved(&mut local.visitor, |core| self.give_range(core, node));
@@ -208,49 +188,9 @@ impl HeapInner {
                 return;
             }
             local.medium.pass_on(size, node);
-        } else {
-            local.medium.put(size, Extent { offset, node });
         }
-        if local.medium.is_over(budget) {
+        if local.medium.is_over(size, budget) || !fits {
             self.send_ranges(local);
-        }
-    }
-
-    /// Frees a block that the budget has no room for. A thread that has the core reserved gives it to the
-    /// core. Other threads cache it, so that they need not take turns at the core for each block.
-    #[inline]
-    fn keep_large(&self, local: &mut Local, size: u32, extent: Extent) {
-        let most = self.large_budget;
-        let kept = self.core.is_crowded() && u64::from(size) <= most.min(MAX_LARGE / GRANULE);
-        if !kept {
-            return self.send_large(local, size, extent.node);
-        }
-        let Local {
-            large,
-            medium,
-            kept,
-            ..
-        } = local;
-        let new = large.put(size, extent, most, kept, |size, node| {
-            medium.pass_on(size, node);
-        });
-        if !new {
-            self.note_strays(1);
-        }
-        if !medium.leaving().is_empty() {
-            self.send_ranges(local);
-        }
-    }
-
-    /// Frees a block that no cache keeps.
-    #[inline]
-    fn send_large(&self, local: &mut Local, size: u32, node: RangeId) {
-        let freed = self
-            .core
-            .try_with(&mut local.visitor, |core| self.give_range(core, node));
-        if freed.is_none() {
-            local.medium.pass_on(size, node);
-            self.send(Load::Ranges(local.medium.take_leaving()));
         }
     }
 

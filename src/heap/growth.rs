@@ -182,7 +182,7 @@ impl HeapInner {
     /// Retries after returning what this thread's cache keeps to the core.
     fn after_own_cache<R>(&self, attempt: &impl Fn(&mut Core) -> Option<R>) -> Option<R> {
         member::with(self, |local| {
-            if local.has_no_ranges() {
+            if local.medium.is_empty() {
                 local.forget_what_is_gone();
                 return None;
             }

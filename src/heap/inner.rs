@@ -4,16 +4,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
 
 use super::backing::{Backing, Plan};
-use super::cache::{Depot, Inbox, Inside, Load, Magazine, Members, Reserved, Visitor, member};
-use super::classes::{CLASSES, Class};
-use super::core::{Core, Extent, GRANULE, Owner, PageMap};
+use super::cache::{
+    Depot, Inbox, Inside, Load, MIN_INEXACT, Magazine, Members, Reserved, Visitor, member,
+};
+use super::classes::{CLASSES, Class, PAGE};
+use super::core::{Core, GRANULE, Owner, PageMap, RangeId};
 use super::debug::{HeapMemory, Watch};
 use super::deferred::Deferred;
 use super::grower::Signal;
 use super::lifetime::Lifetime;
 use super::limits::SoftLimit;
 use super::options::HeapOptions;
-use super::piece::{Kind, Piece};
+use super::piece::{Key, Kind, Piece};
 use crate::driver::{Access, Driver, Location};
 use crate::fork::Generation;
 use crate::{Error, Result};
@@ -21,8 +23,8 @@ use crate::{Error, Result};
 /// The most full magazines of a class that wait for a thread.
 const DEPOT: usize = 4;
 
-/// A thread may cache at most this fraction (1/16) of the heap's addresses beyond its budget.
-const LARGE_SHARE: u64 = 16;
+/// While threads share the core, each may cache at most this fraction (1/16) of the heap's addresses.
+const SHARED_PART: u64 = 16;
 
 /// A value on cache lines of its own, because all threads write to it.
 #[repr(align(128))]
@@ -62,8 +64,8 @@ pub(super) struct HeapInner {
     pub(super) budget: AtomicU64,
     /// The highest value that `budget` ever had.
     pub(super) most_budget: AtomicU64,
-    /// Granules of large blocks that a thread may cache beyond `budget`, while several threads use the core.
-    pub(super) large_budget: u64,
+    /// The same while several threads use the core, if it is more.
+    pub(super) shared_budget: u64,
     /// How often the heap took the caches of all threads.
     pub(super) takings: AtomicU64,
     /// Set once, by [`close`](Self::close).
@@ -138,7 +140,7 @@ impl HeapInner {
             thread_cache: options.thread_cache,
             budget: AtomicU64::new(0),
             most_budget: AtomicU64::new(0),
-            large_budget: options.thread_cache.min(backing.limit() / LARGE_SHARE) / GRANULE,
+            shared_budget: options.thread_cache.min(backing.limit() / SHARED_PART) / GRANULE,
             takings: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             handles: Apart(AtomicUsize::new(1)),
@@ -210,8 +212,16 @@ impl HeapInner {
     )]
     #[inline]
     pub(super) fn name(&self, piece: &Piece) {
-        if let Kind::Range(node) = piece.key.kind() {
-            self.pages.set(piece.offset, Owner::Range(node));
+        let Kind::Range(node) = piece.key.kind() else {
+            return;
+        };
+        self.pages.set(piece.offset, Owner::Range(node));
+        let least = Core::range_granules(piece.bytes) as u32; // no more than the block has
+        if least >= MIN_INEXACT {
+            // No other block begins in its second page, which says how many more granules it has.
+            let more = piece.key.granules().saturating_sub(least);
+            let more = Owner::Range(RangeId::from_number(more));
+            self.pages.set(piece.offset + PAGE, more);
         }
     }
 
@@ -230,13 +240,17 @@ impl HeapInner {
         if let Some(class) = Class::of(bytes, align) {
             return Ok(Piece::small(offset, bytes, class));
         }
-        match self.pages.get(offset) {
-            Some(Owner::Range(node)) => Ok(Piece::range(Extent { offset, node }, bytes)),
-            _ => Err(Error::invalid(
-                "address",
-                format!("no block of {bytes} bytes begins at {address:#x}"),
-            )),
-        }
+        let Some(Owner::Range(node)) = self.pages.get(offset) else {
+            let why = format!("no block of {bytes} bytes begins at {address:#x}");
+            return Err(Error::invalid("address", why));
+        };
+        let least = Core::range_granules(bytes) as u32; // no more than the block has
+        let more = match self.pages.get(offset + PAGE) {
+            Some(Owner::Range(more)) if least >= MIN_INEXACT => more.number(),
+            _ => 0,
+        };
+        let key = Key::range(node, least.saturating_add(more));
+        Ok(Piece { offset, bytes, key })
     }
 }
 

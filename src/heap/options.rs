@@ -142,12 +142,12 @@ impl HeapOptions {
         self
     }
 
-    /// Sets how many bytes of blocks above 2 KiB each thread may cache; by default 4 MiB. Of blocks up to 1
-    /// MiB a thread caches at most a 512th of the heap's memory, or 128 KiB if that is more. While several
-    /// threads allocate large blocks, a thread also caches its last four blocks up to 4 MiB beyond that:
-    /// together at most as many bytes as set here, and at most a 16th of the heap's limit. With 0 a thread
-    /// caches only small blocks, at most 64 KiB of each of their 40 size classes, which this setting does not
-    /// change.
+    /// Sets how many bytes of blocks above 2 KiB each thread may cache; by default 4 MiB. A thread that uses
+    /// the heap alone caches blocks up to 1 MiB, at most a 512th of the heap's memory, or 128 KiB if that is
+    /// more. While several threads allocate such blocks, each caches blocks up to 4 MiB, at most a 16th of the
+    /// heap's limit: with blocks of many sizes, the more a thread caches, the fewer requests wait for other
+    /// threads. With 0 a thread caches only small blocks, at most 64 KiB of each of their 40 size classes,
+    /// which this setting does not change.
     ///
     /// [`HeapStats::cached`](super::HeapStats::cached) counts the cached bytes. No allocation fails because
     /// of them: when memory is short, the heap empties all threads' caches first.

@@ -1,7 +1,7 @@
 //! Blocks, as the heap identifies them internally.
 
 use super::classes::Class;
-use super::core::{Core, Extent, RangeId};
+use super::core::{Core, Extent, GRANULE, RangeId};
 
 /// A block's place, size and key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,7 +13,7 @@ pub(super) struct Piece {
     pub(super) key: Key,
 }
 
-/// How the core identifies a block: a class or a node, in one word.
+/// How the core identifies a block, in one word: a class, or a node and its granules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key(u64);
 
@@ -27,7 +27,7 @@ pub(super) enum Kind {
 impl Key {
     /// The key of no block.
     pub(super) const NONE: Self = Self(u64::MAX);
-    const SMALL: u64 = 1 << 32;
+    const SMALL: u64 = 1 << 31;
 
     #[inline]
     pub(super) fn small(class: Class) -> Self {
@@ -35,8 +35,14 @@ impl Key {
     }
 
     #[inline]
-    pub(super) fn range(node: RangeId) -> Self {
-        Self(node.number().into())
+    pub(super) fn range(node: RangeId, granules: u32) -> Self {
+        Self(u64::from(granules) << 32 | u64::from(node.number()))
+    }
+
+    /// Returns a range's size, which may be more than its user requested.
+    #[inline]
+    pub(super) const fn granules(self) -> u32 {
+        (self.0 >> 32) as u32
     }
 
     /// Returns the key as a plain number, for [`from_number`](Self::from_number).
@@ -54,7 +60,7 @@ impl Key {
     pub(super) fn kind(self) -> Kind {
         match self.0 & Self::SMALL {
             0 => Kind::Range(RangeId::from_number(self.0 as u32)),
-            _ => Kind::Small(Class::from_index(self.0 as u32 as usize)),
+            _ => Kind::Small(Class::from_index((self.0 ^ Self::SMALL) as usize)),
         }
     }
 }
@@ -66,12 +72,13 @@ impl Piece {
         Self { offset, bytes, key }
     }
 
+    /// The core's range for `bytes`.
     #[inline]
     pub(super) fn range(extent: Extent, bytes: u64) -> Self {
         Self {
             offset: extent.offset,
             bytes,
-            key: Key::range(extent.node),
+            key: Key::range(extent.node, Core::range_granules(bytes) as u32), // at most the largest range's
         }
     }
 
@@ -84,7 +91,7 @@ impl Piece {
     pub(super) fn taken(&self) -> u64 {
         match self.key.kind() {
             Kind::Small(class) => class.bytes(),
-            Kind::Range(_) => Core::range_bytes(self.bytes).unwrap_or(self.bytes),
+            Kind::Range(_) => u64::from(self.key.granules()) * GRANULE,
         }
     }
 }

@@ -37,7 +37,7 @@ impl RawBlock {
 }
 
 impl Heap {
-    /// Returns the bytes that a block of `layout` takes from the heap, without the guards of the [debug
+    /// Returns the least bytes that a block of `layout` takes from the heap, without the guards of the [debug
     /// mode](super::debug): as many may be requested at the same cost. `u64::MAX` if there is no such block.
     #[inline]
     pub fn usable_size(layout: Layout) -> u64 {

@@ -5,16 +5,16 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::Block;
 use super::backing::Want;
 use super::cache::member;
-use super::core::{Core, MAX_RANGE, RangeId};
+use super::core::{Core, GRANULE, MAX_RANGE, RangeId};
 use super::inner::HeapInner;
-use super::piece::{Kind, Piece};
+use super::piece::{Key, Kind, Piece};
 use crate::per_driver::lock;
 
 impl Block {
     /// Resizes the block to `bytes` in place. Returns `false` and changes nothing if that is impossible.
     ///
-    /// A block can shrink: the heap gets the rest. It can grow to its size class, up to 2 KiB, or to its
-    /// granule of 256 bytes. It can take free bytes right behind it. If the heap's memory ends behind it, the
+    /// A block can shrink: the heap gets the rest. It can grow to its size class, up to 2 KiB, to its granule
+    /// of 256 bytes, or to what a thread's cache gave it beyond its size, up to an eighth. It can take free bytes right behind it. If the heap's memory ends behind it, the
     /// heap adds chunks there, up to its limit and its soft limit. Added bytes are not initialised. In a
     /// shareable heap a block stays in its chunk, and no memory is added.
     ///
@@ -68,15 +68,18 @@ impl HeapInner {
 
     /// # Safety
     /// As [`resize`](Self::resize).
-    unsafe fn resize_range(&self, piece: &Piece, bytes: u64) -> bool {
+    unsafe fn resize_range(&self, piece: &mut Piece, bytes: u64) -> bool {
         let (Kind::Range(node), Some(new)) = (piece.key.kind(), Core::range_bytes(bytes)) else {
             return false;
         };
         let old = piece.taken();
         if new > old {
-            return self.in_core(|core| core.extend(node, new)) || self.grow_behind(node, new);
-        }
-        if new < old {
+            if !self.in_core(|core| core.extend(node, new)) && !self.grow_behind(node, new) {
+                return false;
+            }
+        } else if bytes > piece.bytes {
+            return true; // within what it has
+        } else if new < old {
             if self.scrub {
                 // SAFETY: the caller's promise.
                 let zeroed = unsafe { self.zero_range(piece.offset + new, old - new) };
@@ -87,6 +90,7 @@ impl HeapInner {
             }
             self.in_core(|core| core.shrink(node, new));
         }
+        piece.key = Key::range(node, (new / GRANULE) as u32); // at most the largest range's
         true
     }
 

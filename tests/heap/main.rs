@@ -12,6 +12,8 @@ mod ending;
 #[cfg(feature = "allocator-api2")]
 mod exposure;
 mod growth;
+#[cfg(feature = "allocator-api2")]
+mod larger;
 mod logs;
 mod membership;
 mod picture;

@@ -5,15 +5,14 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use super::magazine::Magazine;
 use crate::classes::{CLASSES, Class};
 
-/// An upper bound of a cache's contents: one bit for each size class that may have blocks, one for larger
-/// blocks within the budget, and one for those beyond it. Bits are set before blocks arrive, only on cold
+/// An upper bound of a cache's contents: one bit for each size class that may have blocks, and one for larger
+/// blocks. Bits are set before blocks arrive, only on cold
 /// paths, and cleared when the core has all of the blocks. So a reader never misses a block that was in a
 /// cache when it began to read.
 #[derive(Debug, Default)]
 pub(crate) struct Kept(AtomicU64);
 
 const LARGER: u64 = 1 << CLASSES;
-const LARGE: u64 = LARGER << 1;
 
 impl Kept {
     /// Notes that blocks of a class may arrive. The caller holds the cache.
@@ -26,11 +25,6 @@ impl Kept {
     #[cold]
     pub(crate) fn note_larger(&self) {
         self.note(LARGER);
-    }
-
-    /// Notes that blocks beyond the budget may arrive. The caller holds the cache.
-    pub(super) fn note_large(&self) {
-        self.note(LARGE);
     }
 
     fn note(&self, bit: u64) {
@@ -48,11 +42,6 @@ impl Kept {
         self.0.store(self.0.load(Relaxed) & !LARGER, Relaxed);
     }
 
-    /// Notes that there are no blocks beyond the budget. The caller holds the cache.
-    pub(super) fn forget_large(&self) {
-        self.0.store(self.0.load(Relaxed) & !LARGE, Relaxed);
-    }
-
     /// Notes that the core has all blocks. The caller holds the cache.
     pub(crate) fn forget(&self) {
         self.0.store(0, Relaxed);
@@ -63,17 +52,15 @@ impl Kept {
         self.0.load(Relaxed) & (1 << class.index()) != 0
     }
 
-    /// Returns the most bytes that the cache may hold, with at most `larger` bytes of larger blocks within
-    /// the budget and at most `large` beyond it.
-    pub(crate) fn bytes(&self, larger: u64, large: u64) -> u64 {
+    /// Returns the most bytes that the cache may hold, with at most `larger` bytes of larger blocks.
+    pub(crate) fn bytes(&self, larger: u64) -> u64 {
         let bits = self.0.load(Relaxed);
         let small = Class::all().filter(|class| bits & (1 << class.index()) != 0);
         // Two magazines of each class, and one that is being handed over.
         let small: u64 = small
             .map(|class| 2 * Magazine::rounds(class) as u64 * class.bytes())
             .sum();
-        let of = |bit, bytes| if bits & bit == 0 { 0 } else { bytes };
-        small + of(LARGER, larger) + of(LARGE, large)
+        small + if bits & LARGER == 0 { 0 } else { larger }
     }
 }
 
@@ -85,19 +72,15 @@ mod tests {
     fn what_is_noted_counts_until_it_is_forgotten() {
         let kept = Kept::default();
         let (one, other) = (Class::from_index(0), Class::from_index(CLASSES - 1));
-        assert_eq!(kept.bytes(1000, 0), 0);
+        assert_eq!(kept.bytes(1000), 0);
         kept.note_small(one);
         kept.note_small(other);
-        assert_eq!(kept.bytes(1000, 0), 2 * (64 * 16 + (32 << 10)));
-        kept.note_large();
-        assert_eq!(kept.bytes(1000, 5), 2 * (64 * 16 + (32 << 10)) + 5);
-        kept.forget_large();
+        assert_eq!(kept.bytes(1000), 2 * (64 * 16 + (32 << 10)));
         kept.note_larger();
         kept.forget_small(other);
         assert!(kept.has_small(one) && !kept.has_small(other));
-        assert_eq!(kept.bytes(1000, 5), 1000 + 2 * 64 * 16);
-        kept.note_large();
+        assert_eq!(kept.bytes(1000), 1000 + 2 * 64 * 16);
         kept.forget();
-        assert_eq!(kept.bytes(1000, 5), 0);
+        assert_eq!(kept.bytes(1000), 0);
     }
 }

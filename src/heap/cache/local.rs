@@ -1,9 +1,8 @@
-//! One thread's cache of one heap: small blocks by class, larger ones by exact size.
+//! One thread's cache of one heap: small blocks by class, larger ones by size.
 
 use std::sync::Arc;
 
 use super::kept::Kept;
-use super::large::Large;
 use super::load::Contents;
 use super::magazine::Magazine;
 use super::medium::Medium;
@@ -163,8 +162,6 @@ pub(crate) struct Local {
     pub(crate) small: [Shelf; CLASSES],
     pub(crate) grants: [Grant; CLASSES],
     pub(crate) medium: Medium,
-    /// Blocks beyond the budget.
-    pub(crate) large: Large,
     /// This thread's identity to the core's lock.
     pub(crate) visitor: Visitor,
     pub(crate) tally: Tally,
@@ -181,7 +178,6 @@ impl Local {
             small: std::array::from_fn(|_| Shelf::default()),
             grants: [Grant::FIRST; CLASSES],
             medium: Medium::new(Arc::clone(&kept)),
-            large: Large::default(),
             kept,
             visitor: Visitor::new(),
             tally: Tally::default(),
@@ -198,25 +194,15 @@ impl Local {
             }
         }
         self.medium.forget_if_empty();
-        if self.large.is_empty() {
-            self.kept.forget_large();
-        }
     }
 
     /// Takes all contents. The caller calls [`Kept::forget`] once the core has them.
     pub(crate) fn empty(&mut self) -> Contents {
         self.grants = [Grant::FIRST; CLASSES];
-        let mut ranges = self.medium.take_all();
-        ranges.extend(self.large.take_all());
         Contents {
             small: self.small.iter_mut().flat_map(Shelf::take_all).collect(),
-            ranges,
+            ranges: self.medium.take_all(),
         }
-    }
-
-    /// Returns whether there are no blocks above the small ones.
-    pub(crate) fn has_no_ranges(&self) -> bool {
-        self.medium.is_empty() && self.large.is_empty()
     }
 
     /// Calls `name` with the offset and bytes of each block.
@@ -229,15 +215,14 @@ impl Local {
                     .for_each(|&offset| name(offset, class.bytes()));
             }
         }
-        self.medium.each(&mut name);
-        self.large.each(name);
+        self.medium.each(name);
     }
 
     /// Returns the bytes of all blocks.
     pub(crate) fn bytes(&self) -> u64 {
         let small = Class::all().zip(&self.small);
         let small: u64 = small.map(|(class, shelf)| shelf.bytes(class)).sum();
-        small + self.medium.bytes() + self.large.bytes()
+        small + self.medium.bytes()
     }
 }
 

@@ -1,12 +1,26 @@
-//! Blocks above the small ones, cached by exact size, so that no size class wastes part of them.
+//! Blocks above the small ones, in bins by their size.
+//!
+//! A thread that has the core to itself gets blocks of exactly the requested size back, so that none wastes a
+//! part. While threads share the core, a miss is expensive: a block may then be up to an eighth larger than
+//! the request, and each thread caches more. Either way a block keeps its size, and returns to the core as a
+//! whole.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use super::kept::Kept;
-use crate::core::{Extent, RangeId};
+use crate::core::{Extent, GRANULE, RangeId, bin_of};
 
-/// The most sizes that a cache can have blocks of at once.
-const SLOTS: usize = 512;
+/// The largest blocks that are cached, in bytes: while threads share the core, and otherwise.
+pub(crate) const MAX_CACHED: u64 = 4 << 20;
+const MAX_ALONE: u64 = 1 << 20;
+/// Requests of at least so many granules, two pages, may get a larger block. What a collection's block has
+/// beyond its layout is noted in the page map at the block's second page.
+pub(crate) const MIN_INEXACT: u32 = ((4 << 10) / GRANULE) as u32;
+
+const WORDS: usize = bin_of((MAX_CACHED / GRANULE) as u32) / 64 + 1;
+/// How many blocks of a bin are compared with a request: the largest bins have many sizes.
+const LOOKS: usize = 4;
 const NONE: u32 = u32::MAX;
 
 /// How much a hit raises the score: caching pays if it serves one request in this many.
@@ -15,36 +29,33 @@ const HIGH: u32 = 64;
 /// While caching does not pay, one block in this many is cached anyway.
 const SAMPLE: u32 = 32;
 
-/// Blocks of one size.
-#[derive(Clone, Copy, Debug)]
-struct Slot {
-    /// In granules; 0: unused.
-    size: u32,
-    first: u32,
-}
-
-/// A block in its slot's list.
+/// A block in its bin's list.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     extent: Extent,
+    /// In granules.
+    size: u32,
     next: u32,
 }
 
 /// A thread's cache of larger blocks.
 #[derive(Debug)]
 pub(crate) struct Medium {
-    slots: Box<[Slot; SLOTS]>,
+    /// The first entry of each bin.
+    firsts: Box<[u32; WORDS * 64]>,
     entries: Vec<Entry>,
     vacant: u32,
     granules: u64,
-    /// A bit for each slot that has blocks.
-    full: [u64; SLOTS / 64],
-    /// The slot to evict next.
+    /// A bit for each bin that has blocks.
+    full: [u64; WORDS],
+    /// The bin to evict next.
     hand: usize,
     /// Blocks on their way back to the core, and their granules.
     leaving: Vec<RangeId>,
     leaving_granules: u64,
-    /// Rises with each hit and falls with each miss; at 0 caching does not pay.
+    /// Whether several threads used the core when this one did last.
+    shares: bool,
+    /// Rises with each hit and falls with each miss; at 0 caching does not pay, unless threads share the core.
     score: u32,
     /// Blocks not cached since the last sample, which tests whether caching pays again.
     skipped: u32,
@@ -57,19 +68,16 @@ pub(crate) struct Medium {
 
 impl Medium {
     pub(super) fn new(kept: Arc<Kept>) -> Self {
-        let empty = Slot {
-            size: 0,
-            first: NONE,
-        };
         Self {
-            slots: Box::new([empty; SLOTS]),
+            firsts: Box::new([NONE; WORDS * 64]),
             entries: Vec::new(),
             vacant: NONE,
             granules: 0,
-            full: [0; SLOTS / 64],
+            full: [0; WORDS],
             hand: 0,
             leaving: Vec::new(),
             leaving_granules: 0,
+            shares: false,
             score: HIGH,
             skipped: 0,
             missed: (0, 0),
@@ -92,39 +100,108 @@ impl Medium {
         }
     }
 
+    /// Removes and returns a block for a request of `size` granules, and the block's size.
     #[inline]
-    fn slot(size: u32) -> usize {
-        // Fibonacci hashing: powers of two do not collide.
-        (size.wrapping_mul(0x9E37_79B9) >> (32 - SLOTS.ilog2())) as usize
+    pub(crate) fn pop(&mut self, size: u32) -> Option<(Extent, u32)> {
+        let found = match self.shares {
+            false => self.take(bin_of(size), size..=size),
+            true => self.take_near(size),
+        };
+        self.score = match found {
+            Some(_) => (self.score + HIT).min(HIGH),
+            None => self.score.saturating_sub(1),
+        };
+        found
     }
 
-    /// Removes and returns a block of exactly `size` granules.
+    /// As [`pop`](Self::pop), while threads share the core.
+    fn take_near(&mut self, size: u32) -> Option<(Extent, u32)> {
+        let most = match size < MIN_INEXACT {
+            true => size,
+            // An eighth of the bytes requested, which take all granules but a part of the last.
+            false => size.max((size - 1) + (size - 1) / 8),
+        };
+        let last = bin_of(most);
+        let mut bin = bin_of(size);
+        while bin <= last {
+            let found = self.take(bin, size..=most);
+            if found.is_some() {
+                return found;
+            }
+            bin = self.next_full(bin + 1)?;
+        }
+        None
+    }
+
+    /// Removes and returns a block of a bin with one of these sizes, and its size.
     #[inline]
-    pub(crate) fn pop(&mut self, size: u32) -> Option<Extent> {
-        let index = Self::slot(size);
-        let slot = &mut self.slots[index];
-        if slot.size != size || slot.first == NONE {
-            self.score = self.score.saturating_sub(1);
-            return None;
+    fn take(&mut self, bin: usize, sizes: RangeInclusive<u32>) -> Option<(Extent, u32)> {
+        let at = self.firsts[bin];
+        let Entry { extent, size, next } = *self.entries.get(at as usize)?;
+        if !sizes.contains(&size) {
+            return self.take_behind(at, &sizes);
         }
-        self.score = (self.score + HIT).min(HIGH);
-        let at = slot.first;
-        let entry = &mut self.entries[at as usize];
-        slot.first = entry.next;
-        if slot.first == NONE {
-            self.full[index / 64] &= !(1 << (index % 64));
+        self.firsts[bin] = next;
+        if next == NONE {
+            self.full[bin / 64] &= !(1 << (bin % 64));
         }
-        entry.next = self.vacant;
-        let extent = entry.extent;
-        self.vacant = at;
+        self.vacate(at);
         self.granules -= u64::from(size);
-        Some(extent)
+        Some((extent, size))
+    }
+
+    /// As [`take`](Self::take), from the next few entries behind `before`.
+    #[cold]
+    fn take_behind(
+        &mut self,
+        mut before: u32,
+        sizes: &RangeInclusive<u32>,
+    ) -> Option<(Extent, u32)> {
+        for _ in 1..LOOKS {
+            let at = self.entries[before as usize].next;
+            let Entry { extent, size, next } = *self.entries.get(at as usize)?;
+            if sizes.contains(&size) {
+                self.entries[before as usize].next = next;
+                self.vacate(at);
+                self.granules -= u64::from(size);
+                return Some((extent, size));
+            }
+            before = at;
+        }
+        None
+    }
+
+    #[inline]
+    fn vacate(&mut self, entry: u32) {
+        self.entries[entry as usize].next = std::mem::replace(&mut self.vacant, entry);
     }
 
     /// Returns whether caching blocks pays now.
     #[inline]
     pub(crate) fn pays(&self) -> bool {
-        self.score > 0
+        self.shares || self.score > 0
+    }
+
+    /// Notes whether threads share the core now. A thread that has it to itself again caches `budget` granules.
+    #[inline]
+    pub(crate) fn note_shares(&mut self, shares: bool, budget: u64) {
+        if self.shares && !shares {
+            self.shrink(budget / 2);
+        }
+        self.shares = shares;
+    }
+
+    /// Returns the most granules to cache, and the largest block's, for a thread that may cache `alone` granules
+    /// and, while threads share the core, `shared`.
+    #[inline]
+    pub(crate) fn limits(&self, alone: u64, shared: u64) -> (u64, u64) {
+        match self.shares {
+            false => (alone, alone.min(MAX_ALONE / GRANULE)),
+            true => {
+                let most = alone.max(shared);
+                (most, most.min(MAX_CACHED / GRANULE))
+            }
+        }
     }
 
     /// Returns whether to cache the next block: always if caching pays, otherwise one in [`SAMPLE`].
@@ -147,60 +224,58 @@ impl Medium {
         self.push(size, extent);
     }
 
-    /// Returns whether the cache has more than `budget` granules; if so, the caller returns the
-    /// [leaving](Self::leaving) blocks to the core now.
+    /// Returns whether the cache has more than `budget` granules after a block of `size`; if so, the caller
+    /// returns the [leaving](Self::leaving) blocks to the core now.
     #[inline]
-    pub(crate) fn is_over(&mut self, budget: u64) -> bool {
-        if self.granules + self.leaving_granules <= budget {
+    pub(crate) fn is_over(&mut self, size: u32, budget: u64) -> bool {
+        let over = |this: &Self| this.granules + this.leaving_granules > budget;
+        let most = if self.shares {
+            // The rest of the budget is for blocks that leave when the thread allocates from the core next. A
+            // large block may take all of it.
+            (budget - budget / 4).max(size.into())
+        } else if !over(self) {
             return false;
-        }
-        // Half of the blocks, so that evictions are rare and large; a sample stays.
-        let most = if self.pays() { budget / 2 } else { budget };
+        } else {
+            // Half of the blocks, so that evictions are rare and large; a sample stays.
+            if self.pays() { budget / 2 } else { budget }
+        };
         if self.granules > most {
             self.shrink(most);
         }
-        true
+        over(self) || !self.shares
     }
 
-    /// Caches a block of `size` granules.
+    /// Caches a block of `size` granules, at most [`MAX_CACHED`] in bytes.
     #[inline]
     pub(crate) fn push(&mut self, size: u32, extent: Extent) {
         if !self.noted {
             self.note();
         }
-        let index = Self::slot(size);
-        if self.slots[index].size != size {
-            self.evict(index);
-            self.slots[index].size = size;
-        }
-        self.full[index / 64] |= 1 << (index % 64);
-        let entry = Entry {
-            extent,
-            next: self.slots[index].first,
-        };
+        let bin = bin_of(size);
+        let next = self.firsts[bin];
+        let entry = Entry { extent, size, next };
         let at = match self.entries.get_mut(self.vacant as usize) {
             Some(vacant) => {
-                let at = self.vacant;
-                self.vacant = vacant.next;
+                let next = vacant.next;
                 *vacant = entry;
-                at
+                std::mem::replace(&mut self.vacant, next)
             }
             None => {
                 self.entries.push(entry);
                 self.entries.len() as u32 - 1
             }
         };
-        self.slots[index].first = at;
+        self.firsts[bin] = at;
+        self.full[bin / 64] |= 1 << (bin % 64);
         self.granules += u64::from(size);
     }
 
     /// Calls `name` with the offset and bytes of each cached block.
-    pub(super) fn each(&self, name: &mut impl FnMut(u64, u64)) {
-        for slot in self.slots.iter() {
-            let mut at = slot.first;
+    pub(super) fn each(&self, mut name: impl FnMut(u64, u64)) {
+        for &first in self.firsts.iter() {
+            let mut at = first;
             while let Some(entry) = self.entries.get(at as usize) {
-                let bytes = u64::from(slot.size) * crate::core::GRANULE;
-                name(entry.extent.offset, bytes);
+                name(entry.extent.offset, u64::from(entry.size) * GRANULE);
                 at = entry.next;
             }
         }
@@ -235,50 +310,43 @@ impl Medium {
         std::mem::take(&mut self.leaving)
     }
 
-    /// Evicts whole slots in turn until `most` granules remain.
+    /// Evicts blocks of each bin in turn until `most` granules remain.
     #[cold]
     fn shrink(&mut self, most: u64) {
         while self.granules > most {
-            let Some(next) = self.next_full() else {
+            let Some(next) = self.next_full(self.hand).or_else(|| self.next_full(0)) else {
                 break;
             };
-            self.hand = (next + 1) % SLOTS;
-            self.evict(next);
+            self.hand = next + 1;
+            self.evict(next, most);
         }
     }
 
-    /// Returns the first slot with blocks from the hand on, wrapping around.
-    fn next_full(&self) -> Option<usize> {
-        let words = self.full.len();
-        let (word, bit) = (self.hand / 64, self.hand % 64);
-        let first = self.full[word] & (u64::MAX << bit);
-        let rest = (1..=words).map(|step| (word + step) % words);
-        std::iter::once((word, first))
-            .chain(rest.map(|word| (word, self.full[word])))
-            .find(|&(_, bits)| bits != 0)
-            .map(|(word, bits)| word * 64 + bits.trailing_zeros() as usize)
+    /// Returns the first bin with blocks from `bin` on.
+    #[inline]
+    fn next_full(&self, bin: usize) -> Option<usize> {
+        let mut word = bin / 64;
+        let mut bits = self.full.get(word)? & (u64::MAX << (bin % 64));
+        while bits == 0 {
+            word += 1;
+            bits = *self.full.get(word)?;
+        }
+        Some(word * 64 + bits.trailing_zeros() as usize)
     }
 
-    fn evict(&mut self, index: usize) {
-        let Slot { size, first } = self.slots[index];
-        let mut at = first;
-        while let Some(entry) = self.entries.get_mut(at as usize) {
-            self.leaving.push(entry.extent.node);
-            let next = std::mem::replace(&mut entry.next, self.vacant);
-            self.vacant = at;
-            self.granules -= u64::from(size);
+    /// Evicts blocks of a bin until `most` granules remain.
+    fn evict(&mut self, bin: usize, most: u64) {
+        while self.granules > most
+            && let Some((extent, size)) = self.take(bin, 0..=u32::MAX)
+        {
+            self.leaving.push(extent.node);
             self.leaving_granules += u64::from(size);
-            at = next;
         }
-        self.slots[index].first = NONE;
-        self.full[index / 64] &= !(1 << (index % 64));
     }
 
     /// Takes all blocks.
     pub(super) fn take_all(&mut self) -> Vec<RangeId> {
-        while let Some(next) = self.next_full() {
-            self.evict(next);
-        }
+        self.shrink(0);
         self.missed = (0, 0);
         // The caller clears the note once the core has the blocks.
         self.noted = false;
@@ -318,7 +386,7 @@ impl Medium {
 
     /// Returns the bytes of all blocks.
     pub(super) fn bytes(&self) -> u64 {
-        (self.granules + self.leaving_granules) * crate::core::GRANULE
+        (self.granules + self.leaving_granules) * GRANULE
     }
 
     /// Returns whether there are no blocks.
@@ -328,87 +396,4 @@ impl Medium {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::HashMap;
-
-    use proptest::prelude::*;
-
-    use super::*;
-
-    proptest! {
-        #[test]
-        fn it_gives_out_what_it_keeps_by_exact_size_and_loses_nothing(
-            steps in proptest::collection::vec((0..3, 8_u32..600), 0..3000),
-            budget in 0_u64..20_000,
-        ) {
-            let mut medium = Medium::new(Arc::default());
-            let mut kept: HashMap<RangeId, u32> = HashMap::new();
-            let mut numbers = 0..;
-            let mut new = || {
-                let number = numbers.next().unwrap();
-                let node = RangeId::from_number(number);
-                Extent { offset: number.into(), node }
-            };
-            for (step, size) in steps {
-                let fits = u64::from(size) <= budget;
-                if step == 0 && fits {
-                    let extent = new();
-                    let node = extent.node;
-                    match medium.keeps() {
-                        true => medium.put(size, extent),
-                        false => medium.pass_on(size, node),
-                    }
-                    kept.insert(node, size);
-                    if medium.is_over(budget) {
-                        for left in medium.take_leaving() {
-                            prop_assert!(kept.remove(&left).is_some());
-                        }
-                    }
-                } else {
-                    // Once, or as a thread that needs many of a size.
-                    for _ in 0..if step == 1 { 1 } else { 12 } {
-                        if let Some(extent) = medium.pop(size) {
-                            prop_assert_eq!(kept.remove(&extent.node), Some(size));
-                            prop_assert_eq!(extent.offset, u64::from(extent.node.number()));
-                            continue;
-                        }
-                        let more = medium.more(size, budget);
-                        for left in medium.take_leaving() {
-                            prop_assert!(kept.remove(&left).is_some());
-                        }
-                        for _ in 0..more {
-                            let extent = new();
-                            kept.insert(extent.node, size);
-                            medium.push(size, extent);
-                        }
-                    }
-                }
-                prop_assert!(medium.granules + medium.leaving_granules <= budget);
-                let granules: u64 = kept.values().map(|&size| u64::from(size)).sum();
-                prop_assert_eq!(medium.granules + medium.leaving_granules, granules);
-            }
-            let mut left: Vec<u32> = medium.take_all().iter().map(|node| node.number()).collect();
-            let mut expected: Vec<u32> = kept.keys().map(|node| node.number()).collect();
-            left.sort_unstable();
-            expected.sort_unstable();
-            prop_assert_eq!(left, expected);
-            prop_assert!(medium.is_empty());
-        }
-    }
-
-    #[test]
-    fn more_is_fetched_of_what_is_missed_again_and_again() {
-        let mut medium = Medium::new(Arc::default());
-        let ample = 1 << 20;
-        let wanted: Vec<u32> = (0..6).map(|_| medium.wanted(16, ample)).collect();
-        assert_eq!(wanted, [1, 2, 4, 8, 16, 16]);
-        assert_eq!(medium.wanted(17, ample), 1);
-        assert_eq!(medium.wanted(17, 8 * 17), 2);
-        assert_eq!(
-            medium.wanted(17, 8 * 17),
-            2,
-            "no more than a fourth of the budget"
-        );
-        assert_eq!(medium.wanted(17, 0), 1);
-    }
-}
+mod tests;

@@ -22,11 +22,11 @@ pub(crate) struct Members {
 
 impl Members {
     /// Bounds what all threads' caches may hold, without taking them: each thread may have `larger` bytes of
-    /// larger blocks within its budget, and `large` bytes beyond it.
-    pub(crate) fn kept(&self, larger: u64, large: u64, class: Option<Class>) -> Outside {
+    /// larger blocks.
+    pub(crate) fn kept(&self, larger: u64, class: Option<Class>) -> Outside {
         let kept = self.list.iter().map(|member| &*member.kept);
         Outside {
-            bytes: kept.clone().map(|kept| kept.bytes(larger, large)).sum(),
+            bytes: kept.clone().map(|kept| kept.bytes(larger)).sum(),
             of_class: class.is_some_and(|class| kept.clone().any(|kept| kept.has_small(class))),
         }
     }

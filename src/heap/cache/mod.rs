@@ -13,7 +13,6 @@ mod biased;
 mod depot;
 mod inbox;
 mod kept;
-mod large;
 mod load;
 mod local;
 mod magazine;
@@ -30,7 +29,7 @@ pub(crate) use self::{
     load::{Contents, Load},
     local::{Local, Tally},
     magazine::Magazine,
-    medium::Medium,
+    medium::{MAX_CACHED, MIN_INEXACT, Medium},
     member::{Home, Member},
     members::Members,
     reserved::{Inside, Reserved, Visitor},

@@ -18,7 +18,7 @@ const _: () = assert!(
 
 /// Returns the bin of a size.
 #[inline]
-pub(super) fn bin_of(size: u32) -> usize {
+pub(crate) const fn bin_of(size: u32) -> usize {
     // Sizes below STEPS are their own bins. A shift of 0 does that without a branch, which would be
     // unpredictable.
     let shift = (size | STEPS).ilog2() - LOG_STEPS;

@@ -16,6 +16,7 @@ mod tests;
 use std::ops::Range;
 use std::sync::Arc;
 
+pub(super) use bins::bin_of;
 pub(super) use nodes::RangeId;
 pub(super) use pages::{Owner, PageMap};
 pub(super) use ranges::{Extent, GRANULE, MAX_RANGE};

@@ -40,9 +40,9 @@ impl HeapInner {
 
     /// Returns the bound of what may be cached outside the core.
     fn outside(&self, members: &Members, request: &Request) -> Outside {
-        let larger = self.most_budget.load(Relaxed) * GRANULE;
+        let larger = self.most_budget.load(Relaxed).max(self.shared_budget) * GRANULE;
         let class = request.class();
-        let kept = members.kept(larger, self.large_budget * GRANULE, class);
+        let kept = members.kept(larger, class);
         let waits = class.is_some_and(|class| self.depots[class.index()].len() > 0);
         Outside {
             bytes: kept.bytes + self.waiting_bytes(),

@@ -11,6 +11,9 @@ use super::sync::{AtomicBool, AtomicU64, Fence, MutPtr, Mutex, MutexGuard, Order
 /// doubles each time the reservation is revoked, up to `MOST`.
 const FIRST: u32 = 64;
 const MOST: u32 = 4096;
+/// How often a thread tries to lock before it sleeps: some 10 µs in all.
+#[cfg(not(loom))]
+const SPINS: u32 = 20;
 /// How often other visitors turn away from a reserved lock before one revokes the reservation.
 const PATIENCE: u32 = 64;
 
@@ -201,6 +204,18 @@ impl<T> Reserved<T> {
     }
 
     fn lock_turn(&self) -> MutexGuard<'_, Turn> {
+        // The mutex itself would soon ask the kernel to put this thread to sleep, and to wake up the next: both
+        // take longer than most turns.
+        #[cfg(not(loom))]
+        for tries in 0..SPINS {
+            match self.turn.try_lock() {
+                Ok(turn) => return turn,
+                Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => {
+                    (0..1 << tries.min(6)).for_each(|_| super::sync::spin_loop());
+                }
+            }
+        }
         // A panic under the mutex was the caller's, while it changed its own value.
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
