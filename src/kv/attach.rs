@@ -104,7 +104,7 @@ impl AttachOptions {
     }
 
     /// Attaches the tier: keeps ready pages with their keys and their order of use, and frees the pages that were being written. Memory
-    /// of zeros becomes a new tier.
+    /// whose first 4 KiB are zeros becomes a new tier, whatever it has behind them.
     ///
     /// Everything that the memory has is checked; whatever its bytes are, the result is a tier whose pages lie in it, or an error.
     /// Contents of pages are not looked at. This process has the tier until its last handle is gone.
@@ -221,7 +221,7 @@ impl AttachOptions {
             }
         };
         found.generation = header::next_generation(view)?;
-        let table = Table::with_ready(geometry.pages, geometry.page_bytes, kept.ready, kept.index);
+        let table = Table::with_ready(geometry.pages, geometry.page_bytes, kept.ready, kept.index)?;
         Ok((geometry, table, found))
     }
 }

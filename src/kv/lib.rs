@@ -51,6 +51,7 @@ mod options;
 mod owner;
 mod page;
 mod persist;
+mod room;
 mod stats;
 mod store;
 mod table;

@@ -1,5 +1,8 @@
 //! A list of pages from the least to the most recently used one.
 
+use crate::Result;
+use crate::room::list_for;
+
 /// No page.
 const NONE: u32 = u32::MAX;
 
@@ -20,13 +23,18 @@ pub(crate) struct Lru {
 
 impl Lru {
     /// Creates an empty list for pages below `pages`.
-    pub(crate) fn new(pages: u32) -> Self {
-        Self {
-            links: vec![None; pages as usize],
+    ///
+    /// # Errors
+    /// [`System`](crate::MemoryError::System) without memory for it.
+    pub(crate) fn new(pages: u32) -> Result<Self> {
+        let mut links = list_for(pages as usize)?;
+        links.resize(pages as usize, None);
+        Ok(Self {
+            links,
             oldest: NONE,
             newest: NONE,
             len: 0,
-        }
+        })
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -92,7 +100,7 @@ mod tests {
     proptest! {
         #[test]
         fn the_order_is_that_of_a_vector(steps in prop::collection::vec((any::<bool>(), 0_u32..10), 0..60)) {
-            let mut list = Lru::new(10);
+            let mut list = Lru::new(10).unwrap();
             let mut model = Vec::new();
             for (adds, page) in steps {
                 model.retain(|&other| other != page);

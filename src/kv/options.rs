@@ -93,7 +93,7 @@ impl TierOptions {
         let borders = chunks.map(|chunk| chunk.device_ptr().0 - memory.device_ptr().0);
         let borders = borders.collect();
         header::format(&memory.cpu()?, &geometry, &Tag::default())?;
-        let table = Table::new(geometry.pages, geometry.page_bytes);
+        let table = Table::new(geometry.pages, geometry.page_bytes)?;
         let inner = Inner::new(memory, geometry, table)?;
         Ok(Tier::new(
             inner.copying_by(self.method).bordered_at(borders),

@@ -12,6 +12,7 @@ use crate::geometry::{Geometry, SLOT};
 use crate::hash::hash;
 use crate::memory::CpuView;
 use crate::page::{Change, PageId};
+use crate::room::no_room;
 use crate::{Key, Result};
 
 /// Where the parts of a slot lie.
@@ -83,7 +84,7 @@ pub(crate) struct Kept {
 /// count on from.
 ///
 /// # Errors
-/// Those of the view.
+/// Those of the view; [`System`](crate::MemoryError::System) without memory for what is there.
 pub(crate) fn read(view: &CpuView<'_>, geometry: &Geometry) -> Result<Kept> {
     let mut kept = Kept::default();
     let mut slots = [[0_u64; WORDS]; READ];
@@ -99,11 +100,13 @@ pub(crate) fn read(view: &CpuView<'_>, geometry: &Geometry) -> Result<Kept> {
             let key = key_of(slot);
             let is_whole = slot[CHECK as usize / 8] == check(key.as_bytes(), page);
             let page = PageId::first(page);
+            kept.index.try_reserve(1).map_err(no_room)?;
             if state == READY
                 && is_whole
                 && let Entry::Vacant(entry) = kept.index.entry(key)
             {
                 entry.insert(page.number());
+                kept.ready.try_reserve(1).map_err(no_room)?;
                 kept.ready.push((page, key, slot[STAMP as usize / 8]));
                 continue;
             }

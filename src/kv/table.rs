@@ -4,7 +4,8 @@ use std::collections::{HashMap, HashSet};
 
 use crate::lru::Lru;
 use crate::page::{Change, Direction, Evicted, PageId, Reserved, Slot, State};
-use crate::{Error, Key, Result, Stats};
+use crate::room::list_for;
+use crate::{Error, Key, MemoryError, Result, Stats};
 
 /// The slots of all pages.
 #[derive(Debug)]
@@ -23,12 +24,18 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    pub(crate) fn new(pages: u32, page_bytes: u64) -> Self {
-        Self {
-            slots: (0..pages).map(Slot::free).collect(),
+    /// # Errors
+    /// [`System`](crate::MemoryError::System) without memory for it.
+    pub(crate) fn new(pages: u32, page_bytes: u64) -> Result<Self> {
+        let mut slots = list_for(pages as usize)?;
+        slots.extend((0..pages).map(Slot::free));
+        let mut free = list_for(pages as usize)?;
+        free.extend((0..pages).rev());
+        Ok(Self {
+            slots,
             index: HashMap::new(),
-            free: (0..pages).rev().collect(),
-            lru: Lru::new(pages),
+            free,
+            lru: Lru::new(pages)?,
             writing: 0,
             clock: 0,
             counts: Stats {
@@ -36,18 +43,21 @@ impl Table {
                 page_bytes,
                 ..Stats::default()
             },
-        }
+        })
     }
 
     /// Creates the slots of a tier that has ready pages, the least recently used first: distinct pages below `pages` with
     /// distinct keys, which `index` has.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
     pub(crate) fn with_ready(
         pages: u32,
         page_bytes: u64,
         ready: Vec<(PageId, Key, u64)>,
         index: HashMap<Key, u32>,
-    ) -> Self {
-        let mut table = Self::new(pages, page_bytes);
+    ) -> Result<Self> {
+        let mut table = Self::new(pages, page_bytes)?;
         table.index = index;
         for (page, key, stamp) in ready {
             let page = page.number();
@@ -64,7 +74,7 @@ impl Table {
         table
             .free
             .retain(|&page| slots[page as usize].state == State::Free);
-        table
+        Ok(table)
     }
 
     /// Returns how many of the first keys are ready.
@@ -222,15 +232,27 @@ impl Table {
             .enumerate()
             .map(page)
             .collect::<Result<Vec<_>>>()?;
-        self.add_users(&pages);
+        self.add_users(&pages)?;
         Ok(pages)
     }
 
-    fn add_users(&mut self, pages: &[PageId]) {
+    /// # Errors
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for more users of a page than can be counted; nothing has changed then.
+    fn add_users(&mut self, pages: &[PageId]) -> Result<()> {
+        // Each may be the same page.
+        let more = u32::try_from(pages.len()).unwrap_or(u32::MAX);
+        for page in pages {
+            let users = self.slots[page.number() as usize].users;
+            if users.checked_add(more).is_none() {
+                let why = format!("page {} has {users} loads and copies", page.number());
+                return Err(MemoryError::invalid("pages", why).into());
+            }
+        }
         for page in pages {
             self.slots[page.number() as usize].users += 1;
             self.lru.remove(page.number());
         }
+        Ok(())
     }
 
     /// Takes pages for a copy, which keeps them until [`unpin`](Self::unpin).
@@ -259,8 +281,7 @@ impl Table {
                 return Err(Error::WrongState { page, is, need });
             }
         }
-        self.add_users(pages);
-        Ok(())
+        self.add_users(pages)
     }
 
     /// Ends what [`pin`](Self::pin) or [`begin_copy`](Self::begin_copy) began. A page counts as used then.
@@ -330,5 +351,24 @@ impl Table {
             pinned: self.pinned() as u64,
             ..self.counts
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_page_has_more_users_than_can_be_counted() {
+        let key = Key::new([1; Key::BYTES]);
+        let mut table = Table::new(1, 1).unwrap();
+        let reserved = table.reserve(&[key]).unwrap();
+        table.commit(&[reserved.placed[0].1]).unwrap();
+        table.slots[0].users = u32::MAX - 1;
+        assert!(table.pin(&[key, key]).is_err());
+        assert_eq!(table.slots[0].users, u32::MAX - 1, "nothing has changed");
+        let pages = table.pin(&[key]).unwrap();
+        assert!(table.begin_copy(&pages, Direction::Load).is_err());
+        assert_eq!(table.slots[0].users, u32::MAX);
     }
 }

@@ -19,6 +19,8 @@ pub(crate) const MAX_BLOCKS: u32 = 1024;
 pub(crate) const ALIGN: u64 = 16;
 /// How many lists are kept for later jobs.
 const SPARES: usize = 16;
+/// The most bytes of a list that is kept: of a job of 2^18 pages.
+const SPARE: u64 = 4 << 20;
 /// The least bytes of a list.
 const LIST: u64 = 64 << 10;
 /// The pairs of the first of two launches.
@@ -94,7 +96,7 @@ impl Kernels {
     /// Keeps the list of a job that has ended for a later one.
     pub(crate) fn keep(&self, list: Arc<PinnedHost>) {
         let mut spares = lock(&self.spares);
-        if spares.len() < SPARES {
+        if spares.len() < SPARES && list.len() <= SPARE {
             spares.push(list);
         }
     }
@@ -201,5 +203,24 @@ impl Drop for Kernel {
             // SAFETY: owned by `self`; the tier keeps it, and jobs keep the tier until their launches have ended.
             unsafe { self.driver.module_unload(self.device, self.module) }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use egmem_core::Machine;
+
+    #[test]
+    fn few_and_small_lists_are_kept() {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let kernels = Kernels::default();
+        let list = |bytes| kernels.list(&driver, 0, bytes).unwrap();
+        kernels.keep(list(SPARE + 1));
+        assert_eq!(lock(&kernels.spares).len(), 0);
+        let lists: Vec<_> = (0..=SPARES).map(|_| list(SPARE)).collect();
+        lists.into_iter().for_each(|list| kernels.keep(list));
+        assert_eq!(lock(&kernels.spares).len(), SPARES);
+        assert!(list(1).len() >= SPARE, "one that was kept");
     }
 }

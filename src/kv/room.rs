@@ -1,0 +1,29 @@
+//! Lists whose lengths memory that others write decides.
+
+use crate::{MemoryError, Result};
+
+/// Returns an empty list with room for `count` values.
+///
+/// # Errors
+/// [`System`](crate::MemoryError::System) if the process cannot have so much memory.
+pub(crate) fn list_for<T>(count: usize) -> Result<Vec<T>> {
+    let mut list = Vec::new();
+    list.try_reserve_exact(count).map_err(no_room)?;
+    Ok(list)
+}
+
+/// Returns the error of a list or a map without room.
+pub(crate) fn no_room(error: std::collections::TryReserveError) -> MemoryError {
+    MemoryError::failed("allocating the table of a tier", error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn too_much_is_an_error() {
+        assert!(list_for::<u64>(usize::MAX / 8).is_err());
+        assert!(list_for::<u64>(9).unwrap().capacity() >= 9);
+    }
+}
