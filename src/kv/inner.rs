@@ -46,6 +46,11 @@ impl Inner {
         let view = memory.cpu()?;
         expect_writable(&view)?;
         view.slice(0, geometry.total)?;
+        if memory.of_one_kind(0, geometry.total) < geometry.total {
+            // The driver crashes the process when one copy touches both.
+            let why = "it has memory of the CPU and of a GPU";
+            return Err(MemoryError::invalid("memory", why).into());
+        }
         Ok(Self {
             table: Mutex::new(table),
             geometry,
@@ -228,4 +233,70 @@ pub(crate) fn expect_writable(view: &CpuView<'_>) -> Result<()> {
     }
     let (who, have, need) = (Location::Host, Access::Read, Access::ReadWrite);
     Err(MemoryError::NotAccessible { who, have, need }.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::{AccessChecks, CpuMemory, Engine, Memory};
+    use crate::{Buffer, Tier};
+    use egmem_core::Machine;
+
+    /// Memory that says that its second half is of another kind.
+    struct Mixed(Buffer);
+
+    // SAFETY: the buffer answers, and the kinds allow less than it does.
+    unsafe impl AccessChecks for Mixed {
+        fn gpu_access(
+            &self,
+            gpu: i32,
+            engine: Engine,
+            offset: u64,
+            len: u64,
+        ) -> Result<Access, MemoryError> {
+            self.0.gpu_access(gpu, engine, offset, len)
+        }
+
+        fn of_one_kind(&self, _offset: u64, len: u64) -> u64 {
+            len / 2
+        }
+    }
+
+    impl Memory for Mixed {
+        fn driver(&self) -> &Driver {
+            self.0.driver()
+        }
+        fn device_ptr(&self) -> DevicePtr {
+            self.0.device_ptr()
+        }
+        fn len(&self) -> u64 {
+            self.0.len()
+        }
+        fn location(&self) -> Location {
+            self.0.location()
+        }
+    }
+
+    impl CpuMemory for Mixed {
+        fn cpu(&self) -> Result<CpuView<'_>, MemoryError> {
+            self.0.cpu()
+        }
+    }
+
+    #[test]
+    fn a_tier_lies_in_memory_of_one_kind() {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let buffer = Buffer::near(&driver, 0, 1 << 20).unwrap();
+        let refused = Tier::attach(Arc::new(Mixed(buffer)))
+            .page_bytes(4096)
+            .open();
+        let is_refused = matches!(
+            refused,
+            Err(Error::Memory(MemoryError::InvalidArgument {
+                what: "memory",
+                ..
+            }))
+        );
+        assert!(is_refused, "{refused:?}");
+    }
 }
