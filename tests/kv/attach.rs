@@ -120,6 +120,30 @@ pub fn one_tier_at_a_time_has_the_memory(driver: &Driver) {
     assert_eq!(memory.get::<u64>(136).unwrap(), 0, "given up");
 }
 
+/// Of threads that open a tier at the same time, one has it.
+pub fn one_of_many_opens_at_once_succeeds(driver: &Driver) {
+    let memory = memory(driver);
+    for _ in 0..100 {
+        let barrier = std::sync::Barrier::new(4);
+        let open = || {
+            barrier.wait();
+            options(&memory).open()
+        };
+        let opened: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(open)).collect();
+            let threads = threads.into_iter();
+            threads.map(|thread| thread.join().unwrap()).collect()
+        });
+        let refused = opened.iter().filter_map(|opened| opened.as_ref().err());
+        assert!(
+            refused
+                .clone()
+                .all(|error| matches!(error, Error::InUse { .. }))
+        );
+        assert_eq!(refused.count(), 3);
+    }
+}
+
 pub fn a_damaged_header_gives_no_tier_away(driver: &Driver) {
     for (at, what) in [(8, 2_u64), (16, 3), (80, 0), (0, 7)] {
         let memory = memory(driver);

@@ -99,6 +99,45 @@ pub fn a_page_that_has_another_key_by_now_is_refused(driver: &Driver) {
     assert_eq!(egmem::kv::PageId::from_bits(page.to_bits()), page);
 }
 
+/// Threads store and load keys of their own by jobs, in a tier that is too small for all of them.
+pub fn threads_share_a_tier(driver: &Driver) {
+    let tier = tier(driver, 6, 4096);
+    let work = |thread: u64| {
+        let cache = Cache::new(driver, 1, 4, (4096, 4096));
+        let mut found = 0;
+        for round in 0..40 {
+            let keys = keys(thread << 32 | round..(thread << 32 | round) + 2);
+            let byte = |index: u64| (thread * 100 + round + index) as u8;
+            let bytes = [0, 1].map(|index| [byte(index); 4096]);
+            cache.write(0, bytes.as_flattened());
+            let mut store = tier.prepare_store(&keys).unwrap();
+            let blocks: Vec<u64> = store.indices().iter().map(|&at| at as u64).collect();
+            let pairs = store.pairs(&blocks).unwrap();
+            let job = tier.store(&cache.stream, &pairs, &cache.pages);
+            job.unwrap().wait().unwrap();
+            store.commit().unwrap();
+            // Another thread may have evicted them since.
+            let Ok(load) = tier.prepare_load(&keys) else {
+                continue;
+            };
+            let pairs = load.pairs(&[2, 3]).unwrap();
+            let job = tier.load(&cache.stream, &pairs, &cache.pages);
+            drop(load);
+            job.unwrap().wait().unwrap();
+            assert!(cache.read(0)[2 * 4096..] == *bytes.as_flattened());
+            found += 1;
+        }
+        found
+    };
+    let found: u64 = std::thread::scope(|scope| {
+        let threads = [1, 2].map(|thread| scope.spawn(move || work(thread)));
+        threads.map(|thread| thread.join().unwrap()).iter().sum()
+    });
+    assert!(found > 0);
+    let stats = tier.stats();
+    assert_eq!((stats.pinned, stats.writing), (0, 0));
+}
+
 pub fn a_job_keeps_its_pages(driver: &Driver) {
     let cache = Cache::new(driver, 1, 8, (4096, 4096));
     let tier = tier(driver, 2, 4096);

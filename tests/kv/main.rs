@@ -16,6 +16,7 @@ drivers::on_both! { egmem::Machine::gh200();
     attach {
         pages_are_found_again_in_their_order,
         one_tier_at_a_time_has_the_memory,
+        one_of_many_opens_at_once_succeeds,
         a_damaged_header_gives_no_tier_away,
         other_memory_is_refused,
         a_tier_takes_as_many_pages_as_fit,
@@ -31,6 +32,7 @@ drivers::on_both! { egmem::Machine::gh200();
     jobs {
         copies_out_of_bounds_are_refused,
         a_page_that_has_another_key_by_now_is_refused,
+        threads_share_a_tier,
         a_job_keeps_its_pages,
         a_page_under_a_copy_outlives_its_store,
         a_job_outlives_the_tier,
