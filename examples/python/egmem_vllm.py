@@ -16,6 +16,7 @@ import hashlib
 import logging
 import time
 
+import numpy
 import torch
 from vllm.v1.kv_offload.base import (
     BlockIDsLoadStoreSpec,
@@ -39,7 +40,10 @@ _tiers = {}
 
 
 class PageSpec(BlockIDsLoadStoreSpec):
-    """Pages of the tier."""
+    """Pages of the tier, whose numbers have 64 bits: vLLM's own have 32."""
+
+    def __init__(self, pages):
+        self.block_ids = numpy.array(pages, dtype=numpy.uint64)
 
 
 def _key(key):
