@@ -73,21 +73,6 @@ impl<P: AsRef<PhysicalMemory>> MappedRange<P> {
         })
     }
 
-    /// As [`map`](Self::map), where each part is granted what `access` returns for its location. Parts may then lie on
-    /// host nodes and on GPUs.
-    ///
-    /// # Errors
-    /// As [`map`](Self::map), and those of `access`.
-    pub fn map_each(
-        driver: &Driver,
-        parts: Vec<P>,
-        mut access: impl FnMut(Location) -> Result<Vec<AccessDesc>>,
-    ) -> Result<Self> {
-        Self::map_granting(driver, parts, |mapping| {
-            mapping.set_access(&access(mapping.location())?)
-        })
-    }
-
     /// `grant` sets a mapping's access and nothing else.
     fn map_granting(
         driver: &Driver,
