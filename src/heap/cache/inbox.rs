@@ -16,32 +16,18 @@ use super::sync::{AtomicPtr, Ordering};
 #[repr(align(128))]
 pub(crate) struct Inbox<T> {
     newest: AtomicPtr<Node<T>>,
-    items: PhantomData<Box<Node<T>>>,
+    items: PhantomData<T>,
 }
 
-/// An item and its link. A thread that keeps the node can push again without allocating.
-pub(crate) struct Node<T> {
-    /// The node pushed before; meaningful only in an inbox and in what was taken from it.
+/// An item and its link.
+struct Node<T> {
+    /// The node pushed before.
     older: *mut Node<T>,
-    /// The item.
-    pub(crate) item: T,
+    item: T,
 }
 
 // SAFETY: an item moves from one thread to another, and no two access it at a time.
 unsafe impl<T: Send> Sync for Inbox<T> {}
-// SAFETY: no code follows the pointer of a node that a thread owns; the rest is the item.
-unsafe impl<T: Send> Send for Node<T> {}
-// SAFETY: as for Send.
-unsafe impl<T: Sync> Sync for Node<T> {}
-
-impl<T> Node<T> {
-    pub(crate) fn new(item: T) -> Box<Self> {
-        Box::new(Self {
-            older: null_mut(),
-            item,
-        })
-    }
-}
 
 impl<T> Inbox<T> {
     pub(crate) fn new() -> Self {
@@ -53,13 +39,11 @@ impl<T> Inbox<T> {
 
     /// Pushes an item; this allocates its node.
     pub(crate) fn push(&self, item: T) {
-        self.push_node(Node::new(item));
-    }
-
-    /// Pushes an item with its node.
-    pub(crate) fn push_node(&self, node: Box<Node<T>>) {
-        let node = Box::into_raw(node);
         let mut newest = self.newest.load(Ordering::Relaxed);
+        let node = Box::into_raw(Box::new(Node {
+            older: newest,
+            item,
+        }));
         loop {
             // SAFETY: it comes from a box, and no other thread has it before the exchange succeeds.
             unsafe { (*node).older = newest };
@@ -118,37 +102,30 @@ impl<T> fmt::Debug for Inbox<T> {
 /// The items taken from an [`Inbox`], the newest first.
 pub(crate) struct Taken<T> {
     newest: *mut Node<T>,
-    items: PhantomData<Box<Node<T>>>,
+    items: PhantomData<T>,
 }
 
 // SAFETY: the chain belongs to this value alone.
 unsafe impl<T: Send> Send for Taken<T> {}
 
-impl<T> Taken<T> {
-    /// Returns the next item with its node.
-    pub(crate) fn next_node(&mut self) -> Option<Box<Node<T>>> {
-        if self.newest.is_null() {
-            return None;
-        }
-        // SAFETY: chains consist of nodes from boxes in `push_node`, and one swap took this one for this
-        // value alone.
-        let node = unsafe { Box::from_raw(self.newest) };
-        self.newest = node.older;
-        Some(node)
-    }
-}
-
 impl<T> Iterator for Taken<T> {
     type Item = T;
 
     fn next(&mut self) -> Option<T> {
-        self.next_node().map(|node| node.item)
+        if self.newest.is_null() {
+            return None;
+        }
+        // SAFETY: chains consist of nodes from boxes in `push`, and one swap took this one for this value
+        // alone.
+        let node = unsafe { Box::from_raw(self.newest) };
+        self.newest = node.older;
+        Some(node.item)
     }
 }
 
 impl<T> Drop for Taken<T> {
     fn drop(&mut self) {
-        while self.next_node().is_some() {}
+        self.for_each(drop);
     }
 }
 
@@ -178,21 +155,6 @@ mod tests {
         inbox.push(5);
         assert!(taken.eq([4, 3, 2, 1, 0]));
         assert!(inbox.take_all().eq([5]));
-    }
-
-    #[test]
-    fn a_node_goes_round() {
-        let inbox = Inbox::new();
-        inbox.push_node(Node::new(1));
-        let mut node = inbox.take_all().next_node().unwrap();
-        let address: *const _ = &*node;
-        node.item += 1;
-        inbox.push(7);
-        inbox.push_node(node);
-        let mut taken = inbox.take_all();
-        let node = taken.next_node().unwrap();
-        assert_eq!((&*node as *const _, node.item), (address, 2));
-        assert!(taken.eq([7]));
     }
 
     #[test]
@@ -322,23 +284,6 @@ mod under_loom {
             let mut all = drain(&inbox);
             pusher.join().unwrap();
             all.extend(other.join().unwrap());
-            all.extend(drain(&inbox));
-            all.sort_unstable();
-            assert_eq!(all, [0, 1]);
-        });
-    }
-
-    #[test]
-    fn a_node_comes_back_while_others_push() {
-        loom::model(|| {
-            let inbox = Arc::new(Inbox::new());
-            inbox.push(Item::new(0));
-            let other = pusher(&inbox, &[1]);
-            let mut taken = inbox.take_all();
-            let first = taken.next_node().unwrap();
-            let mut all: Vec<_> = taken.map(|item| item.number()).collect();
-            inbox.push_node(first);
-            other.join().unwrap();
             all.extend(drain(&inbox));
             all.sort_unstable();
             assert_eq!(all, [0, 1]);
