@@ -1,12 +1,13 @@
 //! Asks the processes of this user for their ledgers.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use egmem_share::{Channel, Peers, Unreachable};
 use serde::{Deserialize, Serialize};
 
+use crate::driver::lock;
 use crate::ledger::Ledger;
 use crate::offer::MAX_TEXT;
 use crate::size::Bytes;
@@ -167,10 +168,6 @@ fn ask_each(sockets: &Mutex<Vec<(u32, PathBuf)>>, found: &Mutex<&mut Found>) {
         found.left += most - bytes;
         found.add(pid, path, answer);
     }
-}
-
-fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Asks a process for at most `most` bytes; returns how many it sent, too.

@@ -2,12 +2,13 @@
 
 use std::cmp::Reverse;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use egmem_share::{Channel, Closer, InstanceId, Listener, Peers};
 
+use crate::driver::lock;
 use crate::fork::Generation;
 use crate::ledger::Ledger;
 use crate::{Error, MemoryError, Result, folder};
@@ -143,7 +144,7 @@ impl Drop for Offer {
 
 /// Replaces the thread's state, unless it is to end; returns the previous one.
 fn replace(state: &Mutex<Answering>, new: Answering) -> Answering {
-    let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut state = lock(state);
     match *state {
         Answering::Ended => Answering::Ended,
         _ => std::mem::replace(&mut state, new),
