@@ -5,8 +5,7 @@ use std::net::Ipv6Addr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
-
+use crate::by_text::serde_by_text;
 use crate::{Error, Result};
 
 /// The longest path of a Unix socket in bytes: `sockaddr_un` has 108, including a final NUL.
@@ -116,18 +115,7 @@ fn port_digits(text: &str) -> bool {
         .is_some_and(|port| port.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-impl Serialize for Address {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Address {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        text.parse().map_err(de::Error::custom)
-    }
-}
+serde_by_text!(Address);
 
 #[cfg(test)]
 mod tests {

@@ -4,6 +4,7 @@
 mod account;
 mod address;
 pub mod blocking;
+mod by_text;
 #[cfg(feature = "certs")]
 pub mod certs;
 mod client;

@@ -3,9 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
-
 use super::PeerName;
+use crate::by_text::serde_by_text;
 use crate::{Error, Result};
 
 /// The text of [`Owner::Server`]. Peer names contain no `@`.
@@ -73,19 +72,7 @@ impl FromStr for Owner {
     }
 }
 
-/// As text.
-impl Serialize for Owner {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Owner {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        text.parse().map_err(de::Error::custom)
-    }
-}
+serde_by_text!(Owner);
 
 #[cfg(test)]
 mod tests {
