@@ -100,7 +100,7 @@ pub use egmem_service as service;
 #[doc(inline)]
 pub use egmem_shapes as shapes;
 
-// What these crates and modules have besides is for egmem's own crates alone (docs/stability.md).
+// Everything else in these crates and modules is for egmem's own crates alone (docs/stability.md).
 
 /// The driver's calls one by one, on CUDA or simulated: the trait [`Backend`](driver::Backend), its types, and the
 /// simulator.
@@ -119,7 +119,7 @@ pub mod driver {
     pub use egmem_core::driver::{Machine, sim};
 }
 
-/// What all memory has in common, and the CPU's safe access to it.
+/// The traits of all memory, and the CPU's safe access to it.
 pub mod memory {
     #[doc(inline)]
     pub use egmem_core::memory::{
@@ -222,6 +222,11 @@ struct QuestionsPage;
 #[cfg(doctest)]
 #[doc = include_str!("../docs/coming-from.md")]
 struct ComingFromPage;
+
+/// See [`HeapPage`].
+#[cfg(doctest)]
+#[doc = include_str!("../docs/async-copies.md")]
+struct AsyncCopiesPage;
 
 /// See [`HeapPage`].
 #[cfg(doctest)]

@@ -244,7 +244,7 @@ fn a_range_of_whole_chunks_is_changed_and_no_other(driver: &Driver) {
         let error = buffer.set_access_at(offset, len, &to(rw)).unwrap_err();
         let is_it = matches!(error, Error::InvalidArgument { what: "range", .. });
         assert!(
-            is_it && error.to_string().contains("borders of parts"),
+            is_it && error.to_string().contains("boundaries of parts"),
             "{error}"
         );
     }

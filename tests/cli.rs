@@ -494,7 +494,7 @@ fn serve_finds_the_users_configuration_and_then_says_where_it_looked() {
 }
 
 #[test]
-fn ps_shows_the_machine_and_who_has_its_memory() {
+fn ps_shows_the_machine_and_the_owners_of_its_memory() {
     let folder = tempfile::tempdir().unwrap();
     let ps = |args: &[&str]| {
         let output = egmem(&[&["ps", "--sim", "gh200"], args].concat())

@@ -55,7 +55,7 @@ pub async fn own(args: &Args) -> Result<Report> {
         .start()
         .await?;
     let mut events = server.events();
-    // Whoever has a certificate of the authority may come; Who::list would name some.
+    // Every peer with a certificate of the authority may fetch it; Who::list would name some.
     let published = server
         .publish(&args.name, shared.clone())
         .access(Access::ReadWrite)

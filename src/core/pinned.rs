@@ -59,7 +59,7 @@ fn is_supported(
     }
 }
 
-/// What each type here has: its driver, its addresses, and its entry in the ledger.
+/// The common part of the types here: the driver, its addresses, and its entry in the ledger.
 #[derive(Debug)]
 struct Owned {
     driver: Driver,

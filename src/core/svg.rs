@@ -7,7 +7,7 @@ use std::fmt::{self, Write};
 
 use crate::text::escape_xml;
 
-/// What all drawings have in common: texts of 12 pixels, headings, paler texts and the background.
+/// The common style of all drawings: texts of 12 pixels, headings, paler texts and the background.
 const STYLE: &str = "\
 text{font:12px system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;fill:#1c2430}\
 .head{font-size:18px;font-weight:600}.soft{fill:#5b6676}.end{text-anchor:end}.bg{fill:#fff}\n";

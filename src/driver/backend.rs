@@ -1,4 +1,4 @@
-//! The seam: one object-safe trait, one method per driver call.
+//! The driver trait: object-safe, one method per driver call.
 
 use std::any::Any;
 use std::ffi::CStr;

@@ -1,4 +1,4 @@
-//! The driver calls of the seam, by name.
+//! The calls of the driver trait, by name.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 macro_rules! calls {
     ($($variant:ident => $name:literal,)*) => {
-        /// A driver call of the seam. Errors, traces, counts and injected faults use it to name calls.
+        /// A call of the driver trait. Errors, traces, counts and injected faults use it to name calls.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         #[non_exhaustive]
         pub enum Call {
@@ -18,7 +18,7 @@ macro_rules! calls {
         }
 
         impl Call {
-            /// Every call of the seam.
+            /// Every call of the driver trait.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
 
             /// The call's name in CUDA's documentation.
@@ -162,7 +162,7 @@ impl std::str::FromStr for Call {
             .copied()
             .find(|call| call.name() == name)
             .ok_or_else(|| {
-                crate::Error::invalid("call", format!("'{name}' is not a call of the seam"))
+                crate::Error::invalid("call", format!("'{name}' is not a call of the driver trait"))
             })
     }
 }

@@ -1,4 +1,4 @@
-//! egmem's driver seam: the crates above it run unchanged on CUDA and on the simulator.
+//! egmem's driver trait: the crates above it run unchanged on CUDA and on the simulator.
 //!
 //! - [`Driver`] is the driver in use. It dereferences to [`Backend`], the driver's calls one by one.
 #![cfg_attr(

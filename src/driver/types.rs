@@ -1,4 +1,4 @@
-//! The seam's vocabulary: locations, access, handle types, properties and handles.
+//! The types of the driver trait: locations, access, handle types, properties and handles.
 
 use std::fmt;
 use std::ops::{BitOr, BitOrAssign};
@@ -55,7 +55,7 @@ impl From<NodeId> for Location {
     }
 }
 
-/// What a location may do with mapped memory. Source: `CUmemAccess_flags`.
+/// The access of a location to mapped memory. Source: `CUmemAccess_flags`.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -106,7 +106,7 @@ impl fmt::Display for Access {
 pub struct AccessDesc {
     /// The location that gets access.
     pub location: Location,
-    /// What it may do.
+    /// Its access.
     pub access: Access,
 }
 

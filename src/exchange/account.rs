@@ -88,7 +88,7 @@ pub(crate) struct Charge {
 /// A limit of bytes that would be exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Over {
-    /// What is limited.
+    /// The limited resource.
     pub what: &'static str,
     pub limit: usize,
 }

@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_admit_whom_they_say() {
+    fn patterns_admit_the_peers_that_they_name() {
         let who = Who::list(["a.b", "*.c.d", "uid:7"]).unwrap();
         for yes in [
             cert("a.b"),

@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_kept_of_who_has_none() {
+    fn nothing_is_kept_of_peers_without_any() {
         let (one, other) = (PeerName::User(1), PeerName::User(2));
         let mut counts = PeerCounts::default();
         counts.add(&one, 2);

@@ -72,7 +72,7 @@ pub struct CpuBytes {
     pub writable: bool,
 }
 
-// SAFETY: an address and two numbers; who uses the address keeps the region.
+// SAFETY: an address and a number and a flag; code that uses the address keeps the region.
 unsafe impl Send for CpuBytes {}
 
 impl Region {

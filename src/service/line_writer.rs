@@ -11,7 +11,7 @@ use crate::{Error, Result};
 
 /// How many bytes may wait for a slow reader by default.
 const ROOM: usize = 1 << 20;
-/// What a line counts in addition to its bytes, for the queue's own memory.
+/// The bytes that a line counts in addition to its own, for the queue's memory.
 const PER_LINE: usize = 64;
 
 /// Writes lines in a thread of its own. If too many bytes wait, it drops and counts further lines, and later

@@ -33,7 +33,7 @@ pub(crate) enum Past<P> {
     Tainted,
 }
 
-/// What to do with memory that was returned.
+/// The next step for memory that was returned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict<P> {
     /// No peer has seen it: it can go to any peer as it is.
@@ -117,7 +117,7 @@ mod tests {
     proptest! {
         /// Compares one memory's many uses with everything that ever happened to it.
         #[test]
-        fn memory_is_never_given_to_whom_an_earlier_holder_could_watch(
+        fn memory_is_never_given_to_a_peer_that_an_earlier_holder_could_watch(
             steps in steps(),
             reuse in prop_oneof![Just(Reuse::SamePeer), Just(Reuse::Anyone), Just(Reuse::Never)],
         ) {

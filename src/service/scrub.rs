@@ -7,7 +7,7 @@ use crate::memory::Memory;
 use crate::vmm::PhysicalMemory;
 use crate::{MemoryResult, Stream};
 
-/// What zeroes memory.
+/// The processor that zeroes memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Scrubber {

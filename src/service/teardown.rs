@@ -16,7 +16,7 @@ use super::reuse_policy::Past;
 use super::state::{Entry, No, State};
 use crate::Refusal;
 use crate::exchange::PeerName;
-use crate::exchange::server::Doubt;
+use crate::exchange::server::UnconfirmedRelease;
 use crate::per_driver::lock;
 use crate::share::Shared;
 use crate::vmm::PhysicalMemory;
@@ -158,7 +158,7 @@ impl State {
     async fn charge_until_confirmed(
         &self,
         named: &Named,
-        unconfirmed: Doubt,
+        unconfirmed: UnconfirmedRelease,
         charge: Option<Charge>,
     ) {
         let (Some(owner), Some(charge)) = (&named.owner, charge) else {

@@ -30,7 +30,7 @@ pub struct ImportOptions {
 /// The access to grant one location.
 #[derive(Clone, Copy, Debug)]
 enum Wanted {
-    /// Whatever the description allows.
+    /// As much as the description allows.
     Allowed,
     /// Exactly this.
     Exactly(Access),

@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn only_who_is_listed_is_admitted() {
+    fn only_listed_peers_are_admitted() {
         let own = rustix::process::geteuid().as_raw();
         let peers = Peers::default();
         peers.admit(&of(own)).unwrap();

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_who_can_read_the_folder_cannot_keep_others_from_listening() {
+    fn a_user_with_read_access_to_the_folder_cannot_keep_others_from_listening() {
         let folder = tempfile::tempdir().unwrap();
         let opened = File::open(folder.path()).unwrap();
         rustix::fs::flock(&opened, rustix::fs::FlockOperation::LockExclusive).unwrap();

@@ -1,8 +1,8 @@
-//! The seam's unsafe calls, on memory that one case alone holds.
+//! The driver trait's unsafe calls, on memory that one case alone holds.
 //!
 //! Every case makes its own memory, streams, pools and events, lets nobody else see them, waits
 //! for work before it gives anything back, and uses nothing afterwards: the answer to each
-//! obligation of the seam's contract.
+//! obligation of the trait's contract.
 
 use std::ffi::CStr;
 use std::ops::Deref;

@@ -240,7 +240,7 @@ async fn memory_that_nobody_takes_is_given_back() {
 }
 
 #[tokio::test]
-async fn whoever_has_no_right_sees_what_there_is_of_a_name_that_does_not_exist() {
+async fn a_peer_without_the_right_sees_a_name_as_one_that_does_not_exist() {
     let other = fabric();
     let ends = tls();
     let server = ends.server().await;
@@ -273,7 +273,7 @@ async fn whoever_has_no_right_sees_what_there_is_of_a_name_that_does_not_exist()
 }
 
 #[tokio::test]
-async fn whoever_loses_the_right_is_told_no_more() {
+async fn a_peer_that_loses_the_right_is_told_no_more() {
     let other = fabric();
     let ends = tls();
     let server = ends.server().await;

@@ -170,7 +170,7 @@ async fn a_restarted_server_is_another_one() {
 }
 
 #[tokio::test]
-async fn the_exporter_sees_who_comes_and_goes() {
+async fn the_exporter_sees_peers_come_and_go() {
     let (own, other) = (fabric(), fabric());
     let server = server().await;
     let mut events = server.events();

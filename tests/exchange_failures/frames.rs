@@ -162,7 +162,7 @@ fn frames_that_stop_half_way_end_the_connection() {
 }
 
 #[test]
-fn whoever_is_silent_or_slow_is_dropped() {
+fn silent_and_slow_peers_are_dropped() {
     for tls in [false, true] {
         let target = Target::new(tls, ms(400));
         // Not a byte, not even of TLS.

@@ -80,7 +80,7 @@ fn certificates_of_others_and_of_old_are_refused() {
 }
 
 #[test]
-fn an_owner_that_is_not_who_it_should_be_is_refused() {
+fn an_unexpected_owner_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let pki = Pki::new(folder.path(), "ca");
     let strangers = Pki::new(folder.path(), "strangers");

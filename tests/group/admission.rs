@@ -96,7 +96,7 @@ async fn a_list_that_leaves_out_the_rank_itself_is_refused() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn over_plain_tcp_the_same_peer_is_nobody_in_particular() {
-    let server = Server::options().listen(Address::loopback(0)).door(None);
+    let server = Server::options().listen(Address::loopback(0)).fd_socket(None);
     let server = server.groups("job", Who::anyone()).start().await.unwrap();
     let join = rank(0, &server.addresses()[0], Admission::SamePeer);
     let error = join.join(&fabric()).await.unwrap_err();

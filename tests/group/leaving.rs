@@ -9,7 +9,7 @@ use egmem::exchange::{self, Address, Server, Who};
 use super::{LONG, all, buffer, fabric, free_address, options, server, until};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_does_not_leave_is_named_and_who_drops_has_left() {
+async fn ranks_that_do_not_leave_are_named_and_dropped_ones_have_left() {
     let server = server().await;
     let address = server.addresses()[0].clone();
     let driver = fabric();
@@ -242,7 +242,7 @@ impl Wire {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rank_leaves_though_its_connection_breaks() {
-    let server = Server::options().listen(Address::loopback(0)).door(None);
+    let server = Server::options().listen(Address::loopback(0)).fd_socket(None);
     let server = server.groups("job", Who::anyone());
     let server = server.start().await.unwrap();
     let address = server.addresses()[0].clone();

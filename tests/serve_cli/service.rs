@@ -50,7 +50,7 @@ fn every_metric_is_in_the_manual() {
 }
 
 #[test]
-fn a_drain_asks_the_holders_waits_and_tells_who_still_holds() {
+fn a_drain_asks_the_holders_waits_and_tells_the_remaining_ones() {
     // A holder lets go when it is asked to.
     let mut service = Service::start(USUAL);
     let mut client = service.hold(&["scratch"]);

@@ -59,7 +59,7 @@ async fn a_peer_creates_names_under_its_own_prefixes_alone_and_is_told_which() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn entries_events_and_memory_say_who_owns_a_name() {
+async fn entries_events_and_memory_name_the_owner_of_a_name() {
     let peers = Peers::new();
     let driver = driver();
     let kept = "[[buffer]]\nname = \"kept\"\nbytes = \"1MiB\"\nnode = 0\nwho = [\"*.test\"]";

@@ -12,7 +12,7 @@ use super::{MIB, buffer, last_gpu, nothing_held, open, spread};
 
 const WINDOWS: u64 = 40;
 
-/// Where each begins, and its bytes: some in each part, and some over the seam.
+/// Where each begins, and its bytes: some in each part, and some over the boundary.
 fn layout(shared: &Shared) -> Vec<(u64, u64)> {
     let step = shared.len() / WINDOWS / 8 * 8;
     (0..WINDOWS)

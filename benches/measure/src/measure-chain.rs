@@ -1,5 +1,5 @@
 //! What the types cost over the bare driver: the chain create → reserve → map → grant → release
-//! through `Buffer`, by the seam's calls, and in C, in turns, in one process, on a GPU.
+//! through `Buffer`, by the driver trait's calls, and in C, in turns, in one process, on a GPU.
 //!
 //! ```sh
 //! cc -O2 -shared -fPIC -o /tmp/libegmchain.so benches/c/chain.c -ldl

@@ -91,7 +91,7 @@ impl Init {
         Ok(print(&format!(
             "The authority '{}' is good for {} days.\n  \
              {}: give it to every node and user\n  \
-             {}: whoever has it can be anybody; keep it away from the nodes\n\
+             {}: a program that reads it can pass for any peer; keep it away from the nodes\n\
              Next: egmem certs issue node1.example.org --ca {} --san 10.0.0.1\n",
             self.name,
             self.days,

@@ -28,7 +28,7 @@ impl Ps {
     pub fn run(&self) -> Result<()> {
         let driver = match self.source.open() {
             Ok(driver) => Some(driver),
-            // Whatever is wrong with the driver, the ledgers can be shown.
+            // The ledgers can be shown without a driver.
             Err(error) if self.source.sim.is_none() => {
                 complain(&format!(
                     "warning: {error}; what to do: {}\nGPUs are not shown.\n",

@@ -25,7 +25,7 @@ pub enum Asked {
     Reload,
 }
 
-/// What a process that ends now leaves undone.
+/// The work that a process leaves undone if it ends now.
 #[derive(Clone, Copy, Debug)]
 pub enum Left {
     /// It has not started completely.

@@ -6,7 +6,7 @@ use super::trial;
 use crate::driver::{HandleTypes, Location};
 use crate::{Driver, Error};
 
-/// What works on a driver: each combination is tried when first asked for, and the answer is kept while the
+/// The capabilities of a driver: each combination is tried when first asked for, and the answer is kept while the
 /// driver lives.
 ///
 /// ```

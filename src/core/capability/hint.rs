@@ -1,4 +1,4 @@
-//! What the driver's attributes claim: shown beside the results of trials, never used to decide.
+//! The claims of the driver's attributes: shown beside the results of trials, never used to decide.
 
 use serde::Serialize;
 

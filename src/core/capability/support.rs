@@ -1,4 +1,4 @@
-//! What can be tried, and the answer.
+//! Trials and their answers.
 
 use serde::{Deserialize, Serialize};
 

@@ -16,7 +16,7 @@ pub struct Advice {
     pub about: &'static str,
     /// The finding.
     pub finding: String,
-    /// What to do.
+    /// The remedy.
     pub remedy: &'static str,
 }
 

@@ -38,7 +38,7 @@ pub struct Report {
     pub driver: DriverFacts,
     /// GPUs and nodes; only the nodes if no driver can be opened.
     pub topology: Topology,
-    /// What the driver's attributes claim, for each GPU.
+    /// The claims of the driver's attributes, for each GPU.
     pub hints: Vec<GpuHints>,
     /// The IMEX channel; without one there are no fabric handles.
     pub imex: ImexChannel,
@@ -64,7 +64,7 @@ pub struct DriverFacts {
     pub problem: Option<Reason>,
 }
 
-/// What the attributes of a GPU claim.
+/// The claims of the attributes of a GPU.
 #[derive(Clone, Debug, Serialize)]
 pub struct GpuHints {
     /// The GPU's ordinal.

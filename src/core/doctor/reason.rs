@@ -12,9 +12,9 @@ use crate::{Error, Explained};
 pub struct Reason {
     /// The name of the [`Error`]'s variant, such as `NoImexChannel`.
     pub kind: String,
-    /// What failed and why.
+    /// The failure and its cause.
     pub message: String,
-    /// What to do.
+    /// The remedy.
     pub remedy: String,
     /// The failed driver call behind it, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -6,7 +6,7 @@ use crate::capability::ImexChannel;
 use crate::host::HostFacts;
 use crate::topology::Topology;
 
-/// What a fault depends on.
+/// The machine as far as faults depend on it.
 pub(super) struct Machine<'a> {
     pub(super) host: &'a HostFacts,
     pub(super) topology: &'a Topology,
@@ -19,9 +19,9 @@ pub(super) struct Trap {
     versions: (Option<Version>, Option<Version>),
     /// Whether a machine with such a driver meets it.
     applies: fn(&Machine<'_>) -> bool,
-    /// What happens.
+    /// The symptom.
     pub(super) finding: &'static str,
-    /// What to do.
+    /// The remedy.
     pub(super) remedy: &'static str,
 }
 

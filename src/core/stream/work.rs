@@ -13,7 +13,7 @@ pub(super) type Grants = [Option<GrantUse>; 2];
 #[derive(Debug)]
 pub(super) struct Prepared {
     first: What,
-    /// What follows it: the driver's calls take memory of one kind only, the CPU's or a GPU's.
+    /// The pieces that follow it: the driver's calls take memory of one kind only, the CPU's or a GPU's.
     rest: Vec<What>,
     pub(super) grants: Grants,
 }

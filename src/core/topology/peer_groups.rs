@@ -8,7 +8,7 @@ pub(super) struct PeerGroup {
     /// Ordinals, ascending: at least two.
     pub(super) gpus: Vec<i32>,
     pub(super) kind: PeerLinkKind,
-    /// What the links are and can do.
+    /// The kind and the abilities of the links.
     pub(super) words: String,
 }
 

@@ -56,7 +56,7 @@ impl Placement {
     }
 }
 
-/// What to do with a request beyond the free memory.
+/// The answer to a request beyond the free memory.
 ///
 /// Pinned memory cannot be swapped out, so beyond the free memory the kernel starts to kill processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]

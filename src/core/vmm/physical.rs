@@ -154,7 +154,7 @@ impl PhysicalOptions {
     }
 }
 
-/// What physical memory and its mappings share.
+/// The state that physical memory and its mappings share.
 #[derive(Debug)]
 pub(super) struct Origin {
     /// Whether another process created the memory.

@@ -149,8 +149,8 @@ impl<P> MappedRange<P> {
     /// [`set_access`](Self::set_access).
     pub fn set_access_at(&mut self, offset: u64, len: u64, access: &[AccessDesc]) -> Result<()> {
         check_range(offset, len, self.padded)?;
-        let first = self.border(offset)?;
-        let last = self.border(offset + len)?;
+        let first = self.parts_before(offset)?;
+        let last = self.parts_before(offset + len)?;
         let mut mappings = self.mappings[first..last].iter_mut();
         let result = mappings.try_for_each(|mapping| mapping.set_access(access));
         self.host = least(&self.mappings);
@@ -158,13 +158,13 @@ impl<P> MappedRange<P> {
     }
 
     /// Returns how many parts end at `offset` or before, if a part begins or the last one ends there.
-    fn border(&self, offset: u64) -> Result<usize> {
+    fn parts_before(&self, offset: u64) -> Result<usize> {
         let before = |mapping: &Mapping| self.place(mapping).end <= offset;
         let parts = self.mappings.partition_point(before);
         match self.mappings.get(parts).map(|next| self.place(next)) {
             Some(next) if next.start != offset => {
                 let why = format!("byte {offset} is inside a part, whose access cannot be divided");
-                let valid = format!("borders of parts, such as {} and {}", next.start, next.end);
+                let valid = format!("boundaries of parts, such as {} and {}", next.start, next.end);
                 Err(Error::invalid_of("range", why, valid))
             }
             _ => Ok(parts),
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_change_at_the_borders_of_parts() {
+    fn kinds_change_at_the_boundaries_of_parts() {
         let driver = Driver::simulated(Machine::gh200()).unwrap();
         let gpu = Location::Device(0);
         let locations = [gpu, gpu, Location::HostNuma(0), gpu];

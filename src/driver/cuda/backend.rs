@@ -1,4 +1,4 @@
-//! The seam's calls on libcuda.
+//! The driver trait's calls on libcuda.
 
 use std::ffi::CStr;
 use std::os::fd::OwnedFd;

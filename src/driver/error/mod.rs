@@ -22,7 +22,7 @@ use crate::{Access, CudaVersion, Location, NodeId};
 /// A result with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What failed and why; [`Error::remedy`] says what to do.
+/// The failures of memory, each with its cause; [`Error::remedy`] says what to do.
 ///
 /// Its text has no control characters, even if a peer, a file or the system sent some: see [`crate::text`].
 // The texts of the variants are in display.rs, which escapes all of them.
@@ -69,7 +69,7 @@ pub enum Error {
     },
     /// The machine, its GPU or its driver does not support the request.
     PlatformUnsupported {
-        /// What it does not support.
+        /// The feature that it does not support.
         what: &'static str,
         /// The refused call, if there was one.
         source: Option<DriverError>,
@@ -161,9 +161,9 @@ pub enum Error {
     NotAccessible {
         /// The location.
         who: Location,
-        /// What it has.
+        /// The access that it has.
         have: Access,
-        /// What it needs.
+        /// The access that it needs.
         need: Access,
     },
     /// A GPU's context is lost to an earlier fault; only a new process gets a new one.
@@ -186,7 +186,7 @@ pub enum Error {
     },
     /// A probe in a child process died.
     ProbeDied {
-        /// What was probed.
+        /// The capability or the driver that was probed.
         what: String,
         /// Its signal or exit status, or why it could not be started.
         how: String,

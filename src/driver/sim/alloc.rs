@@ -308,7 +308,7 @@ impl State {
         self.reservation(start, end - start).is_some()
     }
 
-    /// Returns whether GPU 0 may access a region: the seam queries pointers in its context.
+    /// Returns whether GPU 0 may access a region: the trait queries pointers in its context.
     fn first_gpu_reaches(&self, region: &Region) -> bool {
         !self.machine.gpus.is_empty() && self.access(region, 0) != Access::None
     }

@@ -1,4 +1,4 @@
-//! The seam's methods; each forwards to the state.
+//! The driver trait's methods; each forwards to the state.
 
 use std::ffi::CStr;
 use std::os::fd::OwnedFd;

@@ -19,7 +19,7 @@ use crate::{Code, HandleTypes, Location};
 const BOUNCE: usize = 256 << 10;
 const MARK: &str = "egmem-sim-1";
 
-/// What the memory is used for.
+/// The use of a memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     /// One handle's memory, of a fixed size.

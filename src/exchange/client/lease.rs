@@ -92,7 +92,7 @@ impl Lease {
         self.seen().borrow_and_update().clone()
     }
 
-    /// What becomes of it, beside what is seen here; its last word stays when it was released.
+    /// Returns a receiver of the lease's states of its own; the last state stays after the release.
     pub(super) fn states(&self) -> watch::Receiver<LeaseState> {
         self.seen().clone()
     }

@@ -46,7 +46,7 @@ impl Proof {
     }
 }
 
-/// What reads and writes the word at this end.
+/// The processor that reads and writes the word at this end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
     Cpu,

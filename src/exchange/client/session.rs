@@ -64,7 +64,7 @@ enum Waiting {
     Release(LeaseKey),
 }
 
-/// What the task writes next on its own.
+/// The message that the task writes next on its own.
 pub(super) enum Own {
     Ping(u64),
     Release(u64, Release),

@@ -34,7 +34,7 @@ pub struct Watch {
     client: Client,
     prefix: String,
     notices: Receiver<Notified>,
-    /// What was reported, so that nothing is reported twice.
+    /// The states reported so far, so that none is reported twice.
     known: BTreeMap<String, Entry>,
     events: VecDeque<WatchEvent>,
     /// How many events were missed before the next full listing, if one is due.

@@ -17,14 +17,14 @@ use crate::{DriverError, MemoryError, ShareError};
 /// A result with the exchange's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What the exchange may fail with; [`Error::remedy`] says what to do.
+/// The failures of the exchange; [`Error::remedy`] says what to do.
 ///
 /// Its text has no control characters, even if a peer or a file sent some.
 // The texts of the variants are in display.rs, which escapes all of them.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// What sharing with another process may meet, of this machine or of another, and what memory may meet:
+    /// A failure of sharing with another process, of this machine or of another, or of memory:
     /// [`memory`](Self::memory).
     #[error(transparent)]
     Share(#[from] ShareError),
@@ -35,7 +35,7 @@ pub enum Error {
     },
     /// Certificates, keys or their files cannot be used.
     Tls {
-        /// What cannot be used: a file, a certificate.
+        /// The object that cannot be used: a file, a certificate.
         what: String,
         /// The fault.
         detail: String,
@@ -64,7 +64,7 @@ pub enum Error {
     Stale {
         /// The object.
         what: String,
-        /// What has changed.
+        /// The property that has changed.
         why: String,
     },
     /// Memory that a peer shares cannot be imported into this process.
@@ -94,7 +94,7 @@ pub enum Error {
     },
     /// A limit of this process, set by its options, is reached.
     LimitReached {
-        /// What is limited.
+        /// The limited resource.
         what: &'static str,
         /// The limit.
         limit: u64,

@@ -1,4 +1,4 @@
-//! What to do about an error.
+//! The remedy of each error.
 
 use super::{End, Error, Refusal};
 use crate::DriverError;

@@ -222,7 +222,7 @@ const fn failed_for_all(error: &Error) -> bool {
     )
 }
 
-/// What this rank contributes.
+/// The contribution of this rank.
 enum Own {
     Nothing,
     Bytes(Payload),

@@ -19,7 +19,7 @@ use crate::protocol::{Agreed, Incomplete, Payload, Secret};
 use crate::share::Description;
 use crate::transport::HeldFd;
 
-/// What all ranks of a gather must agree on.
+/// The arguments on which all ranks of a gather must agree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shape {
     Barrier,

@@ -1,4 +1,4 @@
-//! What joining a group and its calls may fail with.
+//! The failures of joining a group and of its calls.
 
 use std::fmt::{self, Write};
 
@@ -9,14 +9,14 @@ use crate::{DriverError, MemoryError, ShareError};
 /// A result with the groups' [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What joining a group and its barriers and gathers may fail with; [`Error::remedy`] says what to do.
+/// The failures of joining a group and of its barriers and gathers; [`Error::remedy`] says what to do.
 ///
 /// Its text has no control characters.
 // The texts of the variants are below, in `describe`, which escapes all of them.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// What any use of the exchange may meet.
+    /// A failure that any use of the exchange may meet.
     #[error(transparent)]
     Exchange(#[from] crate::Error),
     /// Ranks of a group did not join, or did not enter a barrier or a gather, in time; or they have left
@@ -33,7 +33,7 @@ pub enum Error {
     RanksDisagree {
         /// The group.
         group: String,
-        /// What two of the ranks have called.
+        /// The calls of two of the ranks.
         reasons: Vec<String>,
     },
 }

@@ -78,7 +78,7 @@ pub struct Group {
     runtime: Handle,
 }
 
-/// What a rank knows once it has joined.
+/// The answer that a rank gets when it has joined.
 pub(super) struct Joined {
     pub name: String,
     pub rank: u32,

@@ -46,7 +46,7 @@ impl Hosted {
             .lease(options.lease)
             .heartbeat(options.lease / 4)
             .groups(options.name.clone(), who(options))
-            .door(None);
+            .fd_socket(None);
         if !options.address.is_unix() {
             let own = FdSocketPath::private(InstanceId::random()?, &options.peers)?;
             server = server.listen(Address::Unix(own.path().to_owned()));

@@ -21,8 +21,8 @@
 //! If a rank crashed and joins again, a new round begins, and all other ranks join again too. This does not
 //! disturb a group that is complete.
 //!
-//! What waits for other ranks fails with a group's [`Error`], which carries the exchange's error for all that is not
-//! about ranks.
+//! Calls that wait for other ranks fail with a group's [`Error`]. It carries the exchange's error for everything that
+//! is not about ranks.
 //!
 //! POSIX fds need Unix sockets. If rank 0 starts a server with a TCP address, the server also listens at a
 //! Unix socket in its own directory, and ranks of the same machine switch to it automatically. Every rank

@@ -1,4 +1,4 @@
-//! What a rank contributes, and how long it waits.
+//! A rank's contribution, and how long it waits.
 
 use std::panic::Location as Caller;
 use std::time::Duration;

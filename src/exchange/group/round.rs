@@ -21,7 +21,7 @@ pub(super) const TICK: Duration = Duration::from_secs(1);
 /// The most reasons that a rank gives for unsupported handle types.
 pub(super) const MAX_REASONS: usize = 8;
 
-/// What a server allows its groups.
+/// The limits that a server sets its groups.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rules {
     /// Rounds at once, including those whose ranks have not left yet.

@@ -35,7 +35,7 @@ pub type Sink = Arc<dyn Fn(&Event) + Send + Sync>;
 /// An audit event, as it is written.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Event {
-    /// What happened.
+    /// The event.
     pub event: &'static str,
     /// `ok`, `refused`, or `abandoned` if the connection ended before the answer.
     pub outcome: &'static str,

@@ -21,7 +21,7 @@ use crate::transport::{FdShare, HeldFd, Reserved};
 /// The most handle types that a client may ask for.
 const MAX_ACCEPT: usize = 16;
 
-/// What the driver returned for one fetch.
+/// The driver's handles for one fetch.
 #[derive(Default)]
 struct Prepared {
     fds: Option<Result<Vec<HeldFd>, String>>,

@@ -29,7 +29,7 @@ pub(super) struct Inner {
     /// Lowered to what the process's fds allow.
     pub(super) limits: Limits,
     pub(super) fds: Arc<FdTable>,
-    /// What peers over TLS are verified with.
+    /// The certificates that verify peers over TLS.
     pub(super) tls: Option<Tls>,
     /// The users that may connect to Unix sockets.
     pub(super) peers: SharedPeers,

@@ -48,7 +48,7 @@ use std::time::Duration;
 
 use tokio::sync::broadcast;
 
-pub use unconfirmed::Doubt;
+pub use unconfirmed::UnconfirmedRelease;
 
 pub use allocate::{Allocate, Allocation};
 pub use events::ServerEvent;
@@ -95,7 +95,7 @@ pub struct Server {
     handle: Arc<Handle>,
 }
 
-/// What all clones of a server share; the tasks share [`Inner`], which does not keep it alive.
+/// The state that all clones of a server share; the tasks share [`Inner`], which does not keep it alive.
 struct Handle {
     inner: Arc<Inner>,
     addresses: Vec<Address>,

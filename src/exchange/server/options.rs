@@ -50,7 +50,7 @@ impl fmt::Debug for ServerOptions {
             .field("limits", &self.limits)
             .field("heartbeat", &self.heartbeat)
             .field("lease", &self.lease)
-            .field("door", &self.fd_socket)
+            .field("fd_socket", &self.fd_socket)
             .field("peers", &self.peers)
             .finish_non_exhaustive()
     }
@@ -119,7 +119,7 @@ impl ServerOptions {
     /// By default it lies in a directory of its own, under `XDG_RUNTIME_DIR` or the directory for temporary
     /// files. The server removes it at its end; if the server is killed, the next server of the same user
     /// that creates one there does, before the machine restarts.
-    pub fn door(mut self, path: Option<PathBuf>) -> Self {
+    pub fn fd_socket(mut self, path: Option<PathBuf>) -> Self {
         self.fd_socket = path.map_or(FdSocketAt::Nowhere, FdSocketAt::At);
         self
     }

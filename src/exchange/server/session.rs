@@ -84,7 +84,7 @@ fn news_bytes(name: &str) -> usize {
     2 * ENTRY + name.len()
 }
 
-/// What a connection is to do next.
+/// The next step of a connection.
 #[derive(Debug, PartialEq)]
 pub(super) enum Next {
     /// Send this.

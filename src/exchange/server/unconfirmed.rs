@@ -15,7 +15,7 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Memory whose name is gone while holders are left. Dropping it stops the tracking of these holders.
 ///
 /// It does not keep the memory itself.
-pub struct Doubt {
+pub struct UnconfirmedRelease {
     inner: Arc<Inner>,
     publication: u64,
     changed: Arc<Notify>,
@@ -23,7 +23,7 @@ pub struct Doubt {
 
 impl Published {
     /// Removes the name at once, as dropping does, but keeps listening to the holders.
-    pub fn leave(&self) -> Doubt {
+    pub fn leave(&self) -> UnconfirmedRelease {
         let (inner, publication) = self.parts();
         let changed = Arc::new(Notify::new());
         let mut state = inner.state();
@@ -37,7 +37,7 @@ impl Published {
         if published.is_some() {
             self.left();
         }
-        Doubt {
+        UnconfirmedRelease {
             inner: Arc::clone(inner),
             publication,
             changed,
@@ -45,7 +45,7 @@ impl Published {
     }
 }
 
-impl Doubt {
+impl UnconfirmedRelease {
     /// Waits until every holder has said that it released the memory, or its process has ended, or its
     /// machine has restarted. Returns `false` if the server has ended before.
     ///
@@ -84,7 +84,7 @@ impl Doubt {
     }
 }
 
-impl Drop for Doubt {
+impl Drop for UnconfirmedRelease {
     fn drop(&mut self) {
         let mut state = self.inner.state();
         let unconfirmed = state.unconfirmed.remove(&self.publication);

@@ -112,7 +112,7 @@ pub(crate) struct Credential {
     pub(super) basis: Basis,
 }
 
-/// What was loaded when a handshake began.
+/// The certificates and revocation lists that were loaded when a handshake began.
 #[derive(Clone)]
 pub(crate) struct Basis {
     /// Differs after each reload.

@@ -27,7 +27,7 @@ pub(crate) struct Frame {
     pub declined: Option<String>,
 }
 
-/// What to do with fds that arrive.
+/// The treatment of fds that arrive.
 #[derive(Debug)]
 enum FdRule {
     /// Keep them: they were requested.

@@ -66,7 +66,7 @@ impl Occupancy {
     fn words(&self, totals: &OccupancyTotals) -> String {
         format!(
             "Of at most {} bytes, {} are backed: {} used, {} deferred, {} cached, {} free. \
-             The largest free stretch has {} bytes.",
+             The largest free span has {} bytes.",
             self.limit,
             totals.backed,
             totals.used,
@@ -79,7 +79,7 @@ impl Occupancy {
 
     fn subtitle(&self, totals: &OccupancyTotals, scale: &Scale) -> String {
         format!(
-            "{} backed of at most {}; largest free stretch {}, fragmentation {:.1} %; one column is {}",
+            "{} backed of at most {}; largest free span {}, fragmentation {:.1} %; one column is {}",
             Bytes(totals.backed),
             Bytes(self.limit),
             Bytes(totals.largest_free),

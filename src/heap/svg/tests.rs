@@ -54,7 +54,7 @@ fn the_numbers_in_it_are_the_totals() {
     assert_eq!(number(desc, "at most "), 1 << 30);
     assert_eq!(number(desc, "bytes, "), totals.backed);
     assert_eq!(number(desc, "backed: "), totals.used);
-    assert_eq!(number(desc, "stretch has "), totals.largest_free);
+    assert_eq!(number(desc, "span has "), totals.largest_free);
     for (name, bytes) in [
         ("used: ", totals.used),
         ("deferred: ", totals.deferred),

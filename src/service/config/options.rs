@@ -20,7 +20,7 @@ pub(crate) fn server_options(config: &ServiceConfig, security: Security) -> Serv
         options = options.listen(address.clone());
     }
     match &config.local.door {
-        Some(door) => options.door(Some(door.clone())),
+        Some(door) => options.fd_socket(Some(door.clone())),
         None => options,
     }
 }

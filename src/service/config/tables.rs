@@ -47,7 +47,7 @@ pub struct ServiceConfig {
     /// Limits for each node.
     #[serde(default)]
     pub node: NodeConfig,
-    /// What happens to memory that was in use.
+    /// The use of memory that a peer had before.
     #[serde(default)]
     pub reuse: ReuseConfig,
     /// How soon silent clients expire.
@@ -176,7 +176,7 @@ pub struct BufferConfig {
     pub gpu: Option<i32>,
     /// The peers that may fetch it, as for [`CreateConfig::who`].
     pub who: Who,
-    /// What they may do with it.
+    /// Their access to it.
     #[serde(default)]
     pub access: Access,
     /// Whether clients may probe it, in the padding behind its bytes. If the bytes leave no padding, one
@@ -231,7 +231,7 @@ pub struct ReuseConfig {
     /// The most bytes kept on each node for the peers that had them.
     #[serde(with = "bytes")]
     pub keep: u64,
-    /// What zeroes the memory.
+    /// The processor that zeroes the memory.
     pub scrub: Scrubber,
     /// The number of CPU threads for zeroing, for each node.
     pub threads: usize,
@@ -284,7 +284,7 @@ pub struct DrainConfig {
 pub struct DirectoryConfig {
     /// etcd's addresses: `https://host:2379`.
     pub endpoints: Vec<String>,
-    /// What all keys begin with; it begins and ends with a slash.
+    /// The prefix of all keys; it begins and ends with a slash.
     #[serde(default = "defaults::prefix")]
     pub prefix: String,
     /// The address at which other nodes reach this service.

@@ -334,7 +334,7 @@ fn what_comes_back_while_the_reserve_is_filled_does_not_make_it_larger_than_plan
 }
 
 #[test]
-fn filling_leaves_the_driver_to_who_has_just_been_given_memory() {
+fn filling_leaves_the_driver_to_a_client_that_was_just_given_memory() {
     let driver = driver();
     let plan = Plan {
         quiet: Duration::from_secs(3600),

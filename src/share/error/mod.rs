@@ -15,14 +15,14 @@ use crate::{DriverError, MemoryError};
 /// A result with sharing's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What a connection to another process may fail with; [`Error::remedy`] says what to do.
+/// The failures of a connection to another process; [`Error::remedy`] says what to do.
 ///
 /// Its text has no control characters, even if a peer or the system sent some.
 // The texts of the variants are in display.rs, which escapes all of them.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// What memory may meet: the driver, the system, an argument.
+    /// A failure of memory: the driver, the system, an argument.
     #[error(transparent)]
     Memory(#[from] MemoryError),
     /// A peer is not trusted, or does not trust this process.
@@ -47,14 +47,14 @@ pub enum Error {
     PeerLost {
         /// The peer.
         peer: String,
-        /// What happened.
+        /// The event that shows it.
         why: String,
     },
     /// A peer violated the protocol; the connection is closed.
     Protocol {
         /// The peer.
         peer: String,
-        /// What it sent.
+        /// A description of the bytes that it sent.
         detail: String,
     },
     /// An operation did not finish in time.

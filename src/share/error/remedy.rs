@@ -1,4 +1,4 @@
-//! What to do about an error.
+//! The remedy of each error.
 
 use super::Error;
 use crate::DriverError;

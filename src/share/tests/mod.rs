@@ -205,7 +205,7 @@ fn wrong_descriptions_and_handles_are_refused_and_leave_nothing() {
 }
 
 #[test]
-fn a_gpus_memory_goes_to_those_who_reach_it() {
+fn a_gpus_memory_is_granted_to_the_gpus_that_reach_it() {
     let driver = Driver::simulated(Machine::h200x8()).unwrap();
     let buffer = Buffer::on(Location::Device(1))
         .bytes(2 * MIB)

@@ -43,7 +43,7 @@ fn the_same_memory_is_imported_once() {
 
 /// A caller that requires host access does not get a mapping without it.
 #[test]
-fn a_mapping_without_the_host_is_not_shared_with_who_needs_it() {
+fn a_mapping_without_the_host_is_not_shared_with_an_import_that_needs_it() {
     let driver = driver();
     let shared = shared(&driver);
     let mut description = shared.describe(Access::ReadWrite).unwrap();
@@ -136,7 +136,7 @@ fn threads_that_import_at_once_import_once() {
     assert_eq!(held(&driver), before);
 }
 
-/// What an import may share with others, in the property below.
+/// The values that decide whether imports share, in the property below.
 type Kind = (usize, bool, bool);
 
 proptest! {

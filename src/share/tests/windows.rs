@@ -222,7 +222,7 @@ proptest! {
     ) {
         let driver = driver();
         let shared = shared(&driver);
-        // Windows lie near the border of the parts, and near the end.
+        // Windows lie near the boundaries of the parts, and near the end.
         let mut expected = vec![0_u8; 7 * MIB as usize];
         let mut alive = Vec::new();
         for (index, (at, len, near)) in windows.into_iter().enumerate() {

@@ -27,9 +27,9 @@ pub async fn owner(
         .lease(setup.lease)
         .limits(limits(setup));
     let server = match &setup.fd_socket {
-        Some(path) => options.door(Some(path.clone())),
+        Some(path) => options.fd_socket(Some(path.clone())),
         // With few fds each address counts.
-        None if setup.fds.is_some() => options.door(None),
+        None if setup.fds.is_some() => options.fd_socket(None),
         None => options,
     };
     let server = server.start().await?;

@@ -36,7 +36,7 @@ pub enum Query {
     MemInfo,
 }
 
-/// A call of the seam, or a few that belong together.
+/// A call of the driver trait, or a few that belong together.
 ///
 /// `out` is the slot that a success fills. `stream: None` is the legacy default stream of device 0.
 /// Asynchronous work is waited for at once. With `twice`, the call is made again right away and

@@ -1,4 +1,4 @@
-//! The simulator through the seam, as higher layers use it.
+//! The simulator through the driver trait, as higher layers use it.
 
 mod leaks;
 mod own;

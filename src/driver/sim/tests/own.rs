@@ -1,4 +1,4 @@
-//! The seam's calls on handles, for tests that use only live handles of their own.
+//! The driver trait's calls on handles, for tests that use only live handles of their own.
 
 use std::ffi::CStr;
 use std::ops::Deref;

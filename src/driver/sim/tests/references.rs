@@ -1,4 +1,4 @@
-//! The limit of a memory's references, through the seam.
+//! The limit of a memory's references, through the driver trait.
 
 use super::*;
 

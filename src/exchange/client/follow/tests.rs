@@ -167,7 +167,7 @@ async fn a_session_that_goes_on_is_no_news_and_one_that_is_lost_is() {
 }
 
 #[tokio::test]
-async fn a_lease_that_is_withdrawn_is_told_to_who_waits() {
+async fn a_lease_that_is_withdrawn_is_told_to_a_waiting_caller() {
     let (driver, fake, first) = (importer(), Fake::new().await, Memory::new());
     let (_client, mut peer, mut follow, got) = following(&fake, &driver, &first).await;
     let withdrawing = Withdrawing {

@@ -155,7 +155,7 @@ fn barrier(round: u64, number: u64) -> Gather {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ranks_meet_at_barriers_in_time_or_hear_who_is_missing() {
+async fn ranks_meet_at_barriers_in_time_or_hear_which_are_missing() {
     let (groups, _news) = groups();
     let round = both(&groups).await;
     let (a, b) = tokio::join!(

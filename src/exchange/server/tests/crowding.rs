@@ -198,7 +198,7 @@ async fn closed(mut pipe: std::io::PipeReader) {
 }
 
 #[tokio::test]
-async fn fds_come_with_offers_of_those_who_have_joined_alone() {
+async fn fds_come_with_offers_of_ranks_that_have_joined_alone() {
     let driver = driver();
     let (_directory, address) = at_unix();
     let limits = Limits {
@@ -276,7 +276,7 @@ async fn a_peer_has_so_many_fds_here() {
     let published = server.publish("a", shared.clone()).now().unwrap();
     let mut one = Raw::open_at(&address, &Security::Plain, &hello()).await;
     let mut two = Raw::open_at(&address, &Security::Plain, &hello()).await;
-    // What groups keep counts, also for fds sent to the client.
+    // Everything that groups keep counts, fds sent to the client included.
     let mut rounds = Vec::new();
     for group in ["a", "b"] {
         let round = one.join(group, &shared).await;

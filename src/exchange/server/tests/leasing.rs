@@ -315,7 +315,7 @@ async fn a_session_is_its_own_peers_alone() {
 }
 
 #[tokio::test]
-async fn the_end_is_announced_and_who_does_not_let_go_is_named() {
+async fn the_end_is_announced_and_remaining_holders_are_named() {
     let driver = driver();
     let server = loopback().start().await.unwrap();
     let published = server.publish("a", memory(&driver)).now().unwrap();

@@ -165,7 +165,7 @@ fn rogue_config(
 }
 
 #[tokio::test]
-async fn both_ends_know_whom_they_talk_to() {
+async fn both_ends_know_their_peer() {
     let ca = Ca::new();
     let a = ca.tls(&ca.sign(|_| {})).unwrap();
     let b = ca

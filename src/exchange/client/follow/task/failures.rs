@@ -1,4 +1,4 @@
-//! What a follow does after a request or a fetch has failed.
+//! The next step of a follow after a request or a fetch has failed.
 
 use std::time::Duration;
 

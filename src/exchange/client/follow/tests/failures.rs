@@ -76,7 +76,7 @@ async fn a_failed_look_up_says_nothing_of_memory_that_is_held() {
 }
 
 #[tokio::test]
-async fn a_failed_look_up_is_told_to_who_holds_nothing_and_three_in_a_row_end_it() {
+async fn a_failed_look_up_is_told_to_a_caller_without_memory_and_three_in_a_row_end_it() {
     let (driver, fake) = (importer(), Fake::new().await);
     let (client, mut peer) = fake.client(&driver).await;
     let mut follow = unproved(&client);
