@@ -10,7 +10,7 @@ BASE=(-p egmem -p egmem-driver -p egmem-core -p egmem-heap)
 LOW=("${BASE[@]}" -p egmem-kv -p egmem-shapes -p egmem-share)
 # Published too, but built on the face `egmem` with features of their own choice, which they would turn on in the others.
 FACES=(-p egmem-capi)
-MEMBERS=(-p egmem-chart -p egmem-measure -p egmem-replay -p egmem-trace)
+MEMBERS=(-p egmem-chart -p egmem-measure -p egmem-replay -p egmem-support -p egmem-trace)
 # The Python package's native module, which maturin builds (ci/python).
 PYTHON=(-p egmem-python)
 

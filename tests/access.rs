@@ -1,11 +1,6 @@
 //! Access chunk by chunk, changed later: safe calls keep to it, and the driver enforces it. What the driver enforces is
 //! shown by child processes that write where they may only read: a kernel ends its context, the CPU ends the process.
 
-#[path = "common/drivers.rs"]
-mod drivers;
-#[path = "common/program.rs"]
-mod program;
-
 use std::os::unix::process::ExitStatusExt;
 
 use egmem::driver::{Access, AccessDesc, Code, LaunchDims, Location, StreamHandle};
@@ -14,7 +9,7 @@ use egmem::proof::Prover;
 use egmem::shapes::{Growable, Stripes};
 use egmem::{Buffer, Driver, Error, Machine, Memory, Result, Stream};
 
-use drivers::{node, on_both};
+use egmem_support::drivers::{node, on_both};
 
 const MIB: u64 = 1 << 20;
 const CHUNK: u64 = 2 * MIB;
@@ -114,7 +109,7 @@ fn child_process() {
 }
 
 fn child(backend: &str, who: &str, shape: &str) -> std::process::Output {
-    let mut command = program::this_program();
+    let mut command = egmem_support::this_program();
     command
         .args(["--exact", "child_process", "--nocapture"])
         .env(ROLE, format!("{backend}/{who}/{shape}"));

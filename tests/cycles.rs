@@ -2,10 +2,8 @@
 //!
 //! One test in a program of its own, since other tests' threads would show in the numbers.
 
-#[path = "common/drivers.rs"]
-mod drivers;
-
 use egmem::{Buffer, Driver, Pool, Stream};
+use egmem_support::drivers;
 
 const MIB: u64 = 1 << 20;
 const CYCLES: usize = 10_000;

@@ -1,9 +1,6 @@
 //! Files go straight into memory and come from it: by system calls, past the page cache, and by io_uring. DMA-BUFs of a
 //! GPU's memory.
 
-#[path = "common/drivers.rs"]
-mod drivers;
-
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::fd::AsRawFd;
@@ -16,7 +13,7 @@ use egmem::{Buffer, Driver, Error, Machine};
 use io_uring::{IoUring, opcode, types};
 use tempfile::NamedTempFile;
 
-use drivers::on_both;
+use egmem_support::drivers::on_both;
 
 const MIB: u64 = 1 << 20;
 

@@ -4,8 +4,8 @@
 
 #[path = "../benches/measure/src/measure-heap/cuda.rs"]
 mod cuda;
-#[path = "common/drivers.rs"]
-mod drivers;
+
+use egmem_support::drivers;
 
 use std::sync::Arc;
 

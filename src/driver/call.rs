@@ -162,7 +162,10 @@ impl std::str::FromStr for Call {
             .copied()
             .find(|call| call.name() == name)
             .ok_or_else(|| {
-                crate::Error::invalid("call", format!("'{name}' is not a call of the driver trait"))
+                crate::Error::invalid(
+                    "call",
+                    format!("'{name}' is not a call of the driver trait"),
+                )
             })
     }
 }

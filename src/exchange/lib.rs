@@ -18,8 +18,6 @@ mod peer;
 mod peer_counts;
 pub mod protocol;
 pub mod server;
-#[cfg(test)]
-mod slow;
 mod spiffe;
 mod texts;
 pub mod tls;

@@ -9,7 +9,5 @@ mod names;
 mod raw;
 mod requests;
 mod sessions;
-#[path = "../../src/exchange/slow.rs"]
-mod slow;
 mod stage;
 mod table;

@@ -1,8 +1,6 @@
 //! A client that keeps the bytes of the answers.
 
-use std::io::{self, Read, Write};
-use std::net::TcpStream;
-use std::os::unix::net::UnixStream;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,21 +10,16 @@ use egmem::exchange::protocol::{
     Welcome, decode, encode,
 };
 use egmem::share::BootId;
+use egmem_support::{Connection, ms};
 use rustix::process::Uid;
 use rustix::thread::set_thread_res_uid;
-use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, ClientConnection, StreamOwned};
-
-use crate::slow::ms;
+use rustls::ClientConfig;
 
 /// The number of every request, so that answers to the same question have the same bytes.
 const ID: u64 = 7;
 
-trait Stream: Read + Write + Send {}
-impl<T: Read + Write + Send> Stream for T {}
-
 pub struct Raw {
-    stream: Box<dyn Stream>,
+    connection: Connection,
     /// Events that came between answers.
     pub events: Vec<Event>,
 }
@@ -38,18 +31,12 @@ fn patience() -> Duration {
 impl Raw {
     /// Connects over TLS; the handshake takes place with the first byte.
     pub fn tls(address: &str, config: Arc<ClientConfig>) -> Self {
-        let tcp = TcpStream::connect(address).unwrap();
-        tcp.set_read_timeout(Some(patience())).unwrap();
-        let name = ServerName::try_from("127.0.0.1").unwrap();
-        let client = ClientConnection::new(config, name).unwrap();
-        Self::over(StreamOwned::new(client, tcp))
+        Self::over(Connection::tls(address, "127.0.0.1", config, patience()).unwrap())
     }
 
     /// Connects to a Unix socket, where file descriptors that come are closed.
     pub fn unix(path: &Path) -> io::Result<Self> {
-        let stream = UnixStream::connect(path)?;
-        stream.set_read_timeout(Some(patience()))?;
-        Ok(Self::over(stream))
+        Connection::unix(path, patience()).map(Self::over)
     }
 
     /// Connects to a Unix socket as another user; `None` where this process may not become another one.
@@ -63,25 +50,19 @@ impl Raw {
         std::thread::scope(|scope| scope.spawn(connect).join().unwrap())
     }
 
-    fn over(stream: impl Read + Write + Send + 'static) -> Self {
+    fn over(connection: Connection) -> Self {
         Self {
-            stream: Box::new(stream),
+            connection,
             events: Vec::new(),
         }
     }
 
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let length = u32::try_from(bytes.len()).unwrap().to_be_bytes();
-        self.stream.write_all(&[&length[..], bytes].concat())?;
-        self.stream.flush()
+        self.connection.frame(bytes)
     }
 
     pub fn read(&mut self) -> io::Result<Vec<u8>> {
-        let mut length = [0; 4];
-        self.stream.read_exact(&mut length)?;
-        let mut bytes = vec![0; u32::from_be_bytes(length) as usize];
-        self.stream.read_exact(&mut bytes)?;
-        Ok(bytes)
+        self.connection.read_frame()
     }
 
     /// Says hello, of this machine.

@@ -20,7 +20,7 @@ use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
 use crate::raw::{Raw, answer, refusal};
-use crate::slow::ms;
+use egmem_support::ms;
 
 /// Owns the name and the groups, and may do everything.
 pub const OWNER: &str = "owner.test";

@@ -9,8 +9,8 @@ use std::sync::OnceLock;
 use egmem::driver::{Code, DeviceAttribute, Location};
 use egmem::{Driver, Machine, Result};
 
-use crate::drivers;
-use crate::program::this_program;
+use egmem_support::drivers;
+use egmem_support::this_program;
 
 /// What a case is run on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

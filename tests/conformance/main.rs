@@ -8,16 +8,12 @@ mod access;
 mod attributes;
 mod context;
 mod details;
-#[path = "../common/drivers.rs"]
-mod drivers;
 mod harness;
 mod kernels;
 mod mapping;
 mod physical;
 mod pointers;
 mod pools;
-#[path = "../common/program.rs"]
-mod program;
 mod raw;
 mod references;
 mod runtime_pools;

@@ -15,7 +15,7 @@ use egmem::{Buffer, Driver, Machine};
 
 use super::{LONG, becomes_empty, directory, next_port};
 use crate::etcd::Etcd;
-use crate::frames::{read_frame, write_frame};
+use egmem_support::{read_frame, write_frame};
 
 fn driver() -> Driver {
     Driver::simulated(Machine::gh200()).unwrap()

@@ -6,10 +6,6 @@
 
 mod etcd;
 mod finder;
-#[path = "../common/frames.rs"]
-mod frames;
-#[path = "../common/program.rs"]
-mod program;
 mod trust;
 
 use std::io::{BufRead, BufReader};
@@ -22,8 +18,8 @@ use egmem::exchange::directory::{
 };
 use egmem::exchange::{Address, Error};
 use egmem::share::{BootId, InstanceId};
+use egmem_support::this_program;
 use etcd::Etcd;
-use program::this_program;
 use tokio::time::{Instant, sleep, timeout};
 
 /// Far beyond every deadline of these tests.

@@ -104,7 +104,9 @@ async fn reading_is_all_that_some_memory_allows() {
 #[tokio::test]
 async fn an_import_that_fails_says_where_to_look() {
     let (own, other) = (fabric(), no_fabric());
-    let server = Server::options().listen(Address::loopback(0)).fd_socket(None);
+    let server = Server::options()
+        .listen(Address::loopback(0))
+        .fd_socket(None);
     let server = server.start().await.unwrap();
     // It says that it can, and cannot; and there is no other way without an fd socket.
     let client = within(options(&server).fabric(true).connect(&other))
@@ -132,7 +134,11 @@ async fn without_the_fd_socket_fabric_handles_are_tried() {
     let folder = tempfile::tempdir().unwrap();
     let fd_socket = folder.path().join("door");
     let options = Server::options().listen(Address::loopback(0));
-    let server = options.fd_socket(Some(fd_socket.clone())).start().await.unwrap();
+    let server = options
+        .fd_socket(Some(fd_socket.clone()))
+        .start()
+        .await
+        .unwrap();
     let published = server.publish("x", buffer(&own, 1 << 20)).now().unwrap();
     let client = client(&server, &other).await;
     let remote = within(client.fetch("x").go()).await.unwrap();

@@ -1,8 +1,6 @@
 //! Server and client in one process: memory found by name, imported, proved, given back.
 #![cfg(all(feature = "exchange", feature = "certs"))]
 
-#[path = "../common/drivers.rs"]
-mod drivers;
 mod failures;
 mod follow;
 mod names;
@@ -23,7 +21,7 @@ use egmem::proof::{Prover, check_pattern, write_pattern};
 use egmem::{Buffer, Driver, Machine};
 use tokio::time::timeout;
 
-use drivers::cuda;
+use egmem_support::drivers::cuda;
 
 /// No test waits longer for anything.
 const LONG: Duration = Duration::from_secs(300);

@@ -5,8 +5,8 @@ use egmem::{Driver, Machine};
 
 use crate::counting::live;
 use crate::peer::PATIENCE;
-use crate::program::this_program;
 use crate::runtime;
+use egmem_support::this_program;
 
 /// A client's share of 40 MiB for 1,000 clients, in which the server's end is counted too.
 const CLIENT: usize = (40 << 20) / 1000;

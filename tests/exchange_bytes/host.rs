@@ -19,9 +19,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::counting::{anonymous, live, peak, reset, trim};
 use crate::peer::{PATIENCE, until};
-use crate::pki::Files;
-use crate::program::this_program;
 use crate::runtime;
+use egmem_support::pki::Files;
+use egmem_support::this_program;
 
 /// The variable that makes this program a server.
 pub const SETUP: &str = "EGMEM_BYTES_SETUP";

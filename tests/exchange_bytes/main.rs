@@ -10,14 +10,7 @@ mod host;
 mod limits;
 mod messages;
 mod peer;
-#[path = "../exchange_failures/pki.rs"]
-#[expect(dead_code, reason = "for other tests")]
-mod pki;
-#[path = "../common/program.rs"]
-mod program;
 mod setting;
-#[path = "../common/tls.rs"]
-mod tls;
 
 #[global_allocator]
 static COUNTING: counting::Counting = counting::Counting;

@@ -9,9 +9,9 @@ use tempfile::TempDir;
 
 use crate::host::{Host, Look, Setup};
 use crate::peer::{PATIENCE, Peer, Via, hello, socket};
-use crate::pki::{Files, Pki};
 use crate::runtime;
-use crate::tls::tls_config;
+use egmem_support::pki::{Files, Pki};
+use egmem_support::tls_config;
 
 /// The most bytes that a server keeps for one that it received,
 pub const RATIO: usize = 8;

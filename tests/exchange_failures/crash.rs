@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::harness::{Role, Setup, alone, drivers, eventually};
-use crate::pki::Pki;
+use egmem_support::pki::Pki;
 
 const ANY_PORT: &str = "tcp://127.0.0.1:0";
 

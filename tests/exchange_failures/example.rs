@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 use serde_json::Value;
 
 use crate::netns::Cable;
-use crate::pki::{Files, Pki};
+use egmem_support::pki::{Files, Pki};
 
 /// The example beside this test, which cargo built with it: target/PROFILE/examples/fabric-exchange.
 fn words(namespace: Option<&str>) -> Vec<PathBuf> {

@@ -6,8 +6,9 @@ use egmem::exchange::protocol::{Answer, Request, encode};
 
 use crate::crash::parts;
 use crate::harness::{Role, Setup, eventually, ms, patience};
-use crate::pki::Pki;
-use crate::raw::{Raw, hello, ping, tls_config};
+use crate::raw::{Raw, hello, ping};
+use egmem_support::pki::Pki;
+use egmem_support::tls_config;
 
 /// An owner that gives each step of a connection so much time.
 struct Target {

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::drivers::is_cuda_required;
-use crate::pki::Files;
-pub(crate) use crate::slow::ms;
+use egmem_support::drivers::is_cuda_required;
+pub(crate) use egmem_support::ms;
+use egmem_support::pki::Files;
 
 /// The variable that makes a child process of this test binary play a role.
 pub const ROLE: &str = "EGMEM_EXCHANGE_ROLE";

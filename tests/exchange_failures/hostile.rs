@@ -8,8 +8,9 @@ use egmem::exchange::protocol::Answer;
 
 use crate::crash::parts;
 use crate::harness::{Role, Setup, eventually, patience};
-use crate::pki::Pki;
-use crate::raw::{Raw, fetch, hello, ping, socket, tls_config};
+use crate::raw::{Raw, fetch, hello, ping, socket};
+use egmem_support::pki::Pki;
+use egmem_support::tls_config;
 
 struct Target {
     owner: Role,

@@ -4,8 +4,6 @@
 #![cfg(feature = "exchange")]
 
 mod crash;
-#[path = "../common/drivers.rs"]
-mod drivers;
 mod example;
 mod frames;
 mod harness;
@@ -13,12 +11,9 @@ mod hostile;
 mod many;
 mod netns;
 mod network;
-mod pki;
 mod raw;
 mod role;
 mod silent;
-#[path = "../../src/exchange/slow.rs"]
-mod slow;
 mod stop;
 mod trust;
 mod withdraw;

@@ -2,7 +2,7 @@
 
 use crate::crash::parts;
 use crate::harness::{Role, Setup, alone, eventually, patience};
-use crate::pki::Pki;
+use egmem_support::pki::Pki;
 
 #[test]
 fn a_thousand_clients_at_once_are_all_served() {

@@ -3,7 +3,7 @@
 use crate::crash::parts;
 use crate::harness::{Role, Setup, alone, eventually, heartbeat, lease};
 use crate::netns::Cable;
-use crate::pki::Pki;
+use egmem_support::pki::Pki;
 
 struct Pair {
     cable: Cable,

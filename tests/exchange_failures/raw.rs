@@ -1,6 +1,6 @@
 //! A client that can say anything: bytes over TCP, under TLS or not.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,67 +11,18 @@ use egmem::exchange::protocol::{
     Welcome, decode, encode,
 };
 use egmem::share::BootId;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{
-    ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, StreamOwned,
-};
+use egmem_support::pki::Files;
+use egmem_support::{Connection, identity};
+use rustls::{ClientConfig, ServerConfig, ServerConnection, StreamOwned};
 
 use crate::harness::patience;
-use crate::pki::Files;
-
-trait Stream: Read + Write + Send {}
-impl<T: Read + Write + Send> Stream for T {}
 
 /// A connection of which every byte is the test's own.
-pub struct Raw {
-    stream: Box<dyn Stream>,
-    tcp: TcpStream,
-}
+pub struct Raw(Connection);
 
 /// `host:port` of a `tcp://` address.
 pub fn socket(address: &str) -> &str {
     address.strip_prefix("tcp://").expect("a TCP address")
-}
-
-fn dial(address: &str) -> TcpStream {
-    let tcp = TcpStream::connect(socket(address)).expect("somebody listens");
-    tcp.set_read_timeout(Some(patience())).expect("a timeout");
-    tcp.set_write_timeout(Some(patience())).expect("a timeout");
-    tcp.set_nodelay(true).expect("no delay");
-    tcp
-}
-
-/// What rustls needs to be a client: the authority, and a certificate or none.
-pub fn tls_config(ca: &std::path::Path, own: Option<&Files>) -> Arc<ClientConfig> {
-    let mut roots = RootCertStore::empty();
-    let ca = CertificateDer::from_pem_file(ca).expect("a certificate");
-    roots.add(ca).expect("an authority");
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .expect("versions")
-        .with_root_certificates(roots);
-    let mut config = match own {
-        None => builder.with_no_client_auth(),
-        Some(files) => {
-            let (chain, key) = identity(files);
-            builder
-                .with_client_auth_cert(chain, key)
-                .expect("they match")
-        }
-    };
-    config.alpn_protocols = vec![b"egmem/1".to_vec()];
-    Arc::new(config)
-}
-
-fn identity(files: &Files) -> (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) {
-    let chain = CertificateDer::pem_file_iter(&files.cert).expect("a file");
-    let chain = chain.collect::<Result<_, _>>().expect("certificates");
-    (
-        chain,
-        PrivateKeyDer::from_pem_file(&files.key).expect("a key"),
-    )
 }
 
 /// Listens with any certificate at all, for one client, and serves it nothing; its address.
@@ -101,42 +52,28 @@ pub fn impostor(files: &Files) -> String {
 impl Raw {
     /// Over plain TCP.
     pub fn plain(address: &str) -> Self {
-        let tcp = dial(address);
-        let stream = Box::new(tcp.try_clone().expect("a second fd"));
-        Self { stream, tcp }
+        Self(Connection::tcp(socket(address), patience()).expect("somebody listens"))
     }
 
     /// Over TLS; the handshake takes place with the first byte.
     pub fn tls(address: &str, config: Arc<ClientConfig>) -> Self {
-        let tcp = dial(address);
-        let name = ServerName::try_from("localhost").expect("a name");
-        let client = ClientConnection::new(config, name).expect("a client");
-        let stream = StreamOwned::new(client, tcp.try_clone().expect("a second fd"));
-        Self {
-            stream: Box::new(stream),
-            tcp,
-        }
+        let connection = Connection::tls(socket(address), "localhost", config, patience());
+        Self(connection.expect("somebody listens"))
     }
 
     /// Sends bytes as they are.
     pub fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.stream.write_all(bytes)?;
-        self.stream.flush()
+        self.0.send(bytes)
     }
 
     /// Sends bytes as a frame.
     pub fn frame(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let length = u32::try_from(bytes.len()).expect("a short frame");
-        self.send(&[&length.to_be_bytes(), bytes].concat())
+        self.0.frame(bytes)
     }
 
     /// The next frame's bytes.
     pub fn read_frame(&mut self) -> io::Result<Vec<u8>> {
-        let mut length = [0; 4];
-        self.stream.read_exact(&mut length)?;
-        let mut bytes = vec![0; u32::from_be_bytes(length) as usize];
-        self.stream.read_exact(&mut bytes)?;
-        Ok(bytes)
+        self.0.read_frame()
     }
 
     /// Sends a hello and reads the greeting.
@@ -174,12 +111,12 @@ impl Raw {
     /// Whether the other end closes the connection; what it says before that is thrown away.
     pub fn closes(mut self) -> bool {
         let end = Instant::now() + patience();
-        self.tcp
+        self.tcp()
             .set_read_timeout(Some(Duration::from_millis(500)))
             .expect("a timeout");
         let mut bytes = [0; 4096];
         while Instant::now() < end {
-            match self.stream.read(&mut bytes) {
+            match self.0.read(&mut bytes) {
                 Ok(0) => return true,
                 Ok(_) => {}
                 Err(error) if waits(&error) => {}
@@ -189,9 +126,13 @@ impl Raw {
         false
     }
 
+    fn tcp(&self) -> &TcpStream {
+        self.0.socket().expect("a TCP socket")
+    }
+
     /// Says that nothing more will come.
     pub fn half_close(&self) {
-        self.tcp.shutdown(Shutdown::Write).ok();
+        self.tcp().shutdown(Shutdown::Write).ok();
     }
 
     /// Sends a byte at a time until the other end has had enough; whether it had.

@@ -2,7 +2,7 @@
 
 use crate::crash::parts;
 use crate::harness::{Role, Setup, alone, eventually, heartbeat, lease, ms};
-use crate::pki::Pki;
+use egmem_support::pki::Pki;
 
 fn pair() -> (Role, Role) {
     // With names: one local process could say for another that it has let go.

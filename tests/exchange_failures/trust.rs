@@ -6,8 +6,9 @@ use std::process::{Command, Stdio};
 
 use crate::crash::parts;
 use crate::harness::{Role, Setup, eventually, patience};
-use crate::pki::{Files, Pki};
-use crate::raw::{Raw, impostor, socket, tls_config};
+use crate::raw::{Raw, impostor, socket};
+use egmem_support::pki::{Files, Pki};
+use egmem_support::tls_config;
 
 /// An owner under TLS, with a name for everybody and one for the peer `friend`.
 fn target(pki: &Pki, files: &Files) -> (Role, String) {

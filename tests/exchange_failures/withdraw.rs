@@ -2,7 +2,7 @@
 
 use crate::crash::parts;
 use crate::harness::{Role, Setup, alone, lease};
-use crate::pki::Pki;
+use egmem_support::pki::Pki;
 
 #[test]
 fn a_holder_that_releases_in_time_lets_the_name_go() {

@@ -4,9 +4,9 @@ use egmem::exchange::group::{Admission, Error, GroupOptions, Host};
 use egmem::exchange::{self, Address, Refusal, Server, Who};
 
 use super::refused::assert_refused;
-use super::slow::ms;
 use super::{Group, free_address};
 use super::{LONG, buffer, fabric, secret, until};
+use egmem_support::ms;
 
 /// Rank `rank` of two, at a server of its own.
 fn rank(rank: u32, address: &Address, admission: Admission) -> GroupOptions {
@@ -96,7 +96,9 @@ async fn a_list_that_leaves_out_the_rank_itself_is_refused() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn over_plain_tcp_the_same_peer_is_nobody_in_particular() {
-    let server = Server::options().listen(Address::loopback(0)).fd_socket(None);
+    let server = Server::options()
+        .listen(Address::loopback(0))
+        .fd_socket(None);
     let server = server.groups("job", Who::anyone()).start().await.unwrap();
     let join = rank(0, &server.addresses()[0], Admission::SamePeer);
     let error = join.join(&fabric()).await.unwrap_err();

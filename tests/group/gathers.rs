@@ -11,8 +11,8 @@ use egmem::exchange::{self, Address, Limits};
 use egmem::share::Shared;
 
 use super::leaving::Wire;
-use super::slow::ms;
 use super::{LONG, all, buffer, fabric, free_address, no_fabric, options, server, until};
+use egmem_support::ms;
 
 fn missing(missing: Vec<u32>, size: u32) -> Error {
     Error::RanksMissing {

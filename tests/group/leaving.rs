@@ -242,7 +242,9 @@ impl Wire {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rank_leaves_though_its_connection_breaks() {
-    let server = Server::options().listen(Address::loopback(0)).fd_socket(None);
+    let server = Server::options()
+        .listen(Address::loopback(0))
+        .fd_socket(None);
     let server = server.groups("job", Who::anyone());
     let server = server.start().await.unwrap();
     let address = server.addresses()[0].clone();

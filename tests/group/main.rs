@@ -2,18 +2,12 @@
 #![cfg(feature = "exchange")]
 
 mod admission;
-#[path = "../common/frames.rs"]
-mod frames;
 mod gathers;
 mod leaving;
 mod processes;
-#[path = "../common/program.rs"]
-mod program;
 mod refusals;
 #[path = "../common/refused.rs"]
 mod refused;
-#[path = "../../src/exchange/slow.rs"]
-mod slow;
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -24,7 +18,7 @@ use egmem::exchange::group::{Admission, Error, Group, GroupOptions, GroupSecret,
 use egmem::exchange::{Address, Server, Who};
 use egmem::share::Shared;
 use egmem::{Buffer, Driver, Machine};
-use slow::ms;
+use egmem_support::ms;
 use tokio::task::JoinSet;
 
 /// Far beyond every deadline of these tests.

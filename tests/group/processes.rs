@@ -16,9 +16,9 @@ use egmem::share::BootId;
 use egmem::{Driver, Machine};
 
 use super::{LONG, buffer, free_address, secret};
-use crate::frames::{read_frame, write_frame};
-use crate::program::this_program;
-use crate::slow::ms;
+use egmem_support::ms;
+use egmem_support::this_program;
+use egmem_support::{read_frame, write_frame};
 
 /// A rank in a process of its own; killed when dropped.
 struct Rank {

@@ -8,8 +8,8 @@ use egmem::exchange::group::{Error, Host};
 use egmem::exchange::{self, Address, Refusal, Server, Who};
 
 use super::refused::assert_refused;
-use super::slow::ms;
 use super::{LONG, all, buffer, fabric, free_address, no_fabric, options, server, until};
+use egmem_support::ms;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn missing_ranks_are_named_to_all_alike() {

@@ -6,8 +6,6 @@ mod blocks;
 #[cfg(feature = "allocator-api2")]
 mod collections;
 mod debug;
-#[path = "../common/drivers.rs"]
-mod drivers;
 mod ending;
 #[cfg(feature = "allocator-api2")]
 mod exposure;
@@ -17,8 +15,6 @@ mod larger;
 mod logs;
 mod membership;
 mod picture;
-#[path = "../common/program.rs"]
-mod program;
 mod refusals;
 mod refused;
 mod resize;
@@ -28,12 +24,14 @@ mod std_collections;
 mod streams;
 mod threads;
 
+use egmem_support::drivers;
+
 use std::alloc::Layout;
 
 use egmem::driver::NodeId;
 use egmem::{Driver, Heap, HeapOptions, Machine};
 
-use drivers::{node, nothing_held};
+use egmem_support::drivers::{node, nothing_held};
 
 const MIB: u64 = 1 << 20;
 

@@ -121,7 +121,7 @@ fn child_without_membarrier() {
 }
 
 fn survives(role: &str) {
-    let child = program::this_program()
+    let child = egmem_support::this_program()
         .args([
             "--exact",
             "refused::child_without_membarrier",

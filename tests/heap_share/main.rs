@@ -1,15 +1,13 @@
 //! Blocks of a heap in other processes, and under names of the exchange.
 #![cfg(feature = "share")]
 
-#[path = "../common/drivers.rs"]
-mod drivers;
 #[cfg(feature = "exchange")]
 mod names;
 #[allow(dead_code, reason = "tests/share uses the rest")]
 #[path = "../share/process.rs"]
 mod process;
-#[path = "../common/program.rs"]
-mod program;
+
+use egmem_support::drivers;
 
 use std::alloc::Layout;
 use std::path::{Path, PathBuf};
@@ -21,7 +19,7 @@ use egmem::proof::{Prover, check_pattern, write_pattern};
 use egmem::share::{ImportOptions, Shared};
 use egmem::{Block, Driver, Error, Heap, Machine};
 
-use drivers::{node, nothing_held};
+use egmem_support::drivers::{node, nothing_held};
 use process::{Place, Process, accept, connect, receive, say, wait_for_go};
 
 const KIB: u64 = 1 << 10;

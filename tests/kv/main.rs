@@ -2,8 +2,6 @@
 
 mod attach;
 mod copies;
-#[path = "../common/drivers.rs"]
-mod drivers;
 mod hostile;
 mod jobs;
 #[cfg(feature = "exchange")]
@@ -11,6 +9,8 @@ mod killed;
 mod model;
 mod pages;
 mod setup;
+
+use egmem_support::drivers;
 
 drivers::on_both! { egmem::Machine::gh200();
     attach {

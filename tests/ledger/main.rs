@@ -1,11 +1,11 @@
 //! The ledger through the public API, on simulated machines and on CUDA.
 
-#[path = "../common/drivers.rs"]
-mod drivers;
 mod entries;
 mod events;
 mod overlap;
 mod processes;
+
+use egmem_support::drivers;
 
 use egmem::Driver;
 use egmem::driver::Location;

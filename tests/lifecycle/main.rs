@@ -3,8 +3,6 @@
 #[cfg(feature = "async")]
 mod awaiting;
 mod buffers;
-#[path = "../common/drivers.rs"]
-mod drivers;
 mod grants;
 mod growth;
 mod host_memory;
@@ -19,7 +17,7 @@ mod vmm;
 use egmem::Driver;
 use egmem::driver::{Access, AccessDesc, Location};
 
-use drivers::{grace, node_of as node, nothing_held, on_both};
+use egmem_support::drivers::{grace, node_of as node, nothing_held, on_both};
 
 const MIB: u64 = 1 << 20;
 

@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::drivers::is_cuda_required;
+use egmem_support::drivers::is_cuda_required;
 
 /// Nothing here takes as long; emulated and instrumented it may take a while.
 pub const PATIENCE: Duration = Duration::from_secs(300);

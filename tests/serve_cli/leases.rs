@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use crate::harness::{Service, USUAL, driver, egmem, stderr};
-use crate::slow::ms;
+use egmem_support::ms;
 
 fn expiry(time: Duration) -> String {
     let time = format!("expiry = \"{}ms\"", time.as_millis());

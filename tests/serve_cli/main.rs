@@ -5,8 +5,6 @@ mod audit;
 mod certs;
 mod commands;
 mod configuration;
-#[path = "../common/drivers.rs"]
-mod drivers;
 mod errors;
 mod follow;
 mod harness;
@@ -14,5 +12,3 @@ mod hostile;
 mod leases;
 mod log;
 mod service;
-#[path = "../../src/exchange/slow.rs"]
-mod slow;

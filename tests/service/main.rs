@@ -2,20 +2,16 @@
 //! when they go, and what is given back.
 #![cfg(feature = "service")]
 
-#[path = "../common/drivers.rs"]
-mod drivers;
 mod groups;
 mod memory;
 mod names;
 mod owners;
-#[path = "../common/program.rs"]
-mod program;
 mod quota;
-#[path = "../../src/exchange/slow.rs"]
-mod slow;
 mod starting;
 mod trust;
 mod unconfirmed;
+
+use egmem_support::drivers;
 
 use std::time::Duration;
 
@@ -29,7 +25,7 @@ use rcgen::{CertificateParams, DnType, Issuer, KeyPair, SanType};
 use tempfile::TempDir;
 use tokio::time::Instant;
 
-use drivers::nothing_held;
+use egmem_support::drivers::nothing_held;
 
 const PATIENCE: Duration = Duration::from_secs(300);
 const MIB: u64 = 1 << 20;
@@ -42,13 +38,16 @@ const ANY_NAME: &str = "[[create.prefix]]\npeers = [\"*\"]\nnames = [\"\"]\n";
 
 /// `[limits]` of all: a greeting may take long on a slow machine.
 fn limits() -> String {
-    format!("[limits]\nhandshake = {}\n", slow::ms(10_000).as_millis())
+    format!(
+        "[limits]\nhandshake = {}\n",
+        egmem_support::ms(10_000).as_millis()
+    )
 }
 
 /// `[lease]` of a service whose tests wait until a silent holder's lease is over: long enough that
 /// no other loses its own on a slow machine.
 fn leases_end() -> String {
-    let (heartbeat, expiry) = (slow::ms(1500), slow::ms(6000));
+    let (heartbeat, expiry) = (egmem_support::ms(1500), egmem_support::ms(6000));
     format!(
         "[lease]\nheartbeat = \"{}ms\"\nexpiry = \"{}ms\"\n",
         heartbeat.as_millis(),

@@ -130,7 +130,7 @@ struct Holder(Child);
 impl Holder {
     /// When it holds what it has created; with a folder of certificates, over TLS.
     async fn start(address: &Address, tls: Option<&Path>) -> Self {
-        let mut command = program::this_program();
+        let mut command = egmem_support::this_program();
         command
             .args(["--exact", "unconfirmed::holder", "--nocapture"])
             .env("EGMEM_SERVICE_ADDRESS", address.to_string())

@@ -4,8 +4,6 @@ mod append_model;
 mod append_on_gpu;
 mod append_threads;
 mod appender;
-#[path = "../common/drivers.rs"]
-mod drivers;
 mod growable;
 #[cfg(feature = "share")]
 mod growable_shared;
@@ -17,6 +15,8 @@ mod ring;
 mod ring_model;
 mod ring_on_gpu;
 mod striped;
+
+use egmem_support::drivers;
 
 use drivers::{grace, node, nothing_held, on_both};
 

@@ -2,8 +2,6 @@
 //! the first GPU, its peer with the last.
 #![cfg(feature = "share")]
 
-#[path = "../common/drivers.rs"]
-mod drivers;
 mod frames;
 #[cfg(feature = "shapes")]
 mod growing;
@@ -11,9 +9,9 @@ mod leftovers;
 mod memory;
 mod pools;
 mod process;
-#[path = "../common/program.rs"]
-mod program;
 mod windows;
+
+use egmem_support::drivers;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -23,7 +21,7 @@ use egmem::share::Shared;
 use egmem::topology::Placement;
 use egmem::{Buffer, Driver, Machine, Topology};
 
-use drivers::{node, nothing_held};
+use egmem_support::drivers::{node, nothing_held};
 use process::say;
 
 const MIB: u64 = 1 << 20;

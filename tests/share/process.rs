@@ -10,7 +10,7 @@ use egmem::Driver;
 use egmem::share::{Channel, ImportOptions, ImportedBuffer, Listener, Peers};
 
 use super::PATIENCE;
-use crate::program::this_program;
+use egmem_support::this_program;
 
 /// A folder of this test's own, with a socket in it.
 pub struct Place {

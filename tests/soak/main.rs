@@ -11,8 +11,6 @@ mod children;
 mod hostile;
 mod journal;
 mod measure;
-#[path = "../exchange_failures/pki.rs"]
-mod pki;
 mod plan;
 mod proxy;
 mod ranks;
@@ -21,8 +19,6 @@ mod role;
 mod run;
 mod service;
 mod table;
-#[path = "../common/tls.rs"]
-mod tls;
 mod trend;
 mod worker;
 

@@ -1,8 +1,6 @@
 //! A connection whose every byte is the caller's own, over a Unix socket, TCP or TLS.
 
-use std::io::{self, Read, Write};
-use std::net::TcpStream;
-use std::os::unix::net::UnixStream;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,59 +8,41 @@ use std::time::Duration;
 use ciborium::Value;
 use egmem::exchange::protocol::{Hello, MAGIC, Secret, VERSION, encode};
 use egmem::share::BootId;
-use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, ClientConnection, StreamOwned};
+use egmem_support::Connection;
+use rustls::ClientConfig;
 
 /// How long a hostile peer waits for anything.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// The most bytes of an answer.
-const LARGEST: usize = 16 << 20;
-
-trait Stream: Read + Write + Send {}
-impl<T: Read + Write + Send> Stream for T {}
 
 /// See the module.
-pub struct Raw(Box<dyn Stream>);
+pub struct Raw(Connection);
 
 impl Raw {
     pub fn unix(path: &Path) -> io::Result<Self> {
-        let stream = UnixStream::connect(path)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
-        Ok(Self(Box::new(stream)))
+        Connection::unix(path, PATIENCE).map(Self)
     }
 
     pub fn tcp(address: &str) -> io::Result<Self> {
-        Ok(Self(Box::new(dial(address)?)))
+        Connection::tcp(address, PATIENCE).map(Self)
     }
 
     pub fn tls(address: &str, config: &Arc<ClientConfig>) -> io::Result<Self> {
-        let host = address.split(':').next().unwrap_or_default().to_owned();
-        let name = ServerName::try_from(host).map_err(io::Error::other)?;
-        let client = ClientConnection::new(Arc::clone(config), name).map_err(io::Error::other)?;
-        Ok(Self(Box::new(StreamOwned::new(client, dial(address)?))))
+        let host = address.split(':').next().unwrap_or_default();
+        Connection::tls(address, host, Arc::clone(config), PATIENCE).map(Self)
     }
 
     pub fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.0.write_all(bytes)?;
-        self.0.flush()
+        self.0.send(bytes)
     }
 
     /// Sends bytes as a frame.
     pub fn frame(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.send(&framed(bytes))
+        self.0.frame(bytes)
     }
 
     /// The next frame.
     pub fn read(&mut self) -> io::Result<Value> {
-        let mut length = [0; 4];
-        self.0.read_exact(&mut length)?;
-        let length = u32::from_be_bytes(length) as usize;
-        if length > LARGEST {
-            return Err(io::Error::other("a frame that is too large"));
-        }
-        let mut bytes = vec![0; length];
-        self.0.read_exact(&mut bytes)?;
+        let bytes = self.0.read_frame()?;
         ciborium::from_reader(&bytes[..]).map_err(io::Error::other)
     }
 
@@ -90,20 +70,6 @@ impl Raw {
             }
         }
     }
-}
-
-fn dial(address: &str) -> io::Result<TcpStream> {
-    let stream = TcpStream::connect(address)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    stream.set_nodelay(true)?;
-    Ok(stream)
-}
-
-/// Bytes with their length before them.
-pub fn framed(bytes: &[u8]) -> Vec<u8> {
-    let length = u32::try_from(bytes.len()).expect("a short frame");
-    [&length.to_be_bytes(), bytes].concat()
 }
 
 /// A hello's bytes.

@@ -11,8 +11,8 @@ use fastrand::Rng;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-use crate::pki::Files;
 use crate::{ranks, worker};
+use egmem_support::pki::Files;
 
 /// The variable that makes this program a client.
 pub const ROLE: &str = "EGMEM_SOAK_ROLE";

@@ -11,13 +11,13 @@ use crate::children::Member;
 use crate::hostile::{Arms, Hostile, Target};
 use crate::journal::{Journal, say};
 use crate::measure::Look;
-use crate::pki::{Files, Pki};
 use crate::plan::Plan;
 use crate::proxy::Proxy;
 use crate::role::{Kind, Setup};
 use crate::service::{PATIENCE, Service};
 use crate::table::{Row, Table};
 use crate::trend::Trend;
+use egmem_support::pki::{Files, Pki};
 
 /// How far resident bytes of a service's own may lie above its first quiesced point.
 const TOLERANCE: u64 = 24 << 20;

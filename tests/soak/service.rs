@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::journal::Journal;
-use crate::pki::Files;
+use egmem_support::pki::Files;
 
 /// Nothing takes as long, on the slowest machine.
 pub const PATIENCE: Duration = Duration::from_secs(120);

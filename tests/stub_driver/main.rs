@@ -7,8 +7,6 @@
 mod abi;
 mod contexts;
 #[cfg(feature = "cli")]
-#[path = "../common/drivers.rs"]
-mod drivers;
 mod harness;
 #[cfg(feature = "interop")]
 mod interop;

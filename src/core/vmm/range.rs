@@ -164,7 +164,10 @@ impl<P> MappedRange<P> {
         match self.mappings.get(parts).map(|next| self.place(next)) {
             Some(next) if next.start != offset => {
                 let why = format!("byte {offset} is inside a part, whose access cannot be divided");
-                let valid = format!("boundaries of parts, such as {} and {}", next.start, next.end);
+                let valid = format!(
+                    "boundaries of parts, such as {} and {}",
+                    next.start, next.end
+                );
                 Err(Error::invalid_of("range", why, valid))
             }
             _ => Ok(parts),

@@ -6,10 +6,10 @@ use super::*;
 use crate as exchange;
 use crate::driver::{Access, HandleType, NodeId};
 use crate::ledger;
-use crate::slow::ms;
 use crate::{Absence, Address, ClientOptions, LeaseState, WatchEvent};
 use crate::{Buffer, Driver, Machine};
 use crate::{MemoryError, ShareError};
+use egmem_support::ms;
 
 const LONG: Duration = Duration::from_secs(300);
 

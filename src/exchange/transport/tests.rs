@@ -8,7 +8,7 @@ use tokio::net::{TcpStream, UnixStream};
 
 use super::*;
 use crate::ShareError;
-use crate::slow::ms;
+use egmem_support::ms;
 
 fn quick() -> Limits {
     Limits {

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use super::{Hostile, Target};
-use crate::raw::{Raw, framed, request};
+use egmem_support::framed;
+
+use crate::raw::{Raw, request};
 
 /// How long a peer does not read, and how many connections it opens at once.
 const UNREAD: Duration = Duration::from_millis(1500);

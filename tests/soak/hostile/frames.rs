@@ -6,7 +6,9 @@ use std::time::Duration;
 use egmem::exchange::protocol::Secret;
 
 use super::{Hostile, Target};
-use crate::raw::{Raw, framed, hello};
+use egmem_support::framed;
+
+use crate::raw::{Raw, hello};
 
 /// Before the hello or after it, over any address.
 fn anywhere(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<Raw> {

@@ -13,10 +13,10 @@ use fastrand::Rng;
 use rustls::ClientConfig;
 
 use crate::journal::Journal;
-use crate::pki::{Files, Pki};
 use crate::raw::Raw;
 use crate::service::Service;
-use crate::tls::tls_config;
+use egmem_support::pki::{Files, Pki};
+use egmem_support::tls_config;
 
 /// A service as a hostile peer knows it.
 #[derive(Clone)]

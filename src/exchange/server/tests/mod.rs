@@ -19,10 +19,10 @@ use crate::driver::{Access, HandleType, NodeId};
 use crate::protocol::*;
 use crate::server::{Server, ServerOptions};
 use crate::share::{BootId, Peers, Shared};
-use crate::slow::ms;
 use crate::transport::{Connection, connect};
 use crate::{Address, Limits, Owner, PeerName, Security, Who};
 use crate::{Buffer, Driver, Machine, Refusal};
+use egmem_support::ms;
 
 /// Long enough for everything that must happen.
 const LONG: Duration = Duration::from_secs(300);

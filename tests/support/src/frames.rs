@@ -7,6 +7,7 @@ use std::time::Duration;
 /// Longer than any answer takes, even emulated.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// Writes a frame.
 pub fn write_frame(stream: &mut TcpStream, bytes: &[u8]) {
     let len = u32::try_from(bytes.len()).unwrap();
     stream.set_write_timeout(Some(PATIENCE)).unwrap();
@@ -14,6 +15,7 @@ pub fn write_frame(stream: &mut TcpStream, bytes: &[u8]) {
     stream.write_all(bytes).unwrap();
 }
 
+/// Reads a frame.
 pub fn read_frame(stream: &mut TcpStream) -> Vec<u8> {
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     let mut len = [0; 4];

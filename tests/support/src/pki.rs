@@ -8,15 +8,18 @@ use rcgen::{
 };
 use serde::{Deserialize, Serialize};
 
-/// Where a process's certificates lie.
+/// The files of a process's certificate.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Files {
+    /// The authority's certificate.
     pub ca: PathBuf,
+    /// Its own certificate.
     pub cert: PathBuf,
+    /// Its key.
     pub key: PathBuf,
 }
 
-/// An authority, and the folder for what it issues.
+/// An authority, and the folder for the certificates that it issues.
 pub struct Pki {
     issuer: Issuer<'static, KeyPair>,
     ca: PathBuf,
@@ -24,7 +27,7 @@ pub struct Pki {
 }
 
 impl Pki {
-    /// A new authority; `name` makes its files' names different from another's in the same folder.
+    /// Creates an authority; `name` makes its files' names different from another's in the same folder.
     pub fn new(folder: &Path, name: &str) -> Self {
         let mut params = CertificateParams::new(Vec::new()).expect("no names");
         params.distinguished_name.push(DnType::CommonName, name);
@@ -41,17 +44,17 @@ impl Pki {
         }
     }
 
-    /// The authority's own certificate.
+    /// Returns the authority's own certificate.
     pub fn ca(&self) -> &Path {
         &self.ca
     }
 
-    /// A good certificate: `name` is the peer's, and it is for loopback too.
+    /// Issues a good certificate: `name` is the peer's, and it is for loopback too.
     pub fn issue(&self, name: &str) -> Files {
         self.issue_for(name, &[name, "localhost", "127.0.0.1"], |_| ())
     }
 
-    /// One that ended long ago.
+    /// Issues one that ended long ago.
     pub fn expired(&self, name: &str) -> Files {
         self.issue_for(name, &[name, "localhost", "127.0.0.1"], |params| {
             params.not_before = date_time_ymd(2001, 1, 1);
@@ -59,7 +62,7 @@ impl Pki {
         })
     }
 
-    /// One for these names and addresses only.
+    /// Issues one for these names and addresses only.
     pub fn issue_for(
         &self,
         file: &str,
@@ -87,7 +90,7 @@ impl Pki {
     }
 }
 
-/// Keys are refused where others may read them.
+/// Keys that others may read are refused.
 fn write_private(path: &Path, text: &str) {
     use std::io::Write;
     use std::os::unix::fs::OpenOptionsExt;

@@ -1,21 +1,15 @@
 //! The drivers that tests run on: simulated ones, and this machine's own where it has one. With `EGMEM_REQUIRE_CUDA` set, a
 //! missing one is a failure.
-#![allow(
-    dead_code,
-    unused_imports,
-    unused_macros,
-    reason = "each program uses a part"
-)]
 
 use egmem::driver::NodeId;
 use egmem::{Driver, Machine, Topology};
 
-/// Whether tests must run on this machine's driver.
+/// Returns whether tests must run on this machine's driver.
 pub fn is_cuda_required() -> bool {
     std::env::var_os("EGMEM_REQUIRE_CUDA").is_some()
 }
 
-/// This machine's driver; `None`, with a line that says so, where there is none and none is required.
+/// Returns this machine's driver; `None`, with a line that says so, where there is none and none is required.
 pub fn cuda() -> Option<Driver> {
     match Driver::open() {
         Ok(driver) => Some(driver),
@@ -28,7 +22,7 @@ pub fn cuda() -> Option<Driver> {
     }
 }
 
-/// This machine's driver where one is required, otherwise a simulated one.
+/// Returns this machine's driver where one is required, otherwise a simulated one.
 pub fn cuda_or(machine: Machine) -> Driver {
     match is_cuda_required() {
         true => Driver::open().unwrap(),
@@ -36,17 +30,17 @@ pub fn cuda_or(machine: Machine) -> Driver {
     }
 }
 
-/// A simulated node of four Grace-Hopper superchips.
+/// Returns a simulated node of four Grace-Hopper superchips.
 pub fn grace() -> Driver {
     Driver::simulated(Machine::gh200x4()).unwrap()
 }
 
-/// The host node of GPU 0.
+/// Returns the host node of GPU 0.
 pub fn node(driver: &Driver) -> NodeId {
     node_of(driver, 0)
 }
 
-/// The host node of a GPU.
+/// Returns the host node of a GPU.
 pub fn node_of(driver: &Driver, gpu: i32) -> NodeId {
     let topology = Topology::discover(driver).unwrap();
     topology.gpu(gpu).unwrap().host_node().unwrap()
@@ -63,12 +57,13 @@ pub fn nothing_held(driver: &Driver) {
 
 /// Makes of each `fn name(driver: &Driver)`, of the program or of its modules, a test on a simulated machine and one on
 /// CUDA.
+#[macro_export]
 macro_rules! on_both {
     ($machine:expr; $($module:ident { $($(#[$cfg:meta])* $name:ident,)* })*) => {
-        crate::drivers::on_both! { @ $machine; $($($(#[$cfg])* $name: crate::$module::$name,)*)* }
+        $crate::on_both! { @ $machine; $($($(#[$cfg])* $name: crate::$module::$name,)*)* }
     };
     ($machine:expr; $($name:ident,)*) => {
-        crate::drivers::on_both! { @ $machine; $($name: crate::$name,)* }
+        $crate::on_both! { @ $machine; $($name: crate::$name,)* }
     };
     (@ $machine:expr; $($(#[$cfg:meta])* $name:ident: $function:path,)*) => {
         mod simulated {
@@ -78,9 +73,9 @@ macro_rules! on_both {
         }
         mod cuda {
             $($(#[$cfg])* #[test] fn $name() {
-                if let Some(driver) = crate::drivers::cuda() { $function(&driver); }
+                if let Some(driver) = $crate::drivers::cuda() { $function(&driver); }
             })*
         }
     };
 }
-pub(crate) use on_both;
+pub use on_both;

@@ -9,7 +9,10 @@ use rustls::{ClientConfig, RootCertStore};
 
 use crate::pki::Files;
 
-/// What rustls needs to be a client, with a certificate or without one.
+/// Returns a client's configuration of rustls, with a certificate or without one.
+///
+/// # Panics
+/// If a file has no certificate or no key, or they do not match.
 pub fn tls_config(ca: &Path, own: Option<&Files>) -> Arc<ClientConfig> {
     let mut roots = RootCertStore::empty();
     roots
@@ -23,12 +26,21 @@ pub fn tls_config(ca: &Path, own: Option<&Files>) -> Arc<ClientConfig> {
     let mut config = match own {
         None => builder.with_no_client_auth(),
         Some(files) => {
-            let chain = CertificateDer::pem_file_iter(&files.cert).expect("a file");
-            let chain = chain.collect::<Result<_, _>>().expect("certificates");
-            let key = PrivateKeyDer::from_pem_file(&files.key).expect("a key");
+            let (chain, key) = identity(files);
             builder.with_client_auth_cert(chain, key).expect("a pair")
         }
     };
     config.alpn_protocols = vec![b"egmem/1".to_vec()];
     Arc::new(config)
+}
+
+/// Reads a certificate's chain and its key.
+///
+/// # Panics
+/// If a file has none.
+pub fn identity(files: &Files) -> (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) {
+    let chain = CertificateDer::pem_file_iter(&files.cert).expect("a file");
+    let chain = chain.collect::<Result<_, _>>().expect("certificates");
+    let key = PrivateKeyDer::from_pem_file(&files.key).expect("a key");
+    (chain, key)
 }

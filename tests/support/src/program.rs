@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-/// This test program, by way of the emulator where there is one.
+/// Returns the command of this test program, by way of the emulator where there is one.
 pub fn this_program() -> Command {
     let program = std::env::current_exe().unwrap();
     let runner = std::env::var("EGMEM_TEST_RUNNER").unwrap_or_default();

@@ -1,5 +1,4 @@
-//! For tests: how long a healthy peer may be silent on a slow machine. Programs under `tests/` with expiring
-//! leases include this file as a module too.
+//! Times that a healthy peer keeps on a slow machine too.
 
 use std::time::Duration;
 
@@ -18,6 +17,6 @@ fn slow() -> u32 {
 
 /// Returns `milliseconds`, scaled under a sanitizer or an emulator. Tests derive from it leases, heartbeats
 /// and deadlines that a healthy peer must meet, and what they compare with these.
-pub(crate) fn ms(milliseconds: u64) -> Duration {
+pub fn ms(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds) * slow()
 }

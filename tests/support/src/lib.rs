@@ -1,0 +1,15 @@
+//! Shared parts of test programs: drivers, child processes, deadlines, certificates, and connections by hand.
+
+mod connection;
+pub mod drivers;
+mod frames;
+pub mod pki;
+mod program;
+mod slow;
+mod tls;
+
+pub use connection::{Connection, framed};
+pub use frames::{read_frame, write_frame};
+pub use program::this_program;
+pub use slow::ms;
+pub use tls::{identity, tls_config};
