@@ -11,7 +11,7 @@ use super::named::Named;
 use super::quota::{Charge, Over};
 use super::reserve::{Chunk, Reserve};
 use super::reuse_policy::Past;
-use super::state::{Entry, No, State};
+use super::state::{NameState, No, ServiceState};
 use super::teardown::{chunks_of, give_back};
 use crate::driver::{Access, NodeId};
 use crate::exchange::protocol::{Create, check_name};
@@ -54,7 +54,7 @@ pub(super) struct Wanted<'a> {
     pub probe: bool,
 }
 
-impl State {
+impl ServiceState {
     /// Creates memory that a peer asks for and publishes it. Blocks.
     pub fn create(&self, peer: &PeerName, ask: &Create, abandoned: &AtomicBool) -> Result<(), No> {
         let made = self.try_create(peer, ask, abandoned);
@@ -156,7 +156,9 @@ impl State {
             if table.is_taken(wanted.name, wanted.owner) {
                 return Err(refused(wanted, Refusal::Exists, ""));
             }
-            table.names.insert(wanted.name.to_owned(), Entry::Making);
+            table
+                .names
+                .insert(wanted.name.to_owned(), NameState::Making);
             charge
         };
         let extra = match &charge {
@@ -167,7 +169,7 @@ impl State {
         let mut table = lock(&self.table);
         let published = match made {
             Ok(named) => {
-                let entry = Entry::There(Arc::new(named));
+                let entry = NameState::There(Arc::new(named));
                 table.names.insert(wanted.name.to_owned(), entry);
                 match &*lock(&self.directory) {
                     Some(directory) => directory.add(wanted.name),

@@ -31,7 +31,7 @@ const PER_LINE: usize = 64;
 pub struct LineWriter(Arc<Owner>);
 
 /// Ends the thread when the last writer is dropped.
-struct Owner(Arc<Shared>);
+struct Owner(Arc<SharedQueue>);
 
 impl Drop for Owner {
     fn drop(&mut self) {
@@ -40,8 +40,8 @@ impl Drop for Owner {
     }
 }
 
-struct Shared {
-    state: Mutex<State>,
+struct SharedQueue {
+    state: Mutex<QueueState>,
     changed: Condvar,
     room: usize,
     /// Makes the line that reports lost ones.
@@ -49,7 +49,7 @@ struct Shared {
 }
 
 #[derive(Default)]
-struct State {
+struct QueueState {
     lines: VecDeque<Vec<u8>>,
     /// The bytes of `lines`, with [`PER_LINE`] for each.
     bytes: usize,
@@ -70,8 +70,8 @@ impl fmt::Debug for LineWriter {
     }
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl SharedQueue {
+    fn state(&self) -> MutexGuard<'_, QueueState> {
         lock(&self.state)
     }
 
@@ -95,7 +95,7 @@ impl Shared {
     }
 
     /// Queues the line that reports lost ones, if there are any.
-    fn tell(&self, state: &mut State) {
+    fn tell(&self, state: &mut QueueState) {
         if state.lost > 0 {
             let line = (self.lost)(std::mem::take(&mut state.lost));
             state.bytes += line.len() + PER_LINE;
@@ -167,7 +167,7 @@ impl LineWriter {
         sink: impl Write + Send + 'static,
         lost: impl Fn(u64) -> Vec<u8> + Send + Sync + 'static,
     ) -> Result<Self> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(SharedQueue {
             state: Mutex::default(),
             changed: Condvar::new(),
             room,

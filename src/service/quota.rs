@@ -102,7 +102,7 @@ impl Account {
 }
 
 #[derive(Debug)]
-struct Inner<P> {
+struct QuotaTable<P> {
     quota: Quota,
     accounts: HashMap<P, Weak<Account>>,
 }
@@ -111,17 +111,17 @@ struct Inner<P> {
 ///
 /// Its locks come last in the lock order, and no other lock is taken under them.
 #[derive(Debug)]
-pub(crate) struct Ledger<P>(Mutex<Inner<P>>);
+pub(crate) struct Ledger<P>(Mutex<QuotaTable<P>>);
 
 impl<P: Clone + Eq + Hash> Ledger<P> {
     pub fn new(quota: Quota) -> Self {
-        Self(Mutex::new(Inner {
+        Self(Mutex::new(QuotaTable {
             quota,
             accounts: HashMap::new(),
         }))
     }
 
-    fn inner(&self) -> MutexGuard<'_, Inner<P>> {
+    fn inner(&self) -> MutexGuard<'_, QuotaTable<P>> {
         lock(&self.0)
     }
 

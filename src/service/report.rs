@@ -6,9 +6,9 @@ use super::LineWriter;
 use super::audit::AuditFile;
 use super::http::Pages;
 use super::metrics::{self, NodeNumbers, Snapshot, rows};
-use super::state::State;
+use super::state::ServiceState;
 
-impl State {
+impl ServiceState {
     /// Returns whether the service is ready, or the reason why not.
     pub fn readiness(&self) -> Result<(), String> {
         if self.draining.load(Relaxed) {
@@ -97,7 +97,7 @@ impl State {
     }
 }
 
-impl Pages for State {
+impl Pages for ServiceState {
     fn metrics(&self) -> String {
         metrics::encode(self.snapshot())
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::audit::AuditFile;
 use super::config::peers;
 use super::http::Endpoint;
-use super::state::State;
+use super::state::ServiceState;
 use super::{LineWriter, ServiceConfig, metrics};
 use crate::exchange::server::ServerStats;
 use crate::exchange::{Address, Server, Tls};
@@ -23,7 +23,7 @@ const DEREGISTER: Duration = Duration::from_secs(3);
 /// holders' mappings stay.
 #[derive(Debug)]
 pub struct Service {
-    pub(super) state: Arc<State>,
+    pub(super) state: Arc<ServiceState>,
     pub(super) server: Server,
     pub(super) tls: Option<Tls>,
     pub(super) endpoint: Option<Endpoint>,

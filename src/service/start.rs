@@ -14,7 +14,7 @@ use super::create::{Abandoned, Wanted};
 use super::etcd;
 use super::http::Endpoint;
 use super::reserve::{OnFilled, Plan, Reserve};
-use super::state::State;
+use super::state::ServiceState;
 use crate::driver::{Location, NodeId};
 use crate::exchange::protocol::Create;
 use crate::exchange::server::{Allocate, Allocation};
@@ -44,10 +44,10 @@ impl OnFilled for Countdown {
 }
 
 /// The service as the exchange's server sees it.
-struct Allocator(Arc<State>);
+struct Allocator(Arc<ServiceState>);
 
 impl Allocate for Allocator {
-    /// [`State::create`] checks this, and counts and logs its refusals.
+    /// [`ServiceState::create`] checks this, and counts and logs its refusals.
     fn may_create(&self, _: &PeerName, _: &str) -> Result<(), (Refusal, String)> {
         Ok(())
     }
@@ -112,7 +112,7 @@ impl Service {
         })
         .await?;
         let names = config.buffers.iter().map(|buffer| buffer.name.clone());
-        let state = Arc::new(State::new(
+        let state = Arc::new(ServiceState::new(
             nodes,
             config.create.clone(),
             names.collect(),
@@ -268,7 +268,7 @@ impl OnFilled for Nothing {
     fn filled(&self, _: &Result<()>) {}
 }
 
-fn publish(state: &State, buffer: &BufferConfig, node: NodeId) -> Result<()> {
+fn publish(state: &ServiceState, buffer: &BufferConfig, node: NodeId) -> Result<()> {
     let wanted = Wanted {
         name: &buffer.name,
         bytes: buffer.bytes,

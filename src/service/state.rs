@@ -24,7 +24,7 @@ use crate::share::MAX_PARTS;
 pub(super) type No = (Refusal, String);
 
 #[derive(Debug)]
-pub(super) enum Entry {
+pub(super) enum NameState {
     /// Its memory is being created.
     Making,
     There(Arc<Named>),
@@ -32,7 +32,7 @@ pub(super) enum Entry {
 
 #[derive(Debug)]
 pub(super) struct Table {
-    pub names: HashMap<String, Entry>,
+    pub names: HashMap<String, NameState>,
     /// The configuration's names, which no peer can create, even before the service has published them.
     configured: HashSet<String>,
 }
@@ -55,7 +55,7 @@ pub(super) struct Asked {
 }
 
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct ServiceState {
     pub nodes: BTreeMap<NodeId, Reserve<PeerName>>,
     /// Which peers may create what; changed by a reload.
     pub create: Mutex<Option<CreateConfig>>,
@@ -79,7 +79,7 @@ pub(super) struct State {
     pub most_parts: usize,
 }
 
-impl State {
+impl ServiceState {
     pub fn new(
         nodes: BTreeMap<NodeId, Reserve<PeerName>>,
         create: Option<CreateConfig>,
@@ -155,7 +155,7 @@ impl State {
     /// Changes which peers may fetch a name of the configuration.
     pub fn set_who(&self, name: &str, who: Who) {
         let named = match lock(&self.table).names.get(name) {
-            Some(Entry::There(named)) if named.owner.is_none() => Arc::clone(named),
+            Some(NameState::There(named)) if named.owner.is_none() => Arc::clone(named),
             _ => return,
         };
         let published = lock(&named.published).clone();
@@ -168,8 +168,8 @@ impl State {
     pub fn all(&self) -> (Vec<Arc<Named>>, usize) {
         let table = lock(&self.table);
         let there = table.names.values().filter_map(|entry| match entry {
-            Entry::There(named) => Some(Arc::clone(named)),
-            Entry::Making => None,
+            NameState::There(named) => Some(Arc::clone(named)),
+            NameState::Making => None,
         });
         let there: Vec<_> = there.collect();
         let making = table.names.len() - there.len();

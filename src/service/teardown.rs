@@ -13,7 +13,7 @@ use super::named::{Named, let_go};
 use super::quota::{Charge, Use};
 use super::reserve::{Chunk, Reserve};
 use super::reuse_policy::Past;
-use super::state::{Entry, No, State};
+use super::state::{NameState, No, ServiceState};
 use crate::Refusal;
 use crate::exchange::PeerName;
 use crate::exchange::server::UnconfirmedRelease;
@@ -24,7 +24,7 @@ use crate::vmm::PhysicalMemory;
 /// How often to check whether the configuration has changed.
 const RELOADED: Duration = Duration::from_secs(1);
 
-impl State {
+impl ServiceState {
     /// Ends one of `peer`'s names. At the deadline the name stays closed and continues to end.
     pub async fn delete(
         self: &Arc<Self>,
@@ -33,7 +33,7 @@ impl State {
         wait: Duration,
     ) -> Result<(), No> {
         let there = match lock(&self.table).names.get(name) {
-            Some(Entry::There(named)) => Some(Arc::clone(named)),
+            Some(NameState::There(named)) => Some(Arc::clone(named)),
             _ => None,
         };
         let named = match there {
@@ -294,7 +294,7 @@ mod tests {
 
         // The state while the memory is being created.
         let insert = |entry| lock(&state.table).names.insert("late".into(), entry);
-        let Some(Entry::There(named)) = insert(Entry::Making) else {
+        let Some(NameState::There(named)) = insert(NameState::Making) else {
             panic!()
         };
         state.draining.store(true, Relaxed);
@@ -303,7 +303,7 @@ mod tests {
         let mut vacate = Box::pin(async move { draining.vacate(until).await });
         let waited = tokio::time::timeout(Duration::ZERO, &mut vacate).await;
         waited.expect_err("there is a name to come");
-        insert(Entry::There(Arc::clone(&named)));
+        insert(NameState::There(Arc::clone(&named)));
         state.made.send_replace(());
         let published = lock(&named.published).clone().unwrap();
         let holder = async {

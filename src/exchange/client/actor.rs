@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::greet::{self, Established};
-use super::session::{Commands, Own, Session};
+use super::session::{ClientSession, Commands, Own};
 use super::{text, trust};
 use crate::limits::deadline;
 use crate::protocol::{Ask, Empty, FromServer, Notice, Reply, Request, decode, encode};
@@ -19,7 +19,7 @@ use crate::transport::{FrameReader, FrameWriter};
 use crate::{Error, Result};
 
 /// Runs a session until its last user is gone.
-pub(super) async fn run(session: Arc<Session>, mut commands: Commands, first: Established) {
+pub(super) async fn run(session: Arc<ClientSession>, mut commands: Commands, first: Established) {
     let mut next = Some(first);
     let why = loop {
         let Some(established) = next.take() else {
@@ -40,13 +40,13 @@ pub(super) async fn run(session: Arc<Session>, mut commands: Commands, first: Es
     session.over(&why);
 }
 
-fn closed(session: &Session) -> Error {
+fn closed(session: &ClientSession) -> Error {
     Error::peer_lost(session.peer(), "this client was closed")
 }
 
 /// Serves one connection until it breaks; `Ok` when it is not needed any more.
 async fn serve(
-    session: &Arc<Session>,
+    session: &Arc<ClientSession>,
     commands: &mut Commands,
     established: Established,
 ) -> Result<()> {
@@ -73,7 +73,7 @@ async fn serve(
     done
 }
 
-async fn read(session: &Arc<Session>, reader: &mut FrameReader) -> Result<()> {
+async fn read(session: &Arc<ClientSession>, reader: &mut FrameReader) -> Result<()> {
     let limit = session.dial.options.limits.frame_bytes;
     loop {
         let Some(mut frame) = reader.read(limit).await? else {
@@ -90,7 +90,7 @@ async fn read(session: &Arc<Session>, reader: &mut FrameReader) -> Result<()> {
 }
 
 async fn write(
-    session: &Session,
+    session: &ClientSession,
     commands: &mut Commands,
     writer: &mut FrameWriter,
     most: usize,
@@ -135,7 +135,7 @@ async fn write(
 }
 
 /// Pings twice as often as the server requires, and ends when the server is silent.
-async fn keep_time(session: &Session, heartbeat: Duration, lease: Duration) -> Result<()> {
+async fn keep_time(session: &ClientSession, heartbeat: Duration, lease: Duration) -> Result<()> {
     let tick = heartbeat / 2;
     let mut ticks = interval(tick);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -156,7 +156,7 @@ async fn keep_time(session: &Session, heartbeat: Duration, lease: Duration) -> R
 }
 
 /// Reconnects until there is a connection; `None` when no user needs one any more.
-async fn redial(session: &Session, broken: Error) -> Option<Established> {
+async fn redial(session: &ClientSession, broken: Error) -> Option<Established> {
     let terms = session.terms();
     let tick = terms.heartbeat / 2;
     let mut attempt = 0;

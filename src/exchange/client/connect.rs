@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::greet::Dial;
 use super::lease::Keep;
-use super::session::Session;
+use super::session::ClientSession;
 use super::{Client, ClientOptions, actor, greet};
 use crate::Address;
 use crate::capability::ImexChannel;
@@ -40,7 +40,7 @@ impl ClientOptions {
         loop {
             match greet::establish(&dial, None, deadline).await {
                 Ok(established) => {
-                    let (session, commands) = Session::new(dial, &established, driver);
+                    let (session, commands) = ClientSession::new(dial, &established, driver);
                     let client = Client(Keep::new(&session));
                     tokio::spawn(actor::run(session, commands, established));
                     return Ok(client);

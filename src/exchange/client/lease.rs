@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use tokio::sync::{oneshot, watch};
 
-use super::session::Session;
+use super::session::ClientSession;
 use crate::per_driver::lock;
 use crate::share::InstanceId;
 use crate::{Error, Result};
@@ -66,7 +66,7 @@ pub(super) struct Held {
 }
 
 /// A lease of this client, released when dropped; it keeps the connection open until then.
-pub(super) struct Lease {
+pub(super) struct ClientLease {
     pub(super) keep: Keep,
     pub(super) key: LeaseKey,
     /// Under a lock, for the version that was last returned.
@@ -74,7 +74,7 @@ pub(super) struct Lease {
     released: bool,
 }
 
-impl Lease {
+impl ClientLease {
     pub(super) fn new(keep: Keep, key: LeaseKey, state: watch::Receiver<LeaseState>) -> Self {
         Self {
             keep,
@@ -142,7 +142,7 @@ impl Noted {
     }
 }
 
-impl Drop for Lease {
+impl Drop for ClientLease {
     fn drop(&mut self) {
         if !self.released {
             self.keep.session().release(self.key, None);
@@ -150,24 +150,24 @@ impl Drop for Lease {
     }
 }
 
-impl fmt::Debug for Lease {
+impl fmt::Debug for ClientLease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lease")
+        f.debug_struct("ClientLease")
             .field("lease", &self.key.lease)
             .finish_non_exhaustive()
     }
 }
 
 /// Keeps a session alive: it closes with the last of these.
-pub(super) struct Keep(Arc<Session>);
+pub(super) struct Keep(Arc<ClientSession>);
 
 impl Keep {
-    pub(super) fn new(session: &Arc<Session>) -> Self {
+    pub(super) fn new(session: &Arc<ClientSession>) -> Self {
         session.users.fetch_add(1, Ordering::Relaxed);
         Self(Arc::clone(session))
     }
 
-    pub(super) fn session(&self) -> &Arc<Session> {
+    pub(super) fn session(&self) -> &Arc<ClientSession> {
         &self.0
     }
 }

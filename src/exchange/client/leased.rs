@@ -2,7 +2,7 @@
 
 use std::panic::Location as Caller;
 
-use super::lease::Lease;
+use super::lease::ClientLease;
 use super::open;
 use super::remote::RemoteBuffer;
 use crate::driver::{HandleType, ShareableHandle};
@@ -15,7 +15,7 @@ use crate::{End, Error, Owner, PeerName, Result};
 pub struct Leased {
     // In this order: the handles are closed before the lease is released.
     pub(super) handles: Vec<ShareableHandle>,
-    pub(super) lease: Lease,
+    pub(super) lease: ClientLease,
     pub(super) name: String,
     pub(super) description: Description,
     pub(super) via: HandleType,

@@ -44,7 +44,7 @@ use crate::share::{BootId, InstanceId};
 use crate::{Error, MemoryError, Refusal, Result, ShareError};
 pub(crate) use greet::may_pass;
 use lease::Keep;
-use session::Session;
+use session::ClientSession;
 pub(crate) use session::{Answered, Notified};
 
 /// A connection to an exchange server. Clones are the same connection, which closes when the last clone and
@@ -262,7 +262,7 @@ impl Client {
         self.0.session().notices()
     }
 
-    fn session(&self) -> &Arc<Session> {
+    fn session(&self) -> &Arc<ClientSession> {
         self.0.session()
     }
 

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use tokio::time::timeout_at;
 
 use super::greet::{self, Dial};
-use super::session::Session;
+use super::session::ClientSession;
 use super::text;
 use crate::protocol::{Answer, Ask, FromServer, Redeem, Reply, Request, Secret, decode, encode};
 use crate::{Address, Security, limits};
 use crate::{Error, Result, ShareError};
 
 /// Returns the fds for a ticket, from the Unix socket that the server has named.
-pub(super) async fn redeem(session: &Arc<Session>, ticket: Secret) -> Result<Vec<OwnedFd>> {
+pub(super) async fn redeem(session: &Arc<ClientSession>, ticket: Secret) -> Result<Vec<OwnedFd>> {
     let terms = session.terms();
     let patience = session.patience();
     let deadline = limits::deadline(patience);

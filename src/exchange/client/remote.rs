@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use super::lease::Lease;
-use super::session::Session;
+use super::lease::ClientLease;
+use super::session::ClientSession;
 use super::{LeaseState, Proof, open};
 use crate::accessors::cpu_accessors;
 use crate::driver::{Access, DevicePtr, HandleType, Location};
@@ -22,7 +22,7 @@ use crate::{MemoryResult, Owner, Result};
 pub struct RemoteBuffer {
     // In this order: unmapped first, then released.
     memory: ImportedBuffer,
-    lease: Lease,
+    lease: ClientLease,
     name: String,
     pub(super) probe: Option<u64>,
     no_fabric: Option<String>,
@@ -33,7 +33,7 @@ pub struct RemoteBuffer {
 impl RemoteBuffer {
     pub(super) fn new(
         memory: ImportedBuffer,
-        lease: Lease,
+        lease: ClientLease,
         name: String,
         probe: Option<u64>,
         no_fabric: Option<String>,
@@ -119,7 +119,7 @@ impl RemoteBuffer {
         noted.await?.wait(&name).await
     }
 
-    pub(super) fn session(&self) -> &Arc<Session> {
+    pub(super) fn session(&self) -> &Arc<ClientSession> {
         self.lease.keep.session()
     }
 

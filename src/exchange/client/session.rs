@@ -15,7 +15,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, broadcast, mpsc, ones
 use tokio::time::{Instant, timeout_at};
 
 use super::greet::{Dial, Established, Terms};
-use super::lease::{Held, Lease, LeaseKey, LeaseState};
+use super::lease::{ClientLease, Held, LeaseKey, LeaseState};
 use super::text;
 use crate::per_driver::lock;
 use crate::protocol::{Answer, Ask, Entry, Lost, Release};
@@ -36,7 +36,7 @@ pub(crate) struct Answered {
     pub(crate) answer: Answer,
     pub(crate) fds: Vec<OwnedFd>,
     /// The lease of a grant: released unless the receiver keeps it.
-    pub(super) lease: Option<Lease>,
+    pub(super) lease: Option<ClientLease>,
 }
 
 /// A request on its way to the client's task.
@@ -52,7 +52,7 @@ pub(super) struct Command {
 pub(super) type Commands = mpsc::UnboundedReceiver<Command>;
 
 /// A user that waits for an answer.
-enum Waiting {
+enum PendingRequest {
     User {
         what: String,
         /// The name, for a fetch.
@@ -98,12 +98,12 @@ struct Silence {
     total: Duration,
 }
 
-struct State {
+struct SessionState {
     link: Link,
     terms: Arc<Terms>,
     epoch: u64,
     next_id: u64,
-    waiting: HashMap<u64, Waiting>,
+    waiting: HashMap<u64, PendingRequest>,
     leases: HashMap<LeaseKey, Held>,
     /// Leases to release, in this order; each at most once.
     releases: VecDeque<LeaseKey>,
@@ -116,7 +116,7 @@ struct State {
     closing: Option<Instant>,
 }
 
-pub(crate) struct Session {
+pub(crate) struct ClientSession {
     pub(super) dial: Dial,
     pub(super) driver: Driver,
     /// The runtime of the session's task.
@@ -132,10 +132,10 @@ pub(crate) struct Session {
     /// Why the server lets this client in no more, until it does again.
     barred: watch::Sender<Option<Error>>,
     pub(super) users: AtomicUsize,
-    state: Mutex<State>,
+    state: Mutex<SessionState>,
 }
 
-impl Session {
+impl ClientSession {
     /// Creates the session of a new connection on the current runtime. Its task takes the commands.
     pub(super) fn new(
         dial: Dial,
@@ -161,7 +161,7 @@ impl Session {
             gone: watch::channel(None).0,
             barred: watch::channel(None).0,
             users: AtomicUsize::new(0),
-            state: Mutex::new(State {
+            state: Mutex::new(SessionState {
                 link: Link::Up,
                 terms: Arc::new(established.terms.clone()),
                 epoch: 0,
@@ -184,7 +184,7 @@ impl Session {
         (session, commands)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, SessionState> {
         // No code that can panic runs under the lock while the state is half changed.
         lock(&self.state)
     }
@@ -355,7 +355,7 @@ impl Session {
     }
 }
 
-impl State {
+impl SessionState {
     fn id(&mut self) -> u64 {
         self.next_id += 1;
         self.next_id
@@ -394,9 +394,9 @@ impl Command {
     }
 }
 
-impl fmt::Debug for Session {
+impl fmt::Debug for ClientSession {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Session")
+        f.debug_struct("ClientSession")
             .field("address", &self.dial.options.address)
             .finish_non_exhaustive()
     }

@@ -5,14 +5,14 @@ use std::time::SystemTime;
 
 use tokio::time::sleep;
 
-use super::session::Session;
+use super::session::ClientSession;
 use crate::Security;
 use crate::tls::{Credential, Tls, WALL_CLOCK};
 use crate::{Distrust, Error, ShareError};
 
 /// Waits until the server's certificate is no longer valid, or this process has a new one and no user waits
 /// for an answer. Returns why the connection is to end.
-pub(super) async fn watch(session: &Session, credential: Option<Arc<Credential>>) -> Error {
+pub(super) async fn watch(session: &ClientSession, credential: Option<Arc<Credential>>) -> Error {
     let (Security::Tls(tls), Some(credential)) = (&session.dial.options.security, credential)
     else {
         return std::future::pending().await;
@@ -50,6 +50,6 @@ pub(super) async fn watch(session: &Session, credential: Option<Arc<Credential>>
 
 /// Returns whether the server should see the new certificate: it ends the session when the one that it has
 /// seen expires.
-fn is_renewed(session: &Session, tls: &Tls, credential: &Credential) -> bool {
+fn is_renewed(session: &ClientSession, tls: &Tls, credential: &Credential) -> bool {
     !session.dial.options.reconnect.is_never() && tls.is_renewed(credential)
 }

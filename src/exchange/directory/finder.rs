@@ -44,9 +44,9 @@ type Dial = dyn Fn(Address) -> ClientOptions + Send + Sync;
 /// # }).unwrap();
 /// ```
 #[derive(Clone)]
-pub struct Finder(Arc<Inner>);
+pub struct Finder(Arc<FinderCore>);
 
-struct Inner {
+struct FinderCore {
     directory: Directory,
     driver: Driver,
     dial: Box<Dial>,
@@ -66,7 +66,7 @@ impl Finder {
         driver: &Driver,
         options: impl Fn(Address) -> ClientOptions + Send + Sync + 'static,
     ) -> Self {
-        Self(Arc::new(Inner {
+        Self(Arc::new(FinderCore {
             directory,
             driver: driver.clone(),
             dial: Box::new(options),

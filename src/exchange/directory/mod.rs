@@ -43,10 +43,10 @@ use crate::{Error, Result};
 
 /// Returns which exporters hold a name. Clones are the same directory.
 #[derive(Clone)]
-pub struct Directory(Kind);
+pub struct Directory(DirectoryKind);
 
 #[derive(Clone)]
-enum Kind {
+enum DirectoryKind {
     Fixed(Arc<[Address]>),
     #[cfg_attr(
         not(feature = "etcd"),
@@ -76,7 +76,7 @@ impl Directory {
         if list.is_empty() {
             return Err(Error::invalid("addresses", "the list is empty"));
         }
-        Ok(Self(Kind::Fixed(list.into())))
+        Ok(Self(DirectoryKind::Fixed(list.into())))
     }
 
     /// Returns the exporters that claim to hold a name, in the order in which they registered it; for a fixed
@@ -88,7 +88,7 @@ impl Directory {
     pub async fn resolve(&self, name: &str) -> Result<Vec<Exporter>> {
         check_name(name)?;
         match &self.0 {
-            Kind::Fixed(addresses) => Ok(addresses
+            DirectoryKind::Fixed(addresses) => Ok(addresses
                 .iter()
                 .map(|address| Exporter {
                     addresses: vec![address.clone()],
@@ -96,13 +96,13 @@ impl Directory {
                     boot: None,
                 })
                 .collect()),
-            Kind::Etcd(etcd) => etcd.resolve(name).await,
+            DirectoryKind::Etcd(etcd) => etcd.resolve(name).await,
         }
     }
 
     /// Returns whether its exporters have claimed the name themselves.
     pub(crate) const fn knows_names(&self) -> bool {
-        !matches!(self.0, Kind::Fixed(_))
+        !matches!(self.0, DirectoryKind::Fixed(_))
     }
 
     /// Watches the names that begin with `prefix`: existing names are reported first.
@@ -113,11 +113,11 @@ impl Directory {
     pub fn watch(&self, prefix: &str) -> Result<DirectoryWatch> {
         check_prefix(prefix)?;
         match &self.0 {
-            Kind::Fixed(_) => Err(Error::invalid(
+            DirectoryKind::Fixed(_) => Err(Error::invalid(
                 "directory",
                 "one of fixed addresses cannot be watched",
             )),
-            Kind::Etcd(etcd) => etcd.watch(prefix),
+            DirectoryKind::Etcd(etcd) => etcd.watch(prefix),
         }
     }
 
@@ -139,8 +139,8 @@ impl Directory {
             return Err(Error::invalid("exporter", "no instance or no boot id"));
         }
         match &self.0 {
-            Kind::Fixed(_) => Ok(Registration { active: None }),
-            Kind::Etcd(etcd) => etcd.register(exporter),
+            DirectoryKind::Fixed(_) => Ok(Registration { active: None }),
+            DirectoryKind::Etcd(etcd) => etcd.register(exporter),
         }
     }
 }
@@ -154,7 +154,9 @@ impl Directory {
     /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for invalid options, [`Error::Tls`] for
     /// certificates that cannot be read.
     pub fn etcd(options: EtcdOptions) -> Result<Self> {
-        Ok(Self(Kind::Etcd(Arc::new(etcd::Etcd::new(options)?))))
+        Ok(Self(DirectoryKind::Etcd(Arc::new(etcd::Etcd::new(
+            options,
+        )?))))
     }
 }
 
@@ -162,14 +164,14 @@ impl Directory {
 impl fmt::Display for Directory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Kind::Fixed(addresses) => {
+            DirectoryKind::Fixed(addresses) => {
                 for (index, address) in addresses.iter().enumerate() {
                     let comma = if index > 0 { ", " } else { "" };
                     write!(f, "{comma}{address}")?;
                 }
                 Ok(())
             }
-            Kind::Etcd(etcd) => write!(f, "etcd at {etcd}"),
+            DirectoryKind::Etcd(etcd) => write!(f, "etcd at {etcd}"),
         }
     }
 }

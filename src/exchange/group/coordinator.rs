@@ -34,15 +34,15 @@ type Notify = Box<dyn Fn(u64, Event) + Send + Sync>;
 /// connection, counts as not asked: a rank that was gathering is out, and one that was offering may offer
 /// again.
 #[derive(Clone)]
-pub(crate) struct Groups(Arc<Inner>);
+pub(crate) struct Groups(Arc<Coordinator>);
 
-struct Inner {
+struct Coordinator {
     begun: Instant,
-    state: Mutex<State>,
+    state: Mutex<CoordinatorState>,
     notify: Notify,
 }
 
-struct State {
+struct CoordinatorState {
     rounds: Rounds,
     waiters: HashMap<Waiter, oneshot::Sender<Told>>,
     last: Waiter,
@@ -83,9 +83,9 @@ impl Groups {
         keys: Keys,
         notify: impl Fn(u64, Event) + Send + Sync + 'static,
     ) -> Self {
-        Self(Arc::new(Inner {
+        Self(Arc::new(Coordinator {
             begun: Instant::now(),
-            state: Mutex::new(State {
+            state: Mutex::new(CoordinatorState {
                 rounds: Rounds::new(rules, rights, keys),
                 waiters: HashMap::new(),
                 last: 0,
@@ -268,7 +268,7 @@ impl Groups {
             state.waiters.insert(waiter, sender);
             ask(&mut state.rounds, now, waiter);
         });
-        let _waiting = Waiting {
+        let _waiting = CancelOnDrop {
             groups: self,
             waiter,
         };
@@ -288,14 +288,14 @@ impl Groups {
         self.change_state(|state, now| change(&mut state.rounds, now))
     }
 
-    fn change_state<T>(&self, change: impl FnOnce(&mut State, Duration) -> T) -> T {
+    fn change_state<T>(&self, change: impl FnOnce(&mut CoordinatorState, Duration) -> T) -> T {
         let now = self.0.begun.elapsed();
         let mut state = self.lock();
         let result = change(&mut state, now);
         let (told, news) = state.rounds.take();
         for (waiter, told) in told {
             if let Some(sender) = state.waiters.remove(&waiter) {
-                // If the receiver is gone, its `Waiting` is dropped as well.
+                // If the receiver is gone, its `CancelOnDrop` is dropped as well.
                 let _ = sender.send(told);
             }
         }
@@ -307,7 +307,7 @@ impl Groups {
         result
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, CoordinatorState> {
         lock(&self.0.state)
     }
 }
@@ -321,12 +321,12 @@ impl fmt::Debug for Groups {
 }
 
 /// Cancels a wait when it is dropped.
-struct Waiting<'a> {
+struct CancelOnDrop<'a> {
     groups: &'a Groups,
     waiter: Waiter,
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for CancelOnDrop<'_> {
     fn drop(&mut self) {
         let waiter = self.waiter;
         self.groups.change_state(|state, now| {

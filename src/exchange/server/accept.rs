@@ -11,10 +11,10 @@ use super::link::Link;
 use super::machines::Machine;
 use super::outcome::{No, over};
 use super::process::Known;
-use super::session::Session;
-use super::state::{State, millis};
+use super::session::ServerSession;
+use super::state::{ServerState, millis};
 use super::stats::count;
-use super::{Inner, ServerEvent, connection, token};
+use super::{ServerCore, ServerEvent, connection, token};
 use crate::account::{self, Account};
 use crate::protocol::{
     Event, Greeting, Hello, MAGIC, OLDEST, Refused, Secret, VERSION, Welcome, Withdrawing, decode,
@@ -25,7 +25,7 @@ use crate::{Error, Refusal, Result, ShareError};
 use crate::{PeerName, limits};
 
 /// Accepts connections at the address with this number until the server ends.
-pub(super) async fn run(inner: Arc<Inner>, listening: Listening, number: usize) {
+pub(super) async fn run(inner: Arc<ServerCore>, listening: Listening, number: usize) {
     while let Some((newcomer, give_way)) = next(&inner, &listening, number).await {
         let serve = serve(Arc::clone(&inner), newcomer, give_way);
         inner.tasks.spawn(serve);
@@ -34,7 +34,7 @@ pub(super) async fn run(inner: Arc<Inner>, listening: Listening, number: usize) 
 
 /// Returns the next connection; `None` when the server has ended, or the socket is unusable.
 pub(super) async fn next(
-    inner: &Arc<Inner>,
+    inner: &Arc<ServerCore>,
     listening: &Listening,
     number: usize,
 ) -> Option<(Newcomer, GiveWay)> {
@@ -72,7 +72,7 @@ pub(super) async fn next(
 }
 
 /// Accepts a connection; if the process has no fd for it, another one gives way.
-async fn incoming(inner: &Inner, listening: &Listening) -> Result<Incoming> {
+async fn incoming(inner: &ServerCore, listening: &Listening) -> Result<Incoming> {
     let mut told = false;
     loop {
         if let Some(incoming) = listening.accept().await? {
@@ -88,7 +88,7 @@ async fn incoming(inner: &Inner, listening: &Listening) -> Result<Incoming> {
 }
 
 /// Serves one connection from its first byte to its last.
-async fn serve(inner: Arc<Inner>, newcomer: Newcomer, give_way: GiveWay) {
+async fn serve(inner: Arc<ServerCore>, newcomer: Newcomer, give_way: GiveWay) {
     let Newcomer {
         incoming,
         open,
@@ -119,7 +119,7 @@ async fn serve(inner: Arc<Inner>, newcomer: Newcomer, give_way: GiveWay) {
 
 /// Handshake and hello, under one deadline.
 async fn greet(
-    inner: &Arc<Inner>,
+    inner: &Arc<ServerCore>,
     incoming: Incoming,
     shaking: Shaking,
 ) -> Result<(Connection, Link, OfPeer)> {
@@ -151,7 +151,7 @@ async fn greet(
 
 /// Performs the transport's handshake, and reads a hello of a supported version.
 pub(super) async fn hello(
-    inner: &Inner,
+    inner: &ServerCore,
     incoming: Incoming,
     deadline: tokio::time::Instant,
 ) -> Result<(Connection, Hello)> {
@@ -192,7 +192,7 @@ fn late(peer: &str, after: Duration) -> Error {
 
 /// Sends a greeting.
 pub(super) async fn send(
-    inner: &Inner,
+    inner: &ServerCore,
     connection: &mut Connection,
     greeting: Greeting,
     deadline: tokio::time::Instant,
@@ -208,7 +208,7 @@ pub(super) async fn send(
 
 /// Refuses a connection, and returns the reason as an error.
 pub(super) async fn refuse(
-    inner: &Inner,
+    inner: &ServerCore,
     mut connection: Connection,
     reason: Refusal,
     detail: String,
@@ -233,7 +233,7 @@ pub(super) async fn refuse(
     )
 }
 
-impl Inner {
+impl ServerCore {
     /// Returns the welcome to a session, without the fields that only sessions have.
     pub(super) fn welcome(&self, hello: &Hello, peer: &PeerName) -> Result<Welcome, No> {
         let internal = || (Refusal::Internal, String::new());
@@ -296,7 +296,7 @@ impl Inner {
                 let charge = account.charge(account::SESSION).map_err(over)?;
                 let account = Arc::clone(account);
                 let session =
-                    Session::new(number, peer.clone(), token, id, notices, (account, charge));
+                    ServerSession::new(number, peer.clone(), token, id, notices, (account, charge));
                 let session = Arc::new(session);
                 state.leases.open(number, peer.clone());
                 let (ip, boot) = (connection.ip, hello.boot);
@@ -337,7 +337,12 @@ impl Inner {
 
     /// Makes client and server agree on the leases of a resumed session. Returns those of `held` that have
     /// ended.
-    fn reconcile(&self, state: &mut State, session: &Session, held: Option<&[u64]>) -> Vec<u64> {
+    fn reconcile(
+        &self,
+        state: &mut ServerState,
+        session: &ServerSession,
+        held: Option<&[u64]>,
+    ) -> Vec<u64> {
         let (dropped, unknown) = match held {
             Some(held) => state.leases.keep_only(session.id, held),
             None => Default::default(),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::Inner;
+use super::ServerCore;
 use super::handshakes::Handshake;
 use super::outcome::{No, over};
 use super::stats::count;
@@ -20,10 +20,10 @@ pub(super) struct Newcomer {
 }
 
 /// Counts as an open connection until dropped.
-pub(super) struct Open(Arc<Inner>);
+pub(super) struct Open(Arc<ServerCore>);
 
 impl Open {
-    pub fn enter(inner: &Arc<Inner>) -> Self {
+    pub fn enter(inner: &Arc<ServerCore>) -> Self {
         count(&inner.counters.connections);
         Self(Arc::clone(inner))
     }
@@ -36,10 +36,10 @@ impl Drop for Open {
 }
 
 /// Counts as a connection that has not been greeted yet until dropped.
-pub(super) struct Shaking(Arc<Inner>, Option<Handshake>);
+pub(super) struct Shaking(Arc<ServerCore>, Option<Handshake>);
 
 impl Shaking {
-    pub fn enter(inner: &Arc<Inner>, handshake: Handshake) -> Self {
+    pub fn enter(inner: &Arc<ServerCore>, handshake: Handshake) -> Self {
         count(&inner.counters.handshakes);
         Self(Arc::clone(inner), Some(handshake))
     }
@@ -60,7 +60,7 @@ impl Drop for Shaking {
 }
 
 /// Returns the error of a connection that had to give way.
-pub(super) fn gave_way(inner: &Inner) -> Error {
+pub(super) fn gave_way(inner: &ServerCore) -> Error {
     count(&inner.counters.dropped_handshakes);
     let limit = inner.limits.handshakes;
     Error::peer_lost(
@@ -74,14 +74,14 @@ pub(super) fn gave_way(inner: &Inner) -> Error {
 
 /// Counts as a greeted connection, and as one of its peer, until dropped.
 pub(super) struct OfPeer(
-    Arc<Inner>,
+    Arc<ServerCore>,
     PeerName,
     Arc<Account>,
     #[expect(dead_code, reason = "dropped")] Charge,
 );
 
 impl OfPeer {
-    pub fn enter(inner: &Arc<Inner>, peer: &PeerName) -> Result<Self, No> {
+    pub fn enter(inner: &Arc<ServerCore>, peer: &PeerName) -> Result<Self, No> {
         let mut state = inner.state();
         let (all, each) = (inner.limits.connections, inner.limits.connections_per_peer);
         if state.connections.of(peer) >= each {

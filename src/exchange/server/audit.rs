@@ -15,7 +15,7 @@ use std::time::Instant;
 use serde::Serialize;
 
 pub(super) use self::asked::Asked;
-use self::bound::{Bounds, Kind, Suppressed};
+use self::bound::{Bounds, BucketKind, Suppressed};
 pub(super) use self::pending::Pending;
 use super::link::Link;
 use super::outcome::{Content, Outcome};
@@ -217,7 +217,7 @@ impl Audit {
     }
 
     fn refused(&self, mut event: Event, reason: &str) {
-        if self.admits(Kind::Refusal, &event) {
+        if self.admits(BucketKind::Refusal, &event) {
             event.outcome = "refused";
             event.reason = Some(bounded(reason, 64));
             self.emit(&event);
@@ -225,7 +225,7 @@ impl Audit {
     }
 
     fn session(&self, event: Event) {
-        if self.admits(Kind::Session, &event) {
+        if self.admits(BucketKind::Session, &event) {
             self.done(event);
         }
     }
@@ -236,7 +236,7 @@ impl Audit {
     }
 
     /// Returns whether to write an event; otherwise counts it.
-    fn admits(&self, kind: Kind, event: &Event) -> bool {
+    fn admits(&self, kind: BucketKind, event: &Event) -> bool {
         let now = Instant::now();
         self.tell_suppressed(now);
         lock(&self.bounds).admit(kind, &event.peer, now)
@@ -324,8 +324,8 @@ fn suppressed(left: Suppressed) -> Event {
     Event {
         event: "suppressed",
         outcome: match left.kind {
-            Kind::Refusal => "refused",
-            Kind::Session => "ok",
+            BucketKind::Refusal => "refused",
+            BucketKind::Session => "ok",
         },
         peer: left.peer,
         count: Some(left.count),

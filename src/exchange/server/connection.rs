@@ -13,7 +13,7 @@ use super::outcome::{Content, No, Outcome, Step, over};
 use super::publication::Publication;
 use super::session::Next;
 use super::stats::count;
-use super::{Inner, requests};
+use super::{ServerCore, requests};
 use crate::account::{self, Charge};
 use crate::protocol::{Answer, Event, FromServer, Gone, Names, Notice, Refused, Reply, Request};
 use crate::protocol::{decode, encode};
@@ -47,7 +47,7 @@ type Jobs = JoinSet<(u64, Outcome, Charge)>;
 const NOTICES_AT_ONCE: usize = 16;
 
 /// Serves a connection to its end.
-pub(super) async fn serve(inner: &Arc<Inner>, mut connection: Connection, link: &Link) {
+pub(super) async fn serve(inner: &Arc<ServerCore>, mut connection: Connection, link: &Link) {
     let mut last_word = Instant::now();
     let mut jobs = JoinSet::new();
     let end = converse(inner, &mut connection, link, &mut jobs, &mut last_word).await;
@@ -87,7 +87,7 @@ pub(super) async fn serve(inner: &Arc<Inner>, mut connection: Connection, link: 
 }
 
 async fn converse(
-    inner: &Arc<Inner>,
+    inner: &Arc<ServerCore>,
     connection: &mut Connection,
     link: &Link,
     jobs: &mut Jobs,
@@ -149,14 +149,14 @@ async fn converse(
 
 /// Returns how much of a silence to ignore if this server noticed it `late`, because it did not run: a client
 /// on the same busy machine may not have run either. Not without a bound.
-fn excuse(inner: &Inner, late: Duration, before: Duration) -> Option<Duration> {
+fn excuse(inner: &ServerCore, late: Duration, before: Duration) -> Option<Duration> {
     let most = inner.lease.saturating_mul(3);
     (late > inner.heartbeat / 2 && before < most).then(|| late.min(most) + inner.heartbeat)
 }
 
 /// Answers a request at once, or starts a job for it. Does neither after the session's end.
 async fn request(
-    inner: &Arc<Inner>,
+    inner: &Arc<ServerCore>,
     writer: &mut FrameWriter,
     link: &Link,
     jobs: &mut Jobs,
@@ -208,7 +208,7 @@ async fn request(
 }
 
 /// Sends the answers that are ready.
-async fn answer_done(inner: &Inner, writer: &mut FrameWriter, jobs: &mut Jobs) -> Result<()> {
+async fn answer_done(inner: &ServerCore, writer: &mut FrameWriter, jobs: &mut Jobs) -> Result<()> {
     while let Some(done) = jobs.try_join_next() {
         if let Ok((id, outcome, _charge)) = done {
             answer(inner, writer, id, outcome).await?;
@@ -219,7 +219,7 @@ async fn answer_done(inner: &Inner, writer: &mut FrameWriter, jobs: &mut Jobs) -
 
 /// Sends the answer to a request.
 pub(super) async fn answer(
-    inner: &Inner,
+    inner: &ServerCore,
     writer: &mut FrameWriter,
     id: u64,
     outcome: Outcome,
@@ -263,7 +263,7 @@ fn refused((reason, detail): No) -> Content {
     Answer::Refused(Refused { reason, detail }).into()
 }
 
-fn named(inner: &Inner, publication: &Publication) -> Answer {
+fn named(inner: &ServerCore, publication: &Publication) -> Answer {
     Answer::Names(Names {
         entries: vec![inner.state().entry(publication)],
         more: false,
@@ -273,7 +273,7 @@ fn named(inner: &Inner, publication: &Publication) -> Answer {
 /// Sends the client some of its notices, unless there is something more urgent; returns whether there may be
 /// more.
 async fn notify(
-    inner: &Inner,
+    inner: &ServerCore,
     writer: &mut FrameWriter,
     link: &Link,
     urgent: impl Fn() -> bool,

@@ -7,7 +7,7 @@ use std::time::{Instant, SystemTime};
 use crate::tls::{Credential, WALL_CLOCK};
 
 #[derive(Debug)]
-struct Entry {
+struct DueCredential {
     credential: Arc<Credential>,
     /// When the next certificate of its chain expires.
     due: Option<SystemTime>,
@@ -16,7 +16,7 @@ struct Entry {
 /// The credential of each session over TLS.
 #[derive(Debug, Default)]
 pub(super) struct Credentials {
-    sessions: HashMap<u64, Entry>,
+    sessions: HashMap<u64, DueCredential>,
     due: BTreeSet<(SystemTime, u64)>,
 }
 
@@ -27,11 +27,12 @@ impl Credentials {
         // The next check finds one that has expired already.
         let due = credential.next_expiry(SystemTime::UNIX_EPOCH);
         self.due.extend(due.map(|due| (due, session)));
-        self.sessions.insert(session, Entry { credential, due });
+        self.sessions
+            .insert(session, DueCredential { credential, due });
     }
 
     pub fn remove(&mut self, session: u64) {
-        if let Some(Entry { due: Some(due), .. }) = self.sessions.remove(&session) {
+        if let Some(DueCredential { due: Some(due), .. }) = self.sessions.remove(&session) {
             self.due.remove(&(due, session));
         }
     }

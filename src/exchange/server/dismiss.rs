@@ -4,14 +4,14 @@ use std::sync::{Arc, MutexGuard};
 use std::time::{Instant, SystemTime};
 
 use super::link::Link;
-use super::state::State;
-use super::{Inner, ServerEvent};
+use super::state::ServerState;
+use super::{ServerCore, ServerEvent};
 use crate::PeerName;
 use crate::Refusal;
 use crate::protocol::{Ended, Event, Refused};
 use crate::tls::Credential;
 
-impl Inner {
+impl ServerCore {
     /// Verifies the sessions with an expired certificate.
     pub(super) async fn verify_expired(&self) {
         let now = (self.wall_clock)();
@@ -52,7 +52,7 @@ impl Inner {
     /// peers may still have the memory mapped.
     pub(super) fn dismiss(
         &self,
-        mut state: MutexGuard<'_, State>,
+        mut state: MutexGuard<'_, ServerState>,
         sessions: &[u64],
         reason: Refusal,
         detail: &str,
@@ -104,7 +104,7 @@ impl Inner {
     }
 
     /// Ends the leases that were recalled and not released in time.
-    pub(super) fn end_recalled(&self, state: &mut State, now: Instant) {
+    pub(super) fn end_recalled(&self, state: &mut ServerState, now: Instant) {
         for lease in state.recalls.take_due(now) {
             let Some(lapsed) = state.leases.end_lease(lease) else {
                 continue;

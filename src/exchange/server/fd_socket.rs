@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tokio::time::timeout;
 
-use super::Inner;
+use super::ServerCore;
 use super::accept;
 use super::admission::{Newcomer, OfPeer, Shaking, gave_way};
 use super::connection::answer;
@@ -100,7 +100,7 @@ impl FdSocketPath {
 
 /// Serves the fd socket until the server ends.
 pub(super) async fn run(
-    inner: Arc<Inner>,
+    inner: Arc<ServerCore>,
     listening: Listening,
     number: usize,
     path: FdSocketPath,
@@ -115,7 +115,7 @@ pub(super) async fn run(
 }
 
 /// Serves one connection at the fd socket.
-async fn serve(inner: Arc<Inner>, newcomer: Newcomer, give_way: GiveWay) {
+async fn serve(inner: Arc<ServerCore>, newcomer: Newcomer, give_way: GiveWay) {
     let Newcomer {
         incoming,
         open,
@@ -136,7 +136,7 @@ async fn serve(inner: Arc<Inner>, newcomer: Newcomer, give_way: GiveWay) {
 }
 
 /// Hello and welcome, then one request after the other; there is no session.
-async fn converse(inner: &Arc<Inner>, incoming: Incoming, shaking: Shaking) -> Result<()> {
+async fn converse(inner: &Arc<ServerCore>, incoming: Incoming, shaking: Shaking) -> Result<()> {
     let deadline = limits::deadline(inner.limits.handshake);
     let greeted = async {
         let (mut connection, hello) = accept::hello(inner, incoming, deadline).await?;
@@ -196,7 +196,7 @@ async fn converse(inner: &Arc<Inner>, incoming: Incoming, shaking: Shaking) -> R
 }
 
 async fn outcome_of(
-    inner: &Inner,
+    inner: &ServerCore,
     peer: &PeerName,
     process: Option<&Known>,
     at: (&Arc<FdShare>, &Arc<Account>),

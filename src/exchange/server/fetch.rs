@@ -9,7 +9,7 @@ use super::outcome::{Content, No, Outcome, Step, not_found, over};
 use super::process::Known;
 use super::publication::Publication;
 use super::stats::count;
-use super::{Inner, ServerEvent};
+use super::{ServerCore, ServerEvent};
 use crate::PeerName;
 use crate::Refusal;
 use crate::account::{Account, REQUEST};
@@ -44,7 +44,7 @@ enum Need {
 }
 
 /// Answers at once if the driver need not be asked.
-pub(super) fn begin(inner: &Arc<Inner>, link: &Link, ask: Fetch) -> Step {
+pub(super) fn begin(inner: &Arc<ServerCore>, link: &Link, ask: Fetch) -> Step {
     let publication = match inner.check(link, &ask) {
         Ok(publication) => publication,
         Err(no) => return Step::Now(Err(no)),
@@ -80,7 +80,7 @@ fn room(share: &Arc<FdShare>, publication: &Publication) -> Result<Reserved, No>
     share.reserve(parts).map_err(|why| (Refusal::Limit, why))
 }
 
-impl Inner {
+impl ServerCore {
     /// Checks whether the peer may have the memory at all.
     fn check(&self, link: &Link, ask: &Fetch) -> Result<Arc<Publication>, No> {
         check_name(&ask.name).map_err(|e| (Refusal::Invalid, e.to_string()))?;

@@ -9,8 +9,8 @@ use tokio_util::task::TaskTracker;
 
 use super::audit::{Audit, LeaseOf};
 use super::handshakes::Handshakes;
-use super::leases::{EndedSession, Lease, describe};
-use super::state::State;
+use super::leases::{EndedSession, LeaseRecord, describe};
+use super::state::ServerState;
 use super::{Allocate, HolderState, ServerEvent, ServerStats};
 use super::{process, publication, stats};
 use crate::Refusal;
@@ -23,7 +23,7 @@ use crate::transport::{FdTable, SharedPeers};
 use crate::{Limits, PeerName, Tls};
 
 /// The state that the tasks share.
-pub(super) struct Inner {
+pub(super) struct ServerCore {
     pub(super) instance: InstanceId,
     pub(super) boot: BootId,
     /// Lowered to what the process's fds allow.
@@ -51,7 +51,7 @@ pub(super) struct Inner {
     pub(super) registration: Mutex<Option<Registration>>,
     /// Called without the lock on the state, which it takes itself.
     pub(super) groups: Groups,
-    pub(super) state: Mutex<State>,
+    pub(super) state: Mutex<ServerState>,
     pub(super) audit: Arc<Audit>,
     pub(super) counters: stats::Counters,
     pub(super) events: broadcast::Sender<ServerEvent>,
@@ -66,8 +66,8 @@ pub(super) struct Inner {
     pub(super) ended: watch::Sender<bool>,
 }
 
-impl Inner {
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+impl ServerCore {
+    pub(super) fn state(&self) -> MutexGuard<'_, ServerState> {
         lock(&self.state)
     }
 
@@ -165,7 +165,7 @@ impl Inner {
     /// Cleans up after sessions that have ended with unreleased leases.
     pub(super) fn sessions_over(
         &self,
-        mut state: MutexGuard<'_, State>,
+        mut state: MutexGuard<'_, ServerState>,
         ended: Vec<EndedSession>,
         now: Instant,
     ) {
@@ -185,7 +185,7 @@ impl Inner {
     }
 
     /// Cleans up after a lease that has expired, and reports it.
-    pub(super) fn lapsed(&self, state: &mut State, lease: &Lease, now: Instant) {
+    pub(super) fn lapsed(&self, state: &mut ServerState, lease: &LeaseRecord, now: Instant) {
         state.tickets.forget(lease.holder.lease);
         state.recalls.remove(lease.holder.lease);
         state.leases.follow_lease(lease.holder.lease);
@@ -230,7 +230,12 @@ impl Inner {
     }
 
     /// Reports the end of a lease.
-    pub(super) fn audit_lease(&self, state: &State, event: &'static str, lease: &Lease) {
+    pub(super) fn audit_lease(
+        &self,
+        state: &ServerState,
+        event: &'static str,
+        lease: &LeaseRecord,
+    ) {
         let found = state.publications.get(&lease.publication);
         let unconfirmed = state.unconfirmed.get(&lease.publication);
         let name = match found {

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::Inner;
+use super::ServerCore;
 use crate::Tls;
 
 /// Ends sessions, tickets and groups' rounds at their deadlines, and starts to wait for followed processes,
 /// until the server ends.
-pub(super) async fn run(inner: Arc<Inner>) {
+pub(super) async fn run(inner: Arc<ServerCore>) {
     let mut reloads = inner.tls.as_ref().map(Tls::reloads);
     loop {
         inner.watch_processes();

@@ -21,7 +21,7 @@ pub(super) const MAX_EXPIRED: usize = 1024;
 /// The table of leases.
 #[derive(Debug, Default)]
 pub(super) struct Leases {
-    sessions: HashMap<u64, Session>,
+    sessions: HashMap<u64, SessionRecord>,
     /// Live and expired ones.
     leases: HashMap<u64, Record>,
     publications: HashMap<u64, Holders>,
@@ -42,7 +42,7 @@ pub(super) struct Leases {
 impl Leases {
     /// Adds a session that has a connection.
     pub fn open(&mut self, session: u64, peer: PeerName) {
-        let new = Session {
+        let new = SessionRecord {
             peer,
             machine: None,
             leases: BTreeSet::new(),
@@ -115,7 +115,7 @@ impl Leases {
             state: HolderState::Held,
             process: None,
         };
-        let new = Lease {
+        let new = LeaseRecord {
             session,
             publication,
             holder,
@@ -173,14 +173,14 @@ impl Leases {
     }
 
     /// Returns a live lease of the session.
-    pub fn get(&self, session: u64, lease: u64) -> Option<&Lease> {
+    pub fn get(&self, session: u64, lease: u64) -> Option<&LeaseRecord> {
         let entry = self.leases.get(&lease)?;
         let lives = entry.session == session && entry.holder.state != HolderState::Expired;
         lives.then_some(&**entry)
     }
 
     /// Returns the live leases of the session.
-    pub fn of_session(&self, session: u64) -> impl Iterator<Item = &Lease> {
+    pub fn of_session(&self, session: u64) -> impl Iterator<Item = &LeaseRecord> {
         let leases = self.sessions.get(&session).map(|entry| &entry.leases);
         leases
             .into_iter()
@@ -190,7 +190,7 @@ impl Leases {
 
     /// Ends a lease whose holder has unmapped the memory. The peer of an expired lease may say so from a
     /// later session, unless any local process could be that peer.
-    pub fn release(&mut self, session: u64, peer: &PeerName, lease: u64) -> Option<Lease> {
+    pub fn release(&mut self, session: u64, peer: &PeerName, lease: u64) -> Option<LeaseRecord> {
         let entry = self.leases.get(&lease)?;
         let may = match entry.holder.state {
             HolderState::Expired => entry.holder.peer == *peer && *peer != PeerName::Local,
@@ -201,7 +201,7 @@ impl Leases {
 
     /// Ends the leases of the session that are not in `held`, which is sorted. Returns them, and those of
     /// `held` that are not its live leases.
-    pub fn keep_only(&mut self, session: u64, held: &[u64]) -> (Vec<Lease>, Vec<u64>) {
+    pub fn keep_only(&mut self, session: u64, held: &[u64]) -> (Vec<LeaseRecord>, Vec<u64>) {
         let none = BTreeSet::new();
         let entry = self.sessions.get(&session);
         let have = entry.map_or(&none, |entry| &entry.leases);
@@ -236,7 +236,7 @@ impl Leases {
     }
 
     /// Ends all leases of a publication, including expired ones; returns those that were live.
-    pub fn forget(&mut self, publication: u64) -> Vec<Lease> {
+    pub fn forget(&mut self, publication: u64) -> Vec<LeaseRecord> {
         let Some(holders) = self.publications.get(&publication) else {
             return Vec::new();
         };
@@ -282,7 +282,7 @@ impl Leases {
     }
 
     /// Ends a live lease whose holder may still have the memory mapped: it expires.
-    pub fn end_lease(&mut self, lease: u64) -> Option<Lease> {
+    pub fn end_lease(&mut self, lease: u64) -> Option<LeaseRecord> {
         let session = self.leases.get(&lease)?.session;
         if let Some(entry) = self.sessions.get_mut(&session) {
             entry.leases.remove(&lease);
@@ -290,13 +290,13 @@ impl Leases {
         self.lapse(lease)
     }
 
-    fn lapse(&mut self, lease: u64) -> Option<Lease> {
+    fn lapse(&mut self, lease: u64) -> Option<LeaseRecord> {
         let record = self.leases.get_mut(&lease)?;
         if record.holder.state == HolderState::Expired {
             return None;
         }
         record.holder.state = HolderState::Expired;
-        let record = Lease::clone(record);
+        let record = LeaseRecord::clone(record);
         self.peers.take(&record.holder.peer, 1);
         let publication = record.publication;
         let holders = self.publications.entry(publication).or_default();
@@ -357,7 +357,7 @@ impl Leases {
         self.sessions.len()
     }
 
-    fn remove(&mut self, lease: u64) -> Option<Lease> {
+    fn remove(&mut self, lease: u64) -> Option<LeaseRecord> {
         let record = *self.leases.remove(&lease)?.lease;
         shrink(&mut self.leases);
         self.unfollow(record.process, lease);
@@ -388,8 +388,8 @@ mod unconfirmed;
 use followed::Followed;
 pub(super) use holder::describe;
 pub use holder::{Holder, HolderState};
-pub(super) use record::{EndedSession, Lease, NoLease};
-use record::{Holders, Record, Session};
+pub(super) use record::{EndedSession, LeaseRecord, NoLease};
+use record::{Holders, Record, SessionRecord};
 
 #[cfg(test)]
 mod tests;

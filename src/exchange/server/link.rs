@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::process::Known;
-use super::session::Session;
+use super::session::ServerSession;
 use crate::share::BootId;
 use crate::transport::FdShare;
 
@@ -12,7 +12,7 @@ use crate::transport::FdShare;
 pub(super) struct Link {
     /// Unique among a server's connections.
     pub id: u64,
-    pub session: Arc<Session>,
+    pub session: Arc<ServerSession>,
     /// A Unix socket: frames may carry fds.
     pub local: bool,
     /// The connection's fds at this end.

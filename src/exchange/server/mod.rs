@@ -66,7 +66,7 @@ use crate::protocol::{Admission, Closing, Event};
 use crate::share::{InstanceId, Peers};
 use crate::{Address, PeerName, Who};
 use crate::{Error, MemoryError, Refusal, Result, ShareError};
-use inner::Inner;
+use inner::ServerCore;
 
 /// Publishes memory for others to import. Clones are the same server, which ends with the last one,
 /// or by [`close`](Self::close).
@@ -95,9 +95,9 @@ pub struct Server {
     handle: Arc<Handle>,
 }
 
-/// The state that all clones of a server share; the tasks share [`Inner`], which does not keep it alive.
+/// The state that all clones of a server share; the tasks share [`ServerCore`], which does not keep it alive.
 struct Handle {
-    inner: Arc<Inner>,
+    inner: Arc<ServerCore>,
     addresses: Vec<Address>,
     /// Whether other users can reach the Unix sockets.
     open_to_others: bool,

@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use super::leases::{Holder, HolderState, describe};
 use super::probe::Places;
 use super::publication::{Publication, Registered};
-use super::{Inner, Server};
+use super::{Server, ServerCore};
 use crate::account;
 use crate::driver::Access;
 use crate::limits::deadline;
@@ -175,7 +175,7 @@ impl Server {
 /// Published memory. Dropping it removes the name and ends its leases at once, though holders may still have
 /// it mapped; [`withdraw`](Self::withdraw) asks them first.
 pub struct Published {
-    inner: Arc<Inner>,
+    inner: Arc<ServerCore>,
     publication: Arc<Publication>,
 }
 
@@ -236,7 +236,7 @@ impl Published {
         self.inner.janitor.notify_one();
     }
 
-    pub(super) fn parts(&self) -> (&Arc<Inner>, u64) {
+    pub(super) fn parts(&self) -> (&Arc<ServerCore>, u64) {
         (&self.inner, self.publication.id)
     }
 
@@ -324,7 +324,7 @@ impl Drop for Published {
     }
 }
 
-impl Inner {
+impl ServerCore {
     fn register(&self, name: &str) {
         if let Some(registration) = &*lock(&self.registration)
             && let Err(error) = registration.add(name)

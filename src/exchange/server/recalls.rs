@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use super::audit::LeaseOf;
-use super::state::{State, millis};
+use super::state::{ServerState, millis};
 use crate::Who;
 use crate::protocol::{Event, Withdrawing};
 
@@ -54,7 +54,7 @@ impl Recalls {
     }
 }
 
-impl State {
+impl ServerState {
     /// Changes which peers may import a publication. Recalls the leases of peers that no longer may; they end
     /// after `within`.
     pub fn set_who(&mut self, id: u64, who: Who, within: Duration) {

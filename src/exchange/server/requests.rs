@@ -7,7 +7,7 @@ use super::link::Link;
 use super::outcome::{Content, No, Outcome, Step, done, not_found, over};
 use super::publication::Publication;
 use super::stats::count;
-use super::{Inner, ServerEvent, fetch};
+use super::{ServerCore, ServerEvent, fetch};
 use crate::Refusal;
 use crate::account::{self, Account, Charge, REQUEST};
 use crate::driver::random;
@@ -29,7 +29,7 @@ fn invalid(error: crate::Error) -> No {
 
 /// Begins to answer a request; fds may have arrived with it, or been `declined`. Nothing here blocks.
 pub(super) fn begin(
-    inner: &Arc<Inner>,
+    inner: &Arc<ServerCore>,
     link: &Link,
     ask: Option<Ask>,
     fds: Vec<HeldFd>,
@@ -112,7 +112,7 @@ pub(super) fn entering(ask: &Ask) -> Option<Gather> {
 }
 
 /// Makes the janitor check its deadlines, when dropped.
-struct LookAfter<'a>(&'a Inner);
+struct LookAfter<'a>(&'a ServerCore);
 
 impl Drop for LookAfter<'_> {
     fn drop(&mut self) {
@@ -120,7 +120,7 @@ impl Drop for LookAfter<'_> {
     }
 }
 
-impl Inner {
+impl ServerCore {
     fn list(&self, link: &Link, ask: &List) -> Outcome {
         check_prefix(&ask.prefix).map_err(invalid)?;
         check_prefix(ask.after.as_deref().unwrap_or_default()).map_err(invalid)?;
@@ -205,7 +205,7 @@ impl Inner {
         let (inner, link) = (Arc::clone(self), link.clone());
         let longest = Duration::from_millis(ask.ms).min(inner.limits.wait);
         Step::later(async move {
-            let waiting = Waiting::enter(&inner, &ask.name);
+            let waiting = NameWait::enter(&inner, &ask.name);
             let come = tokio::time::timeout(longest, waiting.until_seen(&link)).await;
             match come {
                 Ok(publication) => Ok(Content::Name(publication)),
@@ -373,14 +373,14 @@ impl Inner {
 }
 
 /// A request that waits for a name, until dropped.
-struct Waiting<'a> {
-    inner: &'a Inner,
+struct NameWait<'a> {
+    inner: &'a ServerCore,
     name: &'a str,
     notify: Arc<tokio::sync::Notify>,
 }
 
-impl<'a> Waiting<'a> {
-    fn enter(inner: &'a Inner, name: &'a str) -> Self {
+impl<'a> NameWait<'a> {
+    fn enter(inner: &'a ServerCore, name: &'a str) -> Self {
         let notify = inner.state().await_name(name);
         Self {
             inner,
@@ -405,7 +405,7 @@ impl<'a> Waiting<'a> {
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for NameWait<'_> {
     fn drop(&mut self) {
         self.inner.state().leave(self.name);
     }

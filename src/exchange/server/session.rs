@@ -14,7 +14,7 @@ use crate::protocol::{Event, Refused, Secret};
 
 /// A client's session. Without a connection it lives as long as its leases.
 #[derive(Debug)]
-pub(super) struct Session {
+pub(super) struct ServerSession {
     pub id: u64,
     pub peer: PeerName,
     /// Lets another connection of the same peer resume it.
@@ -101,7 +101,7 @@ pub(super) enum Next {
     Overflown,
 }
 
-impl Session {
+impl ServerSession {
     /// Creates the session of a connection; at most `limit` notices wait for it. The charge is of [`SESSION`]
     /// bytes.
     pub fn new(
@@ -239,19 +239,19 @@ impl Session {
 /// A server's sessions.
 #[derive(Debug, Default)]
 pub(super) struct Sessions {
-    sessions: HashMap<u64, Arc<Session>>,
+    sessions: HashMap<u64, Arc<ServerSession>>,
     counts: PeerCounts,
 }
 
 impl Sessions {
-    pub fn insert(&mut self, session: Arc<Session>) {
+    pub fn insert(&mut self, session: Arc<ServerSession>) {
         self.counts.add(&session.peer, 1);
         if let Some(before) = self.sessions.insert(session.id, session) {
             self.counts.take(&before.peer, 1);
         }
     }
 
-    pub fn get(&self, id: u64) -> Option<&Arc<Session>> {
+    pub fn get(&self, id: u64) -> Option<&Arc<ServerSession>> {
         self.sessions.get(&id)
     }
 
@@ -271,7 +271,7 @@ impl Sessions {
         self.counts.of(peer)
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = &Arc<Session>> {
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<ServerSession>> {
         self.sessions.values()
     }
 }
@@ -283,11 +283,11 @@ mod tests {
     use crate::account::Accounts;
     use crate::protocol::Closing;
 
-    fn session(limit: usize) -> Session {
+    fn session(limit: usize) -> ServerSession {
         session_within(limit, Limits::default().bytes)
     }
 
-    fn session_within(limit: usize, bytes: usize) -> Session {
+    fn session_within(limit: usize, bytes: usize) -> ServerSession {
         let token = Secret::new(b"token").unwrap();
         let peer = PeerName::User(1);
         let accounts = Accounts::new(&Limits {
@@ -296,7 +296,7 @@ mod tests {
         });
         let account = accounts.of(&peer);
         let charge = account.charge(SESSION).unwrap();
-        Session::new(1, peer, token, 10, limit, (account, charge))
+        ServerSession::new(1, peer, token, 10, limit, (account, charge))
     }
 
     fn closing(ms: u64) -> Event {

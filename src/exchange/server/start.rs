@@ -9,8 +9,8 @@ use tokio_util::task::TaskTracker;
 use super::audit::Audit;
 use super::fd_socket::FdSocketPath;
 use super::handshakes::Handshakes;
-use super::state::State;
-use super::{Handle, Inner, Server, ServerOptions, accept, fd_socket, janitor, stats};
+use super::state::ServerState;
+use super::{Handle, Server, ServerCore, ServerOptions, accept, fd_socket, janitor, stats};
 use crate::account::Accounts;
 use crate::directory::Exporter;
 use crate::group::{Groups, Keys, Rights, Rules};
@@ -91,7 +91,7 @@ async fn start(mut options: ServerOptions) -> Result<Server> {
     };
     let audit = Arc::new(Audit::new(options.audit));
     let accounts = Accounts::new(&options.limits);
-    let inner = Arc::new_cyclic(|inner: &Weak<Inner>| Inner {
+    let inner = Arc::new_cyclic(|inner: &Weak<ServerCore>| ServerCore {
         instance,
         boot,
         registration: Mutex::new(registration),
@@ -124,7 +124,7 @@ async fn start(mut options: ServerOptions) -> Result<Server> {
             .and_then(|fd_socket| path_text(fd_socket.path())),
         local,
         allocator: Mutex::new(options.allocator),
-        state: Mutex::new(State::new(Arc::clone(&audit))),
+        state: Mutex::new(ServerState::new(Arc::clone(&audit))),
         audit: Arc::clone(&audit),
         counters: stats::Counters::default(),
         events: broadcast::channel(EVENTS).0,

@@ -9,12 +9,12 @@ use tokio::sync::Notify;
 
 use super::audit::{Audit, LeaseOf};
 use super::credentials::Credentials;
-use super::leases::{Lease, Leases, NoLease};
+use super::leases::{LeaseRecord, Leases, NoLease};
 use super::names::Names;
 use super::outcome::{No, over};
 use super::publication::{Publication, Registered};
 use super::recalls::Recalls;
-use super::session::{Session, Sessions};
+use super::session::{ServerSession, Sessions};
 use super::tickets::Tickets;
 use crate::PeerName;
 use crate::Refusal;
@@ -29,7 +29,7 @@ const MAX_PREFIXES: usize = 64;
 /// A session that watches names, and its prefixes.
 #[derive(Debug)]
 struct Watcher {
-    session: Arc<Session>,
+    session: Arc<ServerSession>,
     prefixes: Vec<String>,
     charge: Charge,
 }
@@ -44,7 +44,7 @@ pub(super) struct Unconfirmed {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct State {
+pub(super) struct ServerState {
     /// Publications by name.
     pub names: Names<u64>,
     pub publications: HashMap<u64, Registered>,
@@ -67,7 +67,7 @@ pub(super) struct State {
     session_numbers: Numbers,
 }
 
-impl State {
+impl ServerState {
     /// Creates an empty state.
     pub fn new(audit: Arc<Audit>) -> Self {
         Self {
@@ -221,7 +221,7 @@ impl State {
     /// Grants a lease of a publication, with a place for a probe if one is wanted and there is room.
     pub fn grant(
         &mut self,
-        session: &Session,
+        session: &ServerSession,
         publication: &Publication,
         probe: bool,
         now: Instant,
@@ -259,7 +259,7 @@ impl State {
     }
 
     /// Cleans up after leases that their holders have released.
-    pub fn returned(&mut self, lease: &Lease) {
+    pub fn returned(&mut self, lease: &LeaseRecord) {
         self.tickets.forget(lease.holder.lease);
         self.recalls.remove(lease.holder.lease);
         if let Some(unconfirmed) = self.unconfirmed.get(&lease.publication) {
@@ -274,7 +274,7 @@ impl State {
     }
 
     /// Subscribes the session, on its present connection, to names with this prefix.
-    pub fn watch(&mut self, session: &Arc<Session>, prefix: &str) -> Result<(), No> {
+    pub fn watch(&mut self, session: &Arc<ServerSession>, prefix: &str) -> Result<(), No> {
         let watcher = match self.watchers.entry(session.id) {
             Entry::Occupied(watcher) => watcher.into_mut(),
             Entry::Vacant(none) => none.insert(Watcher {
@@ -334,7 +334,7 @@ impl State {
     }
 
     /// Forgets sessions, leases and tickets when no connection is left; returns the sessions.
-    pub fn clear(&mut self) -> Vec<Arc<Session>> {
+    pub fn clear(&mut self) -> Vec<Arc<ServerSession>> {
         let sessions = std::mem::take(&mut self.sessions);
         self.watchers.clear();
         self.leases = Leases::default();

@@ -7,7 +7,7 @@ use tokio::sync::Notify;
 
 use super::publish::Published;
 use super::state::Unconfirmed;
-use super::{Inner, process};
+use super::{ServerCore, process};
 
 /// How often to check whether the holders' processes still run.
 const LOOK: Duration = Duration::from_secs(1);
@@ -16,7 +16,7 @@ const LOOK: Duration = Duration::from_secs(1);
 ///
 /// It does not keep the memory itself.
 pub struct UnconfirmedRelease {
-    inner: Arc<Inner>,
+    inner: Arc<ServerCore>,
     publication: u64,
     changed: Arc<Notify>,
 }

@@ -70,11 +70,11 @@ pub struct TlsPem<'a> {
 /// loaded.
 #[derive(Clone)]
 pub struct Tls {
-    shared: Arc<Shared>,
+    shared: Arc<SharedTls>,
     expect: Option<PeerName>,
 }
 
-struct Shared {
+struct SharedTls {
     files: Option<TlsFiles>,
     loaded: watch::Sender<Arc<Loaded>>,
 }
@@ -103,7 +103,7 @@ impl Tls {
 
     fn new(files: Option<TlsFiles>, loaded: Loaded) -> Self {
         Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(SharedTls {
                 files,
                 loaded: watch::Sender::new(Arc::new(loaded)),
             }),

@@ -94,7 +94,7 @@ pub(crate) struct Levels {
 }
 
 #[derive(Debug)]
-struct State<P> {
+struct ReserveState<P> {
     free_chunks: FreeChunks<P, Chunk<P>>,
     dirty: VecDeque<(Chunk<P>, Option<P>)>,
     /// Bytes of `dirty` and of the chunk being zeroed, by future owner.
@@ -115,7 +115,7 @@ struct State<P> {
     stop: bool,
 }
 
-impl<P> State<P> {
+impl<P> ReserveState<P> {
     /// Returns the bytes that wait to be zeroed, or are being zeroed, for this owner.
     const fn dirty(&mut self, owner: Option<&P>) -> &mut u64 {
         match owner {
@@ -142,12 +142,12 @@ impl<P> State<P> {
 }
 
 #[derive(Debug)]
-struct Shared<P> {
+struct SharedReserve<P> {
     driver: Driver,
     plan: Plan,
     /// All sizes are multiples of this.
     granule: Granularity,
-    state: Mutex<State<P>>,
+    state: Mutex<ReserveState<P>>,
     /// Wakes both threads after a change.
     changed: Condvar,
     counters: Counters,
@@ -163,7 +163,7 @@ pub(crate) trait OnFilled: std::fmt::Debug + Send + Sync {
 /// A node's reserve; dropping it ends its threads and gives all its memory back.
 #[derive(Debug)]
 pub(crate) struct Reserve<P: Send + 'static> {
-    shared: Arc<Shared<P>>,
+    shared: Arc<SharedReserve<P>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -181,10 +181,10 @@ impl<P: Clone + Eq + Send + 'static> Reserve<P> {
         plan.target = whole(plan.target)?;
         plan.min_chunk = whole(plan.min_chunk.max(1))?;
         plan.chunk = whole(plan.chunk.max(1))?.max(plan.min_chunk);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(SharedReserve {
             driver: driver.clone(),
             granule,
-            state: Mutex::new(State {
+            state: Mutex::new(ReserveState {
                 free_chunks: FreeChunks::default(),
                 dirty: VecDeque::new(),
                 dirty_for_anyone: 0,
@@ -206,12 +206,12 @@ impl<P: Clone + Eq + Send + 'static> Reserve<P> {
             shared,
             threads: Mutex::default(),
         };
-        this.spawn("fill", Shared::fill)?;
-        this.spawn("scrub", Shared::scrub)?;
+        this.spawn("fill", SharedReserve::fill)?;
+        this.spawn("scrub", SharedReserve::scrub)?;
         Ok(this)
     }
 
-    fn spawn(&self, what: &str, work: fn(&Shared<P>)) -> Result<()> {
+    fn spawn(&self, what: &str, work: fn(&SharedReserve<P>)) -> Result<()> {
         let shared = Arc::clone(&self.shared);
         let thread = std::thread::Builder::new()
             .name(format!("egmem-{what}-{}", self.node()))
@@ -365,8 +365,8 @@ impl<P: Send + 'static> Drop for Reserve<P> {
     }
 }
 
-impl<P> Shared<P> {
-    fn state(&self) -> MutexGuard<'_, State<P>> {
+impl<P> SharedReserve<P> {
+    fn state(&self) -> MutexGuard<'_, ReserveState<P>> {
         lock(&self.state)
     }
 }

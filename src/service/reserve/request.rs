@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-use super::{Chunk, Plan, Shared, State};
+use super::{Chunk, Plan, ReserveState, SharedReserve};
 use crate::free_chunks::HasBytes;
 use crate::quota::{Charge, Use};
 use crate::reuse_policy::{Discard, Past, Verdict};
@@ -13,7 +13,7 @@ use crate::topology::free_now;
 use crate::vmm::{PhysicalMemory, PhysicalOptions};
 use crate::{Error, MemoryError, MemoryResult, Refusal, Result};
 
-impl<P: Clone + Eq> Shared<P> {
+impl<P: Clone + Eq> SharedReserve<P> {
     /// Adds chunks of `padded` bytes to `taken`; after an error the chunks taken so far stay there.
     pub(super) fn take(
         &self,
@@ -248,7 +248,7 @@ impl<P: Clone + Eq> Shared<P> {
     /// The chunk, if by its past or the plan it goes back to the driver.
     fn keep(
         &self,
-        state: &mut State<P>,
+        state: &mut ReserveState<P>,
         mut chunk: Chunk<P>,
     ) -> Result<(), Box<(Chunk<P>, Discard)>> {
         let (plan, bytes) = (&self.plan, chunk.bytes());

@@ -5,7 +5,7 @@ use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::request::{is_shortage, total};
-use super::{Chunk, Shared, State};
+use super::{Chunk, ReserveState, SharedReserve};
 use crate::free_chunks::HasBytes;
 use crate::quota::Use;
 use crate::scrub::scrub;
@@ -14,7 +14,7 @@ use crate::{Error, Result};
 /// Longer than any wait: each ends with a wakeup.
 const LONG: Duration = Duration::from_secs(3600);
 
-impl<P: Clone + Eq> Shared<P> {
+impl<P: Clone + Eq> SharedReserve<P> {
     /// Runs the first thread: keeps the reserve full.
     pub(super) fn fill(&self) {
         let mut state = self.state();
@@ -86,9 +86,9 @@ impl<P: Clone + Eq> Shared<P> {
 
     fn first_filled<'a>(
         &'a self,
-        mut state: MutexGuard<'a, State<P>>,
+        mut state: MutexGuard<'a, ReserveState<P>>,
         result: Result<()>,
-    ) -> MutexGuard<'a, State<P>> {
+    ) -> MutexGuard<'a, ReserveState<P>> {
         if state.filled.is_some() {
             return state;
         }
@@ -153,9 +153,12 @@ impl<P: Clone + Eq> Shared<P> {
     }
 }
 
-impl<P> Shared<P> {
+impl<P> SharedReserve<P> {
     /// Waits this long, or until the end.
-    fn pause<'a>(&self, mut state: MutexGuard<'a, State<P>>) -> MutexGuard<'a, State<P>> {
+    fn pause<'a>(
+        &self,
+        mut state: MutexGuard<'a, ReserveState<P>>,
+    ) -> MutexGuard<'a, ReserveState<P>> {
         let until = Instant::now() + self.plan.retry;
         while !state.stop {
             match until.checked_duration_since(Instant::now()) {
@@ -168,9 +171,9 @@ impl<P> Shared<P> {
 
     fn wait<'a>(
         &self,
-        state: MutexGuard<'a, State<P>>,
+        state: MutexGuard<'a, ReserveState<P>>,
         at_most: Duration,
-    ) -> MutexGuard<'a, State<P>> {
+    ) -> MutexGuard<'a, ReserveState<P>> {
         self.changed
             .wait_timeout(state, at_most)
             .unwrap_or_else(PoisonError::into_inner)

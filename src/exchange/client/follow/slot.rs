@@ -56,7 +56,7 @@ pub(super) enum Offered {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct SlotState {
     wanted: bool,
     told: Told,
     returned: Option<Returned>,
@@ -68,7 +68,7 @@ struct State {
 pub(super) struct Slot {
     /// The client's.
     runtime: Handle,
-    state: Mutex<State>,
+    state: Mutex<SlotState>,
     /// Notified when there is an offer.
     filled: Notify,
     /// Notified when the caller starts to wait or takes an offer.
@@ -111,7 +111,7 @@ impl Slot {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, SlotState> {
         // No code that can panic runs under the lock.
         lock(&self.state)
     }

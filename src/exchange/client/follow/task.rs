@@ -13,7 +13,7 @@ use super::followed::Absence;
 use super::generation::{Generation, Listed};
 use super::slot::{Offer, Offered, Returned, Slot, Told, View};
 use crate::client::greet::is_final;
-use crate::client::session::{Notified, Session};
+use crate::client::session::{ClientSession, Notified};
 use crate::client::{Client, FetchOptions, LeaseState, RemoteBuffer, open};
 use crate::protocol::{Answer, Ask, Entry, Watch};
 use crate::{Error, Refusal, Result};
@@ -107,7 +107,7 @@ impl Follower {
         }
     }
 
-    fn session(&self) -> &Arc<Session> {
+    fn session(&self) -> &Arc<ClientSession> {
         self.client.session()
     }
 

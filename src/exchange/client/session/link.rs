@@ -5,14 +5,16 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Held, LeaseKey, LeaseState, Link, Notified, Session, State, Waiting, change};
+use super::{
+    ClientSession, Held, LeaseKey, LeaseState, Link, Notified, PendingRequest, SessionState, change,
+};
 use crate::client::greet::{Established, Resume, is_final};
 use crate::client::text;
 use crate::protocol::Refused;
 use crate::transport::Unconnected;
 use crate::{Error, Refusal, ShareError};
 
-impl Session {
+impl ClientSession {
     /// Records that a frame has arrived.
     pub(in crate::client) fn heard(&self) {
         let mut state = self.lock();
@@ -62,7 +64,7 @@ impl Session {
         self.lose_if_gone(&state);
     }
 
-    fn lose_if_gone(&self, state: &State) {
+    fn lose_if_gone(&self, state: &SessionState) {
         if let Link::Down(Unconnected { nobody: true, .. }) = &state.link
             && state.silence.total >= state.terms.heartbeat
         {
@@ -92,9 +94,9 @@ impl Session {
         let mut replies = Vec::new();
         for (_, waiting) in waiting {
             match waiting {
-                Waiting::User { reply, .. } => replies.push(reply),
-                Waiting::Release(key) => state.releases.push_front(key),
-                Waiting::Ping => {}
+                PendingRequest::User { reply, .. } => replies.push(reply),
+                PendingRequest::Release(key) => state.releases.push_front(key),
+                PendingRequest::Ping => {}
             }
         }
         drop(state);
@@ -118,7 +120,7 @@ impl Session {
     }
 
     /// Marks the session as lost, with all that depends on it.
-    fn lose_all(&self, state: &State, why: &Error) {
+    fn lose_all(&self, state: &SessionState, why: &Error) {
         for held in state.leases.values() {
             change(&held.state, &LeaseState::Lost(why.clone()));
         }
@@ -138,7 +140,7 @@ impl Session {
     pub(in crate::client) fn is_asking(&self) -> bool {
         let state = self.lock();
         let mut waiting = state.waiting.values();
-        waiting.any(|waiting| matches!(waiting, Waiting::User { .. }))
+        waiting.any(|waiting| matches!(waiting, PendingRequest::User { .. }))
     }
 
     /// Handles a new connection.

@@ -6,13 +6,15 @@ use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, oneshot, watch};
 
-use super::{Answered, EARLY, Notified, Own, RELEASES, Session, Waiting, change, withdrawing};
-use crate::client::lease::{Held, Keep, Lease, LeaseKey, LeaseState};
+use super::{
+    Answered, ClientSession, EARLY, Notified, Own, PendingRequest, RELEASES, change, withdrawing,
+};
+use crate::client::lease::{ClientLease, Held, Keep, LeaseKey, LeaseState};
 use crate::client::text;
 use crate::protocol::{Answer, Ask, Ended, Event, Refused, Release, Withdrawing};
 use crate::{Error, Refusal, Result};
 
-impl Session {
+impl ClientSession {
     /// Returns how long it has been closing.
     pub(in crate::client) fn closing(&self) -> Option<Duration> {
         self.lock().closing.map(|since| since.elapsed())
@@ -30,7 +32,7 @@ impl Session {
         if std::mem::take(&mut state.ping_due) && !state.ping_sent {
             state.ping_sent = true;
             let id = state.id();
-            state.waiting.insert(id, Waiting::Ping);
+            state.waiting.insert(id, PendingRequest::Ping);
             return Some(Own::Ping(id));
         }
         if state.releases_sent >= RELEASES {
@@ -39,7 +41,7 @@ impl Session {
         let key = state.releases.pop_front()?;
         state.releases_sent += 1;
         let id = state.id();
-        state.waiting.insert(id, Waiting::Release(key));
+        state.waiting.insert(id, PendingRequest::Release(key));
         Some(Own::Release(id, Release { lease: key.lease }))
     }
 
@@ -61,7 +63,7 @@ impl Session {
         };
         state.waiting.insert(
             id,
-            Waiting::User {
+            PendingRequest::User {
                 what: text::asked(&ask),
                 fetch,
                 reply,
@@ -73,12 +75,12 @@ impl Session {
 
     /// Handles a request that could not be written.
     pub(in crate::client) fn unwritten(&self, id: u64, error: Error) {
-        if let Some(Waiting::User { reply, .. }) = self.remove(id) {
+        if let Some(PendingRequest::User { reply, .. }) = self.remove(id) {
             let _ = reply.send(Err(error));
         }
     }
 
-    fn remove(&self, id: u64) -> Option<Waiting> {
+    fn remove(&self, id: u64) -> Option<PendingRequest> {
         self.lock().waiting.remove(&id)
     }
 
@@ -94,15 +96,15 @@ impl Session {
             .remove(id)
             .ok_or_else(|| broken("an answer to what was not asked"))?;
         match waiting {
-            Waiting::Ping => {
+            PendingRequest::Ping => {
                 self.lock().ping_sent = false;
                 Ok(())
             }
-            Waiting::Release(key) => {
+            PendingRequest::Release(key) => {
                 self.released(key, answer.as_ref());
                 Ok(())
             }
-            Waiting::User {
+            PendingRequest::User {
                 what, fetch, reply, ..
             } => {
                 let lease = match &answer {
@@ -125,7 +127,7 @@ impl Session {
     }
 
     /// Records a lease.
-    fn hold(self: &Arc<Self>, lease: u64, name: String) -> Result<Lease> {
+    fn hold(self: &Arc<Self>, lease: u64, name: String) -> Result<ClientLease> {
         let mut state = self.lock();
         let instance = state.terms.instance;
         let key = LeaseKey {
@@ -155,7 +157,7 @@ impl Session {
             },
         );
         drop(state);
-        Ok(Lease::new(Keep::new(self), key, receiver))
+        Ok(ClientLease::new(Keep::new(self), key, receiver))
     }
 
     fn released(&self, key: LeaseKey, answer: Option<&Answer>) {

@@ -13,13 +13,13 @@ const OTHERS: &str = "*";
 
 /// Kinds of events with a bucket of their own for each peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum BucketKind {
     Refusal,
     /// A session that begins, is resumed, or ends.
     Session,
 }
 
-impl Kind {
+impl BucketKind {
     /// Returns how many events of one peer are written at once.
     const fn burst(self) -> u32 {
         match self {
@@ -32,7 +32,7 @@ impl Kind {
 /// Events of one peer that were not written.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Suppressed {
-    pub kind: Kind,
+    pub kind: BucketKind,
     pub peer: String,
     pub count: u64,
 }
@@ -55,10 +55,10 @@ pub(super) struct Bounds {
 
 impl Bounds {
     /// Returns whether to write an event of `peer`; otherwise counts it.
-    pub fn admit(&mut self, kind: Kind, peer: &str, now: Instant) -> bool {
+    pub fn admit(&mut self, kind: BucketKind, peer: &str, now: Instant) -> bool {
         let accounts = match kind {
-            Kind::Refusal => &mut self.refusals,
-            Kind::Session => &mut self.sessions,
+            BucketKind::Refusal => &mut self.refusals,
+            BucketKind::Session => &mut self.sessions,
         };
         let admitted = accounts.admit(peer, kind.burst(), now);
         if !admitted {
@@ -83,8 +83,8 @@ impl Bounds {
     /// Returns the suppressed events not reported yet.
     pub fn take_all(&mut self) -> Vec<Suppressed> {
         self.due = None;
-        let mut all = self.refusals.take_all(Kind::Refusal);
-        all.extend(self.sessions.take_all(Kind::Session));
+        let mut all = self.refusals.take_all(BucketKind::Refusal);
+        all.extend(self.sessions.take_all(BucketKind::Session));
         all
     }
 }
@@ -113,7 +113,7 @@ impl Accounts {
         true
     }
 
-    fn take_all(&mut self, kind: Kind) -> Vec<Suppressed> {
+    fn take_all(&mut self, kind: BucketKind) -> Vec<Suppressed> {
         let all = self.0.iter_mut();
         all.map(|(peer, account)| Suppressed {
             kind,
@@ -129,14 +129,14 @@ impl Accounts {
 mod tests {
     use super::*;
 
-    fn suppressed(kind: Kind, peer: &str, count: u64) -> Suppressed {
+    fn suppressed(kind: BucketKind, peer: &str, count: u64) -> Suppressed {
         let peer = peer.to_owned();
         Suppressed { kind, peer, count }
     }
 
     #[test]
     fn a_burst_is_written_then_one_each_second_and_the_rest_is_counted() {
-        for kind in [Kind::Refusal, Kind::Session] {
+        for kind in [BucketKind::Refusal, BucketKind::Session] {
             let mut bounds = Bounds::default();
             let now = Instant::now();
             let written = (0..1000).filter(|_| bounds.admit(kind, "a", now)).count();
@@ -158,13 +158,13 @@ mod tests {
     fn sessions_do_not_use_up_what_refusals_have() {
         let mut bounds = Bounds::default();
         let now = Instant::now();
-        while bounds.admit(Kind::Session, "a", now) {}
-        assert!(bounds.admit(Kind::Refusal, "a", now));
+        while bounds.admit(BucketKind::Session, "a", now) {}
+        assert!(bounds.admit(BucketKind::Refusal, "a", now));
     }
 
     #[test]
     fn peers_without_number_share_an_account() {
-        let (mut bounds, kind) = (Bounds::default(), Kind::Refusal);
+        let (mut bounds, kind) = (Bounds::default(), BucketKind::Refusal);
         let now = Instant::now();
         for peer in 0..10 * PEERS {
             bounds.admit(kind, &peer.to_string(), now);

@@ -3,20 +3,20 @@
 use std::sync::Arc;
 
 use super::Asked;
-use crate::server::Inner;
+use crate::server::ServerCore;
 use crate::server::link::Link;
 use crate::server::outcome::Outcome;
 
 /// A job whose answer may never be sent: if dropped before [`answered`](Self::answered), it is reported as
 /// abandoned.
 pub(in crate::server) struct Pending {
-    inner: Arc<Inner>,
+    inner: Arc<ServerCore>,
     link: Link,
     asked: Option<Asked>,
 }
 
 impl Pending {
-    pub fn new(inner: &Arc<Inner>, link: &Link, asked: Asked) -> Self {
+    pub fn new(inner: &Arc<ServerCore>, link: &Link, asked: Asked) -> Self {
         Self {
             inner: Arc::clone(inner),
             link: link.clone(),

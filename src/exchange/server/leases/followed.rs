@@ -8,7 +8,7 @@ use std::convert::Infallible;
 use tokio::sync::oneshot;
 
 use super::super::process::Process;
-use super::{HolderState, Lease, Leases};
+use super::{HolderState, LeaseRecord, Leases};
 use crate::account::shrink;
 
 /// The leases of one process that are followed.
@@ -77,7 +77,7 @@ impl Leases {
 
     /// Ends the followed leases of a process that has ended; returns them. Leases of a session with a
     /// connection do not end: another process has its socket, and may have the memory.
-    pub fn ended(&mut self, process: Process) -> Vec<Lease> {
+    pub fn ended(&mut self, process: Process) -> Vec<LeaseRecord> {
         self.unwatched.remove(&process);
         let followed = self.followed.remove(&process).unwrap_or_default();
         let over = followed.leases.into_iter().filter(|lease| {

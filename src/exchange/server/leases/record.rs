@@ -12,7 +12,7 @@ use crate::server::process::Process;
 
 /// A lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::server) struct Lease {
+pub(in crate::server) struct LeaseRecord {
     /// For an expired lease, the session that has ended.
     pub session: u64,
     pub publication: u64,
@@ -32,21 +32,21 @@ pub(in crate::server) struct Lease {
 pub(super) struct Record {
     /// Boxed, so that the table has short entries: its capacity may be twice the number of leases, and three
     /// times that while it grows.
-    pub(super) lease: Box<Lease>,
+    pub(super) lease: Box<LeaseRecord>,
     /// Returned when the lease is forgotten.
     pub(super) charge: Option<Charge>,
 }
 
 impl Deref for Record {
-    type Target = Lease;
+    type Target = LeaseRecord;
 
-    fn deref(&self) -> &Lease {
+    fn deref(&self) -> &LeaseRecord {
         &self.lease
     }
 }
 
 impl DerefMut for Record {
-    fn deref_mut(&mut self) -> &mut Lease {
+    fn deref_mut(&mut self) -> &mut LeaseRecord {
         &mut self.lease
     }
 }
@@ -56,7 +56,7 @@ impl DerefMut for Record {
 pub(in crate::server) struct EndedSession {
     pub session: u64,
     pub peer: PeerName,
-    pub leases: Vec<Lease>,
+    pub leases: Vec<LeaseRecord>,
 }
 
 /// Why a lease was refused.
@@ -69,7 +69,7 @@ pub(in crate::server) enum NoLease {
 }
 
 #[derive(Debug)]
-pub(super) struct Session {
+pub(super) struct SessionRecord {
     pub(super) peer: PeerName,
     pub(super) machine: Option<Machine>,
     pub(super) leases: BTreeSet<u64>,

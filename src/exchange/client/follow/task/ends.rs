@@ -4,18 +4,18 @@ use std::sync::Arc;
 
 use super::super::slot::Slot;
 use crate::Error;
-use crate::client::session::Session;
+use crate::client::session::ClientSession;
 
 /// Says that the task has ended, whatever ended it.
 pub(super) struct Ends {
     slot: Arc<Slot>,
-    session: Arc<Session>,
+    session: Arc<ClientSession>,
     /// `None` while the task runs.
     why: Option<Error>,
 }
 
 impl Ends {
-    pub(super) fn new(slot: &Arc<Slot>, session: &Arc<Session>) -> Self {
+    pub(super) fn new(slot: &Arc<Slot>, session: &Arc<ClientSession>) -> Self {
         Self {
             slot: Arc::clone(slot),
             session: Arc::clone(session),
