@@ -313,45 +313,6 @@ fn pumping_that_fails_waits_for_the_streams_work() {
     }
 }
 
-pub fn the_cursor_may_be_in_a_gpus_memory(driver: &Driver) {
-    let gpu = Location::Device(0);
-    let options = Appender::<Record>::on(node(driver)).access_by([gpu]);
-    let mut appender = options.cursor_on(gpu).create(driver).unwrap();
-    appender.append(&[record(0), record(1)]).unwrap();
-    assert_eq!(appender.collect().unwrap().records, 2..2);
-    // The cursor's address is among the constants.
-    let cursor = threads(&appender).cursor();
-    let stream = Stream::new(driver, 0).unwrap();
-    let set = |byte| {
-        // SAFETY: the appender outlives the work; its cursor may have any value.
-        unsafe { stream.memset_async(cursor, byte, 1) }.unwrap();
-        stream.synchronize().unwrap();
-    };
-    set(5);
-    let error = appender.append(&[record(2)]).unwrap_err();
-    assert!(matches!(error, Error::StillHeld { .. }), "{error}");
-    // Three records that no one wrote: the bytes that the memory holds.
-    let came = appender.collect().unwrap();
-    assert_eq!((came.records, came.missed), (2..5, 0));
-    set(4);
-    let error = appender.collect().unwrap_err();
-    assert!(matches!(error, Error::CursorDamaged { .. }), "{error}");
-    assert_eq!(appender.append(&[record(2)]), Ok(1));
-    // A cursor there is not read while kernels run: the count that they want is believed if it can be one.
-    let capacity = appender.records().capacity();
-    let threads = threads(&appender);
-    threads.wanted().store(capacity as u64 + 1, Relaxed);
-    let mapped = appender.pump();
-    assert!(mapped > capacity, "{mapped}");
-    threads.wanted().store(1 << 63, Relaxed);
-    assert_eq!(appender.pump(), mapped);
-    let came = appender.collect().unwrap();
-    let is_it = matches!(came.stopped, Some(Error::CursorDamaged { .. }));
-    assert!(is_it, "{came:?}");
-    drop((appender, stream));
-    nothing_held(driver);
-}
-
 pub fn records_may_be_in_a_gpus_memory(driver: &Driver) {
     let gpu = Location::Device(0);
     let options = Appender::<Record>::on(gpu).max_len(1 << 20);

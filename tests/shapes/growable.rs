@@ -223,6 +223,10 @@ pub fn what_cannot_be_is_refused(driver: &Driver) {
             .unwrap_err();
         invalid(error, "max_len");
     }
+    let error = Growable::<[[[[u8; 4096]; 4096]; 4096]; 4096]>::on(node).create(driver);
+    let error = error.unwrap_err();
+    assert!(error.to_string().contains("more than"), "{error}");
+    invalid(error, "element type");
     let mut vector = Growable::<u32>::on(node)
         .max_len(100)
         .create(driver)

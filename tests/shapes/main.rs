@@ -1,5 +1,6 @@
 //! Shapes of memory, on simulated machines and on CUDA.
 
+mod append_cursor;
 mod append_model;
 mod append_on_gpu;
 mod append_threads;
@@ -32,9 +33,13 @@ on_both! {
         a_damaged_cursor_is_an_error,
         no_memory_is_mapped_for_a_damaged_count,
         pumping_ends_with_the_streams_work,
-        the_cursor_may_be_in_a_gpus_memory,
         records_may_be_in_a_gpus_memory,
         appenders_that_cannot_be_are_refused,
+    }
+    append_cursor {
+        the_cursor_may_be_in_a_gpus_memory,
+        a_damaged_count_maps_only_what_is_kept_ahead,
+        a_count_that_the_cursor_confirms_is_believed,
     }
     append_on_gpu {
         kernels_append_while_the_host_maps,

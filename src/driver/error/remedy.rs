@@ -72,7 +72,8 @@ impl Error {
             Self::HeapFull { why, .. } => why.remedy(),
             Self::CursorDamaged { .. } => {
                 "check the kernels that have the address: one that writes beyond its memory, a second one on the same side of \
-                 a ring, or one that still runs when an appender's records are collected; then create a ring anew"
+                 a ring, or one that still runs when an appender's records are collected. Create a damaged ring anew; an \
+                 appender goes on after `collect`"
             }
             Self::OutOfAddresses { .. } => {
                 "reserve fewer (a heap reserves its whole limit, HeapOptions::limit), or drop other reservations"

@@ -1,5 +1,6 @@
 //! The counters that an appender shares with kernels.
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
@@ -7,7 +8,7 @@ use crate::cursor::counter;
 use crate::driver::{Access, AccessDesc, DevicePtr, Driver, Location};
 use crate::pinned::PinnedHost;
 use crate::vmm::{Mapping, PhysicalOptions};
-use crate::{Error, Result, Stream};
+use crate::{Error, Result, Stream, Transfer};
 
 /// Set in a limit that will not grow any more.
 pub(super) const CLOSED: u64 = 1 << 63;
@@ -24,6 +25,8 @@ const NEXT: u64 = 0;
 const LIMIT: u64 = 128;
 /// The bytes of the cursor's part that mean something.
 const CURSOR_USED: usize = 256;
+/// Where the pinned memory has a cursor in a GPU's memory as it is while kernels run, behind the one that is copied to and fro.
+const SEEN: u64 = CURSOR_USED as u64;
 
 /// The bytes of each part that are used, at most.
 const USED: u64 = CURSOR + CURSOR_USED as u64;
@@ -41,7 +44,18 @@ enum Cursor {
         _memory: Option<Mapping>,
     },
     /// In a GPU's own memory: the GPU copies it to and from the pinned memory.
-    OfGpu(Mapping, PinnedHost, Stream),
+    OfGpu(Arc<Mapping>, Arc<PinnedHost>, Stream),
+}
+
+/// A copy of a cursor in a GPU's memory, under way. It keeps both memories.
+pub(super) type Look = Box<Transfer<(Arc<PinnedHost>, Arc<Mapping>)>>;
+
+/// How many records kernels have reserved.
+pub(super) enum Reserved {
+    /// The cursor's value.
+    Now(u64),
+    /// A GPU copies it: [`seen`] has it when the copy has ended.
+    Later(Look),
 }
 
 /// The counters. `end` is the host's to write, `wanted` the kernels'; the cursor is the kernels' while they run.
@@ -78,6 +92,12 @@ fn expect_cpu(mapping: &Mapping) -> Result<()> {
     }
 }
 
+/// Waits for a copy of the cursor; returns how many records were reserved then.
+pub(super) fn seen(look: Look) -> Result<u64> {
+    let (copy, _) = look.wait().map_err(|failed| *failed.error)?;
+    copy.cpu().get(SEEN + NEXT)
+}
+
 impl Cells {
     /// Creates the host's part on `host`, and the cursor's at `cursor`, or beside it.
     pub(super) fn create(
@@ -99,8 +119,9 @@ impl Cells {
                 let mapping = map(driver, part)?;
                 match location {
                     Location::Device(gpu) if mapping.host() != Access::ReadWrite => {
-                        let copy = PinnedHost::new(driver, gpu, CURSOR_USED as u64)?;
-                        Cursor::OfGpu(mapping, copy, Stream::new(driver, gpu)?)
+                        let copy = PinnedHost::new(driver, gpu, SEEN + CURSOR_USED as u64)?;
+                        let stream = Stream::new(driver, gpu)?;
+                        Cursor::OfGpu(Arc::new(mapping), Arc::new(copy), stream)
                     }
                     _ => {
                         expect_cpu(&mapping)?;
@@ -123,6 +144,10 @@ impl Cells {
         let all = cells.host.padded_cpu()?;
         all.fill(0, USED, 0)?;
         all.write_at(CONSTANTS, &words)?;
+        // The first copy creates an event, which may wait for kernels: so not while they run.
+        if let Reserved::Later(look) = cells.reserved()? {
+            seen(look)?;
+        }
         Ok(cells)
     }
 
@@ -168,17 +193,25 @@ impl Cells {
                 Ok((next.load(Acquire), limit.load(Acquire)))
             }
             Cursor::OfGpu(mapping, copy, stream) => {
-                stream.copy(copy, 0, mapping, 0, CURSOR_USED as u64)?;
+                stream.copy(&**copy, 0, &**mapping, 0, CURSOR_USED as u64)?;
                 Ok((copy.cpu().get(NEXT)?, copy.cpu().get(LIMIT)?))
             }
         }
     }
 
-    /// Returns how many records were reserved, if the CPU can read the cursor while kernels run.
-    pub(super) fn reserved_now(&self) -> Option<u64> {
+    /// Returns how many records were reserved, while kernels run. A GPU that copies the cursor does so on a stream of its
+    /// own, but a driver may make it wait for kernels: nobody may wait for it.
+    pub(super) fn reserved(&self) -> Result<Reserved> {
         match &self.cursor {
-            Cursor::OfCpu { address, .. } => Some(self.both(*address)[0].load(Acquire)),
-            Cursor::OfGpu(..) => None,
+            Cursor::OfCpu { address, .. } => {
+                Ok(Reserved::Now(self.both(*address)[0].load(Acquire)))
+            }
+            Cursor::OfGpu(mapping, copy, stream) => {
+                let (to, from) = (Arc::clone(copy), Arc::clone(mapping));
+                let look = stream.start_copy((to, SEEN), (from, 0), CURSOR_USED as u64);
+                look.map(|look| Reserved::Later(Box::new(look)))
+                    .map_err(|failed| *failed.error)
+            }
         }
     }
 
@@ -194,7 +227,7 @@ impl Cells {
             Cursor::OfGpu(mapping, copy, stream) => {
                 copy.cpu().put(NEXT, next)?;
                 copy.cpu().put(LIMIT, limit)?;
-                stream.copy(mapping, 0, copy, 0, CURSOR_USED as u64)
+                stream.copy(&**mapping, 0, &**copy, 0, CURSOR_USED as u64)
             }
         }
     }

@@ -1,5 +1,6 @@
 //! Output of a size that is not known in advance.
 
+mod belief;
 mod cells;
 mod options;
 mod pump;
@@ -16,6 +17,7 @@ use crate::growable::Growable;
 use crate::memory::Memory;
 use crate::{Error, Result};
 
+use belief::Belief;
 use cells::{CLOSED, Cells};
 pub use options::AppenderOptions;
 
@@ -76,12 +78,15 @@ pub use options::AppenderOptions;
 ///
 /// # Damaged counters
 /// A kernel can write anything into the counters. The CPU checks each: a value that cannot be is
-/// [`Error::CursorDamaged`], and nothing beyond the mapped records is ever read. A wrong count of wanted records maps memory
-/// up to [`max_len`](AppenderOptions::max_len) at most; where the CPU can read the cursor, it is found out first.
+/// [`Error::CursorDamaged`], and nothing beyond the mapped records is ever read. A count of wanted records above the cursor is
+/// found out before memory is mapped, if the CPU can read the cursor. If the cursor is in a GPU's memory, that GPU copies
+/// it for the CPU, and the count is believed until then for [`ahead`](AppenderOptions::ahead) records at most. The cursor
+/// itself is believed up to [`max_len`](AppenderOptions::max_len): a kernel may reserve any number of records.
 pub struct Appender<T> {
     cells: Arc<Cells>,
     records: Growable<T>,
     ahead: usize,
+    belief: Belief,
     /// Why no memory is added any more before the next `collect`.
     stopped: Option<Error>,
     /// Why the driver does not say whether kernels have ended. No record is appended any more then.
@@ -150,6 +155,7 @@ impl<T: AnyBitPattern + NoUninit> Appender<T> {
     /// Lets kernels append behind the records.
     fn open(&mut self, len: usize) -> Result<()> {
         let len = len as u64;
+        self.belief = Belief::of(len);
         self.cells.set_wanted(len);
         self.cells.set_end(self.end());
         self.cells.set_cursor(len, self.end())

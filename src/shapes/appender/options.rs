@@ -6,6 +6,7 @@ use std::sync::Arc;
 use bytemuck::{AnyBitPattern, NoUninit};
 
 use super::Appender;
+use super::belief::Belief;
 use super::cells::{Cells, Constants};
 use crate::driver::Location;
 use crate::growable::{Growable, GrowableOptions};
@@ -59,7 +60,8 @@ impl<T: AnyBitPattern + NoUninit> AppenderOptions<T> {
     }
 
     /// Sets for how many records memory is kept mapped beyond those reserved. The default is 16 MiB of them. Too few make
-    /// kernels wait for memory: 2 MiB took 0.7 ms on an H100's host node (docs/performance.md).
+    /// kernels wait for memory: 2 MiB took 0.7 ms on an H100's host node (docs/performance.md). It is also for how many
+    /// records a count that a kernel has damaged can map memory, before it is found out.
     pub const fn ahead(mut self, records: usize) -> Self {
         self.ahead = Some(records);
         self
@@ -123,6 +125,7 @@ impl<T: AnyBitPattern + NoUninit> AppenderOptions<T> {
             cells: Arc::new(cells),
             records,
             ahead,
+            belief: Belief::default(),
             stopped: None,
             lost: None,
         };

@@ -10,7 +10,6 @@ use egmem_core::teardown::log_lost;
 
 use super::Appender;
 use super::cells::CLOSED;
-use crate::cursor::check;
 use crate::memory::Memory;
 use crate::{Result, Stream};
 
@@ -33,41 +32,23 @@ impl<T: AnyBitPattern + NoUninit> Appender<T> {
 
     /// Maps what is missing for the records wanted and for those ahead.
     fn map_ahead(&mut self) -> Result<()> {
-        let wanted = self.cells.wanted();
-        let most = self.records.max_len();
-        let records = usize::try_from(wanted).unwrap_or(most);
-        let target = records.saturating_add(self.ahead).min(most);
-        if target <= self.records.capacity() {
+        let (wanted, most) = (self.cells.wanted(), self.records.max_len());
+        let with_those_ahead = |records: u64| {
+            let records = usize::try_from(records).unwrap_or(most);
+            records.saturating_add(self.ahead).min(most)
+        };
+        if with_those_ahead(wanted) <= self.records.capacity() {
             return Ok(());
         }
-        self.expect_reserved(wanted)?;
-        self.records
-            .reserve(target - self.records.len())
-            .inspect_err(|_| {
-                // The records reserved so far may fit without those ahead. The refusal is reported anyway.
-                let needed = records.min(most).saturating_sub(self.records.len());
-                let _ = self.records.reserve(needed);
-            })
-    }
-
-    /// Fails unless kernels have reserved as many records as they say: a kernel adds to the cursor before it reports. A
-    /// cursor in a GPU's own memory is not read, because a copy may wait for the kernels that wait for memory.
-    fn expect_reserved(&self, wanted: u64) -> Result<()> {
-        let len = self.records.len() as u64;
-        if wanted == len {
-            return Ok(());
-        }
-        let mut most = CLOSED - 1;
-        if let Some(next) = self.cells.reserved_now() {
-            check("the cursor of an appender", next, (len, most))?;
-            most = next;
-        }
-        check(
-            "the count of records that an appender's kernels want",
-            wanted,
-            (len, most),
-        )?;
-        Ok(())
+        let len = self.records.len();
+        let (place, ahead) = ((len as u64, wanted), self.ahead as u64);
+        let believed = self.belief.records(&self.cells, place, ahead)?;
+        let target = with_those_ahead(believed);
+        self.records.reserve(target - len).inspect_err(|_| {
+            // The records reserved so far may fit without those ahead. The refusal is reported anyway.
+            let needed = usize::try_from(believed).unwrap_or(most).min(most);
+            let _ = self.records.reserve(needed.saturating_sub(len));
+        })
     }
 
     /// Pumps until all work on `stream` has ended. Call it as soon as the kernels are launched there.
@@ -134,7 +115,8 @@ impl<T: AnyBitPattern + NoUninit> Appender<T> {
         if waited.over {
             return;
         }
-        mem::forget((Arc::clone(&self.cells), self.records.chunk_list()));
+        let belief = mem::take(&mut self.belief); // else its drop would wait, too
+        mem::forget((Arc::clone(&self.cells), self.records.chunk_list(), belief));
         let what = "memory of kernels that append, whose end the driver does not tell";
         log_lost(what, Err(error.clone()));
         self.lost = Some(error);

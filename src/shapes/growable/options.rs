@@ -105,13 +105,16 @@ impl<T: AnyBitPattern + NoUninit> GrowableOptions<T> {
             return Err(Error::invalid_of("max_len", why, valid()));
         }
         let max_bytes = match self.max_len {
-            Some(elements) => (elements as u64).checked_mul(element),
-            None => Some(memory_of(driver, location)? / element * element),
+            Some(elements) => (elements as u64).checked_mul(element).ok_or_else(|| {
+                let why = "no addresses can hold that many elements";
+                Error::invalid_of("max_len", why, valid())
+            })?,
+            None => memory_of(driver, location)? / element * element,
         };
-        let max_bytes = max_bytes.filter(|&bytes| bytes > 0).ok_or_else(|| {
-            let why = "no addresses can hold that many elements";
-            Error::invalid_of("max_len", why, valid())
-        })?;
+        if max_bytes == 0 {
+            let why = format!("an element takes {element} bytes, more than {location} has");
+            return Err(Error::invalid("element type", why));
+        }
         let size = PaddedSize::new(max_bytes, granularity)?;
         let access = self.placement.grants(driver)?;
         Ok(Growable {
