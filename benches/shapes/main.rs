@@ -1,7 +1,7 @@
 //! Shapes of memory beside what they replace, in one table for each part.
 //!
 //! ```text
-//! cargo bench --bench shapes -- [--part growing|replicated|ring|appender|device-malloc] [--cuda] [--rounds 5] [--size 64MiB] [--on-gpu]
+//! cargo bench --bench shapes -- [--part growing|striped|replicated|ring|appender|device-malloc] [--cuda] [--rounds 5] [--size 64MiB] [--on-gpu]
 //! ```
 //! Times on the simulator are not those of any GPU: there only what CPUs alone do means something.
 
@@ -10,6 +10,7 @@ mod gpu;
 mod growing;
 mod replicated;
 mod ring;
+mod striped;
 
 use std::process::ExitCode;
 
@@ -20,6 +21,7 @@ use egmem::{Driver, Machine, Result};
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum Part {
     Growing,
+    Striped,
     Replicated,
     Ring,
     Appender,
@@ -32,7 +34,7 @@ struct Args {
     /// Only these parts; otherwise all
     #[arg(long)]
     part: Vec<Part>,
-    /// Growing: to this size; replicated: of this size
+    /// Growing: to this size; striped and replicated: of this size
     #[arg(long, default_value = "64MiB")]
     size: Bytes,
     /// Rounds, of which the medians are shown
@@ -58,6 +60,9 @@ fn run(args: &Args) -> Result<()> {
     let wanted = |part| args.part.is_empty() || args.part.contains(&part);
     if wanted(Part::Growing) {
         growing::run(&driver, args.size.0, rounds, args.on_gpu)?;
+    }
+    if wanted(Part::Striped) {
+        striped::run(&driver, args.size.0, rounds)?;
     }
     if wanted(Part::Replicated) {
         replicated::run(&driver, args.size.0, rounds)?;
