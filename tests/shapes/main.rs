@@ -1,5 +1,6 @@
 //! Shapes of memory, on simulated machines and on CUDA.
 
+mod access_model;
 mod append_cursor;
 mod append_model;
 mod append_on_gpu;
@@ -16,6 +17,9 @@ mod ring;
 mod ring_model;
 mod ring_on_gpu;
 mod striped;
+mod striped_model;
+#[cfg(feature = "share")]
+mod view_model;
 
 use egmem_support::drivers;
 
