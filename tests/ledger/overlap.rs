@@ -1,22 +1,25 @@
 //! Live ranges of addresses never overlap: over nodes, GPUs, paths and threads, whatever the order.
 
 use std::alloc::Layout;
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use egmem::driver::Location;
+use egmem::driver::{Access, HandleType, HandleTypes, Location};
 use egmem::ledger::{self, Allocation};
 use egmem::pinned::{
     DeviceMemory, ManagedMemory, PageSize, PinnedHost, RegisteredHost, SystemMemory,
 };
-use egmem::shapes::Growable;
+use egmem::shapes::{Appender, Growable, Replicated, Ring, Stripes};
+use egmem::share::{ImportOptions, Shared};
 use egmem::vmm::PhysicalMemory;
 use egmem::{Block, Buffer, Driver, Error, Heap, Memory, Pool, PoolBuffer, Stream};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
-use crate::{MIB, places};
+use crate::{MIB, labelled, places};
 
 /// One allocation of any path.
 enum Live {
@@ -30,21 +33,77 @@ enum Live {
     Registered(RegisteredHost),
     System(SystemMemory),
     Managed(ManagedMemory),
+    Pieces(Pieces),
+}
+
+/// What has several ranges of addresses.
+struct Pieces {
+    ranges: Vec<(u64, u64)>,
+    /// Its name in the ledger, which has its ranges.
+    label: String,
+    all: Box<dyn Any>,
+}
+
+impl Pieces {
+    /// Takes what has at least so many ranges.
+    fn live(driver: &Driver, label: String, all: impl Any, least: usize) -> Live {
+        let ranges = in_ledger(driver, &label);
+        assert!(ranges.len() >= least, "{label}: {ranges:x?}");
+        Live::Pieces(Self {
+            ranges,
+            label,
+            all: Box::new(all),
+        })
+    }
+}
+
+/// The mapped ranges with a label.
+fn in_ledger(driver: &Driver, label: &str) -> Vec<(u64, u64)> {
+    let mut entries = labelled(driver, label);
+    entries.retain(|entry| entry.label.as_deref() == Some(label));
+    let mapped = entries.iter().flat_map(|entry| &entry.mapped);
+    mapped.map(|at| (at.start, at.bytes)).collect()
 }
 
 impl Live {
-    fn memory(&self) -> &dyn Memory {
+    fn ranges(&self) -> Vec<(u64, u64)> {
+        let of = |memory: &dyn Memory| vec![(memory.device_ptr().0, memory.len())];
         match self {
-            Self::Buffer(memory) => memory,
-            Self::Mapping(memory) => memory,
-            Self::Pool(memory) => memory,
-            Self::Pinned(memory) => memory,
-            Self::Device(memory) => memory,
-            Self::Growable(memory) => memory,
-            Self::Block(memory) => memory,
-            Self::Registered(memory) => memory,
-            Self::System(memory) => memory,
-            Self::Managed(memory) => memory,
+            Self::Buffer(memory) => of(memory),
+            Self::Mapping(memory) => of(memory),
+            Self::Pool(memory) => of(memory),
+            Self::Pinned(memory) => of(memory),
+            Self::Device(memory) => of(memory),
+            Self::Growable(memory) => of(memory),
+            Self::Block(memory) => of(memory),
+            Self::Registered(memory) => of(memory),
+            Self::System(memory) => of(memory),
+            Self::Managed(memory) => of(memory),
+            Self::Pieces(pieces) => pieces.ranges.clone(),
+        }
+    }
+
+    /// Adds to a vector or an appender, at the same address.
+    fn grow(&mut self, driver: &Driver, more: usize) {
+        match self {
+            Self::Growable(vector) => {
+                let start = vector.device_ptr();
+                let more = more.min(vector.max_len() - vector.len());
+                vector.extend_unwritten(more).unwrap();
+                assert_eq!(vector.device_ptr(), start);
+            }
+            Self::Pieces(pieces) => {
+                let Some(appender) = pieces.all.downcast_mut::<Appender<u64>>() else {
+                    return;
+                };
+                match appender.append(&vec![1; more]) {
+                    // A GPU's memory, which the CPU does not reach on this machine.
+                    Ok(_) | Err(Error::NotAccessible { .. }) => {}
+                    Err(error) => panic!("{error}"),
+                }
+                pieces.ranges = in_ledger(driver, &pieces.label);
+            }
+            _ => {}
         }
     }
 }
@@ -56,13 +115,13 @@ enum Step {
     Make(u8, usize, u64),
     /// Drops one of the thread's.
     Drop(prop::sample::Index),
-    /// Adds to a growable vector, if the one chosen is one.
+    /// Adds to a growable vector or an appender, if the one chosen is one.
     Grow(prop::sample::Index, u64),
 }
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        4 => (0..10_u8, 0..64_usize, 1..(5 * MIB)).prop_map(|(path, place, bytes)| Step::Make(path, place, bytes)),
+        6 => (0..15_u8, 0..64_usize, 1..(5 * MIB)).prop_map(|(path, place, bytes)| Step::Make(path, place, bytes)),
         3 => any::<prop::sample::Index>().prop_map(Step::Drop),
         1 => (any::<prop::sample::Index>(), 1..(1_u64 << 19)).prop_map(|(which, more)| Step::Grow(which, more)),
     ]
@@ -98,6 +157,7 @@ struct World<'a> {
     pools: Vec<Pool>,
     heap: Heap,
     in_use: InUse,
+    labels: AtomicU64,
 }
 
 impl World<'_> {
@@ -140,19 +200,72 @@ impl World<'_> {
                 PageSize::Base,
             ))?),
             8 => Live::Managed(supported(ManagedMemory::new(self.driver, gpu, bytes))?),
+            9..14 => self.make_pieces(path, location, bytes),
             _ => {
                 let layout = Layout::from_size_align(bytes as usize / 16 + 1, 8).unwrap();
                 Live::Block(self.heap.allocate(layout).unwrap())
             }
         };
-        let memory = live.memory();
-        self.in_use.add(memory.device_ptr().0, memory.len());
+        self.note(&live);
         Some(live)
     }
 
-    fn give_back(&self, live: Live) {
-        self.in_use.remove(live.memory().device_ptr().0);
-        drop(live);
+    fn make_pieces(&self, path: u8, location: Location, bytes: u64) -> Live {
+        let number = self.labels.fetch_add(1, Ordering::Relaxed);
+        let (driver, label) = (self.driver, format!("overlap {number}"));
+        match path {
+            9 => {
+                // The records are mapped twice.
+                let ring = Ring::<u64>::on(location).records(bytes as usize / 8 + 1);
+                let ring = ring.label(label.clone()).create(driver).unwrap();
+                Pieces::live(driver, label, ring, 3)
+            }
+            10 => {
+                let options = Appender::<u64>::on(location).max_len(1 << 20);
+                let options = options.ahead(bytes as usize / 64 + 1).label(label.clone());
+                let appender = options.create(driver).unwrap();
+                Pieces::live(driver, label, appender, 2)
+            }
+            11 => {
+                let data = vec![1_u64; bytes as usize / 64 + 1];
+                let options = Replicated::on(self.places.iter().copied()).label(label.clone());
+                let replicated = options.create(driver, &data).unwrap();
+                Pieces::live(driver, label, replicated, self.places.len())
+            }
+            12 => Live::Buffer(
+                Stripes::over(self.places.iter().copied())
+                    .allocate(driver, bytes)
+                    .unwrap(),
+            ),
+            _ => {
+                let options = Buffer::on(location).bytes(bytes);
+                let options = options.handle_types(HandleTypes::POSIX_FD);
+                let shared = Shared::from(options.allocate(driver).unwrap());
+                let description = shared.describe(Access::ReadWrite).unwrap();
+                let handles = shared.export(HandleType::PosixFd).unwrap();
+                let imported = ImportOptions::new().import(driver, &description, handles);
+                let imported = imported.unwrap();
+                let own = shared.buffer().unwrap();
+                let ranges = [own.device_ptr(), imported.device_ptr()];
+                Live::Pieces(Pieces {
+                    ranges: ranges.map(|start| (start.0, bytes)).into(),
+                    label,
+                    all: Box::new((shared, imported)),
+                })
+            }
+        }
+    }
+
+    fn note(&self, live: &Live) {
+        for (start, bytes) in live.ranges() {
+            self.in_use.add(start, bytes);
+        }
+    }
+
+    fn forget(&self, live: &Live) {
+        for (start, _) in live.ranges() {
+            self.in_use.remove(start);
+        }
     }
 
     fn run(&self, steps: &[Step]) {
@@ -165,24 +278,20 @@ impl World<'_> {
                 }
                 Step::Drop(which) if !held.is_empty() => {
                     let live = held.swap_remove(which.index(held.len()));
-                    self.give_back(live);
+                    self.forget(&live);
+                    drop(live);
                 }
                 Step::Grow(which, more) if !held.is_empty() => {
                     let at = which.index(held.len());
-                    if let Live::Growable(vector) = &mut held[at] {
-                        let start = vector.device_ptr();
-                        let more = (*more as usize).min(vector.max_len() - vector.len());
-                        vector.extend_unwritten(more).unwrap();
-                        assert_eq!(vector.device_ptr(), start);
-                        self.in_use.remove(start.0);
-                        self.in_use.add(start.0, Memory::len(vector));
-                    }
+                    self.forget(&held[at]);
+                    held[at].grow(self.driver, *more as usize);
+                    self.note(&held[at]);
                 }
                 _ => {}
             }
             expect_disjoint(&ledger::allocations(self.driver));
         }
-        held.into_iter().for_each(|live| self.give_back(live));
+        held.iter().for_each(|live| self.forget(live));
     }
 }
 
@@ -235,6 +344,7 @@ pub fn live_ranges_never_overlap(driver: &Driver) {
                 heap: heap.build(driver).unwrap(),
                 places: places.clone(),
                 in_use: InUse::default(),
+                labels: AtomicU64::new(0),
             };
             thread::scope(|scope| {
                 for steps in &threads {
