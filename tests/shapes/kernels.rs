@@ -10,26 +10,33 @@ use egmem::{Driver, Memory, Stream};
 /// How long a kernel waits before it gives up, in nanoseconds.
 pub const PATIENCE: u64 = 20_000_000_000;
 
-/// The shapes' kernels on GPU 0.
+/// The shapes' kernels on one GPU.
 pub struct Kernels {
     driver: Driver,
+    gpu: i32,
     module: ModuleHandle,
 }
 
 impl Kernels {
-    /// Loads the kernels; `None` on the simulator, which knows none of them.
+    /// Loads the kernels on GPU 0; `None` on the simulator, which knows none of them.
     pub fn load(driver: &Driver) -> Option<Self> {
+        Self::load_on(driver, 0)
+    }
+
+    /// Loads the kernels on a GPU; `None` on the simulator.
+    pub fn load_on(driver: &Driver, gpu: i32) -> Option<Self> {
         if driver.sim().is_some() {
             return None;
         }
         // SAFETY: the text is PTX.
-        let module = unsafe { driver.module_load(0, device::PTX) }.unwrap();
+        let module = unsafe { driver.module_load(gpu, device::PTX) }.unwrap();
         let kernels = Self {
             driver: driver.clone(),
+            gpu,
             module,
         };
         // A kernel's first launch loads it, and that waits for the kernels that run. These find no ring and end.
-        let no_ring = PinnedHost::new(driver, 0, 4096).unwrap();
+        let no_ring = PinnedHost::new(driver, gpu, 4096).unwrap();
         no_ring.cpu().fill(0, 4096, 0).unwrap();
         let run = kernels.run();
         for name in [device::RING_PUSH_RECORDS, device::RING_POP_RECORDS] {
@@ -43,14 +50,14 @@ impl Kernels {
 
     fn function(&self, name: &CStr) -> FunctionHandle {
         // SAFETY: the module is loaded.
-        unsafe { self.driver.module_function(0, self.module, name) }.unwrap()
+        unsafe { self.driver.module_function(self.gpu, self.module, name) }.unwrap()
     }
 
     /// Returns a stream for a kernel, and where it reports. Making them may wait for kernels that run.
     pub fn run(&self) -> Run {
-        let done = PinnedHost::new(&self.driver, 0, 64).unwrap();
+        let done = PinnedHost::new(&self.driver, self.gpu, 64).unwrap();
         done.cpu().fill(0, 64, 0).unwrap();
-        let stream = Stream::new(&self.driver, 0).unwrap();
+        let stream = Stream::new(&self.driver, self.gpu).unwrap();
         Run { stream, done }
     }
 
@@ -81,7 +88,7 @@ impl Kernels {
 impl Drop for Kernels {
     fn drop(&mut self) {
         // SAFETY: each launch was waited for, or the test has failed.
-        unsafe { self.driver.module_unload(0, self.module) }.unwrap();
+        unsafe { self.driver.module_unload(self.gpu, self.module) }.unwrap();
     }
 }
 

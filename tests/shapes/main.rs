@@ -7,6 +7,7 @@ mod append_on_gpu;
 mod append_threads;
 mod appender;
 mod growable;
+mod growable_on_gpu;
 #[cfg(feature = "share")]
 mod growable_shared;
 mod kernels;
@@ -18,6 +19,7 @@ mod ring_model;
 mod ring_on_gpu;
 mod striped;
 mod striped_model;
+mod two_gpus;
 #[cfg(feature = "share")]
 mod view_model;
 
@@ -59,6 +61,10 @@ on_both! {
         access_is_changed_for_all_chunks_or_for_one,
         what_cannot_be_is_refused,
     }
+    growable_on_gpu {
+        kernels_read_a_prefix_while_more_is_added,
+        a_kernel_reads_elements_that_come_while_it_runs,
+    }
     replicated {
         every_place_has_its_copy_of_each_version,
         a_version_stays_while_it_has_readers,
@@ -92,6 +98,11 @@ on_both! {
         stripes_on_all_nodes_are_one_range,
         a_front_is_on_the_gpu,
         stripes_between_granules_are_refused,
+    }
+    two_gpus {
+        one_gpu_writes_a_vector_and_another_reads_it,
+        two_gpus_reach_both_mappings_of_a_ring,
+        kernels_of_two_gpus_pass_records,
     }
 }
 

@@ -11,24 +11,24 @@ use crate::node;
 use crate::ring::soon;
 
 /// 24 bytes: no number of them fills the memory.
-type Record = [u64; 3];
+pub type Record = [u64; 3];
 
-fn record(n: u64) -> Record {
+pub fn record(n: u64) -> Record {
     [n, !n, n.wrapping_mul(0x9e37_79b9_7f4a_7c15)]
 }
 
-fn records(count: u64) -> Vec<Record> {
+pub fn records(count: u64) -> Vec<Record> {
     (0..count).map(record).collect()
 }
 
 /// Memory of GPU 0's host node that contains these records.
-fn memory(driver: &Driver, contents: &[Record]) -> Buffer {
+pub fn memory(driver: &Driver, contents: &[Record]) -> Buffer {
     let buffer = Buffer::near(driver, 0, size_of_val(contents) as u64).unwrap();
     buffer.write_at(0, contents).unwrap();
     buffer
 }
 
-const COUNT: u64 = 300_000;
+pub const COUNT: u64 = 300_000;
 
 pub fn a_gpu_pushes_what_the_cpu_pops(driver: &Driver) {
     let Some(kernels) = Kernels::load(driver) else {
@@ -107,34 +107,39 @@ pub fn kernels_pass_records_to_each_other(driver: &Driver) {
         return;
     };
     for location in [Location::Device(0), node(driver).into()] {
-        let from = memory(driver, &records(COUNT));
-        let to = memory(driver, &vec![[0; 3]; COUNT as usize]);
-        let options = Ring::<Record>::on(location).records(5000);
-        let Ring { producer, consumer } = options.create(driver).unwrap();
-        let (producer, consumer) = (producer.into_gpu(), consumer.into_gpu());
-        let runs = [kernels.run(), kernels.run()];
-        let mut done = 0;
-        // Calls of other tests may keep the second kernel from starting until the first has filled the ring and given up.
-        while done < COUNT {
-            let args = |ring, memory: &Buffer, run: &Run| {
-                let memory = memory.device_ptr().0 + done * size_of::<Record>() as u64;
-                [ring, memory, COUNT - done, PATIENCE / 100, run.report()]
-            };
-            let push = args(producer.device_ptr().0, &from, &runs[0]);
-            let pop = args(consumer.device_ptr().0, &to, &runs[1]);
-            // SAFETY: the ring and the memory live until both kernels were waited for.
-            unsafe {
-                kernels.start(&runs[0], device::RING_PUSH_RECORDS, (1, 32), &push);
-                kernels.start(&runs[1], device::RING_POP_RECORDS, (1, 32), &pop);
-            }
-            let [[pushed], [popped]] = [runs[0].wait(), runs[1].wait()];
-            assert!(pushed == popped && pushed > 0, "{pushed}, {popped}");
-            done += pushed;
-        }
-        let mut found = vec![[0; 3]; COUNT as usize];
-        to.read_at(0, &mut found).unwrap();
-        assert!(found == records(COUNT));
+        pass_records(driver, [&kernels, &kernels], location);
     }
+}
+
+/// A kernel pushes records through a ring at a location, and another pops them.
+pub fn pass_records(driver: &Driver, [pushing, popping]: [&Kernels; 2], location: Location) {
+    let from = memory(driver, &records(COUNT));
+    let to = memory(driver, &vec![[0; 3]; COUNT as usize]);
+    let options = Ring::<Record>::on(location).records(5000);
+    let Ring { producer, consumer } = options.create(driver).unwrap();
+    let (producer, consumer) = (producer.into_gpu(), consumer.into_gpu());
+    let runs = [pushing.run(), popping.run()];
+    let mut done = 0;
+    // Calls of other tests may keep the second kernel from starting until the first has filled the ring and given up.
+    while done < COUNT {
+        let args = |ring, memory: &Buffer, run: &Run| {
+            let memory = memory.device_ptr().0 + done * size_of::<Record>() as u64;
+            [ring, memory, COUNT - done, PATIENCE / 100, run.report()]
+        };
+        let push = args(producer.device_ptr().0, &from, &runs[0]);
+        let pop = args(consumer.device_ptr().0, &to, &runs[1]);
+        // SAFETY: the ring and the memory live until both kernels were waited for.
+        unsafe {
+            pushing.start(&runs[0], device::RING_PUSH_RECORDS, (1, 32), &push);
+            popping.start(&runs[1], device::RING_POP_RECORDS, (1, 32), &pop);
+        }
+        let [[pushed], [popped]] = [runs[0].wait(), runs[1].wait()];
+        assert!(pushed == popped && pushed > 0, "{pushed}, {popped}");
+        done += pushed;
+    }
+    let mut found = vec![[0; 3]; COUNT as usize];
+    to.read_at(0, &mut found).unwrap();
+    assert!(found == records(COUNT));
 }
 
 pub fn a_block_pushes_batches(driver: &Driver) {
