@@ -7,7 +7,7 @@ use super::fault::FaultId;
 use super::held::Held;
 use super::machine::Machine;
 use super::shared::Shared;
-use crate::{Call, Code, Location};
+use crate::{Call, Code, Location, StreamHandle};
 
 /// The simulator's controls: injected faults, call counts, and what is still held.
 ///
@@ -105,6 +105,18 @@ impl Sim {
                 state.synchronize_device(device);
             }
         }
+    }
+
+    /// Begins a capture of a stream into a graph, in global mode, as another library's thread does. Until
+    /// [`end_capture`](Self::end_capture) calls that disturb captures are refused, and make it invalid. With `blocking` the
+    /// stream is one that the legacy default stream waits for. No graph is made: work submitted to the stream runs.
+    pub fn begin_capture(&self, stream: StreamHandle, blocking: bool) {
+        self.shared.lock().begin_capture(stream, blocking);
+    }
+
+    /// Ends the capture of a stream; returns whether it is valid. `false` if none had begun.
+    pub fn end_capture(&self, stream: StreamHandle) -> bool {
+        self.shared.lock().end_capture(stream)
     }
 
     /// Returns the simulated machine.

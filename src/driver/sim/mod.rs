@@ -6,6 +6,7 @@ mod answer;
 mod backend;
 mod bind;
 mod capacity;
+mod capture;
 mod controls;
 mod device;
 mod event;

@@ -42,7 +42,9 @@ impl Shared {
         self.faults
             .enter(call)
             .map_err(|code| Error::driver(call, code))?;
-        answer(&mut self.lock()).map_err(|fail| error(call, fail))
+        let mut state = self.lock();
+        let answered = state.expect_allowed(call).and_then(|()| answer(&mut state));
+        answered.map_err(|fail| error(call, fail))
     }
 }
 

@@ -12,7 +12,7 @@ use super::references::Counted;
 use super::registered::Registered;
 use super::space::Range;
 use super::window::{Placement, Window};
-use super::work::{Event, Function, Stream, StreamKey};
+use super::work::{Capture, Event, Function, Stream, StreamKey};
 use crate::{Access, Code, HandleTypes, Location, PhysicalHandle};
 
 /// Physical memory under its handle.
@@ -106,6 +106,7 @@ pub(super) struct State {
     pub(super) current_pools: Box<[Option<u64>]>,
     pub(super) streams: HashMap<StreamKey, Stream>,
     pub(super) events: HashMap<u64, Event>,
+    pub(super) captures: HashMap<StreamKey, Capture>,
     /// The device of each loaded module.
     pub(super) modules: HashMap<u64, i32>,
     pub(super) functions: HashMap<u64, Function>,
@@ -135,6 +136,7 @@ impl State {
             current_pools: vec![None; gpus].into(),
             streams: HashMap::new(),
             events: HashMap::new(),
+            captures: HashMap::new(),
             modules: HashMap::new(),
             functions: HashMap::new(),
             lost: vec![None; gpus].into(),

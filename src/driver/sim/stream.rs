@@ -3,13 +3,11 @@
 //! Work runs at the latest moment that CUDA allows: when a thread waits for it or queries it. A program that
 //! forgets to wait always sees stale bytes here; on a GPU it sees them only sometimes.
 
-use std::cell::Cell;
-
 use super::access::{self, Engine};
 use super::answer::{Answer, Fail, fail};
 use super::state::State;
 use super::work::{Point, Stream, StreamKey, Work};
-use crate::{Access, CaptureMode, Code, CudaVersion, DevicePtr, MemcpyDesc, StreamHandle};
+use crate::{Access, Code, CudaVersion, DevicePtr, MemcpyDesc, StreamHandle};
 
 /// The most work that may wait in a stream: a program that never waits must not fill the memory.
 const LONGEST: usize = 1 << 16;
@@ -215,20 +213,9 @@ impl State {
         self.stream_synchronize(handle).map(|()| true)
     }
 
-    /// Returns `false`: the simulator has no captures.
-    pub(super) fn stream_is_capturing(&mut self, handle: StreamHandle) -> Answer<bool> {
-        self.stream(handle).map(|_| false)
-    }
-
-    pub(super) fn thread_exchange_capture_mode(&self, mode: CaptureMode) -> Answer<CaptureMode> {
-        thread_local! {
-            static MODE: Cell<CaptureMode> = const { Cell::new(CaptureMode::GLOBAL) };
-        }
-        Ok(MODE.replace(mode))
-    }
-
     pub(super) fn ctx_synchronize(&mut self, device: i32) -> Answer<()> {
         self.context(device)?;
+        self.expect_no_capture_on(device)?;
         self.synchronize_device(device);
         self.context(device).map(drop)
     }

@@ -44,6 +44,15 @@ pub(super) enum Work {
     },
 }
 
+/// A capture of a stream that has begun, in global mode.
+#[derive(Debug)]
+pub(super) struct Capture {
+    /// Whether the stream and the legacy default stream wait for each other.
+    pub(super) blocking: bool,
+    /// Whether no call has disturbed it.
+    pub(super) valid: bool,
+}
+
 /// An event: the position that it was recorded at, if any.
 #[derive(Debug)]
 pub(super) struct Event {

@@ -381,3 +381,39 @@ fn a_devices_work_can_be_waited_for_as_a_whole() {
     driver.stream_synchronize(streams[2]).unwrap_err();
     assert_eq!(code(driver.ctx_synchronize(99)), Code::INVALID_DEVICE);
 }
+
+#[test]
+fn captures_are_disturbed_as_on_a_gpu() {
+    let driver = driver(Machine::gh200x4());
+    let sim = sim(&driver);
+    let stream = |device| driver.stream_create(device).unwrap();
+    let (captured, other, elsewhere) = (stream(0), stream(0), stream(1));
+    let default = StreamHandle { device: 0, raw: 0 };
+    // SAFETY: the streams live.
+    let is_capturing = |stream| unsafe { driver.stream_is_capturing(stream) };
+    // SAFETY: as above.
+    let query = |stream| unsafe { driver.stream_query(stream) };
+    let unsupported = Code::STREAM_CAPTURE_UNSUPPORTED;
+
+    sim.begin_capture(captured, false);
+    assert_eq!(is_capturing(captured), Ok(true));
+    assert_eq!(is_capturing(other), Ok(false));
+    assert_eq!(is_capturing(default), Ok(false));
+    driver.ctx_synchronize(1).unwrap();
+    let before = driver.thread_exchange_capture_mode(CaptureMode::RELAXED);
+    assert_eq!(query(other), Ok(true));
+    assert!(sim.end_capture(captured) && !sim.end_capture(captured));
+
+    sim.begin_capture(captured, true);
+    assert_eq!(code(is_capturing(default)), Code::STREAM_CAPTURE_IMPLICIT);
+    assert_eq!(code(driver.ctx_synchronize(0)), unsupported);
+    assert!(!sim.end_capture(captured));
+
+    driver
+        .thread_exchange_capture_mode(before.unwrap())
+        .unwrap();
+    sim.begin_capture(elsewhere, false);
+    assert_eq!(code(query(other)), unsupported);
+    assert!(!sim.end_capture(elsewhere));
+    driver.ctx_synchronize(0).unwrap();
+}
