@@ -6,11 +6,13 @@
 //! there is in use: a free of any other address, and a second free, find no bit.
 //!
 //! Entries of one page are written by the threads that allocate and free its blocks. The thread that gets a large block
-//! is alone in its page, so it stores the bit; all other changes of bits are atomic operations. All accesses are relaxed:
-//! a block's address passes from thread to thread by the program's own means, which order them, and through the heap.
+//! is alone in its page, so it stores the bit; all other changes of bits are atomic operations. Key and size are written
+//! before a bit is set, with release, and read after it was seen, with acquire: a program that frees a block twice, at
+//! once with an allocation, gets the key of the block whose bit it takes.
 
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use egmem::heap::RawBlock;
 
@@ -28,6 +30,20 @@ struct Page {
 
 // SAFETY: atomic numbers, of which every value is valid.
 unsafe impl Zeroed for Page {}
+
+impl Page {
+    /// Returns the block that begins at `offset`, whose bit the caller has seen set.
+    #[inline]
+    fn block(&self, offset: u64) -> RawBlock {
+        #[cfg(test)]
+        tests::before_an_entry_is_read();
+        RawBlock {
+            offset,
+            bytes: self.bytes.load(Relaxed),
+            key: self.key.load(Relaxed),
+        }
+    }
+}
 
 /// The table: an entry for each page, found by one addition, since the lookup is on the way of every free.
 pub(crate) struct Table {
@@ -62,9 +78,9 @@ impl Table {
         page.bytes.store(raw.bytes, Relaxed);
         match raw.is_small() {
             true => {
-                page.begins[word].fetch_or(bit, Relaxed);
+                page.begins[word].fetch_or(bit, Release);
             }
-            false => page.begins[word].store(bit, Relaxed),
+            false => page.begins[word].store(bit, Release),
         }
         true
     }
@@ -72,38 +88,30 @@ impl Table {
     /// Returns the block in use that begins at `offset`.
     #[inline]
     pub(super) fn get(&self, offset: u64) -> Option<RawBlock> {
-        self.find(offset).map(|(raw, _)| raw)
+        let page = self.page(offset)?;
+        let (word, bit) = bit_of(offset);
+        let in_use = page.begins[word].load(Acquire) & bit != 0;
+        in_use.then(|| page.block(offset))
     }
 
     #[inline]
-    fn find(&self, offset: u64) -> Option<(RawBlock, &Page)> {
+    fn page(&self, offset: u64) -> Option<&Page> {
         if !offset.is_multiple_of(RawBlock::MIN_ALIGN) {
             return None;
         }
-        let page = self.pages.get((offset / RawBlock::PAGE) as usize)?;
-        let (word, bit) = bit_of(offset);
-        if page.begins[word].load(Relaxed) & bit == 0 {
-            return None;
-        }
-        let raw = RawBlock {
-            offset,
-            bytes: page.bytes.load(Relaxed),
-            key: page.key.load(Relaxed),
-        };
-        Some((raw, page))
+        self.pages.get((offset / RawBlock::PAGE) as usize)
     }
 
     /// Removes the block in use that begins at `offset`, and returns it.
+    ///
+    /// Of two threads that free it at once, one finds no bit any more. Key and size are read after the bit was taken: until
+    /// then the page may be another block's, if an earlier free of this one was followed by an allocation.
     #[inline]
     pub(super) fn take(&self, offset: u64) -> Option<RawBlock> {
-        let (raw, page) = self.find(offset)?;
+        let page = self.page(offset)?;
         let (word, bit) = bit_of(offset);
-        // Of two threads that free it at once, one finds no bit any more.
-        let before = match raw.is_small() {
-            true => page.begins[word].fetch_and(!bit, Relaxed),
-            false => page.begins[word].swap(0, Relaxed),
-        };
-        (before & bit != 0).then_some(raw)
+        let before = page.begins[word].fetch_and(!bit, Acquire);
+        (before & bit != 0).then(|| page.block(offset))
     }
 
     /// Returns the most bytes of memory that the table has for a heap that had `backed` bytes at once.
@@ -115,7 +123,9 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use std::alloc::Layout;
+    use std::cell::Cell;
     use std::collections::BTreeMap;
+    use std::rc::Rc;
 
     use egmem::driver::NodeId;
     use egmem::{Block, Driver, Heap, Machine};
@@ -203,6 +213,40 @@ mod tests {
             });
             assert_eq!(found, blocks.len());
         }
+    }
+
+    thread_local! {
+        static OTHER_THREAD: Cell<Option<Box<dyn FnOnce()>>> = const { Cell::new(None) };
+    }
+
+    /// Lets "another thread" run just before an entry is read.
+    pub(super) fn before_an_entry_is_read() {
+        if let Some(other) = OTHER_THREAD.take() {
+            other();
+        }
+    }
+
+    #[test]
+    fn a_second_free_beside_an_allocation_takes_a_whole_entry() {
+        let numbered = |number| RawBlock {
+            offset: 4096,
+            bytes: 4096 * number,
+            key: number,
+        };
+        let table = Rc::new(Table::new(1 << 20).unwrap());
+        assert!(table.put(numbered(1)));
+        let other = Rc::clone(&table);
+        OTHER_THREAD.set(Some(Box::new(move || {
+            // The first free, and an allocation at the same address.
+            if let Some(first) = other.take(4096) {
+                assert_eq!(first, numbered(1));
+                assert!(other.put(numbered(2)));
+            }
+        })));
+        // Either free may be the first: what is taken is what is in the table.
+        let taken = table.take(4096);
+        let left = table.get(4096);
+        assert_eq!((taken, left), (Some(numbered(1)), None));
     }
 
     #[test]
