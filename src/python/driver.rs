@@ -2,13 +2,15 @@
 
 use std::path::Path;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use egmem::Machine;
-use egmem::driver::{DeviceAttribute, Location, NodeId};
+use egmem::driver::{Call, Code, DeviceAttribute, Location, NodeId, StreamHandle};
 use pyo3::prelude::*;
 use pyo3::types::PyAny;
 
 use crate::error::{OrRaise, invalid};
+use crate::per_process::PerProcess;
 use crate::region::lock;
 use crate::topology::Topology;
 
@@ -80,6 +82,37 @@ impl Driver {
         self.inner.address() as isize
     }
 
+    /// Begins a capture of a stream of a simulated driver into a graph, for tests.
+    #[pyo3(signature = (gpu, stream, *, blocking=false))]
+    fn _begin_capture(&self, gpu: i32, stream: u64, blocking: bool) -> PyResult<()> {
+        let handle = StreamHandle {
+            device: gpu,
+            raw: stream,
+        };
+        self.sim()?.begin_capture(handle, blocking);
+        Ok(())
+    }
+
+    /// Ends it; returns whether no call has made it invalid.
+    fn _end_capture(&self, gpu: i32, stream: u64) -> PyResult<bool> {
+        let handle = StreamHandle {
+            device: gpu,
+            raw: stream,
+        };
+        Ok(self.sim()?.end_capture(handle))
+    }
+
+    /// Has the next uses of a call of a simulated driver fail, for tests: by its name in CUDA, with a code.
+    #[pyo3(signature = (call, code, *, times=1))]
+    fn _fail(&self, call: &str, code: i32, times: u64) -> PyResult<()> {
+        let named = Call::ALL.iter().find(|known| known.name() == call);
+        let call = *named.ok_or_else(|| invalid(&format!("{call:?} is no call of a driver")))?;
+        for nth in 1..=times {
+            self.sim()?.fail(call, nth, Code(code));
+        }
+        Ok(())
+    }
+
     fn __repr__(&self, py: Python<'_>) -> String {
         let simulated = if self.inner.is_simulated() {
             ", SIMULATED"
@@ -94,12 +127,38 @@ impl Driver {
 }
 
 impl Driver {
+    fn sim(&self) -> PyResult<&egmem::driver::sim::Sim> {
+        let sim = self.inner.sim();
+        sim.ok_or_else(|| invalid("the driver is not simulated"))
+    }
+
     fn here(&self) -> PyResult<()> {
         self.inner.expect_this_process("driver").or_raise()
     }
 }
 
-static DEFAULT: Mutex<Option<egmem::Driver>> = Mutex::new(None);
+/// The default driver of one process.
+#[derive(Default)]
+struct DefaultDriver {
+    driver: Mutex<Option<egmem::Driver>>,
+    /// Whether the driver was opened, or is being opened, and no other was set since.
+    opened: AtomicBool,
+    /// The parent process had opened one when it forked this one.
+    of_parent: AtomicBool,
+}
+
+static DEFAULT: PerProcess<DefaultDriver> = PerProcess::new();
+
+fn default_of_process() -> &'static DefaultDriver {
+    DEFAULT.get(|parent| {
+        let of_parent =
+            |parent: &DefaultDriver| parent.opened.load(Relaxed) || parent.of_parent.load(Relaxed);
+        DefaultDriver {
+            of_parent: parent.is_some_and(of_parent).into(),
+            ..DefaultDriver::default()
+        }
+    })
+}
 
 /// Returns the driver that was given, or else the default one, opened at the first call: the machine that `EGMEM_SIM` names,
 /// or CUDA's.
@@ -120,16 +179,27 @@ pub fn given_or_default(
 
 /// Opening takes a while and needs no Python: other threads that ask meanwhile wait without the GIL.
 fn default() -> egmem::Result<egmem::Driver> {
-    let mut slot = lock(&DEFAULT);
+    let default = default_of_process();
+    if default.of_parent.load(Relaxed) {
+        let why =
+            "the parent process opened it, and a forked child has no GPU: use it in the parent";
+        return Err(egmem::Error::invalid("driver", why));
+    }
+    let mut slot = lock(&default.driver);
     if let Some(driver) = &*slot {
         return Ok(driver.clone());
     }
-    let driver = match std::env::var(SIM).ok().filter(|name| !name.is_empty()) {
-        Some(name) => egmem::Driver::simulated(machine(&name)?)?,
-        None => egmem::Driver::open()?,
-    };
+    default.opened.store(true, Relaxed);
+    let driver = chosen().inspect_err(|_| default.opened.store(false, Relaxed))?;
     *slot = Some(driver.clone());
     Ok(driver)
+}
+
+fn chosen() -> egmem::Result<egmem::Driver> {
+    match std::env::var(SIM).ok().filter(|name| !name.is_empty()) {
+        Some(name) => egmem::Driver::simulated(machine(&name)?),
+        None => egmem::Driver::open(),
+    }
 }
 
 /// Returns the machine of a preset's name, or of a JSON file.
@@ -202,6 +272,14 @@ pub fn default_driver(py: Python<'_>) -> PyResult<Driver> {
 #[pyo3(signature = (driver))]
 pub fn set_default_driver(py: Python<'_>, driver: Option<&Bound<'_, Driver>>) {
     let new = driver.map(|driver| driver.get().inner.clone());
-    let old = py.detach(|| std::mem::replace(&mut *lock(&DEFAULT), new));
-    py.detach(|| drop(old));
+    let default = default_of_process();
+    py.detach(|| {
+        let old = {
+            let mut slot = lock(&default.driver);
+            default.opened.store(new.is_some(), Relaxed);
+            default.of_parent.store(false, Relaxed);
+            std::mem::replace(&mut *slot, new)
+        };
+        drop(old);
+    });
 }

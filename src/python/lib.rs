@@ -28,6 +28,7 @@ mod json;
 mod kv;
 mod memory;
 mod output;
+mod per_process;
 mod pool;
 mod probe;
 mod progress;

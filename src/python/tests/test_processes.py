@@ -95,6 +95,61 @@ def test_a_forked_child_is_refused():
     assert refused == count
 
 
+def test_a_fork_while_a_driver_opens(tmp_path):
+    description = tmp_path / "machine.json"
+    os.mkfifo(description)  # opening the driver waits until the description is written
+    run(
+        """
+        import os, threading, time, egmem
+        refused = []
+        def open_driver():
+            try:
+                egmem.Buffer(1)
+            except egmem.InvalidArgument as error:
+                refused.append(error)
+        opening = threading.Thread(target=open_driver, daemon=True)
+        opening.start()
+        time.sleep(0.2)
+        child = os.fork()
+        if child == 0:
+            try:
+                egmem.Buffer(1)
+            except egmem.InvalidArgument as error:
+                os._exit(0 if "forked child" in str(error) else 1)
+            os._exit(2)
+        for _ in range(300):
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                break
+            time.sleep(0.1)
+        else:
+            os.kill(child, 9)
+            raise AssertionError("the child hangs")
+        assert os.waitstatus_to_exitcode(status) == 0, status
+        with open(os.environ["EGMEM_SIM"], "w") as description:
+            description.write("no description")
+        opening.join()
+        assert refused
+        """,
+        EGMEM_SIM=str(description),
+    )
+
+
+def test_a_child_of_a_process_without_a_driver_opens_one():
+    run(
+        """
+        import os, egmem
+        egmem.set_default_driver(None)
+        child = os.fork()
+        if child == 0:
+            own = egmem.Buffer(100)
+            own.write(b"own")
+            os._exit(own.read(0, 3) != b"own")
+        assert os.waitpid(child, 0)[1] == 0
+        """
+    )
+
+
 def test_a_forked_child_may_open_its_own_simulated_driver():
     run(
         """
