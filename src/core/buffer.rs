@@ -327,6 +327,10 @@ unsafe impl AccessChecks for Buffer {
         self.range.of_one_kind(offset, len)
     }
 
+    fn borders(&self) -> Option<Vec<u64>> {
+        Some(self.range.borders(0, self.len))
+    }
+
     fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
         self.range.is_read_only_for_cpu(offset, len)
     }

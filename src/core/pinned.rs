@@ -242,6 +242,10 @@ unsafe impl AccessChecks for PinnedHost {
     fn gpu_access(&self, _: i32, _: Engine, _: u64, _: u64) -> Result<Access> {
         Ok(Access::ReadWrite)
     }
+
+    fn borders(&self) -> Option<Vec<u64>> {
+        Some(Vec::new())
+    }
 }
 
 // SAFETY: the memory is freed when this is dropped; CUDA grants it to all GPUs or to its own.
@@ -257,5 +261,9 @@ unsafe impl AccessChecks for DeviceMemory {
 
     fn may_be_on_host(&self, _: u64, _: u64) -> bool {
         false
+    }
+
+    fn borders(&self) -> Option<Vec<u64>> {
+        Some(Vec::new())
     }
 }

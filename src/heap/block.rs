@@ -239,6 +239,16 @@ unsafe impl AccessChecks for Block {
         self.location().is_host()
     }
 
+    /// Waits while the heap is growing.
+    fn borders(&self) -> Option<Vec<u64>> {
+        let heap = self.heap();
+        let backing = crate::per_driver::lock(&heap.backing);
+        let start = self.piece.offset;
+        let inside = start + 1..(start + self.piece.bytes).max(start + 1);
+        let borders = backing.as_ref()?.chunk_starts(inside);
+        Some(borders.map(|border| border - start).collect())
+    }
+
     fn is_read_only_for_cpu(&self, _: u64, _: u64) -> bool {
         self.heap().host == Access::Read
     }

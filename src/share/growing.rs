@@ -208,6 +208,10 @@ unsafe impl AccessChecks for GrowingImport {
         other.map_or(len, |part| part.offset - offset)
     }
 
+    fn borders(&self) -> Option<Vec<u64>> {
+        Some(self.parts.iter().skip(1).map(|part| part.offset).collect())
+    }
+
     fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
         let mut parts = self.holding(offset, len).iter();
         parts.any(|part| part.mapping.host() == Access::Read)

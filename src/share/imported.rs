@@ -171,6 +171,10 @@ unsafe impl AccessChecks for ImportedBuffer {
         self.0.mapped.of_one_kind(offset, len)
     }
 
+    fn borders(&self) -> Option<Vec<u64>> {
+        Some(self.0.mapped.borders(self.start(), self.0.description.len))
+    }
+
     fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
         let offset = self.start().saturating_add(offset);
         self.0.mapped.is_read_only_for_cpu(offset, len)

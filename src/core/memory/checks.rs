@@ -54,6 +54,12 @@ pub unsafe trait AccessChecks {
         len
     }
 
+    /// Returns at which offsets the memory continues in another allocation of the driver, in ascending order; `None`, the default,
+    /// if that is not known. Batches of copies are cut there.
+    fn borders(&self) -> Option<Vec<u64>> {
+        None
+    }
+
     /// Keeps safe calls from revoking access to the memory while the result lives. `None` for memory whose
     /// grants change only through `&mut`.
     fn hold_grants(&self) -> Option<GrantUse> {
@@ -101,6 +107,10 @@ macro_rules! access_checks {
             fn of_one_kind(&self, offset: u64, len: u64) -> u64 {
                 let $this = self;
                 $crate::memory::AccessChecks::of_one_kind(&$memory, offset, len)
+            }
+            fn borders(&self) -> Option<Vec<u64>> {
+                let $this = self;
+                $crate::memory::AccessChecks::borders(&$memory)
             }
             fn hold_grants(&self) -> Option<$crate::memory::GrantUse> {
                 let $this = self;

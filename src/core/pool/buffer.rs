@@ -195,6 +195,10 @@ unsafe impl AccessChecks for PoolBuffer {
         self.location().is_host()
     }
 
+    fn borders(&self) -> Option<Vec<u64>> {
+        Some(Vec::new())
+    }
+
     fn hold_grants(&self) -> Option<GrantUse> {
         Some(self.pool.uses.begin())
     }

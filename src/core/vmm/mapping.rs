@@ -362,6 +362,10 @@ unsafe impl AccessChecks for Mapping {
         self.location().is_host()
     }
 
+    fn borders(&self) -> Option<Vec<u64>> {
+        Some(Vec::new())
+    }
+
     fn is_read_only_for_cpu(&self, _: u64, _: u64) -> bool {
         self.host == Access::Read
     }

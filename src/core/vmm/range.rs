@@ -262,6 +262,15 @@ impl<P> MappedRange<P> {
         other.map_or(len, |part| self.place(part).start - offset)
     }
 
+    /// Returns where mappings begin inside the `len` bytes from `offset` on, in bytes from `offset`; see
+    /// [`AccessChecks::borders`](crate::memory::AccessChecks::borders).
+    pub fn borders(&self, offset: u64, len: u64) -> Vec<u64> {
+        let holding = self.holding(offset, len).iter().skip(1);
+        holding
+            .map(|mapping| self.place(mapping).start - offset)
+            .collect()
+    }
+
     /// Returns the mappings that contain some of the `len` bytes from `offset` on.
     fn holding(&self, offset: u64, len: u64) -> &[Mapping] {
         overlapping(&self.mappings, |mapping| self.place(mapping), offset, len)

@@ -29,6 +29,11 @@ macro_rules! impl_memory {
                 self.location.is_host()
             }
 
+            fn borders(&self) -> Option<Vec<u64>> {
+                let chunks = self.chunks.iter().skip(1);
+                Some(chunks.map(|chunk| chunk.range().start).collect())
+            }
+
             fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
                 chunk::holding(&self.chunks, offset, len)
                     .iter()

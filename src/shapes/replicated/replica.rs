@@ -131,6 +131,10 @@ unsafe impl<T> AccessChecks for Replica<T> {
         self.buffer().may_be_on_host(offset, len)
     }
 
+    fn borders(&self) -> Option<Vec<u64>> {
+        self.buffer().borders()
+    }
+
     fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
         self.may_be_on_host(offset, len)
     }

@@ -210,6 +210,10 @@ unsafe impl<T> AccessChecks for GrowableView<T> {
         self.memory.of_one_kind(offset, len)
     }
 
+    fn borders(&self) -> Option<Vec<u64>> {
+        self.memory.borders()
+    }
+
     fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
         self.memory.is_read_only_for_cpu(offset, len)
     }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use proptest::prelude::*;
 
 use super::*;
+use crate::memory::AccessChecks;
 use crate::{Exports, Holds, ImportedBuffer};
 
 fn import(driver: &Driver, window: &Shared) -> ImportedBuffer {
@@ -78,6 +79,10 @@ fn a_window_names_the_parts_that_it_touches() {
         assert_eq!((description.len, window.len()), (len, len));
         assert_eq!(window.padded(), description.padded());
         assert_eq!(window.location(), description.parts[0].location);
+        let border = (4 * MIB).checked_sub(offset);
+        let border = border.filter(|border| (1..len).contains(border));
+        let borders = import(&driver, &window).borders();
+        assert_eq!(borders, Some(border.into_iter().collect()));
         assert_eq!(fds(&window).len(), description.parts.len());
     }
     for (offset, len) in [

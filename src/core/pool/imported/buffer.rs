@@ -228,6 +228,10 @@ unsafe impl AccessChecks for ImportedPoolBuffer {
         self.pool().access(Location::Device(gpu))
     }
 
+    fn borders(&self) -> Option<Vec<u64>> {
+        Some(Vec::new())
+    }
+
     fn hold_grants(&self) -> Option<GrantUse> {
         Some(self.pool.uses.begin())
     }
