@@ -12,7 +12,7 @@ use std::future::IntoFuture;
 use std::time::Duration;
 
 use egmem::certs::{Authority, CertRequest};
-use egmem::driver::{HandleType, HandleTypes, Location, NodeId};
+use egmem::driver::{Call, HandleType, HandleTypes, Location, NodeId};
 use egmem::exchange::server::Published;
 use egmem::exchange::{
     Address, Client, ClientOptions, Error, Reconnect, RemoteBuffer, Security, Server, Tls, TlsPem,
@@ -236,6 +236,15 @@ async fn without_room_or_wish_nothing_is_probed() {
         .await
         .unwrap();
     assert!(!remote.proved().is_some());
+    // A probe by the CPU alone uses no context of a GPU.
+    let sim = other.sim().unwrap();
+    sim.reset_counts();
+    let fetch = client.fetch("some").probe_by_gpu(false);
+    let remote = within(fetch.go()).await.unwrap();
+    let proof = remote.proved();
+    assert!(proof.cpu && proof.gpu.is_none() && proof.both_ways);
+    assert_eq!(sim.count(Call::MemHostAlloc), 0);
+    assert_eq!(sim.count(Call::StreamCreate), 0);
     // Many at once do not disturb each other.
     let fetches = (0..16).map(|_| {
         let client = client.clone();

@@ -24,6 +24,7 @@ pub struct FetchOptions {
     access: Option<Access>,
     via: Option<HandleType>,
     probe: bool,
+    probe_by_gpu: bool,
     instance: Option<InstanceId>,
     owner: Option<Owner>,
     /// The program's call, for the ledger.
@@ -40,6 +41,7 @@ impl FetchOptions {
             access: None,
             via: None,
             probe: true,
+            probe_by_gpu: true,
             instance: None,
             owner: client.0.session().dial.options.owner.clone(),
             site: Caller::caller(),
@@ -101,6 +103,15 @@ impl FetchOptions {
         self
     }
 
+    /// Sets whether a GPU takes part in the [probe](Self::probe), besides the CPU: by default the first one that may read the memory
+    /// does. It creates the GPU's primary context if the process has none yet, which takes far longer than the probe. Without it
+    /// only the CPU's way to the memory is proved. A POSIX fd names memory of this machine, so a GPU that is granted access reaches the
+    /// same pages; behind a fabric handle a link may be down that the CPU does not use.
+    pub const fn probe_by_gpu(mut self, on: bool) -> Self {
+        self.probe_by_gpu = on;
+        self
+    }
+
     /// Refuses memory of another instance of the server.
     pub const fn instance(mut self, instance: InstanceId) -> Self {
         self.instance = Some(instance);
@@ -136,7 +147,9 @@ impl FetchOptions {
         let mut failed = None;
         loop {
             let (via, error) = match self.attempt(&accept, failed.as_ref()).await {
-                Ok(remote) if self.probe => return probe::prove(remote).await,
+                Ok(remote) if self.probe => {
+                    return probe::prove(remote, self.probe_by_gpu).await;
+                }
                 Ok(remote) => return Ok(remote),
                 Err(failure) => failure,
             };

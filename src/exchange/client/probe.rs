@@ -62,14 +62,14 @@ impl By {
     }
 }
 
-/// Proves fetched memory, if its exporter has room for that.
-pub(super) async fn prove(mut remote: RemoteBuffer) -> Result<RemoteBuffer> {
+/// Proves fetched memory, if its exporter has room for that: by the CPU, and `by_gpu`.
+pub(super) async fn prove(mut remote: RemoteBuffer, by_gpu: bool) -> Result<RemoteBuffer> {
     let Some(at) = remote.probe else {
         remote.proof = Proof::none(&no_room(remote.description()));
         return Ok(remote);
     };
     let (remote, ways) = open::elsewhere(move || {
-        let ways = ways(remote.memory());
+        let ways = ways(remote.memory(), by_gpu);
         (remote, ways)
     })
     .await?;
@@ -90,7 +90,10 @@ pub(super) async fn prove(mut remote: RemoteBuffer) -> Result<RemoteBuffer> {
         proof.both_ways |= writes;
     }
     if !proof.is_some() {
-        proof = Proof::none("neither the CPU nor a GPU may read it here");
+        proof = Proof::none(match by_gpu {
+            true => "neither the CPU nor a GPU may read it here",
+            false => "the CPU may not read it here, and no probe by a GPU was asked for",
+        });
     }
     remote.proof = proof;
     Ok(remote)
@@ -121,9 +124,12 @@ fn no_room(memory: &Description) -> String {
     }
 }
 
-/// Returns the CPU and the first GPU that may read the memory, with their access.
-fn ways(memory: &ImportedBuffer) -> Vec<(By, Access)> {
-    let gpus = memory.driver().device_count().unwrap_or(0);
+/// Returns the CPU and, if `by_gpu`, the first GPU that may read the memory, with their access.
+fn ways(memory: &ImportedBuffer, by_gpu: bool) -> Vec<(By, Access)> {
+    let gpus = match by_gpu {
+        true => memory.driver().device_count().unwrap_or(0),
+        false => 0,
+    };
     // A GPU's word comes from host memory: the driver would write it with the CPU.
     let most = match memory.is_read_only_for_cpu(0, memory.len()) {
         true => Access::Read,
