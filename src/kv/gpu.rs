@@ -1,5 +1,6 @@
 //! Where pages lie in a GPU's memory.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
@@ -19,10 +20,18 @@ type Part = Arc<dyn Memory + Send + Sync>;
 /// Block `b` of part `p` lies at the address of part `p` plus `b` times the stride. A page of the tier has the parts of one block
 /// side by side, in their order. Parts are for instance the keys and the values of each layer.
 #[derive(Clone)]
-pub struct GpuPages(Arc<Layout>);
+pub struct GpuPages {
+    layout: Arc<Layout>,
+    /// What else lives as long.
+    owner: Option<Arc<dyn Any + Send + Sync>>,
+}
 
 struct Layout {
     bases: Vec<DevicePtr>,
+    /// For each part, at which bytes from its base it continues in another allocation; none if that is not known, and for memory that
+    /// the caller keeps, of which each part is one allocation.
+    borders: Vec<Vec<u64>>,
+    has_unknown_borders: bool,
     stride: u64,
     part_bytes: u64,
     blocks: u64,
@@ -60,6 +69,7 @@ impl GpuPages {
         check(parts.len(), stride, part_bytes)?;
         let mut blocks = u64::MAX;
         let mut bases = Vec::with_capacity(parts.len());
+        let mut borders = Vec::with_capacity(parts.len());
         for (memory, at) in &parts {
             bases.push(memory.range(*at, part_bytes)?);
             let room = memory.len() - at - part_bytes;
@@ -68,14 +78,21 @@ impl GpuPages {
                 let why = "it has memory of the CPU and of a GPU";
                 return Err(MemoryError::invalid("part", why).into());
             }
+            let inside = |all: Vec<u64>| {
+                let all = all.into_iter();
+                all.filter_map(|border| border.checked_sub(*at)).collect()
+            };
+            borders.push(memory.borders().map(inside));
         }
-        Ok(Self(Arc::new(Layout {
+        Ok(Self::of(Layout {
+            has_unknown_borders: borders.contains(&None),
+            borders: borders.into_iter().map(Option::unwrap_or_default).collect(),
             bases,
             stride,
             part_bytes,
             blocks,
             memory: parts,
-        })))
+        }))
     }
 
     /// Describes parts at addresses of memory that other code owns, such as tensors of a framework: `blocks` blocks each.
@@ -106,33 +123,42 @@ impl GpuPages {
                 format!("{blocks} blocks, {stride} bytes apart, do not end in the address space");
             return Err(MemoryError::invalid("blocks", why).into());
         }
-        Ok(Self(Arc::new(Layout {
+        Ok(Self::of(Layout {
+            borders: vec![Vec::new(); bases.len()],
+            has_unknown_borders: false,
             bases,
             stride,
             part_bytes,
             blocks,
             memory: Vec::new(),
-        })))
+        }))
+    }
+
+    fn of(layout: Layout) -> Self {
+        Self {
+            layout: Arc::new(layout),
+            owner: None,
+        }
     }
 
     /// Returns the number of blocks.
     pub fn blocks(&self) -> u64 {
-        self.0.blocks
+        self.layout.blocks
     }
 
     /// Returns the number of parts.
     pub fn parts(&self) -> usize {
-        self.0.bases.len()
+        self.layout.bases.len()
     }
 
     /// Returns the bytes of a part of one block.
     pub fn part_bytes(&self) -> u64 {
-        self.0.part_bytes
+        self.layout.part_bytes
     }
 
     /// Returns the bytes between two blocks.
     pub fn stride(&self) -> u64 {
-        self.0.stride
+        self.layout.stride
     }
 
     /// Returns the bytes of a block in all parts: those of a page.
@@ -141,8 +167,32 @@ impl GpuPages {
         (self.parts() as u64).saturating_mul(self.part_bytes())
     }
 
+    /// Keeps `owner` until the last clone and the last job is gone; for ever, if the driver does not tell the end of a job's copies.
+    /// For what owns the memory of [`from_raw`](Self::from_raw), and a borrowed stream.
+    pub fn keeping(self, owner: impl Any + Send + Sync) -> Self {
+        let owner = match self.owner {
+            None => Arc::new(owner) as Arc<dyn Any + Send + Sync>,
+            Some(earlier) => Arc::new((earlier, owner)),
+        };
+        Self {
+            layout: self.layout,
+            owner: Some(owner),
+        }
+    }
+
     pub(crate) fn bases(&self) -> &[DevicePtr] {
-        &self.0.bases
+        &self.layout.bases
+    }
+
+    /// Iterates over the parts: each one's base, and at which bytes from there it continues in another allocation.
+    pub(crate) fn bordered_bases(&self) -> impl Iterator<Item = (DevicePtr, &[u64])> {
+        let borders = self.layout.borders.iter().map(Vec::as_slice);
+        self.layout.bases.iter().copied().zip(borders)
+    }
+
+    /// Returns whether some part is in memory that does not tell where it continues in another allocation.
+    pub(crate) fn has_unknown_borders(&self) -> bool {
+        self.layout.has_unknown_borders
     }
 
     /// Checks that `stream`'s GPU may copy to or from the parts, and orders the stream after their allocation. Access is not
@@ -158,7 +208,7 @@ impl GpuPages {
         need: Access,
     ) -> Result<Vec<GrantUse>> {
         let mut grants = Vec::new();
-        for (memory, at) in &self.0.memory {
+        for (memory, at) in &self.layout.memory {
             stream.driver().expect_same(memory.driver(), "part")?;
             // Before the check: its result stays valid.
             grants.extend(memory.hold_grants());

@@ -22,8 +22,8 @@ pub(crate) struct Inner {
     pub(crate) memory: Arc<dyn TierMemory>,
     pub(crate) kernels: Kernels,
     no_batches: AtomicBool,
-    /// Where another physical memory begins, by ascending offsets. A batch of copies was not tried over such a border.
-    borders: Vec<u64>,
+    /// Where the memory continues in another allocation, if that is known. No copy goes over such a border: a batch was not tried there.
+    borders: Option<Vec<u64>>,
     /// How copies are made that name no method.
     pub(crate) method: CopyMethod,
     /// The word of the owner, in memory that other processes can reach, and what was there.
@@ -54,10 +54,10 @@ impl Inner {
         Ok(Self {
             table: Mutex::new(table),
             geometry,
+            borders: memory.borders(),
             memory,
             kernels: Kernels::default(),
             no_batches: AtomicBool::new(false),
-            borders: Vec::new(),
             method: CopyMethod::Auto,
             owned: None,
             _grants: grants,
@@ -70,14 +70,9 @@ impl Inner {
         self
     }
 
-    /// Sets at which offsets another physical memory begins: copies end there.
-    pub(crate) fn bordered_at(mut self, borders: Vec<u64>) -> Self {
-        self.borders = borders;
-        self
-    }
-
-    pub(crate) fn borders(&self) -> &[u64] {
-        &self.borders
+    /// Returns at which offsets the memory continues in another allocation, if that is known: copies end there.
+    pub(crate) fn borders(&self) -> Option<&[u64]> {
+        self.borders.as_deref()
     }
 
     /// Sets how copies are made that name no method.

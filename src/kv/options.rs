@@ -9,7 +9,6 @@ use crate::inner::Inner;
 use crate::table::Table;
 use crate::tier::Tier;
 use crate::{Buffer, CopyMethod, Driver, Result};
-use egmem_core::memory::Memory;
 use egmem_core::{BufferOptions, Growth};
 
 impl Tier {
@@ -89,14 +88,9 @@ impl TierOptions {
         let buffer = self.buffer.bytes(geometry.total);
         let buffer = buffer.recorded_as(egmem_core::ledger::AllocPath::Vmm, site);
         let memory = Arc::new(buffer.allocate(driver)?);
-        let chunks = memory.mappings().iter().skip(1);
-        let borders = chunks.map(|chunk| chunk.device_ptr().0 - memory.device_ptr().0);
-        let borders = borders.collect();
         header::format(&memory.cpu()?, &geometry, &Tag::default())?;
         let table = Table::new(geometry.pages, geometry.page_bytes)?;
         let inner = Inner::new(memory, geometry, table)?;
-        Ok(Tier::new(
-            inner.copying_by(self.method).bordered_at(borders),
-        ))
+        Ok(Tier::new(inner.copying_by(self.method)))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use egmem::driver::{Call, CudaVersion, DevicePtr};
+use egmem::driver::{Call, CudaVersion, DeviceAttribute, DevicePtr};
 use egmem::kv::{CopyMethod, Error, GpuPages, Tier};
 use egmem::{Buffer, Driver};
 
@@ -104,6 +104,7 @@ pub fn every_method_moves_the_same_bytes(driver: &Driver) {
             CopyMethod::KERNEL,
             CopyMethod::Kernel { blocks: 1 },
             CopyMethod::Kernel { blocks: 300 },
+            CopyMethod::BULK,
         ] {
             println!("{method:?}: {parts} parts of {part_bytes} bytes");
             round_trip(&tier, &cache, method, &mut random);
@@ -112,7 +113,7 @@ pub fn every_method_moves_the_same_bytes(driver: &Driver) {
 }
 
 /// Copies `pages` pages out of random blocks of a cache and back into others.
-fn round_trip(tier: &Tier, cache: &Cache, method: CopyMethod, random: &mut fastrand::Rng) {
+pub fn round_trip(tier: &Tier, cache: &Cache, method: CopyMethod, random: &mut fastrand::Rng) {
     let pages = tier.pages() as usize;
     let keys = keys(0..pages as u64);
     tier.remove(&keys).unwrap();
@@ -150,22 +151,39 @@ pub fn a_job_of_many_pages_moves_all_of_them(driver: &Driver) {
     println!("seed {}", random.get_seed());
     let cache = Cache::new(driver, 2, 6000, (48, 32));
     let tier = tier(driver, 5000, 64);
-    for method in [CopyMethod::Auto, CopyMethod::KERNEL, CopyMethod::Batch] {
+    for method in [
+        CopyMethod::Auto,
+        CopyMethod::KERNEL,
+        CopyMethod::BULK,
+        CopyMethod::Batch,
+    ] {
         round_trip(&tier, &cache, method, &mut random);
     }
 }
 
-/// The simulator runs no kernel of the tier's, a kernel needs aligned bytes, and old drivers have no batches.
+/// The simulator runs no kernel of the tier's, a kernel needs aligned bytes, bulk copies need a GPU from Hopper on, and old drivers have
+/// no batches.
 fn expect_unsupported(method: CopyMethod, cache: &Cache, error: &Error) {
     let driver = cache.stream.driver();
     let may = match method {
         CopyMethod::Kernel { .. } => {
             driver.is_simulated() || !cache.pages.part_bytes().is_multiple_of(16)
         }
+        CopyMethod::Bulk { .. } => {
+            driver.is_simulated()
+                || !cache.pages.part_bytes().is_multiple_of(16)
+                || !has_bulk_copies(driver, cache.stream.device())
+        }
         CopyMethod::Batch => driver.driver_version().unwrap() < CudaVersion(12080),
         _ => false,
     };
     assert!(may, "{method:?}: {error}");
+}
+
+/// Returns whether a GPU is a Hopper or later.
+pub fn has_bulk_copies(driver: &Driver, gpu: i32) -> bool {
+    let major = DeviceAttribute(75); // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
+    driver.device_attribute(gpu, major).unwrap() >= 9
 }
 
 #[test]
@@ -174,6 +192,10 @@ fn a_tier_copies_by_its_method() {
     let calls = |call| driver.sim().unwrap().count(call);
     let cache = Cache::new(&driver, 1, 4, (4096, 4096));
     let on = || Tier::on(egmem::driver::NodeId(0)).pages(4).page_bytes(4096);
+    for (blocks, chunk) in [(0, 16), (1025, 16), (1, 0), (1, 24), (1, 4112)] {
+        let bulk = on().copy_method(CopyMethod::Bulk { blocks, chunk });
+        assert!(is_refused(bulk.create(&driver)), "{blocks} {chunk}");
+    }
     let none = on().copy_method(CopyMethod::Kernel { blocks: 0 });
     assert!(is_refused(none.create(&driver)));
     for (method, batches) in [
@@ -276,35 +298,4 @@ pub fn what_does_not_fit_is_refused(driver: &Driver) {
     assert!(is_refused(tier.store(&stream, &pairs, &gpu)), "half a page");
     assert!(is_refused(store.pairs(&[0, 1])));
     assert!(is_refused(store.view(1)));
-}
-
-/// Pages of 3 MiB less 64 bytes over borders of chunks at each 4 MiB.
-pub fn pages_lie_over_borders_of_chunks(driver: &Driver) {
-    let page_bytes = (3 << 20) - 64;
-    let node: egmem::driver::NodeId = crate::drivers::node(driver);
-    let growth = egmem::Growth::steady().chunk(4 << 20);
-    let options = Tier::on(node).pages(5).page_bytes(page_bytes);
-    let options = options.growth(growth);
-    let cache = Cache::new(driver, 1, 5, (page_bytes, page_bytes));
-    let single = || driver.sim().map(|sim| sim.count(Call::MemcpyAsync));
-    for method in [CopyMethod::Loop, CopyMethod::Batch] {
-        let tier = options.clone().create(driver).unwrap();
-        let before = cache.randomise(&mut fastrand::Rng::with_seed(7));
-        let earlier = single();
-        let mut store = tier.prepare_store(&keys(0..5)).unwrap();
-        let pairs = store.pairs(&[0, 1, 2, 3, 4]).unwrap();
-        let job = tier.store_by(method, &cache.stream, &pairs, &cache.pages);
-        job.unwrap().wait().unwrap();
-        store.commit().unwrap();
-        if method == CopyMethod::Loop {
-            // Of the 15 MiB from 8 KiB on, borders are inside of three pages.
-            assert_eq!(single(), earlier.map(|earlier| earlier + 5 + 3));
-        }
-        cache.randomise(&mut fastrand::Rng::with_seed(8));
-        let load = tier.prepare_load(&keys(0..5)).unwrap();
-        let pairs = load.pairs(&[0, 1, 2, 3, 4]).unwrap();
-        let job = tier.load_by(method, &cache.stream, &pairs, &cache.pages);
-        job.unwrap().wait().unwrap();
-        assert!(cache.read(0) == before[0], "{method:?}");
-    }
 }

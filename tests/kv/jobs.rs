@@ -246,45 +246,6 @@ fn a_copy_that_is_refused_releases_its_pages() {
 }
 
 #[test]
-fn a_silent_driver_keeps_pages_and_memory() {
-    silence(&[
-        Call::EventSynchronize,
-        Call::EventQuery,
-        Call::StreamSynchronize,
-        Call::StreamQuery,
-    ]);
-}
-
-/// A thread that did not submit the copies cannot wait for their stream: with `CU_STREAM_PER_THREAD` it would wait for its own.
-#[test]
-fn only_the_event_tells_the_end_of_copies() {
-    silence(&[Call::EventSynchronize, Call::EventQuery]);
-}
-
-/// Copies whose end `calls` do not tell: the pages and their memory are kept.
-fn silence(calls: &[Call]) {
-    let driver = crate::drivers::grace();
-    let sim = driver.sim().unwrap();
-    let cache = Cache::new(&driver, 1, 8, (4096, 4096));
-    let tier = tier(&driver, 1, 4096);
-    let store = tier.prepare_store(&keys(0..1)).unwrap();
-    let job = tier
-        .store(&cache.stream, &store.pairs(&[0]).unwrap(), &cache.pages)
-        .unwrap();
-    for &call in calls {
-        for nth in 1..100 {
-            sim.fail(call, nth, Code::UNKNOWN);
-        }
-    }
-    let job = std::thread::scope(|scope| scope.spawn(|| job.wait()).join().unwrap());
-    assert!(job.is_err());
-    drop(store);
-    assert_eq!((tier.stats().free, tier.stats().writing), (0, 1));
-    drop((tier, cache));
-    assert!(!sim.held().is_empty(), "the GPU may still write");
-}
-
-#[test]
 fn a_tier_with_jobs_leaves_nothing() {
     let driver = crate::drivers::grace();
     a_job_outlives_the_tier(&driver);

@@ -1,6 +1,8 @@
 //! The KV-cache tier, on a simulated machine and on CUDA.
 
 mod attach;
+mod borders;
+mod bulk;
 mod copies;
 mod hostile;
 mod jobs;
@@ -9,6 +11,7 @@ mod killed;
 mod model;
 mod pages;
 mod setup;
+mod silent;
 
 use egmem_support::drivers;
 
@@ -27,7 +30,13 @@ drivers::on_both! { egmem::Machine::gh200();
         a_job_of_many_pages_moves_all_of_them,
         parts_lie_where_the_cache_says,
         what_does_not_fit_is_refused,
-        pages_lie_over_borders_of_chunks,
+    }
+    borders {
+        pages_and_blocks_lie_over_borders,
+    }
+    bulk {
+        every_size_of_pages_is_copied,
+        every_size_of_copies_is_taken,
     }
     jobs {
         copies_out_of_bounds_are_refused,

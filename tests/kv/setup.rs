@@ -7,7 +7,7 @@ use egmem::kv::{GpuPages, Key, Tier};
 use egmem::pinned::DeviceMemory;
 use egmem::{Buffer, Driver, Stream};
 
-use crate::drivers::node;
+use crate::drivers::node_of;
 
 /// A key of a number.
 pub fn key(number: u64) -> Key {
@@ -23,7 +23,12 @@ pub fn keys(numbers: std::ops::Range<u64>) -> Vec<Key> {
 
 /// A tier on the host node of GPU 0.
 pub fn tier(driver: &Driver, pages: u64, page_bytes: u64) -> Tier {
-    let node: NodeId = node(driver);
+    tier_of(driver, 0, pages, page_bytes)
+}
+
+/// A tier on the host node of a GPU.
+pub fn tier_of(driver: &Driver, gpu: i32, pages: u64, page_bytes: u64) -> Tier {
+    let node: NodeId = node_of(driver, gpu);
     let options = Tier::on(node).pages(pages).page_bytes(page_bytes);
     options.create(driver).unwrap()
 }
@@ -42,14 +47,25 @@ pub struct Cache {
 }
 
 impl Cache {
-    pub fn new(driver: &Driver, parts: u64, blocks: u64, (stride, part_bytes): (u64, u64)) -> Self {
+    pub fn new(driver: &Driver, parts: u64, blocks: u64, sizes: (u64, u64)) -> Self {
+        Self::on(driver, 0, parts, blocks, sizes)
+    }
+
+    /// A cache in another GPU's memory.
+    pub fn on(
+        driver: &Driver,
+        gpu: i32,
+        parts: u64,
+        blocks: u64,
+        (stride, part_bytes): (u64, u64),
+    ) -> Self {
         let bytes = blocks * stride;
-        let memory = || Arc::new(DeviceMemory::new(driver, 0, bytes).unwrap());
+        let memory = || Arc::new(DeviceMemory::new(driver, gpu, bytes).unwrap());
         let parts: Vec<_> = (0..parts).map(|_| (memory(), 0)).collect();
         let cache = Self {
             pages: GpuPages::over(parts.clone(), stride, part_bytes).unwrap(),
-            stage: Arc::new(Buffer::near(driver, 0, bytes).unwrap()),
-            stream: Stream::new(driver, 0).unwrap(),
+            stage: Arc::new(Buffer::near(driver, gpu, bytes).unwrap()),
+            stream: Stream::new(driver, gpu).unwrap(),
             parts,
         };
         assert_eq!(cache.pages.blocks(), blocks);

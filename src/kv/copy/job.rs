@@ -80,14 +80,20 @@ pub(crate) fn start(
     let is_auto = method == CopyMethod::Auto;
     let mut refused = None;
     for method in method.choices(gpu.part_bytes()) {
-        let has_none = tier.has_no_batches() || is_legacy_default(stream);
-        if method == CopyMethod::Batch && is_auto && has_none {
-            continue;
+        if method == CopyMethod::Batch {
+            if tier.borders().is_none() || gpu.has_unknown_borders() {
+                refused.get_or_insert_with(|| unsupported(NO_BORDERS));
+                continue;
+            }
+            if is_auto && (tier.has_no_batches() || is_legacy_default(stream)) {
+                continue;
+            }
         }
         match job.try_method(method, &plan) {
             Ok(()) => return Ok(job),
-            // The next method copies what a refused one may have copied already.
-            Err(error) if may_do_otherwise(&error) => refused = Some(error),
+            // The next method copies what a refused one may have copied already. It must not run beside that: what the job keeps is for
+            // one method, and its end is that of the last one.
+            Err(error) if may_do_otherwise(&error) && job.is_over() => refused = Some(error),
             Err(error) => return Err(error),
         }
     }
@@ -135,6 +141,8 @@ fn expect_tier_access(tier: &Inner, stream: &Stream, engine: Engine, need: Acces
     Ok(())
 }
 
+const NO_BORDERS: &str =
+    "a batch of copies in memory that does not tell where its allocations border";
 const UNALIGNED: &str = "copies by a kernel of pages and blocks that are not multiples of 16 bytes";
 
 fn no_kernel(error: MemoryError) -> MemoryError {
@@ -187,17 +195,19 @@ impl Job {
     /// # Errors
     /// Why the method does not work here, or the driver's errors: the copies that were submitted have ended then, or the pages are kept
     /// for ever.
-    fn try_method(&mut self, method: CopyMethod, plan: &Plan) -> Result<()> {
-        let engine = match method {
-            CopyMethod::Kernel { .. } => Engine::Kernel,
-            _ => Engine::Copy,
+    fn try_method(&mut self, method: CopyMethod, plan: &Plan<'_>) -> Result<()> {
+        let kernel = method.kernel();
+        let engine = match kernel {
+            Some(_) => Engine::Kernel,
+            None => Engine::Copy,
         };
         let (of_tier, of_gpu) = match self.direction {
             Direction::Load => (Access::Read, Access::ReadWrite),
             Direction::Store => (Access::ReadWrite, Access::Read),
         };
         let (stream, direction) = (self.stream.clone(), self.direction);
-        let Some(held) = &mut self.held else {
+        let is_over = self.is_over();
+        let Some(held) = self.held.as_mut().filter(|_| is_over) else {
             return Err(MemoryError::failed("copies", "an earlier method's have no end").into());
         };
         let tier = Arc::clone(&held.tier);
@@ -206,11 +216,12 @@ impl Job {
         let gpu = held.gpu.clone();
         // SAFETY, for each: the job keeps the tier's memory, its pages, the list and the parts until the work has ended; memory of the
         // caller's stays by the promise of `GpuPages::from_raw`. Access was checked, and is not revoked meanwhile.
-        match method {
-            CopyMethod::Kernel { blocks } => {
+        match (kernel, method) {
+            (Some(dims), _) => {
                 let device = stream.device();
-                let kernel = tier.kernels.on(tier.driver(), device).map_err(no_kernel)?;
-                let launch = plan.launch(&tier, &stream, direction, &gpu, blocks);
+                let kernel = tier.kernels.on(tier.driver(), device, dims.1);
+                let kernel = kernel.map_err(no_kernel)?;
+                let launch = plan.launch(&tier, &stream, direction, &gpu, dims);
                 let launch = launch.ok_or_else(|| unsupported(UNALIGNED))?;
                 let bytes = (launch.pairs.len() as u64 * 2 + launch.bases.len() as u64) * 8;
                 let list = tier.kernels.list(tier.driver(), device, bytes)?;
@@ -218,7 +229,7 @@ impl Job {
                 // SAFETY: as said above.
                 self.submit(|| unsafe { kernel.launch(&launch, &list) })
             }
-            CopyMethod::Batch => {
+            (None, CopyMethod::Batch) => {
                 // SAFETY: as said above.
                 let put = || unsafe { plan.copy_batch(&tier, &stream, direction, &gpu) };
                 self.submit(put)
@@ -259,6 +270,11 @@ impl Job {
                 Err(error.into())
             }
         }
+    }
+
+    /// Returns whether no copy runs.
+    const fn is_over(&self) -> bool {
+        matches!(self.progress, Progress::Over(_))
     }
 
     /// Returns whether the copies have ended. Their pages are released then.

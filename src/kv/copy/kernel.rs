@@ -1,18 +1,27 @@
-//! Copies by a kernel.
+//! Copies by a kernel: of loads and stores, or of bulk copies.
 
 use std::collections::HashMap;
 use std::ffi::CStr;
 use std::sync::{Arc, Mutex};
 
 use crate::driver::{FunctionHandle, LaunchDims, ModuleHandle};
-use crate::memory::Memory;
+use crate::memory::{CpuView, Memory};
+use crate::page::PageId;
 use crate::{Driver, MemoryError, Stream};
 use egmem_core::per_driver::lock;
 use egmem_core::pinned::PinnedHost;
 use egmem_core::teardown::give_back_or_log;
 
-/// The threads of a block.
+/// The threads of a block of loads and stores.
 const THREADS: u32 = 512;
+/// The bytes that a warp of them moves at a time.
+const CHUNK: u64 = 4096;
+/// The most warps of a block of bulk copies: `WARPS` of bulk.cu.
+const BULK_WARPS: u32 = 4;
+/// The most bytes of a bulk copy of which a quarter of a block's shared memory holds five: `RING` of bulk.cu.
+const FIFTH: u32 = 2048;
+/// The most bytes of a bulk copy.
+pub(crate) const MAX_BULK: u32 = 4096;
 /// The most blocks of a launch.
 pub(crate) const MAX_BLOCKS: u32 = 1024;
 /// What addresses and sizes must be multiples of, in bytes.
@@ -26,20 +35,53 @@ const LIST: u64 = 64 << 10;
 /// The pairs of the first of two launches.
 const FIRST: usize = 2048;
 
-const PTX: &CStr =
+const PAGES_PTX: &CStr =
     match CStr::from_bytes_with_nul(concat!(include_str!("pages.ptx"), "\0").as_bytes()) {
         Ok(ptx) => ptx,
         Err(_) => panic!("pages.ptx holds a NUL"),
     };
+const BULK_PTX: &CStr =
+    match CStr::from_bytes_with_nul(concat!(include_str!("bulk.ptx"), "\0").as_bytes()) {
+        Ok(ptx) => ptx,
+        Err(_) => panic!("bulk.ptx holds a NUL"),
+    };
 
-/// The kernel on each GPU that has been asked for it, or why it cannot run there; and lists for its jobs.
+/// A kernel's code, and how it is launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shape {
+    /// Each thread loads and stores.
+    Loads,
+    /// One thread of each warp starts bulk copies of at most `chunk` bytes: 16 to [`MAX_BULK`], a multiple of 16.
+    Bulk { chunk: u32 },
+}
+
+impl Shape {
+    const fn code(self) -> (&'static CStr, &'static CStr) {
+        match self {
+            Self::Loads => (PAGES_PTX, c"egmem_kv_copy"),
+            Self::Bulk { .. } => (BULK_PTX, c"egmem_kv_bulk"),
+        }
+    }
+
+    /// Returns the threads of a block, and the bytes that a warp moves at a time.
+    fn sizes(self) -> (u32, u64) {
+        match self {
+            Self::Loads => (THREADS, CHUNK),
+            // Fewer warps have more room each.
+            Self::Bulk { chunk } if chunk > FIFTH => (32 * BULK_WARPS / 2, chunk.into()),
+            Self::Bulk { chunk } => (32 * BULK_WARPS, chunk.into()),
+        }
+    }
+}
+
+/// The kernels on each GPU that has been asked for them, or why one cannot run there; and lists for their jobs.
 #[derive(Debug, Default)]
 pub(crate) struct Kernels {
-    loaded: Mutex<HashMap<i32, Result<Arc<Kernel>, MemoryError>>>,
+    loaded: Mutex<HashMap<(i32, &'static CStr), Result<Arc<Kernel>, MemoryError>>>,
     spares: Mutex<Vec<Arc<PinnedHost>>>,
 }
 
-/// The kernel, loaded on one GPU.
+/// A kernel, loaded on one GPU.
 #[derive(Debug)]
 pub(crate) struct Kernel {
     driver: Driver,
@@ -51,26 +93,64 @@ pub(crate) struct Kernel {
 /// What a launch copies.
 #[derive(Debug)]
 pub(crate) struct Launch<'a> {
-    /// For each pair the address of the page and where its block lies in each part, in bytes.
-    pub(crate) pairs: Vec<[u64; 2]>,
+    /// Pages and blocks.
+    pub(crate) pairs: &'a [(PageId, u64)],
+    /// The address of the tier's first page.
+    pub(crate) pages_at: u64,
+    pub(crate) page_bytes: u64,
+    /// The bytes between two blocks.
+    pub(crate) stride: u64,
     pub(crate) bases: Vec<u64>,
     pub(crate) part_bytes: u64,
     /// From pages to blocks.
     pub(crate) is_load: bool,
     pub(crate) blocks: u32,
+    pub(crate) shape: Shape,
     pub(crate) stream: &'a Stream,
 }
 
+impl Launch<'_> {
+    /// Writes the list: for each pair the address of the page and where its block lies in each part, in bytes.
+    ///
+    /// # Errors
+    /// Those of the view.
+    fn write(
+        &self,
+        view: &CpuView<'_>,
+        mut at: u64,
+        pairs: &[(PageId, u64)],
+    ) -> Result<(), MemoryError> {
+        let mut words = [[0; 2]; 128];
+        for pairs in pairs.chunks(words.len()) {
+            for (words, &(page, block)) in words.iter_mut().zip(pairs) {
+                // Of a page of the tier, and below the blocks' end.
+                let page = self.pages_at + u64::from(page.number()) * self.page_bytes;
+                *words = [page, block * self.stride];
+            }
+            let words = words[..pairs.len()].as_flattened();
+            view.write_at(at, words)?;
+            at += size_of_val(words) as u64;
+        }
+        Ok(())
+    }
+}
+
 impl Kernels {
-    /// Returns the kernel on a GPU, loaded at the first call.
+    /// Returns a shape's kernel on a GPU, loaded at the first call.
     ///
     /// # Errors
     /// The driver's, the same at each call.
-    pub(crate) fn on(&self, driver: &Driver, device: i32) -> Result<Arc<Kernel>, MemoryError> {
+    pub(crate) fn on(
+        &self,
+        driver: &Driver,
+        device: i32,
+        shape: Shape,
+    ) -> Result<Arc<Kernel>, MemoryError> {
+        let code = shape.code();
         let mut loaded = lock(&self.loaded);
-        let kernel = loaded.entry(device);
+        let kernel = loaded.entry((device, code.1));
         kernel
-            .or_insert_with(|| Kernel::load(driver, device).map(Arc::new))
+            .or_insert_with(|| Kernel::load(driver, device, code).map(Arc::new))
             .clone()
     }
 
@@ -103,9 +183,13 @@ impl Kernels {
 }
 
 impl Kernel {
-    fn load(driver: &Driver, device: i32) -> Result<Self, MemoryError> {
+    fn load(
+        driver: &Driver,
+        device: i32,
+        (ptx, name): (&CStr, &CStr),
+    ) -> Result<Self, MemoryError> {
         // SAFETY: the text is the crate's own PTX.
-        let module = unsafe { driver.module_load(device, PTX)? };
+        let module = unsafe { driver.module_load(device, ptx)? };
         // Owned from here on, so that a missing function unloads the module.
         let mut kernel = Self {
             driver: driver.clone(),
@@ -114,7 +198,7 @@ impl Kernel {
             function: FunctionHandle(0),
         };
         // SAFETY: `kernel` keeps the module loaded.
-        kernel.function = unsafe { driver.module_function(device, module, c"egmem_kv_copy")? };
+        kernel.function = unsafe { driver.module_function(device, module, name)? };
         Ok(kernel)
     }
 
@@ -124,7 +208,7 @@ impl Kernel {
     /// The driver's. Some of the copies may have begun then.
     ///
     /// # Safety
-    /// - The stream is of this kernel's GPU and driver. The GPU may access pages and blocks: read those that are copied from, and
+    /// - The kernel is that of the launch's shape. The stream is of this kernel's GPU and driver. The GPU may access pages and blocks: read those that are copied from, and
     ///   write the others.
     /// - Each pair's page and block, in each part, are memory of `part_bytes` × parts and of `part_bytes` bytes. They, `list` and this
     ///   kernel live until the work has ended.
@@ -146,7 +230,7 @@ impl Kernel {
                 continue;
             }
             let at = range.start as u64 * 16;
-            view.write_at(at, pairs.as_flattened())?;
+            launch.write(&view, at, pairs)?;
             let at = [
                 list.device_ptr().add(at).0,
                 list.device_ptr().add(bases_at).0,
@@ -172,6 +256,7 @@ impl Kernel {
     ) -> Result<(), MemoryError> {
         let parts = launch.bases.len() as u64;
         let [list, bases] = at;
+        let (threads, chunk) = launch.shape.sizes();
         let args = [
             list,
             pairs,
@@ -179,20 +264,26 @@ impl Kernel {
             parts,
             launch.part_bytes,
             launch.is_load.into(),
+            chunk,
         ];
-        // Of each warp's 4 KiB, at most 2^24 × 2^32 / 2^12.
-        let chunks = pairs * parts * launch.part_bytes.div_ceil(4096);
-        let useful = chunks.div_ceil(u64::from(THREADS / 32));
+        // The kernel of loads has its chunk in its code.
+        let args = match launch.shape {
+            Shape::Loads => &args[..6],
+            Shape::Bulk { .. } => &args[..],
+        };
+        // At most 2^24 × 2^32 / 2^4.
+        let chunks = pairs * parts * launch.part_bytes.div_ceil(chunk);
+        let useful = chunks.div_ceil(u64::from(threads / 32));
         let dims = LaunchDims {
             blocks: useful.clamp(1, u64::from(launch.blocks.clamp(1, MAX_BLOCKS))) as u32,
-            threads: THREADS,
+            threads,
         };
         // SAFETY: the arguments are the kernel's: it reads the list, and copies `part_bytes` bytes for each pair and part, which by the
         // caller's promise lie in live memory that the GPU may access, at multiples of 16. The CPU's writes to the list come before
         // the launch.
         unsafe {
             self.driver
-                .launch_kernel(self.function, dims, &args, launch.stream.handle())
+                .launch_kernel(self.function, dims, args, launch.stream.handle())
         }
     }
 }
@@ -210,6 +301,53 @@ impl Drop for Kernel {
 mod tests {
     use super::*;
     use egmem_core::Machine;
+
+    #[test]
+    fn a_list_has_each_page_and_its_block() {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let stream = Stream::new(&driver, 0).unwrap();
+        let pairs: Vec<_> = (0..300)
+            .map(|number| (PageId::first(number), u64::from(number) + 7))
+            .collect();
+        let launch = Launch {
+            pairs: &pairs,
+            pages_at: 1 << 40,
+            page_bytes: 48,
+            stride: 4096,
+            bases: vec![0],
+            part_bytes: 48,
+            is_load: true,
+            blocks: 1,
+            shape: Shape::Loads,
+            stream: &stream,
+        };
+        let list = PinnedHost::new(&driver, 0, 8192).unwrap();
+        launch.write(&list.cpu(), 16, &pairs).unwrap();
+        let mut words = [0_u64; 1024];
+        list.cpu().read_at(0, &mut words).unwrap();
+        let expected = (0..300_u64).flat_map(|page| [(1 << 40) + page * 48, (page + 7) * 4096]);
+        assert!(words[2..602].iter().copied().eq(expected));
+        assert_eq!((words[1], words[602]), (0, 0));
+    }
+
+    #[test]
+    fn every_shape_has_its_code_and_room_for_its_copies() {
+        for (shape, ptx) in [
+            (Shape::Loads, include_str!("pages.ptx")),
+            (Shape::Bulk { chunk: 16 }, include_str!("bulk.ptx")),
+        ] {
+            let name = shape.code().1.to_str().unwrap();
+            assert!(ptx.contains(&format!(".entry {name}(")));
+        }
+        // As in bulk.cu: a ring has at least three stages, or copies wait for themselves.
+        for chunk in (16..=MAX_BULK).step_by(16) {
+            let (threads, most) = Shape::Bulk { chunk }.sizes();
+            let warps = threads / 32;
+            let room = 45_056 / warps / 128 * 128;
+            assert!(warps <= BULK_WARPS && room / chunk >= 5, "{chunk}");
+            assert_eq!(most, u64::from(chunk));
+        }
+    }
 
     #[test]
     fn few_and_small_lists_are_kept() {

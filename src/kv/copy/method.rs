@@ -1,7 +1,18 @@
-//! How copies are made.
+//! How copies are made, and the choice of [`CopyMethod::Auto`].
 
-use super::kernel::MAX_BLOCKS;
+use super::kernel::{MAX_BLOCKS, MAX_BULK, Shape};
 use crate::MemoryError;
+
+/// What [`CopyMethod::Auto`] tries, the first one first, for parts of fewer bytes than the row's first column has. On an H100 the copy
+/// engines are about as fast as the kernel from 256 KiB on: 48 to 49 GB/s beside 50 to 52. They take no multiprocessor.
+const AUTO: [(u64, &[CopyMethod]); 2] = {
+    use CopyMethod::{Batch, Loop};
+    const KERNEL: CopyMethod = CopyMethod::KERNEL;
+    [
+        (256 << 10, &[KERNEL, Batch, Loop]),
+        (u64::MAX, &[Batch, Loop]),
+    ]
+};
 
 /// How copies are made. docs/kv.md has the speed of each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,7 +28,16 @@ pub enum CopyMethod {
         /// The blocks of 512 threads.
         blocks: u32,
     },
-    /// One `cuMemcpyBatchAsync`, which drivers have from CUDA 12.8 on. Not on the legacy default stream.
+    /// A kernel that has the copy units of `blocks` multiprocessors copy, 1 to 1024, through 48 KiB of shared memory for each block:
+    /// a tenth of the registers and threads of [`Kernel`](Self::Kernel). For GPUs from Hopper (sm_90) on. Otherwise as `Kernel`.
+    Bulk {
+        /// The blocks of at most 128 threads.
+        blocks: u32,
+        /// The most bytes of one copy: 16 to 4096, a multiple of 16. Of small copies more are on their way.
+        chunk: u32,
+    },
+    /// One `cuMemcpyBatchAsync`, which drivers have from CUDA 12.8 on. Not on the legacy default stream, nor in memory that does not
+    /// tell its [borders](crate::memory::AccessChecks::borders).
     Batch,
     /// One `cuMemcpyAsync` for each part of each page.
     Loop,
@@ -27,32 +47,60 @@ impl CopyMethod {
     /// The kernel with the number of blocks that [`Auto`](Self::Auto) takes. On an H100 4 to 64 are about as fast as each other.
     pub const KERNEL: Self = Self::Kernel { blocks: 4 };
 
-    /// The methods that `Auto` tries, the first one first.
-    pub(crate) fn choices(self, part_bytes: u64) -> Vec<Self> {
+    /// Bulk copies by 4 blocks, of 2 KiB. Not measured yet.
+    pub const BULK: Self = Self::Bulk {
+        blocks: 4,
+        chunk: 2048,
+    };
+
+    /// Returns the kernel with another number of blocks; other methods as they are.
+    pub const fn with_blocks(self, blocks: u32) -> Self {
         match self {
-            Self::Auto if part_bytes < LARGE => vec![Self::KERNEL, Self::Batch, Self::Loop],
-            Self::Auto => vec![Self::Batch, Self::Loop],
-            method => vec![method],
+            Self::Kernel { .. } => Self::Kernel { blocks },
+            Self::Bulk { chunk, .. } => Self::Bulk { blocks, chunk },
+            method => method,
+        }
+    }
+
+    /// The methods that are tried, the first one first.
+    pub(crate) fn choices(self, part_bytes: u64) -> Vec<Self> {
+        let row = AUTO.iter().find(|(below, _)| part_bytes < *below);
+        match (self, row) {
+            (Self::Auto, Some((_, methods))) => methods.to_vec(),
+            (Self::Auto, None) => vec![Self::Loop],
+            (method, _) => vec![method],
+        }
+    }
+
+    /// Returns the blocks and the shape of the kernel that a method launches.
+    pub(crate) const fn kernel(self) -> Option<(u32, Shape)> {
+        match self {
+            Self::Kernel { blocks } => Some((blocks, Shape::Loads)),
+            Self::Bulk { blocks, chunk } => Some((blocks, Shape::Bulk { chunk })),
+            _ => None,
         }
     }
 
     /// # Errors
-    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for a number of blocks out of range.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for a number of blocks or bytes out of range.
     pub(crate) fn check(self) -> Result<(), MemoryError> {
-        match self {
-            Self::Kernel { blocks } if blocks == 0 || blocks > MAX_BLOCKS => {
-                let valid = format!("1 to {MAX_BLOCKS}");
-                Err(MemoryError::invalid_of(
-                    "blocks",
-                    format!("{blocks} blocks"),
-                    valid,
-                ))
+        let invalid = |what, why, valid| Err(MemoryError::invalid_of(what, why, valid));
+        match self.kernel() {
+            Some((blocks, _)) if blocks == 0 || blocks > MAX_BLOCKS => invalid(
+                "blocks",
+                format!("{blocks} blocks"),
+                format!("1 to {MAX_BLOCKS}"),
+            ),
+            Some((_, Shape::Bulk { chunk }))
+                if chunk == 0 || chunk > MAX_BULK || !chunk.is_multiple_of(16) =>
+            {
+                invalid(
+                    "chunk",
+                    format!("copies of {chunk} bytes"),
+                    format!("multiples of 16 up to {MAX_BULK}"),
+                )
             }
             _ => Ok(()),
         }
     }
 }
-
-/// The bytes of a part from which on copy engines are about as fast as the kernel: 48 to 49 GB/s beside 50 to 52 on an
-/// H100 for 256 KiB. They take no multiprocessor.
-const LARGE: u64 = 256 << 10;

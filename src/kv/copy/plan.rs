@@ -3,8 +3,8 @@
 use std::iter;
 use std::ops::Range;
 
-use super::kernel::{ALIGN, Launch};
-use crate::driver::MemcpyDesc;
+use super::kernel::{ALIGN, Launch, Shape};
+use crate::driver::{DevicePtr, MemcpyDesc};
 use crate::geometry::Geometry;
 use crate::inner::Inner;
 use crate::page::{Direction, PageId};
@@ -18,19 +18,18 @@ const MAX_BATCH: usize = 1 << 16;
 
 /// Checked pairs of pages and blocks.
 #[derive(Debug)]
-pub(crate) struct Plan {
-    /// For each pair: the page, and where its block lies in each part.
-    pairs: Vec<(PageId, u64)>,
+pub(crate) struct Plan<'a> {
+    pairs: &'a [(PageId, u64)],
     bytes: u64,
 }
 
-impl Plan {
+impl<'a> Plan<'a> {
     /// # Errors
     /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for parts that are not a page together, and for too many
     /// pairs; [`OutOfRange`](crate::MemoryError::OutOfRange) for a block that does not exist.
     pub(crate) fn new(
         geometry: &Geometry,
-        pairs: &[(PageId, u64)],
+        pairs: &'a [(PageId, u64)],
         gpu: &GpuPages,
     ) -> Result<Self> {
         if gpu.block_bytes() != geometry.page_bytes {
@@ -46,16 +45,13 @@ impl Plan {
             let why = format!("{} pages are too many for one job", pairs.len());
             return Err(MemoryError::invalid_of("pairs", why, format!("0 to {MAX_PAIRS}")).into());
         }
-        let checked = pairs.iter().map(|&(page, block)| {
-            let (offset, len, size) = (block, 1, gpu.blocks());
-            if block >= size {
-                return Err(MemoryError::OutOfRange { offset, len, size }.into());
-            }
-            // Below the blocks' end, which is in the address space.
-            Ok((page, block * gpu.stride()))
-        });
+        let size = gpu.blocks();
+        if let Some(&(_, offset)) = pairs.iter().find(|&&(_, block)| block >= size) {
+            let len = 1;
+            return Err(MemoryError::OutOfRange { offset, len, size }.into());
+        }
         Ok(Self {
-            pairs: checked.collect::<Result<_>>()?,
+            pairs,
             // At most 2^24 pages of at most 2^32 bytes.
             bytes: pairs.len() as u64 * geometry.page_bytes,
         })
@@ -69,7 +65,7 @@ impl Plan {
         self.pairs.is_empty()
     }
 
-    /// Iterates over the copies: one for each part of each page, and more where the tier's chunks border in it.
+    /// Iterates over the copies: one for each part of each page, and more where allocations border in it.
     pub(crate) fn copies(
         &self,
         tier: &Inner,
@@ -78,25 +74,32 @@ impl Plan {
     ) -> impl Iterator<Item = MemcpyDesc> {
         let start = tier.memory.device_ptr();
         let part_bytes = gpu.part_bytes();
-        self.pairs.iter().flat_map(move |&(page, block_at)| {
+        let parts = move |(page, block): (PageId, u64)| {
+            // Below the blocks' end, which is in the address space.
+            let block_at = block * gpu.stride();
             let page_at = tier.geometry.page_at(page);
-            gpu.bases()
-                .iter()
-                .enumerate()
-                .flat_map(move |(part, base)| {
-                    let at = page_at + part as u64 * part_bytes;
-                    pieces(tier.borders(), at..at + part_bytes).map(move |piece| {
-                        let ours = start.add(piece.start);
-                        let theirs = base.add(block_at + (piece.start - at));
-                        let (dst, src) = match direction {
-                            Direction::Load => (theirs, ours),
-                            Direction::Store => (ours, theirs),
-                        };
-                        let bytes = piece.end - piece.start;
-                        MemcpyDesc { dst, src, bytes }
-                    })
+            let bases = gpu.bordered_bases().enumerate();
+            bases.map(move |(part, base)| (page_at + part as u64 * part_bytes, block_at, base))
+        };
+        let cut = move |(at, block_at, (base, borders))| {
+            let ours = pieces(tier.borders().unwrap_or_default(), at..at + part_bytes);
+            ours.flat_map(move |ours| {
+                let theirs = block_at + (ours.start - at)..block_at + (ours.end - at);
+                pieces(borders, theirs).map(move |theirs| {
+                    let ours = start.add(at + (theirs.start - block_at));
+                    let bytes = theirs.end - theirs.start;
+                    let theirs = DevicePtr::add(base, theirs.start);
+                    let (dst, src) = match direction {
+                        Direction::Load => (theirs, ours),
+                        Direction::Store => (ours, theirs),
+                    };
+                    MemcpyDesc { dst, src, bytes }
                 })
-        })
+            })
+        };
+        self.pairs
+            .iter()
+            .flat_map(move |&pair| parts(pair).flat_map(cut))
     }
 
     /// Submits one copy for each part.
@@ -149,13 +152,13 @@ impl Plan {
     }
 
     /// Returns what the kernel is to copy, if all addresses and sizes are multiples of what it needs.
-    pub(crate) fn launch<'a>(
+    pub(crate) fn launch(
         &self,
         tier: &Inner,
         stream: &'a Stream,
         direction: Direction,
         gpu: &GpuPages,
-        blocks: u32,
+        (blocks, shape): (u32, Shape),
     ) -> Option<Launch<'a>> {
         let start = tier.memory.device_ptr().add(tier.geometry.pages_at).0;
         let page_bytes = tier.geometry.page_bytes;
@@ -164,18 +167,16 @@ impl Plan {
         if !all.is_multiple_of(ALIGN) {
             return None;
         }
-        let page = |&(page, block_at): &(PageId, u64)| {
-            [
-                tier.memory.device_ptr().add(tier.geometry.page_at(page)).0,
-                block_at,
-            ]
-        };
         Some(Launch {
-            pairs: self.pairs.iter().map(page).collect(),
+            pairs: self.pairs,
+            pages_at: start,
+            page_bytes,
+            stride: gpu.stride(),
             bases: gpu.bases().iter().map(|base| base.0).collect(),
             part_bytes: gpu.part_bytes(),
             is_load: direction == Direction::Load,
             blocks,
+            shape,
             stream,
         })
     }
