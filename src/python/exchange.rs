@@ -106,14 +106,21 @@ impl Client {
 
     /// Takes a lease on a name's memory and maps it here: `mode` is `"rw"`, `"r"`, or what the exporter allows.
     /// `expect_owner` is the peer that must have created it.
-    #[pyo3(signature = (name, *, mode=None, expect_owner=None))]
+    ///
+    /// `probe` says what proves that both ends see the same bytes: `"gpu"`, the CPU and a GPU; `"cpu"`, which does not create the
+    /// GPU's context in a process that has none yet; `"none"`.
+    #[pyo3(signature = (name, *, mode=None, expect_owner=None, probe="gpu"))]
     fn fetch<'py>(
         &self,
         py: Python<'py>,
         name: &str,
         mode: Option<&str>,
         expect_owner: Option<&str>,
+        probe: &str,
     ) -> PyResult<Bound<'py, PyAny>> {
+        if !matches!(probe, "gpu" | "cpu" | "none") {
+            return Err(invalid("probe is \"gpu\", \"cpu\" or \"none\""));
+        }
         if !matches!(mode, None | Some("r" | "rw")) {
             return Err(invalid("mode is \"r\", \"rw\" or None"));
         }
@@ -121,7 +128,8 @@ impl Client {
             .map(|owner| owner.parse::<Peer>().or_raise())
             .transpose()?;
         let remote = self.run(py, |client| {
-            client.fetch_with(name, |mut options| {
+            client.fetch_with(name, |options| {
+                let mut options = options.probe(probe != "none").probe_by_gpu(probe == "gpu");
                 if let Some(owner) = owner {
                     options = options.expect_owner(owner);
                 }
@@ -231,6 +239,17 @@ impl RemoteBufferBase {
     #[getter]
     fn name(slf: PyRef<'_, Self>) -> PyResult<String> {
         Self::ask(&slf, |remote| remote.name().to_owned())
+    }
+
+    /// What has proved that both ends see the same bytes, when it was fetched: `"cpu"`, `"cuda:0"`; empty if nothing has.
+    #[getter]
+    fn proved(slf: PyRef<'_, Self>) -> PyResult<Vec<String>> {
+        Self::ask(&slf, |remote| {
+            let proof = remote.proved();
+            let cpu = proof.cpu.then(|| "cpu".to_owned());
+            let gpu = proof.gpu.map(|gpu| format!("cuda:{gpu}"));
+            cpu.into_iter().chain(gpu).collect()
+        })
     }
 
     /// The lease's state, in words: `"held"` while all is well.

@@ -1,5 +1,7 @@
 //! `egmem.kv.GpuPages`: where a serving engine's blocks lie.
 
+use std::any::Any;
+
 use egmem::driver::DevicePtr;
 use egmem::kv;
 use pyo3::prelude::*;
@@ -14,8 +16,30 @@ use crate::error::{OrRaise, invalid};
 /// memory: it lives as long as this object and its jobs. The addresses must be valid: others crash the process, or the GPU.
 #[pyclass(frozen, module = "egmem.kv")]
 pub struct GpuPages {
+    /// It keeps the owners of the memory.
     pub(super) inner: kv::GpuPages,
-    _keep: Option<Py<PyAny>>,
+    /// The GPU of all parts, if it is known.
+    pub(super) gpu: Option<i32>,
+}
+
+impl GpuPages {
+    /// # Errors
+    /// Those of `kv::GpuPages::from_raw`.
+    fn of(
+        bases: Vec<u64>,
+        (stride, part_bytes, blocks): (u64, u64, u64),
+        gpu: Option<i32>,
+        owner: impl Any + Send + Sync,
+    ) -> PyResult<Self> {
+        let bases = bases.into_iter().map(DevicePtr).collect();
+        // SAFETY: the caller of the Python class names memory that has all blocks, and passes its owner, which this object and
+        // every job keep; the order of other work is the caller's, as with any copy in Python.
+        let inner = unsafe { kv::GpuPages::from_raw(bases, stride, part_bytes, blocks) };
+        Ok(Self {
+            inner: inner.or_raise()?.keeping(owner),
+            gpu,
+        })
+    }
 }
 
 #[pymethods]
@@ -29,24 +53,23 @@ impl GpuPages {
         blocks: u64,
         keep: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
-        let bases = bases.into_iter().map(DevicePtr).collect();
-        // SAFETY: the caller of the Python class names memory that has all blocks, and passes its owner, which this object and
-        // every job keep; the order of other work is the caller's, as with any copy in Python.
-        let inner = unsafe { kv::GpuPages::from_raw(bases, stride, part_bytes, blocks) };
-        Ok(Self {
-            inner: inner.or_raise()?,
-            _keep: keep,
-        })
+        Self::of(bases, (stride, part_bytes, blocks), None, keep)
     }
 
-    /// Describes a list of PyTorch tensors of one shape and type, whose first dimension counts the blocks; in a block the
-    /// elements are contiguous. The tensors are kept.
+    /// Describes PyTorch tensors of one shape and type on one GPU, whose first dimension counts the blocks; in a block the elements
+    /// are contiguous. The tensors are kept: those that `tensors` has now, whatever becomes of it.
     #[staticmethod]
     fn from_tensors(tensors: &Bound<'_, PyAny>) -> PyResult<Self> {
         let mut bases = Vec::new();
         let mut layout = None;
+        let mut gpu = None;
+        let mut kept: Vec<Py<PyAny>> = Vec::new();
         for tensor in tensors.try_iter()? {
             let tensor = tensor?;
+            let on = gpu_of(&tensor)?;
+            if *gpu.get_or_insert(on) != on {
+                return Err(invalid("the tensors of a cache are on one GPU"));
+            }
             let blocks: u64 = tensor.getattr("shape")?.get_item(0)?.extract()?;
             if blocks == 0 {
                 return Err(invalid("a tensor of the cache has no block"));
@@ -67,16 +90,10 @@ impl GpuPages {
                 ));
             }
             bases.push(tensor.call_method0("data_ptr")?.extract()?);
+            kept.push(tensor.unbind());
         }
-        let (stride, part_bytes, blocks) =
-            layout.ok_or_else(|| invalid("a cache has at least one tensor"))?;
-        Self::new(
-            bases,
-            stride,
-            part_bytes,
-            blocks,
-            Some(tensors.clone().unbind()),
-        )
+        let layout = layout.ok_or_else(|| invalid("a cache has at least one tensor"))?;
+        Self::of(bases, layout, gpu, kept)
     }
 
     /// The number of blocks.
@@ -105,4 +122,19 @@ impl GpuPages {
             self.inner.parts()
         )
     }
+}
+
+/// Returns the GPU of a tensor. A kernel that accesses memory of the CPU that is not pinned loses the GPU's context.
+///
+/// # Errors
+/// `InvalidArgument` for a tensor that is on no GPU.
+fn gpu_of(tensor: &Bound<'_, PyAny>) -> PyResult<i32> {
+    let device = tensor.getattr("device")?;
+    let kind: String = device.getattr("type")?.extract()?;
+    if kind != "cuda" {
+        return Err(invalid(&format!(
+            "a tensor of the cache is on {kind:?}; valid: tensors on a GPU"
+        )));
+    }
+    device.getattr("index")?.extract()
 }

@@ -9,9 +9,8 @@ use pyo3::prelude::*;
 use crate::error::{OrRaise, invalid};
 use crate::region::{drop_detached, lock};
 
-use super::gpu_pages::GpuPages;
-
-/// Copies in progress. It keeps the tier, its pages, the cache's tensors and the stream until they have ended; its end waits.
+/// Copies in progress. It keeps the tier, its pages, the cache's tensors and the stream until they have ended; its end waits. Where
+/// the driver does not tell their end, all of that is kept for ever.
 #[pyclass(frozen, module = "egmem.kv")]
 pub struct Job {
     state: Mutex<State>,
@@ -19,7 +18,6 @@ pub struct Job {
     ended: Condvar,
     driver: egmem::Driver,
     bytes: u64,
-    _keep: (Py<GpuPages>, Option<Py<PyAny>>),
 }
 
 enum State {
@@ -30,14 +28,13 @@ enum State {
 }
 
 impl Job {
-    /// Wraps a job with what it needs.
-    pub fn new(job: kv::Job, gpu: Py<GpuPages>, stream: Option<Py<PyAny>>) -> Self {
+    /// Wraps a job, which keeps what it needs.
+    pub fn new(job: kv::Job) -> Self {
         Self {
             driver: job.stream().driver().clone(),
             bytes: job.bytes(),
             state: Mutex::new(State::Running(job)),
             ended: Condvar::new(),
-            _keep: (gpu, stream),
         }
     }
 
@@ -84,7 +81,7 @@ impl Job {
 }
 
 impl Drop for Job {
-    /// Waits here, while the tensors and the stream still live.
+    /// Waits without the GIL, which other threads may need for the copies to go on.
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         drop_detached(mem::replace(state, State::Waiting));
@@ -124,17 +121,21 @@ impl Job {
 /// # Errors
 /// `InvalidArgument`.
 pub fn copy_method(name: &str) -> PyResult<CopyMethod> {
-    let blocks = name.strip_prefix("kernel:").map(str::parse);
-    match name {
-        "auto" => Ok(CopyMethod::Auto),
-        "loop" => Ok(CopyMethod::Loop),
-        "batch" => Ok(CopyMethod::Batch),
-        "kernel" => Ok(CopyMethod::KERNEL),
-        _ => match blocks {
-            Some(Ok(blocks)) => Ok(CopyMethod::Kernel { blocks }),
-            _ => Err(invalid(&format!(
-                "method is {name:?}; valid: \"auto\", \"kernel\", \"kernel:16\", \"batch\", \"loop\""
-            ))),
-        },
+    let mut words = name.split(':');
+    let kind = words.next().unwrap_or_default();
+    let numbers: Option<Vec<u32>> = words.map(|word| word.parse().ok()).collect();
+    match (kind, numbers.as_deref()) {
+        ("auto", Some([])) => Ok(CopyMethod::Auto),
+        ("loop", Some([])) => Ok(CopyMethod::Loop),
+        ("batch", Some([])) => Ok(CopyMethod::Batch),
+        ("kernel", Some([])) => Ok(CopyMethod::KERNEL),
+        ("kernel", Some(&[blocks])) => Ok(CopyMethod::Kernel { blocks }),
+        ("bulk", Some([])) => Ok(CopyMethod::BULK),
+        ("bulk", Some(&[blocks])) => Ok(CopyMethod::BULK.with_blocks(blocks)),
+        ("bulk", Some(&[blocks, chunk])) => Ok(CopyMethod::Bulk { blocks, chunk }),
+        _ => Err(invalid(&format!(
+            "method is {name:?}; valid: \"auto\", \"kernel\", \"kernel:16\", \"bulk\", \"bulk:8\", \"bulk:8:1024\" (blocks and bytes of a \
+             copy), \"batch\", \"loop\""
+        ))),
     }
 }

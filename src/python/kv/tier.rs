@@ -87,17 +87,25 @@ impl Tier {
         }
         let tier = self.handle()?;
         let method = copy_method(method)?;
-        let on = self.stream(py, &tier, stream, gpu)?;
+        let of_cache = gpu_pages.get().gpu;
+        let on = self.stream(py, &tier, stream, gpu.or(of_cache))?;
+        if let Some(gpu) = of_cache.filter(|gpu| *gpu != on.device()) {
+            let other = on.device();
+            let why =
+                format!("the cache's tensors are on GPU {gpu}, and the stream is of GPU {other}");
+            return Err(invalid(&why));
+        }
         let ids = pages.into_iter().map(PageId::from_bits);
         let pairs: Vec<_> = ids.zip(blocks).collect();
-        let layout = gpu_pages.get().inner.clone();
+        let mut layout = gpu_pages.get().inner.clone();
+        if let Some(stream) = stream {
+            layout = layout.keeping(stream.clone().unbind());
+        }
         let job = py.detach(|| match is_load {
             true => tier.load_by(method, &on, &pairs, &layout),
             false => tier.store_by(method, &on, &pairs, &layout),
         });
-        let stream = stream.map(|stream| stream.clone().unbind());
-        let job = job.or_raise()?;
-        Ok(Job::new(job, gpu_pages.clone().unbind(), stream))
+        Ok(Job::new(job.or_raise()?))
     }
 }
 
@@ -255,7 +263,8 @@ impl Tier {
     ///
     /// The copies run on `stream`: an `egmem.Stream`, or PyTorch's, CuPy's or another library's, which orders them against that
     /// library's kernels. Without it they run on a stream of the tier's own, ordered after nothing. `gpu` is the GPU of a stream that
-    /// does not tell its own, and of the tier's stream: GPU 0 without it. `method` is `"auto"`, `"kernel"`, which `"kernel:16"` gives a number of blocks, `"batch"` or `"loop"`.
+    /// does not tell its own, and of the tier's stream: without it that of the cache's tensors, or GPU 0. `method` is `"auto"`, `"kernel"`
+    /// or `"bulk"`, which `"kernel:16"` and `"bulk:8"` give a number of blocks, `"batch"` or `"loop"`.
     #[pyo3(signature = (pages, blocks, gpu_pages, *, stream=None, gpu=None, method="auto"))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn load(

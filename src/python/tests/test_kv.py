@@ -3,6 +3,8 @@
 import gc
 import os
 import threading
+import types
+import weakref
 
 import numpy as np
 import pytest
@@ -140,8 +142,11 @@ def test_wrong_arguments_are_typed(tier, cache, driver):
         tier.load([0], [0], cache.gpu_pages)  # not pinned
     with pytest.raises(egmem.InvalidArgument, match="method"):
         tier.load([], [], cache.gpu_pages, method="fast")
-    with pytest.raises(egmem.InvalidArgument):
-        tier.load([], [], cache.gpu_pages, method="kernel:0")
+    for method in ("kernel:0", "kernel:", "kernel:4:4", "bulk:0", "bulk:4:24", "bulk:4:8192", "bulk:1:16:1", "batch:2"):
+        with pytest.raises(egmem.InvalidArgument):
+            tier.load([], [], cache.gpu_pages, method=method)
+    for method in ("kernel", "kernel:16", "bulk", "bulk:8", "bulk:8:1024", "batch", "loop"):
+        tier.load([], [], cache.gpu_pages, method=method).wait()
     with pytest.raises(egmem.InvalidArgument):
         egmem.kv.GpuPages([0], 10, 20, 1)
     with tier.prepare_store([key(1)]) as pages:
@@ -183,32 +188,34 @@ def test_numbers_are_sequences_or_arrays(tier, cache):
             tier.load(load.pages, np.array([0, 1, -1]), cache.gpu_pages)
 
 
+class Tensor:
+    """As much of a PyTorch tensor as is asked for, over memory of NumPy or of a buffer."""
+
+    def __init__(self, array, device="cuda", index=0):
+        self.array = array
+        self.shape = array.shape
+        self.device = types.SimpleNamespace(type=device, index=index)
+
+    def data_ptr(self):
+        return self.array.ctypes.data
+
+    def element_size(self):
+        return self.array.itemsize
+
+    def stride(self, dimension):
+        return self.array.strides[dimension] // self.array.itemsize
+
+    def numel(self):
+        return self.array.size
+
+    def is_contiguous(self):
+        return self.array.flags.c_contiguous
+
+    def __getitem__(self, index):
+        return Tensor(self.array[index])
+
+
 def test_tensors_tell_their_layout(driver):
-    class Tensor:
-        """As much of a PyTorch tensor as is asked for."""
-
-        def __init__(self, array):
-            self.array = array
-            self.shape = array.shape
-
-        def data_ptr(self):
-            return self.array.ctypes.data
-
-        def element_size(self):
-            return self.array.itemsize
-
-        def stride(self, dimension):
-            return self.array.strides[dimension] // self.array.itemsize
-
-        def numel(self):
-            return self.array.size
-
-        def is_contiguous(self):
-            return self.array.flags.c_contiguous
-
-        def __getitem__(self, index):
-            return Tensor(self.array[index])
-
     layers = [Tensor(np.zeros((8, 2, 16), "f4")) for _ in range(3)]
     pages = egmem.kv.GpuPages.from_tensors(layers)
     assert (pages.blocks, pages.parts, pages.block_bytes) == (8, 3, 3 * 2 * 16 * 4)
@@ -220,6 +227,50 @@ def test_tensors_tell_their_layout(driver):
         egmem.kv.GpuPages.from_tensors([Tensor(np.zeros((8, 4, 16), "f4")[:, :, :2])])
     with pytest.raises(egmem.InvalidArgument):
         egmem.kv.GpuPages.from_tensors([])
+
+
+def test_tensors_are_on_one_gpu(driver):
+    """A kernel that reads a tensor of the CPU, or of another GPU, loses the context of its own."""
+    array = np.zeros((8, PAGE), "u1")
+    with pytest.raises(egmem.InvalidArgument, match="cpu"):
+        egmem.kv.GpuPages.from_tensors([Tensor(array), Tensor(array, "cpu", None)])
+    with pytest.raises(egmem.InvalidArgument, match="one GPU"):
+        egmem.kv.GpuPages.from_tensors([Tensor(array), Tensor(array, index=1)])
+    tier = egmem.kv.Tier(pages=4, page_bytes=PAGE, driver=driver)
+    second = egmem.kv.GpuPages.from_tensors([Tensor(array, index=1)])
+    with tier.prepare_store([key(1)]) as pages:
+        with pytest.raises(egmem.InvalidArgument, match="GPU 1"):
+            tier.store(pages.pages, [0], second, stream=egmem.Stream(0, driver=driver))
+        with pytest.raises(egmem.InvalidArgument, match="GPU 1"):
+            tier.store(pages.pages, [0], second, gpu=0)
+        tier.store(pages.pages, [0], second).wait()
+        tier.store(pages.pages, [0], second, stream=egmem.Stream(1, driver=driver)).wait()
+        pages.commit()
+
+
+@pytest.mark.parametrize("given", ["generator", "list", "tuple"])
+def test_tensors_live_as_long_as_their_copies(driver, given):
+    tier = egmem.kv.Tier(pages=4, page_bytes=2 * PAGE, driver=driver)
+    tensors = [Tensor(np.full((8, PAGE), 7, "u1")) for _ in range(2)]
+    alive = [weakref.ref(tensor) for tensor in tensors]
+    source = {"generator": iter, "list": list, "tuple": tuple}[given](tensors)
+    gpu_pages = egmem.kv.GpuPages.from_tensors(source)
+    if given == "list":
+        source.clear()
+    del tensors, source
+    gc.collect()
+    assert all(tensor() is not None for tensor in alive)
+    with tier.prepare_store([key(1)]) as pages:
+        job = tier.store(pages.pages, [3], gpu_pages)
+        del gpu_pages
+        gc.collect()
+        assert all(tensor() is not None for tensor in alive)
+        job.wait()
+        gc.collect()
+        assert all(tensor() is None for tensor in alive), "the copies have ended"
+        pages.commit()
+    with tier.prepare_load([key(1)]) as load:
+        assert set(load.view(0).read()) == {7}
 
 
 def test_threads_and_lifetimes(driver, cache):

@@ -85,3 +85,30 @@ def test_memory_must_be_large_enough(driver):
         egmem.kv.Tier.attach(egmem.Buffer(PAGE, driver=driver), pages=10_000, page_bytes=PAGE)
     with pytest.raises(TypeError):
         egmem.kv.attach("unix:/nowhere", "kv", create=True)
+
+
+@pytest.mark.parametrize("options, probe", [({}, "cpu"), ({"probe": "gpu"}, "gpu")])
+def test_a_tier_is_attached_without_a_context_of_a_gpu(server, monkeypatch, options, probe):
+    asked = []
+
+    class Client:
+        def __init__(self, *arguments, **options):
+            self.client = egmem.connect(*arguments, **options)
+
+        def __enter__(self):
+            return self.client.__enter__() and self
+
+        def __exit__(self, *error):
+            self.client.close()
+
+        def create(self, *arguments, **options):
+            return self.client.create(*arguments, **options)
+
+        def fetch(self, *arguments, **options):
+            asked.append(options["probe"])
+            return self.client.fetch(*arguments, **options)
+
+    monkeypatch.setattr(egmem.kv, "connect", Client)
+    driver = egmem.simulated("gh200")
+    with egmem.kv.attach(server, "kv", pages=4, page_bytes=PAGE, create=True, driver=driver, **options) as tier:
+        assert tier.found["is_new"] and asked == [probe]

@@ -109,8 +109,8 @@ __all__ = [
 
 
 def fetch(address: str, name: str, **options: Any) -> RemoteBuffer:
-    """Connects to a server and fetches one name. ``mode`` and ``expect_owner`` are as for ``Client.fetch``; the other options
-    are those of ``connect``."""
-    fetching = {key: options.pop(key) for key in ("mode", "expect_owner") if key in options}
+    """Connects to a server and fetches one name. ``mode``, ``expect_owner`` and ``probe`` are as for ``Client.fetch``; the other
+    options are those of ``connect``."""
+    fetching = {key: options.pop(key) for key in ("mode", "expect_owner", "probe") if key in options}
     with connect(address, **options) as client:
         return client.fetch(name, **fetching)

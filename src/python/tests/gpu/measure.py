@@ -1,8 +1,9 @@
 """Measures egmem beside PyTorch, CuPy and cuda.core: python3 measure.py [SECTION…]. Prints a line for each figure.
 
-The section "start" needs the program egmem: EGMEM_PROGRAM=target/release/egmem.
+The section "start" needs the program egmem: EGMEM_TEST_PROGRAM=target/release/egmem.
 """
 
+import ctypes
 import os
 import random
 import statistics
@@ -29,6 +30,8 @@ def median_us(work, count, rounds=7):
 def section(name, work):
     try:
         work()
+    except AssertionError:
+        raise
     except Exception as error:  # a library is missing or refuses: the other figures still count
         print(f"{name}: not measured: {type(error).__name__}: {error}", flush=True)
 
@@ -175,6 +178,9 @@ TIER_PAGES, TIER_PAGE = 4096, 4 << 20  # 16 GiB
 STARTS = {
     "only python, import egmem, egmem.open()": "import egmem; egmem.open()",
     "egmem.kv.attach, egmem serve": "import egmem.kv; tier = egmem.kv.attach({address!r}, 'tier', page_bytes={page})",
+    "egmem.kv.attach(probe='gpu'), egmem serve": (
+        "import egmem.kv; tier = egmem.kv.attach({address!r}, 'tier', page_bytes={page}, probe='gpu')"
+    ),
     "egmem.kv.Tier, cold": "import egmem.kv; tier = egmem.kv.Tier({pages}, {page}, gpu=0)",
     "only python, import torch, cuda.init()": "import torch; torch.cuda.init(); torch.empty(1, device='cuda')",
     "torch.empty(pin_memory=True)": "import torch; tensor = torch.empty({pages} * {page}, dtype=torch.uint8, pin_memory=True)",
@@ -193,7 +199,7 @@ for code in (
 
 def start():
     """Measures from a process's start until its memory is ready, in seconds: the median of three."""
-    program = os.environ.get("EGMEM_PROGRAM")
+    program = os.environ.get("EGMEM_TEST_PROGRAM")
     with tempfile.TemporaryDirectory() as folder:
         server, address = None, f"unix:{folder}/socket"
         if program:
@@ -208,6 +214,7 @@ def start():
         try:
             for name, code in STARTS.items():
                 if "serve" in name and not program:
+                    print(f"16 GiB ready after process start, {name}: not measured: no EGMEM_TEST_PROGRAM", flush=True)
                     continue
                 code = code.format(address=address, pages=TIER_PAGES, page=TIER_PAGE)
                 code += "\nimport time, os, sys; print(time.time() - float(sys.argv[1]), flush=True); os._exit(0)"
@@ -229,6 +236,11 @@ def start():
                 server.wait()
 
 
+# "auto" last: it is one of those before it.
+METHODS = ("kernel", "bulk:1", "bulk:2", "bulk:4", "bulk:8", "batch", "loop", "auto")
+BESIDE = ("kernel:2", "kernel:4", "bulk:1", "bulk:2", "bulk:4", "batch")
+
+
 def kv():
     """Measures random pages between the tier and a GPU: wall time from the call to the end of the copies."""
     import numpy
@@ -247,27 +259,40 @@ def kv():
             pages = numpy.array(chance.sample(store.pages, count))
             blocks = numpy.array(chance.sample(range(2 * count), count))
             methods("GPU to tier", page, total, lambda method: tier.store(pages, blocks, gpu_pages, method=method))
+            if page <= 64 << 10:
+                beside("stores", page, total, lambda method: tier.store(pages, blocks, gpu_pages, method=method))
             store.commit()
         with tier.prepare_load(keys):
             methods("tier to GPU", page, total, lambda method: tier.load(pages, blocks, gpu_pages, method=method))
-            for method in ("auto", "kernel:2", "kernel:4", "kernel:8", "batch"):
-                print_rate(
-                    f"{page >> 10} KiB pages, tier to GPU, {method}",
-                    total,
-                    lambda: tier.load(pages, blocks, gpu_pages, method=method).wait(),
-                )
-                beside_compute(page, method, lambda: tier.load(pages, blocks, gpu_pages, method=method))
+            beside("loads", page, total, lambda method: tier.load(pages, blocks, gpu_pages, method=method))
         check(tier, cache, keys, gpu_pages)
-        host = torch.empty(2 * count, page, dtype=torch.uint8, pin_memory=True)
-        index = torch.tensor(blocks)
-        print_rate(f"{page >> 10} KiB pages, torch index and copy to GPU", total, lambda: host[index].to("cuda"), 3)
-        del tier, cache, host, gpu_pages
+        del tier
+        others(page, total, cache, torch.tensor(blocks))
+        del cache, gpu_pages
         torch.cuda.empty_cache()
 
 
 def methods(way, page, total, start_copy):
-    for method in ("auto", "kernel", "batch", "loop"):
+    for method in METHODS:
         print_rate(f"{page >> 10} KiB pages, {way}, {method}", total, lambda: start_copy(method).wait())
+
+
+def others(page, total, cache, index):
+    """Measures what a program does without a tier: PyTorch over its own pinned tensor, and its kernels over a tensor of ours."""
+    import torch
+
+    host = torch.empty(cache.shape, dtype=torch.uint8, pin_memory=True)
+    print_rate(f"{page >> 10} KiB pages, torch index and copy to GPU", total, lambda: host[index].to("cuda"), 3)
+    del host
+    memory = egmem.Buffer(cache.numel(), gpu=0, driver=egmem.open())
+    # The same bytes as a tensor of the GPU: its kernels read and write the CPU's memory.
+    ours = torch.from_dlpack(memory.on("cuda:0")).view(torch.int64).view(len(cache), page // 8)
+    index = index.to("cuda")
+    out = torch.empty(len(index), page // 8, dtype=torch.int64, device="cuda")
+    name = f"{page >> 10} KiB pages, torch.index_select over an egmem tensor"
+    print_rate(name, total, lambda: torch.index_select(ours, 0, index, out=out))
+    print_rate(f"{page >> 10} KiB pages, torch.index_copy_ to an egmem tensor", total, lambda: ours.index_copy_(0, index, out))
+    assert torch.equal(ours[index], out), "the bytes differ"
 
 
 def print_rate(name, nbytes, work, rounds=7):
@@ -287,37 +312,77 @@ def print_rate(name, nbytes, work, rounds=7):
     print(f"{name}: {nbytes / statistics.median(times[1:]) / 1e9:.1f} GB/s", flush=True)
 
 
-def beside_compute(page, method, start_copy):
-    """Tells how much longer matrix products take while pages are loaded."""
+def leave_processors(count):
+    """Has cuBLAS leave that many multiprocessors to other kernels; returns whether it takes that."""
+    import torch
+
+    torch.mm(torch.ones(16, 16, device="cuda"), torch.ones(16, 16, device="cuda"))  # loads cuBLAS
+    with open("/proc/self/maps") as file:
+        paths = {line.split(maxsplit=5)[5].strip() for line in file if "libcublas.so" in line}
+    if not paths:
+        return count == 0
+    total = torch.cuda.get_device_properties(0).multi_processor_count
+    handle = ctypes.c_void_p(torch.cuda.current_blas_handle())
+    return ctypes.CDLL(paths.pop()).cublasSetSmCountTarget(handle, total - count if count else 0) == 0
+
+
+def beside(what, page, total, start_copy):
+    """Tells how much longer matrix products take beside copies, and how fast the copies are meanwhile: first where the products use
+    every multiprocessor, then where cuBLAS leaves some."""
     import torch
 
     a = torch.randn(4096, 4096, device="cuda", dtype=torch.float16)
     c = torch.empty_like(a)
 
-    def products():
+    def begin_products():
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
-        for _ in range(100):
+        for _ in range(50):
             torch.mm(a, a, out=c)
         end.record()
-        end.synchronize()
-        return begin.elapsed_time(end)
+        return begin, end
 
-    products()
-    alone = statistics.median(products() for _ in range(5))
-    beside = []
-    for _ in range(5):
-        jobs = [start_copy() for _ in range(12)]
-        beside.append(products())
-        still = not jobs[-1].is_done()
+    def took(events):
+        events[1].synchronize()
+        return events[0].elapsed_time(events[1])
+
+    def round_of(method):
+        """Returns the milliseconds of the products that ran beside copies from their start to their end, and the copies' GB/s."""
+        ahead = [begin_products()]
+        began = time.perf_counter()
+        jobs = [start_copy(method) for _ in range(6)]
+        times = []
+        while not jobs[-1].is_done():
+            ahead.append(begin_products())
+            times.append(took(ahead.pop(0)))
+        seconds = time.perf_counter() - began
+        took(ahead.pop())
         for job in jobs:
             job.wait()
-    beside = statistics.median(beside)
-    print(
-        f"{page >> 10} KiB pages: 100 products of 4096 take {alone:.2f} ms alone, {beside:.2f} ms beside loads by {method} "
-        f"({(beside / alone - 1) * 100:+.1f} %, loads ran to the end: {still})",
-        flush=True,
-    )
+        return times[1:], len(jobs) * total / seconds / 1e9
+
+    took(begin_products())
+    alone = statistics.median(took(begin_products()) for _ in range(9))
+    for left in (0, 4, 8):
+        if not leave_processors(left):
+            print(f"cuBLAS does not leave {left} multiprocessors", flush=True)
+            continue
+        fewer = statistics.median(took(begin_products()) for _ in range(9))
+        for method in BESIDE:
+            try:
+                rounds = [round_of(method) for _ in range(2)]
+            except egmem.Error as error:
+                print(f"{method}: {error}", flush=True)
+                continue
+            times = [value for times, _ in rounds for value in times]
+            longer = statistics.median(times) if times else float("nan")
+            rate = statistics.median(rate for _, rate in rounds)  # until the last job was seen to end
+            print(
+                f"{page >> 10} KiB pages, {what} by {method} at {rate:.1f} GB/s beside products of 4096 that leave {left} processors: "
+                f"50 take {alone:.2f} ms alone on all, {fewer:.2f} alone on these, {longer:.2f} beside ({(longer / alone - 1) * 100:+.1f} %)",
+                flush=True,
+            )
+    leave_processors(0)
 
 
 def check(tier, cache, keys, gpu_pages):

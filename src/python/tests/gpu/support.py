@@ -1,4 +1,5 @@
-"""What the tests on a GPU have in common. With EGMEM_REQUIRE_CUDA=1 nothing is skipped for lack of a GPU or a library."""
+"""What the tests on a GPU have in common. With EGMEM_REQUIRE_CUDA=1 a missing GPU, and a missing library that is not in OPTIONAL, is a
+failure."""
 
 import importlib
 import os
@@ -7,26 +8,29 @@ import sys
 import unittest
 
 REQUIRED = os.environ.get("EGMEM_REQUIRE_CUDA") == "1"
+OPTIONAL = ("cuda.core", "jax", "numba.cuda")
 
 
 def needs(*modules):
     """Returns a decorator that skips a class where a library or the GPU is missing."""
-    missing = []
+    missing = {}
     for name in modules:
         try:
             importlib.import_module(name)
         except ImportError as error:
-            missing.append(f"{name}: {error}")
+            missing[name] = f"{name}: {error}"
+    required = [reason for name, reason in missing.items() if name not in OPTIONAL]
     if not missing:
         import egmem
 
         try:
             egmem.open()
         except egmem.Error as error:
-            missing.append(str(error))
-    if REQUIRED and missing:
-        raise AssertionError(f"EGMEM_REQUIRE_CUDA=1, but {missing}")
-    return unittest.skipIf(bool(missing), "; ".join(missing))
+            missing["egmem"] = str(error)
+            required.append(str(error))
+    if REQUIRED and required:
+        raise AssertionError(f"EGMEM_REQUIRE_CUDA=1, but {required}")
+    return unittest.skipIf(bool(missing), "; ".join(missing.values()))
 
 
 def child(code, *, environment=None, timeout=300):

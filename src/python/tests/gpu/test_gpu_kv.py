@@ -56,6 +56,23 @@ class Kv(unittest.TestCase):
             for method in ("auto", "kernel", "kernel:4", "batch", "loop"):
                 self.round_trip(method, stream)
 
+    def test_bulk_copies(self):
+        import torch
+
+        if torch.cuda.get_device_capability()[0] < 9:
+            with self.assertRaises(egmem.NotSupported):
+                self.round_trip("bulk", torch.cuda.current_stream())
+            self.skipTest("the GPU is older than Hopper and makes no bulk copies")
+        for method in ("bulk", "bulk:1", "bulk:8", "bulk:2:512", "bulk:2:4096"):
+            self.round_trip(method, torch.cuda.current_stream())
+
+    def test_tensors_of_the_cpu_are_refused(self):
+        import torch
+
+        for tensor in (torch.zeros(4, 4096), torch.zeros(4, 4096, pin_memory=True)):
+            with self.assertRaises(egmem.InvalidArgument):
+                egmem.kv.GpuPages.from_tensors([self.layers[0], tensor])
+
     def test_the_cpu_reads_pages_that_the_gpu_wrote(self):
         import numpy
         import torch
@@ -79,7 +96,8 @@ class Kv(unittest.TestCase):
         cache = torch.full((32, 1 << 20), 5, dtype=torch.uint8, device="cuda")
         torch.cuda.synchronize()
         with tier.prepare_store(self.keys) as store:
-            job = tier.store(store.pages, range(32), egmem.kv.GpuPages.from_tensors([cache]))
+            # From a generator: nothing but the job has the tensor.
+            job = tier.store(store.pages, range(32), egmem.kv.GpuPages.from_tensors(tensor for tensor in [cache]))
             del cache
             other = torch.full((32, 1 << 20), 9, dtype=torch.uint8, device="cuda")
             job.wait()
