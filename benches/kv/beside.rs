@@ -16,11 +16,15 @@ const PTX: &CStr =
         Err(_) => panic!("fma.ptx holds a NUL"),
     };
 
-const METHODS: [(&str, CopyMethod); 6] = [
+const METHODS: [(&str, CopyMethod); 10] = [
     ("kernel 2", CopyMethod::Kernel { blocks: 2 }),
     ("kernel 4", CopyMethod::Kernel { blocks: 4 }),
     ("kernel 8", CopyMethod::Kernel { blocks: 8 }),
     ("kernel 16", CopyMethod::Kernel { blocks: 16 }),
+    ("bulk 1", CopyMethod::BULK.with_blocks(1)),
+    ("bulk 2", CopyMethod::BULK.with_blocks(2)),
+    ("bulk 4", CopyMethod::BULK.with_blocks(4)),
+    ("bulk 8", CopyMethod::BULK.with_blocks(8)),
     ("batch", CopyMethod::Batch),
     ("auto", CopyMethod::Auto),
 ];
@@ -30,6 +34,9 @@ const PAGES: [(u64, u64); 2] = [(16 << 10, 1), (64 << 10, 1)];
 
 /// The jobs that are on the stream before the kernel starts, and after each round of it.
 const AHEAD: usize = 6;
+
+/// The multiprocessors that a kernel leaves to the copies.
+const LEFT_FREE: u32 = 4;
 
 /// Multiplications with addition in registers, by all multiprocessors.
 struct Fma {
@@ -135,6 +142,12 @@ pub fn run(driver: &Driver, rounds: usize) -> Result<()> {
             grid(processors, 1024),
             100,
         )?,
+        fma.kind(
+            "100 launches, each of a block that fills a multiprocessor for all of them but 4",
+            c"beside_whole",
+            grid(processors.saturating_sub(LEFT_FREE).max(1), 1024),
+            100,
+        )?,
     ];
     println!("\nmultiplications on all multiprocessors beside copies; medians of {rounds}");
     for (kind, (page_bytes, parts)) in kinds.iter().flat_map(|kind| PAGES.map(|page| (kind, page)))
@@ -154,7 +167,8 @@ pub fn run(driver: &Driver, rounds: usize) -> Result<()> {
                 &setup,
                 (name, Way::ToGpu, method),
                 &pairs,
-            )?;
+            )
+            .unwrap_or_else(|error| println!("{name:>10} {error}"));
         }
         let (setup, store) = setup.into_writable()?;
         let mut pages = store.pages().to_vec();
@@ -166,7 +180,8 @@ pub fn run(driver: &Driver, rounds: usize) -> Result<()> {
                 &setup,
                 (name, Way::ToTier, method),
                 &pairs,
-            )?;
+            )
+            .unwrap_or_else(|error| println!("{name:>10} {error}"));
         }
     }
     Ok(())

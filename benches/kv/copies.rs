@@ -18,17 +18,28 @@ pub const PAGES: [(u64, u64); 6] = [
     (2 << 20, 64),
 ];
 
-const METHODS: [(&str, CopyMethod); 9] = [
+const METHODS: [(&str, CopyMethod); 16] = [
     ("kernel 4", CopyMethod::Kernel { blocks: 4 }),
     ("kernel 8", CopyMethod::Kernel { blocks: 8 }),
     ("kernel 16", CopyMethod::Kernel { blocks: 16 }),
     ("kernel 24", CopyMethod::Kernel { blocks: 24 }),
     ("kernel 32", CopyMethod::Kernel { blocks: 32 }),
     ("kernel 64", CopyMethod::Kernel { blocks: 64 }),
+    ("bulk 1", CopyMethod::BULK.with_blocks(1)),
+    ("bulk 2", CopyMethod::BULK.with_blocks(2)),
+    ("bulk 4", CopyMethod::BULK.with_blocks(4)),
+    ("bulk 8", CopyMethod::BULK.with_blocks(8)),
+    ("bulk 4:1K", bulk(4, 1024)),
+    ("bulk 8:1K", bulk(8, 1024)),
+    ("bulk 4:4K", bulk(4, 4096)),
     ("batch", CopyMethod::Batch),
     ("loop", CopyMethod::Loop),
     ("auto", CopyMethod::Auto),
 ];
+
+const fn bulk(blocks: u32, chunk: u32) -> CopyMethod {
+    CopyMethod::Bulk { blocks, chunk }
+}
 
 pub fn run(driver: &Driver, rounds: usize) -> Result<()> {
     println!("random pages, GB/s from the call to the end of the wait, medians of {rounds}");

@@ -1,11 +1,12 @@
 //! The KV-cache tier: copies of random pages by method, a kernel beside them, restarts through the service.
 //!
 //! ```text
-//! cargo bench --bench kv --features kv,service -- [--part copies|beside|restart|start] [--cuda] [--rounds 5]
+//! cargo bench --bench kv --features kv,service -- [--part copies|borders|beside|restart|start] [--cuda] [--rounds 5]
 //! ```
 //! Without `--cuda` on the simulator, with little memory: times mean nothing there.
 
 mod beside;
+mod borders;
 mod copies;
 mod restart;
 mod setup;
@@ -21,6 +22,7 @@ pub type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum Part {
     Copies,
+    Borders,
     Beside,
     Restart,
     Start,
@@ -44,6 +46,9 @@ pub struct Args {
     /// The socket of the service
     #[arg(long, hide = true, default_value = "")]
     at: String,
+    /// What proves the memory of the service
+    #[arg(long, hide = true, default_value = "cpu")]
+    prove: restart::Prove,
     /// The bytes of the role's tier
     #[arg(long, hide = true, default_value_t = 0)]
     bytes: u64,
@@ -68,6 +73,9 @@ fn run(args: &Args) -> Result<()> {
     let wanted = |part| args.part.is_empty() || args.part.contains(&part);
     if wanted(Part::Copies) {
         copies::run(&args.driver()?, args.rounds.max(1))?;
+    }
+    if wanted(Part::Borders) {
+        borders::run(&args.driver()?)?;
     }
     if wanted(Part::Beside) {
         beside::run(&args.driver()?, args.rounds.max(1))?;

@@ -36,6 +36,15 @@ pub enum Role {
     HostAlloc,
 }
 
+/// What proves that both ends see the same memory.
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+pub enum Prove {
+    Nothing,
+    Cpu,
+    /// The CPU and a GPU
+    Gpu,
+}
+
 /// Does what a role says. The first line of the output begins with "ready".
 pub fn play(args: &Args, role: Role) -> Result<()> {
     let start = Instant::now();
@@ -79,19 +88,21 @@ pub fn play(args: &Args, role: Role) -> Result<()> {
             wait(format!("{times} {bytes} {}", found.unfinished));
         }
         Role::Attach => {
-            let (tier, _) = attach(args, &driver)?;
-            wait(format!("{opened} {}", tier.pages()));
+            let (_tier, [connected, imported, attached]) = attach(args, &driver)?;
+            wait(format!("{opened} {connected} {imported} {attached}"));
         }
         Role::Cold => {
             let tier = Tier::on(node(&driver)?)
                 .pages(pages)
                 .page_bytes(PAGE)
                 .create(&driver)?;
-            wait(format!("{opened} {}", tier.pages()));
+            wait(opened.to_string());
+            drop(tier);
         }
         Role::HostAlloc => {
             let memory = PinnedHost::new(&driver, 0, args.bytes)?;
-            wait(format!("{opened} {}", memory.cpu().len() / PAGE));
+            wait(opened.to_string());
+            drop(memory);
         }
     }
     Ok(())
@@ -106,8 +117,10 @@ fn attach(args: &Args, driver: &Driver) -> Result<(Tier, [f64; 3])> {
     };
     let client = blocking::Client::connect(Client::options(args.at.parse()?), driver)?;
     let connected = lap();
-    // Without a probe, which would load kernels: the pages are checked themselves.
-    let memory = client.fetch_with("kv", |fetch| fetch.probe(false))?;
+    let memory = client.fetch_with("kv", |fetch| {
+        let fetch = fetch.probe(args.prove != Prove::Nothing);
+        fetch.probe_by_gpu(args.prove == Prove::Gpu)
+    })?;
     let imported = lap();
     let tier = Tier::attach(Arc::new(memory)).page_bytes(PAGE);
     let tier = tier.pages(args.bytes / PAGE).open()?;
@@ -175,11 +188,12 @@ struct Player {
 
 impl Player {
     fn start(args: &Args, role: Role, at: &str, bytes: u64) -> Result<Self> {
+        Self::proving(args, (role, Prove::Cpu), at, bytes)
+    }
+
+    fn proving(args: &Args, (role, prove): (Role, Prove), at: &str, bytes: u64) -> Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
-        let name = role
-            .to_possible_value()
-            .map(|value| value.get_name().to_owned());
-        command.args(["--role", &name.unwrap_or_default(), "--at", at]);
+        command.args(["--role", &name(role), "--prove", &name(prove), "--at", at]);
         command.args(["--bytes", &bytes.to_string()]);
         if args.cuda {
             command.arg("--cuda");
@@ -219,6 +233,12 @@ impl Drop for Player {
     }
 }
 
+/// The name of an option's value.
+fn name(value: impl ValueEnum) -> String {
+    let value = value.to_possible_value();
+    value.map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
 fn socket(folder: &Path) -> String {
     format!("unix:{}", folder.join("kv.sock").display())
 }
@@ -235,10 +255,10 @@ pub fn restart(args: &Args) -> Result<()> {
         bytes >> 20
     );
     println!(
-        "ms: connected, imported, attached; GB/s of the last two; ms to verify; GB/s of all; pages freed"
+        "proved by; ms: connected, imported and proved, attached; GB/s of the last two; ms to verify; GB/s of all; pages freed"
     );
-    for _ in 0..3 {
-        let player = Player::start(args, Role::Verify, &at, bytes)?;
+    for prove in [Prove::Cpu, Prove::Gpu, Prove::Nothing].repeat(3) {
+        let player = Player::proving(args, (Role::Verify, prove), &at, bytes)?;
         let numbers = player.numbers();
         let [connected, imported, opened, checked, found, freed] = numbers[..] else {
             return Err(format!("'{}' has other numbers", player.ready).into());
@@ -246,7 +266,8 @@ pub fn restart(args: &Args) -> Result<()> {
         let checked = checked * 1e3;
         let attached = imported + opened;
         println!(
-            "{connected:>8.1} {imported:>8.1} {opened:>8.1} {:>8.1} {checked:>8.1} {:>8.1} {freed:>6}",
+            "{:>8} {connected:>8.1} {imported:>8.1} {opened:>8.1} {:>8.1} {checked:>8.1} {:>8.1} {freed:>6}",
+            name(prove),
             found / attached / 1e6,
             found / (connected + attached + checked) / 1e6,
         );
@@ -261,22 +282,31 @@ pub fn start(args: &Args) -> Result<()> {
     let at = socket(folder.path());
     let service = Player::start(args, Role::Serve, &at, bytes)?;
     println!(
-        "\n{} MiB, ms after the process has started; of these for opening the driver",
+        "\n{} MiB, ms after the process has started; of these for opening the driver, and for the connection, import with proof, and table",
         bytes >> 20
     );
-    let measure = |name: &str, role, rounds| -> Result<()> {
-        let (mut ready, mut opened) = (Vec::new(), Vec::new());
+    let measure = |what: &str, role, rounds| -> Result<()> {
+        let (mut ready, mut steps) = (Vec::new(), vec![Vec::new(); 4]);
         for _ in 0..rounds {
-            let player = Player::start(args, role, &at, bytes)?;
+            let player = Player::proving(args, role, &at, bytes)?;
             ready.push(player.after);
-            opened.push(player.numbers().first().copied().unwrap_or(f64::NAN));
+            for (step, took) in steps.iter_mut().zip(player.numbers()) {
+                step.push(took);
+            }
         }
-        println!("{name:>24} {:>9.0} {:>7.0}", median(ready), median(opened));
+        let steps = steps.into_iter().filter(|step| !step.is_empty());
+        let steps: String = steps
+            .map(|step| format!(" {:>7.1}", median(step)))
+            .collect();
+        println!("{what:>32} {:>9.0} {steps}", median(ready));
         Ok(())
     };
-    measure("through the service", Role::Attach, 3)?;
+    for prove in [Prove::Cpu, Prove::Gpu, Prove::Nothing] {
+        let what = format!("through the service, {}", name(prove));
+        measure(&what, (Role::Attach, prove), 5)?;
+    }
     drop(service);
-    measure("cold, a tier of its own", Role::Cold, 2)?;
-    measure("cuMemHostAlloc", Role::HostAlloc, 2)?;
+    measure("cold, a tier of its own", (Role::Cold, Prove::Cpu), 2)?;
+    measure("cuMemHostAlloc", (Role::HostAlloc, Prove::Cpu), 2)?;
     Ok(())
 }
