@@ -57,26 +57,37 @@ impl Member {
     }
 }
 
-/// The size of a thread's direct-mapped table: so many heaps are found at once.
-const NEAR: usize = 8;
-
 /// A heap's number, which is never reused, and the thread's member. Heaps are numbered from 1.
-type Near = [(u64, *const Member); NEAR];
+type Entry = (u64, *const Member);
+const EMPTY: Entry = (0, std::ptr::null());
+
+/// The size of a thread's direct-mapped table, where the heaps used last are found.
+const NEAR: usize = 8;
 
 /// The members of this thread. They leave their heaps when the thread ends.
 #[derive(Default)]
-struct Memberships(RefCell<Vec<Arc<Member>>>);
+struct Memberships(RefCell<All>);
+
+#[derive(Default)]
+struct All {
+    members: Vec<Arc<Member>>,
+    /// Finds all members: a hash table with open addressing, at most half full, its size a power of two.
+    table: Box<[Entry]>,
+}
 
 thread_local! {
-    /// Has no destructor, so that an access need not check whether the value still exists.
-    static NEAR_MEMBERS: Cell<Near> = const { Cell::new([(0, std::ptr::null()); NEAR]) };
+    // These two have no destructor, so that an access need not check whether the value still exists.
+    static NEAR_MEMBERS: Cell<[Entry; NEAR]> = const { Cell::new([EMPTY; NEAR]) };
+    /// The table in `MEMBERSHIPS`, while that exists.
+    static TABLE: Cell<*const [Entry]> = const { Cell::new(&[]) };
     static MEMBERSHIPS: Memberships = Memberships::default();
 }
 
 impl Drop for Memberships {
     fn drop(&mut self) {
-        NEAR_MEMBERS.set([(0, std::ptr::null()); NEAR]);
-        for member in self.0.take() {
+        let all = self.0.take();
+        publish(&[]);
+        for member in all.members {
             // Frees from within this loop find the thread without members. In a forked child other threads'
             // locks are never released, and the heap is the parent's.
             if member.born.is_current()
@@ -102,9 +113,9 @@ pub(crate) fn with<R>(heap: &impl Home, f: impl FnOnce(&mut Local) -> Option<R>)
         false => find(heap)?,
     };
     // The thread that closes the heap waits only until the owner is outside: if `f` frees the last block, the
-    // heap may be gone from then on. The member is not. SAFETY: the pointer in the cell comes from an Arc in
-    // `MEMBERSHIPS`, which lives until it is removed from both (`find`, the thread's end). The thread is the
-    // only owner of its member. `f` does not call this again: it is code of this module's users, which calls
+    // heap may be gone from then on. The member is not. SAFETY: the pointer in the table comes from an Arc in
+    // `MEMBERSHIPS`, which lives until it is removed from both tables (`join`, the thread's end). The thread is
+    // the only owner of its member. `f` does not call this again: it is code of this module's users, which calls
     // no user's code.
     unsafe {
         (*member).local.owner(|local| match local.closed {
@@ -115,40 +126,165 @@ pub(crate) fn with<R>(heap: &impl Home, f: impl FnOnce(&mut Local) -> Option<R>)
 }
 
 /// Finds or creates the member when it is not in the direct-mapped table.
-#[cold]
 #[inline(never)]
 fn find(heap: &impl Home) -> Option<*const Member> {
     let id = heap.id();
-    let found = MEMBERSHIPS.try_with(|members| {
-        // Already borrowed only if a global allocator allocates from a heap: it goes without a cache. No
-        // other user code runs in here, because dropping a member drops no heap.
-        let mut members = members.0.try_borrow_mut().ok()?;
-        if let Some(member) = members.iter().find(|member| member.id == id) {
-            return Some(Arc::as_ptr(member));
-        }
-        members.retain(|member| {
-            let open = !member.is_closed();
-            if !open {
-                forget_near(member.id);
-            }
-            open
-        });
-        let member = heap.join()?;
-        members.push(Arc::clone(&member));
-        Some(Arc::as_ptr(&member))
+    let member = match known(id) {
+        Some(member) => member,
+        None => join(heap)?,
+    };
+    NEAR_MEMBERS.with(|near| {
+        // SAFETY: as in `with`.
+        unsafe { (*near.as_ptr())[id as usize % NEAR] = (id, member) }
     });
-    let member = found.ok().flatten()?;
-    let mut near = NEAR_MEMBERS.get();
-    near[id as usize % NEAR] = (id, member);
-    NEAR_MEMBERS.set(near);
     Some(member)
 }
 
-fn forget_near(id: u64) {
-    let mut near = NEAR_MEMBERS.get();
-    let entry = &mut near[id as usize % NEAR];
-    if entry.0 == id {
-        *entry = (0, std::ptr::null());
+/// Looks a member up in the table of all.
+fn known(id: u64) -> Option<*const Member> {
+    // SAFETY: `publish` stores the table that `MEMBERSHIPS` has, or an empty one before that is dropped. Only
+    // this thread replaces it, not while this runs.
+    let table = unsafe { &*TABLE.get() };
+    let mask = table.len().wrapping_sub(1);
+    let mut at = id as usize;
+    loop {
+        // An empty table has no entry; others are at most half full, so the search ends.
+        let &(found, member) = table.get(at & mask)?;
+        match found {
+            0 => return None,
+            _ if found == id => return Some(member),
+            _ => at += 1,
+        }
     }
-    NEAR_MEMBERS.set(near);
+}
+
+#[cold]
+fn join(heap: &impl Home) -> Option<*const Member> {
+    let joined = MEMBERSHIPS.try_with(|all| {
+        // Already borrowed only if a global allocator allocates from a heap: it goes without a cache. No
+        // other user code runs in here, because dropping a member drops no heap.
+        let mut all = all.0.try_borrow_mut().ok()?;
+        // Before a member is dropped that the tables name.
+        publish(&[]);
+        all.members.retain(|member| !member.is_closed());
+        let member = heap.join();
+        all.members.extend(member.clone());
+        all.rebuild();
+        publish(&all.table);
+        member.map(|member| Arc::as_ptr(&member))
+    });
+    joined.ok().flatten()
+}
+
+/// Makes `table` the one that this thread searches.
+fn publish(table: &[Entry]) {
+    NEAR_MEMBERS.set([EMPTY; NEAR]);
+    TABLE.set(&raw const *table);
+}
+
+impl All {
+    fn rebuild(&mut self) {
+        let size = (2 * self.members.len()).next_power_of_two();
+        self.table = vec![EMPTY; size].into_boxed_slice();
+        for member in &self.members {
+            let mut at = member.id as usize;
+            while self.table[at & (size - 1)].0 != 0 {
+                at += 1;
+            }
+            self.table[at & (size - 1)] = (member.id, Arc::as_ptr(member));
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    /// Counts how often threads joined.
+    struct Club {
+        id: u64,
+        this: Weak<Self>,
+        members: Mutex<Vec<Arc<Member>>>,
+        left: Mutex<u64>,
+    }
+
+    impl Club {
+        fn new(id: u64) -> Arc<Self> {
+            Arc::new_cyclic(|this| Self {
+                id,
+                this: Weak::clone(this),
+                members: Mutex::default(),
+                left: Mutex::default(),
+            })
+        }
+    }
+
+    impl Home for Club {
+        fn id(&self) -> u64 {
+            self.id
+        }
+
+        fn join(&self) -> Option<Arc<Member>> {
+            let member = Member::new(self.this.clone(), self.id, Generation::current());
+            let member = Arc::new(member);
+            self.members.lock().unwrap().push(Arc::clone(&member));
+            Some(member)
+        }
+
+        fn leave(&self, member: &Arc<Member>) {
+            assert_eq!(member.id, self.id);
+            *self.left.lock().unwrap() += 1;
+        }
+    }
+
+    /// Counts a visit in the thread's cache and returns how many there were.
+    fn visit(club: &Club) -> Option<u64> {
+        with(club, |local| {
+            local.tally.allocate(club.id);
+            assert_eq!(local.tally.allocated_bytes, local.tally.allocated * club.id);
+            Some(local.tally.allocated)
+        })
+    }
+
+    #[test]
+    fn each_of_many_heaps_has_one_member_of_a_thread() {
+        // Numbers that collide in tables of each size up to 256.
+        let clubs: Vec<_> = (1..=200)
+            .map(|n| Club::new(n % 20 * 256 + n / 20 + 1))
+            .collect();
+        let visits = |expected: u64| {
+            let all = clubs.iter().chain(clubs.iter().rev());
+            all.enumerate().for_each(|(at, club)| {
+                let more = 1 + (at >= clubs.len()) as u64;
+                assert_eq!(visit(club), Some(expected + more));
+            });
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                visits(0);
+                visits(2);
+                // Every third one closes; the next that joins drops their members.
+                let closed = clubs.iter().step_by(3);
+                for club in closed.clone() {
+                    let members = std::mem::take(&mut *club.members.lock().unwrap());
+                    members[0].local.hold().closed = true;
+                    let weak = Arc::downgrade(&members[0]);
+                    drop(members);
+                    assert_eq!((visit(club), weak.strong_count()), (None, 1));
+                }
+                assert_eq!(visit(&Club::new(9999)), Some(1));
+                for (at, club) in clubs.iter().enumerate().filter(|(at, _)| at % 3 != 0) {
+                    assert_eq!(visit(club), Some(5), "{at}");
+                }
+                // Joins again, as no heap does that was closed.
+                closed.for_each(|club| assert_eq!(visit(club), Some(1)));
+            });
+        });
+        for (at, club) in clubs.iter().enumerate() {
+            assert_eq!(club.members.lock().unwrap().len(), 1);
+            assert_eq!(*club.left.lock().unwrap(), 1, "{at}");
+        }
+    }
 }
