@@ -84,7 +84,7 @@ impl Heap {
             .inspect_err(|error| tracing::warn!(%error, "a heap gives collections no memory"))
             .ok()?;
         let block = self
-            .allocate(layout)
+            .allocate(self.inner().with_all_usable(layout))
             .inspect_err(|error| tracing::warn!(%error, "a collection in a heap gets no memory"))
             .ok()?;
         // The collection frees the block by its address.
@@ -93,19 +93,20 @@ impl Heap {
             watch.is_collections(block.offset());
         }
         let block = std::mem::ManuallyDrop::new(block);
-        Some(self.pointer(block.offset(), layout.size()))
+        Some(self.pointer(block.offset(), block.len() as usize))
     }
 
     #[track_caller]
     fn allocate_zeroed_for_cpu(&self, layout: Layout) -> Option<NonNull<[u8]>> {
         let memory = self.allocate_for_cpu(layout)?;
-        // SAFETY: the block is new and has `layout.size()` bytes, and the CPU may write to them.
-        unsafe { memory.cast::<u8>().write_bytes(0, layout.size()) };
+        // SAFETY: the block is new and has this many bytes, and the CPU may write to them.
+        unsafe { memory.cast::<u8>().write_bytes(0, memory.len()) };
         Some(memory)
     }
 
     /// # Safety
-    /// This heap's functions in this file returned `ptr` for `layout`, and it is no longer in use.
+    /// This heap's functions in this file returned `ptr` for `layout`, or for one of the same alignment and at most its
+    /// size, with at least its size as the length; and it is no longer in use.
     unsafe fn deallocate_for_cpu(&self, ptr: NonNull<u8>, layout: Layout) {
         if !self.inner().born.is_current() {
             return; // in a forked child the lookup may block on a lock whose owner does not exist
@@ -122,6 +123,8 @@ impl Heap {
             return None;
         }
         let address = ptr.as_ptr().expose_provenance() as u64;
+        // Every layout that fits the block has the same usable size, which is the size that was counted.
+        let layout = self.inner().with_all_usable(layout);
         let (bytes, align) = (layout.size() as u64, layout.align() as u64);
         self.inner()
             .piece_at(address, bytes, align)
@@ -142,15 +145,16 @@ impl Heap {
         old: Layout,
         new: Layout,
     ) -> Option<NonNull<[u8]>> {
+        let usable = self.inner().with_all_usable(new);
         if let Some(mut piece) = self.piece_of(ptr, old)
             // SAFETY: the caller's promise.
             && unsafe {
                 self.inner()
-                    .resize_for_layout(&mut piece, new.size() as u64, new.align() as u64)
+                    .resize_for_layout(&mut piece, usable.size() as u64, usable.align() as u64)
             }
         {
             self.inner().name(&piece);
-            return Some(self.pointer(piece.offset, new.size()));
+            return Some(self.pointer(piece.offset, usable.size()));
         }
         let memory = self.allocate_for_cpu(new)?;
         let bytes = old.size().min(new.size());
@@ -174,14 +178,25 @@ impl Heap {
     ) -> Option<NonNull<[u8]>> {
         // SAFETY: the caller's promise.
         let memory = unsafe { self.resize_for_cpu(ptr, old, new)? };
-        let more = new.size().saturating_sub(old.size());
-        // SAFETY: `memory` has `new.size()` bytes, and nothing else used the last of them before.
+        let more = memory.len().saturating_sub(old.size());
+        // SAFETY: `memory` has this many bytes behind the old ones, which the caller does not use yet.
         unsafe { memory.cast::<u8>().add(old.size()).write_bytes(0, more) };
         Some(memory)
     }
 }
 
 impl HeapInner {
+    /// Returns the layout with all the bytes that its block takes. In debug mode a block has exactly the bytes requested:
+    /// its guard begins behind them.
+    fn with_all_usable(&self, layout: Layout) -> Layout {
+        if layout.size() == 0 || self.watch.is_some() {
+            return layout;
+        }
+        // A size beyond the largest block's is refused as it is.
+        let usable = Heap::usable_size(layout) as usize;
+        Layout::from_size_align(usable, layout.align()).unwrap_or(layout)
+    }
+
     /// [Resizes](Self::resize) a block whose owner knows only its layout. Succeeds only if a block of the new
     /// layout has the same kind and may start at this address.
     ///

@@ -127,7 +127,8 @@ fn a_vector_grows_and_shrinks_where_it_lies() {
     numbers.shrink_to_fit();
     assert_eq!(numbers.as_ptr(), address);
     assert!(numbers.iter().enumerate().all(|(at, &n)| at as u64 == n));
-    assert_eq!(heap.stats().live, 40_000 + second.capacity() as u64);
+    let has = 40_000_u64.next_multiple_of(256) + (second.capacity() as u64).next_multiple_of(256);
+    assert_eq!(heap.stats().live, has);
     // Smaller than a range may be: it moves to a small block.
     numbers.truncate(10);
     numbers.shrink_to_fit();
@@ -135,6 +136,32 @@ fn a_vector_grows_and_shrinks_where_it_lies() {
     drop((numbers, second));
     let stats = heap.stats();
     assert_eq!((stats.live, stats.live_blocks), (0, 0));
+}
+
+#[test]
+fn collections_have_all_that_their_blocks_take_except_in_debug_mode() {
+    let driver = simulated();
+    let heap = on(&driver).build(&driver).unwrap();
+    let debug = on(&driver).debug(egmem::heap::DebugOptions::new());
+    let debug = debug.build(&driver).unwrap();
+    for (bytes, align, usable) in [
+        (0, 8, 0),
+        (1, 1, 16),
+        (100, 64, 128),
+        (129, 1, 144),
+        (2049, 16, 2304),
+    ] {
+        for (heap, expected) in [(&heap, usable), (&debug, bytes)] {
+            let layout = aligned(bytes, align);
+            let memory = Allocator::allocate(heap, layout).unwrap();
+            assert_eq!(memory.len() as u64, expected, "{bytes}");
+            assert_eq!(heap.stats().live, expected);
+            // SAFETY: allocated above, and not used.
+            unsafe { Allocator::deallocate(heap, memory.cast(), layout) };
+            assert_eq!(heap.stats().live, 0);
+        }
+    }
+    assert!(Allocator::allocate(&heap, layout(u64::MAX >> 1)).is_err());
 }
 
 /// What a collection may ask of its allocator.
@@ -163,7 +190,7 @@ fn wish() -> impl Strategy<Value = Wish> {
     ]
 }
 
-/// Memory of a heap, and beside it what its bytes should be.
+/// Memory of a heap, and beside it what its bytes should be: all that it has, which may be more than was requested.
 struct Pair {
     memory: NonNull<u8>,
     layout: Layout,
@@ -177,10 +204,12 @@ impl Pair {
             true => Allocator::allocate_zeroed(heap, layout),
             false => Allocator::allocate(heap, layout),
         };
+        let memory = memory.unwrap();
+        assert!(memory.len() >= bytes);
         let mut new = Self {
-            memory: memory.unwrap().cast(),
+            memory: memory.cast(),
             layout,
-            bytes: vec![0; bytes],
+            bytes: vec![0; memory.len()],
         };
         if zeroed {
             new.check();
@@ -209,8 +238,15 @@ impl Pair {
         assert!(seen == self.bytes, "{:?}", self.layout);
     }
 
-    fn resize(&mut self, heap: &Heap, new: Layout, zeroed: bool) {
-        let (old, memory) = (self.layout, self.memory);
+    /// Returns one of the layouts that the memory may be named by.
+    fn fitting(&self, which: usize) -> Layout {
+        let least = self.layout.size();
+        let bytes = least + which % (self.bytes.len() - least + 1);
+        Layout::from_size_align(bytes, self.layout.align()).unwrap()
+    }
+
+    fn resize(&mut self, heap: &Heap, new: Layout, zeroed: bool, which: usize) {
+        let (old, memory) = (self.fitting(which), self.memory);
         // SAFETY: allocated from the heap with `old`; the size of `new` is what each may have.
         let resized = unsafe {
             match (new.size() >= old.size(), zeroed) {
@@ -219,22 +255,25 @@ impl Pair {
                 (true, true) => Allocator::grow_zeroed(heap, memory, old, new),
             }
         };
-        self.memory = resized.unwrap().cast();
+        let resized = resized.unwrap();
+        assert!(resized.len() >= new.size());
+        self.memory = resized.cast();
         self.layout = new;
         assert!(self.memory.as_ptr().addr().is_multiple_of(new.align()));
         let kept = old.size().min(new.size());
-        self.bytes.resize(new.size(), 0);
-        if !zeroed {
+        self.bytes.truncate(kept);
+        self.bytes.resize(resized.len(), 0);
+        if !zeroed || new.size() < old.size() {
             self.write(kept);
         }
         self.check();
         self.write(kept);
     }
 
-    fn free(self, heap: &Heap) {
+    fn free(self, heap: &Heap, which: usize) {
         self.check();
-        // SAFETY: allocated from the heap with this layout.
-        unsafe { Allocator::deallocate(heap, self.memory, self.layout) };
+        // SAFETY: allocated from the heap; the layout fits it.
+        unsafe { Allocator::deallocate(heap, self.memory, self.fitting(which)) };
     }
 }
 
@@ -251,22 +290,22 @@ proptest! {
             match wish {
                 Wish::Resize { bytes, log, zeroed } => {
                     let at = which % pairs.len();
-                    pairs[at].resize(&heap, aligned(bytes as u64, 1 << log), zeroed);
+                    pairs[at].resize(&heap, aligned(bytes as u64, 1 << log), zeroed, which / 7);
                 }
                 Wish::Allocate { bytes, zeroed } => pairs.push(Pair::new(&heap, bytes, zeroed)),
                 Wish::Free(which) if pairs.len() > 1 => {
                     let at = which % pairs.len();
-                    pairs.swap_remove(at).free(&heap);
+                    pairs.swap_remove(at).free(&heap, which / 7);
                 }
                 Wish::Free(_) => {}
             }
-            let live: usize = pairs.iter().map(|pair| pair.layout.size()).sum();
+            let live: usize = pairs.iter().map(|pair| pair.bytes.len()).sum();
             prop_assert_eq!(heap.stats().live, live as u64);
         }
         for pair in &pairs {
             pair.check();
         }
-        pairs.into_iter().for_each(|pair| pair.free(&heap));
+        pairs.into_iter().for_each(|pair| pair.free(&heap, 5));
         let stats = heap.stats();
         prop_assert_eq!((stats.live, stats.live_blocks), (0, 0));
         drop(heap);
