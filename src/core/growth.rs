@@ -104,6 +104,20 @@ impl Growth {
         granularity: Granularity,
         is_shareable: bool,
     ) -> Result<u64> {
+        let chunk = self.checked_chunk()?;
+        let least = match is_shareable {
+            true => bytes.div_ceil(MAX_SHAREABLE_CHUNKS).min(Self::MAX_CHUNK),
+            false => 0,
+        };
+        // At most 2^32 and less than 2^63: no overflow.
+        Ok(chunk.max(least).next_multiple_of(granularity.bytes()))
+    }
+
+    /// Returns the size of the chunks.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for another size than [`chunk`](Self::chunk) says.
+    pub fn checked_chunk(self) -> Result<u64> {
         if self.chunk == 0
             || self.chunk > Self::MAX_CHUNK
             || !Granularity::TWO_MIB.divides(self.chunk)
@@ -112,13 +126,14 @@ impl Growth {
             let valid = "multiples of 2 MiB up to 4 GiB − 2 MiB";
             return Err(Error::invalid_of("growth", why, valid));
         }
-        let least = match is_shareable {
-            true => bytes.div_ceil(MAX_SHAREABLE_CHUNKS).min(Self::MAX_CHUNK),
-            false => 0,
-        };
-        let chunk = self.chunk.max(least);
-        // At most 2^32 and less than 2^63: no overflow.
-        Ok(chunk.next_multiple_of(granularity.bytes()))
+        Ok(self.chunk)
+    }
+
+    /// Returns how long to rest after a chunk that took this long.
+    pub fn rest_after(self, took: Duration) -> Duration {
+        // Beforehand, so that the product fits.
+        let took = took.min(LONGEST_REST);
+        (took * self.rest.min(100_000) / 100).min(LONGEST_REST)
     }
 }
 
@@ -130,7 +145,7 @@ impl Default for Growth {
 
 /// Reports progress and rests, between two chunks. The caller holds no lock.
 pub struct Pace<F> {
-    rest: u32,
+    growth: Growth,
     progress: F,
     made: Progress,
     /// When the present chunk was begun.
@@ -141,7 +156,7 @@ impl<F: FnMut(Progress) -> ControlFlow<()>> Pace<F> {
     /// Begins the first chunk of `total` bytes.
     pub fn new(growth: Growth, total: u64, progress: F) -> Self {
         Self {
-            rest: growth.rest,
+            growth,
             progress,
             made: Progress::new(0, total),
             began: Instant::now(),
@@ -159,18 +174,12 @@ impl<F: FnMut(Progress) -> ControlFlow<()>> Pace<F> {
         if (self.progress)(self.made).is_break() {
             return Err(Error::Cancelled { done, total });
         }
-        if self.rest > 0 && done < total {
-            thread::sleep(rest_after(took, self.rest));
+        if done < total {
+            thread::sleep(self.growth.rest_after(took));
         }
         self.began = Instant::now();
         Ok(())
     }
-}
-
-fn rest_after(took: Duration, percent: u32) -> Duration {
-    // Beforehand, so that the product fits.
-    let took = took.min(LONGEST_REST);
-    (took * percent.min(100_000) / 100).min(LONGEST_REST)
 }
 
 #[cfg(test)]
@@ -208,6 +217,7 @@ mod tests {
     #[test]
     fn rests_follow_the_time_that_a_chunk_took_up_to_a_second() {
         let ms = Duration::from_millis;
+        let rest_after = |took, percent| Growth::steady().rest(percent).rest_after(took);
         assert_eq!(rest_after(ms(10), 100), ms(10));
         assert_eq!(rest_after(ms(10), 50), ms(5));
         assert_eq!(rest_after(ms(400), 300), LONGEST_REST);

@@ -2,8 +2,10 @@
 
 use std::ops::{ControlFlow, Range};
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
+pub(super) use self::paced::Locked;
 use super::backing::{Backing, Beside, Grown, Want};
 use super::cache::{Inside, member};
 use super::classes::SLAB;
@@ -67,23 +69,22 @@ impl HeapInner {
             if let Some(found) = attempt(&mut self.core()) {
                 return Ok(found);
             }
-            let mut guard = lock(&self.backing);
-            let backing = guard.as_mut().ok_or_else(ended)?;
+            let mut locked = self.locked();
             // Another thread may have added memory while this one waited for its turn.
             if let Some(found) = attempt(&mut self.core()) {
                 return Ok(found);
             }
-            let soft = match self.grow_for(backing, bytes, align, soft_limit, attempt)? {
+            let soft = match self.grow_for(&mut locked, bytes, align, soft_limit, attempt)? {
                 ControlFlow::Break(found) => return Ok(found),
                 ControlFlow::Continue(soft) => soft,
             };
             let pressure = Pressure {
                 requested: bytes,
-                backed: backing.backed(),
+                backed: locked.backing()?.backed(),
                 soft_limit: soft.bytes,
                 asked,
             };
-            drop(guard);
+            drop(locked);
             if let Some(found) = self.after_caches_of_use(bytes, align, attempt) {
                 return Ok(found);
             }
@@ -107,7 +108,7 @@ impl HeapInner {
     /// Adds memory until the attempt succeeds, or returns the soft limit that this would exceed.
     fn grow_for<'a, R>(
         &self,
-        backing: &mut Backing,
+        locked: &mut Locked<'_>,
         bytes: u64,
         align: u64,
         soft_limit: Option<&'a SoftLimit>,
@@ -121,25 +122,21 @@ impl HeapInner {
                 alignment: align.max(GRANULE),
                 beside: &|gap| self.beside(gap),
             };
-            let grown = match soft_limit {
-                None => backing.grow(want),
-                Some(soft) => match backing.grow_within(want, soft.bytes) {
-                    Ok(None) => return Ok(ControlFlow::Continue(soft)),
-                    Ok(Some(grown)) => Ok(grown),
-                    Err(error) => Err(error),
-                },
-            };
-            match grown {
-                Ok(grown) if grown.is_empty() => {}
-                Ok(grown) => {
-                    let mut core = self.with_new(backing, grown);
+            let most = soft_limit.map_or(u64::MAX, |soft| soft.bytes);
+            match (self.grow(locked, want, most), soft_limit) {
+                (Ok(None), Some(soft)) => return Ok(ControlFlow::Continue(soft)),
+                // None without a limit does not happen.
+                (Ok(None), None) => {}
+                (Ok(Some(grown)), _) if grown.is_empty() => {}
+                (Ok(Some(grown)), _) => {
+                    let mut core = self.with_new(locked.backing()?, grown);
                     // Before another thread can take it.
                     if let Some(found) = attempt(&mut core) {
                         return Ok(ControlFlow::Break(found));
                     }
                     continue;
                 }
-                Err(error) => {
+                (Err(error), _) => {
                     return match self.after_caches_of_use(bytes, align, attempt) {
                         Some(found) => Ok(ControlFlow::Break(found)),
                         None => Err(self.explained(error, bytes, align)),
@@ -247,8 +244,8 @@ impl HeapInner {
             if ahead && self.closed.load(Relaxed) {
                 return Ok(());
             }
-            let mut guard = lock(&self.backing);
-            let backing = guard.as_mut().ok_or_else(ended)?;
+            let mut locked = self.locked();
+            let backing = locked.backing()?;
             let free = self.core().free_bytes();
             let Some(more) = bytes.checked_sub(free).filter(|&more| more > 0) else {
                 return Ok(());
@@ -276,26 +273,29 @@ impl HeapInner {
                 let most = soft.map_or(self.limit, |soft| soft.bytes.min(self.limit));
                 step = step.min(backing.room_below(most)).max(1);
             }
-            let want = Want::More { bytes: step };
-            let grown = match soft {
-                None => backing.grow(want),
-                Some(soft) => backing.grow_within(want, soft.bytes).and_then(|grown| {
-                    let why = NoRoom::SoftLimit { bytes: soft.bytes };
-                    grown.ok_or_else(|| self.full(why, bytes, 1))
-                }),
+            let began = Instant::now();
+            let most = soft.map_or(u64::MAX, |soft| soft.bytes);
+            let grown = match self.grow(&mut locked, Want::More { bytes: step }, most) {
+                Ok(Some(grown)) => grown,
+                Ok(None) => return Err(self.full(NoRoom::SoftLimit { bytes: most }, bytes, 1)),
+                Err(error) => return Err(self.explained(error, bytes, 1)),
             };
-            let grown = grown.map_err(|error| self.explained(error, bytes, 1))?;
+            let took = began.elapsed();
             let added = grown
                 .iter()
                 .map(|new| new.range.end - new.range.start)
                 .sum();
-            drop(self.with_new(backing, grown));
-            drop(guard);
-            told(added, more.saturating_sub(added))?;
+            drop(self.with_new(locked.backing()?, grown));
+            drop(locked);
+            let left = more.saturating_sub(added);
+            told(added, left)?;
+            if left > 0 {
+                thread::sleep(self.growth.rest_after(took));
+            }
             if ahead {
                 // No thread waits for this. Waking up from the lock takes a waiting thread longer than this
                 // loop takes to lock it again.
-                std::thread::sleep(BETWEEN_STEPS);
+                thread::sleep(BETWEEN_STEPS);
             }
         }
     }
@@ -340,5 +340,6 @@ fn ended() -> Error {
 }
 
 mod caches;
+mod paced;
 #[cfg(test)]
 mod tests;

@@ -1,7 +1,7 @@
 //! The state that a heap's handles, blocks and threads share.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Condvar, Mutex, Weak};
 
 use super::backing::{Backing, Plan};
 use super::cache::{
@@ -18,7 +18,7 @@ use super::options::HeapOptions;
 use super::piece::{Key, Kind, Piece};
 use crate::driver::{Access, Driver, Location};
 use crate::fork::Generation;
-use crate::{Error, Result};
+use crate::{Error, Growth, Result};
 
 /// The most full magazines of a class that wait for a thread.
 const DEPOT: usize = 4;
@@ -41,10 +41,6 @@ pub(super) struct HeapInner {
     pub(super) limit: u64,
     pub(super) host: Access,
     /// Whether chunks can be exported: importers may write anywhere in them.
-    #[cfg_attr(
-        not(any(feature = "allocator-api2", feature = "nightly")),
-        allow(dead_code, reason = "for collections")
-    )]
     pub(super) exportable: bool,
     /// `None` if the chunks lie in several places.
     pub(super) location: Option<Location>,
@@ -88,6 +84,9 @@ pub(super) struct HeapInner {
     pub(super) lifetime: Lifetime,
     /// `None` once all memory is given back.
     pub(super) backing: Mutex<Option<Backing>>,
+    /// Growth that other threads may wait for has ended.
+    pub(super) grown: Condvar,
+    pub(super) growth: Growth,
     pub(super) deferred: Mutex<Option<Deferred<Piece>>>,
     /// Held by the thread that collects blocks whose work has finished.
     pub(super) collecting: Mutex<()>,
@@ -150,6 +149,8 @@ impl HeapInner {
             members: Mutex::default(),
             lifetime: Lifetime::new(),
             backing: Mutex::new(Some(backing)),
+            grown: Condvar::new(),
+            growth: options.plan.growth.unwrap_or_default(),
             deferred: Mutex::new(Some(Deferred::new(driver))),
             collecting: Mutex::default(),
             waiting: Mutex::default(),

@@ -49,7 +49,7 @@ pub use stats::{ClassStats, DriverCounts, HeapStats};
 #[cfg(test)]
 use egmem_core::{Buffer, Driver, DriverError, Machine, Topology, proof};
 use egmem_core::{
-    Error, Event, Memory, Progress, Result, Stream, accessors, buffer, capability, driver, error,
-    explain, fork, guard, ledger, memory, per_driver, pinned, size, stream, svg as drawing,
+    Error, Event, Growth, Memory, Progress, Result, Stream, accessors, buffer, capability, driver,
+    error, explain, fork, guard, ledger, memory, per_driver, pinned, size, stream, svg as drawing,
     teardown, topology, vmm,
 };

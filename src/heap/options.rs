@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::backing::Plan;
 use super::debug::DebugOptions;
 use super::limits::{Pressure, Relief, SoftLimit};
+use crate::Growth;
 use crate::driver::{Access, HandleTypes, Location};
 use crate::ledger::Label;
 
@@ -70,12 +71,28 @@ impl HeapOptions {
     }
 
     /// Sets how much memory the heap adds at a time, in bytes: at least 1, rounded up to a multiple of 2 MiB;
-    /// by default 64 MiB. A chunk has at most 1 TiB − 2 MiB. Larger chunks need fewer driver calls; smaller
-    /// ones can be given back sooner. The heap uses smaller chunks if memory is short or a limit is near. Drivers from 590.44
-    /// on were reported to fault below each 4 GiB boundary of one allocation, on arm64 kernels with pages of 64 KiB: there,
-    /// keep chunks below 4 GiB.
+    /// by default 64 MiB. A chunk has at most [`Growth::MAX_CHUNK`] bytes, and so has a block that can be shared. Larger
+    /// chunks need fewer driver calls; smaller ones can be given back sooner. The heap uses smaller chunks if memory is short
+    /// or a limit is near.
     pub const fn chunk(mut self, bytes: u64) -> Self {
         self.plan.chunk = Some(bytes);
+        self
+    }
+
+    /// Sets the size of chunks, unless [`chunk`](Self::chunk) does, and the rest after each but the last that a request
+    /// needs. By default a heap does not rest. While it rests, other threads may allocate and grow the heap. A
+    /// [`Heap::reserve`](super::Heap::reserve) and background growth rest too.
+    ///
+    /// ```
+    /// # use egmem::{Driver, Growth, Heap, Machine, driver::NodeId};
+    /// # let driver = Driver::simulated(Machine::gh200())?;
+    /// let heap = Heap::on(NodeId(0)).growth(Growth::gentle()).build(&driver)?;
+    /// heap.reserve(64 << 20)?;
+    /// assert_eq!(heap.stats().driver.create, 4); // of 16 MiB each
+    /// # Ok::<(), egmem::Error>(())
+    /// ```
+    pub const fn growth(mut self, growth: Growth) -> Self {
+        self.plan.growth = Some(growth);
         self
     }
 

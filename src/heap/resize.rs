@@ -8,7 +8,6 @@ use super::cache::member;
 use super::core::{Core, GRANULE, MAX_RANGE, RangeId};
 use super::inner::HeapInner;
 use super::piece::{Key, Kind, Piece};
-use crate::per_driver::lock;
 
 impl Block {
     /// Resizes the block to `bytes` in place. Returns `false` and changes nothing if that is impossible.
@@ -107,10 +106,7 @@ impl HeapInner {
         if !possible {
             return false;
         }
-        let mut guard = lock(&self.backing);
-        let Some(backing) = guard.as_mut() else {
-            return false;
-        };
+        let mut locked = self.locked();
         // No other thread adds memory meanwhile, but others may still take the free bytes behind the block.
         let Some((start, memory_end)) = self.core().end_of_memory_behind(node) else {
             return false;
@@ -122,14 +118,14 @@ impl HeapInner {
                 memory_end,
                 end,
             };
-            let grown = match &self.soft_limit {
-                None => backing.grow(want).map(Some),
-                Some(soft) => backing.grow_within(want, soft.bytes),
-            };
-            match grown {
-                Ok(Some(grown)) => return self.with_new(backing, grown).extend(node, bytes),
-                Ok(None) => return false,
-                Err(error) => {
+            let most = self.soft_limit.as_ref().map_or(u64::MAX, |soft| soft.bytes);
+            let grown = self.grow(&mut locked, want, most);
+            match (grown, locked.backing()) {
+                (Ok(Some(grown)), Ok(backing)) => {
+                    return self.with_new(backing, grown).extend(node, bytes);
+                }
+                (Ok(_), _) => return false,
+                (Err(error), _) => {
                     tracing::debug!(%error, "a block does not grow in place");
                     return false;
                 }

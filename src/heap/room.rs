@@ -7,17 +7,22 @@ use super::classes::{Class, PAGE};
 use super::core::{Core, GRANULE, MAX_RANGE};
 use super::inner::HeapInner;
 use crate::error::NoRoom;
-use crate::{Error, Result};
+use crate::{Error, Growth, Result};
 
 impl HeapInner {
     /// Refuses a request that no amount of memory could satisfy.
     pub(super) fn check_possible(&self, bytes: u64, align: u64) -> Result<()> {
-        if bytes > MAX_RANGE {
+        // A block that can be shared lies in one chunk.
+        let most = match self.exportable {
+            true => Growth::MAX_CHUNK,
+            false => MAX_RANGE,
+        };
+        if bytes > most {
             let why = format!("it is {bytes} bytes");
             return Err(Error::invalid_of(
                 "size",
                 why,
-                format!("at most {MAX_RANGE} bytes"),
+                format!("at most {most} bytes"),
             ));
         }
         if bytes > self.limit {

@@ -52,7 +52,7 @@ pub(super) const TRAPS: &[Trap] = &[
             machine.host.architecture == "aarch64" && machine.host.page_size == Some(64 << 10)
         },
         finding: "drivers from 590.44 on were reported to fault below each 4 GiB boundary of one allocation, with pages of 64 KiB",
-        remedy: "keep allocations below 4 GiB: buffers do by default, and a heap whose option chunk is not larger",
+        remedy: "keep allocations of physical memory below 4 GiB, as buffers and heaps do",
     },
     Trap {
         versions: (Some((615, 0)), None),

@@ -98,6 +98,9 @@ impl PhysicalOptions {
 
     /// Creates at least `bytes` of physical memory; it is zero on every driver measured.
     ///
+    /// It is one allocation, however large. [`Growth::MAX_CHUNK`](crate::Growth::MAX_CHUNK) tells why buffers and heaps make
+    /// none of 4 GiB or more.
+    ///
     /// Source: `cuMemGetAllocationGranularity`, `cuMemCreate`.
     ///
     /// # Errors

@@ -1,10 +1,10 @@
-//! Growth: creates, maps and grants chunks; all of them or none.
+//! Growth: where there is room, and the chunks of one request.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::chunk::Chunk;
-use super::fit::{Fill, Places, Want};
+use super::fit::{Fill, Want};
 use super::plan::Site;
 use super::{Backing, Grown};
 use crate::driver::{Code, Location, NodeId};
@@ -12,85 +12,60 @@ use crate::error::NoRoom;
 use crate::guard::{WORTH_ASKING, check_free_now};
 use crate::ledger::AllocPath;
 use crate::topology::{Overcommit, free_now};
-use crate::vmm::{Mapping, PhysicalMemory};
+use crate::vmm::PhysicalMemory;
 use crate::{Error, Result};
 
 impl Backing {
-    /// Backs more of the heap, so that `want` fits. Returns the new ranges, which are free, zero and granted,
-    /// by ascending offsets. Returns none if it fits already, by the caller's account of free bytes.
-    ///
-    /// A block goes to the lowest place where it fits, together with the free bytes beside it; if memory is
-    /// too short for that, to the place that needs the least. Chunks are whole while memory is plentiful and
-    /// no node's share is used up. If memory is short, the heap tries the next node, then half the size, down
-    /// to what is needed.
-    ///
-    /// # Errors
-    /// All or nothing: after a failure, everything created is given back. Memory on a full node is needed
-    /// elsewhere, and a caller that frees some and retries creates it again.
-    ///
-    /// [`Error::HeapFull`], without the caller's numbers, if the remaining addresses have no such range, or
-    /// no node's share is large enough for what must be one chunk; [`Error::NodeTooFull`],
-    /// [`Error::NodesTooFull`], [`Error::OutOfMemory`]; [`Error::InvalidArgument`] for 0 bytes or an
-    /// alignment that is no power of two; the driver's errors.
+    /// Grows at once, without a limit: [`order`](Self::order), all steps, and [`deliver`](Self::deliver).
+    #[cfg(test)]
     pub(crate) fn grow(&mut self, want: Want<'_>) -> Result<Vec<Grown>> {
-        self.sweep();
-        let places = self.shape().places(&self.gaps(), want)?;
-        self.make_places(&places, want)
+        let grown = self.grow_within(want, u64::MAX)?;
+        Ok(grown.unwrap_or_default())
+    }
+
+    #[cfg(test)]
+    pub(crate) fn grow_within(&mut self, want: Want<'_>, most: u64) -> Result<Option<Vec<Grown>>> {
+        let Some(mut order) = self.order(want, most)? else {
+            return Ok(None);
+        };
+        while self.step(&mut order)? {}
+        Ok(Some(self.deliver(order)))
     }
 
     /// Checks that the limit and the nodes have `bytes` more, in as many pieces as necessary. Creates
     /// nothing.
     ///
     /// # Errors
-    /// As [`grow`](Self::grow).
+    /// As [`order`](Self::order).
     pub(crate) fn check_more(&self, bytes: u64) -> Result<()> {
         let places = self.shape().places(&self.gaps(), Want::More { bytes })?;
         self.check_nodes(places.first.iter().map(Fill::needed).sum())
     }
 
-    /// As [`grow`](Self::grow), but backs at most `most` bytes in all; the last chunk is smaller if it would
-    /// exceed that. Returns `None` if `want` would exceed it, whatever else prevents growth.
-    ///
-    /// # Errors
-    /// As [`grow`](Self::grow).
-    pub(crate) fn grow_within(&mut self, want: Want<'_>, most: u64) -> Result<Option<Vec<Grown>>> {
-        self.sweep();
-        let room = self.room_below(most);
-        let places = match self.shape().places(&self.gaps(), want) {
-            Err(Error::HeapFull { .. }) if want.bytes() > room => return Ok(None),
-            places => places?,
-        };
-        let places = places.within(room);
-        places
-            .map(|places| self.make_places(&places, want))
-            .transpose()
+    /// Returns how many bytes may be backed before more than `most` are, with those of growth that was begun.
+    pub(crate) fn room_below(&self, most: u64) -> u64 {
+        let claimed: u64 = self
+            .claims
+            .iter()
+            .map(|claim| claim.end - claim.start)
+            .sum();
+        most.saturating_sub(self.backed + claimed) / self.settled.unit * self.settled.unit
     }
 
-    /// Returns how many bytes may be backed before more than `most` are.
-    pub(crate) const fn room_below(&self, most: u64) -> u64 {
-        most.saturating_sub(self.backed) / self.settled.unit * self.settled.unit
-    }
-
-    fn make_places(&mut self, places: &Places, want: Want<'_>) -> Result<Vec<Grown>> {
-        let made = match (self.attempt(&places.first), places.leanest) {
-            (Err(error), Some(leanest)) if is_shortage(&error) => self.attempt(&[leanest]),
-            (result, _) => result,
-        };
-        made.map_err(|error| match error {
-            Error::HeapFull { why, .. } => want.refused(why, self.limit()),
-            other => other,
-        })
-    }
-
-    /// Returns the ranges without memory, by ascending offsets.
-    fn gaps(&self) -> Vec<Range<u64>> {
+    /// Returns the ranges without memory that no growth has begun to fill, by ascending offsets.
+    pub(super) fn gaps(&self) -> Vec<Range<u64>> {
+        let chunks = self.chunks.values().map(Chunk::range);
+        let mut taken: Vec<Range<u64>> = chunks.chain(self.claims.iter().cloned()).collect();
+        if !self.claims.is_empty() {
+            taken.sort_unstable_by_key(|range| range.start);
+        }
         let mut gaps = Vec::new();
         let mut at = 0;
-        for chunk in self.chunks.values() {
-            if at < chunk.start {
-                gaps.push(at..chunk.start);
+        for range in taken {
+            if at < range.start {
+                gaps.push(at..range.start);
             }
-            at = chunk.end();
+            at = at.max(range.end);
         }
         if at < self.limit() {
             gaps.push(at..self.limit());
@@ -98,29 +73,9 @@ impl Backing {
         gaps
     }
 
-    fn attempt(&mut self, fills: &[Fill]) -> Result<Vec<Grown>> {
-        let mut made = Vec::new();
-        let needed = fills.iter().map(Fill::needed).sum();
-        let result = self.check_room(needed).and_then(|()| {
-            for fill in fills {
-                self.fill(fill, &mut made)?;
-            }
-            self.grant(&mut made)
-        });
-        match result {
-            Ok(()) => Ok(self.keep(made)),
-            Err(error) => {
-                for chunk in made.into_iter().rev() {
-                    self.undo(chunk);
-                }
-                Err(self.explain(error, needed))
-            }
-        }
-    }
-
     /// Refuses a request that the nodes have no memory for before any is created: creating gigabytes takes
     /// seconds.
-    fn check_room(&self, needed: u64) -> Result<()> {
+    pub(super) fn check_room(&self, needed: u64) -> Result<()> {
         match needed < WORTH_ASKING {
             true => Ok(()),
             false => self.check_nodes(needed),
@@ -169,7 +124,7 @@ impl Backing {
 
     /// Rewrites a shortage error to contain what was needed, not the last size tried, and what is free now
     /// that this call has given everything back.
-    fn explain(&self, error: Error, needed: u64) -> Error {
+    pub(super) fn explain(&self, error: Error, needed: u64) -> Error {
         match error {
             Error::OutOfMemory {
                 location, source, ..
@@ -197,49 +152,9 @@ impl Backing {
         }
     }
 
-    /// Creates the chunks of a range, without access for any location yet.
-    fn fill(&mut self, fill: &Fill, made: &mut Vec<Chunk>) -> Result<()> {
-        let (unit, shape) = (self.settled.unit, self.shape());
-        let least = if fill.single { fill.needed() } else { unit };
-        // As large as the last success: if memory is short, each refusal costs time.
-        let mut size = if fill.single {
-            fill.end - fill.start
-        } else {
-            self.step
-        };
-        let mut halved = false;
-        let mut at = fill.start;
-        while at < fill.end {
-            let bytes = shape.before_range_limit(at, size.min(fill.end - at));
-            match self.make(at, bytes, least.min(bytes)) {
-                Ok(chunk) => {
-                    at = chunk.end();
-                    made.push(chunk);
-                }
-                // Beyond the bytes needed, a shortage ends the growth without an error.
-                Err(error) if is_shortage(&error) && at >= fill.need => break,
-                Err(error) if is_shortage(&error) && bytes > least => {
-                    size = (bytes / 2).next_multiple_of(unit).max(least);
-                    self.counts.halvings += 1;
-                    halved = true;
-                }
-                Err(error) => return Err(error),
-            }
-            let short = size < self.settled.chunk;
-            if at >= fill.need && (fill.single || short) {
-                break;
-            }
-        }
-        if !fill.single {
-            let next = if halved { size } else { size.saturating_mul(2) };
-            self.step = next.min(self.settled.chunk);
-        }
-        Ok(())
-    }
-
     /// Creates one chunk, on the node whose turn it is, or on the next if that has too little. The chunk is
     /// smaller if less is left of the node's share, but at least `least`.
-    fn make(&mut self, start: u64, bytes: u64, least: u64) -> Result<Chunk> {
+    pub(super) fn make(&mut self, start: u64, bytes: u64, least: u64) -> Result<Chunk> {
         let count = self.settled.sites.len();
         let mut refused: Option<Error> = None;
         for turn in (self.turn..self.turn + count).map(|turn| turn % count) {
@@ -333,39 +248,8 @@ impl Backing {
         Ok(trusted.saturating_sub(bytes))
     }
 
-    /// Grants all of the chunks, adjacent or not, to all locations of the plan.
-    fn grant(&mut self, made: &mut [Chunk]) -> Result<()> {
-        let access = &self.settled.access;
-        if access.is_empty() {
-            return Ok(());
-        }
-        let neighbours =
-            |a: &Chunk, b: &Chunk| a.end() == b.start && a.memory.location() == b.memory.location();
-        for run in made.chunk_by_mut(neighbours) {
-            let mut run: Vec<&mut Mapping> =
-                run.iter_mut().map(|chunk| &mut chunk.mapping).collect();
-            if run.len() > 1 && !self.one_by_one {
-                self.counts.set_access += 1;
-                match Mapping::set_access_together(&mut run, access) {
-                    Ok(()) => continue,
-                    Err(error) => {
-                        tracing::debug!(%error, "neighbouring chunks are granted one by one")
-                    }
-                }
-            }
-            let together = run.len() > 1;
-            for mapping in run {
-                self.counts.set_access += 1;
-                mapping.set_access(access)?;
-            }
-            // Chunk by chunk works, together does not: remember that of this driver.
-            self.one_by_one |= together;
-        }
-        Ok(())
-    }
-
     /// Makes the chunks part of the heap.
-    fn keep(&mut self, made: Vec<Chunk>) -> Vec<Grown> {
+    pub(super) fn keep(&mut self, made: Vec<Chunk>) -> Vec<Grown> {
         let joins = self.settled.joins;
         let mut grown: Vec<Grown> = Vec::new();
         for chunk in made {

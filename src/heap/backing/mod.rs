@@ -14,6 +14,7 @@
 mod chunk;
 mod fit;
 mod grow;
+mod order;
 mod plan;
 #[cfg(test)]
 mod tests;
@@ -24,6 +25,8 @@ use std::sync::Arc;
 
 pub(crate) use chunk::{Chunk, Counts};
 pub(crate) use fit::{Beside, Want};
+#[cfg(test)]
+pub(crate) use order::Order;
 #[cfg(test)]
 use plan::DEFAULT_CHUNK;
 pub(crate) use plan::Plan;
@@ -62,8 +65,8 @@ pub(crate) struct Backing {
     step: u64,
     /// The number of chunks begun.
     orders: u64,
-    /// Whether this driver refuses to grant adjacent chunks in one call.
-    one_by_one: bool,
+    /// Addresses of growth that was begun.
+    claims: Vec<Range<u64>>,
     counts: Counts,
 }
 
@@ -135,7 +138,7 @@ impl Backing {
             taken: vec![0; settled.sites.len()],
             step: settled.chunk,
             orders: 0,
-            one_by_one: false,
+            claims: Vec::new(),
             counts: Counts::default(),
             settled,
         })

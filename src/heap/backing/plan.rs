@@ -4,13 +4,12 @@ use std::panic::Location as Caller;
 
 use crate::buffer::RequestedAccess;
 use crate::capability::shareable::best_handle_types;
-use crate::core::MAX_RANGE;
 use crate::driver::{Access, AccessDesc, Driver, HandleTypes, Location, NodeId};
 use crate::ledger::Label;
 use crate::size::Granularity;
 use crate::topology::{Topology, TopologySource};
 use crate::vmm::PhysicalMemory;
-use crate::{Error, Result};
+use crate::{Error, Growth, Result};
 
 /// The default size of a chunk: creating one takes about 15 ms on an H200 machine, and larger ones take no
 /// less time per byte (docs/driver-behaviour.md).
@@ -39,8 +38,9 @@ pub(crate) struct Plan {
     pub shareable: bool,
     /// Whether to ask the driver for more memory than a node has free.
     pub overcommit: bool,
-    /// Bytes of a chunk, rounded up to the granularity; `None`: [`DEFAULT_CHUNK`].
+    /// Bytes of a chunk, rounded up to the granularity; `None`: those of `growth`, else [`DEFAULT_CHUNK`].
     pub chunk: Option<u64>,
+    pub growth: Option<Growth>,
     /// Bytes of addresses to reserve, which is also the most memory, rounded down to the granularity; at most
     /// the sum of the shares. `None`: the nodes' memory.
     pub limit: Option<u64>,
@@ -64,6 +64,7 @@ impl Plan {
             shareable: false,
             overcommit: false,
             chunk: None,
+            growth: None,
             limit: None,
             alignment: Granularity::TWO_MIB.bytes(),
             label: None,
@@ -124,13 +125,14 @@ impl Plan {
         if self.chunk == Some(0) {
             return Err(Error::invalid("chunk", "chunks of 0 bytes add nothing"));
         }
+        let growth = self.growth.unwrap_or(Growth::steady().chunk(DEFAULT_CHUNK));
         settled.chunk = self
             .chunk
-            .unwrap_or(DEFAULT_CHUNK)
+            .unwrap_or(growth.checked_chunk()?)
             .checked_next_multiple_of(unit)
             .unwrap_or(settled.limit)
             .min(settled.limit)
-            .min(MAX_RANGE / unit * unit);
+            .min(Growth::MAX_CHUNK / unit * unit);
         Ok(settled)
     }
 

@@ -7,8 +7,10 @@ use std::thread;
 use std::time::Duration;
 
 use super::*;
+use crate::Growth;
+use crate::backing::Order;
 use crate::debug::DebugOptions;
-use crate::driver::NodeId;
+use crate::driver::{Call, Code, HandleTypes, NodeId};
 use crate::{Driver, Machine, Stream};
 use crate::{Heap, HeapOptions};
 
@@ -97,4 +99,97 @@ fn what_has_passed_is_waited_for_until_the_core_has_it() {
         drop(core);
         assert_eq!((collects.join().unwrap(), waits), (1, true));
     });
+}
+
+/// A heap without memory, and growth of `bytes` of it that was begun, as another thread's is while it rests.
+fn with_growth_begun(limit: u64, bytes: u64, test: impl FnOnce(&Heap, Order<'_>)) {
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let heap = Heap::on(NodeId(0)).limit(limit).chunk(4 << 20);
+    let heap = heap.build(&driver).unwrap();
+    let mut locked = heap.inner().locked();
+    let backing = locked.backing().unwrap();
+    let want = Want::More { bytes };
+    let mut order = backing.order(want, u64::MAX).unwrap().unwrap();
+    assert!(backing.step(&mut order).unwrap());
+    drop(locked);
+    test(&heap, order);
+}
+
+#[test]
+fn while_growth_rests_others_grow_and_use_nothing_of_it() {
+    with_growth_begun(64 << 20, 16 << 20, |heap, mut order| {
+        let block = heap.allocate(Layout::new::<[u8; 1 << 20]>()).unwrap();
+        assert!(block.offset() >= 16 << 20);
+        assert_eq!((heap.backed(), heap.stats().free), (4 << 20, 3 << 20));
+        let mut locked = heap.inner().locked();
+        let backing = locked.backing().unwrap();
+        while backing.step(&mut order).unwrap() {}
+        let grown = backing.deliver(order);
+        drop(heap.inner().with_new(backing, grown));
+        drop(locked);
+        assert_eq!((heap.backed(), heap.stats().free), (20 << 20, 19 << 20));
+    });
+}
+
+#[test]
+fn a_request_that_is_refused_while_other_growth_rests_is_decided_when_that_has_ended() {
+    with_growth_begun(16 << 20, 12 << 20, |heap, mut order| {
+        thread::scope(|scope| {
+            let second = scope.spawn(|| heap.allocate(Layout::new::<[u8; 8 << 20]>()).map(drop));
+            // Gives the thread time to be refused.
+            thread::sleep(Duration::from_millis(100));
+            let sim = heap.driver().sim().unwrap();
+            sim.fail(Call::MemCreate, 1, Code::INVALID_VALUE);
+            let failed = heap.inner().locked().backing().unwrap().step(&mut order);
+            assert!(failed.is_err());
+            heap.inner().grown.notify_all();
+            second.join().unwrap().unwrap();
+        });
+    });
+}
+
+#[test]
+fn no_chunk_is_larger_than_drivers_were_reported_to_bear() {
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let layout = |bytes: u64| Layout::from_size_align(bytes as usize, 1).unwrap();
+    let heap = Heap::on(NodeId(0)).limit(16 << 30).chunk(8 << 30);
+    drop(
+        heap.clone()
+            .build(&driver)
+            .unwrap()
+            .allocate(layout(8 << 30))
+            .unwrap(),
+    );
+    let sim = driver.sim().unwrap();
+    assert_eq!(sim.count(Call::MemCreate), 3);
+    let shared = heap
+        .handle_types(HandleTypes::POSIX_FD)
+        .build(&driver)
+        .unwrap();
+    drop(shared.allocate(layout(Growth::MAX_CHUNK)).unwrap());
+    assert_eq!(sim.count(Call::MemCreate), 4);
+    let error = shared.allocate(layout(Growth::MAX_CHUNK + 1)).unwrap_err();
+    assert!(
+        matches!(error, Error::InvalidArgument { what: "size", .. }),
+        "{error}"
+    );
+}
+
+#[test]
+fn growth_decides_the_chunks_unless_they_are_set() {
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let options = Heap::on(NodeId(0)).limit(64 << 20).reserve(32 << 20);
+    let gentle = options.growth(Growth::gentle());
+    for (options, chunks) in [(gentle.clone(), 2), (gentle.clone().chunk(4 << 20), 8)] {
+        let heap = options.build(&driver).unwrap();
+        assert_eq!(heap.stats().driver.create, chunks);
+    }
+    let error = gentle
+        .growth(Growth::steady().chunk(3))
+        .build(&driver)
+        .unwrap_err();
+    assert!(
+        matches!(error, Error::InvalidArgument { what: "growth", .. }),
+        "{error}"
+    );
 }

@@ -6,6 +6,7 @@ mod faults;
 mod fit;
 mod model;
 mod ops;
+mod orders;
 mod shares;
 mod shortage;
 
@@ -200,7 +201,7 @@ fn every_new_chunk_is_seen_by_the_cpu_and_by_the_gpus_it_is_for() {
 }
 
 #[test]
-fn several_chunks_are_granted_in_one_call_or_one_by_one_where_that_is_refused() {
+fn each_chunk_is_granted_by_a_call_of_its_own() {
     let driver = Driver::simulated(Machine::gh200()).unwrap();
     let sim = driver.sim().unwrap();
     let mut backing = Backing::new(&driver, &plan(256, 4)).unwrap();
@@ -211,11 +212,8 @@ fn several_chunks_are_granted_in_one_call_or_one_by_one_where_that_is_refused() 
         let chunks = after.chunks_made - before.chunks_made;
         (chunks, after.set_access - before.set_access)
     };
-    assert_eq!(calls(&mut backing, 30 * MIB), (8, 1));
-    sim.fail(Call::MemSetAccess, 1, Code::INVALID_VALUE);
-    assert_eq!(calls(&mut backing, 30 * MIB), (8, 9));
-    // Once the heap knows that this driver cannot grant them together, it does not retry.
     assert_eq!(calls(&mut backing, 30 * MIB), (8, 8));
+    assert_eq!(calls(&mut backing, 62 * MIB), (16, 16));
     let counts = backing.counts();
     assert_eq!(sim.count(Call::MemSetAccess), counts.set_access);
     assert_eq!(sim.count(Call::MemCreate), counts.create);
