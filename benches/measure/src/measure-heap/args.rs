@@ -57,6 +57,10 @@ pub struct Args {
     #[arg(long, value_name = "BYTES", default_value = "8GiB")]
     pub growth: Bytes,
 
+    /// Large: how much memory in one range.
+    #[arg(long, value_name = "BYTES", default_value = "96GiB")]
+    pub large: Bytes,
+
     /// Growth: the sizes of chunks.
     #[arg(
         long,
@@ -96,6 +100,8 @@ pub enum Part {
     Refusals,
     /// What calls do to another thread's capture.
     Captures,
+    /// Much memory in one range.
+    Large,
 }
 
 impl Part {
@@ -115,6 +121,7 @@ impl Args {
             window: 1,
             growth: Bytes(32 << 20),
             chunk: vec![Bytes(8 << 20)],
+            large: Bytes(2 << 30),
             to: Bytes(64 << 20),
             ahead: Bytes(16 << 20),
             runs: 1,

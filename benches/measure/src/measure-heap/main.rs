@@ -12,6 +12,7 @@ mod args;
 mod captures;
 mod cuda;
 mod growth;
+mod large;
 mod latency;
 mod pairs;
 mod plot;
@@ -73,12 +74,16 @@ fn run(args: &Args) -> Result<()> {
     if !simulated && args.part.iter().any(|part| part.takes_memory()) {
         growth::warm_up(args.growth.0.max(args.to.0))?;
     }
+    if !simulated && args.part.contains(&Part::Large) {
+        growth::warm_up(args.large.0 / 5 * 4)?;
+    }
     for part in &args.part {
         match part {
             Part::Pairs => out.put("pairs", &pairs::measure(&place, args)?)?,
             Part::Growth => out.put("growth", &growth::measure(&place, args)?)?,
             Part::Latency => out.put("latency", &latency::measure(&place, args)?)?,
             Part::Refusals => out.put("refusals", &refusals::measure(&place, args)?)?,
+            Part::Large => out.put("large", &large::measure(&place, args)?)?,
             Part::Captures if simulated => println!("\ncaptures: the simulator knows none"),
             Part::Captures => out.put("captures", &captures::probe(&place)?)?,
         }

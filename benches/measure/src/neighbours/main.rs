@@ -2,26 +2,32 @@
 //! in a loop each, and this one grows in several ways, one after the other.
 //!
 //! ```sh
-//! cargo run --release -p egmem-measure --bin neighbours -- --gib 8
+//! cargo run --release -p egmem-measure --bin neighbours -- --gib 8 --out results
 //! ```
+//!
+//! For each growth it tells how long the neighbours' calls took while memory was made and while it was given back, and during
+//! which of the driver calls they waited.
 //!
 //! On the simulator (`--sim gh200`) it runs the same, smaller, and prints no times: neighbours there have machines of their own.
 
 mod border;
 mod growths;
 mod neighbour;
+mod report;
+mod steps;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use comfy_table::{CellAlignment, Table, presets::UTF8_FULL_CONDENSED};
 use egmem::driver::{Location, NodeId};
 use egmem::{Driver, Explained, Machine, Result, Topology};
-use serde_json::json;
 
 use growths::{GROWTHS, Way};
-use neighbour::{CALLS, Call, Neighbour, Waits};
+use neighbour::{CALLS, Call, Neighbour};
+use report::{Phase, Row};
+use steps::Steps;
 
 /// Measures what other processes wait for while this one grows.
 #[derive(Clone, Debug, Parser)]
@@ -47,9 +53,13 @@ struct Args {
     #[arg(long, value_name = "PRESET")]
     sim: Option<String>,
 
-    /// Print JSON after the table.
-    #[arg(long)]
-    json: bool,
+    /// The folder for neighbours.json and neighbours.svg; without it there is only what is printed.
+    #[arg(long, value_name = "FOLDER")]
+    out: Option<PathBuf>,
+
+    /// Seconds after which no further growth is begun.
+    #[arg(long, default_value_t = 230)]
+    seconds: u64,
 
     /// Be the neighbour that makes this call, until the standard input ends.
     #[arg(long, value_enum, hide = true)]
@@ -63,14 +73,6 @@ struct Place {
     node: NodeId,
     gpus: Vec<Location>,
     bytes: u64,
-}
-
-/// What one growth did to the neighbours.
-struct Row {
-    name: &'static str,
-    grew: Duration,
-    freed: Duration,
-    waits: Vec<Waits>,
 }
 
 fn main() -> ExitCode {
@@ -93,6 +95,7 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args, driver: Driver) -> Result<()> {
+    let began = Instant::now();
     let topology = Topology::discover(&driver)?;
     let simulated = driver.is_simulated();
     let place = Place {
@@ -108,51 +111,84 @@ fn run(args: &Args, driver: Driver) -> Result<()> {
         neighbours.push(Neighbour::start(args, call)?);
     }
     // A virtual machine's memory may come only when it is touched.
-    Way::STEADY.grow(&place)?;
+    let warm = Way::STEADY.grow(&place, &mut Steps::default())?;
+    warm.give_back(&mut Steps::default())?;
     let mut rows = Vec::new();
-    for (name, way) in GROWTHS {
-        if name.contains(&args.only) {
-            rows.push(measure(&place, &mut neighbours, name, *way)?);
+    for &(name, way) in GROWTHS {
+        if !name.contains(&args.only) || !way.is_of_use(&place) {
+            continue;
         }
-    }
-    if simulated {
-        println!("all of it ran; times on the simulator mean nothing");
-    } else {
-        println!("{}", table(&rows, place.bytes));
-        if args.json {
-            println!("{}", json(&rows, &place));
+        if began.elapsed() > Duration::from_secs(args.seconds) {
+            println!("{name}: left out, {} s have passed", args.seconds);
+            continue;
+        }
+        // One that fails does not cost the figures of the others.
+        match measure(&place, &mut neighbours, name, way) {
+            Ok(row) => rows.push(row),
+            Err(error) => println!("{name}: {}", Explained(&error)),
         }
     }
     drop(neighbours);
     println!("{}", border::copies(&place)?);
+    if let Some(folder) = &args.out {
+        report::write(folder, &rows, &place)?;
+    }
+    let tables = [report::blame(&rows), report::waits(&rows, place.bytes)];
+    if simulated {
+        println!("all of it ran; times on the simulator mean nothing");
+        return Ok(());
+    }
+    println!(
+        "milliseconds of the neighbours' calls of more than 1 ms, by the step that they waited during:"
+    );
+    for table in tables {
+        println!("{table}");
+    }
     Ok(())
 }
 
+/// Measures growth, and giving the memory back.
 fn measure(
     place: &Place,
     neighbours: &mut [Neighbour],
     name: &'static str,
     way: Way,
 ) -> Result<Row> {
+    let mut steps = Steps::default();
+    let (memory, grow) = during(neighbours, &mut steps, |steps| way.grow(place, steps))?;
+    let (gone, free) = during(neighbours, &mut steps, |steps| memory?.give_back(steps))?;
+    gone?;
+    Ok(Row {
+        name,
+        plain_chunk: way.plain_chunk(),
+        grow,
+        free,
+    })
+}
+
+/// Does something while the neighbours measure. A failure of theirs is this function's; that of the work is returned.
+fn during<R>(
+    neighbours: &mut [Neighbour],
+    steps: &mut Steps,
+    work: impl FnOnce(&mut Steps) -> Result<R>,
+) -> Result<(Result<R>, Phase)> {
     for neighbour in neighbours.iter_mut() {
         neighbour.begin()?;
     }
+    let since = steps::now();
     let began = Instant::now();
-    let memory = way.grow(place)?;
-    let grew = began.elapsed();
+    let done = work(steps);
+    let seconds = began.elapsed().as_secs_f64();
     let mut waits = Vec::new();
     for neighbour in neighbours.iter_mut() {
         waits.push(neighbour.end()?);
     }
-    let began = Instant::now();
-    drop(memory);
-    let freed = began.elapsed();
-    Ok(Row {
-        name,
-        grew,
-        freed,
+    let phase = Phase {
+        seconds,
+        blame: steps.blame(since, &waits),
         waits,
-    })
+    };
+    Ok((done, phase))
 }
 
 impl Place {
@@ -173,60 +209,4 @@ impl Place {
             self.node
         )
     }
-}
-
-fn gb_per_second(bytes: u64, took: Duration) -> f64 {
-    bytes as f64 / took.as_secs_f64() / 1e9
-}
-
-fn table(rows: &[Row], bytes: u64) -> Table {
-    let mut table = Table::new();
-    table.load_preset(UTF8_FULL_CONDENSED);
-    table.set_header([
-        "growth", "GB/s", "freed s", "call", "calls", "p50", "p99", "p99.9", "max ms", "waiting",
-    ]);
-    for row in rows {
-        for (call, waits) in CALLS.iter().zip(&row.waits) {
-            let is_first = *call == CALLS[0];
-            let (rate, freed) = match row.name {
-                growths::IDLE => (String::new(), String::new()),
-                _ => (
-                    format!("{:.2}", gb_per_second(bytes, row.grew)),
-                    format!("{:.2}", row.freed.as_secs_f64()),
-                ),
-            };
-            let of_row = |text: String| if is_first { text } else { String::new() };
-            let mut cells = vec![of_row(row.name.into()), of_row(rate), of_row(freed)];
-            cells.push(call.name().into());
-            cells.push(waits.calls.to_string());
-            for ms in [waits.p50, waits.p99, waits.p999, waits.max] {
-                cells.push(format!("{ms:.2}"));
-            }
-            cells.push(format!("{:.0} %", 100.0 * waits.waiting));
-            table.add_row(cells);
-        }
-    }
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table
-}
-
-fn json(rows: &[Row], place: &Place) -> serde_json::Value {
-    let row = |row: &Row| {
-        let waits = CALLS.iter().zip(&row.waits).map(|(call, waits)| {
-            json!({
-                "call": call.name(), "calls": waits.calls, "p50_ms": waits.p50, "p99_ms": waits.p99,
-                "p999_ms": waits.p999, "max_ms": waits.max, "waiting": waits.waiting,
-            })
-        });
-        json!({
-            "growth": row.name, "seconds": row.grew.as_secs_f64(), "freed_seconds": row.freed.as_secs_f64(),
-            "gb_per_second": gb_per_second(place.bytes, row.grew), "neighbours": waits.collect::<Vec<_>>(),
-        })
-    };
-    json!({
-        "about": place.about(), "bytes": place.bytes,
-        "rows": rows.iter().map(row).collect::<Vec<_>>(),
-    })
 }

@@ -11,6 +11,7 @@ use egmem::{Driver, Error, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::Args;
+use crate::steps::now;
 
 /// What a neighbour calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -54,7 +55,7 @@ impl Call {
 }
 
 /// How long a neighbour's calls took, in milliseconds.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Waits {
     pub calls: usize,
     pub p50: f64,
@@ -63,25 +64,37 @@ pub struct Waits {
     pub max: f64,
     /// The share of the time that was spent in calls of more than 10 ms: percentiles count a call of seconds once.
     pub waiting: f64,
+    /// When the calls of more than 1 ms began and ended, by the machine's monotonic clock in nanoseconds: the longest.
+    pub long: Vec<(u64, u64)>,
 }
 
+/// The most calls that are told one by one.
+const MOST_LONG: usize = 5000;
+
 impl Waits {
-    fn of(mut calls: Vec<Duration>, all: Duration) -> Self {
+    fn of(times: Vec<(u64, u64)>, all: Duration) -> Self {
+        let took = |&(began, ended): &(u64, u64)| Duration::from_nanos(ended - began);
+        let mut calls: Vec<Duration> = times.iter().map(took).collect();
         calls.sort_unstable();
+        let mut long: Vec<_> = times.into_iter().collect();
+        long.retain(|call| took(call) > Duration::from_millis(1));
+        long.sort_unstable_by_key(|call| std::cmp::Reverse(took(call)));
+        long.truncate(MOST_LONG);
         let ms = |call: Duration| call.as_secs_f64() * 1e3;
         let at = |share: f64| {
             let index = (calls.len() as f64 * share) as usize;
             let index = index.min(calls.len().saturating_sub(1));
             calls.get(index).copied().map_or(0.0, ms)
         };
-        let long = calls.iter().filter(|call| call.as_millis() >= 10);
+        let tens = calls.iter().filter(|call| call.as_millis() >= 10);
         Self {
             calls: calls.len(),
             p50: at(0.5),
             p99: at(0.99),
             p999: at(0.999),
             max: at(1.0),
-            waiting: long.sum::<Duration>().as_secs_f64() / all.as_secs_f64().max(1e-9),
+            waiting: tens.sum::<Duration>().as_secs_f64() / all.as_secs_f64().max(1e-9),
+            long,
         }
     }
 }
@@ -121,17 +134,17 @@ fn say(line: &str) -> std::io::Result<()> {
     out.flush()
 }
 
-/// Returns how long each call took until a line came, or the input ended.
+/// Returns when each call began and ended until a line came, or the input ended.
 fn until_told(
     lines: &Receiver<()>,
     pause: Duration,
     make: impl Fn() -> Result<()>,
-) -> Result<Vec<Duration>> {
+) -> Result<Vec<(u64, u64)>> {
     let mut calls = Vec::with_capacity(1 << 16);
     while matches!(lines.try_recv(), Err(TryRecvError::Empty)) {
-        let began = Instant::now();
+        let began = now();
         make()?;
-        calls.push(began.elapsed());
+        calls.push((began, now()));
         thread::sleep(pause);
     }
     Ok(calls)
