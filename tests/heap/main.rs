@@ -10,6 +10,7 @@ mod ending;
 #[cfg(feature = "allocator-api2")]
 mod exposure;
 mod growth;
+mod large;
 #[cfg(feature = "allocator-api2")]
 mod larger;
 mod logs;
