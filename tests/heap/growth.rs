@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use egmem::driver::{Call, Code};
 use egmem::heap::Relief;
 use egmem::topology::Share;
-use egmem::{Block, Error, NoRoom};
+use egmem::{Block, Error, Growth, NoRoom};
 
 use super::*;
 
@@ -232,7 +232,7 @@ fn a_block_that_no_memory_would_do_for_is_refused_before_any_is_made() {
     }
     assert_eq!((heap.backed(), heap.stats().failed), (0, 6));
     assert_eq!(heap.allocate(layout(MOST)).unwrap().len(), MOST);
-    assert_eq!(heap.backed(), MOST, "a chunk is no larger");
+    assert!((MOST..MOST + Growth::MAX_CHUNK).contains(&heap.backed()));
 }
 
 #[test]
@@ -247,7 +247,8 @@ fn beyond_the_largest_block_it_grows_by_what_is_needed_and_gives_back_all() {
     // There is room up to there and beyond, but not in one piece.
     let block = heap.allocate(layout(2 * PART)).unwrap();
     assert_eq!(block.offset(), MOST);
-    assert_eq!(heap.backed(), backed + 2 * PART);
+    let grown = heap.backed() - backed;
+    assert!((2 * PART..2 * PART + Growth::MAX_CHUNK).contains(&grown), "{grown}");
     drop(block);
     heap.trim().unwrap();
     heap.reserve(2 * PART).unwrap();
