@@ -3,8 +3,9 @@
 use std::panic::Location as Caller;
 
 use super::backing::Backing;
+use super::grower::{self, Decay};
 use super::inner::HeapInner;
-use super::{Heap, HeapOptions, grower};
+use super::{Heap, HeapOptions};
 use crate::driver::{Driver, Location};
 use crate::topology::Share;
 use crate::{Error, Result};
@@ -45,7 +46,10 @@ impl Heap {
         if reserve > 0 {
             heap.reserve(reserve)?;
         }
-        grower::start(heap.inner())?;
+        let decay = options
+            .decay
+            .map(|idle| Decay::new(idle, reserve, options.grow_ahead));
+        grower::start(heap.inner(), decay)?;
         Ok(heap)
     }
 }
@@ -61,8 +65,8 @@ impl HeapOptions {
     /// [`Error::NoSuchNode`], [`Error::NoSuchGpu`]; the reason why memory cannot be shareable as requested;
     /// [`Error::OutOfAddresses`] for a limit that the address space has no room for; the driver's errors.
     /// With memory from the start, also the errors of [`Heap::reserve`]. [`Error::System`] if the kernel has
-    /// no addresses for the table of blocks, a 32nd of the limit, or if the thread for [growth
-    /// ahead](Self::grow_ahead) cannot be started.
+    /// no addresses for the table of blocks, a 32nd of the limit, or if a thread for [growth
+    /// ahead](Self::grow_ahead) or [decay](Self::decay) cannot be started.
     #[track_caller]
     pub fn build(mut self, driver: &Driver) -> Result<Heap> {
         self.plan.site = Caller::caller();

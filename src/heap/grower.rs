@@ -1,4 +1,4 @@
-//! Background growth: a thread adds memory before an allocation has to wait for it.
+//! Background threads: one adds memory before an allocation has to wait for it, one gives idle memory back.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::inner::HeapInner;
 use crate::{Error, Result};
 
+pub(super) use self::decay::Decay;
 pub(super) use self::signal::Signal;
 use self::signal::Wish;
 
@@ -35,21 +36,31 @@ fn prepare(heap: &HeapInner, signal: &Signal) {
     }
 }
 
-/// Starts the thread, if the heap has background growth.
+/// Starts the threads that the heap asks for: one for background growth, one that gives idle memory back.
 ///
 /// # Errors
-/// [`Error::System`] if the thread cannot be started.
-pub(super) fn start(heap: &Arc<HeapInner>) -> Result<()> {
-    let signal = Arc::clone(&heap.grower);
-    if signal.ahead == 0 {
-        return Ok(());
+/// [`Error::System`] if a thread cannot be started.
+pub(super) fn start(heap: &Arc<HeapInner>, decay: Option<Decay>) -> Result<()> {
+    if heap.grower.ahead > 0 {
+        spawn("egmem-heap", heap, run)?;
     }
-    let heap = Arc::downgrade(heap);
+    match decay.filter(|_| heap.watch.is_none()) {
+        Some(decay) => spawn("egmem-decay", heap, |heap, signal| decay.run(heap, signal)),
+        None => Ok(()),
+    }
+}
+
+fn spawn(
+    name: &str,
+    heap: &Arc<HeapInner>,
+    run: impl FnOnce(&Weak<HeapInner>, &Signal) + Send + 'static,
+) -> Result<()> {
+    let (signal, heap) = (Arc::clone(&heap.grower), Arc::downgrade(heap));
     thread::Builder::new()
-        .name("egmem-heap".into())
+        .name(name.into())
         .spawn(move || run(&heap, &signal))
         .map(|_| ())
-        .map_err(|error| Error::system("starting the thread that grows a heap", &error))
+        .map_err(|error| Error::system("starting a thread of a heap", &error))
 }
 
 fn run(heap: &Weak<HeapInner>, signal: &Signal) {
@@ -102,6 +113,7 @@ fn follow(heap: &Weak<HeapInner>, signal: &Signal) -> Option<Option<Duration>> {
     }
 }
 
+mod decay;
 mod signal;
 #[cfg(test)]
 mod tests {

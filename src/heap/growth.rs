@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 pub(super) use self::paced::Locked;
-use super::backing::{Backing, Beside, Grown, Want};
+use super::backing::{Backing, Beside, Chunk, Grown, Want};
 use super::cache::{Inside, member};
 use super::classes::SLAB;
 use super::core::{Core, GRANULE};
@@ -304,34 +304,42 @@ impl HeapInner {
     pub(super) fn trim(&self, keep: u64) -> Result<u64> {
         self.collect_or_log();
         self.empty_all_caches();
-        let mut guard = lock(&self.backing);
-        let backing = guard.as_mut().ok_or_else(ended)?;
-        let mut idle: Vec<Range<u64>> = backing.chunks().map(|chunk| chunk.range()).collect();
+        let (mut bytes, mut error) = (0, None);
+        let mut locked = self.locked();
         // From the end, so that the remaining free memory is contiguous.
-        idle.reverse();
-        let mut bytes = 0;
-        let mut error = None;
-        for chunk in idle {
-            {
-                let mut core = self.core();
-                let size = chunk.end - chunk.start;
-                if core.free_bytes() < keep.saturating_add(size) || !core.remove(chunk.clone()) {
-                    continue;
-                }
-            }
+        let mut end = self.limit;
+        while let Some(chunk) = self.take_idle(locked.backing()?, end, keep) {
+            let began = Instant::now();
+            end = chunk.start;
+            let backing = locked.backing()?;
             let given = backing.give_back(chunk);
             bytes += given.bytes();
+            self.set_budget(backing.backed());
+            let joins = backing.joins();
             let mut core = self.core();
             for kept in given.kept {
-                core.add(kept, backing.joins());
+                core.add(kept, joins);
             }
+            drop(core);
             error = error.or(given.error);
+            locked.release(began.elapsed());
         }
-        self.set_budget(backing.backed());
         match error {
             Some(error) if bytes == 0 => Err(error),
             _ => Ok(bytes),
         }
+    }
+}
+
+impl HeapInner {
+    /// Takes the last chunk before `end` that is free and leaves at least `keep` free bytes out of the core.
+    fn take_idle(&self, backing: &Backing, end: u64, keep: u64) -> Option<Range<u64>> {
+        let mut chunks = backing.chunks_before(end).map(Chunk::range);
+        chunks.find(|chunk| {
+            let mut core = self.core();
+            let left = core.free_bytes().checked_sub(chunk.end - chunk.start);
+            left.is_some_and(|left| left >= keep) && core.remove(chunk.clone())
+        })
     }
 }
 

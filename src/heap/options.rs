@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::backing::Plan;
 use super::debug::DebugOptions;
@@ -20,6 +21,7 @@ pub struct HeapOptions {
     pub(super) plan: Plan,
     pub(super) reserve: u64,
     pub(super) grow_ahead: u64,
+    pub(super) decay: Option<Duration>,
     pub(super) soft_limit: Option<SoftLimit>,
     pub(super) thread_cache: u64,
     pub(super) scrub_on_free: bool,
@@ -35,6 +37,7 @@ impl HeapOptions {
             plan,
             reserve: 0,
             grow_ahead: 0,
+            decay: None,
             soft_limit: None,
             thread_cache: THREAD_CACHE,
             scrub_on_free: false,
@@ -110,6 +113,18 @@ impl HeapOptions {
     /// [`Heap::trim`](super::Heap::trim) gives back, at the latest then.
     pub const fn grow_ahead(mut self, bytes: u64) -> Self {
         self.grow_ahead = bytes;
+        self
+    }
+
+    /// Has memory go back to the machine that was not needed for `idle`, at the latest after twice as long, as by
+    /// [`Heap::trim_to`](super::Heap::trim_to): in whole chunks without a block. By default no memory goes back by itself.
+    ///
+    /// A background thread looks eight times in `idle` how much was in use at most. It leaves what the heap had
+    /// [from the start](Self::reserve), and [what it keeps free](Self::grow_ahead). Between two chunks it lets threads
+    /// that need memory go first, and rests as [`growth`](Self::growth) says. It does nothing in [debug
+    /// mode](super::debug).
+    pub const fn decay(mut self, idle: Duration) -> Self {
+        self.decay = Some(idle);
         self
     }
 
@@ -205,6 +220,7 @@ impl fmt::Debug for HeapOptions {
             .field("plan", &self.plan)
             .field("reserve", &self.reserve)
             .field("grow_ahead", &self.grow_ahead)
+            .field("decay", &self.decay)
             .field(
                 "soft_limit",
                 &self.soft_limit.as_ref().map(|soft| soft.bytes),

@@ -150,3 +150,17 @@ fn what_nobody_can_allocate_from_does_not_grow() {
         thread::yield_now();
     }
 }
+
+#[test]
+fn idle_memory_goes_back_by_itself_down_to_what_was_there_from_the_start() {
+    let driver = simulated();
+    let options = on(&driver).chunk(2 * MIB).reserve(4 * MIB);
+    let options = options.decay(Duration::from_millis(8));
+    let heap = options.build(&driver).unwrap();
+    let block = heap.allocate(layout(20 * MIB)).unwrap();
+    assert!(heap.backed() >= 20 * MIB);
+    drop(block);
+    until(&heap, || heap.backed() == 4 * MIB);
+    drop(heap.allocate(layout(20 * MIB)).unwrap());
+    until(&heap, || heap.backed() == 4 * MIB);
+}

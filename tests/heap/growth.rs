@@ -248,7 +248,10 @@ fn beyond_the_largest_block_it_grows_by_what_is_needed_and_gives_back_all() {
     let block = heap.allocate(layout(2 * PART)).unwrap();
     assert_eq!(block.offset(), MOST);
     let grown = heap.backed() - backed;
-    assert!((2 * PART..2 * PART + Growth::MAX_CHUNK).contains(&grown), "{grown}");
+    assert!(
+        (2 * PART..2 * PART + Growth::MAX_CHUNK).contains(&grown),
+        "{grown}"
+    );
     drop(block);
     heap.trim().unwrap();
     heap.reserve(2 * PART).unwrap();

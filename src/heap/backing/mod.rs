@@ -185,6 +185,12 @@ impl Backing {
         self.chunks.values().filter(|chunk| !chunk.dead)
     }
 
+    /// Iterates over the chunks that end at `end` or before, by descending offsets.
+    pub(crate) fn chunks_before(&self, end: u64) -> impl Iterator<Item = &Chunk> {
+        let chunks = self.chunks.range(..end).rev().map(|(_, chunk)| chunk);
+        chunks.filter(move |chunk| !chunk.dead && chunk.end() <= end)
+    }
+
     /// Returns the chunk at `offset`.
     pub(crate) fn chunk_at(&self, offset: u64) -> Option<&Chunk> {
         let (_, chunk) = self.chunks.range(..=offset).next_back()?;

@@ -42,8 +42,10 @@ pub(super) enum Found {
 /// All of a heap's memory by offsets: ranges, and slabs of small blocks within them.
 #[derive(Debug)]
 pub(super) struct Core {
-    /// The most memory there ever was, and the most that was ever not free, in bytes.
+    /// The most memory there ever was, and the most that was not free since [`take_peak`](Self::take_peak), in bytes.
     high_water: (u64, u64),
+    /// The most that was not free before.
+    earlier_high_water: u64,
     ranges: Ranges,
     slabs: Slabs,
     pages: Arc<PageMap>,
@@ -62,6 +64,7 @@ impl Core {
             .map_err(|error| Error::system("reserving addresses for a heap's tables", &error))?;
         Ok(Self {
             high_water: (0, 0),
+            earlier_high_water: 0,
             ranges,
             slabs: Slabs::new(),
             pages: Arc::new(PageMap::new(limit)),
@@ -172,9 +175,22 @@ impl Core {
 
     #[inline]
     fn mark_high_water(&mut self) {
+        self.high_water.1 = self.high_water.1.max(self.used());
+    }
+
+    /// Returns the bytes that are in use, including blocks in caches.
+    #[inline]
+    pub(super) fn used(&self) -> u64 {
         let free = self.ranges.free_bytes() + self.slabs.free;
-        let used = self.ranges.total().saturating_sub(free);
-        self.high_water.1 = self.high_water.1.max(used);
+        self.ranges.total().saturating_sub(free)
+    }
+
+    /// Returns the most bytes that were in use at once since the last call, including blocks in caches.
+    pub(super) fn take_peak(&mut self) -> u64 {
+        let peak = self.high_water.1;
+        self.high_water.1 = self.used();
+        self.earlier_high_water = self.earlier_high_water.max(peak);
+        peak
     }
 
     /// Returns the most memory there ever was, in bytes.
@@ -184,7 +200,7 @@ impl Core {
 
     /// Returns the most bytes that were ever in use at once, including blocks in caches.
     pub(super) fn used_high_water(&self) -> u64 {
-        self.high_water.1
+        self.high_water.1.max(self.earlier_high_water)
     }
 
     /// Frees a small block; returns whether it was in use.

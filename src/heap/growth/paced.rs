@@ -26,7 +26,7 @@ impl Locked<'_> {
 
     /// Rests after a chunk that took this long: at least a fiftieth of it, since a thread that wakes up for the lock takes
     /// longer than this thread takes to lock it again.
-    fn release(&mut self, took: Duration) {
+    pub(super) fn release(&mut self, took: Duration) {
         let rest = self.heap.growth.rest_after(took).max(took / 50);
         self.guard = None;
         thread::sleep(rest);

@@ -1,0 +1,171 @@
+//! Gives memory back that was not needed for some time.
+
+use std::time::Duration;
+
+use super::Signal;
+use crate::inner::HeapInner;
+
+/// In how many parts the time is looked at: memory goes back after the time and at most a part more, unless other memory went
+/// back meanwhile.
+const PARTS: usize = 8;
+
+/// How much memory was needed lately: the most in each part of the time.
+pub(crate) struct Decay {
+    part: Duration,
+    /// What the heap had from the start, and what it keeps free: neither goes back.
+    reserve: u64,
+    ahead: u64,
+    /// `u64::MAX` for parts before the first look.
+    peaks: [u64; PARTS],
+    next: usize,
+}
+
+impl Decay {
+    pub(crate) fn new(idle: Duration, reserve: u64, ahead: u64) -> Self {
+        Self {
+            part: idle / PARTS as u32,
+            reserve,
+            ahead,
+            peaks: [u64::MAX; PARTS],
+            next: 0,
+        }
+    }
+
+    /// Looks at the end of each part of the time until the heap ends.
+    pub(super) fn run(mut self, heap: &std::sync::Weak<HeapInner>, signal: &Signal) {
+        while !signal.ends_within(self.part) {
+            let Some(heap) = heap.upgrade() else { return };
+            self.look(&heap);
+        }
+    }
+
+    /// Gives back what was needed in none of the last [`PARTS`] parts of the time, one of which has passed since the last
+    /// call. The caller needs no handle: in debug mode, where it would, there is no decay.
+    pub(crate) fn look(&mut self, heap: &HeapInner) {
+        let (peak, used, backed) = {
+            let mut core = heap.core();
+            (core.take_peak(), core.used(), core.total())
+        };
+        self.peaks[self.next] = peak;
+        self.next = (self.next + 1) % PARTS;
+        let needed = self.peaks.iter().copied().fold(self.reserve, u64::max);
+        if needed >= backed {
+            return;
+        }
+        // The threads' caches are emptied at most once in the time.
+        self.peaks = [u64::MAX; PARTS];
+        let keep = needed.saturating_sub(used).max(self.ahead);
+        match heap.trim(keep) {
+            Ok(0) => {}
+            Ok(bytes) => tracing::debug!(bytes, "memory that was idle went back"),
+            Err(error) => tracing::warn!(%error, "idle memory does not go back"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::alloc::Layout;
+
+    use super::*;
+    use crate::driver::{Call, NodeId};
+    use crate::{Driver, Heap, Machine};
+
+    const MIB: u64 = 1 << 20;
+
+    fn heap() -> Heap {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let options = Heap::on(NodeId(0)).limit(64 * MIB).chunk(4 * MIB);
+        options.build(&driver).unwrap()
+    }
+
+    /// Allocates and frees a block.
+    fn need(heap: &Heap, mib: u64) {
+        let layout = Layout::from_size_align((mib * MIB) as usize, 1).unwrap();
+        drop(heap.allocate(layout).unwrap());
+    }
+
+    fn decay(reserve: u64, ahead: u64) -> Decay {
+        Decay::new(Duration::from_secs(8), reserve * MIB, ahead * MIB)
+    }
+
+    /// Lets parts of the time pass; returns the MiB after each.
+    fn looks<const N: usize>(heap: &Heap, decay: &mut Decay, mib: u64) -> [u64; N] {
+        std::array::from_fn(|_| {
+            if mib > 0 {
+                need(heap, mib);
+            }
+            decay.look(heap.inner());
+            heap.backed() / MIB
+        })
+    }
+
+    #[test]
+    fn memory_goes_back_after_all_parts_of_the_time_without_need() {
+        let heap = heap();
+        let mut decay = decay(0, 0);
+        need(&heap, 20);
+        assert_eq!(
+            looks(&heap, &mut decay, 0),
+            [20, 20, 20, 20, 20, 20, 20, 20, 0]
+        );
+        let sim = heap.driver().sim().unwrap();
+        assert_eq!(
+            (sim.count(Call::MemUnmap), sim.count(Call::MemRelease)),
+            (5, 5)
+        );
+        assert_eq!(heap.stats().used_high_water, 20 * MIB);
+        // Once more, the same.
+        need(&heap, 20);
+        assert_eq!(
+            looks(&heap, &mut decay, 0),
+            [20, 20, 20, 20, 20, 20, 20, 20, 0]
+        );
+    }
+
+    #[test]
+    fn what_is_needed_again_and_again_stays() {
+        let heap = heap();
+        let mut decay = decay(0, 0);
+        need(&heap, 20);
+        assert_eq!(
+            looks(&heap, &mut decay, 7),
+            [20, 20, 20, 20, 20, 20, 20, 20, 8]
+        );
+        assert_eq!(looks(&heap, &mut decay, 7), [8; 10]);
+        let sim = heap.driver().sim().unwrap();
+        assert_eq!(
+            (sim.count(Call::MemCreate), sim.count(Call::MemUnmap)),
+            (5, 3)
+        );
+        // Before the time is over, once is enough.
+        for _ in 0..5 {
+            assert_eq!(looks(&heap, &mut decay, 0), [8; 7]);
+            need(&heap, 7);
+        }
+    }
+
+    #[test]
+    fn what_the_heap_has_from_the_start_and_what_it_keeps_free_stay() {
+        for (reserve, ahead, left) in [(8, 0, 8), (0, 12, 12), (8, 12, 12)] {
+            let heap = heap();
+            let mut decay = decay(reserve, ahead);
+            need(&heap, 20);
+            let after: [u64; 20] = looks(&heap, &mut decay, 0);
+            assert_eq!(after[19], left, "{reserve} {ahead}");
+        }
+    }
+
+    #[test]
+    fn blocks_in_use_keep_their_chunks() {
+        let heap = heap();
+        let mut decay = decay(0, 0);
+        let block = heap.allocate(Layout::new::<[u8; 5 << 20]>()).unwrap();
+        need(&heap, 20);
+        let after: [u64; 20] = looks(&heap, &mut decay, 0);
+        assert_eq!(after[19], 8);
+        drop(block);
+        let after: [u64; 20] = looks(&heap, &mut decay, 0);
+        assert_eq!(after[19], 0);
+    }
+}
