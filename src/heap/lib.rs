@@ -7,6 +7,7 @@
 #[cfg(any(feature = "allocator-api2", feature = "nightly"))]
 mod alloc_api;
 mod alloc_path;
+mod arena;
 mod backing;
 mod block;
 mod builder;
@@ -36,6 +37,7 @@ mod stats;
 mod svg;
 mod zero;
 
+pub use arena::{Arena, ArenaBlock};
 pub use block::{Block, NotFreed};
 pub use debug::DebugOptions;
 pub use heap::Heap;
