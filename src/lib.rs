@@ -230,6 +230,11 @@ struct AsyncCopiesPage;
 
 /// See [`HeapPage`].
 #[cfg(doctest)]
+#[doc = include_str!("../docs/host-memory.md")]
+struct HostMemoryPage;
+
+/// See [`HeapPage`].
+#[cfg(doctest)]
 #[doc = include_str!("../docs/peer-memory.md")]
 struct PeerMemoryPage;
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use egmem::driver::{Access, Location};
 use egmem::proof::Prover;
-use egmem::shapes::Growable;
 use egmem::shapes::sharing::{Follower, GrowableExport, GrowableView};
+use egmem::shapes::{Appender, Growable};
 use egmem::share::{self, Channel, ImportOptions, Peers};
 use egmem::{Buffer, Driver, Error, Stream};
 
@@ -146,6 +146,28 @@ pub fn a_gpu_reads_a_view_while_it_follows(driver: &Driver) {
     Prover::new(driver, 0).unwrap().write(&all, 3).unwrap();
     drop((before, all, to, export));
     drop((vector, seen, stream));
+    nothing_held(driver);
+}
+
+/// Another process reads the records of an appender that goes on.
+pub fn collected_records_are_followed(driver: &Driver) {
+    let options = Appender::<u64>::on(node(driver))
+        .max_len(1 << 20)
+        .step(2 * MIB);
+    let mut appender = options.ahead(1).shareable().create(driver).unwrap();
+    let mut export = GrowableExport::new(appender.records());
+    let (mut to, mut channel) = follower(&export, Access::Read);
+    export.send(appender.records(), &mut to).unwrap();
+    let mut seen = view(driver, &mut channel);
+    for round in 1..4_u64 {
+        assert_eq!(appender.append(&[round; 200_000]), Ok(200_000));
+        export.send(appender.records(), &mut to).unwrap();
+        let len = seen.follow(&mut channel).unwrap();
+        assert_eq!(len as u64, round * 200_000);
+        assert_eq!((seen.get(0), seen.get(len - 1)), (Ok(1), Ok(round)));
+    }
+    assert!(appender.records().chunks() > 1);
+    drop((seen, to, export, appender));
     nothing_held(driver);
 }
 

@@ -114,6 +114,7 @@ mod shared {
             a_view_follows_the_growth,
             many_chunks_come_in_batches,
             a_gpu_reads_a_view_while_it_follows,
+            collected_records_are_followed,
             a_reader_gets_no_right_to_write,
             what_cannot_be_followed_is_refused,
         }

@@ -23,6 +23,23 @@ impl Buffer {
     /// # Errors
     /// [`Error::PlatformUnsupported`] for a range with host memory, and where there are no DMA-BUFs;
     /// [`Error::InvalidArgument`] for parts of pages; [`Error::OutOfRange`]; the driver's error.
+    ///
+    /// ```
+    /// use egmem::driver::{Location, NodeId};
+    /// use egmem::{Buffer, Driver, Error, Machine};
+    ///
+    /// let driver = Driver::simulated(Machine::h200x8())?; // Driver::open() on a real machine
+    /// let mut memory = Buffer::on(Location::Device(0)).bytes(4 << 20).allocate(&driver)?;
+    /// let fd = memory.dma_buf(1 << 20, 2 << 20)?; // for ibv_reg_dmabuf_mr
+    ///
+    /// // Host memory is registered by its CPU address instead.
+    /// let mut memory = Buffer::on(NodeId(0)).bytes(4 << 20).allocate(&driver)?;
+    /// let refused = memory.dma_buf(0, 4 << 20).unwrap_err();
+    /// assert!(matches!(refused, Error::PlatformUnsupported { .. }));
+    /// let address = memory.cpu()?.as_ptr(); // for ibv_reg_mr
+    /// # drop((fd, address));
+    /// # Ok::<(), egmem::Error>(())
+    /// ```
     pub fn dma_buf(&mut self, offset: u64, len: u64) -> Result<OwnedFd> {
         check_range(offset, len, self.padded())?;
         if len == 0 || !offset.is_multiple_of(PAGE) || !len.is_multiple_of(PAGE) {

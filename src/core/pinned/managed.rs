@@ -16,6 +16,18 @@ use crate::{Error, Result};
 /// then evicts pages to the CPU's memory.
 ///
 /// Source: `cuMemAllocManaged` with ATTACH_GLOBAL.
+///
+/// ```
+/// use egmem::pinned::ManagedMemory;
+/// use egmem::{Driver, Machine};
+///
+/// let driver = Driver::simulated(Machine::h200x8())?; // Driver::open() on a real machine
+/// let memory = ManagedMemory::new(&driver, 0, 4 << 20)?;
+/// memory.cpu().put(0, 7_u64)?; // the page is the CPU's
+/// assert_eq!(egmem::proof::Prover::new(&driver, 0)?.read(&memory)?, 7); // and the GPU's now
+/// assert_eq!(memory.cpu().get::<u64>(0)?, 7); // and the CPU's again
+/// # Ok::<(), egmem::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct ManagedMemory {
     memory: Owned,

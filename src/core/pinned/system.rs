@@ -13,6 +13,25 @@ use crate::{Error, Result};
 /// Nothing is pinned, and the kernel may move pages between nodes.
 ///
 /// Source: `mmap`; the attribute `PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES`.
+///
+/// ```
+/// use egmem::pinned::{PageSize, PinnedHost, SystemMemory};
+/// use egmem::{Driver, Error, Machine};
+///
+/// let driver = Driver::simulated(Machine::gh200())?; // Driver::open() on a real machine
+/// let memory = SystemMemory::new(&driver, 4 << 20, PageSize::Base)?;
+/// memory.cpu().put(0, 7_u64)?;
+/// assert_eq!(egmem::proof::Prover::new(&driver, 0)?.read(&memory)?, 7); // by a kernel
+///
+/// // Elsewhere there is none: take pinned memory then.
+/// let driver = Driver::simulated(Machine::h200x8())?;
+/// match SystemMemory::new(&driver, 4 << 20, PageSize::Base) {
+///     Err(Error::PlatformUnsupported { what, .. }) => println!("without {what}"),
+///     other => panic!("{other:?}"),
+/// }
+/// PinnedHost::new(&driver, 0, 4 << 20)?;
+/// # Ok::<(), egmem::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct SystemMemory {
     // Removed from the ledger before the addresses are given back.

@@ -53,6 +53,13 @@ impl<T: AnyBitPattern + NoUninit> AppenderOptions<T> {
         self
     }
 
+    /// Makes the records shareable: see [`GrowableOptions::shareable`]. Another process maps those that were collected, by a
+    /// `GrowableExport` of [`Appender::records`]. The counters are not shared.
+    pub fn shareable(mut self) -> Self {
+        self.records = self.records.shareable();
+        self
+    }
+
     /// Sets whether to ask the driver for more memory than the node has free.
     pub fn overcommit(mut self, on: bool) -> Self {
         self.records = self.records.overcommit(on);
