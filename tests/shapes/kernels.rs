@@ -48,6 +48,18 @@ impl Kernels {
         Some(kernels)
     }
 
+    /// Takes kernels of another module, on GPU 0.
+    ///
+    /// # Safety
+    /// The module is loaded, and nothing else unloads it.
+    pub unsafe fn of_module(driver: &Driver, module: ModuleHandle) -> Self {
+        Self {
+            driver: driver.clone(),
+            gpu: 0,
+            module,
+        }
+    }
+
     fn function(&self, name: &CStr) -> FunctionHandle {
         // SAFETY: the module is loaded.
         unsafe { self.driver.module_function(self.gpu, self.module, name) }.unwrap()

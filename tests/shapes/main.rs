@@ -12,6 +12,7 @@ mod growable_on_gpu;
 mod growable_shared;
 mod kernels;
 mod leaked;
+mod linked;
 mod model;
 mod replicated;
 mod ring;
@@ -64,6 +65,10 @@ on_both! {
     growable_on_gpu {
         kernels_read_a_prefix_while_more_is_added,
         a_kernel_reads_elements_that_come_while_it_runs,
+    }
+    linked {
+        functions_are_linked_with_other_ptx,
+        headers_and_functions_work_with_nvrtc,
     }
     replicated {
         every_place_has_its_copy_of_each_version,
