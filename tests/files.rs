@@ -8,6 +8,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
 use egmem::driver::{Access, AccessDesc, Call, Code, Location};
 use egmem::kernels::pattern;
+use egmem::memory::CpuView;
 use egmem::proof::Prover;
 use egmem::{Buffer, Driver, Error, Machine};
 use io_uring::{IoUring, opcode, types};
@@ -146,30 +147,72 @@ fn direct_io_reads_into_memory(driver: &Driver) {
     assert_eq!(buffer.get::<u64>(4 * MIB - 8), Ok(pattern(7, words - 1)));
 }
 
+/// Returns an io_uring; `None`, with a line that says so, where the kernel allows none, as in many containers.
+fn io_uring() -> Option<IoUring> {
+    IoUring::new(8)
+        .inspect_err(|error| println!("skipped: no io_uring here: {error}"))
+        .ok()
+}
+
+/// Reads a file's first 4 MiB in four requests. `registered`: the ring has the view as its buffer 0.
+fn read_in_pieces(ring: &mut IoUring, file: &File, view: &CpuView<'_>, registered: bool) {
+    for piece in 0..4 {
+        let (offset, bytes) = (piece * MIB, MIB as u32);
+        let to = view.as_ptr().wrapping_add(offset as usize);
+        let fd = types::Fd(file.as_raw_fd());
+        let read = match registered {
+            false => opcode::Read::new(fd, to, bytes).offset(offset).build(),
+            true => opcode::ReadFixed::new(fd, to, bytes, 0)
+                .offset(offset)
+                .build(),
+        };
+        // SAFETY: file and memory outlive the requests, which are waited for below.
+        unsafe { ring.submission().push(&read.user_data(piece)).unwrap() };
+    }
+    ring.submit_and_wait(4).unwrap();
+    for done in ring.completion() {
+        assert_eq!(done.result(), MIB as i32, "piece {}", done.user_data());
+    }
+}
+
 fn io_uring_reads_into_memory(driver: &Driver) {
-    let words = 4 * MIB / 8;
-    let made = file(8, words, b"");
+    let made = file(8, 4 * MIB / 8, b"");
     let direct = open_direct(&made);
-    let mut ring = match IoUring::new(8) {
-        Ok(ring) => ring,
-        // Forbidden in many containers.
-        Err(error) => return println!("skipped: no io_uring here: {error}"),
-    };
+    let Some(mut ring) = io_uring() else { return };
+    for file in [Some(made.reopen().unwrap()), direct].iter().flatten() {
+        let buffer = near(driver, 4 * MIB);
+        read_in_pieces(&mut ring, file, &buffer.cpu().unwrap(), false);
+        has_pattern(driver, &buffer, 8);
+    }
+}
+
+/// The kernel pins the memory once, for all requests (`IORING_REGISTER_BUFFERS`).
+fn io_uring_registers_memory(driver: &Driver) {
+    let made = file(9, 4 * MIB / 8, b"");
+    let direct = open_direct(&made);
+    let Some(mut ring) = io_uring() else { return };
     for file in [Some(made.reopen().unwrap()), direct].iter().flatten() {
         let buffer = near(driver, 4 * MIB);
         let view = buffer.cpu().unwrap();
-        for piece in 0..4 {
-            let to = view.as_ptr().wrapping_add((piece * MIB) as usize);
-            let read = opcode::Read::new(types::Fd(file.as_raw_fd()), to, MIB as u32);
-            let read = read.offset(piece * MIB).build().user_data(piece);
-            // SAFETY: file and memory outlive the requests, which are waited for below.
-            unsafe { ring.submission().push(&read).unwrap() };
+        let all = libc::iovec {
+            iov_base: view.as_ptr().cast(),
+            iov_len: view.len() as usize,
+        };
+        // SAFETY: the memory outlives its registration, which ends below; the test ends if that fails.
+        match unsafe { ring.submitter().register_buffers(&[all]) } {
+            Ok(()) => {}
+            Err(error) if error.raw_os_error() == Some(libc::ENOMEM) => {
+                return println!("skipped: the limit on locked memory (ulimit -l): {error}");
+            }
+            Err(error) => panic!("the kernel registers this memory: {error}"),
         }
-        ring.submit_and_wait(4).unwrap();
-        for done in ring.completion() {
-            assert_eq!(done.result(), MIB as i32, "piece {}", done.user_data());
-        }
-        has_pattern(driver, &buffer, 8);
+        read_in_pieces(&mut ring, file, &view, true);
+        has_pattern(driver, &buffer, 9);
+        // The same registration again, after the GPU has written.
+        Prover::new(driver, 0).unwrap().write(&buffer, 1).unwrap();
+        read_in_pieces(&mut ring, file, &view, true);
+        ring.submitter().unregister_buffers().unwrap();
+        has_pattern(driver, &buffer, 9);
     }
 }
 
@@ -256,6 +299,7 @@ on_both! {
     read_only_memory_gets_no_file,
     direct_io_reads_into_memory,
     io_uring_reads_into_memory,
+    io_uring_registers_memory,
     a_gpus_memory_is_exported_for_devices,
     host_memory_has_no_dma_buf_and_says_so,
 }
