@@ -14,7 +14,7 @@ pub(super) struct Belief {
     /// Records that were reserved, at least.
     known: u64,
     /// A copy of the cursor under way, and the count that it is to confirm.
-    look: Option<(u64, Look)>,
+    look: Option<(u64, Box<Look>)>,
 }
 
 impl Belief {
@@ -38,11 +38,12 @@ impl Belief {
         ahead: u64,
     ) -> Result<u64> {
         wants(want, (len, CLOSED - 1))?;
-        if let Some((asked, look)) = self.look.take() {
-            match look.is_done()? {
-                true => self.learn(asked, seen(look)?, len)?,
-                false => self.look = Some((asked, look)),
-            }
+        // Not taken before it is done: its drop would wait.
+        if let Some((_, look)) = &self.look
+            && look.is_done()?
+            && let Some((asked, look)) = self.look.take()
+        {
+            self.learn(asked, seen(*look)?, len)?;
         }
         if want > self.known && self.look.is_none() {
             match cells.reserved()? {

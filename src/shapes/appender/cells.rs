@@ -48,14 +48,14 @@ enum Cursor {
 }
 
 /// A copy of a cursor in a GPU's memory, under way. It keeps both memories.
-pub(super) type Look = Box<Transfer<(Arc<PinnedHost>, Arc<Mapping>)>>;
+pub(super) type Look = Transfer<(Arc<PinnedHost>, Arc<Mapping>)>;
 
 /// How many records kernels have reserved.
 pub(super) enum Reserved {
     /// The cursor's value.
     Now(u64),
     /// A GPU copies it: [`seen`] has it when the copy has ended.
-    Later(Look),
+    Later(Box<Look>),
 }
 
 /// The counters. `end` is the host's to write, `wanted` the kernels'; the cursor is the kernels' while they run.
@@ -146,7 +146,7 @@ impl Cells {
         all.write_at(CONSTANTS, &words)?;
         // The first copy creates an event, which may wait for kernels: so not while they run.
         if let Reserved::Later(look) = cells.reserved()? {
-            seen(look)?;
+            seen(*look)?;
         }
         Ok(cells)
     }
