@@ -22,6 +22,7 @@ mod spiffe;
 mod texts;
 pub mod tls;
 mod transport;
+mod who;
 
 pub use address::Address;
 pub use client::{
@@ -32,11 +33,12 @@ pub use error::{End, Error, Mismatch, Refusal, Result};
 pub use limits::Limits;
 pub use namespace::Namespaces;
 pub use owner::Owner;
-pub use peer::{MAX_PATTERNS, PeerName, Who};
+pub use peer::PeerName;
 pub use server::Server;
 pub use tls::{Tls, TlsFiles, TlsPem};
 pub use transport::Security;
 pub use transport::bind;
+pub use who::{MAX_PATTERNS, Who};
 
 /// For tests/fuzz only.
 #[cfg(fuzzing)]

@@ -15,7 +15,7 @@ use super::state::{NameState, No, ServiceState};
 use super::teardown::{chunks_of, give_back};
 use crate::driver::{Access, NodeId};
 use crate::exchange::protocol::{Create, check_name};
-use crate::exchange::{Owner, PeerName, Who};
+use crate::exchange::{Owner, PeerName, Server, Who};
 use crate::per_driver::lock;
 use crate::share::Shared;
 use crate::{Error, MemoryError, Refusal, Result, ShareError};
@@ -277,6 +277,18 @@ impl ServiceState {
                 return Err(refused(wanted, Refusal::Closing, ENDING));
             }
         };
+        Self::publish_chunks(&server, wanted, reserve, chunks, (has_extra, charge))
+    }
+
+    /// Publishes the chunks under the wanted name. If that fails, the reserve gets them back.
+    fn publish_chunks(
+        server: &Server,
+        wanted: &Wanted<'_>,
+        reserve: &Reserve<PeerName>,
+        chunks: Vec<Chunk<PeerName>>,
+        (extra, charge): (bool, Option<Charge>),
+    ) -> Result<Named> {
+        let pinned = chunks.iter().map(HasBytes::bytes).sum();
         let unseen: Vec<_> = chunks.iter().map(|chunk| chunk.past.clone()).collect();
         let memories = chunks.into_iter().map(|chunk| chunk.memory).collect();
         let shared = match Shared::from_physical(memories, wanted.bytes) {
@@ -300,7 +312,7 @@ impl ServiceState {
                 node: wanted.node,
                 charge: Mutex::new(charge),
                 pinned,
-                extra: has_extra,
+                extra,
                 pasts: seen(unseen, wanted),
                 published: Mutex::new(Some(Arc::new(published))),
                 ending: AtomicBool::new(false),
@@ -310,7 +322,7 @@ impl ServiceState {
                 // No peer has seen it.
                 match shared.into_physical() {
                     Ok(memories) => {
-                        give_back(reserve, chunks_of(memories, unseen), charge, has_extra);
+                        give_back(reserve, chunks_of(memories, unseen), charge, extra);
                     }
                     Err(shared) => {
                         drop(shared);

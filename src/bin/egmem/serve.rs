@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Args;
 use egmem::Driver;
@@ -97,42 +98,56 @@ impl Serve {
                         break;
                     }
                     notify_reloading();
-                    match read(path).and_then(|config| {
-                        deadline = config.drain.deadline;
-                        service.reload(config)
-                    }) {
-                        Ok(keys) if keys.is_empty() => print("reloaded\n")?,
-                        Ok(keys) => print(&format!("reloaded; only a restart changes {}\n", keys.join(", ")))?,
-                        Err(error) => complain(&format!(
-                            "error: reload failed: {error}; what to do: {}\n",
-                            error.remedy()
-                        )),
-                    }
+                    reload(path, &service, &mut deadline)?;
                     if ready {
                         notify(&[NotifyState::Ready]);
                     }
                 }
             }
         }
-        notify(&[NotifyState::Stopping, NotifyState::Status("draining")]);
-        print(&format!("draining for up to {deadline:?}\n"))?;
-        let drained = service.drain(deadline).await;
-        signals.leaves(Left::Driver);
-        match drained {
-            Ok(()) => {
-                print("drained\n")?;
-                Ok(ExitCode::SUCCESS)
-            }
-            Err(
-                error @ Error::Share(egmem::share::Error::Memory(egmem::Error::StillHeld {
-                    ..
-                })),
-            ) => {
-                complain(&format!("error: {error}; what to do: {}\n", error.remedy()));
-                Ok(ExitCode::from(STILL_HELD))
-            }
-            Err(error) => Err(error),
+        drain(service, deadline, &signals).await
+    }
+}
+
+/// Reads the configuration again, which also sets the `deadline` of the drain.
+fn reload(path: &Path, service: &Service, deadline: &mut Duration) -> Result<()> {
+    let reloaded = read(path).and_then(|config| {
+        *deadline = config.drain.deadline;
+        service.reload(config)
+    });
+    match reloaded {
+        Ok(keys) if keys.is_empty() => Ok(print("reloaded\n")?),
+        Ok(keys) => {
+            let keys = keys.join(", ");
+            Ok(print(&format!(
+                "reloaded; only a restart changes {keys}\n"
+            ))?)
         }
+        Err(error) => {
+            let remedy = error.remedy();
+            complain(&format!(
+                "error: reload failed: {error}; what to do: {remedy}\n"
+            ));
+            Ok(())
+        }
+    }
+}
+
+async fn drain(service: Service, deadline: Duration, signals: &Signals) -> Result<ExitCode> {
+    notify(&[NotifyState::Stopping, NotifyState::Status("draining")]);
+    print(&format!("draining for up to {deadline:?}\n"))?;
+    let drained = service.drain(deadline).await;
+    signals.leaves(Left::Driver);
+    match drained {
+        Ok(()) => {
+            print("drained\n")?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Err(error @ Error::Share(egmem::share::Error::Memory(egmem::Error::StillHeld { .. }))) => {
+            complain(&format!("error: {error}; what to do: {}\n", error.remedy()));
+            Ok(ExitCode::from(STILL_HELD))
+        }
+        Err(error) => Err(error),
     }
 }
 

@@ -13,6 +13,16 @@ use crate::size::PaddedSize;
 use crate::teardown::{give_back, give_back_or_log};
 use crate::{Error, Result};
 
+impl PhysicalMemory {
+    /// Maps the whole memory at addresses of the driver's choice, without access for any location yet.
+    ///
+    /// # Errors
+    /// The driver's errors; nothing stays reserved then.
+    pub fn map(&self) -> Result<Mapping> {
+        Arc::new(Reservation::options().reserve(self.driver(), self.size().padded())?).map(0, self)
+    }
+}
+
 impl Reservation {
     /// Maps all of `physical` at `offset` bytes into the range, without access for any location yet.
     ///

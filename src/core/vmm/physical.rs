@@ -1,161 +1,25 @@
 //! Physical memory: created or imported, exported, released.
 
+mod options;
+
 use std::mem::ManuallyDrop;
 use std::panic::Location as Caller;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, fence};
 use std::sync::{Arc, LazyLock};
 
+pub use options::PhysicalOptions;
+
 use super::identity::{BootId, Identity, InstanceId};
-use super::{Mapping, Reservation};
 use crate::driver::{
     AllocationProps, Driver, GranularityKind, HandleType, HandleTypes, Location, PhysicalHandle,
     ShareableHandle,
 };
-use crate::explain::explain_create;
-use crate::guard::check_free;
 use crate::ledger::{AllocPath, Entry, Imported, Label, NewEntry, Party};
 use crate::numbers::Numbers;
 use crate::size::{Granularity, PaddedSize};
 use crate::teardown::{give_back, give_back_or_log, may_pass};
 use crate::{Error, Result};
-
-/// Options for physical memory; [`create`](Self::create) creates it.
-#[derive(Clone, Debug)]
-#[must_use = "options do nothing until `create`"]
-pub struct PhysicalOptions {
-    props: AllocationProps,
-    kind: GranularityKind,
-    /// The driver's answer, if the caller knows it.
-    granularity: Option<Granularity>,
-    overcommit: bool,
-    path: AllocPath,
-    label: Option<Label>,
-    /// The program's call; `None`: the caller of [`PhysicalOptions::create`].
-    site: Option<&'static Caller<'static>>,
-    /// The ledger's entry of the chunks before it, if it is not the first.
-    entry: Option<Arc<Entry>>,
-}
-
-impl PhysicalOptions {
-    /// Sets how the memory may be shared; by default not at all. FABRIC needs an IMEX channel.
-    pub const fn handle_types(mut self, handle_types: HandleTypes) -> Self {
-        self.props.handle_types = handle_types;
-        self
-    }
-
-    /// Sets whether NICs may access the memory by GPUDirect RDMA; device memory only.
-    pub const fn gpu_direct_rdma(mut self, on: bool) -> Self {
-        self.props.gpu_direct_rdma = on;
-        self
-    }
-
-    /// Sets which granularity the size is rounded up to; by default the minimum.
-    pub const fn granularity(mut self, kind: GranularityKind) -> Self {
-        self.kind = kind;
-        self
-    }
-
-    /// Passes on what [`granularity_of`](Self::granularity_of) returned for the same options, which saves a driver call for
-    /// each memory. The driver refuses sizes that are not multiples of its granularity.
-    pub const fn known_granularity(mut self, granularity: Granularity) -> Self {
-        self.granularity = Some(granularity);
-        self
-    }
-
-    /// Sets whether to ask the driver for more memory than the node has free. Pinned memory cannot be swapped
-    /// out, so the kernel may kill processes to provide it.
-    pub const fn overcommit(mut self, on: bool) -> Self {
-        self.overcommit = on;
-        self
-    }
-
-    /// Sets the memory's name in the [ledger](crate::ledger).
-    pub fn label(mut self, label: impl Into<Label>) -> Self {
-        self.label = Some(label.into());
-        self
-    }
-
-    /// Sets what the [ledger](crate::ledger) says of the memory, for types that create it on behalf of a program.
-    pub fn recorded_as(
-        mut self,
-        path: AllocPath,
-        label: Option<Label>,
-        site: &'static Caller<'static>,
-    ) -> Self {
-        self.path = path;
-        self.label = label;
-        self.site = Some(site);
-        self
-    }
-
-    /// Makes the memory a further chunk of one allocation, which has one entry in the [ledger](crate::ledger): that of
-    /// `first`.
-    pub(crate) fn chunk_of(mut self, first: &PhysicalMemory) -> Self {
-        self.entry = Some(Arc::clone(&first.mapped.entry));
-        self
-    }
-
-    /// Creates at least `bytes` of physical memory; it is zero on every driver measured.
-    ///
-    /// It is one allocation, however large. [`Growth::MAX_CHUNK`](crate::Growth::MAX_CHUNK) tells why buffers and heaps make
-    /// none of 4 GiB or more.
-    ///
-    /// Source: `cuMemGetAllocationGranularity`, `cuMemCreate`.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for 0 bytes, [`Error::NodeTooFull`] for 64 MiB or more if the host node has
-    /// less free, [`Error::OutOfMemory`], [`Error::NoImexChannel`] for FABRIC without a channel,
-    /// [`Error::PlatformUnsupported`], [`Error::NoSuchNode`], [`Error::NoSuchGpu`], or the driver's own code.
-    #[track_caller]
-    pub fn create(self, driver: &Driver, bytes: u64) -> Result<PhysicalMemory> {
-        let site = self.site.unwrap_or(Caller::caller());
-        let size = PaddedSize::new(bytes, self.granularity_of(driver)?)?;
-        if !self.overcommit {
-            check_free(driver, self.props.location, size.padded(), || 0)?;
-        }
-        let handle = driver
-            .mem_create(size.padded(), &self.props)
-            .map_err(|error| explain_create(driver, error, &self.props, size.padded()))?;
-        let entry = match self.entry {
-            Some(entry) => {
-                entry.add_chunk(size.padded());
-                entry
-            }
-            None => Arc::new(Entry::new(NewEntry {
-                driver,
-                bytes: size.padded(),
-                location: self.props.location,
-                path: self.path,
-                label: self.label,
-                site: Some(site),
-            })),
-        };
-        Ok(PhysicalMemory {
-            driver: driver.clone(),
-            handle,
-            size,
-            props: self.props,
-            allocation: next_allocation(),
-            generation: AtomicU64::new(0),
-            mapped: Arc::new(Origin {
-                imported: false,
-                entry,
-            }),
-        })
-    }
-
-    /// Returns the unit that sizes are rounded up to with exactly these options.
-    ///
-    /// # Errors
-    /// The driver's errors, and [`Error::InvalidArgument`] if its answer is not a power of two.
-    pub fn granularity_of(&self, driver: &Driver) -> Result<Granularity> {
-        match self.granularity {
-            Some(granularity) => Ok(granularity),
-            None => Granularity::new(driver.mem_granularity(&self.props, self.kind)?),
-        }
-    }
-}
 
 /// The state that physical memory and its mappings share.
 #[derive(Debug)]
@@ -190,20 +54,6 @@ fn next_allocation() -> u64 {
 }
 
 impl PhysicalMemory {
-    /// Returns options for memory at `location`.
-    pub fn options(location: impl Into<Location>) -> PhysicalOptions {
-        PhysicalOptions {
-            props: AllocationProps::at(location.into()),
-            kind: GranularityKind::Minimum,
-            granularity: None,
-            overcommit: false,
-            path: AllocPath::Vmm,
-            label: None,
-            site: None,
-            entry: None,
-        }
-    }
-
     /// Imports memory that another process exported; `bytes` is its padded size there.
     ///
     /// Source: `cuMemImportFromShareableHandle`. The handle stays the caller's; an imported memory reports no
@@ -320,14 +170,6 @@ impl PhysicalMemory {
         site: &'static Caller<'static>,
     ) {
         self.mapped.entry.imported(imported, label, Some(site));
-    }
-
-    /// Maps the whole memory at addresses of the driver's choice, without access for any location yet.
-    ///
-    /// # Errors
-    /// The driver's errors; nothing stays reserved then.
-    pub fn map(&self) -> Result<Mapping> {
-        Arc::new(Reservation::options().reserve(&self.driver, self.size.padded())?).map(0, self)
     }
 
     /// Returns the size requested and the size created.

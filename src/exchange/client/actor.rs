@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::greet::{self, Established};
-use super::session::{ClientSession, Commands, Own};
+use super::session::{ClientSession, Command, Commands, Own};
 use super::{text, trust};
 use crate::limits::deadline;
 use crate::protocol::{Ask, Empty, FromServer, Notice, Reply, Request, decode, encode};
@@ -118,7 +118,12 @@ async fn write(
         let Some(command) = command else {
             return Ok(());
         };
-        let (ask, fds, reply, permit) = command.into_parts();
+        let Command {
+            ask,
+            fds,
+            reply,
+            permit,
+        } = command;
         let Some((id, ask)) = session.admit(ask, reply, permit) else {
             continue;
         };

@@ -4,9 +4,11 @@ use std::future::{Future, IntoFuture};
 use std::os::fd::OwnedFd;
 use std::panic::Location as Caller;
 use std::pin::Pin;
+use std::sync::Arc;
 
 use super::leased::Leased;
 use super::remote::RemoteBuffer;
+use super::session::{Answered, ClientSession};
 use super::{Client, open, probe};
 use crate::driver::{Access, FabricHandle, HandleType, Location, ShareableHandle};
 use crate::protocol::{Answer, Ask, Fetch, Granted, Handles, Secret};
@@ -229,10 +231,11 @@ impl FetchOptions {
         Err(Error::NoCommonHandle { reasons })
     }
 
-    async fn lease_by(&self, accept: &[HandleType]) -> Result<Leased, (Option<HandleType>, Error)> {
-        let session = self.client.0.session();
+    /// Asks for a lease, read-only if the name allows no more and the caller asked for no access. Returns the access
+    /// that was asked for, too.
+    async fn ask(&self, accept: &[HandleType]) -> Result<(Answered, Access)> {
         let mut access = self.access.unwrap_or(Access::ReadWrite);
-        let answered = loop {
+        loop {
             let ask = Ask::Fetch(Fetch {
                 name: self.name.clone(),
                 accept: accept.to_vec(),
@@ -241,19 +244,24 @@ impl FetchOptions {
                 instance: self.instance,
                 owner: self.owner.clone(),
             });
-            let patience = session.patience();
+            let patience = self.client.0.session().patience();
             match self.client.exchange(ask, Vec::new(), patience).await {
-                Ok(answered) => break answered,
-                // Read-only access may be possible.
+                Ok(answered) => return Ok((answered, access)),
                 Err(Error::Refused {
                     reason: Refusal::ReadOnly,
                     ..
                 }) if self.access.is_none() && access == Access::ReadWrite => {
                     access = Access::Read;
                 }
-                Err(error) => return Err((None, self.mismatched(error))),
+                Err(error) => return Err(self.mismatched(error)),
             }
-        };
+        }
+    }
+
+    async fn lease_by(&self, accept: &[HandleType]) -> Result<Leased, (Option<HandleType>, Error)> {
+        let session = self.client.0.session();
+        let asked = self.ask(accept).await;
+        let (answered, access) = asked.map_err(|error| (None, error))?;
         let (Answer::Granted(granted), Some(lease)) = (answered.answer, answered.lease) else {
             return Err((None, self.client.broken("unexpected answer, not a grant")));
         };
@@ -272,28 +280,16 @@ impl FetchOptions {
         }
         check(&memory, probe).map_err(|why| (None, self.client.broken(&why)))?;
         memory.access = memory.access.min(access);
-        let via = match &handles {
-            Handles::Fabric(_) => HandleType::Fabric,
-            Handles::Fds(_) | Handles::Ticket(_) => HandleType::PosixFd,
-        };
+        let via = type_of(&handles);
         if !accept.contains(&via) {
             return Err((
                 None,
                 self.client.broken("handles of a type that is not accepted"),
             ));
         }
-        let handles = match handles {
-            Handles::Fabric(secrets) => fabric(&secrets),
-            Handles::Fds(fds) if fds.count as usize == answered.fds.len() => {
-                Some(fds_of(answered.fds))
-            }
-            Handles::Fds(_) => None,
-            Handles::Ticket(ticket) => {
-                let fds = open::redeem(session, ticket).await;
-                Some(fds_of(fds.map_err(|error| (Some(via), error))?))
-            }
-        };
-        let handles = handles
+        let opened = opened(session, handles, answered.fds).await;
+        let handles = opened
+            .map_err(|error| (Some(via), error))?
             .filter(|handles| handles.len() == memory.parts.len())
             .ok_or_else(|| (None, self.client.broken("not one handle for each part")))?;
         let no_fabric = match via {
@@ -361,6 +357,27 @@ impl IntoFuture for FetchOptions {
 
 fn fds_of(fds: Vec<OwnedFd>) -> Vec<ShareableHandle> {
     fds.into_iter().map(ShareableHandle::PosixFd).collect()
+}
+
+const fn type_of(handles: &Handles) -> HandleType {
+    match handles {
+        Handles::Fabric(_) => HandleType::Fabric,
+        Handles::Fds(_) | Handles::Ticket(_) => HandleType::PosixFd,
+    }
+}
+
+/// Returns the handles that an answer with `came` names, if they are complete; redeems a ticket.
+async fn opened(
+    session: &Arc<ClientSession>,
+    handles: Handles,
+    came: Vec<OwnedFd>,
+) -> Result<Option<Vec<ShareableHandle>>> {
+    Ok(match handles {
+        Handles::Fabric(secrets) => fabric(&secrets),
+        Handles::Fds(fds) if fds.count as usize == came.len() => Some(fds_of(came)),
+        Handles::Fds(_) => None,
+        Handles::Ticket(ticket) => Some(fds_of(open::redeem(session, ticket).await?)),
+    })
 }
 
 fn fabric(secrets: &[Secret]) -> Option<Vec<ShareableHandle>> {

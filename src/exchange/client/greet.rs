@@ -11,11 +11,11 @@ use super::options::ClientOptions;
 use super::text;
 use crate::PeerName;
 use crate::protocol::{
-    Greeting, Hello, MAGIC, MAX_LISTED, OLDEST, Secret, VERSION, decode, encode,
+    Greeting, Hello, MAGIC, MAX_LISTED, OLDEST, Secret, VERSION, Welcome, decode, encode,
 };
 use crate::share::{BootId, InstanceId};
 use crate::tls::Credential;
-use crate::transport::{self, FrameReader, FrameWriter, Unconnected};
+use crate::transport::{self, Connection, FrameReader, FrameWriter, Unconnected};
 use crate::{Error, MemoryError, Result, ShareError};
 
 /// The shortest heartbeat and lease that a server may set.
@@ -121,82 +121,95 @@ pub(super) async fn establish(
     resume: Option<Resume>,
     deadline: Instant,
 ) -> Result<Established, Unconnected> {
-    let options = &dial.options;
-    let address = &options.address;
     let left = deadline.saturating_duration_since(Instant::now());
-    let work = async {
-        let mut limits = options.limits.clone();
-        limits.handshake = left;
-        let mut connection =
-            transport::connect(address, &options.security, &options.peers, &limits).await?;
-        let peer = connection.label.to_string();
-        // A server other than the session's must not learn its secret.
-        let resume = resume.filter(|resume| resume.server == connection.peer);
-        let resuming = resume.is_some();
-        let (resume, held) = match resume {
-            Some(resume) => (Some(resume.session), Some(resume.held)),
-            None => (None, None),
-        };
-        let hello = Hello {
-            magic: MAGIC.into(),
-            oldest: OLDEST,
-            newest: VERSION,
-            boot: dial.boot,
-            fabric: dial.no_fabric.is_none(),
-            resume,
-            held,
-            agent: options.agent.clone(),
-        };
-        let hello = fitting(hello, options.limits.hello_bytes);
-        connection.writer.write(&hello, &[]).await?;
-        let frame = connection
-            .reader
-            .read(options.limits.frame_bytes)
-            .await?
-            .ok_or_else(|| {
-                Error::peer_lost(
-                    peer.clone(),
-                    "it closed the connection instead of a greeting",
-                )
-            })?;
-        let welcome = match decode(&frame.bytes).map_err(|error| text::of(&peer, error))? {
-            Greeting::Welcome(welcome) => welcome,
-            Greeting::Refused(why) => return Err(text::refused(&peer, "a session", &why).into()),
-        };
-        let broken = |detail: String| Error::protocol(peer.clone(), detail);
-        if !(OLDEST..=VERSION).contains(&welcome.version) {
-            return Err(broken(format!("version {} was not offered", welcome.version)).into());
-        }
-        if welcome.resumed && !resuming {
-            return Err(broken("a session was resumed that was not named".into()).into());
-        }
-        let heartbeat = Duration::from_millis(welcome.heartbeat_ms).clamp(LEAST, MOST);
-        Ok(Established {
-            terms: Terms {
-                me: text::tidy(&welcome.peer),
-                instance: welcome.instance,
-                boot: welcome.boot,
-                session: welcome.session,
-                heartbeat,
-                lease: Duration::from_millis(welcome.lease_ms).clamp(heartbeat, MOST),
-                frame: welcome.frame_bytes as usize,
-                fd_socket: welcome.door.map(PathBuf::from),
-                local: welcome.local.map(PathBuf::from),
-                unix: connection.local,
-                pid: connection.pid,
-                server: connection.peer,
-                peer: peer.clone(),
-            },
-            resumed: welcome.resumed,
-            ended: welcome.ended,
-            credential: connection.credential,
-            reader: connection.reader,
-            writer: connection.writer,
-        })
+    let timed_out = |_| {
+        let what = format!("connecting to {}", dial.options.address);
+        Err(Error::timed_out(what, left).into())
     };
-    timeout_at(deadline, work)
+    timeout_at(deadline, greet(dial, resume, left))
         .await
-        .unwrap_or_else(|_| Err(Error::timed_out(format!("connecting to {address}"), left).into()))
+        .unwrap_or_else(timed_out)
+}
+
+/// Connects, says hello and reads the greeting; the handshake may take `left`.
+async fn greet(
+    dial: &Dial,
+    resume: Option<Resume>,
+    left: Duration,
+) -> Result<Established, Unconnected> {
+    let options = &dial.options;
+    let mut limits = options.limits.clone();
+    limits.handshake = left;
+    let (address, peers) = (&options.address, &options.peers);
+    let mut connection = transport::connect(address, &options.security, peers, &limits).await?;
+    let peer = connection.label.to_string();
+    // A server other than the session's must not learn its secret.
+    let resume = resume.filter(|resume| resume.server == connection.peer);
+    let resuming = resume.is_some();
+    let (resume, held) = match resume {
+        Some(resume) => (Some(resume.session), Some(resume.held)),
+        None => (None, None),
+    };
+    let hello = Hello {
+        magic: MAGIC.into(),
+        oldest: OLDEST,
+        newest: VERSION,
+        boot: dial.boot,
+        fabric: dial.no_fabric.is_none(),
+        resume,
+        held,
+        agent: options.agent.clone(),
+    };
+    let hello = fitting(hello, options.limits.hello_bytes);
+    connection.writer.write(&hello, &[]).await?;
+    let frame = connection
+        .reader
+        .read(options.limits.frame_bytes)
+        .await?
+        .ok_or_else(|| {
+            Error::peer_lost(
+                peer.clone(),
+                "it closed the connection instead of a greeting",
+            )
+        })?;
+    let welcome = match decode(&frame.bytes).map_err(|error| text::of(&peer, error))? {
+        Greeting::Welcome(welcome) => welcome,
+        Greeting::Refused(why) => return Err(text::refused(&peer, "a session", &why).into()),
+    };
+    let broken = |detail: String| Error::protocol(peer.clone(), detail);
+    if !(OLDEST..=VERSION).contains(&welcome.version) {
+        return Err(broken(format!("version {} was not offered", welcome.version)).into());
+    }
+    if welcome.resumed && !resuming {
+        return Err(broken("a session was resumed that was not named".into()).into());
+    }
+    Ok(established(connection, welcome, peer))
+}
+
+fn established(connection: Connection, welcome: Welcome, peer: String) -> Established {
+    let heartbeat = Duration::from_millis(welcome.heartbeat_ms).clamp(LEAST, MOST);
+    Established {
+        terms: Terms {
+            me: text::tidy(&welcome.peer),
+            instance: welcome.instance,
+            boot: welcome.boot,
+            session: welcome.session,
+            heartbeat,
+            lease: Duration::from_millis(welcome.lease_ms).clamp(heartbeat, MOST),
+            frame: welcome.frame_bytes as usize,
+            fd_socket: welcome.door.map(PathBuf::from),
+            local: welcome.local.map(PathBuf::from),
+            unix: connection.local,
+            pid: connection.pid,
+            server: connection.peer,
+            peer,
+        },
+        resumed: welcome.resumed,
+        ended: welcome.ended,
+        credential: connection.credential,
+        reader: connection.reader,
+        writer: connection.writer,
+    }
 }
 
 /// Encodes a hello that the server accepts: without the list of leases if that is too long, in which case all

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokio::time::timeout_at;
 
-use super::greet::{self, Dial};
+use super::greet::{self, Dial, Established};
 use super::session::ClientSession;
 use super::text;
 use crate::protocol::{Answer, Ask, FromServer, Redeem, Reply, Request, Secret, decode, encode};
@@ -45,40 +45,40 @@ pub(super) async fn redeem(session: &Arc<ClientSession>, ticket: Secret) -> Resu
                 why: "another server is at its fd socket".into(),
             });
         }
-        let peer = &connection.terms.peer;
         let ask = Some(Ask::Redeem(Redeem { ticket }));
         connection
             .writer
             .write(&encode(&Request { id: 1, ask }), &[])
             .await?;
-        let limit = dial.options.limits.frame_bytes;
-        loop {
-            let frame = connection.reader.read(limit).await?;
-            let mut frame = frame
-                .ok_or_else(|| ShareError::peer_lost(peer.clone(), "it closed its fd socket"))?;
-            match decode(&frame.bytes).map_err(|error| text::of(peer, error))? {
-                FromServer::Notice(_) => {}
-                FromServer::Reply(Reply {
-                    id: 1,
-                    answer: Some(Answer::Fds(fds)),
-                }) if fds.count as usize == frame.fds.len() => {
-                    return Ok(frame.uncounted_fds());
-                }
-                FromServer::Reply(Reply {
-                    id: 1,
-                    answer: Some(Answer::Refused(why)),
-                }) => return Err(text::refused(peer, "redeeming a ticket", &why)),
-                FromServer::Reply(_) => {
-                    return Err(Error::protocol(
-                        peer.clone(),
-                        "the answer does not carry as many fds as it says",
-                    ));
-                }
-            }
-        }
+        read_fds(&mut connection, dial.options.limits.frame_bytes).await
     };
     let done = timeout_at(deadline, work).await;
     done.unwrap_or(Err(Error::timed_out(what, patience)))
+}
+
+/// Reads the answer to request 1, in frames of at most `limit` bytes.
+async fn read_fds(connection: &mut Established, limit: u32) -> Result<Vec<OwnedFd>> {
+    let peer = &connection.terms.peer;
+    loop {
+        let frame = connection.reader.read(limit).await?;
+        let mut frame =
+            frame.ok_or_else(|| ShareError::peer_lost(peer.clone(), "it closed its fd socket"))?;
+        match decode(&frame.bytes).map_err(|error| text::of(peer, error))? {
+            FromServer::Notice(_) => {}
+            FromServer::Reply(Reply {
+                id: 1,
+                answer: Some(Answer::Fds(fds)),
+            }) if fds.count as usize == frame.fds.len() => return Ok(frame.uncounted_fds()),
+            FromServer::Reply(Reply {
+                id: 1,
+                answer: Some(Answer::Refused(why)),
+            }) => return Err(text::refused(peer, "redeeming a ticket", &why)),
+            FromServer::Reply(_) => {
+                let why = "the answer does not carry as many fds as it says";
+                return Err(Error::protocol(peer.clone(), why));
+            }
+        }
+    }
 }
 
 /// Runs blocking work on a separate thread. If this is dropped, the work continues, and its result is dropped

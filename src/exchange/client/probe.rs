@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::open;
 use super::remote::RemoteBuffer;
+use super::session::ClientSession;
 use crate::driver::{Access, DevicePtr, Driver, Location, random};
 use crate::memory::{AccessChecks, Memory, access_checks};
 use crate::pinned::PinnedHost;
@@ -177,25 +178,8 @@ async fn one_way(
             .await?;
             written?;
         }
-        let ask = Ask::Probe(Probe {
-            lease: remote.lease(),
-            wrote,
-        });
-        let probed = match session.call(ask, Vec::new(), session.patience()).await {
-            Ok(answered) => match answered.answer {
-                Answer::Probed(probed) => probed,
-                _ => {
-                    return Err(Error::protocol(
-                        session.peer(),
-                        "unexpected answer to a probe",
-                    ));
-                }
-            },
-            Err(Error::Refused {
-                reason: Refusal::Unsupported,
-                ..
-            }) => return Ok((remote, false)),
-            Err(error) => return Err(error),
+        let Some(probed) = ask(&session, remote.lease(), wrote).await? else {
+            return Ok((remote, false));
         };
         let read;
         (remote, read) = open::elsewhere(move || {
@@ -217,6 +201,25 @@ async fn one_way(
         let pause = random::<1>().map_or(1, |[byte]| 1 + u64::from(byte) / 16);
         tokio::time::sleep(Duration::from_millis(pause << attempt)).await;
         attempt += 1;
+    }
+}
+
+/// Has the exporter probe a lease, after this end `wrote`. `None`: it does not support probes.
+async fn ask(session: &ClientSession, lease: u64, wrote: Option<u64>) -> Result<Option<Probed>> {
+    let ask = Ask::Probe(Probe { lease, wrote });
+    match session.call(ask, Vec::new(), session.patience()).await {
+        Ok(answered) => match answered.answer {
+            Answer::Probed(probed) => Ok(Some(probed)),
+            _ => Err(Error::protocol(
+                session.peer(),
+                "unexpected answer to a probe",
+            )),
+        },
+        Err(Error::Refused {
+            reason: Refusal::Unsupported,
+            ..
+        }) => Ok(None),
+        Err(error) => Err(error),
     }
 }
 

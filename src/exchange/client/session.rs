@@ -45,7 +45,7 @@ pub(super) struct Command {
     pub(super) ask: Ask,
     pub(super) fds: Vec<OwnedFd>,
     pub(super) reply: oneshot::Sender<Result<Answered>>,
-    permit: OwnedSemaphorePermit,
+    pub(super) permit: OwnedSemaphorePermit,
 }
 
 /// The requests of a session's users.
@@ -378,19 +378,6 @@ fn withdrawing(ms: u64) -> LeaseState {
     let ms = Duration::from_millis(ms.min(86_400_000));
     LeaseState::Withdrawing {
         until: std::time::Instant::now() + ms,
-    }
-}
-
-impl Command {
-    pub(super) fn into_parts(
-        self,
-    ) -> (
-        Ask,
-        Vec<OwnedFd>,
-        oneshot::Sender<Result<Answered>>,
-        OwnedSemaphorePermit,
-    ) {
-        (self.ask, self.fds, self.reply, self.permit)
     }
 }
 

@@ -84,48 +84,10 @@ impl Watch {
             if let Some(event) = self.events.pop_front() {
                 return Ok(event);
             }
-            if let Some(missed) = self.stale {
-                let first = self.events.len();
-                let mut looked = true;
-                let gone = self.client.0.session().gone();
-                let done = tokio::select! {
-                    biased;
-                    done = self.look() => done,
-                    // A listing waits until the server is back.
-                    why = gone, if !self.away => {
-                        self.away(&why);
-                        continue;
-                    }
-                };
-                match done {
-                    Ok(()) => {}
-                    // The server is away again, whatever the error: the code below reports the next
-                    // connection.
-                    Err(error) if self.client.0.session().is_down() => {
-                        if !matches!(error, Error::Share(ShareError::PeerLost { .. })) {
-                            self.away(&error);
-                        }
-                        if !self.events.is_empty() {
-                            continue;
-                        }
-                        looked = false;
-                    }
-                    // It is back already.
-                    Err(Error::Share(ShareError::PeerLost { .. }))
-                        if self.client.0.session().is_open() =>
-                    {
-                        continue;
-                    }
-                    Err(error) => return Err(error),
-                }
-                if looked {
-                    self.away = false;
-                    self.stale = None;
-                    if missed > 0 {
-                        self.events.insert(first, WatchEvent::Missed(missed));
-                    }
-                    continue;
-                }
+            if let Some(missed) = self.stale
+                && self.look_again(missed).await?
+            {
+                continue;
             }
             match self.notices.recv().await {
                 Ok(Notified::Published(entry)) => self.published((*entry).clone()),
@@ -151,6 +113,43 @@ impl Watch {
                 }
             }
         }
+    }
+
+    /// Lists the names after `missed` notices. Returns `false` if there is no event, and a notice will tell of the next
+    /// connection.
+    async fn look_again(&mut self, missed: u64) -> Result<bool> {
+        let first = self.events.len();
+        let gone = self.client.0.session().gone();
+        let done = tokio::select! {
+            biased;
+            done = self.look() => done,
+            // A listing waits until the server is back.
+            why = gone, if !self.away => {
+                self.away(&why);
+                return Ok(true);
+            }
+        };
+        match done {
+            Ok(()) => {}
+            // The server is away again, whatever the error.
+            Err(error) if self.client.0.session().is_down() => {
+                if !matches!(error, Error::Share(ShareError::PeerLost { .. })) {
+                    self.away(&error);
+                }
+                return Ok(!self.events.is_empty());
+            }
+            // It is back already.
+            Err(Error::Share(ShareError::PeerLost { .. })) if self.client.0.session().is_open() => {
+                return Ok(true);
+            }
+            Err(error) => return Err(error),
+        }
+        self.away = false;
+        self.stale = None;
+        if missed > 0 {
+            self.events.insert(first, WatchEvent::Missed(missed));
+        }
+        Ok(true)
     }
 
     /// Returns the names that exist, as far as [`recv`](Self::recv) has reported them.

@@ -279,29 +279,10 @@ impl ServerCore {
                 welcome.resumed = true;
                 session
             }
-            _ if state.closing => return Err((Refusal::Closing, "the server is ending".into())),
-            _ if state.sessions.len() >= self.limits.sessions => {
-                return Err((Refusal::Limit, format!("{} sessions", self.limits.sessions)));
-            }
-            _ if state.sessions.of(peer) >= self.limits.sessions_per_peer => {
-                let limit = self.limits.sessions_per_peer;
-                return Err((Refusal::Limit, format!("{limit} sessions of this peer")));
-            }
             _ => {
-                let number = state.next_session();
-                let token = token::mint(number).map_err(|e| (Refusal::Internal, e.to_string()))?;
-                // Every lease may be recalled, and then end.
-                let leases = self.limits.leases_per_peer.saturating_mul(2);
-                let notices = self.limits.queued_frames.saturating_add(leases);
-                let charge = account.charge(account::SESSION).map_err(over)?;
-                let account = Arc::clone(account);
-                let session =
-                    ServerSession::new(number, peer.clone(), token, id, notices, (account, charge));
-                let session = Arc::new(session);
-                state.leases.open(number, peer.clone());
+                let session = self.new_session(&mut state, id, peer, account)?;
                 let (ip, boot) = (connection.ip, hello.boot);
-                state.leases.set_machine(number, Machine { ip, boot });
-                state.sessions.insert(Arc::clone(&session));
+                state.leases.set_machine(session.id, Machine { ip, boot });
                 session
             }
         };
@@ -333,6 +314,38 @@ impl ServerCore {
         self.audit.session_begun(&link, welcome.resumed);
         self.verify_begun(&link, connection.credential.as_ref());
         Ok((link, welcome))
+    }
+
+    /// Creates a session of a peer, for the connection `id`.
+    fn new_session(
+        &self,
+        state: &mut ServerState,
+        id: u64,
+        peer: &PeerName,
+        account: &Arc<Account>,
+    ) -> Result<Arc<ServerSession>, No> {
+        if state.closing {
+            return Err((Refusal::Closing, "the server is ending".into()));
+        }
+        if state.sessions.len() >= self.limits.sessions {
+            return Err((Refusal::Limit, format!("{} sessions", self.limits.sessions)));
+        }
+        if state.sessions.of(peer) >= self.limits.sessions_per_peer {
+            let limit = self.limits.sessions_per_peer;
+            return Err((Refusal::Limit, format!("{limit} sessions of this peer")));
+        }
+        let number = state.next_session();
+        let token = token::mint(number).map_err(|e| (Refusal::Internal, e.to_string()))?;
+        // Every lease may be recalled, and then end.
+        let leases = self.limits.leases_per_peer.saturating_mul(2);
+        let notices = self.limits.queued_frames.saturating_add(leases);
+        let charge = account.charge(account::SESSION).map_err(over)?;
+        let account = (Arc::clone(account), charge);
+        let session = ServerSession::new(number, peer.clone(), token, id, notices, account);
+        let session = Arc::new(session);
+        state.leases.open(number, peer.clone());
+        state.sessions.insert(Arc::clone(&session));
+        Ok(session)
     }
 
     /// Makes client and server agree on the leases of a resumed session. Returns those of `held` that have

@@ -8,6 +8,8 @@ use super::link::Link;
 use super::outcome::{Content, No, Outcome, Step, not_found, over};
 use super::process::Known;
 use super::publication::Publication;
+use super::session::ServerSession;
+use super::state::ServerState;
 use super::stats::count;
 use super::{ServerCore, ServerEvent};
 use crate::PeerName;
@@ -222,22 +224,8 @@ impl ServerCore {
             Choice::Fabric => Via::Fabric,
             Choice::Fds(fds) => Via::Fds(fds),
             Choice::Ticket | Choice::Ask(_) => {
-                state.leases.not_handed(lease);
                 let until = now + self.ticket;
-                let most = self.limits.tickets_per_peer;
-                let memory = Arc::clone(publication);
-                let ticket = match state
-                    .tickets
-                    .issue(lease, &session.peer, until, memory, most)
-                {
-                    Ok(Some(ticket)) => Ok(ticket),
-                    Ok(None) => Err((Refusal::Limit, format!("{most} tickets of this peer"))),
-                    Err(error) => Err((Refusal::Internal, error.to_string())),
-                };
-                Via::Ticket(ticket.inspect_err(|_| {
-                    let lease = state.leases.release(session.id, &session.peer, lease);
-                    lease.iter().for_each(|lease| state.returned(lease));
-                })?)
+                Via::Ticket(self.ticket_for(&mut state, session, publication, lease, until)?)
             }
         };
         let ticket = matches!(via, Via::Ticket(_));
@@ -264,6 +252,31 @@ impl ServerCore {
             no_fabric,
         };
         Ok(Content::Granted(Box::new(grant)))
+    }
+
+    /// Issues the ticket of a lease, or ends the lease.
+    fn ticket_for(
+        &self,
+        state: &mut ServerState,
+        session: &ServerSession,
+        publication: &Arc<Publication>,
+        lease: u64,
+        until: Instant,
+    ) -> Result<Secret, No> {
+        state.leases.not_handed(lease);
+        let most = self.limits.tickets_per_peer;
+        let memory = Arc::clone(publication);
+        let issued = state
+            .tickets
+            .issue(lease, &session.peer, until, memory, most);
+        let ticket = match issued {
+            Ok(Some(ticket)) => return Ok(ticket),
+            Ok(None) => Err((Refusal::Limit, format!("{most} tickets of this peer"))),
+            Err(error) => Err((Refusal::Internal, error.to_string())),
+        };
+        let lease = state.leases.release(session.id, &session.peer, lease);
+        lease.iter().for_each(|lease| state.returned(lease));
+        ticket
     }
 
     /// Returns the fds for a ticket, which is then used up: for the peer, and its process if known.

@@ -67,6 +67,32 @@ pub(super) struct ServerCore {
 }
 
 impl ServerCore {
+    /// Ends the entry in the directory, if there is one; if the directory is away, its entry expires.
+    pub(super) async fn leave_directory(&self, until: tokio::time::Instant) {
+        let Some(registration) = lock(&self.registration).take() else {
+            return;
+        };
+        match tokio::time::timeout_at(until, registration.close()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(%error, "still in the directory"),
+            Err(_) => tracing::warn!("still in the directory"),
+        }
+    }
+
+    /// Waits until no lease is left, or until a time.
+    pub(super) async fn wait_for_releases(&self, until: tokio::time::Instant) {
+        loop {
+            let released = self.released.notified();
+            tokio::pin!(released);
+            released.as_mut().enable();
+            if self.state().leases.live() == 0
+                || tokio::time::timeout_at(until, released).await.is_err()
+            {
+                return;
+            }
+        }
+    }
+
     pub(super) fn state(&self) -> MutexGuard<'_, ServerState> {
         lock(&self.state)
     }

@@ -21,6 +21,7 @@ mod inner;
 mod janitor;
 mod leases;
 mod link;
+mod listing;
 mod machines;
 mod names;
 mod options;
@@ -236,26 +237,9 @@ impl Server {
             state.tell_all(&Event::Closing(Closing { ms }));
         }
         tracing::info!(instance = %inner.instance, "closing");
-        let registration = lock(&inner.registration).take();
-        if let Some(registration) = registration {
-            // First, so that the directory sends no more clients here. If the directory is away, its entry
-            // expires.
-            match tokio::time::timeout_at(until, registration.close()).await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => tracing::warn!(%error, "still in the directory"),
-                Err(_) => tracing::warn!("still in the directory"),
-            }
-        }
-        loop {
-            let released = inner.released.notified();
-            tokio::pin!(released);
-            released.as_mut().enable();
-            if inner.state().leases.live() == 0
-                || tokio::time::timeout_at(until, released).await.is_err()
-            {
-                break;
-            }
-        }
+        // First, so that the directory sends no more clients here.
+        inner.leave_directory(until).await;
+        inner.wait_for_releases(until).await;
         let held = inner.end();
         // Lets writes and driver calls in progress finish, and the last messages be sent.
         let writing = inner.limits.write.saturating_mul(2);

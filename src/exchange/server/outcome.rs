@@ -63,6 +63,11 @@ pub(super) fn done() -> Outcome {
     Ok(Answer::Done(Empty {}).into())
 }
 
+/// Refuses a malformed request.
+pub(super) fn invalid(error: crate::Error) -> No {
+    (Refusal::Invalid, error.to_string())
+}
+
 /// Refuses a name that does not exist or that the peer has no right to: the peer does not learn which.
 pub(super) fn not_found() -> No {
     (Refusal::NotFound, String::new())

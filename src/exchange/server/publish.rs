@@ -10,13 +10,14 @@ use tokio::sync::Notify;
 use super::leases::{Holder, HolderState, describe};
 use super::probe::Places;
 use super::publication::{Publication, Registered};
+use super::state::ServerState;
 use super::{Server, ServerCore};
-use crate::account;
+use crate::account::{self, Charge};
 use crate::driver::Access;
 use crate::limits::deadline;
 use crate::per_driver::lock;
 use crate::protocol::check_name;
-use crate::share::Shared;
+use crate::share::{Description, Shared};
 use crate::{Error, MemoryError, Refusal, Result, ShareError};
 use crate::{Owner, Who};
 
@@ -90,43 +91,14 @@ impl<'a> PublishOptions<'a> {
             return Err(Error::invalid("memory", why));
         }
         let inner = Arc::clone(&self.server.handle.inner);
-        let refused = |reason| {
-            Error::refused(
-                "the server",
-                format!("to publish {}", self.name),
-                reason,
-                String::new(),
-            )
-        };
         // The bytes around a window belong to other memory.
         let places = match self.probe && !self.shared.is_window() {
             true => Places::between(self.shared.len(), self.shared.padded()),
             false => Places::default(),
         };
-        let charge = match &self.owner {
-            Owner::Peer(peer) => {
-                let bytes = account::name(&self.who, &description);
-                let charge = inner.accounts.of(peer).charge(bytes);
-                Some(charge.map_err(|over| Error::LimitReached {
-                    what: over.what,
-                    limit: over.limit as u64,
-                })?)
-            }
-            _ => None,
-        };
+        let charge = self.charge(&inner, &description)?;
         let mut state = inner.state();
-        if state.closing {
-            return Err(refused(Refusal::Closing));
-        }
-        if state.names.get(&self.name).is_some() {
-            return Err(refused(Refusal::Exists));
-        }
-        if state.names.len() >= inner.limits.names {
-            return Err(Error::LimitReached {
-                what: "names",
-                limit: inner.limits.names as u64,
-            });
-        }
+        self.check_place(&inner, &state)?;
         let id = state.next_number();
         let publication = Arc::new(Publication {
             id,
@@ -158,6 +130,40 @@ impl<'a> PublishOptions<'a> {
         inner.register(&publication.name);
         tracing::info!(name = &*publication.name, "published");
         Ok(Published { inner, publication })
+    }
+
+    /// Charges the owner's account, if the owner is a peer.
+    fn charge(&self, inner: &ServerCore, description: &Description) -> Result<Option<Charge>> {
+        let Owner::Peer(peer) = &self.owner else {
+            return Ok(None);
+        };
+        let bytes = account::name(&self.who, description);
+        let charge = inner.accounts.of(peer).charge(bytes);
+        charge.map(Some).map_err(|over| Error::LimitReached {
+            what: over.what,
+            limit: over.limit as u64,
+        })
+    }
+
+    /// Checks that the server takes the name.
+    fn check_place(&self, inner: &ServerCore, state: &ServerState) -> Result<()> {
+        let refused = |reason| {
+            let what = format!("to publish {}", self.name);
+            Err(Error::refused("the server", what, reason, String::new()))
+        };
+        if state.closing {
+            return refused(Refusal::Closing);
+        }
+        if state.names.get(&self.name).is_some() {
+            return refused(Refusal::Exists);
+        }
+        if state.names.len() >= inner.limits.names {
+            return Err(Error::LimitReached {
+                what: "names",
+                limit: inner.limits.names as u64,
+            });
+        }
+        Ok(())
     }
 }
 

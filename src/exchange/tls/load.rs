@@ -115,45 +115,15 @@ pub(super) fn build(texts: &Texts<'_>) -> Result<Loaded> {
     let (serves, dials) = usages(texts, &key, &trust)?;
     let name = peer_name(key.cert.first()).map_err(|why| wrong(texts.cert.0, why))?;
     let own = key.cert.first().map(|der| Arc::from(&der[..]));
-    let resolver = Arc::new(SingleCertAndKey::from(key));
-
-    // Without revocation lists, none is consulted.
-    let server = serves.and_then(|()| {
-        let verifier = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
-            .with_crls(crls.clone())
-            .enforce_revocation_expiration()
-            .build()
-            .map_err(|error| wrong(what, error.to_string()))?;
-        let mut config = ServerConfig::builder_with_provider(provider.clone())
-            .with_protocol_versions(&[&TLS13])
-            .map_err(|error| wrong("TLS 1.3", error.to_string()))?
-            .with_client_cert_verifier(verifier)
-            .with_cert_resolver(resolver.clone());
-        config.alpn_protocols = vec![ALPN.to_vec()];
-        // Each connection authenticates its peer anew, and no data is sent before.
-        config.session_storage = Arc::new(NoServerSessionStorage {});
-        config.send_tls13_tickets = 0;
-        config.max_early_data_size = 0;
-        config.send_half_rtt_data = false;
-        Ok(Arc::new(config))
-    });
-    let client = dials.and_then(|()| {
-        let verifier =
-            client::WebPkiServerVerifier::builder_with_provider(roots.clone(), provider.clone())
-                .with_crls(crls.clone())
-                .enforce_revocation_expiration()
-                .build()
-                .map_err(|error| wrong(what, error.to_string()))?;
-        let mut config = ClientConfig::builder_with_provider(provider.clone())
-            .with_protocol_versions(&[&TLS13])
-            .map_err(|error| wrong("TLS 1.3", error.to_string()))?
-            .with_webpki_verifier(verifier)
-            .with_client_cert_resolver(resolver.clone());
-        config.alpn_protocols = vec![ALPN.to_vec()];
-        config.resumption = client::Resumption::disabled();
-        config.enable_early_data = false;
-        Ok(Arc::new(config))
-    });
+    let ends = Ends {
+        provider,
+        roots,
+        crls,
+        resolver: Arc::new(SingleCertAndKey::from(key)),
+        what,
+    };
+    let server = serves.and_then(|()| ends.server());
+    let client = dials.and_then(|()| ends.client());
     // A fault of the texts affects both; a certificate for one end only is kept.
     if let (Err(error), Err(_)) = (&server, &client) {
         return Err(error.clone());
@@ -166,6 +136,60 @@ pub(super) fn build(texts: &Texts<'_>) -> Result<Loaded> {
         own: own.unwrap_or_default(),
         number: 0,
     })
+}
+
+/// The common parts of both ends' configurations.
+struct Ends<'a> {
+    provider: Arc<CryptoProvider>,
+    roots: Arc<RootCertStore>,
+    /// Without revocation lists, none is consulted.
+    crls: Vec<CertificateRevocationListDer<'static>>,
+    resolver: Arc<SingleCertAndKey>,
+    /// The text that a fault of the verifier is in.
+    what: &'a str,
+}
+
+impl Ends<'_> {
+    fn server(&self) -> Result<Arc<ServerConfig>> {
+        let (roots, provider) = (Arc::clone(&self.roots), Arc::clone(&self.provider));
+        let verifier = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider))
+            .with_crls(self.crls.clone())
+            .enforce_revocation_expiration()
+            .build()
+            .map_err(|error| wrong(self.what, error.to_string()))?;
+        let mut config = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&TLS13])
+            .map_err(|error| wrong("TLS 1.3", error.to_string()))?
+            .with_client_cert_verifier(verifier)
+            .with_cert_resolver(self.resolver.clone());
+        config.alpn_protocols = vec![ALPN.to_vec()];
+        // Each connection authenticates its peer anew, and no data is sent before.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+        config.max_early_data_size = 0;
+        config.send_half_rtt_data = false;
+        Ok(Arc::new(config))
+    }
+
+    fn client(&self) -> Result<Arc<ClientConfig>> {
+        let (roots, provider) = (Arc::clone(&self.roots), Arc::clone(&self.provider));
+        let builder =
+            client::WebPkiServerVerifier::builder_with_provider(roots, Arc::clone(&provider));
+        let verifier = builder
+            .with_crls(self.crls.clone())
+            .enforce_revocation_expiration()
+            .build()
+            .map_err(|error| wrong(self.what, error.to_string()))?;
+        let mut config = ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&TLS13])
+            .map_err(|error| wrong("TLS 1.3", error.to_string()))?
+            .with_webpki_verifier(verifier)
+            .with_client_cert_resolver(self.resolver.clone());
+        config.alpn_protocols = vec![ALPN.to_vec()];
+        config.resumption = client::Resumption::disabled();
+        config.enable_early_data = false;
+        Ok(Arc::new(config))
+    }
 }
 
 fn certified(texts: &Texts<'_>, provider: &CryptoProvider) -> Result<CertifiedKey> {

@@ -9,7 +9,7 @@ use super::{Chunk, ReserveState, SharedReserve};
 use crate::free_chunks::HasBytes;
 use crate::quota::Use;
 use crate::scrub::scrub;
-use crate::{Error, Result};
+use crate::{Error, MemoryError, Result};
 
 /// Longer than any wait: each ends with a wakeup.
 const LONG: Duration = Duration::from_secs(3600);
@@ -67,21 +67,30 @@ impl<P: Clone + Eq> SharedReserve<P> {
             state.filling = 0;
             match made {
                 Ok(memory) => state.free_chunks.put(Chunk::fresh(memory), None),
-                Err(error) => {
-                    state.pinned -= bytes;
-                    if is_shortage(&error) && bytes > self.plan.min_chunk {
-                        state.chunk = self.halved(bytes);
-                        continue;
-                    }
-                    let node = self.plan.node;
-                    tracing::warn!(%node, %error, "the reserve cannot be filled for now");
-                    state = self.first_filled(state, Err(error.into()));
-                    state = self.pause(state);
-                    // There may be room for whole chunks again.
-                    state.chunk = self.plan.chunk;
-                }
+                Err(error) => state = self.not_created(state, bytes, error),
             }
         }
+    }
+
+    /// Makes the chunks smaller after a shortage; otherwise waits before the next try.
+    fn not_created<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, ReserveState<P>>,
+        bytes: u64,
+        error: MemoryError,
+    ) -> MutexGuard<'a, ReserveState<P>> {
+        state.pinned -= bytes;
+        if is_shortage(&error) && bytes > self.plan.min_chunk {
+            state.chunk = self.halved(bytes);
+            return state;
+        }
+        let node = self.plan.node;
+        tracing::warn!(%node, %error, "the reserve cannot be filled for now");
+        let state = self.first_filled(state, Err(error.into()));
+        let mut state = self.pause(state);
+        // There may be room for whole chunks again.
+        state.chunk = self.plan.chunk;
+        state
     }
 
     fn first_filled<'a>(

@@ -53,26 +53,7 @@ impl ImportedPool {
     ) -> Result<ImportedPoolBuffer> {
         let driver = &self.0.driver;
         driver.expect_same(stream.driver(), "stream")?;
-        let start = {
-            let mut live = live();
-            // SAFETY: `self` keeps the handle alive; the driver checks the 64 bytes.
-            let start = unsafe { self.0.calls()?.pool_import_pointer(self.0.handle, pointer) };
-            let again = || {
-                let why = "it is imported in this process already, and not freed yet: use the buffer \
-                           that was received first, or free it before the next one is received";
-                Error::invalid("pool allocation", why)
-            };
-            let start = start.map_err(|error| match error.code() {
-                Some(Code::ALREADY_MAPPED) => again(),
-                _ => error,
-            })?;
-            if !live.insert((driver.address(), start)) {
-                // The driver returned the same address again: a free by one of two owners would free it for
-                // the other as well.
-                return Err(again());
-            }
-            start
-        };
+        let start = self.import_once(pointer)?;
         let new = NewEntry {
             driver,
             bytes,
@@ -110,6 +91,28 @@ impl ImportedPool {
             self.0.grants.set(&[host]);
         }
         Ok(buffer)
+    }
+
+    /// Imports an allocation that this process does not have, and notes that it has it now.
+    fn import_once(&self, pointer: &PoolPtrExport) -> Result<DevicePtr> {
+        let mut live = live();
+        // SAFETY: `self` keeps the handle alive; the driver checks the 64 bytes.
+        let start = unsafe { self.0.calls()?.pool_import_pointer(self.0.handle, pointer) };
+        let again = || {
+            let why = "it is imported in this process already, and not freed yet: use the buffer \
+                       that was received first, or free it before the next one is received";
+            Error::invalid("pool allocation", why)
+        };
+        let start = start.map_err(|error| match error.code() {
+            Some(Code::ALREADY_MAPPED) => again(),
+            _ => error,
+        })?;
+        if !live.insert((self.0.driver.address(), start)) {
+            // The driver returned the same address again: a free by one of two owners would free it for
+            // the other as well.
+            return Err(again());
+        }
+        Ok(start)
     }
 }
 

@@ -96,32 +96,7 @@ impl Task {
 
     /// Lists the names, reports the changes since the last list, and follows later changes.
     async fn try_follow(&mut self, failures: &mut u32) -> Result<std::convert::Infallible, End> {
-        let (entries, revision) = self.etcd.list(self.prefix.clone()).await?;
-        let mut now: Vec<_> = entries
-            .iter()
-            .filter_map(|entry| Some((entry.create_revision(), self.etcd.read(entry)?)))
-            .collect();
-        now.sort_by_key(|(revision, _)| *revision);
-        let key = |name: &String, exporter: &Exporter| {
-            exporter.instance.map(|instance| (name.clone(), instance))
-        };
-        let there: std::collections::BTreeSet<_> = now
-            .iter()
-            .filter_map(|(_, (name, exporter))| key(name, exporter))
-            .collect();
-        let gone: Vec<_> = self
-            .told
-            .keys()
-            .filter(|key| !there.contains(key))
-            .cloned()
-            .collect();
-        for (name, instance) in gone {
-            self.gone(name, instance).await?;
-        }
-        for (_, (name, exporter)) in now {
-            self.found(name, exporter).await?;
-        }
-        self.tell(DirectoryEvent::Current).await?;
+        let revision = self.list().await?;
         *failures = 0;
         let options = WatchOptions::new()
             .with_range(end_of(&self.prefix))
@@ -156,6 +131,37 @@ impl Task {
                 }
             }
         }
+    }
+
+    /// Lists the names and reports the changes since the last list. Returns etcd's revision.
+    async fn list(&mut self) -> Result<i64, End> {
+        let (entries, revision) = self.etcd.list(self.prefix.clone()).await?;
+        let mut now: Vec<_> = entries
+            .iter()
+            .filter_map(|entry| Some((entry.create_revision(), self.etcd.read(entry)?)))
+            .collect();
+        now.sort_by_key(|(revision, _)| *revision);
+        let key = |name: &String, exporter: &Exporter| {
+            exporter.instance.map(|instance| (name.clone(), instance))
+        };
+        let there: std::collections::BTreeSet<_> = now
+            .iter()
+            .filter_map(|(_, (name, exporter))| key(name, exporter))
+            .collect();
+        let gone: Vec<_> = self
+            .told
+            .keys()
+            .filter(|key| !there.contains(key))
+            .cloned()
+            .collect();
+        for (name, instance) in gone {
+            self.gone(name, instance).await?;
+        }
+        for (_, (name, exporter)) in now {
+            self.found(name, exporter).await?;
+        }
+        self.tell(DirectoryEvent::Current).await?;
+        Ok(revision)
     }
 
     async fn found(&mut self, name: String, exporter: Exporter) -> Result<(), Closed> {

@@ -1,0 +1,126 @@
+use super::*;
+use crate::Machine;
+use crate::driver::Call;
+
+const MIB: u64 = 1 << 20;
+
+fn parts(driver: &Driver, count: i32) -> Vec<PhysicalMemory> {
+    let part = |node| {
+        PhysicalMemory::options(Location::HostNuma(node))
+            .create(driver, 2 * MIB)
+            .unwrap()
+    };
+    (0..count).map(part).collect()
+}
+
+fn rw(location: Location) -> AccessDesc {
+    AccessDesc::new(location, Access::ReadWrite)
+}
+
+#[test]
+fn the_least_access_of_the_parts_counts() {
+    let driver = Driver::simulated(Machine::gh200x4()).unwrap();
+    let all = [rw(Location::Host), rw(Location::Device(1))];
+    let reading =
+        [Location::Host, Location::Device(1)].map(|who| AccessDesc::new(who, Access::Read));
+    let sim = driver.sim().unwrap();
+    sim.fail(Call::MemSetAccess, 2, crate::driver::Code::NOT_SUPPORTED);
+    let range = MappedRange::map_or(&driver, parts(&driver, 3), &all, &reading).unwrap();
+    assert_eq!(range.padded(), 6 * MIB);
+    for (offset, len, least) in [
+        (0, 2 * MIB, Access::ReadWrite),
+        (0, 2 * MIB + 1, Access::Read),
+        (2 * MIB, 1, Access::Read),
+        (4 * MIB, 2 * MIB, Access::ReadWrite),
+    ] {
+        assert_eq!(range.gpu_access(1, offset, len), Ok(least));
+        let read_only = least == Access::Read;
+        assert_eq!(range.is_read_only_for_cpu(offset, len), read_only);
+    }
+    for (offset, len) in [(6 * MIB, 1), (0, 6 * MIB + 1), (u64::MAX, 2)] {
+        let error = range.gpu_access(1, offset, len).unwrap_err();
+        assert!(matches!(error, Error::OutOfRange { .. }), "{error}");
+    }
+    let mut range = range;
+    let view = range.cpu(6 * MIB).unwrap();
+    assert!(view.put(0, 1_u8).is_err() && view.get::<u8>(6 * MIB - 1) == Ok(0));
+    let error = range.cpu(6 * MIB + 1).unwrap_err();
+    assert!(matches!(error, Error::OutOfRange { .. }), "{error}");
+
+    range.set_access(&[rw(Location::Host)]).unwrap();
+    range.cpu(6 * MIB).unwrap().put(0, 1_u8).unwrap();
+    // The second part stays as it was: the CPU's access is still the least.
+    sim.fail(Call::MemSetAccess, 2, crate::driver::Code::UNKNOWN);
+    let none = [AccessDesc::new(Location::Host, Access::None)];
+    range.set_access(&none).unwrap_err();
+    assert_eq!(range.mappings()[2].host(), Access::ReadWrite);
+    let error = range.cpu(1).unwrap_err();
+    assert!(matches!(error, Error::NotAccessible { .. }), "{error}");
+}
+
+#[test]
+fn kinds_change_at_the_boundaries_of_parts() {
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let gpu = Location::Device(0);
+    let locations = [gpu, gpu, Location::HostNuma(0), gpu];
+    let parts = locations.map(|at| {
+        PhysicalMemory::options(at)
+            .create(&driver, 2 * MIB)
+            .unwrap()
+    });
+    let range = MappedRange::map(&driver, parts.into(), &[rw(gpu)]).unwrap();
+    for (offset, len, expected) in [
+        (0, 8 * MIB, 4 * MIB),
+        (0, MIB, MIB),
+        (4 * MIB - 1, 2, 1),
+        (4 * MIB, 4 * MIB, 2 * MIB),
+        (5 * MIB, MIB, MIB),
+        (6 * MIB, 2 * MIB, 2 * MIB),
+        (8 * MIB, 0, 0),
+    ] {
+        assert_eq!(range.of_one_kind(offset, len), expected, "{offset}");
+    }
+}
+
+/// Another memory each time it is asked.
+struct Alternating(std::cell::Cell<bool>, [PhysicalMemory; 2]);
+
+impl AsRef<PhysicalMemory> for Alternating {
+    fn as_ref(&self) -> &PhysicalMemory {
+        &self.1[usize::from(self.0.replace(!self.0.get()))]
+    }
+}
+
+#[test]
+fn a_part_that_changes_its_memory_maps_what_is_counted() {
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let memory = |bytes| PhysicalMemory::options(Location::HostNuma(0)).create(&driver, bytes);
+    let sizes = [4 * MIB, 2 * MIB].map(|bytes| memory(bytes).unwrap());
+    let part = Alternating(false.into(), sizes);
+    let range = MappedRange::map(&driver, vec![part], &[rw(Location::Host)]).unwrap();
+    let mapped: u64 = range
+        .mappings()
+        .iter()
+        .map(|mapping| mapping.size().padded())
+        .sum();
+    assert_eq!(range.padded(), mapped);
+}
+
+#[test]
+fn a_step_that_fails_undoes_those_before_it() {
+    for call in [Call::MemMap, Call::MemSetAccess] {
+        let driver = Driver::simulated(Machine::gh200x4()).unwrap();
+        let parts = parts(&driver, 3);
+        let sim = driver.sim().unwrap();
+        sim.fail(call, 2, crate::driver::Code::UNKNOWN);
+        MappedRange::map(&driver, parts, &[rw(Location::Host)]).unwrap_err();
+        assert!(sim.held().is_empty(), "{}", sim.held());
+    }
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let none: Vec<PhysicalMemory> = Vec::new();
+    let error = MappedRange::map(&driver, none, &[]).unwrap_err();
+    assert!(matches!(
+        error,
+        Error::InvalidArgument { what: "parts", .. }
+    ));
+}
