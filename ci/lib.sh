@@ -4,7 +4,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 
 # The published packages; those of them that the least features build; and those that are not published. Only
 # commands that name the last build them: cargo would turn on the features that they need in the others too.
-PACKAGES=(-p egmem -p egmem-driver -p egmem-core -p egmem-heap -p egmem-kv -p egmem-ledger -p egmem-shapes -p egmem-share -p egmem-exchange -p egmem-service)
+PACKAGES=(-p egmem -p egmem-driver -p egmem-core -p egmem-heap -p egmem-kv -p egmem-ledger -p egmem-shapes -p egmem-share -p egmem-exchange -p egmem-service -p egmem-doctor)
 BASE=(-p egmem -p egmem-driver -p egmem-core -p egmem-heap)
 # Those whose results depend on the processor's memory model or instructions: the others are safe code above them.
 LOW=("${BASE[@]}" -p egmem-kv -p egmem-shapes -p egmem-share)

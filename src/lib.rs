@@ -55,6 +55,7 @@
 //! | `simulator` | yes | `Driver::simulated` and `Machine`; without it, the CUDA driver and your own backends |
 //! | `ledger` | yes | whose memory it is, over all processes of a user: tables, drawings, `egmem ps` |
 //! | `shapes` | yes | vectors that grow in place at one address; ranges in stripes over nodes and GPUs; queues between CPU and GPUs; output of kernels |
+//! | `doctor` | no | trials in child processes, and the report of `egmem doctor` as text |
 //! | `share` | yes | sharing between processes of one machine, as POSIX fds over Unix sockets |
 //! | `kv` | no | a KV-cache tier for serving engines: pages by key in host memory, copied to and from GPUs in batches |
 //! | `interop` | no | memory in cudarc's copies and launches, with the CUDA version that the program chose for cudarc |
@@ -82,8 +83,8 @@ pub use egmem_core::interop;
 #[doc(inline)]
 pub use egmem_core::{
     Buffer, BufferOptions, Driver, Error, Event, Growth, Memory, Pool, PoolBuffer, Progress,
-    Result, Stream, Topology, Transfer, capability, doctor, host, kernels, pinned, pool, proof,
-    size, text, topology, vmm,
+    Result, Stream, Topology, Transfer, capability, host, kernels, pinned, pool, proof, size, text,
+    topology, vmm,
 };
 #[cfg(feature = "certs")]
 #[doc(inline)]
@@ -117,6 +118,21 @@ pub mod driver {
     #[cfg(feature = "simulator")]
     #[doc(inline)]
     pub use egmem_core::driver::{Machine, sim};
+}
+
+/// Reports what works on this machine, why the rest does not, and what to do about it.
+///
+/// [`Report::gather`](doctor::Report::gather) collects everything that `egmem doctor` shows. A [`Prober`](doctor::Prober) runs
+/// the trials: [`InProcess`](doctor::InProcess) in this process; with the feature `doctor`, `Children` in child processes,
+/// because drivers have crashed inside such calls.
+pub mod doctor {
+    #[doc(inline)]
+    pub use egmem_core::doctor::{
+        Advice, Answer, DriverFacts, GpuHints, InProcess, Prober, Reason, Report, Tried,
+    };
+    #[cfg(feature = "doctor")]
+    #[doc(inline)]
+    pub use egmem_doctor::{Children, answer_trials, to_text};
 }
 
 /// The traits of all memory, and the CPU's safe access to it.

@@ -1,18 +1,17 @@
 //! What `python -m egmem` needs: the reports of the command line, whose code formats them.
 
 use std::ffi::OsString;
+use std::io::{self, IsTerminal};
 use std::time::Duration;
 
 use egmem::Topology;
-use egmem::doctor::{Reason, Report as Native};
+use egmem::doctor::{Children, Reason, Report as Native, answer_trials, to_text};
 use egmem::ledger;
 use pyo3::prelude::*;
 
-use crate::children::Children;
 use crate::driver::{Driver, given_or_default, machine};
 use crate::error::OrRaise;
 use crate::json::to_python;
-use crate::{probe, render};
 
 /// What works on this machine, why the rest does not, and what to do about it. Made by `doctor`.
 #[pyclass(frozen, module = "egmem", name = "Report")]
@@ -46,7 +45,7 @@ impl Report {
     /// Returns the text of `egmem doctor`; with `all`, that of `egmem doctor --all`.
     #[pyo3(signature = (all=false))]
     fn to_text(&self, all: bool) -> String {
-        render::report(&self.inner, all)
+        to_text(&self.inner, all, wants_colours())
     }
 
     /// Returns what `egmem doctor --json` prints, as a dictionary.
@@ -55,7 +54,7 @@ impl Report {
     }
 
     fn __str__(&self) -> String {
-        render::report(&self.inner, false)
+        to_text(&self.inner, false, wants_colours())
     }
 
     fn __repr__(&self) -> String {
@@ -87,6 +86,11 @@ pub fn doctor(py: Python<'_>, sim: Option<&str>, timeout: f64) -> PyResult<Repor
     Ok(Report { inner })
 }
 
+/// As the command line: on a terminal, unless `NO_COLOR` is set.
+fn wants_colours() -> bool {
+    io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none()
+}
+
 fn command(py: Python<'_>, sim: Option<&str>) -> PyResult<Vec<OsString>> {
     let interpreter: OsString = py.import("sys")?.getattr("executable")?.extract()?;
     let mut command: Vec<OsString> = vec![interpreter, "-m".into(), "egmem".into(), "probe".into()];
@@ -100,7 +104,12 @@ fn command(py: Python<'_>, sim: Option<&str>) -> PyResult<Vec<OsString>> {
 #[pyfunction]
 #[pyo3(signature = (sim=None))]
 pub fn _probe(py: Python<'_>, sim: Option<&str>) -> PyResult<()> {
-    py.detach(|| probe::run(sim)).or_raise()
+    let open = || match sim {
+        Some(sim) => machine(sim).and_then(egmem::Driver::simulated),
+        None => egmem::Driver::open(),
+    };
+    py.detach(|| answer_trials(open, |_| ())).or_raise()?;
+    Ok(())
 }
 
 /// Returns the host's nodes without a driver, and why there is none: a message and what to do.

@@ -6,9 +6,6 @@
 
 mod block;
 mod buffer;
-// The command line's own files, so that `python -m egmem` says the same.
-#[path = "../bin/egmem/children.rs"]
-mod children;
 mod cli;
 mod contexts;
 mod cupy;
@@ -21,22 +18,14 @@ mod exchange;
 mod exporter;
 mod gil;
 mod heap;
-#[path = "../bin/egmem/host.rs"]
-mod host;
 mod interfaces;
 mod json;
 mod kv;
 mod memory;
-mod output;
 mod per_process;
 mod pool;
-mod probe;
 mod progress;
-#[path = "../bin/egmem/ranges.rs"]
-mod ranges;
 mod region;
-#[path = "../bin/egmem/render.rs"]
-mod render;
 mod span;
 mod stream;
 mod topology;

@@ -12,7 +12,7 @@ use petgraph::graphmap::DiGraphMap;
 use modules::Modules;
 
 /// The crates of `src/`.
-const ROOTS: [&str; 13] = [
+const ROOTS: [&str; 14] = [
     "src/lib.rs",
     "src/bin/egmem/main.rs",
     "src/driver/lib.rs",
@@ -24,6 +24,7 @@ const ROOTS: [&str; 13] = [
     "src/share/lib.rs",
     "src/exchange/lib.rs",
     "src/service/lib.rs",
+    "src/doctor/lib.rs",
     "src/capi/lib.rs",
     "src/python/lib.rs",
 ];

@@ -1,17 +1,16 @@
 //! `egmem doctor`: collects the report, with each trial in a child process, and shows it.
 
 use std::ffi::OsString;
+use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use egmem::doctor::Report;
+use egmem::doctor::{Children, Report, to_text};
 use egmem::{Error, Result};
 
-use crate::children::Children;
-use crate::output::{print_json, print_painted};
+use crate::output::{print_json, print_painted, progress};
 use crate::probe::Fault;
-use crate::render;
 use crate::source::Source;
 
 /// `egmem doctor`
@@ -42,7 +41,8 @@ impl Doctor {
         // A description that cannot be read is the user's mistake, not the machine's state.
         let machine = self.source.machine()?;
         let patience = Duration::from_secs_f64(self.timeout);
-        let mut children = Children::new(self.probe_command(verbose)?, patience);
+        let mut children =
+            Children::new(self.probe_command(verbose)?, patience).on_progress(progress);
         let report = match machine {
             Some(machine) => Report::gather_simulated(&mut children, &machine),
             None => Report::gather(&mut children),
@@ -50,7 +50,8 @@ impl Doctor {
         if self.json {
             print_json(&report)?;
         } else {
-            print_painted(&render::report(&report, self.all))?;
+            let colours = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+            print_painted(&to_text(&report, self.all, colours))?;
         }
         Ok(ExitCode::from(if report.works { 0 } else { 1 }))
     }

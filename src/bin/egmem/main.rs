@@ -1,21 +1,17 @@
 //! The command line `egmem`: what works on this machine, its topology, its service and memory by name.
 
 mod certs;
-mod children;
 mod connect;
 mod delete;
 mod doctor;
 mod fetch;
 mod help;
-mod host;
 mod log;
 mod ls;
 mod names;
 mod output;
 mod probe;
 mod ps;
-mod ranges;
-mod render;
 mod serve;
 mod signals;
 mod source;

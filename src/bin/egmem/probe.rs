@@ -1,22 +1,15 @@
-//! The child's side: opens the driver, runs the trials that it reads, and writes one answer per line.
-//!
-//! On standard input: the trials as one JSON array. On standard output: first whether the driver opens, then
-//! an answer per trial, each as JSON on a line of its own that starts with [`MARK`].
+//! `egmem probe`: the trials of a parent `egmem doctor`.
 
-use std::io::{self, Read, Write};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use egmem::capability::{Capabilities, Path, Trial};
-use egmem::doctor::{Answer, Reason};
+use egmem::Result;
+use egmem::capability::Path;
+use egmem::doctor::answer_trials;
 use egmem::driver::HandleTypes;
-use egmem::{Error, Result};
 
 use crate::output::complain;
 use crate::source::Source;
-
-/// The prefix of the child's own lines: libraries may print others.
-pub const MARK: &str = "egmem-probe ";
 
 /// `egmem probe`
 #[derive(Args, Debug)]
@@ -46,45 +39,26 @@ pub enum Fault {
 impl Probe {
     /// Runs the trials and writes the answers.
     pub fn run(&self) -> Result<()> {
-        let fail = |error: io::Error| Error::system("the probe's pipe", &error);
-        let mut text = String::new();
-        io::stdin().read_to_string(&mut text).map_err(fail)?;
-        let trials: Vec<Trial> = serde_json::from_str(&text)
-            .map_err(|error| Error::invalid("trials", error.to_string()))?;
-
-        if self.sim_probe_fault == Some(Fault::AbortAtOpen) {
-            die(Fault::Abort);
-        }
-        let driver = match self.source.open() {
-            Ok(driver) => driver,
-            Err(error) => {
-                let reason = Reason::from(error);
-                return say(&Answer::No { reason }).map_err(fail);
+        let fault = self.sim_probe_fault;
+        let open = || {
+            if fault == Some(Fault::AbortAtOpen) {
+                die(Fault::Abort);
             }
+            self.source.open()
         };
-        say(&Answer::Yes).map_err(fail)?;
-        let capabilities = Capabilities::of(&driver);
-        for &trial in &trials {
-            if let Some(fault @ (Fault::Abort | Fault::Exit | Fault::Hang)) = self.sim_probe_fault
+        let trials = answer_trials(open, |trial| {
+            if let Some(fault @ (Fault::Abort | Fault::Exit | Fault::Hang)) = fault
                 && trial.path == Path::Vmm
                 && trial.handle_types == HandleTypes::FABRIC
             {
                 die(fault);
             }
-            say(&capabilities.trial(trial).into()).map_err(fail)?;
-        }
-        if self.sim_probe_fault == Some(Fault::AbortAtEnd) && !trials.is_empty() {
+        })?;
+        if fault == Some(Fault::AbortAtEnd) && trials > 0 {
             die(Fault::Abort);
         }
         Ok(())
     }
-}
-
-fn say(answer: &Answer) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    let text = serde_json::to_string(answer)?;
-    writeln!(out, "{MARK}{text}")?;
-    out.flush()
 }
 
 fn die(fault: Fault) {

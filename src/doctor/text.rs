@@ -1,25 +1,23 @@
-//! Formats the report for people, 80 columns wide.
+//! The report as text.
 
 use std::fmt::Write;
-use std::io::IsTerminal;
 
 use comfy_table::{ContentArrangement, Table, TableComponent, presets};
-use egmem::capability::{HANDLE_TYPES, Path};
-use egmem::doctor::{Answer, Reason, Report};
-use egmem::driver::{HandleTypes, Location};
-use egmem::size::Bytes;
-use egmem::text::{escape, escape_lines};
 
+use crate::capability::{HANDLE_TYPES, Path};
+use crate::driver::{HandleTypes, Location};
 use crate::host;
 use crate::ranges::ranges;
+use crate::size::Bytes;
+use crate::texts::{escape, escape_lines};
+use crate::{Answer, Reason, Report};
 
 const WIDTH: u16 = 80;
 
-/// Formats the whole report; with `all`, one row for every pair of node and GPU.
-pub fn report(report: &Report, all: bool) -> String {
-    let paint = Paint {
-        on: std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none(),
-    };
+/// Formats a report for people, 80 columns wide, as `egmem doctor` shows it; with `all`, one row for every pair of node and
+/// GPU. With `colours`, words have a terminal's escape sequences; all other control characters are escaped.
+pub fn to_text(report: &Report, all: bool, colours: bool) -> String {
+    let paint = Paint { on: colours };
     let mut text = String::new();
     if let Some(machine) = &report.simulated {
         let machine = escape(machine);

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::ffi::OsString;
+use std::fmt;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -9,15 +10,23 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use egmem::Error;
-use egmem::capability::{Path, Trial};
-use egmem::doctor::{Answer, Prober, Reason};
-use egmem::driver::HandleTypes;
-
-use crate::output::progress;
+use crate::capability::{Path, Trial};
+use crate::driver::HandleTypes;
 use crate::probe::MARK;
+use crate::{Answer, Error, Prober, Reason};
 
-/// Runs each batch in a child; after a crash, runs each remaining trial in a child of its own.
+/// Runs each batch of trials in a child process; after a crash, runs each remaining trial in a child of its own.
+///
+/// The child's program calls [`answer_trials`](crate::answer_trials). A child that does not answer in time is killed.
+///
+/// ```no_run
+/// use std::time::Duration;
+/// use egmem::doctor::{Children, Report, to_text};
+///
+/// let command = ["/usr/bin/egmem", "probe"].map(Into::into).to_vec();
+/// let mut children = Children::new(command, Duration::from_secs(30));
+/// print!("{}", to_text(&Report::gather(&mut children), false, false));
+/// ```
 pub struct Children {
     /// The program and its arguments.
     command: Vec<OsString>,
@@ -25,13 +34,24 @@ pub struct Children {
     patience: Duration,
     /// Trials that hung when run alone: they are not repeated elsewhere, to save time.
     hung: HashSet<(Path, HandleTypes)>,
+    /// Called with a text before each batch, and with none after it.
+    progress: Box<dyn FnMut(&str) + Send>,
+}
+
+impl fmt::Debug for Children {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Children")
+            .field("command", &self.command)
+            .field("patience", &self.patience)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Prober for Children {
     fn open(&mut self) -> Result<(), Reason> {
-        progress("opening the driver");
+        (self.progress)("opening the driver");
         let run = self.run(&[]);
-        progress("");
+        (self.progress)("");
         match run.problem {
             None => Ok(()),
             Some(problem) => Err(problem.reason("the driver")),
@@ -40,7 +60,7 @@ impl Prober for Children {
 
     fn try_all(&mut self, trials: &[Trial]) -> Vec<Answer> {
         if let Some(Trial { location, path, .. }) = trials.first() {
-            progress(&format!("trying {path} memory on {location}"));
+            (self.progress)(&format!("trying {path} memory on {location}"));
         }
         let fresh = trials.iter().copied().filter(|trial| !self.has_hung(trial));
         let fresh: Vec<Trial> = fresh.collect();
@@ -57,7 +77,7 @@ impl Prober for Children {
                 false => answered.next().unwrap_or_else(|| self.try_alone(trial)),
             })
             .collect();
-        progress("");
+        (self.progress)("");
         answers
     }
 }
@@ -71,13 +91,21 @@ struct Run {
 }
 
 impl Children {
-    /// Runs children of `command`, each with `patience` for each step.
+    /// Runs children of `command`, a program and its arguments. A child may take `patience` to open the driver, for each
+    /// trial, and to exit.
     pub fn new(command: Vec<OsString>, patience: Duration) -> Self {
         Self {
             command,
             patience,
             hung: HashSet::new(),
+            progress: Box::new(|_| ()),
         }
+    }
+
+    /// Calls `progress` with a text before each batch, and with an empty one after it.
+    pub fn on_progress(mut self, progress: impl FnMut(&str) + Send + 'static) -> Self {
+        self.progress = Box::new(progress);
+        self
     }
 
     fn has_hung(&self, trial: &Trial) -> bool {

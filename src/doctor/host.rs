@@ -1,9 +1,8 @@
 //! The host's facts as text.
 
-use egmem::host::HostFacts;
-use egmem::size::Bytes;
-
+use crate::facts::HostFacts;
 use crate::ranges::ranges;
+use crate::size::Bytes;
 
 /// Returns a label and a text for each known fact.
 pub fn rows(host: &HostFacts) -> Vec<(&'static str, String)> {

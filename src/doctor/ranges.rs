@@ -1,4 +1,4 @@
-//! Ids as text, for the command line and for Python's package, which includes this file.
+//! Ids as text.
 
 /// Formats ids as ranges: `0–3, 7`.
 pub fn ranges(ids: &[i32]) -> String {

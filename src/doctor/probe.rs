@@ -1,0 +1,51 @@
+//! The child's side: opens the driver, runs the trials that it reads, and writes one answer per line.
+
+use std::io::{self, Read, Write};
+
+use crate::capability::{Capabilities, Trial};
+use crate::{Answer, Driver, Error, Reason, Result};
+
+/// The prefix of the child's own lines: libraries may print others.
+pub(crate) const MARK: &str = "egmem-probe ";
+
+/// Runs trials for the parent's [`Children`](crate::Children), in its child process.
+///
+/// Reads the trials as one JSON array from standard input, opens the driver with `open`, and writes to standard output: first
+/// whether the driver opens, then an answer per trial, each as JSON on a line of its own. Calls `before` for each trial.
+/// Returns the number of trials.
+///
+/// # Errors
+/// [`Error::System`] for the pipes, and [`Error::InvalidArgument`] for another text than an array of trials. A driver that does
+/// not open is an answer.
+pub fn answer_trials(
+    open: impl FnOnce() -> Result<Driver>,
+    mut before: impl FnMut(&Trial),
+) -> Result<usize> {
+    let fail = |error: io::Error| Error::system("the probe's pipe", &error);
+    let mut text = String::new();
+    io::stdin().read_to_string(&mut text).map_err(fail)?;
+    let trials: Vec<Trial> =
+        serde_json::from_str(&text).map_err(|error| Error::invalid("trials", error.to_string()))?;
+    let driver = match open() {
+        Ok(driver) => driver,
+        Err(error) => {
+            let reason = Reason::from(error);
+            say(&Answer::No { reason }).map_err(fail)?;
+            return Ok(0);
+        }
+    };
+    say(&Answer::Yes).map_err(fail)?;
+    let capabilities = Capabilities::of(&driver);
+    for &trial in &trials {
+        before(&trial);
+        say(&capabilities.trial(trial).into()).map_err(fail)?;
+    }
+    Ok(trials.len())
+}
+
+fn say(answer: &Answer) -> io::Result<()> {
+    let text = serde_json::to_string(answer)?;
+    let mut out = io::stdout().lock();
+    writeln!(out, "{MARK}{text}")?;
+    out.flush()
+}
