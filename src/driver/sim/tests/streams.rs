@@ -391,8 +391,7 @@ fn captures_are_disturbed_as_on_a_gpu() {
     let default = StreamHandle { device: 0, raw: 0 };
     // SAFETY: the streams live.
     let is_capturing = |stream| unsafe { driver.stream_is_capturing(stream) };
-    // SAFETY: as above.
-    let query = |stream| unsafe { driver.stream_query(stream) };
+    let query = |stream| driver.stream_query(stream);
     let unsupported = Code::STREAM_CAPTURE_UNSUPPORTED;
 
     sim.begin_capture(captured, false);
