@@ -38,3 +38,41 @@ def test_no_room_is_a_memory_error(driver):
     resource = egmem.rmm.memory_resource(heap=egmem.Heap(0, limit=32 << 20, driver=driver))
     with pytest.raises(MemoryError):
         resource.allocate(64 << 20)
+
+
+def test_a_block_that_is_not_freed_stays_known(driver, monkeypatch):
+    """On a stream that is captured into a graph `free_after` is refused: each replay uses the block."""
+    heap = egmem.Heap(0, driver=driver)
+
+    class Block:
+        """A block of a real driver."""
+
+        refused = True
+
+        def __init__(self, block):
+            self._block = block
+            self.address = block.address
+
+        def free_after(self, stream):
+            if Block.refused:
+                raise egmem.InvalidArgument("it is being captured", "free it later", None)
+            self._block.close()
+
+    class Heap:
+        driver = type("Driver", (), {"is_simulated": False})
+
+        def allocate(self, nbytes):
+            return Block(heap.allocate(nbytes))
+
+    calls = {}
+    monkeypatch.setattr(mr, "CallbackMemoryResource", lambda allocate, deallocate: calls.update(a=allocate, d=deallocate))
+    egmem.rmm.memory_resource(heap=Heap())
+    stream = egmem.Stream(0, driver=driver)
+    address = calls["a"](1000, stream)
+    with pytest.raises(egmem.InvalidArgument):
+        calls["d"](address, 1000, stream)
+    gc.collect()
+    assert heap.stats()["live_blocks"] == 1
+    Block.refused = False
+    calls["d"](address, 1000, stream)
+    assert heap.stats()["live_blocks"] == 0

@@ -25,7 +25,8 @@ def memory_resource(node: Optional[int] = None, *, gpu: int = 0, heap: Optional[
     """Returns an ``rmm.mr.CallbackMemoryResource`` for GPU ``gpu`` whose memory comes from a heap on a host node.
 
     Without ``node`` and ``heap`` the memory is on the node nearest to the GPU. A block is freed in the order of the stream that
-    RMM frees it on, without waiting for the GPU. A request without room raises a ``MemoryError``, as every resource of RMM does.
+    RMM frees it on, without waiting for the GPU. On a stream that is being captured into a graph that is an error, and the block
+    stays allocated. A request without room raises a ``MemoryError``, as every resource of RMM does.
 
     RMM calls Python for each allocation: put ``rmm.mr.PoolMemoryResource`` above it, which asks rarely.
 
@@ -47,9 +48,13 @@ def memory_resource(node: Optional[int] = None, *, gpu: int = 0, heap: Optional[
 
     def deallocate(address: int, nbytes: int, stream: Any) -> None:
         block = blocks.pop(address)
-        if simulated:  # there is no GPU whose work could use the block
-            block.close()
-        else:
-            block.free_after(_Stream(stream.__cuda_stream__()[1], gpu))
+        try:
+            if simulated:  # there is no GPU whose work could use the block
+                block.close()
+            else:
+                block.free_after(_Stream(stream.__cuda_stream__()[1], gpu))
+        except BaseException:
+            blocks[address] = block  # a graph may use it at each replay: it stays allocated
+            raise
 
     return rmm.mr.CallbackMemoryResource(allocate, deallocate)
