@@ -50,6 +50,7 @@ impl BufferBase {
         driver: Option<&Bound<'_, Driver>>,
     ) -> PyResult<PyClassInitializer<Self>> {
         let driver = given_or_default(py, driver)?;
+        crate::frees::retry(py, &driver)?;
         let host = host.map(access).transpose()?;
         let mut options = if spread {
             if node.or(gpu).or(device).is_some() {

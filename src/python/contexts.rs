@@ -1,35 +1,89 @@
 //! Waits for the GPUs that this process uses.
 
 use std::ffi::{CStr, c_int, c_uint, c_void};
+use std::fmt;
 use std::sync::OnceLock;
 
-use egmem::driver::{CaptureMode, Driver};
+use egmem::driver::{Code, Driver, StreamHandle};
+use egmem::{Error, Stream};
+use pyo3::prelude::*;
+
+use crate::error::{ToPy, raise};
 
 type GetState = unsafe extern "C" fn(c_int, *mut c_uint, *mut c_int) -> c_int;
 
-/// Waits until every GPU on which this process has a context has done all work submitted so far.
-///
-/// A GPU without a context has no work, and waiting for it would create one. The wait does not disturb captures of streams. The
-/// caller has no GIL, because a GPU's work may need it.
-pub fn wait_for_gpus(driver: &Driver) {
-    if !driver.is_of_this_process() {
-        return;
-    }
-    let Ok(count) = driver.device_count() else {
-        return;
-    };
-    let before = driver
-        .thread_exchange_capture_mode(CaptureMode::RELAXED)
-        .ok();
-    let is_used = |gpu: &i32| driver.is_simulated() || has_context(*gpu);
-    for gpu in (0..count).filter(is_used) {
-        // A lost context runs nothing any more. While a stream is captured, nothing waits for its work.
-        if let Err(error) = driver.ctx_synchronize(gpu) {
-            tracing::warn!(%error, gpu, "memory is freed without waiting for a GPU");
+/// Why nothing tells whether the GPUs have ended their work.
+#[derive(Debug)]
+pub enum NotWaited {
+    /// A stream is being captured into a graph: the wait would make the capture invalid.
+    Capture,
+    /// The driver refuses the wait.
+    Driver(Error),
+}
+
+impl fmt::Display for NotWaited {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Capture => f.write_str(
+                "the GPUs cannot be waited for while a stream is being captured into a graph",
+            ),
+            Self::Driver(error) => write!(f, "the GPUs cannot be waited for: {error}"),
         }
     }
-    if let Some(before) = before {
-        driver.thread_exchange_capture_mode(before).ok();
+}
+
+impl ToPy for NotWaited {
+    fn to_py(self) -> PyErr {
+        match self {
+            Self::Capture => {
+                let remedy = "call it again after the capture";
+                raise("NotReady", &self.to_string(), remedy, None)
+            }
+            Self::Driver(error) => error.to_py(),
+        }
+    }
+}
+
+/// Waits until every GPU on which this process has a context has done all work submitted so far.
+///
+/// A GPU without a context has no work, and waiting for it would create one. `cuCtxSynchronize` makes captures of the context's
+/// streams invalid, so it is not called during those that the driver tells of: of streams that the legacy default stream waits
+/// for. The caller knows of no other capture, and has no GIL, because a GPU's work may need it.
+///
+/// # Errors
+/// [`NotWaited`]: a GPU may still work.
+pub fn wait(driver: &Driver) -> Result<(), NotWaited> {
+    let count = driver.device_count().map_err(NotWaited::Driver)?;
+    let is_used = |gpu: &i32| driver.is_simulated() || has_context(*gpu);
+    let used = || (0..count).filter(is_used);
+    for gpu in used() {
+        let raw = 0;
+        // SAFETY: each context has the legacy default stream, and it is only asked about within this call.
+        let default = unsafe { Stream::borrowed(driver, StreamHandle { device: gpu, raw }) };
+        match ended(default.is_capturing().map(drop)) {
+            Err(error) if error.code() == Some(Code::STREAM_CAPTURE_IMPLICIT) => {
+                return Err(NotWaited::Capture);
+            }
+            result => result.map_err(NotWaited::Driver)?,
+        }
+    }
+    for gpu in used() {
+        match ended(driver.ctx_synchronize(gpu)) {
+            // A capture of which nothing told. It is invalid now.
+            Err(error) if error.code() == Some(Code::STREAM_CAPTURE_UNSUPPORTED) => {
+                return Err(NotWaited::Capture);
+            }
+            result => result.map_err(NotWaited::Driver)?,
+        }
+    }
+    Ok(())
+}
+
+/// A lost context runs nothing any more.
+fn ended(result: egmem::Result<()>) -> egmem::Result<()> {
+    match result {
+        Err(Error::ContextLost { .. }) => Ok(()),
+        result => result,
     }
 }
 

@@ -7,8 +7,8 @@ use std::sync::Mutex;
 
 use pyo3::prelude::*;
 
-use crate::contexts::wait_for_gpus;
 use crate::error::invalid;
+use crate::frees::free_after_gpus;
 use crate::gil::detached;
 use crate::heap::Heap;
 use crate::region::lock;
@@ -86,7 +86,8 @@ unsafe extern "C" fn allocate(parameter: *mut c_void, size: usize, _gpu: c_int) 
     }
 }
 
-/// `void free(void* parameter, void* memory, int device)`. CuPy expects what `cudaFree` does: it waits for the GPUs.
+/// `void free(void* parameter, void* memory, int device)`. CuPy expects what `cudaFree` does: the memory has another user only
+/// after the GPUs' work.
 ///
 /// # Safety
 /// As [`allocate`].
@@ -98,9 +99,6 @@ unsafe extern "C" fn free(parameter: *mut c_void, memory: *mut c_void, _gpu: c_i
     }
     let block = lock(&source.blocks).remove(&memory.addr());
     if let Some(block) = block {
-        detached(|| {
-            wait_for_gpus(source.heap.driver());
-            drop(block);
-        });
+        detached(|| free_after_gpus(source.heap.driver(), block.len(), block));
     }
 }

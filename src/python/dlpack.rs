@@ -85,6 +85,7 @@ pub fn export<'py>(
             None,
         ));
     }
+    crate::frees::watch_captures(py)?;
     let device = device.unwrap_or(view.device);
     let writable = match device {
         (CPU | CUDA_HOST, 0) => {

@@ -263,7 +263,10 @@ impl RemoteBufferBase {
         let memory = slf.as_super();
         memory.region()?.expect_here()?;
         let region = memory.take()?.ok_or_else(|| closed("memory"))?;
-        region.wait_for_gpus(py);
+        if let Err(error) = region.wait_for_gpus(py) {
+            memory.put_back(region);
+            return Err(error);
+        }
         let Some(Owner::Remote(remote)) = region.into_owner() else {
             return Err(invalid("it is no fetched memory"));
         };

@@ -99,6 +99,7 @@ fn exported(
     slf: &Bound<'_, PyAny>,
     to_write: bool,
 ) -> PyResult<(Arc<Region>, crate::region::CpuBytes)> {
+    crate::frees::watch_captures(slf.py())?;
     let region = slf.cast::<Memory>()?.get().region()?;
     let bytes = region.cpu(slf.py())?;
     if to_write && !bytes.writable {

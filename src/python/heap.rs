@@ -10,6 +10,7 @@ use pyo3::prelude::*;
 use crate::buffer::access;
 use crate::driver::{Driver, given_or_default, location};
 use crate::error::{OrRaise, closed, invalid};
+use crate::frees::retry;
 use crate::json::to_python;
 use crate::progress::told;
 use crate::region::{Owner, copy_of, drop_detached, lock};
@@ -64,10 +65,13 @@ impl Heap {
                 "align is {align}; valid: a power of two, up to 2**62"
             ))
         })?;
-        let block = self.run(py, |heap| match zeroed {
+        let heap = self.handle()?;
+        retry(py, heap.driver())?;
+        let block = py.detach(move || match zeroed {
             true => heap.allocate_zeroed(layout),
             false => heap.allocate(layout),
-        })?;
+        });
+        let block = block.or_raise()?;
         BLOCK.make(py, Owner::Block(block))
     }
 }

@@ -8,6 +8,7 @@ use crate::error::raise;
 use crate::span::Span;
 
 fn common<'py>(py: Python<'py>, view: &Span, read_only: bool) -> PyResult<Bound<'py, PyDict>> {
+    crate::frees::watch_captures(py)?;
     view.region.expose();
     let dictionary = PyDict::new(py);
     dictionary.set_item("version", 3)?;

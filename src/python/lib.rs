@@ -16,6 +16,7 @@ mod dtype;
 mod error;
 mod exchange;
 mod exporter;
+mod frees;
 mod gil;
 mod heap;
 mod interfaces;
@@ -72,6 +73,10 @@ fn _egmem(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(driver::default_driver, module)?)?;
     module.add_function(wrap_pyfunction!(driver::set_default_driver, module)?)?;
     module.add_function(wrap_pyfunction!(topology::topology, module)?)?;
+    module.add_function(wrap_pyfunction!(frees::deferred, module)?)?;
+    module.add_function(wrap_pyfunction!(frees::free_deferred, module)?)?;
+    module.add_function(wrap_pyfunction!(frees::hold, module)?)?;
+    module.add_function(wrap_pyfunction!(frees::release, module)?)?;
     module.add_class::<cli::Report>()?;
     module.add_function(wrap_pyfunction!(cli::doctor, module)?)?;
     module.add_function(wrap_pyfunction!(cli::_probe, module)?)?;

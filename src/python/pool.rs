@@ -96,6 +96,7 @@ impl Pool {
         gpu: Option<i32>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let (pool, own) = self.handle()?;
+        crate::frees::retry(py, pool.driver())?;
         let theirs = stream
             .map(|stream| given(pool.driver(), stream, gpu, own.device()))
             .transpose()?;

@@ -10,8 +10,8 @@ use egmem::exchange::blocking::RemoteBuffer;
 use egmem::{Block, Buffer, Memory, PoolBuffer};
 use pyo3::prelude::*;
 
-use crate::contexts::wait_for_gpus;
 use crate::error::{OrRaise, not_supported};
+use crate::frees;
 use crate::gil::detached;
 
 /// What owns the bytes.
@@ -113,9 +113,13 @@ impl Region {
     }
 
     /// Waits for the GPUs if the address was given away.
-    pub fn wait_for_gpus(&self, py: Python<'_>) {
-        if self.exposed.load(Relaxed) {
-            py.detach(|| wait_for_gpus(&self.driver));
+    ///
+    /// # Errors
+    /// `NotReady` while a stream is captured; the driver's errors.
+    pub fn wait_for_gpus(&self, py: Python<'_>) -> PyResult<()> {
+        match self.exposed.load(Relaxed) {
+            true => frees::wait_for_gpus(py, &self.driver),
+            false => Ok(()),
         }
     }
 
@@ -269,9 +273,9 @@ impl Region {
 }
 
 impl Drop for Region {
-    /// Gives the memory back, without the GIL. Waits for the GPUs first if the address was given away: a GPU that uses freed memory loses its context, or reads
-    /// what the heap's next user writes. In a forked child nothing is given back: threads that fetched memory waits for
-    /// are the parent's.
+    /// Gives the memory back, without the GIL. If the address was given away, only after the GPUs' work: a GPU that uses freed
+    /// memory loses its context, or reads what the heap's next user writes. In a forked child nothing is given back: threads that
+    /// fetched memory waits for are the parent's.
     fn drop(&mut self) {
         let Some(owner) = self.owner.take() else {
             return;
@@ -280,12 +284,10 @@ impl Drop for Region {
             std::mem::forget(owner);
             return;
         }
-        let (driver, exposed) = (&self.driver, *self.exposed.get_mut());
-        detached(|| {
-            if exposed {
-                wait_for_gpus(driver);
-            }
-            drop(owner);
+        let (driver, bytes, exposed) = (&self.driver, self.len, *self.exposed.get_mut());
+        detached(|| match exposed {
+            true => frees::free_after_gpus(driver, bytes, owner),
+            false => drop(owner),
         });
     }
 }

@@ -171,7 +171,10 @@ impl Tier {
             py.detach(|| options.open())
         };
         let region = object.take()?.ok_or_else(|| closed("memory"))?;
-        region.wait_for_gpus(py);
+        if let Err(error) = region.wait_for_gpus(py) {
+            object.put_back(region);
+            return Err(error);
+        }
         let (tier, refused) = match region.into_owner() {
             Some(Owner::Buffer(memory)) => {
                 let (tier, memory) = attach(memory, with);

@@ -90,6 +90,57 @@ def test_an_offloaded_optimizer_is_saved_and_copied(monkeypatch, tmp_path):
     assert alive() is None
 
 
+def test_nothing_is_offloaded_within_a_capture(default, monkeypatch):
+    heap = egmem.Heap(0, driver=default)
+    weight = torch.ones(1 << 18, requires_grad=True)
+    activations = (weight * 1).detach().as_subclass(OnGpu)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with et.offload(heap=heap):
+        with pytest.raises(egmem.NotSupported, match="CUDA graph") as refused:
+            weight * activations
+    assert "without a graph" in refused.value.remedy
+    saved = object.__new__(et._Saved)
+    with pytest.raises(egmem.NotSupported, match="CUDA graph"):
+        saved.load()
+    assert heap.stats()["allocated_blocks"] == 0
+
+
+def test_an_offloaded_tensor_ends_on_a_stream_that_is_not_captured(monkeypatch):
+    def current_stream(device):
+        raise AssertionError("it may be captured by the thread that collects garbage")
+
+    class Stream:
+        waited = None
+
+        def wait_event(self, event):
+            self.waited = event
+
+    class Block:
+        freed_after = None
+
+        def free_after(self, stream):
+            self.freed_after = stream
+
+    monkeypatch.setattr(torch.cuda, "current_stream", current_stream)
+    saved, stream, block, ready = object.__new__(et._Saved), Stream(), Block(), object()
+    saved._block, saved._cpu, saved._frees, saved._ready, saved._device = block, None, stream, ready, None
+    del saved
+    assert block.freed_after is stream and stream.waited is ready
+
+
+def test_captures_of_this_pytorch_are_noticed():
+    """On the class alone: a capture takes a GPU."""
+    for method in (torch.cuda.CUDAGraph.capture_begin, torch.cuda.CUDAGraph.capture_end):
+        assert method.__module__ == torch.cuda.CUDAGraph.__module__ and method.__wrapped__
+    graph = torch.cuda.CUDAGraph.__new__(torch.cuda.CUDAGraph)
+    with pytest.raises(Exception):
+        graph.capture_begin()
+    buffer = egmem.Buffer(1 << 20, driver=egmem.simulated())
+    assert buffer.address
+    del buffer
+    assert egmem.deferred() == (0, 0), "the capture has not begun"
+
+
 def test_a_simulated_driver_is_no_allocator_of_pytorch(default):
     with pytest.raises(egmem.NotSupported, match="simulated"):
         et.set_current_allocator(0)

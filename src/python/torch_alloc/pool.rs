@@ -5,22 +5,21 @@
 //! heap after all of them.
 //!
 //! A block that was allocated while its stream was captured into a CUDA graph belongs to the graph: each replay uses it. It is
-//! reused within captures into the same graph's pool, and freed when PyTorch releases that pool. If other streams were recorded
-//! for it, it is not reused: nothing in the graph orders a new user after their work.
+//! reused within captures into the same graph's pool, and freed when PyTorch releases that pool and the GPUs have done all work:
+//! a replay may still run, on any stream. If other streams were recorded for it, it is not reused: nothing in the graph orders a
+//! new user after their work.
 
 use std::alloc::Layout;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard};
 
 use egmem::driver::{Driver, StreamHandle};
 use egmem::{Block, Error, Heap, Stream};
 
+use super::graphs::{Graphs, PoolId};
 use super::idle::{Idle, Table};
-use crate::contexts::wait_for_gpus;
+use crate::frees::{free_after_gpus, free_deferred_of, free_later};
 use crate::region::lock;
-
-/// PyTorch's name of a graph's pool of memory.
-pub type PoolId = [u64; 2];
 
 /// Sizes are multiples of this, as PyTorch's are: similar requests find each other's blocks.
 const ROUND: u64 = 512;
@@ -32,25 +31,24 @@ struct Live {
     gpu: i32,
     /// Other streams that use it.
     recorded: Vec<StreamHandle>,
-    /// The graph's pool that it belongs to.
-    graph: Option<PoolId>,
+    user: User,
 }
 
-/// What a graph's pool has besides the blocks in use.
-#[derive(Default)]
-struct GraphBlocks {
-    idle: Idle,
-    /// Blocks that other streams were recorded for.
-    kept: Vec<Block>,
+/// Which work uses a block.
+enum User {
+    /// Work of its streams.
+    Streams,
+    /// Replays of graphs with these pools; `shared` if it was allocated for several.
+    Graphs { pools: Vec<PoolId>, shared: bool },
+    /// Replays of graphs whose pools were released, that had begun by then, on any stream.
+    Replays,
 }
 
 #[derive(Default)]
 struct State {
     live: Table<u64, Live>,
     idle: Idle,
-    graphs: Table<PoolId, GraphBlocks>,
-    /// The pool of the capture that has begun on each GPU.
-    capturing: Table<i32, PoolId>,
+    graphs: Graphs,
     /// Why the last allocation failed.
     last_error: Option<Error>,
 }
@@ -107,13 +105,13 @@ impl StreamPool {
             .max(1)
             .checked_next_multiple_of(ROUND)
             .unwrap_or(u64::MAX);
-        let graph = self.graph_of(stream);
+        let graphs = self.graphs_of(stream);
         let mut state = lock(&self.state);
-        let idle = match graph {
-            None => Some(&mut state.idle),
-            Some(graph) => state.graphs.get_mut(&graph).map(|of| &mut of.idle),
+        let idle = match graphs.is_empty() {
+            true => state.idle.take(stream, size),
+            false => state.graphs.reuse(&graphs, stream, size),
         };
-        let block = match idle.and_then(|idle| idle.take(stream, size)) {
+        let block = match idle {
             Some(block) => block,
             None => {
                 // Growing takes the driver's time, which other threads need not wait for.
@@ -126,13 +124,20 @@ impl StreamPool {
         let address = block.device_ptr().0;
         let recorded = Vec::new();
         let gpu = stream.device;
+        let user = match graphs.is_empty() {
+            true => User::Streams,
+            false => User::Graphs {
+                shared: graphs.len() > 1,
+                pools: graphs,
+            },
+        };
         state.live.insert(
             address,
             Live {
                 block,
                 gpu,
                 recorded,
-                graph,
+                user,
             },
         );
         self.allocated.fetch_add(size, Relaxed);
@@ -145,47 +150,63 @@ impl StreamPool {
         self.heap.allocate(layout).or_else(|_| {
             self.give_back_idle();
             self.heap.collect_all().ok();
+            free_deferred_of(self.driver());
             self.heap.allocate(layout)
         })
     }
 
     /// Frees the block at `address` in the order of `stream`. An address that is not a live block's is ignored, and logged.
     pub fn free(&self, address: u64, stream: StreamHandle) {
-        if !self.driver().is_of_this_process() {
-            return;
-        }
-        let mut state = lock(&self.state);
-        let Some(Live {
-            block,
-            recorded,
-            graph,
-            ..
-        }) = state.live.remove(&address)
-        else {
-            drop(state);
-            tracing::error!("PyTorch frees {address:#x}, which is no block of this heap");
+        let Some((mut state, live)) = self.take(address) else {
             return;
         };
-        let size = block.len();
-        self.allocated.fetch_sub(size, Relaxed);
-        if let Some(graph) = graph {
-            let of_graph = state.graphs.entry(graph).or_default();
-            match recorded.is_empty() {
-                true => of_graph.idle.put(stream, block),
-                false => of_graph.kept.push(block),
+        let Live {
+            block, recorded, ..
+        } = live;
+        match live.user {
+            User::Graphs { pools, shared } => {
+                let reusable = recorded.is_empty() && !shared;
+                state.graphs.put(pools, block, stream, reusable);
             }
-            return;
+            User::Replays => {
+                drop(state);
+                self.free_after_gpus(vec![block]);
+            }
+            User::Streams if recorded.is_empty() && block.len() <= self.keep / 4 => {
+                state.idle.put(stream, block);
+                if state.idle.bytes() > self.keep {
+                    drop(state);
+                    self.give_back_idle();
+                }
+            }
+            User::Streams => {
+                drop(state);
+                self.free_after_all(block, stream, &recorded);
+            }
         }
-        if recorded.is_empty() && size <= self.keep / 4 {
-            state.idle.put(stream, block);
-            if state.idle.bytes() <= self.keep {
-                return;
-            }
+    }
+
+    /// Frees the block at `address` after all work of all GPUs, as `cudaFree` does. An address that is not a live block's is
+    /// ignored, and logged.
+    pub fn free_segment(&self, address: u64) {
+        if let Some((state, live)) = self.take(address) {
             drop(state);
-            return self.give_back_idle();
+            self.free_after_gpus(vec![live.block]);
         }
-        drop(state);
-        self.free_after_all(block, stream, &recorded);
+    }
+
+    fn take(&self, address: u64) -> Option<(MutexGuard<'_, State>, Live)> {
+        if !self.driver().is_of_this_process() {
+            return None;
+        }
+        let mut state = lock(&self.state);
+        let Some(live) = state.live.remove(&address) else {
+            drop(state);
+            tracing::error!("PyTorch frees {address:#x}, which is no block of this heap");
+            return None;
+        };
+        self.allocated.fetch_sub(live.block.len(), Relaxed);
+        Some((state, live))
     }
 
     /// Notes that work of another stream, of the GPU that the block was allocated for, uses it.
@@ -202,48 +223,60 @@ impl StreamPool {
         }
     }
 
-    /// Returns the graph's pool that a captured stream's memory belongs to.
-    fn graph_of(&self, stream: StreamHandle) -> Option<PoolId> {
+    /// Returns the graphs' pools that a captured stream's memory belongs to; none for other streams.
+    fn graphs_of(&self, stream: StreamHandle) -> Vec<PoolId> {
         if self.captures.load(Relaxed) == 0 {
-            return None;
+            return Vec::new();
         }
-        let pool = *lock(&self.state).capturing.get(&stream.device)?;
-        let captured = self.borrowed(stream).is_capturing();
-        captured.unwrap_or(false).then_some(pool)
+        let pools = lock(&self.state).graphs.of_capture(stream.device);
+        match pools.is_empty() || self.borrowed(stream).is_capturing() == Ok(false) {
+            true => Vec::new(),
+            false => pools,
+        }
     }
 
     /// Notes that a capture into a graph's pool begins on a GPU.
     pub fn begin_capture(&self, gpu: i32, pool: PoolId) {
-        if lock(&self.state).capturing.insert(gpu, pool).is_none() {
-            self.captures.fetch_add(1, Relaxed);
-        }
+        lock(&self.state).graphs.begin(gpu, pool);
+        self.captures.fetch_add(1, Relaxed);
     }
 
     /// Notes that it has ended.
     pub fn end_capture(&self, gpu: i32, pool: PoolId) {
-        let mut state = lock(&self.state);
-        if state.capturing.get(&gpu) == Some(&pool) {
-            state.capturing.remove(&gpu);
+        if lock(&self.state).graphs.end(gpu, pool) {
             self.captures.fetch_sub(1, Relaxed);
         }
     }
 
-    /// Frees the blocks of a graph's pool that are not in use. Those in use are freed as others are from now on.
+    /// Notes that a graph gives up its pool. After the last, the pool's blocks are freed when the GPUs have done their work,
+    /// those in use when they are freed.
     pub fn release_graph(&self, pool: PoolId) {
         let unused = {
             let mut state = lock(&self.state);
-            let of_pool = state
-                .live
-                .values_mut()
-                .filter(|live| live.graph == Some(pool));
-            of_pool.for_each(|live| live.graph = None);
-            state.graphs.remove(&pool)
+            let Some(unused) = state.graphs.release(pool) else {
+                return;
+            };
+            for live in state.live.values_mut() {
+                if let User::Graphs { pools, .. } = &mut live.user {
+                    pools.retain(|other| *other != pool);
+                    if pools.is_empty() {
+                        live.user = User::Replays;
+                    }
+                }
+            }
+            unused
         };
-        if unused.is_some() {
-            // A replay may still run, on any stream.
-            wait_for_gpus(self.driver());
+        self.free_after_gpus(unused);
+    }
+
+    /// Frees blocks after all work of all GPUs: after the captures that are under way.
+    fn free_after_gpus(&self, blocks: Vec<Block>) {
+        let bytes = blocks.iter().map(Block::len).sum();
+        match (blocks.is_empty(), self.captures.load(Relaxed)) {
+            (true, _) => {}
+            (false, 0) => free_after_gpus(self.driver(), bytes, blocks),
+            (false, _) => free_later(self.driver(), bytes, blocks),
         }
-        drop(unused);
     }
 
     /// Gives idle blocks back to the heap, each after its stream's work so far.
@@ -263,6 +296,11 @@ impl StreamPool {
 
     /// Frees a block after the work of several streams.
     fn free_after_all(&self, block: Block, stream: StreamHandle, recorded: &[StreamHandle]) {
+        let mut streams = recorded.iter().chain([&stream]);
+        if streams.any(|stream| self.borrowed(*stream).is_capturing() != Ok(false)) {
+            // A stream that is joined to a captured one is captured too, and the capture could not end.
+            return free_later(self.driver(), block.len(), block);
+        }
         let freed = match self.joined(stream, recorded) {
             Ok(joined) => block
                 .free_after(&joined)
@@ -270,9 +308,8 @@ impl StreamPool {
             Err(error) => Err((Box::new(error), block)),
         };
         if let Err((error, block)) = freed {
-            tracing::warn!(%error, "a block waits for its GPUs, because no event can order it");
-            wait_for_gpus(self.driver());
-            drop(block);
+            tracing::debug!(%error, "a block waits for its GPUs, because no event can order it");
+            self.free_after_gpus(vec![block]);
         }
     }
 

@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::sync::OnceLock;
 
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 
 use super::pool::StreamPool;
 use super::symbols;
@@ -14,6 +15,10 @@ use crate::heap::Heap;
 pub const SLOTS: usize = 16;
 
 static POOLS: [OnceLock<StreamPool>; SLOTS] = [const { OnceLock::new() }; SLOTS];
+
+/// PyTorch's allocator objects of each slot: in the order of streams, and for segments. They are never dropped.
+static ALLOCATORS: [[PyOnceLock<Py<PyAny>>; 2]; SLOTS] =
+    [const { [const { PyOnceLock::new() }; 2] }; SLOTS];
 
 /// Returns the pool of a slot, if it is in use.
 pub fn pool(slot: usize) -> Option<&'static StreamPool> {
@@ -48,14 +53,34 @@ pub fn register(heap: &Bound<'_, Heap>, keep: u64) -> PyResult<TorchSlot> {
 
 #[pymethods]
 impl TorchSlot {
-    /// The addresses of the functions for `torch._C._cuda_customAllocator`: allocate, free.
-    #[getter]
-    fn functions(&self) -> (usize, usize) {
-        let (allocate, free) = symbols::FUNCTIONS[self.slot];
+    /// The addresses of the functions for `torch._C._cuda_customAllocator`: allocate, and free in the order of streams; or for
+    /// `segments`, free after all work of all GPUs, as PyTorch's caching allocator expects.
+    #[pyo3(signature = (*, segments))]
+    fn functions(&self, segments: bool) -> (usize, usize) {
+        let functions = match segments {
+            true => symbols::SEGMENTS,
+            false => symbols::FUNCTIONS,
+        };
+        let (allocate, free) = functions[self.slot];
         (
             allocate as *const c_void as usize,
             free as *const c_void as usize,
         )
+    }
+
+    /// Returns what `make` makes of these functions: PyTorch's allocator object. It is made once, and stays until the process
+    /// ends: PyTorch's pools refer to it without owning it, and return memory to it after their Python objects are gone.
+    #[pyo3(signature = (make, *, segments))]
+    fn allocator(
+        &self,
+        py: Python<'_>,
+        make: &Bound<'_, PyAny>,
+        segments: bool,
+    ) -> PyResult<Py<PyAny>> {
+        let made = ALLOCATORS[self.slot][usize::from(segments)].get_or_try_init(py, || {
+            make.call1(self.functions(segments)).map(Bound::unbind)
+        })?;
+        Ok(made.clone_ref(py))
     }
 
     /// The addresses of the functions that a whole process's allocator has besides: record_stream, begin_allocate_to_pool,

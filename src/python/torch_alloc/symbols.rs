@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use egmem::driver::StreamHandle;
 
-use super::pool::PoolId;
+use super::graphs::PoolId;
 use super::slots::{SLOTS, pool};
 
 /// `void* alloc(ssize_t size, int device, cudaStream_t stream)`
@@ -115,6 +115,18 @@ unsafe extern "C" fn free<const SLOT: usize>(
     }
 }
 
+/// As [`free`], for memory in which PyTorch has blocks of its own: it expects `cudaFree`, after which no GPU uses it.
+unsafe extern "C" fn free_segment<const SLOT: usize>(
+    memory: *mut c_void,
+    _size: isize,
+    _gpu: c_int,
+    _stream: *mut c_void,
+) {
+    if let Some(pool) = pool(SLOT).filter(|_| !memory.is_null()) {
+        pool.free_segment(memory.addr() as u64);
+    }
+}
+
 unsafe extern "C" fn record<const SLOT: usize>(memory: *mut c_void, stream: *mut c_void) {
     if let Some(pool) = pool(SLOT) {
         pool.record(memory.addr() as u64, stream.addr() as u64);
@@ -142,8 +154,10 @@ unsafe extern "C" fn release<const SLOT: usize>(_gpu: c_int, id: Pool) {
 /// One entry for each slot.
 macro_rules! for_slots {
     ($($slot:literal)*) => {
-        /// Allocation and free of each slot.
+        /// Allocation and free of each slot, in the order of streams.
         pub const FUNCTIONS: [(Allocate, Free); SLOTS] = [$((allocate::<$slot>, free::<$slot>)),*];
+        /// Allocation and free of each slot, for segments of PyTorch's caching allocator.
+        pub const SEGMENTS: [(Allocate, Free); SLOTS] = [$((allocate::<$slot>, free_segment::<$slot>)),*];
         /// What else each slot has.
         pub const MORE: [More; SLOTS] = [$(More {
             record: record::<$slot>,
@@ -171,10 +185,10 @@ pub unsafe extern "C-unwind" fn egm_torch_malloc(
     unsafe { allocate::<0>(size, gpu, stream) }
 }
 
-/// Frees what [`egm_torch_malloc`] returned, in the order of `stream`.
+/// Frees what [`egm_torch_malloc`] returned after all work of all GPUs, as `cudaFree` does.
 ///
 /// # Safety
-/// As [`egm_torch_malloc`]; only work on `stream` and on recorded streams uses the memory.
+/// As [`egm_torch_malloc`]; no work that is submitted later uses the memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_torch_free(
     memory: *mut c_void,
@@ -183,5 +197,5 @@ pub unsafe extern "C" fn egm_torch_free(
     stream: *mut c_void,
 ) {
     // SAFETY: the caller's promise.
-    unsafe { free::<0>(memory, size, gpu, stream) }
+    unsafe { free_segment::<0>(memory, size, gpu, stream) }
 }

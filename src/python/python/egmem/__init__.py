@@ -30,7 +30,9 @@ from ._egmem import (
     __version__,
     connect,
     default_driver,
+    deferred,
     doctor,
+    free_deferred,
     open,
     ps,
     ps_dict,
@@ -38,6 +40,7 @@ from ._egmem import (
     simulated,
     topology,
 )
+from ._captures import defer_frees
 from ._errors import (
     Closed,
     ConnectionFailed,
@@ -97,8 +100,11 @@ __all__ = [
     "__version__",
     "connect",
     "default_driver",
+    "defer_frees",
+    "deferred",
     "doctor",
     "fetch",
+    "free_deferred",
     "open",
     "ps",
     "ps_dict",

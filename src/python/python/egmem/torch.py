@@ -19,7 +19,7 @@ from typing import Any, Dict, Iterator, Optional, Sequence, Tuple, Union
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from . import _egmem
+from . import _captures, _egmem
 from ._errors import NotSupported
 
 __all__ = [
@@ -39,6 +39,11 @@ __all__ = [
 _CHUNK = 16 << 20
 # A tensor of this many bytes or more is a buffer: its own mapping, rounded up to 2 MiB.
 _OWN_MAPPING = 64 << 20
+# How many bytes of freed blocks streams keep.
+_KEEP = 256 << 20
+
+# Memory that ends while PyTorch captures a graph is freed afterwards.
+_captures.watch_torch()
 
 _lock = threading.Lock()
 _heaps: Dict[Tuple[int, int, int], _egmem.Heap] = {}
@@ -91,7 +96,8 @@ def empty(
     A tensor below 64 MiB is a block of ``heap``, or of the node's shared heap: its size, rounded up to at most an eighth more
     for small tensors and to 2 KiB for large ones. A larger one, without ``heap``, is mapped for itself: its size, rounded up to
     2 MiB. PyTorch's own pinned tensors take the next power of two. ``is_pinned()`` is true, and ``non_blocking`` copies do not
-    wait. The memory goes back with the last tensor that shares it, after the GPUs' work: copies that still run are waited for.
+    wait. The memory goes back with the last tensor that shares it, after the GPUs' work: copies that still run are waited for. A
+    tensor that ends while a stream is captured into a graph is freed after the capture.
     """
     shape = _shape(size)
     dtype = dtype if dtype is not None else torch.get_default_dtype()
@@ -130,10 +136,11 @@ def pin(tensor: torch.Tensor, *, node: Optional[int] = None, heap: Optional[_egm
 class _Saved:
     """A tensor of a GPU, while its values are in CPU memory."""
 
-    __slots__ = ("_block", "_cpu", "_device", "_ready")
+    __slots__ = ("_block", "_cpu", "_device", "_frees", "_ready")
 
-    def __init__(self, tensor: torch.Tensor, heap: _egmem.Heap, stream: Any) -> None:
+    def __init__(self, tensor: torch.Tensor, heap: _egmem.Heap, stream: Any, frees: Any) -> None:
         self._device = tensor.device
+        self._frees = frees
         self._block = heap.allocate(tensor.numel() * tensor.element_size())
         self._cpu = _tensor(self._block, tensor.dtype, tuple(tensor.shape))
         stream.wait_stream(torch.cuda.current_stream(tensor.device))
@@ -144,6 +151,7 @@ class _Saved:
 
     def load(self) -> torch.Tensor:
         """Returns the values on the GPU. The block may be freed as soon as the current stream's copy has run."""
+        _expect_no_capture()
         current = torch.cuda.current_stream(self._device)
         current.wait_event(self._ready)
         tensor = torch.empty_like(self._cpu, device=self._device)
@@ -156,12 +164,20 @@ class _Saved:
         ready = getattr(self, "_ready", None)
         if block is None or ready is None:
             return
-        # Freed in the order of a stream that waits for the copies: no GPU is waited for. Where that is refused, as in a
-        # capture, the block's own end waits.
+        # Freed in the order of a stream that waits for the copies: no GPU is waited for. It is a stream of its own: the thread
+        # that collects garbage may be capturing its current one. Where that fails, the block's own end waits.
         with contextlib.suppress(Exception):
-            stream = torch.cuda.current_stream(self._device)
-            stream.wait_event(ready)
-            block.free_after(stream)
+            self._frees.wait_event(ready)
+            block.free_after(self._frees)
+
+
+def _expect_no_capture() -> None:
+    """A graph would copy to and from the blocks at each replay, when they belong to other tensors."""
+    if torch.cuda.is_current_stream_capturing():
+        raise NotSupported(
+            "tensors cannot be offloaded while a stream is being captured into a CUDA graph",
+            "capture outside of egmem.torch.offload, or run this part without a graph",
+        )
 
 
 @contextlib.contextmanager
@@ -174,23 +190,26 @@ def offload(
     """Keeps the tensors that autograd saves within the block in CPU memory, until the backward pass asks for them.
 
     Tensors of GPUs of ``min_bytes`` or more are copied out on a stream of their own, beside the forward pass, and copied back
-    when they are needed. Parameters and other leaves stay. The heap that has the memory is the context's value.
+    when they are needed. Parameters and other leaves stay. The heap that has the memory is the context's value. While a stream is
+    captured into a CUDA graph nothing can be offloaded: such a forward or backward pass raises ``egmem.NotSupported``.
 
     >>> with egmem.torch.offload(node=0):     # doctest: +SKIP
     ...     loss = model(batch).sum()
     >>> loss.backward()                       # doctest: +SKIP
     """
     heap = heap if heap is not None else heap_on(node)
-    streams: Dict[torch.device, Any] = {}
+    streams: Dict[torch.device, Tuple[Any, Any]] = {}
 
     def pack(tensor: torch.Tensor) -> Any:
         small = tensor.numel() * tensor.element_size() < min_bytes
         if not tensor.is_cuda or small or isinstance(tensor, torch.nn.Parameter) or tensor.is_leaf and tensor.requires_grad:
             return tensor
-        stream = streams.get(tensor.device)
-        if stream is None:
-            stream = streams.setdefault(tensor.device, torch.cuda.Stream(tensor.device))
-        return _Saved(tensor.detach().contiguous(), heap, stream)
+        _expect_no_capture()
+        found = streams.get(tensor.device)
+        if found is None:
+            made = torch.cuda.Stream(tensor.device), torch.cuda.Stream(tensor.device)
+            found = streams.setdefault(tensor.device, made)
+        return _Saved(tensor.detach().contiguous(), heap, *found)
 
     def unpack(saved: Any) -> torch.Tensor:
         return saved.load() if isinstance(saved, _Saved) else saved
@@ -214,12 +233,12 @@ def _expect_no_expandable_segments() -> None:
         )
 
 
-def _custom_allocator(heap: _egmem.Heap, keep: int) -> Tuple[Any, Any]:
+def _custom_allocator(heap: _egmem.Heap, keep: int, *, segments: bool) -> Tuple[Any, Any]:
     if heap.driver.is_simulated:
         raise NotSupported("PyTorch's GPUs cannot use memory of a simulated driver", "use a heap of egmem.open()")
     _expect_no_expandable_segments()
     slot = _egmem._torch_register(heap, keep)
-    return slot, torch._C._cuda_customAllocator(*slot.functions)
+    return slot, slot.allocator(torch._C._cuda_customAllocator, segments=segments)
 
 
 class MemPool(torch.cuda.MemPool):
@@ -229,6 +248,9 @@ class MemPool(torch.cuda.MemPool):
     ``torch.OutOfMemoryError`` are PyTorch's own. PyTorch routes by thread: the backward pass runs in other threads, whose
     tensors come from the GPU as ever.
 
+    PyTorch frees segments, which hold several tensors. As with ``cudaFree``, their memory has another user only after all work of
+    the GPUs. The heap and its functions stay until the process ends: PyTorch may return segments after the pool is gone.
+
     >>> pool = egmem.torch.MemPool(node=0)            # doctest: +SKIP
     >>> with torch.cuda.use_mem_pool(pool):           # doctest: +SKIP
     ...     weights = torch.zeros(1 << 30, device="cuda")
@@ -236,14 +258,13 @@ class MemPool(torch.cuda.MemPool):
 
     heap: _egmem.Heap
 
-    def __init__(self, node: Optional[int] = None, *, heap: Optional[_egmem.Heap] = None, keep: int = 64 << 20) -> None:
+    def __init__(self, node: Optional[int] = None, *, heap: Optional[_egmem.Heap] = None) -> None:
         torch.cuda.init()
         heap = heap if heap is not None else heap_on(node)
-        slot, allocator = _custom_allocator(heap, keep)
+        slot, allocator = _custom_allocator(heap, _KEEP, segments=True)
         super().__init__(allocator)
         self.heap = heap
         self.slot = slot
-        self._native = allocator  # the pool's C++ part refers to it
 
     def last_error(self) -> Optional[BaseException]:
         """Returns why the heap last had no memory, as egmem's exception."""
@@ -305,7 +326,7 @@ def current_allocator_heap() -> Optional[_egmem.Heap]:
 
 
 def set_current_allocator(
-    node: Optional[int] = None, *, heap: Optional[_egmem.Heap] = None, keep: int = 256 << 20
+    node: Optional[int] = None, *, heap: Optional[_egmem.Heap] = None, keep: int = _KEEP
 ) -> _egmem.Heap:
     """Allocates all CUDA tensors of this process from a heap on a host node. Call it before the first CUDA tensor is made.
 
@@ -314,7 +335,7 @@ def set_current_allocator(
     """
     global _current
     heap = heap if heap is not None else heap_on(node)
-    slot, allocator = _custom_allocator(heap, keep)
+    slot, allocator = _custom_allocator(heap, keep, segments=False)
     for name, address in zip(
         ("set_record_stream_fn", "set_begin_allocate_to_pool", "set_end_allocate_to_pool_fn", "set_release_pool"),
         slot.more_functions,

@@ -1,0 +1,240 @@
+//! Memory that goes back once no GPU can use it.
+//!
+//! Python programs delete objects while GPUs still work on them, in any thread and at any time: also while another thread
+//! captures a stream into a graph, which a wait for the GPU would make invalid. Such memory is kept here until a wait is
+//! possible. On doubt it stays: memory that is freed too early costs the GPU's context, or another object's bytes.
+//!
+//! **What keeps memory, until when.** A caller of [`free_after_gpus`] hands over what owns the memory. It is dropped after a wait
+//! for all GPUs that began later: in the same call, or in the next call of [`free_after_gpus`], by [`retry`] at an allocation, at
+//! the end of the last [`hold`], or by `egmem.free_deferred`. A static list keeps it until then; at the process's end the list is
+//! not dropped. A forked child has an empty list, and drops nothing of the parent's.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError, RwLock};
+
+use egmem::driver::Driver;
+use pyo3::exceptions::PyRuntimeWarning;
+use pyo3::prelude::*;
+
+use crate::contexts::{NotWaited, wait};
+use crate::error::OrRaise;
+use crate::per_process::PerProcess;
+use crate::region::lock;
+
+/// Memory that waits for GPUs.
+struct Kept {
+    driver: Driver,
+    bytes: u64,
+    _memory: Box<dyn Send>,
+}
+
+#[derive(Default)]
+struct Frees {
+    /// How many captures are under way, as callers tell. Locked for reading during a wait: a capture that is told of begins
+    /// after the wait.
+    holds: RwLock<u64>,
+    kept: Mutex<Vec<Kept>>,
+    /// Why a driver refused a wait, until a warning tells it.
+    refused: Mutex<Option<String>>,
+}
+
+static FREES: PerProcess<Frees> = PerProcess::new();
+
+/// How many objects are kept: without any, nothing looks for them. A forked child has the parent's number until it looks.
+static COUNT: AtomicU64 = AtomicU64::new(0);
+
+fn frees() -> &'static Frees {
+    FREES.get(|_| Frees::default())
+}
+
+impl Frees {
+    /// Waits for the GPUs, unless a capture is under way.
+    fn wait(&self, driver: &Driver) -> Result<(), NotWaited> {
+        let holds = self.holds.read().unwrap_or_else(PoisonError::into_inner);
+        match *holds {
+            0 => wait(driver),
+            _ => Err(NotWaited::Capture),
+        }
+    }
+
+    fn keep(&self, memory: impl IntoIterator<Item = Kept>) {
+        let mut kept = lock(&self.kept);
+        kept.extend(memory);
+        COUNT.store(kept.len() as u64, Relaxed);
+    }
+
+    /// Takes what waits for a driver's GPUs.
+    fn take(&self, driver: &Driver) -> Vec<Kept> {
+        let mut kept = lock(&self.kept);
+        let (taken, rest) = std::mem::take(&mut *kept)
+            .into_iter()
+            .partition(|memory| memory.driver.same(driver));
+        *kept = rest;
+        COUNT.store(kept.len() as u64, Relaxed);
+        taken
+    }
+
+    fn note(&self, why: &NotWaited) {
+        tracing::warn!(%why, "memory is kept, because a GPU may use it");
+        if let NotWaited::Driver(error) = why {
+            *lock(&self.refused) = Some(error.to_string());
+        }
+    }
+
+    fn retry(&self, driver: &Driver) {
+        let taken = self.take(driver);
+        match self.wait(driver) {
+            Ok(()) => drop(taken),
+            Err(_) => self.keep(taken),
+        }
+    }
+}
+
+/// Drops what owns `bytes` bytes of a driver's memory once all GPU work submitted so far has ended: at once if that can be waited
+/// for. In a forked child nothing is dropped. The caller has no lock that a drop of memory takes.
+pub fn free_after_gpus(driver: &Driver, bytes: u64, memory: impl Send + 'static) {
+    if !driver.is_of_this_process() {
+        std::mem::forget(memory);
+        return;
+    }
+    let frees = frees();
+    let earlier = match COUNT.load(Relaxed) {
+        0 => Vec::new(),
+        _ => frees.take(driver),
+    };
+    match frees.wait(driver) {
+        Ok(()) => {
+            drop(memory);
+            drop(earlier);
+        }
+        Err(why) => {
+            frees.note(&why);
+            frees.keep(earlier);
+            free_later(driver, bytes, memory);
+        }
+    }
+}
+
+/// As [`free_after_gpus`], for a caller that knows of a capture: waits for nothing in this call.
+pub fn free_later(driver: &Driver, bytes: u64, memory: impl Send + 'static) {
+    let kept = Kept {
+        driver: driver.clone(),
+        bytes,
+        _memory: Box::new(memory),
+    };
+    frees().keep([kept]);
+}
+
+/// Waits for the GPUs, without the GIL.
+///
+/// # Errors
+/// `NotReady` while a stream is captured; the driver's errors.
+pub fn wait_for_gpus(py: Python<'_>, driver: &Driver) -> PyResult<()> {
+    py.detach(|| frees().wait(driver)).or_raise()
+}
+
+/// Frees what was kept of a driver's memory, if the GPUs can be waited for now.
+pub fn free_deferred_of(driver: &Driver) {
+    if COUNT.load(Relaxed) > 0 {
+        frees().retry(driver);
+    }
+}
+
+/// As [`free_deferred_of`], at an allocation of Python's, without the GIL. A driver that refused a wait is told of by
+/// a `RuntimeWarning`.
+///
+/// # Errors
+/// The warning, where the program has warnings raised.
+pub fn retry(py: Python<'_>, driver: &Driver) -> PyResult<()> {
+    if COUNT.load(Relaxed) == 0 || !driver.is_of_this_process() {
+        return Ok(());
+    }
+    py.detach(|| free_deferred_of(driver));
+    let refused = lock(&frees().refused).take();
+    let Some(refused) = refused else {
+        return Ok(());
+    };
+    let bytes = deferred().1;
+    if bytes == 0 {
+        return Ok(());
+    }
+    let text =
+        format!("{bytes} bytes of egmem's memory are kept, because a GPU may use them: {refused}");
+    let text = std::ffi::CString::new(text.replace('\0', " ")).unwrap_or_default();
+    PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), &text, 1)
+}
+
+/// Has PyTorch's captures tell of themselves, if PyTorch is loaded: it may take memory of which an address is given away, without
+/// an import of `egmem.torch`.
+pub fn watch_captures(py: Python<'_>) -> PyResult<()> {
+    static WATCHED: AtomicBool = AtomicBool::new(false);
+    if WATCHED.load(Relaxed) {
+        return Ok(());
+    }
+    // At the interpreter's end modules are gone.
+    let Ok(captures) = py.import("egmem._captures") else {
+        return Ok(());
+    };
+    let watched = captures.call_method0("watch_torch")?.extract()?;
+    WATCHED.store(watched, Relaxed);
+    Ok(())
+}
+
+/// Keeps memory from now on instead of waiting for GPUs, until [`release`]. Returns after waits that are under way.
+#[pyfunction]
+#[pyo3(name = "_hold_frees")]
+pub fn hold(py: Python<'_>) {
+    py.detach(|| *hold_count() += 1);
+}
+
+/// Ends one [`hold`]. The end of the last frees what was kept.
+#[pyfunction]
+#[pyo3(name = "_release_frees")]
+pub fn release(py: Python<'_>) {
+    py.detach(|| {
+        let last = {
+            let mut holds = hold_count();
+            *holds = holds.saturating_sub(1);
+            *holds == 0
+        };
+        if last {
+            free_kept();
+        }
+    });
+}
+
+fn hold_count() -> std::sync::RwLockWriteGuard<'static, u64> {
+    let holds = frees().holds.write();
+    holds.unwrap_or_else(PoisonError::into_inner)
+}
+
+fn free_kept() {
+    let frees = frees();
+    let mut drivers: Vec<Driver> = Vec::new();
+    for memory in &*lock(&frees.kept) {
+        if !drivers.iter().any(|driver| driver.same(&memory.driver)) {
+            drivers.push(memory.driver.clone());
+        }
+    }
+    for driver in drivers {
+        frees.retry(&driver);
+    }
+}
+
+/// Returns how much memory waits until GPUs can be waited for: the number of objects, and their bytes.
+///
+/// Memory whose address was given away waits for the GPUs when its last view ends. While a stream is captured into a CUDA graph
+/// that wait is not made: the memory is freed later.
+#[pyfunction]
+pub fn deferred() -> (u64, u64) {
+    let kept = lock(&frees().kept);
+    let bytes = kept.iter().map(|memory| memory.bytes).sum();
+    (kept.len() as u64, bytes)
+}
+
+/// Frees the memory that `deferred` counts, unless a stream is being captured; returns the bytes that still wait.
+#[pyfunction]
+pub fn free_deferred(py: Python<'_>) -> u64 {
+    py.detach(free_kept);
+    deferred().1
+}

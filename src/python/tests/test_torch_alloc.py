@@ -1,0 +1,227 @@
+"""The functions that PyTorch's allocator calls, on the simulator, called as PyTorch calls them."""
+
+import ctypes
+import gc
+import weakref
+
+import pytest
+from test_threads import Copy
+
+import egmem
+from egmem import _egmem
+
+SIZE = 1 << 20
+GPU = 0
+
+
+class PoolId(ctypes.Structure):
+    _fields_ = [("first", ctypes.c_uint64), ("second", ctypes.c_uint64)]
+
+
+ONE, TWO = PoolId(0, 1), PoolId(7, 0)
+
+
+class Allocator:
+    """A heap's functions."""
+
+    def __init__(self, driver, keep=64 << 20):
+        self.heap = egmem.Heap(0, driver=driver)
+        self.slot = _egmem._torch_register(self.heap, keep)
+        stream, pool = ctypes.c_void_p, PoolId
+        allocate, free = self.slot.functions(segments=False)
+        self._allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, stream)(allocate)
+        release = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, stream)
+        self._free, self._free_segment = release(free), release(self.slot.functions(segments=True)[1])
+        record, begin, end, release_pool = self.slot.more_functions
+        self.record = ctypes.CFUNCTYPE(None, ctypes.c_void_p, stream)(record)
+        self._begin = ctypes.CFUNCTYPE(None, ctypes.c_int, pool, ctypes.c_void_p)(begin)
+        self._end = ctypes.CFUNCTYPE(None, ctypes.c_int, pool)(end)
+        self._release = ctypes.CFUNCTYPE(None, ctypes.c_int, pool)(release_pool)
+
+    def allocate(self, stream):
+        return self._allocate(SIZE, GPU, stream.handle)
+
+    def free(self, address, stream):
+        self._free(address, SIZE, GPU, stream.handle)
+
+    def free_segment(self, address, stream):
+        self._free_segment(address, SIZE, GPU, stream.handle)
+
+    def begin(self, pool):
+        self._begin(GPU, pool, None)
+
+    def end(self, pool):
+        self._end(GPU, pool)
+
+    def release(self, pool):
+        self._release(GPU, pool)
+
+    def several(self, stream, count=8):
+        """Allocates some, and frees them: what is reused by them is free for others."""
+        all = [self.allocate(stream) for _ in range(count)]
+        for address in all:
+            self.free(address, stream)
+        return set(all)
+
+
+@pytest.fixture
+def stream(driver):
+    yield egmem.Stream(GPU, driver=driver)
+    assert egmem.free_deferred() == 0
+
+
+# A slot stays until the process ends, and there are 16: all tests use one heap.
+DRIVER = egmem.simulated("gh200x4")
+ALLOCATOR = None
+
+
+@pytest.fixture
+def driver():
+    return DRIVER
+
+
+@pytest.fixture
+def allocator():
+    global ALLOCATOR
+    ALLOCATOR = ALLOCATOR or Allocator(DRIVER)
+    return ALLOCATOR
+
+
+def test_a_stream_has_its_freed_block_again(allocator, stream):
+    address = allocator.allocate(stream)
+    allocator.free(address, stream)
+    assert allocator.allocate(egmem.Stream(GPU, driver=DRIVER)) != address
+    assert allocator.allocate(stream) == address
+
+
+def test_a_freed_segment_has_another_user_after_the_gpus_work(allocator, driver, stream):
+    address = allocator.allocate(stream)
+    copy = Copy(driver)
+    allocator.free_segment(address, stream)
+    assert copy.is_whole(), "freed as cudaFree does"
+    address = allocator.allocate(stream)
+    live = allocator.heap.stats()["live_blocks"]
+    with egmem.defer_frees():
+        driver._begin_capture(GPU, stream.handle)
+        allocator.free_segment(address, stream)
+        assert driver._end_capture(GPU, stream.handle)
+        assert allocator.heap.stats()["live_blocks"] == live
+    assert allocator.heap.stats()["live_blocks"] == live - 1
+
+
+def capture(allocator, driver, stream, pool, work):
+    allocator.begin(pool)
+    driver._begin_capture(GPU, stream.handle)
+    made = work()
+    assert driver._end_capture(GPU, stream.handle)
+    allocator.end(pool)
+    return made
+
+
+def test_a_graph_s_output_outlives_the_graph_and_its_replays(allocator, driver, stream):
+    output = capture(allocator, driver, stream, ONE, lambda: allocator.allocate(stream))
+    copy = Copy(driver)  # a replay, on another stream
+    allocator.release(ONE)
+    allocator.free(output, stream)
+    assert copy.is_whole() or output not in allocator.several(stream), "the replay may write it"
+
+
+def test_graphs_share_a_pool_until_the_last_is_gone(allocator, driver, stream):
+    def work():
+        address = allocator.allocate(stream)
+        allocator.free(address, stream)
+        return address
+
+    one = capture(allocator, driver, stream, ONE, work)
+    assert capture(allocator, driver, stream, ONE, work) == one, "the pool's graphs run one after the other"
+    allocator.release(ONE)
+    assert one not in allocator.several(stream), "a graph has it"
+    copy = Copy(driver)
+    allocator.release(ONE)
+    assert copy.is_whole(), "the last graph's memory is freed after replays"
+
+
+def test_a_pool_within_a_capture_does_not_end_it(allocator, driver, stream):
+    def work():
+        blocks = [allocator.allocate(stream)]
+        allocator.begin(TWO)  # torch.cuda.use_mem_pool
+        blocks.append(allocator.allocate(stream))
+        allocator.end(TWO)
+        allocator.release(TWO)
+        blocks.append(allocator.allocate(stream))
+        for address in blocks:
+            allocator.free(address, stream)
+        return set(blocks)
+
+    of_graph = capture(allocator, driver, stream, ONE, work)
+    assert not of_graph & allocator.several(stream), "each replay uses them"
+    allocator.release(ONE)
+    live = allocator.heap.stats()["live_blocks"]
+    allocator.slot.give_back_idle()
+    allocator.heap.collect(wait=True)
+    assert allocator.heap.stats()["live_blocks"] < live
+
+
+def test_two_captures_do_not_mix_their_blocks(allocator, driver, stream):
+    other = egmem.Stream(GPU, driver=driver)
+    allocator.begin(ONE)
+    driver._begin_capture(GPU, stream.handle)
+    allocator.begin(TWO)
+    driver._begin_capture(GPU, other.handle)
+    first, second = allocator.allocate(stream), allocator.allocate(other)
+    allocator.free(second, other)
+    assert allocator.allocate(other) != second, "nothing tells which graph has it"
+    driver._end_capture(GPU, other.handle)
+    allocator.end(TWO)
+    allocator.release(TWO)
+    allocator.free(first, stream)
+    again = allocator.allocate(stream)
+    assert again not in (first, second), "the other graph is gone, but this one may have it"
+    driver._end_capture(GPU, stream.handle)
+    allocator.end(ONE)
+    assert not {first, second} & (allocator.several(stream) | allocator.several(other))
+    allocator.free(again, stream)
+    allocator.release(ONE)
+
+
+def test_a_graph_released_within_another_capture_waits_for_no_gpu(allocator, driver, stream):
+    def work():
+        allocator.free(allocator.allocate(stream), stream)
+
+    capture(allocator, driver, stream, ONE, work)
+    allocator.begin(TWO)
+    driver._begin_capture(GPU, stream.handle)
+    allocator.release(ONE)
+    assert egmem.deferred() == (1, SIZE)
+    assert driver._end_capture(GPU, stream.handle)
+    allocator.end(TWO)
+    allocator.release(TWO)
+    assert egmem.free_deferred() == 0
+
+
+def test_a_block_of_a_captured_stream_is_freed_later(allocator, driver, stream):
+    side = egmem.Stream(GPU, driver=driver)
+    address = allocator.allocate(stream)
+    allocator.record(address, side.handle)
+    driver._begin_capture(GPU, side.handle)
+    allocator.free(address, stream)
+    assert egmem.deferred() == (1, SIZE)
+    assert driver._end_capture(GPU, side.handle)
+    assert egmem.free_deferred() == 0
+
+
+class Native:
+    """PyTorch's allocator object."""
+
+    def __init__(self, allocate, free):
+        self.functions = allocate, free
+
+
+def test_pytorch_s_objects_stay_and_are_made_once(allocator):
+    other = _egmem._torch_register(allocator.heap, 0)
+    for segments in (False, True):
+        native = weakref.ref(allocator.slot.allocator(Native, segments=segments))
+        gc.collect()
+        assert native() is not None, "PyTorch's pools refer to it without owning it"
+        assert other.allocator(Native, segments=segments) is native()
+        assert native().functions == allocator.slot.functions(segments=segments)
