@@ -64,6 +64,37 @@ class Pools(unittest.TestCase):
         array = egmem.cupy.asarray(buffer, "float32", (1 << 18,))
         self.assertEqual(array.data.ptr, buffer.address)
 
+    def test_memory_that_ends_meanwhile_disturbs_no_capture(self):
+        """The driver tells of captures of blocking streams; of others the program tells."""
+        for non_blocking in (False, True):
+            child(
+                f"""
+import contextlib, cupy, egmem, egmem.cupy
+pool = egmem.cupy.memory_pool(0)
+with cupy.cuda.using_allocator(pool.malloc):
+    array = cupy.ones(1 << 20)
+source = cupy.ones(1 << 20)
+kept = [memoryview(egmem.Buffer(1 << 20, gpu=0))]
+stream = cupy.cuda.Stream(non_blocking={non_blocking})
+with stream:
+    result = cupy.empty_like(source)
+    cupy.multiply(source, 2, out=result)
+stream.synchronize()
+with egmem.defer_frees() if {non_blocking} else contextlib.nullcontext(), stream:
+    stream.begin_capture()
+    cupy.multiply(source, 3, out=result)
+    kept.clear()
+    assert egmem.deferred()[0] == 1, egmem.deferred()
+    graph = stream.end_capture()
+del array
+pool.free_all_blocks()
+assert egmem.free_deferred() == 0
+graph.launch(stream)
+stream.synchronize()
+assert float(result[0]) == 3.0
+"""
+            )
+
     def test_an_exit_with_live_arrays_is_clean(self):
         child(
             """

@@ -264,6 +264,100 @@ except egmem.NotSupported as error:
             self.assertIn("refused", out)
 
 
+CAPTURE = """
+import gc, threading, torch, egmem, egmem.torch as et
+static = torch.ones(1 << 20, device="cuda")
+warm = torch.cuda.Stream()
+warm.wait_stream(torch.cuda.current_stream())
+with torch.cuda.stream(warm):
+    (static * 2).sum()
+torch.cuda.current_stream().wait_stream(warm)
+graph = torch.cuda.CUDAGraph()
+def in_a_thread(function):
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+"""
+
+
+@needs("torch")
+class Captures(unittest.TestCase):
+    """Each in a process of its own: what makes a capture invalid disturbs the next test's too."""
+
+    def test_memory_that_ends_meanwhile_disturbs_no_capture(self):
+        child(
+            CAPTURE
+            + """
+pinned = et.empty(1 << 20)
+on_gpu = pinned.to("cuda", non_blocking=True)
+kept = [pinned, egmem.Buffer(1 << 20, gpu=0).on("cuda:0").__dlpack__(), memoryview(egmem.Buffer(1 << 20, gpu=0))]
+del pinned
+with torch.cuda.graph(graph):
+    doubled = static * 2
+    in_a_thread(kept.clear)
+    assert egmem.deferred()[0] == 3, egmem.deferred()
+    total = doubled.sum()
+assert egmem.deferred() == (0, 0), egmem.deferred()
+graph.replay()
+assert float(total) == 2.0 * (1 << 20)
+"""
+        )
+
+    def test_tensors_outlive_their_pool(self):
+        child(
+            CAPTURE
+            + """
+heap = egmem.Heap(gpu=0, driver=egmem.open())
+for round in range(3):
+    with et.use(et.MemPool(heap=heap)):
+        table = torch.ones(32 << 20, dtype=torch.uint8, device="cuda")
+    gc.collect()
+    assert int(table.sum()) == 32 << 20
+    del table
+    gc.collect()
+    torch.cuda.empty_cache()
+assert heap.stats()["live_blocks"] == 0, heap.stats()
+"""
+        )
+
+    def test_nothing_is_offloaded(self):
+        child(
+            CAPTURE
+            + """
+weight = torch.ones(1 << 20, device="cuda", requires_grad=True)
+try:
+    with et.offload(), torch.cuda.graph(graph):
+        ((weight * 2) * (static * 3)).sum()
+except egmem.NotSupported as error:
+    assert "graph" in error.remedy
+else:
+    raise AssertionError("not refused")
+"""
+        )
+
+    def test_an_output_outlives_its_graph(self):
+        child(
+            ALL_TENSORS
+            + CAPTURE
+            + """
+with torch.cuda.graph(graph):
+    for _ in range(20):
+        torch.cuda._sleep(10_000_000)
+    output = static * 2
+replays = torch.cuda.Stream()
+with torch.cuda.stream(replays):
+    graph.replay()
+del graph
+gc.collect()
+address = output.data_ptr()
+del output
+other = [torch.full((1 << 20,), 7.0, device="cuda") for _ in range(4)]
+torch.cuda.synchronize()
+assert all(float(tensor.sum()) == 7.0 * (1 << 20) for tensor in other), "the replay wrote into another tensor"
+"""
+        )
+
+
 ALL_TENSORS = """
 import gc, torch, egmem, egmem.torch as et
 heap = egmem.Heap(gpu=0, limit=2 << 30, driver=egmem.open())
