@@ -57,6 +57,11 @@ impl Frees {
         }
     }
 
+    /// Returns whether a capture is under way, as callers tell.
+    fn is_held(&self) -> bool {
+        *self.holds.read().unwrap_or_else(PoisonError::into_inner) > 0
+    }
+
     fn keep(&self, memory: impl IntoIterator<Item = Kept>) {
         let mut kept = lock(&self.kept);
         kept.extend(memory);
@@ -75,13 +80,19 @@ impl Frees {
     }
 
     fn note(&self, why: &NotWaited) {
-        tracing::warn!(%why, "memory is kept, because a GPU may use it");
-        if let NotWaited::Driver(error) = why {
-            *lock(&self.refused) = Some(error.to_string());
+        match why {
+            NotWaited::Capture => tracing::debug!("memory is kept until a capture has ended"),
+            NotWaited::Driver(error) => {
+                tracing::warn!(%error, "memory is kept, because a GPU may use it");
+                *lock(&self.refused) = Some(error.to_string());
+            }
         }
     }
 
     fn retry(&self, driver: &Driver) {
+        if self.is_held() {
+            return;
+        }
         let taken = self.take(driver);
         match self.wait(driver) {
             Ok(()) => drop(taken),
@@ -98,6 +109,9 @@ pub fn free_after_gpus(driver: &Driver, bytes: u64, memory: impl Send + 'static)
         return;
     }
     let frees = frees();
+    if frees.is_held() {
+        return free_later(driver, bytes, memory);
+    }
     let earlier = match COUNT.load(Relaxed) {
         0 => Vec::new(),
         _ => frees.take(driver),
