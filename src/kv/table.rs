@@ -249,8 +249,12 @@ impl Table {
             }
         }
         for page in pages {
-            self.slots[page.number() as usize].users += 1;
-            self.lru.remove(page.number());
+            let users = &mut self.slots[page.number() as usize].users;
+            // Only pages without users are in the list, which lies elsewhere in the CPU's caches.
+            if *users == 0 {
+                self.lru.remove(page.number());
+            }
+            *users += 1;
         }
         Ok(())
     }

@@ -77,9 +77,12 @@ impl Shape {
 /// The kernels on each GPU that has been asked for them, or why one cannot run there; and lists for their jobs.
 #[derive(Debug, Default)]
 pub(crate) struct Kernels {
-    loaded: Mutex<HashMap<(i32, &'static CStr), Result<Arc<Kernel>, MemoryError>>>,
+    /// By GPU and name.
+    loaded: Mutex<HashMap<(i32, &'static CStr), Loaded>>,
     spares: Mutex<Vec<Arc<PinnedHost>>>,
 }
+
+type Loaded = Result<Arc<Kernel>, MemoryError>;
 
 /// A kernel, loaded on one GPU.
 #[derive(Debug)]

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 
 import egmem
 import egmem.kv
@@ -238,7 +239,8 @@ def start():
 
 # "auto" last: it is one of those before it.
 METHODS = ("kernel", "bulk:1", "bulk:2", "bulk:4", "bulk:8", "batch", "loop", "auto")
-BESIDE = ("kernel:2", "kernel:4", "bulk:1", "bulk:2", "bulk:4", "batch")
+# "first": on a stream of high priority, whose blocks start before those of the products that wait.
+BESIDE = ("kernel:2", "kernel:4", "bulk:1", "bulk:2", "bulk:4", "kernel:4 first", "bulk:4 first", "batch")
 
 
 def kv():
@@ -260,11 +262,11 @@ def kv():
             blocks = numpy.array(chance.sample(range(2 * count), count))
             methods("GPU to tier", page, total, lambda method: tier.store(pages, blocks, gpu_pages, method=method))
             if page <= 64 << 10:
-                beside("stores", page, total, lambda method: tier.store(pages, blocks, gpu_pages, method=method))
+                beside("stores", page, total, partial(tier.store, pages, blocks, gpu_pages))
             store.commit()
         with tier.prepare_load(keys):
             methods("tier to GPU", page, total, lambda method: tier.load(pages, blocks, gpu_pages, method=method))
-            beside("loads", page, total, lambda method: tier.load(pages, blocks, gpu_pages, method=method))
+            beside("loads", page, total, partial(tier.load, pages, blocks, gpu_pages))
         check(tier, cache, keys, gpu_pages)
         del tier
         others(page, total, cache, torch.tensor(blocks))
@@ -333,6 +335,7 @@ def beside(what, page, total, start_copy):
 
     a = torch.randn(4096, 4096, device="cuda", dtype=torch.float16)
     c = torch.empty_like(a)
+    first = torch.cuda.Stream(priority=-1)
 
     def begin_products():
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -350,7 +353,8 @@ def beside(what, page, total, start_copy):
         """Returns the milliseconds of the products that ran beside copies from their start to their end, and the copies' GB/s."""
         ahead = [begin_products()]
         began = time.perf_counter()
-        jobs = [start_copy(method) for _ in range(6)]
+        copy, _, is_first = method.partition(" ")
+        jobs = [start_copy(method=copy, stream=first if is_first else None) for _ in range(6)]
         times = []
         while not jobs[-1].is_done():
             ahead.append(begin_products())
