@@ -18,23 +18,26 @@ pub const PAGES: [(u64, u64); 6] = [
     (2 << 20, 64),
 ];
 
-const METHODS: [(&str, CopyMethod); 16] = [
-    ("kernel 4", CopyMethod::Kernel { blocks: 4 }),
-    ("kernel 8", CopyMethod::Kernel { blocks: 8 }),
-    ("kernel 16", CopyMethod::Kernel { blocks: 16 }),
-    ("kernel 24", CopyMethod::Kernel { blocks: 24 }),
-    ("kernel 32", CopyMethod::Kernel { blocks: 32 }),
-    ("kernel 64", CopyMethod::Kernel { blocks: 64 }),
-    ("bulk 1", CopyMethod::BULK.with_blocks(1)),
-    ("bulk 2", CopyMethod::BULK.with_blocks(2)),
-    ("bulk 4", CopyMethod::BULK.with_blocks(4)),
-    ("bulk 8", CopyMethod::BULK.with_blocks(8)),
-    ("bulk 4:1K", bulk(4, 1024)),
-    ("bulk 8:1K", bulk(8, 1024)),
-    ("bulk 4:4K", bulk(4, 4096)),
-    ("batch", CopyMethod::Batch),
-    ("loop", CopyMethod::Loop),
-    ("auto", CopyMethod::Auto),
+/// By name: the method, and the jobs beside each other that make it.
+const METHODS: [(&str, CopyMethod, usize); 18] = [
+    ("kernel 4", CopyMethod::Kernel { blocks: 4 }, 1),
+    ("kernel 8", CopyMethod::Kernel { blocks: 8 }, 1),
+    ("kernel 16", CopyMethod::Kernel { blocks: 16 }, 1),
+    ("kernel 24", CopyMethod::Kernel { blocks: 24 }, 1),
+    ("kernel 32", CopyMethod::Kernel { blocks: 32 }, 1),
+    ("kernel 64", CopyMethod::Kernel { blocks: 64 }, 1),
+    ("bulk 1", CopyMethod::BULK.with_blocks(1), 1),
+    ("bulk 2", CopyMethod::BULK.with_blocks(2), 1),
+    ("bulk 4", CopyMethod::BULK.with_blocks(4), 1),
+    ("bulk 8", CopyMethod::BULK.with_blocks(8), 1),
+    ("bulk 4:1K", bulk(4, 1024), 1),
+    ("bulk 8:1K", bulk(8, 1024), 1),
+    ("bulk 4:4K", bulk(4, 4096), 1),
+    ("batch", CopyMethod::Batch, 1),
+    ("2 batches", CopyMethod::Batch, 2),
+    ("4 batches", CopyMethod::Batch, 4),
+    ("loop", CopyMethod::Loop, 1),
+    ("auto", CopyMethod::Auto, 1),
 ];
 
 const fn bulk(blocks: u32, chunk: u32) -> CopyMethod {
@@ -56,15 +59,17 @@ pub fn run(driver: &Driver, rounds: usize) -> Result<()> {
         );
         let mut random = fastrand::Rng::new();
         let mut results = Vec::new();
-        for (_, method) in METHODS {
+        for (_, method, jobs) in METHODS {
             let mut pairs = || setup.loads(&mut random);
-            results.push(measure(&setup, (Way::ToGpu, method), rounds, &mut pairs));
+            let what = (Way::ToGpu, method);
+            results.push(measure(&setup, what, (jobs, rounds), &mut pairs));
         }
         let (setup, store) = setup.into_writable()?;
         let mut pages: Vec<PageId> = store.pages().to_vec();
-        for ((name, method), to_gpu) in METHODS.into_iter().zip(results) {
+        for ((name, method, jobs), to_gpu) in METHODS.into_iter().zip(results) {
             let mut pairs = || setup.random_pairs(&mut pages, &mut random);
-            let to_tier = measure(&setup, (Way::ToTier, method), rounds, &mut pairs);
+            let what = (Way::ToTier, method);
+            let to_tier = measure(&setup, what, (jobs, rounds), &mut pairs);
             match (to_gpu, to_tier) {
                 (Ok((to, first)), Ok((from, second))) => {
                     println!("{name:>10} {to:>9.1} {from:>9.1}   {first:.2} {second:.2}");
@@ -80,16 +85,18 @@ pub fn run(driver: &Driver, rounds: usize) -> Result<()> {
 fn measure(
     setup: &Setup,
     what: (Way, CopyMethod),
-    rounds: usize,
+    (jobs, rounds): (usize, usize),
     pairs: &mut dyn FnMut() -> Vec<(PageId, u64)>,
 ) -> egmem::kv::Result<(f64, f64)> {
     let (mut rates, mut submits) = (Vec::new(), Vec::new());
     for round in 0..=rounds {
         let pairs = pairs();
         let start = Instant::now();
-        let job = setup.begin(what, &pairs)?;
+        let jobs = setup.begin_split(what, jobs, &pairs)?;
         let submitted = start.elapsed();
-        job.wait()?;
+        for job in jobs {
+            job.wait()?;
+        }
         let took = start.elapsed();
         if round > 0 {
             rates.push(setup.bytes() as f64 / took.as_secs_f64() / 1e9);

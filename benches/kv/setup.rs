@@ -29,6 +29,9 @@ pub fn sizes(driver: &Driver) -> (u64, u64) {
     }
 }
 
+/// The most jobs beside each other.
+pub const MOST: usize = 4;
+
 /// From pages to the GPU, or back.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Way {
@@ -39,6 +42,8 @@ pub enum Way {
 pub struct Setup {
     pub tier: Tier,
     pub stream: Stream,
+    /// For jobs beside each other.
+    more: Vec<Stream>,
     gpu: GpuPages,
     pages: Load,
     count: usize,
@@ -62,6 +67,9 @@ impl Setup {
         Ok(Self {
             gpu: GpuPages::over(tensors, part_bytes, part_bytes)?,
             stream: Stream::new(driver, 0)?,
+            more: (1..MOST)
+                .map(|_| Stream::new(driver, 0))
+                .collect::<egmem::Result<_>>()?,
             pages: tier.prepare_load(&keys)?,
             tier,
             count: (job / page_bytes) as usize,
@@ -73,15 +81,38 @@ impl Setup {
         self.count as u64 * self.tier.page_bytes()
     }
 
-    /// Starts a job between random pages and random blocks. `store` has the pages of a job to the tier.
+    /// Starts a job. `pairs` of a job to the tier have pages of a store.
     pub fn begin(
         &self,
+        what: (Way, CopyMethod),
+        pairs: &[(PageId, u64)],
+    ) -> egmem::kv::Result<Job> {
+        self.begin_on(&self.stream, what, pairs)
+    }
+
+    /// Starts a job as several ones, each on a stream of its own: at most [`MOST`].
+    pub fn begin_split(
+        &self,
+        what: (Way, CopyMethod),
+        jobs: usize,
+        pairs: &[(PageId, u64)],
+    ) -> egmem::kv::Result<Vec<Job>> {
+        let streams = std::iter::once(&self.stream).chain(&self.more);
+        let parts = pairs.chunks(pairs.len().div_ceil(jobs));
+        let jobs = streams.zip(parts);
+        jobs.map(|(stream, pairs)| self.begin_on(stream, what, pairs))
+            .collect()
+    }
+
+    fn begin_on(
+        &self,
+        stream: &Stream,
         (way, method): (Way, CopyMethod),
         pairs: &[(PageId, u64)],
     ) -> egmem::kv::Result<Job> {
         match way {
-            Way::ToGpu => self.tier.load_by(method, &self.stream, pairs, &self.gpu),
-            Way::ToTier => self.tier.store_by(method, &self.stream, pairs, &self.gpu),
+            Way::ToGpu => self.tier.load_by(method, stream, pairs, &self.gpu),
+            Way::ToTier => self.tier.store_by(method, stream, pairs, &self.gpu),
         }
     }
 
@@ -109,6 +140,7 @@ impl Setup {
         let Self {
             tier,
             stream,
+            more,
             gpu,
             pages,
             count,
@@ -121,6 +153,7 @@ impl Setup {
             Self {
                 tier,
                 stream,
+                more,
                 gpu,
                 pages,
                 count,
