@@ -4,7 +4,7 @@ use std::fmt;
 use std::mem;
 use std::sync::Arc;
 
-use super::method::CopyMethod;
+use super::method::{CopyMethod, may_do_otherwise};
 use super::plan::Plan;
 use crate::driver::{Access, Code, Location, Relaxed};
 use crate::inner::Inner;
@@ -104,23 +104,6 @@ pub(crate) fn start(
 /// Returns whether a stream is the legacy default stream, which takes no batches: 0, and `CU_STREAM_LEGACY`.
 fn is_legacy_default(stream: &Stream) -> bool {
     matches!(stream.handle().raw, 0 | 1)
-}
-
-/// Returns whether an error says that a method does not work here, and not that copies fail.
-fn may_do_otherwise(error: &crate::Error) -> bool {
-    let is_refusal = |error: &MemoryError| {
-        matches!(
-            error,
-            MemoryError::PlatformUnsupported { .. }
-                | MemoryError::DriverTooOld { .. }
-                | MemoryError::MissingSymbol { .. }
-                | MemoryError::NotAccessible { .. }
-        ) || matches!(
-            error.code(),
-            Some(Code::INVALID_VALUE | Code::NOT_SUPPORTED | Code::INVALID_HANDLE)
-        )
-    };
-    error.memory().is_some_and(is_refusal)
 }
 
 /// Refuses a tier that `engine` of the stream's GPU may not use.

@@ -2,6 +2,7 @@
 
 use super::kernel::{MAX_BLOCKS, MAX_BULK, Shape};
 use crate::MemoryError;
+use crate::driver::Code;
 
 /// What [`CopyMethod::Auto`] tries, the first one first, for parts of fewer bytes than the row's first column has. On an H100 the copy
 /// engines are about as fast as the kernel from 256 KiB on: 48 to 49 GB/s beside 50 to 52. They take no multiprocessor.
@@ -103,4 +104,21 @@ impl CopyMethod {
             _ => Ok(()),
         }
     }
+}
+
+/// Returns whether an error says that a method does not work here, and not that copies fail.
+pub(super) fn may_do_otherwise(error: &crate::Error) -> bool {
+    let is_refusal = |error: &MemoryError| {
+        matches!(
+            error,
+            MemoryError::PlatformUnsupported { .. }
+                | MemoryError::DriverTooOld { .. }
+                | MemoryError::MissingSymbol { .. }
+                | MemoryError::NotAccessible { .. }
+        ) || matches!(
+            error.code(),
+            Some(Code::INVALID_VALUE | Code::NOT_SUPPORTED | Code::INVALID_HANDLE)
+        )
+    };
+    error.memory().is_some_and(is_refusal)
 }

@@ -17,7 +17,7 @@ use crate::error::{OrRaise, invalid};
 #[pyclass(frozen, module = "egmem.kv")]
 pub struct GpuPages {
     /// It keeps the owners of the memory.
-    pub(super) inner: kv::GpuPages,
+    inner: kv::GpuPages,
     /// The GPU of all parts, if it is known.
     pub(super) gpu: Option<i32>,
 }
@@ -39,6 +39,28 @@ impl GpuPages {
             inner: inner.or_raise()?.keeping(owner),
             gpu,
         })
+    }
+}
+
+impl GpuPages {
+    /// Returns the cache for copies on a stream of a GPU, which keep the stream's object.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for tensors on another GPU.
+    pub(super) fn on(
+        &self,
+        device: i32,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<kv::GpuPages> {
+        match self.gpu {
+            Some(gpu) if gpu != device => Err(invalid(&format!(
+                "the cache's tensors are on GPU {gpu}, and the stream is of GPU {device}"
+            ))),
+            _ => Ok(match stream {
+                Some(stream) => self.inner.clone().keeping(stream.clone().unbind()),
+                None => self.inner.clone(),
+            }),
+        }
     }
 }
 

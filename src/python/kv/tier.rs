@@ -89,18 +89,9 @@ impl Tier {
         let method = copy_method(method)?;
         let of_cache = gpu_pages.get().gpu;
         let on = self.stream(py, &tier, stream, gpu.or(of_cache))?;
-        if let Some(gpu) = of_cache.filter(|gpu| *gpu != on.device()) {
-            let other = on.device();
-            let why =
-                format!("the cache's tensors are on GPU {gpu}, and the stream is of GPU {other}");
-            return Err(invalid(&why));
-        }
+        let layout = gpu_pages.get().on(on.device(), stream)?;
         let ids = pages.into_iter().map(PageId::from_bits);
         let pairs: Vec<_> = ids.zip(blocks).collect();
-        let mut layout = gpu_pages.get().inner.clone();
-        if let Some(stream) = stream {
-            layout = layout.keeping(stream.clone().unbind());
-        }
         let job = py.detach(|| match is_load {
             true => tier.load_by(method, &on, &pairs, &layout),
             false => tier.store_by(method, &on, &pairs, &layout),
