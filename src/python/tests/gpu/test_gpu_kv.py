@@ -2,7 +2,7 @@
 
 import unittest
 
-from support import needs
+from support import child, needs
 
 import egmem
 import egmem.kv
@@ -65,6 +65,40 @@ class Kv(unittest.TestCase):
             self.skipTest("the GPU is older than Hopper and makes no bulk copies")
         for method in ("bulk", "bulk:1", "bulk:8", "bulk:2:512", "bulk:2:4096"):
             self.round_trip(method, torch.cuda.current_stream())
+
+    def test_tensors_of_several_allocations(self):
+        """PyTorch's expandable segments put a tensor over several allocations: a copy by the driver goes over their borders."""
+        out = child(
+            """
+import torch, egmem, egmem.kv
+page, count = 300 << 10, 205  # 60 MiB, in allocations of 20 MiB
+cache = torch.randint(0, 255, (count, page), dtype=torch.uint8, device="cuda")
+wanted = cache.clone()
+stream = torch.cuda.Stream()
+tier = egmem.kv.Tier(count, page, gpu=0, driver=egmem.open())
+gpu_pages = egmem.kv.GpuPages.from_tensors([cache])
+keys = [number.to_bytes(4, "little") for number in range(count)]
+for method in ("auto", "kernel", "loop", "batch"):
+    torch.cuda.synchronize()
+    tier.remove(keys)
+    try:
+        with tier.prepare_store(keys) as store:
+            tier.store(store.pages, range(count), gpu_pages, stream=stream, method=method).wait()
+            store.commit()
+        cache.zero_()
+        torch.cuda.synchronize()
+        with tier.prepare_load(keys) as load:
+            tier.load(load.pages, range(count), gpu_pages, stream=stream, method=method).wait()
+    except egmem.Error as error:
+        assert method == "batch", (method, error)
+        print(method, "is refused:", error)
+        continue
+    assert torch.equal(cache, wanted), method
+    print(method, "moves the bytes")
+""",
+            environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+        )
+        print("\n" + out.strip())
 
     def test_tensors_of_the_cpu_are_refused(self):
         import torch
