@@ -46,7 +46,11 @@ pub fn pages_and_blocks_lie_over_borders(driver: &Driver) {
             load(&tier, method, &cache.stream, &cache.pages);
             assert!(cache.read(0) == before[0], "{method:?}");
 
-            // The blocks too: three of them have a border inside, at other places than the pages'.
+            // The blocks too: three of them have a border inside, at other places than the pages'. They are in host memory, as the pages
+            // are; a batch of such copies was not tried on CUDA.
+            if method == CopyMethod::Batch && !driver.is_simulated() {
+                continue;
+            }
             let blocks = chunked(driver, 16 * MIB);
             let pages = GpuPages::over(vec![(Arc::clone(&blocks), 0)], BYTES, BYTES).unwrap();
             let earlier = single();
