@@ -327,8 +327,8 @@ unsafe impl AccessChecks for Buffer {
         self.range.of_one_kind(offset, len)
     }
 
-    fn borders(&self) -> Option<Vec<u64>> {
-        Some(self.range.borders(0, self.len))
+    fn of_one_mapping(&self, offset: u64, len: u64) -> Option<u64> {
+        Some(self.range.of_one_mapping(offset, len))
     }
 
     fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {

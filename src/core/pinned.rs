@@ -243,8 +243,8 @@ unsafe impl AccessChecks for PinnedHost {
         Ok(Access::ReadWrite)
     }
 
-    fn borders(&self) -> Option<Vec<u64>> {
-        Some(Vec::new())
+    fn of_one_mapping(&self, _offset: u64, len: u64) -> Option<u64> {
+        Some(len)
     }
 }
 
@@ -263,7 +263,7 @@ unsafe impl AccessChecks for DeviceMemory {
         false
     }
 
-    fn borders(&self) -> Option<Vec<u64>> {
-        Some(Vec::new())
+    fn of_one_mapping(&self, _offset: u64, len: u64) -> Option<u64> {
+        Some(len)
     }
 }

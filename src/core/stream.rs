@@ -1,5 +1,6 @@
 //! Streams and events, and the work that runs on them.
 
+mod batch;
 mod event;
 mod marks;
 mod order;
@@ -17,6 +18,7 @@ use crate::memory::Memory;
 use crate::teardown::give_back_or_log;
 use crate::{Error, Result};
 
+pub use batch::BatchCopy;
 pub use event::Event;
 pub use event::Held;
 use marks::Marks;

@@ -239,14 +239,12 @@ unsafe impl AccessChecks for Block {
         self.location().is_host()
     }
 
-    /// Waits while the heap is growing.
-    fn borders(&self) -> Option<Vec<u64>> {
-        let heap = self.heap();
-        let backing = crate::per_driver::lock(&heap.backing);
-        let start = self.piece.offset;
-        let inside = start + 1..(start + self.piece.bytes).max(start + 1);
-        let borders = backing.as_ref()?.chunk_starts(inside);
-        Some(borders.map(|border| border - start).collect())
+    /// Waits while the heap creates a chunk.
+    fn of_one_mapping(&self, offset: u64, len: u64) -> Option<u64> {
+        let at = self.piece.offset + offset;
+        let backing = crate::per_driver::lock(&self.heap().backing);
+        let chunk = backing.as_ref().and_then(|all| all.chunk_at(at));
+        Some(len.min(chunk?.range().end - at))
     }
 
     fn is_read_only_for_cpu(&self, _: u64, _: u64) -> bool {

@@ -4,6 +4,7 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
+use crate::copy;
 use crate::driver::{Access, DevicePtr};
 use crate::memory::{Engine, GrantUse, Memory};
 use crate::{MemoryError, Result, Stream};
@@ -78,11 +79,7 @@ impl GpuPages {
                 let why = "it has memory of the CPU and of a GPU";
                 return Err(MemoryError::invalid("part", why).into());
             }
-            let inside = |all: Vec<u64>| {
-                let all = all.into_iter();
-                all.filter_map(|border| border.checked_sub(*at)).collect()
-            };
-            borders.push(memory.borders().map(inside));
+            borders.push(copy::borders(&**memory, *at..memory.len()));
         }
         Ok(Self::of(Layout {
             has_unknown_borders: borders.contains(&None),

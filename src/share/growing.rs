@@ -208,8 +208,9 @@ unsafe impl AccessChecks for GrowingImport {
         other.map_or(len, |part| part.offset - offset)
     }
 
-    fn borders(&self) -> Option<Vec<u64>> {
-        Some(self.parts.iter().skip(1).map(|part| part.offset).collect())
+    fn of_one_mapping(&self, offset: u64, len: u64) -> Option<u64> {
+        let next = self.holding(offset, len).get(1);
+        Some(next.map_or(len, |part| part.offset - offset))
     }
 
     fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {

@@ -171,8 +171,9 @@ unsafe impl AccessChecks for ImportedBuffer {
         self.0.mapped.of_one_kind(offset, len)
     }
 
-    fn borders(&self) -> Option<Vec<u64>> {
-        Some(self.0.mapped.borders(self.start(), self.0.description.len))
+    fn of_one_mapping(&self, offset: u64, len: u64) -> Option<u64> {
+        let offset = self.start().saturating_add(offset);
+        Some(self.0.mapped.of_one_mapping(offset, len))
     }
 
     fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {

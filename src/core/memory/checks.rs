@@ -54,9 +54,10 @@ pub unsafe trait AccessChecks {
         len
     }
 
-    /// Returns at which offsets the memory continues in another allocation of the driver, in ascending order; `None`, the default,
-    /// if that is not known. Batches of copies are cut there.
-    fn borders(&self) -> Option<Vec<u64>> {
+    /// Returns how many of `len` bytes from `offset` on lie in the mapping of the first one: a copy of a
+    /// [batch](crate::Stream::copy_batch) does not reach beyond. `None`, the default, if that is not known: such memory is
+    /// copied without batches.
+    fn of_one_mapping(&self, _offset: u64, _len: u64) -> Option<u64> {
         None
     }
 
@@ -108,9 +109,9 @@ macro_rules! access_checks {
                 let $this = self;
                 $crate::memory::AccessChecks::of_one_kind(&$memory, offset, len)
             }
-            fn borders(&self) -> Option<Vec<u64>> {
+            fn of_one_mapping(&self, offset: u64, len: u64) -> Option<u64> {
                 let $this = self;
-                $crate::memory::AccessChecks::borders(&$memory)
+                $crate::memory::AccessChecks::of_one_mapping(&$memory, offset, len)
             }
             fn hold_grants(&self) -> Option<$crate::memory::GrantUse> {
                 let $this = self;

@@ -195,8 +195,8 @@ unsafe impl AccessChecks for PoolBuffer {
         self.location().is_host()
     }
 
-    fn borders(&self) -> Option<Vec<u64>> {
-        Some(Vec::new())
+    fn of_one_mapping(&self, _offset: u64, len: u64) -> Option<u64> {
+        Some(len)
     }
 
     fn hold_grants(&self) -> Option<GrantUse> {

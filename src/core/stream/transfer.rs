@@ -125,7 +125,7 @@ impl Stream {
 impl<T> Transfer<T> {
     /// # Safety
     /// The work's memory lives as long as `operands`.
-    unsafe fn start(
+    pub(super) unsafe fn start(
         stream: &Stream,
         prepared: Result<Option<Prepared>>,
         operands: T,

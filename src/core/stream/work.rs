@@ -2,7 +2,7 @@
 
 use super::Stream;
 use crate::Result;
-use crate::driver::{Access, DevicePtr};
+use crate::driver::{Access, DevicePtr, MemcpyDesc};
 use crate::memory::{Engine, GrantUse, Memory, expect_gpu_access, expect_no_cpu_fault};
 
 /// The grants of pools that work relies on.
@@ -12,14 +12,32 @@ pub(super) type Grants = [Option<GrantUse>; 2];
 /// this lives.
 #[derive(Debug)]
 pub(super) struct Prepared {
-    first: What,
-    /// The pieces that follow it: the driver's calls take memory of one kind only, the CPU's or a GPU's.
-    rest: Vec<What>,
+    pub(super) work: Work,
     pub(super) grants: Grants,
 }
 
+#[derive(Debug)]
+pub(super) enum Work {
+    /// The first piece, and those that follow it: the driver's calls take memory of one kind only, the CPU's or a GPU's.
+    Pieces(What, Vec<What>),
+    Batch(Vec<MemcpyDesc>),
+    OneByOne(Vec<MemcpyDesc>),
+}
+
+impl Prepared {
+    /// `together`: in few calls of the driver, else in one for each copy.
+    pub(super) const fn batch(copies: Vec<MemcpyDesc>, together: bool, grants: Grants) -> Self {
+        let work = if together {
+            Work::Batch(copies)
+        } else {
+            Work::OneByOne(copies)
+        };
+        Self { work, grants }
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
-enum What {
+pub(super) enum What {
     Copy {
         dst: DevicePtr,
         src: DevicePtr,
@@ -72,11 +90,8 @@ impl Stream {
             to.ready_on(self.handle())?;
             from.ready_on(self.handle())?;
         }
-        Ok(Some(Prepared {
-            first,
-            rest,
-            grants,
-        }))
+        let work = Work::Pieces(first, rest);
+        Ok(Some(Prepared { work, grants }))
     }
 
     /// Checks a fill of `bytes` from an offset in a memory on. `None`: there are none to fill.
@@ -107,11 +122,8 @@ impl Stream {
         let (first, rest) = work?;
         // SAFETY: the stream is `self`'s, of the same driver as just checked.
         unsafe { to.ready_on(self.handle())? };
-        Ok(Some(Prepared {
-            first,
-            rest,
-            grants,
-        }))
+        let work = Work::Pieces(first, rest);
+        Ok(Some(Prepared { work, grants }))
     }
 
     /// Submits prepared work to the stream.
@@ -122,7 +134,18 @@ impl Stream {
     /// # Safety
     /// As [`copy_async`](Self::copy_async). The work was prepared for this stream.
     pub(super) unsafe fn put(&self, work: &Prepared) -> Result<()> {
-        for &what in std::iter::once(&work.first).chain(&work.rest) {
+        let (first, rest) = match &work.work {
+            Work::Pieces(first, rest) => (first, rest),
+            // SAFETY: the caller's promise.
+            Work::Batch(copies) => return unsafe { self.copy_batch_async(copies) },
+            Work::OneByOne(copies) => {
+                // SAFETY: the caller's promise.
+                let copy =
+                    |copy: &MemcpyDesc| unsafe { self.copy_async(copy.dst, copy.src, copy.bytes) };
+                return copies.iter().try_for_each(copy);
+            }
+        };
+        for &what in std::iter::once(first).chain(rest) {
             // SAFETY: the caller's promise.
             unsafe {
                 match what {

@@ -372,8 +372,8 @@ unsafe impl AccessChecks for Mapping {
         self.location().is_host()
     }
 
-    fn borders(&self) -> Option<Vec<u64>> {
-        Some(Vec::new())
+    fn of_one_mapping(&self, _offset: u64, len: u64) -> Option<u64> {
+        Some(len)
     }
 
     fn is_read_only_for_cpu(&self, _: u64, _: u64) -> bool {

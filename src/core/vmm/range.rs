@@ -264,13 +264,10 @@ impl<P> MappedRange<P> {
         other.map_or(len, |part| self.place(part).start - offset)
     }
 
-    /// Returns where mappings begin inside the `len` bytes from `offset` on, in bytes from `offset`; see
-    /// [`AccessChecks::borders`](crate::memory::AccessChecks::borders).
-    pub fn borders(&self, offset: u64, len: u64) -> Vec<u64> {
-        let holding = self.holding(offset, len).iter().skip(1);
-        holding
-            .map(|mapping| self.place(mapping).start - offset)
-            .collect()
+    /// Returns how many of `len` bytes from `offset` on lie in the mapping of the first one.
+    pub fn of_one_mapping(&self, offset: u64, len: u64) -> u64 {
+        let next = self.holding(offset, len).get(1);
+        next.map_or(len, |part| self.place(part).start - offset)
     }
 
     /// Returns the mappings that contain some of the `len` bytes from `offset` on.

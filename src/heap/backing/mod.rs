@@ -197,11 +197,6 @@ impl Backing {
         (offset < chunk.end() && !chunk.dead).then_some(chunk)
     }
 
-    /// Iterates over the places in `range` where chunks begin, in ascending order.
-    pub(crate) fn chunk_starts(&self, range: Range<u64>) -> impl Iterator<Item = u64> {
-        self.chunks.range(range).map(|(&start, _)| start)
-    }
-
     /// Returns the counts of driver calls so far.
     pub(crate) const fn counts(&self) -> Counts {
         self.counts

@@ -38,7 +38,7 @@ pub enum CopyMethod {
         chunk: u32,
     },
     /// One `cuMemcpyBatchAsync`, which drivers have from CUDA 12.8 on. Not on the legacy default stream, nor in memory that does not
-    /// tell its [borders](crate::memory::AccessChecks::borders).
+    /// tell its [borders](crate::memory::AccessChecks::of_one_mapping).
     Batch,
     /// One `cuMemcpyAsync` for each part of each page.
     Loop,

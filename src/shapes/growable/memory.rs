@@ -29,9 +29,9 @@ macro_rules! impl_memory {
                 self.location.is_host()
             }
 
-            fn borders(&self) -> Option<Vec<u64>> {
-                let chunks = self.chunks.iter().skip(1);
-                Some(chunks.map(|chunk| chunk.range().start).collect())
+            fn of_one_mapping(&self, offset: u64, len: u64) -> Option<u64> {
+                let next = chunk::holding(&self.chunks, offset, len).get(1);
+                Some(next.map_or(len, |chunk| chunk.range().start - offset))
             }
 
             fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {

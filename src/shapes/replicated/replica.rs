@@ -131,8 +131,8 @@ unsafe impl<T> AccessChecks for Replica<T> {
         self.buffer().may_be_on_host(offset, len)
     }
 
-    fn borders(&self) -> Option<Vec<u64>> {
-        self.buffer().borders()
+    fn of_one_mapping(&self, offset: u64, len: u64) -> Option<u64> {
+        self.buffer().of_one_mapping(offset, len)
     }
 
     fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {

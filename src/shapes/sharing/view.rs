@@ -210,8 +210,8 @@ unsafe impl<T> AccessChecks for GrowableView<T> {
         self.memory.of_one_kind(offset, len)
     }
 
-    fn borders(&self) -> Option<Vec<u64>> {
-        self.memory.borders()
+    fn of_one_mapping(&self, offset: u64, len: u64) -> Option<u64> {
+        self.memory.of_one_mapping(offset, len)
     }
 
     fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
