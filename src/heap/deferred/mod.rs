@@ -3,11 +3,19 @@
 //! Streams are accessed, and events recorded on them, only within the call that frees, never in
 //! [`Deferred::poll`]. That costs an event record for each free (about as much as a launch). Recording one
 //! batch at the next poll would cost less, but then
-//! - the polling thread would access streams that are not its own: one that another thread just begins to
-//!   capture (the capture becomes invalid), one that its owner has destroyed, or a per-thread default stream,
-//!   whose handle means another stream in each thread;
-//! - blocks would wait for work that was submitted to the stream after them;
-//! - after the program has waited for its stream, a poll might still find nothing.
+//! 1. the polling thread would access streams that are not its own: one that another thread just begins to
+//!    capture (the capture becomes invalid), one that its owner has destroyed, or a per-thread default stream,
+//!    whose handle means another stream in each thread;
+//! 2. blocks would wait for work that was submitted to the stream after them;
+//! 3. after the program has waited for its stream, a poll might still find nothing.
+//!
+//! [`OnStream`](crate::OnStream) records one event for many frees all the same, because it is not this queue that does:
+//! 1. the handle is the program's, and only a call of its owner, or its drop, records an event. It has the stream, so the
+//!    stream lives; it asks whether the stream is captured before each use, and takes no per-thread default stream;
+//! 2. blocks that go to the same stream wait for nothing at all. Those that come here wait for the work before the record,
+//!    which may be later than the free; the handle's bounds say for how many blocks;
+//! 3. what the handle keeps counts as in use, not as deferred, until `OnStream::flush`, which a program calls before it
+//!    waits.
 //!
 //! To free many blocks at once, [`Deferred::after_stream_all`] needs one event for all.
 

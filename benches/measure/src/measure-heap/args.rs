@@ -102,6 +102,8 @@ pub enum Part {
     Captures,
     /// Much memory in one range.
     Large,
+    /// Pairs whose frees come after a stream's work.
+    Streams,
 }
 
 impl Part {

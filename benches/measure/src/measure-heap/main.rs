@@ -83,6 +83,7 @@ fn run(args: &Args) -> Result<()> {
             Part::Growth => out.put("growth", &growth::measure(&place, args)?)?,
             Part::Latency => out.put("latency", &latency::measure(&place, args)?)?,
             Part::Refusals => out.put("refusals", &refusals::measure(&place, args)?)?,
+            Part::Streams => out.put("streams", &pairs::on_streams(&place, args)?)?,
             Part::Large => out.put("large", &large::measure(&place, args)?)?,
             Part::Captures if simulated => println!("\ncaptures: the simulator knows none"),
             Part::Captures => out.put("captures", &captures::probe(&place)?)?,

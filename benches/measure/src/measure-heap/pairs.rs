@@ -5,6 +5,7 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use egmem::driver::{DevicePtr, Driver, Location, PoolApi, PoolAttribute, PoolHandle};
+use egmem::heap::NotFreed;
 use egmem::size::Bytes;
 use egmem::{Heap, Pool, Result, Stream};
 use egmem_chart::{Chart, Line};
@@ -29,12 +30,22 @@ const NAMES: [&str; 6] = [
     "egmem heap, no reserve",
 ];
 
+/// Those that free after the work of a stream; the heap's first.
+const ON_STREAMS: [&str; 4] = [
+    "egmem on_stream",
+    "egmem free_after",
+    "HOST_NUMA pool",
+    "cudaMallocAsync",
+];
+
 /// Allocates and frees so many blocks, on one thread.
 type Work<'a> = Box<dyn FnMut(u32) -> Result<()> + 'a>;
 
 /// Somebody to allocate from; each thread makes its own work.
 enum Contestant {
     Heap(Heap),
+    OnStream(Heap, i32),
+    FreeAfter(Heap, i32),
     HostPool(Driver, Pool, i32),
     DevicePool(Driver, DefaultPool),
     HostAlloc(Driver, i32),
@@ -73,8 +84,45 @@ impl Contestant {
         ])
     }
 
+    /// Those of [`ON_STREAMS`].
+    fn on_streams(place: &Place) -> Result<Vec<Self>> {
+        let mut all = Self::all(place)?.into_iter();
+        let (Some(Self::Heap(heap)), Some(host), Some(device)) =
+            (all.next(), all.next(), all.next())
+        else {
+            return Ok(Vec::new());
+        };
+        let gpu = place.gpu;
+        let ours = [
+            Self::OnStream(heap.clone(), gpu),
+            Self::FreeAfter(heap, gpu),
+        ];
+        Ok(ours.into_iter().chain([host, device]).collect())
+    }
+
     fn start(&self, bytes: u64) -> Result<Work<'_>> {
         Ok(match self {
+            Self::OnStream(heap, gpu) => {
+                let on_stream = heap.on_stream(&Stream::new(heap.driver(), *gpu)?)?;
+                let layout = layout(bytes)?;
+                Box::new(move |pairs| {
+                    for _ in 0..pairs {
+                        drop(black_box(on_stream.allocate(layout)?));
+                    }
+                    Ok(())
+                })
+            }
+            Self::FreeAfter(heap, gpu) => {
+                let (stream, layout) = (Stream::new(heap.driver(), *gpu)?, layout(bytes)?);
+                Box::new(move |pairs| {
+                    for _ in 0..pairs {
+                        let block = black_box(heap.allocate(layout)?);
+                        block.free_after(&stream).map_err(NotFreed::forget)?;
+                    }
+                    // As a program does from time to time: or the heap would grow to its limit first.
+                    heap.collect().map(drop)
+                })
+            }
             Self::Heap(heap) => {
                 let layout = layout(bytes)?;
                 Box::new(move |pairs| {
@@ -194,6 +242,8 @@ pub struct Row {
 #[derive(Debug, Serialize)]
 #[serde(transparent)]
 pub struct Pairs {
+    #[serde(skip)]
+    names: &'static [&'static str],
     rows: Vec<Row>,
 }
 
@@ -202,7 +252,23 @@ pub struct Pairs {
 /// # Errors
 /// The driver's.
 pub fn measure(place: &Place, args: &Args) -> Result<Pairs> {
-    let contestants = Contestant::all(place)?;
+    of(&Contestant::all(place)?, &NAMES, place, args)
+}
+
+/// Measures pairs whose frees come after a stream's work, each thread with a stream of its own.
+///
+/// # Errors
+/// The driver's.
+pub fn on_streams(place: &Place, args: &Args) -> Result<Pairs> {
+    of(&Contestant::on_streams(place)?, &ON_STREAMS, place, args)
+}
+
+fn of(
+    contestants: &[Contestant],
+    names: &'static [&'static str],
+    place: &Place,
+    args: &Args,
+) -> Result<Pairs> {
     let mut rows: Vec<Row> = Vec::new();
     for &Bytes(bytes) in &args.size {
         for &threads in &args.threads {
@@ -215,7 +281,7 @@ pub fn measure(place: &Place, args: &Args) -> Result<Pairs> {
                 }
             }
             let heap = median(&rates[0]);
-            for (contestant, rates) in NAMES.into_iter().zip(rates) {
+            for (&contestant, rates) in names.iter().zip(rates) {
                 let rate = median(&rates);
                 let alone = rows
                     .iter()
@@ -234,7 +300,7 @@ pub fn measure(place: &Place, args: &Args) -> Result<Pairs> {
             }
         }
     }
-    Ok(Pairs { rows })
+    Ok(Pairs { names, rows })
 }
 
 /// One contestant's window: pairs per second, all threads together.
@@ -342,6 +408,9 @@ impl Results for Pairs {
 
     fn verdicts(&self) -> Vec<String> {
         let mut verdicts = Vec::new();
+        if self.names != NAMES {
+            return verdicts;
+        }
         for (threads, target) in [(1, 20.0), (16, 500.0)] {
             if let Some(pool) = self.find(64 << 10, threads, NAMES[1]) {
                 verdicts.push(format!(
@@ -378,7 +447,7 @@ impl Results for Pairs {
                 format!("blocks of {}", Bytes(bytes)),
                 ("threads", true),
                 ("pairs per second", true),
-                NAMES.iter().map(|name| line(bytes, name)).collect(),
+                self.names.iter().map(|name| line(bytes, name)).collect(),
             )
         };
         let charts: Vec<_> = sizes.iter().map(chart).collect();

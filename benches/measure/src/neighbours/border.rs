@@ -1,6 +1,7 @@
 //! Whether copies over a border of two chunks move the right bytes.
 
 use egmem::driver::MemcpyDesc;
+use egmem::stream::BatchCopy;
 use egmem::{Buffer, Growth, Result, Stream};
 
 use crate::Place;
@@ -21,9 +22,13 @@ pub fn copies(place: &Place) -> Result<String> {
     let stream = Stream::new(&place.driver, place.gpu)?;
     let words: Vec<u64> = (0..4 * MIB / 8).map(|index| index ^ SEED).collect();
     let mut said = Vec::new();
-    for name in ["cuMemcpyAsync", "cuMemcpyBatchAsync"] {
+    for (name, how) in [
+        ("cuMemcpyAsync", How::Single),
+        ("cuMemcpyBatchAsync", How::Batch),
+        ("Stream::copy_batch", How::Divided),
+    ] {
         ours.write_at(0, &words)?;
-        let result = round_trip(&ours, &theirs, &stream, name == "cuMemcpyAsync");
+        let result = round_trip(&ours, &theirs, &stream, how);
         said.push(match result {
             Err(error) => format!("{name}: {error}"),
             Ok(()) => {
@@ -47,22 +52,33 @@ pub fn copies(place: &Place) -> Result<String> {
     ))
 }
 
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum How {
+    Single,
+    Batch,
+    /// A batch that the library divides at the border.
+    Divided,
+}
+
 /// Moves the middle to `theirs`, zeroes all, and moves it back.
-fn round_trip(ours: &Buffer, theirs: &Buffer, stream: &Stream, is_single: bool) -> Result<()> {
+fn round_trip(ours: &Buffer, theirs: &Buffer, stream: &Stream, how: How) -> Result<()> {
     let (here, there) = (ours.device_ptr().add(MIB), theirs.device_ptr());
     for (dst, src) in [(there, here), (here, there)] {
-        if is_single && dst == there {
-            stream.copy(theirs, 0, ours, MIB, 2 * MIB)?;
-        } else if is_single {
-            stream.copy(ours, MIB, theirs, 0, 2 * MIB)?;
-        } else {
-            let bytes = 2 * MIB;
-            let copy = MemcpyDesc { dst, src, bytes };
-            // SAFETY: both ranges are mapped for the GPU and live until the stream is synchronised below; nobody else uses
-            // them.
-            unsafe {
-                let driver = stream.driver();
-                driver.memcpy_batch_async(&[copy], stream.handle())?;
+        let (bytes, is_out) = (2 * MIB, dst == there);
+        let divided = |to, from| [BatchCopy { to, from, bytes }];
+        match how {
+            How::Single if is_out => stream.copy(theirs, 0, ours, MIB, bytes)?,
+            How::Single => stream.copy(ours, MIB, theirs, 0, bytes)?,
+            How::Divided if is_out => stream.copy_batch(theirs, ours, &divided(0, MIB))?,
+            How::Divided => stream.copy_batch(ours, theirs, &divided(MIB, 0))?,
+            How::Batch => {
+                let copy = MemcpyDesc { dst, src, bytes };
+                // SAFETY: both ranges are mapped for the GPU and live until the stream is synchronised below; nobody else uses
+                // them.
+                unsafe {
+                    let driver = stream.driver();
+                    driver.memcpy_batch_async(&[copy], stream.handle())?;
+                }
             }
         }
         stream.synchronize()?;

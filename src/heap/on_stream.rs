@@ -1,0 +1,554 @@
+//! Blocks in the order of one stream's work: freed ones are allocated again before the work on them has ended.
+
+use std::alloc::Layout;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::mem::ManuallyDrop;
+
+use super::{Block, Heap, NotAllFreed, NotFreed};
+use crate::accessors::cpu_accessors;
+use crate::driver::{Access, DevicePtr, Driver, Location, StreamHandle};
+use crate::memory::{AccessChecks, CpuView, Engine, Memory, impl_cpu_memory};
+use crate::stream::is_capturing;
+use crate::{Error, Event, Result, Stream};
+
+/// `CU_STREAM_PER_THREAD`
+const PER_THREAD: u64 = 2;
+
+/// What a handle keeps of freed blocks: the most bytes, at most a 16th of the heap's limit, and the most blocks.
+const MOST_BYTES: u64 = 64 << 20;
+const PART: u64 = 16;
+const MOST_BLOCKS: usize = 1024;
+
+/// Allocates blocks for the work of one stream, as `cudaMallocAsync` does: a freed block may be allocated again on the same
+/// stream at once, although GPU work on it has not ended, because the stream runs later work after it. No event is
+/// recorded for that. [`Heap::on_stream`] creates one.
+///
+/// The handle keeps freed blocks, at most 64 MiB, a 16th of the heap's limit and 1024 blocks. If they become more, if the
+/// heap has no memory for an allocation, and when the handle is dropped, it records one event for all of them and frees
+/// them as [`Heap::free_all_after`] does; [`flush`](Self::flush) does so at once. Until then they count as in use, and no other
+/// thread gets them.
+///
+/// A handle is [`Send`], not [`Sync`]: several threads that submit to one stream have a handle each.
+///
+/// # Captures
+/// While the stream is captured into a CUDA graph, allocations and [`flush`](Self::flush) fail. A block that is dropped, or a
+/// handle, is then lost, and the heap's memory never released: the graph could use it at any later time.
+///
+/// In a heap that is in [debug mode](super::debug), or that [scrubs](super::HeapOptions::scrub_on_free) freed blocks, no block is
+/// used again before its work has ended.
+///
+/// ```
+/// use std::alloc::Layout;
+/// use egmem::driver::NodeId;
+/// use egmem::{Driver, Heap, Machine, Stream};
+///
+/// let driver = Driver::simulated(Machine::gh200())?;
+/// let heap = Heap::on(NodeId(0)).limit(1 << 30).build(&driver)?;
+/// let stream = Stream::new(&driver, 0)?;
+/// let on_stream = heap.on_stream(&stream)?;
+/// let first = on_stream.allocate(Layout::new::<[f32; 1000]>())?;
+/// let address = first.device_ptr();
+/// // … a kernel on `stream` uses it
+/// drop(first);
+/// let second = on_stream.allocate(Layout::new::<[f32; 1000]>())?;
+/// assert_eq!(second.device_ptr(), address); // for the next kernel on `stream`
+/// assert_eq!(heap.stats().deferred_blocks, 0);
+/// # Ok::<(), egmem::Error>(())
+/// ```
+pub struct OnStream {
+    heap: Heap,
+    stream: Stream,
+    most: u64,
+    kept: RefCell<Kept>,
+}
+
+/// Freed blocks by the bytes that they take.
+#[derive(Default)]
+struct Kept {
+    sizes: BTreeMap<u64, Vec<Block>>,
+    bytes: u64,
+    count: usize,
+}
+
+impl Kept {
+    fn push(&mut self, block: Block) {
+        let taken = block.piece().taken();
+        self.bytes += taken;
+        self.count += 1;
+        self.sizes.entry(taken).or_default().push(block);
+    }
+
+    /// Takes a block of `bytes` or up to an eighth more, at a multiple of `align`: the one freed last of its size.
+    fn pop(&mut self, bytes: u64, align: u64) -> Option<Block> {
+        let fitting = self
+            .sizes
+            .range_mut(bytes..=bytes.saturating_add(bytes / 8));
+        for (&taken, blocks) in fitting {
+            if let Some(block) = blocks.pop_if(|block| block.device_ptr().0.is_multiple_of(align)) {
+                self.bytes -= taken;
+                self.count -= 1;
+                return Some(block);
+            }
+        }
+        None
+    }
+
+    fn take_all(&mut self) -> Vec<Block> {
+        let all = std::mem::take(self);
+        all.sizes.into_values().flatten().collect()
+    }
+}
+
+impl Heap {
+    /// Creates a handle that allocates and frees in the order of a stream's work.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for another driver's stream, and for the per-thread default stream, which is another
+    /// stream in each thread.
+    pub fn on_stream(&self, stream: &Stream) -> Result<OnStream> {
+        self.driver().expect_same(stream.driver(), "stream")?;
+        if stream.handle().raw == PER_THREAD {
+            let why = "the per-thread default stream is another stream in each thread: create one";
+            return Err(Error::invalid("stream", why));
+        }
+        let inner = self.inner();
+        let keeps_none = inner.scrub || inner.watch.is_some();
+        Ok(OnStream {
+            heap: self.clone(),
+            stream: stream.clone(),
+            most: match keeps_none {
+                true => 0,
+                false => MOST_BYTES.min(self.limit() / PART),
+            },
+            kept: RefCell::default(),
+        })
+    }
+}
+
+impl OnStream {
+    /// Allocates a block of `layout`'s size at a multiple of its alignment, for work on the stream. The bytes are not
+    /// initialised, and earlier work on the stream may still write to them.
+    ///
+    /// # Errors
+    /// As [`Heap::allocate`]; [`Error::InvalidArgument`] while the stream is being captured into a graph.
+    #[track_caller]
+    pub fn allocate(&self, layout: Layout) -> Result<StreamBlock<'_>> {
+        self.stream.expect_no_capture()?;
+        let found = match layout.size() {
+            0 => None,
+            _ => {
+                let bytes = Heap::usable_size(layout);
+                self.kept.borrow_mut().pop(bytes, layout.align() as u64)
+            }
+        };
+        let block = match found {
+            Some(block) => block,
+            None => self.heap.allocate(layout).or_else(|error| {
+                if self.kept.borrow().count == 0 {
+                    return Err(error);
+                }
+                self.flush()?;
+                self.heap.allocate(layout)
+            })?,
+        };
+        Ok(StreamBlock {
+            home: self,
+            block: ManuallyDrop::new(block),
+            len: layout.size() as u64,
+        })
+    }
+
+    /// Frees a block of the heap whose last work is on the stream, as a dropped [`StreamBlock`] is freed.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for another heap's block, and while the stream is being captured into a graph; the
+    /// driver's errors. The error then has the block, which is not freed: see [`Block::free_after`].
+    #[track_caller]
+    pub fn free(&self, block: Block) -> Result<(), NotFreed> {
+        if !std::ptr::eq(block.heap(), &**self.heap.inner()) {
+            let error = Box::new(Error::invalid("block", "it is another heap's"));
+            return Err(NotFreed { error, block });
+        }
+        // A forked child frees nothing, and asks the driver nothing.
+        if !self.is_at_home() || self.stream.is_capturing() != Ok(false) {
+            return block.free_after(&self.stream);
+        }
+        let is_full = {
+            let mut kept = self.kept.borrow_mut();
+            kept.push(block);
+            kept.bytes > self.most || kept.count > MOST_BLOCKS
+        };
+        if is_full && let Err(error) = self.flush() {
+            tracing::warn!(%error, "blocks stay with the stream that they were freed on");
+        }
+        Ok(())
+    }
+
+    /// Frees all blocks that the handle keeps, once all work submitted to the stream so far has run, with one event.
+    ///
+    /// # Errors
+    /// As [`Heap::free_all_after`]; the handle then keeps the blocks.
+    pub fn flush(&self) -> Result<()> {
+        let blocks = self.kept.borrow_mut().take_all();
+        if blocks.is_empty() {
+            return Ok(());
+        }
+        let Err(NotAllFreed { error, blocks }) = self.heap.free_all_after(blocks, &self.stream)
+        else {
+            return Ok(());
+        };
+        let mut kept = self.kept.borrow_mut();
+        blocks.into_iter().for_each(|block| kept.push(block));
+        Err(*error)
+    }
+
+    /// Returns the bytes of freed blocks that the handle keeps.
+    pub fn kept(&self) -> u64 {
+        self.kept.borrow().bytes
+    }
+
+    /// Returns the stream.
+    pub const fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    fn is_at_home(&self) -> bool {
+        self.heap.inner().born.is_current()
+    }
+}
+
+impl Drop for OnStream {
+    fn drop(&mut self) {
+        // In a forked child dropping blocks gives nothing back.
+        if !self.is_at_home() {
+            return;
+        }
+        let Err(error) = self.flush() else { return };
+        // Waiting for a stream that is being captured would end the capture.
+        let is_over = self.stream.is_capturing() == Ok(false) && self.stream.wait_until_over().over;
+        if !is_over {
+            let blocks = self.kept.get_mut().take_all();
+            tracing::error!(%error, blocks = blocks.len(), "blocks that a GPU may still use are lost");
+            blocks.into_iter().for_each(std::mem::forget);
+        }
+    }
+}
+
+impl fmt::Debug for OnStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OnStream")
+            .field("heap", &self.heap)
+            .field("stream", &self.stream.handle())
+            .field("kept", &self.kept())
+            .finish()
+    }
+}
+
+/// A block for work on a stream: [`OnStream::allocate`]. Dropping it frees it in the order of the stream's work.
+///
+/// The CPU's accesses wait for the stream's work first. Work on other streams must come after the stream's earlier work,
+/// and before the drop in the order of the stream, as [`Stream::wait_for`] arranges it; [`Stream::copy`] and the other
+/// safe functions see to that.
+pub struct StreamBlock<'a> {
+    home: &'a OnStream,
+    /// Taken by `drop` alone.
+    block: ManuallyDrop<Block>,
+    /// The bytes requested; the block may be another request's before.
+    len: u64,
+}
+
+impl StreamBlock<'_> {
+    /// Returns the block's address: the same for every GPU and, on host memory, for the CPU.
+    #[inline]
+    pub fn device_ptr(&self) -> DevicePtr {
+        self.block.device_ptr()
+    }
+
+    /// Returns the number of bytes requested.
+    pub const fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Returns `false`: a block has at least one byte.
+    pub const fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Returns the CPU's view of the block, after all work on the stream.
+    ///
+    /// # Errors
+    /// [`Error::NotAccessible`] unless the host may at least read; [`Error::InvalidArgument`] while the stream is being
+    /// captured into a graph; the error of earlier work on the stream.
+    pub fn cpu(&self) -> Result<CpuView<'_>> {
+        let have = self.block.cpu()?;
+        self.home.stream.expect_no_capture()?;
+        self.home.stream.synchronize()?;
+        let writable = self.block.heap().host == Access::ReadWrite;
+        // SAFETY: `have` shows that the block's memory is mapped and granted for as long as it lives. `len` is at most what
+        // the block takes, in units larger than a word; safe code reaches the bytes through atomic views only.
+        Ok(unsafe {
+            CpuView::new(
+                DevicePtr(have.as_ptr().expose_provenance() as u64),
+                self.len,
+                writable,
+            )
+        })
+    }
+
+    cpu_accessors!();
+}
+
+impl Drop for StreamBlock<'_> {
+    fn drop(&mut self) {
+        // SAFETY: nothing uses the block after this.
+        let block = unsafe { ManuallyDrop::take(&mut self.block) };
+        if let Err(refused) = self.home.free(block) {
+            if self.home.is_at_home() {
+                tracing::error!(error = %refused.error, "a block that a GPU may still use is lost");
+            }
+            std::mem::forget(refused.block);
+        }
+    }
+}
+
+impl fmt::Debug for StreamBlock<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StreamBlock")
+            .field("device_ptr", &self.device_ptr())
+            .field("len", &self.len)
+            .finish()
+    }
+}
+
+impl_cpu_memory!(StreamBlock<'_>);
+
+// SAFETY: the block answers for all that it takes, of which `len` bytes are this value's. `ready_on` orders other streams
+// after the work of the bytes' earlier users.
+unsafe impl AccessChecks for StreamBlock<'_> {
+    fn gpu_access(&self, gpu: i32, engine: Engine, offset: u64, len: u64) -> Result<Access> {
+        self.block.gpu_access(gpu, engine, offset, len)
+    }
+
+    fn may_be_on_host(&self, offset: u64, len: u64) -> bool {
+        self.block.may_be_on_host(offset, len)
+    }
+
+    fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
+        self.block.is_read_only_for_cpu(offset, len)
+    }
+
+    fn of_one_mapping(&self, offset: u64, len: u64) -> u64 {
+        self.block.of_one_mapping(offset, len)
+    }
+
+    unsafe fn ready_on(&self, stream: StreamHandle) -> Result<()> {
+        let home = &self.home.stream;
+        if stream == home.handle() {
+            return Ok(());
+        }
+        // An event of a captured stream would make `stream` part of the capture.
+        // SAFETY: the stream is live by the caller's word.
+        if home.is_capturing()? && !unsafe { is_capturing(home.driver(), stream)? } {
+            let why = "the block's stream is being captured into a graph: work on another stream cannot wait for it";
+            return Err(Error::invalid("block", why));
+        }
+        let event = Event::new(home.driver(), home.device(), false)?;
+        event.record(home)?;
+        // SAFETY: the caller promises that the stream is live; the event is owned here.
+        unsafe { home.driver().stream_wait_event(stream, event.handle()) }
+    }
+}
+
+impl Memory for StreamBlock<'_> {
+    fn driver(&self) -> &Driver {
+        self.home.stream.driver()
+    }
+    fn device_ptr(&self) -> DevicePtr {
+        self.device_ptr()
+    }
+    fn len(&self) -> u64 {
+        self.len
+    }
+    fn location(&self) -> Location {
+        self.block.location()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::{Call, Code, NodeId};
+    use crate::{HeapOptions, Machine};
+
+    fn layout(bytes: u64) -> Layout {
+        Layout::from_size_align(bytes as usize, 256).unwrap()
+    }
+
+    fn with(options: impl FnOnce(HeapOptions) -> HeapOptions) -> (Driver, Heap, Stream) {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let heap = options(Heap::on(NodeId(0)).limit(64 << 20));
+        let stream = Stream::new(&driver, 0).unwrap();
+        (driver.clone(), heap.build(&driver).unwrap(), stream)
+    }
+
+    #[test]
+    fn a_freed_block_is_the_same_streams_again_without_an_event() {
+        let (driver, heap, stream) = with(|options| options);
+        let sim = driver.sim().unwrap();
+        let (on, other) = (
+            heap.on_stream(&stream).unwrap(),
+            heap.on_stream(&stream).unwrap(),
+        );
+        for bytes in [100, 2000, 5000, 65_536, 1 << 20] {
+            let first = on.allocate(layout(bytes)).unwrap().device_ptr();
+            let elsewhere = heap.allocate(layout(bytes)).unwrap();
+            assert_ne!(elsewhere.device_ptr(), first, "another thread may have it");
+            assert_ne!(other.allocate(layout(bytes)).unwrap().device_ptr(), first);
+            let again = on.allocate(layout(bytes - 1)).unwrap();
+            assert_eq!((again.device_ptr(), again.len()), (first, bytes - 1));
+            // In use, it is nobody else's.
+            assert_ne!(on.allocate(layout(bytes)).unwrap().device_ptr(), first);
+        }
+        assert_eq!(
+            (
+                sim.count(Call::EventRecord),
+                sim.count(Call::StreamSynchronize)
+            ),
+            (0, 0)
+        );
+        let kept = (on.kept.borrow().count + other.kept.borrow().count) as u64;
+        assert_eq!(
+            (heap.stats().deferred_blocks, heap.stats().live_blocks),
+            (0, kept)
+        );
+        drop((on, other));
+        // One event for each handle.
+        assert_eq!(
+            (sim.count(Call::EventRecord), heap.stats().deferred_blocks),
+            (2, kept)
+        );
+        assert_eq!(heap.collect_all(), Ok(kept as usize));
+        assert_eq!((heap.stats().live_blocks, heap.stats().live), (0, 0));
+    }
+
+    #[test]
+    fn the_cpu_waits_for_the_work_of_earlier_users() {
+        let (driver, heap, stream) = with(|options| options);
+        let on = heap.on_stream(&stream).unwrap();
+        let first = on.allocate(layout(64)).unwrap();
+        // SAFETY: allocated until the work has ended, as `again` below sees to.
+        unsafe { stream.memset_async(first.device_ptr(), 7, 64).unwrap() };
+        drop(first);
+        let again = on.allocate(layout(64)).unwrap();
+        again.put(0, 5_u8).unwrap();
+        stream.synchronize().unwrap();
+        assert_eq!((again.get(0), again.get(1)), (Ok(5_u8), Ok(7_u8)));
+        // So does another stream.
+        // SAFETY: as above.
+        unsafe { stream.memset_async(again.device_ptr(), 9, 64).unwrap() };
+        drop(again);
+        let again = on.allocate(layout(64)).unwrap();
+        let second = Stream::new(&driver, 0).unwrap();
+        second.fill(&again, 0, 64, 3).unwrap();
+        stream.synchronize().unwrap();
+        assert_eq!(again.get(63), Ok(3_u8));
+    }
+
+    #[test]
+    fn what_is_too_much_is_freed_with_one_event() {
+        let (driver, heap, stream) = with(|options| options);
+        let sim = driver.sim().unwrap();
+        let on = heap.on_stream(&stream).unwrap();
+        let blocks: Vec<_> = (0..5)
+            .map(|_| on.allocate(layout(1 << 20)).unwrap())
+            .collect();
+        drop(blocks);
+        // A 16th of 64 MiB, and the fifth.
+        assert_eq!((on.kept(), sim.count(Call::EventRecord)), (0, 1));
+        assert_eq!(heap.stats().deferred_blocks, 5);
+        let many: Vec<_> = (0..MOST_BLOCKS + 1)
+            .map(|_| on.allocate(layout(16)).unwrap())
+            .collect();
+        drop(many);
+        assert_eq!((on.kept(), sim.count(Call::EventRecord)), (0, 2));
+    }
+
+    #[test]
+    fn an_allocation_that_would_fail_has_what_was_kept_for_other_sizes() {
+        let (_, heap, stream) = with(|options| options.wait_for_gpu(true));
+        let on = heap.on_stream(&stream).unwrap();
+        drop(on.allocate(layout(3 << 20)).unwrap());
+        assert_eq!(on.kept(), 3 << 20);
+        assert_eq!(on.allocate(layout(64 << 20)).unwrap().len(), 64 << 20);
+    }
+
+    #[test]
+    fn nothing_is_kept_while_captures_cannot_be_ruled_out_or_bytes_are_looked_after() {
+        let (driver, heap, stream) = with(|options| options);
+        let sim = driver.sim().unwrap();
+        let on = heap.on_stream(&stream).unwrap();
+        sim.fail(Call::StreamIsCapturing, 1, Code::UNKNOWN);
+        on.allocate(layout(64)).unwrap_err();
+        let block = on.allocate(layout(64)).unwrap();
+        sim.fail(Call::StreamIsCapturing, 1, Code::UNKNOWN);
+        drop(block);
+        assert_eq!((on.kept(), heap.stats().deferred_blocks), (0, 1));
+        let options: [fn(HeapOptions) -> HeapOptions; 2] = [
+            |options| options.scrub_on_free(true),
+            |options| options.debug(crate::DebugOptions::new()),
+        ];
+        for options in options {
+            let (_, heap, stream) = with(options);
+            let on = heap.on_stream(&stream).unwrap();
+            drop(on.allocate(layout(64)).unwrap());
+            assert_eq!((on.kept(), heap.stats().deferred_blocks), (0, 1));
+        }
+    }
+
+    #[test]
+    fn other_drivers_and_heaps_and_streams_of_each_thread_are_refused() {
+        let (_, heap, stream) = with(|options| options);
+        let (driver, other, _) = with(|options| options);
+        let refused = |result: Result<OnStream>| {
+            matches!(result, Err(Error::InvalidArgument { what: "stream", .. }))
+        };
+        assert!(refused(other.on_stream(&stream)));
+        let raw = PER_THREAD;
+        // SAFETY: the handle lives as long as the device, and nothing is submitted to it.
+        let own = unsafe { Stream::borrowed(&driver, StreamHandle { device: 0, raw }) };
+        assert!(refused(other.on_stream(&own)));
+        let on = heap.on_stream(&stream).unwrap();
+        let block = other.allocate(layout(64)).unwrap();
+        let refused = on.free(block).unwrap_err();
+        assert!(matches!(
+            *refused.error,
+            Error::InvalidArgument { what: "block", .. }
+        ));
+        let own = heap.allocate(layout(64)).unwrap();
+        let address = own.device_ptr();
+        on.free(own).unwrap();
+        assert_eq!(on.allocate(layout(64)).unwrap().device_ptr(), address);
+    }
+
+    #[test]
+    fn blocks_that_cannot_be_freed_after_their_work_are_waited_for_or_lost() {
+        for silent in [false, true] {
+            let (driver, heap, stream) = with(|options| options);
+            let sim = driver.sim().unwrap();
+            let on = heap.on_stream(&stream).unwrap();
+            drop(on.allocate(layout(64)).unwrap());
+            sim.fail(Call::EventRecord, 1, Code::UNKNOWN);
+            for nth in 1..100 {
+                if silent {
+                    sim.fail(Call::StreamSynchronize, nth, Code::UNKNOWN);
+                    sim.fail(Call::StreamQuery, nth, Code::UNKNOWN);
+                }
+            }
+            drop(on);
+            assert_eq!(heap.stats().live_blocks, u64::from(silent));
+            sim.cancel_all();
+        }
+    }
+}
