@@ -57,6 +57,10 @@ pub fn nothing_held(driver: &Driver) {
 
 /// Makes of each `fn name(driver: &Driver)`, of the program or of its modules, a test on a simulated machine and one on
 /// CUDA.
+#[allow(
+    clippy::crate_in_macro_def,
+    reason = "the functions are the test program's"
+)]
 #[macro_export]
 macro_rules! on_both {
     ($machine:expr; $($module:ident { $($(#[$cfg:meta])* $name:ident,)* })*) => {
