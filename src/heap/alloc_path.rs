@@ -79,10 +79,9 @@ impl HeapInner {
         let Local {
             medium, visitor, ..
         } = local;
-        let alone = self.budget.load(Relaxed);
-        medium.note_shares(self.core.is_crowded(), alone);
-        let (budget, _) = medium.limits(alone, self.shared_budget);
-        let size = Core::range_granules(bytes) as u32; // exact if it is used
+        let size = Core::range_granules(bytes).min(u32::MAX.into()) as u32; // exact if a cache has it
+        medium.note_shares(self.core.is_crowded(), size);
+        let (budget, _) = medium.limits(self.budget.load(Relaxed), self.shared_budget);
         let more = match bytes <= MAX_CACHED && align <= GRANULE {
             true => medium.more(size, budget),
             false => 0,

@@ -1,7 +1,7 @@
 //! Blocks above the small ones, in bins by their size.
 //!
 //! A thread that has the core to itself gets blocks of exactly the requested size back, so that none wastes a
-//! part. While threads share the core, a miss is expensive: a block may then be up to an eighth larger than
+//! part, and keeps them only until a request misses: a visit to the core is cheap then. While threads share the core, a miss is expensive: a block may then be up to an eighth larger than
 //! the request, and each thread caches more. Either way a block keeps its size, and returns to the core as a
 //! whole.
 
@@ -182,11 +182,13 @@ impl Medium {
         self.shares || self.score > 0
     }
 
-    /// Notes whether threads share the core now. A thread that has it to itself again caches `budget` granules.
+    /// Notes whether threads share the core now, before the core gets a request for `size` granules. A thread that
+    /// has the core to itself returns all blocks first: each would keep the free ranges on its sides apart, and the
+    /// core would leave holes elsewhere instead. The smallest requests find room anyway.
     #[inline]
-    pub(crate) fn note_shares(&mut self, shares: bool, budget: u64) {
-        if self.shares && !shares {
-            self.shrink(budget / 2);
+    pub(crate) fn note_shares(&mut self, shares: bool, size: u32) {
+        if !shares && (self.shares || size > MIN_INEXACT) {
+            self.shrink(0);
         }
         self.shares = shares;
     }
@@ -358,7 +360,7 @@ impl Medium {
     /// first.
     #[inline]
     pub(crate) fn more(&mut self, size: u32, budget: u64) -> u32 {
-        if !self.pays() {
+        if !self.shares {
             return 0;
         }
         let more = self.wanted(size, budget) - 1;

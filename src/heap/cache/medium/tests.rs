@@ -47,7 +47,7 @@ proptest! {
                         prop_assert!((size..=most).contains(&has), "{} for {}", has, size);
                         continue;
                     }
-                    medium.note_shares(shares, alone);
+                    medium.note_shares(shares, size);
                     let (budget, _) = medium.limits(alone, shared);
                     let more = medium.more(size, budget);
                     for left in medium.take_leaving() {
@@ -128,4 +128,19 @@ fn more_is_fetched_of_what_is_missed_again_and_again() {
         "no more than a fourth of the budget"
     );
     assert_eq!(medium.wanted(17, 0), 1);
+}
+
+#[test]
+fn a_thread_alone_returns_all_blocks_before_the_core_gets_a_larger_request() {
+    for (shares, size, left) in [(false, 17, 0), (false, 16, 3), (true, 17, 3)] {
+        let mut medium = Medium::new(Arc::default());
+        medium.note_shares(shares, 0);
+        for number in 0..3 {
+            let node = RangeId::from_number(number);
+            medium.push(40, Extent { offset: 0, node });
+        }
+        medium.note_shares(shares, size);
+        assert_eq!(medium.granules, left * 40, "{shares} {size}");
+        assert_eq!(medium.take_leaving().len() as u64, 3 - left);
+    }
 }
