@@ -21,11 +21,11 @@ FULL=(--features "async,interop,kv,cli,etcd")
 PORTABLE=(--features "async,interop,kv,cli")
 BARE=(--no-default-features)
 
-# For ci/setup: what the feature etcd takes to build and to test, and what cuts a network in tests; what makes and enters
-# the Debian root; libFuzzer, which comes as C++ with its crate.
+# For ci/setup: what the feature etcd takes to build and to test, what cuts a network in tests, and what converts traces
+# for replay; what makes and enters the Debian root; libFuzzer, which comes as C++ with its crate.
 FULL_NEEDS=(
     protoc:protobuf-compiler /usr/include/google/protobuf/descriptor.proto:libprotobuf-dev
-    etcd:etcd-server etcdctl:etcd-client ip:iproute2
+    etcd:etcd-server etcdctl:etcd-client ip:iproute2 python3:python3
 )
 ROOT_NEEDS=(
     mount:mount mmdebstrap:mmdebstrap /usr/share/keyrings/debian-archive-keyring.gpg:debian-archive-keyring

@@ -14,19 +14,25 @@ use egmem_replay::contestants::{Room, Shared};
 pub struct Ground {
     driver: Driver,
     node: NodeId,
+    thread_cache: Option<u64>,
 }
 
 impl Ground {
-    /// On `node`, or on the first GPU's.
+    /// On `node`, or on the first GPU's; heaps cache `thread_cache` bytes for each thread, or what they do by
+    /// themselves.
     ///
     /// # Errors
     /// The driver's; [`Error::NoSuchGpu`] where no GPU names a node.
-    pub fn new(driver: Driver, node: Option<i32>) -> Result<Self> {
+    pub fn new(driver: Driver, node: Option<i32>, thread_cache: Option<u64>) -> Result<Self> {
         let node = match node {
             Some(node) => NodeId(node),
             None => Topology::discover(&driver)?.gpu(0)?.host_node()?,
         };
-        Ok(Self { driver, node })
+        Ok(Self {
+            driver,
+            node,
+            thread_cache,
+        })
     }
 
     /// Whether the memory is simulated.
@@ -44,9 +50,11 @@ impl Ground {
     /// # Errors
     /// The heap's.
     pub fn heap(&self, room: Room) -> Result<Ours> {
-        let heap = Heap::on(self.node)
-            .limit(room.capacity)
-            .build(&self.driver)?;
+        let mut heap = Heap::on(self.node).limit(room.capacity);
+        if let Some(bytes) = self.thread_cache {
+            heap = heap.thread_cache(bytes);
+        }
+        let heap = heap.build(&self.driver)?;
         Ok(Ours {
             heap,
             refused: OnceLock::new(),

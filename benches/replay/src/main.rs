@@ -77,6 +77,9 @@ struct Replay {
     /// The NUMA node of the heap's memory; the first GPU's if not given
     #[arg(long, value_name = "N")]
     node: Option<i32>,
+    /// How much of larger blocks the heap caches for each thread; the heap's default if not given
+    #[arg(long, value_name = "BYTES")]
+    thread_cache: Option<Bytes>,
     /// Which device of PyTorch's snapshot; the one with most entries if not given
     #[arg(long, value_name = "N")]
     device: Option<usize>,
@@ -177,7 +180,10 @@ impl Replay {
         let room = self.room(&trace)?;
         let setting = Setting {
             ground: match entrants.contains(&Entrant::Heap) {
-                true => Some(Ground::new(self.source.open()?, self.node)?),
+                true => {
+                    let cache = self.thread_cache.map(|Bytes(bytes)| bytes);
+                    Some(Ground::new(self.source.open()?, self.node, cache)?)
+                }
                 false => None,
             },
             picture: self.occupancy.as_ref().map(|_| self.heading(path)),

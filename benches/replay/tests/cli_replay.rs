@@ -27,13 +27,26 @@ fn run(args: &[&str]) -> Output {
     replay(args).output().unwrap()
 }
 
-/// A log, where it lies in the tree or where `EGMEM_BENCH_DATA` says it was carried to.
-fn trace(shape: &str) -> PathBuf {
-    let data = match std::env::var_os("EGMEM_BENCH_DATA") {
+/// A file of benches/data, where it lies in the tree or where `EGMEM_BENCH_DATA` says it was carried to.
+fn data(name: &str) -> PathBuf {
+    let folder = match std::env::var_os("EGMEM_BENCH_DATA") {
         Some(folder) => folder.into(),
         None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../data"),
     };
-    data.join(format!("{shape}.csv"))
+    folder.join(name)
+}
+
+fn trace(shape: &str) -> PathBuf {
+    data(&format!("{shape}.csv"))
+}
+
+/// The log of a KV cache that serves the requests in a file of benches/data/llm.
+fn served(requests: &str, args: &[&str]) -> String {
+    let mut convert = Command::new("python3");
+    convert.arg(data("llm/convert.py")).arg(data(requests));
+    let output = convert.args(args).output().expect("python3 in the PATH");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    text(&output.stdout)
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -124,6 +137,62 @@ fn every_trace_is_replayed() {
             assert_eq!(glibc["span_by_peak"], Value::Null);
         }
     }
+}
+
+#[test]
+fn requests_to_language_models_become_logs_that_are_replayed() {
+    for (name, requests) in [
+        ("llm/mooncake-conversation.jsonl", 250),
+        ("llm/azure-conv.csv", 600),
+        ("llm/azure-code.csv", 600),
+    ] {
+        let log = served(name, &["--cache", "1.5GiB"]);
+        let args = ["--json", "--sim", "gh200"];
+        let report = json(&given(log, "heap", &args));
+        let count = |name: &str| report["log"][name].as_u64().unwrap();
+        assert_eq!(count("allocations"), 12 * requests, "{name}");
+        assert!(count("frees") > 0, "{name}: nothing was evicted");
+        assert_eq!(count("frees") + count("never_freed"), count("allocations"));
+        assert_eq!(count("unknown_frees") + count("implied_frees"), 0);
+        let peak = report["peak"].as_u64().unwrap();
+        assert!(
+            (3 << 29) * 9 / 10 < peak && peak <= 3 << 29,
+            "{name}: {peak}"
+        );
+        let heap = &report["results"][0];
+        assert_eq!(heap["failed"], 0);
+        let span = heap["span_by_peak"].as_f64().unwrap();
+        assert!(span < 1.4, "{name}: {span}");
+    }
+}
+
+#[test]
+fn the_cache_evicts_the_oldest_requests_until_the_next_one_fits() {
+    let two = ["--requests", "3", "--blocks", "1x10,2x1"];
+    // 374 + 44, 396 + 109 and 879 + 55 tokens: 12 bytes each.
+    let (first, second, third) = (418 * 12, 505 * 12, 934 * 12);
+    let frees = |cache: u64| {
+        let cache = cache.to_string();
+        let log = served(
+            "llm/azure-conv.csv",
+            &[&two[..], &["--cache", &cache]].concat(),
+        );
+        let actions = log.lines().skip(1).map(|line| line.contains(",free,"));
+        actions.collect::<Vec<bool>>()
+    };
+    let order = |evicted: [usize; 3]| {
+        let steps = evicted.iter().flat_map(|&frees| {
+            let frees = std::iter::repeat_n(true, 3 * frees);
+            frees.chain(std::iter::repeat_n(false, 3))
+        });
+        steps.collect::<Vec<bool>>()
+    };
+    assert_eq!(frees(first + second + third), order([0, 0, 0]));
+    assert_eq!(frees(first + second + third - 1), order([0, 0, 1]));
+    assert_eq!(frees(second + third - 1), order([0, 0, 2]));
+    // The third is larger than the whole cache.
+    assert_eq!(frees(third - 1), order([0, 0, 0])[..6]);
+    assert_eq!(frees(first + second - 1), order([0, 1, 0])[..9]);
 }
 
 #[test]
