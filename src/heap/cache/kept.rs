@@ -52,6 +52,11 @@ impl Kept {
         self.0.load(Relaxed) & (1 << class.index()) != 0
     }
 
+    /// Returns whether there may be larger blocks.
+    pub(crate) fn has_larger(&self) -> bool {
+        self.0.load(Relaxed) & LARGER != 0
+    }
+
     /// Returns the most bytes that the cache may hold, with at most `larger` bytes of larger blocks.
     pub(crate) fn bytes(&self, larger: u64) -> u64 {
         let bits = self.0.load(Relaxed);

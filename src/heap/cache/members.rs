@@ -4,6 +4,7 @@ use std::ops::DerefMut;
 use std::sync::Arc;
 
 use super::biased::Biased;
+use super::kept::Kept;
 use super::local::{Local, Tally};
 use super::member::{Home, Member};
 use crate::classes::Class;
@@ -27,6 +28,7 @@ impl Members {
         let kept = self.list.iter().map(|member| &*member.kept);
         Outside {
             bytes: kept.clone().map(|kept| kept.bytes(larger)).sum(),
+            larger: kept.clone().any(Kept::has_larger),
             of_class: class.is_some_and(|class| kept.clone().any(|kept| kept.has_small(class))),
         }
     }

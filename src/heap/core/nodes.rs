@@ -1,5 +1,6 @@
 //! The table of ranges: each is a node linked to its neighbours in memory; free ones are in lists by size.
 
+use std::cell::Cell;
 use std::hint::select_unpredictable;
 use std::io;
 
@@ -91,6 +92,8 @@ pub(super) struct Nodes {
     heads: Box<[RangeId; GROWABLE_END + 1]>,
     vacant: RangeId,
     occupied: Occupied,
+    /// A bin, and a size of it from which on it has no range: a search of all of it has shown that.
+    vain: Cell<(usize, u32)>,
     /// How many nodes are not vacant.
     pub(super) count: usize,
 }
@@ -111,6 +114,7 @@ impl Nodes {
             heads: Box::new([RangeId::NONE; GROWABLE_END + 1]),
             vacant: RangeId::NONE,
             occupied: Occupied::new(),
+            vain: Cell::new((0, u32::MAX)),
             count: 0,
         })
     }
@@ -239,6 +243,10 @@ impl Nodes {
         this.after = first;
         this.state = NodeState::Free;
         this.bin = bin as u16;
+        let (vain_bin, vain_size) = self.vain.get();
+        let holds = bin != vain_bin || this.size < vain_size;
+        self.vain
+            .set((vain_bin, select_unpredictable(holds, vain_size, u32::MAX)));
         self.occupied.set(bin);
     }
 
@@ -284,7 +292,16 @@ impl Nodes {
             let fitting = self.list(bin).filter(|&node| self.get(node).size >= size);
             fitting.min_by_key(|&node| self.get(node).size)
         };
-        smallest(bin).or_else(|| smallest(GROWABLE_END))
+        // A request that is refused comes here several times, and a full heap's bin may have many ranges.
+        let (vain_bin, vain_size) = self.vain.get();
+        let own = match bin == vain_bin && size >= vain_size {
+            true => None,
+            false => smallest(bin),
+        };
+        if own.is_none() {
+            self.vain.set((bin, size));
+        }
+        own.or_else(|| smallest(GROWABLE_END))
     }
 
     /// Iterates over the nodes of a bin.
@@ -363,6 +380,27 @@ mod tests {
         assert_eq!(nodes.metadata(), bytes);
         add(&mut nodes);
         assert!(nodes.metadata() > bytes);
+    }
+
+    /// 128 and 129 granules have the same bin.
+    #[test]
+    fn a_search_in_vain_is_repeated_once_a_range_may_fit() {
+        let mut nodes = Nodes::new(1 << 20).unwrap();
+        let mut add = |nodes: &mut Nodes, size| {
+            let node = nodes.add(0, size, RangeId::NONE, RangeId::NONE);
+            nodes.link(node);
+            node
+        };
+        let small = add(&mut nodes, 128);
+        for _ in 0..3 {
+            assert_eq!(nodes.find(129), None);
+            assert_eq!(nodes.find(128), Some(small));
+            let large = add(&mut nodes, 129);
+            let first = add(&mut nodes, 128);
+            assert_eq!(nodes.find(129), Some(large));
+            nodes.unlink(large);
+            nodes.unlink(first);
+        }
     }
 
     proptest! {

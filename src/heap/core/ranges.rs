@@ -54,6 +54,8 @@ pub(crate) struct Ranges {
     pub(super) total: u64,
     /// Granules that were ever freed.
     pub(super) given: u64,
+    /// A size and an alignment that no free range satisfied, as a search of all has shown, and `given` then.
+    vain: (u32, u64, u64),
     /// Whether no free range contains a page, as a search of all has shown.
     pub(super) no_free_page: bool,
 }
@@ -72,6 +74,7 @@ impl Ranges {
             free: 0,
             total: 0,
             given: 0,
+            vain: (0, 0, 0),
             no_free_page: false,
         })
     }
@@ -151,14 +154,22 @@ impl Ranges {
     #[cold]
     #[inline(never)]
     fn allocate_aligned(&mut self, size: u32, align: u64, looks: usize) -> Option<Extent> {
+        // Without a free since then, no range has become larger.
+        let this = (size, align, self.given);
+        if self.vain == this {
+            return None;
+        }
         // A range of this size has room for the block at the first multiple of `align`, wherever that lies.
         let ample = u32::try_from(u64::from(size) + align - 1).ok();
         let fits = |&node: &RangeId| self.fits(node, size, align);
         let near = self.nodes.find(size).filter(fits);
         let node = near
             .or_else(|| self.nodes.find(ample?))
-            .or_else(|| self.nodes.at_least(size).take(looks).find(fits))?;
-        Some(self.take_aligned(node, size, align))
+            .or_else(|| self.nodes.at_least(size).take(looks).find(fits));
+        if node.is_none() && looks == usize::MAX {
+            self.vain = this;
+        }
+        Some(self.take_aligned(node?, size, align))
     }
 
     /// Returns the granules in a range before its first multiple of `align`.

@@ -2,15 +2,20 @@
 
 use std::ops::Range;
 
+use super::nodes::NodeState;
 use super::pages::PageMap;
-use super::ranges::Ranges;
+use super::ranges::{self, Ranges};
 use super::slabs::Slabs;
 use super::{Class, Core, GRANULE, Owner, PAGE, RangeId};
 
 /// Searching this many ranges takes about a millisecond.
 const MOST_RANGES: usize = 1 << 17;
-/// The most searches skipped after a remembered refusal that was never used; the number doubles from 1.
-const MOST_LEFT_OUT: u32 = 64;
+/// The most searches skipped after a remembered refusal that was used too seldom; the number doubles from 1.
+const MOST_LEFT_OUT: u32 = 1024;
+/// A search of so many ranges takes as long as a refusal without it, roughly.
+const RANGES_PER_USE: usize = 256;
+/// The most slabs that are looked at one by one.
+const MOST_SLABS: usize = 1024;
 
 /// A request to the core: for a small block, the page that a new slab takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +58,8 @@ impl Request {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Outside {
     pub(crate) bytes: u64,
+    /// Whether they may include blocks above the small ones.
+    pub(crate) larger: bool,
     /// Whether they may include blocks of the class requested.
     pub(crate) of_class: bool,
 }
@@ -74,7 +81,9 @@ struct Refusal {
     given: u64,
     /// The bytes in use then that have to be freed before anything can satisfy it.
     lacks: u64,
-    served: bool,
+    /// How many requests it has refused, and how many pay for the search.
+    uses: usize,
+    worthwhile: usize,
 }
 
 impl Core {
@@ -88,7 +97,7 @@ impl Core {
             return false;
         }
         let idle = self.free_bytes() + self.slabs.free + self.slabs.ends + outside.bytes;
-        if request.size > idle {
+        if request.size > idle || self.slabs_cannot_serve(request, outside) {
             return true;
         }
         let given = self.given();
@@ -99,14 +108,61 @@ impl Core {
             .wrapping_sub(refusal.given)
             .saturating_add(outside.bytes);
         let holds = request.is_harder_than(&refusal.request) && freed < refusal.lacks;
-        refusal.served |= holds;
+        refusal.uses += usize::from(holds);
         holds
+    }
+
+    /// Returns whether a request for a range, which the core has just refused, would still fail if all small
+    /// blocks kept outside returned, and only such blocks are: they can free whole slabs alone.
+    fn slabs_cannot_serve(&self, request: &Request, outside: Outside) -> bool {
+        if outside.larger || request.class.is_some() {
+            return false;
+        }
+        let nodes = self.slabs.nodes_with_at_most(outside.bytes, MOST_SLABS);
+        nodes.is_some_and(|mut nodes| {
+            nodes.all(|node| self.free_around(node, outside.bytes, request.size) < request.size)
+        })
+    }
+
+    /// Returns the bytes around a range, up to `enough`, that are free or in slabs with at most `in_use` bytes in
+    /// use.
+    fn free_around(&self, node: RangeId, in_use: u64, enough: u64) -> u64 {
+        let nodes = &self.ranges.nodes;
+        let bytes = |node: RangeId| u64::from(nodes.get(node).size) << ranges::LOG_GRANULE;
+        let may_be_free = |&node: &RangeId| match nodes.get(node).state {
+            NodeState::Free => true,
+            _ => match self.pages.get(nodes.get(node).start << ranges::LOG_GRANULE) {
+                Some(Owner::Slab(slab)) => {
+                    let used = self.slabs.in_use(slab, node);
+                    used.is_some_and(|used| used <= in_use)
+                }
+                _ => false,
+            },
+        };
+        let mut sum = bytes(node);
+        let before = std::iter::successors(Some(nodes.get(node).previous), |&node| {
+            Some(nodes.get(node).previous)
+        });
+        let after = std::iter::successors(Some(nodes.get(node).next), |&node| {
+            Some(nodes.get(node).next)
+        });
+        for node in before
+            .take_while(may_be_free)
+            .chain(after.take_while(may_be_free))
+        {
+            sum += bytes(node);
+            if sum >= enough {
+                break;
+            }
+        }
+        sum
     }
 
     /// Remembers a request that nothing satisfies, found by a [full](Self::thoroughly) search with nothing
     /// kept outside.
     pub(crate) fn remember_refusal(&mut self, request: Request) {
-        let in_vain = self.refusals.last.take().is_some_and(|last| !last.served);
+        let last = self.refusals.last.take();
+        let in_vain = last.is_some_and(|last| last.uses < last.worthwhile);
         let refusals = &mut self.refusals;
         if refusals.left_out > 0 {
             refusals.left_out -= 1;
@@ -125,7 +181,8 @@ impl Core {
             request,
             given: self.given(),
             lacks,
-            served: false,
+            uses: 0,
+            worthwhile: (self.ranges.nodes.count / RANGES_PER_USE).max(1),
         });
     }
 

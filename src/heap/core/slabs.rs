@@ -157,7 +157,19 @@ impl Slabs {
     pub(super) fn in_use(&self, id: SlabId, node: RangeId) -> Option<u64> {
         let slab = self.slabs.get(id.0 as usize)?;
         let same = slab.node == node && !slab.words.is_empty();
-        same.then(|| u64::from(slab.blocks - slab.free) * slab.class.bytes())
+        same.then(|| slab.in_use())
+    }
+
+    /// Iterates over the ranges of slabs with at most so many bytes in use. `None` if there are more slabs than
+    /// `most`, with or without blocks.
+    pub(super) fn nodes_with_at_most(
+        &self,
+        in_use: u64,
+        most: usize,
+    ) -> Option<impl Iterator<Item = RangeId>> {
+        let there = self.slabs.iter().filter(|slab| !slab.words.is_empty());
+        let few = there.filter(move |slab| slab.in_use() <= in_use);
+        (self.slabs.len() <= most).then(|| few.map(|slab| slab.node))
     }
 
     /// Frees a block; returns whether it was in use.
@@ -276,6 +288,11 @@ impl Slab {
             return None;
         }
         self.class.block_at(within)
+    }
+
+    /// Returns the bytes of blocks in use.
+    fn in_use(&self) -> u64 {
+        u64::from(self.blocks - self.free) * self.class.bytes()
     }
 
     /// Returns whether no block is in use.

@@ -310,6 +310,7 @@ impl Kept {
         let small: u64 = self.small.iter().map(|(_, class)| class.bytes()).sum();
         Outside {
             bytes: ranges + small,
+            larger: ranges > 0,
             of_class: self.small.iter().any(|&(_, other)| Some(other) == class),
         }
     }
@@ -431,6 +432,7 @@ fn a_refusal_for_fragments_holds_until_enough_comes_free() {
     let request = Request::new(65_537, 1);
     let outside = |bytes| Outside {
         bytes,
+        larger: true,
         of_class: false,
     };
     assert!(!core.rules_out(&request, outside(0)), "nobody has looked");
@@ -450,6 +452,55 @@ fn a_refusal_for_fragments_holds_until_enough_comes_free() {
     assert!(!core.rules_out(&larger, outside(0)));
     // A request beyond all memory needs no search.
     assert!(core.rules_out(&Request::new(4 * CHUNK, 1), outside(60_000)));
+}
+
+/// A slab between free ranges, one of whose blocks is in use or in a cache.
+#[test]
+fn a_request_that_an_emptied_slab_could_serve_is_not_ruled_out() {
+    const SIZE: u64 = 65_536;
+    let mut core = Core::new(0, 1 << 30).unwrap();
+    core.add(0..CHUNK, true);
+    let class = Class::of(500, 1).unwrap();
+    let before = core.allocate(SIZE, 1).unwrap();
+    let mut cached = [0];
+    assert_eq!(core.fill(class, &mut cached), 1);
+    let after: Vec<Extent> = std::iter::from_fn(|| core.allocate(SIZE, 1)).collect();
+    while core.allocate(PAGE, 1).is_some() {}
+    core.free(before.node);
+    core.free(after[0].node);
+    let outside = |bytes, larger| Outside {
+        bytes,
+        larger,
+        of_class: false,
+    };
+    let request = |bytes| Request::new(bytes, 1);
+    assert!(core.allocate(2 * SIZE, 1).is_none());
+    // The slab has a page.
+    assert!(!core.rules_out(&request(2 * SIZE + PAGE), outside(512, false)));
+    assert!(core.rules_out(&request(2 * SIZE + PAGE), outside(511, false)));
+    assert!(core.rules_out(&request(2 * SIZE + PAGE + 1), outside(512, false)));
+    // Blocks above the small ones may lie anywhere.
+    let two_pages = request(2 * SIZE + 2 * PAGE);
+    assert!(core.rules_out(&two_pages, outside(2 * PAGE, false)));
+    assert!(!core.rules_out(&two_pages, outside(2 * PAGE, true)));
+    assert!(core.give(cached[0]));
+    core.release_empty_slabs();
+    assert!(core.allocate(2 * SIZE + PAGE, 1).is_some());
+}
+
+/// Nothing free begins at a multiple of the alignment; then something does.
+#[test]
+fn an_aligned_request_is_searched_for_again_once_a_range_is_free() {
+    let mut core = Core::new(0, 1 << 30).unwrap();
+    core.add(0..CHUNK, true);
+    let blocks: Vec<Extent> = std::iter::from_fn(|| core.allocate(PAGE, 1)).collect();
+    core.free(blocks[1].node);
+    for _ in 0..3 {
+        assert!(core.allocate(PAGE, 2 * PAGE).is_none());
+    }
+    core.free(blocks[4].node);
+    let found = core.allocate(PAGE, 2 * PAGE).unwrap();
+    assert_eq!(found.offset, 4 * PAGE);
 }
 
 /// Pseudo-random numbers that repeat in each run.

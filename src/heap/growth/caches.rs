@@ -46,6 +46,7 @@ impl HeapInner {
         let waits = class.is_some_and(|class| self.depots[class.index()].len() > 0);
         Outside {
             bytes: kept.bytes + self.waiting_bytes(),
+            larger: kept.larger,
             of_class: kept.of_class || waits,
         }
     }

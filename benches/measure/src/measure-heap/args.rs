@@ -70,6 +70,10 @@ pub struct Args {
     )]
     pub chunk: Vec<Bytes>,
 
+    /// Refusals: how many holes there are where there are many.
+    #[arg(long, value_name = "N", default_value_t = 30_000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub holes: u32,
+
     /// Latency: until when the heap grows.
     #[arg(long, value_name = "BYTES", default_value = "16GiB")]
     pub to: Bytes,
@@ -124,6 +128,7 @@ impl Args {
             growth: Bytes(32 << 20),
             chunk: vec![Bytes(8 << 20)],
             large: Bytes(2 << 30),
+            holes: 300,
             to: Bytes(64 << 20),
             ahead: Bytes(16 << 20),
             runs: 1,

@@ -12,10 +12,12 @@ use crate::args::Args;
 use crate::report::{About, Results};
 use crate::{Place, median};
 
-/// All memory of the heap.
+/// All memory of the heap, unless it has many holes.
 const LIMIT: u64 = 64 << 20;
 /// What it is full of.
 const FILLER: u64 = 64 << 10;
+/// The size of a hole where there are many.
+const HOLE: u64 = 16 << 10;
 /// What the neighbour allocates and frees.
 const SMALL: u64 = 64;
 
@@ -28,6 +30,8 @@ enum Refuser {
     TooMuch,
     /// Enough is free, in pieces.
     Pieces,
+    /// The same with many pieces; between requests, a block is allocated in one or freed.
+    Holes,
     /// No hole is left for a small block.
     Small,
 }
@@ -38,7 +42,19 @@ impl Refuser {
             Self::None => None,
             Self::TooMuch => Some(4 << 20),
             Self::Pieces => Some(2 * FILLER),
+            Self::Holes => Some(2 * HOLE),
             Self::Small => Some(500),
+        }
+    }
+
+    /// The heap's memory, and the size of the blocks that it is full of.
+    fn heap(self, holes: u32) -> (u64, u64) {
+        match self {
+            Self::Holes => (
+                (2 * u64::from(holes) * HOLE).next_multiple_of(2 << 20),
+                HOLE,
+            ),
+            _ => (LIMIT, FILLER),
         }
     }
 }
@@ -54,6 +70,18 @@ pub struct Row {
     /// By the neighbour's without a refuser.
     of_alone: f64,
     refusals_per_second: f64,
+    /// How long a refusal takes, over all rounds, in microseconds.
+    refusal_p50: f64,
+    refusal_p99: f64,
+    refusal_max: f64,
+}
+
+/// What happened in a window.
+struct Turn {
+    pairs_per_second: f64,
+    refusals_per_second: f64,
+    /// Nanoseconds of each refusal.
+    refusals: Vec<u32>,
 }
 
 #[derive(Debug, Serialize)]
@@ -72,37 +100,53 @@ pub fn measure(place: &Place, args: &Args) -> Result<Refusals> {
         Refuser::None,
         Refuser::TooMuch,
         Refuser::Pieces,
+        Refuser::Holes,
         Refuser::Small,
     ] {
-        let (heap, _filler) = full(place, beside)?;
+        let (heap, _filler) = full(place, beside, args.holes)?;
         let before = heap.stats().cache_takings;
-        let mut rates = Vec::new();
+        let mut turns = Vec::new();
         for _ in 0..args.rounds {
-            rates.push(turn_of(&heap, beside, args)?);
+            turns.push(turn_of(&heap, beside, args)?);
         }
-        let (pairs, refusals): (Vec<f64>, Vec<f64>) = rates.into_iter().unzip();
-        let rate = median(&pairs);
+        let of_each = |value: fn(&Turn) -> f64| turns.iter().map(value).collect::<Vec<f64>>();
+        let rate = median(&of_each(|turn| turn.pairs_per_second));
+        let mut refusals: Vec<u32> = turns
+            .iter()
+            .flat_map(|turn| &turn.refusals)
+            .copied()
+            .collect();
+        refusals.sort_unstable();
+        let at = |part: f64| {
+            let index = (refusals.len() as f64 * part) as usize;
+            let nanoseconds = refusals.get(index.min(refusals.len().saturating_sub(1)));
+            f64::from(nanoseconds.copied().unwrap_or(0)) / 1e3
+        };
         rows.push(Row {
             beside,
             cache_takings: heap.stats().cache_takings - before,
             pairs_per_second: rate,
             of_alone: rate / rows.first().map_or(rate, |alone| alone.pairs_per_second),
-            refusals_per_second: median(&refusals),
+            refusals_per_second: median(&of_each(|turn| turn.refusals_per_second)),
+            refusal_p50: at(0.5),
+            refusal_p99: at(0.99),
+            refusal_max: at(1.0),
         });
     }
     Ok(Refusals { rows })
 }
 
 /// A heap that cannot grow, with no room for what the refuser asks for.
-fn full(place: &Place, beside: Refuser) -> Result<(Heap, Vec<Block>)> {
-    let heap = Heap::on(place.node).limit(LIMIT).reserve(LIMIT);
+fn full(place: &Place, beside: Refuser, holes: u32) -> Result<(Heap, Vec<Block>)> {
+    let (limit, filler) = beside.heap(holes);
+    let heap = Heap::on(place.node).limit(limit).reserve(limit);
     let heap = heap.build(&place.driver)?;
     let mut blocks = Vec::new();
     // The neighbour has a slab of its own.
     blocks.push(heap.allocate(layout_of(SMALL)?)?);
-    let all = std::iter::from_fn(|| heap.allocate(layout_of(FILLER).ok()?).ok());
+    let all = std::iter::from_fn(|| heap.allocate(layout_of(filler).ok()?).ok());
     let filler: Vec<Block> = all.collect();
-    let pieces = matches!(beside, Refuser::Pieces);
+    let pieces = matches!(beside, Refuser::Pieces | Refuser::Holes);
     let kept = filler.into_iter().enumerate();
     blocks.extend(
         kept.filter(|(at, _)| !pieces || at % 2 == 0)
@@ -123,19 +167,31 @@ fn layout_of(bytes: u64) -> Result<std::alloc::Layout> {
 }
 
 /// One window: the neighbour's pairs and the refuser's requests, per second.
-fn turn_of(heap: &Heap, beside: Refuser, args: &Args) -> Result<(f64, f64)> {
+fn turn_of(heap: &Heap, beside: Refuser, args: &Args) -> Result<Turn> {
     let (start, end) = (Barrier::new(2), AtomicBool::new(false));
     std::thread::scope(|scope| {
-        let refuser = scope.spawn(|| -> Result<u64> {
+        let refuser = scope.spawn(|| -> Result<Vec<u32>> {
             start.wait();
+            let mut refusals = Vec::new();
             let Some(bytes) = beside.asks_for() else {
-                return Ok(0);
+                return Ok(refusals);
             };
-            let (asked, mut refused) = (layout_of(bytes)?, 0);
+            let (asked, hole) = (layout_of(bytes)?, layout_of(HOLE)?);
+            let mut own = None;
             while !end.load(Relaxed) {
-                refused += u64::from(heap.allocate(asked).is_err());
+                if let Refuser::Holes = beside {
+                    own = match own {
+                        None => heap.allocate(hole).ok(),
+                        Some(_) => None,
+                    };
+                }
+                let began = Instant::now();
+                if heap.allocate(asked).is_err() {
+                    let took = began.elapsed().as_nanos();
+                    refusals.push(u32::try_from(took).unwrap_or(u32::MAX));
+                }
             }
-            Ok(refused)
+            Ok(refusals)
         });
         start.wait();
         let (small, began) = (layout_of(SMALL)?, Instant::now());
@@ -149,11 +205,15 @@ fn turn_of(heap: &Heap, beside: Refuser, args: &Args) -> Result<(f64, f64)> {
         }
         let seconds = began.elapsed().as_secs_f64();
         end.store(true, Relaxed);
-        let refused = match refuser.join() {
-            Ok(refused) => refused?,
+        let refusals = match refuser.join() {
+            Ok(refusals) => refusals?,
             Err(panic) => std::panic::resume_unwind(panic),
         };
-        result.map(|()| (pairs as f64 / seconds, refused as f64 / seconds))
+        result.map(|()| Turn {
+            pairs_per_second: pairs as f64 / seconds,
+            refusals_per_second: refusals.len() as f64 / seconds,
+            refusals,
+        })
     })
 }
 
@@ -169,6 +229,9 @@ impl Results for Refusals {
             "million pairs/s",
             "of alone",
             "million refusals/s",
+            "refusal p50 µs",
+            "p99",
+            "max",
         ]
     }
 
@@ -184,6 +247,9 @@ impl Results for Refusals {
                 format!("{:.3}", row.pairs_per_second / 1e6),
                 format!("{:.3}", row.of_alone),
                 format!("{:.4}", row.refusals_per_second / 1e6),
+                format!("{:.2}", row.refusal_p50),
+                format!("{:.2}", row.refusal_p99),
+                format!("{:.0}", row.refusal_max),
             ]
         };
         self.rows.iter().map(line).collect()
@@ -191,10 +257,21 @@ impl Results for Refusals {
 
     fn verdicts(&self) -> Vec<String> {
         let least = self.rows.iter().map(|row| row.of_alone);
-        vec![format!(
+        let holes = self
+            .rows
+            .iter()
+            .find(|row| matches!(row.beside, Refuser::Holes));
+        let holes = holes.map(|row| {
+            format!(
+                "a refusal beside many holes takes {:.2} µs at p99 (target 10)",
+                row.refusal_p99
+            )
+        });
+        let pairs = format!(
             "beside refused requests a thread does at least {:.2} of its pairs alone",
             least.fold(f64::INFINITY, f64::min)
-        )]
+        );
+        std::iter::once(pairs).chain(holes).collect()
     }
 
     fn draw(&self, _: &About) -> Option<String> {
