@@ -339,7 +339,7 @@ unsafe impl AccessChecks for StreamBlock<'_> {
         self.block.is_read_only_for_cpu(offset, len)
     }
 
-    fn of_one_mapping(&self, offset: u64, len: u64) -> u64 {
+    fn of_one_mapping(&self, offset: u64, len: u64) -> Option<u64> {
         self.block.of_one_mapping(offset, len)
     }
 

@@ -386,7 +386,7 @@ mod tests {
     #[test]
     fn a_search_in_vain_is_repeated_once_a_range_may_fit() {
         let mut nodes = Nodes::new(1 << 20).unwrap();
-        let mut add = |nodes: &mut Nodes, size| {
+        let add = |nodes: &mut Nodes, size| {
             let node = nodes.add(0, size, RangeId::NONE, RangeId::NONE);
             nodes.link(node);
             node
