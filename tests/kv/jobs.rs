@@ -163,18 +163,6 @@ pub fn a_job_keeps_its_pages(driver: &Driver) {
     job.wait().unwrap();
     let store = tier.prepare_store(&keys(2..3)).unwrap();
     assert_eq!(store.evicted().len(), 1);
-
-    // A job that is forgotten keeps its pages for ever.
-    drop(store);
-    let load = tier.prepare_load(&old[..1]).unwrap();
-    let job = tier
-        .load(&cache.stream, &load.pairs(&[0]).unwrap(), &cache.pages)
-        .unwrap();
-    cache.stream.synchronize().unwrap();
-    std::mem::forget(job);
-    drop(load);
-    assert_eq!(tier.remove(&old).unwrap(), 0);
-    assert_eq!(tier.stats().pinned, 1);
 }
 
 pub fn a_page_under_a_copy_outlives_its_store(driver: &Driver) {

@@ -55,4 +55,7 @@ drivers::on_both! { egmem::Machine::gh200();
         the_cpu_writes_and_reads_pages,
         a_tier_gives_everything_back,
     }
+    silent {
+        a_forgotten_job_keeps_its_pages,
+    }
 }

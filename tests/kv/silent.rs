@@ -1,7 +1,8 @@
-//! Drivers that do not tell the end of copies.
+//! Copies whose end nobody is told of: their memory is lost on purpose (`ci/lsan.supp`).
 
 use std::sync::{Arc, Weak};
 
+use egmem::Driver;
 use egmem::driver::{Call, Code};
 use egmem::kv::CopyMethod;
 
@@ -14,6 +15,22 @@ const ENDS: [Call; 4] = [
     Call::StreamSynchronize,
     Call::StreamQuery,
 ];
+
+pub fn a_forgotten_job_keeps_its_pages(driver: &Driver) {
+    let cache = Cache::new(driver, 1, 8, (4096, 4096));
+    let tier = tier(driver, 1, 4096);
+    let all = keys(0..1);
+    store_nothing(&tier, &all);
+    let load = tier.prepare_load(&all).unwrap();
+    let job = tier
+        .load(&cache.stream, &load.pairs(&[0]).unwrap(), &cache.pages)
+        .unwrap();
+    cache.stream.synchronize().unwrap();
+    std::mem::forget(job);
+    drop(load);
+    assert_eq!(tier.remove(&all).unwrap(), 0);
+    assert_eq!(tier.stats().pinned, 1);
+}
 
 #[test]
 fn a_silent_driver_keeps_pages_and_memory() {
