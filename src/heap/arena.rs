@@ -11,7 +11,7 @@ use super::piece::{Key, Piece};
 use super::{Block, Heap, NotAllFreed};
 use crate::{Error, Result, Stream};
 
-/// The sizes of an arena's first blocks, and of its largest, in bytes. Each has twice as many as the one before.
+/// The sizes of an arena's first block, and of its largest, in bytes. Each has at least twice as many as the one before.
 const FIRST: u64 = 64 << 10;
 const MOST: u64 = 4 << 20;
 
@@ -129,11 +129,14 @@ impl Arena {
         })
     }
 
-    /// Allocates from a new block of the heap: one of its own for more than half of the next block.
+    /// Allocates from a new block of the heap: one of its own for more than half of the largest block.
     #[cold]
     fn more(&self, state: &mut State, bytes: u64, align: u64) -> Result<u64> {
-        let is_own = bytes > state.next / 2;
-        let size = if is_own { bytes } else { state.next };
+        let is_own = bytes > MOST / 2;
+        let size = match is_own {
+            true => bytes,
+            false => state.next.max((2 * bytes).next_power_of_two()),
+        };
         let layout = Layout::from_size_align(size as usize, align as usize).map_err(|_| {
             Error::invalid("size", format!("{size} bytes exceed the address space"))
         })?;
@@ -287,6 +290,20 @@ mod tests {
         assert_eq!(arena.taken(), 4 << 20);
         arena.allocate(small).unwrap();
         assert_eq!(arena.taken(), 8 << 20);
+    }
+
+    #[test]
+    fn a_request_like_the_one_before_needs_nothing_of_the_heap() {
+        let heap = heap();
+        let mut arena = heap.arena();
+        for _ in 0..10 {
+            for bytes in [8_000, 80_000, 1 << 20] {
+                arena.allocate(layout(bytes, 64)).unwrap();
+            }
+            arena.reset();
+        }
+        // 64 KiB, 256 KiB and 2 MiB, the last of which then does for all three.
+        assert_eq!((heap.stats().allocated_blocks, arena.taken()), (3, 2 << 20));
     }
 
     #[test]
