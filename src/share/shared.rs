@@ -334,8 +334,7 @@ impl Shared {
         false
     }
 
-    /// Returns all bytes that an importer maps, including padding. For a window, those of the parts that it
-    /// touches.
+    /// Returns all bytes that an importer maps, including padding: for a window, those of its parts.
     pub fn padded(&self) -> u64 {
         padded(self.parts())
     }

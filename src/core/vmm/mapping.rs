@@ -127,8 +127,7 @@ impl Mapping {
     /// Source: `cuMemSetAccess`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for mappings that are not adjacent, or not all of memory at one location, and in a forked
-    /// child; the driver's errors.
+    /// [`Error::InvalidArgument`] for mappings that are not adjacent or at several locations, and in a forked child; the driver's.
     pub fn set_access_together(mappings: &mut [&mut Self], access: &[AccessDesc]) -> Result<()> {
         let Some(first) = mappings.first() else {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Accepts connections: handshake, hello, and a session.
+//! Accepts connections: handshake and hello.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,21 +8,13 @@ use tokio::time::timeout_at;
 use super::admission::{Newcomer, OfPeer, Open, Shaking, gave_way};
 use super::handshakes::{GiveWay, Handshakes};
 use super::link::Link;
-use super::machines::Machine;
-use super::outcome::{No, over};
-use super::process::Known;
-use super::session::ServerSession;
-use super::state::{ServerState, millis};
 use super::stats::count;
-use super::{ServerCore, ServerEvent, connection, token};
-use crate::account::{self, Account};
-use crate::protocol::{
-    Event, Greeting, Hello, MAGIC, OLDEST, Refused, Secret, VERSION, Welcome, Withdrawing, decode,
-    encode,
-};
+use super::{ServerCore, connection};
+use crate::account;
+use crate::limits;
+use crate::protocol::{Greeting, Hello, MAGIC, OLDEST, Refused, VERSION, decode, encode};
 use crate::transport::{Connection, Incoming, Listening};
 use crate::{Error, Refusal, Result, ShareError};
-use crate::{PeerName, limits};
 
 /// Accepts connections at the address with this number until the server ends.
 pub(super) async fn run(inner: Arc<ServerCore>, listening: Listening, number: usize) {
@@ -231,177 +223,4 @@ pub(super) async fn refuse(
         reason,
         detail,
     )
-}
-
-impl ServerCore {
-    /// Returns the welcome to a session, without the fields that only sessions have.
-    pub(super) fn welcome(&self, hello: &Hello, peer: &PeerName) -> Result<Welcome, No> {
-        let internal = || (Refusal::Internal, String::new());
-        Ok(Welcome {
-            version: hello.newest.min(VERSION),
-            instance: self.instance,
-            boot: self.boot,
-            session: Secret::new(&[]).ok_or_else(internal)?,
-            resumed: false,
-            ended: Vec::new(),
-            peer: peer.to_string(),
-            heartbeat_ms: millis(self.heartbeat),
-            lease_ms: millis(self.lease),
-            frame_bytes: self.limits.frame_bytes,
-            door: self.fd_socket.clone(),
-            local: self.local.clone(),
-        })
-    }
-
-    /// Returns a session for a connection: the one that the client names, if it belongs to that peer, or a
-    /// new one.
-    fn begin(
-        &self,
-        connection: &mut Connection,
-        hello: &Hello,
-        account: &Arc<Account>,
-    ) -> Result<(Link, Welcome), No> {
-        let peer = &connection.peer.clone();
-        let mut welcome = self.welcome(hello, peer)?;
-        let mut state = self.state();
-        let id = state.next_number();
-        let named = hello.resume.as_ref().and_then(|token| {
-            let session = state.sessions.get(token::key(token)?)?;
-            (session.token == *token && session.peer == *peer).then(|| Arc::clone(session))
-        });
-        let session = match named {
-            Some(session) if state.leases.attach(session.id) => {
-                session.take_over(id, hello.held.is_some());
-                state.unwatch(session.id);
-                let most = self.limits.leases_per_peer.saturating_mul(2);
-                let held = hello.held.as_deref().filter(|held| held.len() <= most);
-                welcome.ended = self.reconcile(&mut state, &session, held);
-                welcome.resumed = true;
-                session
-            }
-            _ => {
-                let session = self.new_session(&mut state, id, peer, account)?;
-                let (ip, boot) = (connection.ip, hello.boot);
-                state.leases.set_machine(session.id, Machine { ip, boot });
-                session
-            }
-        };
-        if let Some(credential) = &connection.credential {
-            state.credentials.set(session.id, Arc::clone(credential));
-            self.janitor.notify_one();
-        }
-        drop(state);
-        welcome.session = session.token.clone();
-        let number = session.id;
-        if welcome.resumed {
-            count(&self.counters.resumed);
-            tracing::info!(%peer, session = number, "session resumed");
-        } else {
-            tracing::info!(%peer, session = number, agent = ?hello.agent, "session begun");
-            self.emit(ServerEvent::PeerCame {
-                peer: peer.clone(),
-                session: number,
-            });
-        }
-        let link = Link {
-            id,
-            session,
-            local: connection.local,
-            fds: self.fds.share(&connection.peer),
-            process: Known::of(connection),
-            boot: hello.boot,
-        };
-        self.audit.session_begun(&link, welcome.resumed);
-        self.verify_begun(&link, connection.credential.as_ref());
-        Ok((link, welcome))
-    }
-
-    /// Creates a session of a peer, for the connection `id`.
-    fn new_session(
-        &self,
-        state: &mut ServerState,
-        id: u64,
-        peer: &PeerName,
-        account: &Arc<Account>,
-    ) -> Result<Arc<ServerSession>, No> {
-        if state.closing {
-            return Err((Refusal::Closing, "the server is ending".into()));
-        }
-        if state.sessions.len() >= self.limits.sessions {
-            return Err((Refusal::Limit, format!("{} sessions", self.limits.sessions)));
-        }
-        if state.sessions.of(peer) >= self.limits.sessions_per_peer {
-            let limit = self.limits.sessions_per_peer;
-            return Err((Refusal::Limit, format!("{limit} sessions of this peer")));
-        }
-        let number = state.next_session();
-        let token = token::mint(number).map_err(|e| (Refusal::Internal, e.to_string()))?;
-        // Every lease may be recalled, and then end.
-        let leases = self.limits.leases_per_peer.saturating_mul(2);
-        let notices = self.limits.queued_frames.saturating_add(leases);
-        let charge = account.charge(account::SESSION).map_err(over)?;
-        let account = (Arc::clone(account), charge);
-        let session = ServerSession::new(number, peer.clone(), token, id, notices, account);
-        let session = Arc::new(session);
-        state.leases.open(number, peer.clone());
-        state.sessions.insert(Arc::clone(&session));
-        Ok(session)
-    }
-
-    /// Makes client and server agree on the leases of a resumed session. Returns those of `held` that have
-    /// ended.
-    fn reconcile(
-        &self,
-        state: &mut ServerState,
-        session: &ServerSession,
-        held: Option<&[u64]>,
-    ) -> Vec<u64> {
-        let (dropped, unknown) = match held {
-            Some(held) => state.leases.keep_only(session.id, held),
-            None => Default::default(),
-        };
-        for lease in &dropped {
-            state.returned(lease);
-            self.audit_lease(state, "released", lease);
-        }
-        // Earlier notices about these leases may have been lost.
-        for lease in state.leases.of_session(session.id) {
-            let publication = state.publications.get(&lease.publication);
-            let closing = publication.filter(|registered| registered.closing);
-            let lease = lease.holder.lease;
-            let until = match (closing, state.recalls.until(lease)) {
-                (Some(registered), _) => registered.until,
-                (None, Some(until)) => Some(until),
-                (None, None) => continue,
-            };
-            let left = |until: Instant| until.saturating_duration_since(Instant::now());
-            let ms = millis(until.map_or(Duration::ZERO, left));
-            session.tell(Event::Withdrawing(Withdrawing { lease, ms }));
-        }
-        self.released.notify_waiters();
-        unknown
-    }
-
-    /// Handles the end of a connection: its session survives for the time of a lease, or ends.
-    pub(super) fn detach(&self, link: &Link, last_word: Instant) {
-        let session = &link.session;
-        let mut state = self.state();
-        if !session.is_of(link.id) {
-            return;
-        }
-        state.unwatch(session.id);
-        let until = last_word + self.lease;
-        let ended = state.leases.detach(session.id, until, session.is_kept());
-        if ended {
-            state.forget_session(session.id);
-        } else {
-            state.leases.follow(session.id);
-        }
-        drop(state);
-        if ended {
-            self.session_ended(session.id, &session.peer);
-        } else {
-            self.janitor.notify_one();
-        }
-    }
 }

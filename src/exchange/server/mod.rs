@@ -33,6 +33,7 @@ mod publish;
 mod recalls;
 mod requests;
 mod session;
+mod sessions;
 mod start;
 mod state;
 mod stats;
