@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::cache::sync::tell_refusal;
-use super::cache::{Contents, Load, Local, MAX_CACHED, Magazine, Medium, Visitor, member};
+use super::cache::{Contents, Load, Local, MAX_CACHED, Magazine, Medium, Post, Visitor, member};
 use super::classes::Class;
 use super::core::{Core, Extent, GRANULE, RangeId};
 use super::inner::HeapInner;
@@ -39,12 +39,12 @@ impl HeapInner {
                     true => local.medium.pop(size),
                     false => None,
                 };
-                let (found, size) = match found {
+                let found = match found {
                     Some(found) => found,
-                    None => (self.fetch(local, bytes, align)?, size),
+                    None => self.fetch(local, bytes, align)?,
                 };
                 offset = found.offset;
-                key = Key::range(found.node, size);
+                key = Key::range(found.node(), size);
                 local.tally.allocate(bytes);
                 Some(())
             });
@@ -73,19 +73,33 @@ impl HeapInner {
         shelf.pop()
     }
 
-    /// Gets a larger block from the core, with more of its size if a thread needs many.
+    /// Gets a larger block from the thread's shard or the core, from which it gets more of its size if the
+    /// thread needs many.
     #[inline(never)]
     fn fetch(&self, local: &mut Local, bytes: u64, align: u64) -> Option<Extent> {
+        if local.shard.is_some()
+            && let Some(found) = self.take_from_shard(local, bytes, align)
+        {
+            return Some(found);
+        }
+        let alone = self.budget.load(Relaxed);
+        let crowded = self.core.is_crowded();
+        match crowded {
+            true => self.note_crowd(local),
+            false => local.crowded = 0,
+        }
+        let shares = crowded || local.shard.is_some();
+        let size = Core::range_granules(bytes).min(u32::MAX.into()) as u32; // exact if a cache has it
+        local.medium.note_shares(shares, size);
+        let (budget, _) = local.medium.limits(alone, self.shared_budget);
+        let more = match bytes <= MAX_CACHED && align <= GRANULE {
+            true => local.medium.more(size, budget),
+            false => 0,
+        };
+        self.sort_leaving(local);
         let Local {
             medium, visitor, ..
         } = local;
-        let size = Core::range_granules(bytes).min(u32::MAX.into()) as u32; // exact if a cache has it
-        medium.note_shares(self.core.is_crowded(), size);
-        let (budget, _) = medium.limits(self.budget.load(Relaxed), self.shared_budget);
-        let more = match bytes <= MAX_CACHED && align <= GRANULE {
-            true => medium.more(size, budget),
-            false => 0,
-        };
         self.with_core(visitor, |core| {
             self.take_leaving(core, medium);
             let extent = core.allocate(bytes, align)?;
@@ -93,7 +107,7 @@ impl HeapInner {
                 let Some(extent) = core.allocate(bytes, 1) else {
                     break;
                 };
-                medium.push(size, extent);
+                medium.push(extent);
             }
             Some(extent)
         })
@@ -172,13 +186,18 @@ impl HeapInner {
 
     #[inline]
     fn keep(&self, local: &mut Local, piece: &Piece, node: RangeId) {
-        let size = piece.key.granules();
+        let extent = Extent::new(piece.offset, node, piece.key.granules());
+        // Cached here, the block would be missed where it is used again first.
+        if self.shards.are_used() && self.send_abroad(local, extent) {
+            return;
+        }
         let alone = self.budget.load(Relaxed);
         let (budget, largest) = local.medium.limits(alone, self.shared_budget);
-        let offset = piece.offset;
-        let fits = u64::from(size) <= largest;
+        let fits = u64::from(extent.granules()) <= largest;
         if fits && local.medium.keeps() {
-            local.medium.put(size, Extent { offset, node });
+            local.medium.put(extent);
+        } else if self.shards.are_used() && self.to_shard(local, extent) {
+            return;
         } else {
             let freed = self
                 .core
@@ -186,9 +205,9 @@ impl HeapInner {
             if freed.is_some() {
                 return;
             }
-            local.medium.pass_on(size, node);
+            local.medium.pass_on(extent);
         }
-        if local.medium.is_over(size, budget) || !fits {
+        if local.medium.is_over(budget) || !fits {
             self.send_ranges(local);
         }
     }
@@ -212,6 +231,10 @@ impl HeapInner {
 
     /// Returns blocks that leave a cache to the core, directly or through the inbox.
     fn send_ranges(&self, local: &mut Local) {
+        self.sort_leaving(local);
+        if local.medium.leaving().is_empty() {
+            return;
+        }
         let medium = &mut local.medium;
         let give = |core: &mut Core| self.take_leaving(core, medium);
         if self.core.try_with(&mut local.visitor, give).is_none() {
@@ -229,16 +252,30 @@ impl HeapInner {
         let mut core = self.core();
         match piece.key.kind() {
             Kind::Small(_) => self.give(&mut core, piece.offset),
-            Kind::Range(node) => self.give_range(&mut core, node),
+            Kind::Range(node) => {
+                let extent = Extent::new(piece.offset, node, piece.key.granules());
+                self.give_or_send(&mut core, extent);
+            }
         }
     }
 
-    /// Returns a cache's contents to the core.
-    pub(super) fn take_back_all(&self, core: &mut Core, contents: Contents) {
+    /// Returns a cache's contents to the core, and its shard's segments with the blocks in use.
+    pub(super) fn take_back_all(&self, core: &mut Core, contents: Contents<'_>) {
+        if let Some(own) = contents.shard {
+            self.dissolve(core, own);
+        }
         for magazine in contents.small {
             self.take_in(core, Load::Small(magazine));
         }
-        self.take_in(core, Load::Ranges(contents.ranges));
+        match self.shards.are_used() {
+            false => self.give_ranges(core, &contents.ranges),
+            true => contents
+                .ranges
+                .into_iter()
+                .for_each(|extent| self.give_or_send(core, extent)),
+        }
+        contents.kept.forget();
+        contents.kept.note_shard(0);
     }
 
     /// Returns the depots' blocks to the core.
@@ -250,21 +287,21 @@ impl HeapInner {
         }
     }
 
-    /// Returns the bytes in depots between threads.
+    /// Returns the bytes on their way between threads, or more.
     pub(super) fn waiting_bytes(&self) -> u64 {
         // Counts full magazines, without those that a thread is about to take.
         let depots = Class::all().zip(&self.depots);
         let full = |class| Magazine::rounds(class) as u64 * class.bytes();
-        depots
-            .map(|(class, depot)| depot.len() as u64 * full(class))
-            .sum()
+        let small = depots.map(|(class, depot)| depot.len() as u64 * full(class));
+        let posts = self.shards.posts().map(Post::bytes);
+        small.sum::<u64>() + posts.sum::<u64>()
     }
 
     /// Returns a load to the core.
     pub(super) fn take_in(&self, core: &mut Core, load: Load) {
         match load {
             Load::Small(full) => full.offsets().iter().for_each(|&at| self.give(core, at)),
-            Load::Ranges(nodes) => self.give_ranges(core, &nodes),
+            Load::Ranges(ranges) => self.give_ranges(core, &ranges),
         }
     }
 
@@ -275,21 +312,21 @@ impl HeapInner {
     }
 
     #[inline]
-    fn give_range(&self, core: &mut Core, node: RangeId) {
+    pub(super) fn give_range(&self, core: &mut Core, node: RangeId) {
         if !core.free(node) {
             self.note_strays(1);
         }
     }
 
     #[inline]
-    fn give_ranges(&self, core: &mut Core, nodes: &[RangeId]) {
-        let strays = nodes.len() - core.free_all(nodes);
+    fn give_ranges(&self, core: &mut Core, ranges: &[Extent]) {
+        let strays = ranges.len() - core.free_all(ranges);
         if strays > 0 {
             self.note_strays(strays);
         }
     }
 
-    /// Returns what leaves a cache to the core.
+    /// Returns what leaves a cache to the core. It was [sorted](Self::sort_leaving).
     #[inline]
     pub(super) fn take_leaving(&self, core: &mut Core, medium: &mut Medium) {
         if !medium.leaving().is_empty() {
@@ -301,7 +338,7 @@ impl HeapInner {
     /// Counts frees of blocks that are not in use; only unsafe code can cause them. Free memory is left as it
     /// is. [`tell`](Self::tell) reports them with no lock held, because a log subscriber may use the heap.
     #[cold]
-    fn note_strays(&self, blocks: usize) {
+    pub(super) fn note_strays(&self, blocks: usize) {
         self.strays.fetch_add(blocks as u64, Relaxed);
     }
 

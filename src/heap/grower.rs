@@ -28,7 +28,9 @@ const SPARE: usize = 4096;
 /// not held meanwhile.
 fn prepare(heap: &HeapInner, signal: &Signal) {
     if signal.spare.load(Relaxed) < SPARE / 2 {
-        let ahead = heap.core().prepare(SPARE);
+        let Some(ahead) = heap.core().prepare(SPARE) else {
+            return; // unreachable: only shards do not grow
+        };
         ahead.populate();
         let mut core = heap.core();
         core.prepared(&ahead);

@@ -74,6 +74,11 @@ impl HeapInner {
             if let Some(found) = attempt(&mut self.core()) {
                 return Ok(found);
             }
+            if self.shards_have_much(bytes, locked.backing()?.backed())
+                && let Some(found) = self.after_caches_of_use(bytes, align, attempt)
+            {
+                return Ok(found);
+            }
             let soft = match self.grow_for(&mut locked, bytes, align, soft_limit, attempt)? {
                 ControlFlow::Break(found) => return Ok(found),
                 ControlFlow::Continue(soft) => soft,
@@ -179,17 +184,16 @@ impl HeapInner {
     /// Retries after returning what this thread's cache keeps to the core.
     fn after_own_cache<R>(&self, attempt: &impl Fn(&mut Core) -> Option<R>) -> Option<R> {
         member::with(self, |local| {
-            if local.medium.is_empty() {
+            let shard = local.shard.as_ref();
+            if local.medium.is_empty() && shard.is_none_or(|own| own.shard.segments() == 0) {
                 local.forget_what_is_gone();
                 return None;
             }
-            let contents = local.empty();
+            let (contents, visitor) = local.empty();
             // While this thread still holds its cache: a thread that takes all caches then waits for it, and
             // cannot miss blocks that are in neither place.
-            let kept = &local.kept;
-            self.with_core(&mut local.visitor, |core| {
+            self.with_core(visitor, |core| {
                 self.take_back_all(core, contents);
-                kept.forget();
                 attempt(core)
             })
         })

@@ -5,10 +5,10 @@ use std::sync::{Arc, Condvar, Mutex, Weak};
 
 use super::backing::{Backing, Plan};
 use super::cache::{
-    Depot, Inbox, Inside, Load, MIN_INEXACT, Magazine, Members, Reserved, Visitor, member,
+    Depot, Inbox, Inside, Load, Magazine, Members, Reserved, Shards, Visitor, member,
 };
-use super::classes::{CLASSES, Class, PAGE};
-use super::core::{Core, GRANULE, Owner, PageMap, RangeId};
+use super::classes::{CLASSES, Class};
+use super::core::{Core, GRANULE, Owner, PageMap};
 use super::debug::{HeapMemory, Watch};
 use super::deferred::Deferred;
 use super::grower::Signal;
@@ -78,6 +78,7 @@ pub(super) struct HeapInner {
     pub(super) inbox: Apart<Inbox<Load>>,
     /// Full magazines, from threads that free to threads that allocate.
     pub(super) depots: [Depot<Magazine>; CLASSES],
+    pub(super) shards: Shards,
     pub(super) members: Mutex<Members>,
     /// Tracks whether the memory is mapped. Entered before `collecting` and `waiting`, and so before all
     /// locks.
@@ -146,6 +147,7 @@ impl HeapInner {
             core: Reserved::new(core),
             inbox: Apart(Inbox::new()),
             depots: std::array::from_fn(|_| Depot::new(DEPOT)),
+            shards: Shards::new(backing.limit()),
             members: Mutex::default(),
             lifetime: Lifetime::new(),
             backing: Mutex::new(Some(backing)),
@@ -217,13 +219,6 @@ impl HeapInner {
             return;
         };
         self.pages.set(piece.offset, Owner::Range(node));
-        let least = Core::range_granules(piece.bytes) as u32; // no more than the block has
-        if least >= MIN_INEXACT {
-            // No other block begins in its second page, which says how many more granules it has.
-            let more = piece.key.granules().saturating_sub(least);
-            let more = Owner::Range(RangeId::from_number(more));
-            self.pages.set(piece.offset + PAGE, more);
-        }
     }
 
     /// Returns the block that begins at an address and was [named](Self::name), for callers that know only
@@ -245,12 +240,7 @@ impl HeapInner {
             let why = format!("no block of {bytes} bytes begins at {address:#x}");
             return Err(Error::invalid("address", why));
         };
-        let least = Core::range_granules(bytes) as u32; // no more than the block has
-        let more = match self.pages.get(offset + PAGE) {
-            Some(Owner::Range(more)) if least >= MIN_INEXACT => more.number(),
-            _ => 0,
-        };
-        let key = Key::range(node, least.saturating_add(more));
+        let key = Key::range(node, Core::range_granules(bytes) as u32); // no more than the block has
         Ok(Piece { offset, bytes, key })
     }
 }

@@ -8,6 +8,7 @@
 mod alloc_api;
 mod alloc_path;
 mod arena;
+
 mod backing;
 mod block;
 mod builder;
@@ -32,6 +33,7 @@ mod raw;
 mod release;
 mod resize;
 mod room;
+mod shards;
 #[cfg(feature = "share")]
 mod share;
 mod stats;

@@ -39,8 +39,9 @@ impl Home for HeapInner {
         let mut local = unsafe { member.local.hold_as_owner() };
         members.tally.add(&local.tally);
         local.closed = true;
-        let contents = local.empty();
-        self.take_back_all(&mut self.core(), contents);
+        let mut core = self.core();
+        self.take_back_all(&mut core, local.empty().0);
+        self.end_shard(&mut core, &mut local);
     }
 }
 
@@ -120,9 +121,10 @@ impl HeapInner {
             for local in &mut held {
                 members.tally.add(&local.tally);
                 local.closed = true;
-                self.take_back_all(&mut core, local.empty());
+                self.take_back_all(&mut core, local.empty().0);
             }
             self.empty_depots(&mut core);
+            self.open_posts(&mut core);
         }
         drop(held);
         let ends = members.tally.is_even();

@@ -26,7 +26,11 @@ impl HeapInner {
                 None => piece.range_taken(),
             })
             .collect();
+        // What is on its way to a shard or from one to the core.
+        held.iter_mut().for_each(|local| self.sort_leaving(local));
+        held.iter_mut().for_each(|local| self.open_post(local));
         let mut core = self.core();
+        self.open_posts(&mut core);
         // A thread that finds the depots empty allocates from the core.
         self.empty_depots(&mut core);
         let mut cached: Vec<Range<u64>> = Vec::new();

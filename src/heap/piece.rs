@@ -1,7 +1,7 @@
 //! Blocks, as the heap identifies them internally.
 
 use super::classes::Class;
-use super::core::{Core, Extent, GRANULE, RangeId};
+use super::core::{Extent, GRANULE, RangeId};
 
 /// A block's place, size and key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ impl Key {
         Self(u64::from(granules) << 32 | u64::from(node.number()))
     }
 
-    /// Returns a range's size, which may be more than its user requested.
+    /// Returns a range's size.
     #[inline]
     pub(super) const fn granules(self) -> u32 {
         (self.0 >> 32) as u32
@@ -78,7 +78,7 @@ impl Piece {
         Self {
             offset: extent.offset,
             bytes,
-            key: Key::range(extent.node, Core::range_granules(bytes) as u32), // at most the largest range's
+            key: Key::range(extent.node(), extent.granules()),
         }
     }
 

@@ -12,9 +12,10 @@ use super::piece::{Key, Kind, Piece};
 impl Block {
     /// Resizes the block to `bytes` in place. Returns `false` and changes nothing if that is impossible.
     ///
-    /// A block can shrink: the heap gets the rest. It can grow to its size class, up to 2 KiB, to its granule
-    /// of 256 bytes, or to what a thread's cache gave it beyond its size, up to an eighth. It can take free bytes right behind it. If the heap's memory ends behind it, the
-    /// heap adds chunks there, up to its limit and its soft limit. Added bytes are not initialised. In a
+    /// A block can shrink: the heap gets the rest. It can grow to its size class, up to 2 KiB, or to its granule
+    /// of 256 bytes. It can take free bytes right behind it, but not behind a block of up to 1 MiB that another
+    /// thread allocated while several needed much. If the heap's memory ends behind it, the heap adds chunks
+    /// there, up to its limit and its soft limit. Added bytes are not initialised. In a
     /// shareable heap a block stays in its chunk, and no memory is added.
     ///
     /// Returns `false` in a heap in [debug mode](super::debug).
@@ -71,13 +72,11 @@ impl HeapInner {
         let (Kind::Range(node), Some(new)) = (piece.key.kind(), Core::range_bytes(bytes)) else {
             return false;
         };
-        let old = piece.taken();
+        let (old, offset) = (piece.taken(), piece.offset);
         if new > old {
-            if !self.in_core(|core| core.extend(node, new)) && !self.grow_behind(node, new) {
+            if !self.extend_range(offset, node, new) {
                 return false;
             }
-        } else if bytes > piece.bytes {
-            return true; // within what it has
         } else if new < old {
             if self.scrub {
                 // SAFETY: the caller's promise.
@@ -87,10 +86,27 @@ impl HeapInner {
                     return false;
                 }
             }
-            self.in_core(|core| core.shrink(node, new));
+            self.shrink_range(offset, node, new);
         }
         piece.key = Key::range(node, (new / GRANULE) as u32); // at most the largest range's
         true
+    }
+
+    fn extend_range(&self, offset: u64, node: RangeId, bytes: u64) -> bool {
+        match self.in_own_shard(offset, |own| own.shard.extend(node, bytes)) {
+            Ok(extended) => extended,
+            Err(0) => {
+                self.in_core(|core| core.extend(node, bytes)) || self.grow_behind(node, bytes)
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// Frees what a block has beyond `bytes`; in another thread's shard, when the block is freed.
+    fn shrink_range(&self, offset: u64, node: RangeId, bytes: u64) {
+        if self.in_own_shard(offset, |own| own.shard.shrink(node, bytes)) == Err(0) {
+            self.in_core(|core| core.shrink(node, bytes));
+        }
     }
 
     /// Adds memory behind a block so that it can grow to `bytes`. Returns `false` if other blocks lie there

@@ -12,7 +12,6 @@ mod exposure;
 mod growth;
 mod large;
 #[cfg(feature = "allocator-api2")]
-mod larger;
 mod logs;
 mod membership;
 mod picture;

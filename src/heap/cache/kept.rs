@@ -3,14 +3,19 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::magazine::Magazine;
+use super::medium::MAX_ABROAD;
 use crate::classes::{CLASSES, Class};
 
 /// An upper bound of a cache's contents: one bit for each size class that may have blocks, and one for larger
 /// blocks. Bits are set before blocks arrive, only on cold
 /// paths, and cleared when the core has all of the blocks. So a reader never misses a block that was in a
 /// cache when it began to read.
+///
+/// Beside it are the free bytes of the thread's shard, after each change.
+// On cache lines of its own: 128 bytes, since x86 fetches lines in pairs.
 #[derive(Debug, Default)]
-pub(crate) struct Kept(AtomicU64);
+#[repr(align(128))]
+pub(crate) struct Kept(AtomicU64, AtomicU64);
 
 const LARGER: u64 = 1 << CLASSES;
 
@@ -29,6 +34,17 @@ impl Kept {
 
     fn note(&self, bit: u64) {
         self.0.store(self.0.load(Relaxed) | bit, Relaxed);
+    }
+
+    /// Notes the free bytes of the shard. The caller holds the cache.
+    #[inline]
+    pub(crate) fn note_shard(&self, bytes: u64) {
+        self.1.store(bytes, Relaxed);
+    }
+
+    /// Returns the free bytes of the shard.
+    pub(crate) fn shard(&self) -> u64 {
+        self.1.load(Relaxed)
     }
 
     /// Notes that there are no blocks of a class. The caller holds the cache.
@@ -52,12 +68,13 @@ impl Kept {
         self.0.load(Relaxed) & (1 << class.index()) != 0
     }
 
-    /// Returns whether there may be larger blocks.
+    /// Returns whether there may be larger blocks, or free memory in a shard.
     pub(crate) fn has_larger(&self) -> bool {
-        self.0.load(Relaxed) & LARGER != 0
+        self.0.load(Relaxed) & LARGER != 0 || self.shard() > 0
     }
 
-    /// Returns the most bytes that the cache may hold, with at most `larger` bytes of larger blocks.
+    /// Returns the most bytes that the cache may hold, with at most `larger` bytes of larger blocks, in addition
+    /// to those on their way to shards.
     pub(crate) fn bytes(&self, larger: u64) -> u64 {
         let bits = self.0.load(Relaxed);
         let small = Class::all().filter(|class| bits & (1 << class.index()) != 0);
@@ -65,7 +82,11 @@ impl Kept {
         let small: u64 = small
             .map(|class| 2 * Magazine::rounds(class) as u64 * class.bytes())
             .sum();
-        small + if bits & LARGER == 0 { 0 } else { larger }
+        let larger = match bits & LARGER {
+            0 => 0,
+            _ => larger + MAX_ABROAD,
+        };
+        small + larger + self.shard()
     }
 }
 
@@ -84,8 +105,9 @@ mod tests {
         kept.note_larger();
         kept.forget_small(other);
         assert!(kept.has_small(one) && !kept.has_small(other));
-        assert_eq!(kept.bytes(1000), 1000 + 2 * 64 * 16);
+        kept.note_shard(7);
+        assert_eq!(kept.bytes(1000), 1000 + MAX_ABROAD + 2 * 64 * 16 + 7);
         kept.forget();
-        assert_eq!(kept.bytes(1000), 0);
+        assert_eq!(kept.bytes(1000), 7);
     }
 }

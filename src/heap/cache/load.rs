@@ -1,19 +1,24 @@
 //! Blocks on their way from a cache to the core.
 
+use super::kept::Kept;
 use super::magazine::Magazine;
-use crate::core::RangeId;
+use super::shards::Own;
+use crate::core::Extent;
 
 /// Blocks that are being returned to the core.
 #[derive(Debug)]
 pub(crate) enum Load {
     Small(Box<Magazine>),
-    Ranges(Vec<RangeId>),
+    Ranges(Vec<Extent>),
 }
 
-/// All contents of a cache.
-#[derive(Debug, Default)]
-pub(crate) struct Contents {
+/// All contents of a cache, which are out of it but counted.
+#[derive(Debug)]
+pub(crate) struct Contents<'a> {
     #[expect(clippy::vec_box, reason = "magazines are large, and boxed already")]
     pub(crate) small: Vec<Box<Magazine>>,
-    pub(crate) ranges: Vec<RangeId>,
+    pub(crate) ranges: Vec<Extent>,
+    pub(crate) shard: Option<&'a mut Own>,
+    /// To be told once the core has everything.
+    pub(crate) kept: &'a Kept,
 }

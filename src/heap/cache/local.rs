@@ -7,6 +7,7 @@ use super::load::Contents;
 use super::magazine::Magazine;
 use super::medium::Medium;
 use super::reserved::Visitor;
+use super::shards::Own;
 use crate::classes::{CLASSES, Class};
 
 /// The small blocks of one class, in two magazines: a thread that allocates and frees around the boundary
@@ -162,6 +163,9 @@ pub(crate) struct Local {
     pub(crate) small: [Shelf; CLASSES],
     pub(crate) grants: [Grant; CLASSES],
     pub(crate) medium: Medium,
+    pub(crate) shard: Option<Box<Own>>,
+    /// How often in a row this thread found that others use the core too.
+    pub(crate) crowded: u32,
     /// This thread's identity to the core's lock.
     pub(crate) visitor: Visitor,
     pub(crate) tally: Tally,
@@ -178,6 +182,8 @@ impl Local {
             small: std::array::from_fn(|_| Shelf::default()),
             grants: [Grant::FIRST; CLASSES],
             medium: Medium::new(Arc::clone(&kept)),
+            shard: None,
+            crowded: 0,
             kept,
             visitor: Visitor::new(),
             tally: Tally::default(),
@@ -196,13 +202,16 @@ impl Local {
         self.medium.forget_if_empty();
     }
 
-    /// Takes all contents. The caller calls [`Kept::forget`] once the core has them.
-    pub(crate) fn empty(&mut self) -> Contents {
+    /// Takes all contents, and lends the visitor to return them to the core.
+    pub(crate) fn empty(&mut self) -> (Contents<'_>, &mut Visitor) {
         self.grants = [Grant::FIRST; CLASSES];
-        Contents {
+        let contents = Contents {
             small: self.small.iter_mut().flat_map(Shelf::take_all).collect(),
             ranges: self.medium.take_all(),
-        }
+            shard: self.shard.as_deref_mut(),
+            kept: &self.kept,
+        };
+        (contents, &mut self.visitor)
     }
 
     /// Calls `name` with the offset and bytes of each block.
@@ -215,14 +224,16 @@ impl Local {
                     .for_each(|&offset| name(offset, class.bytes()));
             }
         }
-        self.medium.each(name);
+        self.medium.each(&mut name);
+        let shard = self.shard.iter().flat_map(|own| own.shard.free_ranges());
+        shard.for_each(|free| name(free.start, free.end - free.start));
     }
 
-    /// Returns the bytes of all blocks.
+    /// Returns the bytes of all blocks, and the shard's free bytes.
     pub(crate) fn bytes(&self) -> u64 {
         let small = Class::all().zip(&self.small);
         let small: u64 = small.map(|(class, shelf)| shelf.bytes(class)).sum();
-        small + self.medium.bytes()
+        small + self.medium.bytes() + self.kept.shard()
     }
 }
 

@@ -1,30 +1,28 @@
-//! Blocks above the small ones, in bins by their size.
+//! Blocks above the small ones, in bins by their size, and such blocks on their way to where they belong.
 //!
-//! A thread that has the core to itself gets blocks of exactly the requested size back, so that none wastes a
-//! part, and keeps them only until a request misses: a visit to the core is cheap then. While threads share the core, a miss is expensive: a block may then be up to an eighth larger than
-//! the request, and each thread caches more. Either way a block keeps its size, and returns to the core as a
-//! whole.
+//! A thread gets blocks of exactly the requested size back, so that none wastes a part, and while it has the core to
+//! itself keeps them only until a request misses: a visit to the core is cheap then. While threads share the core,
+//! each caches more.
 
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use super::kept::Kept;
-use crate::core::{Extent, GRANULE, RangeId, bin_of};
+use crate::core::{Extent, GRANULE, bin_of};
 
 /// The largest blocks that are cached, in bytes: while threads share the core, and otherwise.
 pub(crate) const MAX_CACHED: u64 = 4 << 20;
 const MAX_ALONE: u64 = 1 << 20;
-/// Requests of at least so many granules, two pages, may get a larger block. What a collection's block has
-/// beyond its layout is noted in the page map at the block's second page.
-pub(crate) const MIN_INEXACT: u32 = ((4 << 10) / GRANULE) as u32;
-
 const WORDS: usize = bin_of((MAX_CACHED / GRANULE) as u32) / 64 + 1;
 /// How many blocks of a bin are compared with a request: the largest bins have many sizes.
 const LOOKS: usize = 4;
 const NONE: u32 = u32::MAX;
+/// The largest requests, in granules, that find room in the core whatever a lone thread caches: 4 KiB.
+const ALWAYS_FIT: u32 = ((4 << 10) / GRANULE) as u32;
 
 /// How much a hit raises the score: caching pays if it serves one request in this many.
 const HIT: u32 = 6;
+/// How much more a miss lowers it that cost little.
+const CHEAP_MISS: u32 = 5;
 const HIGH: u32 = 64;
 /// While caching does not pay, one block in this many is cached anyway.
 const SAMPLE: u32 = 32;
@@ -33,9 +31,24 @@ const SAMPLE: u32 = 32;
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     extent: Extent,
-    /// In granules.
-    size: u32,
     next: u32,
+}
+
+/// How many lists of blocks there are that are other threads', and when one of them is full: with so many
+/// blocks, or granules.
+const LISTS: usize = 8;
+const FULL: usize = 32;
+const FULL_GRANULES: u64 = (256 << 10) / GRANULE;
+
+/// The most bytes in all of these lists.
+pub(super) const MAX_ABROAD: u64 = LISTS as u64 * FULL_GRANULES * GRANULE;
+
+/// Blocks of one shard, another thread's.
+#[derive(Debug, Default)]
+struct Abroad {
+    shard: u8,
+    granules: u64,
+    blocks: Vec<Extent>,
 }
 
 /// A thread's cache of larger blocks.
@@ -51,11 +64,13 @@ pub(crate) struct Medium {
     /// The bin to evict next.
     hand: usize,
     /// Blocks on their way back to the core, and their granules.
-    leaving: Vec<RangeId>,
+    leaving: Vec<Extent>,
     leaving_granules: u64,
+    /// Blocks on their way to other threads' shards.
+    abroad: [Abroad; LISTS],
     /// Whether several threads used the core when this one did last.
     shares: bool,
-    /// Rises with each hit and falls with each miss; at 0 caching does not pay, unless threads share the core.
+    /// Rises with each hit and falls with each miss; at 0 caching does not pay.
     score: u32,
     /// Blocks not cached since the last sample, which tests whether caching pays again.
     skipped: u32,
@@ -77,6 +92,7 @@ impl Medium {
             hand: 0,
             leaving: Vec::new(),
             leaving_granules: 0,
+            abroad: Default::default(),
             shares: false,
             score: HIGH,
             skipped: 0,
@@ -100,13 +116,10 @@ impl Medium {
         }
     }
 
-    /// Removes and returns a block for a request of `size` granules, and the block's size.
+    /// Removes and returns a block of `size` granules.
     #[inline]
-    pub(crate) fn pop(&mut self, size: u32) -> Option<(Extent, u32)> {
-        let found = match self.shares {
-            false => self.take(bin_of(size), size..=size),
-            true => self.take_near(size),
-        };
+    pub(crate) fn pop(&mut self, size: u32) -> Option<Extent> {
+        let found = self.take(bin_of(size), size);
         self.score = match found {
             Some(_) => (self.score + HIT).min(HIGH),
             None => self.score.saturating_sub(1),
@@ -114,61 +127,51 @@ impl Medium {
         found
     }
 
-    /// As [`pop`](Self::pop), while threads share the core.
-    fn take_near(&mut self, size: u32) -> Option<(Extent, u32)> {
-        let most = match size < MIN_INEXACT {
-            true => size,
-            // An eighth of the bytes requested, which take all granules but a part of the last.
-            false => size.max((size - 1) + (size - 1) / 8),
-        };
-        let last = bin_of(most);
-        let mut bin = bin_of(size);
-        while bin <= last {
-            let found = self.take(bin, size..=most);
-            if found.is_some() {
-                return found;
-            }
-            bin = self.next_full(bin + 1)?;
+    /// Removes and returns a block of a bin with this size.
+    #[inline]
+    fn take(&mut self, bin: usize, size: u32) -> Option<Extent> {
+        let at = self.firsts[bin];
+        match self.entries.get(at as usize)?.extent.granules() == size {
+            true => Some(self.take_first(bin, at)),
+            false => self.take_behind(at, size),
         }
-        None
     }
 
-    /// Removes and returns a block of a bin with one of these sizes, and its size.
+    /// Removes and returns the first block of a bin, which is at `at`.
     #[inline]
-    fn take(&mut self, bin: usize, sizes: RangeInclusive<u32>) -> Option<(Extent, u32)> {
-        let at = self.firsts[bin];
-        let Entry { extent, size, next } = *self.entries.get(at as usize)?;
-        if !sizes.contains(&size) {
-            return self.take_behind(at, &sizes);
-        }
+    fn take_first(&mut self, bin: usize, at: u32) -> Extent {
+        let Entry { extent, next } = self.entries[at as usize];
         self.firsts[bin] = next;
         if next == NONE {
             self.full[bin / 64] &= !(1 << (bin % 64));
         }
         self.vacate(at);
-        self.granules -= u64::from(size);
-        Some((extent, size))
+        self.granules -= u64::from(extent.granules());
+        extent
     }
 
     /// As [`take`](Self::take), from the next few entries behind `before`.
     #[cold]
-    fn take_behind(
-        &mut self,
-        mut before: u32,
-        sizes: &RangeInclusive<u32>,
-    ) -> Option<(Extent, u32)> {
+    fn take_behind(&mut self, mut before: u32, size: u32) -> Option<Extent> {
         for _ in 1..LOOKS {
             let at = self.entries[before as usize].next;
-            let Entry { extent, size, next } = *self.entries.get(at as usize)?;
-            if sizes.contains(&size) {
+            let Entry { extent, next } = *self.entries.get(at as usize)?;
+            if extent.granules() == size {
                 self.entries[before as usize].next = next;
                 self.vacate(at);
                 self.granules -= u64::from(size);
-                return Some((extent, size));
+                return Some(extent);
             }
             before = at;
         }
         None
+    }
+
+    /// Notes that a miss cost little, because the thread's shard had a block: caching pays only if it serves
+    /// more requests than otherwise.
+    #[inline]
+    pub(crate) fn missed_at_low_cost(&mut self) {
+        self.score = self.score.saturating_sub(CHEAP_MISS);
     }
 
     #[inline]
@@ -179,7 +182,7 @@ impl Medium {
     /// Returns whether caching blocks pays now.
     #[inline]
     pub(crate) fn pays(&self) -> bool {
-        self.shares || self.score > 0
+        self.score > 0
     }
 
     /// Notes whether threads share the core now, before the core gets a request for `size` granules. A thread that
@@ -187,7 +190,7 @@ impl Medium {
     /// core would leave holes elsewhere instead. The smallest requests find room anyway.
     #[inline]
     pub(crate) fn note_shares(&mut self, shares: bool, size: u32) {
-        if !shares && (self.shares || size > MIN_INEXACT) {
+        if !shares && (self.shares || size > ALWAYS_FIT) {
             self.shrink(0);
         }
         self.shares = shares;
@@ -216,46 +219,41 @@ impl Medium {
         self.skipped > SAMPLE
     }
 
-    /// Adds a block of `size` granules, to [keep](Self::keeps) it.
+    /// Adds a block, to [keep](Self::keeps) it.
     #[inline]
-    pub(crate) fn put(&mut self, size: u32, extent: Extent) {
+    pub(crate) fn put(&mut self, extent: Extent) {
         if !self.pays() {
             self.skipped = 0;
             self.shrink(0);
         }
-        self.push(size, extent);
+        self.push(extent);
     }
 
-    /// Returns whether the cache has more than `budget` granules after a block of `size`; if so, the caller
-    /// returns the [leaving](Self::leaving) blocks to the core now.
+    /// Returns whether the cache has more than `budget` granules; if so, the caller returns the
+    /// [leaving](Self::leaving) blocks now.
     #[inline]
-    pub(crate) fn is_over(&mut self, size: u32, budget: u64) -> bool {
-        let over = |this: &Self| this.granules + this.leaving_granules > budget;
-        let most = if self.shares {
-            // The rest of the budget is for blocks that leave when the thread allocates from the core next. A
-            // large block may take all of it.
-            (budget - budget / 4).max(size.into())
-        } else if !over(self) {
+    pub(crate) fn is_over(&mut self, budget: u64) -> bool {
+        if self.granules + self.leaving_granules <= budget {
             return false;
-        } else {
-            // Half of the blocks, so that evictions are rare and large; a sample stays.
-            if self.pays() { budget / 2 } else { budget }
-        };
-        if self.granules > most {
-            self.shrink(most);
         }
-        over(self) || !self.shares
+        // So much less that evictions are rare and large; a sample stays.
+        self.shrink(match (self.pays(), self.shares) {
+            (false, _) => budget,
+            (true, false) => budget / 2,
+            (true, true) => budget - budget / 4,
+        });
+        true
     }
 
-    /// Caches a block of `size` granules, at most [`MAX_CACHED`] in bytes.
+    /// Caches a block, at most [`MAX_CACHED`] in bytes.
     #[inline]
-    pub(crate) fn push(&mut self, size: u32, extent: Extent) {
+    pub(crate) fn push(&mut self, extent: Extent) {
         if !self.noted {
             self.note();
         }
-        let bin = bin_of(size);
+        let bin = bin_of(extent.granules());
         let next = self.firsts[bin];
-        let entry = Entry { extent, size, next };
+        let entry = Entry { extent, next };
         let at = match self.entries.get_mut(self.vacant as usize) {
             Some(vacant) => {
                 let next = vacant.next;
@@ -269,33 +267,62 @@ impl Medium {
         };
         self.firsts[bin] = at;
         self.full[bin / 64] |= 1 << (bin % 64);
-        self.granules += u64::from(size);
+        self.granules += u64::from(extent.granules());
     }
 
-    /// Calls `name` with the offset and bytes of each cached block.
+    /// Calls `name` with the offset and bytes of each block that does not [leave](Self::leaving) to the core.
     pub(super) fn each(&self, mut name: impl FnMut(u64, u64)) {
+        let mut name =
+            |extent: &Extent| name(extent.offset, u64::from(extent.granules()) * GRANULE);
+        let abroad = self.abroad.iter().flat_map(|list| &list.blocks);
+        abroad.for_each(&mut name);
         for &first in self.firsts.iter() {
             let mut at = first;
             while let Some(entry) = self.entries.get(at as usize) {
-                name(entry.extent.offset, u64::from(entry.size) * GRANULE);
+                name(&entry.extent);
                 at = entry.next;
             }
         }
     }
 
-    /// Adds a block of `size` granules to those leaving, instead of caching it.
+    /// Adds a block to those leaving, instead of caching it.
     #[inline]
-    pub(crate) fn pass_on(&mut self, size: u32, node: RangeId) {
+    pub(crate) fn pass_on(&mut self, extent: Extent) {
         if !self.noted {
             self.note();
         }
-        self.leaving.push(node);
-        self.leaving_granules += u64::from(size);
+        self.leaving.push(extent);
+        self.leaving_granules += u64::from(extent.granules());
+    }
+
+    /// Adds a block of another thread's shard to those that go there. Calls `send` with lists that go now.
+    pub(crate) fn send_abroad(
+        &mut self,
+        shard: u8,
+        extent: Extent,
+        send: impl Fn(u8, Vec<Extent>),
+    ) {
+        if !self.noted {
+            self.note();
+        }
+        let list = &mut self.abroad[usize::from(shard) % LISTS];
+        if list.shard != shard && !list.blocks.is_empty() {
+            send(list.shard, std::mem::take(list).blocks);
+        }
+        if list.blocks.is_empty() {
+            list.blocks.reserve_exact(FULL);
+        }
+        list.shard = shard;
+        list.granules += u64::from(extent.granules());
+        list.blocks.push(extent);
+        if list.blocks.len() >= FULL || list.granules >= FULL_GRANULES {
+            send(shard, std::mem::take(list).blocks);
+        }
     }
 
     /// Returns the blocks that have to return to the core.
     #[inline]
-    pub(crate) fn leaving(&self) -> &[RangeId] {
+    pub(crate) fn leaving(&self) -> &[Extent] {
         &self.leaving
     }
 
@@ -306,8 +333,15 @@ impl Medium {
         self.leaving_granules = 0;
     }
 
+    /// Uses an empty vector again, for its room, if no blocks leave.
+    pub(crate) fn keep_room(&mut self, empty: Vec<Extent>) {
+        if self.leaving.is_empty() {
+            self.leaving = empty;
+        }
+    }
+
     /// Takes the blocks that have to return to the core.
-    pub(crate) fn take_leaving(&mut self) -> Vec<RangeId> {
+    pub(crate) fn take_leaving(&mut self) -> Vec<Extent> {
         self.leaving_granules = 0;
         std::mem::take(&mut self.leaving)
     }
@@ -338,21 +372,24 @@ impl Medium {
 
     /// Evicts blocks of a bin until `most` granules remain.
     fn evict(&mut self, bin: usize, most: u64) {
-        while self.granules > most
-            && let Some((extent, size)) = self.take(bin, 0..=u32::MAX)
-        {
-            self.leaving.push(extent.node);
-            self.leaving_granules += u64::from(size);
+        while self.granules > most && self.firsts[bin] != NONE {
+            let extent = self.take_first(bin, self.firsts[bin]);
+            self.leaving.push(extent);
+            self.leaving_granules += u64::from(extent.granules());
         }
     }
 
     /// Takes all blocks.
-    pub(super) fn take_all(&mut self) -> Vec<RangeId> {
+    pub(super) fn take_all(&mut self) -> Vec<Extent> {
         self.shrink(0);
         self.missed = (0, 0);
         // The caller clears the note once the core has the blocks.
         self.noted = false;
-        self.take_leaving()
+        let mut all = self.take_leaving();
+        for list in std::mem::take(&mut self.abroad) {
+            all.extend(list.blocks);
+        }
+        all
     }
 
     /// Returns how many blocks of `size` granules to fetch besides the one that was missed, to
@@ -388,12 +425,13 @@ impl Medium {
 
     /// Returns the bytes of all blocks.
     pub(super) fn bytes(&self) -> u64 {
-        (self.granules + self.leaving_granules) * GRANULE
+        let abroad: u64 = self.abroad.iter().map(|list| list.granules).sum();
+        (self.granules + self.leaving_granules + abroad) * GRANULE
     }
 
     /// Returns whether there are no blocks.
     pub(crate) fn is_empty(&self) -> bool {
-        self.granules + self.leaving_granules == 0
+        self.bytes() == 0
     }
 }
 

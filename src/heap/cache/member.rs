@@ -262,7 +262,7 @@ mod tests {
             });
         };
         std::thread::scope(|scope| {
-            scope.spawn(|| {
+            let visits = scope.spawn(|| {
                 visits(0);
                 visits(2);
                 // Every third one closes; the next that joins drops their members.
@@ -281,6 +281,8 @@ mod tests {
                 // Joins again, as no heap does that was closed.
                 closed.for_each(|club| assert_eq!(visit(club), Some(1)));
             });
+            // Until its members have left.
+            visits.join().unwrap();
         });
         for (at, club) in clubs.iter().enumerate() {
             assert_eq!(club.members.lock().unwrap().len(), 1);

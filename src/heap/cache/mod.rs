@@ -20,6 +20,7 @@ mod medium;
 pub(crate) mod member;
 mod members;
 mod reserved;
+mod shards;
 pub(crate) mod sync;
 
 pub(crate) use self::{
@@ -29,8 +30,9 @@ pub(crate) use self::{
     load::{Contents, Load},
     local::{Local, Tally},
     magazine::Magazine,
-    medium::{MAX_CACHED, MIN_INEXACT, Medium},
+    medium::{MAX_CACHED, Medium},
     member::{Home, Member},
     members::Members,
     reserved::{Inside, Reserved, Visitor},
+    shards::{Own, Post, Shards, UNIT},
 };

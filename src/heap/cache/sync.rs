@@ -4,7 +4,7 @@
 pub(crate) use loom::{
     cell::{MutPtr, UnsafeCell},
     hint::spin_loop,
-    sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering, fence},
+    sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Ordering, fence},
     sync::{Mutex, MutexGuard},
     thread::yield_now,
 };
@@ -12,7 +12,7 @@ pub(crate) use loom::{
 pub(crate) use {
     plain::{MutPtr, UnsafeCell},
     std::hint::spin_loop,
-    std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering, fence},
+    std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Ordering, fence},
     std::sync::{Mutex, MutexGuard},
     std::thread::yield_now,
 };

@@ -7,6 +7,7 @@ mod pages;
 mod ranges;
 mod refusals;
 mod resize;
+mod shard;
 mod slabs;
 mod spans;
 mod table;
@@ -21,6 +22,7 @@ pub(super) use nodes::RangeId;
 pub(super) use pages::{Owner, PageMap};
 pub(super) use ranges::{Extent, GRANULE, MAX_RANGE};
 pub(super) use refusals::{Outside, Request};
+pub(super) use shard::Shard;
 pub(super) use table::Ahead;
 
 use self::ranges::Ranges;
@@ -50,6 +52,8 @@ pub(super) struct Core {
     slabs: Slabs,
     pages: Arc<PageMap>,
     refusals: Refusals,
+    /// Shards that ended.
+    shards: Vec<Shard>,
 }
 
 impl Core {
@@ -69,6 +73,7 @@ impl Core {
             slabs: Slabs::new(),
             pages: Arc::new(PageMap::new(limit)),
             refusals: Refusals::default(),
+            shards: Vec::new(),
         })
     }
 
@@ -103,11 +108,41 @@ impl Core {
     }
 
     /// Allocates a range of at least `bytes`, at an address that is a multiple of `align`, a power of two.
-    #[inline]
+    #[inline(never)]
     pub(super) fn allocate(&mut self, bytes: u64, align: u64) -> Option<Extent> {
         let extent = self.ranges.allocate(bytes.max(PAGE), align)?;
         self.mark_high_water();
         Some(extent)
+    }
+
+    /// Returns a shard without memory, which belongs to this core.
+    pub(super) fn new_shard(&mut self) -> Shard {
+        let ended = self.shards.pop();
+        ended.unwrap_or_else(|| Shard::new(&mut self.ranges))
+    }
+
+    /// Keeps a shard that has no segments for the next thread.
+    pub(super) fn end_shard(&mut self, shard: Shard) {
+        debug_assert!(shard.segments() == 0);
+        self.shards.push(shard);
+    }
+
+    /// Gives a shard vacant nodes.
+    pub(super) fn lend_nodes(&mut self, shard: &mut Shard) {
+        shard.borrow_nodes(&mut self.ranges);
+    }
+
+    /// Gives a shard a segment of `bytes`, at an address that is a multiple of `align`; returns its place.
+    pub(super) fn feed(&mut self, shard: &mut Shard, bytes: u64, align: u64) -> Option<Range<u64>> {
+        let extent = self.allocate(bytes, align)?;
+        let place = extent.offset..extent.offset + bytes;
+        shard.add(&mut self.ranges, extent.node(), place.clone());
+        Some(place)
+    }
+
+    /// Takes a shard's segment back, with its blocks; returns its place.
+    pub(super) fn take_segment(&mut self, shard: &mut Shard, number: usize) -> Option<Range<u64>> {
+        shard.give_back(&mut self.ranges, number)
     }
 
     /// Returns the table that finds blocks without the core.
@@ -135,25 +170,25 @@ impl Core {
     }
 
     /// Frees a range; returns whether it was in use.
-    #[inline]
+    #[inline(always)]
     pub(super) fn free(&mut self, node: RangeId) -> bool {
         self.ranges.free(node)
     }
 
     /// Frees many ranges; returns how many of them were in use.
     #[inline]
-    pub(super) fn free_all(&mut self, nodes: &[RangeId]) -> usize {
+    pub(super) fn free_all(&mut self, ranges: &[Extent]) -> usize {
         // Each range's neighbours are far from the others': reads all of them first, so that the cache misses
         // overlap.
-        if nodes.len() > 2 {
-            let touched = nodes
+        if ranges.len() > 2 {
+            let touched = ranges
                 .iter()
-                .fold(0, |sum, &node| sum ^ self.ranges.touch(node));
+                .fold(0, |sum, range| sum ^ self.ranges.touch(range.node()));
             std::hint::black_box(touched);
         }
-        let freed = nodes
+        let freed = ranges
             .iter()
-            .map(|&node| usize::from(self.ranges.free(node)));
+            .map(|range| usize::from(self.ranges.free(range.node())));
         freed.sum()
     }
 
@@ -251,7 +286,7 @@ impl Core {
     }
 
     /// Returns the part of the table to populate so that `more` further ranges have memory.
-    pub(super) fn prepare(&mut self, more: usize) -> Ahead {
+    pub(super) fn prepare(&mut self, more: usize) -> Option<Ahead> {
         self.ranges.nodes.prepare(more)
     }
 

@@ -1,18 +1,19 @@
 //! The table of ranges: each is a node linked to its neighbours in memory; free ones are in lists by size.
 
+use std::alloc::{Layout, handle_alloc_error};
 use std::cell::Cell;
 use std::hint::select_unpredictable;
 use std::io;
 
 use super::bins::{self, GROWABLE_END, Occupied};
-use super::table::{Ahead, Table};
+use super::table::{Ahead, Growth, View};
 
 /// The index of a range's node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct RangeId(u32);
 
 impl RangeId {
-    /// The index of no range: the first node, a sentinel that can be read and written like any other.
+    /// The index of no range.
     pub(super) const NONE: Self = Self(0);
 
     #[inline]
@@ -84,17 +85,23 @@ const VACANT: Node = Node {
 /// How many nodes are added at once: half a kernel page of 4 KiB.
 const MORE: usize = 64;
 
-/// All nodes.
+/// All nodes, or a shard's: what they have in common is the table, so that nodes keep their indexes when they
+/// move between the two.
 #[derive(Debug)]
 pub(super) struct Nodes {
-    nodes: Table<Node>,
+    nodes: View<Node>,
+    /// `None` for a shard's: the core adds nodes to the table and [lends](Self::lend) them.
+    growth: Option<Growth>,
+    /// The end of each bin's list: a sentinel that can be read and written like any other node.
+    none: RangeId,
     /// The first of each bin's list.
     heads: Box<[RangeId; GROWABLE_END + 1]>,
     vacant: RangeId,
     occupied: Occupied,
     /// A bin, and a size of it from which on it has no range: a search of all of it has shown that.
     vain: Cell<(usize, u32)>,
-    /// How many nodes are not vacant.
+    /// How many nodes there are, without the sentinel, and how many of them are not vacant.
+    owned: usize,
     pub(super) count: usize,
 }
 
@@ -104,19 +111,74 @@ impl Nodes {
     /// # Errors
     /// The kernel's error if it has no addresses for that many.
     pub(super) fn new(most: usize) -> io::Result<Self> {
-        let mut nodes = Table::new(most.saturating_add(1).next_multiple_of(MORE))?;
-        nodes.extend(1, |_| Node {
-            state: NodeState::Used,
-            ..VACANT
-        });
-        Ok(Self {
+        let most = most.saturating_add(2).next_multiple_of(MORE);
+        let (nodes, growth) = View::new(most)?;
+        let mut this = Self::of(nodes, Some(growth));
+        this.set_sentinel();
+        Ok(this)
+    }
+
+    fn of(nodes: View<Node>, growth: Option<Growth>) -> Self {
+        Self {
             nodes,
+            growth,
+            none: RangeId::NONE,
             heads: Box::new([RangeId::NONE; GROWABLE_END + 1]),
             vacant: RangeId::NONE,
             occupied: Occupied::new(),
             vain: Cell::new((0, u32::MAX)),
+            owned: 0,
             count: 0,
-        })
+        }
+    }
+
+    /// Returns another list of nodes in the same table, for a shard, without any.
+    pub(super) fn split(&mut self) -> Self {
+        // A batch of its own: each change of a list writes to the sentinel, so no other list's node may be near.
+        let rest = std::mem::replace(&mut self.vacant, RangeId::NONE);
+        self.add_vacant();
+        // SAFETY: nodes change lists in `lend` and `take_over`, which have exclusive references
+        // to both, and links lead to nodes of the same list. An index that comes from outside, to free or resize
+        // a range, is used with the list that has the node: the heap keeps record of each shard's addresses.
+        // Only unsafe code can free a range of its own making.
+        let nodes = unsafe { self.nodes.split() };
+        let mut other = Self::of(nodes, None);
+        while self.vacant != RangeId::NONE {
+            self.lend(&mut other, 1);
+        }
+        self.vacant = rest;
+        other.set_sentinel();
+        other
+    }
+
+    fn set_sentinel(&mut self) {
+        self.none = self.add(0, 0, RangeId::NONE, RangeId::NONE);
+        self.heads.fill(self.none);
+        (self.owned, self.count) = (self.owned - 1, 0);
+    }
+
+    /// Returns how many nodes are vacant.
+    #[inline]
+    pub(super) fn vacancies(&self) -> usize {
+        self.owned - self.count
+    }
+
+    /// Gives another list `more` vacant nodes.
+    pub(super) fn lend(&mut self, other: &mut Self, more: usize) {
+        for _ in 0..more {
+            let node = self.add(0, 0, RangeId::NONE, RangeId::NONE);
+            other.take_over(self, 1);
+            other.retire(node);
+        }
+    }
+
+    /// Notes that `nodes` nodes of `other` are this list's now: vacant but in no list, or neighbours in memory.
+    pub(super) fn take_over(&mut self, other: &mut Self, nodes: usize) {
+        self.nodes.learn(&other.nodes);
+        self.owned += nodes;
+        self.count += nodes;
+        other.owned -= nodes;
+        other.count -= nodes;
     }
 
     #[inline]
@@ -166,31 +228,40 @@ impl Nodes {
     #[inline(never)]
     fn add_vacant(&mut self) {
         let first = self.nodes.len();
-        self.nodes.extend(MORE - first % MORE, |index| Node {
+        let Some(growth) = &mut self.growth else {
+            // Unreachable: shards check that they have a vacant node.
+            handle_alloc_error(Layout::new::<Node>());
+        };
+        let more = MORE - first % MORE;
+        self.nodes.extend(growth, more, |index| Node {
             next: RangeId(index as u32 + 1),
             ..VACANT
         });
-        if let Some(last) = self.nodes.last_mut() {
-            last.next = RangeId::NONE;
-        }
+        self.nodes[first + more - 1].next = RangeId::NONE;
+        // Index 0 is no range's.
+        let first = first.max(1);
         self.vacant = RangeId(first as u32);
+        self.owned += self.nodes.len() - first;
     }
 
     /// Returns how many more nodes fit before the kernel has to provide memory.
     #[inline]
     pub(super) fn spare(&self) -> usize {
-        // Without the sentinel.
-        self.nodes.len() - 1 - self.count + self.nodes.spare()
+        let growth = self.growth.as_ref();
+        self.vacancies() + growth.map_or(0, |growth| self.nodes.spare(growth))
     }
 
-    /// Returns the part of the table to populate so that `more` further nodes have memory.
-    pub(super) fn prepare(&mut self, more: usize) -> Ahead {
-        self.nodes.prepare(more)
+    /// Returns the part of the table to populate so that `more` further nodes have memory; a shard has none.
+    pub(super) fn prepare(&mut self, more: usize) -> Option<Ahead> {
+        let growth = self.growth.as_mut()?;
+        Some(self.nodes.prepare(growth, more))
     }
 
     /// Notes that `ahead` is populated.
     pub(super) fn prepared(&mut self, ahead: &Ahead) {
-        self.nodes.prepared(ahead);
+        if let Some(growth) = &mut self.growth {
+            growth.prepared(ahead);
+        }
     }
 
     /// Adds a node between `next` and the one before it.
@@ -211,7 +282,7 @@ impl Nodes {
     ) -> RangeId {
         let node = self.add(start, size, previous, next);
         // Dereferences once: otherwise the table's address is loaded again after each write to it.
-        let nodes = &mut *self.nodes;
+        let mut nodes = self.nodes.elements();
         let before = &mut nodes[previous.index()];
         before.next = node;
         let growable_end = std::mem::take(&mut before.growable_end);
@@ -233,13 +304,13 @@ impl Nodes {
     /// Puts a node in the list of its size, or in the list of growable ends.
     #[inline(always)]
     pub(super) fn link(&mut self, node: RangeId) {
-        let nodes = &mut *self.nodes;
+        let mut nodes = self.nodes.elements();
         let this = &nodes[node.index()];
         let bin = select_unpredictable(this.growable_end, GROWABLE_END, bins::bin_of(this.size));
         let first = std::mem::replace(&mut self.heads[bin], node);
         nodes[first.index()].before = node;
         let this = &mut nodes[node.index()];
-        this.before = RangeId::NONE;
+        this.before = self.none;
         this.after = first;
         this.state = NodeState::Free;
         this.bin = bin as u16;
@@ -253,18 +324,17 @@ impl Nodes {
     /// Takes a node out of its list: it is in use.
     #[inline(always)]
     pub(super) fn unlink(&mut self, node: RangeId) {
-        let nodes = &mut *self.nodes;
+        let mut nodes = self.nodes.elements();
         let this = &mut nodes[node.index()];
         let (before, after, bin) = (this.before, this.after, usize::from(this.bin));
         this.state = NodeState::Used;
         // Without a branch, which would be unpredictable; so this also writes to the sentinel.
         nodes[after.index()].before = before;
         nodes[before.index()].after = after;
-        let first = before == RangeId::NONE;
+        let first = before == self.none;
         let head = &mut self.heads[bin];
         *head = select_unpredictable(first, after, *head);
-        self.occupied
-            .reset_if(bin, first & (after == RangeId::NONE));
+        self.occupied.reset_if(bin, first & (after == self.none));
     }
 
     /// Returns a free node of at least `size` granules, more than 0: the last freed of its own bin if that
@@ -276,7 +346,7 @@ impl Nodes {
         let first = self.heads[own];
         // Looks both up and chooses one without a branch, which would be unpredictable.
         let next = self.occupied.next(own + 1);
-        let next = next.map_or(RangeId::NONE, |bin| self.heads[bin]);
+        let next = next.map_or(self.none, |bin| self.heads[bin]);
         let found = select_unpredictable(self.get(first).size >= size, first, next);
         // Not if there is none, and not always at a growable end.
         match self.get(found).size >= size {
@@ -310,7 +380,7 @@ impl Nodes {
         std::iter::from_fn(move || {
             let this = node;
             node = self.get(this).after;
-            (this != RangeId::NONE).then_some(this)
+            (this != self.none).then_some(this)
         })
     }
 
@@ -336,7 +406,8 @@ impl Nodes {
 
     /// Returns the table's size, in bytes.
     pub(super) fn metadata(&self) -> usize {
-        self.nodes.bytes() + size_of::<Occupied>() + size_of_val(&*self.heads)
+        let table = self.growth.as_ref().map_or(0, Growth::bytes);
+        table + size_of::<Occupied>() + size_of_val(&*self.heads)
     }
 }
 
@@ -367,7 +438,7 @@ mod tests {
         let node = add(&mut nodes);
         nodes.retire(node);
         let before = nodes.spare();
-        let ahead = nodes.prepare(before + 1);
+        let ahead = nodes.prepare(before + 1).unwrap();
         ahead.populate();
         nodes.prepared(&ahead);
         let spare = nodes.spare();

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::num::NonZeroU64;
 use std::ops::Range;
 
 use super::nodes::{NodeState, Nodes, RangeId};
@@ -17,8 +18,9 @@ pub(super) const LOG_GRANULE: u32 = 8;
 /// Granules in a page.
 const PAGE_GRANULES: u64 = PAGE >> LOG_GRANULE;
 
-/// The smallest span.
+/// The smallest span, and how many there may be at least.
 const MIN_SPAN: u64 = 64 << 10;
+const LEAST_SPANS: u64 = 1 << 14;
 
 /// The largest range, because sizes are 32 bits of granules. No range crosses a multiple of this in memory
 /// that joins: spans end there. Chunks can end there too.
@@ -26,20 +28,47 @@ pub(crate) const MAX_RANGE: u64 = (1 << 40) - (2 << 20);
 
 /// Returns the most ranges that so many bytes of memory can have: each range in use takes at least a page
 /// and has at most one free range before it, and each span has one more and its two ends. Memory is added
-/// in larger pieces than [`MIN_SPAN`].
+/// in larger pieces than [`MIN_SPAN`], and shards get larger ones. What shards keep vacant is far less than the
+/// few spans that there are leave over.
 fn most_nodes(limit: u64) -> usize {
-    let spans = limit / MIN_SPAN + 1;
+    let spans = limit / MIN_SPAN + LEAST_SPANS;
     usize::try_from(limit / PAGE * 2 + spans * 3)
         .unwrap_or(usize::MAX)
         .min((1 << 31) - 128)
 }
 
-/// A range in use.
+/// A range in use. Two words, also as an `Option`, so that functions return it in registers: what they return
+/// in memory is written in pieces that store forwarding cannot serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Extent {
     /// Bytes from the heap's start.
     pub(crate) offset: u64,
-    pub(crate) node: RangeId,
+    /// The granules and the node.
+    word: NonZeroU64,
+}
+
+impl Extent {
+    #[inline]
+    pub(crate) const fn new(offset: u64, node: RangeId, granules: u32) -> Self {
+        let word = (granules as u64) << 32 | node.number() as u64;
+        // Not 0: no range has node 0.
+        let word = match NonZeroU64::new(word) {
+            Some(word) => word,
+            None => NonZeroU64::MIN,
+        };
+        Self { offset, word }
+    }
+
+    #[inline]
+    pub(crate) const fn node(self) -> RangeId {
+        RangeId::from_number(self.word.get() as u32)
+    }
+
+    /// Returns the size. A range that was made smaller while another thread's shard had it may take more.
+    #[inline]
+    pub(crate) const fn granules(self) -> u32 {
+        (self.word.get() >> 32) as u32
+    }
 }
 
 /// All ranges. A range ends where the next one starts; the first and the last node of a span are empty.
@@ -79,6 +108,20 @@ impl Ranges {
         })
     }
 
+    /// Returns ranges without memory, for a shard.
+    pub(super) fn split(&mut self) -> Self {
+        Self {
+            nodes: self.nodes.split(),
+            spans: BTreeMap::new(),
+            origin: self.origin,
+            free: 0,
+            total: 0,
+            given: 0,
+            vain: (0, 0, 0),
+            no_free_page: false,
+        }
+    }
+
     /// Returns all memory, in bytes.
     #[inline]
     pub(super) fn total(&self) -> u64 {
@@ -110,7 +153,7 @@ impl Ranges {
 
     /// Allocates a range of at least `bytes`, more than 0, at an address that is a multiple of `align`, a
     /// power of two.
-    #[inline]
+    #[inline(always)]
     pub(super) fn allocate(&mut self, bytes: u64, align: u64) -> Option<Extent> {
         if bytes > MAX_RANGE {
             return None;
@@ -216,15 +259,12 @@ impl Ranges {
             let rest = self.nodes.insert_between(node, next, start, rest);
             self.nodes.link(rest);
         }
-        Extent {
-            offset: start << LOG_GRANULE,
-            node,
-        }
+        Extent::new(start << LOG_GRANULE, node, size)
     }
 
     /// Frees a used range; returns whether it was in use. Changes nothing if it was not, which only unsafe
     /// code can cause.
-    #[inline]
+    #[inline(always)]
     pub(super) fn free(&mut self, node: RangeId) -> bool {
         let this = self.nodes.get(node);
         if this.state != NodeState::Used {

@@ -117,7 +117,7 @@ impl Slabs {
         }
         let slab = Slab {
             start: extent.offset,
-            node: extent.node,
+            node: extent.node(),
             class,
             blocks,
             free: blocks,

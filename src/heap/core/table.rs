@@ -4,8 +4,9 @@ use std::alloc::{Layout, handle_alloc_error};
 use std::fmt;
 use std::io;
 use std::marker::PhantomData;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Index, IndexMut};
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 /// How many bytes get memory at a time. A multiple of all kernel page sizes.
 const READY: usize = 64 << 10;
@@ -14,22 +15,49 @@ const OPEN: usize = 2 << 20;
 
 /// Elements in a row, at addresses that are reserved for the maximum. Memory is added as elements are,
 /// [`READY`] bytes at a time.
-pub(super) struct Table<T> {
+///
+/// Several threads may each have a view of the elements, which accesses those that are its own;
+/// [`split`](Self::split) says how they come to it. The first view alone adds elements.
+pub(super) struct View<T> {
+    cells: Cells<T>,
+    mapping: Arc<Mapping<T>>,
+}
+
+/// The addresses, and the elements there.
+struct Mapping<T> {
     start: NonNull<T>,
-    len: usize,
-    /// The kernel has been asked to populate this many bytes.
-    ready: usize,
-    /// This many bytes are writable.
-    open: usize,
     /// This many bytes are reserved.
     room: usize,
     owns: PhantomData<T>,
 }
 
-// SAFETY: it owns its elements, as a Vec does.
-unsafe impl<T: Send> Send for Table<T> {}
-// SAFETY: the same.
-unsafe impl<T: Sync> Sync for Table<T> {}
+/// How far a table has grown.
+#[derive(Debug)]
+pub(super) struct Growth {
+    /// The kernel has been asked to populate this many bytes.
+    ready: usize,
+    /// This many bytes are writable.
+    open: usize,
+}
+
+/// A table's address and the number of its elements, or of the first of them. In a local variable it is not
+/// read again after each write to an element.
+struct Cells<T> {
+    start: NonNull<T>,
+    len: usize,
+}
+
+// SAFETY: a view is the only one that accesses its elements, as if it owned them. Through the mapping, which
+// views share, no element is accessed; they are Copy, so none is dropped.
+unsafe impl<T: Send> Send for View<T> {}
+// SAFETY: the same; a shared reference to a view only reads.
+unsafe impl<T: Sync> Sync for View<T> {}
+
+/// A view's elements, borrowed.
+pub(super) struct Elements<'a, T> {
+    cells: Cells<T>,
+    borrows: PhantomData<&'a mut T>,
+}
 
 /// Part of a table to populate; the thread that asks the kernel for it needs no lock.
 #[derive(Debug)]
@@ -39,12 +67,12 @@ pub(crate) struct Ahead {
     ready: usize,
 }
 
-impl<T: Copy> Table<T> {
+impl<T: Copy> View<T> {
     /// Creates an empty table for at most `most` elements.
     ///
     /// # Errors
     /// The kernel's error if it has no addresses for them.
-    pub(super) fn new(most: usize) -> io::Result<Self> {
+    pub(super) fn new(most: usize) -> io::Result<(Self, Growth)> {
         const { assert!(size_of::<T>() > 0 && align_of::<T>() <= 4096) };
         let room = most
             .checked_mul(size_of::<T>())
@@ -59,78 +87,91 @@ impl<T: Copy> Table<T> {
             return Err(io::Error::last_os_error());
         }
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self {
-            start,
-            len: 0,
-            ready: 0,
-            open: 0,
-            room,
-            owns: PhantomData,
-        })
+        let owns = PhantomData;
+        let view = Self {
+            cells: Cells { start, len: 0 },
+            mapping: Arc::new(Mapping { start, room, owns }),
+        };
+        Ok((view, Growth { ready: 0, open: 0 }))
     }
 
-    /// Adds `more` elements, each made by `make` from its index.
+    /// Returns another view of the table.
+    ///
+    /// # Safety
+    /// Each element has one view at a time, at first the one that added it; no other accesses it. It gets
+    /// another view while one thread has exclusive references to both.
+    pub(super) unsafe fn split(&self) -> Self {
+        Self {
+            cells: self.cells,
+            mapping: Arc::clone(&self.mapping),
+        }
+    }
+
+    /// Makes the elements that `other` can access accessible, to take some of them over.
+    pub(super) fn learn(&mut self, other: &Self) {
+        self.cells.len = self.cells.len.max(other.cells.len);
+    }
+
+    /// Adds `more` elements, each made by `make` from its index. Only for the first view, with its growth.
     ///
     /// Aborts, as a Vec does, if the kernel has no memory left or the table is full.
-    pub(super) fn extend(&mut self, more: usize, make: impl Fn(usize) -> T) {
-        let end = self.len.saturating_add(more).saturating_mul(size_of::<T>());
-        if end > self.ready {
-            self.open(end);
-            let ahead = self.ahead(end);
+    pub(super) fn extend(&mut self, growth: &mut Growth, more: usize, make: impl Fn(usize) -> T) {
+        let first = self.cells.len;
+        let end = first.saturating_add(more).saturating_mul(size_of::<T>());
+        if end > growth.ready {
+            self.open(growth, end);
+            let ahead = self.ahead(growth, end);
             ahead.populate();
-            self.prepared(&ahead);
+            growth.prepared(&ahead);
         }
-        for index in self.len..self.len + more {
-            // SAFETY: `open` made the addresses up to `end` writable; they belong to this table.
-            unsafe { self.start.add(index).write(make(index)) };
+        for index in first..first + more {
+            // SAFETY: `open` made the addresses up to `end` writable; they belong to this table, and no view
+            // can access elements beyond the length yet.
+            unsafe { self.cells.start.add(index).write(make(index)) };
         }
-        self.len += more;
+        self.cells.len += more;
+    }
+
+    /// Returns how many elements there are, in all views, if this is the first.
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.cells.len
     }
 
     /// Returns the part to populate so that `more` further elements have memory; it may be written meanwhile.
-    pub(super) fn prepare(&mut self, more: usize) -> Ahead {
-        let most = self.room / size_of::<T>();
-        let end = self.len.saturating_add(more).min(most) * size_of::<T>();
-        self.open(end);
-        self.ahead(end)
-    }
-
-    /// Notes that `ahead` is populated.
-    pub(super) fn prepared(&mut self, ahead: &Ahead) {
-        self.ready = self.ready.max(ahead.ready);
+    pub(super) fn prepare(&self, growth: &mut Growth, more: usize) -> Ahead {
+        let most = self.mapping.room / size_of::<T>();
+        let end = self.len().saturating_add(more).min(most) * size_of::<T>();
+        self.open(growth, end);
+        self.ahead(growth, end)
     }
 
     /// Returns how many elements fit in memory that is populated.
     #[inline]
-    pub(super) fn spare(&self) -> usize {
-        self.ready / size_of::<T>() - self.len
+    pub(super) fn spare(&self, growth: &Growth) -> usize {
+        growth.ready / size_of::<T>() - self.len()
     }
 
-    /// Returns the table's size, in bytes.
-    pub(super) fn bytes(&self) -> usize {
-        self.ready
-    }
-
-    fn ahead(&self, end: usize) -> Ahead {
+    fn ahead(&self, growth: &Growth, end: usize) -> Ahead {
         let ready = end.next_multiple_of(READY);
         Ahead {
-            start: self.start.addr().get() + self.ready,
-            bytes: ready.saturating_sub(self.ready),
+            start: self.cells.start.addr().get() + growth.ready,
+            bytes: ready.saturating_sub(growth.ready),
             ready,
         }
     }
 
     /// Makes the bytes before `end` writable.
-    fn open(&mut self, end: usize) {
-        if end <= self.open {
+    fn open(&self, growth: &mut Growth, end: usize) {
+        if end <= growth.open {
             return;
         }
-        let start = self.open;
-        let open = end.max(start + OPEN).next_multiple_of(READY).min(self.room);
+        let (start, room) = (growth.open, self.mapping.room);
+        let open = end.max(start + OPEN).next_multiple_of(READY).min(room);
         // SAFETY: within the reserved addresses, where nothing has been written yet.
-        let done = end <= self.room
+        let done = end <= room
             && unsafe {
-                let from = self.start.as_ptr().cast::<u8>().add(start);
+                let from = self.cells.start.as_ptr().cast::<u8>().add(start);
                 libc::mprotect(
                     from.cast(),
                     open - start,
@@ -140,7 +181,83 @@ impl<T: Copy> Table<T> {
         if !done {
             handle_alloc_error(Layout::new::<T>());
         }
-        self.open = open;
+        growth.open = open;
+    }
+
+    /// Borrows the elements.
+    #[inline]
+    pub(super) fn elements(&mut self) -> Elements<'_, T> {
+        Elements {
+            cells: self.cells,
+            borrows: PhantomData,
+        }
+    }
+}
+
+impl<T> Clone for Cells<T> {
+    #[inline]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Cells<T> {}
+
+impl<T> Cells<T> {
+    #[inline]
+    fn at(self, index: usize) -> NonNull<T> {
+        assert!(index < self.len, "no element {index} of {}", self.len);
+        // SAFETY: elements before `len` are in the mapping.
+        unsafe { self.start.add(index) }
+    }
+}
+
+impl<T> Index<usize> for View<T> {
+    type Output = T;
+
+    #[inline]
+    fn index(&self, index: usize) -> &T {
+        // SAFETY: elements before `len` were written and stay mapped while this view exists. This one is the
+        // view's own, as `split` says, and the view is borrowed.
+        unsafe { self.cells.at(index).as_ref() }
+    }
+}
+
+impl<T> IndexMut<usize> for View<T> {
+    #[inline]
+    fn index_mut(&mut self, index: usize) -> &mut T {
+        // SAFETY: as in `index`; the view is borrowed mutably.
+        unsafe { self.cells.at(index).as_mut() }
+    }
+}
+
+impl<T> Index<usize> for Elements<'_, T> {
+    type Output = T;
+
+    #[inline]
+    fn index(&self, index: usize) -> &T {
+        // SAFETY: as for the view, which is borrowed mutably while this exists.
+        unsafe { self.cells.at(index).as_ref() }
+    }
+}
+
+impl<T> IndexMut<usize> for Elements<'_, T> {
+    #[inline]
+    fn index_mut(&mut self, index: usize) -> &mut T {
+        // SAFETY: as in `index`; this is borrowed mutably.
+        unsafe { self.cells.at(index).as_mut() }
+    }
+}
+
+impl Growth {
+    /// Notes that `ahead` is populated.
+    pub(super) fn prepared(&mut self, ahead: &Ahead) {
+        self.ready = self.ready.max(ahead.ready);
+    }
+
+    /// Returns the table's size, in bytes.
+    pub(super) fn bytes(&self) -> usize {
+        self.ready
     }
 }
 
@@ -157,37 +274,17 @@ impl Ahead {
     }
 }
 
-impl<T> Deref for Table<T> {
-    type Target = [T];
-
-    #[inline]
-    fn deref(&self) -> &[T] {
-        // SAFETY: `len` elements were written.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
-    }
-}
-
-impl<T> DerefMut for Table<T> {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: `len` elements were written, and `self` is borrowed mutably.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
-    }
-}
-
-impl<T> Drop for Table<T> {
+impl<T> Drop for Mapping<T> {
     fn drop(&mut self) {
         // SAFETY: the mapping belongs to this table alone; its elements are Copy, so none needs dropping.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.room) };
     }
 }
 
-impl<T> fmt::Debug for Table<T> {
+impl<T> fmt::Debug for View<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Table")
-            .field("len", &self.len)
-            .field("ready", &self.ready)
-            .field("room", &self.room)
+        f.debug_struct("View")
+            .field("len", &self.cells.len)
             .finish_non_exhaustive()
     }
 }
@@ -196,61 +293,81 @@ impl<T> fmt::Debug for Table<T> {
 mod tests {
     use super::*;
 
-    fn table(most: usize) -> Table<u64> {
-        Table::new(most).unwrap()
+    fn table(most: usize) -> (View<u64>, Growth) {
+        View::new(most).unwrap()
     }
 
     #[test]
     fn elements_stay_where_they_are() {
-        let mut table = table(1 << 20);
-        table.extend(1, |index| index as u64);
-        let first = table.as_ptr();
+        let (mut table, mut growth) = table(1 << 20);
+        table.extend(&mut growth, 1, |index| index as u64);
+        let first = &raw const table[0];
         for _ in 0..9 {
-            table.extend(100_000, |index| index as u64);
+            table.extend(&mut growth, 100_000, |index| index as u64);
         }
-        assert_eq!((table.len(), table.as_ptr()), (900_001, first));
-        assert!(
-            table
-                .iter()
-                .enumerate()
-                .all(|(at, &value)| at as u64 == value)
-        );
-        table[900_000] = 7;
+        assert_eq!((table.len(), &raw const table[0]), (900_001, first));
+        assert!((0..900_001).all(|at| table[at] == at as u64));
+        table.elements()[900_000] = 7;
         assert_eq!(table[900_000], 7);
     }
 
     #[test]
     fn memory_comes_as_it_is_needed() {
-        let mut table = table(1 << 33);
-        assert_eq!((table.bytes(), table.spare()), (0, 0));
-        table.extend(1, |_| 1);
-        assert_eq!((table.bytes(), table.spare()), (READY, READY / 8 - 1));
-        table.extend(READY / 8 - 1, |_| 1);
-        assert_eq!((table.bytes(), table.spare()), (READY, 0));
-        let ahead = table.prepare(READY / 8 + 1);
-        assert_eq!((ahead.bytes, table.spare()), (2 * READY, 0));
+        let (mut table, mut growth) = table(1 << 33);
+        assert_eq!((growth.bytes(), table.spare(&growth)), (0, 0));
+        table.extend(&mut growth, 1, |_| 1);
+        assert_eq!(
+            (growth.bytes(), table.spare(&growth)),
+            (READY, READY / 8 - 1)
+        );
+        table.extend(&mut growth, READY / 8 - 1, |_| 1);
+        assert_eq!((growth.bytes(), table.spare(&growth)), (READY, 0));
+        let ahead = table.prepare(&mut growth, READY / 8 + 1);
+        assert_eq!((ahead.bytes, table.spare(&growth)), (2 * READY, 0));
         ahead.populate();
-        table.prepared(&ahead);
-        assert_eq!(table.spare(), 2 * READY / 8);
-        table.extend(table.spare(), |_| 2);
-        assert_eq!(table.bytes(), 3 * READY);
+        growth.prepared(&ahead);
+        assert_eq!(table.spare(&growth), 2 * READY / 8);
+        table.extend(&mut growth, 2 * READY / 8, |_| 2);
+        assert_eq!((growth.bytes(), table.spare(&growth)), (3 * READY, 0));
     }
 
     #[test]
     fn it_is_prepared_as_far_as_there_is_room() {
-        let mut table = table(READY / 8 + 1);
-        let ahead = table.prepare(usize::MAX);
+        let (mut table, mut growth) = table(READY / 8 + 1);
+        let ahead = table.prepare(&mut growth, usize::MAX);
         ahead.populate();
-        table.prepared(&ahead);
-        assert_eq!(table.spare(), 2 * READY / 8);
-        table.extend(table.spare(), |index| index as u64);
-        assert_eq!(table.last(), Some(&(2 * READY as u64 / 8 - 1)));
-        assert_eq!(table.prepare(1).bytes, 0);
+        growth.prepared(&ahead);
+        assert_eq!(table.spare(&growth), 2 * READY / 8);
+        table.extend(&mut growth, 2 * READY / 8, |index| index as u64);
+        assert_eq!(table[2 * READY / 8 - 1], 2 * READY as u64 / 8 - 1);
+        assert_eq!(table.prepare(&mut growth, 1).bytes, 0);
+    }
+
+    #[test]
+    fn views_share_what_is_there_until_the_last_is_gone() {
+        let (mut one, mut growth) = table(1 << 20);
+        one.extend(&mut growth, 4, |_| 1);
+        // SAFETY: elements 4 to 7 are the other's, the rest the first one's.
+        let mut other = unsafe { one.split() };
+        one.extend(&mut growth, 4, |_| 2);
+        other.learn(&one);
+        one[0] = 3;
+        other[4] = 5;
+        drop(one);
+        assert_eq!((other[4], other[7]), (5, 2));
+    }
+
+    #[test]
+    #[should_panic(expected = "no element 4 of 4")]
+    fn an_element_that_does_not_exist_is_not_accessed() {
+        let (mut table, mut growth) = table(1 << 20);
+        table.extend(&mut growth, 4, |_| 1);
+        table.elements()[4] = 1;
     }
 
     #[test]
     fn more_than_all_addresses_are_refused() {
-        assert!(Table::<u64>::new(usize::MAX).is_err());
-        assert!(Table::<u64>::new(1 << 58).is_err());
+        assert!(View::<u64>::new(usize::MAX).is_err());
+        assert!(View::<u64>::new(1 << 58).is_err());
     }
 }

@@ -151,11 +151,11 @@ impl Both {
             return;
         };
         assert_eq!((extent.offset + self.origin) % align, 0);
-        let owner = Owner::Range(extent.node);
+        let owner = Owner::Range(extent.node());
         self.core.pages().set(extent.offset, owner);
         assert_eq!(
             self.core.at(extent.offset),
-            Some(Found::Range(extent.node, size))
+            Some(Found::Range(extent.node(), size))
         );
         self.model.take(extent.offset..extent.offset + size);
         self.ranges.push((extent, size));
@@ -183,7 +183,7 @@ impl Both {
     fn free_nth(&mut self, which: usize) {
         if !self.ranges.is_empty() {
             let (extent, _) = self.ranges.swap_remove(which % self.ranges.len());
-            self.core.free(extent.node);
+            self.core.free(extent.node());
             self.model.used.remove(&extent.offset);
             assert_eq!(self.core.at(extent.offset), None);
         }
@@ -198,10 +198,10 @@ impl Both {
         let wanted = Core::range_bytes(bytes).unwrap();
         let free = self.core.free_bytes();
         if wanted <= size {
-            assert!(self.core.extend(extent.node, bytes));
+            assert!(self.core.extend(extent.node(), bytes));
             assert_eq!(self.core.free_bytes(), free, "extending never gives back");
-            self.core.shrink(extent.node, bytes);
-        } else if !self.core.extend(extent.node, bytes) {
+            self.core.shrink(extent.node(), bytes);
+        } else if !self.core.extend(extent.node(), bytes) {
             assert_eq!(
                 self.core.free_bytes(),
                 free,
@@ -328,7 +328,7 @@ impl Kept {
 
     fn give_all(&mut self, core: &mut Core) {
         for (extent, _) in self.ranges.drain(..) {
-            assert!(core.free(extent.node));
+            assert!(core.free(extent.node()));
         }
         for (offset, _) in self.small.drain(..) {
             assert!(core.give(offset));
@@ -348,7 +348,7 @@ impl Kept {
             None => {
                 let found = core.allocate(bytes, align);
                 found
-                    .inspect(|found| assert!(core.free(found.node)))
+                    .inspect(|found| assert!(core.free(found.node())))
                     .is_some()
             }
         };
@@ -427,7 +427,7 @@ fn a_refusal_for_fragments_holds_until_enough_comes_free() {
     core.add(0..CHUNK, true);
     let blocks: Vec<Extent> = std::iter::from_fn(|| core.allocate(65_536, 1)).collect();
     for block in blocks.iter().step_by(2) {
-        core.free(block.node);
+        core.free(block.node());
     }
     let request = Request::new(65_537, 1);
     let outside = |bytes| Outside {
@@ -445,7 +445,7 @@ fn a_refusal_for_fragments_holds_until_enough_comes_free() {
     // A smaller request, a small block, and requests after memory was added.
     assert!(!core.rules_out(&Request::new(65_000, 1), outside(0)));
     assert!(!core.rules_out(&Request::new(1, 1), outside(0)));
-    core.free(blocks[1].node);
+    core.free(blocks[1].node());
     assert!(!core.rules_out(&request, outside(0)));
     assert!(core.allocate(65_537, 1).is_some());
     core.add(CHUNK..2 * CHUNK, true);
@@ -466,8 +466,8 @@ fn a_request_that_an_emptied_slab_could_serve_is_not_ruled_out() {
     assert_eq!(core.fill(class, &mut cached), 1);
     let after: Vec<Extent> = std::iter::from_fn(|| core.allocate(SIZE, 1)).collect();
     while core.allocate(PAGE, 1).is_some() {}
-    core.free(before.node);
-    core.free(after[0].node);
+    core.free(before.node());
+    core.free(after[0].node());
     let outside = |bytes, larger| Outside {
         bytes,
         larger,
@@ -494,11 +494,11 @@ fn an_aligned_request_is_searched_for_again_once_a_range_is_free() {
     let mut core = Core::new(0, 1 << 30).unwrap();
     core.add(0..CHUNK, true);
     let blocks: Vec<Extent> = std::iter::from_fn(|| core.allocate(PAGE, 1)).collect();
-    core.free(blocks[1].node);
+    core.free(blocks[1].node());
     for _ in 0..3 {
         assert!(core.allocate(PAGE, 2 * PAGE).is_none());
     }
-    core.free(blocks[4].node);
+    core.free(blocks[4].node());
     let found = core.allocate(PAGE, 2 * PAGE).unwrap();
     assert_eq!(found.offset, 4 * PAGE);
 }
@@ -566,7 +566,7 @@ fn all_memory_is_one_range_again_when_all_is_free() {
     let blocks: Vec<Extent> = std::iter::from_fn(|| core.allocate(9000, 1)).collect();
     assert!(blocks.len() as u64 >= 4 * CHUNK / 9216 - 1);
     assert!(core.largest_free() < 9216);
-    core.free_all(&blocks.iter().map(|extent| extent.node).collect::<Vec<_>>());
+    core.free_all(&blocks);
     assert_eq!(core.largest_free(), 4 * CHUNK);
     assert_eq!(core.all_ranges().count(), 1);
 }
@@ -581,7 +581,7 @@ fn a_range_between_range_limits_is_as_long_as_can_be() {
     let all = core.allocate(MAX_RANGE, 1).unwrap();
     core.add(MAX_RANGE + 3 * CHUNK..MAX_RANGE + 4 * CHUNK, true);
     assert_eq!(core.largest_free(), 4 * CHUNK);
-    core.free(all.node);
+    core.free(all.node());
     core.ranges.check(true);
 }
 
@@ -613,13 +613,13 @@ fn a_range_takes_what_is_free_behind_it_to_the_last_granule() {
     core.add(0..CHUNK, true);
     let block = core.allocate(9000, 1).unwrap();
     let wall = core.allocate(CHUNK / 2, 1).unwrap();
-    assert!(core.extend(block.node, 9216));
-    assert!(!core.extend(block.node, 9217), "the next range is in use");
-    core.free(wall.node);
-    assert!(!core.extend(block.node, CHUNK + 1), "memory ends");
-    assert!(core.extend(block.node, CHUNK));
+    assert!(core.extend(block.node(), 9216));
+    assert!(!core.extend(block.node(), 9217), "the next range is in use");
+    core.free(wall.node());
+    assert!(!core.extend(block.node(), CHUNK + 1), "memory ends");
+    assert!(core.extend(block.node(), CHUNK));
     assert_eq!((core.free_bytes(), core.all_ranges().count()), (0, 1));
-    core.shrink(block.node, 1);
+    core.shrink(block.node(), 1);
     assert_eq!(core.largest_free(), CHUNK - PAGE);
     core.ranges.check(true);
 }
@@ -630,21 +630,21 @@ fn what_lies_at_a_growable_end_is_taken_last() {
     core.add(0..4 * CHUNK, true);
     let hole = core.allocate(2 * CHUNK, 1).unwrap();
     let wall = core.allocate(CHUNK, 1).unwrap();
-    core.free(hole.node);
+    core.free(hole.node());
     // The chunk at the growable end would be the better fit.
     let block = core.allocate(CHUNK / 2, 1).unwrap();
     assert_eq!(block.offset, hole.offset);
-    core.free(block.node);
+    core.free(block.node());
     // The growable end moves behind memory that is added, and in front of memory that is removed.
     core.add(4 * CHUNK..8 * CHUNK, true);
     let all = core.allocate(5 * CHUNK, 1).unwrap();
     assert_eq!(all.offset, 3 * CHUNK);
-    core.free(all.node);
+    core.free(all.node());
     assert!(core.remove(4 * CHUNK..8 * CHUNK));
     let block = core.allocate(CHUNK / 2, 1).unwrap();
     assert_eq!(block.offset, hole.offset);
-    core.free(wall.node);
-    core.free(block.node);
+    core.free(wall.node());
+    core.free(block.node());
     core.ranges.check(true);
 }
 
@@ -661,7 +661,7 @@ fn near_full_the_search_is_exact() {
         walls.push(core.allocate(8192, 1).unwrap());
     }
     while core.allocate(8192, 1).is_some() {}
-    core.free_all(&holes.iter().map(|extent| extent.node).collect::<Vec<_>>());
+    core.free_all(&holes);
     let found = core.allocate(1050 * GRANULE, 1).unwrap();
     assert_eq!(found.offset, holes[0].offset);
     assert_eq!(core.allocate(1050 * GRANULE, 1), None);
@@ -679,7 +679,7 @@ fn small_blocks_use_every_hole_to_the_last_page() {
         assert_eq!(core.fill(class, &mut out), out.len());
         let holes: Vec<Extent> = std::iter::from_fn(|| core.allocate(hole, 1)).collect();
         for pair in holes.chunks(2) {
-            core.free(pair[0].node);
+            core.free(pair[0].node());
         }
         let pages = |core: &Core| {
             let holes = core

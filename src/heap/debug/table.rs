@@ -178,16 +178,17 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::core::{Extent, RangeId};
+    use crate::core::{Core, Extent, RangeId};
 
     fn record(offset: u64, bytes: u64, number: u64) -> Record {
         let fit = Fit::of(bytes, 1, 32);
         Record {
             outer: Piece::range(
-                Extent {
+                Extent::new(
                     offset,
-                    node: RangeId::from_number(0),
-                },
+                    RangeId::from_number(0),
+                    Core::range_granules(fit.bytes) as u32,
+                ),
                 fit.bytes,
             ),
             offset: offset + fit.front,

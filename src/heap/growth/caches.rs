@@ -42,11 +42,13 @@ impl HeapInner {
     fn outside(&self, members: &Members, request: &Request) -> Outside {
         let larger = self.most_budget.load(Relaxed).max(self.shared_budget) * GRANULE;
         let class = request.class();
+        // First: what leaves a depot or a post meanwhile is in a thread's bound before.
+        let waiting = self.waiting_bytes();
         let kept = members.kept(larger, class);
         let waits = class.is_some_and(|class| self.depots[class.index()].len() > 0);
         Outside {
-            bytes: kept.bytes + self.waiting_bytes(),
-            larger: kept.larger,
+            bytes: kept.bytes + waiting,
+            larger: kept.larger || self.shards.posts().any(|post| post.bytes() > 0),
             of_class: kept.of_class || waits,
         }
     }
@@ -63,7 +65,7 @@ impl HeapInner {
     }
 
     /// Returns all cached blocks, and those in depots, to the core.
-    pub(super) fn empty_all_caches(&self) {
+    pub(crate) fn empty_all_caches(&self) {
         self.after_all_caches(None, &|_| None::<()>);
     }
 
@@ -76,17 +78,16 @@ impl HeapInner {
         self.takings.fetch_add(1, Relaxed);
         let members = lock(&self.members);
         let mut held = members.hold_all();
-        let contents: Vec<_> = held.iter_mut().map(|local| local.empty()).collect();
         // All caches are held until the core has their contents and this attempt has run: other threads wait,
         // and cannot miss blocks that are in no place.
         let quarantine = self.watch.as_ref();
         let _quarantine = quarantine.map(|watch| watch.emptied(&|left| self.take_back_left(&left)));
         let mut core = self.core();
-        for contents in contents {
-            self.take_back_all(&mut core, contents);
+        for local in &mut held {
+            self.take_back_all(&mut core, local.empty().0);
         }
-        held.iter().for_each(|local| local.kept.forget());
         self.empty_depots(&mut core);
+        self.open_posts(&mut core);
         core.release_empty_slabs();
         let found = core.thoroughly(attempt);
         if let (None, Some(request)) = (&found, request) {

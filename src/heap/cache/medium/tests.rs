@@ -3,6 +3,7 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 
 use super::*;
+use crate::core::RangeId;
 
 proptest! {
     /// Each step frees or allocates, alone or while threads share the core, which changes from time to time.
@@ -15,48 +16,46 @@ proptest! {
         let mut medium = Medium::new(Arc::default());
         let mut kept: HashMap<RangeId, u32> = HashMap::new();
         let mut numbers = 0..;
-        let mut new = || {
+        let mut new = |granules| {
             let number = numbers.next().unwrap();
             let node = RangeId::from_number(number);
-            Extent { offset: number.into(), node }
+            Extent::new(number.into(), node, granules)
         };
         let mut shares = false;
         for (step, size, change) in steps {
             shares ^= change == 0;
             let (budget, largest) = medium.limits(alone, shared);
             if step == 0 && u64::from(size) <= largest {
-                let extent = new();
-                let node = extent.node;
+                let extent = new(size);
                 match medium.keeps() {
-                    true => medium.put(size, extent),
-                    false => medium.pass_on(size, node),
+                    true => medium.put(extent),
+                    false => medium.pass_on(extent),
                 }
-                kept.insert(node, size);
-                if medium.is_over(size, budget) {
+                kept.insert(extent.node(), size);
+                if medium.is_over(budget) {
                     for left in medium.take_leaving() {
-                        prop_assert!(kept.remove(&left).is_some());
+                        prop_assert!(kept.remove(&left.node()).is_some());
                     }
                 }
             } else {
                 // Once, or as a thread that needs many of a size.
                 for _ in 0..if step == 1 { 1 } else { 12 } {
-                    let most = if medium.shares && size >= 16 { size.max((size - 1) * 9 / 8) } else { size };
-                    if let Some((extent, has)) = medium.pop(size) {
-                        prop_assert_eq!(kept.remove(&extent.node), Some(has));
-                        prop_assert_eq!(extent.offset, u64::from(extent.node.number()));
-                        prop_assert!((size..=most).contains(&has), "{} for {}", has, size);
+                    if let Some(extent) = medium.pop(size) {
+                        prop_assert_eq!(kept.remove(&extent.node()), Some(size));
+                        prop_assert_eq!(extent.offset, u64::from(extent.node().number()));
+                        prop_assert_eq!(extent.granules(), size);
                         continue;
                     }
                     medium.note_shares(shares, size);
                     let (budget, _) = medium.limits(alone, shared);
                     let more = medium.more(size, budget);
                     for left in medium.take_leaving() {
-                        prop_assert!(kept.remove(&left).is_some());
+                        prop_assert!(kept.remove(&left.node()).is_some());
                     }
                     for _ in 0..more {
-                        let extent = new();
-                        kept.insert(extent.node, size);
-                        medium.push(size, extent);
+                        let extent = new(size);
+                        kept.insert(extent.node(), size);
+                        medium.push(extent);
                     }
                     prop_assert!(medium.granules <= budget.max(alone));
                 }
@@ -68,7 +67,7 @@ proptest! {
             medium.each(|offset, bytes| each.push((offset, bytes)));
             prop_assert_eq!(each.iter().map(|&(_, bytes)| bytes).sum::<u64>(), medium.granules * GRANULE);
         }
-        let mut left: Vec<u32> = medium.take_all().iter().map(|node| node.number()).collect();
+        let mut left: Vec<u32> = medium.take_all().iter().map(|left| left.node().number()).collect();
         let mut expected: Vec<u32> = kept.keys().map(|node| node.number()).collect();
         left.sort_unstable();
         expected.sort_unstable();
@@ -76,42 +75,49 @@ proptest! {
         prop_assert!(medium.is_empty());
     }
 
+    /// Blocks for shards leave in order, at the latest when a list is full.
     #[test]
-    fn while_threads_share_the_core_a_block_serves_what_it_is_at_most_an_eighth_too_large_for(
-        has in 8..=(MAX_CACHED / GRANULE) as u32, size in 8..=(MAX_CACHED / GRANULE) as u32, near in 0_u32..300, shares: bool,
+    fn what_goes_abroad_arrives_once(
+        blocks in proptest::collection::vec((1..=20_u8, 8..=4096_u32), 0..600),
     ) {
-        for size in [size, (has - has * near / 1000).max(8)] {
-            let mut medium = Medium::new(Arc::default());
-            medium.note_shares(shares, 0);
-            let extent = Extent { offset: 0, node: RangeId::from_number(0) };
-            medium.push(has, extent);
-            let most = if shares && size >= 16 { size.max((size - 1) * 9 / 8) } else { size };
-            let fits = (size..=most).contains(&has);
-            prop_assert_eq!(medium.pop(size), fits.then_some((extent, has)));
+        let mut medium = Medium::new(Arc::default());
+        let sent = std::cell::RefCell::new(Vec::new());
+        let (mut granules, mut all) = (0, Vec::new());
+        for (number, &(shard, size)) in (0..).zip(&blocks) {
+            let node = RangeId::from_number(number);
+            let extent = Extent::new(u64::from(shard), node, size);
+            all.push(extent);
+            granules += u64::from(size);
+            medium.send_abroad(shard, extent, |id, list| {
+                assert!(list.len() <= FULL && list.iter().all(|block| block.offset == u64::from(id)));
+                sent.borrow_mut().extend(list);
+            });
+            let left: u64 = sent.borrow().iter().map(|block| u64::from(block.granules())).sum();
+            prop_assert_eq!(medium.bytes(), (granules - left) * GRANULE);
+            prop_assert!(medium.bytes() <= MAX_ABROAD);
         }
+        prop_assert_eq!(medium.is_empty(), sent.borrow().len() == all.len());
+        let mut sent = sent.into_inner();
+        sent.extend(medium.take_all());
+        sent.sort_unstable_by_key(|block| block.node().number());
+        prop_assert_eq!(sent, all);
     }
 }
 
-/// A bin of large blocks has several sizes; the next bin is not looked at by a thread that is alone.
+/// A bin of large blocks has several sizes.
 #[test]
 fn a_block_behind_others_of_its_bin_is_found() {
-    for shares in [false, true] {
-        let mut medium = Medium::new(Arc::default());
-        medium.note_shares(shares, 0);
-        let extent = |number| Extent {
-            offset: 0,
-            node: RangeId::from_number(number),
-        };
-        let sizes = [4099, 4098, 4097, 4096];
-        assert!(sizes.iter().all(|&size| bin_of(size) == bin_of(4096)));
-        for (number, size) in (0..).zip(sizes) {
-            medium.push(size, extent(number));
-        }
-        for (number, size) in (0..).zip(sizes) {
-            assert_eq!(medium.pop(size), Some((extent(number), size)));
-        }
-        assert!(medium.is_empty() && medium.pop(4096).is_none());
+    let mut medium = Medium::new(Arc::default());
+    let sizes = [4099, 4098, 4097, 4096];
+    assert!(sizes.iter().all(|&size| bin_of(size) == bin_of(4096)));
+    let extents = (0..)
+        .zip(sizes)
+        .map(|(number, granules)| Extent::new(0, RangeId::from_number(number), granules));
+    extents.clone().for_each(|extent| medium.push(extent));
+    for extent in extents {
+        assert_eq!(medium.pop(extent.granules()), Some(extent));
     }
+    assert!(medium.is_empty() && medium.pop(4096).is_none());
 }
 
 #[test]
@@ -137,7 +143,7 @@ fn a_thread_alone_returns_all_blocks_before_the_core_gets_a_larger_request() {
         medium.note_shares(shares, 0);
         for number in 0..3 {
             let node = RangeId::from_number(number);
-            medium.push(40, Extent { offset: 0, node });
+            medium.push(Extent::new(0, node, 40));
         }
         medium.note_shares(shares, size);
         assert_eq!(medium.granules, left * 40, "{shares} {size}");

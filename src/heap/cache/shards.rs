@@ -1,0 +1,313 @@
+//! Which thread's shard each part of the addresses belongs to, and where other threads leave what they free there.
+//!
+//! A thread divides its segments into blocks without the core (`core/shard.rs`). A unit of addresses changes
+//! hands only while the core's lock is held: from the core to a shard when all of it is free, and back at any
+//! time, while the thread's cache is held too. So a unit with a block in use goes from a shard to the core at
+//! most. A thread that frees a block therefore reads, without a lock, one of two things:
+//!
+//! - *the core's*: it stays so until the block is free;
+//! - *a shard's*, perhaps no longer: the block goes to the shard's [`Post`]. The shard's thread opens it while it
+//!   has its cache, when each unit's owner is known for certain, and passes on what is the core's by then.
+
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
+
+use super::inbox::Inbox;
+use super::sync::{AtomicU8, AtomicU64, Ordering};
+use crate::core::{Extent, GRANULE, Shard};
+
+/// The size and alignment of the parts that change hands, in bytes.
+pub(crate) const UNIT: u64 = 2 << 20;
+
+/// How many shards a heap can have, and 1: no shard is number 0, the core.
+const SHARDS: usize = 256;
+
+/// A heap's shards.
+pub(crate) struct Shards {
+    /// The shard of each unit; made with the first shard.
+    owners: OnceLock<Box<[AtomicU8]>>,
+    /// How many units there are.
+    units: usize,
+    posts: Box<[OnceLock<Arc<Post>>]>,
+    /// A bit for each number that is in use.
+    taken: [AtomicU64; SHARDS / 64],
+}
+
+/// A thread's shard.
+// On cache lines of its own: 128 bytes, since x86 fetches lines in pairs.
+#[derive(Debug)]
+#[repr(align(128))]
+pub(crate) struct Own {
+    pub(crate) id: u8,
+    pub(crate) shard: Shard,
+    pub(crate) post: Arc<Post>,
+    /// With more free bytes than this, segments without a block are looked for.
+    pub(crate) look_at: u64,
+    /// How many more requests go to the core before it is asked for a segment again.
+    pub(crate) hold_off: u32,
+}
+
+/// Blocks of a shard that other threads freed. Later users of the shard's number have the same post.
+#[derive(Debug)]
+pub(crate) struct Post {
+    inbox: Inbox<Vec<Extent>>,
+    /// How many bytes there are, or more.
+    bytes: AtomicU64,
+}
+
+impl Shards {
+    /// Creates the state of a heap with addresses below `limit`, in bytes, without shards.
+    pub(crate) fn new(limit: u64) -> Self {
+        Self {
+            owners: OnceLock::new(),
+            units: limit.div_ceil(UNIT) as usize,
+            posts: (0..SHARDS).map(|_| OnceLock::new()).collect(),
+            taken: std::array::from_fn(|word| AtomicU64::new((word == 0).into())),
+        }
+    }
+
+    /// Returns whether there ever was a shard.
+    #[inline]
+    pub(crate) fn are_used(&self) -> bool {
+        self.owners.get().is_some()
+    }
+
+    /// Returns the shard that a block in use belongs to; 0: the core.
+    #[inline]
+    pub(crate) fn of(&self, offset: u64) -> u8 {
+        // Relaxed: the thread that allocated the block saw that the unit was its own, so this reads that or what
+        // came later. Whoever reads that the core has it locks the core next.
+        let owners = self.owners.get().map_or(&[][..], |owners| owners);
+        let owner = owners.get((offset / UNIT) as usize);
+        owner.map_or(0, |owner| owner.load(Ordering::Relaxed))
+    }
+
+    /// Sets the owner of a range of whole units. The caller holds the core's lock and the shard's cache.
+    pub(crate) fn set(&self, range: Range<u64>, owner: u8) {
+        let owners = self.owners.get().map_or(&[][..], |owners| owners);
+        let units = (range.start / UNIT) as usize..(range.end / UNIT) as usize;
+        let units = owners.get(units).unwrap_or_default();
+        units
+            .iter()
+            .for_each(|unit| unit.store(owner, Ordering::Relaxed));
+    }
+
+    /// Returns the number of a new shard and its post, if there is one left.
+    pub(crate) fn claim(&self) -> Option<(u8, Arc<Post>)> {
+        let id = (1..SHARDS).find(|id| {
+            let bit = 1 << (id % 64);
+            // Acquires what its last user did.
+            self.taken[id / 64].fetch_or(bit, Ordering::Acquire) & bit == 0
+        })?;
+        let owners = || (0..self.units).map(|_| AtomicU8::new(0)).collect();
+        self.owners.get_or_init(owners);
+        let post = self.posts[id].get_or_init(Arc::default);
+        Some((id as u8, Arc::clone(post)))
+    }
+
+    /// Makes the number of a shard without memory available to others.
+    pub(crate) fn release(&self, id: u8) {
+        let id = usize::from(id);
+        self.taken[id / 64].fetch_and(!(1 << (id % 64)), Ordering::Release);
+    }
+
+    /// Leaves blocks for a shard that exists or existed.
+    pub(crate) fn send(&self, id: u8, blocks: Vec<Extent>) {
+        if let Some(post) = self.posts[usize::from(id)].get() {
+            post.push(blocks);
+        }
+    }
+
+    /// Iterates over all posts.
+    pub(crate) fn posts(&self) -> impl Iterator<Item = &Post> {
+        self.posts.iter().filter_map(|post| Some(&**post.get()?))
+    }
+}
+
+impl Default for Post {
+    fn default() -> Self {
+        Self {
+            inbox: Inbox::new(),
+            bytes: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Post {
+    /// Leaves blocks here.
+    pub(crate) fn push(&self, blocks: Vec<Extent>) {
+        self.bytes.fetch_add(bytes(&blocks), Ordering::Relaxed);
+        self.inbox.push(blocks);
+    }
+
+    /// Returns whether there are no blocks; they may come at any time.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.inbox.is_empty()
+    }
+
+    /// Takes all blocks and calls `put` with each. Only then does [`bytes`](Self::bytes) forget them.
+    pub(crate) fn open(&self, mut put: impl FnMut(Extent)) {
+        for blocks in self.inbox.take_all() {
+            let all = bytes(&blocks);
+            blocks.into_iter().for_each(&mut put);
+            // Releases where they are now, to a thread that misses them here.
+            self.bytes.fetch_sub(all, Ordering::Release);
+        }
+    }
+
+    /// Returns the bytes of all blocks here, or more.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Acquire)
+    }
+}
+
+fn bytes(blocks: &[Extent]) -> u64 {
+    let granules = blocks.iter().map(|block| u64::from(block.granules()));
+    granules.sum::<u64>() * GRANULE
+}
+
+/// In every order of events (`ci/loom`).
+#[cfg(all(test, loom))]
+mod under_loom {
+    use loom::sync::Mutex;
+    use loom::thread;
+
+    use super::*;
+    use crate::core::RangeId;
+
+    const BLOCK: Extent = Extent::new(0, RangeId::from_number(1), 16);
+
+    /// A side that may have the block's unit, and how often the block was freed there.
+    #[derive(Default)]
+    struct Side {
+        has: bool,
+        freed: u32,
+    }
+
+    impl Side {
+        fn free(&mut self) {
+            assert!(self.has, "the block is another's");
+            self.freed += 1;
+        }
+    }
+
+    /// A shard that has the unit, and the core.
+    struct Both {
+        shards: Shards,
+        id: u8,
+        post: Arc<Post>,
+        own: Mutex<Side>,
+        core: Mutex<Side>,
+    }
+
+    impl Both {
+        fn new() -> loom::sync::Arc<Self> {
+            let shards = Shards::new(UNIT);
+            let (id, post) = shards.claim().unwrap();
+            shards.set(0..UNIT, id);
+            let own = Side {
+                has: true,
+                freed: 0,
+            };
+            loom::sync::Arc::new(Self {
+                shards,
+                id,
+                post,
+                own: Mutex::new(own),
+                core: Mutex::default(),
+            })
+        }
+
+        /// Another thread's free.
+        fn free(&self) {
+            match self.shards.of(BLOCK.offset) {
+                0 => self.core.lock().unwrap().free(),
+                id => self.shards.send(id, vec![BLOCK]),
+            }
+        }
+
+        /// The shard's thread opens its post.
+        fn open(&self) {
+            let mut own = self.own.lock().unwrap();
+            self.post.open(|block| match self.shards.of(block.offset) {
+                id if id == self.id => own.free(),
+                _ => self.core.lock().unwrap().free(),
+            });
+        }
+
+        /// Whoever holds the shard's cache returns the unit to the core.
+        fn dissolve(&self) {
+            let mut own = self.own.lock().unwrap();
+            let mut core = self.core.lock().unwrap();
+            self.shards.set(0..UNIT, 0);
+            core.has = std::mem::take(&mut own.has);
+            self.open_for(&mut core);
+        }
+
+        fn open_for(&self, core: &mut Side) {
+            self.post.open(|block| {
+                assert_eq!(self.shards.of(block.offset), 0);
+                core.free();
+            });
+        }
+
+        fn freed(&self) -> u32 {
+            let mut core = self.core.lock().unwrap();
+            if core.has {
+                self.open_for(&mut core);
+            }
+            assert_eq!(self.post.bytes(), 0);
+            core.freed + self.own.lock().unwrap().freed
+        }
+    }
+
+    #[test]
+    fn a_block_is_freed_once_where_its_unit_is() {
+        loom::model(|| {
+            let both = Both::new();
+            let other = {
+                let both = both.clone();
+                thread::spawn(move || both.free())
+            };
+            both.dissolve();
+            other.join().unwrap();
+            assert_eq!(both.freed(), 1);
+        });
+    }
+
+    #[test]
+    fn a_post_is_opened_while_its_shard_is_dissolved() {
+        loom::model(|| {
+            let both = Both::new();
+            let [other, thread] = [Both::free, Both::open].map(|run| {
+                let both = both.clone();
+                thread::spawn(move || run(&both))
+            });
+            both.dissolve();
+            other.join().unwrap();
+            thread.join().unwrap();
+            assert_eq!(both.freed(), 1);
+        });
+    }
+
+    /// As `HeapInner::outside` adds up what may be had.
+    #[test]
+    fn a_block_on_its_way_from_the_post_to_the_shard_counts() {
+        loom::model(|| {
+            let both = Both::new();
+            both.free();
+            let free = loom::sync::Arc::new(AtomicU64::new(0));
+            let thread = {
+                let (both, free) = (both.clone(), free.clone());
+                thread::spawn(move || {
+                    let block = bytes(&[BLOCK]);
+                    both.post.open(|_| free.store(block, Ordering::Relaxed));
+                })
+            };
+            let posted = both.post.bytes();
+            assert!(posted + free.load(Ordering::Relaxed) >= bytes(&[BLOCK]));
+            thread.join().unwrap();
+        });
+    }
+}

@@ -1,0 +1,175 @@
+//! A thread's own part of the memory: segments, ranges of the core that are divided into blocks without it.
+//!
+//! ```text
+//! core:   … ─ in use ─┬─────── segment, in use ────────┬─ free ─ …
+//! shard:        first ├─ in use ─┬─ free ─┬─ in use ───┤ last
+//! ```
+//!
+//! A shard's nodes lie in the core's table. So a segment can return to the core at any time, with blocks in
+//! use: its nodes take the place of the one node that it was, and free memory at its ends joins what is free
+//! beside it. No block has to be freed first, and none notices.
+
+use std::ops::Range;
+
+use super::nodes::{Node, NodeState, RangeId};
+use super::ranges::{Extent, LOG_GRANULE, Ranges};
+use crate::classes::PAGE;
+
+/// How many vacant nodes a shard gets at once, and keeps when it returns segments.
+const NODES: usize = 64;
+
+/// A thread's segments. It belongs to the core that made it.
+#[derive(Debug)]
+pub(crate) struct Shard {
+    ranges: Ranges,
+    /// Where each segment starts, in granules, and its node in the core.
+    segments: Vec<(u64, RangeId)>,
+}
+
+impl Shard {
+    /// Allocates a range of at least `bytes`, more than 0.
+    #[inline(always)]
+    pub(crate) fn allocate(&mut self, bytes: u64) -> Option<Extent> {
+        match self.needs_nodes() {
+            true => None,
+            false => self.ranges.allocate(bytes.max(PAGE), 1),
+        }
+    }
+
+    /// Returns whether nothing can be allocated before the core [lends](super::Core::lend_nodes) nodes.
+    #[inline]
+    pub(crate) fn needs_nodes(&self) -> bool {
+        self.ranges.nodes.vacancies() == 0
+    }
+
+    /// Frees a range of this shard; returns whether it was in use.
+    #[inline(always)]
+    pub(crate) fn free(&mut self, node: RangeId) -> bool {
+        self.ranges.free(node)
+    }
+
+    /// Grows a range in use to at least `bytes` in place; returns whether there was room behind it.
+    pub(crate) fn extend(&mut self, node: RangeId, bytes: u64) -> bool {
+        self.ranges.extend(node, bytes.max(PAGE))
+    }
+
+    /// Frees what a range in use has beyond `bytes`; without a node for it, when the range is freed.
+    pub(crate) fn shrink(&mut self, node: RangeId, bytes: u64) {
+        if !self.needs_nodes() {
+            self.ranges.shrink(node, bytes.max(PAGE));
+        }
+    }
+
+    /// Returns the free bytes.
+    #[inline]
+    pub(crate) fn free_bytes(&self) -> u64 {
+        self.ranges.free_bytes()
+    }
+
+    /// Returns the bytes of all segments.
+    pub(crate) fn total(&self) -> u64 {
+        self.ranges.total()
+    }
+
+    /// Iterates over the free ranges.
+    pub(crate) fn free_ranges(&self) -> impl Iterator<Item = Range<u64>> {
+        let free = self.ranges.all().filter(|(_, node)| node.is_none());
+        free.map(|(range, _)| range)
+    }
+
+    /// Returns the number of the last segment that has no block.
+    pub(crate) fn last_empty(&self) -> Option<usize> {
+        let (nodes, spans) = (&self.ranges.nodes, &self.ranges.spans);
+        self.segments.iter().rposition(|(start, _)| {
+            spans.get(start).is_some_and(|&(first, last)| {
+                let only = nodes.get(nodes.get(first).next);
+                only.state == NodeState::Free && only.next == last
+            })
+        })
+    }
+
+    /// Returns how many segments there are.
+    pub(crate) fn segments(&self) -> usize {
+        self.segments.len()
+    }
+}
+
+impl Shard {
+    /// Creates a shard without memory, of the core with these ranges.
+    pub(super) fn new(core: &mut Ranges) -> Self {
+        Self {
+            ranges: core.split(),
+            segments: Vec::new(),
+        }
+    }
+
+    /// Gets vacant nodes.
+    pub(super) fn borrow_nodes(&mut self, core: &mut Ranges) {
+        core.nodes.lend(&mut self.ranges.nodes, NODES);
+    }
+
+    /// Adds a segment, a range in use of the core.
+    pub(super) fn add(&mut self, core: &mut Ranges, node: RangeId, place: Range<u64>) {
+        // A segment takes three at first.
+        self.borrow_nodes(core);
+        self.segments.push((place.start >> LOG_GRANULE, node));
+        self.ranges.add(place, false);
+    }
+
+    /// Returns a segment to the core, with its blocks; returns its place.
+    pub(super) fn give_back(&mut self, core: &mut Ranges, number: usize) -> Option<Range<u64>> {
+        let &(start, whole) = self.segments.get(number)?;
+        let (first, last) = self.ranges.spans.remove(&start)?;
+        self.segments.swap_remove(number);
+        let own = &mut self.ranges;
+        let (mut free, mut taken) = (Vec::new(), 0);
+        let head = own.nodes.get(first).next;
+        let mut at = head;
+        while at != last {
+            let node = *own.nodes.get(at);
+            if node.state == NodeState::Free {
+                own.nodes.unlink(at);
+                own.free -= u64::from(node.size);
+                free.push(at);
+            }
+            (at, taken) = (node.next, taken + 1);
+        }
+        let Node {
+            start: end,
+            previous: tail,
+            ..
+        } = *own.nodes.get(last);
+        own.total -= end - start;
+        own.nodes.retire(first);
+        own.nodes.retire(last);
+        let nodes = &mut core.nodes;
+        nodes.take_over(&mut own.nodes, taken);
+        let vacant = own.nodes.vacancies().saturating_sub(NODES);
+        own.nodes.lend(nodes, vacant);
+        // The segment's nodes take the place of the one that it was in the core.
+        let of = *nodes.get(whole);
+        nodes.get_mut(of.previous).next = head;
+        nodes.get_mut(head).previous = of.previous;
+        nodes.get_mut(of.next).previous = tail;
+        let tail = nodes.get_mut(tail);
+        (tail.next, tail.growable_end) = (of.next, of.growable_end);
+        nodes.retire(whole);
+        // Only `free` coalesces.
+        for node in free {
+            core.free(node);
+        }
+        Some(start << LOG_GRANULE..end << LOG_GRANULE)
+    }
+}
+
+#[cfg(test)]
+impl Shard {
+    /// Checks all invariants of the tables; panics if one fails.
+    pub(super) fn check(&self) {
+        self.ranges.check(false);
+        assert_eq!(self.segments.len(), self.ranges.spans.len());
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,278 @@
+//! Shards: parts of the memory that one thread divides without the core.
+//!
+//! While threads share the core, each visit waits for the others, and finds its tables in another CPU's cache. So
+//! a thread that often meets others there gets segments for itself (`core/shard.rs`). Blocks that other threads
+//! free return to it by its post (`cache/shards.rs`). Wherever the cache of a thread is emptied, so is its shard:
+//! the segments return to the core with the blocks in use, and the core is as if it had given none.
+
+use super::cache::{Local, Own, UNIT, Visitor, member};
+use super::core::{Core, Extent, GRANULE};
+use super::inner::HeapInner;
+use crate::per_driver::lock;
+
+/// The largest blocks that come from shards, in bytes.
+const MAX_IN_SHARD: u64 = 1 << 20;
+/// The first segment; later ones are up to an eighth of all that the shard has, at most `MOST`.
+const FIRST: u64 = 4 << 20;
+const MOST: u64 = 64 << 20;
+/// Segments are taken only while the core has so many times as much free.
+const PLENTY: u64 = 4;
+/// A thread that meets others in the core so often in a row gets a shard. More than the visits after which a
+/// thread that has the core to itself from then on counts as alone.
+const OFTEN: u32 = 128;
+
+impl HeapInner {
+    /// Returns the bytes of the first segment; 0 if threads may keep too little for one.
+    fn first_segment(&self) -> u64 {
+        FIRST.min(self.shared_budget * GRANULE) / UNIT * UNIT
+    }
+
+    /// Notes that threads share the core now. Gives a thread that shares it often a shard.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn note_crowd(&self, local: &mut Local) {
+        local.crowded += 1;
+        if local.crowded >= OFTEN && local.shard.is_none() {
+            local.crowded = 0; // if all numbers are taken, the next try is later
+            self.open_shard(local);
+        }
+    }
+
+    fn open_shard(&self, local: &mut Local) {
+        if self.first_segment() > 0
+            && let Some((id, post)) = self.shards.claim()
+        {
+            let shard = self.with_core(&mut local.visitor, |core| core.new_shard());
+            local.shard = Some(Box::new(Own {
+                id,
+                shard,
+                post,
+                look_at: 0,
+                hold_off: 0,
+            }));
+        }
+    }
+
+    /// Allocates from the thread's shard, if the request is one for shards.
+    #[inline(never)]
+    pub(super) fn take_from_shard(
+        &self,
+        local: &mut Local,
+        bytes: u64,
+        align: u64,
+    ) -> Option<Extent> {
+        if bytes > MAX_IN_SHARD || align > GRANULE {
+            return None;
+        }
+        if !local.shard.as_ref()?.post.is_empty() {
+            self.open_post(local);
+        }
+        let own = local.shard.as_mut()?;
+        let found = match own.shard.allocate(bytes) {
+            None => self.feed_shard(&mut local.visitor, own, bytes),
+            found => found,
+        };
+        local.kept.note_shard(own.shard.free_bytes());
+        if found.is_some() {
+            local.medium.missed_at_low_cost();
+        }
+        found
+    }
+
+    /// Gets the thread's shard what it needs, nodes or a segment, if the core has plenty, and allocates from it.
+    #[cold]
+    fn feed_shard(&self, visitor: &mut Visitor, own: &mut Own, bytes: u64) -> Option<Extent> {
+        const HOLD_OFF: u32 = 16;
+        if own.hold_off > 0 {
+            own.hold_off -= 1;
+            return None;
+        }
+        let first = self.first_segment();
+        self.with_core(visitor, |core| {
+            if own.shard.needs_nodes() {
+                core.lend_nodes(&mut own.shard);
+                if let Some(found) = own.shard.allocate(bytes) {
+                    return Some(found);
+                }
+            }
+            let next = own.shard.total() / 8 / UNIT * UNIT;
+            let mut sizes = [next.clamp(first, MOST), first].into_iter();
+            let fed = sizes.find_map(|segment| {
+                let plenty = core.free_bytes() / PLENTY >= segment;
+                plenty.then(|| core.feed(&mut own.shard, segment, UNIT))?
+            });
+            let Some(fed) = fed else {
+                own.hold_off = HOLD_OFF;
+                return None;
+            };
+            self.shards.set(fed, own.id);
+            own.look_at = own.shard.free_bytes() + first;
+            own.shard.allocate(bytes)
+        })
+    }
+
+    /// Puts the blocks that other threads freed into the thread's shard.
+    #[cold]
+    pub(super) fn open_post(&self, local: &mut Local) {
+        if let Some(post) = local.shard.as_ref().map(|own| own.post.clone()) {
+            post.open(|extent| {
+                if !self.to_shard(local, extent) {
+                    local.medium.pass_on(extent);
+                }
+            });
+        }
+    }
+
+    /// Sends a block to another thread's shard; returns `false` if it is the core's or this thread's.
+    #[inline(never)]
+    pub(super) fn send_abroad(&self, local: &mut Local, extent: Extent) -> bool {
+        let id = self.shards.of(extent.offset);
+        let abroad = id != 0 && local.shard.as_ref().is_none_or(|own| own.id != id);
+        if abroad {
+            let send = |id, blocks| self.shards.send(id, blocks);
+            local.medium.send_abroad(id, extent, send);
+        }
+        abroad
+    }
+
+    /// Frees a block to the thread's shard; returns `false` if it is in none.
+    #[inline(always)]
+    fn free_in_shard(&self, local: &mut Local, extent: Extent) -> bool {
+        let Some(own) = &mut local.shard else {
+            return false;
+        };
+        if self.shards.of(extent.offset) != own.id {
+            return false;
+        }
+        if !own.shard.free(extent.node()) {
+            self.note_strays(1);
+        }
+        let free = own.shard.free_bytes();
+        local.kept.note_shard(free);
+        if free > own.look_at {
+            self.return_empty_segments(local);
+        }
+        true
+    }
+
+    /// Frees a block to the thread's shard or sends it to another's; returns `false` if it is the core's.
+    #[inline(never)]
+    pub(super) fn to_shard(&self, local: &mut Local, extent: Extent) -> bool {
+        self.free_in_shard(local, extent) || self.send_abroad(local, extent)
+    }
+
+    /// Sorts out what leaves the cache but does not belong to the core.
+    #[inline]
+    pub(super) fn sort_leaving(&self, local: &mut Local) {
+        if self.shards.are_used() && !local.medium.leaving().is_empty() {
+            self.sort_all(local);
+        }
+    }
+
+    #[cold]
+    fn sort_all(&self, local: &mut Local) {
+        let mut leaving = local.medium.take_leaving();
+        for extent in leaving.drain(..) {
+            if !self.to_shard(local, extent) {
+                local.medium.pass_on(extent);
+            }
+        }
+        local.medium.keep_room(leaving);
+    }
+
+    /// Returns segments without a block to the core, but for about one.
+    #[cold]
+    fn return_empty_segments(&self, local: &mut Local) {
+        let Some(own) = local.shard.as_mut() else {
+            return;
+        };
+        let first = self.first_segment();
+        self.with_core(&mut local.visitor, |core| {
+            while own.shard.free_bytes() > first
+                && let Some(empty) = own.shard.last_empty()
+            {
+                self.take_segment(core, own, empty);
+            }
+            local.kept.note_shard(own.shard.free_bytes());
+        });
+        // Not again before as much was freed as makes the search worth while.
+        own.look_at = own.shard.free_bytes() + first.max(own.shard.total() / 16);
+    }
+
+    fn take_segment(&self, core: &mut Core, own: &mut Own, number: usize) {
+        if let Some(range) = core.take_segment(&mut own.shard, number) {
+            self.shards.set(range, 0);
+        }
+    }
+
+    /// Returns all segments of a shard to the core, with the blocks in use. The caller holds the cache.
+    pub(super) fn dissolve(&self, core: &mut Core, own: &mut Own) {
+        while own.shard.segments() > 0 {
+            self.take_segment(core, own, own.shard.segments() - 1);
+        }
+        own.post.open(|extent| self.give_or_send(core, extent));
+    }
+
+    /// Ends a thread's shard, which is dissolved.
+    pub(super) fn end_shard(&self, core: &mut Core, local: &mut Local) {
+        if let Some(own) = local.shard.take() {
+            core.end_shard(own.shard);
+            self.shards.release(own.id);
+        }
+    }
+
+    /// Calls `f` if a block in use lies in the calling thread's shard.
+    ///
+    /// # Errors
+    /// The other shard that has it, or had it; 0: the core.
+    pub(super) fn in_own_shard<R>(
+        &self,
+        offset: u64,
+        f: impl FnOnce(&mut Own) -> R,
+    ) -> std::result::Result<R, u8> {
+        let called = self.shards.are_used().then(|| {
+            member::with(self, |local| {
+                let own = local.shard.as_mut()?;
+                let result = (self.shards.of(offset) == own.id).then(|| f(own))?;
+                local.kept.note_shard(own.shard.free_bytes());
+                Some(result)
+            })
+        });
+        called.flatten().ok_or_else(|| self.shards.of(offset))
+    }
+
+    /// Opens all posts for what is the core's by now; the rest stays there.
+    pub(super) fn open_posts(&self, core: &mut Core) {
+        for post in self.shards.posts() {
+            let mut rest = Vec::new();
+            post.open(|extent| match self.shards.of(extent.offset) {
+                0 => self.give_range(core, extent.node()),
+                id => rest.push((id, extent)),
+            });
+            for (id, extent) in rest {
+                self.shards.send(id, vec![extent]);
+            }
+        }
+    }
+
+    /// Returns a block to the core, or to the post of the shard that has it.
+    pub(super) fn give_or_send(&self, core: &mut Core, extent: Extent) {
+        match self.shards.of(extent.offset) {
+            0 => self.give_range(core, extent.node()),
+            id => self.shards.send(id, vec![extent]),
+        }
+    }
+
+    /// Returns whether shards have so much free that growth by `bytes` may be unnecessary.
+    pub(super) fn shards_have_much(&self, bytes: u64, backed: u64) -> bool {
+        const PART: u64 = 8;
+        self.shards.are_used() && {
+            let members = lock(&self.members);
+            let kept = members.list.iter().map(|member| member.kept.shard());
+            kept.sum::<u64>() > bytes.max(backed / PART)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
