@@ -7,11 +7,15 @@
 
 mod clock;
 mod entrant;
+mod heaps;
 mod metadata;
 mod ours;
+mod peak;
+mod phases;
 mod plot;
 mod runner;
 mod sequence;
+mod suite;
 mod table;
 mod threads;
 mod workloads;
@@ -27,7 +31,7 @@ static ALLOCATOR: metadata::Counting = metadata::Counting;
 
 /// Every workload is a group, every contestant a function of it; a time is one pass's.
 fn bench(criterion: &mut Criterion) {
-    for workload in workloads::all("") {
+    for workload in workloads::all(&[]) {
         let mut group = criterion.benchmark_group(format!("heap/{}", workload.name));
         group
             .sample_size(10)

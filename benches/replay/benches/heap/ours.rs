@@ -2,6 +2,7 @@
 
 use std::alloc::Layout;
 use std::io;
+use std::ptr::NonNull;
 
 use egmem::driver::sim::Machine;
 use egmem::{Driver, Heap, Topology};
@@ -64,6 +65,15 @@ impl Shared for Ours {
     #[inline]
     fn start(&self, block: &Self::Block) -> u64 {
         block.offset()
+    }
+
+    #[inline]
+    fn address(&self, block: &Self::Block) -> Option<NonNull<u8>> {
+        NonNull::new(block.device_ptr().0 as *mut u8)
+    }
+
+    fn backed(&self) -> Option<u64> {
+        Some(self.heap.stats().backed)
     }
 
     /// All of them, though only the table of ranges is mapped: the rest, a 40th, counts twice.

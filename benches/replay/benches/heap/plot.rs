@@ -1,6 +1,6 @@
 //! The medians as an SVG: one panel a workload, one bar a contestant, on a logarithmic scale.
 
-use egmem_chart::{Bar, Bars, Picture};
+use egmem_chart::{Area, Bar, Bars, Chart, Line, Picture};
 
 use crate::table::Row;
 
@@ -61,4 +61,60 @@ fn figure(value: f64) -> String {
     } else {
         format!("{value:.0}")
     }
+}
+
+/// Lines over the number of threads, for workloads of at least three such numbers.
+pub fn over_threads(rows: &[Row]) -> String {
+    const AREA: (f64, f64) = (420.0, 300.0);
+    const EACH: f64 = 420.0;
+    let split = |row: &Row| {
+        let (name, threads) = row.workload.rsplit_once("threads: ")?;
+        let threads: f64 = threads.parse().ok()?;
+        Some((name.trim_end_matches([',', ' ', '/']).to_owned(), threads))
+    };
+    let mut names: Vec<String> = rows
+        .iter()
+        .filter_map(split)
+        .map(|(name, _)| name)
+        .collect();
+    names.dedup();
+    let charts: Vec<Chart> = names
+        .iter()
+        .filter_map(|name| {
+            let mut lines: Vec<Line> = Vec::new();
+            for row in rows {
+                let Some((_, threads)) = split(row).filter(|(other, _)| other == name) else {
+                    continue;
+                };
+                let point = (threads, row.median);
+                match lines.iter_mut().find(|line| line.name == row.contestant) {
+                    Some(line) => line.points.push(point),
+                    None => lines.push(Line {
+                        name: row.contestant.to_owned(),
+                        points: vec![point],
+                    }),
+                }
+            }
+            let enough = lines.iter().any(|line| line.points.len() > 2);
+            let title = format!("{name}, ns by all threads");
+            enough.then(|| Chart::measured(title, ("threads", true), ("", true), lines))
+        })
+        .collect();
+    let mut picture = Picture::new(
+        MARGIN + AREA.0 + 330.0,
+        Picture::HEAD + EACH * charts.len() as f64,
+        "The heap beside other allocators, over threads",
+        "nanoseconds an operation by all threads together, medians; less is better",
+        "",
+    );
+    for (index, chart) in charts.iter().enumerate() {
+        let area = Area {
+            left: 96.0,
+            top: Picture::HEAD + 40.0 + EACH * index as f64,
+            width: AREA.0,
+            height: AREA.1,
+        };
+        chart.draw(&mut picture, area);
+    }
+    picture.finish()
 }

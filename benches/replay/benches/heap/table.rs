@@ -8,7 +8,10 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 
 use crate::entrant::Entrant;
+use crate::heaps;
 use crate::metadata;
+use crate::peak;
+use crate::phases;
 use crate::plot;
 use crate::runner;
 use crate::workloads::{self, Work, Workload};
@@ -22,15 +25,21 @@ pub struct Args {
     /// Draw them
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
+    /// Draw those of one workload over the number of threads
+    #[arg(long, value_name = "FILE.svg")]
+    over_threads: Option<PathBuf>,
     /// How many rounds
     #[arg(long, default_value_t = 15)]
     rounds: usize,
-    /// Only workloads whose names contain this
-    #[arg(long, default_value = "")]
-    only: String,
+    /// Only workloads whose names contain this; may be given several times
+    #[arg(long, value_name = "PART")]
+    only: Vec<String>,
     /// Only these contestants, by name
     #[arg(long, value_delimiter = ',')]
     among: Vec<String>,
+    /// Print one figure of the first workload and the first contestant.
+    #[arg(long, hide = true)]
+    child: Option<String>,
     /// What cargo says.
     #[arg(long, hide = true)]
     bench: bool,
@@ -59,6 +68,8 @@ pub struct Row {
     span: Option<f64>,
     /// Allocations that failed in a capacity of peak/0.97.
     failures_when_tight: Option<u64>,
+    /// The most memory that the process took, in bytes.
+    peak: Option<u64>,
 }
 
 /// Runs it.
@@ -70,16 +81,32 @@ pub fn run(args: &Args) -> io::Result<()> {
     if !args.among.is_empty() {
         kinds.retain(|kind| args.among.iter().any(|name| name == kind.name()));
     }
+    match (args.child.as_deref(), kinds.first()) {
+        (Some("phases"), Some(&kind)) => return phases::print(kind),
+        (Some(_), _) => return peak::print(&workloads::all(&args.only), &kinds),
+        _ => {}
+    }
     let mut rows = Vec::new();
     for workload in workloads::all(&args.only) {
         rows.extend(measure(&workload, &kinds, args.rounds));
         fs::write(&args.table, csv(&rows))?;
     }
-    if "metadata".contains(&args.only) {
+    let wanted =
+        |name: &str| args.only.is_empty() || args.only.iter().any(|part| name.contains(part));
+    if wanted("heaps") {
+        heaps::run(args.rounds)?;
+    }
+    if wanted("phases") {
+        phases::run(&kinds);
+    }
+    if wanted("metadata") {
         books(&kinds);
     }
     if let Some(path) = &args.plot {
         fs::write(path, plot::draw(&rows))?;
+    }
+    if let Some(path) = &args.over_threads {
+        fs::write(path, plot::over_threads(&rows))?;
     }
     Ok(())
 }
@@ -132,6 +159,7 @@ fn measure(workload: &Workload, kinds: &[Entrant], rounds: usize) -> Vec<Row> {
                     .filter(|_| kind.is_bounded())
                     .map(|peak| facts.span as f64 / peak),
                 failures_when_tight: tight(workload, kind),
+                peak: peak::of_child(workload, kind),
             };
             println!("{}", line(&row));
             row
@@ -160,6 +188,9 @@ fn line(row: &Row) -> String {
     if let Some(failures) = row.failures_when_tight {
         line += &format!("  at 97 %: {failures} failed");
     }
+    if let Some(peak) = row.peak {
+        line += &format!("  peak {:.2} MiB", peak as f64 / f64::from(1 << 20));
+    }
     if row.failures > 0 {
         line += &format!("  {} FAILED", row.failures);
     }
@@ -168,13 +199,14 @@ fn line(row: &Row) -> String {
 
 fn csv(rows: &[Row]) -> String {
     let mut text = String::from(
-        "workload,unit,contestant,median_ns,least_ns,rounds,failures,span_by_peak,failures_at_97_percent\n",
+        "workload,unit,contestant,median_ns,least_ns,rounds,failures,span_by_peak,failures_at_97_percent,peak_bytes\n",
     );
     for row in rows {
         let span = row.span.map(|span| format!("{span:.4}"));
         let tight = row.failures_when_tight.map(|count| count.to_string());
+        let peak = row.peak.map(|bytes| bytes.to_string());
         text += &format!(
-            "\"{}\",{},\"{}\",{:.2},{:.2},{},{},{},{}\n",
+            "\"{}\",{},\"{}\",{:.2},{:.2},{},{},{},{},{}\n",
             row.workload,
             row.unit,
             row.contestant,
@@ -184,6 +216,7 @@ fn csv(rows: &[Row]) -> String {
             row.failures,
             span.unwrap_or_default(),
             tight.unwrap_or_default(),
+            peak.unwrap_or_default(),
         );
     }
     text

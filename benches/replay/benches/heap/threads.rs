@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use crate::entrant::Entrant;
 use crate::runner::{Facts, Runner, Slots, pairs};
 use crate::sequence::Sequence;
+use crate::suite::{self, Program};
 use egmem_replay::contestants::{Room, Shared, SharedVisitor};
 
 /// What the threads do.
@@ -43,6 +44,13 @@ pub enum Work {
         /// Their alignment.
         align: usize,
     },
+    /// A program of mimalloc-bench.
+    Suite {
+        /// Which one.
+        program: Program,
+        /// How many threads.
+        threads: usize,
+    },
 }
 
 /// Places between the thread that allocates and the one that frees.
@@ -57,6 +65,7 @@ impl Work {
             Self::Batches { threads, count, .. } => (threads * count) as u64,
             Self::Events(sequences, _) => sequences.iter().map(|one| one.timed.len() as u64).sum(),
             Self::Pass { sizes, .. } => sizes.len() as u64,
+            Self::Suite { threads, .. } => (threads * suite::COUNT) as u64,
         }
     }
 
@@ -84,6 +93,8 @@ impl Work {
                 let most = sizes.iter().copied().max().unwrap_or(0) as usize;
                 ((RING + 2) * most, RING + 2, *align)
             }
+            // No thread has more than 10 000 blocks, and their mean is 8 KiB at most.
+            Self::Suite { threads, .. } => (threads * 10_000 * (8 << 10), threads * 10_000, 16),
         };
         Room {
             capacity: 2 * bytes as u64 + (256 << 20),
@@ -120,7 +131,7 @@ struct Threads<S> {
 }
 
 /// A contestant by reference is one too: each thread has its reference.
-struct Borrowed<'a, S>(&'a S);
+pub struct Borrowed<'a, S>(pub &'a S);
 
 impl<S: Shared> Shared for Borrowed<'_, S> {
     type Block = S::Block;
@@ -143,7 +154,7 @@ impl<S: Shared> Shared for Borrowed<'_, S> {
 
 /// Runs `ready` on each of `threads` threads, then at once what each came to; from the first start to
 /// the last end, and the failures of all.
-fn at_once<R, W>(threads: usize, ready: impl Fn(usize) -> R + Sync, work: W) -> (Duration, u64)
+pub fn at_once<R, W>(threads: usize, ready: impl Fn(usize) -> R + Sync, work: W) -> (Duration, u64)
 where
     W: Fn(usize, &mut R) -> u64 + Sync,
 {
@@ -230,6 +241,7 @@ impl<S: Shared> Threads<S> {
                 |index, (its, slots)| slots.slots.run(its, &sequences[index].timed),
             ),
             Work::Pass { sizes, align } => self.pass(sizes, *align),
+            Work::Suite { program, threads } => program.run(&self.contestant, *threads),
         }
     }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::entrant::Entrant;
 use crate::runner::{self, Runner};
 use crate::sequence::{self, Sequence, Sizes};
+use crate::suite::Program;
 use crate::threads;
 use egmem_replay::contestants::Room;
 
@@ -65,6 +66,11 @@ impl Workload {
         }
     }
 
+    /// Whether it is measured in a process of its own how much memory it takes at most.
+    pub fn takes_memory(&self) -> bool {
+        matches!(self.work, Work::Many(threads::Work::Suite { .. }))
+    }
+
     /// Whether the capacity is a question here, and room with 97 % of it live at the peak.
     pub fn tight(&self) -> Option<Room> {
         if !self.name.starts_with("random") {
@@ -84,11 +90,11 @@ fn layout(bytes: usize) -> Layout {
     Layout::from_size_align(bytes, ALIGN).expect("a layout")
 }
 
-/// All of them whose names contain `only`.
-pub fn all(only: &str) -> Vec<Workload> {
+/// All of them whose names contain one of `only`; without any, all.
+pub fn all(only: &[String]) -> Vec<Workload> {
     let mut all = Vec::new();
     let mut add = |name: String, unit, work: &dyn Fn() -> Work| {
-        if name.contains(only) {
+        if only.is_empty() || only.iter().any(|part| name.contains(part)) {
             let work = work();
             all.push(Workload { name, unit, work });
         }
@@ -185,7 +191,7 @@ pub fn all(only: &str) -> Vec<Workload> {
         ("64 KiB to 1 MiB", Sizes::Uniform(64 << 10, 1 << 20, 1)),
     ];
     for (name, sizes) in kinds {
-        for threads in [1, 2] {
+        for threads in [1, 2, 4, 8, 16] {
             let name = format!("mixed sizes/{name}, threads: {threads}");
             add(name, "operation", &|| {
                 let each = |seed| sequence::churn::<1000>(500_000, sizes, seed);
@@ -193,6 +199,23 @@ pub fn all(only: &str) -> Vec<Workload> {
                 Work::Many(threads::Work::Events(sequences, ALIGN))
             });
         }
+    }
+    for program in Program::ALL {
+        for threads in [1, 4, 16] {
+            let name = format!("suite/{}, threads: {threads}", program.name());
+            add(name, "block", &|| {
+                Work::Many(threads::Work::Suite { program, threads })
+            });
+        }
+    }
+    // NVIDIA Dynamo's arena is offset-allocator behind a mutex; blocks as a KV cache's.
+    for threads in [1, 16] {
+        add(format!("arena/threads: {threads}"), "operation", &|| {
+            let sizes = Sizes::Uniform(64 << 10, 2 << 20, 4096);
+            let each = |seed| sequence::churn::<256>(200_000, sizes, seed);
+            let sequences = (0..threads).map(each).collect();
+            Work::Many(threads::Work::Events(sequences, ALIGN))
+        });
     }
     all
 }

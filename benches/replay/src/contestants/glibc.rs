@@ -42,4 +42,9 @@ impl Shared for Glibc {
     fn start(&self, block: &Block) -> u64 {
         block.0.addr().get() as u64
     }
+
+    #[inline]
+    fn address(&self, block: &Block) -> Option<NonNull<u8>> {
+        Some(block.0.cast())
+    }
 }

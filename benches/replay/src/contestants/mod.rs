@@ -20,6 +20,7 @@ pub mod umf;
 pub use kind::{Kind, SharedVisitor, Visitor};
 
 use std::alloc::Layout;
+use std::ptr::NonNull;
 use std::sync::{Mutex, PoisonError};
 
 /// An allocator for one thread.
@@ -61,6 +62,16 @@ pub trait Shared: Sync {
 
     /// Where a block starts: an offset or an address, in bytes.
     fn start(&self, block: &Self::Block) -> u64;
+
+    /// Where a block's bytes are, if they are there: its owner may write them.
+    fn address(&self, _block: &Self::Block) -> Option<NonNull<u8>> {
+        None
+    }
+
+    /// The memory that it has, in bytes, where that is more than what was written.
+    fn backed(&self) -> Option<u64> {
+        None
+    }
 
     /// Bytes of its books that it maps by itself, as far as they are known.
     fn mapped(&self) -> u64 {
