@@ -4,7 +4,7 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::copy;
+use crate::borders;
 use crate::driver::{Access, DevicePtr};
 use crate::memory::{Engine, GrantUse, Memory};
 use crate::{MemoryError, Result, Stream};
@@ -79,7 +79,7 @@ impl GpuPages {
                 let why = "it has memory of the CPU and of a GPU";
                 return Err(MemoryError::invalid("part", why).into());
             }
-            borders.push(copy::borders(&**memory, *at..memory.len()));
+            borders.push(borders::of(&**memory, *at..memory.len()));
         }
         Ok(Self::of(Layout {
             has_unknown_borders: borders.contains(&None),

@@ -3,7 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
-use crate::copy::{self, CopyMethod, Kernels};
+use crate::borders;
+use crate::copy::{CopyMethod, Kernels};
 use crate::driver::{Access, Code, DevicePtr, Location};
 use crate::found::Found;
 use crate::geometry::Geometry;
@@ -54,7 +55,7 @@ impl Inner {
         Ok(Self {
             table: Mutex::new(table),
             geometry,
-            borders: copy::borders(&*memory, 0..geometry.total),
+            borders: borders::of(&*memory, 0..geometry.total),
             memory,
             kernels: Kernels::default(),
             no_batches: AtomicBool::new(false),

@@ -35,6 +35,7 @@
 #![deny(missing_docs)]
 
 mod attach;
+mod borders;
 mod copy;
 mod error;
 mod found;

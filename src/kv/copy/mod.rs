@@ -9,4 +9,3 @@ pub use job::Job;
 pub(crate) use job::start;
 pub(crate) use kernel::Kernels;
 pub use method::CopyMethod;
-pub(crate) use plan::borders;

@@ -7,7 +7,6 @@ use super::kernel::{ALIGN, Launch, Shape};
 use crate::driver::{DevicePtr, MemcpyDesc};
 use crate::geometry::Geometry;
 use crate::inner::Inner;
-use crate::memory::AccessChecks;
 use crate::page::{Direction, PageId};
 use crate::{GpuPages, MemoryError, Result, Stream};
 
@@ -16,23 +15,6 @@ const MAX_PAIRS: usize = 1 << 24;
 
 /// The most copies of a batch; more are several batches.
 const MAX_BATCH: usize = 1 << 16;
-
-/// Returns at which places in `range` of `memory` it continues in another mapping, in bytes from the range's start and in
-/// ascending order: copies end there. `None` if the memory does not tell.
-pub(crate) fn borders(
-    memory: &(impl AccessChecks + ?Sized),
-    range: Range<u64>,
-) -> Option<Vec<u64>> {
-    let mut borders = Vec::new();
-    let mut at = range.start;
-    loop {
-        at += memory.of_one_mapping(at, range.end - at)?.max(1);
-        if at >= range.end {
-            return Some(borders);
-        }
-        borders.push(at - range.start);
-    }
-}
 
 /// Checked pairs of pages and blocks.
 #[derive(Debug)]
