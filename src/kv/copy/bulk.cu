@@ -138,7 +138,9 @@ struct Ring {
         u32 at = slot(send_stage);
         await(at, send_parity);
         u64 to, bytes;
-        asm volatile("ld.shared.v2.u64 {%0, %1}, [%2 + 8];" : "=l"(to), "=l"(bytes) : "r"(at) : "memory");
+        // Not as a vector, which would have to lie at a multiple of 16.
+        asm volatile("ld.shared.u64 %0, [%1 + 8];" : "=l"(to) : "r"(at) : "memory");
+        asm volatile("ld.shared.u64 %0, [%1 + 16];" : "=l"(bytes) : "r"(at) : "memory");
         // What the copy unit has written and this thread has seen comes before what it reads from now on.
         fence();
         put(to, ring + send_stage * stage, (u32)bytes);
