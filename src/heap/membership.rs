@@ -122,6 +122,7 @@ impl HeapInner {
                 members.tally.add(&local.tally);
                 local.closed = true;
                 self.take_back_all(&mut core, local.empty().0);
+                self.end_shard(&mut core, local);
             }
             self.empty_depots(&mut core);
             self.open_posts(&mut core);

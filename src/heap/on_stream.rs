@@ -138,6 +138,8 @@ impl OnStream {
         self.stream.expect_no_capture()?;
         let found = match layout.size() {
             0 => None,
+            // What could not be flushed is not given out: it is to be scrubbed, or has guards.
+            _ if self.most == 0 => None,
             _ => {
                 let bytes = Heap::usable_size(layout);
                 self.kept.borrow_mut().pop(bytes, layout.align() as u64)
@@ -171,8 +173,12 @@ impl OnStream {
             let error = Box::new(Error::invalid("block", "it is another heap's"));
             return Err(NotFreed { error, block });
         }
-        // A forked child frees nothing, and asks the driver nothing.
-        if !self.is_at_home() || self.stream.is_capturing() != Ok(false) {
+        // A forked child frees nothing, asks the driver nothing, and takes no lock that another thread may have had.
+        if let Err(error) = self.heap.driver().expect_this_process("heap") {
+            let error = Box::new(error);
+            return Err(NotFreed { error, block });
+        }
+        if self.stream.is_capturing() != Ok(false) {
             return block.free_after(&self.stream);
         }
         let is_full = {

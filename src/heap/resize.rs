@@ -13,8 +13,8 @@ impl Block {
     /// Resizes the block to `bytes` in place. Returns `false` and changes nothing if that is impossible.
     ///
     /// A block can shrink: the heap gets the rest. It can grow to its size class, up to 2 KiB, or to its granule
-    /// of 256 bytes. It can take free bytes right behind it, but not behind a block of up to 1 MiB that another
-    /// thread allocated while several needed much. If the heap's memory ends behind it, the heap adds chunks
+    /// of 256 bytes. It can take free bytes right behind it. Beyond its granule it does neither if another thread
+    /// allocated it, of up to 1 MiB, while several needed much. If the heap's memory ends behind it, the heap adds chunks
     /// there, up to its limit and its soft limit. Added bytes are not initialised. In a
     /// shareable heap a block stays in its chunk, and no memory is added.
     ///
@@ -78,6 +78,9 @@ impl HeapInner {
                 return false;
             }
         } else if new < old {
+            if !self.can_shrink(offset) {
+                return false;
+            }
             if self.scrub {
                 // SAFETY: the caller's promise.
                 let zeroed = unsafe { self.zero_range(piece.offset + new, old - new) };
@@ -102,7 +105,16 @@ impl HeapInner {
         }
     }
 
-    /// Frees what a block has beyond `bytes`; in another thread's shard, when the block is freed.
+    /// Returns whether a block can shrink: another thread's shard cannot divide it. What is the core's remains so until the
+    /// block is free.
+    fn can_shrink(&self, offset: u64) -> bool {
+        match self.in_own_shard(offset, |own| !own.shard.needs_nodes()) {
+            Ok(can) => can,
+            Err(owner) => owner == 0,
+        }
+    }
+
+    /// Frees what a block that [can shrink](Self::can_shrink) has beyond `bytes`.
     fn shrink_range(&self, offset: u64, node: RangeId, bytes: u64) {
         if self.in_own_shard(offset, |own| own.shard.shrink(node, bytes)) == Err(0) {
             self.in_core(|core| core.shrink(node, bytes));

@@ -5,7 +5,7 @@
 //! free return to it by its post (`cache/shards.rs`). Wherever the cache of a thread is emptied, so is its shard:
 //! the segments return to the core with the blocks in use, and the core is as if it had given none.
 
-use super::cache::{Local, Own, UNIT, Visitor, member};
+use super::cache::{Kept, Local, Own, Post, UNIT, Visitor, member};
 use super::core::{Core, Extent, GRANULE};
 use super::inner::HeapInner;
 use crate::per_driver::lock;
@@ -69,7 +69,7 @@ impl HeapInner {
         }
         let own = local.shard.as_mut()?;
         let found = match own.shard.allocate(bytes) {
-            None => self.feed_shard(&mut local.visitor, own, bytes),
+            None => self.feed_shard(&mut local.visitor, own, &local.kept, bytes),
             found => found,
         };
         local.kept.note_shard(own.shard.free_bytes());
@@ -81,7 +81,13 @@ impl HeapInner {
 
     /// Gets the thread's shard what it needs, nodes or a segment, if the core has plenty, and allocates from it.
     #[cold]
-    fn feed_shard(&self, visitor: &mut Visitor, own: &mut Own, bytes: u64) -> Option<Extent> {
+    fn feed_shard(
+        &self,
+        visitor: &mut Visitor,
+        own: &mut Own,
+        kept: &Kept,
+        bytes: u64,
+    ) -> Option<Extent> {
         const HOLD_OFF: u32 = 16;
         if own.hold_off > 0 {
             own.hold_off -= 1;
@@ -106,6 +112,8 @@ impl HeapInner {
                 return None;
             };
             self.shards.set(fed, own.id);
+            // Before the core is left: a thread that finds these bytes in neither place may refuse a request.
+            kept.note_shard(own.shard.free_bytes());
             own.look_at = own.shard.free_bytes() + first;
             own.shard.allocate(bytes)
         })
@@ -267,9 +275,10 @@ impl HeapInner {
     pub(super) fn shards_have_much(&self, bytes: u64, backed: u64) -> bool {
         const PART: u64 = 8;
         self.shards.are_used() && {
+            let waiting: u64 = self.shards.posts().map(Post::bytes).sum();
             let members = lock(&self.members);
             let kept = members.list.iter().map(|member| member.kept.shard());
-            kept.sum::<u64>() > bytes.max(backed / PART)
+            kept.sum::<u64>() + waiting > bytes.max(backed / PART)
         }
     }
 }

@@ -27,6 +27,7 @@ pub(crate) use self::{
     biased::Biased,
     depot::Depot,
     inbox::Inbox,
+    kept::Kept,
     load::{Contents, Load},
     local::{Local, Tally},
     magazine::Magazine,

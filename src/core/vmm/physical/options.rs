@@ -96,9 +96,9 @@ impl PhysicalOptions {
     /// Source: `cuMemGetAllocationGranularity`, `cuMemCreate`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for 0 bytes, [`Error::NodeTooFull`] for 64 MiB or more if the host node has
-    /// less free, [`Error::OutOfMemory`], [`Error::NoImexChannel`] for FABRIC without a channel,
-    /// [`Error::PlatformUnsupported`], [`Error::NoSuchNode`], [`Error::NoSuchGpu`], or the driver's own code.
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) for 0 bytes, [`NodeTooFull`](crate::Error::NodeTooFull) for 64 MiB or more if the host node has
+    /// less free, [`OutOfMemory`](crate::Error::OutOfMemory), [`NoImexChannel`](crate::Error::NoImexChannel) for FABRIC without a channel,
+    /// [`PlatformUnsupported`](crate::Error::PlatformUnsupported), [`NoSuchNode`](crate::Error::NoSuchNode), [`NoSuchGpu`](crate::Error::NoSuchGpu), or the driver's own code.
     #[track_caller]
     pub fn create(self, driver: &Driver, bytes: u64) -> Result<PhysicalMemory> {
         let site = self.site.unwrap_or(Caller::caller());
@@ -140,7 +140,7 @@ impl PhysicalOptions {
     /// Returns the unit that sizes are rounded up to with exactly these options.
     ///
     /// # Errors
-    /// The driver's errors, and [`Error::InvalidArgument`] if its answer is not a power of two.
+    /// The driver's errors, and [`InvalidArgument`](crate::Error::InvalidArgument) if its answer is not a power of two.
     pub fn granularity_of(&self, driver: &Driver) -> Result<Granularity> {
         match self.granularity {
             Some(granularity) => Ok(granularity),
