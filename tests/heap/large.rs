@@ -40,7 +40,7 @@ fn a_block_of_600_gib_costs_three_calls_for_each_chunk_and_little_metadata() {
         stats.driver.map,
         stats.driver.set_access,
     );
-    assert_eq!(calls, (9600, 9600, 9600));
+    assert_eq!(calls, (600, 600, 600));
     // docs/heap.md has the figures.
     println!(
         "metadata: {empty} bytes without memory, {} with 600 GiB",
@@ -52,7 +52,7 @@ fn a_block_of_600_gib_costs_three_calls_for_each_chunk_and_little_metadata() {
     assert_eq!(sim.free_bytes(Location::HostNuma(0)), 608 * GIB);
     assert_eq!(
         (sim.count(Call::MemUnmap), sim.count(Call::MemRelease)),
-        (9600, 9600)
+        (600, 600)
     );
     drop(heap);
     nothing_held(&driver);
@@ -71,7 +71,7 @@ fn a_buffer_of_600_gib_costs_three_calls_for_each_chunk() {
         Call::MemSetAccess,
         Call::MemAddressReserve,
     ];
-    assert_eq!(calls.map(|call| sim.count(call)), [9600, 9600, 9600, 1]);
+    assert_eq!(calls.map(|call| sim.count(call)), [600, 600, 600, 1]);
     drop(buffer);
     assert_eq!(sim.count(Call::MemAddressFree), 1);
     nothing_held(&driver);
