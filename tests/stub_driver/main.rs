@@ -6,7 +6,6 @@
 
 mod abi;
 mod contexts;
-#[cfg(feature = "cli")]
 mod harness;
 #[cfg(feature = "interop")]
 mod interop;
