@@ -3,6 +3,7 @@
 
 use std::ffi::{CStr, CString, c_void};
 use std::ptr;
+use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, sys};
 use cudarc::nvrtc::{self, CompileOptions};
@@ -45,8 +46,9 @@ extern "C" __global__ void linked_pass(void *from, void *appender, void *to, egm
 
 const COUNT: u64 = 50_000;
 
-/// Links texts of PTX into a module on GPU 0.
-fn link(texts: &[&CStr]) -> ModuleHandle {
+/// Links texts of PTX into a module on GPU 0. The module is gone when the last user of the primary context is, so the
+/// context comes with it.
+fn link(texts: &[&CStr]) -> (Arc<CudaContext>, ModuleHandle) {
     let context = CudaContext::new(0).unwrap(); // the primary one, as egmem's
     context.bind_to_thread().unwrap();
     let (mut state, mut module) = (ptr::null_mut(), ptr::null_mut());
@@ -74,7 +76,7 @@ fn link(texts: &[&CStr]) -> ModuleHandle {
         sys::cuModuleLoadData(&mut module, binary).result().unwrap();
         sys::cuLinkDestroy(state).result().unwrap();
     }
-    ModuleHandle(module as u64)
+    (context, ModuleHandle(module as u64))
 }
 
 /// Compiles by NVRTC; `None`, with a line that says so, where there is none.
@@ -143,7 +145,8 @@ pub fn functions_are_linked_with_other_ptx(driver: &Driver) {
     if driver.sim().is_some() {
         return;
     }
-    passes_records(driver, link(&[device::PTX, LINKED]));
+    let (_context, module) = link(&[device::PTX, LINKED]);
+    passes_records(driver, module);
 }
 
 pub fn headers_and_functions_work_with_nvrtc(driver: &Driver) {
@@ -155,7 +158,8 @@ pub fn headers_and_functions_work_with_nvrtc(driver: &Driver) {
     };
     // SAFETY: the text is PTX.
     passes_records(driver, unsafe { driver.module_load(0, &whole) }.unwrap());
-    passes_records(driver, link(&[device::PTX, &part]));
+    let (_context, module) = link(&[device::PTX, &part]);
+    passes_records(driver, module);
 }
 
 /// Both sources by NVRTC: the one with the headers, and the one that is to be linked.
