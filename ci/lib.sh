@@ -143,5 +143,5 @@ select_tests() {
         esac
     done
     [ -z "${1:-}" ] || SKIPPED=(--skip signals::in_a_start_that_hangs --skip signals::where_a_library_hangs_
-        --skip for_a_million_operations --skip a_million_blocks_)
+        --skip for_a_million_operations --skip a_million_blocks_ --skip of_600_gib_)
 }
