@@ -102,11 +102,19 @@ impl Stream {
                 Err(error) => return Err(error),
             }
         }
-        for copy in left {
+        // SAFETY: the caller's promise.
+        unsafe { self.copy_each(left) }
+    }
+
+    /// Submits copies as [`copy_batch_async`](Self::copy_batch_async) does, but each by itself.
+    ///
+    /// # Safety
+    /// As for `copy_batch_async`.
+    pub(super) unsafe fn copy_each(&self, copies: &[MemcpyDesc]) -> Result<()> {
+        copies.iter().try_for_each(|copy| {
             // SAFETY: the caller's promise.
-            unsafe { self.copy_async(copy.dst, copy.src, copy.bytes)? };
-        }
-        Ok(())
+            unsafe { self.copy_async(copy.dst, copy.src, copy.bytes) }
+        })
     }
 
     /// Checks a batch. `None`: there are no bytes to copy.

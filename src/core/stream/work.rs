@@ -138,12 +138,8 @@ impl Stream {
             Work::Pieces(first, rest) => (first, rest),
             // SAFETY: the caller's promise.
             Work::Batch(copies) => return unsafe { self.copy_batch_async(copies) },
-            Work::OneByOne(copies) => {
-                // SAFETY: the caller's promise.
-                let copy =
-                    |copy: &MemcpyDesc| unsafe { self.copy_async(copy.dst, copy.src, copy.bytes) };
-                return copies.iter().try_for_each(copy);
-            }
+            // SAFETY: the caller's promise.
+            Work::OneByOne(copies) => return unsafe { self.copy_each(copies) },
         };
         for &what in std::iter::once(first).chain(rest) {
             // SAFETY: the caller's promise.
