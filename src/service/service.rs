@@ -154,6 +154,7 @@ impl Service {
         let audit = state.audit.clone();
         drop(self);
         let released = tokio::task::spawn_blocking(move || {
+            state.forget_published();
             state.nodes.values().for_each(|reserve| reserve.stop());
         });
         // A panic of the driver is reported where it happened.

@@ -175,6 +175,15 @@ impl ServiceState {
         let making = table.names.len() - there.len();
         (there, making)
     }
+
+    /// Forgets all published names and gives their memory back, once the server has closed. Tasks that still end
+    /// names hold this state, so that memory would otherwise live as long as the last of them.
+    pub fn forget_published(&self) {
+        let there = |_: &String, entry: &mut NameState| matches!(entry, NameState::There(_));
+        let forgotten: Vec<_> = lock(&self.table).names.extract_if(there).collect();
+        // Outside the lock: the driver may take seconds for many gigabytes.
+        drop(forgotten);
+    }
 }
 
 fn quota_of(create: Option<&CreateConfig>) -> Quota {
