@@ -54,7 +54,7 @@ fn warnings(heap: &Heap, f: impl FnOnce()) -> Vec<bool> {
         heap: heap.clone(),
         went: Mutex::default(),
     });
-    tracing::subscriber::with_default(Arc::clone(&listener), f);
+    egmem_support::with_subscriber(Arc::clone(&listener), f);
     std::mem::take(&mut *listener.went.lock().unwrap())
 }
 

@@ -217,7 +217,7 @@ async fn a_dismissed_peer_that_connects_during_the_reload_has_its_new_rights() {
     config.create.as_mut().unwrap().who = Who::nobody();
     config.buffers[0].who = Who::nobody();
     let reload = || service.reload(config).unwrap();
-    tracing::subscriber::with_default(AtSessionEnd(hook), reload);
+    egmem_support::with_subscriber(AtSessionEnd(hook), reload);
     connect.await.unwrap();
     b.close().await;
     service.drain(PATIENCE).await.unwrap();

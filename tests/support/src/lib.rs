@@ -6,10 +6,12 @@ mod frames;
 pub mod pki;
 mod program;
 mod slow;
+mod subscriber;
 mod tls;
 
 pub use connection::{Connection, framed};
 pub use frames::{read_frame, write_frame};
 pub use program::this_program;
 pub use slow::ms;
+pub use subscriber::with_subscriber;
 pub use tls::{identity, tls_config};
