@@ -1,13 +1,14 @@
 //! Shapes of memory beside what they replace, in one table for each part.
 //!
 //! ```text
-//! cargo bench --bench shapes -- [--part growing|striped|replicated|ring|appender|device-malloc] [--cuda] [--rounds 5] [--size 64MiB] [--on-gpu]
+//! cargo bench --bench shapes -- [--part growing|striped|replicated|peer|ring|appender|device-malloc] [--cuda] [--rounds 5] [--size 64MiB] [--on-gpu]
 //! ```
 //! Times on the simulator are not those of any GPU: there only what CPUs alone do means something.
 
 mod appender;
 mod gpu;
 mod growing;
+mod peer;
 mod replicated;
 mod ring;
 mod striped;
@@ -23,6 +24,7 @@ enum Part {
     Growing,
     Striped,
     Replicated,
+    Peer,
     Ring,
     Appender,
     /// Records in pieces of the device's heap: may take seconds; not among all
@@ -54,7 +56,7 @@ struct Args {
 fn run(args: &Args) -> Result<()> {
     let driver = match args.cuda {
         true => Driver::open()?,
-        false => Driver::simulated(Machine::gh200())?,
+        false => Driver::simulated(Machine::gh200x4())?,
     };
     let rounds = args.rounds.max(1);
     let wanted = |part| args.part.is_empty() || args.part.contains(&part);
@@ -66,6 +68,9 @@ fn run(args: &Args) -> Result<()> {
     }
     if wanted(Part::Replicated) {
         replicated::run(&driver, args.size.0, rounds)?;
+    }
+    if wanted(Part::Peer) {
+        peer::run(&driver, rounds)?;
     }
     if wanted(Part::Ring) {
         ring::run(&driver, rounds)?;
