@@ -118,7 +118,7 @@ impl BufferOptions {
     }
 
     /// Sets how much memory on a host node one driver call creates, and how long the allocation rests between two of
-    /// them. The default is [`Growth::steady`]: 1 GiB, without a rest.
+    /// them. The default is [`Growth::steady`]: 64 MiB, or 1 GiB of memory that can be shared, without a rest.
     ///
     /// Larger parts are created in chunks, which lie side by side: [`physical`](Buffer::physical) and
     /// [`mappings`](Buffer::mappings) have one element for each. Memory that can be shared has at most 256 of them for

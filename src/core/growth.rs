@@ -43,6 +43,8 @@ impl Progress {
 #[must_use = "it does nothing until an allocation has it"]
 pub struct Growth {
     chunk: u64,
+    /// The chunks of memory that can be shared.
+    shareable_chunk: u64,
     /// In percent of what the chunk before took.
     rest: u32,
 }
@@ -58,12 +60,13 @@ impl Growth {
     /// allocation, on arm64 kernels with pages of 64 KiB (NVIDIA/open-gpu-kernel-modules #1269).
     pub const MAX_CHUNK: u64 = (4 << 30) - (2 << 20);
 
-    /// Returns the default: chunks of 1 GiB without a rest. Chunks of 64 MiB grew at 0.98 of the speed of one piece on two
-    /// H100, and 99.9 % of the calls of other processes took at most 18 ms instead of 310; memory that is shared then has a
-    /// handle for each.
+    /// Returns the default: chunks of 64 MiB without a rest. They grew at 0.98 of the speed of one piece on two H100, and
+    /// 99.9 % of the calls of other processes took at most 18 ms. Memory that can be shared, which has a handle for each
+    /// chunk, has chunks of 1 GiB: other processes then waited up to 310 ms.
     pub const fn steady() -> Self {
         Self {
-            chunk: 1 << 30,
+            chunk: 64 << 20,
+            shareable_chunk: 1 << 30,
             rest: 0,
         }
     }
@@ -73,14 +76,16 @@ impl Growth {
     /// most 6.3 ms for 99.9 % of their calls.
     pub const fn gentle() -> Self {
         Self {
-            chunk: 16 << 20,
             rest: 25,
+            ..Self::steady().chunk(16 << 20)
         }
     }
 
-    /// Sets the most bytes that one driver call creates: a multiple of 2 MiB up to [`MAX_CHUNK`](Self::MAX_CHUNK).
+    /// Sets the most bytes that one driver call creates, also of memory that can be shared: a multiple of 2 MiB up to
+    /// [`MAX_CHUNK`](Self::MAX_CHUNK).
     pub const fn chunk(mut self, bytes: u64) -> Self {
         self.chunk = bytes;
+        self.shareable_chunk = bytes;
         self
     }
 
@@ -91,7 +96,7 @@ impl Growth {
         self
     }
 
-    /// Returns whether `bytes` of memory are not divided.
+    /// Returns whether `bytes` of memory are not divided, whether they can be shared or not.
     pub(crate) const fn is_one_chunk(self, bytes: u64) -> bool {
         bytes <= self.chunk
     }
@@ -106,13 +111,13 @@ impl Growth {
         granularity: Granularity,
         is_shareable: bool,
     ) -> Result<u64> {
-        let chunk = self.checked_chunk()?;
-        let least = match is_shareable {
-            true => bytes.div_ceil(MAX_SHAREABLE_CHUNKS).min(Self::MAX_CHUNK),
-            false => 0,
-        };
+        let mut chunk = self.checked_chunk()?;
+        if is_shareable {
+            let least = bytes.div_ceil(MAX_SHAREABLE_CHUNKS).min(Self::MAX_CHUNK);
+            chunk = self.shareable_chunk.max(least);
+        }
         // At most 2^32 and less than 2^63: no overflow.
-        Ok(chunk.max(least).next_multiple_of(granularity.bytes()))
+        Ok(chunk.next_multiple_of(granularity.bytes()))
     }
 
     /// Returns the size of the chunks.
@@ -196,7 +201,10 @@ mod tests {
         let large = Granularity::new(64 * MIB).unwrap();
         let gib = 1 << 30;
         for (growth, bytes, granularity, is_shareable, expected) in [
-            (Growth::steady(), 600 * gib, two, false, gib),
+            (Growth::steady(), 600 * gib, two, false, 64 * MIB),
+            (Growth::steady(), 60 * gib, two, true, gib),
+            (Growth::steady(), 600 * gib, two, true, 2400 * MIB),
+            (Growth::steady().chunk(4 * MIB), gib, two, true, 4 * MIB),
             (Growth::gentle(), 600 * gib, two, false, 16 * MIB),
             (Growth::gentle(), gib, large, false, 64 * MIB),
             (Growth::gentle(), gib, two, true, 16 * MIB),

@@ -29,7 +29,7 @@ fn a_block_of_600_gib_costs_three_calls_for_each_chunk_and_little_metadata() {
     let sim = driver.sim().unwrap();
     let heap = Heap::on(NodeId(0))
         .limit(600 * GIB)
-        .growth(Growth::steady());
+        .growth(Growth::steady().chunk(GIB));
     let heap = heap.build(&driver).unwrap();
     let empty = heap.stats().metadata;
     let block = heap.allocate(layout(600 * GIB)).unwrap();
@@ -63,6 +63,7 @@ fn a_buffer_of_600_gib_costs_three_calls_for_each_chunk() {
     let driver = large();
     let sim = driver.sim().unwrap();
     let buffer = Buffer::on(NodeId(0)).bytes(600 * GIB);
+    let buffer = buffer.growth(Growth::steady().chunk(GIB));
     let buffer = buffer.allocate(&driver).unwrap();
     check_ends(&buffer.cpu().unwrap());
     let calls = [

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use egmem::driver::{Access, Call, Code, Location, NodeId};
+use egmem::driver::{Access, Call, Code, HandleTypes, Location, NodeId};
 use egmem::ledger::{self, Located};
 use egmem::proof::Prover;
 use egmem::{Buffer, BufferOptions, Driver, Error, Growth, Stream};
@@ -137,7 +137,7 @@ pub fn chunks_are_shared_together(driver: &Driver) {
 }
 
 #[test]
-fn host_memory_above_a_gib_is_divided_and_a_gpus_is_not() {
+fn host_memory_is_divided_and_a_gpus_is_not() {
     let driver = &grace();
     let sizes = |options: BufferOptions| {
         let buffer = options.allocate(driver).unwrap();
@@ -145,8 +145,15 @@ fn host_memory_above_a_gib_is_divided_and_a_gpus_is_not() {
         parts.map(|part| part.size().padded()).collect::<Vec<_>>()
     };
     let on_node = |bytes| Buffer::on(NodeId(0)).bytes(bytes);
-    assert_eq!(sizes(on_node((2 << 30) + 1)), [GIB, GIB, 2 * MIB]);
-    assert_eq!(sizes(on_node(GIB)), [GIB]);
+    assert_eq!(
+        sizes(on_node(128 * MIB + 1)),
+        [64, 64, 2].map(|mib| mib * MIB)
+    );
+    assert_eq!(sizes(on_node(64 * MIB)), [64 * MIB]);
+    // Each chunk of shared memory is a handle.
+    let shared = |bytes| on_node(bytes).handle_types(HandleTypes::POSIX_FD);
+    assert_eq!(sizes(shared((2 << 30) + 1)), [GIB, GIB, 2 * MIB]);
+    assert_eq!(sizes(shared(GIB)), [GIB]);
     let on_gpu = Buffer::on(Location::Device(0)).bytes(3 * GIB);
     assert_eq!(sizes(on_gpu), [3 * GIB]);
     // Chunks for access are divided too, each by itself.

@@ -41,7 +41,7 @@ pub fn measure(place: &Place, args: &Args) -> Result<Large> {
             place,
             bytes,
             "heap, chunks of 1 GiB",
-            Some(Growth::steady()),
+            Some(Growth::steady().chunk(1 << 30)),
         )?,
         by_buffer(place, bytes)?,
     ];
@@ -73,6 +73,7 @@ fn by_heap(place: &Place, bytes: u64, way: &'static str, growth: Option<Growth>)
 
 fn by_buffer(place: &Place, bytes: u64) -> Result<Row> {
     let options = Buffer::on(place.node).access_by([Location::Device(place.gpu)]);
+    let options = options.growth(Growth::steady().chunk(1 << 30));
     let began = Instant::now();
     let buffer = options.bytes(bytes).allocate(&place.driver)?;
     let made_seconds = began.elapsed().as_secs_f64();
