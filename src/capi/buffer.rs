@@ -220,7 +220,7 @@ pub unsafe extern "C" fn egm_buffer_location(
     })
 }
 
-/// Returns what a location may do with the memory: one of `EGM_ACCESS_…`.
+/// Returns a location's access to the memory: one of `EGM_ACCESS_…`.
 ///
 /// # Safety
 /// `buffer` is null or a buffer; `out` is null or may be written. Any thread may call this.
@@ -241,8 +241,8 @@ pub unsafe extern "C" fn egm_buffer_access(
     })
 }
 
-/// Changes what locations of this process may do with a buffer that was allocated here. GPU work that needs the access has
-/// ended. Other processes keep the access that they have.
+/// Changes the access of locations of this process to a buffer that was allocated here. GPU work that needs the access
+/// has ended. Other processes keep the access that they have.
 ///
 /// # Safety
 /// `buffer` is null or a buffer, which no other thread uses during the call; `grants` is null or points to `grant_count`

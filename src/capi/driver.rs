@@ -85,7 +85,7 @@ pub unsafe extern "C" fn egm_driver_is_simulated(
     })
 }
 
-/// Destroys a driver. What was made from it stays usable. A null pointer is left alone.
+/// Destroys a driver. Objects that were made from it stay usable. A null pointer is left alone.
 ///
 /// # Safety
 /// `driver` is null, or a driver that no thread uses during the call or afterwards: not destroyed yet.

@@ -12,7 +12,7 @@ use crate::egm_status;
 #[derive(Debug)]
 pub(crate) struct Failure(pub(crate) Box<Reason>);
 
-/// What a [`Failure`] says.
+/// The status, message and remedy of a [`Failure`], and the driver's result.
 #[derive(Debug)]
 pub(crate) struct Reason {
     pub(crate) status: egm_status,
@@ -22,7 +22,7 @@ pub(crate) struct Reason {
     pub(crate) cuda_code: i32,
 }
 
-/// What the body of a call returns.
+/// The result of the body of a call.
 pub(crate) type Outcome<T = ()> = Result<T, Failure>;
 
 impl Failure {

@@ -48,8 +48,8 @@ fn last(part: impl FnOnce(&LastError) -> *const c_char) -> *const c_char {
     found.ok().flatten().unwrap_or(c"".as_ptr())
 }
 
-/// Returns what failed in the calling thread's last failed call, and why: one line without a full stop. "" before the
-/// first failure.
+/// Returns the message of the calling thread's last failed call, with its cause: one line without a full stop. ""
+/// before the first failure.
 ///
 /// A call that succeeds changes nothing. The text is valid until the next call of the thread that fails, and until the
 /// thread ends. Never null.
@@ -58,7 +58,7 @@ pub extern "C" fn egm_last_error_message() -> *const c_char {
     last(|last| last.message.as_ptr())
 }
 
-/// Returns what to do about the calling thread's last failed call. Valid as long as egm_last_error_message()'s text.
+/// Returns the remedy for the calling thread's last failed call. Valid as long as egm_last_error_message()'s text.
 #[unsafe(no_mangle)]
 pub extern "C" fn egm_last_error_remedy() -> *const c_char {
     last(|last| last.remedy.as_ptr())

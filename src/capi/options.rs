@@ -129,7 +129,7 @@ pub struct egm_client_options {
     /// Bits: ::EGM_PLAIN_ANYWHERE, ::EGM_READ_ONLY.
     pub flags: u32,
     /// The owner that fetched memory must have: a certificate's name, "uid:1000", "local", or "@server" for the server's own.
-    /// Null: any. A peer that created the name first could read and write what this process stores there.
+    /// Null: any. A peer that created the name first could read and write the data that this process stores there.
     pub expect_owner: *const c_char,
 }
 

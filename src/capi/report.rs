@@ -1,4 +1,4 @@
-//! What works on this machine, as JSON.
+//! The capabilities of this machine, as JSON.
 
 use std::ffi::c_char;
 
@@ -8,8 +8,8 @@ use egmem::doctor::{InProcess, Report};
 use crate::call::call;
 use crate::{args, egm_driver, egm_status, text};
 
-/// Tries what works on this machine, and gives the report as JSON, as `egmem doctor --json` prints it: what was tried, the
-/// reasons where it does not work, and what to do. Free the text by egm_string_free().
+/// Tries the capabilities of this machine, and gives the report as JSON, as `egmem doctor --json` prints it: the
+/// trials, the reasons for failures, and their remedies. Free the text by egm_string_free().
 ///
 /// The trials run in this process and take milliseconds each: a driver that crashes in one ends the process. `egmem
 /// doctor` runs each in a process of its own.

@@ -1,4 +1,4 @@
-//! What a call returns.
+//! The result codes of calls.
 
 use std::ffi::{CStr, c_char};
 
@@ -6,14 +6,14 @@ use egmem::Error;
 use egmem::exchange::Error as ExchangeError;
 use egmem::share::Error as ShareError;
 
-/// What a call returns: ::EGM_OK, or why it failed. The values never change; later versions may add some.
+/// The result of a call: ::EGM_OK, or the reason for a failure. The values never change; later versions may add some.
 ///
 /// egm_last_error_message() and egm_last_error_remedy() say more.
 #[repr(i32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum egm_status {
-    /// The call did what it was asked for.
+    /// The call succeeded.
     EGM_OK = 0,
     /// An argument is invalid: a null pointer, a size of 0, a pointer that is no block, a string that is not UTF-8.
     EGM_INVALID_ARGUMENT = 1,
@@ -81,7 +81,7 @@ pub enum egm_status {
     EGM_TLS = 61,
     /// A server understood a request and refused it.
     EGM_REFUSED = 62,
-    /// Memory under a name is not what was requested.
+    /// Memory under a name is not as requested.
     EGM_MISMATCHED = 63,
     /// Handles or leases belong to an earlier run of their exporter.
     EGM_STALE = 64,

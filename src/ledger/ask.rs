@@ -41,7 +41,7 @@ pub struct Silent {
     pub why: String,
 }
 
-/// The most bytes of all ledgers together: what processes send must not fill this one's memory.
+/// The most bytes of all ledgers together: other processes' answers must not fill this one's memory.
 const ALL: usize = 256 << 20;
 
 /// Returns the ledgers of all processes of this user that offer theirs, by process ids, and those that did not answer.
@@ -70,7 +70,7 @@ pub fn processes() -> (Vec<Ledger>, Vec<Silent>) {
     (ledgers, silent)
 }
 
-/// What was found so far.
+/// The results so far.
 #[derive(Debug)]
 pub(crate) struct Found {
     pub(crate) ledgers: Vec<Ledger>,
@@ -148,7 +148,7 @@ impl Found {
 /// Why a ledger is missing.
 enum Missing {
     Failed(Error),
-    /// Other ledgers have, or may get, what all may have together.
+    /// Other ledgers have, or may get, all the bytes of the common limit.
     NoRoom,
 }
 

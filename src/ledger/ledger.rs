@@ -83,7 +83,7 @@ fn added_up<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<AllocPath, u6
     from.deserialize_map(Sums)
 }
 
-/// What one process has allocated.
+/// The allocations of one process.
 ///
 /// ```
 /// use egmem::driver::NodeId;

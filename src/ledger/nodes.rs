@@ -1,4 +1,4 @@
-//! What a host node's memory is used for, as far as the kernel says.
+//! The use of a host node's memory, as far as the kernel reports it.
 
 use serde::{Deserialize, Serialize};
 
@@ -23,7 +23,7 @@ pub struct NodeUse {
     pub unaccounted: Option<u64>,
 }
 
-/// What `/sys/devices/system/node/node<N>/meminfo` says, in bytes.
+/// The values of `/sys/devices/system/node/node<N>/meminfo`, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Meminfo {
     pub(crate) total: u64,

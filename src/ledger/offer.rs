@@ -16,7 +16,7 @@ use crate::{Error, MemoryError, Result, folder};
 /// The most bytes of a ledger that is sent, as JSON: the largest allocations that fit, and the sums of all.
 pub const MAX_TEXT: usize = 16 << 20;
 
-/// Room for what is sent besides the allocations.
+/// Room for the data that is sent besides the allocations.
 const BESIDES: usize = 1 << 20;
 
 /// How long a reader may take for all.
@@ -36,7 +36,7 @@ pub struct Offer {
     born: Generation,
 }
 
-/// What the thread does.
+/// The state of the thread.
 #[derive(Debug)]
 enum Answering {
     /// It waits for a process.

@@ -1,4 +1,4 @@
-//! Whose memory it is, over all processes of a user.
+//! The report of memory and its owners, over all processes of a user.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -47,7 +47,7 @@ pub struct Importer {
     pub label: Option<String>,
 }
 
-/// What became of the process that exported memory.
+/// The state of the process that exported memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -78,7 +78,7 @@ pub struct Kept {
     pub importers: Vec<Importer>,
 }
 
-/// The ledgers of all processes of a user that offer theirs, beside what the machine reports.
+/// The ledgers of all processes of a user that offer theirs, beside the machine's own figures.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Report {
@@ -233,7 +233,7 @@ fn nodes(driver: Option<&Driver>, sums: &Sums, warnings: &mut Vec<String>) -> Ve
         let accounted = sums.accounted(node.id.into()).saturating_add(unplaced);
         let used = total.saturating_sub(free.unwrap_or(total));
         let explained = accounted.saturating_add(kernel.unwrap_or(0));
-        // Where the kernel does not say what it has, the rest says nothing on a real machine.
+        // Where the kernel does not report its own use, the rest says nothing on a real machine.
         let is_known = free.is_some() && (is_simulated || kernel.is_some());
         NodeUse {
             node: node.id,
@@ -277,7 +277,7 @@ fn kept(processes: &[Ledger]) -> Vec<Kept> {
     kept
 }
 
-/// Finds out what became of the exporter of an imported entry.
+/// Finds out the state of the exporter of an imported entry.
 fn exporter(processes: &[Ledger], entry: &Allocation, identity: &Identity) -> Exporter {
     let from = entry
         .imported

@@ -87,7 +87,7 @@ impl Bar<'_> {
     }
 }
 
-/// What a bar is for: whether it has managed memory, which takes no certain room at its location, and the location.
+/// The key of a bar: whether it has managed memory, which takes no certain room at its location, and the location.
 type Place = (bool, Location);
 
 fn bars<'a>(ledgers: &'a [Ledger], capacities: &'a [Capacity]) -> BTreeMap<Place, Bar<'a>> {

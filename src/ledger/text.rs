@@ -66,7 +66,7 @@ struct Alike<'a> {
     count: u64,
     bytes: u64,
     age_ms: u64,
-    /// What they have in common, as cells: from place to site.
+    /// The cells that they share: from place to site.
     cells: [String; 6],
 }
 
@@ -219,7 +219,7 @@ fn report(report: &Report) -> String {
     text
 }
 
-/// Formats what each node and GPU has, and what no ledger accounts for.
+/// Formats the memory of each node and GPU, with the part that no ledger accounts for.
 fn capacities(report: &Report) -> String {
     let mut table = Table::new(&[
         "WHERE",

@@ -1,4 +1,4 @@
-//! What the options of shapes have in common.
+//! The options that all shapes share.
 
 use std::panic::Location as Caller;
 
@@ -9,7 +9,7 @@ use crate::ledger::{AllocPath, Label};
 use crate::vmm::{PhysicalMemory, PhysicalOptions};
 use crate::{Driver, Result};
 
-/// Where a shape's memory lies, who may access it, and its name in the ledger.
+/// The location of a shape's memory, the access to it, and its name in the ledger.
 #[derive(Clone, Debug)]
 pub struct Placement {
     pub location: Location,
@@ -32,7 +32,7 @@ impl Placement {
         options.recorded_as(AllocPath::ShapeChunk, self.label.clone(), site)
     }
 
-    /// Returns who may access the memory.
+    /// Returns the access of all locations to the memory.
     ///
     /// # Errors
     /// [`Error::NoSuchGpu`](crate::Error::NoSuchGpu); the driver's, when it is asked which GPUs reach the memory.

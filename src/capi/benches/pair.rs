@@ -1,6 +1,7 @@
-//! What a call through C costs: pairs of allocate and free by the crate `egmem`, by this crate's functions linked into the
-//! program, and by those of the shared library, which is loaded as a C program's would be. They take turns in one process, on
-//! the simulator, since no pair calls the driver. Prints medians over the rounds, and the median of the rounds' differences.
+//! The cost of a call through C: pairs of allocate and free by the crate `egmem`, by this crate's functions linked into
+//! the program, and by those of the shared library, which is loaded as a C program's would be. They take turns in one
+//! process, on the simulator, since no pair calls the driver. Prints medians over the rounds, and the median of the
+//! rounds' differences.
 
 use std::alloc::Layout;
 use std::ffi::{CString, c_char, c_void};

@@ -224,7 +224,7 @@ impl egm_heap {
             .share_arc()
             .map_err(Failure::from)
             .and_then(|shared| send(&shared));
-        // What was shared is dropped: this is the last owner, which ends without freeing.
+        // The shared block is dropped: this is the last owner, which ends without freeing.
         if let Ok(block) = Arc::try_unwrap(ManuallyDrop::into_inner(block)) {
             block.into_raw();
         }

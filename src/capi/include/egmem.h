@@ -3,7 +3,7 @@
  * read and write. docs/c.md is the guide; egmem.hpp is for C++.
  *
  * Every call returns a status. EGM_OK is 0. A result is written only if the call succeeds. A handle is destroyed by the
- * function with its name and _destroy; each function says which threads may call it and how long what it gives is valid.
+ * function with its name and _destroy; each function says which threads may call it and how long its results are valid.
  * The library never unwinds into the program, and never ends the process.
  *
  * Made by cbindgen from src/capi: do not change it by hand.
@@ -80,7 +80,7 @@
 /// Shareable as a fabric handle, with the nodes of an IMEX domain.
 #define EGM_HANDLE_FABRIC 8
 
-/// What a call returns: ::EGM_OK, or why it failed. The values never change; later versions may add some.
+/// The result of a call: ::EGM_OK, or the reason for a failure. The values never change; later versions may add some.
 ///
 /// egm_last_error_message() and egm_last_error_remedy() say more.
 enum egm_status
@@ -88,7 +88,7 @@ enum egm_status
   : int32_t
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
-    /// The call did what it was asked for.
+    /// The call succeeded.
     EGM_OK = 0,
     /// An argument is invalid: a null pointer, a size of 0, a pointer that is no block, a string that is not UTF-8.
     EGM_INVALID_ARGUMENT = 1,
@@ -156,7 +156,7 @@ enum egm_status
     EGM_TLS = 61,
     /// A server understood a request and refused it.
     EGM_REFUSED = 62,
-    /// Memory under a name is not what was requested.
+    /// Memory under a name is not as requested.
     EGM_MISMATCHED = 63,
     /// Handles or leases belong to an earlier run of their exporter.
     EGM_STALE = 64,
@@ -279,7 +279,7 @@ typedef struct egm_client_options {
     /// Bits: ::EGM_PLAIN_ANYWHERE, ::EGM_READ_ONLY.
     uint32_t flags;
     /// The owner that fetched memory must have: a certificate's name, "uid:1000", "local", or "@server" for the server's own.
-    /// Null: any. A peer that created the name first could read and write what this process stores there.
+    /// Null: any. A peer that created the name first could read and write the data that this process stores there.
     const char *expect_owner;
 } egm_client_options;
 
@@ -458,14 +458,14 @@ egm_status egm_buffer_size(const struct egm_buffer *buffer, uint64_t *out);
 /// `buffer` is null or a buffer; `out` is null or may be written. Any thread may call this.
 egm_status egm_buffer_location(const struct egm_buffer *buffer, struct egm_location *out);
 
-/// Returns what a location may do with the memory: one of `EGM_ACCESS_…`.
+/// Returns a location's access to the memory: one of `EGM_ACCESS_…`.
 ///
 /// Contract:
 /// `buffer` is null or a buffer; `out` is null or may be written. Any thread may call this.
 egm_status egm_buffer_access(const struct egm_buffer *buffer, struct egm_location who, int32_t *out);
 
-/// Changes what locations of this process may do with a buffer that was allocated here. GPU work that needs the access has
-/// ended. Other processes keep the access that they have.
+/// Changes the access of locations of this process to a buffer that was allocated here. GPU work that needs the access
+/// has ended. Other processes keep the access that they have.
 ///
 /// Contract:
 /// `buffer` is null or a buffer, which no other thread uses during the call; `grants` is null or points to `grant_count`
@@ -665,7 +665,7 @@ egm_status egm_driver_simulated(const char *machine,
 /// `driver` is null or a driver; `out` is null or may be written. Any thread may call this.
 egm_status egm_driver_is_simulated(const struct egm_driver *driver, bool *out);
 
-/// Destroys a driver. What was made from it stays usable. A null pointer is left alone.
+/// Destroys a driver. Objects that were made from it stay usable. A null pointer is left alone.
 ///
 /// Contract:
 /// `driver` is null, or a driver that no thread uses during the call or afterwards: not destroyed yet.
@@ -815,14 +815,14 @@ egm_status egm_heap_check(const struct egm_heap *heap);
 /// `heap` is null, or a heap that no thread uses during the call, nor afterwards if it succeeds: not destroyed yet.
 egm_status egm_heap_destroy(struct egm_heap *heap);
 
-/// Returns what failed in the calling thread's last failed call, and why: one line without a full stop. "" before the
-/// first failure.
+/// Returns the message of the calling thread's last failed call, with its cause: one line without a full stop. ""
+/// before the first failure.
 ///
 /// A call that succeeds changes nothing. The text is valid until the next call of the thread that fails, and until the
 /// thread ends. Never null.
 const char *egm_last_error_message(void);
 
-/// Returns what to do about the calling thread's last failed call. Valid as long as egm_last_error_message()'s text.
+/// Returns the remedy for the calling thread's last failed call. Valid as long as egm_last_error_message()'s text.
 const char *egm_last_error_remedy(void);
 
 /// Returns the result (`CUresult`) of the driver call behind the calling thread's last failed call, or 0 if there was
@@ -868,8 +868,8 @@ egm_status egm_pool_trim(const struct egm_pool *pool, uint64_t keep);
 /// `pool` is null, or a pool that no thread uses during the call or afterwards: not destroyed yet.
 egm_status egm_pool_destroy(struct egm_pool *pool);
 
-/// Tries what works on this machine, and gives the report as JSON, as `egmem doctor --json` prints it: what was tried, the
-/// reasons where it does not work, and what to do. Free the text by egm_string_free().
+/// Tries the capabilities of this machine, and gives the report as JSON, as `egmem doctor --json` prints it: the
+/// trials, the reasons for failures, and their remedies. Free the text by egm_string_free().
 ///
 /// The trials run in this process and take milliseconds each: a driver that crashes in one ends the process. `egmem
 /// doctor` runs each in a process of its own.

@@ -2,7 +2,7 @@
  * egmem for C++17: owners of egmem.h's handles, memory resources for std::pmr and for CCCL and RMM, and an allocator.
  *
  * Functions throw egm::error, and egm::out_of_memory, a std::bad_alloc, where memory is short. Destructors throw nothing.
- * egmem.h says which threads may call a function and what its lifetimes are. docs/c.md is the guide.
+ * egmem.h says which threads may call a function and how long its results are valid. docs/c.md is the guide.
  */
 #ifndef EGMEM_HPP
 #define EGMEM_HPP
@@ -32,7 +32,7 @@
 
 namespace egm {
 
-/// A failed call: what() says what failed and why, remedy() what to do.
+/// A failed call: what() gives its message with the cause, remedy() its remedy.
 class error : public std::runtime_error {
 public:
     explicit error(egm_status status)
@@ -140,7 +140,7 @@ public:
         return is;
     }
 
-    /// What works on this machine, as JSON.
+    /// The capabilities of this machine, as JSON.
     std::string capabilities() const
     {
         char *text = nullptr;

@@ -1,4 +1,4 @@
-//! The header `include/egmem.h` is what cbindgen makes of the sources. `EGMEM_UPDATE_HEADER=1` rewrites it.
+//! The header `include/egmem.h` is cbindgen's output for the sources. `EGMEM_UPDATE_HEADER=1` rewrites it.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ const INTRODUCTION: &str = "\
  * read and write. docs/c.md is the guide; egmem.hpp is for C++.
  *
  * Every call returns a status. EGM_OK is 0. A result is written only if the call succeeds. A handle is destroyed by the
- * function with its name and _destroy; each function says which threads may call it and how long what it gives is valid.
+ * function with its name and _destroy; each function says which threads may call it and how long its results are valid.
  * The library never unwinds into the program, and never ends the process.
  *
  * Made by cbindgen from src/capi: do not change it by hand.

@@ -6,17 +6,17 @@ use crate::memory::check_range;
 use crate::size::Granularity;
 use crate::{Error, Result};
 
-/// The access that a program asked for, with defaults for what it left out.
+/// The access that a program asked for, with defaults for the locations that it left out.
 #[derive(Clone, Debug, Default)]
 pub struct RequestedAccess {
-    /// What the CPU may do; `None`: read and write, if the memory is the host's.
+    /// The CPU's access; `None`: read and write, if the memory is the host's.
     pub host: Option<Access>,
-    /// What the GPUs may do; `None`: read and write, for each that can reach the memory.
+    /// The GPUs' access; `None`: read and write, for each that can reach the memory.
     pub gpus: Option<Vec<AccessDesc>>,
 }
 
 impl RequestedAccess {
-    /// Sets what one location may do; any location on the host stands for the CPU.
+    /// Sets the access of one location; any location on the host stands for the CPU.
     pub fn set(&mut self, location: Location, access: Access) {
         if location.is_host() {
             self.host = Some(access);

@@ -13,7 +13,7 @@ use crate::topology::free_now;
 use crate::vmm::{GrowingRange, PhysicalMemory, PhysicalOptions};
 use crate::{Error, Result};
 
-/// What all parts at one location have in common.
+/// The properties that all parts at one location share.
 struct Site {
     location: Location,
     options: PhysicalOptions,
@@ -100,7 +100,7 @@ impl BufferOptions {
         let mut range = GrowingRange::new(padded);
         for part in &parts {
             if let Err(error) = self.add(driver, part, &mut range, &mut pace) {
-                // Given back first: the error tells what is free without it.
+                // Given back first: the error reports the free memory without it.
                 drop(range);
                 return Err(self.with_all_requested(driver, &parts, error));
             }
@@ -111,7 +111,7 @@ impl BufferOptions {
         })
     }
 
-    /// Refuses parts that together exceed what their node has free: small ones are not checked one by one, and of large
+    /// Refuses parts that together exceed their node's free memory: small ones are not checked one by one, and of large
     /// ones no chunk is to be created in vain.
     fn expect_free(&self, driver: &Driver) -> Result<()> {
         // A single chunk is checked when it is created.

@@ -1,4 +1,4 @@
-//! What the ledger says about an allocation, as plain values.
+//! The ledger's report of an allocation, as plain values.
 
 use std::fmt;
 

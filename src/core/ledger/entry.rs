@@ -44,7 +44,7 @@ fn backtraces_on() -> bool {
     }
 }
 
-/// What an entry says from the start.
+/// The initial content of an entry.
 #[derive(Debug)]
 pub struct NewEntry<'a> {
     /// The memory's driver, which the entry's owner keeps alive.
@@ -172,7 +172,7 @@ impl Entry {
         self.change(|record| record.label = Some(label));
     }
 
-    /// Notes what the driver says of imported memory.
+    /// Notes the driver's answers about imported memory.
     pub fn describe(&self, bytes: u64, location: Location) {
         self.change(|record| (record.bytes, record.location) = (bytes, location));
     }

@@ -9,7 +9,7 @@ use super::registry::Registry;
 use crate::driver::{Code, DevicePtr, Driver, HandleTypes, Location, PointerAttribute};
 use crate::{Error, Result};
 
-/// What is at an address.
+/// The memory at an address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]

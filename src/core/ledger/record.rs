@@ -52,7 +52,7 @@ impl Ranges {
     }
 }
 
-/// What few allocations have: apart, so that the records are short.
+/// The data that few allocations have: apart, so that the records are short.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Rare {
     pub(super) backtrace: Option<Arc<Backtrace>>,

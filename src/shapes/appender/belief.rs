@@ -4,7 +4,7 @@ use super::cells::{CLOSED, Cells, Look, Reserved, seen};
 use crate::Result;
 use crate::cursor::check;
 
-/// What the host knows of the cursor that kernels reserve records by.
+/// The host's knowledge of the cursor that kernels reserve records by.
 ///
 /// A kernel adds to the cursor before it reports how many records it wants, so a count above the cursor is damaged. A
 /// cursor in a GPU's own memory is copied by that GPU. Until the copy comes, a count is believed for as many records above

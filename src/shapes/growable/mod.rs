@@ -32,7 +32,7 @@ pub use prefix::Prefix;
 /// [`Prefix`], which keeps them mapped.
 ///
 /// The CPU writes whole words of 8 bytes at once, so a GPU that reads elements while others in the same word are
-/// added sees either. Whatever tells a GPU how many elements there are must order the two: a kernel or a copy that is
+/// added sees either. The message that tells a GPU the count of elements must order the two: a kernel or a copy that is
 /// submitted after the elements were written sees them.
 ///
 /// Before it is dropped, GPU work that uses it must have finished: a GPU that accesses unmapped addresses loses its
@@ -71,7 +71,7 @@ pub struct Growable<T> {
     /// The chunks' bytes.
     mapped: u64,
     len: usize,
-    /// What else kernels may use that know the elements: dropped last.
+    /// Other memory that kernels use along with the elements: dropped last.
     beside: Option<Arc<dyn Any + Send + Sync>>,
     elements: PhantomData<fn() -> T>,
 }
@@ -101,7 +101,7 @@ impl<T: AnyBitPattern + NoUninit> Growable<T> {
     }
 
     /// Appends `additional` elements that others will write: a GPU, or the CPU through [`cpu`](Self::cpu). Their bytes
-    /// are what the memory holds: zero where it is new, former elements after [`truncate`](Self::truncate).
+    /// are the memory's: zero where it is new, former elements after [`truncate`](Self::truncate).
     ///
     /// # Errors
     /// Those of [`reserve`](Self::reserve).
@@ -188,7 +188,7 @@ impl<T: AnyBitPattern + NoUninit> Growable<T> {
     /// GPU work that uses the addresses behind the last element must have finished.
     ///
     /// # Errors
-    /// The driver's error; what could not be given back stays.
+    /// The driver's error; chunks that could not be given back stay.
     pub fn shrink_to_fit(&mut self) -> Result<u64> {
         let before = self.mapped;
         while let Some(last) = self.chunks.pop() {

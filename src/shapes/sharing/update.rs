@@ -1,4 +1,4 @@
-//! What the exporter tells of a vector: a line of text before the chunks.
+//! The exporter's update about a vector: a line of text before the chunks.
 
 use std::fmt;
 
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_update_is_refused() {
+    fn invalid_updates_are_refused() {
         for text in [
             "",
             "egmem-growable 2 4 9 7 0 0 0",

@@ -77,7 +77,7 @@ static void containers()
         auto copy = more;
         CHECK(copy.get_allocator() == more.get_allocator() && copy[999] == 0.5);
 
-        // What was moved from stays usable, and gives back what it has.
+        // A vector that was moved from stays usable, and frees its own elements.
         auto moved = std::move(more);
         more.push_back(2);
         CHECK(moved.size() == 1000 && more.size() == 1 && more.get_allocator() == moved.get_allocator());
