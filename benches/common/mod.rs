@@ -1,4 +1,4 @@
-//! What the benchmarks share.
+//! Helpers of several benchmarks.
 
 #![allow(dead_code)] // Each benchmark uses its part.
 

@@ -1,4 +1,4 @@
-//! What the exchange is measured against: frames of the same sizes over mutual TLS of the same kind,
+//! The baseline for the exchange: frames of the same sizes over mutual TLS of the same kind,
 //! answered as they come by a server that does nothing else.
 
 use std::io;
@@ -15,7 +15,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 use crate::certificates::Certificates;
 use crate::sizes::Exchange;
 
-/// What a request asks: an answer of so many bytes.
+/// The bytes of a request, which state the length of the answer.
 const ANSWER: usize = 4;
 
 /// A frame's length and its bytes.

@@ -1,6 +1,6 @@
-//! The exchange beside what it could be compared with, over the loopback device of this machine: a
+//! The exchange beside its alternatives, over the loopback device of this machine: a
 //! bare mutual-TLS ping-pong of the same bytes, etcd, and all-gathers over plain TCP. The network path
-//! is real. The memory is simulated, also where there is a GPU: what is measured is the protocol.
+//! is real. The memory is simulated, also where there is a GPU: the protocol is measured.
 
 mod bare;
 mod certificates;
@@ -28,7 +28,7 @@ use sizes::Sizes;
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
-/// What the memory is published as.
+/// The name under which the memory is published.
 const NAME: &str = "kv/node-0/gpu-0";
 /// How many clients are connected at once.
 const CLIENTS: usize = 1000;
@@ -37,7 +37,7 @@ const RANKS: [(usize, &str); 2] = [(72, "a group of 72"), (576, "a group of 576"
 /// The ranks that meet at barriers.
 const BARRIERS: (usize, &str) = (72, "a barrier of 72");
 
-/// What the exchange's server and the others' share: certificates, and memory of a simulated machine.
+/// The certificates and the simulated memory that the exchange's server and the baselines share.
 struct Setting {
     certificates: Certificates,
     memory: Shared,
@@ -95,7 +95,7 @@ fn client_runtime() -> Runtime {
     builder.enable_all().build().expect("a runtime")
 }
 
-/// What a fetch's messages cost to write and to read, at both ends together.
+/// Measures encoding and decoding of a fetch's messages, at both ends together.
 fn codec(criterion: &mut Criterion, setting: &Setting) {
     const GROUP: Group = ("messages of a fetch", 40);
     let mut group = criterion.benchmark_group(GROUP.0);
@@ -324,7 +324,7 @@ fn allow_many_files() {
         rlim_cur: 0,
         rlim_max: 0,
     };
-    // SAFETY: `limit` is a valid place for what is written, and what is set is what was read.
+    // SAFETY: the kernel may write to `limit`, and the limit that is set is the one that was read.
     unsafe {
         libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
         limit.rlim_cur = limit.rlim_max;

@@ -1,4 +1,4 @@
-//! What the driver does with one copy over the border of two allocations.
+//! Tests how the driver handles one copy over the border of two allocations.
 
 use egmem::driver::MemcpyDesc;
 use egmem::pinned::DeviceMemory;

@@ -40,13 +40,13 @@ pub struct Args {
     /// On GPU 0 and its host node; otherwise on the simulator
     #[arg(long)]
     cuda: bool,
-    /// What this process is in the parts `restart` and `start`
+    /// The role of this process in the parts `restart` and `start`
     #[arg(long, hide = true)]
     role: Option<restart::Role>,
     /// The socket of the service
     #[arg(long, hide = true, default_value = "")]
     at: String,
-    /// What proves the memory of the service
+    /// The check that proves the memory of the service
     #[arg(long, hide = true, default_value = "cpu")]
     prove: restart::Prove,
     /// The bytes of the role's tier

@@ -19,7 +19,7 @@ use crate::{Args, Result};
 
 const PAGE: u64 = 64 << 10;
 
-/// What a process does.
+/// The role of a process.
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 pub enum Role {
     /// Keeps the memory, until its input ends
@@ -36,7 +36,7 @@ pub enum Role {
     HostAlloc,
 }
 
-/// What proves that both ends see the same memory.
+/// The check which proves that both ends see the same memory.
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 pub enum Prove {
     Nothing,
@@ -45,7 +45,7 @@ pub enum Prove {
     Gpu,
 }
 
-/// Does what a role says. The first line of the output begins with "ready".
+/// Plays a role. The first line of the output begins with "ready".
 pub fn play(args: &Args, role: Role) -> Result<()> {
     let start = Instant::now();
     let driver = args.driver()?;

@@ -18,7 +18,7 @@ use crate::gpu::median_and_p99;
 const GRANULE: u64 = 2 << 20;
 const GPU: Location = Location::Device(0);
 
-/// What is measured of each buffer.
+/// The measurements of each buffer.
 const WORK: [&str; 4] = [
     "copy from it",
     "copy to it",
@@ -36,7 +36,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// Returns the milliseconds that the GPU took for what `submit` submits.
+    /// Returns the milliseconds that the GPU took for the work that `submit` submits.
     fn time<T>(&self, submit: impl FnOnce() -> Result<T>) -> Result<f64> {
         let stream = self.prover.stream();
         self.start.record(stream)?;

@@ -1,4 +1,4 @@
-//! What is measured: one copy or fill by each of the ways.
+//! The measured work: one copy or fill by each of the ways.
 
 use std::hint::black_box;
 
@@ -46,7 +46,7 @@ impl Work {
         }
     }
 
-    /// What does the same: libc's call, or one thread.
+    /// The baseline for the same work: libc's call, or one thread.
     pub const fn beside(self) -> Self {
         match self {
             Self::Write | Self::LibcWrite => Self::LibcWrite,

@@ -1,8 +1,8 @@
 //! Axes: from values to places.
 
-/// What lies at an axis' ends, and what is written along it.
+/// An axis of a chart: its range, its scale and its labels.
 pub struct Axis {
-    /// What its numbers are.
+    /// The quantity that it shows, with the unit.
     pub label: String,
     /// The value at the left or the bottom.
     pub low: f64,

@@ -10,7 +10,7 @@ pub struct Bar {
     pub name: String,
     /// Its length, in the unit of all.
     pub value: f64,
-    /// What is written at its end.
+    /// The text at its end.
     pub text: String,
     /// Its number, which has a colour.
     pub index: usize,
@@ -30,7 +30,7 @@ pub struct Bars {
 const STEP: f64 = 20.0;
 const HEIGHT: f64 = 15.0;
 const TITLE: f64 = 32.0;
-/// For names at the left, and for what is written at the right.
+/// The widths of the names at the left and of the texts at the right.
 const NAMES: f64 = 136.0;
 const TEXTS: f64 = 72.0;
 

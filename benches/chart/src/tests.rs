@@ -1,4 +1,4 @@
-//! What a picture may not do, whatever it is given.
+//! Invariants of all pictures, for any input.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! What the types cost over the bare driver: the chain create → reserve → map → grant → release
+//! The cost of the types over the bare driver: the chain create → reserve → map → grant → release
 //! through `Buffer`, by the driver trait's calls, and in C, in turns, in one process, on a GPU.
 //!
 //! ```sh
@@ -126,8 +126,8 @@ fn measure(args: &Args, driver: &Driver) -> Result<()> {
         };
         let variants: [&dyn Fn() -> Result<()>; 3] = [&by_types, &by_calls, &in_c];
         let mut times: [Vec<f64>; 3] = Default::default();
-        // In turns, so that drift hits all alike, and each in each place, since what ran just
-        // before may matter. The first rounds warm up and do not count.
+        // In turns, so that drift hits all alike, and each in each place, since the previous
+        // variant may matter. The first rounds warm up and do not count.
         for round in 0..repeats + repeats / 10 + 3 {
             for place in 0..variants.len() {
                 let which = (round + place) % variants.len();

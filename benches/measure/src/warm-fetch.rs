@@ -1,4 +1,4 @@
-//! What a warm reserve is worth: gigabytes taken from a running `egmem serve`, made anew, and from
+//! The gain from a warm reserve: gigabytes taken from a running `egmem serve`, made anew, and from
 //! cudaHostAlloc, in turns, in one run. The service is a child process, reached over a Unix socket.
 //!
 //! ```sh
@@ -50,7 +50,7 @@ struct Args {
     #[arg(long, default_value_t = 0)]
     gpu: i32,
 
-    /// The program egmem; by default what EGMEM_TEST_PROGRAM names, else the one that was built
+    /// The program egmem; by default the one that EGMEM_TEST_PROGRAM names, else the one that was built
     /// beside this example.
     #[arg(long, value_name = "PATH")]
     program: Option<PathBuf>,
@@ -214,7 +214,7 @@ impl Service {
         std::fs::create_dir(&folder).map_err(fail("a folder for the socket"))?;
         let socket = folder.join("egmem.sock");
         let config = folder.join("egmem.toml");
-        // Nothing is made beyond the reserve: what is deleted comes back to this user, zeroed.
+        // Nothing is made beyond the reserve: deleted memory comes back to this user, zeroed.
         let text = format!(
             "listen = [\"unix:{}\"]\n\
              [create]\nwho = [\"*\"]\npeer_bytes = \"{size}\"\n\
@@ -265,7 +265,7 @@ impl Service {
         }
     }
 
-    /// Waits until what was deleted is zeroed and ready again.
+    /// Waits until deleted memory is zeroed and ready again.
     fn wait_until_clean(&self) -> Result<()> {
         let fail = |error: std::io::Error| Error::system("asking for metrics", &error);
         let begun = Instant::now();

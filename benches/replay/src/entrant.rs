@@ -17,7 +17,7 @@ pub enum Entrant {
     Other(Kind),
 }
 
-/// What all entrants are given.
+/// The settings of all entrants.
 pub struct Setting {
     /// For those that manage a range.
     pub room: Room,
@@ -38,7 +38,7 @@ impl Entrant {
         std::iter::once(Self::Heap).chain(others).collect()
     }
 
-    /// What it is called on the command line and in tables.
+    /// Its name on the command line and in tables.
     pub fn name(self) -> String {
         match self {
             Self::Heap => "heap".into(),
@@ -130,7 +130,7 @@ impl Visitor for Observe<'_> {
     }
 }
 
-/// What to replay, and how often besides the first time.
+/// The trace to replay, and how often besides the first time.
 struct Time<W>(W, u32);
 
 impl Visitor for Time<&Script<'_>> {

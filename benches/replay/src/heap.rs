@@ -18,8 +18,7 @@ pub struct Ground {
 }
 
 impl Ground {
-    /// On `node`, or on the first GPU's; heaps cache `thread_cache` bytes for each thread, or what they do by
-    /// themselves.
+    /// On `node`, or on the first GPU's; heaps cache `thread_cache` bytes for each thread, or their default.
     ///
     /// # Errors
     /// The driver's; [`Error::NoSuchGpu`] where no GPU names a node.
@@ -75,14 +74,14 @@ impl Ours {
         self.refused.get()
     }
 
-    /// What is to be seen of it now.
+    /// Returns its figures at this moment.
     pub fn sight(&self) -> Sight {
         Sight {
             fragmentation: Some(self.heap.stats().fragmentation()),
         }
     }
 
-    /// What its memory is used for now.
+    /// Returns the present use of its memory as SVG.
     pub fn picture(&self, title: &str) -> String {
         self.heap.occupancy().to_svg(title)
     }

@@ -37,7 +37,7 @@ use self::source::Source;
 use self::stdio::{complain_painted, print, print_json, progress};
 use self::trace::Trace;
 
-/// What the help ends with.
+/// The end of the help.
 const END: &str = "Exit status: 0 replayed, 1 failed, 2 for wrong usage or a log that cannot be read.\n\
                    Environment: RUST_LOG selects what is logged in place of -v, by target and level: \
                    RUST_LOG=warn,egmem_heap=debug.";
@@ -46,7 +46,7 @@ const END: &str = "Exit status: 0 replayed, 1 failed, 2 for wrong usage or a log
 #[derive(Parser, Debug)]
 #[command(name = "replay", version, after_help = END)]
 struct Replay {
-    /// Log what is done to standard error: -v for steps, -vv for each call
+    /// Log to standard error: -v for steps, -vv for each call
     #[arg(short, long, action = ArgAction::Count)]
     verbose: u8,
     /// The log: RMM's (Thread,Time,Action,Pointer,Size,Stream) or PyTorch's memory snapshot as JSON; -
@@ -63,15 +63,15 @@ struct Replay {
     repeat: u32,
     /// Replay by as many threads as the log has; those that are for one thread go behind a lock
     ///
-    /// Each thread keeps its order, and waits where it frees what another has not allocated yet. Time is
+    /// Each thread keeps its order, and waits where it frees a block that another has not allocated yet. Time is
     /// from the first thread's start to the last one's end, waiting included.
     #[arg(long)]
     threads: bool,
-    /// What all blocks are aligned to, in bytes: a power of two
+    /// The alignment of all blocks in bytes: a power of two
     #[arg(long, value_name = "BYTES", default_value_t = 256)]
     align: u32,
-    /// What each allocator may give out: 1000000, 1GiB; at least 1 byte, rounded up to 2 MiB; twice the log's peak,
-    /// each block counted with its alignment, and 64 MiB if not given
+    /// The bytes that each allocator may give out: 1000000, 1GiB; at least 1, rounded up to 2 MiB; twice the log's
+    /// peak, each block counted with its alignment, and 64 MiB if not given
     #[arg(long, value_name = "BYTES")]
     capacity: Option<Bytes>,
     /// The NUMA node of the heap's memory; the first GPU's if not given
@@ -92,7 +92,7 @@ struct Replay {
     /// Draw live bytes and spans over time, and times per operation
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
-    /// Draw what the heap's memory is used for when most of it is
+    /// Draw the use of the heap's memory at the moment when most of it is in use
     #[arg(long, value_name = "FILE.svg")]
     occupancy: Option<PathBuf>,
 
@@ -267,8 +267,8 @@ impl Replay {
     }
 }
 
-/// What a log's blocks have room in twice over. Up to 256 bytes of alignment are within what allocators round
-/// sizes up by.
+/// Returns twice the room that a log's blocks need. Up to 256 bytes of alignment are within the rounding of sizes by
+/// allocators.
 fn plenty(trace: &Trace, align: u64) -> u64 {
     let padding = match align > 256 {
         true => u64::from(trace.peak_blocks).saturating_mul(align),

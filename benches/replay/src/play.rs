@@ -1,4 +1,4 @@
-//! Replays a trace on an allocator: once slowly for what is to be seen, then again and again for time.
+//! Replays a trace on an allocator: once slowly for its other figures, then again and again for time.
 
 use std::alloc::Layout;
 use std::collections::BTreeMap;
@@ -33,17 +33,17 @@ impl<'a> Script<'a> {
     }
 }
 
-/// What is seen of an allocator at one moment.
+/// Figures of an allocator at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sight {
     /// 1 − largest free stretch / all free bytes, of memory that it has.
     pub fragmentation: Option<f64>,
 }
 
-/// What a replay shows besides time.
+/// Figures of a replay besides time.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Facts {
-    /// The most bytes that lived at once, of what was not refused.
+    /// The most bytes that lived at once, without those of refused allocations.
     pub peak_live: u64,
     /// From the first byte ever given out to the end of the last.
     pub peak_span: u64,
@@ -150,7 +150,7 @@ impl<B> Slots<B> {
         Self((0..trace.slots).map(|_| None).collect())
     }
 
-    /// Hands over what the trace never frees.
+    /// Hands over the blocks that the trace never frees.
     fn end(mut self, script: &Script, mut free: impl FnMut(B, Layout)) {
         // The last event of a slot that still holds something allocated it.
         for (event, &layout) in script.trace.events.iter().zip(&script.layouts).rev() {
@@ -205,13 +205,13 @@ mod tests {
     use crate::generate::{Shape, generate};
     use crate::read::{Reading, read};
 
-    /// Gives out one address after the other; counts what it has given out and got back.
+    /// Gives out one address after the other; counts the bytes that it has given out and got back.
     #[derive(Default)]
     struct Bump {
         next: u64,
         given: u64,
         back: u64,
-        /// Refuse what is larger.
+        /// Refuse larger requests.
         most: Option<usize>,
         /// Give out the same addresses again and again.
         broken: bool,
@@ -251,7 +251,7 @@ mod tests {
                         1,,allocate,0x100,30,0\n1,,free,0x200,50,0\n";
 
     #[test]
-    fn what_is_seen_is_what_happened() {
+    fn the_figures_match_the_replay() {
         let trace = log(FIVE);
         let script = Script::new(&trace, 1).unwrap();
         let mut bump = Bump::default();

@@ -34,7 +34,7 @@ pub fn draw(report: &Report, trace: &Trace) -> String {
     picture.finish()
 }
 
-/// What was replayed and how.
+/// Returns the subtitle: the log, its size, and how it was replayed.
 fn about(report: &Report) -> String {
     let by = match report.threads {
         true => format!(
@@ -147,7 +147,7 @@ fn bytes(most: u64) -> Axis {
     }
 }
 
-/// What goes from left to right: the log's time, or its events where it has none.
+/// The horizontal axis: the log's time, or its events where it has none.
 struct Times<'a> {
     times: &'a [u64],
     /// The last time or event.

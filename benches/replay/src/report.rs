@@ -1,4 +1,4 @@
-//! What came of a replay: as a table, and as JSON.
+//! The result of a replay, as a table and as JSON.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -18,7 +18,7 @@ use super::trace::{Notes, Trace};
 pub struct Report {
     /// The log's name.
     pub trace: String,
-    /// What was read and what was left out.
+    /// The lines that were read and those that were left out.
     pub log: Notes,
     /// Allocations and frees that are replayed.
     pub operations: usize,
@@ -28,9 +28,9 @@ pub struct Report {
     pub peak: u64,
     /// The log's most live blocks.
     pub peak_blocks: u32,
-    /// What each allocator may give out, in bytes.
+    /// The most bytes that each allocator may give out.
     pub capacity: u64,
-    /// What blocks are aligned to, in bytes.
+    /// The alignment of blocks in bytes.
     pub align: u32,
     /// How often the log was replayed for the median.
     pub repeat: u32,
@@ -44,7 +44,7 @@ pub struct Report {
     pub results: Vec<Outcome>,
 }
 
-/// What came of one allocator.
+/// The result of one allocator.
 #[derive(Debug, Serialize)]
 pub struct Outcome {
     /// Its name.
@@ -61,12 +61,12 @@ pub struct Outcome {
     pub bounded: bool,
     /// The span by the live bytes, both at their most.
     pub span_by_peak: Option<f64>,
-    /// What else was seen.
+    /// Figures besides time.
     #[serde(flatten)]
     pub facts: Facts,
     /// Why the first allocation failed that did, where the allocator tells.
     pub refused: Option<String>,
-    /// What its memory was used for when most of it was, as SVG.
+    /// The use of its memory at the moment when most of it was in use, as SVG.
     #[serde(skip)]
     pub picture: Option<String>,
 }
@@ -126,7 +126,7 @@ impl Report {
         broken.map(|result| result.allocator.as_str())
     }
 
-    /// As text: what was read, a line for each allocator, and what the columns are.
+    /// As text: the log's counts, a line for each allocator, and the meaning of the columns.
     pub fn to_text(&self) -> String {
         let mut text = self.head();
         let mut table = Table::new();
@@ -295,7 +295,7 @@ impl Report {
     }
 }
 
-/// A number and what it counts: "1 block", "2 blocks".
+/// A number and its unit: "1 block", "2 blocks".
 pub fn counted(count: u64, one: &str, many: &str) -> String {
     match count {
         1 => format!("1 {one}"),

@@ -1,4 +1,4 @@
-//! A trace: the allocations and frees of a log in its order, and what the log held besides.
+//! A trace: the allocations and frees of a log in its order, and the counts of its other lines.
 
 use std::collections::HashMap;
 
@@ -21,7 +21,7 @@ pub struct Event {
     pub size: u64,
 }
 
-/// What is replayed.
+/// The allocations and frees to replay.
 #[derive(Debug, Default, PartialEq)]
 pub struct Trace {
     /// In the log's order.
@@ -38,11 +38,11 @@ pub struct Trace {
     pub peak_event: usize,
     /// The most blocks that live at once.
     pub peak_blocks: u32,
-    /// What was read, line by line, and what was made of it.
+    /// The counts of lines by how they were read.
     pub notes: Notes,
 }
 
-/// What became of each line (or entry) of a log, and what was odd about the log.
+/// The counts of a log's lines (or entries) by how they were read, and the log's irregularities.
 ///
 /// Each line is counted in exactly one of the fields before `implied_frees`, so they add up to `lines`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -61,7 +61,7 @@ pub struct Notes {
     pub failures: u64,
     /// Allocations of no bytes, and frees of them or of null.
     pub empty: u64,
-    /// Frees of what was allocated before the log began, or freed twice.
+    /// Frees of blocks that were allocated before the log began, or freed twice.
     pub unknown_frees: u64,
     /// Entries that are not about blocks: of a caching allocator's segments, and snapshots.
     pub others: u64,
@@ -119,7 +119,7 @@ enum Live {
 }
 
 impl Builder {
-    /// What is counted of the lines.
+    /// Returns the counts of lines, to add to.
     pub fn notes(&mut self) -> &mut Notes {
         &mut self.trace.notes
     }
@@ -158,7 +158,7 @@ impl Builder {
         Ok(())
     }
 
-    /// A free. Frees of what is not known are counted and not replayed.
+    /// A free. Frees of unknown blocks are counted and not replayed.
     pub fn free(&mut self, line: &Line) {
         if line.pointer == 0 {
             self.trace.notes.empty += 1;
@@ -192,7 +192,7 @@ impl Builder {
         self.trace
     }
 
-    /// Frees what lives at the line's address, if something does: it must have been freed since.
+    /// Frees the live block at the line's address, if there is one: it must have been freed since.
     fn free_again(&mut self, line: &Line) {
         if let Some(Live::Block { block, slot, size }) = self.live.remove(&line.pointer) {
             self.trace.notes.implied_frees += 1;
@@ -222,7 +222,7 @@ impl Builder {
             frees,
             size,
         });
-        // A log can claim any sizes; what overflows then is only the peak, and no allocator has that much.
+        // A log can claim any sizes; then only the peak overflows, and no allocator has that much.
         self.bytes = match frees {
             true => self.bytes.saturating_sub(size),
             false => self.bytes.saturating_add(size),
@@ -237,7 +237,7 @@ impl Builder {
     }
 }
 
-/// The largest block: what a `Layout` can hold at any alignment up to 1 GiB.
+/// The size of the largest block: a `Layout` can hold it at any alignment up to 1 GiB.
 const MOST: u64 = isize::MAX as u64 - (1 << 30);
 
 /// Makes a time of day go on after midnight, and never back.

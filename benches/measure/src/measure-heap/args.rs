@@ -1,4 +1,4 @@
-//! What to measure.
+//! The command line: which parts to measure, and their parameters.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -19,7 +19,7 @@ pub struct Args {
     )]
     pub part: Vec<Part>,
 
-    /// The folder for JSON, CSV and SVG; without it there is only what is printed.
+    /// The folder for JSON, CSV and SVG; without it the results are only printed.
     #[arg(long, value_name = "FOLDER")]
     pub out: Option<PathBuf>,
 
@@ -102,7 +102,7 @@ pub enum Part {
     Latency,
     /// Pairs beside a thread whose requests are refused.
     Refusals,
-    /// What calls do to another thread's capture.
+    /// The effect of calls on another thread's capture.
     Captures,
     /// Much memory in one range.
     Large,

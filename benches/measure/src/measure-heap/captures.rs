@@ -1,5 +1,5 @@
-//! What a call by one thread does to the global capture of another: the call's own answer, and how
-//! the capture ends.
+//! The effect of a call by one thread on the global capture of another: the call's own result code,
+//! and how the capture ends.
 
 use std::cell::Cell;
 
@@ -22,9 +22,9 @@ pub struct Row {
     pub call: &'static str,
     /// The mode of the thread that calls: `CUstreamCaptureMode`.
     pub mode: &'static str,
-    /// What it answered: 0 for success.
+    /// The call's result code: 0 for success.
     pub answer: i32,
-    /// What ending the capture answered: 0 for success, 901 for a capture made invalid.
+    /// The result code of ending the capture: 0 for success, 901 for a capture made invalid.
     pub capture: i32,
 }
 
@@ -91,7 +91,7 @@ fn code(answer: &Result<()>) -> i32 {
 /// A call that the table names.
 type Act = fn(&Things) -> Result<()>;
 
-/// What the calls are about, made before a capture begins.
+/// The operands of the calls, made before a capture begins.
 struct Things {
     driver: Driver,
     gpu: i32,
@@ -169,7 +169,7 @@ impl Things {
         self.mapped.set(mapped);
     }
 
-    /// Gives everything back, whatever the call did. What the driver refuses stays till the end.
+    /// Gives everything back, whatever the call did. Objects whose release the driver refuses stay till the end.
     fn give_back(self) {
         let driver = &self.driver;
         let tell = |what: &str, result: Result<()>| {

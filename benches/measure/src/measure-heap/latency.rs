@@ -19,8 +19,7 @@ const LEAST: u64 = 64 << 10;
 const MOST: u64 = 1 << 20;
 /// An allocation that takes longer has waited for the driver: its quickest call for new memory takes longer.
 const WAITED: Duration = Duration::from_micros(100);
-/// A wait of about an allocation's length: whatever takes it longer than that is the machine's doing, for it
-/// needs neither lock nor memory.
+/// A wait of about an allocation's length. It needs neither lock nor memory, so the machine causes every longer one.
 const WAIT: Duration = Duration::from_nanos(300);
 /// How many of the slowest calls are told one by one.
 const SLOWEST: usize = 64;
@@ -66,11 +65,11 @@ pub struct Row {
 pub struct Latency {
     /// Bytes per second asked for.
     demand: u64,
-    /// What the heap has in the end.
+    /// The bytes of the heap at the end.
     bytes: u64,
-    /// What is added ahead of need.
+    /// The bytes that are added ahead of need.
     ahead: u64,
-    /// What reading the clock twice takes, in microseconds.
+    /// The time to read the clock twice, in microseconds.
     clock: f64,
     rows: Vec<Row>,
 }
@@ -177,7 +176,7 @@ impl Demand {
 
 /// How long calls took.
 struct Times {
-    /// When each began, from the first, and what it took.
+    /// When each began, from the first, and its duration.
     calls: Vec<(Duration, Duration)>,
     late: usize,
     creates: u64,

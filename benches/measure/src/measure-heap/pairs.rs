@@ -15,7 +15,7 @@ use crate::args::Args;
 use crate::report::{About, Results};
 use crate::{Place, layout, median, plot};
 
-/// What is there for blocks from the start: so much that a thread may keep the most it ever may.
+/// The bytes reserved for blocks from the start: enough for the largest cache that a thread may keep.
 const RESERVE: u64 = 2 << 30;
 /// A batch between two looks at the clock takes about so long.
 const BATCH: Duration = Duration::from_micros(20);
@@ -171,7 +171,7 @@ impl Contestant {
             }),
             Self::Malloc => Box::new(move |pairs| {
                 for _ in 0..pairs {
-                    // SAFETY: what malloc gave, null too, is free's to take.
+                    // SAFETY: free takes every pointer that malloc returned, null too.
                     unsafe { libc::free(black_box(libc::malloc(bytes as usize))) };
                 }
                 Ok(())
@@ -180,7 +180,7 @@ impl Contestant {
     }
 }
 
-/// The device's default pool, which keeps what is freed until this is dropped.
+/// The device's default pool, which keeps freed memory until this is dropped.
 struct DefaultPool {
     driver: Driver,
     gpu: i32,
@@ -316,7 +316,7 @@ fn turn_of(
         let running: Vec<_> = (0..threads)
             .map(|_| {
                 scope.spawn(|| {
-                    // Whatever fails, the others do not wait for this one.
+                    // If this thread fails, the others must not wait for it.
                     let prepared = prepare(place, contestant, bytes);
                     start.wait();
                     let (_bound, mut work, batch) = prepared?;
@@ -334,7 +334,7 @@ fn turn_of(
             .collect();
         running.into_iter().map(join).sum()
     });
-    // What streams still have to do is not the next one's to wait for.
+    // The next contestant must not wait for work that is still on this one's streams.
     place.driver.ctx_synchronize(place.gpu)?;
     rate
 }

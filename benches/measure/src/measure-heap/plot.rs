@@ -6,10 +6,10 @@ const WIDTH: f64 = 420.0;
 const HEIGHT: f64 = 300.0;
 const LEFT: f64 = 96.0;
 const TOP: f64 = Picture::HEAD + 40.0;
-/// What the key needs beside a chart.
+/// The width of the key beside a chart.
 const KEY: f64 = 230.0;
 
-/// The picture: `about` names what was measured on.
+/// The picture: `about` names the machine that was measured.
 pub fn draw(title: &str, about: &str, charts: &[Chart]) -> String {
     let each = LEFT + WIDTH + KEY;
     let mut picture = Picture::new(

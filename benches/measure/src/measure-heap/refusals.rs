@@ -14,11 +14,11 @@ use crate::{Place, median};
 
 /// All memory of the heap, unless it has many holes.
 const LIMIT: u64 = 64 << 20;
-/// What it is full of.
+/// The size of the blocks that fill it.
 const FILLER: u64 = 64 << 10;
 /// The size of a hole where there are many.
 const HOLE: u64 = 16 << 10;
-/// What the neighbour allocates and frees.
+/// The size of the blocks that the neighbour allocates and frees.
 const SMALL: u64 = 64;
 
 /// Why the other thread's requests are refused.
@@ -76,7 +76,7 @@ pub struct Row {
     refusal_max: f64,
 }
 
-/// What happened in a window.
+/// The rates and latencies of one window.
 struct Turn {
     pairs_per_second: f64,
     refusals_per_second: f64,
@@ -136,7 +136,7 @@ pub fn measure(place: &Place, args: &Args) -> Result<Refusals> {
     Ok(Refusals { rows })
 }
 
-/// A heap that cannot grow, with no room for what the refuser asks for.
+/// A heap that cannot grow, with no room for the refuser's requests.
 fn full(place: &Place, beside: Refuser, holes: u32) -> Result<(Heap, Vec<Block>)> {
     let (limit, filler) = beside.heap(holes);
     let heap = Heap::on(place.node).limit(limit).reserve(limit);

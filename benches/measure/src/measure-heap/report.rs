@@ -1,4 +1,4 @@
-//! What was measured on, and results as tables, JSON, CSV and pictures.
+//! The machine that was measured, and results as tables, JSON, CSV and pictures.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -65,13 +65,13 @@ fn kernel_driver() -> Option<String> {
 
 /// The results of a part.
 pub trait Results: Serialize {
-    /// What it is, before the table.
+    /// The title of the table.
     fn title(&self) -> String;
     /// The columns. Those of `times` are left out where there are none.
     fn header(&self) -> Vec<&'static str>;
     /// The rows, in the columns' order.
     fn rows(&self) -> Vec<Vec<String>>;
-    /// What follows from them.
+    /// The conclusions from the rows.
     fn verdicts(&self) -> Vec<String>;
     /// How many columns at the start are no times.
     fn facts(&self) -> usize;

@@ -38,7 +38,7 @@ pub struct Calls {
     pub rest: u32,
 }
 
-/// Who is granted the memory, and when.
+/// The locations that are granted the memory, and the moment of the grant.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Grant {
     /// The host and every GPU, each chunk for itself.

@@ -1,5 +1,5 @@
-//! What other processes wait for while one process allocates gigabytes of host memory. Three neighbour processes call the driver
-//! in a loop each, and this one grows in several ways, one after the other.
+//! The waits of other processes while one process allocates gigabytes of host memory. Three neighbour processes call
+//! the driver in a loop each, and this one grows in several ways, one after the other.
 //!
 //! ```sh
 //! cargo run --release -p egmem-measure --bin neighbours -- --gib 8 --out results
@@ -29,7 +29,7 @@ use neighbour::{CALLS, Call, Neighbour};
 use report::{Phase, Row};
 use steps::Steps;
 
-/// Measures what other processes wait for while this one grows.
+/// Measures how long other processes wait while this one grows.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "neighbours")]
 struct Args {
@@ -53,7 +53,7 @@ struct Args {
     #[arg(long, value_name = "PRESET")]
     sim: Option<String>,
 
-    /// The folder for neighbours.json and neighbours.svg; without it there is only what is printed.
+    /// The folder for neighbours.json and neighbours.svg; without it the results are only printed.
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
 

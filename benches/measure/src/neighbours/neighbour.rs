@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::Args;
 use crate::steps::now;
 
-/// What a neighbour calls.
+/// The driver call that a neighbour repeats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Call {
     /// `cuMemGetInfo`

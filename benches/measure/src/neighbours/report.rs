@@ -11,7 +11,7 @@ use crate::neighbour::{CALLS, Waits};
 use crate::steps::Blame;
 use crate::{Place, growths};
 
-/// What one growth, and giving its memory back, did to the neighbours.
+/// The effect of one growth, and of giving its memory back, on the neighbours.
 pub struct Row {
     pub name: &'static str,
     pub plain_chunk: Option<u64>,
@@ -44,7 +44,7 @@ fn finish(mut table: Table) -> Table {
     table
 }
 
-/// What the neighbours' calls took.
+/// Returns the table of the latencies of the neighbours' calls.
 pub fn waits(rows: &[Row], bytes: u64) -> Table {
     let mut table = empty(&[
         "chunks", "phase", "s", "GB/s", "call", "calls", "p50", "p99", "p99.9", "max ms", "waiting",
@@ -77,7 +77,7 @@ pub fn waits(rows: &[Row], bytes: u64) -> Table {
     finish(table)
 }
 
-/// Which calls held whom up.
+/// Returns the table of the calls that delayed each neighbour.
 pub fn blame(rows: &[Row]) -> Table {
     let mut header = vec!["chunks", "step", "calls", "p50 ms", "max ms", "all ms"];
     header.extend(CALLS.iter().map(|call| call.name()));

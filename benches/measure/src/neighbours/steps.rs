@@ -71,7 +71,7 @@ impl Steps {
         self.0.iter().filter(move |&&(_, began, _)| began >= since)
     }
 
-    /// Returns what each kind of call took and whom it held up, of the calls that began since `since`.
+    /// Returns the latency of each kind of call and the delays that it caused, for the calls that began since `since`.
     pub fn blame(&self, since: u64, waits: &[Waits]) -> Vec<Blame> {
         let blame = |kind| {
             let of_kind = || self.since(since).filter(move |&&(of, ..)| of == kind);
@@ -105,7 +105,7 @@ fn overlap(a: (u64, u64), b: (u64, u64)) -> u64 {
     a.1.min(b.1).saturating_sub(a.0.max(b.0))
 }
 
-/// What one kind of call took, in milliseconds, and whom it held up.
+/// The latency of one kind of call, in milliseconds, and how long it delayed the neighbours.
 #[derive(Clone, Debug, Serialize)]
 pub struct Blame {
     pub kind: Kind,

@@ -1,4 +1,4 @@
-//! What a heap at work asks of the driver, as a sequence to record: it grows, gives chunks back, shares
+//! A heap's calls of the driver, as a sequence to record: the heap grows, gives chunks back, shares
 //! blocks and releases others after a stream's work, on a simulated machine whose calls are written down.
 //! Between them a GPU writes each chunk and checks it wherever it is mapped.
 
@@ -112,19 +112,19 @@ struct State {
     events: Slot,
     /// The slots of a handle; several are several references.
     slots: HashMap<PhysicalHandle, Vec<Slot>>,
-    /// What was exported, by the file that its descriptors are of.
+    /// The exported memory, by the file that its descriptors are of.
     files: HashMap<(u64, u64), (Slot, PhysicalHandle)>,
     spaces: Vec<Space>,
     stream_slots: HashMap<StreamHandle, Slot>,
     event_slots: HashMap<EventHandle, Slot>,
-    /// What was written last to each memory, by the handle that it was created as.
+    /// The seed of the last write to each memory, by the handle that it was created as.
     seeds: HashMap<PhysicalHandle, u64>,
     /// The handle that an imported one was created as.
     origins: HashMap<PhysicalHandle, PhysicalHandle>,
     written: u64,
 }
 
-/// A reserved range and what is mapped in it.
+/// A reserved range and the mappings in it.
 #[derive(Debug)]
 struct Space {
     slot: Slot,
@@ -183,8 +183,8 @@ impl State {
         self.event_slots.get(&event).copied().unwrap_or(Slot::MAX)
     }
 
-    /// The GPU checks what it wrote through the mappings in a range, or wherever else the memory was
-    /// mapped before, and writes something new.
+    /// The GPU checks the bytes that it wrote through the mappings in a range, or wherever else the memory was
+    /// mapped before, and writes new ones.
     fn touch(&mut self, range: Range<u64>) {
         let mapped = self.spaces.iter().flat_map(|space| &space.mapped);
         let within = mapped.filter(|(at, _)| range.start <= at.start && at.end <= range.end);
@@ -225,7 +225,7 @@ impl Recorder {
     }
 }
 
-// SAFETY: whatever is reported, the driver under it has reported.
+// SAFETY: every result that it reports comes from the driver under it.
 unsafe impl Backend for Recorder {
     fn name(&self) -> &'static str {
         "recorder"

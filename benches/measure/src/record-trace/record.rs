@@ -22,12 +22,12 @@ use super::{Args, Result, open, sequence};
 const PATIENCE: Duration = Duration::from_secs(20);
 /// How long a killed process may take to end before it is left behind.
 const BURIAL: Duration = Duration::from_secs(2);
-/// Sequences per child process. What one sequence corrupts in a process dies with it.
+/// Sequences per child process. Memory that one sequence corrupts is gone with its process.
 const BATCH: u64 = 64;
 /// A worker gives up after this many children in a row that recorded nothing.
 const MAX_FAILURES: u32 = 5;
 
-/// What a worker tells.
+/// A message from a worker.
 enum Event {
     Recorded(Box<Recorded>),
     Crashed(Box<Crash>),
@@ -40,7 +40,7 @@ type Times = BTreeMap<&'static str, (Duration, u64)>;
 
 /// How a child ended.
 enum End {
-    /// It recorded what it was to, or lost its context.
+    /// It recorded all its sequences, or lost its context.
     Well,
     /// In this operation, or between sequences.
     Died { op: Option<usize>, how: String },

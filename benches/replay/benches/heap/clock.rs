@@ -3,7 +3,7 @@
 use std::mem::MaybeUninit;
 use std::time::Duration;
 
-/// What this thread has computed so far, in the kernel too.
+/// Returns this thread's CPU time so far, the kernel's part included.
 pub fn thread() -> Duration {
     let mut time = MaybeUninit::<libc::timespec>::uninit();
     // SAFETY: the kernel writes the time there.

@@ -22,7 +22,7 @@ impl Entrant {
         std::iter::once(Self::Heap).chain(others).collect()
     }
 
-    /// What it is called in tables.
+    /// Its name in tables.
     pub fn name(self) -> &'static str {
         match self {
             Self::Heap => "egmem",
@@ -38,7 +38,7 @@ impl Entrant {
         }
     }
 
-    /// Whether what its books take can be counted: it is written in Rust.
+    /// Whether the bytes of its books can be counted: it is written in Rust.
     pub fn is_rust(self) -> bool {
         self.is_bounded() && !matches!(self, Self::Other(Kind::Umf(_)))
     }

@@ -46,10 +46,10 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// What keeping blocks takes besides them.
+/// The overhead of a contestant's metadata.
 #[derive(Debug, Clone, Copy)]
 pub struct Metadata {
-    /// Beside the managed memory: what it took from Rust's allocator and mapped for each byte that lives.
+    /// Beside the managed memory: the bytes taken from Rust's allocator and mapped, for each byte that lives.
     pub outside: f64,
     /// Within it: the span for each byte that lives, less one.
     pub inside: f64,
@@ -59,8 +59,8 @@ pub struct Metadata {
 
 /// `blocks` live blocks of 4 KiB, then half of them.
 ///
-/// What a contestant maps for its books is what it tells: glibc's, mimalloc's and UMF's lie where only
-/// they know.
+/// The mapped part of the books is the contestant's own figure: those of glibc, mimalloc and UMF lie where
+/// only the allocator knows.
 ///
 /// # Errors
 /// If the contestant cannot be made.

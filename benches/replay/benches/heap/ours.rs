@@ -13,7 +13,7 @@ use egmem_replay::contestants::{Room, Shared};
 const CHUNK: u64 = 64 << 20;
 /// The most chunks, however large the room: each is a mapping of this process.
 const CHUNKS: u64 = 512;
-/// What chunks are multiples of.
+/// Chunk sizes are multiples of this.
 const GRANULE: u64 = 2 << 20;
 
 /// egmem's heap.
@@ -30,7 +30,7 @@ impl Ours {
         let capacity = room.capacity.next_multiple_of(GRANULE);
         let mut machine = Machine::gh200();
         for node in &mut machine.nodes {
-            // Beyond what the heap may have, so that the node is never nearly full.
+            // More than the heap's limit, so that the node is never nearly full.
             node.memory = node.memory.max(capacity.saturating_mul(2));
         }
         Self::on(machine, capacity).map_err(io::Error::other)

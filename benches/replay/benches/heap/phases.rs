@@ -1,4 +1,4 @@
-//! A program whose blocks change their sizes from phase to phase: how much memory it takes for what lives.
+//! A program whose blocks change their sizes from phase to phase: how much memory it takes for its live blocks.
 //!
 //! In each phase nine tenths of the bytes are freed, at random, and as many are allocated in blocks of other sizes. Every
 //! page is written. The figure is the most memory at the end of a phase, by the bytes that live then.
@@ -12,7 +12,7 @@ use crate::entrant::Entrant;
 use crate::peak;
 use egmem_replay::contestants::{Room, Shared, SharedVisitor};
 
-/// What lives at the end of each phase, in bytes, give or take a block.
+/// The live bytes at the end of each phase, give or take a block.
 const LIVE: u64 = 512 << 20;
 /// The phases' least and largest blocks, in bytes.
 const SIZES: [(usize, usize); 9] = [

@@ -11,7 +11,7 @@ use crate::entrant::Entrant;
 use crate::sequence::{Event, Sequence};
 use egmem_replay::contestants::{Contestant, Room, Visitor};
 
-/// What one thread does while the clock runs.
+/// The work of one thread while the clock runs.
 #[derive(Clone)]
 pub enum Work {
     /// Allocates and frees one block of `layout`, `count` times.
@@ -26,7 +26,7 @@ pub enum Work {
 }
 
 impl Work {
-    /// What a pass divides its time by: pairs, or allocations and frees together.
+    /// The divisor of a pass's time: pairs, or allocations and frees together.
     pub fn operations(&self) -> u64 {
         match self {
             Self::Pairs { count, .. } => *count,
@@ -34,7 +34,7 @@ impl Work {
         }
     }
 
-    /// Room in plenty: twice what lives at most, and 64 MiB.
+    /// Room in plenty: twice the peak of live bytes, and 64 MiB.
     pub fn room(&self) -> Room {
         match self {
             Self::Pairs { layout, .. } => Room {
@@ -51,7 +51,7 @@ impl Work {
     }
 }
 
-/// What a sequence shows besides time.
+/// Figures of a sequence besides time.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Facts {
     /// Allocations that found no room.
@@ -62,7 +62,7 @@ pub struct Facts {
 
 /// A contestant with work.
 pub trait Runner {
-    /// Does it all once, for what it shows.
+    /// Does it all once, for its figures.
     fn look(&mut self) -> Facts;
     /// Does it all; how long the timed part takes.
     fn time(&mut self) -> Duration;
@@ -151,7 +151,7 @@ impl<B> Slots<B> {
         unsafe { Layout::from_size_align_unchecked(event.size(), self.align) }
     }
 
-    /// Does what `events` say; how many allocations found no room. What was not allocated is not freed.
+    /// Plays `events`, and returns how many allocations found no room. Their frees are left out.
     #[inline]
     pub fn run<C: Contestant<Block = B>>(&mut self, contestant: &mut C, events: &[Event]) -> u64 {
         let mut failures = 0;

@@ -1,5 +1,5 @@
-//! What is asked of every contestant: made beforehand from a seed, so that it is the same for all and
-//! costs nothing while the clock runs.
+//! The sequences of requests that every contestant gets: made beforehand from a seed, so that they are the
+//! same for all and cost nothing while the clock runs.
 
 use fastrand::Rng;
 
@@ -31,7 +31,7 @@ impl Event {
         (self.slot & !FREE) as usize
     }
 
-    /// Whether what is in the slot is freed.
+    /// Whether the block in the slot is freed.
     #[inline]
     pub fn is_free(self) -> bool {
         self.slot & FREE != 0
@@ -44,13 +44,13 @@ impl Event {
     }
 }
 
-/// Events in order, and what they come to.
+/// Events in order, and their totals.
 pub struct Sequence {
-    /// What is done before the clock starts.
+    /// The events before the clock starts.
     pub before: Vec<Event>,
-    /// What is measured.
+    /// The events that are timed.
     pub timed: Vec<Event>,
-    /// What is done after: all that still lives is freed.
+    /// The events after the clock stops: they free all live blocks.
     pub after: Vec<Event>,
     /// How many slots there are.
     pub slots: usize,
@@ -157,7 +157,7 @@ impl Maker {
 }
 
 /// RMM's benchmark "random_allocations": `count` allocations of 1 to `most` bytes. 73 of 100 steps
-/// allocate unless that would exceed the cap on what lives; the others free any live block.
+/// allocate unless that would exceed the cap on live bytes; the others free any live block.
 ///
 /// The cap is 0.6 · `count` · the mean size: blocks grow by 0.63 for each allocation, so that it is
 /// reached in the last part of the run. Twice `count` steps are made, so that the run ends (almost)
@@ -247,7 +247,7 @@ pub fn churn<const SLOTS: usize>(operations: u32, sizes: Sizes, seed: u64) -> Se
     maker.finish(before, timed)
 }
 
-/// The shape of UMF's benchmark "peak_alloc": what lives wanders up to 10 000 blocks and down again.
+/// The shape of UMF's benchmark "peak_alloc": the count of live blocks wanders up to 10 000 and down again.
 ///
 /// The further live blocks are below the line, the likelier the next operation allocates: a normal
 /// distribution of 1000 blocks' width.

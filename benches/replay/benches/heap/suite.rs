@@ -34,7 +34,7 @@ pub enum Program {
     Mleak,
     /// Sizes in turn, freed in the order of allocation or in the reverse.
     Sh6,
-    /// The same with random sizes, and with what other threads allocated.
+    /// The same with random sizes, and with other threads' blocks.
     Sh8,
 }
 
@@ -62,7 +62,7 @@ impl Program {
         Self::Sh8,
     ];
 
-    /// What it is called in tables.
+    /// Its name in tables.
     pub fn name(self) -> &'static str {
         match self {
             Self::Larson => "larson",
@@ -243,7 +243,7 @@ impl<'a, S: Shared> Worker<'a, S> {
         }
     }
 
-    /// Frees what the other thread has put there, all that it puts; alone, what it allocates itself.
+    /// Frees all blocks that the other thread puts there; alone, its own blocks.
     fn take_batches(&mut self, place: &Mutex<Vec<Item<S>>>, batch: usize) {
         let alone = self.boxes.len() == 1;
         let mut left = if alone { COUNT } else { 2 * COUNT };

@@ -40,7 +40,7 @@ pub struct Args {
     /// Print one figure of the first workload and the first contestant.
     #[arg(long, hide = true)]
     child: Option<String>,
-    /// What cargo says.
+    /// Passed by cargo.
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -51,11 +51,11 @@ const ENOUGH: Duration = Duration::from_secs(10);
 /// Short work is repeated in each turn until it comes to about so many operations.
 const LEAST: u32 = 100_000;
 
-/// What a contestant came to in a workload. Times in nanoseconds.
+/// The figures of one contestant in one workload. Times in nanoseconds.
 pub struct Row {
     /// The workload's name.
     pub workload: String,
-    /// What a time is divided by.
+    /// The unit that a time is divided by.
     pub unit: &'static str,
     /// The contestant's name.
     pub contestant: &'static str,
@@ -222,7 +222,7 @@ fn csv(rows: &[Row]) -> String {
     text
 }
 
-/// What each one's books take.
+/// Prints the overhead of each contestant's books.
 fn books(kinds: &[Entrant]) {
     const BLOCKS: u32 = 100_000;
     println!("books of {BLOCKS} live blocks of 4 KiB, in percent of the live bytes");

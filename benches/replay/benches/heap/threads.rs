@@ -12,7 +12,7 @@ use crate::sequence::Sequence;
 use crate::suite::{self, Program};
 use egmem_replay::contestants::{Room, Shared, SharedVisitor};
 
-/// What the threads do.
+/// The work of the threads.
 #[derive(Clone)]
 pub enum Work {
     /// Each allocates and frees one block of `layout`, `count` times.
@@ -57,8 +57,8 @@ pub enum Work {
 const RING: usize = 1024;
 
 impl Work {
-    /// What a pass divides its time by: pairs or blocks of all threads together, or allocations and
-    /// frees of all threads.
+    /// The divisor of a pass's time: pairs or blocks of all threads together, or allocations and frees of all
+    /// threads.
     pub fn operations(&self) -> u64 {
         match self {
             Self::Pairs { threads, count, .. } => *threads as u64 * count,
@@ -152,8 +152,8 @@ impl<S: Shared> Shared for Borrowed<'_, S> {
     }
 }
 
-/// Runs `ready` on each of `threads` threads, then at once what each came to; from the first start to
-/// the last end, and the failures of all.
+/// Runs `ready` on each of `threads` threads, then `work` on all at once with the results. Returns the time from the
+/// first start to the last end, and the failures of all.
 pub fn at_once<R, W>(threads: usize, ready: impl Fn(usize) -> R + Sync, work: W) -> (Duration, u64)
 where
     W: Fn(usize, &mut R) -> u64 + Sync,
@@ -309,7 +309,7 @@ fn wait(turns: &mut u32) {
     }
 }
 
-/// Frees what a sequence leaves when its thread is done.
+/// Frees the live blocks of a sequence when its thread is done.
 struct Tidy<'a, S: Shared> {
     slots: Slots<S::Block>,
     after: &'a Sequence,

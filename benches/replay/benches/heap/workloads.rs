@@ -1,4 +1,4 @@
-//! What is measured.
+//! The workloads that are measured.
 
 use std::alloc::Layout;
 use std::io;
@@ -11,7 +11,7 @@ use crate::suite::Program;
 use crate::threads;
 use egmem_replay::contestants::Room;
 
-/// What blocks are aligned to unless it is said otherwise: what malloc does anyway.
+/// The default alignment of blocks, as malloc's.
 pub const ALIGN: usize = 16;
 
 /// Work for one thread or many.
@@ -25,9 +25,9 @@ pub enum Work {
 
 /// Work by name.
 pub struct Workload {
-    /// What it is called: a group, a slash, a size.
+    /// Its name: a group, a slash, a size.
     pub name: String,
-    /// What a time is divided by.
+    /// The unit that a time is divided by.
     pub unit: &'static str,
     /// Itself.
     pub work: Work,
@@ -45,7 +45,7 @@ impl Workload {
         }
     }
 
-    /// What a pass's time is divided by.
+    /// The divisor of a pass's time.
     pub fn operations(&self) -> u64 {
         let operations = match &self.work {
             Work::One(work) => work.operations(),

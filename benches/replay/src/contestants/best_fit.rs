@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::Contestant;
 
-/// What ranges start and end at multiples of.
+/// Ranges start and end at multiples of this.
 const UNIT: u64 = 16;
 
 /// Takes the smallest free range that fits; merges neighbours at once.
@@ -40,7 +40,7 @@ impl BestFit {
     }
 }
 
-/// What a block takes.
+/// The bytes that a block takes.
 fn bytes(layout: Layout) -> u64 {
     (layout.size() as u64).next_multiple_of(UNIT)
 }

@@ -14,7 +14,7 @@ pub struct Block(NonNull<libc::c_void>);
 // SAFETY: an address; malloc's blocks belong to no thread.
 unsafe impl Send for Block {}
 
-/// What malloc aligns to by itself.
+/// The alignment that malloc guarantees.
 const NATURAL: usize = 16;
 
 impl Shared for Glibc {

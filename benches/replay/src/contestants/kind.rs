@@ -29,18 +29,18 @@ pub enum Kind {
     Umf(Pool),
 }
 
-/// What is done with a contestant for one thread.
+/// A function over a contestant for one thread.
 pub trait Visitor {
-    /// What comes of it.
+    /// The function's result.
     type Output;
 
     /// Does it.
     fn visit<C: Contestant + Send + 'static>(self, contestant: C) -> Self::Output;
 }
 
-/// What is done with a contestant for many threads.
+/// A function over a contestant for many threads.
 pub trait SharedVisitor {
-    /// What comes of it.
+    /// The function's result.
     type Output;
 
     /// Does it.
@@ -65,7 +65,7 @@ impl Kind {
         kinds
     }
 
-    /// What it is called in tables.
+    /// Its name in tables.
     pub fn name(self) -> &'static str {
         match self {
             Self::Glibc => "glibc",
@@ -81,8 +81,8 @@ impl Kind {
         }
     }
 
-    /// Whether it manages a given range: the others take from the kernel what they want, wherever that
-    /// is, and neither a capacity nor a span says anything of them.
+    /// Whether it manages a given range: the others take memory anywhere from the kernel, as much as
+    /// they want, and neither a capacity nor a span says anything of them.
     pub fn is_bounded(self) -> bool {
         !matches!(self, Self::Glibc | Self::Mimalloc)
     }

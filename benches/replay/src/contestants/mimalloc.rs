@@ -16,7 +16,7 @@ pub struct Block(NonNull<libc::c_void>);
 // SAFETY: an address; mimalloc's blocks may be freed by any thread.
 unsafe impl Send for Block {}
 
-/// What mi_malloc aligns to by itself.
+/// The alignment that mi_malloc guarantees.
 const NATURAL: usize = 16;
 
 impl Shared for Mimalloc {

@@ -1,8 +1,8 @@
-//! Allocators beside the heap: what `replay` and the benchmark "heap" compare it with.
+//! The allocators that `replay` and the benchmark "heap" compare the heap with.
 //!
 //! Each keeps account of memory that nobody here touches: a range of offsets, or of addresses that the
-//! kernel backs only where the allocator itself writes. glibc and mimalloc take what they want from the
-//! kernel and know no capacity.
+//! kernel backs only where the allocator itself writes. glibc and mimalloc take memory from the
+//! kernel without a capacity.
 
 mod best_fit;
 mod buddy;
@@ -25,7 +25,7 @@ use std::sync::{Mutex, PoisonError};
 
 /// An allocator for one thread.
 pub trait Contestant {
-    /// What was allocated.
+    /// An allocated block.
     type Block: Send;
 
     /// Allocates, or not if there is no room. `layout` has at least one byte.
@@ -48,7 +48,7 @@ pub trait Contestant {
 
 /// An allocator for many threads.
 pub trait Shared: Sync {
-    /// What was allocated; another thread may free it.
+    /// An allocated block; another thread may free it.
     type Block: Send;
 
     /// Allocates, or not if there is no room. `layout` has at least one byte.
@@ -68,7 +68,7 @@ pub trait Shared: Sync {
         None
     }
 
-    /// The memory that it has, in bytes, where that is more than what was written.
+    /// The memory that it has, in bytes, where that is more than was written.
     fn backed(&self) -> Option<u64> {
         None
     }
@@ -79,7 +79,7 @@ pub trait Shared: Sync {
     }
 }
 
-/// What is for many threads is for one.
+/// An allocator for many threads is also one for one thread.
 impl<S: Shared> Contestant for S {
     type Block = S::Block;
 
@@ -104,7 +104,7 @@ impl<S: Shared> Contestant for S {
     }
 }
 
-/// What is for one thread is for many behind a lock.
+/// An allocator for one thread, which a lock makes one for many.
 pub struct Locked<C>(Mutex<C>);
 
 impl<C> Locked<C> {
@@ -136,7 +136,7 @@ impl<C: Contestant + Send> Shared for Locked<C> {
     }
 }
 
-/// What a contestant is made for.
+/// The requirements that a contestant is made for.
 #[derive(Debug, Clone, Copy)]
 pub struct Room {
     /// How many bytes it may give out, its own metadata between them included.

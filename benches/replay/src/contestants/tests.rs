@@ -1,4 +1,4 @@
-//! Whatever is asked of them, contestants give out blocks that are apart and aligned, and take them back.
+//! For all requests, contestants give out blocks that are apart and aligned, and take them back.
 
 use std::alloc::Layout;
 use std::collections::BTreeMap;
@@ -86,7 +86,7 @@ fn blocks_are_apart_and_aligned() {
     }
 }
 
-/// What one thread allocates another frees.
+/// One thread allocates, another frees.
 struct Pass;
 
 impl SharedVisitor for Pass {

@@ -112,7 +112,7 @@ impl Functions {
         unsafe { ops() }
     }
 
-    /// A pool's settings; null for what it does by itself.
+    /// A pool's settings; null for its defaults.
     fn params(&self, pool: Pool) -> io::Result<Handle> {
         let mut params = ptr::null_mut();
         if pool == Pool::Jemalloc {
@@ -166,8 +166,8 @@ pub struct Block(NonNull<c_void>);
 // SAFETY: an address; a pool's blocks may be freed by any thread.
 unsafe impl Send for Block {}
 
-/// What is asked of a pool without saying so, as the framework's own benchmarks do. (With their settings
-/// the disjoint pool aligns to 8; nobody writes to these blocks.)
+/// A block with at most this alignment is requested without one, as in the framework's own benchmarks. (With their
+/// settings the disjoint pool aligns to 8; nobody writes to these blocks.)
 const NATURAL: usize = 16;
 
 impl Umf {

@@ -3,7 +3,7 @@
 use super::{Block, Log};
 
 const THREADS: usize = 4;
-/// What all threads' tables may hold; beyond that the oldest is written out and freed.
+/// The most bytes of all threads' tables; beyond that the oldest is written out and freed.
 const MOST: u64 = 1 << 30;
 
 struct Table {

@@ -20,7 +20,7 @@ struct Request {
     pages: Vec<Block>,
     tokens: u64,
     until: u64,
-    /// What it needs besides: block table, sampling state.
+    /// Its other state: block table, sampling state.
     state: Vec<Block>,
 }
 

@@ -66,7 +66,7 @@ fn step(log: &mut Log) {
         for tensor in (0..6).rev() {
             let parameters = parameters[1 + 6 * layer + tensor];
             gradients.push(allocate(log, BACKWARD, parameters * 2));
-            // What flows back gives way to the next; what was kept for this is used up.
+            // The gradient that flows back gives way to the next one; blocks kept for this tensor are used up.
             let next = allocate(log, BACKWARD, tokens * WIDTH * 2);
             log.free(BACKWARD, std::mem::replace(&mut flowing, next));
             let until = 1 + (left - 1) * (6 * layer + tensor) / (6 * layer + tensor + 1);
@@ -85,7 +85,7 @@ fn step(log: &mut Log) {
     log.work(5000);
 }
 
-/// A layer keeps what its backward needs and frees what it does not.
+/// A layer keeps the blocks that its backward pass needs and frees the others.
 fn forward(log: &mut Log, tokens: u64, kept: &mut Vec<Block>) {
     let wide = tokens * WIDTH * 2;
     for bytes in [wide, tokens * 8, 3 * wide] {

@@ -22,11 +22,11 @@ pub struct Bad {
     pub place: &'static str,
     /// Which one, counted from 1.
     pub number: u64,
-    /// What is wrong with it.
+    /// The error in it.
     pub why: Why,
 }
 
-/// What is wrong with a line.
+/// An error in a line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Why {
     /// Fewer columns than the header says, or than there must be.
@@ -37,17 +37,17 @@ pub enum Why {
         /// How many there should be.
         want: usize,
     },
-    /// A header that does not name what is needed.
+    /// A header without a column that is needed.
     #[error("the header has no column {0}")]
     NoColumn(&'static str),
-    /// A field that is not what its column holds.
+    /// A field whose value is not of its column's kind.
     #[error("{column}: {text:?} is no {kind}")]
     Field {
         /// The column.
         column: &'static str,
         /// The field.
         text: String,
-        /// What it should be.
+        /// The expected kind of value.
         kind: &'static str,
     },
     /// A field that is needed and not there.

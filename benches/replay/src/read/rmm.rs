@@ -379,7 +379,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the lines are, each is counted once, and what is replayed makes sense.
+        /// Of any lines each is counted once, and the replayed events are consistent.
         #[test]
         fn no_line_is_lost(lines in proptest::collection::vec(some_line(), 0..60), ended in any::<bool>()) {
             let mut text = lines.join("\n");
