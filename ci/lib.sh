@@ -14,15 +14,15 @@ MEMBERS=(-p egmem-chart -p egmem-measure -p egmem-replay -p egmem-support -p egm
 # The Python package's native module, which maturin builds (ci/python).
 PYTHON=(-p egmem-python)
 
-# The feature sets that CI builds: everything the packages have; what needs no program beside the
-# compilers, for the sanitizers, aarch64 and GPUs; and the least it builds with. Tests, examples and benchmarks turn
-# the simulator on, whatever the set: the root package's development dependencies ask for it.
+# The feature sets that CI builds: everything the packages have; the features that need no program
+# beside the compilers, for the sanitizers, aarch64 and GPUs; and the least it builds with. Tests, examples and
+# benchmarks turn the simulator on, with every set: the root package's development dependencies ask for it.
 FULL=(--features "async,interop,kv,cli,etcd")
 PORTABLE=(--features "async,interop,kv,cli")
 BARE=(--no-default-features)
 
-# For ci/setup: what the feature etcd takes to build and to test, what cuts a network in tests, and what converts traces
-# for replay; what makes and enters the Debian root; libFuzzer, which comes as C++ with its crate.
+# For ci/setup: the programs and files to build and test the feature etcd, to cut a network in tests, and to convert
+# traces for replay; those that make and enter the Debian root; libFuzzer, which comes as C++ with its crate.
 FULL_NEEDS=(
     protoc:protobuf-compiler /usr/include/google/protobuf/descriptor.proto:libprotobuf-dev
     etcd:etcd-server etcdctl:etcd-client ip:iproute2 python3:python3
@@ -46,8 +46,8 @@ ulimit -c 0
 # Most tests wait most of the time, for deadlines and for other processes.
 export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(($(nproc) > 4 ? $(nproc) : 4))}
 
-# What cargo builds of the workspace from here on it also lints: clippy's driver is a compiler, so that nothing is built a
-# second time to be linted.
+# From here on cargo also lints each crate of the workspace that it builds: clippy's driver is a compiler, so that
+# nothing is built a second time to be linted.
 lint_as_built() {
     cargo clippy --version >/dev/null || die "cargo clippy is missing (rustup component add clippy)"
     export RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-Dwarnings__CLIPPY_HACKERY__
@@ -71,7 +71,7 @@ close_section() {
     fi
 }
 
-# For `trap timings EXIT`: what took how long and, where it stopped early, in what.
+# For `trap timings EXIT`: prints the duration of each section and, if it stopped early, the section.
 timings() {
     local status=$? last=$SECTION
     close_section
@@ -93,7 +93,7 @@ at_least() {
     [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n 1)" = "$2" ]
 }
 
-# Prints what goes before a command that needs root: nothing, or "sudo -n"; fails where neither works.
+# Prints the prefix of a command that needs root: nothing, or "sudo -n"; fails where neither works.
 root_prefix() {
     [ "$(id -u)" = 0 ] && return
     command -v sudo >/dev/null && sudo -n true 2>/dev/null && echo sudo -n
@@ -113,11 +113,12 @@ links_hwloc() {
 # Cases of a property test where everything runs slowly, if the test does not say how many; elsewhere 256.
 SLOW_CASES=32
 
-# select_tests [slowly|threads]: TESTS is then what names the programs under tests/ to cargo, SKIPPED what
-# the programs leave out. Where everything runs slowly (ThreadSanitizer, emulators), these are left out:
+# select_tests [slowly|threads]: sets TESTS to the arguments that name the programs under tests/ to cargo, and SKIPPED
+# to those that make the programs leave tests out. Where everything runs slowly (ThreadSanitizer, emulators), these are
+# left out:
 # - most tests of the exchange and of the service, and these crates' unit tests (LOW): most of the time goes there, and
 #   their only unsafe code is the implementations of `AccessChecks`, which pass calls on. `exchange` and
-#   `exchange_leaks` stay, for what their threads do with the crates below;
+#   `exchange_leaks` stay, because their threads use the crates below;
 # - tests whose processes must meet deadlines: tests with one process run the same code there;
 # - tests of a driver that hangs: ThreadSanitizer delivers a signal only when its thread leaves code that
 #   was built without it, and the stub never does;

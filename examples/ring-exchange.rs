@@ -48,7 +48,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for step in 1..ranks {
         let mut copies = Vec::new();
         for (rank, stream) in streams.iter().enumerate() {
-            // What the left neighbour got in the last step, or its own data in the first.
+            // The left neighbour's data from the last step, or its own data in the first.
             let left = (rank + ranks - 1) % ranks;
             let slot = ((rank + ranks - step) % ranks) as u64 * SLOT;
             let (to, from) = (Arc::clone(&memory[rank]), Arc::clone(&memory[left]));

@@ -17,12 +17,12 @@ use indicatif::ProgressBar;
 
 use super::report::{Bandwidth, BandwidthRow, Rate};
 
-/// What all memory holds while it is measured: the pattern under this seed.
+/// The seed of the pattern that fills all memory while it is measured.
 const SEED: u64 = 0x0065_676d_656d;
 /// Rounds that do not count: clocks rise, address translations are cached.
 const WARM_UP: u32 = 2;
 
-/// What to measure.
+/// The measurements to make.
 pub struct Plan<'a> {
     pub driver: &'a Driver,
     pub topology: &'a Topology,
@@ -233,7 +233,7 @@ impl HostMemory {
     }
 }
 
-/// What `malloc` gives, touched by the thread that allocates it.
+/// Memory from `malloc`, touched by the thread that allocates it.
 struct Pageable {
     driver: Driver,
     start: *mut u8,
@@ -315,7 +315,7 @@ impl<'a> Bench<'a> {
             // Set below: from here on `Drop` unloads the module.
             read: FunctionHandle(0),
             write: FunctionHandle(0),
-            // Twice what can run at once, so that the link has requests in flight to the end.
+            // Twice as many as can run at once, so that the link has requests in flight to the end.
             dims: LaunchDims {
                 blocks: 4 * multiprocessors as u32,
                 threads: 1024,
@@ -386,7 +386,7 @@ impl<'a> Bench<'a> {
 
 impl Drop for Bench<'_> {
     fn drop(&mut self) {
-        // A failed measurement may have left work on the stream; what that failed with was told.
+        // A failed measurement may have left work on the stream; its error was reported.
         let _ = self.stream.synchronize();
         // SAFETY: the module is this struct's own, and its kernels are done.
         let _ = unsafe { self.driver.module_unload(self.gpu, self.module) };

@@ -14,7 +14,7 @@ const PANEL_GAP: usize = 36;
 const PANEL_HEAD: usize = 52;
 const MARGIN: usize = 28;
 const TITLE: usize = 84;
-/// What title and legend need.
+/// The width and height that title and legend need.
 const LEAST_WIDTH: usize = 820;
 const LEGEND: usize = 84;
 
@@ -29,7 +29,7 @@ const COLOURS: [[f64; 3]; 5] = [
     [253.0, 231.0, 37.0],
 ];
 
-/// The picture. `machine` names what was measured.
+/// The picture. `machine` names the machine that was measured.
 pub fn draw(bandwidth: &Bandwidth, machine: &str) -> String {
     let gpus: BTreeSet<i32> = bandwidth.rows.iter().map(|row| row.gpu).collect();
     let mut lines: Vec<(i32, &str)> = Vec::new();

@@ -136,7 +136,7 @@ fn run(args: &Args) -> Result<bool> {
     Ok(failed == 0 && !report.proofs.is_empty())
 }
 
-/// What is used, and on the simulator in capitals that it is one.
+/// Returns the line that names the driver; on the simulator it says so in capitals.
 fn first_line(chosen: &Chosen, report: &Report) -> String {
     let version = &report.driver_version;
     let count = report.gpus.len();

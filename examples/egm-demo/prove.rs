@@ -7,7 +7,7 @@ use indicatif::ProgressBar;
 
 use super::report::{Path, Proof};
 
-/// What to prove.
+/// The proofs to make.
 pub struct Plan<'a> {
     pub driver: &'a Driver,
     pub nodes: &'a [NodeId],

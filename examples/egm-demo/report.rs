@@ -1,4 +1,4 @@
-//! What the demo found, as JSON has it.
+//! The demo's results, in the form of its JSON.
 
 use egmem::{Error, Explained};
 use serde::Serialize;
@@ -84,7 +84,7 @@ pub struct Proof {
     /// Through which API: `driver` or `runtime`.
     pub api: &'static str,
     pub verified: bool,
-    /// What stood in the way, and what to do about it.
+    /// The reason for a failure, and its remedy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -167,7 +167,7 @@ impl BandwidthRow {
     }
 }
 
-/// What is measured, for people.
+/// The names of the measurements, for people.
 pub const OPERATIONS: [&str; 4] = [
     "copy host to GPU",
     "copy GPU to host",

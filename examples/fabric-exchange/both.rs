@@ -58,7 +58,7 @@ fn role(args: &Args, folder: &Folder, role: &str, files: &[String]) -> Result<Co
         None => Command::new(program),
     };
     command.arg(role).args(files);
-    // What an end that is killed leaves behind goes with the folder.
+    // The files that a killed end leaves behind are deleted with the folder.
     command
         .env("TMPDIR", &folder.0)
         .env_remove("XDG_RUNTIME_DIR");
@@ -78,7 +78,7 @@ fn role(args: &Args, folder: &Folder, role: &str, files: &[String]) -> Result<Co
     Ok(command)
 }
 
-/// The address that the owner says it listens at; the rest of what it says is passed on.
+/// The address that the owner says it listens at; the rest of its output is passed on.
 fn listening(owner: &mut Child, deadline: Instant) -> Result<String> {
     let (sender, receiver) = mpsc::channel();
     if let Some(output) = owner.stderr.take() {

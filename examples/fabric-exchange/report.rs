@@ -1,4 +1,4 @@
-//! What an end did, for people and for programs.
+//! The report of an end, for people and for programs.
 
 use std::io::Write;
 
@@ -9,7 +9,7 @@ use egmem::size::Bytes;
 use egmem::{Error, Result};
 use serde::Serialize;
 
-/// What an end did.
+/// The report of an end.
 #[derive(Debug, Serialize)]
 pub struct Report {
     pub role: &'static str,

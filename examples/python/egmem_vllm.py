@@ -130,7 +130,7 @@ class EgmemOffloadingManager(OffloadingManager):
     def prepare_store(self, keys, req_context):
         keys = list(keys)
         hashed = {key: _key(key) for key in keys}
-        # What is there already must stay until the new pages are found.
+        # Pages that are there already must stay until the new pages are found.
         ready = [name for name in hashed.values() if self.tier.lookup([name])]
         stores, evicted = {}, []
         with self.tier.prepare_load(ready):

@@ -115,7 +115,7 @@ def test_vllm_is_told_what_was_evicted(driver):
     engine.store(keys, 0, 1, 2, 3)
     engine.manager.touch(keys[1:], engine.request)
     assert engine.store(engine.keys(5), 4).evicted_keys == [keys[0]]
-    # What is there already is not stored once more, and stays although it is the least recently used.
+    # A page that is there already is not stored once more, and stays although it is the least recently used.
     engine.manager.touch(engine.keys(3, 4, 5), engine.request)
     output = engine.manager.prepare_store(engine.keys(6, 2), engine.request)
     assert output.keys_to_store == engine.keys(6) and output.evicted_keys != engine.keys(2)
