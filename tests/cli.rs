@@ -89,7 +89,7 @@ fn doctor_tells_of_every_preset_that_it_works() {
 }
 
 #[test]
-fn the_documentation_shows_what_doctor_prints() {
+fn the_documentation_shows_the_output_of_doctor() {
     let text = stdout(&doctor(&["--sim", "gh200x4"]));
     assert!(include_str!("../docs/doctor.md").contains(&text), "{text}");
 }
@@ -131,7 +131,7 @@ fn doctors_json_has_every_node_gpu_path_and_handle_type() {
 }
 
 #[test]
-fn without_a_driver_doctor_says_what_it_can_and_fails() {
+fn without_a_driver_doctor_reports_all_it_can_and_fails() {
     // Where there are GPUs, hidden they count as none.
     let hidden = |args: &[&str]| {
         let mut command = egmem(&["doctor"]);
@@ -181,7 +181,7 @@ fn a_trial_that_dies_is_one_no_and_takes_nothing_along() {
                 assert_eq!(answer, "yes", "{path} {bits}: {reason}");
             }
         }
-        // What comes after the dead one in its batch was tried all the same.
+        // The trials after the dead one in its batch were made all the same.
         for (_, reason) in answers(&report, "vmm", 9) {
             assert_eq!(reason["kind"], "NoImexChannel");
         }
@@ -316,7 +316,7 @@ fn topo_draws_a_machine_that_hwloc_described() {
 }
 
 #[test]
-fn wrong_usage_is_told_apart_from_what_does_not_work() {
+fn wrong_usage_is_told_apart_from_missing_capabilities() {
     for args in [
         &["doctor", "--sim", "gh300"][..],
         &["doctor", "--sim", "/nonexistent/machine.json"],

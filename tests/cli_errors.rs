@@ -1,4 +1,4 @@
-//! What the command line says to do when something fails: it depends on the cause.
+//! The remedies that the command line names when something fails: they depend on the cause.
 #![cfg(feature = "cli")]
 
 use std::path::Path;

@@ -38,7 +38,7 @@ fn cycle(driver: &Driver) {
     let after = Footprint::now();
     println!("{driver:?}: {before:?}, then {after:?}");
     assert_eq!(after.fds, before.fds, "files");
-    // What the C library's and the driver's allocators move about; a leak shows ten thousand times.
+    // An allowance for the C library's and the driver's allocators; a leak shows ten thousand times.
     assert!(after.maps <= before.maps + 16, "mappings");
     // Sanitizers keep freed memory, and look for leaks by themselves.
     if std::env::var_os("EGMEM_SANITIZER").is_none() {

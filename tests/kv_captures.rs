@@ -1,5 +1,5 @@
-//! A tier's copies beside another thread's capture of a stream into a graph. In a program of its own: what other tests do at the
-//! same time would end the capture, and fail for it.
+//! A tier's copies beside another thread's capture of a stream into a graph. In a program of its own: other tests'
+//! calls at the same time would end the capture, and fail for it.
 #![cfg(feature = "kv")]
 
 #[path = "../benches/measure/src/measure-heap/cuda.rs"]
@@ -42,7 +42,7 @@ fn copies_leave_anothers_capture_alone() {
     }
 }
 
-/// What the copies need, made before the capture begins.
+/// The objects that the copies need, made before the capture begins.
 struct Prepared {
     tier: Tier,
     gpu: GpuPages,

@@ -1,4 +1,4 @@
-//! What a program may get wrong is named by the error, and safe code stays safe.
+//! Errors name a program's mistakes, and safe code stays safe.
 
 use egmem::capability::{Capabilities, Path};
 use egmem::driver::{Access, AccessDesc, HandleTypes, Location, NodeId};

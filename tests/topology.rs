@@ -60,7 +60,7 @@ fn every_preset_is_discovered_as_it_is_described() {
             topology.gpus().iter().map(|gpu| gpu.uuid).collect();
         assert_eq!(uuids.len(), machine.gpus.len());
 
-        // What is told without a driver is what the driver tells.
+        // A machine described without a driver has the topology that the driver reports.
         let described = Topology::of_machine(&machine).unwrap();
         assert_eq!(described.gpus(), topology.gpus());
         assert_eq!(described.nodes(), topology.nodes());
@@ -119,7 +119,7 @@ fn mixed_links() -> Machine {
 }
 
 #[test]
-fn links_between_gpus_are_what_the_driver_tells() {
+fn links_between_gpus_are_those_of_the_driver() {
     for name in ["h200x8", "gh200x4", "gb200"] {
         let topology = discover(Machine::preset(name).unwrap());
         for gpu in topology.gpus() {
@@ -361,7 +361,7 @@ fn a_machine_comes_back_from_its_topology() {
 }
 
 #[test]
-fn json_names_what_a_program_needs() {
+fn json_names_the_facts_a_program_needs() {
     let topology = discover(Machine::gh200x4());
     let json: serde_json::Value =
         serde_json::from_str(&serde_json::to_string(&topology).unwrap()).unwrap();

@@ -174,7 +174,7 @@ fn a_driver_that_answers_otherwise_is_found_with_the_history() {
     for word in ["Create", "Reserve", "unknown code 4242", "success"] {
         assert!(report.contains(word), "no '{word}' in:\n{report}");
     }
-    // What came after an unknown answer was skipped or failed, and all was given back.
+    // The operations after an unknown answer were skipped or failed, and all was given back.
     assert_eq!(found.left, [""; 0]);
     assert!(sim.held().is_empty());
 }

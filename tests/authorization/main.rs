@@ -1,4 +1,4 @@
-//! What a peer without a right sees and changes: nothing. One test for each cell of the table in
+//! A peer without a right sees nothing and changes nothing. One test for each cell of the table in
 //! docs/security.md.
 #![cfg(all(feature = "service", feature = "certs"))]
 

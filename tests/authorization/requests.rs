@@ -8,7 +8,7 @@ use egmem::exchange::protocol::{
 
 use crate::stage::{create, fetch};
 
-/// What a request names.
+/// The names and numbers in a request.
 pub struct Target<'a> {
     pub name: &'a str,
     pub lease: u64,

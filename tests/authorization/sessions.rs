@@ -81,7 +81,7 @@ fn other_requests_at_the_fd_socket() {
     let exist = of(HIDDEN, lease, "job/hidden");
     let absent = of(ABSENT, u64::MAX, "job/absent");
     for (exists, absent) in exist.into_iter().zip(absent) {
-        // What the fd socket is for.
+        // The fd socket is for redeeming tickets alone.
         if !matches!(exists, Ask::Redeem(_)) {
             stage.nothing_comes_of(raw, exists, absent, "unsupported");
         }

@@ -1,4 +1,4 @@
-//! A service, an owner that has what others may not, and what of it can be observed.
+//! A service, an owner with names that others may not see, and the state that can be observed.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -29,7 +29,7 @@ pub const OTHER: &str = "other.test";
 /// Has a certificate of the authority, and no right.
 pub const STRANGER: &str = "stranger.test";
 
-/// A user besides the service's own who may connect to its Unix sockets.
+/// A user besides the service's own that may connect to its Unix sockets.
 pub const USER: u32 = 65534;
 
 const DAY: Duration = Duration::from_secs(86_400);
@@ -46,7 +46,7 @@ pub struct Stage {
     authority: Authority,
 }
 
-/// What a peer could have changed.
+/// The state that a peer could have changed.
 #[derive(Debug, PartialEq)]
 pub struct Snapshot {
     /// The owner's names with their leases.
@@ -147,7 +147,7 @@ impl Stage {
         self.folder.path().join(name)
     }
 
-    /// What can be observed now.
+    /// Returns the state that can be observed now.
     pub fn snapshot(&self) -> Snapshot {
         // Its own session is over before the numbers are read.
         let names = self.peer(OWNER).ask_bytes(Ask::List(List::default()));
@@ -194,7 +194,7 @@ impl Stage {
         }
     }
 
-    /// Asks twice, first of what exists and then of what does not: the answers have the same bytes, the
+    /// Asks twice, first of a name that exists and then of one that does not: the answers have the same bytes, the
     /// refusal is `word`, no event comes, and nothing has changed.
     #[track_caller]
     pub fn nothing_comes_of(&self, raw: &mut Raw, exists: Ask, absent: Ask, word: &str) {

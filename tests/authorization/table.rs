@@ -19,7 +19,7 @@ fn rows(text: &'static str, heading: &str) -> Vec<Vec<&'static str>> {
         .collect()
 }
 
-/// What is between the first two backticks.
+/// Returns the text between the first two backticks.
 fn word(cell: &'static str) -> &'static str {
     cell.split('`').nth(1).unwrap_or(cell)
 }

@@ -22,8 +22,8 @@ fn device_memory(gpu: i32) -> AllocationProps {
     AllocationProps::at(Location::Device(gpu))
 }
 
-/// The access of HOST is the CPU's or GPU 0's, whichever was changed last; granting what is granted
-/// already changes nothing.
+/// The access of HOST is the CPU's or GPU 0's, whichever was changed last; granting the same access
+/// again changes nothing.
 pub fn host_access_is_that_of_cpu_or_gpu_0_changed_last(ctx: &Ctx) {
     if !known(ctx) {
         return;
@@ -102,7 +102,7 @@ pub fn a_grant_to_nobody_changes_nothing(ctx: &Ctx) {
     }
 }
 
-/// Questions about a pointer are answered for GPU 0: what only another GPU may access has no device
+/// Questions about a pointer are answered for GPU 0: memory that only another GPU may access has no device
 /// pointer and no address range.
 pub fn a_pointer_is_asked_about_for_gpu_0(ctx: &Ctx) {
     if !known(ctx) || ctx.expect.gpus < 2 {
@@ -175,7 +175,7 @@ pub fn a_pool_fills_the_smallest_hole_first(ctx: &Ctx) {
     ctx.destroy_stream(stream).unwrap();
 }
 
-/// What cuMemPoolSetAccess looks at first, and that it grants all of a list or nothing.
+/// cuMemPoolSetAccess checks a list in a certain order, and grants all of it or nothing.
 pub fn pool_grants_are_checked_in_order(ctx: &Ctx) {
     if !known(ctx) {
         return;

@@ -1,4 +1,4 @@
-//! Backends, what is expected of a machine, and child processes.
+//! Backends, expectations of a machine, and child processes.
 
 use std::fmt::Debug;
 use std::fs;
@@ -12,7 +12,7 @@ use egmem::{Driver, Machine, Result};
 use egmem_support::drivers;
 use egmem_support::this_program;
 
-/// What a case is run on.
+/// The driver that a case runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
     /// A preset of the simulator.
@@ -21,7 +21,7 @@ pub enum Backend {
     Cuda,
 }
 
-/// What is known of the machine before it is asked.
+/// The facts about the machine that are known before it is asked.
 #[derive(Clone, Debug)]
 pub struct Expect {
     /// How many GPUs.
@@ -43,7 +43,7 @@ pub struct Expect {
     pub references: Option<u64>,
 }
 
-/// A driver, and what to expect of it.
+/// A driver, and the expectations of it.
 pub struct Ctx {
     pub driver: Driver,
     pub expect: Expect,
@@ -222,7 +222,7 @@ pub fn run_role(roles: &[(&str, Case)]) {
     };
     let (_, case) = roles.iter().find(|(name, _)| *name == role).unwrap();
     case(&Ctx::open(backend).expect("the parent had this backend"));
-    // SAFETY: nothing is left to be flushed but what the standard library flushes at once; leaks on
+    // SAFETY: the only output left to be flushed is the standard library's, which flushes it at once; leaks on
     // purpose, which a leak checker would report, stay unreported.
     unsafe { libc::_exit(0) };
 }

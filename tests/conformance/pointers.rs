@@ -1,4 +1,4 @@
-//! What the driver says of an address.
+//! The driver's answers about an address.
 
 use egmem::driver::*;
 

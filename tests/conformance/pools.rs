@@ -180,7 +180,7 @@ pub fn imports_a_pointer_twice(ctx: &Ctx) {
     ctx.pool_free(calls, ptr, stream).unwrap();
     ctx.stream_synchronize(stream).unwrap();
     if ctx.simulated() {
-        // What follows was not tried on a real driver.
+        // The rest was not tried on a real driver.
         let next = calls.pool_import_pointer(pool, &pointer).unwrap();
         assert_eq!(peek(next), 42);
         ctx.pool_free(calls, next, stream).unwrap();
@@ -272,7 +272,7 @@ pub fn pool_attributes_read_back(ctx: &Ctx) {
     ctx.destroy_pool(calls, pool).unwrap();
 }
 
-/// With a threshold the pool keeps what is freed; trimmed, it gives it back.
+/// With a threshold the pool keeps freed memory; trimmed, it gives it back.
 pub fn the_release_threshold_keeps_memory_until_it_is_trimmed(ctx: &Ctx) {
     let calls = ctx.driver_pools();
     let stream = ctx.stream_create(0).unwrap();
@@ -310,7 +310,7 @@ pub fn alloc_async_draws_from_the_devices_pool(ctx: &Ctx) {
         ctx.free_host(gpu, back).unwrap();
         ctx.destroy_stream(stream).unwrap();
     }
-    // What the default pools keep is theirs.
+    // The default pools' free memory belongs to them: give it back.
     for gpu in ctx.gpus() {
         let default = calls.device_default_pool(gpu).unwrap();
         calls.pool_trim_to(default, 0).unwrap();

@@ -27,7 +27,7 @@ pub fn the_two_apis_are_interchangeable(ctx: &Ctx) {
     for (one, other) in [(driver, runtime), (runtime, driver)] {
         let stream = ctx.stream_create(0).unwrap();
         let pool = one.pool_create(&plain(ctx.home())).unwrap();
-        // What one grants the other reads.
+        // Access that one API grants is read by the other.
         ctx.pool_access(other, pool, &[read_write(Location::Device(0))])
             .unwrap();
         let flags = one.pool_get_access(pool, Location::Device(0));
@@ -38,7 +38,7 @@ pub fn the_two_apis_are_interchangeable(ctx: &Ctx) {
         let set = PoolAttribute::ReuseAllowOpportunistic;
         one.pool_set_attribute(pool, set, 0).unwrap();
         assert_eq!(other.pool_get_attribute(pool, set).unwrap(), 0);
-        // What one allocates the other frees.
+        // Memory that one API allocates is freed by the other.
         for (allocate, free) in [(one, other), (other, one)] {
             let ptr = allocate.alloc_from_pool_async(pool, 8192, stream).unwrap();
             ctx.memset(ptr, 0x44, 8192, stream).unwrap();

@@ -157,7 +157,7 @@ impl Etcd {
         }
     }
 
-    /// What `etcdctl` prints; `None` if it fails.
+    /// Returns the output of `etcdctl`; `None` if it fails.
     pub fn ctl(&self, identity: Option<(&Path, &Path, &Path)>, args: &[&str]) -> Option<Vec<u8>> {
         let mut command = Command::new(program("etcdctl")?);
         command.env("ETCDCTL_API", "3").args([

@@ -165,7 +165,7 @@ async fn etcd_is_killed_and_comes_back() {
     timeout(LONG, one.changed(&RegistrationState::Registered))
         .await
         .unwrap();
-    // What changes meanwhile is made good later.
+    // Changes meanwhile are made good later.
     one.remove("b");
     one.add("c").unwrap();
     // Longer than the lease.
@@ -180,8 +180,8 @@ async fn etcd_is_killed_and_comes_back() {
     becomes(&directory, "a", &[&first]).await;
     becomes(&directory, "b", &[]).await;
     becomes(&directory, "c", &[&first]).await;
-    // The watch may see the old lease end first, or the exporter come back first; what it told in
-    // the end is what there is.
+    // The watch may see the old lease end first, or the exporter come back first; its last
+    // event is the state.
     let mut names = std::collections::BTreeSet::from(["a".to_owned(), "b".to_owned()]);
     let right = std::collections::BTreeSet::from(["a".to_owned(), "c".to_owned()]);
     while names != right {
@@ -267,7 +267,7 @@ async fn a_dead_exporters_names_go_with_its_lease() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_others_wrote_is_passed_over() {
+async fn entries_of_other_writers_are_passed_over() {
     let Some(etcd) = Etcd::start(None) else {
         return;
     };

@@ -13,7 +13,7 @@ use super::{
     LONG, buffer, client, fabric, let_go, ms, nothing_held, options, server, server_at, tls, within,
 };
 
-/// The next memory, over whatever is said before it; at most once between two memories.
+/// The next memory, past any other events before it; at most once between two memories.
 async fn memory(follow: &mut Follow) -> RemoteBuffer {
     match within(follow.next()).await.unwrap() {
         Followed::Memory(memory) => *memory,
@@ -100,7 +100,7 @@ async fn an_exporter_that_restarts_is_followed() {
 }
 
 #[tokio::test]
-async fn what_is_deleted_and_published_again_is_followed() {
+async fn a_name_deleted_and_published_again_is_followed() {
     let other = fabric();
     let server = server().await;
     let client = client(&server, &other).await;
@@ -144,7 +144,7 @@ async fn a_slow_caller_gets_the_newest_state_alone() {
         drop(publish(&server, "x", word));
     }
     let published = publish(&server, "x", 200);
-    // What the client has heard by now is not known; what it returns last is the newest.
+    // How many updates the client has heard of by now is not known; the memory that it returns last is the newest.
     let mut returned = 0;
     within(async {
         loop {
@@ -197,7 +197,7 @@ async fn dropped_while_it_waits_it_leaves_nothing() {
     let mut follow = client.follow("x");
     assert_eq!(gone(&mut follow).await, Absence::NotThere);
     silent(&mut follow).await;
-    // It waits on in the background, and fetches what comes.
+    // It waits on in the background, and fetches the memory that comes.
     let published = publish(&server, "x", 1);
     within(async {
         while published.importers().is_empty() {

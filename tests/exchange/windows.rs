@@ -40,7 +40,7 @@ async fn a_hundred_windows_are_one_import() {
     let folder = tempfile::tempdir().unwrap();
     let server = server_at(Address::Unix(folder.path().join("socket"))).await;
     let shared = Shared::from(buffer(&own, 3 << 20));
-    // What can be shared was found out by trying.
+    // The allocation tried an export to find out whether it can be shared.
     let exported = exports(&own);
     let published = publish(&server, &shared, 100);
     let client = client(&server, &other).await;
@@ -66,7 +66,7 @@ async fn a_hundred_windows_are_one_import() {
             .copied()
             .eq(expected.chain(std::iter::repeat_n(0, (3 << 20) - 409_600)))
     );
-    // What is published are the windows, not the memory a hundred times.
+    // The server counts the bytes of the windows, not the memory a hundred times.
     assert_eq!(server.stats().bytes, 409_600);
     let entry = within(client.list("7")).await.unwrap().remove(0);
     assert_eq!(
@@ -140,7 +140,7 @@ async fn windows_go_by_ticket_over_tls() {
     }
 }
 
-/// What somebody holds for the memory is held as long as the name is there, or a holder's lease.
+/// A value that the window holds for the memory lives as long as the name is there, or a holder's lease.
 #[tokio::test]
 async fn a_published_window_keeps_its_owner() {
     let (own, other) = (fabric(), fabric());

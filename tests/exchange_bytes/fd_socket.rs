@@ -10,7 +10,7 @@ use crate::setting::{CONNECTION, Setting, Transport};
 const EACH: usize = 64 << 10;
 
 #[test]
-fn what_is_kept_for_a_message_is_bounded_at_the_fd_socket() {
+fn bytes_kept_for_a_message_are_bounded_at_the_fd_socket() {
     let mut setting = Setting::new(Transport::Tcp);
     setting.via = socket(&setting.host.folder, "door");
     let (bytes, count) = requests(EACH, |_| Ask::Ping(Empty {}));

@@ -25,19 +25,19 @@ use egmem_support::this_program;
 
 /// The variable that makes this program a server.
 pub const SETUP: &str = "EGMEM_BYTES_SETUP";
-/// What lines for the parent begin with; libtest prints others.
+/// The beginning of lines for the parent; libtest prints others.
 const MARK: &str = "@look ";
-/// What an allocator answers never, for as long as its peer waits.
+/// The prefix of names for which an allocator never answers, for as long as its peer waits.
 pub const NEVER: &str = "never/";
 /// The name that is always there.
 pub const NAME: &str = "a";
 
-/// glibc's allocator without what it keeps by default: caches of threads, an arena for each thread, and
-/// thresholds that grow. What is resident is then what is allocated, and what [`trim`] cannot give back.
+/// glibc's allocator without the memory that it keeps by default: caches of threads, an arena for each thread, and
+/// thresholds that grow. Resident is then only memory that is allocated, or that [`trim`] cannot give back.
 const TUNABLES: &str = "glibc.malloc.arena_max=1:glibc.malloc.tcache_count=0:\
     glibc.malloc.trim_threshold=131072:glibc.malloc.mmap_threshold=131072";
 
-/// What a server is like.
+/// The settings of a server.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Setup {
     /// For its sockets.
@@ -51,7 +51,7 @@ pub struct Setup {
     pub names: usize,
 }
 
-/// A server's memory, and what it counts.
+/// A server's memory, and its counts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Look {
     /// Bytes that are allocated.
@@ -73,7 +73,7 @@ pub struct Look {
     pub charged: usize,
 }
 
-/// Publishes what peers create, but never what begins with [`NEVER`].
+/// Publishes the names that peers create, but never those that begin with [`NEVER`].
 struct Maker {
     memory: Shared,
     server: OnceLock<Server>,
@@ -180,7 +180,7 @@ pub fn serve(setup: &Setup) {
         println!("{MARK}{}", serde_json::to_string(&look(server)).unwrap());
     }
     drop(name);
-    // What is left is this process's end.
+    // Nothing else is left but this process's end.
     std::process::exit(0);
 }
 
@@ -268,7 +268,7 @@ impl Host {
         self.ask("trim")
     }
 
-    /// Waits until what has been read is answered, or waits: `requests` of them have come, and nothing
+    /// Waits until every request that has been read is answered, or waits: `requests` of them have come, and nothing
     /// changes. Returns the last look.
     pub fn settled(&mut self, requests: u64) -> Look {
         let mut last = self.look();

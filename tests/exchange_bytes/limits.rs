@@ -1,4 +1,4 @@
-//! What all connections of a peer can make a server keep together.
+//! The bytes that all connections of a peer together can make a server keep.
 
 use egmem::exchange::Limits;
 use egmem::exchange::protocol::*;

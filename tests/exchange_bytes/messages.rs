@@ -1,4 +1,4 @@
-//! Of each message: what a server keeps for it is bounded by what was received, and given back.
+//! For each message: the bytes that a server keeps for it are bounded by those received, and given back.
 
 use egmem::driver::{Access, HandleType, Location};
 use egmem::exchange::protocol::*;
@@ -244,21 +244,21 @@ fn leases(setting: &mut Setting) {
 }
 
 #[test]
-fn what_is_kept_for_a_message_is_bounded_over_tcp() {
+fn bytes_kept_for_a_message_are_bounded_over_tcp() {
     all_messages(Transport::Tcp);
 }
 
 #[test]
-fn what_is_kept_for_a_message_is_bounded_over_tls() {
+fn bytes_kept_for_a_message_are_bounded_over_tls() {
     all_messages(Transport::Tls);
 }
 
 #[test]
-fn what_is_kept_for_a_message_is_bounded_over_a_unix_socket() {
+fn bytes_kept_for_a_message_are_bounded_over_a_unix_socket() {
     all_messages(Transport::Unix);
 }
 
-/// What is kept has the name of its peer, which may be long: it is shared, not copied.
+/// A lease has the name of its peer, which may be long: it is shared, not copied.
 #[test]
 fn a_lease_of_a_peer_with_a_long_name_is_no_bigger() {
     leases(&mut Setting::new(Transport::LongName));

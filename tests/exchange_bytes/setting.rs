@@ -1,4 +1,4 @@
-//! A server that peers flood, and the bounds on what it keeps for them.
+//! A server that peers flood, and the bounds on the bytes that it keeps for them.
 
 use std::sync::Arc;
 
@@ -16,17 +16,17 @@ use egmem_support::tls_config;
 /// The most bytes that a server keeps for one that it received,
 pub const RATIO: usize = 8;
 /// beside so many for each connection with its session, before any request: buffers of the connection, of
-/// TLS and of a short frame. It is what the server charges for both (`src/exchange/account.rs`).
+/// TLS and of a short frame. The server charges as much for both (`src/exchange/account.rs`).
 pub const CONNECTION: usize = 36 << 10;
 /// and so many for each request that waits, and each rank and name that stays, without its texts and
-/// lists: their tasks, timers and table entries. It is what the server charges for each. Of requests
+/// lists: their tasks, timers and table entries. The server charges as much for each. Of requests
 /// there are at most 64 on a connection.
 pub const REQUEST: usize = 2 << 10;
-/// What tables may have beyond that, and may keep when the peers are gone: a hash table keeps room for 64
+/// The allowance for tables beyond that, also when the peers are gone: a hash table keeps room for 64
 /// entries (`shrink` in `src/exchange/account.rs`), up to 10 KiB in one whose entries are long.
 const TABLES: usize = 32 << 10;
 /// The same of resident bytes, which are whole pages: at the heap's end up to 256 KiB lie idle (glibc's
-/// thresholds for growing and trimming, see [`Host`]), and what is left in a table can be on a page of its
+/// thresholds for growing and trimming, see [`Host`]), and the rest of a table can be on a page of its
 /// own, as can the stacks of the runtime's six threads.
 const PAGES: usize = 512 << 10;
 
@@ -37,7 +37,7 @@ pub struct Setting {
     pub runtime: tokio::runtime::Runtime,
     pub host: Host,
     pub via: Via,
-    /// What peers without a session say first.
+    /// The first bytes of peers without a session.
     pub hello: Vec<u8>,
     _folder: TempDir,
 }
@@ -116,14 +116,14 @@ impl Setting {
         self.runtime.block_on(greet)
     }
 
-    /// What there is before peers come.
+    /// Resets the peaks, and returns the state before peers come.
     pub fn before(&mut self) -> Look {
         self.host.empty();
         self.host.reset()
     }
 
-    /// Checks that what is kept now, and was since the last reset, is bounded: by what was received,
-    /// with an allowance beside, and by what peers are charged with.
+    /// Checks that the bytes kept now, and their peak since the last reset, are bounded: by those received,
+    /// with an allowance beside, and by those that peers are charged with.
     #[track_caller]
     pub fn bounded(
         &mut self,
@@ -186,7 +186,7 @@ impl Setting {
     /// `waiting` at most wait on each connection. Returns the last look before they go.
     #[track_caller]
     pub fn flood(&mut self, what: &str, bytes: &[u8], requests: u64, waiting: usize) -> Look {
-        // What is made once: a few requests of each message.
+        // A few requests of each message, so that memory which is allocated once is not counted.
         let mut first = self.greet(1);
         let few = &bytes[..bytes.len().min(8 << 10)];
         self.runtime.block_on(first[0].flood(few));

@@ -7,7 +7,7 @@ use egmem_support::pki::Pki;
 
 const ANY_PORT: &str = "tcp://127.0.0.1:0";
 
-/// What an owner says when it is ready: address and instance.
+/// Splits the text of an owner that is ready: address and instance.
 pub fn parts(ready: &str) -> (String, String) {
     let (address, instance) = ready.split_once(' ').expect("address and instance");
     (address.to_owned(), instance.to_owned())
@@ -203,7 +203,7 @@ fn a_killed_importers_lease_ends_by_itself() {
 
 /// The folder with the socket for fds, where nobody has named one.
 #[test]
-fn what_a_killed_owner_leaves_the_next_one_removes() {
+fn the_next_owner_removes_the_remains_of_a_killed_one() {
     let place = tempfile::tempdir().expect("a folder");
     let setup = Setup::owner(ANY_PORT, None).place(place.path());
     let start = || {

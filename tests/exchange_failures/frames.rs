@@ -25,7 +25,7 @@ impl Target {
         let files = pki.as_ref().map(|pki| pki.issue("owner"));
         let mut setup = Setup::owner("tcp://127.0.0.1:0", files.as_ref());
         setup.step = Some(step);
-        // A peer that says nothing is not what this is about.
+        // This test is not about silent peers.
         setup.heartbeat = ms(60_000);
         setup.lease = ms(60_000);
         let (mut owner, ready) = Role::start(&setup);
@@ -72,7 +72,7 @@ impl Target {
     }
 }
 
-/// What cannot be a frame, or not a message.
+/// Bytes that cannot be a frame, or not a message.
 fn nonsense() -> Vec<(&'static str, Vec<u8>)> {
     let framed = |bytes: &[u8]| [&(bytes.len() as u32).to_be_bytes(), bytes].concat();
     let trailing = [hello(None), b"more".to_vec()].concat();
@@ -111,7 +111,7 @@ fn nonsense() -> Vec<(&'static str, Vec<u8>)> {
 }
 
 fn garbage(tls: bool) {
-    // No deadline is to help: what is wrong must be seen to be.
+    // No deadline may help: the server must see the error itself.
     let target = Target::new(tls, patience() * 2);
     for (what, bytes) in nonsense() {
         let mut raw = target.connect();
@@ -196,7 +196,7 @@ fn silent_and_slow_peers_are_dropped() {
 }
 
 #[test]
-fn what_is_not_known_is_refused_and_no_reason_to_part() {
+fn unknown_requests_are_refused_and_the_connection_stays() {
     let target = Target::new(false, ms(400));
     let mut raw = target.session();
     // A request of tomorrow, {"id": 1, "teleport": {}}, and a good one.

@@ -1,4 +1,4 @@
-//! Processes with roles, spoken to by lines; times; looks for what was leaked.
+//! Processes with roles, spoken to by lines; times; looks for leaks.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -17,7 +17,7 @@ use egmem_support::pki::Files;
 
 /// The variable that makes a child process of this test binary play a role.
 pub const ROLE: &str = "EGMEM_EXCHANGE_ROLE";
-/// What a role's answers begin with; everything else on its output is for people.
+/// The beginning of a role's answers; everything else on its output is for people.
 pub const MARK: &str = "@";
 
 /// How often clients ping.
@@ -42,7 +42,7 @@ pub fn alone() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a role is given at its start.
+/// The settings of a role.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Setup {
     /// `owner` or `peer`.
@@ -129,7 +129,7 @@ pub struct Role {
 }
 
 impl Role {
-    /// Starts a role; returns it with what it said when it was ready.
+    /// Starts a role; returns it with its text when it was ready.
     #[track_caller]
     pub fn start(setup: &Setup) -> (Self, String) {
         Self::start_in(None, setup)

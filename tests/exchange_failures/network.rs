@@ -20,7 +20,7 @@ fn pair() -> Option<Pair> {
     let address = cable.address(0);
     let files = pki.issue_for("owner", &["owner", &address], |_| ());
     let mut setup = Setup::owner(&format!("tcp://{address}:0"), Some(&files));
-    // What was lost is sent again after 0.2 s, 0.6 s, 1.4 s: the lease must leave room for that.
+    // TCP sends lost packets again after 0.2 s, 0.6 s, 1.4 s: the lease must leave room for that.
     setup.lease = lease() * 3;
     let (mut owner, ready) = Role::start_in(Some(cable.name(0)), &setup);
     let setup = Setup::peer(&parts(&ready).0, Some(&pki.issue("peer")));

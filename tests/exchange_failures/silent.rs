@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::crash::parts;
 use crate::harness::{Role, Setup, eventually};
 
-/// What the server may have.
+/// The server's limit of file descriptors.
 const FDS: u64 = 256;
 
 /// An owner with few fds, and its address. No deadline of its own ends a silent connection.

@@ -199,7 +199,7 @@ const OPERATIONS: &[Operation] = &[
     }),
     #[cfg(feature = "share")]
     (IMPORTED_POOL, |driver| {
-        // What fails is a call of the driver, not the connection.
+        // The failure is a driver call's, not the connection's.
         imported_pool(driver).map_err(|error| error.memory().expect("the driver's error").clone())
     }),
     ("pool destroyed", |driver| {

@@ -42,7 +42,7 @@ async fn leave_all(groups: Vec<Group>) {
     }
 }
 
-/// What each rank's call returns.
+/// Returns the result of each rank's call.
 async fn each<T: Send + 'static, F>(groups: &[Arc<Group>], call: impl Fn(Arc<Group>) -> F) -> Vec<T>
 where
     F: Future<Output = T> + Send + 'static,
@@ -167,7 +167,7 @@ async fn memory_is_gathered_again_and_again_by_fds() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ranks_that_disagree_all_hear_about_what() {
+async fn ranks_that_disagree_all_hear_the_difference() {
     let groups = shared(groups(3, |join| join).await);
     let errors = each(&groups, |group| async move {
         match group.own_rank() {
@@ -202,7 +202,7 @@ async fn ranks_that_disagree_all_hear_about_what() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slow_rank_hears_what_the_others_heard() {
+async fn a_slow_rank_hears_the_same_as_the_others() {
     let groups = shared(groups(3, |join| join).await);
     let errors = each(&groups[..2], |group| async move {
         // The shorter time decides for both.

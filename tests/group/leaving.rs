@@ -36,7 +36,7 @@ async fn ranks_that_do_not_leave_are_named_and_dropped_ones_have_left() {
 }
 
 /// Longer than a server that ends waits for departing ranks, and than a thread without async
-/// goes on for what was begun.
+/// goes on for an operation that was begun.
 const STRAGGLERS: Duration = Duration::from_secs(6);
 
 /// Three ranks, and rank 0's driver, which nobody else has.
@@ -92,14 +92,14 @@ async fn the_server_of_a_dropped_rank_does_not_linger_for_ever() {
     drop(first);
     let state = tokio::time::timeout(LONG, second.changed()).await.unwrap();
     assert!(state.server_lost.is_some(), "{state:?}");
-    // What is mapped stays mapped.
+    // The mapped memory stays mapped.
     assert_eq!(second.rank(2).unwrap().get::<u64>(0).unwrap(), 2);
     nobody_listens(&address).await;
     drop(third);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_gives_up_leaving_has_left_as_one_that_is_dropped() {
+async fn a_rank_that_gives_up_leaving_has_left_like_a_dropped_one() {
     let address = free_address();
     let ([first, second, third], _) = three(&address, LONG).await;
     let leaving = first.leave(LONG);

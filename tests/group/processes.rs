@@ -82,7 +82,7 @@ impl Drop for Rank {
     }
 }
 
-/// What the test tells it.
+/// Waits for the test's command, and returns it.
 fn wait_for_go() -> String {
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
@@ -259,7 +259,7 @@ async fn child_that_gathers() {
     println!("rank says left {}", left.is_ok());
 }
 
-/// Bytes and memory of all ranks are what these gave in this round.
+/// Bytes and memory of all ranks are those that the ranks gave in this round.
 async fn gather(group: &Group, driver: &Driver, round: u64) -> group::Result<()> {
     let mark = |rank: u32| 1000 * round + u64::from(rank);
     let own = group.own_rank();

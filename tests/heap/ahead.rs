@@ -33,7 +33,7 @@ fn it_stops_at_the_soft_limit() {
             .build(&driver)
             .unwrap();
         until(&heap, || heap.backed() >= 20 * MIB);
-        // What is free is less than there should be, so the thread tries again.
+        // Less is free than there should be, so the thread tries again.
         thread::sleep(Duration::from_millis(50));
         drop(heap.allocate(layout(MIB)).unwrap());
         thread::sleep(Duration::from_millis(250));
@@ -42,7 +42,7 @@ fn it_stops_at_the_soft_limit() {
 }
 
 #[test]
-fn it_fills_what_is_left_below_the_limit() {
+fn it_fills_the_room_below_the_limit() {
     let driver = simulated();
     let options = on(&driver).limit(20 * MIB).grow_ahead(32 * MIB);
     let heap = options.build(&driver).unwrap();
@@ -115,7 +115,7 @@ fn it_goes_on_for_small_blocks_alone() {
 }
 
 #[test]
-fn it_looks_first_for_what_gpus_are_done_with() {
+fn it_first_collects_blocks_that_gpus_are_done_with() {
     for driver in drivers() {
         let options = on(&driver).grow_ahead(8 * MIB);
         let heap = options.build(&driver).unwrap();

@@ -45,9 +45,9 @@ fn a_lone_vector_never_moves_and_has_no_more_memory_than_a_chunk_beyond_its_byte
     assert!(backed < capacity + 8 * MIB, "{backed} bytes for {capacity}");
 }
 
-/// Which only unsafe code can do. What it does to others' blocks nobody can tell, but numbers stay numbers.
+/// Which only unsafe code can do. The effect on others' blocks is undefined, but the counts stay right.
 #[test]
-fn what_is_freed_twice_is_not_counted_twice_nor_given_out_twice() {
+fn a_block_freed_twice_is_not_counted_twice_nor_given_out_twice() {
     let driver = simulated();
     let heap = on(&driver).build(&driver).unwrap();
     let wall = heap.allocate(layout(3 * MIB)).unwrap();
@@ -164,7 +164,7 @@ fn collections_have_all_that_their_blocks_take_except_in_debug_mode() {
     assert!(Allocator::allocate(&heap, layout(u64::MAX >> 1)).is_err());
 }
 
-/// What a collection may ask of its allocator.
+/// A request that a collection may make of its allocator.
 #[derive(Clone, Debug)]
 enum Wish {
     Resize {
@@ -190,7 +190,7 @@ fn wish() -> impl Strategy<Value = Wish> {
     ]
 }
 
-/// Memory of a heap, and beside it what its bytes should be: all that it has, which may be more than was requested.
+/// Memory of a heap, and beside it its expected bytes: all that it has, which may be more than was requested.
 struct Pair {
     memory: NonNull<u8>,
     layout: Layout,
@@ -247,7 +247,7 @@ impl Pair {
 
     fn resize(&mut self, heap: &Heap, new: Layout, zeroed: bool, which: usize) {
         let (old, memory) = (self.fitting(which), self.memory);
-        // SAFETY: allocated from the heap with `old`; the size of `new` is what each may have.
+        // SAFETY: allocated from the heap with `old`; both functions allow the size of `new`.
         let resized = unsafe {
             match (new.size() >= old.size(), zeroed) {
                 (false, _) => Allocator::shrink(heap, memory, old, new),

@@ -31,7 +31,7 @@ fn damage(heap: &Heap) -> Vec<Damage> {
 
 type Told = Arc<Mutex<Vec<Damage>>>;
 
-/// Options that note what is told.
+/// Options that note the reported damage.
 fn noting() -> (DebugOptions, Told) {
     let told = Told::default();
     let notes = Arc::clone(&told);
@@ -40,7 +40,7 @@ fn noting() -> (DebugOptions, Told) {
     (options, told)
 }
 
-/// What the CPU and GPU reach, and what the GPU alone does.
+/// Returns a heap that the CPU and the GPU reach, and one that only the GPU reaches.
 fn heaps(driver: &Driver) -> [Heap; 2] {
     let alone = watched(driver).access(Location::Host, Access::None);
     [
@@ -170,7 +170,7 @@ fn work_that_a_block_waits_for_may_write_to_it_and_later_work_may_not() {
             freed.place.as_ref().unwrap().contains("debug.rs"),
             "{freed}"
         );
-        // What is deferred when the heap ends is looked at too.
+        // A deferred block is checked when the heap ends, too.
         let (options, told) = noting();
         let heap = on(&driver).debug(options).build(&driver).unwrap();
         let block = heap.allocate(layout(100)).unwrap();
@@ -206,7 +206,7 @@ fn wrong_frees_by_address_are_refused_and_told() {
         let (right, less) = (layout(bytes), layout(bytes - 1));
         let pointer = Allocator::allocate(&heap, right).unwrap().cast::<u8>();
         let address = pointer.as_ptr() as u64;
-        // SAFETY: against the contract; the heap under test is to refuse what it cannot do.
+        // SAFETY: against the contract; the heap under test must refuse invalid frees.
         unsafe {
             heap.deallocate(pointer.add(16), right);
             assert_eq!(heap.stats().live_blocks, 1);
@@ -332,7 +332,7 @@ fn leaks_are_told_by_place_when_the_last_handle_goes() {
 }
 
 #[test]
-fn who_is_told_may_use_the_heap_and_backtraces_name_who_dropped() {
+fn the_callback_may_use_the_heap_and_backtraces_name_the_dropping_code() {
     let driver = simulated();
     let kept: Arc<Mutex<Option<Heap>>> = Arc::default();
     let notes: Arc<Mutex<Vec<String>>> = Arc::default();
@@ -357,7 +357,7 @@ fn who_is_told_may_use_the_heap_and_backtraces_name_who_dropped() {
     // A stripped program has no names to tell.
     let named = notes[0].contains("drops_it") || notes[0].contains("0: <unknown>");
     assert!(named, "{}", notes[0]);
-    // Nor are they of the heap's own code and of what began the thread.
+    // Nor are they of the heap's own code and of the code that began the thread.
     let ours = ["egmem_heap::debug", "__rust_begin_short_backtrace"];
     assert!(
         !ours.iter().any(|ours| notes[0].contains(ours)),

@@ -18,7 +18,7 @@ fn rounds() -> u64 {
         .map_or(16, |cases: u64| cases.min(16))
 }
 
-/// What a heap does with the bytes of freed blocks.
+/// The treatment of freed blocks' bytes by a heap.
 #[derive(Clone, Copy)]
 struct Kind {
     scrub: bool,

@@ -104,9 +104,9 @@ fn of_a_block_that_is_given_back_twice_one_is_told_with_no_lock_held() {
     let memory = Allocator::allocate(&&heap, layout(100)).unwrap().cast();
     let told = warnings(&heap, || {
         for _ in 0..2 {
-            // SAFETY: none, the second time: this is what is tested. Nobody else has blocks of this size.
+            // SAFETY: none, the second time: the test is about that. Nobody else has blocks of this size.
             unsafe { Allocator::deallocate(&&heap, memory, layout(100)) };
-            // What the thread keeps goes back.
+            // The thread's cached blocks go back.
             heap.trim().unwrap();
         }
     });

@@ -1,4 +1,4 @@
-//! What lies where.
+//! The picture of where blocks lie.
 
 use egmem::{Block, Memory, Stream};
 
@@ -42,7 +42,7 @@ fn blocks_in_use_kept_and_waiting_are_told_apart() {
 }
 
 #[test]
-fn what_other_threads_keep_is_kept_too() {
+fn caches_of_other_threads_are_shown_as_kept_too() {
     let driver = simulated();
     let heap = on(&driver).build(&driver).unwrap();
     let (send, receive) = std::sync::mpsc::channel::<()>();

@@ -9,7 +9,7 @@ use egmem::Block;
 use super::*;
 
 const ROLE: &str = "EGMEM_REFUSED_CALLS";
-/// What a child prints where the kernel (an emulator's) knows no filters.
+/// The line that a child prints where the kernel (an emulator's) knows no filters.
 const SKIPPED: &str = "skipped: no filters of system calls here";
 
 /// From now on the kernel answers these calls of all of this process's threads with EPERM. Whether that
@@ -24,7 +24,7 @@ fn refuse(calls: [libc::c_long; 2]) -> bool {
     let equals = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
     let refused = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
     let mut filter = [
-        // The call's number is the first word of what a filter is told.
+        // The call's number is the first word of a filter's input.
         statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
         statement(equals, 1, 0, calls[0] as u32),
         statement(equals, 0, 1, calls[1] as u32),
@@ -46,7 +46,7 @@ fn refuse(calls: [libc::c_long; 2]) -> bool {
     }
 }
 
-/// Does what keeps the caches and the core busy, and whether nobody else writes to its blocks.
+/// Keeps the caches and the core busy, and checks that nobody else writes to its blocks.
 fn work(heap: &Heap, seed: u64, until: &AtomicBool) {
     let mut random = Random(seed);
     let mut blocks: Vec<(Block, u64)> = Vec::new();

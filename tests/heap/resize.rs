@@ -5,7 +5,7 @@ use egmem::{Block, Stream};
 use super::*;
 
 #[test]
-fn a_block_takes_what_is_free_behind_it_and_gives_it_back() {
+fn a_block_takes_free_space_behind_it_and_gives_it_back() {
     for driver in drivers() {
         let heap = on(&driver).limit(8 * MIB).build(&driver).unwrap();
         let mut block = heap.allocate(layout(MIB)).unwrap();
@@ -15,7 +15,7 @@ fn a_block_takes_what_is_free_behind_it_and_gives_it_back() {
         assert!(!block.resize_in_place(MIB + 1), "over another block");
         assert_eq!((block.len(), heap.stats().live), (MIB, 2 * MIB));
         drop(wall);
-        heap.trim_to(8 * MIB).unwrap(); // takes what threads keep, and nothing else
+        heap.trim_to(8 * MIB).unwrap(); // takes the threads' caches, and nothing else
         assert!(block.resize_in_place(5 * MIB));
         block.put(5 * MIB - 1, 3_u8).unwrap();
         assert_eq!(block.get::<u8>(MIB - 1).unwrap(), 1);
@@ -78,7 +78,7 @@ fn a_block_does_not_grow_over_another_nor_beyond_the_soft_limit() {
     assert!(!block.resize_in_place(12 * MIB + 1));
     assert_eq!(heap.backed(), 16 * MIB, "nothing is added in vain");
 
-    // What the driver refuses leaves all as it was.
+    // A refusal by the driver leaves all as it was.
     let heap = on(&driver).build(&driver).unwrap();
     let mut block = heap.allocate(layout(8 * MIB)).unwrap();
     let sim = driver.sim().unwrap();
@@ -110,7 +110,7 @@ fn a_small_block_keeps_to_its_class() {
 }
 
 #[test]
-fn what_a_scrubbing_heap_takes_from_a_block_is_zero() {
+fn bytes_that_a_scrubbing_heap_takes_from_a_block_are_zero() {
     let driver = simulated();
     let heap = on(&driver).scrub_on_free(true).build(&driver).unwrap();
     let mut block = heap.allocate(layout(MIB)).unwrap();

@@ -1,4 +1,4 @@
-//! What a heap says where it has no room, and that it says so before it makes memory.
+//! The errors of a heap without room, and that it reports them before it makes memory.
 
 use egmem::driver::{Access, Call};
 use egmem::heap::{DebugOptions, Relief};
@@ -99,7 +99,7 @@ fn more_than_the_limit_is_not_reserved_in_part() {
 }
 
 #[test]
-fn what_threads_keep_is_free_for_a_reservation() {
+fn caches_of_threads_are_free_for_a_reservation() {
     let driver = simulated();
     let heap = on(&driver).limit(8 * MIB).build(&driver).unwrap();
     drop(heap.allocate(layout(64 << 10)).unwrap());
@@ -171,7 +171,7 @@ fn a_piece_at_the_wrong_address_is_told_from_none() {
 }
 
 #[test]
-fn what_no_memory_would_do_for_is_refused_at_once() {
+fn a_request_beyond_all_memory_is_refused_at_once() {
     let driver = simulated();
     let heap = on(&driver).limit(64 * MIB).build(&driver).unwrap();
     for align in [1 << 40, 1 << 62] {
@@ -227,9 +227,9 @@ fn a_refusing_callback_is_named() {
     );
 }
 
-/// Not what is not free beside it already.
+/// The error names the whole request, not only the part that the heap's free memory lacks.
 #[test]
-fn a_full_node_is_told_what_was_asked_of_the_heap() {
+fn a_full_node_is_told_with_the_bytes_requested_of_the_heap() {
     let mut machine = Machine::gh200();
     machine.nodes[0].memory = 128 * MIB;
     let driver = Driver::simulated(machine).unwrap();

@@ -1,4 +1,4 @@
-//! Many threads at once, some of which free what others allocated.
+//! Many threads at once, some of which free others' blocks.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -88,7 +88,7 @@ fn one_allocates_and_another_frees() {
         });
     }
     assert_eq!(heap.stats().live_blocks, 0);
-    // What goes from thread to thread is used again.
+    // Blocks that go from thread to thread are used again.
     assert!(heap.backed() <= 32 * MIB, "{}", heap.backed());
 }
 
@@ -135,7 +135,7 @@ fn large_blocks_are_kept_only_while_threads_share_the_core() {
     // Blocks above 4 MiB always come from the core.
     std::thread::scope(|scope| scope.spawn(|| cycle(&heap, 8 * MIB)).join().unwrap());
     for bytes in [256 << 10, MIB, 4 * MIB] {
-        drop(heap.allocate(layout(64 * MIB)).unwrap()); // takes what threads keep
+        drop(heap.allocate(layout(64 * MIB)).unwrap()); // takes the threads' caches
         cycle(&heap, bytes);
         assert_eq!(heap.stats().cached, bytes);
         let first = heap.allocate(layout(bytes)).unwrap().offset();
@@ -150,7 +150,7 @@ fn large_blocks_are_kept_only_while_threads_share_the_core() {
     let cached = heap.stats().cached;
     assert!(cached > 2 * MIB && cached <= 4 * MIB, "{cached}");
 
-    // No request fails for what is kept.
+    // No request fails because of the caches.
     let all = heap.allocate(layout(64 * MIB)).unwrap();
     assert_eq!(heap.stats().cached, 0);
     drop(all);

@@ -80,7 +80,7 @@ fn blocks_go_to_another_process_and_each_chunk_once() {
     let blocks: Vec<_> = (0..BLOCKS)
         .map(|index| block(&heap, SIZES[index % SIZES.len()]))
         .collect();
-    // What can be shared was found out by trying.
+    // The allocation tried an export to find out whether it can be shared.
     let before = count(&driver, Call::MemExportToShareableHandle);
     let mut chunks = Vec::new();
     let mut shares = Vec::new();
@@ -131,7 +131,7 @@ fn peer(driver: &Driver, path: &Path) {
         let seed = index as u64;
         assert_eq!(block.len(), SIZES[index % SIZES.len()]);
         check_pattern(&block.cpu().unwrap(), seed).unwrap();
-        // The GPU reads what the other process's CPU wrote, and the other way round.
+        // The GPU reads the bytes that the other process's CPU wrote, and the other way round.
         prover.check_rewrite(block, seed, 1000 + seed).unwrap();
     }
     drop(prover);

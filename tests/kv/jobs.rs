@@ -41,7 +41,7 @@ pub fn copies_out_of_bounds_are_refused(driver: &Driver) {
             );
         }
     }
-    // What is being written is not to be loaded, and what is ready not to be written.
+    // A page that is being written cannot be loaded, and a ready page cannot be written.
     let pairs = store.pairs(&[0]).unwrap();
     let load = tier.load(&cache.stream, &pairs, &cache.pages);
     assert!(matches!(load, Err(Error::WrongState { .. })), "{load:?}");
@@ -220,7 +220,7 @@ fn a_copy_that_is_refused_releases_its_pages() {
     sim.fail(Call::MemcpyAsync, 5, Code::UNKNOWN);
     let refused = tier.store_by(CopyMethod::Loop, &cache.stream, &pairs, &cache.pages);
     assert!(matches!(refused, Err(Error::Memory(_))), "{refused:?}");
-    // Nobody knows what the pages have, until they are stored anew.
+    // The pages' contents are unknown until they are stored anew.
     let mut store = store;
     assert_eq!(store.commit(), Err(Error::CopyFailed { pages: 4 }));
     drop(store);
@@ -307,7 +307,7 @@ fn memory_that_is_refused_keeps_no_page() {
     job.wait().unwrap();
     assert_eq!((tier.stats().free, tier.stats().writing), (2, 0));
     assert_eq!(sim.cancel_all(), 0, "each was met");
-    // What the memory does not say is said with the next change.
+    // A change that the memory does not record yet is recorded with the next one.
     store_nothing(&tier, &keys(4..8));
     assert_eq!(tier.lookup(&keys(4..8)), 4);
 }

@@ -26,7 +26,7 @@ fn driver() -> Driver {
     }
 }
 
-/// What a page of a key has: every word differs.
+/// Returns the content of a key's page: every word differs.
 fn contents(key: &Key) -> Vec<u8> {
     let seed = u64::from_le_bytes(key.as_bytes()[..8].try_into().unwrap());
     let mut random = Rng::with_seed(seed);

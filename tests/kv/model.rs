@@ -11,7 +11,7 @@ const PAGES: usize = 12;
 const KEYS: u64 = 24;
 const PAGE_BYTES: u64 = 16;
 
-/// What a tier should have.
+/// The expected state of a tier.
 #[derive(Default)]
 struct Model {
     /// Ready keys, the least recently used first.

@@ -66,8 +66,8 @@ fn silence(calls: &[Call]) {
     assert!(!sim.held().is_empty(), "the GPU may still write");
 }
 
-/// A refused batch may run on as far as the driver says. Another method beside it would replace what the batch may still use, and its end
-/// would be taken for that of both.
+/// A refused batch may run on as far as the driver says. Another method beside it would replace memory that the batch
+/// may still use, and its end would be taken for that of both.
 #[test]
 fn no_other_method_follows_one_without_an_end() {
     let driver = crate::drivers::grace();
@@ -107,7 +107,7 @@ fn another_method_follows_one_that_has_ended() {
     store.commit().unwrap();
 }
 
-/// What `GpuPages` keeps goes with the last job, and stays where the driver does not tell its end.
+/// The owners that `GpuPages` keeps go with the last job, and stay where the driver does not report its end.
 #[test]
 fn owners_live_as_long_as_their_copies_may_run() {
     for is_silent in [false, true] {

@@ -1,4 +1,4 @@
-//! Live ranges of addresses never overlap: over nodes, GPUs, paths and threads, whatever the order.
+//! Live ranges of addresses never overlap: over nodes, GPUs, paths and threads, in any order.
 
 use std::alloc::Layout;
 use std::any::Any;
@@ -36,7 +36,7 @@ enum Live {
     Pieces(Pieces),
 }
 
-/// What has several ranges of addresses.
+/// An allocation with several ranges of addresses.
 struct Pieces {
     ranges: Vec<(u64, u64)>,
     /// Its name in the ledger, which has its ranges.
@@ -45,7 +45,7 @@ struct Pieces {
 }
 
 impl Pieces {
-    /// Takes what has at least so many ranges.
+    /// Takes an allocation with at least so many ranges.
     fn live(driver: &Driver, label: String, all: impl Any, least: usize) -> Live {
         let ranges = in_ledger(driver, &label);
         assert!(ranges.len() >= least, "{label}: {ranges:x?}");
@@ -108,7 +108,7 @@ impl Live {
     }
 }
 
-/// What a thread does next.
+/// The next step of a thread.
 #[derive(Clone, Debug)]
 enum Step {
     /// Allocates by the path of this number at the place of this number.
@@ -150,7 +150,7 @@ impl InUse {
     }
 }
 
-/// What the threads share.
+/// The state that the threads share.
 struct World<'a> {
     driver: &'a Driver,
     places: Vec<Location>,
@@ -295,7 +295,7 @@ impl World<'_> {
     }
 }
 
-/// Returns what was allocated, unless the machine cannot.
+/// Returns the allocation, unless the machine does not support it.
 fn supported<T>(result: egmem::Result<T>) -> Option<T> {
     match result {
         Ok(memory) => Some(memory),

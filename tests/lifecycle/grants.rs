@@ -182,7 +182,7 @@ pub fn a_copy_that_the_cpu_would_fault_at_is_refused(driver: &Driver) {
     refused(gpu.stream.copy(&buffer, 0, &gpu.own, 0, 8));
     refused(gpu.stream.copy(&buffer.mappings()[0], 0, &gpu.own, 0, 8));
     refused(gpu.stream.copy(&block, 0, &gpu.own, 0, 8));
-    // What a GPU copies or fills, the CPU does not write.
+    // The CPU's access does not matter to copies and fills by a GPU.
     let device = DeviceMemory::new(driver, gpu.gpu, MIB).unwrap();
     gpu.stream.fill(&device, 0, 8, 7).unwrap();
     gpu.stream.copy(&buffer, 0, &device, 0, 8).unwrap();

@@ -39,7 +39,7 @@ pub fn pool_memory_is_ordered_across_streams(driver: &Driver) {
     assert_eq!(pool.stats().unwrap().used_high, 0);
 }
 
-/// What is freed is freed once, however the waiting for its users ends.
+/// Memory is freed once, however the waiting for its users ends.
 #[test]
 fn pool_memory_is_freed_once() {
     let driver = grace();

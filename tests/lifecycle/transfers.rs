@@ -1,4 +1,4 @@
-//! Tickets for copies and fills: what they own, what they refuse, what becomes of them.
+//! Tickets for copies and fills: their operands, their refusals, their ends.
 
 use std::sync::Arc;
 
@@ -125,7 +125,7 @@ pub fn a_pools_access_is_not_taken_from_a_ticket(driver: &Driver) {
     assert!(matches!(*error, Error::NotAccessible { .. }), "{error}");
 }
 
-/// What an unstarted transfer had is in the error.
+/// The error of an unstarted transfer has its operands.
 pub fn a_refused_ticket_gives_its_operands_back(driver: &Driver) {
     let gpu = last(driver);
     let stream = Stream::new(driver, gpu).unwrap();

@@ -56,7 +56,7 @@ pub fn import_of_the_wrong_size_is_refused(driver: &Driver) {
     nothing_held(driver);
 }
 
-/// What is refused for having too many references says so, and what to do.
+/// A refusal because of too many references names the cause and the remedy.
 #[test]
 fn memory_that_is_shared_too_often_is_the_gpus_alone() {
     let mut machine = Machine::h200x8();
@@ -87,7 +87,7 @@ fn memory_that_is_shared_too_often_is_the_gpus_alone() {
     refused.cpu().unwrap().put(0, 1_u8).unwrap();
 }
 
-/// The driver's INVALID_VALUE is not always the host's fault, and what is refused changes nothing.
+/// The driver's INVALID_VALUE is not always the host's fault, and a refusal changes nothing.
 #[test]
 fn a_refusal_that_is_not_the_hosts_keeps_its_code_and_the_hosts_access() {
     let driver = grace();

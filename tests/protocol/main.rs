@@ -29,7 +29,7 @@ where
     decode::<T>(&more).unwrap_err();
 }
 
-/// Whatever comes, an answer comes back: this protocol's error or a message that can be sent.
+/// All input gets an answer: this protocol's error or a message that can be sent.
 fn survive<T>(bytes: &[u8])
 where
     T: Serialize + DeserializeOwned + PartialEq + Debug,
@@ -146,7 +146,7 @@ proptest! {
         survive_all(&bytes);
     }
 
-    /// What a newer version adds is skipped, wherever it is.
+    /// Fields of a newer version are skipped, wherever they are.
     #[test]
     fn fields_that_are_not_known(message in arbitrary::request(), extra in cbor()) {
         let bytes = encode(&message);

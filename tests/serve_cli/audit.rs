@@ -14,7 +14,7 @@ fn events(text: &str) -> Vec<Value> {
 }
 
 #[test]
-fn what_peers_do_is_in_the_audit_log() {
+fn actions_of_peers_are_in_the_audit_log() {
     let config = format!("{USUAL}[audit]\nfile = \"@/audit.jsonl\"\n");
     let mut service = Service::start(&config);
     let file = service.path("audit.jsonl");
@@ -40,7 +40,7 @@ fn what_peers_do_is_in_the_audit_log() {
     assert_eq!(running.end().code(), Some(0));
     std::fs::copy(&moved, &kept).unwrap();
     std::fs::copy(&file, &rest).unwrap();
-    // What was queued when the file was opened again is in the new one.
+    // Events that were queued when the file was opened again are in the new one.
     let mut before = events(&std::fs::read_to_string(kept).unwrap());
     let after = events(&std::fs::read_to_string(rest).unwrap());
     before.extend(after.clone());

@@ -1,4 +1,4 @@
-//! `egmem certs`, and what its certificates open.
+//! `egmem certs`, and the access that its certificates give.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -98,7 +98,7 @@ fn certificates_open_the_way_over_tcp_and_lists_of_peers_hold() {
     assert_eq!(names(&list("client.test")), ["scratch", "weights"]);
     assert_eq!(names(&list("other.test")), ["scratch"]);
 
-    // What one peer creates, the other does not see, unless it is told.
+    // A peer does not see a name that another one creates, unless it is shared with that peer.
     let args: Vec<_> = [
         "mine",
         "--create",

@@ -228,7 +228,7 @@ fn ps_shows_the_memory_of_a_service() {
 }
 
 #[test]
-fn deletion_asks_the_holders_and_says_what_came_of_it() {
+fn deletion_asks_the_holders_and_reports_the_result() {
     let service = Service::start(USUAL);
     let delete = |args: &[&str]| {
         let output = service.run("delete", args);
@@ -245,7 +245,7 @@ fn deletion_asks_the_holders_and_says_what_came_of_it() {
     assert_eq!(holder.end().code(), Some(0));
     assert_eq!(names(&service.ls()), ["scratch", "weights"]);
 
-    // What is gone, and what this peer did not have made, it cannot delete.
+    // A peer cannot delete a name that is gone, nor one that it did not create.
     for (name, why) in [
         ("mine", "created no such name"),
         ("weights", "configuration"),
@@ -278,7 +278,7 @@ fn deletion_asks_the_holders_and_says_what_came_of_it() {
 }
 
 #[test]
-fn a_reader_that_goes_away_ends_what_it_read() {
+fn a_reader_that_goes_away_ends_the_program_it_read() {
     let service = Service::start(USUAL);
     let mut fetch = egmem(&["fetch", &service.address(), "scratch", "--read", "-"]);
     fetch

@@ -1,4 +1,4 @@
-//! What `egmem serve --check` says, compared with what `egmem serve` does.
+//! The answers of `egmem serve --check`, compared with those of `egmem serve`.
 
 use crate::harness::{USUAL, driver, egmem, stderr};
 
@@ -32,7 +32,7 @@ const WRONG: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn check_refuses_what_serve_refuses_with_the_same_words() {
+fn check_and_serve_refuse_with_the_same_words() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("egmem.toml");
     let listen = "listen = [\"unix:/#/socket\"]\n";

@@ -1,4 +1,4 @@
-//! What the commands say to do when a service refuses: it depends on the cause.
+//! The remedies that the commands name when a service refuses: they depend on the cause.
 
 use std::process::Output;
 

@@ -1,4 +1,4 @@
-//! What becomes of memory whose holders crash, stop, or take their time.
+//! The fate of memory whose holders crash, stop, or take their time.
 
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt;

@@ -1,4 +1,4 @@
-//! What becomes of memory that was in use.
+//! The fate of memory that was in use.
 
 use super::*;
 
@@ -70,7 +70,7 @@ async fn memory_that_others_could_fetch_is_not_kept() {
     memory.fill(0xbb).unwrap();
     memory.release().await.unwrap();
     a.delete("shared", PATIENCE).await.unwrap();
-    // With what was added for probes.
+    // With the memory that was added for probes.
     until(&service, "egmem_discarded_policy_bytes_total", 6 * MIB).await;
     until(&service, "egmem_pinned_bytes", 0).await;
     let _ = (a.close().await, b.close().await);

@@ -37,7 +37,7 @@ async fn deletion_waits_for_holders_and_goes_on_by_itself() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn quotas_are_each_peers_own_and_what_cannot_be_is_refused() {
+async fn quotas_are_each_peers_own_and_invalid_requests_are_refused() {
     let peers = Peers::new();
     let driver = driver();
     let config = peers.config("[[buffer]]\nname = \"kept\"\nbytes = \"1MiB\"\nnode = 0\nwho = [\"*.test\"]\naccess = \"read\"");
@@ -48,7 +48,7 @@ async fn quotas_are_each_peers_own_and_what_cannot_be_is_refused() {
     a.create(ask("a/1", 28 * MIB)).await.unwrap();
     assert_eq!(refused(create(&a, "a/2", 4 * MIB).await), Refusal::Quota);
     b.create(ask("b/1", 28 * MIB)).await.unwrap();
-    // What was refused is charged to nobody.
+    // A refused request is charged to nobody.
     a.create(ask("a/2", 2 * MIB)).await.unwrap();
     a.delete("a/1", PATIENCE).await.unwrap();
     for name in ["a/3", "a/4", "a/5"] {

@@ -1,4 +1,4 @@
-//! Which peer owns a name, which names it may create, and what refusals tell others.
+//! Which peer owns a name, which names it may create, and the content of refusals to others.
 
 use egmem::exchange::{Mismatch, Owner, WatchEvent};
 
@@ -37,7 +37,7 @@ async fn a_peer_creates_names_under_its_own_prefixes_alone_and_is_told_which() {
         assert_eq!(reason, Refusal::Forbidden, "{name}");
         assert!(why.ends_with("under a.test/"), "{name}: {why}");
     }
-    // Nothing is charged for what was refused.
+    // Nothing is charged for a refused request.
     b.create(ask("b.test/1")).await.unwrap();
 
     let rule = "[[create.prefix]]\npeers = [\"b.test\"]\nnames = [\"kv/\", \"jobs/{peer}/\"]\n";
@@ -124,7 +124,7 @@ async fn existing_memory_is_taken_only_by_its_owner_with_its_size_and_node() {
         found: "a.test".into(),
     };
     assert_eq!(mismatch(b.create_or_get(ask("one", MIB)).await), wrong);
-    // What it may not see it is told nothing of.
+    // The refusal tells a peer only that the name is taken, which it may not see.
     a.create(ask("hidden", MIB)).await.unwrap();
     let hidden = b.create_or_get(ask("hidden", MIB)).await;
     assert_eq!(refused(hidden), Refusal::Exists);
@@ -166,7 +166,7 @@ async fn a_refused_creation_does_not_tell_which_names_exist() {
     assert!(service.reload(own).unwrap().is_empty());
     assert_eq!(probe(&b, 1).await, Refusal::Forbidden);
 
-    // Nor do the other requests tell: what it may not see is not there for it.
+    // Nor do the other requests tell: a name that a peer may not see is not there for it.
     for name in ["a.test/hidden", "kept", "free"] {
         assert_eq!(refused(b.fetch(name).go().await), Refusal::NotFound);
         let deleted = detail(b.delete(name, PATIENCE).await);

@@ -12,7 +12,7 @@ async fn start(policy: &str, leases: &str, peers: &Peers, driver: &Driver) -> Se
     Service::start(config, driver).await.unwrap()
 }
 
-/// The simulated node's memory that is pinned; on a real machine, what the service says.
+/// The simulated node's memory that is pinned; on a real machine, the service's figure.
 struct Pinned<'a>(&'a Driver, &'a Service, u64);
 
 impl<'a> Pinned<'a> {
@@ -25,7 +25,7 @@ impl<'a> Pinned<'a> {
         sim.map_or(0, |sim| sim.free_bytes(Location::HostNuma(0)))
     }
 
-    /// Without what is free for anybody.
+    /// Without memory that is free for anybody.
     fn bytes(&self) -> u64 {
         // First: memory that is zeroed meanwhile counts for the peer at this moment.
         let free = metric(self.1, "egmem_reserve_bytes");
@@ -60,7 +60,7 @@ async fn deleted_memory_counts_until_it_is_free_for_anybody() {
             );
         }
         until(&service, "egmem_dirty_bytes", 0).await;
-        // What is kept for the peer is all that counts.
+        // Only memory that is kept for the peer counts.
         let kept = metric(&service, "egmem_kept_bytes");
         until(&service, "egmem_charged_bytes", kept).await;
         assert_eq!(kept > 0, policy == "same-peer");
@@ -152,7 +152,7 @@ async fn whatever_a_peer_creates_deletes_and_holds_it_never_pins_more_than_its_q
         }
         assert!(made > 3 && over > 0, "{made} made, {over} over the quota");
 
-        // When all is released, what is left is what is kept.
+        // When all is released, only kept memory is left.
         for memory in held {
             memory.release().await.unwrap();
         }

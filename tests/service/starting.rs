@@ -1,4 +1,4 @@
-//! What a service leaves that does not start, or is dropped.
+//! The remains of a service that does not start, or is dropped.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Access chunk by chunk is a table of chunks and locations, whatever is changed and added.
+//! Access chunk by chunk is a table of chunks and locations, through all changes and additions.
 
 use egmem::driver::{Access, AccessDesc, Location, NodeId};
 use egmem::memory::{AccessChecks, CpuMemory, CpuView, Engine};
@@ -12,7 +12,7 @@ const CHUNK: u64 = 2 * MIB;
 const MOST: usize = 6;
 const WHO: [Location; 3] = [Location::Host, Location::Device(0), Location::Device(3)];
 
-/// What each of `WHO` may do with each chunk, and with those that are added.
+/// The access of each of `WHO` to each chunk, and to those that are added.
 struct Table {
     chunks: Vec<[Access; WHO.len()]>,
     added: [Access; WHO.len()],
@@ -59,7 +59,7 @@ impl Table {
         }
     }
 
-    /// Returns what a location may do with all of a range.
+    /// Returns the access that a location has to all of a range.
     fn least(&self, who: usize, offset: u64, len: u64) -> Access {
         let chunks = offset / CHUNK..(offset + len).div_ceil(CHUNK);
         let each = chunks.map(|chunk| self.chunks[chunk as usize][who]);

@@ -106,7 +106,7 @@ pub fn a_count_that_the_cursor_confirms_is_believed(driver: &Driver) {
     let came = appender.collect().unwrap();
     assert_eq!((came.records, came.stopped), (0..first, None));
     assert_eq!(came.missed, 0x40_0000 - first as u64);
-    // What was known of these kernels says nothing of the next ones.
+    // The count of these kernels' records does not hold for the next ones.
     let mapped = appender.records().capacity();
     assert_eq!(is_found_out(&mut appender, 0x3f_ffff), mapped);
     drop((appender, stream));

@@ -1,4 +1,4 @@
-//! An appender is a `Vec` to which kernels add what has memory, whatever comes.
+//! An appender is a `Vec` to which kernels add the records that memory is mapped for, through all operations.
 
 use std::time::Duration;
 
@@ -31,13 +31,13 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
     #[test]
-    fn it_is_a_vec_with_what_fits(steps in prop::collection::vec(step(), 1..30), ahead in 1..50_000_usize) {
+    fn it_is_a_vec_with_the_records_that_fit(steps in prop::collection::vec(step(), 1..30), ahead in 1..50_000_usize) {
         let driver = grace();
         let options = Appender::<Record>::on(node(&driver)).max_len(MOST).step(2 * MIB);
         let mut appender = options.ahead(ahead).create(&driver).unwrap();
         // SAFETY: the appender is dropped after the last use.
         let gpu = unsafe { Threads::open(appender.device_ptr()) };
-        // What was collected, what came since, and what was missed since.
+        // The collected items, those that came since, and the count of those missed since.
         let (mut model, mut since, mut missed) = (Vec::new(), Vec::new(), 0);
         let mut item = 0;
         for step in steps {

@@ -1,4 +1,4 @@
-//! What a kernel's threads do to an appender, done by threads of the CPU: `egmem_append.cuh` in Rust.
+//! The work of a kernel's threads on an appender, done by threads of the CPU: `egmem_append.cuh` in Rust.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};

@@ -1,4 +1,4 @@
-//! Appenders with threads of the CPU in the place of kernels, and what a GPU can do to their counters.
+//! Appenders with threads of the CPU in the place of kernels, and the damage that a GPU can do to their counters.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -79,7 +79,7 @@ fn flags(count: usize) -> Vec<AtomicBool> {
     (0..count).map(|_| AtomicBool::new(false)).collect()
 }
 
-/// Longer than the host takes to map what is missing.
+/// Longer than the host takes to map the missing memory.
 const LONG: Duration = Duration::from_secs(600);
 const ITEMS: usize = 300_000;
 
@@ -107,7 +107,7 @@ pub fn what_has_no_memory_is_missed_and_comes_later(driver: &Driver) {
     let mut rounds = 0;
     let mut left = ITEMS;
     while left > 0 {
-        // Nobody maps more meanwhile, so each round takes what has memory.
+        // Nobody maps more meanwhile, so each round takes the records that have memory.
         let before = appender.records().len();
         let room = appender.records().capacity() - before;
         let came = round(&mut appender, &done, Duration::from_micros(3), false);
@@ -116,7 +116,7 @@ pub fn what_has_no_memory_is_missed_and_comes_later(driver: &Driver) {
         left -= came.records.len();
         let set = done.iter().filter(|done| done.load(Relaxed)).count();
         assert_eq!(set, ITEMS - left);
-        // Room for the next round: what is kept ahead.
+        // Room for the next round: the records kept ahead.
         appender.pump();
         rounds += 1;
     }
@@ -143,7 +143,7 @@ fn memory_that_is_refused_is_reported() {
     let mut appender = appender(&driver);
     let done = flags(ITEMS);
     let sim = driver.sim().unwrap();
-    // The step, what is needed of it, and what the kernels have asked for.
+    // The step, the needed part of it, and the kernels' requests.
     for nth in 1..=3 {
         sim.fail(Call::MemCreate, nth, Code::OUT_OF_MEMORY);
     }
@@ -176,7 +176,7 @@ pub fn the_cpu_appends_between_kernels(driver: &Driver) {
     assert_eq!(gpu.append(&[6], Duration::ZERO), [true]);
     gpu.wanted().store(5000, Relaxed);
     assert_eq!(appender.collect().unwrap().records, 6..7);
-    // What the last kernels wanted, the next ones may not.
+    // The next kernels may not want as much as the last ones.
     assert_eq!(gpu.wanted().load(Relaxed), 7);
     assert_eq!(items(&appender), [0, 1, 2, 3, 4, 5, 6]);
     let prefix = appender.records().prefix();
@@ -237,7 +237,7 @@ pub fn no_memory_is_mapped_for_a_damaged_count(driver: &Driver) {
         let len = appender.records().len() as u64;
         gpu.wanted().store(wanted.saturating_add(len), Relaxed);
         assert_eq!(appender.pump(), capacity, "{wanted}");
-        // Kernels hear that there will be no more, and what has memory comes.
+        // Kernels hear that there will be no more, and the records that have memory come.
         assert_eq!(gpu.append(&[7, 8], LONG), [true, false]);
         let came = appender.collect().unwrap();
         assert_eq!((came.records.len(), came.missed), (1, 1));

@@ -43,7 +43,7 @@ pub fn it_grows_in_place(driver: &Driver) {
     nothing_held(driver);
 }
 
-/// Growing costs what mapping memory costs, and no question besides.
+/// Growing costs the calls that map memory, and no query besides.
 #[test]
 fn a_step_is_three_driver_calls() {
     let driver = Driver::simulated(egmem::Machine::gh200()).unwrap();
@@ -68,7 +68,7 @@ pub fn a_gpu_reads_what_is_there_while_more_is_added(driver: &Driver) {
         let bytes = prefix.len() as u64 * 8;
         let to = Buffer::near(driver, 0, bytes).unwrap();
         let copy = stream.start_copy((to, 0), (prefix, 0), bytes).unwrap();
-        // Meanwhile the vector grows, and takes back what it grew by.
+        // Meanwhile the vector grows, and shrinks again.
         let len = vector.len();
         vector.extend_from_slice(&vec![u64::MAX; 300_000]).unwrap();
         vector.truncate(len);
@@ -193,7 +193,7 @@ pub fn access_is_changed_for_all_chunks_or_for_one(driver: &Driver) {
         Err(Error::OutOfRange { .. })
     ));
     prover.read(&vector).unwrap();
-    // What the CPU may only read in one chunk, it may still write in the others.
+    // The CPU may still write the other chunks if it may only read one.
     let cpu_reads = [AccessDesc::new(Location::Host, Access::Read)];
     vector.set_chunk_access(0, &cpu_reads).unwrap();
     vector.push(5).unwrap();
@@ -267,7 +267,7 @@ impl<T> MemoryLen for Growable<T> {
 }
 
 #[test]
-fn what_fails_leaves_the_vector_as_it_was() {
+fn failures_leave_the_vector_as_it_was() {
     for call in [Call::MemCreate, Call::MemMap, Call::MemSetAccess] {
         let driver = grace();
         let sim = driver.sim().unwrap();
@@ -327,7 +327,7 @@ fn the_nodes_free_memory_is_respected() {
 
 /// Where the larger step does not fit, the needed bytes may.
 #[test]
-fn near_the_end_it_grows_by_what_is_needed() {
+fn near_the_end_it_grows_by_the_needed_bytes() {
     let driver = grace();
     let sim = driver.sim().unwrap();
     let options = Growable::<u8>::on(node(&driver))

@@ -74,7 +74,7 @@ pub fn a_view_follows_the_growth(driver: &Driver) {
     let (mut second, mut others, mut view) = late.unwrap();
     export.send(&vector, &mut second).unwrap();
     view.follow(&mut others).unwrap();
-    // The same memory: what one writes, the others read.
+    // The same memory: the others read one process's writes.
     early.set(700_000, 77).unwrap();
     for index in [0, 299_999, 700_000, vector.len() - 1] {
         let expected = vector.get(index).unwrap();
@@ -89,7 +89,7 @@ pub fn a_view_follows_the_growth(driver: &Driver) {
     export.send(&vector, &mut first).unwrap();
     assert_eq!(early.follow(&mut channel).unwrap(), 10);
     assert!(matches!(early.get(10), Err(Error::OutOfRange { .. })));
-    // What was sent stays, here and there.
+    // Chunks that were sent stay, here and there.
     assert_eq!(vector.shrink_to_fit(), Ok(0));
     drop((vector, export, first, second, view, early));
     for (round, snapshot) in snapshots.iter().enumerate() {
@@ -194,7 +194,7 @@ pub fn a_reader_gets_no_right_to_write(driver: &Driver) {
     assert_eq!(vector.get(0), Ok(1));
 }
 
-/// What a vector does not allow is not sent, and an update that does not fit is refused.
+/// A vector that may not be shared is not sent, and an update that does not fit is refused.
 pub fn what_cannot_be_followed_is_refused(driver: &Driver) {
     let mut alone = Growable::<u64>::on(node(driver))
         .max_len(100)

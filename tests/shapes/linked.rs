@@ -181,7 +181,7 @@ fn headers_compile_by_nvrtc() {
     assert_eq!((entries(&whole), entries(&part)), (1, 1));
 }
 
-/// What a text declares and `device::PTX` has to have: no GPU is needed to see that.
+/// `device::PTX` defines all functions that a text declares: no GPU is needed to see that.
 #[test]
 fn each_function_that_is_to_be_linked_is_there() {
     let ptx = device::PTX.to_str().unwrap();

@@ -15,7 +15,7 @@ const PLACES: [Location; 4] = [
     Location::Device(3),
 ];
 
-/// What is done to bytes: from an offset on, so many, at most to the end.
+/// An operation on bytes: from an offset on, so many, at most to the end.
 #[derive(Clone, Debug)]
 enum Step {
     Cpu(u8),

@@ -47,7 +47,7 @@ pub fn one_gpu_writes_a_vector_and_another_reads_it(driver: &Driver) {
             let refused = Error::NotAccessible { who, have, need };
             assert_eq!(provers[1].write(&vector, 9), Err(refused.clone()));
             assert_eq!(stream.fill(&prefixes[0], 0, 8, 9), Err(refused));
-            // What the owner wrote is still there.
+            // The owner's bytes are still there.
             provers[0].check_rewrite(&vector, seed, seed).unwrap();
         }
         assert!(vector.chunks() > 2);
@@ -66,7 +66,7 @@ unsafe fn copy(stream: &Stream, to: DevicePtr, from: DevicePtr, bytes: u64) {
     stream.synchronize().unwrap();
 }
 
-/// What one GPU writes into a ring's records, the other reads, through either mapping and past the end of the first.
+/// One GPU writes a ring's records, the other reads them, through either mapping and past the end of the first.
 pub fn two_gpus_reach_both_mappings_of_a_ring(driver: &Driver) {
     if !are_two(driver) {
         return;

@@ -1,4 +1,4 @@
-//! Processes that follow a growing vector see the elements that it had when they were told, whatever comes.
+//! Processes that follow a growing vector see the elements that it had when they were told, through all operations.
 
 use std::collections::VecDeque;
 use std::os::unix::net::UnixStream;
@@ -26,7 +26,7 @@ enum Step {
     Send(Index),
     /// One of them takes the next that it was told.
     Follow(Index),
-    /// One of them keeps what it has.
+    /// One of them keeps its view.
     Keep(Index),
     /// One of them writes an element.
     Write(Index, Index),
@@ -87,7 +87,7 @@ impl Process {
     }
 }
 
-/// Compares some elements of a view, and what lies behind them.
+/// Compares some elements of a view, and the bytes behind them.
 fn check(view: &GrowableView<u64>, len: usize, memory: &[u64]) -> Result<(), TestCaseError> {
     prop_assert_eq!(view.len(), len);
     for index in [0, len / 3, len / 2, len.saturating_sub(1)] {
@@ -100,14 +100,14 @@ fn check(view: &GrowableView<u64>, len: usize, memory: &[u64]) -> Result<(), Tes
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
     #[test]
-    fn views_have_what_they_were_told(steps in prop::collection::vec(step(), 1..40)) {
+    fn views_have_the_elements_they_were_told(steps in prop::collection::vec(step(), 1..40)) {
         let driver = grace();
         let options = Growable::<u64>::on(node(&driver)).max_len(MOST).step(2 * MIB);
         let mut vector = options.shareable().create(&driver).unwrap();
         let mut export = GrowableExport::new(&vector);
         let mut all = vec![Process::join(&export)];
         let mut kept: Vec<(GrowableView<u64>, usize)> = Vec::new();
-        // What the memory holds, behind the elements too.
+        // The content of the memory, behind the elements too.
         let mut memory = vec![0; MOST];
         let mut next = 0;
         for step in steps {
@@ -121,7 +121,7 @@ proptest! {
                     memory[from..from + count].copy_from_slice(&new);
                 }
                 Step::Truncate(at) => vector.truncate(at.index(MOST)),
-                // What was sent is not given back: views may have more elements than the vector.
+                // Chunks that were sent are not given back: views may have more elements than the vector.
                 Step::Shrink => drop(vector.shrink_to_fit().unwrap()),
                 Step::Join => all.push(Process::join(&export)),
                 Step::Send(who) => {

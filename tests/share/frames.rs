@@ -70,7 +70,7 @@ fn fd(shared: &Shared) -> OwnedFd {
 
 /// After each the channel is closed, and the fds that came are too.
 #[test]
-fn what_breaks_the_protocol_closes_the_channel() {
+fn violations_of_the_protocol_close_the_channel() {
     let driver = open();
     let shared = buffer(&driver);
     let good = frame(&shared);
@@ -118,13 +118,13 @@ fn what_breaks_the_protocol_closes_the_channel() {
         let n = std::io::Read::read(&mut reader, &mut [0]).unwrap();
         assert_eq!(n, 0, "{what}");
     }
-    // What is no memory, the driver refuses.
+    // The driver refuses an fd that is no memory.
     let (socket, mut channel) = pair();
     let null = fs::File::open("/dev/null").unwrap();
     send(&socket, &good, &[null.as_fd()]);
     let offer = channel.receive().unwrap();
     assert!(offer.import(&driver, ImportOptions::new()).is_err());
-    // And what is right is taken, in any pieces.
+    // And a valid message is taken, in any pieces.
     for byte in &good[..1] {
         send(&socket, &[*byte], &[fd.as_fd()]);
     }
@@ -136,7 +136,7 @@ fn what_breaks_the_protocol_closes_the_channel() {
     nothing_held(&driver);
 }
 
-/// A channel that something has come over, and then no more. What was there already may be read in
+/// A channel that something has come over, and then no more. Bytes that were there already may be read in
 /// time or not: then it tries again.
 #[track_caller]
 fn closes_after_a_time_out(channel: &mut Channel) {
@@ -216,7 +216,7 @@ fn truncated_and_silent_peers_end_in_time() {
 }
 
 #[test]
-fn who_goes_without_a_word_is_passed_over() {
+fn a_peer_that_goes_without_a_word_is_passed_over() {
     let place = Place::new();
     let mut listener = Listener::bind(&place.socket, Peers::same_user()).unwrap();
     listener.set_timeout(PATIENCE).unwrap();
@@ -227,7 +227,7 @@ fn who_goes_without_a_word_is_passed_over() {
     }
     let driver = open();
     let shared = buffer(&driver);
-    // What somebody has sent before going counts.
+    // A message counts although its sender has gone.
     let mut brief = Channel::connect(&place.socket, Peers::same_user()).unwrap();
     brief.send(&shared, Access::Read).unwrap();
     drop(brief);

@@ -1,4 +1,4 @@
-//! Other processes of this program, and what they say.
+//! Other processes of this program, and their messages.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -114,7 +114,7 @@ impl Drop for Process {
     }
 }
 
-/// What a child process says, on a line of its own whatever the test harness writes.
+/// Prints a child process's message, on a line of its own whatever the test harness writes.
 pub fn say(word: &str) {
     println!("\n{word}");
 }

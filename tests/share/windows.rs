@@ -31,7 +31,7 @@ fn goes_as_windows(driver: &Driver, shared: Shared) {
         let sim = driver.sim()?;
         Some(sim.count(Call::MemExportToShareableHandle))
     };
-    // What can be shared was found out by trying.
+    // The allocation tried an export to find out whether it can be shared.
     let before = exports();
     for (index, (offset, len)) in layout(&shared).into_iter().enumerate() {
         write_pattern(&cpu.slice(offset, len).unwrap(), index as u64).unwrap();
@@ -44,7 +44,7 @@ fn goes_as_windows(driver: &Driver, shared: Shared) {
     for (index, (offset, len)) in layout(&shared).into_iter().enumerate() {
         let seed = 1000 + index as u64;
         check_pattern(&cpu.slice(offset, len).unwrap(), seed).unwrap();
-        // What lies between them nobody has touched.
+        // The bytes between the windows are untouched.
         let mut between = [0_u8; 64];
         cpu.read_at(offset + len, &mut between).unwrap();
         assert_eq!(between, [0xee; 64]);

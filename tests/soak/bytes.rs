@@ -1,4 +1,4 @@
-//! What clients write into memory, and how they check it.
+//! The bytes that clients write into memory, and how they check them.
 //!
 //! A header names the memory and counts its writes, so that a reader in another process tells a write
 //! under way from bytes that do not belong there.
@@ -16,7 +16,7 @@ const HEADER: u64 = 3;
 /// Words read or written at a time.
 const STEP: usize = 8192;
 
-/// What a look at memory showed.
+/// The result of a look at memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
     /// The bytes that its owner wrote.
@@ -60,7 +60,7 @@ pub fn write(memory: &RemoteBuffer, name: &str, seed: u64) -> Result<()> {
     view.put(8, odd.wrapping_add(1))
 }
 
-/// Checks what the owner of `name` wrote; `Err` says what is there instead.
+/// Checks the bytes that the owner of `name` wrote; `Err` describes the bytes found instead.
 pub fn check(memory: &RemoteBuffer, name: &str) -> Result<Result<Found, String>> {
     let view = memory.cpu()?;
     let before = header(&view)?;

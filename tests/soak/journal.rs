@@ -1,4 +1,4 @@
-//! What happened: counts for the summary, and violations, which fail the soak.
+//! The record of a soak: counts for the summary, and violations, which fail the soak.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -30,7 +30,7 @@ impl Journal {
         matching.map(|(_, count)| count).sum()
     }
 
-    /// Notes what must not happen.
+    /// Notes a violation.
     pub fn violation(&self, text: impl Into<String>) {
         let text = text.into();
         say(&format!("VIOLATION: {text}"));
@@ -44,7 +44,7 @@ impl Journal {
         }
     }
 
-    /// What must not have happened, and did.
+    /// Returns the violations.
     pub fn violations(&self) -> Vec<String> {
         let violations = self.violations.lock();
         violations.unwrap_or_else(PoisonError::into_inner).clone()

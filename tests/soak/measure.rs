@@ -157,7 +157,7 @@ impl Look {
         Ok(())
     }
 
-    /// What is not as in the baseline, if anything; resident bytes are compared elsewhere.
+    /// Returns the differences from the baseline, if any; resident bytes are compared elsewhere.
     pub fn differs(&self, baseline: &Self, idle_threads: bool) -> Option<String> {
         let mut differences = Vec::new();
         let mut compare = |what: &str, now: u64, then: u64| {

@@ -3,14 +3,14 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What the environment asks for.
+/// The settings from the environment.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// `EGMEM_SOAK_SECONDS`: after so long no new round of load begins; 10 without it.
     pub total: Duration,
     /// How long each round's load lasts.
     pub load: Duration,
-    /// `EGMEM_SOAK_SEED`: what every random choice depends on.
+    /// `EGMEM_SOAK_SEED`: the seed of every random choice.
     pub seed: u64,
     /// `EGMEM_SOAK_OUT`: where the table goes as CSV.
     pub out: Option<PathBuf>,

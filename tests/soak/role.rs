@@ -1,4 +1,4 @@
-//! The client processes: what they are told, what they say, and how they die.
+//! The client processes: their commands, their messages, and how they die.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -16,13 +16,13 @@ use egmem_support::pki::Files;
 
 /// The variable that makes this program a client.
 pub const ROLE: &str = "EGMEM_SOAK_ROLE";
-/// What lines for the parent begin with; libtest prints others.
+/// The beginning of lines for the parent; libtest prints others.
 pub const MARK: &str = "@soak ";
 
 /// Of so many steps at which a client can kill itself, it does at one.
 const MORTALITY: u32 = 500;
 
-/// What a client is.
+/// The settings of a client.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Setup {
     pub name: String,
@@ -35,7 +35,7 @@ pub struct Setup {
     pub files: Option<Files>,
 }
 
-/// What a client does.
+/// The task of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
     /// Creates, fetches, checks, releases and deletes names.
@@ -48,7 +48,7 @@ pub enum Kind {
     },
 }
 
-/// What the parent wants.
+/// A command of the parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wish {
     Start,
@@ -57,7 +57,7 @@ pub enum Wish {
     Quit,
 }
 
-/// What a client process has and counts.
+/// The state and the counts of a client process.
 pub struct Client {
     pub setup: Setup,
     pub driver: Driver,
@@ -98,7 +98,7 @@ pub fn play(setup: &Setup) {
             match *wish.borrow_and_update() {
                 Wish::Start => continue,
                 Wish::Quit => return,
-                // A process that takes a dead one's place clears what that left, also without load.
+                // A process that takes a dead one's place clears its remains, also without load.
                 Wish::Load | Wish::Pause => {}
             }
             match setup.kind {
@@ -175,7 +175,7 @@ pub fn limits() -> Limits {
     limits
 }
 
-/// What a process has done, by name.
+/// Counts of a process's actions, by name.
 #[derive(Debug, Default)]
 pub struct Tally(Mutex<BTreeMap<String, u64>>);
 
@@ -186,7 +186,7 @@ impl Tally {
         *counts.entry(what.into()).or_default() += 1;
     }
 
-    /// Counts an attempt: what came of it, or by which error it failed. Errors that no good client
+    /// Counts an attempt: its success, or the error by which it failed. Errors that no good client
     /// may ever see are violations.
     pub fn note<T>(&self, what: &str, result: Result<T, impl Into<group::Error>>) -> Option<T> {
         match result.map_err(Into::into) {

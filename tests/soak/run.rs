@@ -65,7 +65,8 @@ pub fn soak() {
     verdict(&table, &journal, &plan);
 }
 
-/// What a soak has to see at least once, and has not seen yet. A busy machine may need more than one round.
+/// Returns the events that a soak must see at least once, and has not seen yet. A busy machine may need more than one
+/// round.
 fn missing(journal: &Journal) -> Vec<&'static str> {
     let mut all = vec!["create", "checked: Good", "release", "attack"];
     all.retain(|what| journal.counted(what) == 0);
@@ -210,8 +211,8 @@ fn baseline(service: &Service, table: &mut Table) -> Look {
     look
 }
 
-/// Has all clients give everything back, and ends their processes: a service remembers what a process
-/// was silent with as long as it lives.
+/// Has all clients give everything back, and ends their processes: a service remembers the memory of a
+/// silent process as long as that lives.
 fn quiesce(cast: &mut Cast, journal: &Journal) {
     for member in &mut cast.members {
         member.pause();

@@ -3,7 +3,7 @@
 /// A line through points by least squares.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Trend {
-    /// What is gained in an hour.
+    /// The gain in an hour.
     pub per_hour: f64,
     /// Its standard error.
     pub error: f64,

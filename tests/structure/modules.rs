@@ -1,4 +1,4 @@
-//! A crate's modules, and which file names what of which other.
+//! A crate's modules, and the items of other files that each file names.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ struct Module {
     named: Vec<names::Path>,
 }
 
-/// What a path leads to.
+/// The target of a path.
 #[derive(Clone, Copy)]
 enum Target {
     Module(usize),
@@ -123,7 +123,7 @@ impl Modules {
         }
     }
 
-    /// Returns, for each pair of files, what the first names of the second.
+    /// Returns, for each pair of files, the items of the second that the first names.
     pub fn uses(&self) -> BTreeMap<(usize, usize), BTreeSet<String>> {
         let mut uses: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
         for (module, named) in self.modules.iter().enumerate() {

@@ -68,7 +68,7 @@ pub fn of_item(item: &Item) -> (&[Attribute], Option<String>) {
     named!(Const, Enum, Mod, Static, Struct, Trait, Type, Union)
 }
 
-/// What a `use` brings into its module.
+/// An import by a `use`.
 pub enum Import {
     /// A path under a name.
     Named(String, Path),
@@ -76,7 +76,7 @@ pub enum Import {
     All(Path),
 }
 
-/// Appends what `tree` below `prefix` imports.
+/// Appends the imports of `tree` below `prefix`.
 pub fn imports(prefix: &Path, tree: &UseTree, all: &mut Vec<Import>) {
     let joined = |name: &syn::Ident| {
         let mut path = prefix.clone();

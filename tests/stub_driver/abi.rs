@@ -1,4 +1,4 @@
-//! What C code, compiled from structs and signatures of its own, sees of each call.
+//! The arguments of each call as C code sees them, compiled from structs and signatures of its own.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 

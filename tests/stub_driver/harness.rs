@@ -13,7 +13,7 @@ use libloading::os::unix::Library;
 
 const CHILD: &str = "EGMEM_STUB_CHILD";
 
-/// What a test finds installed.
+/// The libraries and the environment of a test.
 pub struct Installed {
     files: Vec<(String, Content)>,
     env: Vec<(&'static str, String)>,
@@ -98,7 +98,7 @@ impl Installed {
 }
 
 impl Installed {
-    /// Lets a program find what was installed in `folder`.
+    /// Lets a program find the libraries installed in `folder`.
     pub fn show(&self, folder: &Path, command: &mut Command) {
         let mut paths = vec![folder.to_path_buf()];
         if let Some(path) = env::var_os("LD_LIBRARY_PATH") {
@@ -247,7 +247,7 @@ impl Stub {
         unsafe { fail(call.as_ptr(), code) };
     }
 
-    /// What the stub gives out as a DMA-BUF.
+    /// Sets the fd that the stub gives out as a DMA-BUF.
     pub fn give_fd(&self, fd: OwnedFd) {
         // SAFETY: the stub's function takes an integer.
         unsafe { self.function::<unsafe extern "C" fn(c_int)>("stub_give_fd")(fd.into_raw_fd()) };

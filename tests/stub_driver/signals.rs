@@ -56,7 +56,7 @@ fn in_a_start_that_hangs() {
     assert!(at_once(status, signal), "{status}");
 }
 
-/// What a driver's library does at the end of a process may hang as well. The stub is loaded beside the
+/// A driver's library may also hang in its work at the end of a process. The stub is loaded beside the
 /// simulator: it has no memory for a service.
 #[test]
 fn where_a_library_hangs_at_the_end() {

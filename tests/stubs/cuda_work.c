@@ -238,7 +238,7 @@ int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsign
     return 0;
 }
 
-/* What cudarc calls besides. */
+/* The other calls of cudarc. */
 int cuCtxSetCurrent(Context context) {
     if (!depth) depth = 1;
     stack[depth - 1] = context;

@@ -1,4 +1,4 @@
-/* What the stub libraries share: a log of calls, and failures on demand.
+/* The part that all stub libraries share: a log of calls, and failures on demand.
  * The types are written from the CUDA documentation, not from the Rust code. */
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,4 @@
-//! What the child processes do: an owner publishes, a peer fetches, both as they are told by lines.
+//! The roles of the child processes: an owner publishes, a peer fetches, both on commands by lines.
 
 mod owner;
 mod peer;
@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 
 use crate::harness::{MARK, Setup, fds, mapped, patience};
 
-/// Plays the role until its input ends, then looks for what was not given back.
+/// Plays the role until its input ends, then looks for objects that were not given back.
 pub fn play(setup: &Setup) {
     let driver = match setup.driver.as_str() {
         "cuda" => Driver::open().expect("a GPU"),
@@ -34,7 +34,7 @@ pub fn play(setup: &Setup) {
         if let Err(error) = ended {
             return say("err", kind(&error));
         }
-        // What ends in the background may take its time.
+        // Tasks that end in the background may take their time.
         let end = Instant::now() + patience();
         let metrics = tokio::runtime::Handle::current().metrics();
         while metrics.num_alive_tasks() > 0 && Instant::now() < end {

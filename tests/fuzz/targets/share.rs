@@ -1,4 +1,4 @@
-//! What a channel's peer sends.
+//! The messages of a channel's peer.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| egmem::share::fuzzing::frame(bytes));

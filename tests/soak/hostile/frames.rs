@@ -38,7 +38,7 @@ pub fn garbage(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<()> {
 
 pub fn oversized(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<()> {
     let mut raw = anywhere(hostile, target)?;
-    // What may come at most is 4 MiB, and 256 KiB at first: that much and no more is to be buffered.
+    // A frame is at most 4 MiB, and 256 KiB at first: that much and no more is to be buffered.
     let claimed = hostile
         .rng
         .choice([200 << 10, 4 << 20, 4 << 20 | 1, u32::MAX]);

@@ -1,4 +1,4 @@
-//! What a worker leaves behind: requests, leases and connections that it drops, and in the end nothing.
+//! The requests, leases and connections that a worker drops; in the end nothing is left of them.
 
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,7 @@ impl Worker {
         drop(leased);
     }
 
-    /// Ends the connection, with or without what is held.
+    /// Ends the connection, and keeps its leases or gives them back first.
     pub(super) async fn leave(&mut self, connection: Connection) {
         self.watch = None;
         self.connection = None;

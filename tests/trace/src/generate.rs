@@ -4,7 +4,7 @@ use super::Sequence;
 use super::model::Model;
 use super::random::Random;
 
-/// What sequences to make.
+/// The size of generated sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// How many operations: at least 1.

@@ -5,8 +5,8 @@
 //! a real GPU and replayed on the simulator, they show where the two behave differently; the
 //! program `record-trace` does the recording.
 //!
-//! Nothing in a sequence faults, whatever the driver answers: the runner knows what it mapped and
-//! granted, and leaves out what would touch other memory. Calls that CUDA leaves undefined (a
+//! Nothing in a sequence faults, whatever the driver answers: the runner knows the memory that it mapped and
+//! granted, and leaves out operations that would touch other memory. Calls that CUDA leaves undefined (a
 //! destroyed pool, stream or event used again) are never made.
 //!
 //! ```
@@ -47,7 +47,7 @@ pub use slots::SlotRef;
 /// Operations to run one after the other.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sequence {
-    /// What it was generated from.
+    /// The seed that it was generated from.
     pub seed: u64,
     /// How many devices it uses: ordinals 0 to `devices` − 1.
     pub devices: i32,
@@ -55,12 +55,12 @@ pub struct Sequence {
     pub ops: Vec<Op>,
 }
 
-/// What a driver answered to a [`Sequence`].
+/// A driver's answers to a [`Sequence`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     /// The answer to each operation.
     pub outcomes: Vec<Outcome>,
-    /// What could not be given back at the end, with the code: should be empty.
+    /// The objects that could not be given back at the end, with the code: should be empty.
     pub left: Vec<String>,
 }
 
@@ -136,7 +136,7 @@ pub struct Recorded {
     pub devices: i32,
     /// Operation and answer.
     pub steps: Vec<(Op, Outcome)>,
-    /// What could not be given back at the end.
+    /// The objects that could not be given back at the end.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub left: Vec<String>,
 }

@@ -1,4 +1,4 @@
-//! What the generator believes to be there, so that most operations find something to act on.
+//! The state that the generator assumes, so that most operations find something to act on.
 //!
 //! A driver that answers otherwise makes operations be skipped, nothing worse: the runner keeps
 //! its own account.

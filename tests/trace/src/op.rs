@@ -1,4 +1,4 @@
-//! What a trace is made of: operations with slot numbers in place of addresses and handles.
+//! The elements of a trace: operations with slot numbers in place of addresses and handles.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,11 +8,11 @@ use egmem::driver::{
     PointerAttribute, PoolAttribute, PoolProps,
 };
 
-/// What is imported.
+/// The source of an import.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
-    /// What [`Op::Export`] exported.
+    /// The handle that [`Op::Export`] exported.
     Exported(Slot),
     /// A file descriptor that is no memory: `/dev/null`.
     GarbageFd,

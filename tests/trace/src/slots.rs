@@ -1,9 +1,9 @@
-//! What an operation depends on.
+//! The dependencies of an operation.
 
 use super::addr::{Memory, Slot};
 use super::op::{Op, Source};
 
-/// A kind of slot with its number, to find what an operation depends on.
+/// A kind of slot with its number, to find the dependencies of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[allow(missing_docs)]
 pub enum SlotRef {

@@ -1,4 +1,4 @@
-//! What a run holds, and which accesses to it are known to be safe.
+//! The objects of a run, and which accesses to them are known to be safe.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -35,7 +35,7 @@ pub(super) struct Mapping {
 pub(super) struct Range {
     pub base: DevicePtr,
     pub size: u64,
-    /// What `base` is a multiple of, whatever addresses the driver had left.
+    /// The alignment of `base`, whatever addresses the driver had left.
     pub alignment: u64,
     pub mappings: Vec<Mapping>,
 }
