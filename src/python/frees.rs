@@ -9,8 +9,8 @@
 //! the end of the last [`hold`], or by `egmem.free_deferred`. A static list keeps it until then; at the process's end the list is
 //! not dropped. A forked child has an empty list, and drops nothing of the parent's.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError, RwLock};
 
 use egmem::driver::Driver;
 use pyo3::exceptions::PyRuntimeWarning;
@@ -18,6 +18,7 @@ use pyo3::prelude::*;
 
 use crate::contexts::{NotWaited, wait};
 use crate::error::OrRaise;
+use crate::holds::Holds;
 use crate::per_process::PerProcess;
 use crate::region::lock;
 
@@ -30,9 +31,8 @@ struct Kept {
 
 #[derive(Default)]
 struct Frees {
-    /// How many captures are under way, as callers tell. Locked for reading during a wait: a capture that is told of begins
-    /// after the wait.
-    holds: RwLock<u64>,
+    /// Captures that callers tell of: they begin after waits.
+    holds: Holds,
     kept: Mutex<Vec<Kept>>,
     /// Why a driver refused a wait, until a warning tells it.
     refused: Mutex<Option<String>>,
@@ -50,16 +50,8 @@ fn frees() -> &'static Frees {
 impl Frees {
     /// Waits for the GPUs, unless a capture is under way.
     fn wait(&self, driver: &Driver) -> Result<(), NotWaited> {
-        let holds = self.holds.read().unwrap_or_else(PoisonError::into_inner);
-        match *holds {
-            0 => wait(driver),
-            _ => Err(NotWaited::Capture),
-        }
-    }
-
-    /// Returns whether a capture is under way, as callers tell.
-    fn is_held(&self) -> bool {
-        *self.holds.read().unwrap_or_else(PoisonError::into_inner) > 0
+        let waited = self.holds.wait(|| wait(driver));
+        waited.unwrap_or(Err(NotWaited::Capture))
     }
 
     fn keep(&self, memory: impl IntoIterator<Item = Kept>) {
@@ -90,7 +82,7 @@ impl Frees {
     }
 
     fn retry(&self, driver: &Driver) {
-        if self.is_held() {
+        if self.holds.is_held() {
             return;
         }
         let taken = self.take(driver);
@@ -102,14 +94,15 @@ impl Frees {
 }
 
 /// Drops what owns `bytes` bytes of a driver's memory once all GPU work submitted so far has ended: at once if that can be waited
-/// for. In a forked child nothing is dropped. The caller has no lock that a drop of memory takes.
+/// for. In a forked child nothing is dropped. The caller has no lock that a drop of memory takes, and no GIL, which the GPUs' work
+/// may need.
 pub fn free_after_gpus(driver: &Driver, bytes: u64, memory: impl Send + 'static) {
     if !driver.is_of_this_process() {
         std::mem::forget(memory);
         return;
     }
     let frees = frees();
-    if frees.is_held() {
+    if frees.holds.is_held() {
         return free_later(driver, bytes, memory);
     }
     let earlier = match COUNT.load(Relaxed) {
@@ -198,7 +191,7 @@ pub fn watch_captures(py: Python<'_>) -> PyResult<()> {
 #[pyfunction]
 #[pyo3(name = "_hold_frees")]
 pub fn hold(py: Python<'_>) {
-    py.detach(|| *hold_count() += 1);
+    py.detach(|| frees().holds.begin());
 }
 
 /// Ends one [`hold`]. The end of the last frees what was kept.
@@ -206,20 +199,10 @@ pub fn hold(py: Python<'_>) {
 #[pyo3(name = "_release_frees")]
 pub fn release(py: Python<'_>) {
     py.detach(|| {
-        let last = {
-            let mut holds = hold_count();
-            *holds = holds.saturating_sub(1);
-            *holds == 0
-        };
-        if last {
+        if frees().holds.end() {
             free_kept();
         }
     });
-}
-
-fn hold_count() -> std::sync::RwLockWriteGuard<'static, u64> {
-    let holds = frees().holds.write();
-    holds.unwrap_or_else(PoisonError::into_inner)
 }
 
 fn free_kept() {

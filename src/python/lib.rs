@@ -19,6 +19,7 @@ mod exporter;
 mod frees;
 mod gil;
 mod heap;
+mod holds;
 mod interfaces;
 mod json;
 mod kv;
