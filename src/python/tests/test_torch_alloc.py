@@ -2,6 +2,9 @@
 
 import ctypes
 import gc
+import itertools
+import sys
+import threading
 import weakref
 
 import pytest
@@ -38,8 +41,8 @@ class Allocator:
         self._end = ctypes.CFUNCTYPE(None, ctypes.c_int, pool)(end)
         self._release = ctypes.CFUNCTYPE(None, ctypes.c_int, pool)(release_pool)
 
-    def allocate(self, stream):
-        return self._allocate(SIZE, GPU, stream.handle)
+    def allocate(self, stream, size=SIZE):
+        return self._allocate(size, GPU, stream.handle)
 
     def free(self, address, stream):
         self._free(address, SIZE, GPU, stream.handle)
@@ -225,3 +228,37 @@ def test_pytorch_s_objects_stay_and_are_made_once(allocator):
         assert native() is not None, "PyTorch's pools refer to it without owning it"
         assert other.allocator(Native, segments=segments) is native()
         assert native().functions == allocator.slot.functions(segments=segments)
+
+
+def test_a_pool_that_is_released_during_an_allocation_keeps_no_block(allocator, driver, stream):
+    """The moment is short: between two locks of an allocation. tests/python_parts.rs has the order of calls."""
+    allocator.slot.give_back_idle()
+    allocator.heap.collect(wait=True)
+    live = allocator.heap.stats()["live_blocks"]
+    stop, numbers = threading.Event(), itertools.count()
+
+    def use_mem_pools():
+        while not stop.is_set():
+            pool = PoolId(8, next(numbers))
+            allocator.begin(pool)
+            allocator.end(pool)
+            allocator.release(pool)
+
+    def work():
+        for _ in range(10000):
+            allocator.free(allocator.allocate(stream, 512), stream)
+
+    thread = threading.Thread(target=use_mem_pools)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread.start()
+    try:
+        for _ in range(10):
+            capture(allocator, driver, stream, ONE, work)
+            allocator.release(ONE)
+    finally:
+        sys.setswitchinterval(interval)
+        stop.set()
+        thread.join()
+    assert egmem.free_deferred() == 0
+    assert allocator.heap.stats()["live_blocks"] == live

@@ -52,6 +52,13 @@ impl Graphs {
         pools
     }
 
+    /// Leaves out the pools that were released since [`of_capture`](Self::of_capture): a block of theirs would be kept for ever,
+    /// because no other release comes.
+    pub fn without_released(&self, mut pools: Vec<PoolId>) -> Vec<PoolId> {
+        pools.retain(|pool| self.pools.contains_key(pool));
+        pools
+    }
+
     /// Takes a freed block that has `size` bytes and belongs to exactly these pools.
     pub fn reuse(&mut self, pools: &[PoolId], stream: StreamHandle, size: u64) -> Option<Block> {
         match pools {

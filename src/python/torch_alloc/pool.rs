@@ -53,6 +53,18 @@ struct State {
     last_error: Option<Error>,
 }
 
+impl State {
+    /// Returns the user of a block that is allocated for graphs with these pools.
+    fn user_of(&self, pools: Vec<PoolId>) -> User {
+        let shared = pools.len() > 1;
+        let pools = self.graphs.without_released(pools);
+        match pools.is_empty() {
+            true => User::Replays,
+            false => User::Graphs { pools, shared },
+        }
+    }
+}
+
 /// A heap's blocks in the order of streams. Any thread may call it, with the GIL or without.
 pub struct StreamPool {
     heap: Heap,
@@ -122,24 +134,17 @@ impl StreamPool {
             }
         };
         let address = block.device_ptr().0;
-        let recorded = Vec::new();
-        let gpu = stream.device;
         let user = match graphs.is_empty() {
             true => User::Streams,
-            false => User::Graphs {
-                shared: graphs.len() > 1,
-                pools: graphs,
-            },
+            false => state.user_of(graphs),
         };
-        state.live.insert(
-            address,
-            Live {
-                block,
-                gpu,
-                recorded,
-                user,
-            },
-        );
+        let live = Live {
+            block,
+            gpu: stream.device,
+            recorded: Vec::new(),
+            user,
+        };
+        state.live.insert(address, live);
         self.allocated.fetch_add(size, Relaxed);
         Ok(address)
     }
