@@ -27,7 +27,7 @@ pub fn detached(work: impl FnOnce() + Send) {
 ///
 /// A thread without it must not take it to give it up: it may hold a lock of another library, for which a thread with the GIL
 /// waits.
-fn has_gil() -> bool {
+pub fn has_gil() -> bool {
     type Check = unsafe extern "C" fn() -> c_int;
     static CHECK: OnceLock<Option<Check>> = OnceLock::new();
     let check = CHECK.get_or_init(|| {

@@ -8,7 +8,7 @@ import threading
 import weakref
 
 import pytest
-from test_threads import Copy
+from test_threads import Copy, runs_beside
 
 import egmem
 from egmem import _egmem
@@ -25,24 +25,29 @@ ONE, TWO = PoolId(0, 1), PoolId(7, 0)
 
 
 class Allocator:
-    """A heap's functions."""
+    """A heap's functions, called without the GIL, or by PYFUNCTYPE with it."""
 
-    def __init__(self, driver, keep=64 << 20):
-        self.heap = egmem.Heap(0, driver=driver)
+    def __init__(self, heap, keep=64 << 20, function=ctypes.CFUNCTYPE):
+        self.heap = heap
         self.slot = _egmem._torch_register(self.heap, keep)
         stream, pool = ctypes.c_void_p, PoolId
         allocate, free = self.slot.functions(segments=False)
-        self._allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, stream)(allocate)
-        release = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, stream)
-        self._free, self._free_segment = release(free), release(self.slot.functions(segments=True)[1])
+        allocate_segment, free_segment = self.slot.functions(segments=True)
+        make = function(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, stream)
+        self._allocate, self._allocate_segment = make(allocate), make(allocate_segment)
+        release = function(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, stream)
+        self._free, self._free_segment = release(free), release(free_segment)
         record, begin, end, release_pool = self.slot.more_functions
-        self.record = ctypes.CFUNCTYPE(None, ctypes.c_void_p, stream)(record)
-        self._begin = ctypes.CFUNCTYPE(None, ctypes.c_int, pool, ctypes.c_void_p)(begin)
-        self._end = ctypes.CFUNCTYPE(None, ctypes.c_int, pool)(end)
-        self._release = ctypes.CFUNCTYPE(None, ctypes.c_int, pool)(release_pool)
+        self.record = function(None, ctypes.c_void_p, stream)(record)
+        self._begin = function(None, ctypes.c_int, pool, ctypes.c_void_p)(begin)
+        self._end = function(None, ctypes.c_int, pool)(end)
+        self._release = function(None, ctypes.c_int, pool)(release_pool)
 
     def allocate(self, stream, size=SIZE):
         return self._allocate(size, GPU, stream.handle)
+
+    def allocate_segment(self, stream):
+        return self._allocate_segment(SIZE, GPU, stream.handle)
 
     def free(self, address, stream):
         self._free(address, SIZE, GPU, stream.handle)
@@ -86,8 +91,14 @@ def driver():
 @pytest.fixture
 def allocator():
     global ALLOCATOR
-    ALLOCATOR = ALLOCATOR or Allocator(DRIVER)
+    ALLOCATOR = ALLOCATOR or Allocator(egmem.Heap(0, driver=DRIVER))
     return ALLOCATOR
+
+
+@pytest.fixture
+def with_gil(allocator):
+    """The same functions, called with the GIL."""
+    return Allocator(allocator.heap, function=ctypes.PYFUNCTYPE)
 
 
 def test_a_stream_has_its_freed_block_again(allocator, stream):
@@ -228,6 +239,53 @@ def test_pytorch_s_objects_stay_and_are_made_once(allocator):
         assert native() is not None, "PyTorch's pools refer to it without owning it"
         assert other.allocator(Native, segments=segments) is native()
         assert native().functions == allocator.slot.functions(segments=segments)
+
+
+def test_a_released_graph_is_waited_for_without_the_gil(allocator, with_gil, driver, stream):
+    def work():
+        allocator.free(allocator.allocate(stream), stream)
+
+    capture(allocator, driver, stream, ONE, work)
+    copy = Copy(driver)
+    assert runs_beside(lambda: with_gil.release(ONE))
+    assert copy.is_whole(), "it waited"
+
+
+def test_a_graph_s_output_is_waited_for_without_the_gil(allocator, with_gil, driver, stream):
+    output = capture(allocator, driver, stream, ONE, lambda: allocator.allocate(stream))
+    allocator.release(ONE)
+    copy = Copy(driver)
+    assert runs_beside(lambda: with_gil.free(output, stream))
+    assert copy.is_whole(), "it waited"
+
+
+def test_a_segment_that_is_freed_with_the_gil_waits_for_no_gpu(allocator, with_gil, driver, stream):
+    """PyTorch has its lock then. Another thread may wait for that with the GIL, so this one must not give it up."""
+    address = allocator.allocate_segment(stream)
+    copy = Copy(driver)
+    with_gil.free_segment(address, stream)
+    assert egmem.deferred() == (1, SIZE)
+    other = with_gil.allocate_segment(stream)
+    assert egmem.deferred() == (1, SIZE) and not copy.is_whole(), "nothing waited"
+    address = allocator.allocate_segment(stream)
+    assert egmem.deferred() == (0, 0) and copy.is_whole(), "an allocation without the GIL waits"
+    for each in (address, other):
+        allocator.free_segment(each, stream)
+
+
+def test_an_allocation_without_room_waits_without_the_gil(driver, stream):
+    heap = egmem.Heap(0, limit=64 << 20, driver=driver)
+    with_gil = Allocator(heap, function=ctypes.PYFUNCTYPE)
+    blocks = list(iter(lambda: with_gil.allocate_segment(stream), None))
+    assert len(blocks) >= 32
+    copy = Copy(driver)
+    with_gil.free_segment(blocks.pop(), stream)
+    assert runs_beside(lambda: blocks.append(with_gil.allocate(stream)))
+    assert blocks[-1] and copy.is_whole(), "it waited for the freed segment"
+    without = Allocator(heap)
+    for address in blocks:
+        without.free_segment(address, stream)
+    assert heap.stats()["live_blocks"] == 0
 
 
 def test_a_pool_that_is_released_during_an_allocation_keeps_no_block(allocator, driver, stream):

@@ -19,6 +19,7 @@ use egmem::{Block, Error, Heap, Stream};
 use super::graphs::{Graphs, PoolId};
 use super::idle::{Idle, Table};
 use crate::frees::{free_after_gpus, free_deferred_of, free_later};
+use crate::gil::{detached, has_gil};
 use crate::region::lock;
 
 /// Sizes are multiples of this, as PyTorch's are: similar requests find each other's blocks.
@@ -42,6 +43,16 @@ enum User {
     Graphs { pools: Vec<PoolId>, shared: bool },
     /// Replays of graphs whose pools were released, that had begun by then, on any stream.
     Replays,
+}
+
+/// Which lock of PyTorch's the calling thread has. It may have the GIL too, which GPU work may need, such as a host function.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Caller {
+    /// None: the thread gives up the GIL while it waits.
+    WithoutLock,
+    /// That of the caching allocator. The thread must keep the GIL: another thread could take it, wait for that lock, and keep this
+    /// one from taking the GIL again.
+    WithLock,
 }
 
 #[derive(Default)]
@@ -109,9 +120,11 @@ impl StreamPool {
 
     /// Returns the address of `bytes` bytes for work on `stream`.
     ///
+    /// A caller with a lock and the GIL waits with both, as for `cudaMalloc`, if the heap has no room otherwise.
+    ///
     /// # Errors
     /// As [`Heap::allocate`], after idle blocks and blocks that wait for GPU work were given back.
-    pub fn allocate(&self, bytes: u64, stream: StreamHandle) -> Result<u64, Error> {
+    pub fn allocate(&self, bytes: u64, stream: StreamHandle, caller: Caller) -> Result<u64, Error> {
         self.driver().expect_this_process("heap")?;
         let size = bytes
             .max(1)
@@ -128,7 +141,7 @@ impl StreamPool {
             None => {
                 // Growing takes the driver's time, which other threads need not wait for.
                 drop(state);
-                let allocated = self.allocate_from_heap(size);
+                let allocated = self.allocate_for(caller, size);
                 state = lock(&self.state);
                 allocated.inspect_err(|error| state.last_error = Some(error.clone()))?
             }
@@ -149,6 +162,19 @@ impl StreamPool {
         Ok(address)
     }
 
+    fn allocate_for(&self, caller: Caller, size: u64) -> Result<Block, Error> {
+        if caller == Caller::WithoutLock {
+            let mut allocated = None;
+            detached(|| allocated = Some(self.allocate_from_heap(size)));
+            return allocated.unwrap_or_else(|| self.allocate_from_heap(size));
+        }
+        // What `free_segment` kept is reused before the heap grows.
+        if self.captures.load(Relaxed) == 0 && !has_gil() {
+            free_deferred_of(self.driver());
+        }
+        self.allocate_from_heap(size)
+    }
+
     fn allocate_from_heap(&self, size: u64) -> Result<Block, Error> {
         let layout = Layout::from_size_align(size as usize, ROUND as usize)
             .map_err(|_| Error::invalid("size", format!("{size} bytes are too many")))?;
@@ -160,7 +186,8 @@ impl StreamPool {
         })
     }
 
-    /// Frees the block at `address` in the order of `stream`. An address that is not a live block's is ignored, and logged.
+    /// Frees the block at `address` in the order of `stream`. An address that is not a live block's is ignored, and logged. The caller
+    /// has no lock of PyTorch's.
     pub fn free(&self, address: u64, stream: StreamHandle) {
         let Some((mut state, live)) = self.take(address) else {
             return;
@@ -175,28 +202,31 @@ impl StreamPool {
             }
             User::Replays => {
                 drop(state);
-                self.free_after_gpus(vec![block]);
+                detached(|| self.free_after_gpus(vec![block]));
             }
             User::Streams if recorded.is_empty() && block.len() <= self.keep / 4 => {
                 state.idle.put(stream, block);
                 if state.idle.bytes() > self.keep {
                     drop(state);
-                    self.give_back_idle();
+                    detached(|| self.give_back_idle());
                 }
             }
             User::Streams => {
                 drop(state);
-                self.free_after_all(block, stream, &recorded);
+                detached(|| self.free_after_all(block, stream, &recorded));
             }
         }
     }
 
     /// Frees the block at `address` after all work of all GPUs, as `cudaFree` does. An address that is not a live block's is
-    /// ignored, and logged.
+    /// ignored, and logged. The caller may have PyTorch's lock: with the GIL too, it waits for nothing, and a later call frees the block.
     pub fn free_segment(&self, address: u64) {
-        if let Some((state, live)) = self.take(address) {
+        if let Some((state, Live { block, .. })) = self.take(address) {
             drop(state);
-            self.free_after_gpus(vec![live.block]);
+            match has_gil() {
+                true => free_later(self.driver(), block.len(), block),
+                false => self.free_after_gpus(vec![block]),
+            }
         }
     }
 
@@ -254,7 +284,7 @@ impl StreamPool {
     }
 
     /// Notes that a graph gives up its pool. After the last, the pool's blocks are freed when the GPUs have done their work,
-    /// those in use when they are freed.
+    /// those in use when they are freed. The caller has no lock of PyTorch's.
     pub fn release_graph(&self, pool: PoolId) {
         let unused = {
             let mut state = lock(&self.state);
@@ -271,16 +301,17 @@ impl StreamPool {
             }
             unused
         };
-        self.free_after_gpus(unused);
+        if !unused.is_empty() {
+            detached(|| self.free_after_gpus(unused));
+        }
     }
 
-    /// Frees blocks after all work of all GPUs: after the captures that are under way.
+    /// Frees blocks after all work of all GPUs: after the captures that are under way. The caller has no GIL.
     fn free_after_gpus(&self, blocks: Vec<Block>) {
         let bytes = blocks.iter().map(Block::len).sum();
-        match (blocks.is_empty(), self.captures.load(Relaxed)) {
-            (true, _) => {}
-            (false, 0) => free_after_gpus(self.driver(), bytes, blocks),
-            (false, _) => free_later(self.driver(), bytes, blocks),
+        match self.captures.load(Relaxed) {
+            0 => free_after_gpus(self.driver(), bytes, blocks),
+            _ => free_later(self.driver(), bytes, blocks),
         }
     }
 

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use egmem::driver::StreamHandle;
 
 use super::graphs::PoolId;
+use super::pool::Caller;
 use super::slots::{SLOTS, pool};
 
 /// `void* alloc(ssize_t size, int device, cudaStream_t stream)`
@@ -65,7 +66,8 @@ fn stream_of(device: c_int, stream: *mut c_void) -> StreamHandle {
     StreamHandle { device, raw }
 }
 
-unsafe extern "C-unwind" fn allocate<const SLOT: usize>(
+/// PyTorch's caching allocator takes `SEGMENTS` with its lock.
+unsafe extern "C-unwind" fn allocate<const SLOT: usize, const SEGMENTS: bool>(
     size: isize,
     gpu: c_int,
     stream: *mut c_void,
@@ -76,7 +78,11 @@ unsafe extern "C-unwind" fn allocate<const SLOT: usize>(
     if bytes == 0 {
         return std::ptr::null_mut();
     }
-    match pool.allocate(bytes, stream_of(gpu, stream)) {
+    let caller = match SEGMENTS {
+        true => Caller::WithLock,
+        false => Caller::WithoutLock,
+    };
+    match pool.allocate(bytes, stream_of(gpu, stream), caller) {
         Ok(address) => std::ptr::with_exposed_provenance_mut(address as usize),
         Err(error) => {
             let address = RAISE[SLOT].load(Relaxed);
@@ -155,9 +161,9 @@ unsafe extern "C" fn release<const SLOT: usize>(_gpu: c_int, id: Pool) {
 macro_rules! for_slots {
     ($($slot:literal)*) => {
         /// Allocation and free of each slot, in the order of streams.
-        pub const FUNCTIONS: [(Allocate, Free); SLOTS] = [$((allocate::<$slot>, free::<$slot>)),*];
+        pub const FUNCTIONS: [(Allocate, Free); SLOTS] = [$((allocate::<$slot, false>, free::<$slot>)),*];
         /// Allocation and free of each slot, for segments of PyTorch's caching allocator.
-        pub const SEGMENTS: [(Allocate, Free); SLOTS] = [$((allocate::<$slot>, free_segment::<$slot>)),*];
+        pub const SEGMENTS: [(Allocate, Free); SLOTS] = [$((allocate::<$slot, true>, free_segment::<$slot>)),*];
         /// What else each slot has.
         pub const MORE: [More; SLOTS] = [$(More {
             record: record::<$slot>,
@@ -182,7 +188,7 @@ pub unsafe extern "C-unwind" fn egm_torch_malloc(
     stream: *mut c_void,
 ) -> *mut c_void {
     // SAFETY: the caller's promise.
-    unsafe { allocate::<0>(size, gpu, stream) }
+    unsafe { allocate::<0, true>(size, gpu, stream) }
 }
 
 /// Frees what [`egm_torch_malloc`] returned after all work of all GPUs, as `cudaFree` does.
