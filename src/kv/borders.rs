@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use crate::Driver;
+use crate::driver::DevicePtr;
 use crate::memory::AccessChecks;
 
 /// Returns at which places in `range` of `memory` it continues in another mapping, in bytes from the range's start and in
@@ -16,4 +18,22 @@ pub(crate) fn of(memory: &(impl AccessChecks + ?Sized), range: Range<u64>) -> Op
         }
         borders.push(at - range.start);
     }
+}
+
+/// As [`of`], for `bytes` bytes at an address of other code's memory, such as a framework that maps several allocations side by side.
+/// The driver is asked once for each allocation; where it does not tell, the rest counts as one.
+///
+/// Source: `cuMemGetAddressRange`, which returns 0 as the base of mapped host memory.
+pub(crate) fn of_raw(driver: &Driver, base: DevicePtr, bytes: u64) -> Vec<u64> {
+    let mut borders = Vec::new();
+    let mut at = 0;
+    while let Ok((start, len)) = driver.mem_address_range(base.add(at)) {
+        let end = start.0.saturating_add(len).saturating_sub(base.0);
+        if start.0 > base.0 + at || end <= at || end >= bytes {
+            break;
+        }
+        borders.push(end);
+        at = end;
+    }
+    borders
 }

@@ -2,12 +2,12 @@
 
 use std::any::Any;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::borders;
 use crate::driver::{Access, DevicePtr};
 use crate::memory::{Engine, GrantUse, Memory};
-use crate::{MemoryError, Result, Stream};
+use crate::{Driver, MemoryError, Result, Stream};
 use egmem_core::memory::expect_gpu_access;
 
 /// The most parts of a page.
@@ -29,9 +29,9 @@ pub struct GpuPages {
 
 struct Layout {
     bases: Vec<DevicePtr>,
-    /// For each part, at which bytes from its base it continues in another allocation; none if that is not known, and for memory that
-    /// the caller keeps, of which each part is one allocation.
-    borders: Vec<Vec<u64>>,
+    /// For each part, at which bytes from its base it continues in another allocation; none if that is not known. Of memory that the
+    /// caller keeps, a driver tells it.
+    borders: OnceLock<Vec<Vec<u64>>>,
     has_unknown_borders: bool,
     stride: u64,
     part_bytes: u64,
@@ -83,7 +83,12 @@ impl GpuPages {
         }
         Ok(Self::of(Layout {
             has_unknown_borders: borders.contains(&None),
-            borders: borders.into_iter().map(Option::unwrap_or_default).collect(),
+            borders: OnceLock::from(
+                borders
+                    .into_iter()
+                    .map(Option::unwrap_or_default)
+                    .collect::<Vec<_>>(),
+            ),
             bases,
             stride,
             part_bytes,
@@ -94,15 +99,21 @@ impl GpuPages {
 
     /// Describes parts at addresses of memory that other code owns, such as tensors of a framework: `blocks` blocks each.
     ///
+    /// The first job that copies by [`Batch`](crate::CopyMethod::Batch) asks the driver where allocations border, because drivers were
+    /// reported to refuse copies over a border in a batch: one query for each allocation. What the driver does not tell counts as one
+    /// allocation, as host memory that is mapped by `cuMemMap` does; use [`over`](Self::over) for that. If the driver refuses a batch,
+    /// with `CUDA_ERROR_INVALID_VALUE`, [`Auto`](crate::CopyMethod::Auto) copies one by one, and `Batch` fails with that error.
+    ///
     /// # Errors
     /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) as for [`over`](Self::over), for no block, and for parts that
     /// extend beyond the last address.
     ///
     /// # Safety
-    /// At each base there is memory for all blocks: (`blocks` - 1) × `stride` + `part_bytes` bytes, of one allocation. Until the last
-    /// job with this value or a clone has ended, it stays allocated and accessible to the GPU of the job's stream, for
-    /// reads and, in loads, writes. Code that is not ordered after a load does not read the blocks that it writes, and code
-    /// that is not ordered after a store does not write the blocks that it reads.
+    /// At each base there is memory for all blocks: (`blocks` - 1) × `stride` + `part_bytes` bytes, of one allocation, or of several
+    /// allocations of a GPU side by side, as in PyTorch's expandable segments. Until the last job with this value or a clone has
+    /// ended, it stays mapped as it is and accessible to the GPU of the job's stream, for reads and, in loads, writes. Code that is
+    /// not ordered after a load does not read the blocks that it writes, and code that is not ordered after a store does not write
+    /// the blocks that it reads.
     pub unsafe fn from_raw(
         bases: Vec<DevicePtr>,
         stride: u64,
@@ -121,7 +132,7 @@ impl GpuPages {
             return Err(MemoryError::invalid("blocks", why).into());
         }
         Ok(Self::of(Layout {
-            borders: vec![Vec::new(); bases.len()],
+            borders: OnceLock::new(),
             has_unknown_borders: false,
             bases,
             stride,
@@ -181,10 +192,34 @@ impl GpuPages {
         &self.layout.bases
     }
 
-    /// Iterates over the parts: each one's base, and at which bytes from there it continues in another allocation.
+    /// Finds where parts in memory that the caller keeps continue in another allocation: one query for each allocation, once.
+    pub(crate) fn find_borders(&self, driver: &Driver) {
+        let Layout {
+            bases,
+            stride,
+            part_bytes,
+            blocks,
+            borders,
+            ..
+        } = &*self.layout;
+        // Below the last address, as `from_raw` has checked.
+        let bytes = (blocks - 1) * stride + part_bytes;
+        borders.get_or_init(|| {
+            let of = |base: &DevicePtr| borders::of_raw(driver, *base, bytes);
+            bases.iter().map(of).collect()
+        });
+    }
+
+    /// Iterates over the parts: each one's base, and at which bytes from there it continues in another allocation, if that is known.
     pub(crate) fn bordered_bases(&self) -> impl Iterator<Item = (DevicePtr, &[u64])> {
-        let borders = self.layout.borders.iter().map(Vec::as_slice);
-        self.layout.bases.iter().copied().zip(borders)
+        let borders = self.layout.borders.get();
+        let of = move |part: usize| {
+            borders
+                .and_then(|all| all.get(part))
+                .map_or(&[][..], Vec::as_slice)
+        };
+        let bases = self.layout.bases.iter().copied().enumerate();
+        bases.map(move |(part, base)| (base, of(part)))
     }
 
     /// Returns whether some part is in memory that does not tell where it continues in another allocation.

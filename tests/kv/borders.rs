@@ -65,6 +65,42 @@ pub fn pages_and_blocks_lie_over_borders(driver: &Driver) {
     }
 }
 
+/// As PyTorch's expandable segments: the driver tells where allocations border, once for each of them.
+pub fn blocks_of_other_code_lie_over_borders(driver: &Driver) {
+    let blocks = Buffer::on(Location::Device(0)).chunk(4 * MIB);
+    let blocks = Arc::new(blocks.bytes(16 * MIB).allocate(driver).unwrap());
+    let all = [4 * MIB, 8 * MIB, 12 * MIB];
+    assert_eq!(borders(&*blocks), Some(all.to_vec()));
+    let count = |call| driver.sim().map(|sim| sim.count(call));
+    let tier = tier(driver, 5, BYTES);
+    let cache = Cache::new(driver, 1, 5, (BYTES, BYTES));
+    let before = cache.randomise(&mut fastrand::Rng::with_seed(7));
+    store(&tier, CopyMethod::Loop, &cache.stream, &cache.pages);
+    // SAFETY: the buffer has the five blocks, and lives until the jobs have ended; nothing else uses it.
+    let raw = unsafe { GpuPages::from_raw(vec![blocks.device_ptr()], BYTES, BYTES, 5).unwrap() };
+    let raw = raw.keeping(Arc::clone(&blocks));
+    load(&tier, CopyMethod::Loop, &cache.stream, &raw);
+    let earlier = [Call::MemGetAddressRange, Call::MemcpyAsync].map(count);
+    for method in [CopyMethod::Batch, CopyMethod::Batch, CopyMethod::Loop] {
+        load(&tier, method, &cache.stream, &raw);
+    }
+    let later = [Call::MemGetAddressRange, Call::MemcpyAsync].map(count);
+    let more = [0, 1].map(|at| {
+        later[at]
+            .zip(earlier[at])
+            .map(|(later, earlier)| later - earlier)
+    });
+    // Borders are inside of three blocks.
+    assert!(
+        more == [Some(4), Some(5 + 3)] || more == [None, None],
+        "{more:?}"
+    );
+    cache.randomise(&mut fastrand::Rng::with_seed(8));
+    store(&tier, CopyMethod::Batch, &cache.stream, &raw);
+    load(&tier, CopyMethod::Loop, &cache.stream, &cache.pages);
+    assert!(cache.read(0) == before[0]);
+}
+
 /// Stores blocks 0 to 4.
 fn store(tier: &Tier, method: CopyMethod, stream: &Stream, gpu: &GpuPages) {
     tier.remove(&keys(0..5)).unwrap();

@@ -33,6 +33,7 @@ drivers::on_both! { egmem::Machine::gh200();
     }
     borders {
         pages_and_blocks_lie_over_borders,
+        blocks_of_other_code_lie_over_borders,
     }
     bulk {
         every_size_of_pages_is_copied,

@@ -88,6 +88,7 @@ pub(crate) fn start(
             if is_auto && (tier.has_no_batches() || is_legacy_default(stream)) {
                 continue;
             }
+            gpu.find_borders(tier.driver());
         }
         match job.try_method(method, &plan) {
             Ok(()) => return Ok(job),

@@ -14,6 +14,10 @@ use crate::error::{OrRaise, invalid};
 ///
 /// `bases` are addresses, `stride` and `part_bytes` bytes, and `blocks` is how many there are. `keep` is an object that owns the
 /// memory: it lives as long as this object and its jobs. The addresses must be valid: others crash the process, or the GPU.
+///
+/// A part may lie in several allocations of a GPU side by side, as in PyTorch's expandable segments. They stay mapped as they are
+/// while this object and its jobs live. Batches of copies end at their borders, for which the driver is asked once. If a driver
+/// refuses a batch all the same, the default method copies one by one, and `method="batch"` raises `DriverError`.
 #[pyclass(frozen, module = "egmem.kv")]
 pub struct GpuPages {
     /// It keeps the owners of the memory.
@@ -79,7 +83,8 @@ impl GpuPages {
     }
 
     /// Describes PyTorch tensors of one shape and type on one GPU, whose first dimension counts the blocks; in a block the elements
-    /// are contiguous. The tensors are kept: those that `tensors` has now, whatever becomes of it.
+    /// are contiguous. The tensors are kept: those that `tensors` has now, whatever becomes of it. They may lie in
+    /// PyTorch's expandable segments.
     #[staticmethod]
     fn from_tensors(tensors: &Bound<'_, PyAny>) -> PyResult<Self> {
         let mut bases = Vec::new();
