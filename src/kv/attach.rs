@@ -14,8 +14,8 @@ use crate::tier::Tier;
 use crate::{CopyMethod, Error, MemoryError, Result, TierMemory, owner};
 
 impl Tier {
-    /// Returns options for a tier in memory that outlives this process, such as a buffer of `egmem serve`. What another process left
-    /// there is found again.
+    /// Returns options for a tier in memory that outlives this process, such as a buffer of `egmem serve`. Pages that
+    /// another process left there are found again.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -90,8 +90,8 @@ impl AttachOptions {
         self
     }
 
-    /// Sets whether to create a tier where the memory has other data, or a tier of other sizes or with another tag. What was there
-    /// is lost. A tier that a process has is not reset.
+    /// Sets whether to create a tier where the memory has other data, or a tier of other sizes or with another tag. The
+    /// earlier data is lost. A tier that a process has is not reset.
     pub const fn reset(mut self, on: bool) -> Self {
         self.reset = on;
         self
@@ -226,7 +226,7 @@ impl AttachOptions {
     }
 }
 
-/// What to do with the memory.
+/// The use of the memory that `open` has decided on.
 #[derive(Debug)]
 enum Plan {
     Keep(Geometry),

@@ -1,4 +1,4 @@
-//! What a tier may fail with.
+//! Errors of a tier.
 
 use std::fmt::{self, Write};
 
@@ -9,11 +9,11 @@ use egmem_core::text::Escaping;
 /// A result with the tier's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What a tier may fail with; [`Error::remedy`] says what to do.
+/// An error of a tier; [`Error::remedy`] says what to do.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// What memory may meet: the driver, the system, an argument.
+    /// An error of the driver, of the system or of an argument.
     #[error(transparent)]
     Memory(#[from] MemoryError),
     /// There are fewer free and evictable pages than a store needs. Nothing was evicted.
@@ -54,16 +54,16 @@ pub enum Error {
     },
     /// A memory has other data than a tier.
     NotATier {
-        /// What it has.
+        /// Why its data is no tier's.
         why: String,
     },
     /// A memory has another tier than the one asked for.
     OtherTier {
-        /// What differs.
+        /// The property that differs.
         what: &'static str,
-        /// What the tier in the memory has.
+        /// The value of the tier in the memory.
         found: String,
-        /// What was asked for.
+        /// The value that was asked for.
         wanted: String,
     },
     /// Copies into pages of a store have failed: their contents are not known.

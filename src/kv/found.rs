@@ -1,6 +1,6 @@
-//! What was in the memory of a tier.
+//! The earlier contents of a tier's memory.
 
-/// What [`AttachOptions::open`](crate::AttachOptions::open) found in the memory.
+/// The contents that [`AttachOptions::open`](crate::AttachOptions::open) found in the memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Found {

@@ -23,7 +23,7 @@ type Part = Arc<dyn Memory + Send + Sync>;
 #[derive(Clone)]
 pub struct GpuPages {
     layout: Arc<Layout>,
-    /// What else lives as long.
+    /// The owner that `keeping` was given.
     owner: Option<Arc<dyn Any + Send + Sync>>,
 }
 
@@ -99,10 +99,11 @@ impl GpuPages {
 
     /// Describes parts at addresses of memory that other code owns, such as tensors of a framework: `blocks` blocks each.
     ///
-    /// The first job that copies by [`Batch`](crate::CopyMethod::Batch) asks the driver where allocations border, because drivers were
-    /// reported to refuse copies over a border in a batch: one query for each allocation. What the driver does not tell counts as one
-    /// allocation, as host memory that is mapped by `cuMemMap` does; use [`over`](Self::over) for that. If the driver refuses a batch,
-    /// with `CUDA_ERROR_INVALID_VALUE`, [`Auto`](crate::CopyMethod::Auto) copies one by one, and `Batch` fails with that error.
+    /// The first job that copies by [`Batch`](crate::CopyMethod::Batch) asks the driver where allocations border, because drivers
+    /// were reported to refuse copies over a border in a batch: one query for each allocation. A range without an answer counts as
+    /// one allocation, as host memory that is mapped by `cuMemMap` does; use [`over`](Self::over) for that. If the driver refuses a
+    /// batch, with `CUDA_ERROR_INVALID_VALUE`, [`Auto`](crate::CopyMethod::Auto) copies one by one, and `Batch` fails with that
+    /// error.
     ///
     /// # Errors
     /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) as for [`over`](Self::over), for no block, and for parts that

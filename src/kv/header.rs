@@ -5,7 +5,7 @@ use crate::hash::hash;
 use crate::memory::CpuView;
 use crate::{Error, MemoryError, Result};
 
-/// What the first word says: a tier, or a tier that was not written completely.
+/// The first word of a tier, and of a tier that was not written completely.
 const MAGIC: u64 = u64::from_le_bytes(*b"EGMEM-KV");
 const UNFINISHED: u64 = u64::from_le_bytes(*b"egmem-k?");
 const VERSION: u64 = 1;
@@ -18,10 +18,10 @@ const GENERATION: u64 = 128;
 /// The process that has it.
 pub(crate) const OWNER: u64 = 136;
 
-/// What pages mean, in the caller's words.
+/// The meaning of the pages, in the caller's words.
 pub(crate) type Tag = [u8; 32];
 
-/// What is at the beginning of a memory.
+/// The contents at the beginning of a memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum There {
     /// Zeros, or the header of a tier that was not written completely.

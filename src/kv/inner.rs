@@ -1,4 +1,4 @@
-//! What a tier's handles, its stores, loads and jobs share.
+//! The state that a tier's handles, its stores, loads and jobs share.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};

@@ -21,7 +21,7 @@ const PID_BITS: u32 = 22;
 const SPACE_BITS: u32 = 20;
 const START_BITS: u32 = 22;
 
-/// What the word says of a process.
+/// The process that the word names, and whether it lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owner {
     None,
@@ -31,7 +31,7 @@ enum Owner {
     Elsewhere(u32),
 }
 
-/// What `/proc/PID/stat` has.
+/// The fields of `/proc/PID/stat` that are used.
 struct Stat {
     pid: u32,
     state: char,

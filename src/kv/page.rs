@@ -75,7 +75,7 @@ impl State {
     }
 }
 
-/// What a table knows of a page.
+/// A table's entry for a page.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Slot {
     pub(crate) id: PageId,
@@ -110,7 +110,7 @@ impl Slot {
     }
 }
 
-/// What a copy does with its pages.
+/// The direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     /// From pages to a GPU.
@@ -119,7 +119,7 @@ pub(crate) enum Direction {
     Store,
 }
 
-/// What has changed in a slot, to be written to the memory's table in this order.
+/// A change of a slot. Changes are written to the memory's table in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     Freed(PageId),

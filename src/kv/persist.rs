@@ -54,7 +54,7 @@ pub(crate) fn write(view: &CpuView<'_>, geometry: &Geometry, change: Change) -> 
     };
     let at = geometry.slot_at(page) + STATE;
     let count = view.get::<u64>(at)? >> 2;
-    // What was written before stays before, and what comes after stays after.
+    // Earlier writes stay before this one, and later writes after it.
     fence(Ordering::SeqCst);
     view.put(at, count.wrapping_add(1) << 2 | state)?;
     fence(Ordering::SeqCst);
@@ -69,7 +69,7 @@ pub(crate) fn write(view: &CpuView<'_>, geometry: &Geometry, change: Change) -> 
     Ok(())
 }
 
-/// What a table in memory has.
+/// The contents of a table in memory.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
     /// Ready pages with their keys and stamps, the least recently used first.

@@ -1,6 +1,6 @@
-//! What a tier has done, and what it has.
+//! Counters of a tier's work and of its pages.
 
-/// What a tier has done since it was created or attached, and what it has now.
+/// Counters of a tier since it was created or attached, and the states of its pages now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {

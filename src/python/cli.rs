@@ -1,4 +1,4 @@
-//! What `python -m egmem` needs: the reports of the command line, whose code formats them.
+//! Functions for `python -m egmem`: the reports of the command line, whose code formats them.
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};
@@ -13,7 +13,7 @@ use crate::driver::{Driver, given_or_default, machine};
 use crate::error::OrRaise;
 use crate::json::to_python;
 
-/// What works on this machine, why the rest does not, and what to do about it. Made by `doctor`.
+/// A report of `doctor`: the capabilities of this machine, why the others are missing, and how to get them.
 #[pyclass(frozen, module = "egmem", name = "Report")]
 pub struct Report {
     inner: Native,

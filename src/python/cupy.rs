@@ -22,7 +22,7 @@ struct Source {
     blocks: Mutex<HashMap<usize, egmem::Block>>,
 }
 
-/// What CuPy's allocator refers to. It must live as long as memory of it: CuPy keeps the allocator's owner.
+/// The object that CuPy's allocator refers to. It must live as long as memory of it: CuPy keeps the allocator's owner.
 #[pyclass(frozen, module = "egmem", name = "_CupySource")]
 pub struct CupySource {
     source: Box<Source>,

@@ -55,7 +55,7 @@ struct ManagedVersioned {
     tensor: Tensor,
 }
 
-/// What a capsule owns: the structure that it points to comes first.
+/// The object that a capsule owns: the structure that it points to comes first.
 #[repr(C)]
 struct Held<M> {
     managed: M,

@@ -241,7 +241,7 @@ impl RemoteBufferBase {
         Self::ask(&slf, |remote| remote.name().to_owned())
     }
 
-    /// What has proved that both ends see the same bytes, when it was fetched: `"cpu"`, `"cuda:0"`; empty if nothing has.
+    /// The processors that proved, when it was fetched, that both ends see the same bytes: `"cpu"`, `"cuda:0"`; empty without a proof.
     #[getter]
     fn proved(slf: PyRef<'_, Self>) -> PyResult<Vec<String>> {
         Self::ask(&slf, |remote| {

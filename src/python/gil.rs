@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 
 /// Calls `work` without the GIL, and takes the GIL again if the thread had it.
 ///
-/// What waits for a GPU must not have the GIL: the GPU's work may need it, such as a host function in Python.
+/// A thread that waits for a GPU must not have the GIL: the GPU's work may need it, such as a host function in Python.
 pub fn detached(work: impl FnOnce() + Send) {
     let mut work = Some(work);
     if has_gil() {

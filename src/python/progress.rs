@@ -11,7 +11,7 @@ use crate::error::OrRaise;
 /// it with no lock held. If Python raises there, the function breaks.
 ///
 /// # Errors
-/// What Python raised; otherwise the error of `work`.
+/// The exception that Python raised; otherwise the error of `work`.
 pub fn told<T: Send>(
     py: Python<'_>,
     progress: Option<&Bound<'_, PyAny>>,

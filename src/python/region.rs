@@ -14,7 +14,7 @@ use crate::error::{OrRaise, not_supported};
 use crate::frees;
 use crate::gil::detached;
 
-/// What owns the bytes.
+/// The owner of the bytes.
 pub enum Owner {
     /// Memory that was mapped for itself.
     Buffer(Buffer),
@@ -61,7 +61,7 @@ pub struct Region {
     stream: Option<egmem::Stream>,
 }
 
-/// What the CPU sees of a region.
+/// A region as the CPU reaches it.
 #[derive(Clone, Copy)]
 pub struct CpuBytes {
     /// The first byte.
@@ -226,8 +226,8 @@ impl Region {
         }
     }
 
-    /// Returns who has access, for `repr`: `", CPU rw, GPUs rw"`. Memory of a pool is not waited for, so the CPU is left out
-    /// there; in a forked child nothing is asked.
+    /// Returns the locations that have access, for `repr`: `", CPU rw, GPUs rw"`. Memory of a pool is not waited for, so the CPU is
+    /// left out there; in a forked child nothing is asked.
     pub fn access_in_words(&self, py: Python<'_>) -> String {
         if !self.driver.is_of_this_process() {
             return String::new();

@@ -32,7 +32,7 @@ pub struct Job {
     bytes: u64,
 }
 
-/// What the work uses.
+/// The objects that the work uses.
 struct Held {
     tier: Arc<Inner>,
     pages: Vec<PageId>,

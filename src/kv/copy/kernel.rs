@@ -24,7 +24,7 @@ const FIFTH: u32 = 2048;
 pub(crate) const MAX_BULK: u32 = 4096;
 /// The most blocks of a launch.
 pub(crate) const MAX_BLOCKS: u32 = 1024;
-/// What addresses and sizes must be multiples of, in bytes.
+/// The alignment of addresses and sizes, in bytes.
 pub(crate) const ALIGN: u64 = 16;
 /// How many lists are kept for later jobs.
 const SPARES: usize = 16;
@@ -93,7 +93,7 @@ pub(crate) struct Kernel {
     function: FunctionHandle,
 }
 
-/// What a launch copies.
+/// The arguments of a launch.
 #[derive(Debug)]
 pub(crate) struct Launch<'a> {
     /// Pages and blocks.

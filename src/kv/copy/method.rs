@@ -4,8 +4,9 @@ use super::kernel::{MAX_BLOCKS, MAX_BULK, Shape};
 use crate::MemoryError;
 use crate::driver::Code;
 
-/// What [`CopyMethod::Auto`] tries, the first one first, for parts of fewer bytes than the row's first column has. On an H100 the copy
-/// engines are about as fast as the kernel from 256 KiB on: 48 to 49 GB/s beside 50 to 52. They take no multiprocessor.
+/// The methods that [`CopyMethod::Auto`] tries, the first one first, for parts of fewer bytes than the row's first column has. On
+/// an H100 the copy engines are about as fast as the kernel from 256 KiB on: 48 to 49 GB/s beside 50 to 52. They take no
+/// multiprocessor.
 const AUTO: [(u64, &[CopyMethod]); 2] = {
     use CopyMethod::{Batch, Loop};
     const KERNEL: CopyMethod = CopyMethod::KERNEL;
@@ -19,7 +20,7 @@ const AUTO: [(u64, &[CopyMethod]); 2] = {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CopyMethod {
-    /// What was the fastest for parts of this size, of those that this driver and these addresses allow.
+    /// The method that was the fastest for parts of this size, of those that this driver and these addresses allow.
     #[default]
     Auto,
     /// A kernel that copies all parts of all pages. It takes room on up to `blocks` of the GPU's multiprocessors from other kernels

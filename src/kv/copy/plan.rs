@@ -1,4 +1,4 @@
-//! What is copied where, checked before anything begins.
+//! The pairs of pages and blocks to copy, checked before a copy begins.
 
 use std::iter;
 use std::ops::Range;

@@ -12,7 +12,7 @@ use crate::memory::Memory;
 use crate::region::{CpuBytes, Owner, PageBytes};
 use crate::types::{Made, PAGE};
 
-/// What keeps a page for a view.
+/// The load or store that keeps a page for a view.
 pub enum Keeper {
     /// A store writes it.
     Store(Arc<kv::Store>),

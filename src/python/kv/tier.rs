@@ -192,8 +192,8 @@ impl Tier {
         kv::Tier::bytes_needed(pages, page_bytes).or_raise()
     }
 
-    /// What `attach` found, as a dictionary: `generation` (how often the tier was attached), `ready` (pages kept), `unfinished`
-    /// (pages that were being written), `damaged`, and `is_new`.
+    /// The contents that `attach` found, as a dictionary: `generation` (how often the tier was attached), `ready` (pages kept),
+    /// `unfinished` (pages that were being written), `damaged`, and `is_new`.
     #[getter]
     fn found<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let found = self.handle()?.found();

@@ -168,7 +168,7 @@ impl StreamPool {
             detached(|| allocated = Some(self.allocate_from_heap(size)));
             return allocated.unwrap_or_else(|| self.allocate_from_heap(size));
         }
-        // What `free_segment` kept is reused before the heap grows.
+        // Blocks that `free_segment` kept are reused before the heap grows.
         if self.captures.load(Relaxed) == 0 && !has_gil() {
             free_deferred_of(self.driver());
         }

@@ -164,7 +164,7 @@ macro_rules! for_slots {
         pub const FUNCTIONS: [(Allocate, Free); SLOTS] = [$((allocate::<$slot, false>, free::<$slot>)),*];
         /// Allocation and free of each slot, for segments of PyTorch's caching allocator.
         pub const SEGMENTS: [(Allocate, Free); SLOTS] = [$((allocate::<$slot, true>, free_segment::<$slot>)),*];
-        /// What else each slot has.
+        /// The other functions of each slot.
         pub const MORE: [More; SLOTS] = [$(More {
             record: record::<$slot>,
             begin: begin::<$slot>,

@@ -12,7 +12,7 @@ from typing import Any, Callable, Iterator
 from . import _egmem
 
 _lock = threading.Lock()
-# What ends a graph's capture, by the graph. It runs once, at the latest when the graph is gone.
+# The function that ends a graph's capture, by the graph. It runs once, at the latest when the graph is gone.
 _under_way: Any = weakref.WeakKeyDictionary()
 _watched = False
 
@@ -38,7 +38,7 @@ def defer_frees() -> Iterator[None]:
 def watch_torch() -> bool:
     """Has each capture of PyTorch's ``CUDAGraph`` defer frees; returns ``False`` if PyTorch is not loaded.
 
-    PyTorch calls nobody when a capture begins, and a driver tells of a capture only who knows its stream. So the methods
+    PyTorch reports no begin of a capture, and a driver answers only about a stream that the caller names. So the methods
     ``capture_begin`` and ``capture_end`` are replaced by ones that count captures.
     """
     global _watched

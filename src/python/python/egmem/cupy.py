@@ -47,7 +47,7 @@ def memory_pool(node: Optional[int] = None, *, heap: Optional[_egmem.Heap] = Non
 
 
 class _Pinned:
-    """What ``PinnedMemoryPointer`` refers to: it has an address and a size."""
+    """The memory of a ``PinnedMemoryPointer``: it has an address and a size."""
 
     __slots__ = ("ptr", "size", "_block")
 

@@ -175,7 +175,7 @@ def copies():
 
 TIER_PAGES, TIER_PAGE = 4096, 4 << 20  # 16 GiB
 
-# What a process does until it has 16 GiB of pinned memory that GPU 0 can use.
+# The program of a process until it has 16 GiB of pinned memory that GPU 0 can use.
 STARTS = {
     "only python, import egmem, egmem.open()": "import egmem; egmem.open()",
     "egmem.kv.attach, egmem serve": "import egmem.kv; tier = egmem.kv.attach({address!r}, 'tier', page_bytes={page})",

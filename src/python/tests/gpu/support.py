@@ -1,4 +1,4 @@
-"""What the tests on a GPU have in common. With EGMEM_REQUIRE_CUDA=1 a missing GPU, and a missing library that is not in OPTIONAL, is a
+"""Functions for the tests on a GPU. With EGMEM_REQUIRE_CUDA=1 a missing GPU, and a missing library that is not in OPTIONAL, is a
 failure."""
 
 import importlib
