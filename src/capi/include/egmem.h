@@ -876,8 +876,7 @@ egm_status egm_pool_destroy(struct egm_pool *pool);
 ///
 /// Contract:
 /// `driver` is null or a driver; `out` is null or may be written. Any thread may call this.
-egm_status egm_capabilities_json(const struct egm_driver *driver,
-                                 char **out);
+egm_status egm_capabilities_json(const struct egm_driver *driver, char **out);
 
 /// Returns the name of a status, such as "EGM_HEAP_FULL"; "EGM_OTHER" for a value that this version does not know.
 ///
