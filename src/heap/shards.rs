@@ -12,19 +12,31 @@ use crate::per_driver::lock;
 
 /// The largest blocks that come from shards, in bytes.
 const MAX_IN_SHARD: u64 = 1 << 20;
-/// The first segment; later ones are up to an eighth of all that the shard has, at most `MOST`.
+/// The first segment; later ones are up to an eighth of all that the shard has, at most `MOST`. Halves of the
+/// first, down to a unit, where the core has no larger free range.
 const FIRST: u64 = 4 << 20;
 const MOST: u64 = 64 << 20;
-/// Segments are taken only while the core has so many times as much free.
+/// Threads that may keep less have no shards; the first segment is a multiple of this.
+const LEAST_FIRST: u64 = 2 << 20;
+/// Segments are taken only while the core has so many times as much free, and as many first segments.
 const PLENTY: u64 = 4;
 /// A thread that meets others in the core so often in a row gets a shard. More than the visits after which a
 /// thread that has the core to itself from then on counts as alone.
 const OFTEN: u32 = 128;
 
+/// Iterates over the sizes of segments to try for a shard that has `total` bytes and needs a block of `bytes`.
+fn segments(first: u64, total: u64, bytes: u64) -> impl Iterator<Item = u64> {
+    let next = (total / 8 / UNIT * UNIT).clamp(first, MOST);
+    // The free memory of a heap that was full for a time lies in pieces between the blocks in use.
+    let halves = std::iter::successors(Some(first), |size| Some(size / 2 / UNIT * UNIT));
+    let halves = halves.take_while(move |&size| size >= bytes.next_multiple_of(UNIT));
+    std::iter::once(next).chain(halves)
+}
+
 impl HeapInner {
     /// Returns the bytes of the first segment; 0 if threads may keep too little for one.
     fn first_segment(&self) -> u64 {
-        FIRST.min(self.shared_budget * GRANULE) / UNIT * UNIT
+        FIRST.min(self.shared_budget * GRANULE) / LEAST_FIRST * LEAST_FIRST
     }
 
     /// Notes that threads share the core now. Gives a thread that shares it often a shard.
@@ -101,10 +113,8 @@ impl HeapInner {
                     return Some(found);
                 }
             }
-            let next = own.shard.total() / 8 / UNIT * UNIT;
-            let mut sizes = [next.clamp(first, MOST), first].into_iter();
-            let fed = sizes.find_map(|segment| {
-                let plenty = core.free_bytes() / PLENTY >= segment;
+            let fed = segments(first, own.shard.total(), bytes).find_map(|segment| {
+                let plenty = core.free_bytes() / PLENTY >= segment.max(first);
                 plenty.then(|| core.feed(&mut own.shard, segment, UNIT))?
             });
             let Some(fed) = fed else {

@@ -16,8 +16,9 @@ use super::inbox::Inbox;
 use super::sync::{AtomicU8, AtomicU64, Ordering};
 use crate::core::{Extent, GRANULE, Shard};
 
-/// The size and alignment of the parts that change hands, in bytes.
-pub(crate) const UNIT: u64 = 2 << 20;
+/// The size and alignment of the parts that change hands, in bytes. With larger ones threads would find no free
+/// memory to divide between the blocks of others; each takes a byte.
+pub(crate) const UNIT: u64 = 256 << 10;
 
 /// How many shards a heap can have, and 1: no shard is number 0, the core.
 const SHARDS: usize = 256;

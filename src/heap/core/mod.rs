@@ -134,7 +134,8 @@ impl Core {
 
     /// Gives a shard a segment of `bytes`, at an address that is a multiple of `align`; returns its place.
     pub(super) fn feed(&mut self, shard: &mut Shard, bytes: u64, align: u64) -> Option<Range<u64>> {
-        let extent = self.allocate(bytes, align)?;
+        let extent = self.ranges.allocate_segment(bytes, align)?;
+        self.mark_high_water();
         let place = extent.offset..extent.offset + bytes;
         shard.add(&mut self.ranges, extent.node(), place.clone());
         Some(place)

@@ -176,6 +176,14 @@ impl Ranges {
         self.allocate_aligned(size, PAGE_GRANULES, looks)
     }
 
+    /// Allocates a range for a shard. Checks few of the ranges that have room only if the first multiple of `align`
+    /// in them comes early: the caller can do without.
+    pub(super) fn allocate_segment(&mut self, bytes: u64, align: u64) -> Option<Extent> {
+        const LOOKS: usize = 16;
+        let size = u32::try_from(bytes >> LOG_GRANULE).ok()?;
+        self.allocate_aligned(size, align >> LOG_GRANULE, LOOKS)
+    }
+
     /// Allocates up to `most` single pages, after a search of all ranges.
     pub(super) fn allocate_single_pages(&mut self, most: usize) -> Vec<Extent> {
         if self.no_free_page {

@@ -81,6 +81,24 @@ fn a_thread_divides_segments_and_returns_those_that_are_empty() {
 }
 
 #[test]
+fn a_thread_divides_the_pieces_between_other_blocks() {
+    let heap = heap_of(64 * MIB);
+    let blocks: Vec<Block> = (0..64)
+        .map(|_| heap.allocate(layout(MIB)).unwrap())
+        .collect();
+    let every_other: Vec<Block> = blocks.into_iter().step_by(2).collect();
+    assert_eq!(heap.stats().largest_free, MIB);
+    join(&heap);
+    let id = own(&heap).unwrap().0;
+    let small: Vec<Block> = (0..100)
+        .map(|_| heap.allocate(layout(100_000)).unwrap())
+        .collect();
+    assert!(small.iter().all(|block| shard_of(block) == id));
+    drop((every_other, small));
+    assert_all_is_free(&heap);
+}
+
+#[test]
 fn what_others_free_returns_to_the_shard() {
     let heap = heap_of(64 * MIB);
     let (send, receive) = mpsc::sync_channel::<Block>(50);
