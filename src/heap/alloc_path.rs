@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::cache::sync::tell_refusal;
-use super::cache::{Contents, Load, Local, MAX_CACHED, Magazine, Medium, Post, Visitor, member};
+use super::cache::{Contents, Load, Local, MAX_CACHED, Magazine, Medium, Visitor, member};
 use super::classes::Class;
 use super::core::{Core, Extent, GRANULE, RangeId};
 use super::inner::HeapInner;
@@ -293,8 +293,7 @@ impl HeapInner {
         let depots = Class::all().zip(&self.depots);
         let full = |class| Magazine::rounds(class) as u64 * class.bytes();
         let small = depots.map(|(class, depot)| depot.len() as u64 * full(class));
-        let posts = self.shards.posts().map(Post::bytes);
-        small.sum::<u64>() + posts.sum::<u64>()
+        small.sum::<u64>() + self.posted()
     }
 
     /// Returns a load to the core.

@@ -284,12 +284,19 @@ impl HeapInner {
     /// Returns whether shards have so much free that growth by `bytes` may be unnecessary.
     pub(super) fn shards_have_much(&self, bytes: u64, backed: u64) -> bool {
         const PART: u64 = 8;
-        self.shards.are_used() && {
-            let waiting: u64 = self.shards.posts().map(Post::bytes).sum();
-            let members = lock(&self.members);
-            let kept = members.list.iter().map(|member| member.kept.shard());
-            kept.sum::<u64>() + waiting > bytes.max(backed / PART)
-        }
+        self.shards.are_used()
+            && self.posted() + self.sum_of_shards(Kept::shard) > bytes.max(backed / PART)
+    }
+
+    /// Returns the bytes in all posts, or more.
+    pub(super) fn posted(&self) -> u64 {
+        self.shards.posts().map(Post::bytes).sum()
+    }
+
+    /// Adds up what `f` returns for all threads.
+    pub(super) fn sum_of_shards(&self, f: impl Fn(&Kept) -> u64) -> u64 {
+        let members = lock(&self.members);
+        members.list.iter().map(|member| f(&member.kept)).sum()
     }
 }
 

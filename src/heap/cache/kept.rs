@@ -11,11 +11,11 @@ use crate::classes::{CLASSES, Class};
 /// paths, and cleared when the core has all of the blocks. So a reader never misses a block that was in a
 /// cache when it began to read.
 ///
-/// Beside it are the free bytes of the thread's shard, after each change.
+/// Beside it are the free bytes of the thread's shard, after each change, and the least there were.
 // On cache lines of its own: 128 bytes, since x86 fetches lines in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-pub(crate) struct Kept(AtomicU64, AtomicU64);
+pub(crate) struct Kept(AtomicU64, AtomicU64, AtomicU64);
 
 const LARGER: u64 = 1 << CLASSES;
 
@@ -40,11 +40,20 @@ impl Kept {
     #[inline]
     pub(crate) fn note_shard(&self, bytes: u64) {
         self.1.store(bytes, Relaxed);
+        if bytes < self.2.load(Relaxed) {
+            self.2.store(bytes, Relaxed);
+        }
     }
 
     /// Returns the free bytes of the shard.
     pub(crate) fn shard(&self) -> u64 {
         self.1.load(Relaxed)
+    }
+
+    /// Returns the fewest bytes that were free in the shard since the last call. May miss a change that happens
+    /// meanwhile.
+    pub(crate) fn take_least_in_shard(&self) -> u64 {
+        self.2.swap(self.shard(), Relaxed)
     }
 
     /// Notes that there are no blocks of a class. The caller holds the cache.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::Signal;
+use crate::cache::Kept;
 use crate::inner::HeapInner;
 
 /// In how many parts the time is looked at: memory goes back after the time and at most a part more, unless other memory went
@@ -18,6 +19,8 @@ pub(crate) struct Decay {
     /// `u64::MAX` for parts before the first look.
     peaks: [u64; PARTS],
     next: usize,
+    /// The bytes in shards' posts at the last look.
+    posted: u64,
 }
 
 impl Decay {
@@ -28,6 +31,7 @@ impl Decay {
             ahead,
             peaks: [u64::MAX; PARTS],
             next: 0,
+            posted: 0,
         }
     }
 
@@ -42,11 +46,16 @@ impl Decay {
     /// Gives back what was needed in none of the last [`PARTS`] parts of the time, one of which has passed since the last
     /// call. The caller needs no handle: in debug mode, where it would, there is no decay.
     pub(crate) fn look(&mut self, heap: &HeapInner) {
+        // The core counts what is free in shards, and in their posts, as used.
+        let posted = heap.posted();
+        let posted_before = std::mem::replace(&mut self.posted, posted);
+        let idle = posted + heap.sum_of_shards(Kept::shard);
+        let least_idle = heap.sum_of_shards(Kept::take_least_in_shard) + posted.min(posted_before);
         let (peak, used, backed) = {
             let mut core = heap.core();
             (core.take_peak(), core.used(), core.total())
         };
-        self.peaks[self.next] = peak;
+        self.peaks[self.next] = peak.saturating_sub(least_idle);
         self.next = (self.next + 1) % PARTS;
         let needed = self.peaks.iter().copied().fold(self.reserve, u64::max);
         if needed >= backed {
@@ -54,7 +63,10 @@ impl Decay {
         }
         // The threads' caches are emptied at most once in the time.
         self.peaks = [u64::MAX; PARTS];
-        let keep = needed.saturating_sub(used).max(self.ahead);
+        // `trim` returns the shards' free bytes to the core first.
+        let keep = needed
+            .saturating_sub(used.saturating_sub(idle))
+            .max(self.ahead);
         match heap.trim(keep) {
             Ok(0) => {}
             Ok(bytes) => tracing::debug!(bytes, "memory that was idle went back"),

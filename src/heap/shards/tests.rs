@@ -4,9 +4,11 @@ use std::alloc::Layout;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Barrier, mpsc};
 use std::thread;
+use std::time::Duration;
 
 use super::*;
 use crate::driver::{Location, NodeId};
+use crate::grower::Decay;
 use crate::{Block, Driver, Heap, Machine};
 
 const MIB: u64 = 1 << 20;
@@ -249,6 +251,40 @@ fn a_picture_shows_what_shards_have_as_cached() {
     assert_eq!((stats.used, stats.cached), (totals.used, totals.cached));
     drop(blocks);
     assert_eq!(heap.occupancy().totals().used, 0);
+}
+
+/// The core has nothing free: all that is idle lies in the shard and its post.
+#[test]
+fn idle_memory_in_shards_goes_back_to_the_machine() {
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let options = Heap::on(NodeId(0)).limit(64 * MIB).chunk(4 * MIB);
+    let heap = options.build(&driver).unwrap();
+    heap.reserve(64 * MIB).unwrap();
+    join(&heap);
+    let allocate = |bytes| heap.allocate(layout(bytes)).unwrap();
+    let mut own: Vec<Block> = (0..20).map(|_| allocate(MIB)).collect();
+    assert!(own.iter().all(|block| shard_of(block) != 0));
+    let rest: Vec<Block> = (0..22).map(|_| allocate(2 * MIB)).collect();
+    assert_eq!(heap.stats().free, 0);
+    let mut decay = Decay::new(Duration::from_secs(8), 0, 0);
+    let mut look = || {
+        decay.look(heap.inner());
+        heap.backed() / MIB
+    };
+    // Free whenever the heap is looked at, but needed in between.
+    for _ in 0..40 {
+        own.truncate(12);
+        assert_eq!(look(), 64);
+        own.extend((0..8).map(|_| allocate(MIB)));
+    }
+    let last = own.pop();
+    thread::scope(|scope| {
+        scope.spawn(|| drop(own));
+    });
+    let mut idle = || (0..40).map(|_| look()).last();
+    assert_eq!(idle(), Some(48), "one block holds its chunk");
+    drop((last, rest));
+    assert_eq!(idle(), Some(0));
 }
 
 /// Every block has its bytes alone, while segments come and go and other code takes all caches.
