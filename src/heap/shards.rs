@@ -135,7 +135,11 @@ impl HeapInner {
         if let Some(post) = local.shard.as_ref().map(|own| own.post.clone()) {
             post.open(|extent| {
                 if !self.to_shard(local, extent) {
-                    local.medium.pass_on(extent);
+                    // At once: as many may have come too late for a dissolved shard as threads sent, and the
+                    // bound of what a cache holds counts no more than its budget.
+                    self.with_core(&mut local.visitor, |core| {
+                        self.give_range(core, extent.node());
+                    });
                 }
             });
         }

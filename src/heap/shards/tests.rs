@@ -2,13 +2,14 @@
 
 use std::alloc::Layout;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Barrier, mpsc};
+use std::sync::{Arc, Barrier, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use super::*;
 use crate::driver::{Location, NodeId};
 use crate::grower::Decay;
+use crate::piece::Kind;
 use crate::{Block, Driver, Heap, Machine};
 
 const MIB: u64 = 1 << 20;
@@ -169,6 +170,20 @@ fn no_request_is_refused_for_what_shards_have() {
     assert_all_is_free(&heap);
 }
 
+/// Counts blocks of one shard as freed; returns the shard, and the blocks for its post.
+fn free_later(inner: &Arc<HeapInner>, blocks: Vec<Block>) -> (u8, Vec<Extent>) {
+    let id = shard_of(&blocks[0]);
+    let extent = |block: Block| {
+        let piece = block.into_piece();
+        inner.note_freed_later(piece.bytes);
+        match piece.key.kind() {
+            Kind::Range(node) => Extent::new(piece.offset, node, piece.key.granules()),
+            Kind::Small(_) => unreachable!(),
+        }
+    };
+    (id, blocks.into_iter().map(extent).collect())
+}
+
 /// A thread that frees a block may read that a shard has it just before the shard is dissolved.
 #[test]
 fn a_block_that_comes_too_late_for_its_shard_is_found() {
@@ -181,22 +196,34 @@ fn a_block_that_comes_too_late_for_its_shard_is_found() {
         let block = heap.allocate(layout(MIB)).unwrap();
         let id = shard_of(&block);
         assert_ne!(id, 0);
-        let piece = block.into_piece();
-        let extent = Extent::new(
-            piece.offset,
-            match piece.key.kind() {
-                crate::piece::Kind::Range(node) => node,
-                _ => unreachable!(),
-            },
-            piece.key.granules(),
-        );
-        inner.note_freed_later(piece.bytes);
+        let (_, late) = free_later(inner, vec![block]);
         inner.empty_all_caches();
-        inner.shards.send(id, vec![extent]);
+        inner.shards.send(id, late);
         assert_eq!(heap.stats().cached, MIB);
         find(inner);
         assert_eq!(heap.stats().free, 64 * MIB);
     }
+}
+
+/// More than a cache may hold, as many threads may have sent together.
+#[test]
+fn no_request_is_refused_for_what_came_too_late_for_a_shard() {
+    let heap = heap_of(64 * MIB);
+    join(&heap);
+    let inner = heap.inner();
+    let blocks = (0..16).map(|_| heap.allocate(layout(MIB)).unwrap());
+    let (id, late) = free_later(inner, blocks.collect());
+    inner.empty_all_caches();
+    inner.shards.send(id, late);
+    let last = heap.allocate(layout(5000)).unwrap();
+    assert_eq!(shard_of(&last), id);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            drop(last);
+            drop(heap.allocate(layout(64 * MIB)).unwrap());
+        });
+    });
+    assert_all_is_free(&heap);
 }
 
 #[test]
