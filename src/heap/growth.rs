@@ -260,7 +260,7 @@ impl HeapInner {
                     // That number does not include what threads' caches hold.
                     Err(Error::HeapFull { .. })
                         if !emptied
-                            && self.caches_may_make_up(more, backing.room_below(self.limit)) =>
+                            && self.caches_may_make_up(bytes, backing.room_below(self.limit)) =>
                     {
                         self.empty_all_caches();
                         emptied = true;

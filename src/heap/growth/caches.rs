@@ -53,15 +53,17 @@ impl HeapInner {
         }
     }
 
-    /// Returns whether `more` bytes could be free if the core had all cached blocks and `addable` more bytes
-    /// were backed.
-    pub(super) fn caches_may_make_up(&self, more: u64, addable: u64) -> bool {
+    /// Returns whether `bytes` could be free if the core had all cached blocks and `addable` more bytes were
+    /// backed.
+    pub(super) fn caches_may_make_up(&self, bytes: u64, addable: u64) -> bool {
         let members = lock(&self.members);
-        let outside = self.outside(&members, &Request::new(MAX_RANGE, 1));
         let quarantined = self.watch.as_ref().map_or(0, |watch| watch.quarantined());
-        let (free_in_slabs, ends) = self.core().slab_bytes();
-        let most = outside.bytes + quarantined + free_in_slabs + ends;
-        more <= addable.saturating_add(most)
+        // Held while the caches are counted: blocks that leave them meanwhile would count in neither place.
+        let core = self.core();
+        let outside = self.outside(&members, &Request::new(MAX_RANGE, 1));
+        let (free_in_slabs, ends) = core.slab_bytes();
+        let most = core.free_bytes() + outside.bytes + quarantined + free_in_slabs + ends;
+        bytes <= addable.saturating_add(most)
     }
 
     /// Returns all cached blocks, and those in depots, to the core.
