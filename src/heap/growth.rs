@@ -266,7 +266,11 @@ impl HeapInner {
                         emptied = true;
                         continue;
                     }
-                    Err(error) => return Err(self.explained(error, bytes, 1)),
+                    Err(error) => {
+                        // Other growth may fail, or leave some of its memory free.
+                        locked.wait_for_others(self.explained(error, bytes, 1))?;
+                        continue;
+                    }
                 }
             }
             // In steps, so that threads that wait for memory have a turn after each.

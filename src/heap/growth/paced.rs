@@ -34,15 +34,23 @@ impl Locked<'_> {
     }
 
     /// Waits until growth of another thread has ended, after this thread's was refused. Returns the error if there is none.
-    fn wait_for_others(&mut self, refused: Error) -> Result<()> {
+    pub(super) fn wait_for_others(&mut self, refused: Error) -> Result<()> {
+        match self.others_ended()? {
+            true => Ok(()),
+            false => Err(refused),
+        }
+    }
+
+    /// Waits until growth of another thread has ended; returns `false` at once if there is none.
+    fn others_ended(&mut self) -> Result<bool> {
         if !self.backing()?.is_growing() {
-            return Err(refused);
+            return Ok(false);
         }
         if let Some(guard) = self.guard.take() {
             let woken = self.heap.grown.wait(guard);
             self.guard = Some(woken.unwrap_or_else(|poisoned| poisoned.into_inner()));
         }
-        Ok(())
+        Ok(true)
     }
 }
 
@@ -69,7 +77,8 @@ impl HeapInner {
     ) -> Result<Option<Vec<Grown>>> {
         let mut order = match locked.backing()?.order(want, most) {
             Ok(Some(order)) => order,
-            Ok(None) => return Ok(None),
+            // What other growth claims may be more than it takes, and it may fail.
+            Ok(None) => return Ok(locked.others_ended()?.then(Vec::new)),
             Err(error) => return locked.wait_for_others(error).map(|()| Some(Vec::new())),
         };
         loop {

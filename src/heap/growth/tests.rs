@@ -102,10 +102,9 @@ fn what_has_passed_is_waited_for_until_the_core_has_it() {
 }
 
 /// A heap without memory, and growth of `bytes` of it that was begun, as another thread's is while it rests.
-fn with_growth_begun(limit: u64, bytes: u64, test: impl FnOnce(&Heap, Order<'_>)) {
+fn with_growth_begun(options: HeapOptions, bytes: u64, test: impl FnOnce(&Heap, Order<'_>)) {
     let driver = Driver::simulated(Machine::gh200()).unwrap();
-    let heap = Heap::on(NodeId(0)).limit(limit).chunk(4 << 20);
-    let heap = heap.build(&driver).unwrap();
+    let heap = options.chunk(4 << 20).build(&driver).unwrap();
     let mut locked = heap.inner().locked();
     let backing = locked.backing().unwrap();
     let want = Want::More { bytes };
@@ -117,7 +116,8 @@ fn with_growth_begun(limit: u64, bytes: u64, test: impl FnOnce(&Heap, Order<'_>)
 
 #[test]
 fn while_growth_rests_others_grow_and_use_nothing_of_it() {
-    with_growth_begun(64 << 20, 16 << 20, |heap, mut order| {
+    let options = Heap::on(NodeId(0)).limit(64 << 20);
+    with_growth_begun(options, 16 << 20, |heap, mut order| {
         let block = heap.allocate(Layout::new::<[u8; 1 << 20]>()).unwrap();
         assert!(block.offset() >= 16 << 20);
         assert_eq!((heap.backed(), heap.stats().free), (4 << 20, 3 << 20));
@@ -133,9 +133,20 @@ fn while_growth_rests_others_grow_and_use_nothing_of_it() {
 
 #[test]
 fn a_request_that_is_refused_while_other_growth_rests_is_decided_when_that_has_ended() {
-    with_growth_begun(16 << 20, 12 << 20, |heap, mut order| {
+    let allocate = |heap: &Heap| heap.allocate(Layout::new::<[u8; 8 << 20]>()).map(drop);
+    let reserve = |heap: &Heap| heap.reserve(8 << 20);
+    let options = Heap::on(NodeId(0)).limit(16 << 20);
+    let soft = Heap::on(NodeId(0)).soft_limit(16 << 20, |_| Relief::Refuse);
+    is_decided_after_growth(options.clone(), allocate);
+    is_decided_after_growth(options, reserve);
+    is_decided_after_growth(soft, allocate);
+}
+
+/// There is room for `request` only once growth of 12 MiB has failed.
+fn is_decided_after_growth(options: HeapOptions, request: fn(&Heap) -> Result<()>) {
+    with_growth_begun(options, 12 << 20, |heap, mut order| {
         thread::scope(|scope| {
-            let second = scope.spawn(|| heap.allocate(Layout::new::<[u8; 8 << 20]>()).map(drop));
+            let second = scope.spawn(|| request(heap));
             // Gives the thread time to be refused.
             thread::sleep(Duration::from_millis(100));
             let sim = heap.driver().sim().unwrap();
