@@ -287,7 +287,7 @@ impl HeapInner {
 
     /// Returns whether shards have so much free that growth by `bytes` may be unnecessary.
     pub(super) fn shards_have_much(&self, bytes: u64, backed: u64) -> bool {
-        const PART: u64 = 8;
+        const PART: u64 = 4;
         self.shards.are_used()
             && self.posted() + self.sum_of_shards(Kept::shard) > bytes.max(backed / PART)
     }

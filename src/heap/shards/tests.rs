@@ -170,6 +170,39 @@ fn no_request_is_refused_for_what_shards_have() {
     assert_all_is_free(&heap);
 }
 
+#[test]
+fn a_heap_grows_until_a_quarter_of_it_is_free_in_shards() {
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let options = Heap::on(NodeId(0)).limit(64 * MIB).chunk(4 * MIB);
+    let heap = &options.build(&driver).unwrap();
+    heap.reserve(32 * MIB).unwrap();
+    let allocate = |bytes| heap.allocate(layout(bytes)).unwrap();
+    let (send, receive) = mpsc::channel();
+    let (end, ended) = mpsc::channel::<()>();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            join(heap);
+            (0..10).for_each(|_| send.send(allocate(MIB)).unwrap());
+            assert_eq!(own(heap).unwrap().2, 2 * MIB, "of three segments");
+            drop(send);
+            let _ = ended.recv();
+        });
+        let _end = end;
+        let mut shards = receive.iter().collect::<Vec<Block>>();
+        let mut blocks: Vec<Block> = (0..10).map(|_| allocate(2 * MIB)).collect();
+        assert_eq!(heap.stats().free, 0);
+        let takings = || heap.stats().cache_takings;
+        let before = takings();
+        // 6 MiB are free in the shard, then 10.
+        shards.truncate(6);
+        blocks.extend((0..2).map(|_| allocate(2 * MIB)));
+        assert_eq!((heap.backed(), takings()), (36 * MIB, before));
+        shards.truncate(2);
+        blocks.push(allocate(2 * MIB));
+        assert_eq!((heap.backed(), takings()), (36 * MIB, before + 1));
+    });
+}
+
 /// Counts blocks of one shard as freed; returns the shard, and the blocks for its post.
 fn free_later(inner: &Arc<HeapInner>, blocks: Vec<Block>) -> (u8, Vec<Extent>) {
     let id = shard_of(&blocks[0]);
