@@ -210,10 +210,13 @@ impl HeapInner {
         };
         let first = self.first_segment();
         self.with_core(&mut local.visitor, |core| {
+            let mut end = own.shard.segments();
             while own.shard.free_bytes() > first
-                && let Some(empty) = own.shard.last_empty()
+                && let Some(empty) = own.shard.last_empty(end)
             {
+                // The last segment takes its number: one that has a block, since the search has passed it.
                 self.take_segment(core, own, empty);
+                end = empty;
             }
             local.kept.note_shard(own.shard.free_bytes());
         });

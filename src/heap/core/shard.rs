@@ -77,10 +77,10 @@ impl Shard {
         free.map(|(range, _)| range)
     }
 
-    /// Returns the number of the last segment that has no block.
-    pub(crate) fn last_empty(&self) -> Option<usize> {
+    /// Returns the number of the last of the first `below` segments that has no block.
+    pub(crate) fn last_empty(&self, below: usize) -> Option<usize> {
         let (nodes, spans) = (&self.ranges.nodes, &self.ranges.spans);
-        self.segments.iter().rposition(|(start, _)| {
+        self.segments.iter().take(below).rposition(|(start, _)| {
             spans.get(start).is_some_and(|&(first, last)| {
                 let only = nodes.get(nodes.get(first).next);
                 only.state == NodeState::Free && only.next == last

@@ -167,7 +167,7 @@ impl All {
         for shard in &self.shards {
             let free = shard.free_ranges().map(|range| range.end - range.start);
             assert_eq!(free.sum::<u64>(), shard.free_bytes());
-            if let Some(number) = shard.last_empty() {
+            if let Some(number) = shard.last_empty(usize::MAX) {
                 let start = shard.segments[number].0 << LOG_GRANULE;
                 assert!(shard.free_ranges().any(|range| range.start == start));
             }
@@ -223,16 +223,16 @@ fn an_empty_segment_is_found() {
     let mut core = Core::new(0, CHUNKS * CHUNK).unwrap();
     core.add(0..4 * CHUNK, true);
     let mut shard = core.new_shard();
-    assert_eq!(shard.last_empty(), None);
+    assert_eq!(shard.last_empty(usize::MAX), None);
     core.feed(&mut shard, CHUNK, CHUNK).unwrap();
     let all = shard.allocate(CHUNK).unwrap();
-    assert_eq!(shard.last_empty(), None);
+    assert_eq!(shard.last_empty(usize::MAX), None);
     core.feed(&mut shard, CHUNK, CHUNK).unwrap();
-    assert_eq!(shard.last_empty(), Some(1));
+    assert_eq!(shard.last_empty(usize::MAX), Some(1));
     let part = shard.allocate(1).unwrap();
-    assert_eq!(shard.last_empty(), None);
+    assert_eq!(shard.last_empty(usize::MAX), None);
     shard.free(all.node());
-    assert_eq!(shard.last_empty(), Some(0));
+    assert_eq!(shard.last_empty(usize::MAX), Some(0));
     assert_eq!(core.take_segment(&mut shard, 0), Some(0..CHUNK));
     assert!(shard.free(part.node()));
     assert_eq!(core.take_segment(&mut shard, 0), Some(CHUNK..2 * CHUNK));
