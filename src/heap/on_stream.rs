@@ -16,7 +16,7 @@ use crate::{Error, Event, Result, Stream};
 /// `CU_STREAM_PER_THREAD`
 const PER_THREAD: u64 = 2;
 
-/// What a handle keeps of freed blocks: the most bytes, at most a 16th of the heap's limit, and the most blocks.
+/// The most that a handle keeps of freed blocks: bytes, at most a 16th of the heap's limit, and blocks.
 const MOST_BYTES: u64 = 64 << 20;
 const PART: u64 = 16;
 const MOST_BLOCKS: usize = 1024;
@@ -138,7 +138,7 @@ impl OnStream {
         self.stream.expect_no_capture()?;
         let found = match layout.size() {
             0 => None,
-            // What could not be flushed is not given out: it is to be scrubbed, or has guards.
+            // Blocks that have to be scrubbed, or have guards, cannot be flushed, so they are not reused here.
             _ if self.most == 0 => None,
             _ => {
                 let bytes = Heap::usable_size(layout);

@@ -26,7 +26,7 @@ impl HeapInner {
                 None => piece.range_taken(),
             })
             .collect();
-        // What is on its way to a shard or from one to the core.
+        // Blocks on their way to a shard, or from one to the core, arrive.
         held.iter_mut().for_each(|local| self.sort_leaving(local));
         held.iter_mut().for_each(|local| self.open_post(local));
         let mut core = self.core();

@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::error::NoRoom;
 use crate::{Error, Result};
 
-/// What a heap needs memory for.
+/// The purpose for which a heap needs memory.
 #[derive(Clone, Copy)]
 pub(crate) enum Want<'a> {
     /// Room for one block: contiguous, together with what is free beside the new memory.

@@ -30,7 +30,7 @@ pub(crate) struct Plan {
     /// The most bytes on each of `nodes`, in their order, rounded down to the granularity. If empty, only the
     /// limit applies.
     pub shares: Vec<u64>,
-    /// What the CPU and the GPUs may do; a GPU that is not named, if it can reach all the memory.
+    /// The access of the CPU and the GPUs; a GPU that is not named, if it can reach all the memory.
     pub access: RequestedAccess,
     /// How chunks may be shared. If they can be, no block lies in two chunks.
     pub handle_types: HandleTypes,

@@ -77,7 +77,7 @@ impl Shards {
     #[inline]
     pub(crate) fn of(&self, offset: u64) -> u8 {
         // Relaxed: the thread that allocated the block saw that the unit was its own, so this reads that or what
-        // came later. Whoever reads that the core has it locks the core next.
+        // came later. A thread that reads that the core has it locks the core next.
         let owners = self.owners.get().map_or(&[][..], |owners| owners);
         let owner = owners.get((offset / UNIT) as usize);
         owner.map_or(0, |owner| owner.load(Ordering::Relaxed))
@@ -237,7 +237,7 @@ mod under_loom {
             });
         }
 
-        /// Whoever holds the shard's cache returns the unit to the core.
+        /// A thread that holds the shard's cache returns the unit to the core.
         fn dissolve(&self) {
             let mut own = self.own.lock().unwrap();
             let mut core = self.core.lock().unwrap();

@@ -17,8 +17,8 @@ pub(crate) use {
     std::thread::yield_now,
 };
 
-/// What two sides put between their store and their load if each stores first and then reads the other's word
-/// (Dekker): at least one of the two sees the other's store.
+/// A barrier that two sides execute between their store and their load, if each stores first and then reads the
+/// other's word (Dekker): at least one of the two sees the other's store.
 ///
 /// A processor fence costs the frequent side 5 to 20 ns each time. Linux can spare it that: `membarrier(2)`,
 /// called by the rare side, has every running thread of the process execute a full barrier, and a thread that

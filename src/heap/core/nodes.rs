@@ -34,7 +34,7 @@ impl RangeId {
     }
 }
 
-/// What a node is.
+/// The kind of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NodeState {
     /// A range in use, or the empty first or last node of a span.

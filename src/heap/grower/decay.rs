@@ -13,7 +13,7 @@ const PARTS: usize = 8;
 /// How much memory was needed lately: the most in each part of the time.
 pub(crate) struct Decay {
     part: Duration,
-    /// What the heap had from the start, and what it keeps free: neither goes back.
+    /// The bytes that the heap had from the start, and those that it keeps free: neither goes back.
     reserve: u64,
     ahead: u64,
     /// `u64::MAX` for parts before the first look.

@@ -77,7 +77,7 @@ impl HeapInner {
     ) -> Result<Option<Vec<Grown>>> {
         let mut order = match locked.backing()?.order(want, most) {
             Ok(Some(order)) => order,
-            // What other growth claims may be more than it takes, and it may fail.
+            // Other growth may need less than it claims, and it may fail.
             Ok(None) => return Ok(locked.others_ended()?.then(Vec::new)),
             Err(error) => return locked.wait_for_others(error).map(|()| Some(Vec::new())),
         };

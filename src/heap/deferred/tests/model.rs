@@ -52,7 +52,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What a payload waits for: a stream's work up to here.
+/// The work that a payload waits for: a stream's work up to here.
 #[derive(Clone, Copy, Debug)]
 struct After {
     stream: usize,
