@@ -177,8 +177,9 @@ impl HeapOptions {
     /// Sets how many bytes of blocks above 2 KiB each thread may cache; by default 4 MiB. A thread that uses
     /// the heap alone caches blocks up to 1 MiB, at most a 512th of the heap's memory, or 128 KiB if that is
     /// more. While several threads allocate such blocks, each caches blocks up to 4 MiB, at most a 16th of the
-    /// heap's limit, and takes memory for blocks up to 1 MiB in segments of 4 MiB, or less if this is less or
-    /// no free range is that large; threads that use more take larger ones, up to an eighth of what they use.
+    /// heap's limit, and takes memory for blocks up to 1 MiB, or 2 MiB once it has 64 MiB, in segments of
+    /// 4 MiB, or less if this is less or no free range is that large; threads that use more take larger ones, up to
+    /// an eighth of what they use.
     /// With less than 2 MiB there are none. With 0 a thread caches only small blocks, at most 64 KiB of each of
     /// their 40 size classes, which this setting does not change.
     ///

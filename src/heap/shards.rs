@@ -10,8 +10,10 @@ use super::core::{Core, Extent, GRANULE};
 use super::inner::HeapInner;
 use crate::per_driver::lock;
 
-/// The largest blocks that come from shards, in bytes.
+/// The largest blocks that come from a shard, in bytes. From a large one come blocks up to twice that, which are at
+/// most this part of it: its next segments are several times as large as they.
 const MAX_IN_SHARD: u64 = 1 << 20;
+const PART_OF_SHARD: u64 = 32;
 /// The first segment; later ones are up to an eighth of all that the shard has, at most `MOST`. Halves of the
 /// first, down to a unit, where the core has no larger free range.
 const FIRST: u64 = 4 << 20;
@@ -73,7 +75,9 @@ impl HeapInner {
         bytes: u64,
         align: u64,
     ) -> Option<Extent> {
-        if bytes > MAX_IN_SHARD || align > GRANULE {
+        let total = local.shard.as_ref()?.shard.total();
+        let most = (total / PART_OF_SHARD).clamp(MAX_IN_SHARD, 2 * MAX_IN_SHARD);
+        if bytes > most || align > GRANULE {
             return None;
         }
         if !local.shard.as_ref()?.post.is_empty() {

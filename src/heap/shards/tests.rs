@@ -61,6 +61,7 @@ fn a_thread_divides_segments_and_returns_those_that_are_empty() {
     let heap = heap_of(256 * MIB);
     join(&heap);
     let free = |heap: &Heap| heap.stats().free;
+    let early = heap.allocate(layout(MIB + 1)).unwrap();
     let blocks: Vec<Block> = (0..100)
         .map(|_| heap.allocate(layout(MIB)).unwrap())
         .collect();
@@ -68,13 +69,15 @@ fn a_thread_divides_segments_and_returns_those_that_are_empty() {
     assert!(blocks.iter().all(|block| shard_of(block) == id));
     assert!((5..25).contains(&segments), "{segments}");
     assert!(free(&heap) < 156 * MIB);
-    // Larger blocks and aligned ones are the core's.
-    let large = heap.allocate(layout(MIB + 1)).unwrap();
+    // Larger blocks and aligned ones are the core's; a large shard has blocks up to 2 MiB.
+    let larger = heap.allocate(layout(2 * MIB)).unwrap();
+    assert_eq!((shard_of(&early), shard_of(&larger)), (0, id));
+    let large = heap.allocate(layout(2 * MIB + 1)).unwrap();
     let aligned = heap
         .allocate(Layout::from_size_align(4096, 4096).unwrap())
         .unwrap();
     assert_eq!((shard_of(&large), shard_of(&aligned)), (0, 0));
-    drop((blocks, large, aligned));
+    drop((blocks, early, larger, large, aligned));
     let (_, segments, kept) = own(&heap).unwrap();
     assert!(kept <= 24 * MIB && segments <= 3, "{segments}, {kept}");
     assert_all_is_free(&heap);
