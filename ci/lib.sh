@@ -113,23 +113,23 @@ links_hwloc() {
 # Cases of a property test where everything runs slowly, if the test does not say how many; elsewhere 256.
 SLOW_CASES=32
 
-# select_tests [slowly|threads]: sets TESTS to the arguments that name the programs under tests/ to cargo, and SKIPPED
-# to those that make the programs leave tests out. Where everything runs slowly (ThreadSanitizer, emulators), these are
-# left out:
+# For RUSTFLAGS where everything runs slowly (ThreadSanitizer, emulators): tests say by `cfg_attr(egmem_slow, ignore = "…")` why
+# they are left out there.
+SLOW="--cfg egmem_slow"
+
+# select_tests [slowly|threads]: sets TESTS to the arguments that name the programs under tests/ to cargo. Where everything
+# runs slowly, these are left out:
 # - most tests of the exchange and of the service, and these crates' unit tests (LOW): most of the time goes there, and
 #   their only unsafe code is the implementations of `AccessChecks`, which pass calls on. `exchange` and
 #   `exchange_leaks` stay, because their threads use the crates below;
-# - tests whose processes must meet deadlines: tests with one process run the same code there;
-# - tests of a driver that hangs: ThreadSanitizer delivers a signal only when its thread leaves code that
-#   was built without it, and the stub never does;
-# - the longest of those that have neither threads nor memory of a machine.
+# - tests whose processes must meet deadlines: tests with one process run the same code there.
 # `threads` also leaves out the programs that have one thread, or start others that have. Programs that
 # measure a server's memory are always left out: a sanitizer replaces glibc's allocator by one that keeps
 # freed memory, and its own tables are resident too; under an emulator the kernel counts the emulator's
 # pages. The bounds are not about those. `structure`, which reads source files, is left out too.
 select_tests() {
     local path name
-    TESTS=() SKIPPED=()
+    TESTS=()
     for path in tests/*.rs tests/*/main.rs; do
         name=${path#tests/}
         name=${name%/main.rs}
@@ -143,6 +143,4 @@ select_tests() {
             *) TESTS+=(--test "$name") ;;
         esac
     done
-    [ -z "${1:-}" ] || SKIPPED=(--skip signals::in_a_start_that_hangs --skip signals::where_a_library_hangs_
-        --skip for_a_million_operations --skip a_million_blocks_ --skip of_600_gib_)
 }

@@ -24,6 +24,10 @@ fn check_ends(memory: &egmem::memory::CpuView<'_>) {
 }
 
 #[test]
+#[cfg_attr(
+    egmem_slow,
+    ignore = "takes minutes where everything runs slowly, and has one thread"
+)]
 fn a_block_of_600_gib_costs_three_calls_for_each_chunk_and_little_metadata() {
     let driver = large();
     let sim = driver.sim().unwrap();
@@ -59,6 +63,10 @@ fn a_block_of_600_gib_costs_three_calls_for_each_chunk_and_little_metadata() {
 }
 
 #[test]
+#[cfg_attr(
+    egmem_slow,
+    ignore = "takes minutes where everything runs slowly, and has one thread"
+)]
 fn a_buffer_of_600_gib_costs_three_calls_for_each_chunk() {
     let driver = large();
     let sim = driver.sim().unwrap();

@@ -36,6 +36,10 @@ fn at_once(status: ExitStatus, signal: Signal) -> bool {
 }
 
 #[test]
+#[cfg_attr(
+    egmem_slow,
+    ignore = "ThreadSanitizer delivers signals only to code that was built with it"
+)]
 fn in_a_start_that_hangs() {
     let Some((mut running, _folder)) = serve(&cuda().set("STUB_HANG", "cuInit"), |_, _| {}) else {
         return;
@@ -59,6 +63,10 @@ fn in_a_start_that_hangs() {
 /// A driver's library may also hang in its work at the end of a process. The stub is loaded beside the
 /// simulator: it has no memory for a service.
 #[test]
+#[cfg_attr(
+    egmem_slow,
+    ignore = "ThreadSanitizer delivers signals only to code that was built with it"
+)]
 fn where_a_library_hangs_at_the_end() {
     let installed = cuda().set("STUB_HANG", "at the end");
     let simulated = |command: &mut Command, folder: &Path| {

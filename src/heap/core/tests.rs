@@ -516,6 +516,10 @@ impl Numbers {
 }
 
 #[test]
+#[cfg_attr(
+    egmem_slow,
+    ignore = "takes minutes where everything runs slowly, and has one thread"
+)]
 fn it_agrees_with_a_plain_map_for_a_million_operations() {
     for joins in [false, true] {
         let mut both = Both::new(5 * PAGE, joins);

@@ -104,6 +104,10 @@ fn the_smallest_block_is_seen() {
 }
 
 #[test]
+#[cfg_attr(
+    egmem_slow,
+    ignore = "takes minutes where everything runs slowly, and has one thread"
+)]
 fn a_million_blocks_make_no_large_picture() {
     // Uneven sizes, so that columns differ and runs stay short.
     let mut used = Vec::new();
