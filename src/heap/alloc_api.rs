@@ -51,7 +51,7 @@ impl Heap {
     /// # Ok::<(), egmem::Error>(())
     /// ```
     pub fn check_collections(&self) -> Result<()> {
-        let have = self.inner().host;
+        let have = self.inner().facts.host;
         if have != Access::ReadWrite {
             return Err(Error::NotAccessible {
                 who: Location::Host,
@@ -59,7 +59,7 @@ impl Heap {
                 need: Access::ReadWrite,
             });
         }
-        if self.inner().exportable {
+        if self.inner().facts.exportable {
             let why = "its chunks can be exported, and importers could write to a collection: use a heap \
                        without `shareable` for collections";
             return Err(Error::invalid("heap", why));
@@ -68,7 +68,7 @@ impl Heap {
     }
 
     fn pointer(&self, offset: u64, len: usize) -> NonNull<[u8]> {
-        let address = (self.inner().start + offset) as usize;
+        let address = (self.inner().facts.start + offset) as usize;
         let first = std::ptr::with_exposed_provenance_mut(address);
         // Not null: the driver reserves no range at 0.
         let first = NonNull::new(first).unwrap_or(NonNull::dangling());
@@ -108,7 +108,7 @@ impl Heap {
     /// This heap's functions in this file returned `ptr` for `layout`, or for one of the same alignment and at most its
     /// size, with at least its size as the length; and it is no longer in use.
     unsafe fn deallocate_for_cpu(&self, ptr: NonNull<u8>, layout: Layout) {
-        if !self.inner().born.is_current() {
+        if !self.inner().facts.born.is_current() {
             return; // in a forked child the lookup may block on a lock whose owner does not exist
         }
         if let Some(piece) = self.piece_of(ptr, layout) {
@@ -203,7 +203,7 @@ impl HeapInner {
     /// # Safety
     /// As [`resize`](Self::resize).
     unsafe fn resize_for_layout(&self, piece: &mut Piece, bytes: u64, align: u64) -> bool {
-        let fits = (self.start + piece.offset).is_multiple_of(align);
+        let fits = (self.facts.start + piece.offset).is_multiple_of(align);
         let same = match (piece.key.kind(), Class::of(bytes, align)) {
             (Kind::Small(class), Some(wanted)) => class == wanted,
             (Kind::Range(_), None) => true,

@@ -1,7 +1,5 @@
 //! The paths of a block from the core to a user and back: through the thread's cache, or directly.
 
-use std::sync::atomic::Ordering::Relaxed;
-
 use super::cache::sync::tell_refusal;
 use super::cache::{Contents, Load, Local, MAX_CACHED, Magazine, Medium, Visitor, member};
 use super::classes::Class;
@@ -59,7 +57,7 @@ impl HeapInner {
         let shelf = &mut local.small[class.index()];
         // Before the blocks leave their present place.
         local.kept.note_small(class);
-        match self.depots[class.index()].take() {
+        match self.front.take_magazine(class) {
             Some(full) => shelf.load(full),
             None => {
                 let mut magazine = shelf.take_empty();
@@ -82,7 +80,7 @@ impl HeapInner {
         {
             return Some(found);
         }
-        let alone = self.budget.load(Relaxed);
+        let alone = self.front.budget.alone();
         let crowded = self.core.is_crowded();
         match crowded {
             true => self.note_crowd(local),
@@ -91,7 +89,7 @@ impl HeapInner {
         let shares = crowded || local.shard.is_some();
         let size = Core::range_granules(bytes).min(u32::MAX.into()) as u32; // exact if a cache has it
         local.medium.note_shares(shares, size);
-        let (budget, _) = local.medium.limits(alone, self.shared_budget);
+        let (budget, _) = local.medium.limits(alone, self.front.budget.shared());
         let more = match bytes <= MAX_CACHED && align <= GRANULE {
             true => local.medium.more(size, budget),
             false => 0,
@@ -133,7 +131,8 @@ impl HeapInner {
             Some(())
         });
         if counted.is_none() {
-            self.note_without_member(|tally| tally.allocate(bytes));
+            self.front
+                .note_without_member(|tally| tally.allocate(bytes));
         }
         Ok(piece)
     }
@@ -154,7 +153,7 @@ impl HeapInner {
             Some(piece)
         };
         self.with_memory(bytes, align, attempt).inspect_err(|_| {
-            self.failed.fetch_add(1, Relaxed);
+            self.counters.note_failed();
         })
     }
 
@@ -188,15 +187,15 @@ impl HeapInner {
     fn keep(&self, local: &mut Local, piece: &Piece, node: RangeId) {
         let extent = Extent::new(piece.offset, node, piece.key.granules());
         // Cached here, the block would be missed where it is used again first.
-        if self.shards.are_used() && self.send_abroad(local, extent) {
+        if self.front.shards.are_used() && self.send_abroad(local, extent) {
             return;
         }
-        let alone = self.budget.load(Relaxed);
-        let (budget, largest) = local.medium.limits(alone, self.shared_budget);
+        let alone = self.front.budget.alone();
+        let (budget, largest) = local.medium.limits(alone, self.front.budget.shared());
         let fits = u64::from(extent.granules()) <= largest;
         if fits && local.medium.keeps() {
             local.medium.put(extent);
-        } else if self.shards.are_used() && self.to_shard(local, extent) {
+        } else if self.front.shards.are_used() && self.to_shard(local, extent) {
             return;
         } else {
             let freed = self
@@ -214,7 +213,7 @@ impl HeapInner {
 
     #[cold]
     fn hand_on(&self, visitor: &mut Visitor, class: Class, full: Box<Magazine>) {
-        let Err(full) = self.depots[class.index()].put(full) else {
+        let Err(full) = self.front.put_magazine(class, full) else {
             return;
         };
         let mut full = Some(full);
@@ -225,7 +224,7 @@ impl HeapInner {
         };
         self.core.try_with(visitor, give);
         if let Some(full) = full {
-            self.send(Load::Small(full));
+            self.front.send(Load::Small(full));
         }
     }
 
@@ -238,13 +237,8 @@ impl HeapInner {
         let medium = &mut local.medium;
         let give = |core: &mut Core| self.take_leaving(core, medium);
         if self.core.try_with(&mut local.visitor, give).is_none() {
-            self.send(Load::Ranges(local.medium.take_leaving()));
+            self.front.send(Load::Ranges(local.medium.take_leaving()));
         }
-    }
-
-    /// Leaves blocks in the inbox for the next thread that enters the core.
-    fn send(&self, load: Load) {
-        self.inbox.0.push(load);
     }
 
     /// Returns a block directly to the core.
@@ -267,7 +261,7 @@ impl HeapInner {
         for magazine in contents.small {
             self.take_in(core, Load::Small(magazine));
         }
-        match self.shards.are_used() {
+        match self.front.shards.are_used() {
             false => self.give_ranges(core, &contents.ranges),
             true => contents
                 .ranges
@@ -280,20 +274,9 @@ impl HeapInner {
 
     /// Returns the depots' blocks to the core.
     pub(super) fn empty_depots(&self, core: &mut Core) {
-        for depot in &self.depots {
-            while let Some(full) = depot.take() {
-                self.take_in(core, Load::Small(full));
-            }
+        for full in self.front.take_magazines() {
+            self.take_in(core, Load::Small(full));
         }
-    }
-
-    /// Returns the bytes on their way between threads, or more.
-    pub(super) fn waiting_bytes(&self) -> u64 {
-        // Counts full magazines, without those that a thread is about to take.
-        let depots = Class::all().zip(&self.depots);
-        let full = |class| Magazine::rounds(class) as u64 * class.bytes();
-        let small = depots.map(|(class, depot)| depot.len() as u64 * full(class));
-        small.sum::<u64>() + self.posted()
     }
 
     /// Returns a load to the core.
@@ -306,14 +289,14 @@ impl HeapInner {
 
     fn give(&self, core: &mut Core, offset: u64) {
         if !core.give(offset) {
-            self.note_strays(1);
+            self.counters.note_strays(1);
         }
     }
 
     #[inline]
     pub(super) fn give_range(&self, core: &mut Core, node: RangeId) {
         if !core.free(node) {
-            self.note_strays(1);
+            self.counters.note_strays(1);
         }
     }
 
@@ -321,7 +304,7 @@ impl HeapInner {
     fn give_ranges(&self, core: &mut Core, ranges: &[Extent]) {
         let strays = ranges.len() - core.free_all(ranges);
         if strays > 0 {
-            self.note_strays(strays);
+            self.counters.note_strays(strays);
         }
     }
 
@@ -334,20 +317,10 @@ impl HeapInner {
         }
     }
 
-    /// Counts frees of blocks that are not in use; only unsafe code can cause them. Free memory is left as it
-    /// is. [`tell`](Self::tell) reports them with no lock held, because a log subscriber may use the heap.
-    #[cold]
-    pub(super) fn note_strays(&self, blocks: usize) {
-        self.strays.fetch_add(blocks as u64, Relaxed);
-    }
-
     /// Reports what was found under locks. The caller holds no lock of the heap.
     pub(super) fn tell(&self) {
         tell_refusal();
-        if self.strays.load(Relaxed) > 0 {
-            let blocks = self.strays.swap(0, Relaxed);
-            tracing::error!(blocks, "blocks were freed that are not in use");
-        }
+        self.counters.tell_strays();
         if let Some(watch) = &self.watch {
             watch.tell();
         }

@@ -114,7 +114,7 @@ impl Arena {
         let inner = self.heap.inner();
         let mut state = self.state.borrow_mut();
         let padded = bytes.next_multiple_of(UNIT); // a layout has less than 2^63
-        let offset = match state.bump(inner.start, padded, align) {
+        let offset = match state.bump(inner.facts.start, padded, align) {
             Some(offset) => offset,
             None => self.more(&mut state, padded, align)?,
         };

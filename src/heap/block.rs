@@ -67,7 +67,7 @@ impl Block {
     /// Returns the block's address: the same for every GPU and, on host memory, for the CPU.
     #[inline]
     pub fn device_ptr(&self) -> DevicePtr {
-        DevicePtr(self.heap().start + self.piece.offset)
+        DevicePtr(self.heap().facts.start + self.piece.offset)
     }
 
     /// Returns the number of bytes requested.
@@ -85,7 +85,7 @@ impl Block {
     /// # Errors
     /// [`Error::NotAccessible`] unless the host may at least read.
     pub fn cpu(&self) -> Result<CpuView<'_>> {
-        let have = self.heap().host;
+        let have = self.heap().facts.host;
         if have == Access::None {
             return Err(Error::NotAccessible {
                 who: Location::Host,
@@ -177,7 +177,7 @@ impl Block {
         if let Some(watch) = &heap.watch {
             watch.defer(self.piece.offset, std::panic::Location::caller());
         }
-        let refused = match crate::per_driver::lock(&heap.deferred).as_mut() {
+        let refused = match heap.deferral.deferred().as_mut() {
             Some(deferred) => put(deferred, self.piece).err(),
             None => None,
         };
@@ -226,7 +226,7 @@ impl_cpu_memory!(Block);
 unsafe impl AccessChecks for Block {
     /// All chunks of a heap have the same access for their whole life, so the first byte answers for all.
     fn gpu_access(&self, gpu: i32, _: Engine, _: u64, _: u64) -> Result<Access> {
-        let driver = &self.heap().driver;
+        let driver = &self.heap().facts.driver;
         let who = Location::Device(gpu);
         let flags = driver
             .mem_get_access(who, self.device_ptr())
@@ -242,19 +242,19 @@ unsafe impl AccessChecks for Block {
     /// Waits while the heap creates a chunk.
     fn of_one_mapping(&self, offset: u64, len: u64) -> Option<u64> {
         let at = self.piece.offset + offset;
-        let backing = crate::per_driver::lock(&self.heap().backing);
+        let backing = self.heap().supply.backing();
         let chunk = backing.as_ref().and_then(|all| all.chunk_at(at));
         Some(len.min(chunk?.range().end - at))
     }
 
     fn is_read_only_for_cpu(&self, _: u64, _: u64) -> bool {
-        self.heap().host == Access::Read
+        self.heap().facts.host == Access::Read
     }
 }
 
 impl Memory for Block {
     fn driver(&self) -> &Driver {
-        &self.heap().driver
+        &self.heap().facts.driver
     }
     fn device_ptr(&self) -> DevicePtr {
         self.device_ptr()
@@ -266,8 +266,8 @@ impl Memory for Block {
     /// is growing.
     fn location(&self) -> Location {
         let heap = self.heap();
-        heap.location.unwrap_or_else(|| {
-            let backing = crate::per_driver::lock(&heap.backing);
+        heap.facts.location.unwrap_or_else(|| {
+            let backing = heap.supply.backing();
             let chunk = backing
                 .as_ref()
                 .and_then(|all| all.chunk_at(self.piece.offset));

@@ -40,7 +40,6 @@ impl Heap {
             debug.check(backing.limit())?;
         }
         let inner = HeapInner::new(driver, backing, &options)?;
-        inner.set_budget(0);
         // From here on dropping `heap` releases everything.
         let heap = Self::from_inner(inner);
         if reserve > 0 {

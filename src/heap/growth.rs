@@ -5,20 +5,15 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
 
-pub(super) use self::paced::Locked;
-use super::backing::{Backing, Beside, Chunk, Grown, Want};
+use super::backing::{Backing, Beside, Chunk, Grown, Locked, Want};
 use super::cache::{Inside, member};
 use super::classes::SLAB;
 use super::core::{Core, GRANULE};
 use super::inner::HeapInner;
 use super::limits::{Pressure, Relief, SoftLimit};
+use super::piece::Piece;
 use crate::error::NoRoom;
-use crate::per_driver::lock;
 use crate::{Error, Result};
-
-/// Each thread may keep at least this many bytes of larger blocks, and at most a 512th of all memory.
-const LEAST_BUDGET: u64 = 128 << 10;
-const BUDGET_SHARE: u64 = 512;
 
 /// How long background growth releases the lock after each step: much shorter than a step of the default
 /// size.
@@ -34,7 +29,7 @@ impl HeapInner {
     ) -> Result<R> {
         self.check_possible(bytes, align)?;
         let error = match self.make_room(bytes, align, &attempt) {
-            Err(error) if self.wait_for_gpu => error,
+            Err(error) if self.facts.wait_for_gpu => error,
             result => return result,
         };
         // The last resort. Blocks that other threads freed meanwhile may suffice, too.
@@ -63,18 +58,20 @@ impl HeapInner {
             return Ok(found);
         }
         self.collect_or_log();
-        let mut soft_limit = self.soft_limit.as_ref();
+        let mut soft_limit = self.facts.soft_limit.as_ref();
         let mut asked = 0;
         loop {
             if let Some(found) = attempt(&mut self.core()) {
                 return Ok(found);
             }
-            let mut locked = self.locked();
+            let mut locked = self.supply.locked();
             // Another thread may have added memory while this one waited for its turn.
             if let Some(found) = attempt(&mut self.core()) {
                 return Ok(found);
             }
-            if self.shards_have_much(bytes, locked.backing()?.backed())
+            if self
+                .front
+                .shards_have_much(bytes, locked.backing()?.backed())
                 && let Some(found) = self.after_caches_of_use(bytes, align, attempt)
             {
                 return Ok(found);
@@ -128,7 +125,7 @@ impl HeapInner {
                 beside: &|gap| self.beside(gap),
             };
             let most = soft_limit.map_or(u64::MAX, |soft| soft.bytes);
-            match (self.grow(locked, want, most), soft_limit) {
+            match (locked.grow(want, most), soft_limit) {
                 (Ok(None), Some(soft)) => return Ok(ControlFlow::Continue(soft)),
                 // None without a limit does not happen.
                 (Ok(None), None) => {}
@@ -157,7 +154,7 @@ impl HeapInner {
 
     /// Returns the core with the new memory in it.
     pub(super) fn with_new(&self, backing: &Backing, grown: Vec<Grown>) -> Inside<'_, Core> {
-        self.set_budget(backing.backed());
+        self.front.budget.follow(backing.backed());
         let mut core = self.core();
         for added in grown {
             core.add(added.range, added.joins);
@@ -172,13 +169,6 @@ impl HeapInner {
             before: core.free_before(gap.start),
             after: core.free_after(gap.end),
         }
-    }
-
-    pub(super) fn set_budget(&self, backed: u64) {
-        let most = (backed / BUDGET_SHARE).max(LEAST_BUDGET);
-        let bytes = most.min(self.thread_cache);
-        self.most_budget.fetch_max(bytes / GRANULE, Relaxed);
-        self.budget.store(bytes / GRANULE, Relaxed);
     }
 
     /// Retries after returning what this thread's cache keeps to the core.
@@ -206,18 +196,11 @@ impl HeapInner {
         let Some(mapped) = self.lifetime.enter() else {
             return Ok(0);
         };
-        // One thread at a time: the second must find in the core what the first has collected.
-        let turn = lock(&self.collecting);
-        let mut passed = Vec::new();
-        let result = match lock(&self.deferred).as_mut() {
-            Some(deferred) => deferred.poll(&mut passed),
-            None => Ok(0),
-        };
-        self.take_back_all_passed(&passed, &mapped);
-        drop(turn);
+        let take_back = |passed: &[Piece]| self.take_back_all_passed(passed, &mapped);
+        let result = self.deferral.collect(take_back);
         drop(mapped);
         self.tell();
-        result.map(|_| passed.len())
+        result
     }
 
     /// Collects like [`collect_passed`](Self::collect_passed), but logs an error, because the caller asked
@@ -248,7 +231,7 @@ impl HeapInner {
             if ahead && self.closed.load(Relaxed) {
                 return Ok(());
             }
-            let mut locked = self.locked();
+            let mut locked = self.supply.locked();
             let backing = locked.backing()?;
             let free = self.core().free_bytes();
             let Some(more) = bytes.checked_sub(free).filter(|&more| more > 0) else {
@@ -260,7 +243,10 @@ impl HeapInner {
                     // That number does not include what threads' caches hold.
                     Err(Error::HeapFull { .. })
                         if !emptied
-                            && self.caches_may_make_up(bytes, backing.room_below(self.limit)) =>
+                            && self.caches_may_make_up(
+                                bytes,
+                                backing.room_below(self.facts.limit),
+                            ) =>
                     {
                         self.empty_all_caches();
                         emptied = true;
@@ -275,15 +261,15 @@ impl HeapInner {
             }
             // In steps, so that threads that wait for memory have a turn after each.
             let mut step = more.min(backing.chunk());
-            let soft = self.soft_limit.as_ref().filter(|_| ahead);
+            let soft = self.facts.soft_limit.as_ref().filter(|_| ahead);
             if ahead {
                 // The memory that may still be added; if there is none, 1 byte, which the backing refuses.
-                let most = soft.map_or(self.limit, |soft| soft.bytes.min(self.limit));
+                let most = soft.map_or(self.facts.limit, |soft| soft.bytes.min(self.facts.limit));
                 step = step.min(backing.room_below(most)).max(1);
             }
             let began = Instant::now();
             let most = soft.map_or(u64::MAX, |soft| soft.bytes);
-            let grown = match self.grow(&mut locked, Want::More { bytes: step }, most) {
+            let grown = match locked.grow(Want::More { bytes: step }, most) {
                 Ok(Some(grown)) => grown,
                 Ok(None) => return Err(self.full(NoRoom::SoftLimit { bytes: most }, bytes, 1)),
                 Err(error) => return Err(self.explained(error, bytes, 1)),
@@ -298,7 +284,7 @@ impl HeapInner {
             let left = more.saturating_sub(added);
             told(added, left)?;
             if left > 0 {
-                thread::sleep(self.growth.rest_after(took));
+                thread::sleep(self.supply.rest_after(took));
             }
             if ahead {
                 // No thread waits for this. Waking up from the lock takes a waiting thread longer than this
@@ -313,16 +299,16 @@ impl HeapInner {
         self.collect_or_log();
         self.empty_all_caches();
         let (mut bytes, mut error) = (0, None);
-        let mut locked = self.locked();
+        let mut locked = self.supply.locked();
         // From the end, so that the remaining free memory is contiguous.
-        let mut end = self.limit;
+        let mut end = self.facts.limit;
         while let Some(chunk) = self.take_idle(locked.backing()?, end, keep) {
             let began = Instant::now();
             end = chunk.start;
             let backing = locked.backing()?;
             let given = backing.give_back(chunk);
             bytes += given.bytes();
-            self.set_budget(backing.backed());
+            self.front.budget.follow(backing.backed());
             let joins = backing.joins();
             let mut core = self.core();
             for kept in given.kept {
@@ -351,11 +337,6 @@ impl HeapInner {
     }
 }
 
-fn ended() -> Error {
-    Error::invalid("heap", "its memory was given back")
-}
-
 mod caches;
-mod paced;
 #[cfg(test)]
 mod tests;

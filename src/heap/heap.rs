@@ -12,7 +12,6 @@ use super::inner::HeapInner;
 use super::piece::{Key, Piece};
 use super::{Block, HeapStats, Occupancy};
 use crate::driver::{DevicePtr, Driver};
-use crate::per_driver::lock;
 use crate::{Error, Progress, Result};
 
 /// Suballocates blocks of memory on a node, for the CPU and the GPUs, at the cost of a good `malloc`. Clones
@@ -265,24 +264,26 @@ impl Heap {
 
     /// Returns the number of bytes that have memory now.
     pub fn backed(&self) -> u64 {
-        lock(&self.inner.backing)
+        self.inner
+            .supply
+            .backing()
             .as_ref()
             .map_or(0, Backing::backed)
     }
 
     /// Returns the most bytes that can have memory.
     pub fn limit(&self) -> u64 {
-        self.inner.limit
+        self.inner.facts.limit
     }
 
     /// Returns the heap's first address.
     pub fn device_ptr(&self) -> DevicePtr {
-        DevicePtr(self.inner.start)
+        DevicePtr(self.inner.facts.start)
     }
 
     /// Returns the heap's driver.
     pub fn driver(&self) -> &Driver {
-        &self.inner.driver
+        &self.inner.facts.driver
     }
 }
 
@@ -297,7 +298,7 @@ impl Clone for Heap {
 
 impl Drop for Heap {
     fn drop(&mut self) {
-        if !self.inner.born.is_current() {
+        if !self.inner.facts.born.is_current() {
             // In a forked child: the memory is the parent's and stays as it is.
             std::mem::forget(Arc::clone(&self.inner));
             return;

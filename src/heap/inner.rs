@@ -1,69 +1,37 @@
 //! The state that a heap's handles, blocks and threads share.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::{Arc, Weak};
 
-use super::backing::{Backing, Plan};
-use super::cache::{
-    Depot, Inbox, Inside, Load, Magazine, Members, Reserved, Shards, Visitor, member,
-};
-use super::classes::{CLASSES, Class};
-use super::core::{Core, GRANULE, Owner, PageMap};
+use super::backing::{Backing, Supply};
+use super::cache::{Front, Inside, Reserved, Visitor, member};
+use super::classes::Class;
+use super::core::{Core, Owner, PageMap};
+use super::counters::Counters;
 use super::debug::{HeapMemory, Watch};
-use super::deferred::Deferred;
+use super::deferred::Deferral;
+use super::facts::Facts;
 use super::grower::Signal;
 use super::lifetime::Lifetime;
-use super::limits::SoftLimit;
 use super::options::HeapOptions;
 use super::piece::{Key, Kind, Piece};
-use crate::driver::{Access, Driver, Location};
-use crate::fork::Generation;
-use crate::{Error, Growth, Result};
-
-/// The most full magazines of a class that wait for a thread.
-const DEPOT: usize = 4;
-
-/// While threads share the core, each may cache at most this fraction (1/16) of the heap's addresses.
-const SHARED_PART: u64 = 16;
+use crate::driver::Driver;
+use crate::{Error, Result};
 
 /// A value on cache lines of its own, because all threads write to it.
 #[repr(align(128))]
 pub(super) struct Apart<T>(pub(super) T);
 
 /// The heap's shared state; see the module.
+///
+/// Each part's type says which locks it has. Their order: `lifetime`, the supply's, the front's, a thread's cache,
+/// the watch's, the core. The deferral's stand beside these, as it says.
 pub(super) struct HeapInner {
     /// For threads and blocks that need to keep the heap alive.
     pub(super) this: Weak<Self>,
-    /// Unique in this process, never reused.
-    pub(super) id: u64,
-    /// The address of offset 0.
-    pub(super) start: u64,
-    pub(super) limit: u64,
-    pub(super) host: Access,
-    /// Whether chunks can be exported: importers may write anywhere in them.
-    pub(super) exportable: bool,
-    /// `None` if the chunks lie in several places.
-    pub(super) location: Option<Location>,
-    pub(super) driver: Driver,
-    pub(super) scrub: bool,
+    pub(super) facts: Facts,
     /// State of the debug mode.
     pub(super) watch: Option<Watch>,
-    /// The process that created the heap. A forked child frees nothing.
-    pub(super) born: Generation,
-    /// The process in which freeing a block needs no scrubbing, checking or lookup.
-    pub(super) plain_in: Generation,
-    /// A GPU that may write the memory, if any.
-    pub(super) gpu: Option<i32>,
-    pub(super) soft_limit: Option<SoftLimit>,
-    pub(super) thread_cache: u64,
-    /// Granules of larger blocks that a thread may cache.
-    pub(super) budget: AtomicU64,
-    /// The highest value that `budget` ever had.
-    pub(super) most_budget: AtomicU64,
-    /// The same while several threads use the core, if it is more.
-    pub(super) shared_budget: u64,
-    /// How often the heap took the caches of all threads.
-    pub(super) takings: AtomicU64,
     /// Set once, by [`close`](Self::close).
     pub(super) closed: AtomicBool,
     pub(super) handles: Apart<AtomicUsize>,
@@ -74,34 +42,15 @@ pub(super) struct HeapInner {
         allow(dead_code, reason = "for collections")
     )]
     pages: Arc<PageMap>,
-    /// Frees that found the core busy: the next thread that enters the core applies them first.
-    pub(super) inbox: Apart<Inbox<Load>>,
-    /// Full magazines, from threads that free to threads that allocate.
-    pub(super) depots: [Depot<Magazine>; CLASSES],
-    pub(super) shards: Shards,
-    pub(super) members: Mutex<Members>,
-    /// Tracks whether the memory is mapped. Entered before `collecting` and `waiting`, and so before all
-    /// locks.
+    pub(super) front: Front,
+    /// Tracks whether the memory is mapped. Entered before the deferral's turns, and so before all locks.
     pub(super) lifetime: Lifetime,
-    /// `None` once all memory is given back.
-    pub(super) backing: Mutex<Option<Backing>>,
-    /// Growth that other threads may wait for has ended.
-    pub(super) grown: Condvar,
-    pub(super) growth: Growth,
-    pub(super) deferred: Mutex<Option<Deferred<Piece>>>,
-    /// Held by the thread that collects blocks whose work has finished.
-    pub(super) collecting: Mutex<()>,
-    /// Held by the thread that waits for all deferred blocks.
-    pub(super) waiting: Mutex<()>,
-    /// How many blocks the waiting thread has taken out of `deferred`; written with `deferred` locked.
-    pub(super) awaited: AtomicUsize,
-    pub(super) wait_for_gpu: bool,
+    pub(super) supply: Supply,
+    pub(super) deferral: Deferral<Piece>,
     pub(super) grower: Arc<Signal>,
     #[cfg(feature = "share")]
     pub(super) shares: super::share::Shares,
-    pub(super) failed: AtomicU64,
-    /// Frees of blocks that were not in use, not yet [reported](Self::tell).
-    pub(super) strays: AtomicU64,
+    pub(super) counters: Counters,
 }
 
 impl HeapInner {
@@ -110,59 +59,27 @@ impl HeapInner {
         backing: Backing,
         options: &HeapOptions,
     ) -> Result<Arc<Self>> {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        let start = backing.start().0;
-        let core = Core::new(start, backing.limit())?;
-        let pages = Arc::clone(core.pages());
-        let born = Generation::current();
-        let host = backing.host_access();
-        let gpu = gpu_that_writes(driver, &options.plan);
-        let watch = |debug| Watch::new(debug, HeapMemory::new(start, driver, host, gpu));
+        let core = Core::new(backing.start().0, backing.limit())?;
+        let facts = Facts::new(driver, &backing, options);
+        let memory = || HeapMemory::new(facts.start, driver, facts.host, facts.gpu);
+        let watch = |debug| Watch::new(debug, memory());
+        let watch = options.debug.clone().map(watch);
         let inner = |this: &Weak<Self>| Self {
-            pages,
             this: Weak::clone(this),
-            id: NEXT.fetch_add(1, Relaxed),
-            start,
-            limit: backing.limit(),
-            host,
-            exportable: backing.is_exportable(),
-            location: only(&options.plan.nodes),
-            driver: driver.clone(),
-            scrub: options.scrub_on_free,
-            watch: options.debug.clone().map(watch),
-            born,
-            plain_in: match options.scrub_on_free || options.debug.is_some() {
-                true => Generation::NEVER,
-                false => born,
-            },
-            gpu,
-            soft_limit: options.soft_limit.clone(),
-            thread_cache: options.thread_cache,
-            budget: AtomicU64::new(0),
-            most_budget: AtomicU64::new(0),
-            shared_budget: options.thread_cache.min(backing.limit() / SHARED_PART) / GRANULE,
-            takings: AtomicU64::new(0),
+            watch,
             closed: AtomicBool::new(false),
             handles: Apart(AtomicUsize::new(1)),
+            pages: Arc::clone(core.pages()),
             core: Reserved::new(core),
-            inbox: Apart(Inbox::new()),
-            depots: std::array::from_fn(|_| Depot::new(DEPOT)),
-            shards: Shards::new(backing.limit()),
-            members: Mutex::default(),
+            front: Front::new(options.thread_cache, facts.limit),
             lifetime: Lifetime::new(),
-            backing: Mutex::new(Some(backing)),
-            grown: Condvar::new(),
-            growth: options.plan.growth.unwrap_or_default(),
-            deferred: Mutex::new(Some(Deferred::new(driver))),
-            collecting: Mutex::default(),
-            waiting: Mutex::default(),
-            awaited: AtomicUsize::new(0),
-            wait_for_gpu: options.wait_for_gpu,
+            supply: Supply::new(backing, options.plan.growth.unwrap_or_default()),
+            deferral: Deferral::new(driver),
             grower: Arc::new(Signal::new(options.grow_ahead)),
             #[cfg(feature = "share")]
             shares: super::share::Shares::default(),
-            failed: AtomicU64::new(0),
-            strays: AtomicU64::new(0),
+            counters: Counters::new(),
+            facts,
         };
         Ok(Arc::new_cyclic(inner))
     }
@@ -201,8 +118,8 @@ impl HeapInner {
 
     #[inline]
     fn drain(&self, core: &mut Core) {
-        if !self.inbox.0.is_empty() {
-            for load in self.inbox.0.take_all() {
+        if self.front.has_loads() {
+            for load in self.front.take_loads() {
                 self.take_in(core, load);
             }
         }
@@ -232,7 +149,7 @@ impl HeapInner {
         if let Some(watch) = &self.watch {
             return watch.piece_at(address, bytes, align);
         }
-        let offset = address.wrapping_sub(self.start);
+        let offset = address.wrapping_sub(self.facts.start);
         if let Some(class) = Class::of(bytes, align) {
             return Ok(Piece::small(offset, bytes, class));
         }
@@ -242,30 +159,5 @@ impl HeapInner {
         };
         let key = Key::range(node, Core::range_granules(bytes) as u32); // no more than the block has
         Ok(Piece { offset, bytes, key })
-    }
-}
-
-fn only(nodes: &[Location]) -> Option<Location> {
-    match *nodes {
-        [node] => Some(node),
-        _ => None,
-    }
-}
-
-fn gpu_that_writes(driver: &Driver, plan: &Plan) -> Option<i32> {
-    let ordinal = |location| match location {
-        Location::Device(gpu) => Some(gpu),
-        _ => None,
-    };
-    match &plan.access.gpus {
-        Some(gpus) => gpus
-            .iter()
-            .filter(|desc| desc.access == Access::ReadWrite)
-            .find_map(|desc| ordinal(desc.location)),
-        None => plan
-            .nodes
-            .iter()
-            .find_map(|&node| ordinal(node))
-            .or_else(|| driver.device_count().ok().filter(|&n| n > 0).map(|_| 0)),
     }
 }

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 
-use super::cache::{Biased, Home, Member, Tally, member};
+use super::cache::{Biased, Home, Member, member};
 use super::inner::HeapInner;
 use super::piece::Piece;
 use crate::per_driver::lock;
@@ -14,22 +14,26 @@ use crate::per_driver::lock;
 impl Home for HeapInner {
     #[inline]
     fn id(&self) -> u64 {
-        self.id
+        self.facts.id
     }
 
     fn join(&self) -> Option<Arc<Member>> {
-        let mut members = lock(&self.members);
+        let mut members = lock(&self.front.members);
         // Debug mode caches nothing, so every block takes the slow path.
         if members.closed || self.watch.is_some() {
             return None;
         }
-        let member = Arc::new(Member::new(self.this.clone(), self.id, self.born));
+        let member = Arc::new(Member::new(
+            self.this.clone(),
+            self.facts.id,
+            self.facts.born,
+        ));
         members.list.push(Arc::clone(&member));
         Some(member)
     }
 
     fn leave(&self, member: &Arc<Member>) {
-        let mut members = lock(&self.members);
+        let mut members = lock(&self.front.members);
         let Some(at) = members.list.iter().position(|m| Arc::ptr_eq(m, member)) else {
             return; // closed: closing has emptied the cache
         };
@@ -46,29 +50,6 @@ impl Home for HeapInner {
 }
 
 impl HeapInner {
-    /// Returns what users hold, and the bytes that threads cache.
-    pub(super) fn tally(&self) -> (Tally, u64) {
-        let members = lock(&self.members);
-        let held = members.hold_all();
-        let mut tally = members.tally;
-        let mut kept = 0;
-        for local in &held {
-            tally.add(&local.tally);
-            kept += local.bytes();
-        }
-        (tally, kept)
-    }
-
-    /// Returns the number of threads that have a cache.
-    pub(super) fn threads(&self) -> usize {
-        lock(&self.members).list.len()
-    }
-
-    /// Updates the counts for a thread that has no cache.
-    pub(super) fn note_without_member(&self, note: impl FnOnce(&mut Tally)) {
-        note(&mut lock(&self.members).tally);
-    }
-
     /// Frees a block from a thread without a cache. The last block of a closed heap ends the heap.
     ///
     /// # Safety
@@ -97,7 +78,7 @@ impl HeapInner {
 
     /// Counts a block that is in no cache as freed.
     pub(super) fn count_freed(self: &Arc<Self>, bytes: u64) {
-        let mut members = lock(&self.members);
+        let mut members = lock(&self.front.members);
         members.tally.free(bytes);
         let last = members.closed && members.tally.is_even();
         let orphan = last.then(|| members.orphan.take());
@@ -112,7 +93,7 @@ impl HeapInner {
     pub(super) fn close(self: &Arc<Self>) {
         self.closed.store(true, Release);
         self.grower.stop();
-        let mut members = lock(&self.members);
+        let mut members = lock(&self.front.members);
         members.closed = true;
         let list = std::mem::take(&mut members.list);
         let mut held = Biased::hold_all(list.iter().map(|member| &member.local));
@@ -148,8 +129,8 @@ impl HeapInner {
         if !self.lifetime.end() {
             return;
         }
-        let deferred = lock(&self.deferred).take();
-        let backing = lock(&self.backing).take();
+        let deferred = self.deferral.deferred().take();
+        let backing = self.supply.backing().take();
         let Some(mut deferred) = deferred else {
             return;
         };

@@ -114,7 +114,7 @@ impl Heap {
             return Err(Error::invalid("stream", why));
         }
         let inner = self.inner();
-        let keeps_none = inner.scrub || inner.watch.is_some();
+        let keeps_none = inner.facts.scrub || inner.watch.is_some();
         Ok(OnStream {
             heap: self.clone(),
             stream: stream.clone(),
@@ -221,7 +221,7 @@ impl OnStream {
     }
 
     fn is_at_home(&self) -> bool {
-        self.heap.inner().born.is_current()
+        self.heap.inner().facts.born.is_current()
     }
 }
 
@@ -291,7 +291,7 @@ impl StreamBlock<'_> {
         let have = self.block.cpu()?;
         self.home.stream.expect_no_capture()?;
         self.home.stream.synchronize()?;
-        let writable = self.block.heap().host == Access::ReadWrite;
+        let writable = self.block.heap().facts.host == Access::ReadWrite;
         // SAFETY: `have` shows that the block's memory is mapped and granted for as long as it lives. `len` is at most what
         // the block takes, in units larger than a word; safe code reaches the bytes through atomic views only.
         Ok(unsafe {

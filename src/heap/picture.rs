@@ -13,9 +13,9 @@ impl HeapInner {
     /// Holds all locks at once, in their order, so that every block is in exactly one place. `deferred` comes
     /// first: no other code takes a lock while it holds `deferred`.
     pub(super) fn occupancy(&self) -> Occupancy {
-        let deferred = lock(&self.deferred);
-        let backing = lock(&self.backing);
-        let members = lock(&self.members);
+        let deferred = self.deferral.deferred();
+        let backing = self.supply.backing();
+        let members = lock(&self.front.members);
         let mut held = members.hold_all();
         let quarantine = self.watch.as_ref().map(|watch| watch.quarantine());
         let deferred: Vec<Range<u64>> = deferred
@@ -48,7 +48,7 @@ impl HeapInner {
             .into_iter()
             .fold(in_order(&out), |left, taken| without(&left, taken));
         Occupancy {
-            limit: self.limit,
+            limit: self.facts.limit,
             chunks: backing
                 .iter()
                 .flat_map(|backing| backing.chunks().map(drawn))

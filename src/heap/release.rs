@@ -1,14 +1,12 @@
 //! Deferred frees: many blocks at once, and the wait for all of them.
 
 use std::fmt;
-use std::sync::atomic::Ordering::Relaxed;
 
 use super::debug::blocks;
 use super::inner::HeapInner;
 use super::lifetime::Mapped;
 use super::piece::Piece;
 use super::{Block, Heap};
-use crate::per_driver::lock;
 use crate::{Error, Result, Stream};
 
 impl Heap {
@@ -41,7 +39,7 @@ impl Heap {
             let offsets = freed.iter().map(|piece| piece.offset);
             offsets.for_each(|offset| watch.defer(offset, place));
         }
-        let refused = match lock(&heap.deferred).as_mut() {
+        let refused = match heap.deferral.deferred().as_mut() {
             Some(deferred) => deferred.after_stream_all(stream, pieces).err(),
             None => None, // unreachable: the handle keeps the heap alive
         };
@@ -86,37 +84,14 @@ impl HeapInner {
         let Some(mapped) = self.lifetime.enter() else {
             return Ok(0);
         };
-        // One thread at a time: a second one would not see the blocks that the first waits for.
-        let turn = lock(&self.waiting);
-        let mut taken = {
-            let mut deferred = lock(&self.deferred);
-            let Some(deferred) = deferred.as_mut().filter(|all| all.pending() > 0) else {
-                return Ok(0);
-            };
-            let taken = deferred.take();
-            self.awaited.store(taken.pending(), Relaxed);
-            taken
-        };
-        let mut passed = Vec::new();
-        let result = taken.drain(&mut passed);
-        self.take_back_all_passed(&passed, &mapped);
-        let mut deferred = lock(&self.deferred);
-        self.awaited.store(0, Relaxed);
-        if let Some(deferred) = deferred.as_mut() {
-            deferred.put_back(taken);
-        }
-        drop(deferred);
-        drop(turn);
+        let take_back = |passed: &[Piece]| self.take_back_all_passed(passed, &mapped);
+        let result = self.deferral.wait(take_back);
         drop(mapped);
-        self.tell();
-        result.map(|()| passed.len())
-    }
-
-    /// Returns the number of blocks that wait for GPU work, including those that a thread waits for.
-    pub(super) fn deferred_blocks(&self) -> usize {
-        let deferred = lock(&self.deferred);
-        let waiting = deferred.as_ref().map_or(0, |deferred| deferred.pending());
-        waiting + self.awaited.load(Relaxed)
+        // Without a block nothing was taken back.
+        if result != Ok(0) {
+            self.tell();
+        }
+        result
     }
 
     /// Returns blocks whose GPU work has finished to the core.
@@ -178,7 +153,6 @@ mod tests {
 
     use crate::driver::sim::Machine;
     use crate::driver::{Call, Code, NodeId};
-    use crate::per_driver::lock;
     use crate::{Driver, Heap, Stream};
 
     #[test]
@@ -196,7 +170,7 @@ mod tests {
         let sim = driver.sim().unwrap();
         let asked = sim.count(Call::EventQuery);
         sim.fail(Call::EventQuery, 1, Code::NOT_READY);
-        let first = lock(&heap.inner().waiting);
+        let first = heap.inner().deferral.turn_to_wait();
         thread::scope(|scope| {
             let second = scope.spawn(|| heap.allocate(all).map(drop));
             while sim.count(Call::EventQuery) == asked {

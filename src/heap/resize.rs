@@ -81,7 +81,7 @@ impl HeapInner {
             if !self.can_shrink(offset) {
                 return false;
             }
-            if self.scrub {
+            if self.facts.scrub {
                 // SAFETY: the caller's promise.
                 let zeroed = unsafe { self.zero_range(piece.offset + new, old - new) };
                 if let Err(error) = zeroed {
@@ -127,14 +127,14 @@ impl HeapInner {
     #[cold]
     fn grow_behind(&self, node: RangeId, bytes: u64) -> bool {
         // Growth elsewhere holds the lock while the driver works: most blocks need not wait for it.
-        let possible = !self.exportable
+        let possible = !self.facts.exportable
             && bytes <= MAX_RANGE
             && !self.closed.load(Relaxed)
             && self.core().end_of_memory_behind(node).is_some();
         if !possible {
             return false;
         }
-        let mut locked = self.locked();
+        let mut locked = self.supply.locked();
         // No other thread adds memory meanwhile, but others may still take the free bytes behind the block.
         let Some((start, memory_end)) = self.core().end_of_memory_behind(node) else {
             return false;
@@ -146,8 +146,12 @@ impl HeapInner {
                 memory_end,
                 end,
             };
-            let most = self.soft_limit.as_ref().map_or(u64::MAX, |soft| soft.bytes);
-            let grown = self.grow(&mut locked, want, most);
+            let most = self
+                .facts
+                .soft_limit
+                .as_ref()
+                .map_or(u64::MAX, |soft| soft.bytes);
+            let grown = locked.grow(want, most);
             match (grown, locked.backing()) {
                 (Ok(Some(grown)), Ok(backing)) => {
                     return self.with_new(backing, grown).extend(node, bytes);
@@ -168,7 +172,8 @@ impl HeapInner {
             Some(())
         });
         if counted.is_none() {
-            self.note_without_member(|tally| tally.resize(old, new));
+            self.front
+                .note_without_member(|tally| tally.resize(old, new));
         }
     }
 }

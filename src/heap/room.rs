@@ -13,7 +13,7 @@ impl HeapInner {
     /// Refuses a request that no amount of memory could satisfy.
     pub(super) fn check_possible(&self, bytes: u64, align: u64) -> Result<()> {
         // A block that can be shared lies in one chunk.
-        let most = match self.exportable {
+        let most = match self.facts.exportable {
             true => Growth::MAX_CHUNK,
             false => MAX_RANGE,
         };
@@ -25,15 +25,15 @@ impl HeapInner {
                 format!("at most {most} bytes"),
             ));
         }
-        if bytes > self.limit {
+        if bytes > self.facts.limit {
             return Err(self.full(NoRoom::Limit, bytes, align));
         }
-        let first = self.start.checked_next_multiple_of(align);
+        let first = self.facts.start.checked_next_multiple_of(align);
         let end = first.and_then(|first| first.checked_add(bytes));
-        match end.is_some_and(|end| end <= self.start + self.limit) {
+        match end.is_some_and(|end| end <= self.facts.start + self.facts.limit) {
             true => Ok(()),
             false => {
-                let (start, limit) = (self.start, self.limit);
+                let (start, limit) = (self.facts.start, self.facts.limit);
                 let why = format!(
                     "{bytes} bytes at a multiple of {align} lie nowhere in the heap's {limit} bytes of \
                      addresses from {start:#x} on: take a smaller one, or a larger limit"
@@ -57,7 +57,7 @@ impl HeapInner {
                 align > GRANULE,
             ),
         };
-        let available = free.saturating_add(self.limit.saturating_sub(total));
+        let available = free.saturating_add(self.facts.limit.saturating_sub(total));
         let why = match why {
             NoRoom::Limit if aligned && need <= largest_free => NoRoom::Alignment,
             NoRoom::Limit if need <= available => NoRoom::Fragments,
@@ -68,7 +68,7 @@ impl HeapInner {
             align,
             guards: 0,
             why,
-            limit: self.limit,
+            limit: self.facts.limit,
             used: total.saturating_sub(free),
             free,
             largest_free,

@@ -5,10 +5,9 @@
 //! free return to it by its post (`cache/shards.rs`). Wherever the cache of a thread is emptied, so is its shard:
 //! the segments return to the core with the blocks in use, and the core is as if it had given none.
 
-use super::cache::{Kept, Local, Own, Post, UNIT, Visitor, member};
+use super::cache::{Kept, Local, Own, UNIT, Visitor, member};
 use super::core::{Core, Extent, GRANULE};
 use super::inner::HeapInner;
-use crate::per_driver::lock;
 
 /// The largest blocks that come from a shard, in bytes. From a large one come blocks up to twice that, which are at
 /// most this part of it: its next segments are several times as large as they.
@@ -38,7 +37,7 @@ fn segments(first: u64, total: u64, bytes: u64) -> impl Iterator<Item = u64> {
 impl HeapInner {
     /// Returns the bytes of the first segment; 0 if threads may keep too little for one.
     fn first_segment(&self) -> u64 {
-        FIRST.min(self.shared_budget * GRANULE) / LEAST_FIRST * LEAST_FIRST
+        FIRST.min(self.front.budget.shared() * GRANULE) / LEAST_FIRST * LEAST_FIRST
     }
 
     /// Notes that threads share the core now. Gives a thread that shares it often a shard.
@@ -54,7 +53,7 @@ impl HeapInner {
 
     fn open_shard(&self, local: &mut Local) {
         if self.first_segment() > 0
-            && let Some((id, post)) = self.shards.claim()
+            && let Some((id, post)) = self.front.shards.claim()
         {
             let shard = self.with_core(&mut local.visitor, |core| core.new_shard());
             local.shard = Some(Box::new(Own {
@@ -125,7 +124,7 @@ impl HeapInner {
                 own.hold_off = HOLD_OFF;
                 return None;
             };
-            self.shards.set(fed, own.id);
+            self.front.shards.set(fed, own.id);
             // Before the core is left: a thread that finds these bytes in neither place may refuse a request.
             kept.note_shard(own.shard.free_bytes());
             own.look_at = own.shard.free_bytes() + first;
@@ -152,10 +151,10 @@ impl HeapInner {
     /// Sends a block to another thread's shard; returns `false` if it is the core's or this thread's.
     #[inline(never)]
     pub(super) fn send_abroad(&self, local: &mut Local, extent: Extent) -> bool {
-        let id = self.shards.of(extent.offset);
+        let id = self.front.shards.of(extent.offset);
         let abroad = id != 0 && local.shard.as_ref().is_none_or(|own| own.id != id);
         if abroad {
-            let send = |id, blocks| self.shards.send(id, blocks);
+            let send = |id, blocks| self.front.shards.send(id, blocks);
             local.medium.send_abroad(id, extent, send);
         }
         abroad
@@ -167,11 +166,11 @@ impl HeapInner {
         let Some(own) = &mut local.shard else {
             return false;
         };
-        if self.shards.of(extent.offset) != own.id {
+        if self.front.shards.of(extent.offset) != own.id {
             return false;
         }
         if !own.shard.free(extent.node()) {
-            self.note_strays(1);
+            self.counters.note_strays(1);
         }
         let free = own.shard.free_bytes();
         local.kept.note_shard(free);
@@ -190,7 +189,7 @@ impl HeapInner {
     /// Sorts out what leaves the cache but does not belong to the core.
     #[inline]
     pub(super) fn sort_leaving(&self, local: &mut Local) {
-        if self.shards.are_used() && !local.medium.leaving().is_empty() {
+        if self.front.shards.are_used() && !local.medium.leaving().is_empty() {
             self.sort_all(local);
         }
     }
@@ -230,7 +229,7 @@ impl HeapInner {
 
     fn take_segment(&self, core: &mut Core, own: &mut Own, number: usize) {
         if let Some(range) = core.take_segment(&mut own.shard, number) {
-            self.shards.set(range, 0);
+            self.front.shards.set(range, 0);
         }
     }
 
@@ -246,7 +245,7 @@ impl HeapInner {
     pub(super) fn end_shard(&self, core: &mut Core, local: &mut Local) {
         if let Some(own) = local.shard.take() {
             core.end_shard(own.shard);
-            self.shards.release(own.id);
+            self.front.shards.release(own.id);
         }
     }
 
@@ -259,55 +258,37 @@ impl HeapInner {
         offset: u64,
         f: impl FnOnce(&mut Own) -> R,
     ) -> std::result::Result<R, u8> {
-        let called = self.shards.are_used().then(|| {
+        let called = self.front.shards.are_used().then(|| {
             member::with(self, |local| {
                 let own = local.shard.as_mut()?;
-                let result = (self.shards.of(offset) == own.id).then(|| f(own))?;
+                let result = (self.front.shards.of(offset) == own.id).then(|| f(own))?;
                 local.kept.note_shard(own.shard.free_bytes());
                 Some(result)
             })
         });
-        called.flatten().ok_or_else(|| self.shards.of(offset))
+        called.flatten().ok_or_else(|| self.front.shards.of(offset))
     }
 
     /// Opens all posts for what is the core's by now; the rest stays there.
     pub(super) fn open_posts(&self, core: &mut Core) {
-        for post in self.shards.posts() {
+        for post in self.front.shards.posts() {
             let mut rest = Vec::new();
-            post.open(|extent| match self.shards.of(extent.offset) {
+            post.open(|extent| match self.front.shards.of(extent.offset) {
                 0 => self.give_range(core, extent.node()),
                 id => rest.push((id, extent)),
             });
             for (id, extent) in rest {
-                self.shards.send(id, vec![extent]);
+                self.front.shards.send(id, vec![extent]);
             }
         }
     }
 
     /// Returns a block to the core, or to the post of the shard that has it.
     pub(super) fn give_or_send(&self, core: &mut Core, extent: Extent) {
-        match self.shards.of(extent.offset) {
+        match self.front.shards.of(extent.offset) {
             0 => self.give_range(core, extent.node()),
-            id => self.shards.send(id, vec![extent]),
+            id => self.front.shards.send(id, vec![extent]),
         }
-    }
-
-    /// Returns whether shards have so much free that growth by `bytes` may be unnecessary.
-    pub(super) fn shards_have_much(&self, bytes: u64, backed: u64) -> bool {
-        const PART: u64 = 4;
-        self.shards.are_used()
-            && self.posted() + self.sum_of_shards(Kept::shard) > bytes.max(backed / PART)
-    }
-
-    /// Returns the bytes in all posts, or more.
-    pub(super) fn posted(&self) -> u64 {
-        self.shards.posts().map(Post::bytes).sum()
-    }
-
-    /// Adds up what `f` returns for all threads.
-    pub(super) fn sum_of_shards(&self, f: impl Fn(&Kept) -> u64) -> u64 {
-        let members = lock(&self.members);
-        members.list.iter().map(|member| f(&member.kept)).sum()
     }
 }
 

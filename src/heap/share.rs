@@ -5,7 +5,6 @@ use std::sync::Arc;
 use egmem_share::Shared;
 
 use super::Block;
-use crate::per_driver::lock;
 use crate::{Error, Result};
 
 pub(super) use self::chunks::Shares;
@@ -69,7 +68,7 @@ impl Block {
     /// As [`share`](Self::share).
     pub fn share_arc(self: Arc<Self>) -> Result<Shared> {
         let heap = self.heap();
-        let backing = lock(&heap.backing);
+        let backing = heap.supply.backing();
         // Every block has a chunk behind it.
         let chunk = backing.as_ref().and_then(|all| all.chunk_at(self.offset()));
         let chunk = chunk.filter(|chunk| chunk.memory().props().handle_types.bits() != 0);

@@ -1,12 +1,9 @@
 //! Statistics of a heap.
 
-use std::sync::atomic::Ordering::Relaxed;
-
 use serde::{Deserialize, Serialize};
 
 use super::classes::Class;
 use super::inner::HeapInner;
-use crate::per_driver::lock;
 
 /// A heap's statistics at one moment, from [`Heap::stats`](super::Heap::stats). Sizes are in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -105,21 +102,21 @@ impl HeapStats {
 
 impl HeapInner {
     pub(super) fn stats(&self) -> HeapStats {
-        let (tally, kept) = self.tally();
-        let deferred = self.deferred_blocks();
+        let (tally, kept) = self.front.tally();
+        let deferred = self.deferral.pending();
         let mut stats = HeapStats {
             live_blocks: tally.live(),
             live: tally.live_bytes(),
             deferred_blocks: deferred as u64,
-            limit: self.limit,
+            limit: self.facts.limit,
             allocated_blocks: tally.allocated,
             freed_blocks: tally.freed,
-            failed: self.failed.load(Relaxed),
-            cache_takings: self.takings.load(Relaxed),
-            threads: self.threads() as u64,
+            failed: self.counters.failed(),
+            cache_takings: self.counters.takings(),
+            threads: self.front.threads() as u64,
             ..HeapStats::default()
         };
-        if let Some(backing) = lock(&self.backing).as_ref() {
+        if let Some(backing) = self.supply.backing().as_ref() {
             let counts = backing.counts();
             stats.driver = DriverCounts {
                 create: counts.create,
@@ -142,7 +139,7 @@ impl HeapInner {
         let idle = stats.free + free_in_slabs + slab_ends;
         let out = stats.backed.saturating_sub(idle);
         stats.used_high_water = core.used_high_water();
-        let waiting: u64 = self.waiting_bytes();
+        let waiting: u64 = self.front.waiting_bytes();
         stats.cached = (kept + waiting).min(out);
         stats.quarantined = quarantined.min(out - stats.cached);
         stats.used = out - stats.cached - stats.quarantined;

@@ -28,23 +28,23 @@ impl HeapInner {
     /// # Safety
     /// As [`zero`](Self::zero).
     pub(super) unsafe fn zero_range(&self, offset: u64, bytes: u64) -> Result<()> {
-        let start = DevicePtr(self.start + offset);
-        if self.host == Access::ReadWrite {
+        let start = DevicePtr(self.facts.start + offset);
+        if self.facts.host == Access::ReadWrite {
             // SAFETY: the heap's memory is mapped and granted while it has blocks. Nothing else uses a byte
             // of this block, and blocks are whole words.
             let view = unsafe { CpuView::new(start, bytes, true) };
             return view.fill(0, bytes, 0);
         }
-        let Some(gpu) = self.gpu else {
+        let Some(gpu) = self.facts.gpu else {
             return Err(Error::NotAccessible {
                 who: Location::Host,
-                have: self.host,
+                have: self.facts.host,
                 need: Access::ReadWrite,
             });
         };
         // Another thread may be capturing its streams.
-        let _relaxed = Relaxed::new(&self.driver);
-        let stream = Stream::new(&self.driver, gpu)?;
+        let _relaxed = Relaxed::new(&self.facts.driver);
+        let stream = Stream::new(&self.facts.driver, gpu)?;
         // SAFETY: as above; the work ends before this returns.
         let put = unsafe { stream.memset_async(start, 0, bytes) };
         put.and(stream.synchronize())
@@ -56,7 +56,7 @@ impl HeapInner {
     /// As [`free`](Self::free).
     #[inline]
     pub(super) unsafe fn release(&self, piece: &Piece) {
-        if self.plain_in.is_current() {
+        if self.facts.plain_in.is_current() {
             // SAFETY: the caller's promise.
             unsafe { self.free(piece) }
         } else {
@@ -68,7 +68,7 @@ impl HeapInner {
     #[cold]
     #[inline(never)]
     unsafe fn release_with_care(&self, piece: &Piece) {
-        if !self.born.is_current() {
+        if !self.facts.born.is_current() {
             // In a forked child: locks may never be released, and the bytes are the parent's.
             return;
         }
@@ -126,7 +126,7 @@ impl HeapInner {
     /// # Safety
     /// As [`zero`](Self::zero).
     unsafe fn may_be_used_again(&self, piece: &Piece) -> bool {
-        if !self.scrub {
+        if !self.facts.scrub {
             return true;
         }
         // SAFETY: the caller's promise.

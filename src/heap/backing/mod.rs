@@ -16,6 +16,7 @@ mod fit;
 mod grow;
 mod order;
 mod plan;
+mod supply;
 #[cfg(test)]
 mod tests;
 
@@ -30,6 +31,7 @@ pub(crate) use order::Order;
 #[cfg(test)]
 use plan::DEFAULT_CHUNK;
 pub(crate) use plan::Plan;
+pub(crate) use supply::{Locked, Supply};
 
 use super::core::MAX_RANGE;
 use crate::driver::{Access, Code, DevicePtr, Driver, HandleTypes};

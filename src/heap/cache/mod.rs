@@ -1,16 +1,18 @@
 //! How a heap's threads cache blocks and hand them to each other: four small primitives. Loom (`ci/loom`) has
 //! run small models of each in all orders of events with up to three preemptions, and with the processor's
-//! fences: loom does not model `membarrier`.
+//! fences: loom does not model `membarrier`. [`Front`] has a heap's depots, its inbox and its threads.
 //!
 //! | | written by | read by | cost of the common case |
 //! |---|---|---|---|
 //! | [`Biased`] | its owner and its holders | the same | two plain stores, two loads |
 //! | [`Reserved`] | the thread inside, most often one visitor | the same | two plain stores, two loads |
-//! | [`Depot`] | any thread puts a box | any thread takes one | one compare-and-swap, one swap |
-//! | [`Inbox`] | any thread pushes | any thread drains all at once | one compare-and-swap for each push |
+//! | [`Depot`](depot::Depot) | any thread puts a box | any thread takes one | one compare-and-swap, one swap |
+//! | [`Inbox`](inbox::Inbox) | any thread pushes | any thread drains all at once | one compare-and-swap for each push |
 
 mod biased;
+mod budget;
 mod depot;
+mod front;
 mod inbox;
 mod kept;
 mod load;
@@ -25,15 +27,13 @@ pub(crate) mod sync;
 
 pub(crate) use self::{
     biased::Biased,
-    depot::Depot,
-    inbox::Inbox,
+    front::Front,
     kept::Kept,
     load::{Contents, Load},
-    local::{Local, Tally},
+    local::Local,
     magazine::Magazine,
     medium::{MAX_CACHED, Medium},
     member::{Home, Member},
-    members::Members,
     reserved::{Inside, Reserved, Visitor},
-    shards::{Own, Post, Shards, UNIT},
+    shards::{Own, UNIT},
 };

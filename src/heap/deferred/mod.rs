@@ -19,6 +19,7 @@
 //!
 //! To free many blocks at once, [`Deferred::after_stream_all`] needs one event for all.
 
+mod deferral;
 mod queue;
 #[cfg(test)]
 mod tests;
@@ -28,6 +29,7 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::thread::ThreadId;
 
+pub(crate) use self::deferral::Deferral;
 use self::queue::{Batch, Fate, Queue, Spares, fate};
 use crate::driver::{Driver, Relaxed, StreamHandle};
 use crate::stream::{Event, Held, Stream};

@@ -47,10 +47,11 @@ impl Decay {
     /// call. The caller needs no handle: in debug mode, where it would, there is no decay.
     pub(crate) fn look(&mut self, heap: &HeapInner) {
         // The core counts what is free in shards, and in their posts, as used.
-        let posted = heap.posted();
+        let posted = heap.front.posted();
         let posted_before = std::mem::replace(&mut self.posted, posted);
-        let idle = posted + heap.sum_of_shards(Kept::shard);
-        let least_idle = heap.sum_of_shards(Kept::take_least_in_shard) + posted.min(posted_before);
+        let idle = posted + heap.front.sum_of_shards(Kept::shard);
+        let least_idle =
+            heap.front.sum_of_shards(Kept::take_least_in_shard) + posted.min(posted_before);
         let (peak, used, backed) = {
             let mut core = heap.core();
             (core.take_peak(), core.used(), core.total())

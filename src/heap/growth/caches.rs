@@ -4,10 +4,7 @@
 //! that fail anyway would slow all other threads down. So a request is first compared with bounds that stop
 //! no thread, and refused if it cannot succeed.
 
-use std::sync::atomic::Ordering::Relaxed;
-
-use super::super::cache::Members;
-use super::super::core::{Core, GRANULE, MAX_RANGE, Outside, Request};
+use super::super::core::{Core, MAX_RANGE, Request};
 use super::super::inner::HeapInner;
 use crate::per_driver::lock;
 
@@ -23,7 +20,7 @@ impl HeapInner {
         let request = Request::new(bytes, align);
         // The bounds do not cover the quarantine, which is emptied together with the caches.
         if self.watch.is_none() {
-            let members = lock(&self.members);
+            let members = lock(&self.front.members);
             // No block that was free when this began is missed: it is in the core, which is held, or in a
             // cache, whose bound includes it until the core has it, or in the inbox, which has just been
             // drained.
@@ -31,36 +28,21 @@ impl HeapInner {
             if let Some(found) = attempt(&mut core) {
                 return Some(found);
             }
-            if core.rules_out(&request, self.outside(&members, &request)) {
+            if core.rules_out(&request, self.front.outside(&members, &request)) {
                 return None;
             }
         }
         self.after_all_caches(Some(request), attempt)
     }
 
-    /// Returns the bound of what may be cached outside the core.
-    fn outside(&self, members: &Members, request: &Request) -> Outside {
-        let larger = self.most_budget.load(Relaxed).max(self.shared_budget) * GRANULE;
-        let class = request.class();
-        // First: what leaves a depot or a post meanwhile is in a thread's bound before.
-        let waiting = self.waiting_bytes();
-        let kept = members.kept(larger, class);
-        let waits = class.is_some_and(|class| self.depots[class.index()].len() > 0);
-        Outside {
-            bytes: kept.bytes + waiting,
-            larger: kept.larger || self.shards.posts().any(|post| post.bytes() > 0),
-            of_class: kept.of_class || waits,
-        }
-    }
-
     /// Returns whether `bytes` could be free if the core had all cached blocks and `addable` more bytes were
     /// backed.
     pub(super) fn caches_may_make_up(&self, bytes: u64, addable: u64) -> bool {
-        let members = lock(&self.members);
+        let members = lock(&self.front.members);
         let quarantined = self.watch.as_ref().map_or(0, |watch| watch.quarantined());
         // Held while the caches are counted: blocks that leave them meanwhile would count in neither place.
         let core = self.core();
-        let outside = self.outside(&members, &Request::new(MAX_RANGE, 1));
+        let outside = self.front.outside(&members, &Request::new(MAX_RANGE, 1));
         let (free_in_slabs, ends) = core.slab_bytes();
         let most = core.free_bytes() + outside.bytes + quarantined + free_in_slabs + ends;
         bytes <= addable.saturating_add(most)
@@ -77,8 +59,8 @@ impl HeapInner {
         request: Option<Request>,
         attempt: &impl Fn(&mut Core) -> Option<R>,
     ) -> Option<R> {
-        self.takings.fetch_add(1, Relaxed);
-        let members = lock(&self.members);
+        self.counters.note_taking();
+        let members = lock(&self.front.members);
         let mut held = members.hold_all();
         // All caches are held until the core has their contents and this attempt has run: other threads wait,
         // and cannot miss blocks that are in no place.

@@ -51,7 +51,7 @@ fn is_ever_out_of_reach(
 }
 
 fn cached(heap: &HeapInner) -> u64 {
-    heap.tally().1
+    heap.front.tally().1
 }
 
 #[test]
@@ -92,10 +92,10 @@ fn what_has_passed_is_waited_for_until_the_core_has_it() {
     thread::scope(|scope| {
         let core = inner.core();
         let collects = scope.spawn(|| inner.collect_passed().unwrap());
-        while inner.deferred_blocks() > 0 {
+        while inner.deferral.pending() > 0 {
             thread::yield_now();
         }
-        let waits = inner.collecting.try_lock().is_err();
+        let waits = inner.deferral.is_collecting();
         drop(core);
         assert_eq!((collects.join().unwrap(), waits), (1, true));
     });
@@ -105,7 +105,7 @@ fn what_has_passed_is_waited_for_until_the_core_has_it() {
 fn with_growth_begun(options: HeapOptions, bytes: u64, test: impl FnOnce(&Heap, Order<'_>)) {
     let driver = Driver::simulated(Machine::gh200()).unwrap();
     let heap = options.chunk(4 << 20).build(&driver).unwrap();
-    let mut locked = heap.inner().locked();
+    let mut locked = heap.inner().supply.locked();
     let backing = locked.backing().unwrap();
     let want = Want::More { bytes };
     let mut order = backing.order(want, u64::MAX).unwrap().unwrap();
@@ -121,7 +121,7 @@ fn while_growth_rests_others_grow_and_use_nothing_of_it() {
         let block = heap.allocate(Layout::new::<[u8; 1 << 20]>()).unwrap();
         assert!(block.offset() >= 16 << 20);
         assert_eq!((heap.backed(), heap.stats().free), (4 << 20, 3 << 20));
-        let mut locked = heap.inner().locked();
+        let mut locked = heap.inner().supply.locked();
         let backing = locked.backing().unwrap();
         while backing.step(&mut order).unwrap() {}
         let grown = backing.deliver(order);
@@ -151,9 +151,15 @@ fn is_decided_after_growth(options: HeapOptions, request: fn(&Heap) -> Result<()
             thread::sleep(Duration::from_millis(100));
             let sim = heap.driver().sim().unwrap();
             sim.fail(Call::MemCreate, 1, Code::INVALID_VALUE);
-            let failed = heap.inner().locked().backing().unwrap().step(&mut order);
+            let failed = heap
+                .inner()
+                .supply
+                .locked()
+                .backing()
+                .unwrap()
+                .step(&mut order);
             assert!(failed.is_err());
-            heap.inner().grown.notify_all();
+            heap.inner().supply.growth_ended();
             second.join().unwrap().unwrap();
         });
     });

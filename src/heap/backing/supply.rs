@@ -1,0 +1,134 @@
+//! The backing under its lock, and growth chunk by chunk: between two chunks other threads, and other processes, get
+//! the driver.
+
+use std::sync::{Condvar, Mutex, MutexGuard};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::{Backing, Grown, Want};
+use crate::per_driver::lock;
+use crate::{Error, Growth, Result};
+
+/// Where a heap's memory comes from.
+///
+/// The only lock is `backing`. It comes after the heap's `Lifetime`, and before `members`, a cache, the debug mode's
+/// table and the core. Chunks are created and given back under it.
+pub(crate) struct Supply {
+    /// `None` once all memory is given back.
+    backing: Mutex<Option<Backing>>,
+    /// Growth that other threads may wait for has ended.
+    grown: Condvar,
+    growth: Growth,
+}
+
+/// The backing, locked. The lock is released while growth rests.
+pub(crate) struct Locked<'a> {
+    supply: &'a Supply,
+    /// `None` only within [`release`](Self::release).
+    guard: Option<MutexGuard<'a, Option<Backing>>>,
+}
+
+impl Supply {
+    pub(crate) fn new(backing: Backing, growth: Growth) -> Self {
+        Self {
+            backing: Mutex::new(Some(backing)),
+            grown: Condvar::new(),
+            growth,
+        }
+    }
+
+    /// Locks the backing, to look at it. It is `None` once all memory is given back. Waits while a chunk is created.
+    pub(crate) fn backing(&self) -> MutexGuard<'_, Option<Backing>> {
+        lock(&self.backing)
+    }
+
+    /// Locks the backing, to add memory or give it back.
+    pub(crate) fn locked(&self) -> Locked<'_> {
+        Locked {
+            supply: self,
+            guard: Some(self.backing()),
+        }
+    }
+
+    /// Returns how long to rest after a chunk that took this long.
+    pub(crate) fn rest_after(&self, took: Duration) -> Duration {
+        self.growth.rest_after(took)
+    }
+
+    /// Wakes the threads that wait for growth of another to end.
+    pub(crate) fn growth_ended(&self) {
+        self.grown.notify_all();
+    }
+}
+
+impl Locked<'_> {
+    /// Returns the backing; an error if its memory was given back.
+    pub(crate) fn backing(&mut self) -> Result<&mut Backing> {
+        let guard = self.guard.as_mut();
+        guard.and_then(|guard| guard.as_mut()).ok_or_else(ended)
+    }
+
+    /// Adds memory so that `want` fits, until all has at most `most` bytes. Returns the new ranges; none if the caller has
+    /// to look again, because growth of another thread has ended. Returns `None` if `want` would exceed `most`.
+    ///
+    /// Releases the lock between two chunks. Other threads see nothing of the new memory until all of it is there.
+    ///
+    /// # Errors
+    /// As [`Backing::order`] and [`Backing::step`].
+    pub(crate) fn grow(&mut self, want: Want<'_>, most: u64) -> Result<Option<Vec<Grown>>> {
+        let mut order = match self.backing()?.order(want, most) {
+            Ok(Some(order)) => order,
+            // Other growth may need less than it claims, and it may fail.
+            Ok(None) => return Ok(self.others_ended()?.then(Vec::new)),
+            Err(error) => return self.wait_for_others(error).map(|()| Some(Vec::new())),
+        };
+        loop {
+            let began = Instant::now();
+            match self.backing()?.step(&mut order) {
+                Ok(true) if order.is_made() => {}
+                Ok(true) => self.release(began.elapsed()),
+                Ok(false) => break,
+                Err(error) => {
+                    self.supply.growth_ended();
+                    return self.wait_for_others(error).map(|()| Some(Vec::new()));
+                }
+            }
+        }
+        let grown = self.backing()?.deliver(order);
+        self.supply.growth_ended();
+        Ok(Some(grown))
+    }
+
+    /// Rests after a chunk that took this long: at least a fiftieth of it, since a thread that wakes up for the lock takes
+    /// longer than this thread takes to lock it again.
+    pub(crate) fn release(&mut self, took: Duration) {
+        let rest = self.supply.rest_after(took).max(took / 50);
+        self.guard = None;
+        thread::sleep(rest);
+        self.guard = Some(self.supply.backing());
+    }
+
+    /// Waits until growth of another thread has ended, after this thread's was refused. Returns the error if there is none.
+    pub(crate) fn wait_for_others(&mut self, refused: Error) -> Result<()> {
+        match self.others_ended()? {
+            true => Ok(()),
+            false => Err(refused),
+        }
+    }
+
+    /// Waits until growth of another thread has ended; returns `false` at once if there is none.
+    fn others_ended(&mut self) -> Result<bool> {
+        if !self.backing()?.is_growing() {
+            return Ok(false);
+        }
+        if let Some(guard) = self.guard.take() {
+            let woken = self.supply.grown.wait(guard);
+            self.guard = Some(woken.unwrap_or_else(|poisoned| poisoned.into_inner()));
+        }
+        Ok(true)
+    }
+}
+
+fn ended() -> Error {
+    Error::invalid("heap", "its memory was given back")
+}

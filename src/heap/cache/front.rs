@@ -1,0 +1,154 @@
+//! What a heap keeps for its threads: their caches, and the places where blocks wait between threads.
+
+use std::sync::Mutex;
+
+use super::budget::Budget;
+use super::depot::Depot;
+use super::inbox::{Inbox, Taken};
+use super::kept::Kept;
+use super::load::Load;
+use super::local::Tally;
+use super::magazine::Magazine;
+use super::members::Members;
+use super::shards::{Post, Shards};
+use crate::classes::{CLASSES, Class};
+use crate::core::{Outside, Request};
+use crate::per_driver::lock;
+
+/// The most full magazines of a class that wait for a thread.
+const DEPOT: usize = 4;
+
+/// The threads of a heap and what they share outside the core.
+///
+/// The only lock is `members`. It comes after `backing`, and before a cache, the debug mode's table and the core.
+/// The depots, the inbox and the shards' posts have no lock: any thread may use them under any of these.
+pub(crate) struct Front {
+    pub(crate) budget: Budget,
+    /// Frees that found the core busy: the next thread that enters the core applies them first.
+    // On a cache line of its own, as its type is, because all threads write to it.
+    inbox: Inbox<Load>,
+    /// Full magazines, from threads that free to threads that allocate.
+    depots: [Depot<Magazine>; CLASSES],
+    pub(crate) shards: Shards,
+    pub(crate) members: Mutex<Members>,
+}
+
+impl Front {
+    /// Creates the state of a heap without threads. Sizes are in bytes.
+    pub(crate) fn new(thread_cache: u64, limit: u64) -> Self {
+        Self {
+            budget: Budget::new(thread_cache, limit),
+            inbox: Inbox::new(),
+            depots: std::array::from_fn(|_| Depot::new(DEPOT)),
+            shards: Shards::new(limit),
+            members: Mutex::default(),
+        }
+    }
+
+    /// Leaves blocks in the inbox for the next thread that enters the core.
+    pub(crate) fn send(&self, load: Load) {
+        self.inbox.push(load);
+    }
+
+    /// Returns whether blocks wait in the inbox; more may come at any time.
+    #[inline]
+    pub(crate) fn has_loads(&self) -> bool {
+        !self.inbox.is_empty()
+    }
+
+    /// Takes the blocks in the inbox.
+    #[inline]
+    pub(crate) fn take_loads(&self) -> Taken<Load> {
+        self.inbox.take_all()
+    }
+
+    /// Takes a full magazine that another thread left.
+    #[inline]
+    pub(crate) fn take_magazine(&self, class: Class) -> Option<Box<Magazine>> {
+        self.depots[class.index()].take()
+    }
+
+    /// Leaves a full magazine for another thread.
+    ///
+    /// # Errors
+    /// The magazine if as many wait already.
+    #[inline]
+    pub(crate) fn put_magazine(
+        &self,
+        class: Class,
+        full: Box<Magazine>,
+    ) -> Result<(), Box<Magazine>> {
+        self.depots[class.index()].put(full)
+    }
+
+    /// Takes all magazines out of the depots.
+    pub(crate) fn take_magazines(&self) -> impl Iterator<Item = Box<Magazine>> {
+        let depots = self.depots.iter();
+        depots.flat_map(|depot| std::iter::from_fn(|| depot.take()))
+    }
+
+    /// Returns the bytes on their way between threads, or more.
+    pub(crate) fn waiting_bytes(&self) -> u64 {
+        // Counts full magazines, without those that a thread is about to take.
+        let depots = Class::all().zip(&self.depots);
+        let full = |class| Magazine::rounds(class) as u64 * class.bytes();
+        let small = depots.map(|(class, depot)| depot.len() as u64 * full(class));
+        small.sum::<u64>() + self.posted()
+    }
+
+    /// Returns the bytes in all posts, or more.
+    pub(crate) fn posted(&self) -> u64 {
+        self.shards.posts().map(Post::bytes).sum()
+    }
+
+    /// Returns the bound of what may be cached outside the core.
+    pub(crate) fn outside(&self, members: &Members, request: &Request) -> Outside {
+        let larger = self.budget.most_ever();
+        let class = request.class();
+        // First: what leaves a depot or a post meanwhile is in a thread's bound before.
+        let waiting = self.waiting_bytes();
+        let kept = members.kept(larger, class);
+        let waits = class.is_some_and(|class| self.depots[class.index()].len() > 0);
+        Outside {
+            bytes: kept.bytes + waiting,
+            larger: kept.larger || self.shards.posts().any(|post| post.bytes() > 0),
+            of_class: kept.of_class || waits,
+        }
+    }
+
+    /// Returns whether shards have so much free that growth by `bytes` may be unnecessary.
+    pub(crate) fn shards_have_much(&self, bytes: u64, backed: u64) -> bool {
+        const PART: u64 = 4;
+        self.shards.are_used()
+            && self.posted() + self.sum_of_shards(Kept::shard) > bytes.max(backed / PART)
+    }
+
+    /// Adds up what `f` returns for all threads.
+    pub(crate) fn sum_of_shards(&self, f: impl Fn(&Kept) -> u64) -> u64 {
+        let members = lock(&self.members);
+        members.list.iter().map(|member| f(&member.kept)).sum()
+    }
+
+    /// Returns what users hold, and the bytes that threads cache.
+    pub(crate) fn tally(&self) -> (Tally, u64) {
+        let members = lock(&self.members);
+        let held = members.hold_all();
+        let mut tally = members.tally;
+        let mut kept = 0;
+        for local in &held {
+            tally.add(&local.tally);
+            kept += local.bytes();
+        }
+        (tally, kept)
+    }
+
+    /// Returns the number of threads that have a cache.
+    pub(crate) fn threads(&self) -> usize {
+        lock(&self.members).list.len()
+    }
+
+    /// Updates the counts for a thread that has no cache.
+    pub(crate) fn note_without_member(&self, note: impl FnOnce(&mut Tally)) {
+        note(&mut lock(&self.members).tally);
+    }
+}
