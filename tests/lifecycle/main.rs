@@ -6,6 +6,7 @@ mod buffers;
 mod grants;
 mod growth;
 mod host_memory;
+mod host_model;
 mod leaked;
 mod objects;
 mod peers;

@@ -105,6 +105,7 @@ on_both! {
         stripes_between_granules_are_refused,
     }
     two_gpus {
+        stripes_on_two_gpus_are_one_range,
         one_gpu_writes_a_vector_and_another_reads_it,
         two_gpus_reach_both_mappings_of_a_ring,
         kernels_of_two_gpus_pass_records,

@@ -3,7 +3,7 @@
 use egmem::driver::{Access, DevicePtr, Location};
 use egmem::pinned::PinnedHost;
 use egmem::proof::Prover;
-use egmem::shapes::{Growable, Ring};
+use egmem::shapes::{Growable, Ring, Stripes, stripes};
 use egmem::{Driver, Error, Memory, Stream};
 
 use crate::kernels::Kernels;
@@ -53,6 +53,29 @@ pub fn one_gpu_writes_a_vector_and_another_reads_it(driver: &Driver) {
         assert!(vector.chunks() > 2);
     }
     drop((provers, stream));
+    nothing_held(driver);
+}
+
+/// A range whose stripes lie on the two in turn is the same bytes for both.
+pub fn stripes_on_two_gpus_are_one_range(driver: &Driver) {
+    if !are_two(driver) {
+        return;
+    }
+    let provers = GPUS.map(|gpu| Prover::new(driver, gpu).unwrap());
+    let places = GPUS.map(Location::Device);
+    let plan = Stripes::over(places).stripe(2 * MIB);
+    let options = plan.options(10 * MIB).unwrap().access_by(places);
+    let range = options.allocate(driver).unwrap();
+    let found = stripes(&range).into_iter().map(|stripe| stripe.location);
+    assert!(found.eq([0, 1, 0, 1, 0].map(Location::Device)));
+    for [writer, reader] in [[0, 1], [1, 0]] {
+        let seed = 5 + writer as u64;
+        provers[writer].write(&range, seed).unwrap();
+        let words = 10 * MIB / 8;
+        let all = (0..words).fold(0, |all, at| all ^ egmem::kernels::pattern(seed, at));
+        assert_eq!(provers[reader].read(&range), Ok(all));
+    }
+    drop((provers, range));
     nothing_held(driver);
 }
 
