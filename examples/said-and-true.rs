@@ -42,7 +42,7 @@ fn overlaps(driver: &Driver) -> Result<(), Box<dyn Error>> {
     starts.sort_unstable();
     let apart = starts.windows(2).all(|pair| pair[0] + BYTES <= pair[1]);
     println!("  allocations at {places:?} are apart: {apart}");
-    Ok(())
+    apart.then_some(()).ok_or_else(|| "they overlap".into())
 }
 
 fn after_the_end(driver: &Driver) -> Result<(), Box<dyn Error>> {
@@ -70,7 +70,9 @@ fn after_the_end(driver: &Driver) -> Result<(), Box<dyn Error>> {
     drop((imported, seen));
     let after = free()?;
     println!("  MiB free on GPU 0: before {before}, while imported {held}, then {after}");
-    Ok(())
+    (byte == 7)
+        .then_some(())
+        .ok_or_else(|| "the importer reads another byte".into())
 }
 
 /// The process that is killed.
@@ -96,5 +98,6 @@ fn peers(driver: &Driver) -> Result<(), Box<dyn Error>> {
     let read = |gpu| Prover::new(driver, gpu)?.read(&theirs);
     let same = read(0)? == read(peer)?;
     println!("  GPU 0 and GPU {peer} read the same bytes at one address: {same}");
-    Ok(())
+    same.then_some(())
+        .ok_or_else(|| "they read other bytes".into())
 }
