@@ -63,6 +63,16 @@ impl Gpu {
 
     /// Returns the link to another GPU.
     ///
+    /// ```
+    /// use egmem::{Driver, Machine, Topology};
+    ///
+    /// let driver = Driver::simulated(Machine::h200x8())?; // Driver::open() on a real machine
+    /// let topology = Topology::discover(&driver)?;
+    /// let link = topology.gpu(0)?.peer_link(1)?;
+    /// println!("GPU 0 reaches GPU 1: {}, {}", link.access, link.kind);
+    /// # Ok::<(), egmem::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::NoSuchGpu`], also for the GPU itself.
     pub fn peer_link(&self, gpu: i32) -> Result<&PeerLink> {
