@@ -1,5 +1,5 @@
 //! Grants of GPU 0's memory, beside `cudaDeviceEnablePeerAccess` in peers.cu: an allocation for GPU 0 alone, one for another
-//! GPU too, and a grant that comes later.
+//! GPU too, and a grant that comes later. Changes of one chunk's access, beside the driver's call alone.
 
 use std::time::Instant;
 
@@ -10,6 +10,7 @@ use egmem::{Buffer, Driver, Result, Topology};
 use crate::gpu::median_and_p99;
 
 const BYTES: u64 = 64 << 20;
+const CHUNK: u64 = 2 << 20;
 const OWNER: Location = Location::Device(0);
 
 fn measure(rounds: usize, mut work: impl FnMut() -> Result<f64>) -> Result<f64> {
@@ -35,8 +36,49 @@ fn grant(driver: &Driver, peer: Location) -> Result<f64> {
     Ok(start.elapsed().as_secs_f64())
 }
 
+/// Returns the seconds in which one chunk becomes read-only for its GPU and writable again.
+fn change(driver: &Driver, set: impl Fn(&mut Buffer, &[AccessDesc]) -> Result<()>) -> Result<f64> {
+    let options = Buffer::on(OWNER).access_by([OWNER]).chunk(CHUNK);
+    let mut buffer = options.bytes(BYTES).allocate(driver)?;
+    let start = Instant::now();
+    for access in [Access::Read, Access::ReadWrite] {
+        set(&mut buffer, &[AccessDesc::new(OWNER, access)])?;
+    }
+    Ok(start.elapsed().as_secs_f64())
+}
+
+fn show(driver: &Driver, what: &str, ms: f64) {
+    match driver.is_simulated() {
+        true => println!("{what:<36} simulated"),
+        false => println!("{what:<36} {ms:9.3} ms"),
+    }
+}
+
+fn chunks(driver: &Driver, rounds: usize) -> Result<()> {
+    println!("\none chunk of 2 MiB, read-only and writable again");
+    let ours =
+        |buffer: &mut Buffer, access: &[AccessDesc]| buffer.set_access_at(CHUNK, CHUNK, access);
+    // SAFETY: the chunk is mapped there, and no work uses it.
+    let bare = |buffer: &mut Buffer, access: &[AccessDesc]| unsafe {
+        driver.mem_set_access(buffer.device_ptr().add(CHUNK), CHUNK, access)
+    };
+    show(
+        driver,
+        "Buffer::set_access_at",
+        measure(rounds, || change(driver, ours))?,
+    );
+    show(
+        driver,
+        "the driver's calls alone",
+        measure(rounds, || change(driver, bare))?,
+    );
+    Ok(())
+}
+
 /// Prints a line for each.
 pub fn run(driver: &Driver, rounds: usize) -> Result<()> {
+    let rounds = rounds.max(21);
+    chunks(driver, rounds)?;
     println!("\n{} of GPU 0 for another GPU", Bytes(BYTES));
     let topology = Topology::discover(driver)?;
     let mut others = topology.gpus().iter().map(|gpu| gpu.ordinal);
@@ -47,7 +89,6 @@ pub fn run(driver: &Driver, rounds: usize) -> Result<()> {
         return Ok(());
     };
     let peer = Location::Device(peer);
-    let rounds = rounds.max(21);
     let lines = [
         (
             "Buffer for GPU 0",
@@ -60,10 +101,7 @@ pub fn run(driver: &Driver, rounds: usize) -> Result<()> {
         ("set_access later", measure(rounds, || grant(driver, peer))?),
     ];
     for (what, ms) in lines {
-        match driver.is_simulated() {
-            true => println!("{what:<20} simulated"),
-            false => println!("{what:<20} {ms:9.3} ms"),
-        }
+        show(driver, what, ms);
     }
     Ok(())
 }
