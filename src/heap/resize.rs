@@ -14,7 +14,7 @@ impl Block {
     ///
     /// A block can shrink: the heap gets the rest. It can grow to its size class, up to 2 KiB, or to its granule
     /// of 256 bytes. It can take free bytes right behind it. Beyond its granule it does neither if another thread
-    /// allocated it, of up to 1 MiB, while several needed much. If the heap's memory ends behind it, the heap adds chunks
+    /// allocated it, of up to 2 MiB, while several needed much. If the heap's memory ends behind it, the heap adds chunks
     /// there, up to its limit and its soft limit. Added bytes are not initialised. In a
     /// shareable heap a block stays in its chunk, and no memory is added.
     ///

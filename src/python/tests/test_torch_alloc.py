@@ -2,9 +2,6 @@
 
 import ctypes
 import gc
-import itertools
-import sys
-import threading
 import weakref
 
 import pytest
@@ -286,37 +283,3 @@ def test_an_allocation_without_room_waits_without_the_gil(driver, stream):
     for address in blocks:
         without.free_segment(address, stream)
     assert heap.stats()["live_blocks"] == 0
-
-
-def test_a_pool_that_is_released_during_an_allocation_keeps_no_block(allocator, driver, stream):
-    """The moment is short: between two locks of an allocation. tests/python_parts.rs has the order of calls."""
-    allocator.slot.give_back_idle()
-    allocator.heap.collect(wait=True)
-    live = allocator.heap.stats()["live_blocks"]
-    stop, numbers = threading.Event(), itertools.count()
-
-    def use_mem_pools():
-        while not stop.is_set():
-            pool = PoolId(8, next(numbers))
-            allocator.begin(pool)
-            allocator.end(pool)
-            allocator.release(pool)
-
-    def work():
-        for _ in range(10000):
-            allocator.free(allocator.allocate(stream, 512), stream)
-
-    thread = threading.Thread(target=use_mem_pools)
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    thread.start()
-    try:
-        for _ in range(10):
-            capture(allocator, driver, stream, ONE, work)
-            allocator.release(ONE)
-    finally:
-        sys.setswitchinterval(interval)
-        stop.set()
-        thread.join()
-    assert egmem.free_deferred() == 0
-    assert allocator.heap.stats()["live_blocks"] == live
