@@ -31,7 +31,7 @@ fn segments(first: u64, total: u64, bytes: u64) -> impl Iterator<Item = u64> {
     // The free memory of a heap that was full for a time lies in pieces between the blocks in use.
     let halves = std::iter::successors(Some(first), |size| Some(size / 2 / UNIT * UNIT));
     let halves = halves.take_while(move |&size| size >= bytes.next_multiple_of(UNIT));
-    std::iter::once(next).chain(halves)
+    (next > first).then_some(next).into_iter().chain(halves)
 }
 
 impl HeapInner {
