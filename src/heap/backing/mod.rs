@@ -28,8 +28,6 @@ pub(crate) use chunk::{Chunk, Counts};
 pub(crate) use fit::{Beside, Want};
 #[cfg(test)]
 pub(crate) use order::Order;
-#[cfg(test)]
-use plan::DEFAULT_CHUNK;
 pub(crate) use plan::Plan;
 pub(crate) use supply::{Locked, Supply};
 

@@ -11,10 +11,6 @@ use crate::topology::{Topology, TopologySource};
 use crate::vmm::PhysicalMemory;
 use crate::{Error, Growth, Result};
 
-/// The default size of a chunk: creating one takes about 15 ms on an H200 machine, and larger ones take no
-/// less time per byte (docs/driver-behaviour.md).
-pub(crate) const DEFAULT_CHUNK: u64 = 64 << 20;
-
 /// The default limit for a node whose memory size is unknown.
 const UNKNOWN_TOTAL: u64 = 1 << 40;
 
@@ -38,7 +34,7 @@ pub(crate) struct Plan {
     pub shareable: bool,
     /// Whether to ask the driver for more memory than a node has free.
     pub overcommit: bool,
-    /// Bytes of a chunk, rounded up to the granularity; `None`: those of `growth`, else [`DEFAULT_CHUNK`].
+    /// Bytes of a chunk, rounded up to the granularity; `None`: those of `growth`, else those of [`Growth::steady`].
     pub chunk: Option<u64>,
     pub growth: Option<Growth>,
     /// Bytes of addresses to reserve, which is also the most memory, rounded down to the granularity; at most
@@ -125,7 +121,7 @@ impl Plan {
         if self.chunk == Some(0) {
             return Err(Error::invalid("chunk", "chunks of 0 bytes add nothing"));
         }
-        let growth = self.growth.unwrap_or(Growth::steady().chunk(DEFAULT_CHUNK));
+        let growth = self.growth.unwrap_or_default();
         settled.chunk = self
             .chunk
             .unwrap_or(growth.checked_chunk()?)

@@ -80,7 +80,7 @@ fn a_new_heap_has_addresses_and_no_memory() {
     let free = sim.free_bytes(NODE);
     let backing = Backing::new(&driver, &plan(1024, 0)).unwrap();
     assert_eq!((backing.limit(), backing.backed()), (1024 * MIB, 0));
-    assert_eq!(backing.chunk(), DEFAULT_CHUNK);
+    assert_eq!(backing.chunk(), 64 * MIB);
     assert_eq!(backing.host_access(), Access::ReadWrite);
     assert_eq!(sim.free_bytes(NODE), free);
     assert_eq!(sim.held().reservations, 1);
