@@ -15,7 +15,7 @@ mod stdio;
 mod threads;
 mod trace;
 
-use std::io::{IsTerminal, Read};
+use std::io::{self, IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -25,6 +25,7 @@ use egmem::size::Bytes;
 use egmem::text::escape_lines;
 use egmem::{Error, Result};
 use egmem_replay::contestants::Room;
+use flate2::read::MultiGzDecoder;
 use tracing_subscriber::EnvFilter;
 
 use self::entrant::{Entrant, Setting};
@@ -49,8 +50,8 @@ struct Replay {
     /// Log to standard error: -v for steps, -vv for each call
     #[arg(short, long, action = ArgAction::Count)]
     verbose: u8,
-    /// The log: RMM's (Thread,Time,Action,Pointer,Size,Stream) or PyTorch's memory snapshot as JSON; -
-    /// is standard input. Without a log of your own, --generate makes one up
+    /// The log: RMM's (Thread,Time,Action,Pointer,Size,Stream) or PyTorch's memory snapshot as JSON, either packed by
+    /// gzip or not; - is standard input. Without a log of your own, --generate makes one up
     #[arg(value_name = "TRACE.csv|SNAPSHOT.json|-")]
     trace: Option<PathBuf>,
     #[command(flatten)]
@@ -286,11 +287,20 @@ fn contents(path: &Path) -> Result<Vec<u8>> {
         true => std::io::stdin().lock().read_to_end(&mut bytes).map(drop),
         false => std::fs::read(path).map(|read| bytes = read),
     };
-    read.map_err(|error| {
+    read.and_then(|()| unpacked(bytes)).map_err(|error| {
         let why = format!("{}: it cannot be read: {error}", path.display());
         Error::invalid("trace", why)
-    })?;
-    Ok(bytes)
+    })
+}
+
+/// Unpacks what gzip has packed; other bytes stay as they are.
+fn unpacked(bytes: Vec<u8>) -> io::Result<Vec<u8>> {
+    if !bytes.starts_with(&[0x1f, 0x8b]) {
+        return Ok(bytes);
+    }
+    let mut log = Vec::new();
+    MultiGzDecoder::new(&bytes[..]).read_to_end(&mut log)?;
+    Ok(log)
 }
 
 fn write(path: &Path, text: &str) -> Result<()> {

@@ -1,5 +1,7 @@
 //! The program `replay` as its users see it, on the traces in benches/data.
 
+mod recorded;
+
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::{Path, PathBuf};
