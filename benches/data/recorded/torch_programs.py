@@ -22,6 +22,8 @@ def record(name, log, limits, device, seed):
     if on_gpu:
         log.about["cuda"] = torch.version.cuda
         log.about["gpu"] = torch.cuda.get_device_name()
+        # cuDNN's attention prepares a plan for each new length, which takes longer than all the rest.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     if name == "offload":
         offload(log, limits, device, seed)
         return
