@@ -64,3 +64,59 @@ log.write(sys.argv[1])
         (&4.into(), &1100.into())
     );
 }
+
+#[test]
+fn every_recording_is_replayed() {
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(data("recorded")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|extension| extension != "gz") {
+            continue;
+        }
+        let name = path.file_name().unwrap().to_string_lossy();
+        let name = name.strip_suffix(".csv.gz").unwrap();
+        let bytes = std::fs::metadata(&path).unwrap().len();
+        assert!(bytes <= 300 << 10, "{name}: {bytes} bytes");
+        let mut log = String::new();
+        let mut packed = GzDecoder::new(File::open(&path).unwrap());
+        packed.read_to_string(&mut log).unwrap();
+        let header = log.lines().next().unwrap();
+        for words in [
+            &format!("recorded: program={name}; ")[..],
+            "; gpu=",
+            "; seed=",
+            "; date=",
+        ] {
+            assert!(header.contains(words), "{name}: {header}");
+        }
+        let few = ["--allocators", "best-fit,heap", "--repeat", "1", "--json"];
+        let args = [&[path.to_str().unwrap(), "--sim", "gh200"], &few[..]];
+        let report = json(&run(&args.concat()));
+        let count = |name: &str| report["log"][name].as_u64().unwrap();
+        assert!(count("lines") > 10_000, "{name}: {}", count("lines"));
+        assert_eq!(count("lines"), count("allocations") + count("frees") + 1);
+        assert_eq!(
+            count("implied_frees") + count("other_sizes") + count("times_back"),
+            0,
+            "{name}"
+        );
+        // The library's own count of the most bytes in use, where it keeps one: the log has each block.
+        if let Some(most) = header.split("; requested at most=").nth(1) {
+            let most = most.split(';').next().unwrap();
+            assert_eq!(report["peak"].to_string(), most, "{name}");
+        }
+        for result in report["results"].as_array().unwrap() {
+            assert_eq!(result["peak_live"], report["peak"], "{name}: {result}");
+            assert_eq!(
+                (&result["failed"], &result["overlaps"]),
+                (&0.into(), &0.into()),
+                "{name}"
+            );
+            let span = result["span_by_peak"].as_f64().unwrap();
+            assert!((1.0..1.5).contains(&span), "{name}: {span}");
+        }
+        names.push(name.to_owned());
+    }
+    names.sort();
+    assert_eq!(names, ["dataframe", "generation", "offload", "training"]);
+}
