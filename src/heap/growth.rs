@@ -274,6 +274,10 @@ impl HeapInner {
                 Ok(None) => return Err(self.full(NoRoom::SoftLimit { bytes: most }, bytes, 1)),
                 Err(error) => return Err(self.explained(error, bytes, 1)),
             };
+            // Growth of another thread has ended.
+            if grown.is_empty() {
+                continue;
+            }
             let took = began.elapsed();
             let added = grown
                 .iter()

@@ -2,7 +2,7 @@
 
 use std::alloc::Layout;
 use std::sync::Barrier;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::thread;
 use std::time::Duration;
 
@@ -162,6 +162,37 @@ fn is_decided_after_growth(options: HeapOptions, request: fn(&Heap) -> Result<()
             heap.inner().supply.growth_ended();
             second.join().unwrap().unwrap();
         });
+    });
+}
+
+#[test]
+fn growth_of_another_thread_is_not_reported() {
+    let options = Heap::on(NodeId(0)).limit(64 << 20);
+    with_growth_begun(options, 12 << 20, |heap, mut order| {
+        let sim = heap.driver().sim().unwrap();
+        sim.fail(Call::MemCreate, 1, Code::INVALID_VALUE);
+        let reported = AtomicU64::new(0);
+        thread::scope(|scope| {
+            let second = scope.spawn(|| {
+                heap.reserve_with(8 << 20, |_| {
+                    reported.fetch_add(1, SeqCst);
+                    ControlFlow::Continue(())
+                })
+            });
+            while sim.count(Call::MemCreate) < 2 {
+                thread::yield_now();
+            }
+            // The second thread holds the lock until it waits.
+            let mut locked = heap.inner().supply.locked();
+            let backing = locked.backing().unwrap();
+            while backing.step(&mut order).unwrap() {}
+            let grown = backing.deliver(order);
+            drop(heap.inner().with_new(backing, grown));
+            heap.inner().supply.growth_ended();
+            drop(locked);
+            second.join().unwrap().unwrap();
+        });
+        assert_eq!((heap.backed(), reported.into_inner()), (12 << 20, 0));
     });
 }
 
