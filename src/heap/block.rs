@@ -1,9 +1,12 @@
 //! A block of a heap.
 
 use std::fmt;
+use std::mem::ManuallyDrop;
+use std::panic::Location as Caller;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use super::deferred::Deferred;
 use super::inner::HeapInner;
 use super::piece::Piece;
 use crate::accessors::cpu_accessors;
@@ -52,7 +55,7 @@ impl Block {
 
     /// Returns the piece without freeing it.
     pub(super) fn into_piece(self) -> Piece {
-        std::mem::ManuallyDrop::new(self).piece
+        ManuallyDrop::new(self).piece
     }
 
     pub(super) fn piece_mut(&mut self) -> &mut Piece {
@@ -147,7 +150,7 @@ impl Block {
     /// because that would drop the block, and the heap would hand it out while the GPU still uses it.
     #[track_caller]
     pub fn free_after(self, stream: &Stream) -> Result<(), NotFreed> {
-        self.defer(|deferred, piece| deferred.after_stream(stream, piece))
+        self.defer(|deferred, piece| deferred.after_stream(stream, &[piece]))
     }
 
     /// Frees the block once the work that `event` currently marks has run. Do not record the event again
@@ -165,39 +168,19 @@ impl Block {
     #[track_caller]
     fn defer(
         self,
-        put: impl FnOnce(
-            &mut super::deferred::Deferred<Piece>,
-            Piece,
-        ) -> Result<(), super::deferred::Refused<Piece>>,
+        put: impl FnOnce(&mut Deferred<Piece>, Piece) -> Result<()>,
     ) -> Result<(), NotFreed> {
+        let block = ManuallyDrop::new(self);
         // Keeps the heap alive until the block is counted as freed and this function is done with it.
-        let Some(heap) = self.heap().this.upgrade() else {
+        let Some(heap) = block.heap().this.upgrade() else {
             return Ok(()); // unreachable: the block keeps the heap alive
         };
-        if let Some(watch) = &heap.watch {
-            watch.defer(self.piece.offset, std::panic::Location::caller());
-        }
-        let refused = match heap.deferral.deferred().as_mut() {
-            Some(deferred) => put(deferred, self.piece).err(),
-            None => None,
-        };
-        match refused {
-            Some(refused) => {
-                if let Some(watch) = &heap.watch {
-                    watch.undo_defer(self.piece.offset);
-                }
-                Err(NotFreed {
-                    error: Box::new(refused.error),
-                    block: self,
-                })
-            }
-            None => {
-                let bytes = self.len();
-                std::mem::forget(self);
-                heap.note_freed_later(bytes);
-                Ok(())
-            }
-        }
+        let put = |deferred: &mut Deferred<Piece>| put(deferred, block.piece);
+        heap.free_later(&[block.piece], Caller::caller(), put)
+            .map_err(|error| NotFreed {
+                error: Box::new(error),
+                block: ManuallyDrop::into_inner(block),
+            })
     }
 }
 

@@ -1,8 +1,12 @@
 //! Deferred frees: many blocks at once, and the wait for all of them.
 
 use std::fmt;
+use std::mem::ManuallyDrop;
+use std::panic::Location as Caller;
+use std::sync::Arc;
 
 use super::debug::blocks;
+use super::deferred::Deferred;
 use super::inner::HeapInner;
 use super::lifetime::Mapped;
 use super::piece::Piece;
@@ -32,29 +36,14 @@ impl Heap {
             let why = format!("number {at} of them, counted from 0, is another heap's");
             return Err(NotAllFreed::new(Error::invalid("blocks", why), blocks));
         }
-        let pieces: Vec<Piece> = blocks.into_iter().map(Block::into_piece).collect();
-        let freed = pieces.clone();
-        if let Some(watch) = &heap.watch {
-            let place = std::panic::Location::caller();
-            let offsets = freed.iter().map(|piece| piece.offset);
-            offsets.for_each(|offset| watch.defer(offset, place));
-        }
-        let refused = match heap.deferral.deferred().as_mut() {
-            Some(deferred) => deferred.after_stream_all(stream, pieces).err(),
-            None => None, // unreachable: the handle keeps the heap alive
-        };
-        if let Some(refused) = refused {
-            if let Some(watch) = &heap.watch {
-                let offsets = freed.iter().map(|piece| piece.offset);
-                offsets.for_each(|offset| watch.undo_defer(offset));
-            }
-            let blocks = refused.payload.into_iter();
-            // SAFETY: the pieces come from the blocks above, are still counted, and have no other owner.
-            let blocks = blocks.map(|piece| unsafe { Block::new(heap, piece) });
-            return Err(NotAllFreed::new(refused.error, blocks.collect()));
-        }
-        for piece in freed {
-            heap.note_freed_later(piece.bytes);
+        let blocks = ManuallyDrop::new(blocks);
+        let pieces: Vec<Piece> = blocks.iter().map(|block| *block.piece()).collect();
+        let put = |deferred: &mut Deferred<Piece>| deferred.after_stream(stream, &pieces);
+        let freed = heap.free_later(&pieces, Caller::caller(), put);
+        let blocks = ManuallyDrop::into_inner(blocks);
+        match freed {
+            Ok(()) => blocks.into_iter().for_each(std::mem::forget),
+            Err(error) => return Err(NotAllFreed::new(error, blocks)),
         }
         Ok(())
     }
@@ -78,6 +67,33 @@ impl Heap {
 }
 
 impl HeapInner {
+    /// Counts blocks in use as freed, which `put` puts into the queue of those that wait for GPU work. After an error they
+    /// are in use as before.
+    pub(super) fn free_later(
+        self: &Arc<Self>,
+        pieces: &[Piece],
+        place: &'static Caller<'static>,
+        put: impl FnOnce(&mut Deferred<Piece>) -> Result<()>,
+    ) -> Result<()> {
+        let watched = || {
+            pieces
+                .iter()
+                .filter_map(|piece| Some((self.watch.as_ref()?, piece.offset)))
+        };
+        watched().for_each(|(watch, offset)| watch.defer(offset, place));
+        let put = match self.deferral.deferred().as_mut() {
+            Some(deferred) => put(deferred),
+            None => Ok(()), // unreachable: the blocks keep the heap alive
+        };
+        match put {
+            Ok(()) => pieces
+                .iter()
+                .for_each(|piece| self.note_freed_later(piece.bytes)),
+            Err(_) => watched().for_each(|(watch, offset)| watch.undo_defer(offset)),
+        }
+        put
+    }
+
     /// Implements [`Heap::collect_all`].
     pub(super) fn wait_and_collect(&self) -> Result<usize> {
         // The caller has a handle, so no thread waits for this one to leave.

@@ -13,7 +13,7 @@ use crate::per_driver::lock;
 /// `waiting` and `collecting` come before `deferred`, and `collecting` before a cache and the core too, because a
 /// block whose work has passed is in no thread's reach until the core has it. A thread that holds `deferred` takes
 /// no other lock, unless it takes all of them. The heap's `Lifetime` is entered before a turn.
-pub(crate) struct Deferral<T> {
+pub(crate) struct Deferral<T: Copy> {
     /// `None` once the heap has ended.
     deferred: Mutex<Option<Deferred<T>>>,
     /// Held by the thread that collects blocks whose work has finished.
@@ -24,7 +24,7 @@ pub(crate) struct Deferral<T> {
     awaited: AtomicUsize,
 }
 
-impl<T> Deferral<T> {
+impl<T: Copy> Deferral<T> {
     pub(crate) fn new(driver: &Driver) -> Self {
         Self {
             deferred: Mutex::new(Some(Deferred::new(driver))),
@@ -95,7 +95,7 @@ impl<T> Deferral<T> {
 }
 
 #[cfg(test)]
-impl<T> Deferral<T> {
+impl<T: Copy> Deferral<T> {
     /// Returns whether a thread collects.
     pub(crate) fn is_collecting(&self) -> bool {
         self.collecting.try_lock().is_err()

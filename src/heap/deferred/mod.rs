@@ -17,7 +17,7 @@
 //! 3. what the handle keeps counts as in use, not as deferred, until `OnStream::flush`, which a program calls before it
 //!    waits.
 //!
-//! To free many blocks at once, [`Deferred::after_stream_all`] needs one event for all.
+//! Many blocks that are freed at once need one event: [`Deferred::after_stream`].
 
 mod deferral;
 mod queue;
@@ -59,7 +59,7 @@ impl Key {
 /// with one GPU such a payload has passed; with more it stays until [`drain`](Self::drain) has waited for all
 /// of them. (Source: CUDA's description of ILLEGAL_ADDRESS and similar codes: the context cannot be used any
 /// more, its memory is gone.)
-pub(crate) struct Deferred<T> {
+pub(crate) struct Deferred<T: Copy> {
     driver: Driver,
     streams: HashMap<Key, Queue<T>>,
     /// Waiting payloads by event address. Their order is unknown, so each event is queried.
@@ -75,20 +75,7 @@ struct Waiting<T> {
     payloads: Vec<T>,
 }
 
-/// A payload that was refused, and the reason.
-#[derive(Debug)]
-pub(crate) struct Refused<T> {
-    pub error: Error,
-    pub payload: T,
-}
-
-impl<T> Refused<T> {
-    fn new(error: Error, payload: T) -> Self {
-        Self { error, payload }
-    }
-}
-
-impl<T> Deferred<T> {
+impl<T: Copy> Deferred<T> {
     pub(crate) fn new(driver: &Driver) -> Self {
         Self {
             driver: driver.clone(),
@@ -113,45 +100,25 @@ impl<T> Deferred<T> {
         by_stream.chain(by_event).chain(&self.lost)
     }
 
-    /// Defers `payload` until all work submitted to `stream` so far has run, including everything that the
-    /// stream waits for. The stream is not needed after the call.
+    /// Defers `payloads` until all work submitted to `stream` so far has run, including everything that the
+    /// stream waits for, with one event for all. The stream is not needed after the call.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for another driver's stream, and for one that is being captured into a
-    /// graph: the graph's work runs later, more than once or never. The driver's errors. The error contains
-    /// the payload.
-    pub(crate) fn after_stream(&mut self, stream: &Stream, payload: T) -> Result<(), Refused<T>> {
-        match self.mark(stream) {
-            Ok(Some(mut batch)) => {
-                batch.payloads.push(payload);
-                self.wait_for(stream, batch);
-            }
-            Ok(None) => self.keep_lost([payload]),
-            Err(error) => return Err(Refused::new(error, payload)),
-        }
-        Ok(())
-    }
-
-    /// As [`after_stream`](Self::after_stream) for many payloads, with one event for all.
-    ///
-    /// # Errors
-    /// As [`after_stream`](Self::after_stream).
-    pub(crate) fn after_stream_all(
-        &mut self,
-        stream: &Stream,
-        payloads: Vec<T>,
-    ) -> Result<(), Refused<Vec<T>>> {
+    /// graph: the graph's work runs later, more than once or never. The driver's errors. No payload waits then.
+    pub(crate) fn after_stream(&mut self, stream: &Stream, payloads: &[T]) -> Result<()> {
         if payloads.is_empty() {
             return Ok(());
         }
-        match self.mark(stream) {
-            Ok(Some(mut batch)) => {
-                batch.payloads = payloads;
-                self.wait_for(stream, batch);
-            }
-            Ok(None) => self.keep_lost(payloads),
-            Err(error) => return Err(Refused::new(error, payloads)),
-        }
+        let Some(mut batch) = self.mark(stream)? else {
+            self.lost.extend(payloads);
+            self.pending += payloads.len();
+            return Ok(());
+        };
+        batch.payloads.extend(payloads);
+        self.pending += payloads.len();
+        let queue = self.streams.entry(Key::of(stream)).or_default();
+        queue.push_back(batch);
         Ok(())
     }
 
@@ -175,49 +142,33 @@ impl<T> Deferred<T> {
         }
     }
 
-    fn wait_for(&mut self, stream: &Stream, batch: Batch<T>) {
-        self.pending += batch.payloads.len();
-        let queue = self.streams.entry(Key::of(stream)).or_default();
-        queue.push_back(batch);
-    }
-
     /// Defers `payload` until the work that `event` currently marks has run. The event cannot be recorded
     /// again before then. An event that was never recorded has passed.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for another driver's event. The driver's errors: CAPTURED_EVENT for an
-    /// event that was recorded on a stream during a capture. The error contains the payload.
-    pub(crate) fn after_event(&mut self, event: Arc<Event>, payload: T) -> Result<(), Refused<T>> {
-        if let Err(error) = self.driver.expect_same(event.driver(), "event") {
-            return Err(Refused::new(error, payload));
-        }
+    /// event that was recorded on a stream during a capture. The payload does not wait then.
+    pub(crate) fn after_event(&mut self, event: Arc<Event>, payload: T) -> Result<()> {
+        self.driver.expect_same(event.driver(), "event")?;
         let key = Arc::as_ptr(&event).addr();
         if let Some(waiting) = self.events.get_mut(&key) {
             waiting.payloads.push(payload);
-            self.pending += 1;
-            return Ok(());
-        }
-        let event = event.hold();
-        // Queries the event now, so that the caller gets the error if it can never pass.
-        let relaxed = Relaxed::new(&self.driver);
-        let fate = fate(event.is_done());
-        drop(relaxed);
-        match fate {
-            Ok(Fate::Lost) => self.keep_lost([payload]),
-            Ok(Fate::Done | Fate::Ahead) => {
-                let payloads = vec![payload];
-                self.pending += 1;
-                self.events.insert(key, Waiting { event, payloads });
+        } else {
+            let event = event.hold();
+            // Queries the event now, so that the caller gets the error if it can never pass.
+            let relaxed = Relaxed::new(&self.driver);
+            let fate = fate(event.is_done());
+            drop(relaxed);
+            match fate? {
+                Fate::Lost => self.lost.push(payload),
+                Fate::Done | Fate::Ahead => {
+                    let payloads = vec![payload];
+                    self.events.insert(key, Waiting { event, payloads });
+                }
             }
-            Err(error) => return Err(Refused::new(error, payload)),
         }
+        self.pending += 1;
         Ok(())
-    }
-
-    fn keep_lost(&mut self, payloads: impl IntoIterator<Item = T>) {
-        let before = self.lost.len();
-        self.lost.extend(payloads);
-        self.pending += self.lost.len() - before;
     }
 
     /// Adds payloads that have passed to `passed` and returns their number. Never waits; queries one event of
@@ -348,7 +299,7 @@ fn note(result: &mut Result<()>, error: Error) {
 }
 
 /// Waits: the memory may be unmapped next, and a GPU that accesses it then loses its context.
-impl<T> Drop for Deferred<T> {
+impl<T: Copy> Drop for Deferred<T> {
     fn drop(&mut self) {
         log_lost(
             "memory that a GPU may still use",

@@ -9,7 +9,7 @@ mod on_sim;
 use super::*;
 
 /// Polls; returns what has passed, in order of size.
-fn poll<T: Ord>(deferred: &mut Deferred<T>) -> Vec<T> {
+fn poll<T: Copy + Ord>(deferred: &mut Deferred<T>) -> Vec<T> {
     let mut passed = Vec::new();
     let count = deferred.poll(&mut passed).unwrap();
     assert_eq!(count, passed.len());
@@ -18,7 +18,7 @@ fn poll<T: Ord>(deferred: &mut Deferred<T>) -> Vec<T> {
 }
 
 /// Waits for everything; returns what has passed, in order of size.
-fn drain<T: Ord>(deferred: &mut Deferred<T>) -> Vec<T> {
+fn drain<T: Copy + Ord>(deferred: &mut Deferred<T>) -> Vec<T> {
     let mut passed = Vec::new();
     deferred.drain(&mut passed).unwrap();
     assert_eq!(deferred.pending(), 0);
