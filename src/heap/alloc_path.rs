@@ -1,5 +1,7 @@
 //! The paths of a block from the core to a user and back: through the thread's cache, or directly.
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use super::cache::sync::tell_refusal;
 use super::cache::{Contents, Load, Local, MAX_CACHED, Magazine, Medium, Visitor, member};
 use super::classes::Class;
@@ -57,7 +59,7 @@ impl HeapInner {
         let shelf = &mut local.small[class.index()];
         // Before the blocks leave their present place.
         local.kept.note_small(class);
-        match self.front.take_magazine(class) {
+        match self.front.depots[class.index()].take() {
             Some(full) => shelf.load(full),
             None => {
                 let mut magazine = shelf.take_empty();
@@ -126,14 +128,7 @@ impl HeapInner {
             })?,
             None => self.take_new(bytes, align)?,
         };
-        let counted = member::with(self, |local| {
-            local.tally.allocate(bytes);
-            Some(())
-        });
-        if counted.is_none() {
-            self.front
-                .note_without_member(|tally| tally.allocate(bytes));
-        }
+        self.count(|tally| tally.allocate(bytes));
         Ok(piece)
     }
 
@@ -153,7 +148,7 @@ impl HeapInner {
             Some(piece)
         };
         self.with_memory(bytes, align, attempt).inspect_err(|_| {
-            self.counters.note_failed();
+            self.counters.failed.fetch_add(1, Relaxed);
         })
     }
 
@@ -213,7 +208,7 @@ impl HeapInner {
 
     #[cold]
     fn hand_on(&self, visitor: &mut Visitor, class: Class, full: Box<Magazine>) {
-        let Err(full) = self.front.put_magazine(class, full) else {
+        let Err(full) = self.front.depots[class.index()].put(full) else {
             return;
         };
         let mut full = Some(full);
@@ -224,7 +219,7 @@ impl HeapInner {
         };
         self.core.try_with(visitor, give);
         if let Some(full) = full {
-            self.front.send(Load::Small(full));
+            self.front.inbox.push(Load::Small(full));
         }
     }
 
@@ -237,7 +232,9 @@ impl HeapInner {
         let medium = &mut local.medium;
         let give = |core: &mut Core| self.take_leaving(core, medium);
         if self.core.try_with(&mut local.visitor, give).is_none() {
-            self.front.send(Load::Ranges(local.medium.take_leaving()));
+            self.front
+                .inbox
+                .push(Load::Ranges(local.medium.take_leaving()));
         }
     }
 

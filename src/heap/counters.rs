@@ -3,40 +3,17 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Counts of rare events, written without a lock.
+#[derive(Default)]
 pub(super) struct Counters {
     /// Allocations that failed.
-    failed: AtomicU64,
+    pub(super) failed: AtomicU64,
     /// How often the heap took the caches of all threads.
-    takings: AtomicU64,
+    pub(super) takings: AtomicU64,
     /// Frees of blocks that were not in use, not yet reported.
     strays: AtomicU64,
 }
 
 impl Counters {
-    pub(super) fn new() -> Self {
-        Self {
-            failed: AtomicU64::new(0),
-            takings: AtomicU64::new(0),
-            strays: AtomicU64::new(0),
-        }
-    }
-
-    pub(super) fn note_failed(&self) {
-        self.failed.fetch_add(1, Relaxed);
-    }
-
-    pub(super) fn failed(&self) -> u64 {
-        self.failed.load(Relaxed)
-    }
-
-    pub(super) fn note_taking(&self) {
-        self.takings.fetch_add(1, Relaxed);
-    }
-
-    pub(super) fn takings(&self) -> u64 {
-        self.takings.load(Relaxed)
-    }
-
     /// Counts frees of blocks that are not in use; only unsafe code can cause them. Free memory is left as it
     /// is. [`tell_strays`](Self::tell_strays) reports them with no lock held, because a log subscriber may use
     /// the heap.

@@ -78,7 +78,7 @@ impl HeapInner {
             grower: Arc::new(Signal::new(options.grow_ahead)),
             #[cfg(feature = "share")]
             shares: super::share::Shares::default(),
-            counters: Counters::new(),
+            counters: Counters::default(),
             facts,
         };
         Ok(Arc::new_cyclic(inner))
@@ -118,8 +118,8 @@ impl HeapInner {
 
     #[inline]
     fn drain(&self, core: &mut Core) {
-        if self.front.has_loads() {
-            for load in self.front.take_loads() {
+        if !self.front.inbox.is_empty() {
+            for load in self.front.inbox.take_all() {
                 self.take_in(core, load);
             }
         }

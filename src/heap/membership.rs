@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 
-use super::cache::{Biased, Home, Member, member};
+use super::cache::{Biased, Home, Member, Tally, member};
 use super::inner::HeapInner;
 use super::piece::Piece;
 use crate::per_driver::lock;
@@ -63,6 +63,17 @@ impl HeapInner {
         };
         this.take_back(piece);
         this.count_freed(piece.bytes);
+    }
+
+    /// Counts a change of the calling thread's blocks.
+    pub(super) fn count(&self, note: impl Fn(&mut Tally)) {
+        let counted = member::with(self, |local| {
+            note(&mut local.tally);
+            Some(())
+        });
+        if counted.is_none() {
+            note(&mut lock(&self.front.members).tally);
+        }
     }
 
     /// Counts a block that waits for GPU work as freed.

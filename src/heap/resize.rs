@@ -4,7 +4,6 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::Block;
 use super::backing::Want;
-use super::cache::member;
 use super::core::{Core, GRANULE, MAX_RANGE, RangeId};
 use super::inner::HeapInner;
 use super::piece::{Key, Kind, Piece};
@@ -60,7 +59,7 @@ impl HeapInner {
                 Kind::Range(_) => unsafe { self.resize_range(piece, bytes) },
             };
         if resized {
-            self.count_resized(piece.bytes, bytes);
+            self.count(|tally| tally.resize(piece.bytes, bytes));
             piece.bytes = bytes;
         }
         resized
@@ -164,16 +163,5 @@ impl HeapInner {
             }
         }
         self.core().extend(node, bytes)
-    }
-
-    fn count_resized(&self, old: u64, new: u64) {
-        let counted = member::with(self, |local| {
-            local.tally.resize(old, new);
-            Some(())
-        });
-        if counted.is_none() {
-            self.front
-                .note_without_member(|tally| tally.resize(old, new));
-        }
     }
 }

@@ -1,5 +1,7 @@
 //! Statistics of a heap.
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use serde::{Deserialize, Serialize};
 
 use super::classes::Class;
@@ -111,8 +113,8 @@ impl HeapInner {
             limit: self.facts.limit,
             allocated_blocks: tally.allocated,
             freed_blocks: tally.freed,
-            failed: self.counters.failed(),
-            cache_takings: self.counters.takings(),
+            failed: self.counters.failed.load(Relaxed),
+            cache_takings: self.counters.takings.load(Relaxed),
             threads: self.front.threads() as u64,
             ..HeapStats::default()
         };

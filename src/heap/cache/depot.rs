@@ -1,6 +1,5 @@
 //! A few slots where threads leave full boxes for each other.
 
-use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::null_mut;
 
@@ -91,12 +90,6 @@ impl<T> Depot<T> {
 impl<T> Drop for Depot<T> {
     fn drop(&mut self) {
         while self.take().is_some() {}
-    }
-}
-
-impl<T> fmt::Debug for Depot<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Depot").finish_non_exhaustive()
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Mutex;
 
 use super::budget::Budget;
 use super::depot::Depot;
-use super::inbox::{Inbox, Taken};
+use super::inbox::Inbox;
 use super::kept::Kept;
 use super::load::Load;
 use super::local::Tally;
@@ -26,9 +26,9 @@ pub(crate) struct Front {
     pub(crate) budget: Budget,
     /// Frees that found the core busy: the next thread that enters the core applies them first.
     // On a cache line of its own, as its type is, because all threads write to it.
-    inbox: Inbox<Load>,
+    pub(crate) inbox: Inbox<Load>,
     /// Full magazines, from threads that free to threads that allocate.
-    depots: [Depot<Magazine>; CLASSES],
+    pub(crate) depots: [Depot<Magazine>; CLASSES],
     pub(crate) shards: Shards,
     pub(crate) members: Mutex<Members>,
 }
@@ -43,42 +43,6 @@ impl Front {
             shards: Shards::new(limit),
             members: Mutex::default(),
         }
-    }
-
-    /// Leaves blocks in the inbox for the next thread that enters the core.
-    pub(crate) fn send(&self, load: Load) {
-        self.inbox.push(load);
-    }
-
-    /// Returns whether blocks wait in the inbox; more may come at any time.
-    #[inline]
-    pub(crate) fn has_loads(&self) -> bool {
-        !self.inbox.is_empty()
-    }
-
-    /// Takes the blocks in the inbox.
-    #[inline]
-    pub(crate) fn take_loads(&self) -> Taken<Load> {
-        self.inbox.take_all()
-    }
-
-    /// Takes a full magazine that another thread left.
-    #[inline]
-    pub(crate) fn take_magazine(&self, class: Class) -> Option<Box<Magazine>> {
-        self.depots[class.index()].take()
-    }
-
-    /// Leaves a full magazine for another thread.
-    ///
-    /// # Errors
-    /// The magazine if as many wait already.
-    #[inline]
-    pub(crate) fn put_magazine(
-        &self,
-        class: Class,
-        full: Box<Magazine>,
-    ) -> Result<(), Box<Magazine>> {
-        self.depots[class.index()].put(full)
     }
 
     /// Takes all magazines out of the depots.
@@ -145,10 +109,5 @@ impl Front {
     /// Returns the number of threads that have a cache.
     pub(crate) fn threads(&self) -> usize {
         lock(&self.members).list.len()
-    }
-
-    /// Updates the counts for a thread that has no cache.
-    pub(crate) fn note_without_member(&self, note: impl FnOnce(&mut Tally)) {
-        note(&mut lock(&self.members).tally);
     }
 }

@@ -1,6 +1,5 @@
 //! A list where threads leave what they return to a structure that they do not enter.
 
-use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::null_mut;
 
@@ -81,21 +80,9 @@ impl<T> Inbox<T> {
     }
 }
 
-impl<T> Default for Inbox<T> {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl<T> Drop for Inbox<T> {
     fn drop(&mut self) {
         drop(self.take_all());
-    }
-}
-
-impl<T> fmt::Debug for Inbox<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Inbox").finish_non_exhaustive()
     }
 }
 
@@ -126,12 +113,6 @@ impl<T> Iterator for Taken<T> {
 impl<T> Drop for Taken<T> {
     fn drop(&mut self) {
         self.for_each(drop);
-    }
-}
-
-impl<T> fmt::Debug for Taken<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Taken").finish_non_exhaustive()
     }
 }
 

@@ -13,7 +13,7 @@ use crate::classes::{CLASSES, Class};
 ///
 /// Beside it are the free bytes of the thread's shard, after each change, and the least there were.
 // On cache lines of its own: 128 bytes, since x86 fetches lines in pairs.
-#[derive(Debug, Default)]
+#[derive(Default)]
 #[repr(align(128))]
 pub(crate) struct Kept(AtomicU64, AtomicU64, AtomicU64);
 

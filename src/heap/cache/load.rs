@@ -6,14 +6,12 @@ use super::shards::Own;
 use crate::core::Extent;
 
 /// Blocks that are being returned to the core.
-#[derive(Debug)]
 pub(crate) enum Load {
     Small(Box<Magazine>),
     Ranges(Vec<Extent>),
 }
 
 /// All contents of a cache, which are out of it but counted.
-#[derive(Debug)]
 pub(crate) struct Contents<'a> {
     #[expect(clippy::vec_box, reason = "magazines are large, and boxed already")]
     pub(crate) small: Vec<Box<Magazine>>,

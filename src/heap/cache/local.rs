@@ -12,7 +12,7 @@ use crate::classes::{CLASSES, Class};
 
 /// The small blocks of one class, in two magazines: a thread that allocates and frees around the boundary
 /// of one exchanges none.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Shelf {
     /// Blocks are popped from and pushed to this one.
     loaded: Option<Box<Magazine>>,
@@ -143,7 +143,7 @@ impl Tally {
 
 /// How many blocks of a class a thread gets from the core next: one at first, then twice as many each time,
 /// so that a thread that needs few withholds few from others.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub(crate) struct Grant(u8);
 
 impl Grant {
@@ -158,7 +158,6 @@ impl Grant {
 }
 
 /// A thread's cache of a heap.
-#[derive(Debug)]
 pub(crate) struct Local {
     pub(crate) small: [Shelf; CLASSES],
     pub(crate) grants: [Grant; CLASSES],

@@ -24,7 +24,6 @@ const ROUNDS_OF: [u8; CLASSES] = {
 
 /// Small blocks of one class that move between threads and the core as one load (Bonwick and Adams,
 /// "Magazines and Vmem", 2001).
-#[derive(Debug)]
 pub(crate) struct Magazine {
     pub(super) len: usize,
     pub(super) offsets: [u64; ROUNDS],

@@ -28,7 +28,7 @@ const HIGH: u32 = 64;
 const SAMPLE: u32 = 32;
 
 /// A block in its bin's list.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 struct Entry {
     extent: Extent,
     next: u32,
@@ -44,7 +44,7 @@ const FULL_GRANULES: u64 = (256 << 10) / GRANULE;
 pub(super) const MAX_ABROAD: u64 = LISTS as u64 * FULL_GRANULES * GRANULE;
 
 /// Blocks of one shard, another thread's.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Abroad {
     shard: u8,
     granules: u64,
@@ -52,7 +52,6 @@ struct Abroad {
 }
 
 /// A thread's cache of larger blocks.
-#[derive(Debug)]
 pub(crate) struct Medium {
     /// The first entry of each bin.
     firsts: Box<[u32; WORDS * 64]>,

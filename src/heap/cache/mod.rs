@@ -30,7 +30,7 @@ pub(crate) use self::{
     front::Front,
     kept::Kept,
     load::{Contents, Load},
-    local::Local,
+    local::{Local, Tally},
     magazine::Magazine,
     medium::{MAX_CACHED, Medium},
     member::{Home, Member},

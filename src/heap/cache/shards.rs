@@ -36,7 +36,6 @@ pub(crate) struct Shards {
 
 /// A thread's shard.
 // On cache lines of its own: 128 bytes, since x86 fetches lines in pairs.
-#[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Own {
     pub(crate) id: u8,
@@ -49,7 +48,6 @@ pub(crate) struct Own {
 }
 
 /// Blocks of a shard that other threads freed. Later users of the shard's number have the same post.
-#[derive(Debug)]
 pub(crate) struct Post {
     inbox: Inbox<Vec<Extent>>,
     /// How many bytes there are, or more.

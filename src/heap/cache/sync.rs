@@ -135,7 +135,6 @@ mod membarrier {
 #[cfg(not(loom))]
 mod plain {
     /// Like loom's: access by pointer, for as long as a [`MutPtr`] lives.
-    #[derive(Debug)]
     pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
 
     impl<T> UnsafeCell<T> {
@@ -151,7 +150,6 @@ mod plain {
     }
 
     /// Access to a cell's value.
-    #[derive(Debug)]
     pub(crate) struct MutPtr<T>(*mut T);
 
     impl<T> MutPtr<T> {

@@ -4,6 +4,8 @@
 //! that fail anyway would slow all other threads down. So a request is first compared with bounds that stop
 //! no thread, and refused if it cannot succeed.
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use super::super::core::{Core, MAX_RANGE, Request};
 use super::super::inner::HeapInner;
 use crate::per_driver::lock;
@@ -59,7 +61,7 @@ impl HeapInner {
         request: Option<Request>,
         attempt: &impl Fn(&mut Core) -> Option<R>,
     ) -> Option<R> {
-        self.counters.note_taking();
+        self.counters.takings.fetch_add(1, Relaxed);
         let members = lock(&self.front.members);
         let mut held = members.hold_all();
         // All caches are held until the core has their contents and this attempt has run: other threads wait,

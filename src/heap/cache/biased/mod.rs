@@ -1,7 +1,6 @@
 //! A value that its owner thread accesses without atomic read-modify-writes and that other threads can take
 //! from it.
 
-use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::PoisonError;
 
@@ -159,12 +158,6 @@ impl<T> Biased<T> {
     }
 }
 
-impl<T> fmt::Debug for Biased<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Biased").finish_non_exhaustive()
-    }
-}
-
 /// Resets a word on drop, and releases what was done until then.
 pub(super) struct Reset<'a>(pub(super) &'a AtomicBool);
 
@@ -232,12 +225,6 @@ impl<T> DerefMut for Held<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: as in `deref`; the guard is borrowed mutably, so it has lent no other reference.
         unsafe { self.value.deref() }
-    }
-}
-
-impl<T: fmt::Debug> fmt::Debug for Held<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Held").field(&**self).finish()
     }
 }
 

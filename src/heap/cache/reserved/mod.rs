@@ -1,6 +1,5 @@
 //! A lock that its main user enters without an atomic read-modify-write.
 
-use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, PoisonError, TryLockError};
 
@@ -18,7 +17,6 @@ const SPINS: u32 = 20;
 const PATIENCE: u32 = 64;
 
 /// A visitor that may have a [`Reserved`] lock reserved for it. No two have the same name.
-#[derive(Debug)]
 pub(crate) struct Visitor {
     name: u64,
     busy: Arc<Busy>,
@@ -28,7 +26,6 @@ pub(crate) struct Visitor {
 /// itself would have two writers if the reservation moved after the first visitor's check: the first would
 /// then mark the second as having left.
 // On cache lines of its own: 128 bytes, since x86 fetches lines in pairs.
-#[derive(Debug)]
 #[repr(align(128))]
 struct Busy(AtomicBool);
 
@@ -280,12 +277,6 @@ impl<T> Reserved<T> {
             }
         }
         turn
-    }
-}
-
-impl<T> fmt::Debug for Reserved<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Reserved").finish_non_exhaustive()
     }
 }
 
