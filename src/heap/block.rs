@@ -6,6 +6,7 @@ use std::panic::Location as Caller;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use super::backing::Chunk;
 use super::deferred::Deferred;
 use super::inner::HeapInner;
 use super::piece::Piece;
@@ -88,18 +89,10 @@ impl Block {
     /// # Errors
     /// [`Error::NotAccessible`] unless the host may at least read.
     pub fn cpu(&self) -> Result<CpuView<'_>> {
-        let have = self.heap().facts.host;
-        if have == Access::None {
-            return Err(Error::NotAccessible {
-                who: Location::Host,
-                have,
-                need: Access::Read,
-            });
-        }
         // SAFETY: the heap's memory stays mapped and granted while it has blocks. Blocks begin and end at
         // multiples of 16 bytes, so no two share a word. Safe code reaches the bytes through atomic views
         // only.
-        Ok(unsafe { CpuView::new(self.device_ptr(), self.len(), have == Access::ReadWrite) })
+        unsafe { CpuView::granted(self.device_ptr(), self.len(), self.heap().facts.host) }
     }
 
     cpu_accessors!();
@@ -225,9 +218,8 @@ unsafe impl AccessChecks for Block {
     /// Waits while the heap creates a chunk.
     fn of_one_mapping(&self, offset: u64, len: u64) -> Option<u64> {
         let at = self.piece.offset + offset;
-        let backing = self.heap().supply.backing();
-        let chunk = backing.as_ref().and_then(|all| all.chunk_at(at));
-        Some(len.min(chunk?.range().end - at))
+        let end = self.heap().supply.at_chunk(at, |chunk| chunk.range().end);
+        Some(len.min(end? - at))
     }
 
     fn is_read_only_for_cpu(&self, _: u64, _: u64) -> bool {
@@ -250,12 +242,9 @@ impl Memory for Block {
     fn location(&self) -> Location {
         let heap = self.heap();
         heap.facts.location.unwrap_or_else(|| {
-            let backing = heap.supply.backing();
-            let chunk = backing
-                .as_ref()
-                .and_then(|all| all.chunk_at(self.piece.offset));
             // Every block has a chunk behind it.
-            chunk.map_or(Location::Host, |chunk| chunk.location())
+            let location = heap.supply.at_chunk(self.piece.offset, Chunk::location);
+            location.unwrap_or(Location::Host)
         })
     }
 }

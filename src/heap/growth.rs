@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::backing::{Backing, Beside, Chunk, Grown, Locked, Want};
+use super::backing::{Backing, Beside, Chunk, Locked, Want};
 use super::cache::{Inside, member};
 use super::classes::SLAB;
 use super::core::{Core, GRANULE};
@@ -153,11 +153,11 @@ impl HeapInner {
     }
 
     /// Returns the core with the new memory in it.
-    pub(super) fn with_new(&self, backing: &Backing, grown: Vec<Grown>) -> Inside<'_, Core> {
+    pub(super) fn with_new(&self, backing: &Backing, grown: Vec<Range<u64>>) -> Inside<'_, Core> {
         self.front.budget.follow(backing.backed());
         let mut core = self.core();
         for added in grown {
-            core.add(added.range, added.joins);
+            core.add(added, backing.joins());
         }
         core
     }
@@ -279,10 +279,7 @@ impl HeapInner {
                 continue;
             }
             let took = began.elapsed();
-            let added = grown
-                .iter()
-                .map(|new| new.range.end - new.range.start)
-                .sum();
+            let added = grown.iter().map(|range| range.end - range.start).sum();
             drop(self.with_new(locked.backing()?, grown));
             drop(locked);
             let left = more.saturating_sub(added);
@@ -310,16 +307,13 @@ impl HeapInner {
             let began = Instant::now();
             end = chunk.start;
             let backing = locked.backing()?;
-            let given = backing.give_back(chunk);
-            bytes += given.bytes();
-            self.front.budget.follow(backing.backed());
-            let joins = backing.joins();
-            let mut core = self.core();
-            for kept in given.kept {
-                core.add(kept, joins);
+            let (is_gone, refused) = backing.give_back(chunk.start);
+            match is_gone {
+                true => bytes += chunk.end - chunk.start,
+                false => self.core().add(chunk, backing.joins()),
             }
-            drop(core);
-            error = error.or(given.error);
+            self.front.budget.follow(backing.backed());
+            error = error.or(refused);
             locked.release(began.elapsed());
         }
         match error {

@@ -43,6 +43,7 @@ mod svg;
 mod zero;
 
 pub use arena::{Arena, ArenaBlock};
+pub use backing::DriverCounts;
 pub use block::{Block, NotFreed};
 pub use debug::DebugOptions;
 pub use heap::Heap;
@@ -52,7 +53,7 @@ pub use on_stream::{OnStream, StreamBlock};
 pub use options::HeapOptions;
 pub use raw::RawBlock;
 pub use release::NotAllFreed;
-pub use stats::{ClassStats, DriverCounts, HeapStats};
+pub use stats::{ClassStats, HeapStats};
 
 #[cfg(test)]
 use egmem_core::{Buffer, Driver, DriverError, Machine, Topology, proof};

@@ -288,19 +288,13 @@ impl StreamBlock<'_> {
     /// [`Error::NotAccessible`] unless the host may at least read; [`Error::InvalidArgument`] while the stream is being
     /// captured into a graph; the error of earlier work on the stream.
     pub fn cpu(&self) -> Result<CpuView<'_>> {
-        let have = self.block.cpu()?;
+        self.block.cpu()?;
         self.home.stream.expect_no_capture()?;
         self.home.stream.synchronize()?;
-        let writable = self.block.heap().facts.host == Access::ReadWrite;
-        // SAFETY: `have` shows that the block's memory is mapped and granted for as long as it lives. `len` is at most what
-        // the block takes, in units larger than a word; safe code reaches the bytes through atomic views only.
-        Ok(unsafe {
-            CpuView::new(
-                DevicePtr(have.as_ptr().expose_provenance() as u64),
-                self.len,
-                writable,
-            )
-        })
+        let have = self.block.heap().facts.host;
+        // SAFETY: the block's memory is mapped and granted for as long as it lives. `len` is at most what the block takes, in
+        // units larger than a word; safe code reaches the bytes through atomic views only.
+        unsafe { CpuView::granted(self.device_ptr(), self.len, have) }
     }
 
     cpu_accessors!();

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use serde::{Deserialize, Serialize};
 
+use super::DriverCounts;
 use super::classes::Class;
 use super::inner::HeapInner;
 
@@ -73,24 +74,6 @@ pub struct ClassStats {
     pub free: u64,
 }
 
-/// Counts of a heap's driver calls.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct DriverCounts {
-    /// `cuMemCreate`.
-    pub create: u64,
-    /// `cuMemMap`.
-    pub map: u64,
-    /// `cuMemSetAccess`.
-    pub set_access: u64,
-    /// `cuMemUnmap`.
-    pub unmap: u64,
-    /// `cuMemRelease`.
-    pub release: u64,
-    /// How often the heap asked for less after OUT_OF_MEMORY.
-    pub halvings: u64,
-}
-
 impl HeapStats {
     /// Returns the fraction of the free memory that is not in the largest free range: 0 if all is contiguous,
     /// up to nearly 1.
@@ -119,15 +102,7 @@ impl HeapInner {
             ..HeapStats::default()
         };
         if let Some(backing) = self.supply.backing().as_ref() {
-            let counts = backing.counts();
-            stats.driver = DriverCounts {
-                create: counts.create,
-                map: counts.map,
-                set_access: counts.set_access,
-                unmap: counts.unmap,
-                release: counts.release,
-                halvings: counts.halvings,
-            };
+            stats.driver = backing.counts();
         }
         let quarantined = self.watch.as_ref().map_or(0, |watch| watch.quarantined());
         let core = self.core();

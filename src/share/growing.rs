@@ -1,16 +1,13 @@
 //! Memory of another process that comes in steps.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use super::cache::Cached;
 use super::imports::{Origin, PartKey};
 use super::{ImportOptions, Offer};
 use crate::driver::{Access, DevicePtr, Driver, Location};
-use crate::memory::{
-    AccessChecks, CpuView, Engine, Memory, check_range, impl_cpu_memory, overlapping,
-};
-use crate::vmm::{Mapping, PhysicalMemory, Reservation};
+use crate::memory::{AccessChecks, CpuView, Engine, Memory, check_range, impl_cpu_memory};
+use crate::vmm::{Adjacent, Mapped, MappedPart, PhysicalMemory, Reservation};
 use egmem_core::{Error, Result};
 
 /// Memory that another process shares step by step, mapped side by side at one range of addresses, which is reserved at the
@@ -41,27 +38,14 @@ use egmem_core::{Error, Result};
 #[derive(Clone, Debug)]
 pub struct GrowingImport {
     /// In the order of addresses, without gaps. Each keeps the addresses.
-    parts: Vec<Arc<MappedPart>>,
+    parts: Vec<Arc<Part>>,
     reservation: Arc<Reservation>,
     driver: Driver,
     /// The sum of the parts' bytes.
     mapped: u64,
 }
 
-#[derive(Debug)]
-struct MappedPart {
-    // Unmapped first, then released.
-    mapping: Mapping,
-    _memory: Cached<PartKey, PhysicalMemory>,
-    /// Bytes from the first address.
-    offset: u64,
-}
-
-impl MappedPart {
-    const fn range(&self) -> Range<u64> {
-        self.offset..self.offset + self.mapping.size().padded()
-    }
-}
+type Part = MappedPart<Cached<PartKey, PhysicalMemory>>;
 
 impl GrowingImport {
     /// Reserves addresses for `bytes`, rounded up to 2 MiB. That takes no memory.
@@ -103,14 +87,8 @@ impl GrowingImport {
         let mut offset = self.mapped;
         let mut added = Vec::with_capacity(parts.len());
         for memory in parts {
-            let mut mapping = self.reservation.map(offset, &memory)?;
-            mapping.set_access(&access)?;
-            let part = MappedPart {
-                mapping,
-                _memory: memory,
-                offset,
-            };
-            offset = part.range().end;
+            let part = Part::map(&self.reservation, offset, memory, &access)?;
+            offset = part.mapping().range().end;
             added.push(Arc::new(part));
         }
         self.parts.extend(added);
@@ -164,21 +142,13 @@ impl GrowingImport {
     /// [`Error::NotAccessible`] unless the host may at least read these parts; [`Error::OutOfRange`].
     pub fn cpu_at(&self, offset: u64, len: u64) -> Result<CpuView<'_>> {
         check_range(offset, len, self.mapped)?;
-        let hosts = self.holding(offset, len).iter();
-        let have = hosts.map(|part| part.mapping.host()).min();
-        let have = have.unwrap_or(Access::ReadWrite);
-        if have == Access::None {
-            let (who, need) = (Location::Host, Access::Read);
-            return Err(Error::NotAccessible { who, have, need });
-        }
-        let start = self.device_ptr().add(offset);
         // SAFETY: the parts are adjacent, have these bytes, and are mapped with this host access while `self` has them: no
-        // function changes their access. Safe code reaches the bytes through atomic views only.
-        Ok(unsafe { CpuView::new(start, len, have == Access::ReadWrite) })
+        // function changes their access.
+        unsafe { self.all().cpu(self.device_ptr(), offset, len) }
     }
 
-    fn holding(&self, offset: u64, len: u64) -> &[Arc<MappedPart>] {
-        overlapping(&self.parts, |part| part.range(), offset, len)
+    fn all(&self) -> Adjacent<'_, Arc<Part>> {
+        Adjacent(&self.parts)
     }
 }
 
@@ -188,34 +158,23 @@ impl_cpu_memory!(GrowingImport);
 unsafe impl AccessChecks for GrowingImport {
     fn gpu_access(&self, gpu: i32, _: Engine, offset: u64, len: u64) -> Result<Access> {
         check_range(offset, len, self.mapped)?;
-        let mut parts = self.holding(offset, len).iter();
-        parts.try_fold(Access::ReadWrite, |least, part| {
-            Ok(least.min(part.mapping.access(Location::Device(gpu))?))
-        })
+        self.all().gpu_access(gpu, offset, len)
     }
 
     fn may_be_on_host(&self, offset: u64, len: u64) -> bool {
-        let mut parts = self.holding(offset, len).iter();
-        parts.any(|part| part.mapping.location().is_host())
+        self.all().may_be_on_host(offset, len)
     }
 
     fn of_one_kind(&self, offset: u64, len: u64) -> u64 {
-        let parts = self.holding(offset, len);
-        let is_host = |part: &Arc<MappedPart>| part.mapping.location().is_host();
-        let other = parts
-            .iter()
-            .find(|part| is_host(part) != is_host(&parts[0]));
-        other.map_or(len, |part| part.offset - offset)
+        self.all().of_one_kind(offset, len)
     }
 
     fn of_one_mapping(&self, offset: u64, len: u64) -> Option<u64> {
-        let next = self.holding(offset, len).get(1);
-        Some(next.map_or(len, |part| part.offset - offset))
+        Some(self.all().of_one_mapping(offset, len))
     }
 
     fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
-        let mut parts = self.holding(offset, len).iter();
-        parts.any(|part| part.mapping.host() == Access::Read)
+        self.all().is_read_only_for_cpu(offset, len)
     }
 }
 
@@ -232,7 +191,7 @@ impl Memory for GrowingImport {
     /// Returns the location of the first part; the host while there is none.
     fn location(&self) -> Location {
         let first = self.parts.first();
-        first.map_or(Location::Host, |part| part.mapping.location())
+        first.map_or(Location::Host, |part| part.mapping().location())
     }
 }
 

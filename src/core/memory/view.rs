@@ -6,7 +6,7 @@ use std::mem::size_of_val;
 use bytemuck::{AnyBitPattern, NoUninit};
 
 use super::{check_range, words};
-use crate::driver::{DevicePtr, Location};
+use crate::driver::{Access, DevicePtr, Location};
 use crate::{Error, Result};
 
 /// A view through which the CPU reads and writes memory that other code may write meanwhile.
@@ -56,6 +56,22 @@ impl<'a> CpuView<'a> {
             writable,
             memory: PhantomData,
         }
+    }
+
+    /// As [`new`](Self::new), for memory to which the host has the access `have`.
+    ///
+    /// # Errors
+    /// [`Error::NotAccessible`] unless the host may at least read.
+    ///
+    /// # Safety
+    /// As [`new`](Self::new); the host keeps this access for `'a`.
+    pub unsafe fn granted(base: DevicePtr, len: u64, have: Access) -> Result<Self> {
+        if have == Access::None {
+            let (who, need) = (Location::Host, Access::Read);
+            return Err(Error::NotAccessible { who, have, need });
+        }
+        // SAFETY: the caller's promise.
+        Ok(unsafe { Self::new(base, len, have == Access::ReadWrite) })
     }
 
     /// Returns the number of bytes.
@@ -151,8 +167,8 @@ impl<'a> CpuView<'a> {
         if !self.writable {
             return Err(Error::NotAccessible {
                 who: Location::Host,
-                have: crate::driver::Access::Read,
-                need: crate::driver::Access::ReadWrite,
+                have: Access::Read,
+                need: Access::ReadWrite,
             });
         }
         // SAFETY: the offset is inside the window.

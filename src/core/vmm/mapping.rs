@@ -1,6 +1,7 @@
 //! Physical memory, mapped and granted at reserved addresses.
 
 use std::mem::ManuallyDrop;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::physical::Origin;
@@ -259,14 +260,9 @@ impl Mapping {
     }
 
     fn view(&self, len: u64) -> Result<CpuView<'_>> {
-        let have = self.host;
-        if have == Access::None {
-            let (who, need) = (Location::Host, Access::Read);
-            return Err(Error::NotAccessible { who, have, need });
-        }
         // SAFETY: at most the whole range, which is mapped with this host access until `set_access` or `drop`,
         // which need `self` exclusively; safe code reaches it through atomic views only.
-        Ok(unsafe { CpuView::new(self.start, len, have == Access::ReadWrite) })
+        unsafe { CpuView::granted(self.start, len, self.host) }
     }
 
     /// Unmaps the memory. If the driver refuses, the mapping is unchanged.
@@ -313,6 +309,12 @@ impl Mapping {
     /// Returns the size requested and the size mapped.
     pub const fn size(&self) -> PaddedSize {
         self.size
+    }
+
+    /// Returns where it lies in its reservation, in bytes from the start.
+    pub fn range(&self) -> Range<u64> {
+        let offset = self.start.0 - self.reservation.start().0;
+        offset..offset + self.size.padded()
     }
 
     /// Returns the mapping's reservation.

@@ -11,11 +11,13 @@
 
 pub mod identity;
 mod mapping;
+mod part;
 mod physical;
 mod range;
 mod reservation;
 
 pub use mapping::Mapping;
+pub use part::{Adjacent, Mapped, MappedPart};
 pub use physical::{PhysicalMemory, PhysicalOptions};
 pub(crate) use range::GrowingRange;
 pub use range::MappedRange;

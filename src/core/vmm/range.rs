@@ -4,12 +4,11 @@ mod growing;
 #[cfg(test)]
 mod tests;
 
-use std::ops::Range;
 use std::sync::Arc;
 
-use super::{Mapping, PhysicalMemory, Reservation};
-use crate::driver::{Access, AccessDesc, DevicePtr, Driver, Location};
-use crate::memory::{CpuView, Memory, check_range, overlapping};
+use super::{Adjacent, Mapping, PhysicalMemory, Reservation};
+use crate::driver::{Access, AccessDesc, DevicePtr, Driver};
+use crate::memory::{CpuView, check_range};
 use crate::{Error, Result};
 
 pub use growing::GrowingRange;
@@ -161,9 +160,9 @@ impl<P> MappedRange<P> {
 
     /// Returns how many parts end at `offset` or before, if a part begins or the last one ends there.
     fn parts_before(&self, offset: u64) -> Result<usize> {
-        let before = |mapping: &Mapping| self.place(mapping).end <= offset;
+        let before = |mapping: &Mapping| mapping.range().end <= offset;
         let parts = self.mappings.partition_point(before);
-        match self.mappings.get(parts).map(|next| self.place(next)) {
+        match self.mappings.get(parts).map(Mapping::range) {
             Some(next) if next.start != offset => {
                 let why = format!("byte {offset} is inside a part, whose access cannot be divided");
                 let valid = format!(
@@ -185,7 +184,8 @@ impl<P> MappedRange<P> {
 
     /// Notes in the ledger that a handle of the `len` bytes from `offset` on was exported, which has no identity.
     pub(crate) fn note_export(&self, offset: u64, len: u64) {
-        self.holding(offset, len)
+        self.all()
+            .holding(offset, len)
             .iter()
             .for_each(Mapping::note_export);
     }
@@ -209,20 +209,15 @@ impl<P> MappedRange<P> {
         if self.host == Access::ReadWrite {
             return self.view(offset, len, self.host);
         }
-        let hosts = self.holding(offset, len).iter().map(Mapping::host);
-        self.view(offset, len, hosts.min().unwrap_or(Access::ReadWrite))
+        // SAFETY: as in `view`.
+        unsafe { self.all().cpu(self.start, offset, len) }
     }
 
     /// The range has been checked, and `have` is the least that the host may do there.
     fn view(&self, offset: u64, len: u64, have: Access) -> Result<CpuView<'_>> {
-        if have == Access::None {
-            let (who, need) = (Location::Host, Access::Read);
-            return Err(Error::NotAccessible { who, have, need });
-        }
-        let start = self.start.add(offset);
         // SAFETY: the mappings are adjacent, and mapped with this host access until `set_access` or `drop`,
         // which need `self` exclusively; safe code reaches the bytes through atomic views only.
-        Ok(unsafe { CpuView::new(start, len, have == Access::ReadWrite) })
+        unsafe { CpuView::granted(self.start.add(offset), len, have) }
     }
 
     /// Returns the least access of GPU `gpu` to the parts that contain `len` bytes from `offset` on, as the
@@ -232,53 +227,32 @@ impl<P> MappedRange<P> {
     /// As [`Mapping::access`]; [`Error::OutOfRange`].
     pub fn gpu_access(&self, gpu: i32, offset: u64, len: u64) -> Result<Access> {
         check_range(offset, len, self.padded)?;
-        self.holding(offset, len)
-            .iter()
-            .try_fold(Access::ReadWrite, |least, mapping| {
-                Ok(least.min(mapping.access(Location::Device(gpu))?))
-            })
+        self.all().gpu_access(gpu, offset, len)
     }
 
     /// Returns whether the CPU may read, but not write, some of the `len` bytes from `offset` on.
     pub fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
-        self.holding(offset, len)
-            .iter()
-            .any(|mapping| mapping.host() == Access::Read)
+        self.all().is_read_only_for_cpu(offset, len)
     }
 
     /// Returns whether some of the `len` bytes from `offset` on are the CPU's memory.
     pub fn may_be_on_host(&self, offset: u64, len: u64) -> bool {
-        self.holding(offset, len)
-            .iter()
-            .any(|mapping| mapping.location().is_host())
+        self.all().may_be_on_host(offset, len)
     }
 
     /// Returns how many of `len` bytes from `offset` on lie in memory of the kind of the first one, the CPU's or a
     /// GPU's; see [`AccessChecks::of_one_kind`](crate::memory::AccessChecks::of_one_kind).
     pub fn of_one_kind(&self, offset: u64, len: u64) -> u64 {
-        let parts = self.holding(offset, len);
-        let is_host = |mapping: &Mapping| mapping.location().is_host();
-        let other = parts
-            .iter()
-            .find(|part| is_host(part) != is_host(&parts[0]));
-        other.map_or(len, |part| self.place(part).start - offset)
+        self.all().of_one_kind(offset, len)
     }
 
     /// Returns how many of `len` bytes from `offset` on lie in the mapping of the first one.
     pub fn of_one_mapping(&self, offset: u64, len: u64) -> u64 {
-        let next = self.holding(offset, len).get(1);
-        next.map_or(len, |part| self.place(part).start - offset)
+        self.all().of_one_mapping(offset, len)
     }
 
-    /// Returns the mappings that contain some of the `len` bytes from `offset` on.
-    fn holding(&self, offset: u64, len: u64) -> &[Mapping] {
-        overlapping(&self.mappings, |mapping| self.place(mapping), offset, len)
-    }
-
-    /// Returns where a mapping lies, in bytes from the start.
-    fn place(&self, mapping: &Mapping) -> Range<u64> {
-        let start = mapping.device_ptr().0 - self.start.0;
-        start..start + mapping.size().padded()
+    fn all(&self) -> Adjacent<'_, Mapping> {
+        Adjacent(&self.mappings)
     }
 }
 

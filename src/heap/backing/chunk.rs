@@ -3,17 +3,16 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use crate::Error;
 use crate::driver::Location;
-use crate::vmm::{Mapping, PhysicalMemory};
+use crate::vmm::{Mapped, MappedPart, PhysicalMemory};
 
 /// Physical memory at its place in the heap.
 #[derive(Debug)]
 pub(crate) struct Chunk {
-    // In this order: `mapping` is dropped before `memory`.
-    pub(super) mapping: Mapping,
-    pub(super) memory: Arc<PhysicalMemory>,
-    pub(super) start: u64,
+    pub(super) part: MappedPart<Arc<PhysicalMemory>>,
     pub(super) order: u64,
     /// The index of the site it was created at.
     pub(super) turn: usize,
@@ -23,34 +22,30 @@ pub(crate) struct Chunk {
 
 impl Chunk {
     /// Returns the chunk's range, in bytes from the heap's start.
-    pub(crate) const fn range(&self) -> Range<u64> {
-        self.start..self.end()
-    }
-
-    pub(super) const fn end(&self) -> u64 {
-        self.start + self.mapping.size().padded()
+    pub(crate) fn range(&self) -> Range<u64> {
+        self.part.mapping().range()
     }
 
     /// Returns the chunk's size in bytes: at least 2 MiB.
-    pub(crate) const fn bytes(&self) -> u64 {
-        self.mapping.size().padded()
+    pub(crate) fn bytes(&self) -> u64 {
+        self.part.mapping().size().padded()
     }
 
     /// Returns the memory. While a clone of it is held elsewhere, the chunk is not given back.
     #[cfg_attr(not(feature = "share"), allow(dead_code, reason = "for sharing"))]
     pub(crate) const fn memory(&self) -> &Arc<PhysicalMemory> {
-        &self.memory
+        self.part.memory()
     }
 
     /// Returns the mapping.
     #[cfg(test)]
-    pub(crate) const fn mapping(&self) -> &Mapping {
-        &self.mapping
+    pub(crate) fn mapping(&self) -> &crate::vmm::Mapping {
+        self.part.mapping()
     }
 
     /// Returns the memory's location.
     pub(crate) fn location(&self) -> Location {
-        self.memory.location()
+        self.part.memory().location()
     }
 
     /// Returns the chunk's number in the order of creation, from 0.
@@ -59,80 +54,68 @@ impl Chunk {
         self.order
     }
 
-    /// Returns whether other code holds the memory too.
-    pub(crate) fn is_held(&self) -> bool {
-        Arc::strong_count(&self.memory) > 1
-    }
-
-    /// Unmaps and releases it.
-    pub(super) fn retire(self, counts: &mut Counts) -> Retired {
+    /// Unmaps and releases it, unless other code holds its memory.
+    pub(super) fn retire(self, counts: &mut DriverCounts) -> Retired {
         let Self {
-            mapping,
-            memory,
-            start,
+            part,
             order,
             turn,
             dead,
         } = self;
-        let again = |mapping, memory| {
-            Box::new(Self {
-                mapping,
-                memory,
-                start,
+        let kept = |part, error| {
+            let chunk = Self {
+                part,
                 order,
                 turn,
                 dead,
-            })
+            };
+            Retired::Kept(Box::new(chunk), error)
         };
-        let memory = match Arc::try_unwrap(memory) {
-            Ok(memory) => memory,
-            Err(memory) => return Retired::Held(again(mapping, memory)),
-        };
-        counts.unmap += 1;
-        if let Err(refused) = mapping.unmap() {
-            let (mapping, error) = *refused;
-            return Retired::Refused(again(mapping, Arc::new(memory)), error);
+        if Arc::strong_count(part.memory()) > 1 {
+            return kept(part, None);
         }
-        counts.release += 1;
-        match memory.try_release() {
-            Ok(()) => Retired::Gone,
+        counts.unmap += 1;
+        let memory = match part.unmap() {
+            Ok(memory) => memory,
             Err(refused) => {
-                let (memory, error) = *refused;
-                Retired::Unmapped(memory, error)
+                let (part, error) = *refused;
+                return kept(part, Some(error));
             }
+        };
+        counts.release += 1;
+        match Arc::into_inner(memory).map(PhysicalMemory::try_release) {
+            Some(Err(refused)) => {
+                let (memory, error) = *refused;
+                Retired::Unmapped(memory, Some(error))
+            }
+            _ => Retired::Unmapped(None, None),
         }
     }
 }
 
 /// The outcome of retiring a chunk.
 pub(super) enum Retired {
-    /// Unmapped and released.
-    Gone,
-    /// Unchanged: other code holds its memory.
-    Held(Box<Chunk>),
-    /// Unchanged: the driver refused to unmap it.
-    Refused(Box<Chunk>, Error),
-    /// Unmapped, but the driver refused to release the memory; `None`: there is no such memory.
-    Unmapped(Option<PhysicalMemory>, Error),
+    /// Unchanged: other code holds its memory, or the driver refused to unmap it.
+    Kept(Box<Chunk>, Option<Error>),
+    /// Unmapped. If the driver refused to release the memory, there is an error, and the memory unless there is no such
+    /// memory.
+    Unmapped(Option<PhysicalMemory>, Option<Error>),
 }
 
-/// Counts of the driver calls for a heap's memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub(crate) struct Counts {
-    /// `cuMemCreate`; refused calls count too, here and below.
+/// Counts of a heap's driver calls. Refused calls count too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct DriverCounts {
+    /// `cuMemCreate`.
     pub create: u64,
-    /// `cuMemMap`
+    /// `cuMemMap`.
     pub map: u64,
-    /// `cuMemSetAccess`
+    /// `cuMemSetAccess`.
     pub set_access: u64,
-    /// `cuMemUnmap`
+    /// `cuMemUnmap`.
     pub unmap: u64,
-    /// `cuMemRelease`
+    /// `cuMemRelease`.
     pub release: u64,
-    /// Chunks that became part of the heap.
-    pub chunks_made: u64,
-    /// Chunks that were given back.
-    pub chunks_given_back: u64,
-    /// How often a smaller chunk was tried because memory was short.
+    /// How often the heap asked for less after OUT_OF_MEMORY.
     pub halvings: u64,
 }

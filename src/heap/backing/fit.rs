@@ -12,8 +12,8 @@ pub(crate) enum Want<'a> {
     Block {
         /// The block's bytes: at least 1.
         bytes: u64,
-        /// The alignment of its address: a power of two. Up to the plan's alignment, it is the alignment of
-        /// the offset too.
+        /// The alignment of its address: a power of two. Up to 2 MiB, it is the alignment of the
+        /// offset too.
         alignment: u64,
         /// Returns what is free beside a gap. Called while the caller holds only the growth lock; other
         /// threads may take the free bytes meanwhile, and then the caller calls again.

@@ -3,28 +3,32 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::Backing;
 use super::chunk::Chunk;
 use super::fit::{Fill, Want};
 use super::plan::Site;
-use super::{Backing, Grown};
 use crate::driver::{Code, Location, NodeId};
 use crate::error::NoRoom;
 use crate::guard::{WORTH_ASKING, check_free_now};
 use crate::ledger::AllocPath;
 use crate::topology::{Overcommit, free_now};
-use crate::vmm::PhysicalMemory;
+use crate::vmm::{MappedPart, PhysicalMemory};
 use crate::{Error, Result};
 
 impl Backing {
     /// Grows at once, without a limit: [`order`](Self::order), all steps, and [`deliver`](Self::deliver).
     #[cfg(test)]
-    pub(crate) fn grow(&mut self, want: Want<'_>) -> Result<Vec<Grown>> {
+    pub(crate) fn grow(&mut self, want: Want<'_>) -> Result<Vec<Range<u64>>> {
         let grown = self.grow_within(want, u64::MAX)?;
         Ok(grown.unwrap_or_default())
     }
 
     #[cfg(test)]
-    pub(crate) fn grow_within(&mut self, want: Want<'_>, most: u64) -> Result<Option<Vec<Grown>>> {
+    pub(crate) fn grow_within(
+        &mut self,
+        want: Want<'_>,
+        most: u64,
+    ) -> Result<Option<Vec<Range<u64>>>> {
         let Some(mut order) = self.order(want, most)? else {
             return Ok(None);
         };
@@ -214,9 +218,7 @@ impl Backing {
                 self.orders += 1;
                 self.taken[turn] += bytes;
                 Ok(Chunk {
-                    mapping,
-                    memory: Arc::new(memory),
-                    start,
+                    part: MappedPart::new(mapping, Arc::new(memory)),
                     order,
                     turn,
                     dead: false,
@@ -249,22 +251,16 @@ impl Backing {
     }
 
     /// Makes the chunks part of the heap.
-    pub(super) fn keep(&mut self, made: Vec<Chunk>) -> Vec<Grown> {
-        let joins = self.settled.joins;
-        let mut grown: Vec<Grown> = Vec::new();
+    pub(super) fn keep(&mut self, made: Vec<Chunk>) -> Vec<Range<u64>> {
+        let mut grown: Vec<Range<u64>> = Vec::new();
         for chunk in made {
+            let range = chunk.range();
             match grown.last_mut() {
-                Some(last) if joins && last.range.end == chunk.start => {
-                    last.range.end = chunk.end()
-                }
-                _ => grown.push(Grown {
-                    range: chunk.range(),
-                    joins,
-                }),
+                Some(last) if self.settled.joins && last.end == range.start => last.end = range.end,
+                _ => grown.push(range.clone()),
             }
-            self.counts.chunks_made += 1;
             self.backed += chunk.bytes();
-            self.chunks.insert(chunk.start, chunk);
+            self.chunks.insert(range.start, chunk);
         }
         grown
     }

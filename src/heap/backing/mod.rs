@@ -24,7 +24,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-pub(crate) use chunk::{Chunk, Counts};
+pub(crate) use chunk::Chunk;
+pub use chunk::DriverCounts;
 pub(crate) use fit::{Beside, Want};
 #[cfg(test)]
 pub(crate) use order::Order;
@@ -67,37 +68,7 @@ pub(crate) struct Backing {
     orders: u64,
     /// Addresses of growth that was begun.
     claims: Vec<Range<u64>>,
-    counts: Counts,
-}
-
-/// A range that has memory now.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Grown {
-    /// Bytes from the heap's start.
-    pub range: Range<u64>,
-    /// Whether a block may reach over its ends into adjacent memory.
-    pub joins: bool,
-}
-
-/// The outcome of giving a range back.
-#[derive(Debug, Default)]
-#[must_use = "what was not given back is still memory of the heap"]
-pub(crate) struct GivenBack {
-    /// Ranges without memory now, chunk by chunk.
-    pub gone: Vec<Range<u64>>,
-    /// Ranges that are still memory of the heap: parts of chunks that extend beyond the range, chunks whose
-    /// memory other code holds, and chunks that the driver refused to unmap. Ranges of different chunks are
-    /// not merged.
-    pub kept: Vec<Range<u64>>,
-    /// The driver's first error.
-    pub error: Option<Error>,
-}
-
-impl GivenBack {
-    /// Returns the bytes given back.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.gone.iter().map(|range| range.end - range.start).sum()
-    }
+    counts: DriverCounts,
 }
 
 impl Backing {
@@ -107,13 +78,12 @@ impl Backing {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for no nodes, a limit or shares below the granularity, chunks of 0 bytes,
-    /// an alignment that is not a power of two of at least 2 MiB; [`Error::NoSuchNode`],
-    /// [`Error::NoSuchGpu`]; the reason why memory cannot be shareable as requested;
+    /// [`Error::NoSuchNode`], [`Error::NoSuchGpu`]; the reason why memory cannot be shareable as requested;
     /// [`Error::OutOfAddresses`]; the driver's errors.
     pub(crate) fn new(driver: &Driver, plan: &Plan) -> Result<Self> {
         let mut settled = plan.settle(driver)?;
         let reservation = loop {
-            let options = Reservation::options().alignment(settled.alignment);
+            let options = Reservation::options().alignment(settled.unit);
             match options.reserve(driver, settled.limit) {
                 Ok(reservation) => break reservation,
                 Err(error) if plan.limit.is_none() && error.code() == Some(Code::OUT_OF_MEMORY) => {
@@ -139,12 +109,12 @@ impl Backing {
             step: settled.chunk,
             orders: 0,
             claims: Vec::new(),
-            counts: Counts::default(),
+            counts: DriverCounts::default(),
             settled,
         })
     }
 
-    /// Returns the address of offset 0: a multiple of the plan's alignment.
+    /// Returns the address of offset 0: a multiple of 2 MiB.
     pub(crate) fn start(&self) -> DevicePtr {
         self.reservation.start()
     }
@@ -188,75 +158,50 @@ impl Backing {
     /// Iterates over the chunks that end at `end` or before, by descending offsets.
     pub(crate) fn chunks_before(&self, end: u64) -> impl Iterator<Item = &Chunk> {
         let chunks = self.chunks.range(..end).rev().map(|(_, chunk)| chunk);
-        chunks.filter(move |chunk| !chunk.dead && chunk.end() <= end)
+        chunks.filter(move |chunk| !chunk.dead && chunk.range().end <= end)
     }
 
     /// Returns the chunk at `offset`.
     pub(crate) fn chunk_at(&self, offset: u64) -> Option<&Chunk> {
         let (_, chunk) = self.chunks.range(..=offset).next_back()?;
-        (offset < chunk.end() && !chunk.dead).then_some(chunk)
+        (offset < chunk.range().end && !chunk.dead).then_some(chunk)
     }
 
     /// Returns the counts of driver calls so far.
-    pub(crate) const fn counts(&self) -> Counts {
+    pub(crate) const fn counts(&self) -> DriverCounts {
         self.counts
     }
 
-    /// Gives back the chunks that lie wholly in `range`.
+    /// Gives back the chunk at `start`. Returns whether it is gone, and the driver's error. A chunk stays memory of the heap
+    /// if other code holds its memory, or if the driver refuses to unmap it.
     ///
-    /// The caller has taken the range out of use before, no view of it exists, and GPU work on it has
-    /// finished. The caller may use what is kept again.
-    pub(crate) fn give_back(&mut self, range: Range<u64>) -> GivenBack {
+    /// The caller has taken it out of use before, no view of it exists, and GPU work on it has finished.
+    pub(crate) fn give_back(&mut self, start: u64) -> (bool, Option<Error>) {
         self.sweep();
-        let mut result = GivenBack::default();
-        let first = self
-            .chunk_at(range.start)
-            .map_or(range.start, |chunk| chunk.start);
-        let found: Vec<u64> = match first < range.end {
-            true => self
-                .chunks
-                .range(first..range.end)
-                .map(|(&at, _)| at)
-                .collect(),
-            false => Vec::new(),
+        let Some(chunk) = self.chunks.remove(&start) else {
+            return (false, None);
         };
-        for at in found {
-            let Some(chunk) = self.chunks.remove(&at) else {
-                continue;
-            };
-            let (all, turn) = (chunk.range(), chunk.turn);
-            if chunk.dead || all.start < range.start || all.end > range.end || chunk.is_held() {
-                if !chunk.dead {
-                    let part = all.start.max(range.start)..all.end.min(range.end);
-                    result.kept.push(part);
-                }
-                self.chunks.insert(at, chunk);
-                continue;
-            }
-            match chunk.retire(&mut self.counts) {
-                Retired::Held(chunk) => {
-                    self.chunks.insert(at, *chunk);
-                    result.kept.push(all);
-                    continue;
-                }
-                Retired::Refused(chunk, error) => {
-                    self.chunks.insert(at, *chunk);
-                    result.kept.push(all);
-                    result.error.get_or_insert(error);
-                    continue;
-                }
-                Retired::Unmapped(memory, error) => {
-                    self.strays.extend(memory);
-                    result.error.get_or_insert(error);
-                }
-                Retired::Gone => {}
-            }
-            self.counts.chunks_given_back += 1;
-            self.backed -= all.end - all.start;
-            self.taken[turn] -= all.end - all.start;
-            result.gone.push(all);
+        let (bytes, turn) = (chunk.bytes(), chunk.turn);
+        let (is_gone, error) = self.retire(chunk);
+        if is_gone {
+            self.backed -= bytes;
+            self.taken[turn] -= bytes;
         }
-        result
+        (is_gone, error)
+    }
+
+    /// Unmaps and releases a chunk, or keeps it. Returns whether it is gone, and the driver's error.
+    fn retire(&mut self, chunk: Chunk) -> (bool, Option<Error>) {
+        match chunk.retire(&mut self.counts) {
+            Retired::Kept(chunk, error) => {
+                self.chunks.insert(chunk.range().start, *chunk);
+                (false, error)
+            }
+            Retired::Unmapped(memory, error) => {
+                self.strays.extend(memory);
+                (true, error)
+            }
+        }
     }
 
     fn shape(&self) -> Shape {
@@ -277,19 +222,8 @@ impl Backing {
             chunk.dead = true;
             self.taken[chunk.turn] -= chunk.bytes();
         }
-        match chunk.retire(&mut self.counts) {
-            Retired::Gone => {}
-            Retired::Held(chunk) => {
-                self.chunks.insert(chunk.start, *chunk);
-            }
-            Retired::Refused(chunk, error) => {
-                tracing::warn!(%error, "a chunk cannot be unmapped yet");
-                self.chunks.insert(chunk.start, *chunk);
-            }
-            Retired::Unmapped(memory, error) => {
-                tracing::warn!(%error, "a chunk's memory stays for now");
-                self.strays.extend(memory);
-            }
+        if let (_, Some(error)) = self.retire(chunk) {
+            tracing::warn!(%error, "a chunk that is not the heap's cannot be given back yet");
         }
     }
 

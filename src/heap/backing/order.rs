@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
+use super::Backing;
 use super::chunk::Chunk;
 use super::fit::{Fill, Want};
 use super::grow::is_shortage;
-use super::{Backing, Grown};
 use crate::{Error, Result};
 
 /// Growth that was begun. Its chunks are not memory of the heap before they are [delivered](Backing::deliver); other
@@ -102,7 +102,7 @@ impl Backing {
 
     /// Makes the chunks memory of the heap, and returns the new ranges, which are free, zero and granted, by ascending
     /// offsets; none if `want` fitted already, by the caller's account of free bytes.
-    pub(crate) fn deliver(&mut self, order: Order<'_>) -> Vec<Grown> {
+    pub(crate) fn deliver(&mut self, order: Order<'_>) -> Vec<Range<u64>> {
         self.unclaim(&order);
         self.keep(order.made)
     }
@@ -176,7 +176,7 @@ impl Backing {
             let bytes = shape.before_range_limit(order.at, order.size.min(fill.end - order.at));
             match self.make(order.at, bytes, least.min(bytes)) {
                 Ok(chunk) => {
-                    order.at = chunk.end();
+                    order.at = chunk.range().end;
                     return self.grant(chunk).map(Some);
                 }
                 // Beyond the bytes needed, a shortage ends the growth without an error.
@@ -199,7 +199,7 @@ impl Backing {
             return Ok(chunk);
         }
         self.counts.set_access += 1;
-        match chunk.mapping.set_access(&self.settled.access) {
+        match chunk.part.mapping_mut().set_access(&self.settled.access) {
             Ok(()) => Ok(chunk),
             Err(error) => {
                 self.undo(chunk);

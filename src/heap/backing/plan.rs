@@ -40,8 +40,6 @@ pub(crate) struct Plan {
     /// Bytes of addresses to reserve, which is also the most memory, rounded down to the granularity; at most
     /// the sum of the shares. `None`: the nodes' memory.
     pub limit: Option<u64>,
-    /// The alignment of the first address in bytes: a power of two of at least 2 MiB.
-    pub alignment: u64,
     /// The chunks' name in the ledger.
     pub label: Option<Label>,
     /// The program's call that built the heap.
@@ -62,7 +60,6 @@ impl Plan {
             chunk: None,
             growth: None,
             limit: None,
-            alignment: Granularity::TWO_MIB.bytes(),
             label: None,
             site: Caller::caller(),
         }
@@ -70,10 +67,6 @@ impl Plan {
 
     /// Checks the plan, and fills in what it leaves open from the driver and the topology.
     pub(super) fn settle(&self, driver: &Driver) -> Result<Settled> {
-        if !Granularity::TWO_MIB.divides(self.alignment) || !self.alignment.is_power_of_two() {
-            let why = format!("{} is not a power of two of at least 2 MiB", self.alignment);
-            return Err(Error::invalid("alignment", why));
-        }
         let topology = Topology::discover(driver)?;
         let mut sites = self
             .nodes
@@ -93,7 +86,6 @@ impl Plan {
             unit,
             chunk: 0,
             limit: 0,
-            alignment: self.alignment.max(unit),
             joins: sites
                 .iter()
                 .all(|site| site.handle_types == HandleTypes::NONE),
@@ -203,7 +195,6 @@ pub(super) struct Settled {
     pub unit: u64,
     pub chunk: u64,
     pub limit: u64,
-    pub alignment: u64,
     /// Whether blocks may lie in several chunks.
     pub joins: bool,
     /// For the ledger.

@@ -1,11 +1,12 @@
 //! The backing under its lock, and growth chunk by chunk: between two chunks other threads, and other processes, get
 //! the driver.
 
+use std::ops::Range;
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{Backing, Grown, Want};
+use super::{Backing, Chunk, Want};
 use crate::per_driver::lock;
 use crate::{Error, Growth, Result};
 
@@ -42,6 +43,11 @@ impl Supply {
         lock(&self.backing)
     }
 
+    /// Calls `f` with the chunk at `offset`, if there is one. Waits while a chunk is created.
+    pub(crate) fn at_chunk<R>(&self, offset: u64, f: impl FnOnce(&Chunk) -> R) -> Option<R> {
+        self.backing().as_ref()?.chunk_at(offset).map(f)
+    }
+
     /// Locks the backing, to add memory or give it back.
     pub(crate) fn locked(&self) -> Locked<'_> {
         Locked {
@@ -75,7 +81,7 @@ impl Locked<'_> {
     ///
     /// # Errors
     /// As [`Backing::order`] and [`Backing::step`].
-    pub(crate) fn grow(&mut self, want: Want<'_>, most: u64) -> Result<Option<Vec<Grown>>> {
+    pub(crate) fn grow(&mut self, want: Want<'_>, most: u64) -> Result<Option<Vec<Range<u64>>>> {
         let mut order = match self.backing()?.order(want, most) {
             Ok(Some(order)) => order,
             // Other growth may need less than it claims, and it may fail.

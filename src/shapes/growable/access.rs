@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::Growable;
-use super::chunk::Chunk;
 use crate::driver::AccessDesc;
 use crate::memory::check_range;
+use crate::vmm::{Mapped, MappedPart};
 use crate::{Error, Result};
 
 impl<T> Growable<T> {
@@ -21,7 +21,7 @@ impl<T> Growable<T> {
             chunks.push(Arc::get_mut(chunk).ok_or_else(held)?);
         }
         for chunk in chunks {
-            chunk.set_access(access)?;
+            chunk.mapping_mut().set_access(access)?;
         }
         for new in access {
             self.access.retain(|old| old.location != new.location);
@@ -70,19 +70,21 @@ impl<T> Growable<T> {
         if len == 0 {
             return Ok(elements);
         }
-        let is_touched =
-            |chunk: &Chunk| chunk.range().start < offset + len && offset < chunk.range().end;
-        let touched = self.chunks.iter_mut().filter(|chunk| is_touched(chunk));
+        let is_touched = |chunk: &&mut Arc<MappedPart>| {
+            let range = chunk.mapping().range();
+            range.start < offset + len && offset < range.end
+        };
+        let touched = self.chunks.iter_mut().filter(is_touched);
         let mut chunks = touched
             .map(|chunk| Arc::get_mut(chunk).ok_or_else(held))
             .collect::<Result<Vec<_>>>()?;
         for chunk in &mut chunks {
-            chunk.set_access(access)?;
+            chunk.mapping_mut().set_access(access)?;
         }
         Ok(match (chunks.first(), chunks.last()) {
             (Some(first), Some(last)) => {
-                let end = last.range().end.div_ceil(element);
-                (first.range().start / element) as usize..end as usize
+                let end = last.mapping().range().end.div_ceil(element);
+                (first.mapping().range().start / element) as usize..end as usize
             }
             _ => elements.start..elements.start,
         })

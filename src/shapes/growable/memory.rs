@@ -1,9 +1,10 @@
 //! Vectors and their prefixes as memory.
 
-use super::{Growable, Prefix, chunk};
+use super::{Growable, Prefix};
 use crate::Result;
 use crate::driver::{Access, DevicePtr, Driver, Location};
 use crate::memory::{AccessChecks, CpuMemory, CpuView, Engine, Memory, check_range};
+use crate::vmm::Adjacent;
 
 /// Implements the interfaces that all memory has, for a type with `chunks`, `driver`, `location` and `bytes()`.
 macro_rules! impl_memory {
@@ -19,10 +20,7 @@ macro_rules! impl_memory {
         unsafe impl<T> AccessChecks for $name<T> {
             fn gpu_access(&self, gpu: i32, _: Engine, offset: u64, len: u64) -> Result<Access> {
                 check_range(offset, len, self.bytes())?;
-                let mut holding = chunk::holding(&self.chunks, offset, len).iter();
-                holding.try_fold(Access::ReadWrite, |least, chunk| {
-                    Ok(least.min(chunk.access(Location::Device(gpu))?))
-                })
+                Adjacent(&self.chunks).gpu_access(gpu, offset, len)
             }
 
             fn may_be_on_host(&self, _: u64, _: u64) -> bool {
@@ -30,14 +28,11 @@ macro_rules! impl_memory {
             }
 
             fn of_one_mapping(&self, offset: u64, len: u64) -> Option<u64> {
-                let next = chunk::holding(&self.chunks, offset, len).get(1);
-                Some(next.map_or(len, |chunk| chunk.range().start - offset))
+                Some(Adjacent(&self.chunks).of_one_mapping(offset, len))
             }
 
             fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
-                chunk::holding(&self.chunks, offset, len)
-                    .iter()
-                    .any(|chunk| chunk.host() == Access::Read)
+                Adjacent(&self.chunks).is_read_only_for_cpu(offset, len)
             }
         }
 

@@ -1,7 +1,6 @@
 //! Vectors that grow in place.
 
 mod access;
-pub(crate) mod chunk;
 mod growth;
 mod memory;
 mod options;
@@ -18,10 +17,9 @@ use crate::driver::{AccessDesc, DevicePtr, Location};
 use crate::guard::{WORTH_ASKING, check_free_now};
 use crate::memory::{CpuView, check_range};
 use crate::size::Granularity;
-use crate::vmm::{PhysicalOptions, Reservation};
+use crate::vmm::{Adjacent, Mapped, MappedPart, PhysicalOptions, Reservation};
 use crate::{Driver, Error, Result};
 
-use chunk::Chunk;
 pub use options::GrowableOptions;
 pub use prefix::Prefix;
 
@@ -55,7 +53,7 @@ pub use prefix::Prefix;
 /// ```
 pub struct Growable<T> {
     // In the order of addresses and without gaps. Before the reservation: unmapped first.
-    chunks: Vec<Arc<Chunk>>,
+    chunks: Vec<Arc<MappedPart>>,
     reservation: Arc<Reservation>,
     driver: Driver,
     memory: PhysicalOptions,
@@ -148,14 +146,14 @@ impl<T: AnyBitPattern + NoUninit> Growable<T> {
             created => created?,
         };
         self.unchecked = unchecked;
-        self.mapped += chunk.bytes();
+        self.mapped = chunk.mapping().range().end;
         self.chunks.push(Arc::new(chunk));
         Ok(())
     }
 
     /// Creates a chunk of `bytes` behind the others, and returns how many more may be created before the node is asked
     /// for its free memory again: small chunks add up.
-    fn create(&self, bytes: u64) -> Result<(Chunk, u64)> {
+    fn create(&self, bytes: u64) -> Result<(MappedPart, u64)> {
         let unchecked = match self.unchecked {
             _ if self.overcommit => WORTH_ASKING,
             known if bytes <= known => known - bytes,
@@ -166,14 +164,8 @@ impl<T: AnyBitPattern + NoUninit> Growable<T> {
                 left.saturating_sub(bytes)
             }
         };
-        let place = (self.mapped, bytes);
-        let chunk = Chunk::create(
-            &self.driver,
-            self.memory.clone(),
-            &self.reservation,
-            place,
-            &self.access,
-        )?;
+        let memory = self.memory.clone().create(&self.driver, bytes)?;
+        let chunk = MappedPart::map(&self.reservation, self.mapped, memory, &self.access)?;
         Ok((chunk, unchecked))
     }
 
@@ -192,7 +184,7 @@ impl<T: AnyBitPattern + NoUninit> Growable<T> {
     pub fn shrink_to_fit(&mut self) -> Result<u64> {
         let before = self.mapped;
         while let Some(last) = self.chunks.pop() {
-            let bytes = last.bytes();
+            let bytes = last.mapping().size().padded();
             let unused = self.mapped - bytes >= self.bytes();
             let chunk = match Arc::try_unwrap(last) {
                 Ok(chunk) if unused => chunk,
@@ -206,13 +198,14 @@ impl<T: AnyBitPattern + NoUninit> Growable<T> {
                 }
             };
             self.mapped -= bytes;
-            if let Err(failed) = chunk.give_back() {
-                let (kept, error) = *failed;
-                if let Some(chunk) = kept {
+            match chunk.unmap() {
+                Ok(memory) => memory.release()?,
+                Err(refused) => {
+                    let (chunk, error) = *refused;
                     self.chunks.push(Arc::new(chunk));
                     self.mapped += bytes;
+                    return Err(error);
                 }
-                return Err(error);
             }
         }
         Ok(before - self.mapped)
@@ -243,7 +236,7 @@ impl<T: AnyBitPattern + NoUninit> Growable<T> {
     /// Returns the elements that are there now, kept mapped for a GPU or another thread while this vector grows.
     pub fn prefix(&self) -> Prefix<T> {
         Prefix {
-            chunks: chunk::holding(&self.chunks, 0, self.bytes()).into(),
+            chunks: Adjacent(&self.chunks).holding(0, self.bytes()).into(),
             driver: self.driver.clone(),
             location: self.location,
             start: self.device_ptr(),
@@ -296,7 +289,7 @@ impl<T> Growable<T> {
     }
 
     /// Returns the chunks, which stay mapped while the result has them.
-    pub(crate) fn chunk_list(&self) -> Vec<Arc<Chunk>> {
+    pub(crate) fn chunk_list(&self) -> Vec<Arc<MappedPart>> {
         self.chunks.clone()
     }
 
@@ -313,11 +306,11 @@ impl<T> Growable<T> {
     }
 
     /// Returns the CPU's view of bytes that have memory: from an offset on, so many.
-    fn view(&self, place: (u64, u64)) -> Result<CpuView<'_>> {
+    fn view(&self, (offset, bytes): (u64, u64)) -> Result<CpuView<'_>> {
         // SAFETY: the chunks are adjacent from the reservation's start on, have these bytes, and are mapped with this
         // host access until one is removed or its access changes, which needs `self` exclusively. Safe code reaches the
         // bytes through atomic views only.
-        unsafe { chunk::view(&self.chunks, self.reservation.start(), place) }
+        unsafe { Adjacent(&self.chunks).cpu(self.device_ptr(), offset, bytes) }
     }
 }
 

@@ -6,17 +6,17 @@ use std::sync::Arc;
 
 use bytemuck::{AnyBitPattern, NoUninit};
 
-use super::chunk::{self, Chunk};
 use crate::Result;
 use crate::driver::{DevicePtr, Driver, Location};
 use crate::memory::{CpuView, check_range};
+use crate::vmm::{Adjacent, MappedPart};
 
 /// The elements that a [`Growable`](super::Growable) had when [`prefix`](super::Growable::prefix) was called, at the same addresses.
 ///
 /// It keeps their memory mapped, also after the vector is dropped; clones share it. It is the same memory, not a copy:
 /// elements that the vector changes, or truncates and appends anew, change here too.
 pub struct Prefix<T> {
-    pub(super) chunks: Arc<[Arc<Chunk>]>,
+    pub(super) chunks: Arc<[Arc<MappedPart>]>,
     pub(super) driver: Driver,
     pub(super) location: Location,
     pub(super) start: DevicePtr,
@@ -47,7 +47,7 @@ impl<T> Prefix<T> {
     pub fn cpu(&self) -> Result<CpuView<'_>> {
         // SAFETY: the chunks are the vector's first ones, and this keeps them; the access of a chunk that is shared
         // does not change.
-        unsafe { chunk::view(&self.chunks, self.start, (0, self.bytes())) }
+        unsafe { Adjacent(&self.chunks).cpu(self.start, 0, self.bytes()) }
     }
 
     pub(super) const fn bytes(&self) -> u64 {
@@ -65,7 +65,7 @@ impl<T: AnyBitPattern + NoUninit> Prefix<T> {
         let offset = (index as u64).saturating_mul(element);
         check_range(offset, element, self.bytes())?;
         // SAFETY: as in `cpu`; the range is inside the elements.
-        unsafe { chunk::view(&self.chunks, self.start, (offset, element))? }.get(0)
+        unsafe { Adjacent(&self.chunks).cpu(self.start, offset, element)? }.get(0)
     }
 }
 

@@ -9,8 +9,7 @@ use super::update::{MAX_CHUNKS, Update};
 use crate::Error;
 use crate::driver::{Access, DevicePtr, HandleType, HandleTypes};
 use crate::growable::Growable;
-use crate::growable::chunk::Chunk;
-use crate::vmm::PhysicalMemory;
+use crate::vmm::{MappedPart, PhysicalMemory};
 
 /// The chunks of a [`Growable`] that other processes map. It exports each once, for any number of them.
 ///
@@ -60,12 +59,12 @@ pub struct GrowableExport<T> {
 struct SharedChunk {
     // In this order: the exports are dropped before the memory.
     exports: Exports,
-    chunk: Arc<Chunk>,
+    chunk: Arc<MappedPart>,
 }
 
 impl Holds for SharedChunk {
     fn physical(&self) -> &PhysicalMemory {
-        (*self.chunk).as_ref()
+        self.chunk.memory()
     }
     fn exports(&self) -> &Exports {
         &self.exports
@@ -164,8 +163,8 @@ impl<T> GrowableExport<T> {
         if to.start != self.start || to.sent.0 > self.chunks.len() {
             return wrong("the follower is of another one");
         }
-        let is_shareable = |chunk: &Arc<Chunk>| {
-            let types = (**chunk).as_ref().props().handle_types;
+        let is_shareable = |chunk: &Arc<MappedPart>| {
+            let types = chunk.memory().props().handle_types;
             types.contains(HandleTypes::POSIX_FD)
         };
         if !all.iter().all(is_shareable) {

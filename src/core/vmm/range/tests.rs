@@ -1,6 +1,7 @@
 use super::*;
 use crate::Machine;
 use crate::driver::Call;
+use crate::driver::Location;
 
 const MIB: u64 = 1 << 20;
 

@@ -66,7 +66,34 @@ fn mib(range: &Range<u64>) -> Range<u64> {
 /// Returns the ranges that grew, in MiB.
 pub(super) fn grown(backing: &mut Backing, want: Want<'_>) -> Vec<Range<u64>> {
     let grown = backing.grow(want).unwrap();
-    grown.iter().map(|grown| mib(&grown.range)).collect()
+    grown.iter().map(mib).collect()
+}
+
+/// What was given back, and the first error.
+#[derive(Default)]
+pub(super) struct Given {
+    gone: Vec<Range<u64>>,
+    error: Option<Error>,
+}
+
+impl Given {
+    fn bytes(&self) -> u64 {
+        self.gone.iter().map(|range| range.end - range.start).sum()
+    }
+}
+
+/// Gives back the chunks that lie wholly in `range`.
+pub(super) fn give_back(backing: &mut Backing, range: Range<u64>) -> Given {
+    let inside = |chunk: &Range<u64>| range.start <= chunk.start && chunk.end <= range.end;
+    let chunks: Vec<_> = backing.chunks().map(Chunk::range).filter(inside).collect();
+    let mut given = Given::default();
+    backing.sweep();
+    for chunk in chunks {
+        let (is_gone, error) = backing.give_back(chunk.start);
+        given.gone.extend(is_gone.then_some(chunk));
+        given.error = given.error.or(error);
+    }
+    given
 }
 
 pub(super) fn chunks(backing: &Backing) -> Vec<Range<u64>> {
@@ -84,12 +111,8 @@ fn a_new_heap_has_addresses_and_no_memory() {
     assert_eq!(backing.host_access(), Access::ReadWrite);
     assert_eq!(sim.free_bytes(NODE), free);
     assert_eq!(sim.held().reservations, 1);
-    let aligned = Plan {
-        alignment: 1 << 30,
-        ..plan(64, 3)
-    };
-    let other = Backing::new(&driver, &aligned).unwrap();
-    assert!(other.start().0.is_multiple_of(1 << 30));
+    let other = Backing::new(&driver, &plan(64, 3)).unwrap();
+    assert!(other.start().0.is_multiple_of(2 * MIB));
     assert_eq!(other.chunk(), 4 * MIB);
     drop((backing, other));
     assert!(sim.held().is_empty());
@@ -128,12 +151,9 @@ fn plans_that_cannot_be_are_refused_before_anything_is_taken() {
         change(&mut plan);
         Backing::new(&driver, &plan).unwrap_err()
     };
-    let invalid: [fn(&mut Plan); 10] = [
+    let invalid: [fn(&mut Plan); 7] = [
         |plan| plan.nodes.clear(),
         |plan| plan.nodes = vec![Location::HostNumaCurrent],
-        |plan| plan.alignment = 3 << 20,
-        |plan| plan.alignment = 1 << 20,
-        |plan| plan.alignment = 0,
         |plan| plan.limit = Some(MIB),
         |plan| plan.limit = Some(0),
         |plan| plan.chunk = Some(0),
@@ -172,7 +192,7 @@ fn every_new_chunk_is_seen_by_the_cpu_and_by_the_gpus_it_is_for() {
     let mut backing = Backing::new(&driver, &spread).unwrap();
     assert_eq!(grown(&mut backing, block(15 * MIB)), [0..16]);
     assert_eq!(grown(&mut backing, block(MIB)), [16..20]);
-    assert!(backing.give_back(4 * MIB..8 * MIB).error.is_none());
+    assert!(give_back(&mut backing, 4 * MIB..8 * MIB).error.is_none());
     assert_eq!(grown(&mut backing, block(MIB)), [4..8]);
     for gpu in [0, 3] {
         let prover = Prover::new(&driver, gpu).unwrap();
@@ -209,8 +229,10 @@ fn each_chunk_is_granted_by_a_call_of_its_own() {
         let before = backing.counts();
         backing.grow(block(bytes)).unwrap();
         let after = backing.counts();
-        let chunks = after.chunks_made - before.chunks_made;
-        (chunks, after.set_access - before.set_access)
+        (
+            after.create - before.create,
+            after.set_access - before.set_access,
+        )
     };
     assert_eq!(calls(&mut backing, 30 * MIB), (8, 8));
     assert_eq!(calls(&mut backing, 62 * MIB), (16, 16));
@@ -225,11 +247,10 @@ fn each_chunk_is_granted_by_a_call_of_its_own() {
             Ok(Access::ReadWrite)
         );
     }
-    assert_eq!(backing.give_back(0..256 * MIB).bytes(), 96 * MIB);
+    assert_eq!(give_back(&mut backing, 0..256 * MIB).bytes(), 96 * MIB);
     let counts = backing.counts();
     assert_eq!((counts.unmap, counts.release), (24, 24));
     assert_eq!(sim.count(Call::MemUnmap), 24);
-    assert_eq!(counts.chunks_given_back, 24);
 }
 
 #[test]
@@ -289,16 +310,14 @@ fn what_is_given_back_leaves_holes_that_are_filled_first() {
     let free = sim.free_bytes(NODE);
     let mut backing = Backing::new(&driver, &plan(64, 4)).unwrap();
     assert_eq!(grown(&mut backing, Want::More { bytes: 20 * MIB }), [0..20]);
-    // Gives back whole chunks only, and reports the parts that stay.
-    let given = backing.give_back(2 * MIB..14 * MIB);
+    let given = give_back(&mut backing, 2 * MIB..14 * MIB);
     let mibs = |ranges: &[Range<u64>]| ranges.iter().map(mib).collect::<Vec<_>>();
     assert_eq!(mibs(&given.gone), [4..8, 8..12]);
-    assert_eq!(mibs(&given.kept), [2..4, 12..14]);
     assert_eq!(given.bytes(), 8 * MIB);
     assert_eq!(backing.backed(), 12 * MIB);
     assert_eq!(sim.free_bytes(NODE), free - 12 * MIB);
     assert_eq!(chunks(&backing), [0..4, 12..16, 16..20]);
-    assert_eq!(backing.give_back(4 * MIB..12 * MIB).bytes(), 0);
+    assert_eq!(give_back(&mut backing, 4 * MIB..12 * MIB).bytes(), 0);
     // Too large for the hole; then into it, with the free bytes before it.
     assert_eq!(grown(&mut backing, block(9 * MIB)), [20..32]);
     let beside = |_: &Range<u64>| Beside {
@@ -351,12 +370,12 @@ fn a_chunk_whose_memory_is_held_elsewhere_stays() {
         chunk.memory().export(HandleType::Fabric).unwrap();
     }
     let held = Arc::clone(backing.chunk_at(4 * MIB).unwrap().memory());
-    let given = backing.give_back(0..64 * MIB);
-    assert_eq!(given.kept, [4 * MIB..10 * MIB]);
+    let given = give_back(&mut backing, 0..64 * MIB);
+    assert!(!given.gone.contains(&(4 * MIB..10 * MIB)));
     assert_eq!(given.bytes(), 12 * MIB);
     assert_eq!(sim.held().mappings, 1);
     drop(held);
-    assert_eq!(backing.give_back(0..64 * MIB).bytes(), 6 * MIB);
+    assert_eq!(give_back(&mut backing, 0..64 * MIB).bytes(), 6 * MIB);
 
     // A clone keeps the memory alive, even beyond the heap.
     assert_eq!(grown(&mut backing, block(MIB)), [0..4]);
@@ -378,5 +397,5 @@ fn memory_that_may_be_exported_by_hand_is_not_joined_either() {
     let mut backing = Backing::new(&driver, &fds).unwrap();
     let grown = backing.grow(Want::More { bytes: 8 * MIB }).unwrap();
     assert_eq!(grown.len(), 2);
-    assert!(grown.iter().all(|grown| !grown.joins));
+    assert!(!backing.joins());
 }

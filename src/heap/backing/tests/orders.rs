@@ -22,7 +22,7 @@ fn a_chunk_is_granted_before_the_next_is_created_and_is_no_memory_of_the_heap_be
     assert_eq!(backing.step(&mut order), Ok(false));
     assert!(backing.is_growing());
     let grown = backing.deliver(order);
-    assert_eq!(mib(&grown[0].range), 0..12);
+    assert_eq!(mib(&grown[0]), 0..12);
     assert_eq!((backing.backed(), backing.is_growing()), (12 * MIB, false));
 }
 
@@ -42,7 +42,7 @@ fn growth_that_was_begun_keeps_its_addresses_and_its_part_of_the_limit() {
             .is_some()
     );
     while backing.step(&mut order).unwrap() {}
-    assert_eq!(mib(&backing.deliver(order)[0].range), 0..12);
+    assert_eq!(mib(&backing.deliver(order)[0]), 0..12);
     assert_eq!(backing.backed(), 22 * MIB);
 }
 

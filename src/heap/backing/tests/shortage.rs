@@ -35,7 +35,7 @@ fn chunks_are_halved_down_to_what_is_needed() {
     // After the first refusal the heap checks the node and does not call the driver.
     assert_eq!(backing.counts().create, before.create);
     // With room again, chunks become larger again.
-    assert_eq!(backing.give_back(0..24 * MIB).bytes(), 24 * MIB);
+    assert_eq!(give_back(&mut backing, 0..24 * MIB).bytes(), 24 * MIB);
     let sizes: Vec<u64> = (0..4)
         .map(|_| grown(&mut backing, block(1))[0].clone())
         .map(|range| range.end - range.start)
@@ -132,7 +132,7 @@ fn where_memory_is_short_the_place_that_takes_least_will_do() {
     let driver = small(&[64]);
     let mut backing = Backing::new(&driver, &plan(64, 2)).unwrap();
     assert_eq!(grown(&mut backing, Want::More { bytes: 40 * MIB }), [0..40]);
-    let _ = backing.give_back(4 * MIB..14 * MIB);
+    give_back(&mut backing, 4 * MIB..14 * MIB);
     leave(&driver, 0, 4);
     // The hole at 4 needs 10 more; behind 40 there are 8 free, so 2 suffice.
     let beside = |gap: &Range<u64>| Beside {
@@ -169,7 +169,7 @@ fn a_shareable_block_has_one_chunk_or_none() {
     };
     assert_eq!(error, expected);
     assert_eq!(grown(&mut backing, block(8 * MIB)), [52..60]);
-    assert!(backing.give_back(0..32 * MIB).error.is_none());
+    assert!(give_back(&mut backing, 0..32 * MIB).error.is_none());
     // In a hole that is smaller than a chunk, if the block fits.
     assert_eq!(grown(&mut backing, block(32 * MIB)), [0..32]);
 }
