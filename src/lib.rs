@@ -51,6 +51,7 @@
 //! | `hwloc` | yes | topology through hwloc; without it, what the driver and the kernel report |
 //! | `allocator-api2` | yes | a heap as the allocator of collections, with allocator-api2's trait |
 //! | `nightly` | no | the same with std's trait; needs a nightly compiler |
+//! | `pictures` | no | drawings of which parts of a heap are used, as SVG |
 //! | `async` | no | copies and fills as futures ([`Transfer`]), for any async runtime |
 //! | `simulator` | yes | `Driver::simulated` and `Machine`; without it, the CUDA driver and your own backends |
 //! | `ledger` | yes | whose memory it is, over all processes of a user: tables, drawings, `egmem ps` |

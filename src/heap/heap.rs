@@ -131,8 +131,8 @@ impl Heap {
         self.inner.stats()
     }
 
-    /// Returns which ranges are used, cached, deferred or backed at this moment, to count or [to
-    /// draw](Occupancy::to_svg). Blocks that touch form one range. Visits every block while the heap's
+    /// Returns which ranges are used, cached, deferred or backed at this moment, to count or, with the
+    /// feature `pictures`, to draw. Blocks that touch form one range. Visits every block while the heap's
     /// threads wait.
     pub fn occupancy(&self) -> Occupancy {
         self.inner.occupancy()

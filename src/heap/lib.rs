@@ -39,6 +39,7 @@ mod shards;
 #[cfg(feature = "share")]
 mod share;
 mod stats;
+#[cfg(feature = "pictures")]
 mod svg;
 mod zero;
 
@@ -59,6 +60,6 @@ pub use stats::{ClassStats, HeapStats};
 use egmem_core::{Buffer, Driver, DriverError, Machine, Topology, proof};
 use egmem_core::{
     Error, Event, Growth, Memory, Progress, Result, Stream, accessors, buffer, capability, driver,
-    error, explain, fork, guard, ledger, memory, per_driver, pinned, size, stream, svg as drawing,
-    teardown, topology, vmm,
+    error, explain, fork, guard, ledger, memory, per_driver, pinned, size, stream, teardown,
+    topology, vmm,
 };

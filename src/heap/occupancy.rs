@@ -11,7 +11,7 @@ use crate::driver::NodeId;
 /// It is plain data: ranges may come in any order, may touch and may overlap, and those that end before they
 /// start count as empty. Where ranges overlap, used takes precedence over deferred, and deferred over cached.
 ///
-/// [`Occupancy::to_svg`] draws it.
+/// With the feature `pictures`, `Occupancy::to_svg` draws it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Occupancy {
     /// The most bytes that the heap may have.
@@ -111,16 +111,6 @@ impl Layers {
             free: total(&self.free),
             largest_free: largest.unwrap_or(0),
         }
-    }
-
-    /// Returns the end of the last byte in any layer.
-    pub fn end(&self) -> u64 {
-        [&self.backed, &self.used, &self.deferred, &self.cached]
-            .into_iter()
-            .filter_map(|ranges| ranges.last())
-            .map(|range| range.end)
-            .max()
-            .unwrap_or(0)
     }
 }
 

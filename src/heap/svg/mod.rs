@@ -8,8 +8,9 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::ops::Range;
 
+use egmem_core::svg::Drawing;
+
 use super::occupancy::{Layers, Occupancy, OccupancyTotals};
-use crate::drawing::Drawing;
 use crate::size::Bytes;
 
 /// Pixel columns in a row.
@@ -44,7 +45,14 @@ impl Occupancy {
     pub fn to_svg(&self, title: &str) -> String {
         let layers = Layers::of(self);
         let totals = layers.totals();
-        let scale = Scale::new(layers.end());
+        let all = [
+            &layers.backed,
+            &layers.used,
+            &layers.deferred,
+            &layers.cached,
+        ];
+        let ends = all.into_iter().flatten().map(|range| range.end);
+        let scale = Scale::new(ends.max().unwrap_or(0));
         let height = TOP + scale.rows * PITCH + 150;
         let mut svg = Drawing::default();
         let words = self.words(&totals);
