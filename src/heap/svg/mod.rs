@@ -37,11 +37,22 @@ const PATTERNS: &str = r##"<pattern id="egmem-heap-d" width="4" height="4" patte
 <pattern id="egmem-heap-c" width="4" height="4" patternUnits="userSpaceOnUse"><rect width="4" height="4" fill="#9cc3ea"/><path d="M1 0v4" stroke="#1f5fa8"/></pattern>
 <pattern id="egmem-heap-n" width="6" height="6" patternUnits="userSpaceOnUse"><path d="M0 6L6 0" stroke="#9aa4b1"/></pattern>"##;
 
+/// How used, deferred, cached and free bytes are filled, in this order.
+const FILLS: [&str; 4] = [
+    r#"class="u""#,
+    r##"fill="url(#egmem-heap-d)""##,
+    r##"fill="url(#egmem-heap-c)""##,
+    r#"class="f""#,
+];
+
+/// The used, deferred, cached and free bytes of a column.
+type Cell = [u64; 4];
+
 impl Occupancy {
     /// Returns a picture of the range under the heading `title`: a complete SVG file without external fonts
     /// or style sheets, at most about half a megabyte for any number of blocks.
     ///
-    /// It shows the range from its start to the end of what is backed or used; the legend states bytes.
+    /// It shows the range from its start to the last byte that is backed or used; the legend states bytes.
     pub fn to_svg(&self, title: &str) -> String {
         let layers = Layers::of(self);
         let totals = layers.totals();
@@ -59,7 +70,7 @@ impl Occupancy {
         let _ = writeln!(svg, "<desc>{words}</desc>\n<defs>\n{PATTERNS}\n</defs>");
         svg.text((24.0, 34.0), "head", title);
         svg.text((24.0, 56.0), "soft", &self.subtitle(&totals, &scale));
-        let cells = Cells::count(&layers, &scale);
+        let cells = count(&layers, &scale);
         for row in 0..scale.rows {
             self.draw_row(&mut svg, row, &cells, &scale);
         }
@@ -96,14 +107,14 @@ impl Occupancy {
         )
     }
 
-    fn draw_row(&self, svg: &mut Drawing, row: u64, cells: &Cells, scale: &Scale) {
+    fn draw_row(&self, svg: &mut Drawing, row: u64, cells: &[Cell], scale: &Scale) {
         let y = TOP + row * PITCH;
         let bytes = scale.row(row);
         let columns = scale.columns(row);
         let first = (row * COLUMNS) as usize;
-        let cells = &cells.0[first..first + columns as usize];
-        let sum = |of: fn(&Cell) -> u64| cells.iter().map(of).sum::<u64>();
-        let used = sum(|cell| cell.used);
+        let cells = &cells[first..first + columns as usize];
+        let sum = |kind: usize| cells.iter().map(|cell| cell[kind]).sum::<u64>();
+        let [used, deferred, cached, free] = [0, 1, 2, 3].map(sum);
         let length = bytes.end - bytes.start;
         let _ = write!(
             svg,
@@ -113,9 +124,6 @@ impl Occupancy {
 "#,
             start = bytes.start,
             end = bytes.end,
-            deferred = sum(|cell| cell.deferred),
-            cached = sum(|cell| cell.cached),
-            free = sum(|cell| cell.free),
             label = LEFT - 8,
             text = y + 12,
             at = Bytes(bytes.start),
@@ -123,22 +131,15 @@ impl Occupancy {
             share = 100.0 * used as f64 / length as f64,
             nodes = self.nodes(&bytes),
         );
-        let heights: Vec<[u64; 4]> = cells.iter().map(|cell| cell.heights(scale.cell)).collect();
+        let heights: Vec<Cell> = cells.iter().map(|cell| heights(cell, scale.cell)).collect();
         // From back to front: each area reaches down to the row's bottom.
-        for (layers, fill) in [
-            (4, "class=\"f\""),
-            (3, "fill=\"url(#egmem-heap-c)\""),
-            (2, "fill=\"url(#egmem-heap-d)\""),
-            (1, "class=\"u\""),
-        ] {
-            let tops = heights.iter().map(|cell| cell[..layers].iter().sum());
-            skyline(
-                svg,
-                fill,
-                y,
-                tops,
-                heights.iter().map(|cell| cell[layers - 1]),
-            );
+        for (kind, fill) in FILLS.into_iter().enumerate().rev() {
+            // A column without this kind needs no step: a layer in front hides it anyway.
+            let tops = heights.iter().map(|cell| match cell[kind] {
+                0 => 0,
+                _ => cell[..=kind].iter().sum(),
+            });
+            skyline(svg, fill, y, tops);
         }
         let _ = writeln!(
             svg,
@@ -203,77 +204,43 @@ impl Scale {
     }
 }
 
-/// The bytes of one column, by kind.
-#[derive(Clone, Default)]
-struct Cell {
-    used: u64,
-    deferred: u64,
-    cached: u64,
-    free: u64,
+/// Returns the pixels for each kind, of which a kind that is present gets at least one.
+fn heights(bytes: &Cell, cell: u64) -> Cell {
+    let mut heights = bytes.map(|bytes| {
+        let share = bytes as f64 / cell as f64 * HEIGHT as f64;
+        (share.round() as u64).max(u64::from(bytes > 0))
+    });
+    while heights.iter().sum::<u64>() > HEIGHT {
+        if let Some(highest) = heights.iter_mut().max() {
+            *highest -= 1;
+        }
+    }
+    heights
 }
 
-impl Cell {
-    /// Returns the pixels for used, deferred, cached and free. A kind that is present gets at least one
-    /// pixel.
-    fn heights(&self, cell: u64) -> [u64; 4] {
-        let mut heights = [self.used, self.deferred, self.cached, self.free].map(|bytes| {
-            let share = bytes as f64 / cell as f64 * HEIGHT as f64;
-            (share.round() as u64).max(u64::from(bytes > 0))
-        });
-        while heights.iter().sum::<u64>() > HEIGHT {
-            if let Some(highest) = heights.iter_mut().max() {
-                *highest -= 1;
+fn count(layers: &Layers, scale: &Scale) -> Vec<Cell> {
+    let columns = (0..scale.rows).map(|row| scale.columns(row)).sum::<u64>();
+    let mut cells = vec![Cell::default(); columns as usize];
+    let kinds = [&layers.used, &layers.deferred, &layers.cached, &layers.free];
+    for (kind, ranges) in kinds.into_iter().enumerate() {
+        for range in ranges {
+            let mut start = range.start;
+            while start < range.end {
+                let index = start / scale.cell;
+                let end = index.saturating_add(1).saturating_mul(scale.cell);
+                let end = end.min(range.end);
+                cells[index as usize][kind] += end - start;
+                start = end;
             }
         }
-        heights
     }
-}
-
-/// One of a column's counts.
-type Field = fn(&mut Cell) -> &mut u64;
-
-struct Cells(Vec<Cell>);
-
-impl Cells {
-    fn count(layers: &Layers, scale: &Scale) -> Self {
-        let columns = (0..scale.rows).map(|row| scale.columns(row)).sum::<u64>();
-        let mut cells = vec![Cell::default(); columns as usize];
-        let kinds: [(&[Range<u64>], Field); 4] = [
-            (&layers.used, |cell| &mut cell.used),
-            (&layers.deferred, |cell| &mut cell.deferred),
-            (&layers.cached, |cell| &mut cell.cached),
-            (&layers.free, |cell| &mut cell.free),
-        ];
-        for (ranges, field) in kinds {
-            for range in ranges {
-                let mut start = range.start;
-                while start < range.end {
-                    let index = start / scale.cell;
-                    let end = index
-                        .saturating_add(1)
-                        .saturating_mul(scale.cell)
-                        .min(range.end);
-                    *field(&mut cells[index as usize]) += end - start;
-                    start = end;
-                }
-            }
-        }
-        Self(cells)
-    }
+    cells
 }
 
 /// Draws the area under `tops`, a height for each column; nothing if no column has any of this kind.
-fn skyline(
-    svg: &mut Drawing,
-    fill: &str,
-    y: u64,
-    tops: impl Iterator<Item = u64>,
-    own: impl Iterator<Item = u64>,
-) {
-    // A column without this kind needs no step: a layer in front hides it anyway.
+fn skyline(svg: &mut Drawing, fill: &str, y: u64, tops: impl Iterator<Item = u64>) {
     let mut steps: Vec<(u64, u64)> = Vec::new();
-    for (top, own) in tops.zip(own) {
-        let top = if own == 0 { 0 } else { top };
+    for top in tops {
         match steps.last_mut() {
             Some((height, run)) if *height == top => *run += 1,
             _ => steps.push((top, 1)),
@@ -291,25 +258,27 @@ fn skyline(
 }
 
 fn legend(svg: &mut Drawing, y: u64, totals: &OccupancyTotals, limit: u64) {
+    let [used, deferred, cached, free] = FILLS;
+    let none = r##"fill="url(#egmem-heap-n)""##;
+    let missing = limit.saturating_sub(totals.backed);
     let kinds = [
-        ("used", "class=\"u\"", totals.used),
-        ("deferred", "fill=\"url(#egmem-heap-d)\"", totals.deferred),
-        ("cached", "fill=\"url(#egmem-heap-c)\"", totals.cached),
-        ("free", "class=\"f\"", totals.free),
+        ("used", used, totals.used, "in use by the program"),
         (
-            "not backed",
-            "fill=\"url(#egmem-heap-n)\"",
-            limit.saturating_sub(totals.backed),
+            "deferred",
+            deferred,
+            totals.deferred,
+            "freed, waiting for GPU work",
         ),
+        (
+            "cached",
+            cached,
+            totals.cached,
+            "freed, in a thread's cache",
+        ),
+        ("free", free, totals.free, "backed and free"),
+        ("not backed", none, missing, "no physical memory"),
     ];
-    let words = [
-        "in use by the program",
-        "freed, waiting for GPU work",
-        "freed, in a thread's cache",
-        "backed and free",
-        "no physical memory",
-    ];
-    for (index, ((name, fill, bytes), words)) in kinds.into_iter().zip(words).enumerate() {
+    for (index, (name, fill, bytes, words)) in kinds.into_iter().enumerate() {
         let y = y + index as u64 * 22;
         let _ = writeln!(
             svg,
