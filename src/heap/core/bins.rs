@@ -32,7 +32,6 @@ pub(super) const fn is_exact(size: u32) -> bool {
 }
 
 /// Which bins have ranges: a bit for each bin, and a summary bit for each word of these that is not 0.
-#[derive(Debug)]
 pub(super) struct Occupied {
     words: [u64; 64],
     summary: u64,

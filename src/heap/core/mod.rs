@@ -42,7 +42,6 @@ pub(super) enum Found {
 }
 
 /// All of a heap's memory by offsets: ranges, and slabs of small blocks within them.
-#[derive(Debug)]
 pub(super) struct Core {
     /// The most memory there ever was, and the most that was not free since [`take_peak`](Self::take_peak), in bytes.
     high_water: (u64, u64),
@@ -164,7 +163,7 @@ impl Core {
         self.ranges.end_of_memory_behind(node)
     }
 
-    /// Frees what a range in use has beyond `bytes`.
+    /// Frees the bytes of a range in use beyond `bytes`.
     pub(super) fn shrink(&mut self, node: RangeId, bytes: u64) {
         self.forget_refusals();
         self.ranges.shrink(node, bytes.max(PAGE));

@@ -85,9 +85,8 @@ const VACANT: Node = Node {
 /// How many nodes are added at once: half a kernel page of 4 KiB.
 const MORE: usize = 64;
 
-/// All nodes, or a shard's: what they have in common is the table, so that nodes keep their indexes when they
+/// All nodes, or a shard's, in one common table, so that nodes keep their indexes when they
 /// move between the two.
-#[derive(Debug)]
 pub(super) struct Nodes {
     nodes: View<Node>,
     /// `None` for a shard's: the core adds nodes to the table and [lends](Self::lend) them.

@@ -32,7 +32,6 @@ pub(crate) enum Owner {
 }
 
 /// The table: a radix tree of parts and leaves, which are added when first needed.
-#[derive(Debug)]
 pub(crate) struct PageMap {
     parts: Box<[OnceLock<Box<Part>>]>,
     /// The table's size, in bytes.

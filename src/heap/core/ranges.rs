@@ -28,8 +28,8 @@ pub(crate) const MAX_RANGE: u64 = (1 << 40) - (2 << 20);
 
 /// Returns the most ranges that so many bytes of memory can have: each range in use takes at least a page
 /// and has at most one free range before it, and each span has one more and its two ends. Memory is added
-/// in larger pieces than [`MIN_SPAN`], and shards get larger ones. What shards keep vacant is far less than the
-/// few spans that there are leave over.
+/// in larger pieces than [`MIN_SPAN`], and shards get larger ones. Shards keep far fewer nodes vacant than the
+/// few spans leave over.
 fn most_nodes(limit: u64) -> usize {
     let spans = limit / MIN_SPAN + LEAST_SPANS;
     usize::try_from(limit / PAGE * 2 + spans * 3)
@@ -37,8 +37,8 @@ fn most_nodes(limit: u64) -> usize {
         .min((1 << 31) - 128)
 }
 
-/// A range in use. Two words, also as an `Option`, so that functions return it in registers: what they return
-/// in memory is written in pieces that store forwarding cannot serve.
+/// A range in use. Two words, also as an `Option`, so that functions return it in registers: a result in
+/// memory is written in pieces that store forwarding cannot serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Extent {
     /// Bytes from the heap's start.
@@ -72,7 +72,6 @@ impl Extent {
 }
 
 /// All ranges. A range ends where the next one starts; the first and the last node of a span are empty.
-#[derive(Debug)]
 pub(crate) struct Ranges {
     pub(super) nodes: Nodes,
     /// Spans, memory without a gap or a range limit: from the start to the first and last nodes.
@@ -96,24 +95,20 @@ impl Ranges {
     /// # Errors
     /// The kernel's error if it has no addresses for the table.
     pub(super) fn new(origin: u64, limit: u64) -> io::Result<Self> {
-        Ok(Self {
-            nodes: Nodes::new(most_nodes(limit))?,
-            spans: BTreeMap::new(),
-            origin: origin >> LOG_GRANULE,
-            free: 0,
-            total: 0,
-            given: 0,
-            vain: (0, 0, 0),
-            no_free_page: false,
-        })
+        let nodes = Nodes::new(most_nodes(limit))?;
+        Ok(Self::of(nodes, origin >> LOG_GRANULE))
     }
 
     /// Returns ranges without memory, for a shard.
     pub(super) fn split(&mut self) -> Self {
+        Self::of(self.nodes.split(), self.origin)
+    }
+
+    const fn of(nodes: Nodes, origin: u64) -> Self {
         Self {
-            nodes: self.nodes.split(),
+            nodes,
             spans: BTreeMap::new(),
-            origin: self.origin,
+            origin,
             free: 0,
             total: 0,
             given: 0,
@@ -321,7 +316,7 @@ impl Ranges {
         (in_use && this.size > 0).then(|| u64::from(this.size) << LOG_GRANULE)
     }
 
-    /// Reads what freeing this node will read, so that the cache misses of many overlap.
+    /// Reads the nodes that freeing this one will read, so that the cache misses of many overlap.
     #[inline]
     pub(super) fn touch(&self, node: RangeId) -> u32 {
         let node = self.nodes.get(node);

@@ -65,7 +65,7 @@ pub(crate) struct Outside {
 }
 
 /// The last refusal after a search of everything.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Refusals {
     last: Option<Refusal>,
     /// How many searches are still to be skipped, and how many the next time.
@@ -74,7 +74,6 @@ pub(super) struct Refusals {
 }
 
 /// A request that nothing free satisfied, while no blocks were outside the core.
-#[derive(Debug)]
 struct Refusal {
     request: Request,
     /// The value of [`Core::given`] then.

@@ -48,7 +48,7 @@ impl Ranges {
         (next.size == 0).then_some((this.start << LOG_GRANULE, next.start << LOG_GRANULE))
     }
 
-    /// Frees what a range in use has beyond `bytes`, more than 0.
+    /// Frees the bytes of a range in use beyond `bytes`, more than 0.
     pub(super) fn shrink(&mut self, node: RangeId, bytes: u64) {
         let this = *self.nodes.get(node);
         let size = bytes.div_ceil(GRANULE);

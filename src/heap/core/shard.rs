@@ -19,7 +19,6 @@ use crate::classes::PAGE;
 const NODES: usize = 64;
 
 /// A thread's segments. It belongs to the core that made it.
-#[derive(Debug)]
 pub(crate) struct Shard {
     ranges: Ranges,
     /// Where each segment starts, in granules, and its node in the core.
@@ -53,7 +52,7 @@ impl Shard {
         self.ranges.extend(node, bytes.max(PAGE))
     }
 
-    /// Frees what a range in use has beyond `bytes`; without a node for it, when the range is freed.
+    /// Frees the bytes of a range in use beyond `bytes`; without a node for it, when the range is freed.
     pub(crate) fn shrink(&mut self, node: RangeId, bytes: u64) {
         if !self.needs_nodes() {
             self.ranges.shrink(node, bytes.max(PAGE));

@@ -11,7 +11,6 @@ use crate::classes::{CLASSES, Class, PAGE};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SlabId(pub(super) u32);
 
-#[derive(Debug)]
 struct Slab {
     /// Bytes from the heap's start.
     start: u64,
@@ -28,7 +27,6 @@ struct Slab {
 }
 
 /// All slabs.
-#[derive(Debug)]
 pub(super) struct Slabs {
     slabs: Vec<Slab>,
     vacant: Vec<SlabId>,

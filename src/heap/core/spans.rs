@@ -27,18 +27,14 @@ impl Ranges {
         let mut start = range.start >> LOG_GRANULE;
         let end = range.end >> LOG_GRANULE;
         while start < end {
-            let last = if joins {
-                range_limit_after(start)
-            } else {
-                start + MOST
+            let last = match joins {
+                true => range_limit_after(start),
+                false => start + MOST,
             };
             let part = start..end.min(last);
             start = part.end;
-            let left = if joins && !is_range_limit(part.start) {
-                self.span_before(part.start)
-            } else {
-                None
-            };
+            let joins_left = joins && !is_range_limit(part.start);
+            let left = self.span_before(part.start).filter(|_| joins_left);
             self.add_part(part, left, joins);
         }
     }
@@ -78,13 +74,10 @@ impl Ranges {
 
     /// Merges the span that starts at `end`, if there is one, into the one at `start`.
     fn join_right(&mut self, end: u64, start: u64) {
-        if is_range_limit(end) {
-            return;
-        }
-        let Some(&(right_first, right_last)) = self.spans.get(&end) else {
-            return;
-        };
-        let Some(&(first, last)) = self.spans.get(&start) else {
+        let (left, right) = (self.spans.get(&start), self.spans.get(&end));
+        let (false, Some(&(first, last)), Some(&(right_first, right_last))) =
+            (is_range_limit(end), left, right)
+        else {
             return;
         };
         self.spans.remove(&end);
@@ -110,49 +103,42 @@ impl Ranges {
         };
         self.nodes.unlink(node);
         let whole = *self.nodes.get(node);
-        let (from, to) = (whole.start, whole.start + u64::from(whole.size));
-        let (previous, next) = (whole.previous, whole.next);
+        let whole_end = whole.start + u64::from(whole.size);
         self.free -= end - start;
         self.total -= end - start;
         self.spans.remove(&at);
-        // The memory left before the range, if any.
-        match (previous == first, from == start) {
-            (true, true) => self.nodes.retire(first),
-            (_, left_over) => {
-                let before = if left_over {
-                    previous
-                } else {
-                    let size = (start - from) as u32;
-                    let node = self.nodes.add(from, size, previous, RangeId::NONE);
-                    self.nodes.get_mut(previous).next = node;
-                    node
-                };
-                let end = self.nodes.add(start, 0, before, RangeId::NONE);
-                let left = self.nodes.get_mut(before);
-                left.next = end;
-                left.growable_end = true;
-                if !left_over {
-                    self.nodes.link(before);
-                }
-                self.spans.insert(at, (first, end));
-            }
+        // The memory becomes two empty nodes: the last of the span before it, and the first of the one behind it.
+        let (left, before) = match whole.start == start {
+            true => (node, whole.previous),
+            false => (self.nodes.insert_between(node, whole.next, start, 0), node),
+        };
+        let right = self.nodes.insert_between(left, whole.next, end, 0);
+        if end < whole_end {
+            let size = (whole_end - end) as u32;
+            let rest = self.nodes.insert_between(right, whole.next, end, size);
+            self.nodes.link(rest);
         }
-        // The memory left after it.
-        match (next == last, to == end) {
-            (true, true) => self.nodes.retire(last),
-            (_, right_over) => {
-                let first = self.nodes.add(end, 0, RangeId::NONE, next);
-                self.nodes.get_mut(first).growable_end = whole.growable_end;
-                self.nodes.get_mut(next).previous = first;
-                self.spans.insert(end, (first, last));
-                if !right_over {
-                    let node = self.nodes.insert_before(next, end, (to - end) as u32);
-                    self.nodes.link(node);
-                }
-            }
+        self.nodes.get_mut(left).size = 0;
+        self.nodes.get_mut(left).next = RangeId::NONE;
+        self.nodes.get_mut(right).previous = RangeId::NONE;
+        self.nodes.get_mut(before).growable_end = true;
+        if before == node {
+            self.nodes.get_mut(node).size = (start - whole.start) as u32;
+            self.nodes.link(node);
         }
-        self.nodes.retire(node);
+        self.set_span(at, first, left);
+        self.set_span(end, right, last);
         true
+    }
+
+    /// Notes a span, or retires its ends if nothing lies between them.
+    fn set_span(&mut self, start: u64, first: RangeId, last: RangeId) {
+        if self.nodes.get(first).next == last {
+            self.nodes.retire(first);
+            self.nodes.retire(last);
+        } else {
+            self.spans.insert(start, (first, last));
+        }
     }
 
     /// Returns the free range that contains everything from `start` to `end` granules.

@@ -1,7 +1,6 @@
 //! A table that grows in place: an allocation never waits for a copy into a larger one.
 
 use std::alloc::{Layout, handle_alloc_error};
-use std::fmt;
 use std::io;
 use std::marker::PhantomData;
 use std::ops::{Index, IndexMut};
@@ -32,7 +31,6 @@ struct Mapping<T> {
 }
 
 /// How far a table has grown.
-#[derive(Debug)]
 pub(super) struct Growth {
     /// The kernel has been asked to populate this many bytes.
     ready: usize,
@@ -60,7 +58,6 @@ pub(super) struct Elements<'a, T> {
 }
 
 /// Part of a table to populate; the thread that asks the kernel for it needs no lock.
-#[derive(Debug)]
 pub(crate) struct Ahead {
     start: usize,
     bytes: usize,
@@ -278,14 +275,6 @@ impl<T> Drop for Mapping<T> {
     fn drop(&mut self) {
         // SAFETY: the mapping belongs to this table alone; its elements are Copy, so none needs dropping.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.room) };
-    }
-}
-
-impl<T> fmt::Debug for View<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("View")
-            .field("len", &self.cells.len)
-            .finish_non_exhaustive()
     }
 }
 
