@@ -69,9 +69,6 @@ impl HeapOptions {
     #[track_caller]
     pub fn build(mut self, driver: &Driver) -> Result<Heap> {
         self.plan.site = Caller::caller();
-        if self.plan.nodes.is_empty() {
-            return Err(Error::invalid("nodes", "the list is empty"));
-        }
         Heap::new(driver, self)
     }
 }

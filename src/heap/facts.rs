@@ -1,4 +1,4 @@
-//! What is settled when a heap is built.
+//! A heap's constants, settled when it is built.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -8,7 +8,7 @@ use super::options::HeapOptions;
 use crate::driver::{Access, Driver, Location};
 use crate::fork::Generation;
 
-/// What never changes after the heap is built: read by all threads, without a lock.
+/// Values that never change after the heap is built: read by all threads, without a lock.
 pub(super) struct Facts {
     /// Unique in this process, never reused.
     pub(super) id: u64,
@@ -43,7 +43,10 @@ impl Facts {
             limit: backing.limit(),
             host: backing.host_access(),
             exportable: backing.is_exportable(),
-            location: only(&options.plan.nodes),
+            location: match options.plan.nodes[..] {
+                [node] => Some(node),
+                _ => None,
+            },
             driver: driver.clone(),
             scrub: options.scrub_on_free,
             born,
@@ -55,13 +58,6 @@ impl Facts {
             soft_limit: options.soft_limit.clone(),
             wait_for_gpu: options.wait_for_gpu,
         }
-    }
-}
-
-fn only(nodes: &[Location]) -> Option<Location> {
-    match *nodes {
-        [node] => Some(node),
-        _ => None,
     }
 }
 

@@ -8,14 +8,14 @@ use crate::{Error, Result};
 /// The purpose for which a heap needs memory.
 #[derive(Clone, Copy)]
 pub(crate) enum Want<'a> {
-    /// Room for one block: contiguous, together with what is free beside the new memory.
+    /// Room for one block: contiguous, together with the free bytes beside the new memory.
     Block {
         /// The block's bytes: at least 1.
         bytes: u64,
         /// The alignment of its address: a power of two. Up to 2 MiB, it is the alignment of the
         /// offset too.
         alignment: u64,
-        /// Returns what is free beside a gap. Called while the caller holds only the growth lock; other
+        /// Returns the free bytes beside a gap. Called while the caller holds only the growth lock; other
         /// threads may take the free bytes meanwhile, and then the caller calls again.
         beside: &'a dyn Fn(&Range<u64>) -> Beside,
     },
@@ -84,8 +84,6 @@ pub(super) struct Fill {
     pub need: u64,
     /// Where to stop if memory is plentiful: at whole chunks.
     pub end: u64,
-    /// Whether the bytes needed must be one chunk.
-    pub single: bool,
 }
 
 impl Fill {
@@ -104,16 +102,18 @@ pub(super) struct Places {
 }
 
 impl Places {
+    const fn only(first: Vec<Fill>) -> Self {
+        let leanest = None;
+        Self { first, leanest }
+    }
+
     /// Returns the same with at most `room` bytes, in whole units; the last chunk is then smaller. `None` if
     /// even the bytes needed are more.
     pub(super) fn within(mut self, room: u64) -> Option<Self> {
         let needed = self.first.iter().map(Fill::needed).sum();
         let Some(mut spare) = room.checked_sub(needed) else {
             let leanest = self.leanest.filter(|fill| fill.needed() <= room)?;
-            return Some(Self {
-                first: vec![leanest],
-                leanest: None,
-            });
+            return Some(Self::only(vec![leanest]));
         };
         for fill in &mut self.first {
             let more = spare.min(fill.end - fill.need);
@@ -147,23 +147,16 @@ impl Shape {
                 bytes,
                 alignment,
                 beside,
-            } => {
-                check(bytes, alignment)?;
-                if self.joins {
-                    self.joined(gaps, bytes, alignment, beside)
-                } else {
-                    self.single(gaps, bytes, alignment)
-                }
-            }
+            } => match self.joins {
+                true => self.joined(gaps, bytes, alignment, beside),
+                false => self.single(gaps, bytes, alignment),
+            },
             Want::Behind {
                 start,
                 memory_end,
                 end,
             } => self.behind(gaps, start, memory_end..end),
-            Want::More { bytes } => {
-                check(bytes, 1)?;
-                self.more(gaps, bytes)
-            }
+            Want::More { bytes } => self.more(gaps, bytes),
         };
         places.ok_or_else(|| want.refused(NoRoom::Limit, self.limit))
     }
@@ -189,19 +182,12 @@ impl Shape {
             .flatten()
             {
                 if block.end <= gap.start || block.start >= gap.end {
-                    return Some(Places {
-                        first: Vec::new(),
-                        leanest: None,
-                    });
+                    return Some(Places::only(Vec::new()));
                 }
                 let start = gap.start.max(block.start / self.unit * self.unit);
                 let need = gap.end.min(round_up(block.end, self.unit)?);
-                let fill = Fill {
-                    start,
-                    need,
-                    end: need,
-                    single: false,
-                };
+                let end = need;
+                let fill = Fill { start, need, end };
                 if first.is_none() {
                     let end = self.whole_chunks(start, need, gap.end);
                     first = Some(Fill { end, ..fill });
@@ -218,7 +204,7 @@ impl Shape {
         })
     }
 
-    /// Finds a place for a chunk of its own, so that the block can be shared as a part of one handle.
+    /// Finds a place for one chunk, so that the block can be shared as a part of one handle.
     fn single(self, gaps: &[Range<u64>], bytes: u64, alignment: u64) -> Option<Places> {
         let needed = round_up(bytes, self.unit)?;
         gaps.iter().find_map(|gap| {
@@ -228,12 +214,8 @@ impl Shape {
                 start: block.start,
                 need: block.end,
                 end: gap.end.min(wished),
-                single: true,
             };
-            Some(Places {
-                first: vec![fill],
-                leanest: None,
-            })
+            Some(Places::only(vec![fill]))
         })
     }
 
@@ -248,12 +230,8 @@ impl Shape {
             start: gap.start,
             need,
             end: self.whole_chunks(gap.start, need, gap.end),
-            single: false,
         };
-        (need <= gap.end).then(|| Places {
-            first: vec![fill],
-            leanest: None,
-        })
+        (need <= gap.end).then(|| Places::only(vec![fill]))
     }
 
     fn more(self, gaps: &[Range<u64>], bytes: u64) -> Option<Places> {
@@ -266,14 +244,10 @@ impl Shape {
                 start: gap.start,
                 need,
                 end: self.whole_chunks(gap.start, need, gap.end),
-                single: false,
             });
             left -= needed;
             if left == 0 {
-                return Some(Places {
-                    first,
-                    leanest: None,
-                });
+                return Some(Places::only(first));
             }
         }
         None
@@ -341,21 +315,6 @@ impl Shape {
             .checked_mul(self.max_range)?;
         (range_limit < range.end).then_some(range_limit)
     }
-}
-
-fn check(bytes: u64, alignment: u64) -> Result<()> {
-    if bytes == 0 {
-        return Err(Error::invalid_of(
-            "size",
-            "0 bytes cannot be allocated",
-            "1 byte or more",
-        ));
-    }
-    if !alignment.is_power_of_two() {
-        let why = format!("{alignment} is not a power of two");
-        return Err(Error::invalid_of("alignment", why, "a power of two"));
-    }
-    Ok(())
 }
 
 fn round_up(bytes: u64, unit: u64) -> Option<u64> {

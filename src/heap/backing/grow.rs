@@ -107,7 +107,7 @@ impl Backing {
         }
     }
 
-    /// Returns the nodes, and the sum of what they have free of their shares; `None` if that is not known for
+    /// Returns the nodes, and the sum of their free bytes within their shares; `None` if that is not known for
     /// all.
     fn room(&self) -> Option<(Vec<NodeId>, u64)> {
         let mut nodes = Vec::new();
@@ -126,7 +126,7 @@ impl Backing {
         Some((nodes, free))
     }
 
-    /// Rewrites a shortage error to contain what was needed, not the last size tried, and what is free now
+    /// Rewrites a shortage error to contain the bytes needed, not the last size tried, and the bytes free now
     /// that this call has given everything back.
     pub(super) fn explain(&self, error: Error, needed: u64) -> Error {
         match error {

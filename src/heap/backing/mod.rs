@@ -145,9 +145,11 @@ impl Backing {
         sites.any(|site| site.handle_types != HandleTypes::NONE)
     }
 
-    /// Returns what the CPU may do, in every chunk.
+    /// Returns the CPU's access to every chunk.
     pub(crate) fn host_access(&self) -> Access {
-        self.settled.host_access()
+        let mut access = self.settled.access.iter();
+        let host = access.find(|desc| desc.location.is_host());
+        host.map_or(Access::None, |desc| desc.access)
     }
 
     /// Iterates over the chunks, by ascending offsets.
@@ -236,7 +238,7 @@ impl Backing {
         }
     }
 
-    /// Retries to give back what the driver refused to take.
+    /// Retries to give back memory that the driver refused to take.
     fn sweep(&mut self) {
         for memory in std::mem::take(&mut self.strays) {
             self.release(memory);

@@ -23,6 +23,8 @@ pub(crate) struct Order<'a> {
     /// The size of the next chunk.
     size: u64,
     halved: bool,
+    /// Whether the bytes needed must be one chunk.
+    single: bool,
     claims: Vec<Range<u64>>,
 }
 
@@ -48,8 +50,7 @@ impl Backing {
     ///
     /// # Errors
     /// [`Error::HeapFull`], without the caller's numbers, if the remaining addresses have no such range;
-    /// [`Error::NodeTooFull`], [`Error::NodesTooFull`]; [`Error::InvalidArgument`] for 0 bytes or an alignment that is no
-    /// power of two.
+    /// [`Error::NodeTooFull`], [`Error::NodesTooFull`].
     pub(crate) fn order<'a>(&mut self, want: Want<'a>, most: u64) -> Result<Option<Order<'a>>> {
         self.sweep();
         let room = self.room_below(most);
@@ -71,6 +72,7 @@ impl Backing {
             at: 0,
             size: 0,
             halved: false,
+            single: !self.settled.joins && matches!(want, Want::Block { .. }),
         };
         order.fills.reverse();
         self.begin_fill(&mut order);
@@ -87,7 +89,7 @@ impl Backing {
     /// All or nothing: after a failure, everything created is given back. Memory on a full node is needed
     /// elsewhere, and a caller that frees some and retries creates it again.
     ///
-    /// As [`order`](Self::order); [`Error::HeapFull`] if no node's share is large enough for what must be one chunk;
+    /// As [`order`](Self::order); [`Error::HeapFull`] if no node's share is large enough for bytes that must be one chunk;
     /// [`Error::OutOfMemory`]; the driver's errors.
     pub(crate) fn step(&mut self, order: &mut Order<'_>) -> Result<bool> {
         match self.next_chunk(order) {
@@ -149,7 +151,7 @@ impl Backing {
             order.at = fill.start;
             order.halved = false;
             // As large as the last success: if memory is short, each refusal costs time.
-            order.size = match fill.single {
+            order.size = match order.single {
                 true => fill.end - fill.start,
                 false => self.step,
             };
@@ -159,9 +161,9 @@ impl Backing {
     fn next_chunk(&mut self, order: &mut Order<'_>) -> Result<Option<Chunk>> {
         let (unit, shape) = (self.settled.unit, self.shape());
         while let Some(&fill) = order.fills.last() {
-            let is_lean = fill.single || order.size < self.settled.chunk;
+            let is_lean = order.single || order.size < self.settled.chunk;
             if order.at >= fill.end || (order.at >= fill.need && is_lean) {
-                if !fill.single {
+                if !order.single {
                     let next = match order.halved {
                         true => order.size,
                         false => order.size.saturating_mul(2),
@@ -172,7 +174,7 @@ impl Backing {
                 self.begin_fill(order);
                 continue;
             }
-            let least = if fill.single { fill.needed() } else { unit };
+            let least = if order.single { fill.needed() } else { unit };
             let bytes = shape.before_range_limit(order.at, order.size.min(fill.end - order.at));
             match self.make(order.at, bytes, least.min(bytes)) {
                 Ok(chunk) => {

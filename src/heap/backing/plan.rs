@@ -4,7 +4,7 @@ use std::panic::Location as Caller;
 
 use crate::buffer::RequestedAccess;
 use crate::capability::shareable::best_handle_types;
-use crate::driver::{Access, AccessDesc, Driver, HandleTypes, Location, NodeId};
+use crate::driver::{AccessDesc, Driver, HandleTypes, Location, NodeId};
 use crate::ledger::Label;
 use crate::size::Granularity;
 use crate::topology::{Topology, TopologySource};
@@ -65,7 +65,7 @@ impl Plan {
         }
     }
 
-    /// Checks the plan, and fills in what it leaves open from the driver and the topology.
+    /// Checks the plan, and fills it in from the driver and the topology.
     pub(super) fn settle(&self, driver: &Driver) -> Result<Settled> {
         let topology = Topology::discover(driver)?;
         let mut sites = self
@@ -133,9 +133,15 @@ impl Plan {
                 let why = "the calling thread's node differs between threads: name one";
                 return Err(Error::invalid("node", why));
             }
-            location => expect_gpu(topology, location)?,
+            Location::Device(gpu) => {
+                topology.gpu(gpu)?;
+            }
+            _ => {}
         }
-        let handle_types = self.handle_types_at(driver, location)?;
+        let mut handle_types = self.handle_types;
+        if self.shareable {
+            handle_types |= best_handle_types(driver, location)?.handle_types;
+        }
         let options = PhysicalMemory::options(location).handle_types(handle_types);
         Ok(Site {
             location,
@@ -145,15 +151,7 @@ impl Plan {
         })
     }
 
-    fn handle_types_at(&self, driver: &Driver, location: Location) -> Result<HandleTypes> {
-        let mut types = self.handle_types;
-        if self.shareable {
-            types |= best_handle_types(driver, location)?.handle_types;
-        }
-        Ok(types)
-    }
-
-    /// Returns the access for every chunk, on any of the nodes: what all of the nodes allow.
+    /// Returns the access for every chunk, on any of the nodes: the access that all nodes allow.
     fn access(&self, driver: &Driver) -> Result<Vec<AccessDesc>> {
         let mut nodes = self.nodes.iter();
         let Some(&first) = nodes.next() else {
@@ -176,13 +174,6 @@ impl Plan {
             all.retain(|desc| there.contains(desc));
         }
         Ok(all)
-    }
-}
-
-fn expect_gpu(topology: &Topology, location: Location) -> Result<()> {
-    match location {
-        Location::Device(gpu) => topology.gpu(gpu).map(drop),
-        _ => Ok(()),
     }
 }
 
@@ -244,12 +235,5 @@ impl Settled {
         places.sort_unstable();
         places.dedup();
         places
-    }
-
-    pub(super) fn host_access(&self) -> Access {
-        self.access
-            .iter()
-            .find(|desc| desc.location.is_host())
-            .map_or(Access::None, |desc| desc.access)
     }
 }
