@@ -24,8 +24,9 @@ use std::ptr::NonNull;
 
 use super::Heap;
 use super::classes::Class;
+use super::core::{Core, Owner};
 use super::inner::HeapInner;
-use super::piece::{Kind, Piece};
+use super::piece::{Key, Kind, Piece};
 use crate::driver::{Access, Location};
 use crate::{Error, Result};
 
@@ -186,6 +187,34 @@ impl Heap {
 }
 
 impl HeapInner {
+    /// Makes a block findable by its address.
+    #[inline]
+    fn name(&self, piece: &Piece) {
+        let Kind::Range(node) = piece.key.kind() else {
+            return;
+        };
+        self.pages.set(piece.offset, Owner::Range(node));
+    }
+
+    /// Returns the block that begins at an address and was [named](Self::name), for callers that know only
+    /// the address.
+    #[inline]
+    fn piece_at(&self, address: u64, bytes: u64, align: u64) -> Result<Piece> {
+        if let Some(watch) = &self.watch {
+            return watch.piece_at(address, bytes, align);
+        }
+        let offset = address.wrapping_sub(self.facts.start);
+        if let Some(class) = Class::of(bytes, align) {
+            return Ok(Piece::small(offset, bytes, class));
+        }
+        let Some(Owner::Range(node)) = self.pages.get(offset) else {
+            let why = format!("no block of {bytes} bytes begins at {address:#x}");
+            return Err(Error::invalid("address", why));
+        };
+        let key = Key::range(node, Core::range_granules(bytes) as u32); // no more than the block has
+        Ok(Piece { offset, bytes, key })
+    }
+
     /// Returns the layout with all the bytes that its block takes. In debug mode a block has exactly the bytes requested:
     /// its guard begins behind them.
     fn with_all_usable(&self, layout: Layout) -> Layout {

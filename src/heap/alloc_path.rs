@@ -305,7 +305,7 @@ impl HeapInner {
         }
     }
 
-    /// Returns what leaves a cache to the core. It was [sorted](Self::sort_leaving).
+    /// Returns the blocks that leave a cache to the core. They were [sorted](Self::sort_leaving).
     #[inline]
     pub(super) fn take_leaving(&self, core: &mut Core, medium: &mut Medium) {
         if !medium.leaving().is_empty() {
@@ -314,7 +314,7 @@ impl HeapInner {
         }
     }
 
-    /// Reports what was found under locks. The caller holds no lock of the heap.
+    /// Reports the findings made under locks. The caller holds no lock of the heap.
     pub(super) fn tell(&self) {
         tell_refusal();
         self.counters.tell_strays();

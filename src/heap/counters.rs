@@ -1,4 +1,4 @@
-//! What a heap counts beside its threads' tallies.
+//! A heap's counts beside its threads' tallies.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

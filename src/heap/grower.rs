@@ -75,7 +75,7 @@ fn run(heap: &Weak<HeapInner>, signal: &Signal) {
     }
 }
 
-/// Returns whether less is free than there should be, and records what is free.
+/// Returns whether less is free than there should be, and records the free bytes.
 fn is_short(heap: &HeapInner, signal: &Signal) -> bool {
     let core = heap.core();
     let free = core.free_bytes();

@@ -20,7 +20,7 @@ use crate::{Error, Result};
 const BETWEEN_STEPS: Duration = Duration::from_micros(100);
 
 impl HeapInner {
-    /// Returns what `attempt` gets from the core, after making room if necessary. The caller holds a handle.
+    /// Returns the result of `attempt`, after making room if necessary. The caller holds a handle.
     pub(super) fn with_memory<R>(
         &self,
         bytes: u64,
@@ -91,7 +91,7 @@ impl HeapInner {
                 return Ok(found);
             }
             asked += 1;
-            match (soft.relieve)(&pressure) {
+            match (soft.relieve.0)(&pressure) {
                 Relief::Retry => {
                     self.collect_or_log();
                     if let Some(found) = self.after_caches_of_use(bytes, align, attempt) {
@@ -171,7 +171,7 @@ impl HeapInner {
         }
     }
 
-    /// Retries after returning what this thread's cache keeps to the core.
+    /// Retries after returning the contents of this thread's cache to the core.
     fn after_own_cache<R>(&self, attempt: &impl Fn(&mut Core) -> Option<R>) -> Option<R> {
         member::with(self, |local| {
             let shard = local.shard.as_ref();
@@ -240,7 +240,7 @@ impl HeapInner {
             if unchecked {
                 match backing.check_more(more) {
                     Ok(()) => unchecked = false,
-                    // That number does not include what threads' caches hold.
+                    // That number does not include the contents of threads' caches.
                     Err(Error::HeapFull { .. })
                         if !emptied
                             && self.caches_may_make_up(

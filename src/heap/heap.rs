@@ -76,7 +76,7 @@ impl Heap {
     /// with the reason; if it has to grow, [`Error::NodeTooFull`], [`Error::NodesTooFull`],
     /// [`Error::OutOfMemory`] or the driver's errors. Requests of 64 MiB or more are checked against the host
     /// nodes' free memory before any memory is created, unless the heap may
-    /// [overcommit](super::HeapOptions::overcommit); smaller requests release what was created if they fail.
+    /// [overcommit](super::HeapOptions::overcommit); smaller requests release the new memory if they fail.
     #[inline(always)]
     #[track_caller]
     pub fn allocate(&self, layout: Layout) -> Result<Block> {

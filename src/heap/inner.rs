@@ -5,8 +5,7 @@ use std::sync::{Arc, Weak};
 
 use super::backing::{Backing, Supply};
 use super::cache::{Front, Inside, Reserved, Visitor, member};
-use super::classes::Class;
-use super::core::{Core, Owner, PageMap};
+use super::core::{Core, PageMap};
 use super::counters::Counters;
 use super::debug::{HeapMemory, Watch};
 use super::deferred::Deferral;
@@ -14,9 +13,9 @@ use super::facts::Facts;
 use super::grower::Signal;
 use super::lifetime::Lifetime;
 use super::options::HeapOptions;
-use super::piece::{Key, Kind, Piece};
+use super::piece::Piece;
+use crate::Result;
 use crate::driver::Driver;
-use crate::{Error, Result};
 
 /// A value on cache lines of its own, because all threads write to it.
 #[repr(align(128))]
@@ -41,7 +40,7 @@ pub(super) struct HeapInner {
         not(any(feature = "allocator-api2", feature = "nightly")),
         allow(dead_code, reason = "for collections")
     )]
-    pages: Arc<PageMap>,
+    pub(super) pages: Arc<PageMap>,
     pub(super) front: Front,
     /// Tracks whether the memory is mapped. Entered before the deferral's turns, and so before all locks.
     pub(super) lifetime: Lifetime,
@@ -123,41 +122,5 @@ impl HeapInner {
                 self.take_in(core, load);
             }
         }
-    }
-
-    /// Makes a block findable by its address.
-    #[cfg_attr(
-        not(any(feature = "allocator-api2", feature = "nightly")),
-        allow(dead_code, reason = "for collections")
-    )]
-    #[inline]
-    pub(super) fn name(&self, piece: &Piece) {
-        let Kind::Range(node) = piece.key.kind() else {
-            return;
-        };
-        self.pages.set(piece.offset, Owner::Range(node));
-    }
-
-    /// Returns the block that begins at an address and was [named](Self::name), for callers that know only
-    /// the address.
-    #[cfg_attr(
-        not(any(feature = "allocator-api2", feature = "nightly")),
-        allow(dead_code, reason = "for collections")
-    )]
-    #[inline]
-    pub(super) fn piece_at(&self, address: u64, bytes: u64, align: u64) -> Result<Piece> {
-        if let Some(watch) = &self.watch {
-            return watch.piece_at(address, bytes, align);
-        }
-        let offset = address.wrapping_sub(self.facts.start);
-        if let Some(class) = Class::of(bytes, align) {
-            return Ok(Piece::small(offset, bytes, class));
-        }
-        let Some(Owner::Range(node)) = self.pages.get(offset) else {
-            let why = format!("no block of {bytes} bytes begins at {address:#x}");
-            return Err(Error::invalid("address", why));
-        };
-        let key = Key::range(node, Core::range_granules(bytes) as u32); // no more than the block has
-        Ok(Piece { offset, bytes, key })
     }
 }

@@ -14,14 +14,11 @@ use std::sync::{RwLock, RwLockReadGuard};
 ///
 /// No thread calls a user's closure inside: the closure may drop the last handle, and `end` waits until every
 /// thread is outside.
-#[derive(Debug)]
 pub(super) struct Lifetime {
-    /// Whether the heap has ended.
     ended: RwLock<bool>,
 }
 
 /// Proves that the memory stays mapped until this is dropped.
-#[derive(Debug)]
 pub(super) struct Mapped<'a> {
     _ended: RwLockReadGuard<'a, bool>,
 }
@@ -42,7 +39,7 @@ impl Lifetime {
     }
 
     /// Waits until no thread is inside, and lets no thread in afterwards. Returns `false` if the heap had
-    /// ended before. What threads did inside happens before this returns.
+    /// ended before. All that threads did inside happens before this returns.
     pub(super) fn end(&self) -> bool {
         let mut ended = self.ended.write().unwrap_or_else(PoisonError::into_inner);
         !std::mem::replace(&mut *ended, true)

@@ -1,5 +1,6 @@
 //! The soft limit: a callback decides whether the heap may grow beyond it.
 
+use std::fmt;
 use std::sync::Arc;
 
 /// The state of the heap when it asks for [relief](Relief).
@@ -30,8 +31,23 @@ pub enum Relief {
 }
 
 /// A heap's soft limit and its callback.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(super) struct SoftLimit {
     pub(super) bytes: u64,
-    pub(super) relieve: Arc<dyn Fn(&Pressure) -> Relief + Send + Sync>,
+    pub(super) relieve: Callback<dyn Fn(&Pressure) -> Relief + Send + Sync>,
+}
+
+/// A function of the program.
+pub(super) struct Callback<F: ?Sized>(pub(super) Arc<F>);
+
+impl<F: ?Sized> Clone for Callback<F> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<F: ?Sized> fmt::Debug for Callback<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("…")
+    }
 }

@@ -292,7 +292,7 @@ impl StreamBlock<'_> {
         self.home.stream.expect_no_capture()?;
         self.home.stream.synchronize()?;
         let have = self.block.heap().facts.host;
-        // SAFETY: the block's memory is mapped and granted for as long as it lives. `len` is at most what the block takes, in
+        // SAFETY: the block's memory is mapped and granted for as long as it lives. `len` is at most the block's bytes, in
         // units larger than a word; safe code reaches the bytes through atomic views only.
         unsafe { CpuView::granted(self.device_ptr(), self.len, have) }
     }

@@ -1,12 +1,11 @@
 //! Options to build a heap.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::backing::Plan;
 use super::debug::DebugOptions;
-use super::limits::{Pressure, Relief, SoftLimit};
+use super::limits::{Callback, Pressure, Relief, SoftLimit};
 use crate::Growth;
 use crate::driver::{Access, HandleTypes, Location};
 use crate::ledger::Label;
@@ -15,7 +14,7 @@ use crate::ledger::Label;
 const THREAD_CACHE: u64 = 4 << 20;
 
 /// Options for a heap; [`build`](Self::build) creates it.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 #[must_use = "options do nothing until `build`"]
 pub struct HeapOptions {
     pub(super) plan: Plan,
@@ -53,7 +52,7 @@ impl HeapOptions {
         self
     }
 
-    /// Sets what one location may do; [`Location::Host`] stands for the CPU.
+    /// Sets the access of one location; [`Location::Host`] stands for the CPU.
     pub fn access(mut self, who: impl Into<Location>, access: Access) -> Self {
         self.plan.access.set(who.into(), access);
         self
@@ -109,8 +108,8 @@ impl HeapOptions {
     /// allocation need not wait for the driver. By default 0: memory is added when it is needed.
     ///
     /// The thread stops at the limit and at the [soft limit](Self::soft_limit). After an error from the
-    /// driver it resumes at the latest with the next allocation. It also adds back what
-    /// [`Heap::trim`](super::Heap::trim) gives back, at the latest then.
+    /// driver it resumes at the latest with the next allocation. It also adds memory again
+    /// that [`Heap::trim`](super::Heap::trim) gave back, at the latest then.
     pub const fn grow_ahead(mut self, bytes: u64) -> Self {
         self.grow_ahead = bytes;
         self
@@ -119,8 +118,8 @@ impl HeapOptions {
     /// Has memory go back to the machine that was not needed for `idle`, at the latest after twice as long, as by
     /// [`Heap::trim_to`](super::Heap::trim_to): in whole chunks without a block. By default no memory goes back by itself.
     ///
-    /// A background thread looks eight times in `idle` how much was in use at most. It leaves what the heap had
-    /// [from the start](Self::reserve), and [what it keeps free](Self::grow_ahead). Between two chunks it lets threads
+    /// A background thread looks eight times in `idle` how much was in use at most. It leaves the memory that the heap
+    /// had [from the start](Self::reserve), and the bytes that it [keeps free](Self::grow_ahead). Between two chunks it lets threads
     /// that need memory go first, and rests as [`growth`](Self::growth) says. It does nothing in [debug
     /// mode](super::debug).
     pub const fn decay(mut self, idle: Duration) -> Self {
@@ -137,8 +136,8 @@ impl HeapOptions {
     /// mutex, under which the cache allocates) deadlocks. Use `try_lock` there, and otherwise answer
     /// [`Relief::Grow`] or [`Relief::Refuse`]. Background growth stops at `bytes` and never calls `relieve`;
     /// [`Heap::reserve`](super::Heap::reserve) ignores the soft limit. A `relieve` that owns handles or
-    /// blocks of this heap keeps the heap from ending: give it a [`Weak`](std::sync::Weak) reference to what
-    /// it frees.
+    /// blocks of this heap keeps the heap from ending: give it a [`Weak`](std::sync::Weak) reference to the
+    /// blocks that it frees.
     pub fn soft_limit(
         mut self,
         bytes: u64,
@@ -146,7 +145,7 @@ impl HeapOptions {
     ) -> Self {
         self.soft_limit = Some(SoftLimit {
             bytes,
-            relieve: Arc::new(relieve),
+            relieve: Callback(Arc::new(relieve)),
         });
         self
     }
@@ -179,7 +178,7 @@ impl HeapOptions {
     /// more. While several threads allocate such blocks, each caches blocks up to 4 MiB, at most a 16th of the
     /// heap's limit, and takes memory for blocks up to 1 MiB, or 2 MiB once it has 64 MiB, in segments of
     /// 4 MiB, or less if this is less or no free range is that large; threads that use more take larger ones, up to
-    /// an eighth of what they use.
+    /// an eighth of the bytes that they use.
     /// With less than 2 MiB there are none. With 0 a thread caches only small blocks, at most 64 KiB of each of
     /// their 40 size classes, which this setting does not change.
     ///
@@ -206,31 +205,12 @@ impl HeapOptions {
 
     /// Sets whether an allocation that would fail for lack of memory first waits for the GPU work that blocks
     /// were [freed after](super::Block::free_after), and collects those blocks, as
-    /// [`Heap::collect_all`](super::Heap::collect_all) does; see there for what such a wait may depend on. By
+    /// [`Heap::collect_all`](super::Heap::collect_all) does; see there for the dangers of such a wait. By
     /// default an allocation collects only blocks whose work has finished, and fails if they do not suffice.
     ///
     /// [`Heap::reserve`](super::Heap::reserve) and background growth never wait.
     pub const fn wait_for_gpu(mut self, on: bool) -> Self {
         self.wait_for_gpu = on;
         self
-    }
-}
-
-impl fmt::Debug for HeapOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HeapOptions")
-            .field("plan", &self.plan)
-            .field("reserve", &self.reserve)
-            .field("grow_ahead", &self.grow_ahead)
-            .field("decay", &self.decay)
-            .field(
-                "soft_limit",
-                &self.soft_limit.as_ref().map(|soft| soft.bytes),
-            )
-            .field("thread_cache", &self.thread_cache)
-            .field("scrub_on_free", &self.scrub_on_free)
-            .field("debug", &self.debug)
-            .field("wait_for_gpu", &self.wait_for_gpu)
-            .finish()
     }
 }

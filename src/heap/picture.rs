@@ -1,4 +1,4 @@
-//! Takes a snapshot of which ranges of a heap hold what.
+//! Takes a snapshot of the ranges of a heap and their contents.
 
 use std::ops::Range;
 

@@ -65,7 +65,7 @@ impl Block {
     ///
     /// # Safety
     /// [`into_raw`](Self::into_raw) returned these numbers for a block of this heap, and it was not turned back since. For
-    /// a [small](RawBlock::is_small) block, `bytes` is what was requested.
+    /// a [small](RawBlock::is_small) block, `bytes` is the size requested.
     #[inline]
     pub unsafe fn from_raw(heap: &Heap, raw: RawBlock) -> Self {
         let RawBlock { offset, bytes, key } = raw;

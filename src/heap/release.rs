@@ -80,7 +80,7 @@ impl HeapInner {
                 .iter()
                 .filter_map(|piece| Some((self.watch.as_ref()?, piece.offset)))
         };
-        watched().for_each(|(watch, offset)| watch.defer(offset, place));
+        watched().for_each(|(watch, offset)| watch.defer(offset, Some(place)));
         let put = match self.deferral.deferred().as_mut() {
             Some(deferred) => put(deferred),
             None => Ok(()), // unreachable: the blocks keep the heap alive
@@ -89,7 +89,7 @@ impl HeapInner {
             Ok(()) => pieces
                 .iter()
                 .for_each(|piece| self.note_freed_later(piece.bytes)),
-            Err(_) => watched().for_each(|(watch, offset)| watch.undo_defer(offset)),
+            Err(_) => watched().for_each(|(watch, offset)| watch.defer(offset, None)),
         }
         put
     }

@@ -104,8 +104,8 @@ impl HeapInner {
         }
     }
 
-    /// Returns whether a block can shrink: another thread's shard cannot divide it. What is the core's remains so until the
-    /// block is free.
+    /// Returns whether a block can shrink: another thread's shard cannot divide it. A block of the core remains the core's
+    /// until it is free.
     fn can_shrink(&self, offset: u64) -> bool {
         match self.in_own_shard(offset, |own| !own.shard.needs_nodes()) {
             Ok(can) => can,
@@ -113,7 +113,7 @@ impl HeapInner {
         }
     }
 
-    /// Frees what a block that [can shrink](Self::can_shrink) has beyond `bytes`.
+    /// Frees the bytes of a block that [can shrink](Self::can_shrink) beyond `bytes`.
     fn shrink_range(&self, offset: u64, node: RangeId, bytes: u64) {
         if self.in_own_shard(offset, |own| own.shard.shrink(node, bytes)) == Err(0) {
             self.in_core(|core| core.shrink(node, bytes));
@@ -139,29 +139,24 @@ impl HeapInner {
             return false;
         };
         let end = start + bytes;
-        if end > memory_end {
-            let want = Want::Behind {
-                start,
-                memory_end,
-                end,
-            };
-            let most = self
-                .facts
-                .soft_limit
-                .as_ref()
-                .map_or(u64::MAX, |soft| soft.bytes);
-            let grown = locked.grow(want, most);
-            match (grown, locked.backing()) {
-                (Ok(Some(grown)), Ok(backing)) => {
-                    return self.with_new(backing, grown).extend(node, bytes);
-                }
-                (Ok(_), _) => return false,
-                (Err(error), _) => {
-                    tracing::debug!(%error, "a block does not grow in place");
-                    return false;
-                }
+        if end <= memory_end {
+            return self.core().extend(node, bytes);
+        }
+        let want = Want::Behind {
+            start,
+            memory_end,
+            end,
+        };
+        let soft = self.facts.soft_limit.as_ref();
+        let most = soft.map_or(u64::MAX, |soft| soft.bytes);
+        let grown = locked.grow(want, most);
+        match (grown, locked.backing()) {
+            (Ok(Some(grown)), Ok(backing)) => self.with_new(backing, grown).extend(node, bytes),
+            (Ok(_), _) => false,
+            (Err(error), _) => {
+                tracing::debug!(%error, "a block does not grow in place");
+                false
             }
         }
-        self.core().extend(node, bytes)
     }
 }

@@ -94,7 +94,7 @@ impl HeapInner {
         found
     }
 
-    /// Gets the thread's shard what it needs, nodes or a segment, if the core has plenty, and allocates from it.
+    /// Gets the thread's shard nodes or a segment, if the core has plenty, and allocates from it.
     #[cold]
     fn feed_shard(
         &self,
@@ -139,7 +139,7 @@ impl HeapInner {
             post.open(|extent| {
                 if !self.to_shard(local, extent) {
                     // At once: as many may have come too late for a dissolved shard as threads sent, and the
-                    // bound of what a cache holds counts no more than its budget.
+                    // bound of a cache's contents counts no more than its budget.
                     self.with_core(&mut local.visitor, |core| {
                         self.give_range(core, extent.node());
                     });
@@ -186,7 +186,7 @@ impl HeapInner {
         self.free_in_shard(local, extent) || self.send_abroad(local, extent)
     }
 
-    /// Sorts out what leaves the cache but does not belong to the core.
+    /// Sorts out blocks that leave the cache but do not belong to the core.
     #[inline]
     pub(super) fn sort_leaving(&self, local: &mut Local) {
         if self.front.shards.are_used() && !local.medium.leaving().is_empty() {
@@ -269,7 +269,7 @@ impl HeapInner {
         called.flatten().ok_or_else(|| self.front.shards.of(offset))
     }
 
-    /// Opens all posts for what is the core's by now; the rest stays there.
+    /// Opens all posts for blocks that are the core's by now; the rest stays there.
     pub(super) fn open_posts(&self, core: &mut Core) {
         for post in self.front.shards.posts() {
             let mut rest = Vec::new();

@@ -1,4 +1,4 @@
-//! What a heap keeps for its threads: their caches, and the places where blocks wait between threads.
+//! A heap's state for its threads: their caches, and the places where blocks wait between threads.
 
 use std::sync::Mutex;
 
@@ -18,7 +18,7 @@ use crate::per_driver::lock;
 /// The most full magazines of a class that wait for a thread.
 const DEPOT: usize = 4;
 
-/// The threads of a heap and what they share outside the core.
+/// The threads of a heap and their common state outside the core.
 ///
 /// The only lock is `members`. It comes after `backing`, and before a cache, the debug mode's table and the core.
 /// The depots, the inbox and the shards' posts have no lock: any thread may use them under any of these.
@@ -65,11 +65,11 @@ impl Front {
         self.shards.posts().map(Post::bytes).sum()
     }
 
-    /// Returns the bound of what may be cached outside the core.
+    /// Returns a bound of the blocks outside the core.
     pub(crate) fn outside(&self, members: &Members, request: &Request) -> Outside {
         let larger = self.budget.most_ever();
         let class = request.class();
-        // First: what leaves a depot or a post meanwhile is in a thread's bound before.
+        // First: a block that leaves a depot or a post meanwhile is in a thread's bound before.
         let waiting = self.waiting_bytes();
         let kept = members.kept(larger, class);
         let waits = class.is_some_and(|class| self.depots[class.index()].len() > 0);
@@ -87,13 +87,13 @@ impl Front {
             && self.posted() + self.sum_of_shards(Kept::shard) > bytes.max(backed / PART)
     }
 
-    /// Adds up what `f` returns for all threads.
+    /// Returns the sum of `f` over all threads.
     pub(crate) fn sum_of_shards(&self, f: impl Fn(&Kept) -> u64) -> u64 {
         let members = lock(&self.members);
         members.list.iter().map(|member| f(&member.kept)).sum()
     }
 
-    /// Returns what users hold, and the bytes that threads cache.
+    /// Returns the counts of users' blocks, and the bytes that threads cache.
     pub(crate) fn tally(&self) -> (Tally, u64) {
         let members = lock(&self.members);
         let held = members.hold_all();

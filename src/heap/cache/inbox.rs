@@ -1,4 +1,4 @@
-//! A list where threads leave what they return to a structure that they do not enter.
+//! A list where threads leave items for a structure that they do not enter.
 
 use std::marker::PhantomData;
 use std::ptr::null_mut;

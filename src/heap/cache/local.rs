@@ -217,10 +217,9 @@ impl Local {
     pub(crate) fn each(&self, mut name: impl FnMut(u64, u64)) {
         for (class, shelf) in Class::all().zip(&self.small) {
             for full in [&shelf.loaded, &shelf.spare].into_iter().flatten() {
-                let mut offsets = full.offsets().iter();
-                offsets
-                    .by_ref()
-                    .for_each(|&offset| name(offset, class.bytes()));
+                for &offset in full.offsets() {
+                    name(offset, class.bytes());
+                }
             }
         }
         self.medium.each(&mut name);

@@ -22,7 +22,7 @@ pub(crate) struct Members {
 }
 
 impl Members {
-    /// Bounds what all threads' caches may hold, without taking them: each thread may have `larger` bytes of
+    /// Returns a bound of the contents of all threads' caches, without taking them: each thread may have `larger` bytes of
     /// larger blocks.
     pub(crate) fn kept(&self, larger: u64, class: Option<Class>) -> Outside {
         let kept = self.list.iter().map(|member| &*member.kept);

@@ -1,4 +1,4 @@
-//! Which thread's shard each part of the addresses belongs to, and where other threads leave what they free there.
+//! Which thread's shard each part of the addresses belongs to, and where other threads leave blocks that they free there.
 //!
 //! A thread divides its segments into blocks without the core (`core/shard.rs`). A unit of addresses changes
 //! hands only while the core's lock is held: from the core to a shard when all of it is free, and back at any
@@ -7,7 +7,7 @@
 //!
 //! - *the core's*: it stays so until the block is free;
 //! - *a shard's*, perhaps no longer: the block goes to the shard's [`Post`]. The shard's thread opens it while it
-//!   has its cache, when each unit's owner is known for certain, and passes on what is the core's by then.
+//!   has its cache, when each unit's owner is known for certain, and passes on the blocks that are the core's by then.
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -74,8 +74,8 @@ impl Shards {
     /// Returns the shard that a block in use belongs to; 0: the core.
     #[inline]
     pub(crate) fn of(&self, offset: u64) -> u8 {
-        // Relaxed: the thread that allocated the block saw that the unit was its own, so this reads that or what
-        // came later. A thread that reads that the core has it locks the core next.
+        // Relaxed: the thread that allocated the block saw that the unit was its own, so this reads that or a
+        // later owner. A thread that reads that the core has it locks the core next.
         let owners = self.owners.get().map_or(&[][..], |owners| owners);
         let owner = owners.get((offset / UNIT) as usize);
         owner.map_or(0, |owner| owner.load(Ordering::Relaxed))
@@ -95,12 +95,17 @@ impl Shards {
     pub(crate) fn claim(&self) -> Option<(u8, Arc<Post>)> {
         let id = (1..SHARDS).find(|id| {
             let bit = 1 << (id % 64);
-            // Acquires what its last user did.
+            // Acquires the changes of its last user.
             self.taken[id / 64].fetch_or(bit, Ordering::Acquire) & bit == 0
         })?;
         let owners = || (0..self.units).map(|_| AtomicU8::new(0)).collect();
         self.owners.get_or_init(owners);
-        let post = self.posts[id].get_or_init(Arc::default);
+        let post = self.posts[id].get_or_init(|| {
+            Arc::new(Post {
+                inbox: Inbox::new(),
+                bytes: AtomicU64::new(0),
+            })
+        });
         Some((id as u8, Arc::clone(post)))
     }
 
@@ -120,15 +125,6 @@ impl Shards {
     /// Iterates over all posts.
     pub(crate) fn posts(&self) -> impl Iterator<Item = &Post> {
         self.posts.iter().filter_map(|post| Some(&**post.get()?))
-    }
-}
-
-impl Default for Post {
-    fn default() -> Self {
-        Self {
-            inbox: Inbox::new(),
-            bytes: AtomicU64::new(0),
-        }
     }
 }
 

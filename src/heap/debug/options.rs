@@ -1,10 +1,10 @@
 //! Options of the debug mode.
 
-use std::fmt;
 use std::sync::Arc;
 
 use super::table::Fit;
 use super::{Damage, LeakReport};
+use crate::limits::Callback;
 use crate::{Error, Result};
 
 /// The default size of a guard in bytes: a cache line of Grace.
@@ -12,10 +12,10 @@ const GUARD: u32 = 64;
 /// The default size of the quarantine in bytes.
 const QUARANTINE: u64 = 16 << 20;
 
-type Told<T> = Arc<dyn Fn(&T) + Send + Sync>;
+type Told<T> = Callback<dyn Fn(&T) + Send + Sync>;
 
 /// Options of a heap's [debug mode](super); for [`HeapOptions::debug`](crate::HeapOptions::debug).
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 #[must_use = "these options do nothing until `HeapOptions::debug` has them"]
 pub struct DebugOptions {
     pub(super) guard: u32,
@@ -105,14 +105,14 @@ impl DebugOptions {
     /// The thread that finds the damage calls it, with no lock of the heap held: `told` may use the heap. It
     /// must not panic, because blocks are freed by drops.
     pub fn on_damage(mut self, told: impl Fn(&Damage) + Send + Sync + 'static) -> Self {
-        self.on_damage = Some(Arc::new(told));
+        self.on_damage = Some(Callback(Arc::new(told)));
         self
     }
 
     /// Calls `told` if blocks are left when the heap's last handle is dropped, in addition to `tracing`'s
     /// warning. The blocks may still be freed later. The rules of [`on_damage`](Self::on_damage) apply.
     pub fn on_leaks(mut self, told: impl Fn(&LeakReport) + Send + Sync + 'static) -> Self {
-        self.on_leaks = Some(Arc::new(told));
+        self.on_leaks = Some(Callback(Arc::new(told)));
         self
     }
 }
@@ -120,17 +120,5 @@ impl DebugOptions {
 impl Default for DebugOptions {
     fn default() -> Self {
         Self::new()
-    }
-}
-
-impl fmt::Debug for DebugOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DebugOptions")
-            .field("guard", &self.guard)
-            .field("quarantine", &self.quarantine)
-            .field("fresh", &self.fresh)
-            .field("freed", &self.freed)
-            .field("backtraces", &self.backtraces)
-            .finish_non_exhaustive()
     }
 }

@@ -114,18 +114,16 @@ impl Watch {
         self.retire(offset, Seen::Freed, None, give_back);
     }
 
-    /// Notes that a block is freed and waits for GPU work.
-    pub(crate) fn defer(&self, offset: u64, place: Place) {
-        let by = self.origin(Some(place));
+    /// Notes that a block is freed at `place` and waits for GPU work; without a place, that it is not, because the free
+    /// failed.
+    pub(crate) fn defer(&self, offset: u64, place: Option<Place>) {
+        let by = place.map(|place| self.origin(Some(place)));
         if let Some(record) = lock(&self.state).table.get_mut(offset) {
-            (record.state, record.freed) = (RecordState::Deferred, Some(by));
-        }
-    }
-
-    /// Undoes [`defer`](Self::defer), because the free failed.
-    pub(crate) fn undo_defer(&self, offset: u64) {
-        if let Some(record) = lock(&self.state).table.get_mut(offset) {
-            (record.state, record.freed) = (RecordState::Live, None);
+            record.state = match by {
+                Some(_) => RecordState::Deferred,
+                None => RecordState::Live,
+            };
+            record.freed = by;
         }
     }
 
@@ -191,6 +189,10 @@ impl Watch {
     }
 
     /// Returns the block at an address that is about to be freed, for callers that know only the address.
+    #[cfg_attr(
+        not(any(feature = "allocator-api2", feature = "nightly")),
+        allow(dead_code, reason = "for collections")
+    )]
     pub(crate) fn piece_at(&self, address: u64, bytes: u64, align: u64) -> Result<Piece> {
         let mut guard = lock(&self.state);
         let state = &mut *guard;
@@ -252,7 +254,7 @@ impl Watch {
                     News::Damage(damage) => {
                         tracing::error!(%damage, "a heap's debug mode has found damage");
                         if let Some(told) = &self.options.on_damage {
-                            told(&damage);
+                            (told.0)(&damage);
                         }
                     }
                     News::Unseen(error, offset) => {
@@ -304,7 +306,7 @@ impl Watch {
         }
         tracing::warn!(%report, "a heap's last handle is gone, and its memory stays for its blocks");
         if let Some(told) = &self.options.on_leaks {
-            told(&report);
+            (told.0)(&report);
         }
     }
 

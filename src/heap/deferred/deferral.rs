@@ -51,7 +51,7 @@ impl<T: Copy> Deferral<T> {
     /// # Errors
     /// As [`Deferred::poll`]; `take_back` gets the blocks whose work has finished all the same.
     pub(crate) fn collect(&self, take_back: impl FnOnce(&[T])) -> Result<usize> {
-        // One thread at a time: the second must find in the core what the first has collected.
+        // One thread at a time: the second must find in the core the blocks that the first has collected.
         let turn = lock(&self.collecting);
         let mut passed = Vec::new();
         let result = match self.deferred().as_mut() {

@@ -14,7 +14,7 @@
 //!    stream lives; it asks whether the stream is captured before each use, and takes no per-thread default stream;
 //! 2. blocks that go to the same stream wait for nothing at all. Those that come here wait for the work before the record,
 //!    which may be later than the free; the handle's bounds say for how many blocks;
-//! 3. what the handle keeps counts as in use, not as deferred, until `OnStream::flush`, which a program calls before it
+//! 3. a block that the handle keeps counts as in use, not as deferred, until `OnStream::flush`, which a program calls before it
 //!    waits.
 //!
 //! Many blocks that are freed at once need one event: [`Deferred::after_stream`].

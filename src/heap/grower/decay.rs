@@ -43,10 +43,10 @@ impl Decay {
         }
     }
 
-    /// Gives back what was needed in none of the last [`PARTS`] parts of the time, one of which has passed since the last
+    /// Gives back memory that was needed in none of the last [`PARTS`] parts of the time, one of which has passed since the last
     /// call. The caller needs no handle: in debug mode, where it would, there is no decay.
     pub(crate) fn look(&mut self, heap: &HeapInner) {
-        // The core counts what is free in shards, and in their posts, as used.
+        // The core counts free bytes in shards, and in their posts, as used.
         let posted = heap.front.posted();
         let posted_before = std::mem::replace(&mut self.posted, posted);
         let idle = posted + heap.front.sum_of_shards(Kept::shard);

@@ -11,7 +11,7 @@ use super::super::inner::HeapInner;
 use crate::per_driver::lock;
 
 impl HeapInner {
-    /// Returns what `attempt` gets from the core once all caches and depots are emptied, if that can help.
+    /// Empties all caches and depots if that can help, and returns the result of `attempt`.
     /// The request is for `bytes` at a multiple of `align`.
     pub(super) fn after_caches_of_use<R>(
         &self,
@@ -55,7 +55,7 @@ impl HeapInner {
         self.after_all_caches(None, &|_| None::<()>);
     }
 
-    /// Empties all caches and returns what `attempt` gets. It serves the request, if any.
+    /// Empties all caches and returns the result of `attempt`, which serves the request, if any.
     pub(super) fn after_all_caches<R>(
         &self,
         request: Option<Request>,

@@ -68,7 +68,7 @@ impl<T> Biased<T> {
         // From here on dropping `busy` frees the value, also if `f` panics.
         let busy = Reset(&self.busy);
         self.fence.light();
-        // Acquires what the last holder did to the value. `f` is called in one place, so that the compiler
+        // Acquires the last holder's changes to the value. `f` is called in one place, so that the compiler
         // inlines it; its captures then need no memory.
         let _busy_or_turn = match self.wanted.load(Ordering::Acquire) {
             false => Ok(busy),
@@ -79,7 +79,7 @@ impl<T> Biased<T> {
         // which the load above has acquired. A later holder waits for `busy`: had it read `busy` as reset
         // from before the store above, its fence would have come before ours, and the load above would have
         // seen that the value is wanted. If the value is wanted, holders use it only under the mutex, which
-        // also orders what they did before. The caller promises that no other call of this function is under
+        // also orders their earlier changes. The caller promises that no other call of this function is under
         // way.
         f(unsafe { value.deref() })
         // `value`, which loom watches, is dropped before `busy` and the owner's turn.
@@ -89,7 +89,7 @@ impl<T> Biased<T> {
     #[cold]
     #[inline(never)]
     fn owners_turn(&self, busy: Reset<'_>) -> MutexGuard<'_, ()> {
-        // This releases what earlier calls did: a holder may acquire this reset instead of theirs.
+        // This releases the changes of earlier calls: a holder may acquire this reset instead of theirs.
         drop(busy);
         self.lock()
     }
@@ -121,7 +121,7 @@ impl<T> Biased<T> {
         T: 'a,
     {
         let mut all: Vec<_> = all.into_iter().collect();
-        // Every caller locks in the same order, so that no two hold what the other waits for.
+        // Every caller locks in the same order, so that no two wait for each other.
         all.sort_unstable_by_key(|biased| std::ptr::from_ref(*biased));
         all.dedup_by_key(|biased| std::ptr::from_ref(*biased));
         let alone = Alone::enter();
@@ -158,7 +158,7 @@ impl<T> Biased<T> {
     }
 }
 
-/// Resets a word on drop, and releases what was done until then.
+/// Resets a word on drop, and releases the changes until then.
 pub(super) struct Reset<'a>(pub(super) &'a AtomicBool);
 
 impl Drop for Reset<'_> {
@@ -179,7 +179,7 @@ impl<'a, T> Claim<'a, T> {
     /// The second half of taking the value, after the heavy fence: waits for the owner to leave.
     fn held(self, alone: Alone) -> Held<'a, T> {
         let mut tries = 0_u32;
-        // Acquires what the owner did to the value.
+        // Acquires the owner's changes to the value.
         while self.of.busy.load(Ordering::Acquire) {
             pause(tries);
             tries = tries.saturating_add(1);

@@ -117,7 +117,7 @@ impl<T> Reserved<T> {
         let value = self.value.get_mut();
         // SAFETY: either the lock is reserved for this visitor, which the exclusive reference makes unique,
         // and a thread that revokes the reservation waits for `busy`; or this thread has the mutex, and the
-        // lock is reserved for no visitor or for this one. The mutex or `busy` acquired what others did.
+        // lock is reserved for no visitor or for this one. The mutex or `busy` acquired the changes of others.
         f(unsafe { value.deref() })
         // `value`, which loom watches, is dropped before `busy` and the turn.
     }
@@ -249,7 +249,7 @@ impl<T> Reserved<T> {
             self.visitor.store(0, Ordering::Relaxed);
             self.fence.heavy();
             let mut tries = 0_u32;
-            // Acquires what the owner did to the value.
+            // Acquires the owner's changes to the value.
             while owner.0.load(Ordering::Acquire) {
                 pause(tries);
                 tries = tries.saturating_add(1);
@@ -292,7 +292,7 @@ impl<T> Deref for Inside<'_, T> {
     #[inline]
     fn deref(&self) -> &T {
         // SAFETY: this thread has the mutex, and the lock is reserved for no visitor, or for this one, which
-        // is not inside by the other path. The mutex or `busy` acquired what others did.
+        // is not inside by the other path. The mutex or `busy` acquired the changes of others.
         unsafe { self.value.deref() }
     }
 }
