@@ -21,13 +21,13 @@ pub(super) struct WatchState {
     pub(super) kept: DamageReport,
 }
 
+pub(super) const UNGUARDED: &str = "a block's guards cannot be written, so it is not checked";
+
 /// A finding under the lock, reported later.
 pub(super) enum News {
     Damage(Box<Damage>),
-    /// The block at an offset cannot be checked.
-    Unseen(Error, u64),
-    /// The block's guards cannot be written.
-    Unguarded(Error, u64),
+    /// The bytes of the block at an offset cannot be reached.
+    Trouble(&'static str, Error, u64),
 }
 
 impl WatchState {
@@ -84,7 +84,11 @@ impl WatchState {
 
     pub(super) fn look_or_log(&mut self, record: &Record, options: &DebugOptions, seen: Seen) {
         if let Err(error) = self.look(record, options, seen) {
-            self.news.push(News::Unseen(error, record.offset));
+            self.news.push(News::Trouble(
+                "a block cannot be checked",
+                error,
+                record.offset,
+            ));
         }
     }
 
@@ -146,7 +150,7 @@ impl WatchState {
     /// Reports an invalid free.
     pub(super) fn freed_wrongly(&mut self, offset: u64, by: Option<Origin>) {
         let address = self.memory.start.wrapping_add(offset);
-        let damage = match self.table.get(offset) {
+        let damage = match self.table.blocks.get(&offset) {
             Some(record) => wrong_free(DamageKind::DoubleFree, address, Some(record.info()), by),
             None => {
                 let around = self.table.around(offset).map(Record::info);

@@ -96,7 +96,7 @@ impl Record {
 /// All blocks outside the core, by their starts.
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    blocks: BTreeMap<u64, Record>,
+    pub(super) blocks: BTreeMap<u64, Record>,
     /// The oldest first.
     quarantine: VecDeque<u64>,
     quarantined: u64,
@@ -114,14 +114,6 @@ impl Table {
         self.blocks.insert(record.offset, record);
     }
 
-    pub(super) fn get(&self, offset: u64) -> Option<&Record> {
-        self.blocks.get(&offset)
-    }
-
-    pub(super) fn get_mut(&mut self, offset: u64) -> Option<&mut Record> {
-        self.blocks.get_mut(&offset)
-    }
-
     /// Returns the block that contains the byte at `offset`, including its guards.
     pub(super) fn around(&self, offset: u64) -> Option<&Record> {
         // Another block may begin before this one's guard, but not after it.
@@ -134,14 +126,10 @@ impl Table {
         near.or_else(|| next.find_map(|(_, record)| Some(record).filter(has)))
     }
 
-    pub(super) fn all(&self) -> impl Iterator<Item = &Record> {
-        self.blocks.values()
-    }
-
     /// Returns the blocks in use, by age.
     pub(super) fn live(&self) -> Vec<&Record> {
         let live = |record: &&Record| record.state == RecordState::Live;
-        let mut live: Vec<_> = self.all().filter(live).collect();
+        let mut live: Vec<_> = self.blocks.values().filter(live).collect();
         live.sort_unstable_by_key(|record| record.number);
         live
     }
@@ -252,7 +240,11 @@ mod tests {
         for number in [0, 1] {
             table.insert(record(number * 4096, 100, number));
         }
-        let first = table.get(32).map(|record| record.outer.taken()).unwrap();
+        let first = table
+            .blocks
+            .get(&32)
+            .map(|record| record.outer.taken())
+            .unwrap();
         let number = |offset| table.around(offset).map(|record| record.number);
         assert_eq!(number(0), Some(0), "before it");
         assert_eq!(number(50), Some(0));

@@ -5,7 +5,7 @@ use std::panic::Location;
 use std::sync::Mutex;
 
 use super::bytes::HeapMemory;
-use super::state::{News, WatchState, wrong_free};
+use super::state::{News, UNGUARDED, WatchState, wrong_free};
 use super::table::{Fit, Record, RecordState};
 use super::{BlockInfo, DamageKind, DebugOptions, LeakReport, Leaks, Origin, Seen};
 use crate::per_driver::lock;
@@ -81,7 +81,9 @@ impl Watch {
         };
         match state.write_new(&record, &self.options) {
             Ok(()) => record.written = true,
-            Err(error) => state.news.push(News::Unguarded(error, record.offset)),
+            Err(error) => state
+                .news
+                .push(News::Trouble(UNGUARDED, error, record.offset)),
         }
         let piece = Piece {
             offset: record.offset,
@@ -97,7 +99,7 @@ impl Watch {
     /// Notes that a block is a collection's memory.
     #[cfg(any(feature = "allocator-api2", feature = "nightly"))]
     pub(crate) fn is_collections(&self, offset: u64) {
-        if let Some(record) = lock(&self.state).table.get_mut(offset) {
+        if let Some(record) = lock(&self.state).table.blocks.get_mut(&offset) {
             record.allocated.set_in_collection();
         }
     }
@@ -118,7 +120,7 @@ impl Watch {
     /// failed.
     pub(crate) fn defer(&self, offset: u64, place: Option<Place>) {
         let by = place.map(|place| self.origin(Some(place)));
-        if let Some(record) = lock(&self.state).table.get_mut(offset) {
+        if let Some(record) = lock(&self.state).table.blocks.get_mut(&offset) {
             record.state = match by {
                 Some(_) => RecordState::Deferred,
                 None => RecordState::Live,
@@ -141,19 +143,21 @@ impl Watch {
             Some(_) => RecordState::Live,
             None => RecordState::Deferred,
         };
-        let recorded = state.table.get(offset).map(|record| record.state);
+        let recorded = state.table.blocks.get(&offset).map(|record| record.state);
         // A block that was freed after GPU work without `defer` counts as live until here.
         let is_there =
             recorded == Some(wanted) || (by.is_none() && recorded == Some(RecordState::Live));
         if is_there {
-            if let Some(record) = state.table.get_mut(offset) {
+            if let Some(record) = state.table.blocks.get_mut(&offset) {
                 record.freed = record.freed.take().or(by);
                 let mut record = record.clone();
                 state.look_or_log(&record, &self.options, seen);
                 if record.written
                     && let Err(error) = state.write_freed(&record, &self.options)
                 {
-                    state.news.push(News::Unguarded(error, record.offset));
+                    state
+                        .news
+                        .push(News::Trouble(UNGUARDED, error, record.offset));
                     record.written = false;
                     state.table.insert(record);
                 }
@@ -197,7 +201,7 @@ impl Watch {
         let mut guard = lock(&self.state);
         let state = &mut *guard;
         let offset = address.wrapping_sub(state.memory.start);
-        let found = match state.table.get(offset) {
+        let found = match state.table.blocks.get(&offset) {
             Some(record) if record.state == RecordState::Live => {
                 let piece = Piece {
                     offset,
@@ -226,7 +230,7 @@ impl Watch {
     pub(crate) fn check(&self) -> Result<()> {
         let mut result = Ok(());
         let mut guard = lock(&self.state);
-        let all: Vec<Record> = guard.table.all().cloned().collect();
+        let all: Vec<Record> = guard.table.blocks.values().cloned().collect();
         for record in all {
             result = result.and(guard.look(&record, &self.options, Seen::Checked));
         }
@@ -257,11 +261,8 @@ impl Watch {
                             (told.0)(&damage);
                         }
                     }
-                    News::Unseen(error, offset) => {
-                        tracing::warn!(%error, offset, "a block cannot be checked");
-                    }
-                    News::Unguarded(error, offset) => {
-                        tracing::warn!(%error, offset, "a block's guards cannot be written, so it is not checked");
+                    News::Trouble(trouble, error, offset) => {
+                        tracing::warn!(%error, offset, "{trouble}");
                     }
                 }
             }
@@ -315,7 +316,8 @@ impl Watch {
         let state = lock(&self.state);
         state
             .table
-            .get(piece.offset)
+            .blocks
+            .get(&piece.offset)
             .map_or(*piece, |record| record.outer)
     }
 
@@ -324,7 +326,8 @@ impl Watch {
         let state = lock(&self.state);
         let freed = state
             .table
-            .all()
+            .blocks
+            .values()
             .filter(|record| record.state == RecordState::Freed);
         freed.map(|record| record.outer).collect()
     }
