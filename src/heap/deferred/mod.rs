@@ -67,7 +67,6 @@ pub(crate) struct Deferred<T: Copy> {
     /// Payloads that waited for a lost GPU.
     lost: Vec<T>,
     spares: Spares<T>,
-    pending: usize,
 }
 
 struct Waiting<T> {
@@ -83,13 +82,17 @@ impl<T: Copy> Deferred<T> {
             events: HashMap::new(),
             lost: Vec::new(),
             spares: Spares::new(),
-            pending: 0,
         }
     }
 
     /// Returns how many payloads wait.
     pub(crate) fn pending(&self) -> usize {
-        self.pending
+        self.payloads().count()
+    }
+
+    /// Returns whether none waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.payloads().next().is_none()
     }
 
     /// Iterates over the waiting payloads, in no order.
@@ -112,11 +115,9 @@ impl<T: Copy> Deferred<T> {
         }
         let Some(mut batch) = self.mark(stream)? else {
             self.lost.extend(payloads);
-            self.pending += payloads.len();
             return Ok(());
         };
         batch.payloads.extend(payloads);
-        self.pending += payloads.len();
         let queue = self.streams.entry(Key::of(stream)).or_default();
         queue.push_back(batch);
         Ok(())
@@ -167,7 +168,6 @@ impl<T: Copy> Deferred<T> {
                 }
             }
         }
-        self.pending += 1;
         Ok(())
     }
 
@@ -178,7 +178,7 @@ impl<T: Copy> Deferred<T> {
     /// The driver's first error; the payloads that it concerns still wait. Payloads of other events that have
     /// passed are in `passed` anyway.
     pub(crate) fn poll(&mut self, passed: &mut Vec<T>) -> Result<usize> {
-        if self.pending == 0 {
+        if self.is_empty() {
             return Ok(0);
         }
         let before = passed.len();
@@ -186,7 +186,6 @@ impl<T: Copy> Deferred<T> {
         if !self.lost.is_empty() && self.driver.device_count().is_ok_and(|count| count == 1) {
             passed.append(&mut self.lost);
         }
-        self.pending -= passed.len() - before;
         result.map(|()| passed.len() - before)
     }
 
@@ -195,10 +194,9 @@ impl<T: Copy> Deferred<T> {
     /// # Errors
     /// As [`poll`](Self::poll); then some payloads still [wait](Self::pending), and a GPU may still use them.
     pub(crate) fn drain(&mut self, passed: &mut Vec<T>) -> Result<()> {
-        if self.pending == 0 {
+        if self.is_empty() {
             return Ok(());
         }
-        let before = passed.len();
         let mut result = self.go_through(passed, |event| event.synchronize().map(|()| true));
         if !self.lost.is_empty() {
             match self.wait_for_all_gpus() {
@@ -206,7 +204,6 @@ impl<T: Copy> Deferred<T> {
                 Err(error) => result = result.and(Err(error)),
             }
         }
-        self.pending -= passed.len() - before;
         result
     }
 
@@ -235,7 +232,6 @@ impl<T: Copy> Deferred<T> {
             }
         }
         self.lost.append(&mut taken.lost);
-        self.pending += std::mem::take(&mut taken.pending);
     }
 
     /// Queries the events, each stream's in order, for as long as they have passed.
