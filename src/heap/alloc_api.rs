@@ -254,65 +254,50 @@ fn nothing(layout: Layout) -> NonNull<[u8]> {
 /// allocator-api2 does not re-export std's.
 macro_rules! allocator {
     ($($of:ident)::+) => {
-        // SAFETY: blocks stay in place until they are deallocated, even if the handle moves. Clones are
-        // handles of the same heap, and each of them can deallocate blocks of the others. The CPU can read
-        // and write the blocks, as checked, and no other code has access to the same bytes, as the module's
-        // documentation argues.
-        unsafe impl $($of)::+::Allocator for Heap {
-            #[track_caller]
-            fn allocate(&self, layout: Layout) -> std::result::Result<NonNull<[u8]>, $($of)::+::AllocError> {
-                self.allocate_for_cpu(layout).ok_or($($of)::+::AllocError)
-            }
+        const _: () = {
+            use $($of)::+::{AllocError, Allocator};
 
-            #[track_caller]
-            fn allocate_zeroed(
-                &self,
-                layout: Layout,
-            ) -> std::result::Result<NonNull<[u8]>, $($of)::+::AllocError> {
-                self.allocate_zeroed_for_cpu(layout).ok_or($($of)::+::AllocError)
-            }
+            type Memory = std::result::Result<NonNull<[u8]>, AllocError>;
 
-            unsafe fn deallocate(&self, ptr: NonNull<u8>, layout: Layout) {
-                // SAFETY: the caller's promise.
-                unsafe { self.deallocate_for_cpu(ptr, layout) }
-            }
+            // SAFETY: blocks stay in place until they are deallocated, even if the handle moves. Clones are
+            // handles of the same heap, and each of them can deallocate blocks of the others. The CPU can read
+            // and write the blocks, as checked, and no other code has access to the same bytes, as the module's
+            // documentation argues.
+            unsafe impl Allocator for Heap {
+                #[track_caller]
+                fn allocate(&self, layout: Layout) -> Memory {
+                    self.allocate_for_cpu(layout).ok_or(AllocError)
+                }
 
-            #[track_caller]
-            unsafe fn grow(
-                &self,
-                ptr: NonNull<u8>,
-                old: Layout,
-                new: Layout,
-            ) -> std::result::Result<NonNull<[u8]>, $($of)::+::AllocError> {
-                // SAFETY: the caller's promise.
-                let grown = unsafe { self.resize_for_cpu(ptr, old, new) };
-                grown.ok_or($($of)::+::AllocError)
-            }
+                #[track_caller]
+                fn allocate_zeroed(&self, layout: Layout) -> Memory {
+                    self.allocate_zeroed_for_cpu(layout).ok_or(AllocError)
+                }
 
-            #[track_caller]
-            unsafe fn grow_zeroed(
-                &self,
-                ptr: NonNull<u8>,
-                old: Layout,
-                new: Layout,
-            ) -> std::result::Result<NonNull<[u8]>, $($of)::+::AllocError> {
-                // SAFETY: the caller's promise.
-                let grown = unsafe { self.grow_zeroed_for_cpu(ptr, old, new) };
-                grown.ok_or($($of)::+::AllocError)
-            }
+                unsafe fn deallocate(&self, ptr: NonNull<u8>, layout: Layout) {
+                    // SAFETY: the caller's promise.
+                    unsafe { self.deallocate_for_cpu(ptr, layout) }
+                }
 
-            #[track_caller]
-            unsafe fn shrink(
-                &self,
-                ptr: NonNull<u8>,
-                old: Layout,
-                new: Layout,
-            ) -> std::result::Result<NonNull<[u8]>, $($of)::+::AllocError> {
-                // SAFETY: the caller's promise.
-                let shrunk = unsafe { self.resize_for_cpu(ptr, old, new) };
-                shrunk.ok_or($($of)::+::AllocError)
+                #[track_caller]
+                unsafe fn grow(&self, ptr: NonNull<u8>, old: Layout, new: Layout) -> Memory {
+                    // SAFETY: the caller's promise.
+                    unsafe { self.resize_for_cpu(ptr, old, new) }.ok_or(AllocError)
+                }
+
+                #[track_caller]
+                unsafe fn grow_zeroed(&self, ptr: NonNull<u8>, old: Layout, new: Layout) -> Memory {
+                    // SAFETY: the caller's promise.
+                    unsafe { self.grow_zeroed_for_cpu(ptr, old, new) }.ok_or(AllocError)
+                }
+
+                #[track_caller]
+                unsafe fn shrink(&self, ptr: NonNull<u8>, old: Layout, new: Layout) -> Memory {
+                    // SAFETY: the caller's promise.
+                    unsafe { self.resize_for_cpu(ptr, old, new) }.ok_or(AllocError)
+                }
             }
-        }
+        };
     };
 }
 

@@ -10,7 +10,6 @@ use crate::{Error, Result};
 
 pub(super) use self::decay::Decay;
 pub(super) use self::signal::Signal;
-use self::signal::Wish;
 
 /// How long the thread waits after a refusal before it retries.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -67,7 +66,7 @@ fn spawn(
 
 fn run(heap: &Weak<HeapInner>, signal: &Signal) {
     let mut pause = None;
-    while signal.wait(pause) == Wish::Grow {
+    while signal.wait(pause) {
         let Some(next) = follow(heap, signal) else {
             return;
         };

@@ -166,8 +166,8 @@ impl HeapInner {
     fn beside(&self, gap: &Range<u64>) -> Beside {
         let core = self.core();
         Beside {
-            before: core.free_before(gap.start),
-            after: core.free_after(gap.end),
+            before: core.ranges().free_before(gap.start),
+            after: core.ranges().free_after(gap.end),
         }
     }
 

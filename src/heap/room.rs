@@ -47,7 +47,11 @@ impl HeapInner {
     pub(super) fn full(&self, why: NoRoom, requested: u64, align: u64) -> Error {
         let (total, free, largest_free) = {
             let core = self.core();
-            (core.total(), core.free_bytes(), core.nearly_largest_free())
+            (
+                core.total(),
+                core.free_bytes(),
+                core.ranges().nearly_largest_free(),
+            )
         };
         let (need, aligned) = match Class::of(requested, align) {
             // A page can have any alignment.

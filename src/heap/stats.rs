@@ -111,7 +111,7 @@ impl HeapInner {
         stats.backed_high_water = core.total_high_water();
         stats.free = core.free_bytes();
         stats.free_in_slabs = free_in_slabs;
-        stats.largest_free = core.largest_free();
+        stats.largest_free = core.ranges().largest_free();
         stats.slab_ends = slab_ends;
         let idle = stats.free + free_in_slabs + slab_ends;
         let out = stats.backed.saturating_sub(idle);

@@ -157,12 +157,6 @@ impl Core {
         extended
     }
 
-    /// Returns where a range in use begins and where the memory behind it ends, in bytes, if only free bytes
-    /// lie in between.
-    pub(super) fn end_of_memory_behind(&self, node: RangeId) -> Option<(u64, u64)> {
-        self.ranges.end_of_memory_behind(node)
-    }
-
     /// Frees the bytes of a range in use beyond `bytes`.
     pub(super) fn shrink(&mut self, node: RangeId, bytes: u64) {
         self.forget_refusals();
@@ -269,6 +263,11 @@ impl Core {
         any
     }
 
+    /// Returns the ranges, to look at.
+    pub(super) const fn ranges(&self) -> &Ranges {
+        &self.ranges
+    }
+
     /// Returns all memory, in bytes.
     pub(super) fn total(&self) -> u64 {
         self.ranges.total()
@@ -303,27 +302,6 @@ impl Core {
     /// Returns, for each class, how many blocks are free in slabs and how many there are.
     pub(super) fn class_counts(&self) -> [(u64, u64); CLASSES] {
         self.slabs.counts()
-    }
-
-    /// Returns the size of the largest free range, in bytes.
-    pub(super) fn largest_free(&self) -> u64 {
-        self.ranges.largest_free()
-    }
-
-    /// Returns [`largest_free`](Self::largest_free) or at most a 64th less, without visiting every range;
-    /// still less if more than 16 ranges lie at growable ends.
-    pub(super) fn nearly_largest_free(&self) -> u64 {
-        self.ranges.nearly_largest_free()
-    }
-
-    /// Returns the free bytes right before `end`, where memory ends.
-    pub(super) fn free_before(&self, end: u64) -> u64 {
-        self.ranges.free_before(end)
-    }
-
-    /// Returns the free bytes right after `start`, where memory begins.
-    pub(super) fn free_after(&self, start: u64) -> u64 {
-        self.ranges.free_after(start)
     }
 
     /// Iterates over the ranges in use, including slabs, in the order of offsets.

@@ -130,13 +130,13 @@ impl Ranges {
     }
 
     /// Returns the size of the largest free range, in bytes.
-    pub(super) fn largest_free(&self) -> u64 {
+    pub(crate) fn largest_free(&self) -> u64 {
         u64::from(self.nodes.largest(usize::MAX)) << LOG_GRANULE
     }
 
-    /// Returns [`largest_free`](Self::largest_free) or a little less: checks a few of the largest ranges and
-    /// of those at growable ends.
-    pub(super) fn nearly_largest_free(&self) -> u64 {
+    /// Returns [`largest_free`](Self::largest_free) or at most a 64th less, without visiting every range;
+    /// still less if more than 16 ranges lie at growable ends.
+    pub(crate) fn nearly_largest_free(&self) -> u64 {
         const LOOKS: usize = 16;
         u64::from(self.nodes.largest(LOOKS)) << LOG_GRANULE
     }
@@ -345,7 +345,7 @@ impl Ranges {
 
     /// Returns the free bytes right before `end`, the end of a span, in bytes: memory added there would
     /// join them.
-    pub(super) fn free_before(&self, end: u64) -> u64 {
+    pub(crate) fn free_before(&self, end: u64) -> u64 {
         let end = end >> LOG_GRANULE;
         let before = self.spans.range(..end).next_back();
         let last = before
@@ -355,7 +355,7 @@ impl Ranges {
     }
 
     /// Returns the free bytes right after `start`, the start of a span, in bytes.
-    pub(super) fn free_after(&self, start: u64) -> u64 {
+    pub(crate) fn free_after(&self, start: u64) -> u64 {
         let span = self.spans.get(&(start >> LOG_GRANULE));
         span.map_or(0, |&(first, _)| self.free_at(self.nodes.get(first).next))
     }

@@ -38,7 +38,7 @@ impl Ranges {
 
     /// Returns where a range in use begins and where the memory behind it ends, in bytes, if only free bytes
     /// lie in between.
-    pub(super) fn end_of_memory_behind(&self, node: RangeId) -> Option<(u64, u64)> {
+    pub(crate) fn end_of_memory_behind(&self, node: RangeId) -> Option<(u64, u64)> {
         let this = self.nodes.get(node);
         let mut next = self.nodes.get(this.next);
         if next.state == NodeState::Free {

@@ -40,6 +40,7 @@ pub(super) struct Growth {
 
 /// A table's address and the number of its elements, or of the first of them. In a local variable it is not
 /// read again after each write to an element.
+#[derive(Clone, Copy)]
 struct Cells<T> {
     start: NonNull<T>,
     len: usize,
@@ -191,16 +192,7 @@ impl<T: Copy> View<T> {
     }
 }
 
-impl<T> Clone for Cells<T> {
-    #[inline]
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T> Copy for Cells<T> {}
-
-impl<T> Cells<T> {
+impl<T: Copy> Cells<T> {
     #[inline]
     fn at(self, index: usize) -> NonNull<T> {
         assert!(index < self.len, "no element {index} of {}", self.len);
@@ -209,7 +201,7 @@ impl<T> Cells<T> {
     }
 }
 
-impl<T> Index<usize> for View<T> {
+impl<T: Copy> Index<usize> for View<T> {
     type Output = T;
 
     #[inline]
@@ -220,7 +212,7 @@ impl<T> Index<usize> for View<T> {
     }
 }
 
-impl<T> IndexMut<usize> for View<T> {
+impl<T: Copy> IndexMut<usize> for View<T> {
     #[inline]
     fn index_mut(&mut self, index: usize) -> &mut T {
         // SAFETY: as in `index`; the view is borrowed mutably.
@@ -228,7 +220,7 @@ impl<T> IndexMut<usize> for View<T> {
     }
 }
 
-impl<T> Index<usize> for Elements<'_, T> {
+impl<T: Copy> Index<usize> for Elements<'_, T> {
     type Output = T;
 
     #[inline]
@@ -238,7 +230,7 @@ impl<T> Index<usize> for Elements<'_, T> {
     }
 }
 
-impl<T> IndexMut<usize> for Elements<'_, T> {
+impl<T: Copy> IndexMut<usize> for Elements<'_, T> {
     #[inline]
     fn index_mut(&mut self, index: usize) -> &mut T {
         // SAFETY: as in `index`; this is borrowed mutably.

@@ -1,7 +1,7 @@
 //! How allocating threads tell the background thread that memory runs short.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Condvar, Mutex};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::core::Core;
@@ -22,7 +22,7 @@ pub(crate) struct Signal {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Wish {
+enum Wish {
     Rest,
     Grow,
     End,
@@ -68,36 +68,25 @@ impl Signal {
 
     /// Waits for `pause` or until the thread is to stop; returns `true` if it is to stop.
     pub(super) fn ends_within(&self, pause: Duration) -> bool {
-        let wish = lock(&self.wish);
+        let is_on = |wish: &mut Wish| *wish != Wish::End;
         let waited = self
             .changed
-            .wait_timeout_while(wish, pause, |wish| *wish != Wish::End);
-        let wish = match waited {
-            Ok((wish, _)) => wish,
-            Err(poisoned) => poisoned.into_inner().0,
-        };
-        *wish == Wish::End
+            .wait_timeout_while(lock(&self.wish), pause, is_on);
+        *waited.unwrap_or_else(PoisonError::into_inner).0 == Wish::End
     }
 
-    /// Waits for `pause` if there is one, then until the wish is not to rest.
-    pub(super) fn wait(&self, pause: Option<Duration>) -> Wish {
+    /// Waits for `pause` if there is one, then until the thread is to grow the heap; returns `false` if it is to stop.
+    pub(super) fn wait(&self, pause: Option<Duration>) -> bool {
         if pause.is_some_and(|pause| self.ends_within(pause)) {
-            return Wish::End;
+            return false;
         }
-        let mut wish = lock(&self.wish);
-        loop {
-            match *wish {
-                Wish::Rest => {}
-                Wish::Grow => {
-                    *wish = Wish::Rest;
-                    return Wish::Grow;
-                }
-                Wish::End => return Wish::End,
-            }
-            wish = match self.changed.wait(wish) {
-                Ok(wish) => wish,
-                Err(poisoned) => poisoned.into_inner(),
-            };
+        let rests = |wish: &mut Wish| *wish == Wish::Rest;
+        let waited = self.changed.wait_while(lock(&self.wish), rests);
+        let mut wish = waited.unwrap_or_else(PoisonError::into_inner);
+        let grows = *wish == Wish::Grow;
+        if grows {
+            *wish = Wish::Rest;
         }
+        grows
     }
 }

@@ -237,7 +237,7 @@ fn an_empty_segment_is_found() {
     assert!(shard.free(part.node()));
     assert_eq!(core.take_segment(&mut shard, 0), Some(CHUNK..2 * CHUNK));
     assert_eq!(core.take_segment(&mut shard, 0), None);
-    assert_eq!(core.free_bytes(), core.largest_free());
+    assert_eq!(core.free_bytes(), core.ranges().largest_free());
 }
 
 #[test]
