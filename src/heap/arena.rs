@@ -50,7 +50,7 @@ pub struct Arena {
     state: RefCell<State>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct State {
     blocks: Vec<Block>,
     /// The free part of the block that allocations come from, in bytes from the heap's start; empty if there is none.
@@ -58,21 +58,11 @@ struct State {
     end: u64,
     /// The number of that block.
     present: usize,
-    /// The size of the next one.
+    /// The least size of the next one, unless that is the first.
     next: u64,
 }
 
 impl State {
-    const fn new() -> Self {
-        Self {
-            blocks: Vec::new(),
-            at: 0,
-            end: 0,
-            present: 0,
-            next: FIRST,
-        }
-    }
-
     /// Returns the offset of `bytes` in the present block, at a multiple of `align` of an address, if there is room.
     fn bump(&mut self, start: u64, bytes: u64, align: u64) -> Option<u64> {
         let at = (start + self.at).checked_next_multiple_of(align)? - start;
@@ -90,7 +80,7 @@ impl Heap {
     pub fn arena(&self) -> Arena {
         Arena {
             heap: self.clone(),
-            state: RefCell::new(State::new()),
+            state: RefCell::default(),
         }
     }
 }
@@ -130,7 +120,7 @@ impl Arena {
         let is_own = bytes > MOST / 2;
         let size = match is_own {
             true => bytes,
-            false => state.next.max((2 * bytes).next_power_of_two()),
+            false => state.next.max(FIRST).max((2 * bytes).next_power_of_two()),
         };
         let layout = Layout::from_size_align(size as usize, align as usize).map_err(|_| {
             Error::invalid("size", format!("{size} bytes exceed the address space"))
@@ -168,7 +158,7 @@ impl Arena {
     /// As [`Heap::free_all_after`]. The error then has the arena's blocks, and the arena is empty anyway.
     #[track_caller]
     pub fn free_all_after(&mut self, stream: &Stream) -> Result<(), NotAllFreed> {
-        let state = std::mem::replace(self.state.get_mut(), State::new());
+        let state = std::mem::take(self.state.get_mut());
         self.heap.free_all_after(state.blocks, stream)
     }
 

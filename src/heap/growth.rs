@@ -321,9 +321,7 @@ impl HeapInner {
             _ => Ok(bytes),
         }
     }
-}
 
-impl HeapInner {
     /// Takes the last chunk before `end` that is free and leaves at least `keep` free bytes out of the core.
     fn take_idle(&self, backing: &Backing, end: u64, keep: u64) -> Option<Range<u64>> {
         let mut chunks = backing.chunks_before(end).map(Chunk::range);

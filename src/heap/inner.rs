@@ -60,7 +60,12 @@ impl HeapInner {
     ) -> Result<Arc<Self>> {
         let core = Core::new(backing.start().0, backing.limit())?;
         let facts = Facts::new(driver, &backing, options);
-        let memory = || HeapMemory::new(facts.start, driver, facts.host, facts.gpu);
+        let memory = || HeapMemory {
+            start: facts.start,
+            driver: driver.clone(),
+            host: facts.host,
+            gpu: facts.gpu,
+        };
         let watch = |debug| Watch::new(debug, memory());
         let watch = options.debug.clone().map(watch);
         let inner = |this: &Weak<Self>| Self {

@@ -136,16 +136,11 @@ impl OnStream {
     #[track_caller]
     pub fn allocate(&self, layout: Layout) -> Result<StreamBlock<'_>> {
         self.stream.expect_no_capture()?;
-        let found = match layout.size() {
-            0 => None,
-            // Blocks that have to be scrubbed, or have guards, cannot be flushed, so they are not reused here.
-            _ if self.most == 0 => None,
-            _ => {
-                let bytes = Heap::usable_size(layout);
-                self.kept.borrow_mut().pop(bytes, layout.align() as u64)
-            }
-        };
-        let block = match found {
+        let (bytes, align) = (Heap::usable_size(layout), layout.align() as u64);
+        // Blocks that have to be scrubbed, or have guards, cannot be flushed, so they are not reused here.
+        let may_reuse = layout.size() > 0 && self.most > 0;
+        let found = may_reuse.then(|| self.kept.borrow_mut().pop(bytes, align));
+        let block = match found.flatten() {
             Some(block) => block,
             None => self.heap.allocate(layout).or_else(|error| {
                 if self.kept.borrow().count == 0 {

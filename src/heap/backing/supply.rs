@@ -70,8 +70,8 @@ impl Supply {
 impl Locked<'_> {
     /// Returns the backing; an error if its memory was given back.
     pub(crate) fn backing(&mut self) -> Result<&mut Backing> {
-        let guard = self.guard.as_mut();
-        guard.and_then(|guard| guard.as_mut()).ok_or_else(ended)
+        let backing = self.guard.as_mut().and_then(|guard| guard.as_mut());
+        backing.ok_or_else(|| Error::invalid("heap", "its memory was given back"))
     }
 
     /// Adds memory so that `want` fits, until all has at most `most` bytes. Returns the new ranges; none if the caller has
@@ -116,10 +116,7 @@ impl Locked<'_> {
 
     /// Waits until growth of another thread has ended, after this thread's was refused. Returns the error if there is none.
     pub(crate) fn wait_for_others(&mut self, refused: Error) -> Result<()> {
-        match self.others_ended()? {
-            true => Ok(()),
-            false => Err(refused),
-        }
+        self.others_ended()?.then_some(()).ok_or(refused)
     }
 
     /// Waits until growth of another thread has ended; returns `false` at once if there is none.
@@ -133,8 +130,4 @@ impl Locked<'_> {
         }
         Ok(true)
     }
-}
-
-fn ended() -> Error {
-    Error::invalid("heap", "its memory was given back")
 }

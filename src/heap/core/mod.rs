@@ -253,14 +253,9 @@ impl Core {
         }
     }
 
-    /// Frees slabs without a block in use, so that their memory can serve other sizes; returns whether there
-    /// were any.
-    pub(super) fn release_empty_slabs(&mut self) -> bool {
-        let any = self.slabs.any_empty();
-        if any {
-            self.slabs.release_empty(&mut self.ranges);
-        }
-        any
+    /// Frees slabs without a block in use, so that their memory can serve other sizes.
+    pub(super) fn release_empty_slabs(&mut self) {
+        self.slabs.release_empty(&mut self.ranges);
     }
 
     /// Returns the ranges, to look at.

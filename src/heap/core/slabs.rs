@@ -215,12 +215,6 @@ impl Slabs {
         }
     }
 
-    /// Returns whether there is a slab without a block in use.
-    pub(super) fn any_empty(&self) -> bool {
-        let mut partial = self.partial.iter().flatten();
-        partial.any(|id| self.slabs[id.0 as usize].is_empty())
-    }
-
     fn end(&mut self, id: SlabId, ranges: &mut Ranges) {
         let slab = &mut self.slabs[id.0 as usize];
         let (class, node) = (slab.class, slab.node);

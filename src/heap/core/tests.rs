@@ -139,7 +139,8 @@ impl Both {
     fn allocate(&mut self, bytes: u64, align: u64) {
         let size = Core::range_bytes(bytes).unwrap();
         let mut found = self.core.allocate(bytes, align);
-        if found.is_none() && self.core.release_empty_slabs() {
+        if found.is_none() {
+            self.core.release_empty_slabs();
             found = self.core.allocate(bytes, align);
         }
         let Some(extent) = found else {

@@ -1,5 +1,6 @@
 //! Writes and checks patterns in a heap's bytes.
 
+use super::WrongBytes;
 use crate::driver::{Access, DevicePtr, Driver, Relaxed};
 use crate::memory::CpuView;
 use crate::pinned::PinnedHost;
@@ -13,22 +14,11 @@ const SHOWN: usize = 32;
 /// Where a heap's memory is, and its users' access.
 pub(crate) struct HeapMemory {
     /// The address of offset 0.
-    pub(super) start: u64,
-    driver: Driver,
-    host: Access,
+    pub(crate) start: u64,
+    pub(crate) driver: Driver,
+    pub(crate) host: Access,
     /// A GPU that may write the memory, if any.
-    gpu: Option<i32>,
-}
-
-impl HeapMemory {
-    pub(crate) fn new(start: u64, driver: &Driver, host: Access, gpu: Option<i32>) -> Self {
-        Self {
-            start,
-            driver: driver.clone(),
-            host,
-            gpu,
-        }
-    }
+    pub(crate) gpu: Option<i32>,
 }
 
 /// How the debug mode accesses the bytes.
@@ -43,15 +33,6 @@ pub(super) enum Reach {
 pub(super) struct Gpu {
     stream: Stream,
     staging: PinnedHost,
-}
-
-/// The bytes of a range that differ from the pattern, counted from its start.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Wrong {
-    pub(super) first: u64,
-    pub(super) last: u64,
-    pub(super) count: u64,
-    pub(super) found: Vec<u8>,
 }
 
 impl Reach {
@@ -92,16 +73,16 @@ impl Reach {
         }
     }
 
-    /// Returns the bytes of a range that are not `byte`.
+    /// Returns the bytes of a range that are not `byte`, counted from `from` on.
     ///
     /// # Safety
     /// The range is the heap's and has memory; concurrent writes to its words are atomic.
     pub(super) unsafe fn wrong(
         &self,
         start: DevicePtr,
-        bytes: u64,
+        (from, bytes): (i64, u64),
         byte: u8,
-    ) -> Result<Option<Wrong>> {
+    ) -> Result<Option<WrongBytes>> {
         let mut wrong = None;
         let mut buffer = vec![0; STEP.min(bytes) as usize];
         let mut at = 0;
@@ -121,7 +102,7 @@ impl Reach {
                 }
                 Self::None => return Ok(None),
             }
-            look(&mut wrong, at, buffer, byte);
+            look(&mut wrong, from + at as i64, buffer, byte);
             at += step;
         }
         Ok(wrong)
@@ -142,23 +123,23 @@ impl Gpu {
 }
 
 /// Adds those of `bytes`, which lie at `start`, that are not `expected`.
-fn look(wrong: &mut Option<Wrong>, start: u64, bytes: &[u8], expected: u8) {
+fn look(wrong: &mut Option<WrongBytes>, start: i64, bytes: &[u8], expected: u8) {
     if bytes.iter().all(|&byte| byte == expected) {
         return;
     }
     for (at, &byte) in bytes.iter().enumerate() {
-        let at = start + at as u64;
+        let at = start + at as i64;
         let is_wrong = byte != expected;
         if !is_wrong && wrong.is_none() {
             continue;
         }
-        let wrong = wrong.get_or_insert_with(|| Wrong {
+        let wrong = wrong.get_or_insert_with(|| WrongBytes {
             first: at,
             last: at,
-            count: 0,
-            found: Vec::new(),
+            expected,
+            ..WrongBytes::default()
         });
-        if wrong.found.len() < SHOWN && wrong.first + wrong.found.len() as u64 == at {
+        if wrong.found.len() < SHOWN && wrong.first + wrong.found.len() as i64 == at {
             wrong.found.push(byte);
         }
         if is_wrong {
@@ -168,7 +149,7 @@ fn look(wrong: &mut Option<Wrong>, start: u64, bytes: &[u8], expected: u8) {
     }
     if let Some(wrong) = wrong {
         let reach = wrong.last - wrong.first + 1;
-        wrong.found.truncate(reach.min(SHOWN as u64) as usize);
+        wrong.found.truncate(reach.min(SHOWN as i64) as usize);
     }
 }
 
@@ -187,14 +168,14 @@ mod tests {
         ) {
             let mut seen = None;
             for (number, part) in bytes.chunks(step).enumerate() {
-                look(&mut seen, (number * step) as u64, part, 7);
+                look(&mut seen, (number * step) as i64, part, 7);
             }
             let wrong: Vec<usize> = (0..bytes.len()).filter(|&at| bytes[at] != 7).collect();
             let expected = wrong.first().zip(wrong.last()).map(|(&first, &last)| {
-                (first as u64, last as u64, wrong.len() as u64)
+                (first as i64, last as i64, wrong.len() as u64)
             });
             prop_assert_eq!(seen.as_ref().map(|w| (w.first, w.last, w.count)), expected);
-            if let Some(Wrong { first, found, .. }) = seen {
+            if let Some(WrongBytes { first, found, .. }) = seen {
                 let first = first as usize;
                 prop_assert!(!found.is_empty() && found.len() <= SHOWN);
                 prop_assert_eq!(&bytes[first..first + found.len()], &found[..]);

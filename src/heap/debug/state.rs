@@ -2,7 +2,7 @@
 
 use super::bytes::{HeapMemory, Reach};
 use super::table::{Record, RecordState, Table};
-use super::{BlockInfo, Damage, DamageKind, DamageReport, DebugOptions, Origin, Seen, WrongBytes};
+use super::{BlockInfo, Damage, DamageKind, DamageReport, DebugOptions, Origin, Seen};
 use crate::driver::DevicePtr;
 use crate::piece::Piece;
 use crate::{Error, Result};
@@ -52,14 +52,16 @@ impl WatchState {
     pub(super) fn write_new(&mut self, record: &Record, options: &DebugOptions) -> Result<()> {
         let heap_start = self.memory.start;
         let reach = self.reach()?;
-        let fill = |range: std::ops::Range<u64>, byte| {
+        for (range, byte) in [
+            (record.before(), DebugOptions::GUARD_BYTE),
+            (record.offset..record.end(), options.fresh),
+            (record.after(), DebugOptions::GUARD_BYTE),
+        ] {
             let start = DevicePtr(heap_start + range.start);
             // SAFETY: the block is new and not handed out yet.
-            unsafe { reach.fill(start, range.end - range.start, byte) }
-        };
-        fill(record.before(), DebugOptions::GUARD_BYTE)?;
-        fill(record.offset..record.end(), options.fresh)?;
-        fill(record.after(), DebugOptions::GUARD_BYTE)
+            unsafe { reach.fill(start, range.end - range.start, byte)? };
+        }
+        Ok(())
     }
 
     pub(super) fn write_freed(&mut self, record: &Record, options: &DebugOptions) -> Result<()> {
@@ -120,25 +122,19 @@ impl WatchState {
         for (kind, range, expected) in parts {
             let start = DevicePtr(self.memory.start + range.start);
             let bytes = range.end - range.start;
+            let from = range.start as i64 - record.offset as i64;
             let reach = self.reach()?;
             // SAFETY: the block has not been returned to the core, and only damage can write to these words.
-            let Some(wrong) = (unsafe { reach.wrong(start, bytes, expected)? }) else {
+            let Some(wrong) = (unsafe { reach.wrong(start, (from, bytes), expected)? }) else {
                 continue;
             };
             // SAFETY: as above.
             let mended = unsafe { reach.fill(start, bytes, expected) };
-            let from = range.start as i64 - record.offset as i64;
             self.add(Damage {
                 kind,
-                address: start.0 + wrong.first,
+                address: start.0 + (wrong.first - from) as u64,
                 block: Some(record.info()),
-                bytes: Some(WrongBytes {
-                    first: from + wrong.first as i64,
-                    last: from + wrong.last as i64,
-                    count: wrong.count,
-                    expected,
-                    found: wrong.found,
-                }),
+                bytes: Some(wrong),
                 seen,
                 by: None,
             });

@@ -178,12 +178,7 @@ struct Claim<'a, T> {
 impl<'a, T> Claim<'a, T> {
     /// The second half of taking the value, after the heavy fence: waits for the owner to leave.
     fn held(self, alone: Alone) -> Held<'a, T> {
-        let mut tries = 0_u32;
-        // Acquires the owner's changes to the value.
-        while self.of.busy.load(Ordering::Acquire) {
-            pause(tries);
-            tries = tries.saturating_add(1);
-        }
+        wait_until_reset(&self.of.busy);
         // The owner has left, or will see that the value is wanted: it has not passed its fence yet.
         Held {
             value: self.of.value.get_mut(),
@@ -193,8 +188,17 @@ impl<'a, T> Claim<'a, T> {
     }
 }
 
+/// Waits until the owner has left, and acquires its changes to the value.
+pub(super) fn wait_until_reset(busy: &AtomicBool) {
+    let mut tries = 0_u32;
+    while busy.load(Ordering::Acquire) {
+        pause(tries);
+        tries = tries.saturating_add(1);
+    }
+}
+
 /// Waits a moment, longer with each try: owners are inside for nanoseconds unless they are interrupted there.
-pub(super) fn pause(tries: u32) {
+fn pause(tries: u32) {
     match tries {
         0..64 => spin_loop(),
         // Sleeps in case yielding does not help: a thread of real-time priority yields only to its equals.

@@ -3,7 +3,7 @@
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, PoisonError, TryLockError};
 
-use super::biased::{Reset, pause};
+use super::biased::{Reset, wait_until_reset};
 use super::sync::{AtomicBool, AtomicU64, Fence, MutPtr, Mutex, MutexGuard, Ordering, UnsafeCell};
 
 /// A visitor that enters this often in a row, with no other in between, gets the lock reserved. The number
@@ -248,12 +248,7 @@ impl<T> Reserved<T> {
         if let Some(owner) = &turn.owner {
             self.visitor.store(0, Ordering::Relaxed);
             self.fence.heavy();
-            let mut tries = 0_u32;
-            // Acquires the owner's changes to the value.
-            while owner.0.load(Ordering::Acquire) {
-                pause(tries);
-                tries = tries.saturating_add(1);
-            }
+            wait_until_reset(&owner.0);
             turn.owner = None;
             turn.needed = (turn.needed * 2).min(MOST);
             turn.turned_away = 0;
