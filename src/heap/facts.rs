@@ -42,7 +42,7 @@ impl Facts {
             start: backing.start().0,
             limit: backing.limit(),
             host: backing.host_access(),
-            exportable: backing.is_exportable(),
+            exportable: !backing.joins(),
             location: match options.plan.nodes[..] {
                 [node] => Some(node),
                 _ => None,

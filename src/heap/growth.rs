@@ -125,28 +125,19 @@ impl HeapInner {
                 beside: &|gap| self.beside(gap),
             };
             let most = soft_limit.map_or(u64::MAX, |soft| soft.bytes);
-            match (locked.grow(want, most), soft_limit) {
+            let grown = match (locked.grow(want, most), soft_limit) {
                 (Ok(None), Some(soft)) => return Ok(ControlFlow::Continue(soft)),
-                // None without a limit does not happen.
-                (Ok(None), None) => {}
-                (Ok(Some(grown)), _) if grown.is_empty() => {}
-                (Ok(Some(grown)), _) => {
-                    let mut core = self.with_new(locked.backing()?, grown);
-                    // Before another thread can take it.
-                    if let Some(found) = attempt(&mut core) {
-                        return Ok(ControlFlow::Break(found));
-                    }
-                    continue;
-                }
+                (Ok(grown), _) => grown.unwrap_or_default(),
                 (Err(error), _) => {
                     return match self.after_caches_of_use(bytes, align, attempt) {
                         Some(found) => Ok(ControlFlow::Break(found)),
                         None => Err(self.explained(error, bytes, align)),
                     };
                 }
-            }
-            // The core has room, unless another thread took it first.
-            if let Some(found) = attempt(&mut self.core()) {
+            };
+            // Before another thread can take new memory. Without any, the core has room, unless another thread took it.
+            let mut core = self.with_new(locked.backing()?, grown);
+            if let Some(found) = attempt(&mut core) {
                 return Ok(ControlFlow::Break(found));
             }
         }
@@ -285,7 +276,7 @@ impl HeapInner {
             let left = more.saturating_sub(added);
             told(added, left)?;
             if left > 0 {
-                thread::sleep(self.supply.rest_after(took));
+                thread::sleep(self.supply.growth.rest_after(took));
             }
             if ahead {
                 // No thread waits for this. Waking up from the lock takes a waiting thread longer than this

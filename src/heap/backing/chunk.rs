@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::Error;
 use crate::driver::Location;
 use crate::vmm::{Mapped, MappedPart, PhysicalMemory};
 
@@ -53,53 +52,6 @@ impl Chunk {
     pub(crate) const fn order(&self) -> u64 {
         self.order
     }
-
-    /// Unmaps and releases it, unless other code holds its memory.
-    pub(super) fn retire(self, counts: &mut DriverCounts) -> Retired {
-        let Self {
-            part,
-            order,
-            turn,
-            dead,
-        } = self;
-        let kept = |part, error| {
-            let chunk = Self {
-                part,
-                order,
-                turn,
-                dead,
-            };
-            Retired::Kept(Box::new(chunk), error)
-        };
-        if Arc::strong_count(part.memory()) > 1 {
-            return kept(part, None);
-        }
-        counts.unmap += 1;
-        let memory = match part.unmap() {
-            Ok(memory) => memory,
-            Err(refused) => {
-                let (part, error) = *refused;
-                return kept(part, Some(error));
-            }
-        };
-        counts.release += 1;
-        match Arc::into_inner(memory).map(PhysicalMemory::try_release) {
-            Some(Err(refused)) => {
-                let (memory, error) = *refused;
-                Retired::Unmapped(memory, Some(error))
-            }
-            _ => Retired::Unmapped(None, None),
-        }
-    }
-}
-
-/// The outcome of retiring a chunk.
-pub(super) enum Retired {
-    /// Unchanged: other code holds its memory, or the driver refused to unmap it.
-    Kept(Box<Chunk>, Option<Error>),
-    /// Unmapped. If the driver refused to release the memory, there is an error, and the memory unless there is no such
-    /// memory.
-    Unmapped(Option<PhysicalMemory>, Option<Error>),
 }
 
 /// Counts of a heap's driver calls. Refused calls count too.

@@ -129,7 +129,7 @@ impl Places {
 pub(super) struct Shape {
     /// The address of offset 0: a multiple of `unit`.
     pub base: u64,
-    /// All offsets and sizes of chunks are multiples of this power of two.
+    /// All offsets and sizes of chunks are multiples of this: 2 MiB, or the driver's granularity if larger.
     pub unit: u64,
     pub chunk: u64,
     pub limit: u64,

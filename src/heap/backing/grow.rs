@@ -3,10 +3,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::Backing;
 use super::chunk::Chunk;
 use super::fit::{Fill, Want};
 use super::plan::Site;
+use super::{Backing, log_refusal};
 use crate::driver::{Code, Location, NodeId};
 use crate::error::NoRoom;
 use crate::guard::{WORTH_ASKING, check_free_now};
@@ -42,7 +42,10 @@ impl Backing {
     /// # Errors
     /// As [`order`](Self::order).
     pub(crate) fn check_more(&self, bytes: u64) -> Result<()> {
-        let places = self.shape().places(&self.gaps(), Want::More { bytes })?;
+        let places = self
+            .settled
+            .shape
+            .places(&self.gaps(), Want::More { bytes })?;
         self.check_nodes(places.first.iter().map(Fill::needed).sum())
     }
 
@@ -53,7 +56,8 @@ impl Backing {
             .iter()
             .map(|claim| claim.end - claim.start)
             .sum();
-        most.saturating_sub(self.backed + claimed) / self.settled.unit * self.settled.unit
+        most.saturating_sub(self.backed + claimed) / self.settled.shape.unit
+            * self.settled.shape.unit
     }
 
     /// Returns the ranges without memory that no growth has begun to fill, by ascending offsets.
@@ -128,32 +132,31 @@ impl Backing {
 
     /// Rewrites a shortage error to contain the bytes needed, not the last size tried, and the bytes free now
     /// that this call has given everything back.
-    pub(super) fn explain(&self, error: Error, needed: u64) -> Error {
-        match error {
-            Error::OutOfMemory {
-                location, source, ..
-            } => Error::OutOfMemory {
-                location,
-                requested: needed,
-                source,
-            },
-            Error::NodeTooFull { node, free, .. } => match self.room() {
+    pub(super) fn explain(&self, mut error: Error, needed: u64) -> Error {
+        match &mut error {
+            Error::OutOfMemory { requested, .. } => *requested = needed,
+            Error::NodeTooFull {
+                node,
+                requested,
+                free,
+            } => match self.room() {
                 // Blocks over several chunks lie on several nodes.
-                Some((nodes, free)) if nodes.len() > 1 && self.settled.joins => {
-                    Error::NodesTooFull {
+                Some((nodes, free)) if nodes.len() > 1 && self.settled.shape.joins => {
+                    let requested = needed;
+                    return Error::NodesTooFull {
                         nodes,
-                        requested: needed,
+                        requested,
                         free,
-                    }
+                    };
                 }
-                _ => Error::NodeTooFull {
-                    node,
-                    requested: needed,
-                    free: free_now(&self.driver, node).unwrap_or(free),
-                },
+                _ => {
+                    *requested = needed;
+                    *free = free_now(&self.driver, *node).unwrap_or(*free);
+                }
             },
-            other => other,
+            _ => {}
         }
+        error
     }
 
     /// Creates one chunk, on the node whose turn it is, or on the next if that has too little. The chunk is
@@ -225,7 +228,7 @@ impl Backing {
                 })
             }
             Err(error) => {
-                self.release(memory);
+                log_refusal(self.release(memory));
                 Err(error)
             }
         }
@@ -256,7 +259,9 @@ impl Backing {
         for chunk in made {
             let range = chunk.range();
             match grown.last_mut() {
-                Some(last) if self.settled.joins && last.end == range.start => last.end = range.end,
+                Some(last) if self.settled.shape.joins && last.end == range.start => {
+                    last.end = range.end
+                }
                 _ => grown.push(range.clone()),
             }
             self.backed += chunk.bytes();

@@ -32,13 +32,10 @@ pub(crate) use order::Order;
 pub(crate) use plan::Plan;
 pub(crate) use supply::{Locked, Supply};
 
-use super::core::MAX_RANGE;
-use crate::driver::{Access, Code, DevicePtr, Driver, HandleTypes};
+use crate::driver::{Access, Code, DevicePtr, Driver};
 use crate::guard::WORTH_ASKING;
 use crate::vmm::{PhysicalMemory, Reservation};
 use crate::{Error, Result};
-use chunk::Retired;
-use fit::Shape;
 use plan::Settled;
 
 /// The memory of a heap; releases all of it when dropped.
@@ -83,19 +80,20 @@ impl Backing {
     pub(crate) fn new(driver: &Driver, plan: &Plan) -> Result<Self> {
         let mut settled = plan.settle(driver)?;
         let reservation = loop {
-            let options = Reservation::options().alignment(settled.unit);
-            match options.reserve(driver, settled.limit) {
+            let options = Reservation::options().alignment(settled.shape.unit);
+            match options.reserve(driver, settled.shape.limit) {
                 Ok(reservation) => break reservation,
                 Err(error) if plan.limit.is_none() && error.code() == Some(Code::OUT_OF_MEMORY) => {
-                    let half = settled.limit / 2 / settled.unit * settled.unit;
-                    if half < settled.chunk {
+                    let half = settled.shape.limit / 2 / settled.shape.unit * settled.shape.unit;
+                    if half < settled.shape.chunk {
                         return Err(error);
                     }
-                    settled.limit = half;
+                    settled.shape.limit = half;
                 }
                 Err(error) => return Err(error),
             }
         };
+        settled.shape.base = reservation.start().0;
         Ok(Self {
             chunks: BTreeMap::new(),
             strays: Vec::new(),
@@ -106,7 +104,7 @@ impl Backing {
             turn: 0,
             trust: vec![WORTH_ASKING; settled.sites.len()],
             taken: vec![0; settled.sites.len()],
-            step: settled.chunk,
+            step: settled.shape.chunk,
             orders: 0,
             claims: Vec::new(),
             counts: DriverCounts::default(),
@@ -121,7 +119,7 @@ impl Backing {
 
     /// Returns the bytes of addresses, which is also the most memory: a multiple of 2 MiB.
     pub(crate) const fn limit(&self) -> u64 {
-        self.settled.limit
+        self.settled.shape.limit
     }
 
     /// Returns the bytes that have memory.
@@ -131,18 +129,12 @@ impl Backing {
 
     /// Returns the size of a chunk when nothing limits it.
     pub(crate) const fn chunk(&self) -> u64 {
-        self.settled.chunk
+        self.settled.shape.chunk
     }
 
     /// Returns whether blocks may lie in several chunks.
     pub(crate) const fn joins(&self) -> bool {
-        self.settled.joins
-    }
-
-    /// Returns whether any chunk can be exported.
-    pub(crate) fn is_exportable(&self) -> bool {
-        let mut sites = self.settled.sites.iter();
-        sites.any(|site| site.handle_types != HandleTypes::NONE)
+        self.settled.shape.joins
     }
 
     /// Returns the CPU's access to every chunk.
@@ -192,29 +184,40 @@ impl Backing {
         (is_gone, error)
     }
 
-    /// Unmaps and releases a chunk, or keeps it. Returns whether it is gone, and the driver's error.
+    /// Unmaps and releases a chunk, or keeps it if other code holds its memory or the driver refuses. Returns whether it is
+    /// gone, and the driver's error.
     fn retire(&mut self, chunk: Chunk) -> (bool, Option<Error>) {
-        match chunk.retire(&mut self.counts) {
-            Retired::Kept(chunk, error) => {
-                self.chunks.insert(chunk.range().start, *chunk);
-                (false, error)
+        if Arc::strong_count(chunk.part.memory()) > 1 {
+            self.chunks.insert(chunk.range().start, chunk);
+            return (false, None);
+        }
+        self.counts.unmap += 1;
+        let (order, turn, dead) = (chunk.order, chunk.turn, chunk.dead);
+        match chunk.part.unmap() {
+            Ok(memory) => {
+                let memory = Arc::into_inner(memory);
+                (true, memory.and_then(|memory| self.release(memory)))
             }
-            Retired::Unmapped(memory, error) => {
-                self.strays.extend(memory);
-                (true, error)
+            Err(refused) => {
+                let (part, error) = *refused;
+                let chunk = Chunk {
+                    part,
+                    order,
+                    turn,
+                    dead,
+                };
+                self.chunks.insert(chunk.range().start, chunk);
+                (false, Some(error))
             }
         }
     }
 
-    fn shape(&self) -> Shape {
-        Shape {
-            base: self.start().0,
-            unit: self.settled.unit,
-            chunk: self.settled.chunk,
-            limit: self.settled.limit,
-            joins: self.settled.joins,
-            max_range: MAX_RANGE,
-        }
+    /// Releases memory, or keeps it if the driver refuses; returns the driver's error.
+    fn release(&mut self, memory: PhysicalMemory) -> Option<Error> {
+        self.counts.release += 1;
+        let (memory, error) = *memory.try_release().err()?;
+        self.strays.extend(memory);
+        Some(error)
     }
 
     /// Gives back a chunk that did not become part of the heap. If the driver refuses, the chunk is kept for
@@ -224,24 +227,13 @@ impl Backing {
             chunk.dead = true;
             self.taken[chunk.turn] -= chunk.bytes();
         }
-        if let (_, Some(error)) = self.retire(chunk) {
-            tracing::warn!(%error, "a chunk that is not the heap's cannot be given back yet");
-        }
-    }
-
-    fn release(&mut self, memory: PhysicalMemory) {
-        self.counts.release += 1;
-        if let Err(refused) = memory.try_release() {
-            let (memory, error) = *refused;
-            tracing::warn!(%error, "a chunk's memory stays for now");
-            self.strays.extend(memory);
-        }
+        log_refusal(self.retire(chunk).1);
     }
 
     /// Retries to give back memory that the driver refused to take.
     fn sweep(&mut self) {
         for memory in std::mem::take(&mut self.strays) {
-            self.release(memory);
+            log_refusal(self.release(memory));
         }
         let dead: Vec<u64> = self
             .chunks
@@ -254,5 +246,11 @@ impl Backing {
                 self.undo(chunk);
             }
         }
+    }
+}
+
+fn log_refusal(error: Option<Error>) {
+    if let Some(error) = error {
+        tracing::warn!(%error, "memory that is not the heap's cannot be given back yet");
     }
 }

@@ -54,7 +54,7 @@ impl Backing {
     pub(crate) fn order<'a>(&mut self, want: Want<'a>, most: u64) -> Result<Option<Order<'a>>> {
         self.sweep();
         let room = self.room_below(most);
-        let places = match self.shape().places(&self.gaps(), want) {
+        let places = match self.settled.shape.places(&self.gaps(), want) {
             Err(Error::HeapFull { .. }) if want.bytes() > room => return Ok(None),
             places => places?,
         };
@@ -72,7 +72,7 @@ impl Backing {
             at: 0,
             size: 0,
             halved: false,
-            single: !self.settled.joins && matches!(want, Want::Block { .. }),
+            single: !self.settled.shape.joins && matches!(want, Want::Block { .. }),
         };
         order.fills.reverse();
         self.begin_fill(&mut order);
@@ -159,16 +159,16 @@ impl Backing {
     }
 
     fn next_chunk(&mut self, order: &mut Order<'_>) -> Result<Option<Chunk>> {
-        let (unit, shape) = (self.settled.unit, self.shape());
+        let (unit, shape) = (self.settled.shape.unit, self.settled.shape);
         while let Some(&fill) = order.fills.last() {
-            let is_lean = order.single || order.size < self.settled.chunk;
+            let is_lean = order.single || order.size < self.settled.shape.chunk;
             if order.at >= fill.end || (order.at >= fill.need && is_lean) {
                 if !order.single {
                     let next = match order.halved {
                         true => order.size,
                         false => order.size.saturating_mul(2),
                     };
-                    self.step = next.min(self.settled.chunk);
+                    self.step = next.min(self.settled.shape.chunk);
                 }
                 order.fills.pop();
                 self.begin_fill(order);

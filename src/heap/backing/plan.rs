@@ -2,8 +2,10 @@
 
 use std::panic::Location as Caller;
 
+use super::fit::Shape;
 use crate::buffer::RequestedAccess;
 use crate::capability::shareable::best_handle_types;
+use crate::core::MAX_RANGE;
 use crate::driver::{AccessDesc, Driver, HandleTypes, Location, NodeId};
 use crate::ledger::Label;
 use crate::size::Granularity;
@@ -83,12 +85,16 @@ impl Plan {
         }
         let access = self.access(driver)?;
         let mut settled = Settled {
-            unit,
-            chunk: 0,
-            limit: 0,
-            joins: sites
-                .iter()
-                .all(|site| site.handle_types == HandleTypes::NONE),
+            shape: Shape {
+                base: 0,
+                unit,
+                chunk: 0,
+                limit: 0,
+                joins: sites
+                    .iter()
+                    .all(|site| site.handle_types == HandleTypes::NONE),
+                max_range: MAX_RANGE,
+            },
             sites,
             access,
             label: self.label.clone(),
@@ -102,8 +108,8 @@ impl Plan {
             let why = format!("{limit} bytes exceed the address space");
             return Err(Error::invalid("limit", why));
         }
-        settled.limit = limit.min(settled.shares()) / unit * unit;
-        if settled.limit == 0 {
+        settled.shape.limit = limit.min(settled.shares()) / unit * unit;
+        if settled.shape.limit == 0 {
             let why = match limit < unit {
                 true => format!("{limit} bytes are less than the granularity, {unit}"),
                 false => format!("every node's share is less than the granularity, {unit} bytes"),
@@ -114,12 +120,12 @@ impl Plan {
             return Err(Error::invalid("chunk", "chunks of 0 bytes add nothing"));
         }
         let growth = self.growth.unwrap_or_default();
-        settled.chunk = self
+        settled.shape.chunk = self
             .chunk
             .unwrap_or(growth.checked_chunk()?)
             .checked_next_multiple_of(unit)
-            .unwrap_or(settled.limit)
-            .min(settled.limit)
+            .unwrap_or(settled.shape.limit)
+            .min(settled.shape.limit)
             .min(Growth::MAX_CHUNK / unit * unit);
         Ok(settled)
     }
@@ -182,12 +188,8 @@ impl Plan {
 pub(super) struct Settled {
     pub sites: Vec<Site>,
     pub access: Vec<AccessDesc>,
-    /// All sizes of chunks are multiples of this: 2 MiB, or the driver's granularity if larger.
-    pub unit: u64,
-    pub chunk: u64,
-    pub limit: u64,
-    /// Whether blocks may lie in several chunks.
-    pub joins: bool,
+    /// The start is known once the addresses are reserved.
+    pub shape: Shape,
     /// For the ledger.
     pub label: Option<Label>,
     pub site: &'static Caller<'static>,

@@ -19,7 +19,7 @@ pub(crate) struct Supply {
     backing: Mutex<Option<Backing>>,
     /// Growth that other threads may wait for has ended.
     grown: Condvar,
-    growth: Growth,
+    pub(crate) growth: Growth,
 }
 
 /// The backing, locked. The lock is released while growth rests.
@@ -54,11 +54,6 @@ impl Supply {
             supply: self,
             guard: Some(self.backing()),
         }
-    }
-
-    /// Returns how long to rest after a chunk that took this long.
-    pub(crate) fn rest_after(&self, took: Duration) -> Duration {
-        self.growth.rest_after(took)
     }
 
     /// Wakes the threads that wait for growth of another to end.
@@ -108,7 +103,7 @@ impl Locked<'_> {
     /// Rests after a chunk that took this long: at least a fiftieth of it, since a thread that wakes up for the lock takes
     /// longer than this thread takes to lock it again.
     pub(crate) fn release(&mut self, took: Duration) {
-        let rest = self.supply.rest_after(took).max(took / 50);
+        let rest = self.supply.growth.rest_after(took).max(took / 50);
         self.guard = None;
         thread::sleep(rest);
         self.guard = Some(self.supply.backing());
