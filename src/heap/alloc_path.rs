@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::cache::sync::tell_refusal;
-use super::cache::{Contents, Load, Local, MAX_CACHED, Magazine, Medium, Visitor, member};
+use super::cache::{Contents, Kept, Load, Local, MAX_CACHED, Magazine, Medium, Visitor, member};
 use super::classes::Class;
 use super::core::{Core, Extent, GRANULE, RangeId};
 use super::inner::HeapInner;
@@ -58,7 +58,7 @@ impl HeapInner {
     fn refill(&self, local: &mut Local, class: Class) -> Option<u64> {
         let shelf = &mut local.small[class.index()];
         // Before the blocks leave their present place.
-        local.kept.note_small(class);
+        local.kept.note(Kept::small(class));
         match self.front.depots[class.index()].take() {
             Some(full) => shelf.load(full),
             None => {
@@ -265,7 +265,7 @@ impl HeapInner {
                 .into_iter()
                 .for_each(|extent| self.give_or_send(core, extent)),
         }
-        contents.kept.forget();
+        contents.kept.forget(u64::MAX);
         contents.kept.note_shard(0);
     }
 

@@ -17,23 +17,30 @@ use crate::classes::{CLASSES, Class};
 #[repr(align(128))]
 pub(crate) struct Kept(AtomicU64, AtomicU64, AtomicU64);
 
-const LARGER: u64 = 1 << CLASSES;
-
 impl Kept {
-    /// Notes that blocks of a class may arrive. The caller holds the cache.
-    #[cold]
-    pub(crate) fn note_small(&self, class: Class) {
-        self.note(1 << class.index());
+    /// The bit of the larger blocks.
+    pub(super) const LARGER: u64 = 1 << CLASSES;
+
+    /// Returns the bit of a class.
+    #[inline]
+    pub(crate) const fn small(class: Class) -> u64 {
+        1 << class.index()
     }
 
-    /// Notes that larger blocks may arrive. The caller holds the cache.
+    /// Notes that blocks of these kinds may arrive. The caller holds the cache.
     #[cold]
-    pub(crate) fn note_larger(&self) {
-        self.note(LARGER);
+    pub(crate) fn note(&self, bits: u64) {
+        self.0.store(self.0.load(Relaxed) | bits, Relaxed);
     }
 
-    fn note(&self, bit: u64) {
-        self.0.store(self.0.load(Relaxed) | bit, Relaxed);
+    /// Notes that there are no blocks of these kinds. The caller holds the cache.
+    pub(crate) fn forget(&self, bits: u64) {
+        self.0.store(self.0.load(Relaxed) & !bits, Relaxed);
+    }
+
+    /// Returns whether there may be blocks of one of these kinds.
+    pub(crate) fn has(&self, bits: u64) -> bool {
+        self.0.load(Relaxed) & bits != 0
     }
 
     /// Notes the free bytes of the shard. The caller holds the cache.
@@ -56,44 +63,22 @@ impl Kept {
         self.2.swap(self.shard(), Relaxed)
     }
 
-    /// Notes that there are no blocks of a class. The caller holds the cache.
-    pub(super) fn forget_small(&self, class: Class) {
-        let all = self.0.load(Relaxed);
-        self.0.store(all & !(1 << class.index()), Relaxed);
-    }
-
-    /// Notes that there are no larger blocks. The caller holds the cache.
-    pub(super) fn forget_larger(&self) {
-        self.0.store(self.0.load(Relaxed) & !LARGER, Relaxed);
-    }
-
-    /// Notes that the core has all blocks. The caller holds the cache.
-    pub(crate) fn forget(&self) {
-        self.0.store(0, Relaxed);
-    }
-
-    /// Returns whether there may be blocks of a class.
-    pub(crate) fn has_small(&self, class: Class) -> bool {
-        self.0.load(Relaxed) & (1 << class.index()) != 0
-    }
-
     /// Returns whether there may be larger blocks, or free memory in a shard.
     pub(crate) fn has_larger(&self) -> bool {
-        self.0.load(Relaxed) & LARGER != 0 || self.shard() > 0
+        self.has(Self::LARGER) || self.shard() > 0
     }
 
     /// Returns the most bytes that the cache may hold, with at most `larger` bytes of larger blocks, in addition
     /// to those on their way to shards.
     pub(crate) fn bytes(&self, larger: u64) -> u64 {
-        let bits = self.0.load(Relaxed);
-        let small = Class::all().filter(|class| bits & (1 << class.index()) != 0);
+        let small = Class::all().filter(|class| self.has(Self::small(*class)));
         // Two magazines of each class, and one that is being handed over.
         let small: u64 = small
             .map(|class| 2 * Magazine::rounds(class) as u64 * class.bytes())
             .sum();
-        let larger = match bits & LARGER {
-            0 => 0,
-            _ => larger + MAX_ABROAD,
+        let larger = match self.has(Self::LARGER) {
+            false => 0,
+            true => larger + MAX_ABROAD,
         };
         small + larger + self.shard()
     }
@@ -108,15 +93,15 @@ mod tests {
         let kept = Kept::default();
         let (one, other) = (Class::from_index(0), Class::from_index(CLASSES - 1));
         assert_eq!(kept.bytes(1000), 0);
-        kept.note_small(one);
-        kept.note_small(other);
+        kept.note(Kept::small(one));
+        kept.note(Kept::small(other));
         assert_eq!(kept.bytes(1000), 2 * (64 * 16 + (32 << 10)));
-        kept.note_larger();
-        kept.forget_small(other);
-        assert!(kept.has_small(one) && !kept.has_small(other));
+        kept.note(Kept::LARGER);
+        kept.forget(Kept::small(other));
+        assert!(kept.has(Kept::small(one)) && !kept.has(Kept::small(other)));
         kept.note_shard(7);
         assert_eq!(kept.bytes(1000), 1000 + MAX_ABROAD + 2 * 64 * 16 + 7);
-        kept.forget();
+        kept.forget(u64::MAX);
         assert_eq!(kept.bytes(1000), 7);
     }
 }

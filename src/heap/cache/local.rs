@@ -43,7 +43,7 @@ impl Shelf {
             loaded.len += 1;
             return None;
         }
-        kept.note_small(class);
+        kept.note(Kept::small(class));
         self.push_to_next(offset)
     }
 
@@ -193,9 +193,9 @@ impl Local {
     /// Tightens [`Kept`] to the present contents. Drops empty magazines, because pushes to them set no bit.
     pub(crate) fn forget_what_is_gone(&mut self) {
         for (class, shelf) in Class::all().zip(&mut self.small) {
-            if self.kept.has_small(class) && shelf.blocks() == 0 {
+            if self.kept.has(Kept::small(class)) && shelf.blocks() == 0 {
                 *shelf = Shelf::default();
-                self.kept.forget_small(class);
+                self.kept.forget(Kept::small(class));
             }
         }
         self.medium.forget_if_empty();

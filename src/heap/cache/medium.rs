@@ -103,14 +103,14 @@ impl Medium {
 
     #[cold]
     fn note(&mut self) {
-        self.kept.note_larger();
+        self.kept.note(Kept::LARGER);
         self.noted = true;
     }
 
     /// Clears the bit in `kept` if there are no blocks.
     pub(super) fn forget_if_empty(&mut self) {
         if self.is_empty() {
-            self.kept.forget_larger();
+            self.kept.forget(Kept::LARGER);
             self.noted = false;
         }
     }

@@ -29,7 +29,8 @@ impl Members {
         Outside {
             bytes: kept.clone().map(|kept| kept.bytes(larger)).sum(),
             larger: kept.clone().any(Kept::has_larger),
-            of_class: class.is_some_and(|class| kept.clone().any(|kept| kept.has_small(class))),
+            of_class: class
+                .is_some_and(|class| kept.clone().any(|kept| kept.has(Kept::small(class)))),
         }
     }
 

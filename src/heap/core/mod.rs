@@ -301,8 +301,8 @@ impl Core {
 
     /// Iterates over the ranges in use, including slabs, in the order of offsets.
     pub(super) fn used_ranges(&self) -> impl Iterator<Item = Range<u64>> {
-        let used = self.all_ranges().filter(|(_, used)| *used);
-        used.map(|(range, _)| range)
+        let all = self.ranges.all();
+        all.filter_map(|(range, node)| node.map(|_| range))
     }
 
     /// Iterates over the parts of slabs outside blocks in use.
@@ -311,6 +311,7 @@ impl Core {
     }
 
     /// Iterates over all ranges in the order of offsets, and whether each is in use, including slabs.
+    #[cfg(test)]
     pub(super) fn all_ranges(&self) -> impl Iterator<Item = (Range<u64>, bool)> {
         let all = self.ranges.all();
         all.map(|(range, node)| (range, node.is_some()))

@@ -56,11 +56,11 @@ impl<T: Copy> Deferral<T> {
         let mut passed = Vec::new();
         let result = match self.deferred().as_mut() {
             Some(deferred) => deferred.poll(&mut passed),
-            None => Ok(0),
+            None => Ok(()),
         };
         take_back(&passed);
         drop(turn);
-        result.map(|_| passed.len())
+        result.map(|()| passed.len())
     }
 
     /// Waits for the GPU work of all blocks and passes them to `take_back`, which is not called if there are none;

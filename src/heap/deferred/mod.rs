@@ -171,22 +171,21 @@ impl<T: Copy> Deferred<T> {
         Ok(())
     }
 
-    /// Adds payloads that have passed to `passed` and returns their number. Never waits; queries one event of
+    /// Adds payloads that have passed to `passed`. Never waits; queries one event of
     /// each stream, and each event given by a caller, and more only while they have passed.
     ///
     /// # Errors
     /// The driver's first error; the payloads that it concerns still wait. Payloads of other events that have
     /// passed are in `passed` anyway.
-    pub(crate) fn poll(&mut self, passed: &mut Vec<T>) -> Result<usize> {
+    pub(crate) fn poll(&mut self, passed: &mut Vec<T>) -> Result<()> {
         if self.is_empty() {
-            return Ok(0);
+            return Ok(());
         }
-        let before = passed.len();
         let result = self.go_through(passed, Event::is_done);
         if !self.lost.is_empty() && self.driver.device_count().is_ok_and(|count| count == 1) {
             passed.append(&mut self.lost);
         }
-        result.map(|()| passed.len() - before)
+        result
     }
 
     /// Waits for everything and adds it to `passed`.

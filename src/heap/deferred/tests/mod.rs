@@ -11,8 +11,7 @@ use super::*;
 /// Polls; returns what has passed, in order of size.
 fn poll<T: Copy + Ord>(deferred: &mut Deferred<T>) -> Vec<T> {
     let mut passed = Vec::new();
-    let count = deferred.poll(&mut passed).unwrap();
-    assert_eq!(count, passed.len());
+    deferred.poll(&mut passed).unwrap();
     passed.sort_unstable();
     passed
 }
