@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::Arc;
 
-use super::abi::{MemAccessDesc, MemLocation, MemPoolProps, Opaque64};
+use super::abi::{MemAccessDesc, MemLocation, MemPoolProps, Opaque64, descs};
 use super::core::Core;
 use super::handles::{export, import, opaque};
 use super::library::{Library, functions};
+use super::methods::methods;
 use super::pools::{AttributeValue, device_for, pool_calls_of};
 use super::symbols::Opaque;
 use crate::*;
@@ -125,12 +126,9 @@ impl Runtime {
         self.core.age(error, location, handle_types)
     }
 
-    fn on_stream<T>(
-        &self,
-        stream: StreamHandle,
-        work: impl FnOnce(Opaque) -> Result<T>,
-    ) -> Result<T> {
-        self.at(stream.device, || work(opaque(stream.raw)))
+    /// Runs `work` on a stream's device.
+    fn on<T>(&self, device: i32, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.at(device, work)
     }
 
     fn explain(&self, error: Error) -> Error {
