@@ -101,9 +101,7 @@ impl Sim {
         let mut state = self.shared.lock();
         state.eager = eager;
         if eager {
-            for device in 0..self.shared.machine.gpus.len() as i32 {
-                state.synchronize_device(device);
-            }
+            state.synchronize_all();
         }
     }
 

@@ -23,10 +23,9 @@ impl State {
                 _ => return fail(Code::INVALID_VALUE),
             }
         }
-        if at == end {
-            Ok(starts)
-        } else {
-            fail(Code::INVALID_VALUE)
+        match at == end {
+            true => Ok(starts),
+            false => fail(Code::INVALID_VALUE),
         }
     }
 

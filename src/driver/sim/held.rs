@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::state::{Kind, State};
+use super::state::{Allocator, Kind, State};
 
 /// The objects of a simulated driver that are still alive: all zero after a program that freed everything.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -41,21 +41,24 @@ impl Held {
     }
 
     pub(super) fn of(state: &State) -> Self {
-        let regions =
-            |kind: fn(&Kind) -> bool| state.regions.values().filter(|r| kind(&r.kind)).count();
+        let regions = |is_such: &dyn Fn(&Kind) -> bool| {
+            let regions = state.regions.values();
+            regions.filter(|region| is_such(&region.kind)).count()
+        };
+        let own = |this| regions(&|kind| matches!(kind, Kind::Own { by, .. } if *by == this));
         Self {
             physical_handles: state.references.values().map(|r| r.count).sum(),
             reservations: state.reservations.len(),
-            mappings: regions(|kind| matches!(kind, Kind::Mapping { .. })),
+            mappings: regions(&|kind| matches!(kind, Kind::Mapping { .. })),
             pools: state
                 .pools
                 .values()
                 .filter(|pool| !pool.is_default && !pool.destroyed)
                 .count(),
             pool_allocations: state.pools.values().map(|pool| pool.live.len()).sum(),
-            device_allocations: regions(|kind| matches!(kind, Kind::Device { .. })),
-            host_allocations: regions(|kind| matches!(kind, Kind::Host { .. })),
-            managed_allocations: regions(|kind| matches!(kind, Kind::Managed { .. })),
+            device_allocations: own(Allocator::Device),
+            host_allocations: own(Allocator::Host),
+            managed_allocations: own(Allocator::Managed),
             registrations: state.registered.len(),
             streams: state
                 .streams

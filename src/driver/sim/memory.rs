@@ -16,7 +16,7 @@ use crate::random;
 use crate::{Code, HandleTypes, Location};
 
 /// The part of a copy that is in flight at a time.
-const BOUNCE: usize = 256 << 10;
+pub(super) const BOUNCE: usize = 256 << 10;
 const MARK: &str = "egmem-sim-1";
 
 /// The use of a memory.
@@ -220,21 +220,9 @@ impl Memory {
     /// Sets `len` bytes to `value`.
     pub(super) fn fill(&self, offset: u64, value: u8, len: u64) -> Result<(), Code> {
         let pattern = vec![value; BOUNCE.min(len as usize)];
-        pieces(len, |at, n| self.write(offset + at, &pattern[..n]))
-    }
-
-    /// Copies `len` bytes from other memory, or from another offset of this.
-    pub(super) fn copy_from(
-        &self,
-        offset: u64,
-        from: &Self,
-        from_offset: u64,
-        len: u64,
-    ) -> Result<(), Code> {
-        let mut bounce = vec![0; BOUNCE.min(len as usize)];
-        pieces(len, |at, n| {
-            from.read(from_offset + at, &mut bounce[..n])?;
-            self.write(offset + at, &bounce[..n])
+        (0..len).step_by(BOUNCE).try_for_each(|at| {
+            let n = (len - at).min(BOUNCE as u64);
+            self.write(offset + at, &pattern[..n as usize])
         })
     }
 
@@ -301,16 +289,6 @@ const FAULT: Code = Code::ILLEGAL_ADDRESS;
 fn open_again(file: &File) -> io::Result<File> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     File::options().read(true).write(true).open(path)
-}
-
-fn pieces(len: u64, mut each: impl FnMut(u64, usize) -> Result<(), Code>) -> Result<(), Code> {
-    let mut at = 0;
-    while at < len {
-        let n = (len - at).min(BOUNCE as u64);
-        each(at, n as usize)?;
-        at += n;
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -97,16 +97,13 @@ impl State {
     }
 
     pub(super) fn physical(&self, handle: PhysicalHandle) -> Answer<&Arc<Physical>> {
-        match self.references.get(&handle.0) {
-            Some(reference) => Ok(&reference.physical),
-            None => fail(Code::INVALID_VALUE),
-        }
+        let reference = self.references.get(&handle.0);
+        Ok(&reference.ok_or(Code::INVALID_VALUE)?.physical)
     }
 
     pub(super) fn mem_release(&mut self, handle: PhysicalHandle) -> Answer<()> {
-        let Some(reference) = self.references.get_mut(&handle.0) else {
-            return fail(Code::INVALID_VALUE);
-        };
+        let reference = self.references.get_mut(&handle.0);
+        let reference = reference.ok_or(Code::INVALID_VALUE)?;
         reference.count -= 1;
         if reference.count == 0 {
             self.references.remove(&handle.0);
@@ -115,13 +112,11 @@ impl State {
     }
 
     pub(super) fn mem_retain(&mut self, ptr: DevicePtr) -> Answer<PhysicalHandle> {
-        let physical = match self.region(ptr.0) {
-            Some((_, region)) => match &region.kind {
-                Kind::Mapping { physical, .. } => Arc::clone(physical),
-                _ => return fail(Code::INVALID_VALUE),
-            },
-            None => return fail(Code::INVALID_VALUE),
+        let (_, region) = self.region(ptr.0).ok_or(Code::INVALID_VALUE)?;
+        let Kind::Mapping { physical, .. } = &region.kind else {
+            return fail(Code::INVALID_VALUE);
         };
+        let physical = Arc::clone(physical);
         let handle = physical.handle;
         self.references
             .entry(handle.0)

@@ -60,27 +60,25 @@ pub(super) enum Kind {
     },
     /// A pool's chunk.
     Chunk { pool: u64 },
-    /// `cuMemAlloc` created it.
-    Device {
+    /// An older allocator created it.
+    Own {
+        by: Allocator,
         device: i32,
         /// The bytes requested.
         size: u64,
         _range: Range,
     },
-    /// `cuMemAllocManaged` created it.
-    Managed {
-        device: i32,
-        /// The bytes requested.
-        size: u64,
-        _range: Range,
-    },
-    /// `cuMemHostAlloc` created it.
-    Host {
-        device: i32,
-        /// The bytes requested.
-        size: u64,
-        _range: Range,
-    },
+}
+
+/// An older allocator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Allocator {
+    /// `cuMemAlloc`
+    Device,
+    /// `cuMemAllocManaged`
+    Managed,
+    /// `cuMemHostAlloc`
+    Host,
 }
 
 /// The driver's state.
@@ -223,9 +221,12 @@ impl State {
         match &region.kind {
             Kind::Mapping { devices, .. } => devices[device as usize],
             Kind::Chunk { pool } => self.pools[pool].devices[device as usize],
-            Kind::Device { device: owner, .. } if *owner == device => Access::ReadWrite,
-            Kind::Device { .. } => Access::None,
-            Kind::Host { .. } | Kind::Managed { .. } => Access::ReadWrite,
+            Kind::Own {
+                by: Allocator::Device,
+                device: owner,
+                ..
+            } if *owner != device => Access::None,
+            Kind::Own { .. } => Access::ReadWrite,
         }
     }
 
