@@ -114,6 +114,11 @@ pub struct AccessDesc {
 }
 
 impl AccessDesc {
+    /// Returns access for reading and writing for `who`: a [`Location`], a node's id or a GPU of a topology.
+    pub fn read_write(who: impl Into<Location>) -> Self {
+        Self::new(who, Access::ReadWrite)
+    }
+
     /// Returns `access` for `who`: a [`Location`], a node's id or a GPU of a topology.
     pub fn new(who: impl Into<Location>, access: Access) -> Self {
         Self {

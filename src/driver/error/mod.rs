@@ -1,10 +1,10 @@
 //! The crate's error type: what failed, why, and what to do.
 
 mod damage;
-mod display;
 mod driver;
 mod remedy;
 mod room;
+mod texts;
 mod words;
 
 use std::io::ErrorKind;
@@ -25,7 +25,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// The failures of memory, each with its cause; [`Error::remedy`] says what to do.
 ///
 /// Its text has no control characters, even if a peer, a file or the system sent some: see [`crate::text`].
-// The texts of the variants are in display.rs, which escapes all of them.
+// The texts of the variants are in texts.rs, which escapes all of them.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -287,6 +287,16 @@ impl Error {
             why: why.into(),
             valid: Some(valid.into()),
         }
+    }
+
+    /// Creates an error about memory that `who` has less access to than an operation needs.
+    pub const fn not_accessible(who: Location, have: Access, need: Access) -> Self {
+        Self::NotAccessible { who, have, need }
+    }
+
+    /// Creates an error about something that the platform lacks, with the driver's answer if it was asked.
+    pub const fn unsupported(what: &'static str, source: Option<DriverError>) -> Self {
+        Self::PlatformUnsupported { what, source }
     }
 
     /// Creates an error from an operating system error.
