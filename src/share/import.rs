@@ -41,11 +41,7 @@ impl Wanted {
         match self {
             Self::Allowed => Ok(allowed),
             Self::Exactly(access) if access <= allowed => Ok(access),
-            Self::Exactly(need) => Err(Error::NotAccessible {
-                who,
-                have: allowed,
-                need,
-            }),
+            Self::Exactly(need) => Err(Error::not_accessible(who, allowed, need)),
         }
     }
 }

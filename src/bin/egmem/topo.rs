@@ -68,8 +68,6 @@ fn read_xml(path: &Path) -> Result<Topology> {
 
 #[cfg(not(feature = "hwloc"))]
 fn read_xml(_path: &Path) -> Result<Topology> {
-    Err(Error::PlatformUnsupported {
-        what: "hwloc XML files, because this program was built without hwloc",
-        source: None,
-    })
+    let what = "hwloc XML files, because this program was built without hwloc";
+    Err(Error::unsupported(what, None))
 }

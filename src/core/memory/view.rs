@@ -6,7 +6,7 @@ use std::mem::size_of_val;
 use bytemuck::{AnyBitPattern, NoUninit};
 
 use super::{check_range, words};
-use crate::driver::{DevicePtr, Location};
+use crate::driver::{Access, DevicePtr, Location};
 use crate::{Error, Result};
 
 /// A view through which the CPU reads and writes memory that other code may write meanwhile.
@@ -149,11 +149,8 @@ impl<'a> CpuView<'a> {
     pub(super) fn check_write(&self, offset: u64, len: u64) -> Result<*mut u8> {
         check_range(offset, len, self.len)?;
         if !self.writable {
-            return Err(Error::NotAccessible {
-                who: Location::Host,
-                have: crate::driver::Access::Read,
-                need: crate::driver::Access::ReadWrite,
-            });
+            let (have, need) = (Access::Read, Access::ReadWrite);
+            return Err(Error::not_accessible(Location::Host, have, need));
         }
         // SAFETY: the offset is inside the window.
         Ok(unsafe { self.base.add(offset as usize) })

@@ -9,6 +9,7 @@ use crate::explain::explain_pool;
 use crate::guard::check_free;
 use crate::ledger::{AllocPath, Entry, Label, NewEntry, Party};
 use crate::memory::{AccessChecks, CpuView, Engine, GrantUse, Memory, impl_cpu_memory};
+use crate::size::not_empty;
 use crate::stream::{Event, Stream, is_capturing};
 use crate::teardown::{give_back, log_lost};
 use crate::{Error, Result};
@@ -39,13 +40,7 @@ impl Pool {
     #[track_caller]
     pub fn allocate(&self, bytes: u64, stream: &Stream) -> Result<PoolBuffer> {
         self.0.driver.expect_same(stream.driver(), "stream")?;
-        if bytes == 0 {
-            return Err(Error::invalid_of(
-                "size",
-                "0 bytes cannot be allocated",
-                "1 byte or more",
-            ));
-        }
+        not_empty(bytes)?;
         if !self.0.overcommit {
             check_free(&self.0.driver, self.0.props.location, bytes, || self.idle())?;
         }
@@ -132,11 +127,8 @@ impl PoolBuffer {
     /// the streams.
     pub fn cpu(&self) -> Result<CpuView<'_>> {
         if !self.pool.props.location.is_host() {
-            return Err(Error::NotAccessible {
-                who: Location::Host,
-                have: Access::None,
-                need: Access::ReadWrite,
-            });
+            let (have, need) = (Access::None, Access::ReadWrite);
+            return Err(Error::not_accessible(Location::Host, have, need));
         }
         for stream in std::iter::once(&self.stream).chain(&self.users) {
             stream.synchronize()?;

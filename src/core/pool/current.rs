@@ -59,10 +59,9 @@ impl Pool {
                 if self.props().location.is_host()
                     && matches!(source.code, Code::INVALID_VALUE | Code::NOT_SUPPORTED) =>
             {
-                Error::PlatformUnsupported {
-                    what: "a host memory pool as a device's current pool; allocate from the pool itself",
-                    source: Some(source),
-                }
+                let what =
+                    "a host memory pool as a device's current pool; allocate from the pool itself";
+                Error::unsupported(what, Some(source))
             }
             other => other,
         })?;

@@ -127,7 +127,7 @@ impl Imported {
         let access: Vec<AccessDesc> = (0..self.driver.device_count()?)
             .map(Location::Device)
             .filter(|&gpu| self.location.is_host() || gpu == self.location)
-            .map(|gpu| AccessDesc::new(gpu, Access::ReadWrite))
+            .map(AccessDesc::read_write)
             .collect();
         self.granting().set(&access)
     }

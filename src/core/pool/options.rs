@@ -6,9 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::handle::{Inner, Pool};
 use crate::Result;
-use crate::driver::{
-    Access, AccessDesc, Driver, HandleTypes, Location, PoolApi, PoolAttribute, PoolProps,
-};
+use crate::driver::{AccessDesc, Driver, HandleTypes, Location, PoolApi, PoolAttribute, PoolProps};
 use crate::explain::explain_pool;
 use crate::ledger::{Grants, Label};
 
@@ -103,12 +101,8 @@ impl PoolOptions {
     /// Sets which GPUs may read and write. The default is every GPU for a host pool, and only the owner for a
     /// GPU's pool. The CPU has access to a host pool in any case.
     pub fn access_by<L: Into<Location>>(mut self, who: impl IntoIterator<Item = L>) -> Self {
-        self.access
-            .get_or_insert_default()
-            .extend(who.into_iter().map(|who| AccessDesc {
-                location: who.into(),
-                access: Access::ReadWrite,
-            }));
+        let access = self.access.get_or_insert_default();
+        access.extend(who.into_iter().map(AccessDesc::read_write));
         self
     }
 
@@ -154,7 +148,7 @@ impl PoolOptions {
             .pool_create(&self.props)
             .map_err(|error| explain_pool(driver, error, &self.props, 0))?;
         // The owner's access, which is never revoked.
-        let owner = AccessDesc::new(self.props.location, Access::ReadWrite);
+        let owner = AccessDesc::read_write(self.props.location);
         let grants = Grants::default();
         grants.set(&[owner]);
         let pool = Pool(Arc::new(Inner {
@@ -167,27 +161,23 @@ impl PoolOptions {
             grants: Arc::new(grants),
             label: self.label,
         }));
-        let defaults = Reuse::default();
-        for (attribute, on, default) in [
+        let reuse = &self.reuse;
+        let refused = [
             (
                 PoolAttribute::ReuseFollowEventDependencies,
-                self.reuse.follow_event_dependencies,
-                defaults.follow_event_dependencies,
+                !reuse.follow_event_dependencies,
             ),
             (
                 PoolAttribute::ReuseAllowOpportunistic,
-                self.reuse.allow_opportunistic,
-                defaults.allow_opportunistic,
+                !reuse.allow_opportunistic,
             ),
             (
                 PoolAttribute::ReuseAllowInternalDependencies,
-                self.reuse.allow_internal_dependencies,
-                defaults.allow_internal_dependencies,
+                !reuse.allow_internal_dependencies,
             ),
-        ] {
-            if on != default {
-                pool.set(attribute, on.into())?;
-            }
+        ];
+        for (attribute, _) in refused.into_iter().filter(|(_, is_off)| *is_off) {
+            pool.set(attribute, 0)?;
         }
         if self.release_threshold != 0 {
             pool.set_release_threshold(self.release_threshold)?;
@@ -203,10 +193,6 @@ impl PoolOptions {
 }
 
 fn every_gpu(driver: &Driver) -> Result<Vec<AccessDesc>> {
-    Ok((0..driver.device_count()?)
-        .map(|gpu| AccessDesc {
-            location: Location::Device(gpu),
-            access: Access::ReadWrite,
-        })
-        .collect())
+    let gpus = (0..driver.device_count()?).map(Location::Device);
+    Ok(gpus.map(AccessDesc::read_write).collect())
 }

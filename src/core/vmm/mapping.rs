@@ -209,10 +209,7 @@ impl Mapping {
             Err(error) => error.code() == Some(code),
             Ok(()) => {
                 // A GPU was the cause: a refused call must change nothing.
-                let undone = self.grant(&[AccessDesc {
-                    access: before,
-                    ..terms
-                }]);
+                let undone = self.grant(&[AccessDesc::new(terms.location, before)]);
                 self.host = undone.map_or(wanted.access, |()| before);
                 self.grants
                     .set(&[AccessDesc::new(Location::Host, self.host)]);
@@ -261,8 +258,7 @@ impl Mapping {
     fn view(&self, len: u64) -> Result<CpuView<'_>> {
         let have = self.host;
         if have == Access::None {
-            let (who, need) = (Location::Host, Access::Read);
-            return Err(Error::NotAccessible { who, have, need });
+            return Err(Error::not_accessible(Location::Host, have, Access::Read));
         }
         // SAFETY: at most the whole range, which is mapped with this host access until `set_access` or `drop`,
         // which need `self` exclusively; safe code reaches it through atomic views only.
@@ -346,10 +342,7 @@ impl Mapping {
     }
 
     fn own_terms(&self, desc: &AccessDesc) -> AccessDesc {
-        AccessDesc {
-            location: self.host_terms(desc.location),
-            access: desc.access,
-        }
+        AccessDesc::new(self.host_terms(desc.location), desc.access)
     }
 }
 

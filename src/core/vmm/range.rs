@@ -216,8 +216,7 @@ impl<P> MappedRange<P> {
     /// The range has been checked, and `have` is the least that the host may do there.
     fn view(&self, offset: u64, len: u64, have: Access) -> Result<CpuView<'_>> {
         if have == Access::None {
-            let (who, need) = (Location::Host, Access::Read);
-            return Err(Error::NotAccessible { who, have, need });
+            return Err(Error::not_accessible(Location::Host, have, Access::Read));
         }
         let start = self.start.add(offset);
         // SAFETY: the mappings are adjacent, and mapped with this host access until `set_access` or `drop`,

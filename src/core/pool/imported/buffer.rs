@@ -148,11 +148,8 @@ impl ImportedPoolBuffer {
     /// stream.
     pub fn cpu(&self) -> Result<CpuView<'_>> {
         if !self.cpu {
-            return Err(Error::NotAccessible {
-                who: Location::Host,
-                have: Access::None,
-                need: Access::ReadWrite,
-            });
+            let (have, need) = (Access::None, Access::ReadWrite);
+            return Err(Error::not_accessible(Location::Host, have, need));
         }
         self.stream.synchronize()?;
         // SAFETY: mapped for the CPU, and at least `len` bytes, as the driver reported at the import; until
