@@ -10,6 +10,9 @@
 //! Programs depend on the crate `egmem`, which re-exports what they need.
 #![deny(missing_docs)]
 
+#[macro_use]
+mod macros;
+
 mod attributes;
 #[macro_use]
 mod backend;

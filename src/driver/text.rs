@@ -97,6 +97,14 @@ fn floor(text: &str, at: usize) -> usize {
     at
 }
 
+/// Parses an id of 32 hexadecimal digits, with dashes anywhere; `None` for another text.
+pub fn hex_id(text: &str) -> Option<[u8; 16]> {
+    let digits: String = text.chars().filter(|&c| c != '-').collect();
+    let is_id = digits.len() == 32 && digits.chars().all(|c| c.is_ascii_hexdigit());
+    let id = u128::from_str_radix(&digits, 16).ok().filter(|_| is_id);
+    id.map(u128::to_be_bytes)
+}
+
 fn escape_but<'a>(text: &'a str, kept: &[char]) -> Cow<'a, str> {
     let is_bad = |c: char| is_unsafe(c) && !kept.contains(&c);
     if !text.contains(is_bad) {

@@ -339,17 +339,5 @@ pub(super) fn parse_pci(text: &str) -> Option<(u32, u8, u8, u8)> {
 }
 
 pub(super) fn parse_uuid(text: &str) -> Option<[u8; 16]> {
-    let digits: String = text
-        .trim_start_matches("GPU-")
-        .chars()
-        .filter(|&c| c != '-')
-        .collect();
-    if digits.len() != 32 || !digits.is_ascii() {
-        return None;
-    }
-    let mut uuid = [0; 16];
-    for (i, byte) in uuid.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&digits[2 * i..2 * i + 2], 16).ok()?;
-    }
-    Some(uuid)
+    crate::text::hex_id(text.trim_start_matches("GPU-"))
 }
