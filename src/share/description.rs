@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize, Serializer};
 
 use super::Identity;
-use crate::driver::{Access, Location};
+use crate::driver::{Access, Location, refuse};
 use crate::size::Granularity;
 use egmem_core::{Error, Result};
 
@@ -128,21 +128,18 @@ impl Description {
     /// before the last one, a window that does not begin in the first part and end in the last, the same part
     /// twice, or no access.
     pub fn check(&self) -> Result<()> {
-        let wrong = |why: String| Err(Error::invalid("description", why));
-        if self.parts.is_empty() || self.parts.len() > MAX_PARTS {
-            return wrong(format!("{} parts, not 1 to {MAX_PARTS}", self.parts.len()));
-        }
+        let wrong = |why| Error::invalid("description", why);
+        let count = self.parts.len();
+        refuse! { wrong; !(1..=MAX_PARTS).contains(&count) => "{count} parts, not 1 to {MAX_PARTS}"; }
         let mut before = 0_u64;
         let mut sum = 0_u64;
-        for part in &self.parts {
-            if part.bytes == 0 || !Granularity::TWO_MIB.divides(part.bytes) {
-                return wrong(format!("a part of {} bytes", part.bytes));
-            }
+        for Part { bytes, .. } in &self.parts {
             before = sum;
-            sum = match sum.checked_add(part.bytes) {
-                Some(sum) if sum <= isize::MAX as u64 => sum,
-                _ => return wrong("more bytes than an address space".into()),
-            };
+            sum = sum.saturating_add(*bytes);
+            refuse! { wrong;
+                *bytes == 0 || !Granularity::TWO_MIB.divides(*bytes) => "a part of {bytes} bytes";
+                sum > isize::MAX as u64 => "more bytes than an address space";
+            }
         }
         let right = match self.offset {
             // The last part may be padding only: room for a probe.
@@ -153,18 +150,14 @@ impl Description {
                 self.len != 0 && offset < self.parts[0].bytes && ends
             }
         };
-        if !right {
-            let Self { len, offset, .. } = self;
-            let at = offset.map_or(String::new(), |offset| format!(" at {offset}"));
-            return wrong(format!("{len} bytes{at} in parts of {sum} bytes together"));
-        }
+        let Self { len, offset, .. } = self;
+        let at = || offset.map_or(String::new(), |offset| format!(" at {offset}"));
         let mut identities: Vec<_> = self.parts.iter().map(|part| part.identity).collect();
         identities.sort_unstable();
-        if identities.windows(2).any(|pair| pair[0] == pair[1]) {
-            return wrong("the same memory twice".into());
-        }
-        if self.access == Access::None {
-            return wrong("no access".into());
+        refuse! { wrong;
+            !right => "{len} bytes{} in parts of {sum} bytes together", at();
+            identities.windows(2).any(|pair| pair[0] == pair[1]) => "the same memory twice";
+            self.access == Access::None => "no access";
         }
         Ok(())
     }

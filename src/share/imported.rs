@@ -156,9 +156,9 @@ impl_cpu_memory!(ImportedBuffer);
 
 // SAFETY: the mapping below it lives as long, and answers.
 unsafe impl AccessChecks for ImportedBuffer {
-    fn gpu_access(&self, gpu: i32, _: Engine, offset: u64, len: u64) -> Result<Access> {
+    fn gpu_access(&self, gpu: i32, engine: Engine, offset: u64, len: u64) -> Result<Access> {
         let offset = self.start().saturating_add(offset);
-        self.0.mapped.gpu_access(gpu, offset, len)
+        self.0.mapped.gpu_access(gpu, engine, offset, len)
     }
 
     fn may_be_on_host(&self, offset: u64, len: u64) -> bool {
@@ -173,7 +173,7 @@ unsafe impl AccessChecks for ImportedBuffer {
 
     fn of_one_mapping(&self, offset: u64, len: u64) -> Option<u64> {
         let offset = self.start().saturating_add(offset);
-        Some(self.0.mapped.of_one_mapping(offset, len))
+        self.0.mapped.of_one_mapping(offset, len)
     }
 
     fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {

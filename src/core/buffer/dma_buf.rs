@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 
 use super::Buffer;
 use crate::driver::Code;
-use crate::memory::{Memory, check_range};
+use crate::memory::{AccessChecks, Memory, check_range};
 use crate::{Error, Result};
 
 /// The unit of what can be exported.

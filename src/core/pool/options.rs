@@ -72,30 +72,27 @@ impl PoolOptions {
         }
     }
 
-    /// Sets the most bytes that the pool may hold; 0, the default, leaves it to the driver. The driver may
-    /// round it up to its own unit.
-    pub const fn max_size(mut self, bytes: u64) -> Self {
-        self.props.max_size = bytes;
-        self
-    }
+    crate::driver::setters! {
+        /// Sets the most bytes that the pool may hold; 0, the default, leaves it to the driver. The driver may
+        /// round it up to its own unit.
+        max_size(bytes: u64) => props.max_size = bytes;
 
-    /// Sets how many bytes the pool keeps when a stream, event or device is synchronised; free bytes beyond
-    /// that go back to the system. Default 0. `u64::MAX` keeps all.
-    pub const fn release_threshold(mut self, bytes: u64) -> Self {
-        self.release_threshold = bytes;
-        self
-    }
+        /// Sets how many bytes the pool keeps when a stream, event or device is synchronised; free bytes beyond
+        /// that go back to the system. Default 0. `u64::MAX` keeps all.
+        release_threshold(bytes: u64) => release_threshold = bytes;
 
-    /// Sets when memory freed on another stream may be reused.
-    pub const fn reuse(mut self, reuse: Reuse) -> Self {
-        self.reuse = reuse;
-        self
-    }
+        /// Sets when memory freed on another stream may be reused.
+        reuse(reuse: Reuse) => reuse = reuse;
 
-    /// Sets how the pool may be shared; by default not at all. FABRIC needs an IMEX channel.
-    pub const fn handle_types(mut self, handle_types: HandleTypes) -> Self {
-        self.props.handle_types = handle_types;
-        self
+        /// Sets how the pool may be shared; by default not at all. FABRIC needs an IMEX channel.
+        handle_types(handle_types: HandleTypes) => props.handle_types = handle_types;
+
+        /// Sets whether to ask the driver for more memory than the node has free. See
+        /// [`PhysicalOptions::overcommit`](crate::vmm::PhysicalOptions::overcommit).
+        overcommit(on: bool) => overcommit = on;
+
+        /// Sets the API through which the pool is used. Both create the same kind of object.
+        api(api: PoolApi) => api = api;
     }
 
     /// Sets which GPUs may read and write. The default is every GPU for a host pool, and only the owner for a
@@ -106,22 +103,9 @@ impl PoolOptions {
         self
     }
 
-    /// Sets whether to ask the driver for more memory than the node has free. See
-    /// [`PhysicalOptions::overcommit`](crate::vmm::PhysicalOptions::overcommit).
-    pub const fn overcommit(mut self, on: bool) -> Self {
-        self.overcommit = on;
-        self
-    }
-
     /// Sets the name of its allocations in the [ledger](crate::ledger).
     pub fn label(mut self, label: impl Into<Label>) -> Self {
         self.label = Some(label.into());
-        self
-    }
-
-    /// Sets the API through which the pool is used. Both create the same kind of object.
-    pub const fn api(mut self, api: PoolApi) -> Self {
-        self.api = api;
         self
     }
 

@@ -1,7 +1,5 @@
 //! Links between two GPUs, and what the driver tells about them.
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
 
 use crate::Result;
@@ -127,13 +125,11 @@ impl PeerLinkKind {
     }
 }
 
-impl fmt::Display for PeerLinkKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Nvlink => "NVLink",
-            Self::Pcie => "PCIe",
-            Self::Unknown => "unknown link",
-        })
+crate::driver::display_texts! {
+    PeerLinkKind {
+        Self::Nvlink => "NVLink",
+        Self::Pcie => "PCIe",
+        Self::Unknown => "unknown link",
     }
 }
 

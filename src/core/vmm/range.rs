@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::{Mapping, PhysicalMemory, Reservation};
 use crate::driver::{Access, AccessDesc, DevicePtr, Driver, Location};
-use crate::memory::{CpuView, Memory, check_range, overlapping};
+use crate::memory::{AccessChecks, CpuView, Engine, Memory, check_range, overlapping};
 use crate::{Error, Result};
 
 pub use growing::GrowingRange;
@@ -224,51 +224,6 @@ impl<P> MappedRange<P> {
         Ok(unsafe { CpuView::new(start, len, have == Access::ReadWrite) })
     }
 
-    /// Returns the least access of GPU `gpu` to the parts that contain `len` bytes from `offset` on, as the
-    /// driver reports it.
-    ///
-    /// # Errors
-    /// As [`Mapping::access`]; [`Error::OutOfRange`].
-    pub fn gpu_access(&self, gpu: i32, offset: u64, len: u64) -> Result<Access> {
-        check_range(offset, len, self.padded)?;
-        self.holding(offset, len)
-            .iter()
-            .try_fold(Access::ReadWrite, |least, mapping| {
-                Ok(least.min(mapping.access(Location::Device(gpu))?))
-            })
-    }
-
-    /// Returns whether the CPU may read, but not write, some of the `len` bytes from `offset` on.
-    pub fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
-        self.holding(offset, len)
-            .iter()
-            .any(|mapping| mapping.host() == Access::Read)
-    }
-
-    /// Returns whether some of the `len` bytes from `offset` on are the CPU's memory.
-    pub fn may_be_on_host(&self, offset: u64, len: u64) -> bool {
-        self.holding(offset, len)
-            .iter()
-            .any(|mapping| mapping.location().is_host())
-    }
-
-    /// Returns how many of `len` bytes from `offset` on lie in memory of the kind of the first one, the CPU's or a
-    /// GPU's; see [`AccessChecks::of_one_kind`](crate::memory::AccessChecks::of_one_kind).
-    pub fn of_one_kind(&self, offset: u64, len: u64) -> u64 {
-        let parts = self.holding(offset, len);
-        let is_host = |mapping: &Mapping| mapping.location().is_host();
-        let other = parts
-            .iter()
-            .find(|part| is_host(part) != is_host(&parts[0]));
-        other.map_or(len, |part| self.place(part).start - offset)
-    }
-
-    /// Returns how many of `len` bytes from `offset` on lie in the mapping of the first one.
-    pub fn of_one_mapping(&self, offset: u64, len: u64) -> u64 {
-        let next = self.holding(offset, len).get(1);
-        next.map_or(len, |part| self.place(part).start - offset)
-    }
-
     /// Returns the mappings that contain some of the `len` bytes from `offset` on.
     fn holding(&self, offset: u64, len: u64) -> &[Mapping] {
         overlapping(&self.mappings, |mapping| self.place(mapping), offset, len)
@@ -278,6 +233,41 @@ impl<P> MappedRange<P> {
     fn place(&self, mapping: &Mapping) -> Range<u64> {
         let start = mapping.device_ptr().0 - self.start.0;
         start..start + mapping.size().padded()
+    }
+}
+
+// SAFETY: the mappings live as long, and the driver answers for them.
+unsafe impl<P> AccessChecks for MappedRange<P> {
+    fn gpu_access(&self, gpu: i32, _: Engine, offset: u64, len: u64) -> Result<Access> {
+        check_range(offset, len, self.padded)?;
+        let mut parts = self.holding(offset, len).iter();
+        parts.try_fold(Access::ReadWrite, |least, mapping| {
+            Ok(least.min(mapping.access(Location::Device(gpu))?))
+        })
+    }
+
+    fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
+        let mut parts = self.holding(offset, len).iter();
+        parts.any(|mapping| mapping.host() == Access::Read)
+    }
+
+    fn may_be_on_host(&self, offset: u64, len: u64) -> bool {
+        let mut parts = self.holding(offset, len).iter();
+        parts.any(|mapping| mapping.location().is_host())
+    }
+
+    fn of_one_kind(&self, offset: u64, len: u64) -> u64 {
+        let parts = self.holding(offset, len);
+        let is_host = |mapping: &Mapping| mapping.location().is_host();
+        let other = parts
+            .iter()
+            .find(|part| is_host(part) != is_host(&parts[0]));
+        other.map_or(len, |part| self.place(part).start - offset)
+    }
+
+    fn of_one_mapping(&self, offset: u64, len: u64) -> Option<u64> {
+        let next = self.holding(offset, len).get(1);
+        Some(next.map_or(len, |part| self.place(part).start - offset))
     }
 }
 
