@@ -294,6 +294,20 @@ impl Error {
         Self::NotAccessible { who, have, need }
     }
 
+    /// Checks that GPU `gpu` is one of `count`.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchGpu`].
+    pub fn expect_gpu(gpu: i32, count: i32) -> Result<()> {
+        match (0..count).contains(&gpu) {
+            true => Ok(()),
+            false => Err(Self::NoSuchGpu {
+                gpu,
+                count: count.max(0) as usize,
+            }),
+        }
+    }
+
     /// Creates an error about something that the platform lacks, with the driver's answer if it was asked.
     pub const fn unsupported(what: &'static str, source: Option<DriverError>) -> Self {
         Self::PlatformUnsupported { what, source }

@@ -2,8 +2,9 @@
 
 use super::answer::{Answer, fail};
 use super::granularity::GRANULARITY;
-use super::machine::{AttributeAnswer, GpuSpec, parse_pci};
+use super::machine::{AttributeAnswer, GpuSpec};
 use super::state::State;
+use crate::text::pci_address;
 use crate::{AllocationProps, Code, CudaVersion, DeviceAttribute, GranularityKind, P2pAttribute};
 
 impl State {
@@ -90,7 +91,7 @@ impl State {
         }
         let pci = || {
             let id = machine.pci_bus_id(device).unwrap_or_default();
-            parse_pci(&id).unwrap_or_default()
+            pci_address(&id).unwrap_or_default()
         };
         let coherent = i32::from(gpu.coherent);
         let handle_types = match machine.driver_version.0 {

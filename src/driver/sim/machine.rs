@@ -325,19 +325,6 @@ impl Machine {
     }
 }
 
-/// Parses the domain, bus, device and function of `0000:01:00.0`.
-pub(super) fn parse_pci(text: &str) -> Option<(u32, u8, u8, u8)> {
-    let (domain, rest) = text.split_once(':')?;
-    let (bus, rest) = rest.split_once(':')?;
-    let (device, function) = rest.split_once('.')?;
-    Some((
-        u32::from_str_radix(domain, 16).ok()?,
-        u8::from_str_radix(bus, 16).ok()?,
-        u8::from_str_radix(device, 16).ok()?,
-        u8::from_str_radix(function, 16).ok()?,
-    ))
-}
-
 pub(super) fn parse_uuid(text: &str) -> Option<[u8; 16]> {
     crate::text::hex_id(text.trim_start_matches("GPU-"))
 }

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use super::machine::{parse_pci, parse_uuid};
+use super::machine::parse_uuid;
 use super::{GpuSpec, Machine, NodeSpec, PeerAccess};
+use crate::text::pci_address;
 use crate::{CudaVersion, NodeId};
 use crate::{Error, Result};
 
@@ -70,7 +71,7 @@ impl Machine {
                 "its host NUMA node {host_numa} does not exist";
             *numa_id < -1 || (*numa_id >= 0 && !ids.insert(*numa_id)) =>
                 "its memory's node {numa_id} is negative or used twice";
-            !pci_bus_id.is_empty() && parse_pci(pci_bus_id).is_none() =>
+            !pci_bus_id.is_empty() && pci_address(pci_bus_id).is_none() =>
                 "'{pci_bus_id}' is not a PCI bus id such as 0000:01:00.0";
             !uuid.is_empty() && parse_uuid(uuid).is_none() => "'{uuid}' is not a UUID";
         }
