@@ -13,7 +13,7 @@ use crate::driver::{
 };
 use crate::growth::Growth;
 use crate::ledger::{AllocPath, Label};
-use crate::memory::{CpuView, Memory, access_checks, check_range, impl_cpu_memory};
+use crate::memory::{CpuView, access_checks, check_range, impl_cpu_memory, impl_memory};
 use crate::size::Granularity;
 use crate::topology::{Share, Topology};
 use crate::vmm::{MappedRange, Mapping, PhysicalMemory};
@@ -299,31 +299,12 @@ impl_cpu_memory!(Buffer);
 
 access_checks!(unsafe impl for Buffer, |this| this.range);
 
-impl Memory for Buffer {
-    fn driver(&self) -> &Driver {
-        self.range.first().driver()
-    }
-    fn device_ptr(&self) -> DevicePtr {
-        self.range.start()
-    }
-    fn len(&self) -> u64 {
-        self.len
-    }
-    /// Returns the location of the first part.
-    fn location(&self) -> Location {
-        self.range.first().location()
-    }
-}
+// The location is that of the first part.
+impl_memory! { for Buffer, |this| this.range.first().driver(), this.range.start(), this.len, this.range.first().location() }
 
 /// Returns the host node of a GPU: from the driver, or else from the machine's topology.
 fn host_node(driver: &Driver, gpu: i32) -> Result<NodeId> {
-    let count = driver.device_count()?;
-    if !(0..count).contains(&gpu) {
-        return Err(Error::NoSuchGpu {
-            gpu,
-            count: count.max(0) as usize,
-        });
-    }
+    Error::expect_gpu(gpu, driver.device_count()?)?;
     match driver.device_attribute(gpu, DeviceAttribute::HOST_NUMA_ID) {
         Ok(node) if node >= 0 => Ok(NodeId(node)),
         Err(error) if error.code() != Some(Code::INVALID_VALUE) => Err(error),

@@ -87,11 +87,8 @@ pub fn name_missing(driver: &Driver, error: Error, location: Location) -> Error 
     }
     match location {
         Location::Device(gpu) => match driver.device_count() {
-            Ok(count) if !(0..count).contains(&gpu) => Error::NoSuchGpu {
-                gpu,
-                count: count.max(0) as usize,
-            },
-            _ => error,
+            Ok(count) => Error::expect_gpu(gpu, count).err().unwrap_or(error),
+            Err(_) => error,
         },
         Location::HostNuma(node) => match Topology::discover(driver) {
             Ok(topology)

@@ -28,7 +28,7 @@ use std::sync::Arc;
 use crate::driver::{Access, AccessDesc, Code, DeviceAttribute, DevicePtr, Driver, Location};
 use crate::explain::name_missing_gpu;
 use crate::ledger::{AllocPath, Entry, Grants, NewEntry};
-use crate::memory::{AccessChecks, Engine, Memory};
+use crate::memory::{AccessChecks, Engine, impl_memory};
 use crate::size::not_empty;
 use crate::teardown::give_back_or_log;
 use crate::{Error, Result};
@@ -109,23 +109,7 @@ impl Owned {
     }
 }
 
-impl Memory for Owned {
-    fn driver(&self) -> &Driver {
-        &self.driver
-    }
-
-    fn device_ptr(&self) -> DevicePtr {
-        self.start
-    }
-
-    fn len(&self) -> u64 {
-        self.len
-    }
-
-    fn location(&self) -> Location {
-        self.location
-    }
-}
+impl_memory! { for Owned, |this| &this.driver, this.start, this.len, this.location }
 
 // SAFETY: the memory is given back when its owner is dropped. Until then host memory is all GPUs', for reading alone if
 // it is not writable. A GPU's memory is open to its own kernels and to every copy engine.

@@ -1,5 +1,7 @@
 //! The description that an importer of memory needs besides its handles.
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize, Serializer};
 
 use super::Identity;
@@ -23,7 +25,7 @@ pub struct Part {
 
 /// A description of shared memory without its handles: it contains no secret.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Deserialize)]
-#[serde(try_from = "Received")]
+#[serde(try_from = "Sent<'_>")]
 pub struct Description {
     /// Usable bytes, from [`offset`](Self::offset) on.
     pub len: u64,
@@ -41,22 +43,12 @@ pub struct Description {
 /// The description as it is sent. A peer that does not know windows skips that field and would take the
 /// memory's first bytes for the window. So `len` is 0 beside a window, and such a peer finds no bytes
 /// instead.
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 struct Sent<'a> {
     len: u64,
     access: Access,
-    parts: &'a [Part],
-    #[serde(skip_serializing_if = "Option::is_none")]
-    window: Option<Window>,
-}
-
-/// The description as it is received.
-#[derive(Deserialize)]
-struct Received {
-    len: u64,
-    access: Access,
-    parts: Vec<Part>,
-    #[serde(default)]
+    parts: Cow<'a, [Part]>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     window: Option<Window>,
 }
 
@@ -75,34 +67,28 @@ impl Serialize for Description {
         let sent = Sent {
             len: if window.is_some() { 0 } else { self.len },
             access: self.access,
-            parts: &self.parts,
+            parts: Cow::Borrowed(&self.parts),
             window,
         };
         sent.serialize(serializer)
     }
 }
 
-impl TryFrom<Received> for Description {
+impl TryFrom<Sent<'_>> for Description {
     type Error = &'static str;
 
-    fn try_from(received: Received) -> Result<Self, Self::Error> {
-        let Received {
-            len,
-            access,
-            parts,
-            window,
-        } = received;
-        let (len, offset) = match window {
+    fn try_from(sent: Sent<'_>) -> Result<Self, Self::Error> {
+        let (len, offset) = match sent.window {
             // Other versions would read it differently.
-            Some(_) if len != 0 => return Err("a length beside a window"),
+            Some(_) if sent.len != 0 => return Err("a length beside a window"),
             Some(window) => (window.len, Some(window.offset)),
-            None => (len, None),
+            None => (sent.len, None),
         };
         Ok(Self {
             len,
             offset,
-            access,
-            parts,
+            access: sent.access,
+            parts: sent.parts.into_owned(),
         })
     }
 }

@@ -7,7 +7,7 @@ use super::cache::Cached;
 use super::imports::{MappedKey, PartKey};
 use crate::accessors::cpu_accessors;
 use crate::driver::{Access, AccessDesc, DevicePtr, Driver, HandleType, Location};
-use crate::memory::{AccessChecks, CpuView, Engine, Memory, impl_cpu_memory};
+use crate::memory::{AccessChecks, CpuView, Engine, Memory, impl_cpu_memory, impl_memory};
 use crate::vmm::{MappedRange, Mapping, PhysicalMemory};
 use egmem_core::Result;
 
@@ -182,18 +182,8 @@ unsafe impl AccessChecks for ImportedBuffer {
     }
 }
 
-impl Memory for ImportedBuffer {
-    fn driver(&self) -> &Driver {
-        self.0.mapped.first().driver()
-    }
-    fn device_ptr(&self) -> DevicePtr {
-        self.0.mapped.start().add(self.start())
-    }
-    fn len(&self) -> u64 {
-        self.0.description.len
-    }
-    /// Returns the location of the first part, as this machine's driver reports it.
-    fn location(&self) -> Location {
-        self.0.mapped.first().location()
-    }
+// The location is that of the first part, as this machine's driver reports it.
+impl_memory! {
+    for ImportedBuffer, |this| this.0.mapped.first().driver(), this.0.mapped.start().add(this.start()),
+    this.0.description.len, this.0.mapped.first().location()
 }

@@ -40,12 +40,7 @@ fn check_gpu(driver: &Driver, trial: &Trial) -> Result<()> {
         _ => trial.gpu,
     };
     for gpu in [trial.gpu, owner] {
-        if !(0..count).contains(&gpu) {
-            return Err(Error::NoSuchGpu {
-                gpu,
-                count: count.max(0) as usize,
-            });
-        }
+        Error::expect_gpu(gpu, count)?;
     }
     if owner != trial.gpu && !driver.device_can_access_peer(trial.gpu, owner)? {
         return Err(Error::unsupported("peer access between these GPUs", None));

@@ -72,10 +72,8 @@ impl Raw {
         // Before the checks: their result stays valid.
         let grants = memory.hold_grants();
         if memory.driver().name() != "cuda" {
-            return Err(Error::invalid(
-                "memory",
-                "cudarc works on CUDA's memory, this is a simulated driver's",
-            ));
+            let why = "cudarc works on CUDA's memory, this is a simulated driver's";
+            return Err(Error::invalid("memory", why));
         }
         // SAFETY: cudarc's stream is live while borrowed, and there is one CUDA driver in a process.
         unsafe { memory.ready_on(stream.into())? };
@@ -85,10 +83,8 @@ impl Raw {
             .checked_div(size_of::<T>() as u64)
             .ok_or_else(|| Error::invalid("element type", "it has no size"))?;
         if !ptr.0.is_multiple_of(align_of::<T>() as u64) {
-            return Err(Error::invalid(
-                "element type",
-                format!("{ptr:?} is not aligned to its {} bytes", align_of::<T>()),
-            ));
+            let why = format!("{ptr:?} is not aligned to its {} bytes", align_of::<T>());
+            return Err(Error::invalid("element type", why));
         }
         expect_copies(memory, need)?;
         let gpu = stream.context().ordinal() as i32;

@@ -4,11 +4,13 @@ use std::panic::Location as Caller;
 use std::sync::Arc;
 
 use super::handle::{Inner, Pool};
-use crate::driver::{Access, DevicePtr, Driver, Location, StreamHandle};
+use crate::driver::{Access, DevicePtr, Location, StreamHandle};
 use crate::explain::explain_pool;
 use crate::guard::check_free;
 use crate::ledger::{AllocPath, Entry, Label, NewEntry, Party};
-use crate::memory::{AccessChecks, CpuView, Engine, GrantUse, Memory, impl_cpu_memory};
+use crate::memory::{
+    AccessChecks, CpuView, Engine, GrantUse, Memory, impl_cpu_memory, impl_memory,
+};
 use crate::size::not_empty;
 use crate::stream::{Event, Stream, is_capturing};
 use crate::teardown::{give_back, log_lost};
@@ -27,6 +29,7 @@ pub struct PoolBuffer {
     stream: Stream,
     users: Vec<Stream>,
     entry: Entry,
+    freed: bool,
 }
 
 impl Pool {
@@ -70,6 +73,7 @@ impl PoolBuffer {
             len,
             stream: stream.clone(),
             users: Vec::new(),
+            freed: false,
         }
     }
 
@@ -106,18 +110,10 @@ impl PoolBuffer {
     /// # Errors
     /// The driver's errors, after a second try if that is possible. [`Error::InvalidArgument`] for another
     /// driver's stream: the memory is then freed on its own.
-    pub fn free_on(self, stream: &Stream) -> Result<()> {
+    pub fn free_on(mut self, stream: &Stream) -> Result<()> {
         self.pool.driver.expect_same(stream.driver(), "stream")?;
-        let this = std::mem::ManuallyDrop::new(self);
-        let result = this.free(stream);
-        // SAFETY: `this` is never used or dropped again, so each field is moved out exactly once.
-        unsafe {
-            drop(std::ptr::read(&this.pool));
-            drop(std::ptr::read(&this.stream));
-            drop(std::ptr::read(&this.users));
-            drop(std::ptr::read(&this.entry));
-        }
-        result
+        self.freed = true;
+        self.free(stream)
     }
 
     /// Returns the CPU's view of the bytes, after the work of every stream that uses them.
@@ -217,25 +213,12 @@ unsafe impl AccessChecks for PoolBuffer {
     }
 }
 
-impl Memory for PoolBuffer {
-    fn driver(&self) -> &Driver {
-        &self.pool.driver
-    }
-    fn device_ptr(&self) -> DevicePtr {
-        self.start
-    }
-    fn len(&self) -> u64 {
-        self.len
-    }
-    fn location(&self) -> Location {
-        self.pool.props.location
-    }
-}
+impl_memory! { for PoolBuffer, |this| &this.pool.driver, this.start, this.len, this.pool.props.location }
 
 impl Drop for PoolBuffer {
     fn drop(&mut self) {
         // A forked child frees nothing.
-        if self.pool.driver.is_of_this_process() {
+        if !self.freed && self.pool.driver.is_of_this_process() {
             log_lost("pool memory", self.free(&self.stream));
         }
     }

@@ -32,13 +32,11 @@ impl Pool {
     /// [`Error::InvalidArgument`] for a pool that was created without this handle type; the driver's errors.
     pub fn export(&self, handle_type: HandleType) -> Result<ShareableHandle> {
         if !self.0.props.handle_types.contains(handle_type.into()) {
-            return Err(Error::invalid(
-                "handle type",
-                format!(
-                    "the pool was created with handle types {}, not {handle_type}",
-                    self.0.props.handle_types
-                ),
-            ));
+            let why = format!(
+                "the pool was created with handle types {}, not {handle_type}",
+                self.0.props.handle_types
+            );
+            return Err(Error::invalid("handle type", why));
         }
         // SAFETY: `self` keeps the handle alive. The driver API's call works for pools of both APIs.
         unsafe {

@@ -144,6 +144,7 @@ impl PoolOptions {
             uses: Arc::default(),
             grants: Arc::new(grants),
             label: self.label,
+            destroyed: false,
         }));
         let reuse = &self.reuse;
         let refused = [

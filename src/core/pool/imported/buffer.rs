@@ -7,10 +7,10 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 
 use super::{Imported, ImportedPool};
 use crate::driver::{
-    Access, AccessDesc, Code, DevicePtr, Driver, Location, PointerAttribute, PoolPtrExport,
+    Access, AccessDesc, Code, DevicePtr, Location, PointerAttribute, PoolPtrExport,
 };
 use crate::ledger::{AllocPath, Entry, Imported as From, NewEntry, Party};
-use crate::memory::{AccessChecks, CpuView, Engine, GrantUse, Memory, impl_cpu_memory};
+use crate::memory::{AccessChecks, CpuView, Engine, GrantUse, impl_cpu_memory, impl_memory};
 use crate::per_driver::lock;
 use crate::stream::Stream;
 use crate::teardown::{give_back, log_lost};
@@ -237,20 +237,7 @@ unsafe impl AccessChecks for ImportedPoolBuffer {
     }
 }
 
-impl Memory for ImportedPoolBuffer {
-    fn driver(&self) -> &Driver {
-        &self.pool.driver
-    }
-    fn device_ptr(&self) -> DevicePtr {
-        self.start
-    }
-    fn len(&self) -> u64 {
-        self.len
-    }
-    fn location(&self) -> Location {
-        self.pool.location
-    }
-}
+impl_memory! { for ImportedPoolBuffer, |this| &this.pool.driver, this.start, this.len, this.pool.location }
 
 impl Drop for ImportedPoolBuffer {
     fn drop(&mut self) {

@@ -121,6 +121,7 @@ impl PhysicalOptions {
                 imported: false,
                 entry,
             }),
+            released: false,
         })
     }
 
