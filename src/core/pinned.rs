@@ -1,4 +1,4 @@
-//! Other memory behind the same interfaces: the older allocators and what the system has.
+//! Other memory behind the same interfaces: the older allocators and the system's own.
 //!
 //! For comparison with EGM, for the other end of copies, and where one of them is right:
 //!
@@ -33,7 +33,7 @@ use crate::size::not_empty;
 use crate::teardown::give_back_or_log;
 use crate::{Error, Result};
 
-/// Refuses what a GPU says that it does not support. An attribute that the driver does not know says nothing.
+/// Refuses a feature that a GPU says it lacks. An attribute that the driver does not know says nothing.
 fn is_supported(
     driver: &Driver,
     device: i32,
@@ -135,7 +135,7 @@ unsafe impl AccessChecks for Owned {
     }
 }
 
-/// Implements what all types here have in common, by their field `memory`.
+/// Implements the common part of all types here, by their field `memory`.
 macro_rules! owned {
     ($name:ident) => {
         impl $name {

@@ -1,4 +1,4 @@
-//! Macros for what repeats in this crate and in those above it.
+//! Macros for patterns that repeat in this crate and in those above it.
 
 /// Implements `Display` for an enum by a text for each variant.
 #[macro_export]
@@ -36,4 +36,40 @@ macro_rules! setters {
             self
         }
     )*};
+}
+
+/// Defines an error's messages, for a `Display` that escapes them, and its remedies: `pattern => (message), remedy;`.
+#[macro_export]
+macro_rules! error_texts {
+    ($error:ty { $($pattern:pat => ($($message:tt)+), $remedy:expr;)* }) => {
+        #[allow(unused_variables)] // a field may be in one of the texts only
+        impl $error {
+            fn describe(&self, f: &mut $crate::text::Escaping<'_, '_>) -> std::fmt::Result {
+                match self {
+                    $($pattern => std::fmt::Write::write_fmt(f, format_args!($($message)+)),)*
+                }
+            }
+
+            /// Returns what to do about it, in a sentence.
+            pub fn remedy(&self) -> &'static str {
+                match self {
+                    $($pattern => $remedy,)*
+                }
+            }
+        }
+    };
+}
+
+/// Defines what to do about each cause of an error.
+#[macro_export]
+macro_rules! remedies {
+    ($cause:ty { $($variant:pat => $remedy:expr,)* }) => {
+        impl $cause {
+            pub(super) const fn remedy(self) -> &'static str {
+                match self {
+                    $($variant => $remedy,)*
+                }
+            }
+        }
+    };
 }

@@ -73,7 +73,7 @@ impl ImportedBuffer {
         self.0.via
     }
 
-    /// Returns what `location` may do, as the driver reports it.
+    /// Returns the access of `location`, as the driver reports it.
     ///
     /// # Errors
     /// As [`Mapping::access`].

@@ -105,7 +105,7 @@ impl Signals {
         })
     }
 
-    /// Sets what a second signal leaves undone from now on.
+    /// Sets the work that a second signal leaves undone from now on.
     pub fn leaves(&self, left: Left) {
         *self.left.lock().unwrap_or_else(PoisonError::into_inner) = left;
     }

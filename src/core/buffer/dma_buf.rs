@@ -7,7 +7,7 @@ use crate::driver::Code;
 use crate::memory::{AccessChecks, Memory, check_range};
 use crate::{Error, Result};
 
-/// The unit of what can be exported.
+/// The unit of exports.
 const PAGE: u64 = 4096;
 
 impl Buffer {

@@ -32,7 +32,7 @@ pub struct EgmSlice<'a, T> {
 /// Memory of this crate as elements `T` for cudarc to read and write: source and destination of its copies.
 /// Otherwise like [`EgmSlice`].
 ///
-/// An `Arc` of memory can make several for the same bytes. What work on both leaves there is then a mix of both.
+/// An `Arc` of memory can make several for the same bytes. Work on both then leaves a mix of both.
 #[derive(Debug)]
 pub struct EgmSliceMut<'a, T> {
     raw: Raw,

@@ -70,7 +70,7 @@ impl<'a> Granting<'a> {
     }
 }
 
-/// Checks what pools can be granted at all.
+/// Checks that pools can be granted this access at all.
 fn check(access: &[AccessDesc]) -> Result<()> {
     for AccessDesc { location, access } in access {
         refuse! { |why| Error::invalid("access", why);

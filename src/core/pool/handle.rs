@@ -1,4 +1,4 @@
-//! A pool, and what it is asked.
+//! A pool and its calls.
 
 use std::sync::Arc;
 
@@ -60,7 +60,7 @@ impl Drop for Inner {
             return;
         }
         give_back_or_log(&self.driver, "a memory pool", || {
-            // SAFETY: owned by `self`; the driver keeps what allocations in flight still need.
+            // SAFETY: owned by `self`; the driver keeps memory that allocations in flight still need.
             unsafe { self.calls()?.pool_destroy(self.handle) }
         });
     }
@@ -105,7 +105,7 @@ impl Pool {
         granting.of(self.0.props.location)
     }
 
-    /// Changes what GPUs may do with all of the pool's memory, present and future.
+    /// Changes the access of GPUs to all of the pool's memory, present and future.
     ///
     /// Source: `cuMemPoolSetAccess`. The owner's own access cannot be revoked.
     ///
@@ -119,7 +119,7 @@ impl Pool {
         self.granting().set(access)
     }
 
-    /// Returns what `location` may do with the pool's memory.
+    /// Returns the access of `location` to the pool's memory.
     ///
     /// Source: `cuMemPoolGetAccess`.
     ///
@@ -150,7 +150,7 @@ impl Pool {
         self.set(PoolAttribute::ReleaseThreshold, bytes)
     }
 
-    /// Returns what the pool holds and has allocated.
+    /// Returns the bytes that the pool holds and has allocated.
     ///
     /// # Errors
     /// The driver's errors.

@@ -49,7 +49,7 @@ impl Pool {
 }
 
 impl PoolBuffer {
-    /// Returns what an importer of the pool needs to import this allocation, which has happened then.
+    /// Returns the token by which an importer of the pool imports this allocation, which has happened then.
     ///
     /// Source: `cuMemPoolExportPointer`, which needs the pool to have been exported.
     ///
@@ -172,7 +172,7 @@ impl ImportedPool {
         Imported::of(driver, handle, location).map(Self)
     }
 
-    /// Changes what GPUs may do with all of the pool's memory, in this process.
+    /// Changes the access of GPUs to all of the pool's memory, in this process.
     ///
     /// Source: `cuMemPoolSetAccess`.
     ///
@@ -182,7 +182,7 @@ impl ImportedPool {
         self.0.granting().set(access)
     }
 
-    /// Returns what `location` may do with the pool's memory.
+    /// Returns the access of `location` to the pool's memory.
     ///
     /// Source: `cuMemPoolGetAccess`.
     ///

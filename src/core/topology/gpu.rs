@@ -1,4 +1,4 @@
-//! GPUs, and what the driver reports about them.
+//! GPUs, as the driver reports them.
 
 use std::fmt;
 

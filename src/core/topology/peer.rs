@@ -1,4 +1,4 @@
-//! Links between two GPUs, and what the driver tells about them.
+//! Links between two GPUs, as the driver reports them.
 
 use serde::{Deserialize, Serialize};
 
@@ -81,7 +81,7 @@ impl PeerLink {
     }
 }
 
-/// Takes what a driver or a backend of one's own does not know for unknown, not for an error.
+/// Returns `None`, and no error, if a driver or a backend of the program's own does not know the answer.
 fn known(answer: Result<i32>) -> Result<Option<i32>> {
     match answer {
         Ok(value) => Ok(Some(value)),

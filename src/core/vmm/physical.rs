@@ -146,6 +146,10 @@ impl PhysicalMemory {
         }
         // SAFETY: `self` keeps the handle alive.
         let handle = unsafe { self.driver.mem_export(self.handle, handle_type)? };
+        if handle.handle_type() != handle_type {
+            let why = format!("the driver exported a handle of a type other than {handle_type}");
+            return Err(Error::invalid("handle", why));
+        }
         self.mapped.entry.exported(self.identity().ok());
         Ok(handle)
     }

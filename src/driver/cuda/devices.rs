@@ -6,8 +6,8 @@ use super::core::Core;
 use super::methods::methods;
 use crate::{CudaVersion, DeviceAttribute, P2pAttribute};
 
-/// Room for a text that the driver writes, which learns of one byte less: so the text ends with a NUL whatever
-/// the driver does.
+/// Room for a text that the driver writes, which learns of one byte less: so the text ends with a NUL in
+/// any case.
 const TEXT: [u8; 256] = [0; 256];
 const TEXT_LEN: i32 = TEXT.len() as i32 - 1;
 

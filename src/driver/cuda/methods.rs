@@ -1,6 +1,6 @@
 //! Methods that make one call each.
 
-/// Defines methods that return what one call of `this.api` writes:
+/// Defines methods that return the results of one call of `this.api`:
 /// `[kind] method(arguments) -> result { let …; @place(…) function(values) => result expression }`.
 ///
 /// The place is a method of the API's state, which runs the call in the context that it needs.

@@ -214,7 +214,7 @@ pub enum Error {
     },
     /// Memory is to be given back or reused, or access to it to be revoked, but it is still held.
     StillHeld {
-        /// The name, or what is held.
+        /// The name, or a description of the memory.
         name: String,
         /// The holders.
         holders: Vec<String>,

@@ -1,6 +1,6 @@
 //! The message and the remedy of each error.
 
-use std::fmt::{self, Write};
+use std::fmt;
 
 use super::Error;
 use super::remedy::{of_code, of_system};
@@ -19,34 +19,13 @@ impl fmt::Display for Error {
     }
 }
 
-/// Defines the texts: `pattern => (message), remedy;`.
-macro_rules! texts {
-    ($($pattern:pat => ($($message:tt)+), $remedy:expr;)*) => {
-        #[allow(unused_variables)] // a field may be in one of the texts only
-        impl Error {
-            fn describe(&self, f: &mut Escaping<'_, '_>) -> fmt::Result {
-                match self {
-                    $($pattern => write!(f, $($message)+),)*
-                }
-            }
-
-            /// Returns what to do about it, in a sentence.
-            pub fn remedy(&self) -> &'static str {
-                match self {
-                    $($pattern => $remedy,)*
-                }
-            }
-        }
-    };
-}
-
 const CHOOSE: &str = "choose one that `egmem topo` lists";
 const LESS: &str = "ask for less, free memory on the node, choose another node, or allow it with \
     overcommit(true) or EGMEM_ALLOW_OVERCOMMIT=1";
 const REMEDY_OF_ARGUMENT: &str =
     "change what the message names, or the call, option or key that it came from";
 
-texts! {
+error_texts! { Error {
     Error::NoDriver { detail } => ("no CUDA driver: {detail}"),
         "install the NVIDIA driver (libcuda.so.1), or simulate one (Driver::simulated, --sim)";
     Error::DriverTooOld { what, have, need } =>
@@ -130,4 +109,4 @@ texts! {
     Error::OutOfAddresses { requested, .. } =>
         ("this process has no {} of contiguous addresses left", Bytes(*requested)),
         "reserve fewer (a heap reserves its whole limit, HeapOptions::limit), or drop other reservations";
-}
+} }

@@ -121,7 +121,7 @@ impl Piece {
             None => {
                 let len = bytes.len() as u64;
                 let scratch = scratch(len)?;
-                scratch.copy_from_address(0, self.at, len)?;
+                scratch.copy_from_address(self.at, len)?;
                 scratch.read(0, bytes)
             }
         }
@@ -138,7 +138,7 @@ impl Piece {
                 let scratch = scratch(bytes.len() as u64)?;
                 scratch.write(0, bytes)?;
                 // SAFETY: the caller's promise.
-                unsafe { scratch.copy_to_address(0, self.at, bytes.len() as u64) }
+                unsafe { scratch.copy_to_address(self.at, bytes.len() as u64) }
             }
         }
     }

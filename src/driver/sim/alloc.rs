@@ -122,7 +122,7 @@ impl State {
         Ok((free, self.machine.gpus[index].memory))
     }
 
-    /// Finds what contains an address. Bytes after the requested size belong to nothing.
+    /// Finds the memory that contains an address. Bytes after the requested size belong to nothing.
     fn find(&self, ptr: DevicePtr) -> Option<Found<'_>> {
         self.find_region(ptr)
             .filter(|found| ptr.0 - found.start < found.size)

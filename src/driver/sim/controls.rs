@@ -9,7 +9,7 @@ use super::machine::Machine;
 use super::shared::Shared;
 use crate::{Call, Code, Location, StreamHandle};
 
-/// The simulator's controls: injected faults, call counts, and what is still held.
+/// The simulator's controls: injected faults, call counts, and counts of live objects.
 ///
 /// ```
 /// use egmem::driver::{Call, Code};

@@ -28,7 +28,7 @@ pub struct Machine {
     /// A human-readable name.
     #[serde(default = "default_name")]
     pub name: String,
-    /// The answer of `cuDriverGetVersion`: 12.2 or newer. The simulator refuses what that version lacks, as
+    /// The answer of `cuDriverGetVersion`: 12.2 or newer. The simulator refuses features that it lacks, as
     /// its driver does. 13.0 if not given.
     #[serde(default = "default_version")]
     pub driver_version: CudaVersion,
@@ -57,7 +57,7 @@ pub struct Machine {
     /// 254 was measured on H200 (docs/driver-behaviour.md). Not 0; `None`, the default: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_references: Option<u32>,
-    /// Answers of `cuDeviceGetAttribute` that differ from what the other fields imply, by the attribute's
+    /// Answers of `cuDeviceGetAttribute` that differ from those that the other fields imply, by the attribute's
     /// number.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub attributes: BTreeMap<i32, AttributeAnswer>,

@@ -216,7 +216,7 @@ impl State {
         range.contains(start, len).then_some(range)
     }
 
-    /// Returns what a device's kernel may do with a region.
+    /// Returns the access of a device's kernels to a region.
     pub(super) fn access(&self, region: &Region, device: i32) -> Access {
         match &region.kind {
             Kind::Mapping { devices, .. } => devices[device as usize],

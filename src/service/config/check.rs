@@ -105,7 +105,7 @@ impl ServiceConfig {
             .collect()
     }
 
-    /// Copies from `new` what can change in a running service; returns the keys of other differences.
+    /// Copies from `new` the values that can change in a running service; returns the keys of other differences.
     pub(crate) fn take_over(&mut self, new: Self) -> Vec<&'static str> {
         let mut restart = Vec::new();
         let mut fixed = |key, same: bool| {

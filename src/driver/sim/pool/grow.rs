@@ -83,7 +83,7 @@ impl State {
         Ok(())
     }
 
-    /// Gives back what pools hold above their thresholds, at a synchronisation.
+    /// Gives back memory that pools hold above their thresholds, at a synchronisation.
     pub(in crate::sim) fn release_pools(&mut self) {
         let over = |pool: &Pool| pool.reserved.current > pool.release_threshold;
         let pools: Vec<(u64, u64)> = self
