@@ -140,9 +140,9 @@ impl State {
         };
         Some(match &region.kind {
             Kind::Mapping { physical, .. } => whole(
-                physical.location,
-                owner(physical.location),
-                physical.handle_types,
+                physical.props.location,
+                owner(physical.props.location),
+                physical.props.handle_types,
             ),
             Kind::Own {
                 by, device, size, ..
@@ -281,7 +281,7 @@ impl State {
                 return false;
             };
             match &region.kind {
-                Kind::Mapping { physical, .. } if !physical.location.is_host() => {
+                Kind::Mapping { physical, .. } if !physical.props.location.is_host() => {
                     at = start + region.len;
                 }
                 _ => return false,

@@ -68,7 +68,7 @@ impl State {
         else {
             return fail(Code::INVALID_VALUE);
         };
-        self.check_grant(desc, physical.location)?;
+        self.check_grant(desc, physical.props.location)?;
         let is_host = desc.location.is_host();
         let mut new_count = None;
         if is_host {

@@ -13,16 +13,14 @@ use super::registered::Registered;
 use super::space::Range;
 use super::window::{Placement, Window};
 use super::work::{Capture, Event, Function, Stream, StreamKey};
-use crate::{Access, Code, HandleTypes, Location, PhysicalHandle};
+use crate::{Access, AllocationProps, Code, HandleTypes, Location, PhysicalHandle};
 
 /// Physical memory under its handle.
 #[derive(Debug)]
 pub(super) struct Physical {
     pub(super) handle: PhysicalHandle,
     pub(super) memory: Arc<Memory>,
-    pub(super) location: Location,
-    pub(super) handle_types: HandleTypes,
-    pub(super) gpu_direct_rdma: bool,
+    pub(super) props: AllocationProps,
     pub(super) size: u64,
     /// Counts an import, which lasts until its last mapping is gone too.
     pub(super) _counted: Option<Counted>,
