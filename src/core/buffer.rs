@@ -13,7 +13,7 @@ use crate::driver::{
 };
 use crate::growth::Growth;
 use crate::ledger::{AllocPath, Label};
-use crate::memory::{AccessChecks, CpuView, Engine, Memory, check_range, impl_cpu_memory};
+use crate::memory::{CpuView, access_checks, check_range, impl_cpu_memory, impl_memory};
 use crate::size::Granularity;
 use crate::topology::{Share, Topology};
 use crate::vmm::{MappedRange, Mapping, PhysicalMemory};
@@ -69,71 +69,55 @@ impl BufferOptions {
         self
     }
 
-    /// Sets how the memory may be shared; by default not at all.
-    pub const fn handle_types(mut self, handle_types: HandleTypes) -> Self {
-        self.handle_types = handle_types;
-        self
-    }
+    crate::driver::setters! {
+        /// Sets how the memory may be shared; by default not at all.
+        handle_types(handle_types: HandleTypes) => handle_types = handle_types;
 
-    /// Makes it shareable as widely as this machine allows, on each of its nodes: see
-    /// [`best_handle_types`](crate::capability::shareable::best_handle_types), which also returns the reason if
-    /// fabric handles do not work.
-    pub const fn shareable(mut self) -> Self {
-        self.shareable = true;
-        self
-    }
+        /// Makes it shareable as widely as this machine allows, on each of its nodes: see
+        /// [`best_handle_types`](crate::capability::shareable::best_handle_types), which also returns the reason if
+        /// fabric handles do not work.
+        shareable() => shareable = true;
 
-    /// Allocates at least 4096 bytes more than are used, so that importers can prove that they see the same
-    /// memory: the exchange's probes write their words there, 8 bytes for each importer at a time.
-    ///
-    /// Without this, memory has such room only in the rest of its last granule. Memory of whole granules
-    /// has none, and `RemoteBuffer::proved` says so. With this, such
-    /// memory takes one granule more: 2 MiB on every driver measured so far.
-    /// [`len`](Buffer::len) stays what was asked for, and [`padded`](Buffer::padded) tells what is allocated.
-    ///
-    /// ```
-    /// use egmem::driver::{NodeId, sim::Machine};
-    /// use egmem::{Buffer, Driver};
-    ///
-    /// let driver = Driver::simulated(Machine::gh200())?; // Driver::open() on a real machine
-    /// let buffer = Buffer::on(NodeId(0)).bytes(4 << 20).shareable().room_for_probes();
-    /// let buffer = buffer.allocate(&driver)?;
-    /// assert_eq!((buffer.len(), buffer.padded()), (4 << 20, 6 << 20));
-    /// # Ok::<(), egmem::Error>(())
-    /// ```
-    pub const fn room_for_probes(mut self) -> Self {
-        self.room = PROBES;
-        self
-    }
+        /// Allocates at least 4096 bytes more than are used, so that importers can prove that they see the same
+        /// memory: the exchange's probes write their words there, 8 bytes for each importer at a time.
+        ///
+        /// Without this, memory has such room only in the rest of its last granule. Memory of whole granules
+        /// has none, and `RemoteBuffer::proved` says so. With this, such
+        /// memory takes one granule more: 2 MiB on every driver measured so far.
+        /// [`len`](Buffer::len) stays what was asked for, and [`padded`](Buffer::padded) tells what is allocated.
+        ///
+        /// ```
+        /// use egmem::driver::{NodeId, sim::Machine};
+        /// use egmem::{Buffer, Driver};
+        ///
+        /// let driver = Driver::simulated(Machine::gh200())?; // Driver::open() on a real machine
+        /// let buffer = Buffer::on(NodeId(0)).bytes(4 << 20).shareable().room_for_probes();
+        /// let buffer = buffer.allocate(&driver)?;
+        /// assert_eq!((buffer.len(), buffer.padded()), (4 << 20, 6 << 20));
+        /// # Ok::<(), egmem::Error>(())
+        /// ```
+        room_for_probes() => room = PROBES;
 
-    /// Creates the memory in chunks of `bytes` each, so that [`Buffer::set_access_at`] can change the access of each chunk
-    /// alone: a driver changes the access of whole allocations only. A multiple of the granularity, 2 MiB on every driver
-    /// measured so far. Each chunk takes three calls of the driver, and those larger than [`growth`](Self::growth) says
-    /// several times three.
-    ///
-    /// A buffer has at most 1,048,576 chunks ([`Buffer::MAX_PARTS`]), and shared memory at most 4096.
-    pub const fn chunk(mut self, bytes: u64) -> Self {
-        self.chunk = Some(bytes);
-        self
-    }
+        /// Creates the memory in chunks of `bytes` each, so that [`Buffer::set_access_at`] can change the access of each chunk
+        /// alone: a driver changes the access of whole allocations only. A multiple of the granularity, 2 MiB on every driver
+        /// measured so far. Each chunk takes three calls of the driver, and those larger than [`growth`](Self::growth) says
+        /// several times three.
+        ///
+        /// A buffer has at most 1,048,576 chunks ([`Buffer::MAX_PARTS`]), and shared memory at most 4096.
+        chunk(bytes: u64) => chunk = Some(bytes);
 
-    /// Sets how much memory on a host node one driver call creates, and how long the allocation rests between two of
-    /// them. The default is [`Growth::steady`]: 64 MiB, or 1 GiB of memory that can be shared, without a rest.
-    ///
-    /// Larger parts are created in chunks, which lie side by side: [`physical`](Buffer::physical) and
-    /// [`mappings`](Buffer::mappings) have one element for each. Memory that can be shared has at most 256 of them for
-    /// each part, because each is exported as a handle of its own; its chunks are as large as that takes. Memory of GPUs is
-    /// not divided.
-    pub const fn growth(mut self, growth: Growth) -> Self {
-        self.growth = growth;
-        self
-    }
+        /// Sets how much memory on a host node one driver call creates, and how long the allocation rests between two of
+        /// them. The default is [`Growth::steady`]: 64 MiB, or 1 GiB of memory that can be shared, without a rest.
+        ///
+        /// Larger parts are created in chunks, which lie side by side: [`physical`](Buffer::physical) and
+        /// [`mappings`](Buffer::mappings) have one element for each. Memory that can be shared has at most 256 of them for
+        /// each part, because each is exported as a handle of its own; its chunks are as large as that takes. Memory of GPUs is
+        /// not divided.
+        growth(growth: Growth) => growth = growth;
 
-    /// Sets whether to ask the driver for more memory than the node has free. It then refuses only the chunk for which
-    /// there is nothing left.
-    pub const fn overcommit(mut self, on: bool) -> Self {
-        self.overcommit = on;
-        self
+        /// Sets whether to ask the driver for more memory than the node has free. It then refuses only the chunk for which
+        /// there is nothing left.
+        overcommit(on: bool) => overcommit = on;
     }
 
     /// Sets the memory's name in the [ledger](crate::ledger).
@@ -313,54 +297,14 @@ impl Buffer {
 
 impl_cpu_memory!(Buffer);
 
-// SAFETY: its mappings live as long, and answer.
-unsafe impl AccessChecks for Buffer {
-    fn gpu_access(&self, gpu: i32, _: Engine, offset: u64, len: u64) -> Result<Access> {
-        self.range.gpu_access(gpu, offset, len)
-    }
+access_checks!(unsafe impl for Buffer, |this| this.range);
 
-    fn may_be_on_host(&self, offset: u64, len: u64) -> bool {
-        self.range.may_be_on_host(offset, len)
-    }
-
-    fn of_one_kind(&self, offset: u64, len: u64) -> u64 {
-        self.range.of_one_kind(offset, len)
-    }
-
-    fn of_one_mapping(&self, offset: u64, len: u64) -> Option<u64> {
-        Some(self.range.of_one_mapping(offset, len))
-    }
-
-    fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
-        self.range.is_read_only_for_cpu(offset, len)
-    }
-}
-
-impl Memory for Buffer {
-    fn driver(&self) -> &Driver {
-        self.range.first().driver()
-    }
-    fn device_ptr(&self) -> DevicePtr {
-        self.range.start()
-    }
-    fn len(&self) -> u64 {
-        self.len
-    }
-    /// Returns the location of the first part.
-    fn location(&self) -> Location {
-        self.range.first().location()
-    }
-}
+// The location is that of the first part.
+impl_memory! { for Buffer, |this| this.range.first().driver(), this.range.start(), this.len, this.range.first().location() }
 
 /// Returns the host node of a GPU: from the driver, or else from the machine's topology.
 fn host_node(driver: &Driver, gpu: i32) -> Result<NodeId> {
-    let count = driver.device_count()?;
-    if !(0..count).contains(&gpu) {
-        return Err(Error::NoSuchGpu {
-            gpu,
-            count: count.max(0) as usize,
-        });
-    }
+    Error::expect_gpu(gpu, driver.device_count()?)?;
     match driver.device_attribute(gpu, DeviceAttribute::HOST_NUMA_ID) {
         Ok(node) if node >= 0 => Ok(NodeId(node)),
         Err(error) if error.code() != Some(Code::INVALID_VALUE) => Err(error),

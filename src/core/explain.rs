@@ -15,14 +15,8 @@ pub fn explain_create(driver: &Driver, error: Error, props: &AllocationProps, by
         Location::Host => "host memory through VMM",
         Location::HostNuma(_) | Location::HostNumaCurrent => "host-NUMA memory through VMM",
     };
-    explain(
-        driver,
-        error,
-        what,
-        props.location,
-        props.handle_types,
-        bytes,
-    )
+    let of = (props.location, props.handle_types, bytes);
+    explain(driver, error, what, of)
 }
 
 /// Explains why a pool with `props` was refused, or an allocation of `bytes` from it.
@@ -32,14 +26,8 @@ pub fn explain_pool(driver: &Driver, error: Error, props: &PoolProps, bytes: u64
         Location::Host => "host memory pools",
         Location::HostNuma(_) | Location::HostNumaCurrent => HOST_NUMA_POOLS.0,
     };
-    explain(
-        driver,
-        error,
-        what,
-        props.location,
-        props.handle_types,
-        bytes,
-    )
+    let of = (props.location, props.handle_types, bytes);
+    explain(driver, error, what, of)
 }
 
 /// The first drivers whose pools are known to work on host nodes. Source: CCCL's documentation of memory
@@ -50,9 +38,7 @@ fn explain(
     driver: &Driver,
     error: Error,
     what: &'static str,
-    location: Location,
-    handle_types: HandleTypes,
-    requested: u64,
+    (location, handle_types, requested): (Location, HandleTypes, u64),
 ) -> Error {
     let Error::Driver(source) = error else {
         return error;
@@ -78,10 +64,10 @@ fn explain(
             });
             match older {
                 Some(older) => older,
-                None if source.code == Code::NOT_SUPPORTED => Error::PlatformUnsupported {
-                    what: if fabric { "fabric handles" } else { what },
-                    source: Some(source),
-                },
+                None if source.code == Code::NOT_SUPPORTED => {
+                    let what = if fabric { "fabric handles" } else { what };
+                    Error::unsupported(what, Some(source))
+                }
                 None => name_missing(driver, error, location),
             }
         }
@@ -101,11 +87,8 @@ pub fn name_missing(driver: &Driver, error: Error, location: Location) -> Error 
     }
     match location {
         Location::Device(gpu) => match driver.device_count() {
-            Ok(count) if !(0..count).contains(&gpu) => Error::NoSuchGpu {
-                gpu,
-                count: count.max(0) as usize,
-            },
-            _ => error,
+            Ok(count) => Error::expect_gpu(gpu, count).err().unwrap_or(error),
+            Err(_) => error,
         },
         Location::HostNuma(node) => match Topology::discover(driver) {
             Ok(topology)

@@ -1,4 +1,4 @@
-//! How much memory is created at a time, and what the caller learns meanwhile.
+//! How much memory is created at a time, and the progress that the caller sees.
 
 use std::ops::ControlFlow;
 use std::thread;
@@ -18,7 +18,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Creates what a progress function is told.
+    /// Creates a report for a progress function.
     pub const fn new(done: u64, total: u64) -> Self {
         Self { done, total }
     }
@@ -45,7 +45,7 @@ pub struct Growth {
     chunk: u64,
     /// The chunks of memory that can be shared.
     shareable_chunk: u64,
-    /// In percent of what the chunk before took.
+    /// In percent of the time that the chunk before took.
     rest: u32,
 }
 

@@ -24,7 +24,7 @@ pub fn check_free(
     check_free_now(driver, location, bytes, idle).map(drop)
 }
 
-/// As [`check_free`], for any number of bytes; returns what is free, if the location is a node and the number
+/// As [`check_free`], for any number of bytes; returns the free bytes, if the location is a node and the number
 /// is known.
 pub fn check_free_now(
     driver: &Driver,

@@ -1,4 +1,4 @@
-//! Other memory behind the same interfaces: the older allocators and what the system has.
+//! Other memory behind the same interfaces: the older allocators and the system's own.
 //!
 //! For comparison with EGM, for the other end of copies, and where one of them is right:
 //!
@@ -28,22 +28,12 @@ use std::sync::Arc;
 use crate::driver::{Access, AccessDesc, Code, DeviceAttribute, DevicePtr, Driver, Location};
 use crate::explain::name_missing_gpu;
 use crate::ledger::{AllocPath, Entry, Grants, NewEntry};
-use crate::memory::{AccessChecks, CpuView, Engine};
+use crate::memory::{AccessChecks, Engine, impl_memory};
+use crate::size::not_empty;
 use crate::teardown::give_back_or_log;
 use crate::{Error, Result};
 
-fn not_empty(bytes: u64) -> Result<()> {
-    match bytes {
-        0 => Err(Error::invalid_of(
-            "size",
-            "0 bytes cannot be allocated",
-            "1 byte or more",
-        )),
-        _ => Ok(()),
-    }
-}
-
-/// Refuses what a GPU says that it does not support. An attribute that the driver does not know says nothing.
+/// Refuses a feature that a GPU says it lacks. An attribute that the driver does not know says nothing.
 fn is_supported(
     driver: &Driver,
     device: i32,
@@ -51,7 +41,7 @@ fn is_supported(
     what: &'static str,
 ) -> Result<()> {
     match driver.device_attribute(device, attribute) {
-        Ok(0) => Err(Error::PlatformUnsupported { what, source: None }),
+        Ok(0) => Err(Error::unsupported(what, None)),
         Err(error) if error.code() != Some(Code::INVALID_VALUE) => {
             Err(name_missing_gpu(driver, error, device))
         }
@@ -65,7 +55,9 @@ struct Owned {
     driver: Driver,
     start: DevicePtr,
     len: u64,
+    path: AllocPath,
     location: Location,
+    writable: bool,
     entry: Entry,
 }
 
@@ -96,7 +88,9 @@ impl Owned {
             driver: driver.clone(),
             start,
             len,
+            path,
             location,
+            writable: true,
         }
     }
 
@@ -115,7 +109,33 @@ impl Owned {
     }
 }
 
-/// Implements what all types here have in common, by their field `memory`.
+impl_memory! { for Owned, |this| &this.driver, this.start, this.len, this.location }
+
+// SAFETY: the memory is given back when its owner is dropped. Until then host memory is all GPUs', for reading alone if
+// it is not writable. A GPU's memory is open to its own kernels and to every copy engine.
+unsafe impl AccessChecks for Owned {
+    fn gpu_access(&self, gpu: i32, engine: Engine, _: u64, _: u64) -> Result<Access> {
+        Ok(match self.location {
+            Location::Device(own) if engine == Engine::Kernel && own != gpu => Access::None,
+            _ if self.writable => Access::ReadWrite,
+            _ => Access::Read,
+        })
+    }
+
+    fn is_read_only_for_cpu(&self, _: u64, _: u64) -> bool {
+        !self.writable
+    }
+
+    fn may_be_on_host(&self, _: u64, _: u64) -> bool {
+        self.path != AllocPath::Device
+    }
+
+    fn of_one_mapping(&self, _offset: u64, len: u64) -> Option<u64> {
+        matches!(self.path, AllocPath::Pinned | AllocPath::Device).then_some(len)
+    }
+}
+
+/// Implements the common part of all types here, by their field `memory`.
 macro_rules! owned {
     ($name:ident) => {
         impl $name {
@@ -126,23 +146,20 @@ macro_rules! owned {
             }
         }
 
-        impl $crate::memory::Memory for $name {
-            fn driver(&self) -> &$crate::driver::Driver {
-                &self.memory.driver
-            }
-            fn device_ptr(&self) -> $crate::driver::DevicePtr {
-                self.memory.start
-            }
-            fn len(&self) -> u64 {
-                self.memory.len
-            }
-            fn location(&self) -> $crate::driver::Location {
-                self.memory.location
-            }
-        }
+        $crate::memory::memory_through!(unsafe impl for $name, |this| this.memory);
     };
     ($name:ident, for the CPU) => {
         owned!($name);
+
+        impl $name {
+            /// Returns the CPU's view of the bytes.
+            pub fn cpu(&self) -> $crate::memory::CpuView<'_> {
+                let memory = &self.memory;
+                // SAFETY: the memory is mapped for the CPU, in whole pages, also while GPUs work, until this is
+                // dropped; safe code reaches it through atomic views only.
+                unsafe { $crate::memory::CpuView::new(memory.start, memory.len, memory.writable) }
+            }
+        }
 
         impl $crate::memory::CpuMemory for $name {
             fn cpu(&self) -> $crate::Result<$crate::memory::CpuView<'_>> {
@@ -178,13 +195,6 @@ impl PinnedHost {
         let kind = (AllocPath::Pinned, Location::Host);
         let memory = Owned::new(driver, kind, (start, bytes), gpus, Caller::caller());
         Ok(Self { memory, device })
-    }
-
-    /// Returns the CPU's view of the bytes.
-    pub fn cpu(&self) -> CpuView<'_> {
-        // SAFETY: pinned memory is mapped for the CPU, in whole pages, until freed, which needs `self`; safe code
-        // reaches it through atomic views only.
-        unsafe { CpuView::new(self.memory.start, self.memory.len, true) }
     }
 }
 
@@ -235,35 +245,3 @@ impl Drop for DeviceMemory {
 
 owned!(PinnedHost, for the CPU);
 owned!(DeviceMemory);
-
-// SAFETY: the memory is freed when this is dropped; CUDA grants it to all GPUs or to its own.
-unsafe impl AccessChecks for PinnedHost {
-    /// Pinned memory is portable and mapped for every GPU.
-    fn gpu_access(&self, _: i32, _: Engine, _: u64, _: u64) -> Result<Access> {
-        Ok(Access::ReadWrite)
-    }
-
-    fn of_one_mapping(&self, _offset: u64, len: u64) -> Option<u64> {
-        Some(len)
-    }
-}
-
-// SAFETY: the memory is freed when this is dropped; CUDA grants it to all GPUs or to its own.
-unsafe impl AccessChecks for DeviceMemory {
-    /// This crate enables no peer access, so kernels of other GPUs have none.
-    fn gpu_access(&self, gpu: i32, engine: Engine, _: u64, _: u64) -> Result<Access> {
-        Ok(match engine {
-            Engine::Copy => Access::ReadWrite,
-            Engine::Kernel if gpu == self.device => Access::ReadWrite,
-            Engine::Kernel => Access::None,
-        })
-    }
-
-    fn may_be_on_host(&self, _: u64, _: u64) -> bool {
-        false
-    }
-
-    fn of_one_mapping(&self, _offset: u64, len: u64) -> Option<u64> {
-        Some(len)
-    }
-}

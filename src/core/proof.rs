@@ -234,10 +234,8 @@ impl Prover {
         let start = memory.device_ptr();
         if !start.0.is_multiple_of(8) {
             // A GPU that reads a word at such an address would lose its context.
-            return Err(Error::invalid(
-                "memory",
-                format!("{start:?} is not aligned to words of 8 bytes"),
-            ));
+            let why = format!("{start:?} is not aligned to words of 8 bytes");
+            return Err(Error::invalid("memory", why));
         }
         let words = memory.len() / 8;
         let needed = words

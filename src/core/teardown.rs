@@ -25,7 +25,7 @@ pub fn give_back(
     }
 }
 
-/// As [`give_back`], for `Drop`: logs what cannot be released. A forked child releases nothing.
+/// As [`give_back`], for `Drop`: logs memory that cannot be released. A forked child releases nothing.
 ///
 /// Returns whether it is lost: this process keeps it until it ends.
 pub fn give_back_or_log(
@@ -44,7 +44,7 @@ pub fn give_back_or_log(
     }
 }
 
-/// Logs what was not released.
+/// Logs memory that was not released.
 pub fn log_lost(what: &'static str, result: Result<()>) {
     if let Err(error) = result {
         // A process that is exiting may have torn the driver down already; nothing is lost then.

@@ -160,7 +160,7 @@ fn topology_rows(report: &Report) -> Vec<(&'static str, String)> {
     gpus.chain(nodes).collect()
 }
 
-/// Returns the attributes' claims, which are often less or more than what works.
+/// Returns the attributes' claims, which often differ from the trials.
 fn claims(report: &Report) -> Vec<(&'static str, String)> {
     let mut kinds: Vec<(String, Vec<i32>)> = Vec::new();
     for hints in &report.hints {

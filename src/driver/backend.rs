@@ -258,10 +258,7 @@ pub unsafe trait Backend: Any + Debug + Send + Sync {
     /// # Errors
     /// [`Error::MissingLibrary`] or [`Error::PlatformUnsupported`] if there is none.
     fn runtime_pools(&self) -> Result<&dyn PoolCalls> {
-        Err(Error::PlatformUnsupported {
-            what: "the CUDA runtime API",
-            source: None,
-        })
+        Err(Error::unsupported("the CUDA runtime API", None))
     }
 
     /// Returns the pool calls of the driver API.

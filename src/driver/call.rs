@@ -4,15 +4,18 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+/// Declares the calls. A call's name is `cu` and its variant's, where no other is given.
 macro_rules! calls {
-    ($($variant:ident => $name:literal,)*) => {
+    (@name $variant:ident) => { concat!("cu", stringify!($variant)) };
+    (@name $variant:ident $name:literal) => { $name };
+    ($($variant:ident $(= $name:literal)?,)*) => {
         /// A call of the driver trait. Errors, traces, counts and injected faults use it to name calls.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(into = "&'static str", try_from = "String")]
         #[non_exhaustive]
         pub enum Call {
             $(
-                #[doc = concat!("`", $name, "`")]
-                #[serde(rename = $name)]
+                #[doc = concat!("`", calls!(@name $variant $($name)?), "`")]
                 $variant,
             )*
         }
@@ -23,13 +26,15 @@ macro_rules! calls {
 
             /// The call's name in CUDA's documentation.
             pub const fn name(self) -> &'static str {
-                match self { $(Self::$variant => $name,)* }
+                match self { $(Self::$variant => calls!(@name $variant $($name)?),)* }
             }
 
             /// Returns a span for the call, which has its name.
             fn span(self) -> tracing::Span {
                 match self {
-                    $(Self::$variant => tracing::trace_span!(target: "egmem::driver", $name),)*
+                    $(Self::$variant => tracing::trace_span!(
+                        target: "egmem::driver", calls!(@name $variant $($name)?)
+                    ),)*
                 }
             }
         }
@@ -37,104 +42,42 @@ macro_rules! calls {
 }
 
 calls! {
-    Init => "cuInit",
-    DriverGetVersion => "cuDriverGetVersion",
-    DeviceGetCount => "cuDeviceGetCount",
-    DeviceGet => "cuDeviceGet",
-    DeviceGetName => "cuDeviceGetName",
-    DeviceGetUuid => "cuDeviceGetUuid",
-    DeviceGetPciBusId => "cuDeviceGetPCIBusId",
-    DeviceTotalMem => "cuDeviceTotalMem",
-    DeviceGetAttribute => "cuDeviceGetAttribute",
-    DeviceCanAccessPeer => "cuDeviceCanAccessPeer",
-    DeviceGetP2PAttribute => "cuDeviceGetP2PAttribute",
-    DevicePrimaryCtxRetain => "cuDevicePrimaryCtxRetain",
-    DevicePrimaryCtxRelease => "cuDevicePrimaryCtxRelease",
-    CtxPushCurrent => "cuCtxPushCurrent",
-    CtxPopCurrent => "cuCtxPopCurrent",
-    CtxGetCurrent => "cuCtxGetCurrent",
-    CtxSynchronize => "cuCtxSynchronize",
-    MemGetInfo => "cuMemGetInfo",
-    MemGetAllocationGranularity => "cuMemGetAllocationGranularity",
-    MemCreate => "cuMemCreate",
-    MemRelease => "cuMemRelease",
-    MemAddressReserve => "cuMemAddressReserve",
-    MemAddressFree => "cuMemAddressFree",
-    MemMap => "cuMemMap",
-    MemUnmap => "cuMemUnmap",
-    MemSetAccess => "cuMemSetAccess",
-    MemGetAccess => "cuMemGetAccess",
-    MemExportToShareableHandle => "cuMemExportToShareableHandle",
-    MemImportFromShareableHandle => "cuMemImportFromShareableHandle",
-    MemGetAllocationPropertiesFromHandle => "cuMemGetAllocationPropertiesFromHandle",
-    MemRetainAllocationHandle => "cuMemRetainAllocationHandle",
-    PointerGetAttribute => "cuPointerGetAttribute",
-    MemGetAddressRange => "cuMemGetAddressRange",
-    MemGetHandleForAddressRange => "cuMemGetHandleForAddressRange",
-    MemAlloc => "cuMemAlloc",
-    MemFree => "cuMemFree",
-    MemHostAlloc => "cuMemHostAlloc",
-    MemFreeHost => "cuMemFreeHost",
-    MemHostRegister => "cuMemHostRegister",
-    MemHostUnregister => "cuMemHostUnregister",
-    MemHostGetDevicePointer => "cuMemHostGetDevicePointer",
-    MemAllocManaged => "cuMemAllocManaged",
-    MemPoolCreate => "cuMemPoolCreate",
-    MemPoolDestroy => "cuMemPoolDestroy",
-    MemPoolSetAttribute => "cuMemPoolSetAttribute",
-    MemPoolGetAttribute => "cuMemPoolGetAttribute",
-    MemPoolTrimTo => "cuMemPoolTrimTo",
-    MemPoolSetAccess => "cuMemPoolSetAccess",
-    MemPoolGetAccess => "cuMemPoolGetAccess",
-    MemPoolExportToShareableHandle => "cuMemPoolExportToShareableHandle",
-    MemPoolImportFromShareableHandle => "cuMemPoolImportFromShareableHandle",
-    MemPoolExportPointer => "cuMemPoolExportPointer",
-    MemPoolImportPointer => "cuMemPoolImportPointer",
-    MemAllocFromPoolAsync => "cuMemAllocFromPoolAsync",
-    MemAllocAsync => "cuMemAllocAsync",
-    MemFreeAsync => "cuMemFreeAsync",
-    DeviceGetDefaultMemPool => "cuDeviceGetDefaultMemPool",
-    DeviceGetMemPool => "cuDeviceGetMemPool",
-    DeviceSetMemPool => "cuDeviceSetMemPool",
-    StreamCreate => "cuStreamCreate",
-    StreamDestroy => "cuStreamDestroy",
-    StreamSynchronize => "cuStreamSynchronize",
-    StreamQuery => "cuStreamQuery",
-    StreamWaitEvent => "cuStreamWaitEvent",
-    StreamIsCapturing => "cuStreamIsCapturing",
-    ThreadExchangeStreamCaptureMode => "cuThreadExchangeStreamCaptureMode",
-    EventCreate => "cuEventCreate",
-    EventDestroy => "cuEventDestroy",
-    EventRecord => "cuEventRecord",
-    EventSynchronize => "cuEventSynchronize",
-    EventQuery => "cuEventQuery",
-    EventElapsedTime => "cuEventElapsedTime",
-    MemcpyAsync => "cuMemcpyAsync",
-    MemcpyBatchAsync => "cuMemcpyBatchAsync",
-    MemsetD8Async => "cuMemsetD8Async",
-    ModuleLoadData => "cuModuleLoadData",
-    ModuleUnload => "cuModuleUnload",
-    ModuleGetFunction => "cuModuleGetFunction",
-    LaunchKernel => "cuLaunchKernel",
-    RtSetDevice => "cudaSetDevice",
-    RtMemPoolCreate => "cudaMemPoolCreate",
-    RtMemPoolDestroy => "cudaMemPoolDestroy",
-    RtMemPoolSetAttribute => "cudaMemPoolSetAttribute",
-    RtMemPoolGetAttribute => "cudaMemPoolGetAttribute",
-    RtMemPoolTrimTo => "cudaMemPoolTrimTo",
-    RtMemPoolSetAccess => "cudaMemPoolSetAccess",
-    RtMemPoolGetAccess => "cudaMemPoolGetAccess",
-    RtMemPoolExportToShareableHandle => "cudaMemPoolExportToShareableHandle",
-    RtMemPoolImportFromShareableHandle => "cudaMemPoolImportFromShareableHandle",
-    RtMemPoolExportPointer => "cudaMemPoolExportPointer",
-    RtMemPoolImportPointer => "cudaMemPoolImportPointer",
-    RtMallocFromPoolAsync => "cudaMallocFromPoolAsync",
-    RtMallocAsync => "cudaMallocAsync",
-    RtFreeAsync => "cudaFreeAsync",
-    RtDeviceGetDefaultMemPool => "cudaDeviceGetDefaultMemPool",
-    RtDeviceGetMemPool => "cudaDeviceGetMemPool",
-    RtDeviceSetMemPool => "cudaDeviceSetMemPool",
-    RtRuntimeGetVersion => "cudaRuntimeGetVersion",
+    Init, DriverGetVersion, DeviceGetCount, DeviceGet, DeviceGetName, DeviceGetUuid,
+    DeviceGetPciBusId = "cuDeviceGetPCIBusId", DeviceTotalMem, DeviceGetAttribute,
+    DeviceCanAccessPeer, DeviceGetP2PAttribute, DevicePrimaryCtxRetain, DevicePrimaryCtxRelease,
+    CtxPushCurrent, CtxPopCurrent, CtxGetCurrent, CtxSynchronize, MemGetInfo,
+    MemGetAllocationGranularity, MemCreate, MemRelease, MemAddressReserve, MemAddressFree,
+    MemMap, MemUnmap, MemSetAccess, MemGetAccess, MemExportToShareableHandle,
+    MemImportFromShareableHandle, MemGetAllocationPropertiesFromHandle,
+    MemRetainAllocationHandle, PointerGetAttribute, MemGetAddressRange,
+    MemGetHandleForAddressRange, MemAlloc, MemFree, MemHostAlloc, MemFreeHost, MemHostRegister,
+    MemHostUnregister, MemHostGetDevicePointer, MemAllocManaged, MemPoolCreate, MemPoolDestroy,
+    MemPoolSetAttribute, MemPoolGetAttribute, MemPoolTrimTo, MemPoolSetAccess, MemPoolGetAccess,
+    MemPoolExportToShareableHandle, MemPoolImportFromShareableHandle, MemPoolExportPointer,
+    MemPoolImportPointer, MemAllocFromPoolAsync, MemAllocAsync, MemFreeAsync,
+    DeviceGetDefaultMemPool, DeviceGetMemPool, DeviceSetMemPool, StreamCreate, StreamDestroy,
+    StreamSynchronize, StreamQuery, StreamWaitEvent, StreamIsCapturing,
+    ThreadExchangeStreamCaptureMode, EventCreate, EventDestroy, EventRecord, EventSynchronize,
+    EventQuery, EventElapsedTime, MemcpyAsync, MemcpyBatchAsync, MemsetD8Async, ModuleLoadData,
+    ModuleUnload, ModuleGetFunction, LaunchKernel,
+    RtMemPoolCreate = "cudaMemPoolCreate",
+    RtMemPoolDestroy = "cudaMemPoolDestroy",
+    RtMemPoolSetAttribute = "cudaMemPoolSetAttribute",
+    RtMemPoolGetAttribute = "cudaMemPoolGetAttribute",
+    RtMemPoolTrimTo = "cudaMemPoolTrimTo",
+    RtMemPoolSetAccess = "cudaMemPoolSetAccess",
+    RtMemPoolGetAccess = "cudaMemPoolGetAccess",
+    RtMemPoolExportToShareableHandle = "cudaMemPoolExportToShareableHandle",
+    RtMemPoolImportFromShareableHandle = "cudaMemPoolImportFromShareableHandle",
+    RtMemPoolExportPointer = "cudaMemPoolExportPointer",
+    RtMemPoolImportPointer = "cudaMemPoolImportPointer",
+    RtMallocFromPoolAsync = "cudaMallocFromPoolAsync",
+    RtMallocAsync = "cudaMallocAsync",
+    RtFreeAsync = "cudaFreeAsync",
+    RtDeviceGetDefaultMemPool = "cudaDeviceGetDefaultMemPool",
+    RtDeviceGetMemPool = "cudaDeviceGetMemPool",
+    RtDeviceSetMemPool = "cudaDeviceSetMemPool",
+    RtRuntimeGetVersion = "cudaRuntimeGetVersion",
 }
 
 impl Call {
@@ -162,10 +105,22 @@ impl std::str::FromStr for Call {
             .copied()
             .find(|call| call.name() == name)
             .ok_or_else(|| {
-                crate::Error::invalid(
-                    "call",
-                    format!("'{name}' is not a call of the driver trait"),
-                )
+                let why = format!("'{name}' is not a call of the driver trait");
+                crate::Error::invalid("call", why)
             })
+    }
+}
+
+impl TryFrom<String> for Call {
+    type Error = crate::Error;
+
+    fn try_from(name: String) -> crate::Result<Self> {
+        name.parse()
+    }
+}
+
+impl From<Call> for &'static str {
+    fn from(call: Call) -> Self {
+        call.name()
     }
 }

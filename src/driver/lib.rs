@@ -5,10 +5,13 @@
     feature = "simulator",
     doc = "- [`sim`] is the simulated driver, of a [`Machine`] (feature `simulator`, on by default)."
 )]
-//! - [`Error`] is what calls about memory may fail with; each layer above has its own, which carries it.
+//! - [`Error`] is the error of calls about memory; each layer above has its own, which carries it.
 //!
 //! Programs depend on the crate `egmem`, which re-exports what they need.
 #![deny(missing_docs)]
+
+#[macro_use]
+mod macros;
 
 mod attributes;
 #[macro_use]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use crate::NodeId;
 
-/// The host of a simulated machine: what the kernel reports about this machine's host, as of one moment.
+/// The host of a simulated machine: the same facts as the kernel reports of this machine, as of one moment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SimulatedHost {
     /// The machine's name.

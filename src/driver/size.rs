@@ -24,10 +24,8 @@ impl Granularity {
         if bytes.is_power_of_two() {
             Ok(Self(bytes))
         } else {
-            Err(Error::invalid(
-                "granularity",
-                format!("{bytes} bytes is not a power of two"),
-            ))
+            let why = format!("{bytes} bytes is not a power of two");
+            Err(Error::invalid("granularity", why))
         }
     }
 
@@ -55,6 +53,20 @@ impl From<Granularity> for u64 {
     }
 }
 
+/// Checks that an allocation has bytes.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for 0 bytes.
+pub fn not_empty(bytes: u64) -> Result<()> {
+    match bytes {
+        0 => {
+            let why = "0 bytes cannot be allocated";
+            Err(Error::invalid_of("size", why, "1 byte or more"))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// A requested size, and the same size rounded up to a granularity.
 ///
 /// Physical memory, reservation and mapping must agree on the padded size exactly, so it is computed once,
@@ -72,19 +84,13 @@ impl PaddedSize {
     /// [`Error::InvalidArgument`] if `requested` is 0 or the padded size does not fit `isize`.
     pub fn new(requested: u64, granularity: Granularity) -> Result<Self> {
         let unit = granularity.bytes();
-        if requested == 0 {
-            return Err(Error::invalid_of(
-                "size",
-                "0 bytes cannot be allocated",
-                "1 byte or more",
-            ));
-        }
+        not_empty(requested)?;
         match requested.checked_next_multiple_of(unit) {
             Some(padded) if padded <= isize::MAX as u64 => Ok(Self { requested, padded }),
-            _ => Err(Error::invalid(
-                "size",
-                format!("{requested} bytes is more than an address space holds"),
-            )),
+            _ => {
+                let why = format!("{requested} bytes is more than an address space holds");
+                Err(Error::invalid("size", why))
+            }
         }
     }
 

@@ -97,6 +97,28 @@ fn floor(text: &str, at: usize) -> usize {
     at
 }
 
+/// Parses a PCI address, such as `0000:01:00.0`: domain, which may be missing, bus, device and function.
+pub fn pci_address(text: &str) -> Option<(u32, u8, u8, u8)> {
+    let (address, function) = text.trim().rsplit_once('.')?;
+    let parts: Vec<&str> = address.split(':').collect();
+    let (domain, bus, device) = match parts[..] {
+        [domain, bus, device] => (domain, bus, device),
+        [bus, device] => ("0", bus, device),
+        _ => return None,
+    };
+    let domain = u32::from_str_radix(domain, 16).ok()?;
+    let byte = |text| u8::from_str_radix(text, 16).ok();
+    Some((domain, byte(bus)?, byte(device)?, byte(function)?))
+}
+
+/// Parses an id of 32 hexadecimal digits, with dashes anywhere; `None` for another text.
+pub fn hex_id(text: &str) -> Option<[u8; 16]> {
+    let digits: String = text.chars().filter(|&c| c != '-').collect();
+    let is_id = digits.len() == 32 && digits.chars().all(|c| c.is_ascii_hexdigit());
+    let id = u128::from_str_radix(&digits, 16).ok().filter(|_| is_id);
+    id.map(u128::to_be_bytes)
+}
+
 fn escape_but<'a>(text: &'a str, kept: &[char]) -> Cow<'a, str> {
     let is_bad = |c: char| is_unsafe(c) && !kept.contains(&c);
     if !text.contains(is_bad) {

@@ -94,13 +94,11 @@ impl Access {
     }
 }
 
-impl fmt::Display for Access {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::None => "no access",
-            Self::Read => "read-only access",
-            Self::ReadWrite => "read-write access",
-        })
+display_texts! {
+    Access {
+        Self::None => "no access",
+        Self::Read => "read-only access",
+        Self::ReadWrite => "read-write access",
     }
 }
 
@@ -114,6 +112,11 @@ pub struct AccessDesc {
 }
 
 impl AccessDesc {
+    /// Returns access for reading and writing for `who`: a [`Location`], a node's id or a GPU of a topology.
+    pub fn read_write(who: impl Into<Location>) -> Self {
+        Self::new(who, Access::ReadWrite)
+    }
+
     /// Returns `access` for `who`: a [`Location`], a node's id or a GPU of a topology.
     pub fn new(who: impl Into<Location>, access: Access) -> Self {
         Self {
@@ -133,12 +136,10 @@ pub enum HandleType {
     Fabric,
 }
 
-impl fmt::Display for HandleType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::PosixFd => "POSIX fd",
-            Self::Fabric => "fabric",
-        })
+display_texts! {
+    HandleType {
+        Self::PosixFd => "POSIX fd",
+        Self::Fabric => "fabric",
     }
 }
 

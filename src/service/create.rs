@@ -186,7 +186,7 @@ impl ServiceState {
         published
     }
 
-    /// Returns memory for a charge: first what is kept for the owner, then what is ready or created now.
+    /// Returns memory for a charge: first memory kept for the owner, then memory that is ready or created now.
     fn chunks_for(
         &self,
         wanted: &Wanted<'_>,

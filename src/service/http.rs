@@ -161,38 +161,32 @@ async fn accept(listener: TcpListener, pages: Arc<dyn Pages>) {
 }
 
 fn respond(request: &Request<Incoming>, pages: &dyn Pages) -> Response<Full<Bytes>> {
-    let head = request.method() == Method::HEAD;
-    let plain = HeaderValue::from_static("text/plain; charset=utf-8");
-    let (status, kind, text) = if !head && request.method() != Method::GET {
-        (
-            StatusCode::METHOD_NOT_ALLOWED,
-            plain,
-            "GET or HEAD\n".into(),
-        )
-    } else {
-        match request.uri().path() {
-            "/metrics" => (
-                StatusCode::OK,
-                HeaderValue::from_static(metrics::CONTENT_TYPE),
-                pages.metrics(),
-            ),
-            "/healthz" => (StatusCode::OK, plain, "alive\n".into()),
-            "/readyz" => match pages.readiness() {
-                Ok(()) => (StatusCode::OK, plain, "ready\n".into()),
-                Err(why) => (StatusCode::SERVICE_UNAVAILABLE, plain, why + "\n"),
-            },
-            _ => (
-                StatusCode::NOT_FOUND,
-                plain,
-                "/metrics, /healthz, /readyz\n".into(),
-            ),
+    let (method, path) = (request.method(), request.uri().path());
+    let (status, text) = match path {
+        _ if method != Method::GET && method != Method::HEAD => {
+            (StatusCode::METHOD_NOT_ALLOWED, "GET or HEAD\n".into())
         }
+        "/metrics" => (StatusCode::OK, pages.metrics()),
+        "/healthz" => (StatusCode::OK, "alive\n".into()),
+        "/readyz" => match pages.readiness() {
+            Ok(()) => (StatusCode::OK, "ready\n".into()),
+            Err(why) => (StatusCode::SERVICE_UNAVAILABLE, why + "\n"),
+        },
+        _ => (
+            StatusCode::NOT_FOUND,
+            "/metrics, /healthz, /readyz\n".into(),
+        ),
     };
-    let body = if head { String::new() } else { text };
+    let kind = match path == "/metrics" && status == StatusCode::OK {
+        true => metrics::CONTENT_TYPE,
+        false => "text/plain; charset=utf-8",
+    };
+    let is_head = method == Method::HEAD;
+    let body = if is_head { String::new() } else { text };
     let mut response = Response::new(Full::new(Bytes::from(body)));
     *response.status_mut() = status;
     let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, kind);
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     if status == StatusCode::METHOD_NOT_ALLOWED {
         headers.insert(ALLOW, HeaderValue::from_static("GET, HEAD"));

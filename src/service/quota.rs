@@ -125,7 +125,7 @@ impl<P: Clone + Eq + Hash> Ledger<P> {
         lock(&self.0)
     }
 
-    /// Changes the quota. A peer that is over it keeps what it has, and gets no more.
+    /// Changes the quota. A peer that is over it keeps its memory, and gets no more.
     pub fn set_quota(&self, quota: Quota) {
         self.inner().quota = quota;
     }

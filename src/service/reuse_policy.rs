@@ -14,7 +14,7 @@ pub enum Reuse {
     /// The peer that had it, if no other peer ever did.
     #[default]
     SamePeer,
-    /// Any peer: holders are trusted to have unmapped what they released.
+    /// Any peer: holders are trusted to have unmapped memory that they released.
     Anyone,
     /// None: all of it goes back to the driver.
     Never,

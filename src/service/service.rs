@@ -79,7 +79,7 @@ impl Service {
         let _ = self.state.log.set(log.clone());
     }
 
-    /// Applies what can change at run time from `config`: reads certificates again from their files, and
+    /// Applies the values of `config` that can change at run time: reads certificates again from their files, and
     /// takes over lists of peers and users, rights to join groups and quotas. Returns the keys that differ
     /// and need a restart.
     ///

@@ -57,7 +57,7 @@ pub(super) struct Asked {
 #[derive(Debug)]
 pub(super) struct ServiceState {
     pub nodes: BTreeMap<NodeId, Reserve<PeerName>>,
-    /// Which peers may create what; changed by a reload.
+    /// The rights of peers to create memory; changed by a reload.
     pub create: Mutex<Option<CreateConfig>>,
     pub table: Mutex<Table>,
     /// Each peer's charges.
@@ -138,7 +138,7 @@ impl ServiceState {
         state.map(|state| matches!(state, RegistrationState::Registered))
     }
 
-    /// Changes which peers may create what. Existing names stay.
+    /// Changes the rights of peers to create memory. Existing names stay.
     pub fn set_create(&self, create: Option<CreateConfig>) {
         self.ledger.set_quota(quota_of(create.as_ref()));
         *lock(&self.create) = create;

@@ -1,9 +1,11 @@
 //! The description that an importer of memory needs besides its handles.
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize, Serializer};
 
 use super::Identity;
-use crate::driver::{Access, Location};
+use crate::driver::{Access, Location, refuse};
 use crate::size::Granularity;
 use egmem_core::{Error, Result};
 
@@ -23,7 +25,7 @@ pub struct Part {
 
 /// A description of shared memory without its handles: it contains no secret.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Deserialize)]
-#[serde(try_from = "Received")]
+#[serde(try_from = "Sent<'_>")]
 pub struct Description {
     /// Usable bytes, from [`offset`](Self::offset) on.
     pub len: u64,
@@ -41,22 +43,12 @@ pub struct Description {
 /// The description as it is sent. A peer that does not know windows skips that field and would take the
 /// memory's first bytes for the window. So `len` is 0 beside a window, and such a peer finds no bytes
 /// instead.
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 struct Sent<'a> {
     len: u64,
     access: Access,
-    parts: &'a [Part],
-    #[serde(skip_serializing_if = "Option::is_none")]
-    window: Option<Window>,
-}
-
-/// The description as it is received.
-#[derive(Deserialize)]
-struct Received {
-    len: u64,
-    access: Access,
-    parts: Vec<Part>,
-    #[serde(default)]
+    parts: Cow<'a, [Part]>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     window: Option<Window>,
 }
 
@@ -75,34 +67,28 @@ impl Serialize for Description {
         let sent = Sent {
             len: if window.is_some() { 0 } else { self.len },
             access: self.access,
-            parts: &self.parts,
+            parts: Cow::Borrowed(&self.parts),
             window,
         };
         sent.serialize(serializer)
     }
 }
 
-impl TryFrom<Received> for Description {
+impl TryFrom<Sent<'_>> for Description {
     type Error = &'static str;
 
-    fn try_from(received: Received) -> Result<Self, Self::Error> {
-        let Received {
-            len,
-            access,
-            parts,
-            window,
-        } = received;
-        let (len, offset) = match window {
+    fn try_from(sent: Sent<'_>) -> Result<Self, Self::Error> {
+        let (len, offset) = match sent.window {
             // Other versions would read it differently.
-            Some(_) if len != 0 => return Err("a length beside a window"),
+            Some(_) if sent.len != 0 => return Err("a length beside a window"),
             Some(window) => (window.len, Some(window.offset)),
-            None => (len, None),
+            None => (sent.len, None),
         };
         Ok(Self {
             len,
             offset,
-            access,
-            parts,
+            access: sent.access,
+            parts: sent.parts.into_owned(),
         })
     }
 }
@@ -128,21 +114,18 @@ impl Description {
     /// before the last one, a window that does not begin in the first part and end in the last, the same part
     /// twice, or no access.
     pub fn check(&self) -> Result<()> {
-        let wrong = |why: String| Err(Error::invalid("description", why));
-        if self.parts.is_empty() || self.parts.len() > MAX_PARTS {
-            return wrong(format!("{} parts, not 1 to {MAX_PARTS}", self.parts.len()));
-        }
+        let wrong = |why| Error::invalid("description", why);
+        let count = self.parts.len();
+        refuse! { wrong; !(1..=MAX_PARTS).contains(&count) => "{count} parts, not 1 to {MAX_PARTS}"; }
         let mut before = 0_u64;
         let mut sum = 0_u64;
-        for part in &self.parts {
-            if part.bytes == 0 || !Granularity::TWO_MIB.divides(part.bytes) {
-                return wrong(format!("a part of {} bytes", part.bytes));
-            }
+        for Part { bytes, .. } in &self.parts {
             before = sum;
-            sum = match sum.checked_add(part.bytes) {
-                Some(sum) if sum <= isize::MAX as u64 => sum,
-                _ => return wrong("more bytes than an address space".into()),
-            };
+            sum = sum.saturating_add(*bytes);
+            refuse! { wrong;
+                *bytes == 0 || !Granularity::TWO_MIB.divides(*bytes) => "a part of {bytes} bytes";
+                sum > isize::MAX as u64 => "more bytes than an address space";
+            }
         }
         let right = match self.offset {
             // The last part may be padding only: room for a probe.
@@ -153,18 +136,14 @@ impl Description {
                 self.len != 0 && offset < self.parts[0].bytes && ends
             }
         };
-        if !right {
-            let Self { len, offset, .. } = self;
-            let at = offset.map_or(String::new(), |offset| format!(" at {offset}"));
-            return wrong(format!("{len} bytes{at} in parts of {sum} bytes together"));
-        }
+        let Self { len, offset, .. } = self;
+        let at = || offset.map_or(String::new(), |offset| format!(" at {offset}"));
         let mut identities: Vec<_> = self.parts.iter().map(|part| part.identity).collect();
         identities.sort_unstable();
-        if identities.windows(2).any(|pair| pair[0] == pair[1]) {
-            return wrong("the same memory twice".into());
-        }
-        if self.access == Access::None {
-            return wrong("no access".into());
+        refuse! { wrong;
+            !right => "{len} bytes{} in parts of {sum} bytes together", at();
+            identities.windows(2).any(|pair| pair[0] == pair[1]) => "the same memory twice";
+            self.access == Access::None => "no access";
         }
         Ok(())
     }

@@ -2,10 +2,9 @@
 //! memory is shared.
 
 use std::fmt;
-use std::os::fd::OwnedFd;
 use std::sync::Mutex;
 
-use crate::driver::{Access, AccessDesc, FabricHandle, HandleType, Location, ShareableHandle};
+use crate::driver::{Access, AccessDesc, HandleType, Location, ShareableHandle};
 use crate::memory::CpuView;
 use crate::per_driver::lock;
 use crate::vmm::{Mapping, PhysicalMemory};
@@ -25,8 +24,8 @@ pub trait Holds: fmt::Debug + Send + Sync {
 pub struct Exports {
     // In this order: unmapped first, then closed.
     cpu: Mutex<Option<Mapping>>,
-    fd: Mutex<Option<OwnedFd>>,
-    fabric: Mutex<Option<FabricHandle>>,
+    fd: Mutex<Option<ShareableHandle>>,
+    fabric: Mutex<Option<ShareableHandle>>,
 }
 
 impl Exports {
@@ -38,31 +37,20 @@ impl Exports {
         memory: &PhysicalMemory,
         handle_type: HandleType,
     ) -> Result<ShareableHandle> {
-        match handle_type {
-            HandleType::PosixFd => {
-                let mut kept = lock(&self.fd);
-                let fd = match &mut *kept {
-                    Some(fd) => fd,
-                    none => match memory.export(handle_type)? {
-                        ShareableHandle::PosixFd(fd) => none.insert(fd),
-                        ShareableHandle::Fabric(_) => return Err(another_type(handle_type)),
-                    },
-                };
-                fd.try_clone()
-                    .map(ShareableHandle::PosixFd)
-                    .map_err(|error| Error::system("duplicating a file descriptor", &error))
-            }
-            HandleType::Fabric => {
-                let mut kept = lock(&self.fabric);
-                let handle = match &mut *kept {
-                    Some(handle) => handle,
-                    none => match memory.export(handle_type)? {
-                        ShareableHandle::Fabric(handle) => none.insert(handle),
-                        ShareableHandle::PosixFd(_) => return Err(another_type(handle_type)),
-                    },
-                };
-                Ok(ShareableHandle::Fabric(handle.clone()))
-            }
+        let mut kept = lock(match handle_type {
+            HandleType::PosixFd => &self.fd,
+            HandleType::Fabric => &self.fabric,
+        });
+        let handle = match &mut *kept {
+            Some(handle) => handle,
+            none => none.insert(memory.export(handle_type)?),
+        };
+        match handle {
+            ShareableHandle::PosixFd(fd) => fd
+                .try_clone()
+                .map(ShareableHandle::PosixFd)
+                .map_err(|error| Error::system("duplicating a file descriptor", &error)),
+            ShareableHandle::Fabric(handle) => Ok(ShareableHandle::Fabric(handle.clone())),
         }
     }
 
@@ -85,9 +73,4 @@ fn map_for_cpu(memory: &PhysicalMemory) -> Result<Mapping> {
     let mut mapping = memory.map()?;
     mapping.set_access(&[AccessDesc::new(Location::Host, Access::ReadWrite)])?;
     Ok(mapping)
-}
-
-fn another_type(wanted: HandleType) -> Error {
-    let why = format!("the driver exported a handle of a type other than {wanted}");
-    Error::invalid("handle", why)
 }

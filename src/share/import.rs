@@ -41,11 +41,7 @@ impl Wanted {
         match self {
             Self::Allowed => Ok(allowed),
             Self::Exactly(access) if access <= allowed => Ok(access),
-            Self::Exactly(need) => Err(Error::NotAccessible {
-                who,
-                have: allowed,
-                need,
-            }),
+            Self::Exactly(need) => Err(Error::not_accessible(who, allowed, need)),
         }
     }
 }
@@ -66,7 +62,7 @@ impl ImportOptions {
         self
     }
 
-    /// Sets what one location may do; [`Location::Host`] stands for the CPU.
+    /// Sets the access of one location; [`Location::Host`] stands for the CPU.
     pub fn access(mut self, who: impl Into<Location>, access: Access) -> Self {
         self.set(who.into(), Wanted::Exactly(access));
         self
@@ -183,7 +179,7 @@ impl ImportOptions {
         Ok(ImportedBuffer::new(mapped, description.clone(), via))
     }
 
-    /// Imports the memory of `description`, or returns what this process has imported already; with the handles' type.
+    /// Imports the memory of `description`, or returns memory that this process has imported already; with the handles' type.
     ///
     /// # Errors
     /// As [`import`](Self::import).
@@ -220,7 +216,7 @@ impl ImportOptions {
         Ok((parts, via))
     }
 
-    /// Returns what the ledger says of the origin of a part.
+    /// Returns the ledger's note on the origin of a part.
     fn sender_of(&self, part: &Part) -> Imported {
         let known = match &self.origin {
             Some(Origin::User(uid)) => Some(format!("a process of user {uid}")),

@@ -7,7 +7,7 @@ use super::cache::Cached;
 use super::imports::{MappedKey, PartKey};
 use crate::accessors::cpu_accessors;
 use crate::driver::{Access, AccessDesc, DevicePtr, Driver, HandleType, Location};
-use crate::memory::{AccessChecks, CpuView, Engine, Memory, impl_cpu_memory};
+use crate::memory::{AccessChecks, CpuView, Engine, Memory, impl_cpu_memory, impl_memory};
 use crate::vmm::{MappedRange, Mapping, PhysicalMemory};
 use egmem_core::Result;
 
@@ -73,7 +73,7 @@ impl ImportedBuffer {
         self.0.via
     }
 
-    /// Returns what `location` may do, as the driver reports it.
+    /// Returns the access of `location`, as the driver reports it.
     ///
     /// # Errors
     /// As [`Mapping::access`].
@@ -156,9 +156,9 @@ impl_cpu_memory!(ImportedBuffer);
 
 // SAFETY: the mapping below it lives as long, and answers.
 unsafe impl AccessChecks for ImportedBuffer {
-    fn gpu_access(&self, gpu: i32, _: Engine, offset: u64, len: u64) -> Result<Access> {
+    fn gpu_access(&self, gpu: i32, engine: Engine, offset: u64, len: u64) -> Result<Access> {
         let offset = self.start().saturating_add(offset);
-        self.0.mapped.gpu_access(gpu, offset, len)
+        self.0.mapped.gpu_access(gpu, engine, offset, len)
     }
 
     fn may_be_on_host(&self, offset: u64, len: u64) -> bool {
@@ -173,7 +173,7 @@ unsafe impl AccessChecks for ImportedBuffer {
 
     fn of_one_mapping(&self, offset: u64, len: u64) -> Option<u64> {
         let offset = self.start().saturating_add(offset);
-        Some(self.0.mapped.of_one_mapping(offset, len))
+        self.0.mapped.of_one_mapping(offset, len)
     }
 
     fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
@@ -182,18 +182,8 @@ unsafe impl AccessChecks for ImportedBuffer {
     }
 }
 
-impl Memory for ImportedBuffer {
-    fn driver(&self) -> &Driver {
-        self.0.mapped.first().driver()
-    }
-    fn device_ptr(&self) -> DevicePtr {
-        self.0.mapped.start().add(self.start())
-    }
-    fn len(&self) -> u64 {
-        self.0.description.len
-    }
-    /// Returns the location of the first part, as this machine's driver reports it.
-    fn location(&self) -> Location {
-        self.0.mapped.first().location()
-    }
+// The location is that of the first part, as this machine's driver reports it.
+impl_memory! {
+    for ImportedBuffer, |this| this.0.mapped.first().driver(), this.0.mapped.start().add(this.start()),
+    this.0.description.len, this.0.mapped.first().location()
 }

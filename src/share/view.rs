@@ -45,11 +45,8 @@ impl View {
     /// Returns a window of `len` bytes, `offset` bytes into this, whose parts have these sizes.
     pub fn window(&self, sizes: impl Iterator<Item = u64>, offset: u64, len: u64) -> Result<Self> {
         if len == 0 {
-            return Err(Error::invalid_of(
-                "length",
-                "a window of 0 bytes",
-                "1 byte or more",
-            ));
+            let why = "a window of 0 bytes";
+            return Err(Error::invalid_of("length", why, "1 byte or more"));
         }
         check_range(offset, len, self.len)?;
         let begin = self.offset.unwrap_or(0) + offset;

@@ -71,7 +71,7 @@ struct Issue {
 }
 
 impl Certs {
-    /// Creates the files and reports what it created.
+    /// Creates the files and reports them.
     pub fn run(&self) -> Result<()> {
         match &self.command {
             Command::Init(init) => init.run(),

@@ -97,10 +97,11 @@ impl Connect {
                 Err(Error::invalid("certificates", why))
             }
             (None, None, None) => Ok(Security::Plain),
-            _ => Err(Error::invalid(
-                "certificates",
-                "EGMEM_CA, EGMEM_CERT and EGMEM_KEY go together, as --ca, --cert and --key do",
-            )),
+            _ => {
+                let why =
+                    "EGMEM_CA, EGMEM_CERT and EGMEM_KEY go together, as --ca, --cert and --key do";
+                Err(Error::invalid("certificates", why))
+            }
         }
     }
 }
@@ -110,21 +111,25 @@ impl Connect {
 pub fn default_address() -> Result<Address> {
     let own = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let folders = own.into_iter().chain([PathBuf::from("/run")]);
-    let sockets: Vec<_> = folders.map(|folder| folder.join(SOCKET)).collect();
-    match sockets.iter().find(|socket| socket.exists()) {
-        Some(socket) => Ok(Address::Unix(socket.clone())),
+    first_of(folders, SOCKET).map(Address::Unix).map_err(|tried| {
+        let why = format!(
+            "none is given, and there is no service at {tried}; start `egmem serve`, or say where it is"
+        );
+        Error::invalid("ADDRESS", why)
+    })
+}
+
+/// Returns the first path that exists of those called `name` in the folders; otherwise all that were tried.
+pub fn first_of(
+    folders: impl Iterator<Item = PathBuf>,
+    name: &str,
+) -> std::result::Result<PathBuf, String> {
+    let paths: Vec<_> = folders.map(|folder| folder.join(name)).collect();
+    match paths.iter().find(|path| path.exists()) {
+        Some(path) => Ok(path.clone()),
         None => {
-            let tried: Vec<_> = sockets
-                .iter()
-                .map(|path| path.display().to_string())
-                .collect();
-            Err(Error::invalid(
-                "ADDRESS",
-                format!(
-                    "none is given, and there is no service at {}; start `egmem serve`, or say where it is",
-                    tried.join(" or ")
-                ),
-            ))
+            let tried = paths.iter().map(|path| path.display().to_string());
+            Err(tried.collect::<Vec<_>>().join(" or "))
         }
     }
 }

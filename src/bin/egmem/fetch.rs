@@ -19,8 +19,8 @@ use egmem::size::Bytes;
 
 use crate::connect::{self, Connect, block_on};
 use crate::output::print;
+use crate::signals::Ends;
 use crate::source::Source;
-use follow::Signals;
 
 /// Files are copied in pieces of this size.
 const PIECE: usize = 1 << 20;
@@ -359,11 +359,11 @@ fn read(path: &Path, cpu: &CpuView<'_>, stop: &dyn Fn() -> bool) -> Result<bool>
 
 /// Waits for a signal, or until the server recalls the memory; losing the memory is an error.
 async fn hold(memory: &RemoteBuffer, to_stdout: bool) -> Result<()> {
-    let mut signals = Signals::new()?;
+    let mut signals = Ends::new()?;
     say(to_stdout, "  holding\n".into())?;
     loop {
         let state = tokio::select! {
-            () = signals.recv() => return Ok(()),
+            _ = signals.next() => return Ok(()),
             state = memory.changed() => state,
         };
         say(to_stdout, format!("  {state}\n"))?;

@@ -124,7 +124,7 @@ fn main() -> ExitCode {
             "error: {message}; what to do: {}\n",
             error.remedy()
         ));
-        // Not what an import carries: that is no fault of the command line.
+        // Not an error that an import carries: that is no fault of the command line.
         match error.share().and_then(|error| error.memory()) {
             Some(MemoryError::InvalidArgument { .. }) => ExitCode::from(2),
             _ => ExitCode::FAILURE,

@@ -1,6 +1,9 @@
 //! Output of the commands to standard error, and text formats.
 
+use std::path::Path;
+
 use egmem::text::escape_lines;
+use egmem::{Error, Result};
 
 use crate::log;
 pub use crate::stdio::{
@@ -15,5 +18,22 @@ pub fn complain(text: &str) {
     match log::queue() {
         Some(queue) => queue.line(text.as_bytes()),
         None => complain_painted(&text),
+    }
+}
+
+/// Shows a value as JSON, as text, or as a drawing in a file or on standard output.
+pub fn show<T: serde::Serialize>(
+    value: &T,
+    json: bool,
+    svg: Option<&Path>,
+    text: fn(&T) -> String,
+    drawing: fn(&T) -> String,
+) -> Result<()> {
+    match svg {
+        _ if json => print_json(value),
+        None => print(&text(value)),
+        Some(path) if path.as_os_str() == "-" => print(&drawing(value)),
+        Some(path) => std::fs::write(path, drawing(value))
+            .map_err(|error| Error::system(format!("cannot write {}", path.display()), &error)),
     }
 }

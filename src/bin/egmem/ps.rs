@@ -3,11 +3,10 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use egmem::Error;
 use egmem::ledger::Report;
 use egmem::share::Result;
 
-use crate::output::{complain, print, print_json};
+use crate::output::{complain, show};
 use crate::source::Source;
 
 /// `egmem ps`
@@ -39,14 +38,13 @@ impl Ps {
             Err(error) => return Err(error.into()),
         };
         let report = Report::gather(driver.as_ref());
-        match &self.svg {
-            _ if self.json => print_json(&report)?,
-            None => print(&report.to_text())?,
-            Some(path) if path.as_os_str() == "-" => print(&report.to_svg())?,
-            Some(path) => std::fs::write(path, report.to_svg()).map_err(|error| {
-                Error::system(format!("cannot write {}", path.display()), &error)
-            })?,
-        }
-        Ok(())
+        let svg = self.svg.as_deref();
+        Ok(show(
+            &report,
+            self.json,
+            svg,
+            Report::to_text,
+            Report::to_svg,
+        )?)
     }
 }

@@ -10,6 +10,7 @@ use egmem::exchange::{Error, Result};
 use egmem::service::{Service, ServiceConfig};
 use sd_notify::NotifyState;
 
+use crate::connect::first_of;
 use crate::log;
 use crate::output::{complain, print};
 use crate::signals::{Asked, Left, Signals};
@@ -161,23 +162,13 @@ fn default_config() -> Result<PathBuf> {
     let home = || from_env("HOME").map(|home| home.join(".config"));
     let own = from_env("XDG_CONFIG_HOME").or_else(home);
     let folders = own.into_iter().chain([PathBuf::from("/etc")]);
-    let files: Vec<_> = folders.map(|folder| folder.join(CONFIG)).collect();
-    match files.iter().find(|file| file.exists()) {
+    let why = match first_of(folders, CONFIG) {
         // sudo may keep another user's HOME, and that user's file must not decide what root serves.
-        Some(file) if !is_ours(file) => {
-            let why = format!("{} belongs to another user", file.display());
-            Err(Error::invalid_of("configuration", why, "--config FILE"))
-        }
-        Some(file) => Ok(file.clone()),
-        None => {
-            let tried: Vec<_> = files
-                .iter()
-                .map(|file| file.display().to_string())
-                .collect();
-            let why = format!("none is given, and there is none at {}", tried.join(" or "));
-            Err(Error::invalid_of("configuration", why, "--config FILE"))
-        }
-    }
+        Ok(file) if !is_ours(&file) => format!("{} belongs to another user", file.display()),
+        Ok(file) => return Ok(file),
+        Err(tried) => format!("none is given, and there is none at {tried}"),
+    };
+    Err(Error::invalid_of("configuration", why, "--config FILE"))
 }
 
 /// Returns whether a file belongs to this user or to root. If that cannot be checked, reading it reports the
@@ -194,17 +185,15 @@ fn read(path: &Path) -> Result<ServiceConfig> {
     let shown = path.display();
     let text = std::fs::read_to_string(path)
         .map_err(|error| Error::system(format!("cannot read {shown}"), &error))?;
-    ServiceConfig::from_toml(&text).map_err(|error| match error {
-        Error::Share(egmem::share::Error::Memory(egmem::Error::InvalidArgument {
-            what,
+    ServiceConfig::from_toml(&text).map_err(|mut error| {
+        if let Error::Share(egmem::share::Error::Memory(egmem::Error::InvalidArgument {
             why,
-            valid,
-        })) => Error::Share(egmem::share::Error::Memory(egmem::Error::InvalidArgument {
-            what,
-            why: format!("{shown}: {why}"),
-            valid,
-        })),
-        other => other,
+            ..
+        })) = &mut error
+        {
+            *why = format!("{shown}: {why}");
+        }
+        error
     })
 }
 

@@ -96,11 +96,7 @@ impl Signals {
                 });
             })
             .map_err(|error| Error::system("cannot start a thread", &error))?;
-        let gone = |_| Error::System {
-            what: "waiting for signals".into(),
-            kind: std::io::ErrorKind::Other,
-            detail: "its thread has ended".into(),
-        };
+        let gone = |_| Error::failed("waiting for signals", "its thread has ended");
         is_ready.recv().map_err(gone)??;
         Ok(Self {
             asked,
@@ -109,7 +105,7 @@ impl Signals {
         })
     }
 
-    /// Sets what a second signal leaves undone from now on.
+    /// Sets the work that a second signal leaves undone from now on.
     pub fn leaves(&self, left: Left) {
         *self.left.lock().unwrap_or_else(PoisonError::into_inner) = left;
     }
@@ -138,19 +134,43 @@ impl Signals {
     }
 }
 
-struct Kernel {
+fn listen(kind: SignalKind) -> Result<Signal> {
+    signal(kind).map_err(|error| Error::system("cannot wait for signals", &error))
+}
+
+/// SIGTERM and SIGINT.
+pub struct Ends {
     terminate: Signal,
     interrupt: Signal,
+}
+
+impl Ends {
+    /// Catches the signals from now on.
+    pub fn new() -> Result<Self> {
+        Ok(Self {
+            terminate: listen(SignalKind::terminate())?,
+            interrupt: listen(SignalKind::interrupt())?,
+        })
+    }
+
+    /// Waits for the next signal; returns its name and kind.
+    pub async fn next(&mut self) -> (&'static str, SignalKind) {
+        tokio::select! {
+            _ = self.terminate.recv() => ("SIGTERM", SignalKind::terminate()),
+            _ = self.interrupt.recv() => ("SIGINT", SignalKind::interrupt()),
+        }
+    }
+}
+
+struct Kernel {
+    ends: Ends,
     reload: Signal,
 }
 
 impl Kernel {
     fn new() -> Result<Self> {
-        let listen =
-            |kind| signal(kind).map_err(|error| Error::system("cannot wait for signals", &error));
         Ok(Self {
-            terminate: listen(SignalKind::terminate())?,
-            interrupt: listen(SignalKind::interrupt())?,
+            ends: Ends::new()?,
             reload: listen(SignalKind::hangup())?,
         })
     }
@@ -159,8 +179,7 @@ impl Kernel {
         let mut ending = false;
         loop {
             let (name, kind) = tokio::select! {
-                _ = self.terminate.recv() => ("SIGTERM", SignalKind::terminate()),
-                _ = self.interrupt.recv() => ("SIGINT", SignalKind::interrupt()),
+                end = self.ends.next() => end,
                 _ = self.reload.recv() => {
                     let _ = tell.send(Asked::Reload);
                     continue;

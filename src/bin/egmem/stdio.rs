@@ -31,7 +31,7 @@ pub fn complain_painted(text: &str) {
     let _ = io::stderr().write_all(text.as_bytes());
 }
 
-/// Shows on a terminal what is being done, in place of the previous text; "" clears it.
+/// Shows on a terminal the step that is under way, in place of the previous text; "" clears it.
 pub fn progress(text: &str) {
     if io::stderr().is_terminal() {
         complain_painted(&format!("\r\x1b[2K{}", escape(text)));

@@ -6,7 +6,7 @@ use clap::Args;
 use egmem::doctor::Reason;
 use egmem::{Error, Result, Topology};
 
-use crate::output::{complain, print, print_json};
+use crate::output::{complain, show};
 use crate::source::Source;
 
 /// `egmem topo`
@@ -29,13 +29,14 @@ impl Topo {
     /// Draws the node.
     pub fn run(&self) -> Result<()> {
         let topology = self.topology()?;
-        match &self.svg {
-            _ if self.json => print_json(&topology),
-            None => print(&topology.to_text()),
-            Some(path) if path.as_os_str() == "-" => print(&topology.to_svg()),
-            Some(path) => std::fs::write(path, topology.to_svg())
-                .map_err(|error| Error::system(format!("cannot write {}", path.display()), &error)),
-        }
+        let svg = self.svg.as_deref();
+        show(
+            &topology,
+            self.json,
+            svg,
+            Topology::to_text,
+            Topology::to_svg,
+        )
     }
 
     fn topology(&self) -> Result<Topology> {
@@ -68,8 +69,6 @@ fn read_xml(path: &Path) -> Result<Topology> {
 
 #[cfg(not(feature = "hwloc"))]
 fn read_xml(_path: &Path) -> Result<Topology> {
-    Err(Error::PlatformUnsupported {
-        what: "hwloc XML files, because this program was built without hwloc",
-        source: None,
-    })
+    let what = "hwloc XML files, because this program was built without hwloc";
+    Err(Error::unsupported(what, None))
 }

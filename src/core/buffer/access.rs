@@ -67,10 +67,7 @@ pub fn reachable_gpus(driver: &Driver, location: Location) -> Result<Vec<AccessD
             _ => true,
         };
         if reaches {
-            reachable.push(AccessDesc {
-                location: Location::Device(gpu),
-                access: Access::ReadWrite,
-            });
+            reachable.push(AccessDesc::read_write(Location::Device(gpu)));
         }
     }
     Ok(reachable)

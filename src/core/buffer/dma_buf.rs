@@ -4,10 +4,10 @@ use std::os::fd::OwnedFd;
 
 use super::Buffer;
 use crate::driver::Code;
-use crate::memory::{Memory, check_range};
+use crate::memory::{AccessChecks, Memory, check_range};
 use crate::{Error, Result};
 
-/// The unit of what can be exported.
+/// The unit of exports.
 const PAGE: u64 = 4096;
 
 impl Buffer {
@@ -56,16 +56,10 @@ impl Buffer {
         if exported.is_ok() {
             self.range.note_export(offset, len);
         }
-        exported.map_err(|error| match (error.driver_error(), is_host) {
-            (Some(source), _) if source.code == Code::NOT_SUPPORTED => Error::PlatformUnsupported {
-                what: "DMA-BUFs",
-                source: Some(source),
-            },
-            (Some(source), true) if source.code == Code::INVALID_VALUE => {
-                Error::PlatformUnsupported {
-                    what: "DMA-BUFs of host memory",
-                    source: Some(source),
-                }
+        exported.map_err(|error| match (error.code(), is_host) {
+            (Some(Code::NOT_SUPPORTED), _) => Error::unsupported("DMA-BUFs", error.driver_error()),
+            (Some(Code::INVALID_VALUE), true) => {
+                Error::unsupported("DMA-BUFs of host memory", error.driver_error())
             }
             _ => error,
         })

@@ -84,10 +84,8 @@ impl Buffer {
     pub fn exclusive_slice(&mut self) -> Result<&mut [u8]> {
         if let Some(why) = self.why_not_exclusive() {
             let instead = "use the view from `cpu`, or `as_mut_slice` where the program knows more";
-            return Err(Error::invalid(
-                "exclusive slice",
-                format!("{why}: {instead}"),
-            ));
+            let why = format!("{why}: {instead}");
+            return Err(Error::invalid("exclusive slice", why));
         }
         // SAFETY: as the documentation argues, nothing else can read or write the bytes while `self` is
         // borrowed exclusively.

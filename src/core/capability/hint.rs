@@ -14,7 +14,7 @@ pub struct Hint {
     pub value: Option<i32>,
 }
 
-/// Returns what the attributes of GPU `gpu` claim.
+/// Returns the claims of GPU `gpu`'s attributes.
 pub fn hints(driver: &Driver, gpu: i32) -> Vec<Hint> {
     macro_rules! attributes {
         ($($name:ident)*) => {

@@ -20,12 +20,10 @@ impl Path {
     pub const ALL: [Self; 2] = [Self::Vmm, Self::Pool];
 }
 
-impl std::fmt::Display for Path {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.pad(match self {
-            Self::Vmm => "VMM",
-            Self::Pool => "pool",
-        })
+crate::driver::display_texts! {
+    Path {
+        Self::Vmm => "VMM",
+        Self::Pool => "pool",
     }
 }
 

@@ -40,18 +40,10 @@ fn check_gpu(driver: &Driver, trial: &Trial) -> Result<()> {
         _ => trial.gpu,
     };
     for gpu in [trial.gpu, owner] {
-        if !(0..count).contains(&gpu) {
-            return Err(Error::NoSuchGpu {
-                gpu,
-                count: count.max(0) as usize,
-            });
-        }
+        Error::expect_gpu(gpu, count)?;
     }
     if owner != trial.gpu && !driver.device_can_access_peer(trial.gpu, owner)? {
-        return Err(Error::PlatformUnsupported {
-            what: "peer access between these GPUs",
-            source: None,
-        });
+        return Err(Error::unsupported("peer access between these GPUs", None));
     }
     Ok(())
 }
@@ -63,14 +55,9 @@ fn exports(handle_types: HandleTypes) -> impl Iterator<Item = HandleType> {
 }
 
 fn expect_read_write(who: Location, have: Access) -> Result<()> {
-    if have == Access::ReadWrite {
-        Ok(())
-    } else {
-        Err(Error::NotAccessible {
-            who,
-            have,
-            need: Access::ReadWrite,
-        })
+    match have {
+        Access::ReadWrite => Ok(()),
+        have => Err(Error::not_accessible(who, have, Access::ReadWrite)),
     }
 }
 
@@ -105,14 +92,8 @@ fn vmm(driver: &Driver, trial: &Trial) -> Result<()> {
         .into_iter()
         .chain([Location::Device(trial.gpu)])
         .collect();
-    let access: Vec<AccessDesc> = accessors
-        .iter()
-        .map(|&location| AccessDesc {
-            location,
-            access: Access::ReadWrite,
-        })
-        .collect();
-    mapping.set_access(&access)?;
+    let access = accessors.iter().copied().map(AccessDesc::read_write);
+    mapping.set_access(&access.collect::<Vec<_>>())?;
     for who in accessors {
         expect_read_write(who, mapping.access(who)?)?;
     }

@@ -39,11 +39,20 @@ const LITTLE_ROOM: u64 = 1 << 30;
 
 struct Advisor(Vec<Advice>);
 
+/// Adds advice for each condition that holds: `condition => about, (finding), remedy;`.
+macro_rules! advise {
+    ($advisor:expr; $($condition:expr => $about:literal, ($($finding:tt)+), $remedy:literal;)*) => {
+        $(if $condition {
+            $advisor.add($about, format!($($finding)+), $remedy);
+        })*
+    };
+}
+
 impl Advisor {
-    fn add(&mut self, about: &'static str, finding: impl Into<String>, remedy: &'static str) {
+    fn add(&mut self, about: &'static str, finding: String, remedy: &'static str) {
         self.0.push(Advice {
             about,
-            finding: finding.into(),
+            finding,
             remedy,
         });
     }
@@ -55,52 +64,28 @@ impl Advisor {
         let lacks: Vec<String> = versions::lacking(cuda)
             .map(|feature| format!("{} ({})", feature.name, feature.since))
             .collect();
-        if !lacks.is_empty() {
-            self.add(
-                "driver",
-                format!("the driver, for CUDA {cuda}, lacks {}", lacks.join(", ")),
-                "install a newer driver if you need them",
-            );
+        advise! { self;
+            !lacks.is_empty() => "driver", ("the driver, for CUDA {cuda}, lacks {}", lacks.join(", ")),
+                "install a newer driver if you need them";
         }
     }
 
     fn on_nodes(&mut self, report: &Report) {
-        let unknown: Vec<String> = report
-            .topology
-            .gpus()
-            .iter()
+        let gpus = report.topology.gpus().iter();
+        let unknown: Vec<String> = gpus
             .filter(|gpu| gpu.host_numa.is_none())
             .map(|gpu| gpu.ordinal.to_string())
             .collect();
-        if !unknown.is_empty() {
-            self.add(
-                "numa",
-                format!(
-                    "the host NUMA node of GPU {} is unknown",
-                    unknown.join(", ")
-                ),
-                "name a node yourself; in a virtual machine, give it the host's NUMA topology",
-            );
-        }
-        if report.topology.source() == TopologySource::Driver {
-            self.add(
-                "numa",
-                "the kernel reports no NUMA nodes",
-                "mount /sys in the container, or run a kernel with CONFIG_NUMA",
-            );
+        advise! { self;
+            !unknown.is_empty() => "numa", ("the host NUMA node of GPU {} is unknown", unknown.join(", ")),
+                "name a node yourself; in a virtual machine, give it the host's NUMA topology";
+            report.topology.source() == TopologySource::Driver => "numa", ("the kernel reports no NUMA nodes"),
+                "mount /sys in the container, or run a kernel with CONFIG_NUMA";
         }
     }
 
     fn on_access_to_gpus(&mut self, report: &Report) {
         let host = &report.host;
-        if report.driver.problem.is_some() && host.driver_module.is_some() {
-            self.add(
-                "container",
-                "the NVIDIA kernel module is loaded, but the driver cannot be used",
-                "in a container use the NVIDIA Container Toolkit (--gpus all); otherwise \
-                 install the module's own libcuda",
-            );
-        }
         // Device nodes of GPUs are named nvidia0, nvidia1, …
         let nodes = host
             .device_nodes
@@ -109,42 +94,39 @@ impl Advisor {
             .filter(|number| number.parse::<u32>().is_ok())
             .count();
         let gpus = report.topology.gpus().len();
-        if gpus > 0 && gpus < nodes && host.cuda_visible_devices.is_none() {
-            self.add(
-                "cgroup",
-                format!(
-                    "only {gpus} of {nodes} GPUs can be opened: a control group denies the rest"
-                ),
+        advise! { self;
+            report.driver.problem.is_some() && host.driver_module.is_some() => "container",
+                ("the NVIDIA kernel module is loaded, but the driver cannot be used"),
+                "in a container use the NVIDIA Container Toolkit (--gpus all); otherwise \
+                 install the module's own libcuda";
+            gpus > 0 && gpus < nodes && host.cuda_visible_devices.is_none() => "cgroup",
+                ("only {gpus} of {nodes} GPUs can be opened: a control group denies the rest"),
                 "allow all of the node's GPUs, since denied ones block EGM routing, and choose \
-                 by CUDA_VISIBLE_DEVICES",
-            );
+                 by CUDA_VISIBLE_DEVICES";
         }
-        if let (Some(container), Some(false)) = (&host.container, host.cap_sys_nice) {
-            self.add(
-                "container",
-                format!("this container ({container}) has no CAP_SYS_NICE"),
-                "start it with --cap-add=SYS_NICE: placement on NUMA nodes may need it",
-            );
+        if let Some(container) = &host.container {
+            advise! { self;
+                host.cap_sys_nice == Some(false) => "container",
+                    ("this container ({container}) has no CAP_SYS_NICE"),
+                    "start it with --cap-add=SYS_NICE: placement on NUMA nodes may need it";
+            }
         }
     }
 
     fn on_limits(&mut self, report: &Report) {
         let host = &report.host;
-        let memlock = host.memlock.and_then(|limit| limit.soft);
-        if let (Some(memlock), false) = (memlock, host.cap_ipc_lock == Some(true)) {
-            self.add(
-                "memlock",
-                format!("only {} may be locked", Bytes(memlock)),
-                "ulimit -l unlimited, if NICs are to reach the memory (RDMA); CUDA does not \
-                 need it",
-            );
+        if let Some(memlock) = host.memlock.and_then(|limit| limit.soft) {
+            advise! { self;
+                host.cap_ipc_lock != Some(true) => "memlock", ("only {} may be locked", Bytes(memlock)),
+                    "ulimit -l unlimited, if NICs are to reach the memory (RDMA); CUDA does not \
+                     need it";
+            }
         }
-        if let Some(room) = host.cgroup_memory_room.filter(|&room| room < LITTLE_ROOM) {
-            self.add(
-                "cgroup",
-                format!("the control group leaves {} of memory", Bytes(room)),
-                "raise its limit (memory.max, docker --memory)",
-            );
+        if let Some(room) = host.cgroup_memory_room {
+            advise! { self;
+                room < LITTLE_ROOM => "cgroup", ("the control group leaves {} of memory", Bytes(room)),
+                    "raise its limit (memory.max, docker --memory)";
+            }
         }
     }
 
@@ -166,34 +148,17 @@ impl Advisor {
 
     fn on_kernel(&mut self, report: &Report) {
         let host = &report.host;
-        let coherent = report.topology.gpus().iter().any(|gpu| gpu.coherent);
-        if !coherent {
+        if !report.topology.gpus().iter().any(|gpu| gpu.coherent) {
             return;
         }
-        if host.numa_balancing == Some(true) {
-            self.add(
-                "numa",
-                "automatic NUMA balancing is on",
-                "sysctl kernel.numa_balancing=0: it slows GPU access to pageable memory",
-            );
-        }
-        if host.page_size == Some(4096) {
-            self.add(
-                "pages",
-                "the kernel's pages are 4 KiB",
-                "NVIDIA recommends a kernel with 64 KiB pages on Grace",
-            );
-        }
-        if host
-            .driver_module
-            .as_ref()
-            .is_some_and(|module| !module.open)
-        {
-            self.add(
-                "driver",
-                "the kernel module is the closed one",
-                "install the open one: coherent machines need it",
-            );
+        advise! { self;
+            host.numa_balancing == Some(true) => "numa", ("automatic NUMA balancing is on"),
+                "sysctl kernel.numa_balancing=0: it slows GPU access to pageable memory";
+            host.page_size == Some(4096) => "pages", ("the kernel's pages are 4 KiB"),
+                "NVIDIA recommends a kernel with 64 KiB pages on Grace";
+            host.driver_module.as_ref().is_some_and(|module| !module.open) => "driver",
+                ("the kernel module is the closed one"),
+                "install the open one: coherent machines need it";
         }
     }
 }

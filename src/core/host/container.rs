@@ -1,7 +1,5 @@
 //! Detects whether this process runs in a container, from traces that container engines leave.
 
-use std::fmt;
-
 use serde::Serialize;
 
 use crate::topology::kernel::Kernel;
@@ -23,15 +21,13 @@ pub enum Container {
     Other(String),
 }
 
-impl fmt::Display for Container {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Kubernetes => "Kubernetes",
-            Self::Docker => "Docker",
-            Self::Podman => "Podman",
-            Self::Apptainer => "Apptainer",
-            Self::Other(name) => name,
-        })
+crate::driver::display_texts! {
+    Container {
+        Self::Kubernetes => "Kubernetes",
+        Self::Docker => "Docker",
+        Self::Podman => "Podman",
+        Self::Apptainer => "Apptainer",
+        Self::Other(name) => name,
     }
 }
 

@@ -32,7 +32,7 @@ pub struct EgmSlice<'a, T> {
 /// Memory of this crate as elements `T` for cudarc to read and write: source and destination of its copies.
 /// Otherwise like [`EgmSlice`].
 ///
-/// An `Arc` of memory can make several for the same bytes. What work on both leaves there is then a mix of both.
+/// An `Arc` of memory can make several for the same bytes. Work on both then leaves a mix of both.
 #[derive(Debug)]
 pub struct EgmSliceMut<'a, T> {
     raw: Raw,
@@ -57,22 +57,23 @@ fn expect_copies(memory: &impl Memory, need: Access) -> Result<()> {
         return Err(Error::invalid("memory", why));
     }
     if need == Access::ReadWrite && memory.is_read_only_for_cpu(0, len) {
-        return Err(Error::NotAccessible {
-            who: Location::Host,
-            have: Access::Read,
-            need,
-        });
+        return Err(Error::not_accessible(Location::Host, Access::Read, need));
     }
     Ok(())
 }
 
 impl Raw {
-    fn new<T>(memory: &impl Memory, stream: &CudaStream, need: Access) -> Result<Self> {
+    fn new<T>(
+        memory: &impl Memory,
+        stream: &CudaStream,
+        need: Access,
+    ) -> Result<(Self, Option<GrantUse>)> {
+        memory.driver().expect_this_process("memory")?;
+        // Before the checks: their result stays valid.
+        let grants = memory.hold_grants();
         if memory.driver().name() != "cuda" {
-            return Err(Error::invalid(
-                "memory",
-                "cudarc works on CUDA's memory, this is a simulated driver's",
-            ));
+            let why = "cudarc works on CUDA's memory, this is a simulated driver's";
+            return Err(Error::invalid("memory", why));
         }
         // SAFETY: cudarc's stream is live while borrowed, and there is one CUDA driver in a process.
         unsafe { memory.ready_on(stream.into())? };
@@ -82,10 +83,8 @@ impl Raw {
             .checked_div(size_of::<T>() as u64)
             .ok_or_else(|| Error::invalid("element type", "it has no size"))?;
         if !ptr.0.is_multiple_of(align_of::<T>() as u64) {
-            return Err(Error::invalid(
-                "element type",
-                format!("{ptr:?} is not aligned to its {} bytes", align_of::<T>()),
-            ));
+            let why = format!("{ptr:?} is not aligned to its {} bytes", align_of::<T>());
+            return Err(Error::invalid("element type", why));
         }
         expect_copies(memory, need)?;
         let gpu = stream.context().ordinal() as i32;
@@ -96,11 +95,12 @@ impl Raw {
             // cudarc's stream is live while borrowed.
             unsafe { memory.driver().stream_synchronize(stream.into())? }
         }
-        Ok(Self {
+        let raw = Self {
             ptr,
             len: len as usize,
             wait: true,
-        })
+        };
+        Ok((raw, grants))
     }
 
     fn part<T>(self, range: &Range<usize>) -> Result<Self> {
@@ -142,13 +142,8 @@ impl<'a, T: AnyBitPattern> EgmSlice<'a, T> {
     /// [`Error::InvalidArgument`] for simulated memory or a `T` without size, [`Error::NotAccessible`] unless
     /// the stream's GPU may read.
     pub fn new(memory: &'a impl Memory, stream: &Arc<CudaStream>) -> Result<Self> {
-        memory.driver().expect_this_process("memory")?;
-        let grants = memory.hold_grants();
-        let raw = Raw::new::<T>(memory, stream, Access::Read)?;
-        Ok(Self {
-            _grants: grants,
-            ..Self::with(raw, stream)
-        })
+        let (raw, grants) = Raw::new::<T>(memory, stream, Access::Read)?;
+        Ok(Self::with(raw, stream, grants))
     }
 
     /// Returns `len` elements at `ptr`; their copies are not waited for.
@@ -159,7 +154,7 @@ impl<'a, T: AnyBitPattern> EgmSlice<'a, T> {
     /// is aligned to `T`.
     pub unsafe fn from_raw_parts(ptr: DevicePtr, len: usize, stream: &Arc<CudaStream>) -> Self {
         let wait = false;
-        Self::with(Raw { ptr, len, wait }, stream)
+        Self::with(Raw { ptr, len, wait }, stream, None)
     }
 
     /// Returns the elements of `range`.
@@ -167,16 +162,8 @@ impl<'a, T: AnyBitPattern> EgmSlice<'a, T> {
     /// # Errors
     /// [`Error::OutOfRange`].
     pub fn slice(&self, range: Range<usize>) -> Result<EgmSlice<'_, T>> {
-        Ok(EgmSlice::with(self.raw.part::<T>(&range)?, &self.stream))
-    }
-
-    fn with(raw: Raw, stream: &Arc<CudaStream>) -> Self {
-        Self {
-            raw,
-            stream: stream.clone(),
-            _grants: None,
-            memory: PhantomData,
-        }
+        let part = self.raw.part::<T>(&range)?;
+        Ok(EgmSlice::with(part, &self.stream, None))
     }
 }
 
@@ -187,13 +174,8 @@ impl<'a, T: AnyBitPattern + NoUninit> EgmSliceMut<'a, T> {
     /// [`Error::InvalidArgument`] for simulated memory or a `T` without size, [`Error::NotAccessible`] unless
     /// the stream's GPU may read and write.
     pub fn new(memory: &'a mut impl Memory, stream: &Arc<CudaStream>) -> Result<Self> {
-        memory.driver().expect_this_process("memory")?;
-        let grants = memory.hold_grants();
-        let raw = Raw::new::<T>(memory, stream, Access::ReadWrite)?;
-        Ok(Self {
-            _grants: grants,
-            ..Self::with(raw, stream)
-        })
+        let (raw, grants) = Raw::new::<T>(memory, stream, Access::ReadWrite)?;
+        Ok(Self::with(raw, stream, grants))
     }
 
     /// Returns `len` elements at `ptr`; their copies are not waited for.
@@ -204,7 +186,7 @@ impl<'a, T: AnyBitPattern + NoUninit> EgmSliceMut<'a, T> {
     /// initialised, and `ptr` is aligned to `T`.
     pub unsafe fn from_raw_parts(ptr: DevicePtr, len: usize, stream: &Arc<CudaStream>) -> Self {
         let wait = false;
-        Self::with(Raw { ptr, len, wait }, stream)
+        Self::with(Raw { ptr, len, wait }, stream, None)
     }
 
     /// Returns the elements of `range`, to read.
@@ -212,7 +194,8 @@ impl<'a, T: AnyBitPattern + NoUninit> EgmSliceMut<'a, T> {
     /// # Errors
     /// [`Error::OutOfRange`].
     pub fn slice(&self, range: Range<usize>) -> Result<EgmSlice<'_, T>> {
-        Ok(EgmSlice::with(self.raw.part::<T>(&range)?, &self.stream))
+        let part = self.raw.part::<T>(&range)?;
+        Ok(EgmSlice::with(part, &self.stream, None))
     }
 
     /// Returns the elements of `range`, to read and write.
@@ -220,21 +203,24 @@ impl<'a, T: AnyBitPattern + NoUninit> EgmSliceMut<'a, T> {
     /// # Errors
     /// [`Error::OutOfRange`].
     pub fn slice_mut(&mut self, range: Range<usize>) -> Result<EgmSliceMut<'_, T>> {
-        Ok(EgmSliceMut::with(self.raw.part::<T>(&range)?, &self.stream))
-    }
-
-    fn with(raw: Raw, stream: &Arc<CudaStream>) -> Self {
-        Self {
-            raw,
-            stream: stream.clone(),
-            _grants: None,
-            memory: PhantomData,
-        }
+        let part = self.raw.part::<T>(&range)?;
+        Ok(EgmSliceMut::with(part, &self.stream, None))
     }
 }
 
 macro_rules! readable {
     ($slice:ident) => {
+        impl<T> $slice<'_, T> {
+            fn with(raw: Raw, stream: &Arc<CudaStream>, grants: Option<GrantUse>) -> Self {
+                Self {
+                    raw,
+                    stream: stream.clone(),
+                    _grants: grants,
+                    memory: PhantomData,
+                }
+            }
+        }
+
         impl<T> DeviceSlice<T> for $slice<'_, T> {
             fn len(&self) -> usize {
                 self.raw.len

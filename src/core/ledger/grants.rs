@@ -15,7 +15,7 @@ impl Grants {
         Self(Mutex::new(list))
     }
 
-    /// Notes what locations may do from now on. Every name of the host is [`Location::Host`].
+    /// Notes the access of locations from now on. Every name of the host is [`Location::Host`].
     pub fn set(&self, changes: &[AccessDesc]) {
         let mut list = lock(&self.0);
         for change in changes {

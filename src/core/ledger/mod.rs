@@ -30,6 +30,7 @@ pub use locate::{Foreign, Located, locate};
 pub use record::MAX_PARTIES;
 
 use crate::Driver;
+use record::Record;
 use registry::Registry;
 
 /// Returns the live allocations of `driver` in this process, the oldest first.
@@ -51,22 +52,19 @@ use registry::Registry;
 /// ```
 pub fn allocations(driver: &Driver) -> Vec<Allocation> {
     let address = driver.address();
-    let records = Registry::current().copies(|record| record.driver == address);
-    let now = Instant::now();
-    records
-        .iter()
-        .map(|record| record.to_allocation(now))
-        .collect()
+    allocations_if(|record| record.driver == address)
 }
 
 /// Returns the live allocations of all drivers in this process, the oldest first. See [`allocations`].
 pub fn all_allocations() -> Vec<Allocation> {
-    let records = Registry::current().copies(|_| true);
+    allocations_if(|_| true)
+}
+
+fn allocations_if(wanted: impl Fn(&Record) -> bool) -> Vec<Allocation> {
+    let records = Registry::current().copies(wanted);
     let now = Instant::now();
-    records
-        .iter()
-        .map(|record| record.to_allocation(now))
-        .collect()
+    let all = records.iter().map(|record| record.to_allocation(now));
+    all.collect()
 }
 
 /// Returns the number of live allocations of this process.

@@ -134,24 +134,40 @@ macro_rules! memory_through {
         $crate::memory::access_checks!(
             unsafe impl $([$($generic)*])? for $type, |$this| $memory
         );
-        impl$(<$($generic)*>)? $crate::memory::Memory for $type {
-            fn driver(&self) -> &$crate::Driver {
-                let $this = self;
-                $crate::memory::Memory::driver(&$memory)
-            }
-            fn device_ptr(&self) -> $crate::driver::DevicePtr {
-                let $this = self;
-                $crate::memory::Memory::device_ptr(&$memory)
-            }
-            fn len(&self) -> u64 {
-                let $this = self;
-                $crate::memory::Memory::len(&$memory)
-            }
-            fn location(&self) -> $crate::driver::Location {
-                let $this = self;
-                $crate::memory::Memory::location(&$memory)
-            }
+        $crate::memory::impl_memory! {
+            $([$($generic)*])? for $type, |$this| $crate::memory::Memory::driver(&$memory),
+            $crate::memory::Memory::device_ptr(&$memory), $crate::memory::Memory::len(&$memory),
+            $crate::memory::Memory::location(&$memory)
         }
     };
 }
 pub use memory_through;
+
+/// Implements [`Memory`](super::Memory) for a type: by its driver, the address, the length and the location.
+#[macro_export]
+macro_rules! impl_memory {
+    (
+        $([$($generic:tt)*])? for $type:ty, |$this:ident|
+        $driver:expr, $start:expr, $len:expr, $location:expr
+    ) => {
+        impl$(<$($generic)*>)? $crate::memory::Memory for $type {
+            fn driver(&self) -> &$crate::Driver {
+                let $this = self;
+                $driver
+            }
+            fn device_ptr(&self) -> $crate::driver::DevicePtr {
+                let $this = self;
+                $start
+            }
+            fn len(&self) -> u64 {
+                let $this = self;
+                $len
+            }
+            fn location(&self) -> $crate::driver::Location {
+                let $this = self;
+                $location
+            }
+        }
+    };
+}
+pub use impl_memory;

@@ -103,10 +103,8 @@ fn transfer(
 ) -> Result<u64> {
     let end = at.checked_add(len).and_then(|end| i64::try_from(end).ok());
     if end.is_none() {
-        return Err(Error::invalid(
-            "file offset",
-            format!("{at} and {len} bytes exceed 63 bits"),
-        ));
+        let why = format!("{at} and {len} bytes exceed 63 bits");
+        return Err(Error::invalid("file offset", why));
     }
     let (mut done, mut was_short) = (0, false);
     while done < len {

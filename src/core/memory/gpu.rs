@@ -16,8 +16,7 @@ pub fn expect_gpu_access(
 ) -> Result<()> {
     let have = memory.gpu_access(gpu, engine, offset, len)?;
     if have < need {
-        let who = Location::Device(gpu);
-        return Err(Error::NotAccessible { who, have, need });
+        return Err(Error::not_accessible(Location::Device(gpu), have, need));
     }
     Ok(())
 }
@@ -33,11 +32,8 @@ pub fn expect_no_cpu_fault(
     len: u64,
 ) -> Result<()> {
     if to.is_read_only_for_cpu(to_offset, len) && from.may_be_on_host(from_offset, len) {
-        return Err(Error::NotAccessible {
-            who: Location::Host,
-            have: Access::Read,
-            need: Access::ReadWrite,
-        });
+        let (have, need) = (Access::Read, Access::ReadWrite);
+        return Err(Error::not_accessible(Location::Host, have, need));
     }
     Ok(())
 }

@@ -193,10 +193,8 @@ impl ParallelCopy {
 
     fn threads_for(&self, bytes: u64) -> Result<usize> {
         if self.threads == 0 {
-            return Err(Error::invalid(
-                "threads",
-                "0 threads cannot copy: ask for 1 or more",
-            ));
+            let why = "0 threads cannot copy: ask for 1 or more";
+            return Err(Error::invalid("threads", why));
         }
         let useful = usize::try_from(bytes / BYTES_PER_THREAD).unwrap_or(usize::MAX);
         Ok(self.threads.min(useful).max(1))

@@ -165,11 +165,8 @@ impl<'a> CpuView<'a> {
     pub(super) fn check_write(&self, offset: u64, len: u64) -> Result<*mut u8> {
         check_range(offset, len, self.len)?;
         if !self.writable {
-            return Err(Error::NotAccessible {
-                who: Location::Host,
-                have: Access::Read,
-                need: Access::ReadWrite,
-            });
+            let (have, need) = (Access::Read, Access::ReadWrite);
+            return Err(Error::not_accessible(Location::Host, have, need));
         }
         // SAFETY: the offset is inside the window.
         Ok(unsafe { self.base.add(offset as usize) })

@@ -2,11 +2,11 @@
 
 use std::panic::Location as Caller;
 
-use super::{Owned, is_supported, not_empty, owned};
-use crate::driver::{Access, DeviceAttribute, Driver, Location};
+use super::{Owned, is_supported, owned};
+use crate::driver::{DeviceAttribute, Driver, Location};
 use crate::explain::name_missing_gpu;
 use crate::ledger::AllocPath;
-use crate::memory::{AccessChecks, CpuView, Engine};
+use crate::size::not_empty;
 use crate::{Error, Result};
 
 /// Managed memory: its pages move to the CPU or the GPU that touches them.
@@ -45,30 +45,19 @@ impl ManagedMemory {
     pub fn new(driver: &Driver, device: i32, bytes: u64) -> Result<Self> {
         not_empty(bytes)?;
         let site = Caller::caller();
-        is_supported(
-            driver,
-            device,
-            DeviceAttribute::MANAGED_MEMORY,
-            "managed memory",
-        )?;
+        let attribute = DeviceAttribute::MANAGED_MEMORY;
+        is_supported(driver, device, attribute, "managed memory")?;
         // Of every GPU: with one that cannot, the CPU must not touch managed memory while that one works.
         for gpu in 0..driver.device_count()? {
+            let attribute = DeviceAttribute::CONCURRENT_MANAGED_ACCESS;
             let what = "managed memory that CPU and GPU use at the same time";
-            is_supported(
-                driver,
-                gpu,
-                DeviceAttribute::CONCURRENT_MANAGED_ACCESS,
-                what,
-            )?;
+            is_supported(driver, gpu, attribute, what)?;
         }
         let (free, _) = driver.mem_info(device)?;
         if bytes > free {
             let why = format!("{bytes} bytes of managed memory exceed what GPU {device} has free");
-            return Err(Error::invalid_of(
-                "size",
-                why,
-                format!("up to {free} bytes"),
-            ));
+            let valid = format!("up to {free} bytes");
+            return Err(Error::invalid_of("size", why, valid));
         }
         let start = driver
             .mem_alloc_managed(device, bytes)
@@ -76,13 +65,6 @@ impl ManagedMemory {
         let kind = (AllocPath::Managed, Location::Device(device));
         let memory = Owned::new(driver, kind, (start, bytes), [device], site);
         Ok(Self { memory, device })
-    }
-
-    /// Returns the CPU's view of the bytes.
-    pub fn cpu(&self) -> CpuView<'_> {
-        // SAFETY: the driver maps it for the CPU, also while GPUs work, until it is freed, which needs `self`; safe code
-        // reaches it through atomic views only.
-        unsafe { CpuView::new(self.memory.start, self.memory.len, true) }
     }
 }
 
@@ -96,15 +78,3 @@ impl Drop for ManagedMemory {
 }
 
 owned!(ManagedMemory, for the CPU);
-
-// SAFETY: the memory is freed when this is dropped.
-unsafe impl AccessChecks for ManagedMemory {
-    /// Copies reach it from any GPU. Kernels of other GPUs are not asked about.
-    fn gpu_access(&self, gpu: i32, engine: Engine, _: u64, _: u64) -> Result<Access> {
-        Ok(match engine {
-            Engine::Copy => Access::ReadWrite,
-            Engine::Kernel if gpu == self.device => Access::ReadWrite,
-            Engine::Kernel => Access::None,
-        })
-    }
-}

@@ -136,7 +136,7 @@ impl Drop for Pages {
     }
 }
 
-/// Returns what the kernel maps for `bytes`: whole huge pages, if the file has them. `munmap` accepts no other length.
+/// Returns how many bytes the kernel maps for `bytes`: whole huge pages, if the file has them. `munmap` accepts no other length.
 fn mapped_len(bytes: u64, huge_page: Option<u64>) -> Result<u64> {
     match huge_page {
         Some(page) => bytes.checked_next_multiple_of(page).ok_or_else(|| {

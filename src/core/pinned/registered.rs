@@ -5,11 +5,11 @@ use std::mem::ManuallyDrop;
 use std::panic::Location as Caller;
 
 use super::pages::{PageSize, Pages, expect_sealed};
-use super::{Owned, is_supported, not_empty, owned};
-use crate::driver::{Access, DeviceAttribute, Driver, Location};
+use super::{Owned, is_supported, owned};
+use crate::driver::{DeviceAttribute, Driver, Location};
 use crate::explain::name_missing_gpu;
 use crate::ledger::AllocPath;
-use crate::memory::{AccessChecks, CpuView, Engine};
+use crate::size::not_empty;
 use crate::{Error, Result};
 
 /// Memory that this process has mapped and the driver has pinned afterwards, for the CPU and every GPU: anonymous pages, or
@@ -31,7 +31,6 @@ use crate::{Error, Result};
 pub struct RegisteredHost {
     memory: Owned,
     device: i32,
-    writable: bool,
     /// Unmapped after the registration has ended.
     pages: ManuallyDrop<Pages>,
 }
@@ -146,12 +145,8 @@ impl RegisteredHost {
         not_empty(bytes)?;
         let site = Caller::caller();
         let attribute = DeviceAttribute::READ_ONLY_HOST_REGISTER_SUPPORTED;
-        is_supported(
-            driver,
-            device,
-            attribute,
-            "registering memory that can only be read",
-        )?;
+        let what = "registering memory that can only be read";
+        is_supported(driver, device, attribute, what)?;
         let pages = Pages::of_file(file, offset, bytes, false)?;
         Self::register(driver, (device, site), pages, bytes, false)
     }
@@ -163,40 +158,28 @@ impl RegisteredHost {
         bytes: u64,
         writable: bool,
     ) -> Result<Self> {
+        let attribute = DeviceAttribute::HOST_REGISTER_SUPPORTED;
         let what = "registering memory of the process";
-        is_supported(
-            driver,
-            device,
-            DeviceAttribute::HOST_REGISTER_SUPPORTED,
-            what,
-        )?;
+        is_supported(driver, device, attribute, what)?;
         let gpus = 0..driver.device_count()?;
         let start = pages.start();
         // SAFETY: the pages are mapped, and unmapped after the registration.
         unsafe { driver.mem_host_register(device, start, bytes, !writable) }
             .map_err(|error| name_missing_gpu(driver, error, device))?;
         let kind = (AllocPath::Registered, Location::Host);
+        let mut memory = Owned::new(driver, kind, (start, bytes), gpus, site);
+        memory.writable = writable;
         let registered = Self {
-            memory: Owned::new(driver, kind, (start, bytes), gpus, site),
+            memory,
             device,
-            writable,
             pages: ManuallyDrop::new(pages),
         };
         // From here on a failure ends the registration.
         if driver.mem_host_device_pointer(device, start)? != start {
-            return Err(Error::PlatformUnsupported {
-                what: "registered memory at the CPU's address",
-                source: None,
-            });
+            let what = "registered memory at the CPU's address";
+            return Err(Error::unsupported(what, None));
         }
         Ok(registered)
-    }
-
-    /// Returns the CPU's view of the bytes.
-    pub fn cpu(&self) -> CpuView<'_> {
-        // SAFETY: the pages are mapped, whole, until this is dropped, and a file keeps them (`of_file`); safe code reaches
-        // them through atomic views only.
-        unsafe { CpuView::new(self.memory.start, self.memory.len, self.writable) }
     }
 }
 
@@ -218,17 +201,3 @@ impl Drop for RegisteredHost {
 }
 
 owned!(RegisteredHost, for the CPU);
-
-// SAFETY: the memory is registered for all GPUs until this is dropped, for reading alone if it is not writable.
-unsafe impl AccessChecks for RegisteredHost {
-    fn gpu_access(&self, _: i32, _: Engine, _: u64, _: u64) -> Result<Access> {
-        Ok(match self.writable {
-            true => Access::ReadWrite,
-            false => Access::Read,
-        })
-    }
-
-    fn is_read_only_for_cpu(&self, _: u64, _: u64) -> bool {
-        !self.writable
-    }
-}

@@ -3,10 +3,10 @@
 use std::panic::Location as Caller;
 
 use super::pages::{PageSize, Pages};
-use super::{Owned, not_empty, owned};
-use crate::driver::{Access, DeviceAttribute, Driver, Location};
+use super::{Owned, owned};
+use crate::driver::{DeviceAttribute, Driver, Location};
 use crate::ledger::AllocPath;
-use crate::memory::{AccessChecks, CpuView, Engine};
+use crate::size::not_empty;
 use crate::{Error, Result};
 
 /// Plain memory of this process, as from `malloc`, which GPUs reach through the CPU's page tables (ATS): on Grace machines.
@@ -52,10 +52,8 @@ impl SystemMemory {
         let attribute = DeviceAttribute::PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES;
         for gpu in gpus.clone() {
             if driver.device_attribute(gpu, attribute)? != 1 {
-                return Err(Error::PlatformUnsupported {
-                    what: "GPUs that use the CPU's page tables (ATS), which memory that is not pinned needs",
-                    source: None,
-                });
+                let what = "GPUs that use the CPU's page tables (ATS), which memory that is not pinned needs";
+                return Err(Error::unsupported(what, None));
             }
         }
         let pages = Pages::anonymous(bytes, size)?;
@@ -66,19 +64,6 @@ impl SystemMemory {
             _pages: pages,
         })
     }
-
-    /// Returns the CPU's view of the bytes.
-    pub fn cpu(&self) -> CpuView<'_> {
-        // SAFETY: the pages are mapped, whole, until this is dropped; safe code reaches them through atomic views only.
-        unsafe { CpuView::new(self.memory.start, self.memory.len, true) }
-    }
 }
 
 owned!(SystemMemory, for the CPU);
-
-// SAFETY: every GPU uses the page tables of this process, where the range is mapped until this is dropped.
-unsafe impl AccessChecks for SystemMemory {
-    fn gpu_access(&self, _: i32, _: Engine, _: u64, _: u64) -> Result<Access> {
-        Ok(Access::ReadWrite)
-    }
-}

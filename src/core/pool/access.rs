@@ -1,6 +1,6 @@
 //! Access to a pool's memory, for pools of this process and of others.
 
-use crate::driver::{Access, AccessDesc, Driver, Location, PoolApi, PoolHandle};
+use crate::driver::{Access, AccessDesc, Driver, Location, PoolApi, PoolHandle, refuse};
 use crate::explain::explain_access;
 use crate::ledger::Grants;
 use crate::memory::GrantUses;
@@ -70,22 +70,13 @@ impl<'a> Granting<'a> {
     }
 }
 
-/// Checks what pools can be granted at all.
+/// Checks that pools can be granted this access at all.
 fn check(access: &[AccessDesc]) -> Result<()> {
-    if let Some(desc) = access.iter().find(|desc| desc.access == Access::Read) {
-        return Err(Error::invalid(
-            "access",
-            format!("a pool cannot be granted to {} read-only", desc.location),
-        ));
-    }
-    if let Some(desc) = access
-        .iter()
-        .find(|desc| desc.location.is_host() && desc.access == Access::None)
-    {
-        return Err(Error::invalid(
-            "access",
-            format!("{} keeps its access to a host pool", desc.location),
-        ));
+    for AccessDesc { location, access } in access {
+        refuse! { |why| Error::invalid("access", why);
+            *access == Access::Read => "a pool cannot be granted to {location} read-only";
+            location.is_host() && *access == Access::None => "{location} keeps its access to a host pool";
+        }
     }
     Ok(())
 }

@@ -4,11 +4,14 @@ use std::panic::Location as Caller;
 use std::sync::Arc;
 
 use super::handle::{Inner, Pool};
-use crate::driver::{Access, DevicePtr, Driver, Location, StreamHandle};
+use crate::driver::{Access, DevicePtr, Location, StreamHandle};
 use crate::explain::explain_pool;
 use crate::guard::check_free;
 use crate::ledger::{AllocPath, Entry, Label, NewEntry, Party};
-use crate::memory::{AccessChecks, CpuView, Engine, GrantUse, Memory, impl_cpu_memory};
+use crate::memory::{
+    AccessChecks, CpuView, Engine, GrantUse, Memory, impl_cpu_memory, impl_memory,
+};
+use crate::size::not_empty;
 use crate::stream::{Event, Stream, is_capturing};
 use crate::teardown::{give_back, log_lost};
 use crate::{Error, Result};
@@ -26,6 +29,7 @@ pub struct PoolBuffer {
     stream: Stream,
     users: Vec<Stream>,
     entry: Entry,
+    freed: bool,
 }
 
 impl Pool {
@@ -39,13 +43,7 @@ impl Pool {
     #[track_caller]
     pub fn allocate(&self, bytes: u64, stream: &Stream) -> Result<PoolBuffer> {
         self.0.driver.expect_same(stream.driver(), "stream")?;
-        if bytes == 0 {
-            return Err(Error::invalid_of(
-                "size",
-                "0 bytes cannot be allocated",
-                "1 byte or more",
-            ));
-        }
+        not_empty(bytes)?;
         if !self.0.overcommit {
             check_free(&self.0.driver, self.0.props.location, bytes, || self.idle())?;
         }
@@ -75,6 +73,7 @@ impl PoolBuffer {
             len,
             stream: stream.clone(),
             users: Vec::new(),
+            freed: false,
         }
     }
 
@@ -111,18 +110,10 @@ impl PoolBuffer {
     /// # Errors
     /// The driver's errors, after a second try if that is possible. [`Error::InvalidArgument`] for another
     /// driver's stream: the memory is then freed on its own.
-    pub fn free_on(self, stream: &Stream) -> Result<()> {
+    pub fn free_on(mut self, stream: &Stream) -> Result<()> {
         self.pool.driver.expect_same(stream.driver(), "stream")?;
-        let this = std::mem::ManuallyDrop::new(self);
-        let result = this.free(stream);
-        // SAFETY: `this` is never used or dropped again, so each field is moved out exactly once.
-        unsafe {
-            drop(std::ptr::read(&this.pool));
-            drop(std::ptr::read(&this.stream));
-            drop(std::ptr::read(&this.users));
-            drop(std::ptr::read(&this.entry));
-        }
-        result
+        self.freed = true;
+        self.free(stream)
     }
 
     /// Returns the CPU's view of the bytes, after the work of every stream that uses them.
@@ -132,11 +123,8 @@ impl PoolBuffer {
     /// the streams.
     pub fn cpu(&self) -> Result<CpuView<'_>> {
         if !self.pool.props.location.is_host() {
-            return Err(Error::NotAccessible {
-                who: Location::Host,
-                have: Access::None,
-                need: Access::ReadWrite,
-            });
+            let (have, need) = (Access::None, Access::ReadWrite);
+            return Err(Error::not_accessible(Location::Host, have, need));
         }
         for stream in std::iter::once(&self.stream).chain(&self.users) {
             stream.synchronize()?;
@@ -225,25 +213,12 @@ unsafe impl AccessChecks for PoolBuffer {
     }
 }
 
-impl Memory for PoolBuffer {
-    fn driver(&self) -> &Driver {
-        &self.pool.driver
-    }
-    fn device_ptr(&self) -> DevicePtr {
-        self.start
-    }
-    fn len(&self) -> u64 {
-        self.len
-    }
-    fn location(&self) -> Location {
-        self.pool.props.location
-    }
-}
+impl_memory! { for PoolBuffer, |this| &this.pool.driver, this.start, this.len, this.pool.props.location }
 
 impl Drop for PoolBuffer {
     fn drop(&mut self) {
         // A forked child frees nothing.
-        if self.pool.driver.is_of_this_process() {
+        if !self.freed && self.pool.driver.is_of_this_process() {
             log_lost("pool memory", self.free(&self.stream));
         }
     }

@@ -45,10 +45,9 @@ impl Pool {
         let mut current = current();
         let key = (self.driver().address(), device);
         if current.contains(&key) {
-            return Err(Error::invalid(
-                "device",
-                format!("GPU {device} has a current pool by another guard: drop that one first"),
-            ));
+            let why =
+                format!("GPU {device} has a current pool by another guard: drop that one first");
+            return Err(Error::invalid("device", why));
         }
         let previous = calls
             .device_pool(device)
@@ -59,10 +58,9 @@ impl Pool {
                 if self.props().location.is_host()
                     && matches!(source.code, Code::INVALID_VALUE | Code::NOT_SUPPORTED) =>
             {
-                Error::PlatformUnsupported {
-                    what: "a host memory pool as a device's current pool; allocate from the pool itself",
-                    source: Some(source),
-                }
+                let what =
+                    "a host memory pool as a device's current pool; allocate from the pool itself";
+                Error::unsupported(what, Some(source))
             }
             other => other,
         })?;
@@ -87,19 +85,15 @@ impl DevicePoolGuard {
     pub fn allocate(&self, bytes: u64, stream: &Stream) -> Result<PoolBuffer> {
         self.pool.driver().expect_same(stream.driver(), "stream")?;
         if stream.device() != self.device || bytes == 0 {
-            return Err(Error::invalid(
-                "allocation",
-                format!("{bytes} bytes on a stream of GPU {}", stream.device()),
-            ));
+            let why = format!("{bytes} bytes on a stream of GPU {}", stream.device());
+            return Err(Error::invalid("allocation", why));
         }
         let inner = &self.pool.0;
         let calls = inner.calls()?;
         let _unchanged = current();
         if calls.device_pool(self.device)? != inner.handle {
-            return Err(Error::invalid(
-                "pool",
-                format!("it is no longer the current one of GPU {}", self.device),
-            ));
+            let why = format!("it is no longer the current one of GPU {}", self.device);
+            return Err(Error::invalid("pool", why));
         }
         // SAFETY: `stream` keeps its handle alive.
         let start = unsafe { calls.alloc_async(bytes, stream.handle()) }

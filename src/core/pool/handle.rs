@@ -1,4 +1,4 @@
-//! A pool, and what it is asked.
+//! A pool and its calls.
 
 use std::sync::Arc;
 
@@ -44,6 +44,7 @@ pub(super) struct Inner {
     /// For the entries of its allocations.
     pub(super) grants: Arc<Grants>,
     pub(super) label: Option<Label>,
+    pub(super) destroyed: bool,
 }
 
 impl Inner {
@@ -55,8 +56,11 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        if self.destroyed {
+            return;
+        }
         give_back_or_log(&self.driver, "a memory pool", || {
-            // SAFETY: owned by `self`; the driver keeps what allocations in flight still need.
+            // SAFETY: owned by `self`; the driver keeps memory that allocations in flight still need.
             unsafe { self.calls()?.pool_destroy(self.handle) }
         });
     }
@@ -101,7 +105,7 @@ impl Pool {
         granting.of(self.0.props.location)
     }
 
-    /// Changes what GPUs may do with all of the pool's memory, present and future.
+    /// Changes the access of GPUs to all of the pool's memory, present and future.
     ///
     /// Source: `cuMemPoolSetAccess`. The owner's own access cannot be revoked.
     ///
@@ -115,7 +119,7 @@ impl Pool {
         self.granting().set(access)
     }
 
-    /// Returns what `location` may do with the pool's memory.
+    /// Returns the access of `location` to the pool's memory.
     ///
     /// Source: `cuMemPoolGetAccess`.
     ///
@@ -146,7 +150,7 @@ impl Pool {
         self.set(PoolAttribute::ReleaseThreshold, bytes)
     }
 
-    /// Returns what the pool holds and has allocated.
+    /// Returns the bytes that the pool holds and has allocated.
     ///
     /// # Errors
     /// The driver's errors.
@@ -209,19 +213,12 @@ impl Pool {
     /// The driver's errors.
     pub fn destroy(self) -> Result<Result<(), Self>> {
         match Arc::try_unwrap(self.0) {
-            Ok(inner) => {
-                let inner = std::mem::ManuallyDrop::new(inner);
+            Ok(mut inner) => {
+                inner.destroyed = true;
                 // SAFETY: this is the last reference; allocations hold one each.
                 let result = give_back(&inner.driver, "a memory pool", || unsafe {
                     inner.calls()?.pool_destroy(inner.handle)
                 });
-                // SAFETY: `inner` is never used or dropped again, so each field is read out once.
-                unsafe {
-                    drop(std::ptr::read(&inner.driver));
-                    drop(std::ptr::read(&inner.uses));
-                    drop(std::ptr::read(&inner.grants));
-                    drop(std::ptr::read(&inner.label));
-                }
                 result.map(Ok)
             }
             Err(shared) => Ok(Err(Self(shared))),

@@ -32,13 +32,11 @@ impl Pool {
     /// [`Error::InvalidArgument`] for a pool that was created without this handle type; the driver's errors.
     pub fn export(&self, handle_type: HandleType) -> Result<ShareableHandle> {
         if !self.0.props.handle_types.contains(handle_type.into()) {
-            return Err(Error::invalid(
-                "handle type",
-                format!(
-                    "the pool was created with handle types {}, not {handle_type}",
-                    self.0.props.handle_types
-                ),
-            ));
+            let why = format!(
+                "the pool was created with handle types {}, not {handle_type}",
+                self.0.props.handle_types
+            );
+            return Err(Error::invalid("handle type", why));
         }
         // SAFETY: `self` keeps the handle alive. The driver API's call works for pools of both APIs.
         unsafe {
@@ -51,7 +49,7 @@ impl Pool {
 }
 
 impl PoolBuffer {
-    /// Returns what an importer of the pool needs to import this allocation, which has happened then.
+    /// Returns the token by which an importer of the pool imports this allocation, which has happened then.
     ///
     /// Source: `cuMemPoolExportPointer`, which needs the pool to have been exported.
     ///
@@ -127,7 +125,7 @@ impl Imported {
         let access: Vec<AccessDesc> = (0..self.driver.device_count()?)
             .map(Location::Device)
             .filter(|&gpu| self.location.is_host() || gpu == self.location)
-            .map(|gpu| AccessDesc::new(gpu, Access::ReadWrite))
+            .map(AccessDesc::read_write)
             .collect();
         self.granting().set(&access)
     }
@@ -174,7 +172,7 @@ impl ImportedPool {
         Imported::of(driver, handle, location).map(Self)
     }
 
-    /// Changes what GPUs may do with all of the pool's memory, in this process.
+    /// Changes the access of GPUs to all of the pool's memory, in this process.
     ///
     /// Source: `cuMemPoolSetAccess`.
     ///
@@ -184,7 +182,7 @@ impl ImportedPool {
         self.0.granting().set(access)
     }
 
-    /// Returns what `location` may do with the pool's memory.
+    /// Returns the access of `location` to the pool's memory.
     ///
     /// Source: `cuMemPoolGetAccess`.
     ///

@@ -6,9 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::handle::{Inner, Pool};
 use crate::Result;
-use crate::driver::{
-    Access, AccessDesc, Driver, HandleTypes, Location, PoolApi, PoolAttribute, PoolProps,
-};
+use crate::driver::{AccessDesc, Driver, HandleTypes, Location, PoolApi, PoolAttribute, PoolProps};
 use crate::explain::explain_pool;
 use crate::ledger::{Grants, Label};
 
@@ -74,60 +72,40 @@ impl PoolOptions {
         }
     }
 
-    /// Sets the most bytes that the pool may hold; 0, the default, leaves it to the driver. The driver may
-    /// round it up to its own unit.
-    pub const fn max_size(mut self, bytes: u64) -> Self {
-        self.props.max_size = bytes;
-        self
-    }
+    crate::driver::setters! {
+        /// Sets the most bytes that the pool may hold; 0, the default, leaves it to the driver. The driver may
+        /// round it up to its own unit.
+        max_size(bytes: u64) => props.max_size = bytes;
 
-    /// Sets how many bytes the pool keeps when a stream, event or device is synchronised; free bytes beyond
-    /// that go back to the system. Default 0. `u64::MAX` keeps all.
-    pub const fn release_threshold(mut self, bytes: u64) -> Self {
-        self.release_threshold = bytes;
-        self
-    }
+        /// Sets how many bytes the pool keeps when a stream, event or device is synchronised; free bytes beyond
+        /// that go back to the system. Default 0. `u64::MAX` keeps all.
+        release_threshold(bytes: u64) => release_threshold = bytes;
 
-    /// Sets when memory freed on another stream may be reused.
-    pub const fn reuse(mut self, reuse: Reuse) -> Self {
-        self.reuse = reuse;
-        self
-    }
+        /// Sets when memory freed on another stream may be reused.
+        reuse(reuse: Reuse) => reuse = reuse;
 
-    /// Sets how the pool may be shared; by default not at all. FABRIC needs an IMEX channel.
-    pub const fn handle_types(mut self, handle_types: HandleTypes) -> Self {
-        self.props.handle_types = handle_types;
-        self
+        /// Sets how the pool may be shared; by default not at all. FABRIC needs an IMEX channel.
+        handle_types(handle_types: HandleTypes) => props.handle_types = handle_types;
+
+        /// Sets whether to ask the driver for more memory than the node has free. See
+        /// [`PhysicalOptions::overcommit`](crate::vmm::PhysicalOptions::overcommit).
+        overcommit(on: bool) => overcommit = on;
+
+        /// Sets the API through which the pool is used. Both create the same kind of object.
+        api(api: PoolApi) => api = api;
     }
 
     /// Sets which GPUs may read and write. The default is every GPU for a host pool, and only the owner for a
     /// GPU's pool. The CPU has access to a host pool in any case.
     pub fn access_by<L: Into<Location>>(mut self, who: impl IntoIterator<Item = L>) -> Self {
-        self.access
-            .get_or_insert_default()
-            .extend(who.into_iter().map(|who| AccessDesc {
-                location: who.into(),
-                access: Access::ReadWrite,
-            }));
-        self
-    }
-
-    /// Sets whether to ask the driver for more memory than the node has free. See
-    /// [`PhysicalOptions::overcommit`](crate::vmm::PhysicalOptions::overcommit).
-    pub const fn overcommit(mut self, on: bool) -> Self {
-        self.overcommit = on;
+        let access = self.access.get_or_insert_default();
+        access.extend(who.into_iter().map(AccessDesc::read_write));
         self
     }
 
     /// Sets the name of its allocations in the [ledger](crate::ledger).
     pub fn label(mut self, label: impl Into<Label>) -> Self {
         self.label = Some(label.into());
-        self
-    }
-
-    /// Sets the API through which the pool is used. Both create the same kind of object.
-    pub const fn api(mut self, api: PoolApi) -> Self {
-        self.api = api;
         self
     }
 
@@ -154,7 +132,7 @@ impl PoolOptions {
             .pool_create(&self.props)
             .map_err(|error| explain_pool(driver, error, &self.props, 0))?;
         // The owner's access, which is never revoked.
-        let owner = AccessDesc::new(self.props.location, Access::ReadWrite);
+        let owner = AccessDesc::read_write(self.props.location);
         let grants = Grants::default();
         grants.set(&[owner]);
         let pool = Pool(Arc::new(Inner {
@@ -166,28 +144,25 @@ impl PoolOptions {
             uses: Arc::default(),
             grants: Arc::new(grants),
             label: self.label,
+            destroyed: false,
         }));
-        let defaults = Reuse::default();
-        for (attribute, on, default) in [
+        let reuse = &self.reuse;
+        let refused = [
             (
                 PoolAttribute::ReuseFollowEventDependencies,
-                self.reuse.follow_event_dependencies,
-                defaults.follow_event_dependencies,
+                !reuse.follow_event_dependencies,
             ),
             (
                 PoolAttribute::ReuseAllowOpportunistic,
-                self.reuse.allow_opportunistic,
-                defaults.allow_opportunistic,
+                !reuse.allow_opportunistic,
             ),
             (
                 PoolAttribute::ReuseAllowInternalDependencies,
-                self.reuse.allow_internal_dependencies,
-                defaults.allow_internal_dependencies,
+                !reuse.allow_internal_dependencies,
             ),
-        ] {
-            if on != default {
-                pool.set(attribute, on.into())?;
-            }
+        ];
+        for (attribute, _) in refused.into_iter().filter(|(_, is_off)| *is_off) {
+            pool.set(attribute, 0)?;
         }
         if self.release_threshold != 0 {
             pool.set_release_threshold(self.release_threshold)?;
@@ -203,10 +178,6 @@ impl PoolOptions {
 }
 
 fn every_gpu(driver: &Driver) -> Result<Vec<AccessDesc>> {
-    Ok((0..driver.device_count()?)
-        .map(|gpu| AccessDesc {
-            location: Location::Device(gpu),
-            access: Access::ReadWrite,
-        })
-        .collect())
+    let gpus = (0..driver.device_count()?).map(Location::Device);
+    Ok(gpus.map(AccessDesc::read_write).collect())
 }

@@ -110,7 +110,7 @@ impl Drop for Held {
 impl Drop for Event {
     fn drop(&mut self) {
         give_back_or_log(&self.driver, "an event", || {
-            // SAFETY: owned by `self`; the driver keeps what is still waited for.
+            // SAFETY: owned by `self`; the driver keeps an event that work still waits for.
             unsafe { self.driver.event_destroy(self.handle) }
         });
     }

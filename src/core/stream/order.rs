@@ -19,10 +19,8 @@ impl Event {
         self.driver.expect_same(stream.driver(), "stream")?;
         let held = lock(&self.held);
         if *held > 0 {
-            return Err(Error::invalid(
-                "event",
-                "memory will be reused after the work that it marks: record another event",
-            ));
+            let why = "memory will be reused after the work that it marks: record another event";
+            return Err(Error::invalid("event", why));
         }
         // SAFETY: the borrows keep both handles alive.
         unsafe { self.driver.event_record(self.handle, stream.handle()) }

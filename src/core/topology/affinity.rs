@@ -80,10 +80,8 @@ impl Topology {
             return Err(Error::invalid("node", format!("NUMA node {node}: {why}")));
         }
         if cpus.is_empty() {
-            return Err(Error::invalid(
-                "node",
-                format!("NUMA node {node} has no CPUs"),
-            ));
+            let why = format!("NUMA node {node} has no CPUs");
+            return Err(Error::invalid("node", why));
         }
         ThreadBinding::to(cpus)
     }

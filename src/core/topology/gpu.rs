@@ -1,4 +1,4 @@
-//! GPUs, and what the driver reports about them.
+//! GPUs, as the driver reports them.
 
 use std::fmt;
 
@@ -188,13 +188,11 @@ impl Locality {
     }
 }
 
-impl fmt::Display for Locality {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Driver => "driver",
-            Self::Pci => "PCI locality",
-            Self::Unknown => "unknown",
-        })
+crate::driver::display_texts! {
+    Locality {
+        Self::Driver => "driver",
+        Self::Pci => "PCI locality",
+        Self::Unknown => "unknown",
     }
 }
 
@@ -225,13 +223,11 @@ impl LinkKind {
     }
 }
 
-impl fmt::Display for LinkKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::NvlinkC2c => "NVLink-C2C",
-            Self::Pcie => "PCIe",
-            Self::Unknown => "unknown link",
-        })
+crate::driver::display_texts! {
+    LinkKind {
+        Self::NvlinkC2c => "NVLink-C2C",
+        Self::Pcie => "PCIe",
+        Self::Unknown => "unknown link",
     }
 }
 
@@ -269,21 +265,8 @@ impl std::str::FromStr for GpuUuid {
                 format!("'{text}' is not GPU- and 32 hex digits"),
             )
         };
-        let digits: Vec<u8> = text
-            .strip_prefix("GPU-")
-            .ok_or_else(bad)?
-            .chars()
-            .filter(|c| *c != '-')
-            .map(|c| c.to_digit(16).map(|digit| digit as u8).ok_or_else(bad))
-            .collect::<Result<_>>()?;
-        let mut uuid = [0; 16];
-        if digits.len() != 2 * uuid.len() {
-            return Err(bad());
-        }
-        for (byte, pair) in uuid.iter_mut().zip(digits.chunks_exact(2)) {
-            *byte = pair[0] << 4 | pair[1];
-        }
-        Ok(Self(uuid))
+        let uuid = text.strip_prefix("GPU-").and_then(crate::text::hex_id);
+        uuid.map(Self).ok_or_else(bad)
     }
 }
 

@@ -34,38 +34,34 @@ impl Machine {
     ///
     /// Leaves out OS devices, for which hwloc would call CUDA, NVML and OpenCL.
     pub(super) fn here() -> Result<Self> {
-        let told = |error: &dyn std::fmt::Display| Error::Topology {
-            detail: format!("hwloc: {error}"),
+        let build = || -> std::result::Result<Hwloc, Box<dyn std::error::Error>> {
+            let hwloc = Hwloc::builder()
+                .with_flags(BuildFlags::INCLUDE_DISALLOWED)?
+                .with_type_filter(ObjectType::PCIDevice, TypeFilter::KeepAll)?
+                .build()?;
+            // HWLOC_XMLFILE and HWLOC_SYNTHETIC can substitute another machine.
+            match hwloc.is_this_system() {
+                true => Ok(hwloc),
+                false => Err("it was told to describe another machine".into()),
+            }
         };
-        let hwloc = Hwloc::builder()
-            .with_flags(BuildFlags::INCLUDE_DISALLOWED)
-            .map_err(|error| told(&error))?
-            .with_type_filter(ObjectType::PCIDevice, TypeFilter::KeepAll)
-            .map_err(|error| told(&error))?
-            .build()
-            .map_err(|error| told(&error))?;
-        // HWLOC_XMLFILE and HWLOC_SYNTHETIC can substitute another machine.
-        if !hwloc.is_this_system() {
-            return Err(told(&"it was told to describe another machine"));
-        }
-        Ok(Self(hwloc))
+        build().map(Self).map_err(|error| Error::Topology {
+            detail: format!("hwloc: {error}"),
+        })
     }
 
     /// Reads the machine of an XML text, as `lstopo` writes it.
     pub(super) fn from_xml(xml: &str) -> Result<Self> {
-        let told = |error: &dyn std::fmt::Display| Error::Topology {
-            detail: format!("this is not an hwloc XML: {error}"),
+        let build = || -> std::result::Result<Hwloc, Box<dyn std::error::Error>> {
+            Ok(Hwloc::builder()
+                .from_xml(xml)?
+                .with_flags(BuildFlags::INCLUDE_DISALLOWED)?
+                .with_io_type_filter(TypeFilter::KeepAll)?
+                .build()?)
         };
-        let hwloc = Hwloc::builder()
-            .from_xml(xml)
-            .map_err(|error| told(&error))?
-            .with_flags(BuildFlags::INCLUDE_DISALLOWED)
-            .map_err(|error| told(&error))?
-            .with_io_type_filter(TypeFilter::KeepAll)
-            .map_err(|error| told(&error))?
-            .build()
-            .map_err(|error| told(&error))?;
-        Ok(Self(hwloc))
+        build().map(Self).map_err(|error| Error::Topology {
+            detail: format!("this is not an hwloc XML: {error}"),
+        })
     }
 
     /// Returns the host nodes, without the `gpu_memory` nodes and those that hwloc knows to be GPUs'.

@@ -157,21 +157,8 @@ fn node_id(number: u32) -> Option<NodeId> {
 
 /// Converts a CUDA PCI bus id (`0009:01:00.0`, `00000009:01:00.0` or `01:00.0`) to sysfs's form.
 pub(crate) fn sysfs_pci_address(bus_id: &str) -> Option<String> {
-    let (address, function) = bus_id.trim().rsplit_once('.')?;
-    let parts: Vec<&str> = address.split(':').collect();
-    let (domain, bus, device) = match parts[..] {
-        [domain, bus, device] => (domain, bus, device),
-        [bus, device] => ("0", bus, device),
-        _ => return None,
-    };
-    let hex = |text: &str| u32::from_str_radix(text, 16).ok();
-    Some(format!(
-        "{:04x}:{:02x}:{:02x}.{:x}",
-        hex(domain)?,
-        hex(bus)?,
-        hex(device)?,
-        hex(function)?
-    ))
+    let (domain, bus, device, function) = crate::text::pci_address(bus_id)?;
+    Some(format!("{domain:04x}:{bus:02x}:{device:02x}.{function:x}"))
 }
 
 /// Returns the node in a `numa_status` file, for example `Node: 4`.

@@ -24,8 +24,6 @@ mod svg;
 pub(crate) mod test_tree;
 mod text;
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
 
 pub use affinity::ThreadBinding;
@@ -200,15 +198,13 @@ pub enum TopologySource {
     Simulated,
 }
 
-impl fmt::Display for TopologySource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Hwloc => "the driver and hwloc",
-            Self::Kernel => "the driver and the kernel, without hwloc",
-            Self::Driver => "only the driver",
-            Self::Xml => "an hwloc XML file",
-            Self::Simulated => "a described machine, SIMULATED",
-        })
+crate::driver::display_texts! {
+    TopologySource {
+        Self::Hwloc => "the driver and hwloc",
+        Self::Kernel => "the driver and the kernel, without hwloc",
+        Self::Driver => "only the driver",
+        Self::Xml => "an hwloc XML file",
+        Self::Simulated => "a described machine, SIMULATED",
     }
 }
 

@@ -1,6 +1,4 @@
-//! Links between two GPUs, and what the driver tells about them.
-
-use std::fmt;
+//! Links between two GPUs, as the driver reports them.
 
 use serde::{Deserialize, Serialize};
 
@@ -83,7 +81,7 @@ impl PeerLink {
     }
 }
 
-/// Takes what a driver or a backend of one's own does not know for unknown, not for an error.
+/// Returns `None`, and no error, if a driver or a backend of the program's own does not know the answer.
 fn known(answer: Result<i32>) -> Result<Option<i32>> {
     match answer {
         Ok(value) => Ok(Some(value)),
@@ -127,13 +125,11 @@ impl PeerLinkKind {
     }
 }
 
-impl fmt::Display for PeerLinkKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Nvlink => "NVLink",
-            Self::Pcie => "PCIe",
-            Self::Unknown => "unknown link",
-        })
+crate::driver::display_texts! {
+    PeerLinkKind {
+        Self::Nvlink => "NVLink",
+        Self::Pcie => "PCIe",
+        Self::Unknown => "unknown link",
     }
 }
 

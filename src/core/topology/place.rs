@@ -100,16 +100,12 @@ pub struct PlacementRequest {
 }
 
 impl PlacementRequest {
-    /// Sets the unit in which memory is created; 2 MiB by default.
-    pub fn granularity(mut self, granularity: Granularity) -> Self {
-        self.granularity = granularity;
-        self
-    }
+    crate::driver::setters! {
+        /// Sets the unit in which memory is created; 2 MiB by default.
+        granularity(granularity: Granularity) => granularity = granularity;
 
-    /// Sets what to do if the request exceeds the free memory.
-    pub fn overcommit(mut self, overcommit: Overcommit) -> Self {
-        self.overcommit = overcommit;
-        self
+        /// Sets what to do if the request exceeds the free memory.
+        overcommit(overcommit: Overcommit) => overcommit = overcommit;
     }
 
     /// [`Overcommit::Allow`]

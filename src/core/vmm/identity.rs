@@ -45,13 +45,8 @@ macro_rules! id {
             type Err = Error;
             /// Parses 32 hex digits; ignores dashes.
             fn from_str(text: &str) -> Result<Self> {
-                let digits: String = text.trim().chars().filter(|&c| c != '-').collect();
-                match u128::from_str_radix(&digits, 16) {
-                    Ok(id) if digits.len() == 32 && !digits.starts_with('+') => {
-                        Ok(Self(id.to_be_bytes()))
-                    }
-                    _ => Err(Error::invalid("id", "32 hex digits are expected")),
-                }
+                let id = crate::text::hex_id(text.trim()).map(Self);
+                id.ok_or_else(|| Error::invalid("id", "32 hex digits are expected"))
             }
         }
 

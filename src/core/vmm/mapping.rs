@@ -1,15 +1,16 @@
 //! Physical memory, mapped and granted at reserved addresses.
 
-use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::physical::Origin;
 use super::{PhysicalMemory, Reservation};
-use crate::driver::{Access, AccessDesc, Code, DevicePtr, Driver, Location};
+use crate::driver::{Access, AccessDesc, Code, DevicePtr, Location};
 use crate::explain::{explain_access, name_missing};
 use crate::ledger::{Grants, MappedEntry};
-use crate::memory::{AccessChecks, CpuView, Engine, Memory, check_range, impl_cpu_memory};
+use crate::memory::{
+    AccessChecks, CpuView, Engine, Memory, check_range, impl_cpu_memory, impl_memory,
+};
 use crate::size::PaddedSize;
 use crate::teardown::{give_back, give_back_or_log};
 use crate::{Error, Result};
@@ -53,6 +54,7 @@ impl Reservation {
             location: physical.location(),
             host: Access::None,
             granted_to_gpus: false,
+            unmapped: false,
             at: mapped.entry.map(start, size.padded(), Arc::clone(&grants)),
             grants,
             mapped,
@@ -75,6 +77,7 @@ pub struct Mapping {
     host: Access,
     /// Whether a grant to a GPU was ever attempted: work in flight may use the access.
     granted_to_gpus: bool,
+    unmapped: bool,
     grants: Arc<Grants>,
     /// Counts the physical memory's mappings.
     mapped: Arc<Origin>,
@@ -140,10 +143,8 @@ impl Mapping {
         for mapping in mappings.iter() {
             driver.expect_same(mapping.driver(), "mapping")?;
             if mapping.start != start.add(size) || mapping.location != location {
-                return Err(Error::invalid(
-                    "mappings",
-                    "they are not side by side, or on several nodes",
-                ));
+                let why = "they are not side by side, or on several nodes";
+                return Err(Error::invalid("mappings", why));
             }
             size += mapping.size.padded();
         }
@@ -210,10 +211,7 @@ impl Mapping {
             Err(error) => error.code() == Some(code),
             Ok(()) => {
                 // A GPU was the cause: a refused call must change nothing.
-                let undone = self.grant(&[AccessDesc {
-                    access: before,
-                    ..terms
-                }]);
+                let undone = self.grant(&[AccessDesc::new(terms.location, before)]);
                 self.host = undone.map_or(wanted.access, |()| before);
                 self.grants
                     .set(&[AccessDesc::new(Location::Host, self.host)]);
@@ -269,21 +267,13 @@ impl Mapping {
     ///
     /// # Errors
     /// The driver's error, and the mapping.
-    pub fn unmap(self) -> Result<(), Box<(Self, Error)>> {
-        let this = ManuallyDrop::new(self);
-        match give_back(this.driver(), "a mapping", || this.unmap_once()) {
-            Ok(()) => {
-                // SAFETY: `this` is never used or dropped again, so each field is moved out exactly once.
-                unsafe {
-                    drop(std::ptr::read(&this.at));
-                    drop(std::ptr::read(&this.reservation));
-                    drop(std::ptr::read(&this.grants));
-                    drop(std::ptr::read(&this.mapped));
-                }
-                Ok(())
-            }
-            Err(error) => Err(Box::new((ManuallyDrop::into_inner(this), error))),
-        }
+    pub fn unmap(mut self) -> Result<(), Box<(Self, Error)>> {
+        self.unmapped = true;
+        let result = give_back(self.driver(), "a mapping", || self.unmap_once());
+        result.map_err(|error| {
+            self.unmapped = false;
+            Box::new((self, error))
+        })
     }
 
     fn unmap_once(&self) -> Result<()> {
@@ -348,10 +338,7 @@ impl Mapping {
     }
 
     fn own_terms(&self, desc: &AccessDesc) -> AccessDesc {
-        AccessDesc {
-            location: self.host_terms(desc.location),
-            access: desc.access,
-        }
+        AccessDesc::new(self.host_terms(desc.location), desc.access)
     }
 }
 
@@ -382,24 +369,11 @@ unsafe impl AccessChecks for Mapping {
     }
 }
 
-impl Memory for Mapping {
-    fn driver(&self) -> &Driver {
-        self.reservation.driver()
-    }
-    fn device_ptr(&self) -> DevicePtr {
-        self.start
-    }
-    fn len(&self) -> u64 {
-        self.size.requested()
-    }
-    fn location(&self) -> Location {
-        self.location
-    }
-}
+impl_memory! { for Mapping, |this| this.reservation.driver(), this.start, this.size.requested(), this.location }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        if give_back_or_log(self.driver(), "a mapping", || self.unmap_once()) {
+        if !self.unmapped && give_back_or_log(self.driver(), "a mapping", || self.unmap_once()) {
             self.at.lost(self.reservation.driver());
         }
     }

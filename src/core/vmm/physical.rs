@@ -2,7 +2,6 @@
 
 mod options;
 
-use std::mem::ManuallyDrop;
 use std::panic::Location as Caller;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, fence};
@@ -45,6 +44,8 @@ pub struct PhysicalMemory {
     generation: AtomicU64,
     /// Every mapping of it in this process has a clone.
     mapped: Arc<Origin>,
+    /// Whether the handle was released, or is lost.
+    released: bool,
 }
 
 /// Returns a number for an identity, which peers see.
@@ -110,16 +111,15 @@ impl PhysicalMemory {
                     site: Some(Caller::caller()),
                 })),
             }),
+            released: false,
         };
         // SAFETY: `memory` keeps the handle alive.
         memory.props = unsafe { driver.mem_properties(handle)? };
         let granularity =
             Granularity::new(driver.mem_granularity(&memory.props, GranularityKind::Minimum)?)?;
         if !granularity.divides(bytes) {
-            return Err(Error::invalid(
-                "size",
-                format!("{bytes} bytes is not a multiple of {}", granularity.bytes()),
-            ));
+            let why = format!("{bytes} bytes is not a multiple of {}", granularity.bytes());
+            return Err(Error::invalid("size", why));
         }
         memory.size = PaddedSize::new(bytes, granularity)?;
         memory
@@ -138,16 +138,18 @@ impl PhysicalMemory {
     /// [`Error::InvalidArgument`] if the memory was created without this handle type.
     pub fn export(&self, handle_type: HandleType) -> Result<ShareableHandle> {
         if !self.props.handle_types.contains(handle_type.into()) {
-            return Err(Error::invalid(
-                "handle type",
-                format!(
-                    "the memory was created with handle types {}, not {handle_type}",
-                    self.props.handle_types
-                ),
-            ));
+            let why = format!(
+                "the memory was created with handle types {}, not {handle_type}",
+                self.props.handle_types
+            );
+            return Err(Error::invalid("handle type", why));
         }
         // SAFETY: `self` keeps the handle alive.
         let handle = unsafe { self.driver.mem_export(self.handle, handle_type)? };
+        if handle.handle_type() != handle_type {
+            let why = format!("the driver exported a handle of a type other than {handle_type}");
+            return Err(Error::invalid("handle", why));
+        }
         self.mapped.entry.exported(self.identity().ok());
         Ok(handle)
     }
@@ -219,13 +221,12 @@ impl PhysicalMemory {
     ///
     /// # Errors
     /// The driver's error.
-    pub fn release(self) -> Result<()> {
-        let this = ManuallyDrop::new(self);
-        let result = give_back(&this.driver, "memory", || this.release_once());
+    pub fn release(mut self) -> Result<()> {
+        self.released = true;
+        let result = give_back(&self.driver, "memory", || self.release_once());
         if result.is_err() {
-            this.mapped.entry.lost(&this.driver);
+            self.mapped.entry.lost(&self.driver);
         }
-        Self::drop_fields(this);
         result
     }
 
@@ -234,30 +235,18 @@ impl PhysicalMemory {
     ///
     /// # Errors
     /// The driver's error, and the memory if it still exists.
-    pub fn try_release(self) -> Result<(), Box<(Option<Self>, Error)>> {
-        let this = ManuallyDrop::new(self);
-        let result = give_back(&this.driver, "memory", || this.release_once());
-        match result {
+    pub fn try_release(mut self) -> Result<(), Box<(Option<Self>, Error)>> {
+        self.released = true;
+        match give_back(&self.driver, "memory", || self.release_once()) {
+            Ok(()) => Ok(()),
             Err(error) if may_pass(error.code()) => {
-                let kept = Some(ManuallyDrop::into_inner(this));
-                Err(Box::new((kept, error)))
+                self.released = false;
+                Err(Box::new((Some(self), error)))
             }
-            result => {
-                if result.is_err() {
-                    this.mapped.entry.lost(&this.driver);
-                }
-                Self::drop_fields(this);
-                result.map_err(|error| Box::new((None, error)))
+            Err(error) => {
+                self.mapped.entry.lost(&self.driver);
+                Err(Box::new((None, error)))
             }
-        }
-    }
-
-    /// Drops everything except the driver's handle.
-    fn drop_fields(this: ManuallyDrop<Self>) {
-        // SAFETY: `this` is never used or dropped again, so each field is moved out exactly once.
-        unsafe {
-            drop(std::ptr::read(&this.driver));
-            drop(std::ptr::read(&this.mapped));
         }
     }
 
@@ -290,7 +279,9 @@ impl AsRef<Self> for PhysicalMemory {
 
 impl Drop for PhysicalMemory {
     fn drop(&mut self) {
-        if give_back_or_log(&self.driver, "physical memory", || self.release_once()) {
+        if !self.released
+            && give_back_or_log(&self.driver, "physical memory", || self.release_once())
+        {
             self.mapped.entry.lost(&self.driver);
         }
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::{Adjacent, Mapping, PhysicalMemory, Reservation};
 use crate::driver::{Access, AccessDesc, DevicePtr, Driver};
-use crate::memory::{CpuView, check_range};
+use crate::memory::{AccessChecks, CpuView, Engine, check_range};
 use crate::{Error, Result};
 
 pub use growing::GrowingRange;
@@ -220,39 +220,33 @@ impl<P> MappedRange<P> {
         unsafe { CpuView::granted(self.start.add(offset), len, have) }
     }
 
-    /// Returns the least access of GPU `gpu` to the parts that contain `len` bytes from `offset` on, as the
-    /// driver reports it.
-    ///
-    /// # Errors
-    /// As [`Mapping::access`]; [`Error::OutOfRange`].
-    pub fn gpu_access(&self, gpu: i32, offset: u64, len: u64) -> Result<Access> {
+    fn all(&self) -> Adjacent<'_, Mapping> {
+        Adjacent(&self.mappings)
+    }
+}
+
+// SAFETY: the mappings live as long as this, and a range that is forgotten stays mapped. The driver answers for them, and
+// grants change only through `&mut self`. Safe code reaches the bytes by a `CpuView` alone.
+unsafe impl<P> AccessChecks for MappedRange<P> {
+    fn gpu_access(&self, gpu: i32, _: Engine, offset: u64, len: u64) -> Result<Access> {
         check_range(offset, len, self.padded)?;
         self.all().gpu_access(gpu, offset, len)
     }
 
-    /// Returns whether the CPU may read, but not write, some of the `len` bytes from `offset` on.
-    pub fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
+    fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
         self.all().is_read_only_for_cpu(offset, len)
     }
 
-    /// Returns whether some of the `len` bytes from `offset` on are the CPU's memory.
-    pub fn may_be_on_host(&self, offset: u64, len: u64) -> bool {
+    fn may_be_on_host(&self, offset: u64, len: u64) -> bool {
         self.all().may_be_on_host(offset, len)
     }
 
-    /// Returns how many of `len` bytes from `offset` on lie in memory of the kind of the first one, the CPU's or a
-    /// GPU's; see [`AccessChecks::of_one_kind`](crate::memory::AccessChecks::of_one_kind).
-    pub fn of_one_kind(&self, offset: u64, len: u64) -> u64 {
+    fn of_one_kind(&self, offset: u64, len: u64) -> u64 {
         self.all().of_one_kind(offset, len)
     }
 
-    /// Returns how many of `len` bytes from `offset` on lie in the mapping of the first one.
-    pub fn of_one_mapping(&self, offset: u64, len: u64) -> u64 {
-        self.all().of_one_mapping(offset, len)
-    }
-
-    fn all(&self) -> Adjacent<'_, Mapping> {
-        Adjacent(&self.mappings)
+    fn of_one_mapping(&self, offset: u64, len: u64) -> Option<u64> {
+        Some(self.all().of_one_mapping(offset, len))
     }
 }
 

@@ -14,16 +14,12 @@ pub struct ReservationOptions {
 }
 
 impl ReservationOptions {
-    /// Sets the alignment of the first address in bytes: a power of two; 0 leaves it to the driver.
-    pub const fn alignment(mut self, bytes: u64) -> Self {
-        self.alignment = bytes;
-        self
-    }
+    crate::driver::setters! {
+        /// Sets the alignment of the first address in bytes: a power of two; 0 leaves it to the driver.
+        alignment(bytes: u64) => alignment = bytes;
 
-    /// Sets an address to try first. The driver may choose another.
-    pub const fn hint(mut self, address: DevicePtr) -> Self {
-        self.hint = address.0;
-        self
+        /// Sets an address to try first. The driver may choose another.
+        hint(address: DevicePtr) => hint = address.0;
     }
 
     /// Reserves at least `bytes` of addresses, rounded up to 2 MiB. Takes no memory.

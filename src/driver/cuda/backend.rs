@@ -6,7 +6,6 @@ use std::sync::{Arc, OnceLock};
 
 use super::core::Core;
 use super::runtime::Runtime;
-use super::symbols::{DriverApi, Opaque};
 use crate::*;
 
 /// Opens the CUDA driver of this machine.
@@ -20,12 +19,12 @@ pub(crate) fn open() -> Result<Arc<dyn Backend>> {
 
 /// The backend: the driver API, and the runtime API once it is used.
 #[derive(Debug)]
-pub(super) struct Cuda {
-    pub(super) core: Arc<Core>,
+struct Cuda {
+    core: Arc<Core>,
     runtime: OnceLock<Result<Runtime>>,
 }
 
-/// Forwards each call to the method of the same name of [`Cuda`], which is in `devices`, `memory` or `work`.
+/// Forwards each call to the method of the same name of [`Core`], which is in `devices`, `memory` or `work`.
 macro_rules! forward {
     ($($(#[$doc:meta])* [$($kind:tt)+] $method:ident($($arg:ident: $ty:ty),*) -> $out:ty
         = $call:ident;)*) => {$(
@@ -33,13 +32,13 @@ macro_rules! forward {
     )*};
     (@ fn $method:ident($($arg:ident: $ty:ty),*) -> $out:ty) => {
         fn $method(&self, $($arg: $ty),*) -> Result<$out> {
-            self.$method($($arg),*)
+            self.core.$method($($arg),*)
         }
     };
     (@ unsafe fn $method:ident($($arg:ident: $ty:ty),*) -> $out:ty) => {
         unsafe fn $method(&self, $($arg: $ty),*) -> Result<$out> {
             // SAFETY: the caller's promise.
-            unsafe { self.$method($($arg),*) }
+            unsafe { self.core.$method($($arg),*) }
         }
     };
 }
@@ -64,27 +63,13 @@ unsafe impl Backend for Cuda {
 
     unsafe fn stream_query(&self, stream: StreamHandle) -> Result<bool> {
         // SAFETY: the caller's promise.
-        unsafe { self.stream_query(stream) }
+        unsafe { self.core.stream_query(stream) }
     }
 
     unsafe fn event_query(&self, event: EventHandle) -> Result<bool> {
         // SAFETY: the caller's promise.
-        unsafe { self.event_query(event) }
+        unsafe { self.core.event_query(event) }
     }
 
     driver_calls!(forward);
-}
-
-impl Cuda {
-    pub(super) fn api(&self) -> &DriverApi {
-        &self.core.api
-    }
-
-    pub(super) fn on_stream<T>(
-        &self,
-        stream: StreamHandle,
-        work: impl FnOnce(Opaque) -> Result<T>,
-    ) -> Result<T> {
-        self.core.on_stream(stream, work)
-    }
 }

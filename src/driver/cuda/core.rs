@@ -5,12 +5,11 @@ use std::path::Path;
 use std::sync::Mutex;
 
 use super::context::Contexts;
-use super::handles::opaque;
 use super::library::Library;
-use super::symbols::{DriverApi, Opaque};
+use super::symbols::DriverApi;
 use crate::{
     AllocationProps, CudaVersion, Error, EventHandle, GranularityKind, HandleTypes, Location,
-    Result, StreamHandle, lock, versions,
+    Result, lock, versions,
 };
 
 /// The driver's own name comes first: the other may be the toolkit's stub, which is only for linking.
@@ -64,13 +63,9 @@ impl Core {
         self.contexts.with(&self.api, ordinal, work)
     }
 
-    /// Runs `work` on the device of `stream`.
-    pub(super) fn on_stream<T>(
-        &self,
-        stream: StreamHandle,
-        work: impl FnOnce(Opaque) -> Result<T>,
-    ) -> Result<T> {
-        self.on(stream.device, || work(opaque(stream.raw)))
+    /// Runs a call that needs no context.
+    pub(super) fn here<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        work()
     }
 
     /// Runs a pool call: the driver finds the device itself.
@@ -95,13 +90,17 @@ impl Core {
         lock(&self.granularities)
     }
 
-    /// Runs `work` on the device of `event`; in the caller's context if the event was created elsewhere.
-    pub(super) fn at_event<T>(
+    /// Returns the device of `event`; `None` if the event was created elsewhere.
+    pub(super) fn device_of(&self, event: EventHandle) -> Option<i32> {
+        self.events().get(&event).copied()
+    }
+
+    /// Runs `work` on `device`; in the caller's context if there is none.
+    pub(super) fn on_or_here<T>(
         &self,
-        event: EventHandle,
+        device: Option<i32>,
         work: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
-        let device = self.events().get(&event).copied();
         match device {
             Some(device) => self.on(device, work),
             None => work(),

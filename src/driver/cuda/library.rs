@@ -1,6 +1,6 @@
 //! A library loaded at run time. Each function is looked up when it is first called.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::mem::{ManuallyDrop, size_of, transmute_copy};
 use std::path::Path;
@@ -40,7 +40,7 @@ impl Library {
         self.name
     }
 
-    fn find(&self, symbols: &[&'static CStr]) -> Option<*mut c_void> {
+    fn find(&self, symbols: &[&'static str]) -> Option<*mut c_void> {
         symbols.iter().find_map(|symbol| {
             // SAFETY: the address is only stored here; it is called through the type that `Function::new`'s
             // contract guarantees.
@@ -62,7 +62,7 @@ fn words(error: &libloading::Error) -> String {
 /// A function of a library, of type `F`, looked up on first use.
 pub(super) struct Function<F> {
     call: Call,
-    symbols: &'static [&'static CStr],
+    symbols: &'static [&'static str],
     since: CudaVersion,
     address: AtomicPtr<c_void>,
     signature: PhantomData<fn() -> F>,
@@ -76,7 +76,7 @@ impl<F: Copy> Function<F> {
     /// `F` must be the `extern "C"` function pointer type of each of `symbols`.
     pub(super) const unsafe fn new(
         call: Call,
-        symbols: &'static [&'static CStr],
+        symbols: &'static [&'static str],
         since: CudaVersion,
     ) -> Self {
         assert!(size_of::<F>() == size_of::<*mut c_void>());
@@ -119,10 +119,7 @@ impl<F: Copy> Function<F> {
                 need: self.since,
             },
             _ => Error::MissingSymbol {
-                symbol: self
-                    .symbols
-                    .first()
-                    .map_or("", |s| s.to_str().unwrap_or("")),
+                symbol: self.symbols.first().unwrap_or(&""),
                 library,
             },
         };
@@ -152,12 +149,14 @@ fn failed(call: Call, code: Code) -> Error {
 
 /// Defines a library's functions: a struct with one checked method for each, and a table of them.
 ///
-/// `name = Variant ["symbol", ...] since version (arguments);`
+/// `name = Variant ["symbol", ...] since version (arguments);`. Without symbols, the call's name is the symbol.
 macro_rules! functions {
+    (@symbols $call:ident) => { &[$crate::Call::$call.name()] };
+    (@symbols $call:ident $($symbol:literal),+) => { &[$($symbol),+] };
     (
         $(#[$doc:meta])*
         $api:ident;
-        $($name:ident = $call:ident [$($symbol:literal),+] since $since:literal
+        $($name:ident = $call:ident $([$($symbol:literal),+])? since $since:literal
             ($($arg:ident: $ty:ty),* $(,)?);)*
     ) => {
         $(#[$doc])*
@@ -177,7 +176,7 @@ macro_rules! functions {
                     $(
                         // SAFETY: the type is that of CUDA's headers for these symbols.
                         $name: unsafe {
-                            const SYMBOLS: &[&std::ffi::CStr] = &[$($symbol),+];
+                            const SYMBOLS: &[&str] = functions!(@symbols $call $($($symbol),+)?);
                             Function::new(
                                 $crate::Call::$call,
                                 SYMBOLS,
@@ -204,9 +203,9 @@ macro_rules! functions {
             #[cfg(test)]
             pub(super) const TABLE: &'static [(
                 $crate::Call,
-                &'static [&'static std::ffi::CStr],
+                &'static [&'static str],
                 i32,
-            )] = &[$(($crate::Call::$call, &[$($symbol),+], $since),)*];
+            )] = &[$(($crate::Call::$call, functions!(@symbols $call $($($symbol),+)?), $since),)*];
         }
 
         impl std::fmt::Debug for $api {
@@ -230,7 +229,7 @@ mod tests {
 
     const fn absent(since: i32) -> Function<Nullary> {
         // SAFETY: no such function exists, so none is called.
-        unsafe { Function::new(Call::MemCreate, &[c"egmem_no_such"], CudaVersion(since)) }
+        unsafe { Function::new(Call::MemCreate, &["egmem_no_such"], CudaVersion(since)) }
     }
 
     fn this_process() -> Library {
@@ -274,7 +273,7 @@ mod tests {
         type Abs = unsafe extern "C" fn(i32) -> i32;
         // SAFETY: `abs` of the C library has this type; the other name does not exist.
         let function: Function<Abs> =
-            unsafe { Function::new(Call::MemCreate, &[c"egmem_no_such", c"abs"], CudaVersion(0)) };
+            unsafe { Function::new(Call::MemCreate, &["egmem_no_such", "abs"], CudaVersion(0)) };
         for _ in 0..2 {
             let abs = function.get(&this_process(), None).unwrap();
             // SAFETY: `abs` takes any integer but the least.

@@ -17,6 +17,7 @@ mod fd;
 mod handles;
 mod library;
 mod memory;
+mod methods;
 mod pools;
 mod runtime;
 mod symbols;

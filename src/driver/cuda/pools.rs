@@ -3,9 +3,10 @@
 use std::ffi::c_void;
 use std::ptr;
 
-use super::abi::{MemAccessDesc, MemLocation, MemPoolProps, Opaque64};
+use super::abi::{MemLocation, MemPoolProps, descs};
 use super::core::Core;
 use super::handles::{export, import, opaque};
+use super::methods::methods;
 use super::symbols::Opaque;
 use crate::Result;
 use crate::*;
@@ -49,14 +50,19 @@ pub(super) fn device_for(location: Location) -> i32 {
     }
 }
 
-// The SAFETY comments below refer to this: pointers are to live values of the types in CUDA's headers. The
-// call fills or reads them before it returns and does not keep them. The API checks numbers and handles.
-// The caller guarantees, by the contract of `PoolCalls`, that nothing uses memory that a call removes.
-
-/// Implements the pool calls of `$type` on the functions of its `api`. It calls them in a context by `at` and
-/// `on_stream`. An address is an integer for the driver API and a pointer for the runtime API.
+/// Implements the pool calls of `$type` on the functions of its `api`, in a context by `at` and `on`. An address
+/// is an integer for the driver API and a pointer for the runtime API.
 macro_rules! pool_calls_of {
     ($type:ty, $name:literal, $export:ident) => {
+        impl $type {
+            methods! { |this|
+            [fn] create_pool(props: &PoolProps) -> PoolHandle {
+                let (raw, mut pool) = (MemPoolProps::from(props), ptr::null_mut());
+                @at(device_for(props.location)) pool_create(&mut pool, &raw) => PoolHandle(pool as u64)
+            }
+            }
+        }
+
         // SAFETY: each method makes the call that it is named after and reports its result.
         unsafe impl PoolCalls for $type {
             fn api(&self) -> &'static str {
@@ -64,82 +70,8 @@ macro_rules! pool_calls_of {
             }
 
             fn pool_create(&self, props: &PoolProps) -> Result<PoolHandle> {
-                let (raw, mut pool) = (MemPoolProps::from(props), ptr::null_mut());
-                // SAFETY: as said above.
-                self.at(device_for(props.location), || unsafe {
-                    self.api.pool_create(&mut pool, &raw)
-                })
-                .map_err(|error| self.age(error, props.location, props.handle_types))?;
-                Ok(PoolHandle(pool as u64))
-            }
-
-            unsafe fn pool_destroy(&self, pool: PoolHandle) -> Result<()> {
-                // SAFETY: as said above.
-                self.at(0, || unsafe { self.api.pool_destroy(opaque(pool.0)) })
-            }
-
-            unsafe fn pool_set_attribute(
-                &self,
-                pool: PoolHandle,
-                attribute: PoolAttribute,
-                value: u64,
-            ) -> Result<()> {
-                let mut value = AttributeValue::new(attribute, value);
-                self.at(0, || {
-                    let value = value.as_mut_ptr();
-                    // SAFETY: as said above; the value is as wide as the attribute.
-                    unsafe {
-                        self.api
-                            .pool_set_attribute(opaque(pool.0), attribute as i32, value)
-                    }
-                })
-            }
-
-            unsafe fn pool_get_attribute(
-                &self,
-                pool: PoolHandle,
-                attribute: PoolAttribute,
-            ) -> Result<u64> {
-                let mut value = AttributeValue::new(attribute, 0);
-                self.at(0, || {
-                    let value = value.as_mut_ptr();
-                    // SAFETY: as said above; the value is as wide as the attribute.
-                    unsafe {
-                        self.api
-                            .pool_get_attribute(opaque(pool.0), attribute as i32, value)
-                    }
-                })?;
-                Ok(value.widened())
-            }
-
-            unsafe fn pool_trim_to(&self, pool: PoolHandle, keep: u64) -> Result<()> {
-                // SAFETY: as said above.
-                self.at(0, || unsafe {
-                    self.api.pool_trim_to(opaque(pool.0), keep as usize)
-                })
-            }
-
-            unsafe fn pool_set_access(
-                &self,
-                pool: PoolHandle,
-                access: &[AccessDesc],
-            ) -> Result<()> {
-                let descs: Vec<MemAccessDesc> = access.iter().map(MemAccessDesc::from).collect();
-                // SAFETY: as said above; the count is that of `descs`.
-                self.at(0, || unsafe {
-                    self.api
-                        .pool_set_access(opaque(pool.0), descs.as_ptr(), descs.len())
-                })
-            }
-
-            unsafe fn pool_get_access(&self, pool: PoolHandle, location: Location) -> Result<u64> {
-                let (mut location, mut flags) = (MemLocation::from(location), 0);
-                // SAFETY: as said above.
-                self.at(0, || unsafe {
-                    self.api
-                        .pool_get_access(&mut flags, opaque(pool.0), &mut location)
-                })?;
-                Ok(flags.into())
+                self.create_pool(props)
+                    .map_err(|error| self.age(error, props.location, props.handle_types))
             }
 
             unsafe fn pool_export(
@@ -167,84 +99,64 @@ macro_rules! pool_calls_of {
                 Ok(PoolHandle(pool as u64))
             }
 
-            fn pool_export_pointer(&self, ptr: DevicePtr) -> Result<PoolPtrExport> {
-                let mut data: Opaque64 = [0; 64];
-                // SAFETY: as said above; the driver looks the address up and does not follow it.
-                self.at(0, || unsafe {
-                    self.api.pool_export_pointer(&mut data, ptr.0 as _)
-                })?;
-                Ok(PoolPtrExport(data))
+            methods! { |this|
+            [unsafe fn] pool_destroy(pool: PoolHandle) -> () {
+                @at(0) pool_destroy(opaque(pool.0)) => ()
             }
-
-            unsafe fn pool_import_pointer(
-                &self,
-                pool: PoolHandle,
-                export: &PoolPtrExport,
-            ) -> Result<DevicePtr> {
+            [unsafe fn] pool_set_attribute(pool: PoolHandle, attribute: PoolAttribute, value: u64) -> () {
+                let mut value = AttributeValue::new(attribute, value);
+                @at(0) pool_set_attribute(opaque(pool.0), attribute as i32, value.as_mut_ptr()) => ()
+            }
+            [unsafe fn] pool_get_attribute(pool: PoolHandle, attribute: PoolAttribute) -> u64 {
+                let mut value = AttributeValue::new(attribute, 0);
+                @at(0) pool_get_attribute(opaque(pool.0), attribute as i32, value.as_mut_ptr())
+                    => value.widened()
+            }
+            [unsafe fn] pool_trim_to(pool: PoolHandle, keep: u64) -> () {
+                @at(0) pool_trim_to(opaque(pool.0), keep as usize) => ()
+            }
+            [unsafe fn] pool_set_access(pool: PoolHandle, access: &[AccessDesc]) -> () {
+                let descs = descs(access);
+                @at(0) pool_set_access(opaque(pool.0), descs.as_ptr(), descs.len()) => ()
+            }
+            [unsafe fn] pool_get_access(pool: PoolHandle, location: Location) -> u64 {
+                let (mut location, mut flags) = (MemLocation::from(location), 0);
+                @at(0) pool_get_access(&mut flags, opaque(pool.0), &mut location) => flags.into()
+            }
+            [fn] pool_export_pointer(ptr: DevicePtr) -> PoolPtrExport {
+                let mut data = [0; 64];
+                @at(0) pool_export_pointer(&mut data, ptr.0 as _) => PoolPtrExport(data)
+            }
+            [unsafe fn] pool_import_pointer(pool: PoolHandle, export: &PoolPtrExport) -> DevicePtr {
                 let (mut data, mut ptr) = (export.0, 0 as _);
-                // SAFETY: as said above.
-                self.at(0, || unsafe {
-                    self.api
-                        .pool_import_pointer(&mut ptr, opaque(pool.0), &mut data)
-                })?;
-                Ok(DevicePtr(ptr as u64))
+                @at(0) pool_import_pointer(&mut ptr, opaque(pool.0), &mut data) => DevicePtr(ptr as u64)
             }
-
-            unsafe fn alloc_from_pool_async(
-                &self,
-                pool: PoolHandle,
-                size: u64,
-                stream: StreamHandle,
-            ) -> Result<DevicePtr> {
+            [unsafe fn] alloc_from_pool_async(pool: PoolHandle, size: u64, stream: StreamHandle) -> DevicePtr {
                 let mut ptr = 0 as _;
-                // SAFETY: as said above; the stream lives.
-                self.on_stream(stream, |raw| unsafe {
-                    self.api
-                        .alloc_from_pool_async(&mut ptr, size as usize, opaque(pool.0), raw)
-                })?;
-                Ok(DevicePtr(ptr as u64))
+                @on(stream.device)
+                    alloc_from_pool_async(&mut ptr, size as usize, opaque(pool.0), opaque(stream.raw))
+                    => DevicePtr(ptr as u64)
             }
-
-            unsafe fn alloc_async(&self, size: u64, stream: StreamHandle) -> Result<DevicePtr> {
+            [unsafe fn] alloc_async(size: u64, stream: StreamHandle) -> DevicePtr {
                 let mut ptr = 0 as _;
-                // SAFETY: as said above; the stream lives.
-                self.on_stream(stream, |raw| unsafe {
-                    self.api.alloc_async(&mut ptr, size as usize, raw)
-                })?;
-                Ok(DevicePtr(ptr as u64))
+                @on(stream.device) alloc_async(&mut ptr, size as usize, opaque(stream.raw))
+                    => DevicePtr(ptr as u64)
             }
-
-            unsafe fn free_async(&self, ptr: DevicePtr, stream: StreamHandle) -> Result<()> {
-                // SAFETY: as said above; the stream lives.
-                self.on_stream(stream, |raw| unsafe {
-                    self.api.free_async(ptr.0 as _, raw)
-                })
+            [unsafe fn] free_async(ptr: DevicePtr, stream: StreamHandle) -> () {
+                @on(stream.device) free_async(ptr.0 as _, opaque(stream.raw)) => ()
             }
-
-            fn device_default_pool(&self, ordinal: i32) -> Result<PoolHandle> {
-                let (device, mut pool) = (self.device(ordinal)?, ptr::null_mut());
-                // SAFETY: as said above.
-                self.at(ordinal, || unsafe {
-                    self.api.device_get_default_pool(&mut pool, device)
-                })?;
-                Ok(PoolHandle(pool as u64))
+            [fn] device_default_pool(ordinal: i32) -> PoolHandle {
+                let (device, mut pool) = (this.device(ordinal)?, ptr::null_mut());
+                @at(ordinal) device_get_default_pool(&mut pool, device) => PoolHandle(pool as u64)
             }
-
-            fn device_pool(&self, ordinal: i32) -> Result<PoolHandle> {
-                let (device, mut pool) = (self.device(ordinal)?, ptr::null_mut());
-                // SAFETY: as said above.
-                self.at(ordinal, || unsafe {
-                    self.api.device_get_pool(&mut pool, device)
-                })?;
-                Ok(PoolHandle(pool as u64))
+            [fn] device_pool(ordinal: i32) -> PoolHandle {
+                let (device, mut pool) = (this.device(ordinal)?, ptr::null_mut());
+                @at(ordinal) device_get_pool(&mut pool, device) => PoolHandle(pool as u64)
             }
-
-            unsafe fn device_set_pool(&self, ordinal: i32, pool: PoolHandle) -> Result<()> {
-                let device = self.device(ordinal)?;
-                // SAFETY: as said above.
-                self.at(ordinal, || unsafe {
-                    self.api.device_set_pool(device, opaque(pool.0))
-                })
+            [unsafe fn] device_set_pool(ordinal: i32, pool: PoolHandle) -> () {
+                let device = this.device(ordinal)?;
+                @at(ordinal) device_set_pool(device, opaque(pool.0)) => ()
+            }
             }
         }
     };

@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::Arc;
 
-use super::abi::{MemAccessDesc, MemLocation, MemPoolProps, Opaque64};
+use super::abi::{MemAccessDesc, MemLocation, MemPoolProps, Opaque64, descs};
 use super::core::Core;
 use super::handles::{export, import, opaque};
 use super::library::{Library, functions};
+use super::methods::methods;
 use super::pools::{AttributeValue, device_for, pool_calls_of};
 use super::symbols::Opaque;
 use crate::*;
@@ -21,41 +22,34 @@ functions! {
     /// libcudart. Structs, flags and attribute numbers are those of the driver API.
     RuntimeApi;
 
-    runtime_get_version = RtRuntimeGetVersion [c"cudaRuntimeGetVersion"] since 2020
-        (version: *mut i32);
-    pool_create = RtMemPoolCreate [c"cudaMemPoolCreate"] since 11020
-        (pool: *mut Opaque, props: *const MemPoolProps);
-    pool_destroy = RtMemPoolDestroy [c"cudaMemPoolDestroy"] since 11020 (pool: Opaque);
-    pool_set_attribute = RtMemPoolSetAttribute [c"cudaMemPoolSetAttribute"] since 11020
+    runtime_get_version = RtRuntimeGetVersion since 2020 (version: *mut i32);
+    pool_create = RtMemPoolCreate since 11020 (pool: *mut Opaque, props: *const MemPoolProps);
+    pool_destroy = RtMemPoolDestroy since 11020 (pool: Opaque);
+    pool_set_attribute = RtMemPoolSetAttribute since 11020
         (pool: Opaque, attribute: i32, value: *mut c_void);
-    pool_get_attribute = RtMemPoolGetAttribute [c"cudaMemPoolGetAttribute"] since 11020
+    pool_get_attribute = RtMemPoolGetAttribute since 11020
         (pool: Opaque, attribute: i32, value: *mut c_void);
-    pool_trim_to = RtMemPoolTrimTo [c"cudaMemPoolTrimTo"] since 11020 (pool: Opaque, keep: usize);
-    pool_set_access = RtMemPoolSetAccess [c"cudaMemPoolSetAccess"] since 11020
+    pool_trim_to = RtMemPoolTrimTo since 11020 (pool: Opaque, keep: usize);
+    pool_set_access = RtMemPoolSetAccess since 11020
         (pool: Opaque, desc: *const MemAccessDesc, count: usize);
-    pool_get_access = RtMemPoolGetAccess [c"cudaMemPoolGetAccess"] since 11020
+    pool_get_access = RtMemPoolGetAccess since 11020
         (flags: *mut u32, pool: Opaque, location: *mut MemLocation);
-    pool_export = RtMemPoolExportToShareableHandle
-        [c"cudaMemPoolExportToShareableHandle"] since 11020
+    pool_export = RtMemPoolExportToShareableHandle since 11020
         (shareable: *mut c_void, pool: Opaque, kind: u32, flags: u32);
-    pool_import = RtMemPoolImportFromShareableHandle
-        [c"cudaMemPoolImportFromShareableHandle"] since 11020
+    pool_import = RtMemPoolImportFromShareableHandle since 11020
         (pool: *mut Opaque, shareable: *mut c_void, kind: u32, flags: u32);
-    pool_export_pointer = RtMemPoolExportPointer [c"cudaMemPoolExportPointer"] since 11020
+    pool_export_pointer = RtMemPoolExportPointer since 11020
         (data: *mut Opaque64, ptr: *mut c_void);
-    pool_import_pointer = RtMemPoolImportPointer [c"cudaMemPoolImportPointer"] since 11020
+    pool_import_pointer = RtMemPoolImportPointer since 11020
         (ptr: *mut *mut c_void, pool: Opaque, data: *mut Opaque64);
-    alloc_from_pool_async = RtMallocFromPoolAsync [c"cudaMallocFromPoolAsync"] since 11020
+    alloc_from_pool_async = RtMallocFromPoolAsync since 11020
         (ptr: *mut *mut c_void, size: usize, pool: Opaque, stream: Opaque);
-    alloc_async = RtMallocAsync [c"cudaMallocAsync"] since 11020
-        (ptr: *mut *mut c_void, size: usize, stream: Opaque);
-    free_async = RtFreeAsync [c"cudaFreeAsync"] since 11020 (ptr: *mut c_void, stream: Opaque);
-    device_get_default_pool = RtDeviceGetDefaultMemPool
-        [c"cudaDeviceGetDefaultMemPool"] since 11020 (pool: *mut Opaque, device: i32);
-    device_get_pool = RtDeviceGetMemPool [c"cudaDeviceGetMemPool"] since 11020
+    alloc_async = RtMallocAsync since 11020 (ptr: *mut *mut c_void, size: usize, stream: Opaque);
+    free_async = RtFreeAsync since 11020 (ptr: *mut c_void, stream: Opaque);
+    device_get_default_pool = RtDeviceGetDefaultMemPool since 11020
         (pool: *mut Opaque, device: i32);
-    device_set_pool = RtDeviceSetMemPool [c"cudaDeviceSetMemPool"] since 11020
-        (device: i32, pool: Opaque);
+    device_get_pool = RtDeviceGetMemPool since 11020 (pool: *mut Opaque, device: i32);
+    device_set_pool = RtDeviceSetMemPool since 11020 (device: i32, pool: Opaque);
 }
 
 impl RuntimeApi {
@@ -125,12 +119,9 @@ impl Runtime {
         self.core.age(error, location, handle_types)
     }
 
-    fn on_stream<T>(
-        &self,
-        stream: StreamHandle,
-        work: impl FnOnce(Opaque) -> Result<T>,
-    ) -> Result<T> {
-        self.at(stream.device, || work(opaque(stream.raw)))
+    /// Runs `work` on a stream's device.
+    fn on<T>(&self, device: i32, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.at(device, work)
     }
 
     fn explain(&self, error: Error) -> Error {
@@ -200,7 +191,7 @@ mod tests {
     fn symbols_are_the_calls_names() {
         for (call, symbols, since) in RuntimeApi::TABLE {
             assert!(
-                symbols.iter().all(|s| s.to_str() == Ok(call.name())),
+                symbols.iter().all(|symbol| *symbol == call.name()),
                 "{call}"
             );
             assert!(

@@ -83,16 +83,14 @@ pub enum DamageKind {
     WrongLayout,
 }
 
-impl fmt::Display for DamageKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Underrun => "bytes before a block were overwritten",
-            Self::Overrun => "bytes after a block were overwritten",
-            Self::UseAfterFree => "a freed block was written to",
-            Self::DoubleFree => "a block was freed twice",
-            Self::InvalidFree => "an address was freed where no block begins",
-            Self::WrongLayout => "a block was freed with a layout other than its own",
-        })
+display_texts! {
+    DamageKind {
+        Self::Underrun => "bytes before a block were overwritten",
+        Self::Overrun => "bytes after a block were overwritten",
+        Self::UseAfterFree => "a freed block was written to",
+        Self::DoubleFree => "a block was freed twice",
+        Self::InvalidFree => "an address was freed where no block begins",
+        Self::WrongLayout => "a block was freed with a layout other than its own",
     }
 }
 
@@ -111,14 +109,12 @@ pub enum Seen {
     Ended,
 }
 
-impl fmt::Display for Seen {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Freed => "when it was freed",
-            Self::LeftQuarantine => "when it left quarantine",
-            Self::Checked => "by a check",
-            Self::Ended => "when the heap ended",
-        })
+display_texts! {
+    Seen {
+        Self::Freed => "when it was freed",
+        Self::LeftQuarantine => "when it left quarantine",
+        Self::Checked => "by a check",
+        Self::Ended => "when the heap ended",
     }
 }
 

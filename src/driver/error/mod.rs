@@ -1,10 +1,10 @@
 //! The crate's error type: what failed, why, and what to do.
 
 mod damage;
-mod display;
 mod driver;
 mod remedy;
 mod room;
+mod texts;
 mod words;
 
 use std::io::ErrorKind;
@@ -25,7 +25,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// The failures of memory, each with its cause; [`Error::remedy`] says what to do.
 ///
 /// Its text has no control characters, even if a peer, a file or the system sent some: see [`crate::text`].
-// The texts of the variants are in display.rs, which escapes all of them.
+// The texts of the variants are in texts.rs, which escapes all of them.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -214,7 +214,7 @@ pub enum Error {
     },
     /// Memory is to be given back or reused, or access to it to be revoked, but it is still held.
     StillHeld {
-        /// The name, or what is held.
+        /// The name, or a description of the memory.
         name: String,
         /// The holders.
         holders: Vec<String>,
@@ -287,6 +287,30 @@ impl Error {
             why: why.into(),
             valid: Some(valid.into()),
         }
+    }
+
+    /// Creates an error about memory that `who` has less access to than an operation needs.
+    pub const fn not_accessible(who: Location, have: Access, need: Access) -> Self {
+        Self::NotAccessible { who, have, need }
+    }
+
+    /// Checks that GPU `gpu` is one of `count`.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchGpu`].
+    pub fn expect_gpu(gpu: i32, count: i32) -> Result<()> {
+        match (0..count).contains(&gpu) {
+            true => Ok(()),
+            false => Err(Self::NoSuchGpu {
+                gpu,
+                count: count.max(0) as usize,
+            }),
+        }
+    }
+
+    /// Creates an error about something that the platform lacks, with the driver's answer if it was asked.
+    pub const fn unsupported(what: &'static str, source: Option<DriverError>) -> Self {
+        Self::PlatformUnsupported { what, source }
     }
 
     /// Creates an error from an operating system error.

@@ -8,7 +8,7 @@ use crate::size::Bytes;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NoRoom {
-    /// The request exceeds the free bytes plus what the limit allows to add.
+    /// The request exceeds the free bytes plus the bytes that the limit allows to add.
     Limit,
     /// There are enough free bytes, but not in one range. Blocks up to 2 KiB come from slabs, which are
     /// ranges of up to 64 KiB.
@@ -28,28 +28,21 @@ pub enum NoRoom {
     },
 }
 
-impl NoRoom {
-    pub(super) const fn remedy(self) -> &'static str {
-        match self {
-            Self::Limit => {
-                "free blocks, ask for less, or build the heap with a larger limit (HeapOptions::limit)"
-            }
-            Self::Fragments => {
-                "ask for smaller blocks, free those in between, or build the heap with a larger limit \
-                 (HeapOptions::limit): unused addresses take no memory"
-            }
-            Self::Alignment => {
-                "ask for a smaller alignment, or build the heap with a larger limit (HeapOptions::limit): \
-                 unused addresses take no memory"
-            }
-            Self::Share { .. } => {
-                "give a node a larger share (Heap::spread), or ask for smaller blocks"
-            }
-            Self::SoftLimit { .. } => {
-                "free blocks, have the soft limit's callback free some and answer Relief::Retry, or let it \
-                 answer Relief::Grow"
-            }
-        }
+remedies! {
+    NoRoom {
+        Self::Limit =>
+            "free blocks, ask for less, or build the heap with a larger limit (HeapOptions::limit)",
+        Self::Fragments =>
+            "ask for smaller blocks, free those in between, or build the heap with a larger limit \
+             (HeapOptions::limit): unused addresses take no memory",
+        Self::Alignment =>
+            "ask for a smaller alignment, or build the heap with a larger limit (HeapOptions::limit): \
+             unused addresses take no memory",
+        Self::Share { .. } =>
+            "give a node a larger share (Heap::spread), or ask for smaller blocks",
+        Self::SoftLimit { .. } =>
+            "free blocks, have the soft limit's callback free some and answer Relief::Retry, or let it \
+             answer Relief::Grow",
     }
 }
 

@@ -2,21 +2,18 @@
 
 use std::sync::Arc;
 
-use super::memory::{Memory, Purpose};
+use super::memory::{BOUNCE, Memory, Purpose};
 use super::state::{Kind, State};
 use crate::{Access, Code, HandleTypes, Location};
 
-/// A part of a range, in memory that the driver knows or at an address of the process.
+/// A part of a range.
 #[derive(Clone, Debug)]
-pub(super) enum Piece {
-    /// In simulated physical memory.
-    Known {
-        memory: Arc<Memory>,
-        offset: u64,
-        len: u64,
-    },
-    /// In the process's own memory.
-    Pageable { address: u64, len: u64 },
+pub(super) struct Piece {
+    /// The simulated physical memory; `None`: the process's own memory.
+    memory: Option<Arc<Memory>>,
+    /// The offset in that memory, or the address.
+    at: u64,
+    pub(super) len: u64,
 }
 
 /// The hardware that accesses memory.
@@ -50,16 +47,16 @@ impl State {
                 return Err(Code::ILLEGAL_ADDRESS);
             }
             let access = match (&region.kind, engine) {
-                (Kind::Device { .. }, Engine::Copy) => Access::ReadWrite,
+                (Kind::Own { .. }, Engine::Copy) => Access::ReadWrite,
                 _ => self.access(region, device),
             };
             if access < need {
                 return Err(Code::ILLEGAL_ADDRESS);
             }
             let n = (end - at).min(region.len - (at - begin));
-            pieces.push(Piece::Known {
-                memory: Arc::clone(&region.memory),
-                offset: region.offset + (at - begin),
+            pieces.push(Piece {
+                memory: Some(Arc::clone(&region.memory)),
+                at: region.offset + (at - begin),
                 len: n,
             });
             at += n;
@@ -71,8 +68,9 @@ impl State {
             && !self.is_ours(start, len)
             && (engine == Engine::Copy || coherent() || self.registration(start, len).is_some())
         {
-            Ok(vec![Piece::Pageable {
-                address: start,
+            Ok(vec![Piece {
+                memory: None,
+                at: start,
                 len,
             }])
         } else {
@@ -85,7 +83,7 @@ impl State {
         let last = start + (len - 1);
         let reserved = self.reservations.range(..=last).next_back();
         let region = self.regions.range(..=last).next_back();
-        reserved.is_some_and(|(&at, range)| at + range.len() > start)
+        reserved.is_some_and(|(&at, range)| at + range.len > start)
             || region.is_some_and(|(&at, region)| at + region.len > start)
     }
 
@@ -102,60 +100,45 @@ impl State {
             return Err(Code::INVALID_VALUE);
         }
         let is_pinned = || self.registration(start, len).is_some();
-        Ok(matches!(pieces[..], [Piece::Pageable { .. }]) && !is_pinned())
+        Ok(matches!(pieces[..], [Piece { memory: None, .. }]) && !is_pinned())
     }
 }
 
 impl Piece {
-    pub(super) fn len(&self) -> u64 {
-        match self {
-            Self::Known { len, .. } | Self::Pageable { len, .. } => *len,
+    /// Returns the piece without its first `n` bytes.
+    pub(super) fn after(&self, n: u64) -> Self {
+        Self {
+            at: self.at + n,
+            len: self.len - n,
+            ..self.clone()
         }
     }
 
-    /// Splits off the first `n` bytes.
-    fn split(&mut self, n: u64) -> Self {
-        let mut first = self.clone();
-        match (&mut first, self) {
-            (Self::Known { len: a, .. }, Self::Known { offset, len: b, .. }) => {
-                *a = n;
-                *offset += n;
-                *b -= n;
-            }
-            (Self::Pageable { len: a, .. }, Self::Pageable { address, len: b }) => {
-                *a = n;
-                *address += n;
-                *b -= n;
-            }
-            _ => {}
-        }
-        first
-    }
-
+    /// Reads the piece's first bytes.
     pub(super) fn read(&self, bytes: &mut [u8]) -> Result<(), Code> {
-        match self {
-            Self::Known { memory, offset, .. } => memory.read(*offset, bytes),
-            Self::Pageable { address, .. } => {
+        match &self.memory {
+            Some(memory) => memory.read(self.at, bytes),
+            None => {
                 let len = bytes.len() as u64;
                 let scratch = scratch(len)?;
-                scratch.copy_from_address(0, *address, len)?;
+                scratch.copy_from_address(self.at, len)?;
                 scratch.read(0, bytes)
             }
         }
     }
 
-    /// Overwrites the piece from `at` on.
+    /// Overwrites the piece's first bytes.
     ///
     /// # Safety
-    /// If the piece is pageable, the caller may overwrite it.
-    pub(super) unsafe fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Code> {
-        match self {
-            Self::Known { memory, offset, .. } => memory.write(offset + at, bytes),
-            Self::Pageable { address, .. } => {
+    /// The caller may overwrite the process's own memory there.
+    pub(super) unsafe fn write(&self, bytes: &[u8]) -> Result<(), Code> {
+        match &self.memory {
+            Some(memory) => memory.write(self.at, bytes),
+            None => {
                 let scratch = scratch(bytes.len() as u64)?;
                 scratch.write(0, bytes)?;
                 // SAFETY: the caller's promise.
-                unsafe { scratch.copy_to_address(0, address + at, bytes.len() as u64) }
+                unsafe { scratch.copy_to_address(self.at, bytes.len() as u64) }
             }
         }
     }
@@ -165,16 +148,10 @@ impl Piece {
     /// # Safety
     /// As for [`Self::write`].
     pub(super) unsafe fn fill(&self, value: u8) -> Result<(), Code> {
-        match self {
-            Self::Known {
-                memory,
-                offset,
-                len,
-            } => memory.fill(*offset, value, *len),
-            Self::Pageable { len, .. } => {
-                // SAFETY: the caller's promise.
-                unsafe { self.write(0, &vec![value; *len as usize]) }
-            }
+        match &self.memory {
+            Some(memory) => memory.fill(self.at, value, self.len),
+            // SAFETY: the caller's promise.
+            None => unsafe { self.write(&vec![value; self.len as usize]) },
         }
     }
 }
@@ -182,50 +159,28 @@ impl Piece {
 /// Copies between two ranges of the same length.
 ///
 /// # Safety
-/// The caller may overwrite the pageable pieces of `dst`.
-pub(super) unsafe fn copy(mut dst: Vec<Piece>, mut src: Vec<Piece>) -> Result<(), Code> {
-    dst.reverse();
-    src.reverse();
-    while let (Some(to), Some(from)) = (dst.last_mut(), src.last_mut()) {
-        let n = to.len().min(from.len());
-        let (to, from) = (to.split(n), from.split(n));
-        match (&to, &from) {
-            (
-                Piece::Known { memory, offset, .. },
-                Piece::Known {
-                    memory: from,
-                    offset: from_offset,
-                    ..
-                },
-            ) => memory.copy_from(*offset, from, *from_offset, n)?,
-            (Piece::Known { memory, offset, .. }, Piece::Pageable { address, .. }) => {
-                memory.copy_from_address(*offset, *address, n)?;
-            }
-            (Piece::Pageable { address, .. }, Piece::Known { memory, offset, .. }) => {
-                // SAFETY: the caller's promise.
-                unsafe { memory.copy_to_address(*offset, *address, n) }?;
-            }
-            (Piece::Pageable { address: to, .. }, Piece::Pageable { address: from, .. }) => {
-                let scratch = scratch(n)?;
-                scratch.copy_from_address(0, *from, n)?;
-                // SAFETY: the caller's promise.
-                unsafe { scratch.copy_to_address(0, *to, n) }?;
-            }
-        }
-        dst.pop_if(|piece| piece.len() == 0);
-        src.pop_if(|piece| piece.len() == 0);
+/// The caller may overwrite the process's own memory in `dst`.
+pub(super) unsafe fn copy(dst: Vec<Piece>, src: Vec<Piece>) -> Result<(), Code> {
+    let most = dst.iter().chain(&src).map(|piece| piece.len).max();
+    let mut bytes = vec![0; BOUNCE.min(most.unwrap_or(0) as usize)];
+    let (mut dst, mut src) = (dst.into_iter(), src.into_iter());
+    let (mut to, mut from) = (dst.next(), src.next());
+    while let (Some(into), Some(of)) = (&to, &from) {
+        let n = (into.len.min(of.len) as usize).min(bytes.len());
+        of.read(&mut bytes[..n])?;
+        // SAFETY: the caller's promise.
+        unsafe { into.write(&bytes[..n]) }?;
+        let n = n as u64;
+        let rest = |piece: &Piece| (piece.len > n).then(|| piece.after(n));
+        let (more_to, more_from) = (rest(into), rest(of));
+        to = more_to.or_else(|| dst.next());
+        from = more_from.or_else(|| src.next());
     }
     Ok(())
 }
 
 /// Creates memory to pass bytes through, so that the kernel checks the addresses.
 fn scratch(len: u64) -> Result<Memory, Code> {
-    Memory::create(
-        Purpose::Physical,
-        Location::Host,
-        HandleTypes::NONE,
-        len,
-        None,
-    )
-    .map_err(|_| Code::OUT_OF_MEMORY)
+    let (purpose, location) = (Purpose::Physical, Location::Host);
+    Memory::create(purpose, location, HandleTypes::NONE, len, None).map_err(|_| Code::OUT_OF_MEMORY)
 }

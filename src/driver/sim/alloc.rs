@@ -6,7 +6,7 @@ use super::answer::{Answer, exhausted, fail};
 use super::granularity::GRANULARITY;
 use super::memory::Purpose;
 use super::space::Range;
-use super::state::{Kind, Region, State};
+use super::state::{Allocator, Kind, Region, State};
 use crate::{Access, Code, DevicePtr, HandleTypes, Location, PointerAttribute};
 
 /// Allocations are a multiple of this many bytes: at least a page of every Linux on Grace.
@@ -24,27 +24,12 @@ struct Found<'a> {
 
 impl State {
     pub(super) fn mem_alloc(&mut self, device: i32, size: u64) -> Answer<DevicePtr> {
-        self.context(device)?;
-        let region = self.allocate(Location::Device(device), size, Access::None, |_range| {
-            Kind::Device {
-                device,
-                size,
-                _range,
-            }
-        });
-        self.insert(region?)
+        self.allocate(Allocator::Device, device, Location::Device(device), size)
     }
 
     /// The memory is the GPU's, as if nothing migrated.
     pub(super) fn mem_alloc_managed(&mut self, device: i32, size: u64) -> Answer<DevicePtr> {
-        self.context(device)?;
-        let location = Location::Device(device);
-        let region = self.allocate(location, size, Access::ReadWrite, |_range| Kind::Managed {
-            device,
-            size,
-            _range,
-        });
-        self.insert(region?)
+        self.allocate(Allocator::Managed, device, Location::Device(device), size)
     }
 
     pub(super) fn mem_host_alloc(&mut self, device: i32, size: u64) -> Answer<DevicePtr> {
@@ -56,45 +41,42 @@ impl State {
             Some(gpu) if gpu.host_numa >= 0 => Location::HostNuma(gpu.host_numa),
             _ => Location::Host,
         };
-        let region = self.allocate(location, size, Access::ReadWrite, |_range| Kind::Host {
-            device,
-            size,
-            _range,
-        });
-        self.insert(region?)
+        self.allocate(Allocator::Host, device, location, size)
     }
 
     fn allocate(
-        &self,
+        &mut self,
+        by: Allocator,
+        device: i32,
         location: Location,
         size: u64,
-        host: Access,
-        kind: impl FnOnce(Range) -> Kind,
-    ) -> Answer<(u64, Region)> {
+    ) -> Answer<DevicePtr> {
+        self.context(device)?;
         if size == 0 {
             return fail(Code::INVALID_VALUE);
         }
-        let Some(len) = size.checked_next_multiple_of(UNIT) else {
-            return fail(Code::OUT_OF_MEMORY);
+        let host = match by {
+            Allocator::Device => Access::None,
+            Allocator::Managed | Allocator::Host => Access::ReadWrite,
         };
+        let len = size.checked_next_multiple_of(UNIT);
+        let len = len.ok_or(Code::OUT_OF_MEMORY)?;
         let memory = self.new_memory(Purpose::Physical, location, HandleTypes::NONE, len)?;
-        let range = Range::reserve(len, 0).map_err(exhausted)?;
-        let start = range.start();
-        range
-            .place(start, len, memory.file(), 0, host)
-            .map_err(exhausted)?;
-        Ok((
-            start,
-            Region {
-                len,
-                memory,
-                offset: 0,
-                kind: kind(range),
+        let _range = Range::reserve(len, 0).map_err(exhausted)?;
+        let start = _range.start;
+        let placed = _range.place(start, len, memory.file(), 0, host);
+        placed.map_err(exhausted)?;
+        let region = Region {
+            len,
+            memory,
+            offset: 0,
+            kind: Kind::Own {
+                by,
+                device,
+                size,
+                _range,
             },
-        ))
-    }
-
-    fn insert(&mut self, (start, region): (u64, Region)) -> Answer<DevicePtr> {
+        };
         self.regions.insert(start, region);
         Ok(DevicePtr(start))
     }
@@ -102,15 +84,15 @@ impl State {
     /// Frees device memory after all work of the device, as CUDA does.
     pub(super) fn mem_free(&mut self, device: i32, ptr: DevicePtr) -> Answer<()> {
         self.device(device)?;
-        let owner = match self.region(ptr.0) {
-            Some((start, region)) => match region.kind {
-                Kind::Device { device, .. } | Kind::Managed { device, .. } if start == ptr.0 => {
-                    device
-                }
-                Kind::Chunk { pool } => return self.free_now(device, pool, ptr),
-                _ => return fail(Code::INVALID_VALUE),
-            },
-            None => return fail(Code::INVALID_VALUE),
+        let (start, region) = self.region(ptr.0).ok_or(Code::INVALID_VALUE)?;
+        let owner = match region.kind {
+            Kind::Chunk { pool } => return self.free_now(device, pool, ptr),
+            Kind::Own {
+                by: Allocator::Device | Allocator::Managed,
+                device,
+                ..
+            } if start == ptr.0 => device,
+            _ => return fail(Code::INVALID_VALUE),
         };
         self.synchronize_device(owner);
         self.regions.remove(&ptr.0);
@@ -122,13 +104,14 @@ impl State {
         if ptr.0 == 0 {
             return Ok(());
         }
-        match self.regions.get(&ptr.0) {
-            Some(region) if matches!(region.kind, Kind::Host { .. }) => {}
+        match self.regions.get(&ptr.0).map(|region| &region.kind) {
+            Some(Kind::Own {
+                by: Allocator::Host,
+                ..
+            }) => {}
             _ => return fail(Code::INVALID_VALUE),
         }
-        for device in 0..self.machine.gpus.len() as i32 {
-            self.synchronize_device(device);
-        }
+        self.synchronize_all();
         self.regions.remove(&ptr.0);
         self.context(device).map(drop)
     }
@@ -139,7 +122,7 @@ impl State {
         Ok((free, self.machine.gpus[index].memory))
     }
 
-    /// Finds what contains an address. Bytes after the requested size belong to nothing.
+    /// Finds the memory that contains an address. Bytes after the requested size belong to nothing.
     fn find(&self, ptr: DevicePtr) -> Option<Found<'_>> {
         self.find_region(ptr)
             .filter(|found| ptr.0 - found.start < found.size)
@@ -157,18 +140,22 @@ impl State {
         };
         Some(match &region.kind {
             Kind::Mapping { physical, .. } => whole(
-                physical.location,
-                owner(physical.location),
-                physical.handle_types,
+                physical.props.location,
+                owner(physical.props.location),
+                physical.props.handle_types,
             ),
-            Kind::Device { device, size, .. } | Kind::Managed { device, size, .. } => Found {
-                size: *size,
-                ..whole(Location::Device(*device), *device, HandleTypes::NONE)
-            },
-            Kind::Host { device, size, .. } => Found {
-                size: *size,
-                ..whole(Location::Host, *device, HandleTypes::NONE)
-            },
+            Kind::Own {
+                by, device, size, ..
+            } => {
+                let location = match by {
+                    Allocator::Host => Location::Host,
+                    Allocator::Device | Allocator::Managed => Location::Device(*device),
+                };
+                Found {
+                    size: *size,
+                    ..whole(location, *device, HandleTypes::NONE)
+                }
+            }
             Kind::Chunk { pool } => {
                 let pool = self.pools.get(pool)?;
                 let (start, size) = pool.allocation(ptr.0)?;
@@ -196,10 +183,9 @@ impl State {
                 PointerAttribute::AllowedHandleTypes => 0,
             });
         }
-        let Some(found) = self.find(ptr) else {
-            return fail(Code::INVALID_VALUE);
-        };
+        let found = self.find(ptr).ok_or(Code::INVALID_VALUE)?;
         let host = found.location.is_host();
+        let is_by = |this| matches!(found.region.kind, Kind::Own { by, .. } if by == this);
         // For a mapping, the reservation around it.
         let reservation = match found.region.kind {
             Kind::Mapping { .. } => self.reservation(ptr.0, 1),
@@ -211,17 +197,15 @@ impl State {
                 return fail(Code::INVALID_VALUE);
             }
             PointerAttribute::DevicePointer => ptr.0,
-            PointerAttribute::HostPointer if matches!(found.region.kind, Kind::Managed { .. }) => {
-                ptr.0
-            }
+            PointerAttribute::HostPointer if is_by(Allocator::Managed) => ptr.0,
             PointerAttribute::HostPointer if host && self.host_reaches(found.region) => ptr.0,
             PointerAttribute::HostPointer => return fail(Code::INVALID_VALUE),
             PointerAttribute::DeviceOrdinal => found.device as u64,
             PointerAttribute::RangeStartAddr => match reservation {
-                Some(range) => range.start(),
+                Some(range) => range.start,
                 None => self.offset_in_block(&found).unwrap_or(found.start),
             },
-            PointerAttribute::RangeSize => reservation.map_or(found.size, Range::len),
+            PointerAttribute::RangeSize => reservation.map_or(found.size, |range| range.len),
             PointerAttribute::Mapped => 1,
             PointerAttribute::AllowedHandleTypes => found.handle_types.bits().into(),
         })
@@ -239,12 +223,8 @@ impl State {
     }
 
     pub(super) fn mem_address_range(&self, ptr: DevicePtr) -> Answer<(DevicePtr, u64)> {
-        let Some(found) = self
-            .find(ptr)
-            .filter(|found| self.first_gpu_reaches(found.region))
-        else {
-            return fail(Code::NOT_FOUND);
-        };
+        let known = |found: &Found<'_>| self.first_gpu_reaches(found.region);
+        let found = self.find(ptr).filter(known).ok_or(Code::NOT_FOUND)?;
         // Measured: for mapped host memory the base is 0, the size right.
         let is_mapping = matches!(found.region.kind, Kind::Mapping { .. });
         let base = match is_mapping && found.location.is_host() {
@@ -279,13 +259,17 @@ impl State {
             // Further, through the device memory that is mapped behind it.
             Kind::Mapping { .. } => self.is_device_memory(start, end),
             // Up to the end of its last page.
-            Kind::Device { size, .. } => end - found.start <= size.next_multiple_of(GRANULARITY),
+            Kind::Own {
+                by: Allocator::Device,
+                size,
+                ..
+            } => end - found.start <= size.next_multiple_of(GRANULARITY),
             // Memory that shares a block with other memory: only from the block's start.
             Kind::Chunk { .. } => {
                 let block = self.region(start);
                 block.is_some_and(|(at, block)| at == start && end - start <= block.len)
             }
-            Kind::Host { .. } | Kind::Managed { .. } => false,
+            Kind::Own { .. } => false,
         }
     }
 
@@ -293,15 +277,13 @@ impl State {
     fn is_device_memory(&self, start: u64, end: u64) -> bool {
         let mut at = start;
         while at < end {
-            match self.region(at) {
-                Some((
-                    start,
-                    Region {
-                        len,
-                        kind: Kind::Mapping { physical, .. },
-                        ..
-                    },
-                )) if !physical.location.is_host() => at = start + len,
+            let Some((start, region)) = self.region(at) else {
+                return false;
+            };
+            match &region.kind {
+                Kind::Mapping { physical, .. } if !physical.props.location.is_host() => {
+                    at = start + region.len;
+                }
                 _ => return false,
             }
         }

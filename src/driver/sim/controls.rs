@@ -9,7 +9,7 @@ use super::machine::Machine;
 use super::shared::Shared;
 use crate::{Call, Code, Location, StreamHandle};
 
-/// The simulator's controls: injected faults, call counts, and what is still held.
+/// The simulator's controls: injected faults, call counts, and counts of live objects.
 ///
 /// ```
 /// use egmem::driver::{Call, Code};
@@ -34,32 +34,32 @@ impl Sim {
     ///
     /// The failing call has no other effect, but is counted.
     pub fn fail(&self, call: Call, nth: u64, code: Code) -> FaultId {
-        self.shared.faults.add(call, nth, code)
+        self.shared.faults().add(call, nth, code)
     }
 
     /// Cancels a fault; returns whether it had not happened yet.
     pub fn cancel(&self, fault: FaultId) -> bool {
-        self.shared.faults.remove(|id| id == fault) > 0
+        self.shared.faults().remove(|id| id == fault) > 0
     }
 
     /// Cancels all faults that have not happened yet; returns their number.
     pub fn cancel_all(&self) -> usize {
-        self.shared.faults.remove(|_| true)
+        self.shared.faults().remove(|_| true)
     }
 
     /// Returns how often each call was used; unused calls are left out.
     pub fn calls(&self) -> BTreeMap<Call, u64> {
-        self.shared.faults.counts()
+        self.shared.faults().counts.clone()
     }
 
     /// Returns how often a call was used.
     pub fn count(&self, call: Call) -> u64 {
-        self.shared.faults.count(call)
+        self.calls().get(&call).copied().unwrap_or(0)
     }
 
     /// Resets all counts to zero.
     pub fn reset_counts(&self) {
-        self.shared.faults.reset_counts();
+        self.shared.faults().counts.clear();
     }
 
     /// Returns the counts of objects that are still alive.
@@ -101,9 +101,7 @@ impl Sim {
         let mut state = self.shared.lock();
         state.eager = eager;
         if eager {
-            for device in 0..self.shared.machine.gpus.len() as i32 {
-                state.synchronize_device(device);
-            }
+            state.synchronize_all();
         }
     }
 

@@ -2,8 +2,9 @@
 
 use super::answer::{Answer, fail};
 use super::granularity::GRANULARITY;
-use super::machine::{AttributeAnswer, GpuSpec, parse_pci};
+use super::machine::{AttributeAnswer, GpuSpec};
 use super::state::State;
+use crate::text::pci_address;
 use crate::{AllocationProps, Code, CudaVersion, DeviceAttribute, GranularityKind, P2pAttribute};
 
 impl State {
@@ -82,12 +83,15 @@ impl State {
             Some(AttributeAnswer::Refused(_)) => return fail(Code::INVALID_VALUE),
             None => {}
         }
-        if machine.driver_version.0 < since(attribute) {
+        if attribute
+            .since()
+            .is_some_and(|since| machine.driver_version < since)
+        {
             return fail(Code::INVALID_VALUE);
         }
         let pci = || {
             let id = machine.pci_bus_id(device).unwrap_or_default();
-            parse_pci(&id).unwrap_or_default()
+            pci_address(&id).unwrap_or_default()
         };
         let coherent = i32::from(gpu.coherent);
         let handle_types = match machine.driver_version.0 {
@@ -135,18 +139,5 @@ impl State {
             // The simulator does not invent answers for attributes that it does not know.
             _ => return fail(Code::INVALID_VALUE),
         })
-    }
-}
-
-/// Returns the CUDA version that introduced an attribute.
-const fn since(attribute: DeviceAttribute) -> i32 {
-    match attribute {
-        DeviceAttribute::HANDLE_TYPE_FABRIC_SUPPORTED => 12030,
-        DeviceAttribute::HOST_NUMA_MULTINODE_IPC_SUPPORTED => 12080,
-        DeviceAttribute::HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
-        | DeviceAttribute::HOST_NUMA_MEMORY_POOLS_SUPPORTED => 12090,
-        DeviceAttribute::HOST_MEMORY_POOLS_SUPPORTED
-        | DeviceAttribute::HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED => 13000,
-        _ => 0,
     }
 }

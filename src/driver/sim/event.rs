@@ -34,29 +34,24 @@ impl State {
     pub(super) fn event_create(&mut self, device: i32, timing: bool) -> Answer<EventHandle> {
         self.context(device)?;
         let event = self.number();
-        self.events.insert(
-            event,
-            Event {
-                device,
-                timing,
-                recorded: None,
-            },
-        );
+        let recorded = None;
+        let new = Event {
+            device,
+            timing,
+            recorded,
+        };
+        self.events.insert(event, new);
         Ok(EventHandle(event))
     }
 
     pub(super) fn event_destroy(&mut self, event: EventHandle) -> Answer<()> {
-        match self.events.remove(&event.0) {
-            Some(event) => self.context(event.device).map(drop),
-            None => fail(Code::INVALID_HANDLE),
-        }
+        let event = self.events.remove(&event.0).ok_or(Code::INVALID_HANDLE)?;
+        self.context(event.device).map(drop)
     }
 
     fn event(&self, event: EventHandle) -> Answer<&Event> {
-        match self.events.get(&event.0) {
-            Some(event) => self.context(event.device).map(|_| event),
-            None => fail(Code::INVALID_HANDLE),
-        }
+        let event = self.events.get(&event.0).ok_or(Code::INVALID_HANDLE)?;
+        self.context(event.device).map(|_| event)
     }
 
     pub(super) fn event_record(&mut self, event: EventHandle, stream: StreamHandle) -> Answer<()> {

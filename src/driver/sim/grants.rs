@@ -23,10 +23,9 @@ impl State {
                 _ => return fail(Code::INVALID_VALUE),
             }
         }
-        if at == end {
-            Ok(starts)
-        } else {
-            fail(Code::INVALID_VALUE)
+        match at == end {
+            true => Ok(starts),
+            false => fail(Code::INVALID_VALUE),
         }
     }
 
@@ -69,7 +68,7 @@ impl State {
         else {
             return fail(Code::INVALID_VALUE);
         };
-        self.check_grant(desc, physical.location)?;
+        self.check_grant(desc, physical.props.location)?;
         let is_host = desc.location.is_host();
         let mut new_count = None;
         if is_host {

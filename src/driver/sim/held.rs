@@ -2,36 +2,66 @@
 
 use std::fmt;
 
-use super::state::{Kind, State};
+use super::state::{Allocator, Kind, State};
 
-/// The objects of a simulated driver that are still alive: all zero after a program that freed everything.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub struct Held {
+/// Defines the counts: their documentation, names and types, and where they are counted.
+macro_rules! held {
+    (|$state:ident| $($(#[$doc:meta])* $name:ident: $type:ty = $count:expr;)*) => {
+        /// The objects of a simulated driver that are still alive: all zero after a program that freed everything.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub struct Held {
+            $($(#[$doc])* pub $name: $type,)*
+        }
+
+        impl Held {
+            pub(super) fn of($state: &State) -> Self {
+                Self { $($name: $count,)* }
+            }
+        }
+
+        impl fmt::Display for Held {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                let mut separator = "";
+                $(if self.$name > 0 {
+                    let name = stringify!($name).replace('_', " ");
+                    write!(f, "{separator}{name}: {}", self.$name)?;
+                    separator = ", ";
+                })*
+                match separator {
+                    "" => f.write_str("nothing"),
+                    _ => Ok(()),
+                }
+            }
+        }
+    };
+}
+
+held! { |state|
     /// References to physical memory: created, imported or retained and not yet released.
-    pub physical_handles: u64,
+    physical_handles: u64 = state.references.values().map(|reference| reference.count).sum();
     /// Reserved address ranges.
-    pub reservations: usize,
+    reservations: usize = state.reservations.len();
     /// Mappings in them.
-    pub mappings: usize,
+    mappings: usize = regions(state, |kind| matches!(kind, Kind::Mapping { .. }));
     /// Pools, created or imported; the devices' own do not count.
-    pub pools: usize,
+    pools: usize = state.pools.values().filter(|pool| !pool.is_default && !pool.destroyed).count();
     /// Allocations from pools, not yet freed.
-    pub pool_allocations: usize,
+    pool_allocations: usize = state.pools.values().map(|pool| pool.live.len()).sum();
     /// `cuMemAlloc`.
-    pub device_allocations: usize,
+    device_allocations: usize = by(state, Allocator::Device);
     /// `cuMemHostAlloc`.
-    pub host_allocations: usize,
+    host_allocations: usize = by(state, Allocator::Host);
     /// `cuMemAllocManaged`.
-    pub managed_allocations: usize,
+    managed_allocations: usize = by(state, Allocator::Managed);
     /// `cuMemHostRegister`.
-    pub registrations: usize,
+    registrations: usize = state.registered.len();
     /// Streams.
-    pub streams: usize,
+    streams: usize = state.streams.iter().filter(|(key, stream)| key.1 != 0 && !stream.destroyed).count();
     /// Events.
-    pub events: usize,
+    events: usize = state.events.len();
     /// Loaded modules.
-    pub modules: usize,
+    modules: usize = state.modules.len();
 }
 
 impl Held {
@@ -39,59 +69,16 @@ impl Held {
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
-
-    pub(super) fn of(state: &State) -> Self {
-        let regions =
-            |kind: fn(&Kind) -> bool| state.regions.values().filter(|r| kind(&r.kind)).count();
-        Self {
-            physical_handles: state.references.values().map(|r| r.count).sum(),
-            reservations: state.reservations.len(),
-            mappings: regions(|kind| matches!(kind, Kind::Mapping { .. })),
-            pools: state
-                .pools
-                .values()
-                .filter(|pool| !pool.is_default && !pool.destroyed)
-                .count(),
-            pool_allocations: state.pools.values().map(|pool| pool.live.len()).sum(),
-            device_allocations: regions(|kind| matches!(kind, Kind::Device { .. })),
-            host_allocations: regions(|kind| matches!(kind, Kind::Host { .. })),
-            managed_allocations: regions(|kind| matches!(kind, Kind::Managed { .. })),
-            registrations: state.registered.len(),
-            streams: state
-                .streams
-                .iter()
-                .filter(|(key, stream)| key.1 != 0 && !stream.destroyed)
-                .count(),
-            events: state.events.len(),
-            modules: state.modules.len(),
-        }
-    }
 }
 
-impl fmt::Display for Held {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let counts = [
-            (self.physical_handles, "physical handles"),
-            (self.reservations as u64, "reservations"),
-            (self.mappings as u64, "mappings"),
-            (self.pools as u64, "pools"),
-            (self.pool_allocations as u64, "pool allocations"),
-            (self.device_allocations as u64, "device allocations"),
-            (self.host_allocations as u64, "host allocations"),
-            (self.managed_allocations as u64, "managed allocations"),
-            (self.registrations as u64, "registrations"),
-            (self.streams as u64, "streams"),
-            (self.events as u64, "events"),
-            (self.modules as u64, "modules"),
-        ];
-        let mut separator = "";
-        for (count, what) in counts.into_iter().filter(|&(count, _)| count > 0) {
-            write!(f, "{separator}{what}: {count}")?;
-            separator = ", ";
-        }
-        if separator.is_empty() {
-            f.write_str("nothing")?;
-        }
-        Ok(())
-    }
+fn regions(state: &State, is_such: impl Fn(&Kind) -> bool) -> usize {
+    let regions = state.regions.values();
+    regions.filter(|region| is_such(&region.kind)).count()
+}
+
+fn by(state: &State, allocator: Allocator) -> usize {
+    regions(
+        state,
+        |kind| matches!(kind, Kind::Own { by, .. } if *by == allocator),
+    )
 }

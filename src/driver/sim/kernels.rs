@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 
-use super::access::{Engine, Piece};
+use super::access::Engine;
 use super::answer::{Answer, fail};
 use super::state::State;
 use super::work::{Function, Kernel, Work};
@@ -86,8 +86,8 @@ fn each(
     let mut index = 0;
     for piece in state.pieces(device, Engine::Kernel, ptr, bytes, access)? {
         let mut at = 0;
-        while at < piece.len() {
-            let n = ((piece.len() - at) / 8).min(WORDS as u64);
+        while at < piece.len {
+            let n = ((piece.len - at) / 8).min(WORDS as u64);
             let part = &mut buffer[..n as usize];
             let place = piece.after(at);
             place.read(bytemuck::cast_slice_mut(part))?;
@@ -97,30 +97,12 @@ fn each(
             }
             if access == Access::ReadWrite {
                 // SAFETY: the caller that launched the kernel guarantees the range.
-                unsafe { place.write(0, bytemuck::cast_slice(part)) }?;
+                unsafe { place.write(bytemuck::cast_slice(part)) }?;
             }
             at += n * 8;
         }
     }
     Ok(())
-}
-
-impl Piece {
-    /// Returns the piece without its first `n` bytes.
-    fn after(&self, n: u64) -> Self {
-        let mut rest = self.clone();
-        match &mut rest {
-            Self::Known { offset, len, .. } => {
-                *offset += n;
-                *len -= n;
-            }
-            Self::Pageable { address, len } => {
-                *address += n;
-                *len -= n;
-            }
-        }
-        rest
-    }
 }
 
 impl State {
@@ -155,22 +137,19 @@ impl State {
         if self.modules.get(&module.0) != Some(&device) {
             return fail(Code::INVALID_HANDLE);
         }
-        let Some(kernel) = Kernel::named(name) else {
-            return fail(Code::NOT_FOUND);
-        };
+        let kernel = Kernel::named(name).ok_or(Code::NOT_FOUND)?;
         let same = |f: &Function| f.module == module.0 && f.kernel == kernel;
         if let Some((&handle, _)) = self.functions.iter().find(|(_, f)| same(f)) {
             return Ok(FunctionHandle(handle));
         }
         let handle = self.number();
-        self.functions.insert(
-            handle,
-            Function {
-                device,
-                module: module.0,
-                kernel,
-            },
-        );
+        let module = module.0;
+        let function = Function {
+            device,
+            module,
+            kernel,
+        };
+        self.functions.insert(handle, function);
         Ok(FunctionHandle(handle))
     }
 
@@ -182,9 +161,8 @@ impl State {
         stream: StreamHandle,
     ) -> Answer<()> {
         let key = self.stream(stream)?;
-        let Some(&function) = self.functions.get(&function.0) else {
-            return fail(Code::INVALID_HANDLE);
-        };
+        let function = self.functions.get(&function.0);
+        let function = *function.ok_or(Code::INVALID_HANDLE)?;
         if function.device != stream.device {
             return fail(Code::INVALID_HANDLE);
         }
@@ -194,13 +172,8 @@ impl State {
         }
         let mut all = [0; 5];
         all[..args.len()].copy_from_slice(args);
-        self.submit(
-            key,
-            Work::Kernel {
-                kernel: function.kernel,
-                args: all,
-            },
-        );
+        let (kernel, args) = (function.kernel, all);
+        self.submit(key, Work::Kernel { kernel, args });
         Ok(())
     }
 }

@@ -28,7 +28,7 @@ pub struct Machine {
     /// A human-readable name.
     #[serde(default = "default_name")]
     pub name: String,
-    /// The answer of `cuDriverGetVersion`: 12.2 or newer. The simulator refuses what that version lacks, as
+    /// The answer of `cuDriverGetVersion`: 12.2 or newer. The simulator refuses features that it lacks, as
     /// its driver does. 13.0 if not given.
     #[serde(default = "default_version")]
     pub driver_version: CudaVersion,
@@ -57,7 +57,7 @@ pub struct Machine {
     /// 254 was measured on H200 (docs/driver-behaviour.md). Not 0; `None`, the default: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_references: Option<u32>,
-    /// Answers of `cuDeviceGetAttribute` that differ from what the other fields imply, by the attribute's
+    /// Answers of `cuDeviceGetAttribute` that differ from those that the other fields imply, by the attribute's
     /// number.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub attributes: BTreeMap<i32, AttributeAnswer>,
@@ -325,31 +325,6 @@ impl Machine {
     }
 }
 
-/// Parses the domain, bus, device and function of `0000:01:00.0`.
-pub(super) fn parse_pci(text: &str) -> Option<(u32, u8, u8, u8)> {
-    let (domain, rest) = text.split_once(':')?;
-    let (bus, rest) = rest.split_once(':')?;
-    let (device, function) = rest.split_once('.')?;
-    Some((
-        u32::from_str_radix(domain, 16).ok()?,
-        u8::from_str_radix(bus, 16).ok()?,
-        u8::from_str_radix(device, 16).ok()?,
-        u8::from_str_radix(function, 16).ok()?,
-    ))
-}
-
 pub(super) fn parse_uuid(text: &str) -> Option<[u8; 16]> {
-    let digits: String = text
-        .trim_start_matches("GPU-")
-        .chars()
-        .filter(|&c| c != '-')
-        .collect();
-    if digits.len() != 32 || !digits.is_ascii() {
-        return None;
-    }
-    let mut uuid = [0; 16];
-    for (i, byte) in uuid.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&digits[2 * i..2 * i + 2], 16).ok()?;
-    }
-    Some(uuid)
+    crate::text::hex_id(text.trim_start_matches("GPU-"))
 }

@@ -38,8 +38,7 @@ impl State {
         self.check_fabric(props.location, props.handle_types)?;
         let memory =
             self.new_memory(Purpose::Physical, props.location, props.handle_types, size)?;
-        let rdma = props.gpu_direct_rdma;
-        Ok(self.hand_out(memory, size, props.handle_types, rdma, None))
+        Ok(self.hand_out(memory, size, *props, None))
     }
 
     /// Checks that memory can lie at a location and that the handle types exist.
@@ -77,17 +76,14 @@ impl State {
         &mut self,
         memory: Arc<Memory>,
         size: u64,
-        handle_types: HandleTypes,
-        gpu_direct_rdma: bool,
+        props: AllocationProps,
         counted: Option<Counted>,
     ) -> PhysicalHandle {
         let handle = PhysicalHandle(self.number());
         let physical = Arc::new(Physical {
             handle,
-            location: memory.label.location,
             memory,
-            handle_types,
-            gpu_direct_rdma,
+            props,
             size,
             _counted: counted,
         });
@@ -97,16 +93,13 @@ impl State {
     }
 
     pub(super) fn physical(&self, handle: PhysicalHandle) -> Answer<&Arc<Physical>> {
-        match self.references.get(&handle.0) {
-            Some(reference) => Ok(&reference.physical),
-            None => fail(Code::INVALID_VALUE),
-        }
+        let reference = self.references.get(&handle.0);
+        Ok(&reference.ok_or(Code::INVALID_VALUE)?.physical)
     }
 
     pub(super) fn mem_release(&mut self, handle: PhysicalHandle) -> Answer<()> {
-        let Some(reference) = self.references.get_mut(&handle.0) else {
-            return fail(Code::INVALID_VALUE);
-        };
+        let reference = self.references.get_mut(&handle.0);
+        let reference = reference.ok_or(Code::INVALID_VALUE)?;
         reference.count -= 1;
         if reference.count == 0 {
             self.references.remove(&handle.0);
@@ -115,13 +108,11 @@ impl State {
     }
 
     pub(super) fn mem_retain(&mut self, ptr: DevicePtr) -> Answer<PhysicalHandle> {
-        let physical = match self.region(ptr.0) {
-            Some((_, region)) => match &region.kind {
-                Kind::Mapping { physical, .. } => Arc::clone(physical),
-                _ => return fail(Code::INVALID_VALUE),
-            },
-            None => return fail(Code::INVALID_VALUE),
+        let (_, region) = self.region(ptr.0).ok_or(Code::INVALID_VALUE)?;
+        let Kind::Mapping { physical, .. } = &region.kind else {
+            return fail(Code::INVALID_VALUE);
         };
+        let physical = Arc::clone(physical);
         let handle = physical.handle;
         self.references
             .entry(handle.0)
@@ -133,14 +124,13 @@ impl State {
     pub(super) fn mem_properties(&self, handle: PhysicalHandle) -> Answer<AllocationProps> {
         let physical = self.physical(handle)?;
         // Memory of the host as a whole reports its first node.
-        let location = match physical.location {
+        let location = match physical.props.location {
             Location::Host => Location::HostNuma(self.machine.nodes[0].id),
             location => location,
         };
         Ok(AllocationProps {
             location,
-            handle_types: physical.handle_types,
-            gpu_direct_rdma: physical.gpu_direct_rdma,
+            ..physical.props
         })
     }
 
@@ -150,7 +140,7 @@ impl State {
         kind: HandleType,
     ) -> Answer<ShareableHandle> {
         let physical = Arc::clone(self.physical(handle)?);
-        if !physical.handle_types.contains(kind.into()) {
+        if !physical.props.handle_types.contains(kind.into()) {
             return fail(Code::INVALID_VALUE);
         }
         let shareable = share::export(&physical.memory, kind).map_err(exhausted)?;
@@ -178,6 +168,7 @@ impl State {
             return fail(Code::INVALID_VALUE);
         }
         let counted = Counted::new(&memory);
-        Ok(self.hand_out(memory, size, HandleTypes::NONE, false, Some(counted)))
+        let props = AllocationProps::at(memory.label.location);
+        Ok(self.hand_out(memory, size, props, Some(counted)))
     }
 }

@@ -29,66 +29,41 @@ impl Machine {
             "gh200x4" => Ok(Self::gh200x4()),
             "gb200" => Ok(Self::gb200()),
             "h200x8" => Ok(Self::h200x8()),
-            _ => Err(Error::invalid(
-                "preset",
-                format!(
-                    "'{name}' is neither one of {} nor a machine's description",
-                    Self::PRESETS.join(", ")
-                ),
-            )),
+            _ => {
+                let all = Self::PRESETS.join(", ");
+                let why = format!("'{name}' is neither one of {all} nor a machine's description");
+                Err(Error::invalid("preset", why))
+            }
         }
     }
 
     /// Returns one GH200 superchip, 480 GB + 96 GB, a member of an NVLink domain.
     pub fn gh200() -> Self {
+        let model = gpu("NVIDIA GH200 480GB", 96 * GIB);
         Self {
             imex_channel: true,
-            ..grace(
-                "gh200",
-                &[0],
-                480 * GIB,
-                GpuSpec {
-                    name: "NVIDIA GH200 480GB".into(),
-                    memory: 96 * GIB,
-                    ..GpuSpec::default()
-                },
-                &[(0, 1)],
-            )
+            ..grace("gh200", &[0], 480 * GIB, model, &[(0, 1)])
         }
     }
 
     /// Returns a quad GH200 node: CPU nodes 0 to 3, GPU memory nodes 4, 12, 20 and 28, 120 GB + 96 GB each.
     pub fn gh200x4() -> Self {
-        grace(
-            "gh200x4",
-            &[0, 1, 2, 3],
-            120 * GIB,
-            GpuSpec {
-                name: "NVIDIA GH200 120GB".into(),
-                memory: 96 * GIB,
-                ..GpuSpec::default()
-            },
-            &[(0, 4), (1, 12), (2, 20), (3, 28)],
-        )
+        let model = gpu("NVIDIA GH200 120GB", 96 * GIB);
+        let gpus = [(0, 4), (1, 12), (2, 20), (3, 28)];
+        grace("gh200x4", &[0, 1, 2, 3], 120 * GIB, model, &gpus)
     }
 
     /// Returns a GB200 node: two Grace sockets, four GPUs, a member of an NVLink domain.
     pub fn gb200() -> Self {
+        let model = GpuSpec {
+            compute_capability: (10, 0),
+            multiprocessors: 152,
+            ..gpu("NVIDIA GB200", 184 * GIB)
+        };
+        let gpus = [(0, 2), (0, 10), (1, 18), (1, 26)];
         Self {
             imex_channel: true,
-            ..grace(
-                "gb200",
-                &[0, 1],
-                480 * GIB,
-                GpuSpec {
-                    name: "NVIDIA GB200".into(),
-                    memory: 184 * GIB,
-                    compute_capability: (10, 0),
-                    multiprocessors: 152,
-                    ..GpuSpec::default()
-                },
-                &[(0, 2), (0, 10), (1, 18), (1, 26)],
-            )
+            ..grace("gb200", &[0, 1], 480 * GIB, model, &gpus)
         }
     }
 
@@ -96,11 +71,9 @@ impl Machine {
     pub fn h200x8() -> Self {
         let gpus = (0..8)
             .map(|ordinal| GpuSpec {
-                name: "NVIDIA H200".into(),
                 pci_bus_id: format!("0000:{:02x}:00.0", 0x8d + 2 * ordinal),
-                memory: 71_578 << 21, // 139.8 GiB
                 host_numa: 0,
-                ..GpuSpec::default()
+                ..gpu("NVIDIA H200", 71_578 << 21) // 139.8 GiB
             })
             .collect();
         Self {
@@ -116,6 +89,14 @@ impl Machine {
             memory_references: Some(H200_REFERENCES),
             ..Self::default()
         }
+    }
+}
+
+fn gpu(name: &str, memory: u64) -> GpuSpec {
+    GpuSpec {
+        name: name.into(),
+        memory,
+        ..GpuSpec::default()
     }
 }
 

@@ -14,12 +14,7 @@ impl FreeRanges {
 
     /// Takes `len` bytes from the first range that has them; returns their start.
     pub(super) fn take(&mut self, len: u64) -> Option<u64> {
-        let (&start, &have) = self.0.iter().find(|&(_, &have)| have >= len)?;
-        self.0.remove(&start);
-        if have > len {
-            self.0.insert(start + len, have - len);
-        }
-        Some(start)
+        self.take_aligned(len, 1, 0)
     }
 
     /// Iterates over the free ranges of at least `len` bytes: start and length.

@@ -44,9 +44,7 @@ impl State {
         if !self.registered.contains_key(&ptr.0) {
             return fail(Code::HOST_MEMORY_NOT_REGISTERED);
         }
-        for device in 0..self.machine.gpus.len() as i32 {
-            self.synchronize_device(device);
-        }
+        self.synchronize_all();
         self.registered.remove(&ptr.0);
         self.context(device).map(drop)
     }
@@ -58,10 +56,8 @@ impl State {
         ptr: DevicePtr,
     ) -> Answer<DevicePtr> {
         self.context(device)?;
-        match self.registration(ptr.0, 1) {
-            Some(_) => Ok(ptr),
-            None => fail(Code::INVALID_VALUE),
-        }
+        let known = self.registration(ptr.0, 1);
+        Ok(known.map(|_| ptr).ok_or(Code::INVALID_VALUE)?)
     }
 
     /// Returns the registration that contains a whole range, with its start.

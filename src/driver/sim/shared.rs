@@ -13,7 +13,7 @@ use crate::{Call, DriverError, Error, Result, lock};
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) machine: Arc<Machine>,
-    pub(super) faults: Faults,
+    faults: Mutex<Faults>,
     state: Mutex<State>,
 }
 
@@ -22,7 +22,7 @@ impl Shared {
         let machine = Arc::new(machine);
         Self {
             state: Mutex::new(State::new(Arc::clone(&machine), placement)),
-            faults: Faults::new(),
+            faults: Mutex::default(),
             machine,
         }
     }
@@ -32,6 +32,10 @@ impl Shared {
         lock(&self.state)
     }
 
+    pub(super) fn faults(&self) -> MutexGuard<'_, Faults> {
+        lock(&self.faults)
+    }
+
     /// Makes a call: counts it, and fails it if a fault was injected.
     pub(super) fn call<T>(
         &self,
@@ -39,7 +43,7 @@ impl Shared {
         answer: impl FnOnce(&mut State) -> Answer<T>,
     ) -> Result<T> {
         let _traced = call.traced();
-        self.faults
+        self.faults()
             .enter(call)
             .map_err(|code| Error::driver(call, code))?;
         let mut state = self.lock();

@@ -76,14 +76,6 @@ impl Range {
         }
     }
 
-    pub(super) fn start(&self) -> u64 {
-        self.start
-    }
-
-    pub(super) fn len(&self) -> u64 {
-        self.len
-    }
-
     pub(super) fn contains(&self, start: u64, len: u64) -> bool {
         start >= self.start
             && start
@@ -216,15 +208,15 @@ mod tests {
     fn alignment_and_hint_are_kept() {
         for shift in [12, 21, 30, 32] {
             let range = Range::reserve(2 << 20, 1 << shift).unwrap();
-            assert!(range.start().is_multiple_of((1 << shift).max(GRANULARITY)));
+            assert!(range.start.is_multiple_of((1 << shift).max(GRANULARITY)));
         }
-        let free = Range::reserve(4 << 20, 0).unwrap().start();
+        let free = Range::reserve(4 << 20, 0).unwrap().start;
         let range = Range::reserve_from(2 << 20, 0, free).unwrap();
-        assert_eq!(range.start(), free);
+        assert_eq!(range.start, free);
         let above = Range::reserve_from(2 << 20, 0, free).unwrap();
-        assert!(above.start() >= free + (2 << 20));
+        assert!(above.start >= free + (2 << 20));
         let aligned = Range::reserve_from(2 << 20, 1 << 30, free).unwrap();
-        assert!(aligned.start() > free && aligned.start().is_multiple_of(1 << 30));
+        assert!(aligned.start > free && aligned.start.is_multiple_of(1 << 30));
     }
 
     #[test]

@@ -13,16 +13,14 @@ use super::registered::Registered;
 use super::space::Range;
 use super::window::{Placement, Window};
 use super::work::{Capture, Event, Function, Stream, StreamKey};
-use crate::{Access, Code, HandleTypes, Location, PhysicalHandle};
+use crate::{Access, AllocationProps, Code, HandleTypes, Location, PhysicalHandle};
 
 /// Physical memory under its handle.
 #[derive(Debug)]
 pub(super) struct Physical {
     pub(super) handle: PhysicalHandle,
     pub(super) memory: Arc<Memory>,
-    pub(super) location: Location,
-    pub(super) handle_types: HandleTypes,
-    pub(super) gpu_direct_rdma: bool,
+    pub(super) props: AllocationProps,
     pub(super) size: u64,
     /// Counts an import, which lasts until its last mapping is gone too.
     pub(super) _counted: Option<Counted>,
@@ -60,27 +58,25 @@ pub(super) enum Kind {
     },
     /// A pool's chunk.
     Chunk { pool: u64 },
-    /// `cuMemAlloc` created it.
-    Device {
+    /// An older allocator created it.
+    Own {
+        by: Allocator,
         device: i32,
         /// The bytes requested.
         size: u64,
         _range: Range,
     },
-    /// `cuMemAllocManaged` created it.
-    Managed {
-        device: i32,
-        /// The bytes requested.
-        size: u64,
-        _range: Range,
-    },
-    /// `cuMemHostAlloc` created it.
-    Host {
-        device: i32,
-        /// The bytes requested.
-        size: u64,
-        _range: Range,
-    },
+}
+
+/// An older allocator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Allocator {
+    /// `cuMemAlloc`
+    Device,
+    /// `cuMemAllocManaged`
+    Managed,
+    /// `cuMemHostAlloc`
+    Host,
 }
 
 /// The driver's state.
@@ -218,14 +214,17 @@ impl State {
         range.contains(start, len).then_some(range)
     }
 
-    /// Returns what a device's kernel may do with a region.
+    /// Returns the access of a device's kernels to a region.
     pub(super) fn access(&self, region: &Region, device: i32) -> Access {
         match &region.kind {
             Kind::Mapping { devices, .. } => devices[device as usize],
             Kind::Chunk { pool } => self.pools[pool].devices[device as usize],
-            Kind::Device { device: owner, .. } if *owner == device => Access::ReadWrite,
-            Kind::Device { .. } => Access::None,
-            Kind::Host { .. } | Kind::Managed { .. } => Access::ReadWrite,
+            Kind::Own {
+                by: Allocator::Device,
+                device: owner,
+                ..
+            } if *owner != device => Access::None,
+            Kind::Own { .. } => Access::ReadWrite,
         }
     }
 

@@ -4,7 +4,7 @@
 //! forgets to wait always sees stale bytes here; on a GPU it sees them only sometimes.
 
 use super::access::{self, Engine};
-use super::answer::{Answer, Fail, fail};
+use super::answer::{Answer, fail};
 use super::state::State;
 use super::work::{Point, Stream, StreamKey, Work};
 use crate::{Access, Code, CudaVersion, DevicePtr, MemcpyDesc, StreamHandle};
@@ -41,7 +41,7 @@ impl State {
     }
 
     pub(super) fn stream_destroy(&mut self, handle: StreamHandle) -> Answer<()> {
-        let device = self.device(handle.device)?;
+        self.device(handle.device)?;
         if handle.raw == 0 {
             return fail(Code::INVALID_HANDLE);
         }
@@ -50,13 +50,7 @@ impl State {
             stream.destroyed = true;
         }
         self.bury(key);
-        match self.lost[device] {
-            Some(code) => Err(Fail::Lost {
-                device: handle.device,
-                code,
-            }),
-            None => Ok(()),
-        }
+        self.context(handle.device).map(drop)
     }
 
     fn bury(&mut self, key: StreamKey) {
@@ -93,6 +87,11 @@ impl State {
             self.run_all(key);
         }
         self.release_pools();
+    }
+
+    /// Runs all work of all devices.
+    pub(super) fn synchronize_all(&mut self) {
+        (0..self.machine.gpus.len() as i32).for_each(|device| self.synchronize_device(device));
     }
 
     pub(super) fn run_all(&mut self, key: StreamKey) {

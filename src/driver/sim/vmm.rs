@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use super::answer::{Answer, exhausted, fail};
-use super::granularity::GRANULARITY;
-use super::granularity::is_granular;
+use super::granularity::{GRANULARITY, is_granular};
 use super::space::Range;
 use super::state::{Kind, Region, State};
 use super::window::Window;
@@ -24,7 +23,7 @@ impl State {
             return fail(Code::INVALID_VALUE);
         }
         let range = self.find_addresses(size, alignment, hint)?;
-        let start = range.start();
+        let start = range.start;
         self.reservations.insert(start, range);
         Ok(DevicePtr(start))
     }
@@ -34,22 +33,17 @@ impl State {
             // Without a window, as under a limit on addresses, each reservation is separate.
             self.window = Window::new(self.placement).ok().map(Arc::new);
         }
-        let take = |hint| self.window.as_ref()?.take(size, alignment, hint);
-        if hint != 0 {
-            return match take(hint) {
-                Some(range) => Ok(range),
-                None => Range::reserve_from(size, alignment, hint).map_err(exhausted),
-            };
-        }
-        match take(0) {
+        let window = self.window.as_ref();
+        match window.and_then(|window| window.take(size, alignment, hint)) {
             Some(range) => Ok(range),
-            None => Range::reserve(size, alignment).map_err(exhausted),
+            None if hint == 0 => Range::reserve(size, alignment).map_err(exhausted),
+            None => Range::reserve_from(size, alignment, hint).map_err(exhausted),
         }
     }
 
     pub(super) fn mem_address_free(&mut self, ptr: DevicePtr, size: u64) -> Answer<()> {
         match self.reservations.get(&ptr.0) {
-            Some(range) if range.len() == size && !self.any_mapped(ptr.0, size) => {
+            Some(range) if range.len == size && !self.any_mapped(ptr.0, size) => {
                 self.reservations.remove(&ptr.0);
                 Ok(())
             }
@@ -78,9 +72,8 @@ impl State {
         if size > physical.size || !is_granular(ptr.0) {
             return fail(Code::INVALID_VALUE);
         }
-        let Some(range) = self.reservation(ptr.0, size) else {
-            return fail(Code::INVALID_VALUE);
-        };
+        let range = self.reservation(ptr.0, size);
+        let range = range.ok_or(Code::INVALID_VALUE)?;
         if self.any_mapped(ptr.0, size) {
             return fail(Code::INVALID_VALUE);
         }

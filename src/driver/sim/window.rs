@@ -184,18 +184,18 @@ mod tests {
         let window = Arc::new(Window::new(Placement::Packed).unwrap());
         let first = window.take(6 << 20, 0, 0).unwrap();
         let second = window.take(2 << 20, 4 << 20, 0).unwrap();
-        assert_eq!(second.start() - first.start(), 8 << 20);
+        assert_eq!(second.start - first.start, 8 << 20);
         let third = window.take(2 << 20, 0, 0).unwrap();
-        assert_eq!(third.start() - first.start(), 6 << 20);
-        let at = first.start();
+        assert_eq!(third.start - first.start, 6 << 20);
+        let at = first.start;
         assert!(!at.is_multiple_of(WINDOW_ALIGNMENT));
         // The search goes up from the hint.
         let above = window.take(2 << 20, 0, at).unwrap();
-        assert_eq!(above.start(), second.start() + second.len());
+        assert_eq!(above.start, second.start + second.len);
         drop((first, above));
-        assert_eq!(window.take(2 << 20, 0, at).unwrap().start(), at);
+        assert_eq!(window.take(2 << 20, 0, at).unwrap().start, at);
         let above = window.take(2 << 20, 0, at + (4 << 20)).unwrap();
-        assert_eq!(above.start(), at + (4 << 20));
+        assert_eq!(above.start, at + (4 << 20));
         assert!(
             window
                 .take(2 << 20, 0, window.all.start - (2 << 20))
@@ -221,7 +221,7 @@ mod tests {
         let take = |len, alignment| window.take(len, alignment, 0).unwrap();
         let ranges = [take(2 << 20, 0), take(2 << 20, 8 << 20), take(2 << 20, 0)];
         for range in &ranges {
-            let (start, end) = (range.start(), range.start() + range.len());
+            let (start, end) = (range.start, range.start + range.len);
             range
                 .place(start, 2 << 20, &file, 0, Access::ReadWrite)
                 .unwrap();
@@ -231,14 +231,14 @@ mod tests {
                 |other: &Range| other.start.abs_diff(start) >= 6 << 20 || other.start == start;
             assert!(ranges.iter().all(apart));
         }
-        assert!(ranges[1].start().is_multiple_of(8 << 20));
+        assert!(ranges[1].start.is_multiple_of(8 << 20));
         let [first, second, third] = ranges;
-        let (at, last) = (first.start(), third.start());
+        let (at, last) = (first.start, third.start);
         drop((first, third));
         assert!(!is_readable(at) && !is_readable(last));
-        assert_eq!(take(2 << 20, 0).start(), last, "the last freed comes first");
+        assert_eq!(take(2 << 20, 0).start, last, "the last freed comes first");
         let larger = take(4 << 20, 0);
-        assert_ne!(larger.start(), at);
+        assert_ne!(larger.start, at);
         let again = take(2 << 20, 0);
         drop((again, larger, second));
         // All of it except its two guards.

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::tables::{BufferConfig, DirectoryConfig, ReserveConfig, ServiceConfig};
-use crate::driver::Access;
+use super::tables::{AuditConfig, BufferConfig, DirectoryConfig, ReserveConfig, ServiceConfig};
+use crate::driver::{Access, refuse};
 use crate::exchange::group::Rights;
 use crate::exchange::protocol::check_name;
 use crate::exchange::{PeerName, Who};
@@ -16,25 +16,18 @@ impl ServiceConfig {
     /// # Errors
     /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) that names the key.
     pub fn check(&self) -> Result<()> {
-        if self.listen.is_empty() {
-            return Err(wrong("`listen` is empty: no client could connect"));
-        }
-        if self.plain_anywhere && self.tls.is_some() {
-            return Err(wrong("`plain_anywhere` and `tls` exclude each other"));
-        }
-        if self
-            .audit
-            .as_ref()
-            .is_some_and(|audit| audit.file.as_os_str().is_empty())
-        {
-            return Err(wrong("`audit.file` is empty"));
+        let is_empty = |audit: &AuditConfig| audit.file.as_os_str().is_empty();
+        refuse! { wrong;
+            self.listen.is_empty() => "`listen` is empty: no client could connect";
+            self.plain_anywhere && self.tls.is_some() => "`plain_anywhere` and `tls` exclude each other";
+            self.audit.as_ref().is_some_and(is_empty) => "`audit.file` is empty";
         }
         if let Some(create) = &self.create {
-            if create.node.is_some_and(|node| node.0 < 0) {
-                return Err(wrong("`create.node` is negative"));
+            refuse! { wrong;
+                create.node.is_some_and(|node| node.0 < 0) => "`create.node` is negative";
+                create.peer_bytes == 0 => "`create.peer_bytes` is 0";
+                create.peer_names == 0 => "`create.peer_names` is 0";
             }
-            some(&create.peer_bytes, "create.peer_bytes")?;
-            some(&create.peer_names, "create.peer_names")?;
             create
                 .namespaces()
                 .map_err(|error| wrong(format!("`create.prefix`: {error}")))?;
@@ -55,39 +48,28 @@ impl ServiceConfig {
         let mut names: Vec<&str> = Vec::new();
         for buffer in &self.buffers {
             buffer.check()?;
-            if names.contains(&buffer.name.as_str()) {
-                return Err(wrong(format!(
-                    "two buffers have the name '{}'",
-                    buffer.name
-                )));
+            refuse! { wrong;
+                names.contains(&buffer.name.as_str()) => "two buffers have the name '{}'", buffer.name;
             }
             names.push(&buffer.name);
         }
         let mut nodes = Vec::new();
         for reserve in &self.reserves {
             reserve.check()?;
-            if nodes.contains(&reserve.node) {
-                return Err(wrong(format!("node {} has two reserves", reserve.node)));
-            }
+            refuse! { wrong; nodes.contains(&reserve.node) => "node {} has two reserves", reserve.node; }
             nodes.push(reserve.node);
         }
         if let Some(max) = self.node.max_bytes {
-            some(&max, "node.max_bytes")?;
-            if let Some(reserve) = self.reserves.iter().find(|reserve| reserve.bytes > max) {
-                return Err(wrong(format!(
-                    "the reserve of node {} is larger than `node.max_bytes`",
-                    reserve.node
-                )));
+            refuse! { wrong; max == 0 => "`node.max_bytes` is 0"; }
+            for ReserveConfig { node, bytes, .. } in &self.reserves {
+                refuse! { wrong; *bytes > max => "the reserve of node {node} is larger than `node.max_bytes`"; }
             }
-            if let Some(buffer) = self.buffers.iter().find(|buffer| buffer.bytes > max) {
-                return Err(wrong(format!(
-                    "buffer '{}' is larger than `node.max_bytes`",
-                    buffer.name
-                )));
+            for BufferConfig { name, bytes, .. } in &self.buffers {
+                refuse! { wrong; *bytes > max => "buffer '{name}' is larger than `node.max_bytes`"; }
             }
         }
-        if !(1..=256).contains(&self.reuse.threads) {
-            return Err(wrong("`reuse.threads` is not from 1 to 256"));
+        refuse! { wrong;
+            !(1..=256).contains(&self.reuse.threads) => "`reuse.threads` is not from 1 to 256";
         }
         Ok(())
     }
@@ -97,8 +79,9 @@ impl ServiceConfig {
         between(self.node.retry, "node.retry", MS, DAY)?;
         between(self.lease.heartbeat, "lease.heartbeat", 10 * MS, HOUR)?;
         between(self.lease.expiry, "lease.expiry", 20 * MS, DAY)?;
-        if self.lease.expiry < 2 * self.lease.heartbeat {
-            return Err(wrong("`lease.expiry` is less than twice `lease.heartbeat`"));
+        refuse! { wrong;
+            self.lease.expiry < 2 * self.lease.heartbeat =>
+                "`lease.expiry` is less than twice `lease.heartbeat`";
         }
         between(self.drain.deadline, "drain.deadline", Duration::ZERO, DAY)
     }
@@ -122,7 +105,7 @@ impl ServiceConfig {
             .collect()
     }
 
-    /// Copies from `new` what can change in a running service; returns the keys of other differences.
+    /// Copies from `new` the values that can change in a running service; returns the keys of other differences.
     pub(crate) fn take_over(&mut self, new: Self) -> Vec<&'static str> {
         let mut restart = Vec::new();
         let mut fixed = |key, same: bool| {
@@ -170,13 +153,6 @@ pub(super) fn wrong(why: impl Into<String>) -> Error {
     Error::invalid("service configuration", why)
 }
 
-fn some(value: &u64, key: &str) -> Result<()> {
-    match value {
-        0 => Err(wrong(format!("`{key}` is 0"))),
-        _ => Ok(()),
-    }
-}
-
 fn between(value: Duration, key: &str, least: Duration, most: Duration) -> Result<()> {
     if (least..=most).contains(&value) {
         return Ok(());
@@ -190,18 +166,13 @@ impl BufferConfig {
     fn check(&self) -> Result<()> {
         let name = &self.name;
         check_name(name).map_err(|error| wrong(format!("a buffer's `name`: {error}")))?;
-        let wrong = |why: &str| Err(wrong(format!("buffer '{name}': {why}")));
-        if self.bytes == 0 || self.bytes > isize::MAX as u64 {
-            return wrong("`bytes` is 0, or more than an address space holds");
-        }
-        if self.node.is_some() == self.gpu.is_some() {
-            return wrong("either `node` or `gpu` says where it lies");
-        }
-        if self.node.is_some_and(|node| node.0 < 0) || self.gpu.is_some_and(|gpu| gpu < 0) {
-            return wrong("`node` or `gpu` is negative");
-        }
-        if self.access == Access::None {
-            return wrong("`access` is none");
+        refuse! { |why| wrong(format!("buffer '{name}': {why}"));
+            self.bytes == 0 || self.bytes > isize::MAX as u64 =>
+                "`bytes` is 0, or more than an address space holds";
+            self.node.is_some() == self.gpu.is_some() => "either `node` or `gpu` says where it lies";
+            self.node.is_some_and(|node| node.0 < 0) || self.gpu.is_some_and(|gpu| gpu < 0) =>
+                "`node` or `gpu` is negative";
+            self.access == Access::None => "`access` is none";
         }
         Ok(())
     }
@@ -209,21 +180,18 @@ impl BufferConfig {
 
 impl ReserveConfig {
     fn check(&self) -> Result<()> {
-        let node = self.node;
-        let wrong = |why: &str| Err(wrong(format!("reserve of node {node}: {why}")));
-        if node.0 < 0 {
-            return wrong("`node` is negative");
-        }
+        let wrong = |why| wrong(format!("reserve of node {}: {why}", self.node));
+        refuse! { wrong; self.node.0 < 0 => "`node` is negative"; }
         for (key, bytes) in [("chunk", self.chunk), ("min_chunk", self.min_chunk)] {
-            if bytes == 0 || !Granularity::TWO_MIB.divides(bytes) || bytes > 1 << 40 {
-                return wrong(&format!("`{key}` is not a multiple of 2 MiB up to 1 TiB"));
+            refuse! { wrong;
+                bytes == 0 || !Granularity::TWO_MIB.divides(bytes) || bytes > 1 << 40 =>
+                    "`{key}` is not a multiple of 2 MiB up to 1 TiB";
             }
         }
-        if self.min_chunk > self.chunk {
-            return wrong("`min_chunk` is larger than `chunk`");
-        }
-        if self.bytes == 0 || self.bytes > isize::MAX as u64 {
-            return wrong("`bytes` is 0, or more than an address space holds");
+        refuse! { wrong;
+            self.min_chunk > self.chunk => "`min_chunk` is larger than `chunk`";
+            self.bytes == 0 || self.bytes > isize::MAX as u64 =>
+                "`bytes` is 0, or more than an address space holds";
         }
         Ok(())
     }
@@ -231,16 +199,11 @@ impl ReserveConfig {
 
 impl DirectoryConfig {
     fn check(&self) -> Result<()> {
-        if self.endpoints.is_empty() {
-            return Err(wrong("`directory.endpoints` is empty"));
-        }
-        if self.cert.is_some() != self.key.is_some() {
-            return Err(wrong("`directory.cert` and `directory.key` go together"));
-        }
-        if self.user.is_some() != self.password_file.is_some() {
-            return Err(wrong(
-                "`directory.user` and `directory.password_file` go together",
-            ));
+        refuse! { wrong;
+            self.endpoints.is_empty() => "`directory.endpoints` is empty";
+            self.cert.is_some() != self.key.is_some() => "`directory.cert` and `directory.key` go together";
+            self.user.is_some() != self.password_file.is_some() =>
+                "`directory.user` and `directory.password_file` go together";
         }
         between(self.lease, "directory.lease", Duration::from_secs(1), HOUR)?;
         crate::etcd::check(self)

@@ -10,7 +10,7 @@ use crate::exchange::{Address, Security};
 use crate::http;
 
 impl ServiceConfig {
-    /// Checks what the exchange's server, the metrics endpoint and the directory would refuse.
+    /// Checks for values that the exchange's server, the metrics endpoint and the directory would refuse.
     ///
     /// # Errors
     /// Theirs. A host name other than `localhost` is refused if only addresses of this machine are served,

@@ -108,7 +108,7 @@ pub struct CreateConfig {
     /// The node for requests that name none; without it, the node with most memory ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeId>,
-    /// The most bytes pinned for one peer, including padding, what is added for probes, and deleted memory.
+    /// The most bytes pinned for one peer, including padding, room for probes, and deleted memory.
     #[serde(with = "bytes", default = "defaults::peer_bytes")]
     pub peer_bytes: u64,
     /// The most names of one peer.
@@ -273,7 +273,7 @@ pub struct AuditConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DrainConfig {
-    /// How long holders may take to release what they hold.
+    /// How long holders may take to release their memory.
     #[serde(with = "duration")]
     pub deadline: Duration,
 }

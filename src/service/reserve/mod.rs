@@ -1,7 +1,7 @@
 //! A node's memory created ahead of need: pinning is slow, handing out pinned memory is fast.
 //!
 //! Each node has two threads. One creates chunks until the reserve is full, the other zeroes returned memory.
-//! Requests take chunks and create only what is missing.
+//! Requests take chunks and create only the missing bytes.
 
 mod request;
 mod threads;

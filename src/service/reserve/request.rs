@@ -1,4 +1,4 @@
-//! Serves requests: from what is ready, and beyond that with new memory.
+//! Serves requests: from ready memory, and beyond that with new memory.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;

@@ -22,36 +22,26 @@ pub enum Distrust {
     ByPeer,
 }
 
-impl Distrust {
-    pub(super) const fn remedy(self) -> &'static str {
-        match self {
-            Self::User => {
-                "run both ends as the same user, or list the peer's user: `--server-user` and \
-                 `share::Peers` for a server's, `[local] users` of `egmem serve` for a client's"
-            }
-            Self::Name => {
-                "connect by a name that the certificate has, expect one of them (`--expect-peer`, \
-                 Tls::expect_peer), or issue it anew for the expected name (`egmem certs issue --san`)"
-            }
-            Self::Validity => {
-                "renew the certificate (`egmem certs renew`) and load it, or set the clocks right"
-            }
-            Self::Revoked => {
-                "issue another certificate (`egmem certs issue`): this one stays revoked"
-            }
-            Self::Authority => {
-                "give both ends certificates of one authority (`egmem certs issue`), and its ca.pem"
-            }
-            Self::RevocationList => {
-                "renew the authority's revocation list (`egmem certs revoke`) and load it"
-            }
-            Self::Certificate => {
-                "compare the certificate (`egmem certs show`) with what this end requires"
-            }
-            Self::ByPeer => {
-                "check this process's certificate (`egmem certs show`): authority, validity, revocation; \
-                 the peer's log says more"
-            }
-        }
+crate::driver::remedies! {
+    Distrust {
+        Self::User =>
+            "run both ends as the same user, or list the peer's user: `--server-user` and \
+             `share::Peers` for a server's, `[local] users` of `egmem serve` for a client's",
+        Self::Name =>
+            "connect by a name that the certificate has, expect one of them (`--expect-peer`, \
+             Tls::expect_peer), or issue it anew for the expected name (`egmem certs issue --san`)",
+        Self::Validity =>
+            "renew the certificate (`egmem certs renew`) and load it, or set the clocks right",
+        Self::Revoked =>
+            "issue another certificate (`egmem certs issue`): this one stays revoked",
+        Self::Authority =>
+            "give both ends certificates of one authority (`egmem certs issue`), and its ca.pem",
+        Self::RevocationList =>
+            "renew the authority's revocation list (`egmem certs revoke`) and load it",
+        Self::Certificate =>
+            "compare the certificate (`egmem certs show`) with what this end requires",
+        Self::ByPeer =>
+            "check this process's certificate (`egmem certs show`): authority, validity, revocation; \
+             the peer's log says more",
     }
 }

@@ -1,8 +1,7 @@
 //! Sharing's error: what failed, why, and what to do.
 
-mod display;
 mod distrust;
-mod remedy;
+mod texts;
 mod unreachable;
 
 use std::time::Duration;
@@ -10,6 +9,7 @@ use std::time::Duration;
 pub use distrust::Distrust;
 pub use unreachable::Unreachable;
 
+use crate::driver::Explain;
 use crate::{DriverError, MemoryError};
 
 /// A result with sharing's [`Error`].
@@ -18,7 +18,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// The failures of a connection to another process; [`Error::remedy`] says what to do.
 ///
 /// Its text has no control characters, even if a peer or the system sent some.
-// The texts of the variants are in display.rs, which escapes all of them.
+// The texts of the variants are in texts.rs, which escapes all of them.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -67,13 +67,13 @@ pub enum Error {
 }
 
 impl Error {
-    /// Creates the error of a connected peer that is lost, with what happened.
+    /// Creates the error of a connected peer that is lost, with the cause.
     pub fn peer_lost(peer: impl Into<String>, why: impl Into<String>) -> Self {
         let (peer, why) = (peer.into(), why.into());
         Self::PeerLost { peer, why }
     }
 
-    /// Creates the error of a peer that violates the protocol, with what it sent.
+    /// Creates the error of a peer that violates the protocol, with a description of its message.
     pub fn protocol(peer: impl Into<String>, detail: impl Into<String>) -> Self {
         let (peer, detail) = (peer.into(), detail.into());
         Self::Protocol { peer, detail }
@@ -97,6 +97,19 @@ impl Error {
     pub const fn driver_error(&self) -> Option<DriverError> {
         match self {
             Self::Memory(error) => error.driver_error(),
+            _ => None,
+        }
+    }
+}
+
+impl Explain for Error {
+    fn remedy(&self) -> &'static str {
+        self.remedy()
+    }
+
+    fn untold_call(&self) -> Option<DriverError> {
+        match self {
+            Self::Memory(error) => error.untold_call(),
             _ => None,
         }
     }

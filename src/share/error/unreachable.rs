@@ -18,6 +18,20 @@ pub enum Unreachable {
     Network,
 }
 
+crate::driver::remedies! {
+    Unreachable {
+        Self::NobodyListens => "start the server, or correct the address: nobody listens there",
+        Self::NoSocket => "start the server, or correct the path: no socket is there",
+        Self::Denied =>
+            "run as a user that the server admits (`[local] users` of `egmem serve`), and check that \
+             this user may enter the socket's folder and write to the socket",
+        Self::UnknownHost =>
+            "correct the host's name, or check the name service (getent hosts)",
+        Self::Network =>
+            "check that the host is up, and that its firewall and the network let the port through",
+    }
+}
+
 impl Unreachable {
     /// Returns the cause of a connect call's error.
     pub const fn of(error: ErrorKind) -> Self {
@@ -26,23 +40,6 @@ impl Unreachable {
             ErrorKind::NotFound => Self::NoSocket,
             ErrorKind::PermissionDenied => Self::Denied,
             _ => Self::Network,
-        }
-    }
-
-    pub(super) const fn remedy(self) -> &'static str {
-        match self {
-            Self::NobodyListens => "start the server, or correct the address: nobody listens there",
-            Self::NoSocket => "start the server, or correct the path: no socket is there",
-            Self::Denied => {
-                "run as a user that the server admits (`[local] users` of `egmem serve`), and check that \
-                 this user may enter the socket's folder and write to the socket"
-            }
-            Self::UnknownHost => {
-                "correct the host's name, or check the name service (getent hosts)"
-            }
-            Self::Network => {
-                "check that the host is up, and that its firewall and the network let the port through"
-            }
         }
     }
 }

@@ -50,10 +50,8 @@ impl Pair {
         };
         for path in [&pair.cert, &pair.key] {
             if path.symlink_metadata().is_ok() {
-                return Err(Error::invalid(
-                    "output",
-                    format!("{} is there already and is not overwritten", path.display()),
-                ));
+                let why = format!("{} is there already and is not overwritten", path.display());
+                return Err(Error::invalid("output", why));
             }
         }
         fs::DirBuilder::new()

@@ -29,7 +29,7 @@ pub(super) struct Show {
 impl Show {
     pub(super) fn run(&self) -> Result<()> {
         let now = SystemTime::now();
-        let mut all = Vec::new();
+        let (mut values, mut texts) = (Vec::new(), String::new());
         for file in &self.files {
             let beside = file.with_extension("key");
             let key = match &self.key {
@@ -43,33 +43,16 @@ impl Show {
                     Some(key) => Some(info.is_key(&read_key(key)?)?),
                     None => None,
                 };
-                all.push(match self.json {
-                    true => Shown::Json(value(file, info, now, fits)),
-                    false => Shown::Text(text(file, info, now, key.zip(fits))),
-                });
+                match self.json {
+                    true => values.push(value(file, info, now, fits)),
+                    false => texts += &text(file, info, now, key.zip(fits)),
+                }
             }
         }
-        Ok(print(&output(all))?)
-    }
-}
-
-enum Shown {
-    Json(Value),
-    Text(String),
-}
-
-fn output(all: Vec<Shown>) -> String {
-    let mut values = Vec::new();
-    let mut texts = String::new();
-    for one in all {
-        match one {
-            Shown::Json(value) => values.push(value),
-            Shown::Text(text) => texts.push_str(&text),
+        if self.json {
+            texts = format!("{:#}\n", Value::Array(values));
         }
-    }
-    match values.is_empty() {
-        true => texts,
-        false => format!("{:#}\n", Value::Array(values)),
+        Ok(print(&texts)?)
     }
 }
 

@@ -2,12 +2,11 @@
 
 use egmem::Driver;
 use egmem::exchange::{Error, FetchOptions, Followed, LeaseState, Result};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 use super::Fetch;
 use crate::output::print;
-use crate::signals::{Left, end_now};
+use crate::signals::{Ends, Left, end_now};
 
 impl Fetch {
     /// Follows the name until a signal arrives, or an error ends the follow.
@@ -51,53 +50,22 @@ impl Fetch {
     }
 }
 
-/// The signals that end this program cleanly.
-pub(super) struct Signals {
-    end: Signal,
-    interrupt: Signal,
-}
-
-impl Signals {
-    pub(super) fn new() -> Result<Self> {
-        let on =
-            |kind| signal(kind).map_err(|error| Error::system("cannot wait for signals", &error));
-        Ok(Self {
-            end: on(SignalKind::terminate())?,
-            interrupt: on(SignalKind::interrupt())?,
-        })
-    }
-
-    pub(super) async fn recv(&mut self) {
-        self.next().await;
-    }
-
-    async fn next(&mut self) -> (&'static str, SignalKind) {
-        tokio::select! {
-            _ = self.end.recv() => ("SIGTERM", SignalKind::terminate()),
-            _ = self.interrupt.recv() => ("SIGINT", SignalKind::interrupt()),
-        }
-    }
-}
-
 /// A request to end, received by the runtime's other thread while this one copies. A second signal ends the
 /// process at once: a copy to a pipe that nobody reads does not return.
 struct Ending(watch::Receiver<bool>);
 
 impl Ending {
     fn new() -> Result<Self> {
-        let mut signals = Signals::new()?;
+        let mut signals = Ends::new()?;
         let (request, requested) = watch::channel(false);
         tokio::spawn(async move {
-            signals.recv().await;
+            signals.next().await;
             request.send_replace(true);
             // Standard output may be full, and this thread must receive the next signal.
             let _ = std::thread::Builder::new().spawn(|| print("  ending\n"));
             let (name, kind) = signals.next().await;
-            end_now(
-                &format!("a second {name}"),
-                kind.as_raw_value(),
-                Left::Fetched,
-            )
+            let name = format!("a second {name}");
+            end_now(&name, kind.as_raw_value(), Left::Fetched)
         });
         Ok(Self(requested))
     }

@@ -7,10 +7,10 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 
 use super::{Imported, ImportedPool};
 use crate::driver::{
-    Access, AccessDesc, Code, DevicePtr, Driver, Location, PointerAttribute, PoolPtrExport,
+    Access, AccessDesc, Code, DevicePtr, Location, PointerAttribute, PoolPtrExport,
 };
 use crate::ledger::{AllocPath, Entry, Imported as From, NewEntry, Party};
-use crate::memory::{AccessChecks, CpuView, Engine, GrantUse, Memory, impl_cpu_memory};
+use crate::memory::{AccessChecks, CpuView, Engine, GrantUse, impl_cpu_memory, impl_memory};
 use crate::per_driver::lock;
 use crate::stream::Stream;
 use crate::teardown::{give_back, log_lost};
@@ -148,11 +148,8 @@ impl ImportedPoolBuffer {
     /// stream.
     pub fn cpu(&self) -> Result<CpuView<'_>> {
         if !self.cpu {
-            return Err(Error::NotAccessible {
-                who: Location::Host,
-                have: Access::None,
-                need: Access::ReadWrite,
-            });
+            let (have, need) = (Access::None, Access::ReadWrite);
+            return Err(Error::not_accessible(Location::Host, have, need));
         }
         self.stream.synchronize()?;
         // SAFETY: mapped for the CPU, and at least `len` bytes, as the driver reported at the import; until
@@ -240,20 +237,7 @@ unsafe impl AccessChecks for ImportedPoolBuffer {
     }
 }
 
-impl Memory for ImportedPoolBuffer {
-    fn driver(&self) -> &Driver {
-        &self.pool.driver
-    }
-    fn device_ptr(&self) -> DevicePtr {
-        self.start
-    }
-    fn len(&self) -> u64 {
-        self.len
-    }
-    fn location(&self) -> Location {
-        self.pool.location
-    }
-}
+impl_memory! { for ImportedPoolBuffer, |this| &this.pool.driver, this.start, this.len, this.pool.location }
 
 impl Drop for ImportedPoolBuffer {
     fn drop(&mut self) {

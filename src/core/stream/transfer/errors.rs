@@ -12,15 +12,6 @@ pub struct NotStarted<T> {
     pub operands: T,
 }
 
-impl<T> NotStarted<T> {
-    pub(super) fn new(error: Error, operands: T) -> Self {
-        Self {
-            error: Box::new(error),
-            operands,
-        }
-    }
-}
-
 /// Why a copy or a fill failed, and its operands if they are returned.
 pub struct TransferFailed<T> {
     /// The error of the work, or of the wait for it.
@@ -28,15 +19,6 @@ pub struct TransferFailed<T> {
     /// The operands, with unspecified bytes in the destination. `None` if the driver does not say whether the work
     /// has ended: then the [ticket](super::Transfer) has leaked them, or leaks them when it is dropped.
     pub operands: Option<T>,
-}
-
-impl<T> TransferFailed<T> {
-    pub(super) fn new(error: Error, operands: Option<T>) -> Self {
-        Self {
-            error: Box::new(error),
-            operands,
-        }
-    }
 }
 
 /// The operands were taken before.
@@ -55,7 +37,14 @@ pub(super) fn silent() -> Error {
 }
 
 macro_rules! error {
-    ($name:ident, $what:literal) => {
+    ($name:ident, $operands:ty, $what:literal) => {
+        impl<T> $name<T> {
+            pub(super) fn new(error: Error, operands: $operands) -> Self {
+                let error = Box::new(error);
+                Self { error, operands }
+            }
+        }
+
         impl<T> fmt::Display for $name<T> {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 write!(f, concat!($what, ": {}"), self.error)
@@ -85,5 +74,5 @@ macro_rules! error {
     };
 }
 
-error!(NotStarted, "a copy or a fill was not started");
-error!(TransferFailed, "a copy or a fill failed");
+error!(NotStarted, T, "a copy or a fill was not started");
+error!(TransferFailed, Option<T>, "a copy or a fill failed");

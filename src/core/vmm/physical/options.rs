@@ -30,36 +30,23 @@ pub struct PhysicalOptions {
 }
 
 impl PhysicalOptions {
-    /// Sets how the memory may be shared; by default not at all. FABRIC needs an IMEX channel.
-    pub const fn handle_types(mut self, handle_types: HandleTypes) -> Self {
-        self.props.handle_types = handle_types;
-        self
-    }
+    crate::driver::setters! {
+        /// Sets how the memory may be shared; by default not at all. FABRIC needs an IMEX channel.
+        handle_types(handle_types: HandleTypes) => props.handle_types = handle_types;
 
-    /// Sets whether NICs may access the memory by GPUDirect RDMA; device memory only.
-    pub const fn gpu_direct_rdma(mut self, on: bool) -> Self {
-        self.props.gpu_direct_rdma = on;
-        self
-    }
+        /// Sets whether NICs may access the memory by GPUDirect RDMA; device memory only.
+        gpu_direct_rdma(on: bool) => props.gpu_direct_rdma = on;
 
-    /// Sets which granularity the size is rounded up to; by default the minimum.
-    pub const fn granularity(mut self, kind: GranularityKind) -> Self {
-        self.kind = kind;
-        self
-    }
+        /// Sets which granularity the size is rounded up to; by default the minimum.
+        granularity(kind: GranularityKind) => kind = kind;
 
-    /// Passes on what [`granularity_of`](Self::granularity_of) returned for the same options, which saves a driver call for
-    /// each memory. The driver refuses sizes that are not multiples of its granularity.
-    pub const fn known_granularity(mut self, granularity: Granularity) -> Self {
-        self.granularity = Some(granularity);
-        self
-    }
+        /// Passes on what [`granularity_of`](Self::granularity_of) returned for the same options, which saves a driver call for
+        /// each memory. The driver refuses sizes that are not multiples of its granularity.
+        known_granularity(granularity: Granularity) => granularity = Some(granularity);
 
-    /// Sets whether to ask the driver for more memory than the node has free. Pinned memory cannot be swapped
-    /// out, so the kernel may kill processes to provide it.
-    pub const fn overcommit(mut self, on: bool) -> Self {
-        self.overcommit = on;
-        self
+        /// Sets whether to ask the driver for more memory than the node has free. Pinned memory cannot be swapped
+        /// out, so the kernel may kill processes to provide it.
+        overcommit(on: bool) => overcommit = on;
     }
 
     /// Sets the memory's name in the [ledger](crate::ledger).
@@ -134,6 +121,7 @@ impl PhysicalOptions {
                 imported: false,
                 entry,
             }),
+            released: false,
         })
     }
 

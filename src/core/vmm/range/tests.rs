@@ -1,7 +1,6 @@
 use super::*;
 use crate::Machine;
-use crate::driver::Call;
-use crate::driver::Location;
+use crate::driver::{Call, Location};
 
 const MIB: u64 = 1 << 20;
 
@@ -34,12 +33,12 @@ fn the_least_access_of_the_parts_counts() {
         (2 * MIB, 1, Access::Read),
         (4 * MIB, 2 * MIB, Access::ReadWrite),
     ] {
-        assert_eq!(range.gpu_access(1, offset, len), Ok(least));
+        assert_eq!(range.gpu_access(1, Engine::Copy, offset, len), Ok(least));
         let read_only = least == Access::Read;
         assert_eq!(range.is_read_only_for_cpu(offset, len), read_only);
     }
     for (offset, len) in [(6 * MIB, 1), (0, 6 * MIB + 1), (u64::MAX, 2)] {
-        let error = range.gpu_access(1, offset, len).unwrap_err();
+        let error = range.gpu_access(1, Engine::Copy, offset, len).unwrap_err();
         assert!(matches!(error, Error::OutOfRange { .. }), "{error}");
     }
     let mut range = range;

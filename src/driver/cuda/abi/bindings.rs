@@ -103,59 +103,25 @@ fn opaque_types_have_cudas_sizes() {
 #[test]
 fn numbers_are_cudas() {
     use sys::{CUevent_flags, CUmemAllocationType, CUmemLocationType, CUstream_flags};
-    let same = [
-        (
-            PINNED,
-            CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED as u32,
-        ),
-        (
-            LOCATION_DEVICE,
-            CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as u32,
-        ),
-        (
-            LOCATION_HOST,
-            CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST as u32,
-        ),
-        (
-            LOCATION_HOST_NUMA,
-            CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA as u32,
-        ),
-        (
-            LOCATION_HOST_NUMA_CURRENT,
-            CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT as u32,
-        ),
-        (
-            DMA_BUF_FD,
-            sys::CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD as u32,
-        ),
-        (
-            STREAM_NON_BLOCKING,
-            CUstream_flags::CU_STREAM_NON_BLOCKING as u32,
-        ),
-        (
-            STREAM_CAPTURE_STATUS_NONE,
-            sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as u32,
-        ),
-        (EVENT_DEFAULT, CUevent_flags::CU_EVENT_DEFAULT as u32),
-        (
-            EVENT_DISABLE_TIMING,
-            CUevent_flags::CU_EVENT_DISABLE_TIMING as u32,
-        ),
-        (
-            HOST_ALLOC_PORTABLE_DEVICEMAP,
-            sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP,
-        ),
-        (
-            HOST_REGISTER_PORTABLE_DEVICEMAP,
-            sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP,
-        ),
-        (HOST_REGISTER_READ_ONLY, sys::CU_MEMHOSTREGISTER_READ_ONLY),
-        (
-            MEM_ATTACH_GLOBAL,
-            sys::CUmemAttach_flags::CU_MEM_ATTACH_GLOBAL as u32,
-        ),
-    ];
-    for (row, (ours, theirs)) in same.into_iter().enumerate() {
-        assert_eq!(ours, theirs, "row {row}");
+    macro_rules! same {
+        ($($ours:ident = $theirs:expr;)*) => {$(
+            assert_eq!($ours, $theirs as u32, stringify!($ours));
+        )*};
+    }
+    same! {
+        PINNED = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+        LOCATION_DEVICE = CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+        LOCATION_HOST = CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST;
+        LOCATION_HOST_NUMA = CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA;
+        LOCATION_HOST_NUMA_CURRENT = CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
+        DMA_BUF_FD = sys::CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
+        STREAM_NON_BLOCKING = CUstream_flags::CU_STREAM_NON_BLOCKING;
+        STREAM_CAPTURE_STATUS_NONE = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        EVENT_DEFAULT = CUevent_flags::CU_EVENT_DEFAULT;
+        EVENT_DISABLE_TIMING = CUevent_flags::CU_EVENT_DISABLE_TIMING;
+        HOST_ALLOC_PORTABLE_DEVICEMAP = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
+        HOST_REGISTER_PORTABLE_DEVICEMAP = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
+        HOST_REGISTER_READ_ONLY = sys::CU_MEMHOSTREGISTER_READ_ONLY;
+        MEM_ATTACH_GLOBAL = sys::CUmemAttach_flags::CU_MEM_ATTACH_GLOBAL;
     }
 }

@@ -40,13 +40,12 @@ impl MemLocation {
     }
 }
 
-impl From<&AccessDesc> for MemAccessDesc {
-    fn from(desc: &AccessDesc) -> Self {
-        Self {
-            location: desc.location.into(),
-            flags: Access::flags(desc.access),
-        }
-    }
+pub(super) fn descs(access: &[AccessDesc]) -> Vec<MemAccessDesc> {
+    let desc = |desc: &AccessDesc| MemAccessDesc {
+        location: desc.location.into(),
+        flags: Access::flags(desc.access),
+    };
+    access.iter().map(desc).collect()
 }
 
 impl MemAllocationProp {

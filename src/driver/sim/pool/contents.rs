@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::sim::answer::Answer;
 use crate::sim::capacity::Charge;
 use crate::sim::memory::Memory;
 use crate::sim::ranges::FreeRanges;
 use crate::sim::space::Range;
 use crate::sim::work::Point;
-use crate::{Access, HandleTypes, Location};
+use crate::{Access, Code, DevicePtr, HandleTypes, Location};
 
 /// Allocations are aligned to, and a multiple of, this many bytes.
 const UNIT: u64 = 512;
@@ -145,10 +146,17 @@ impl Pool {
         self.used.add(allocation.size);
     }
 
+    /// Ends the use of the allocation at an address.
+    pub(super) fn end_use(&mut self, ptr: DevicePtr) -> Answer<Allocation> {
+        let allocation = self.live.remove(&ptr.0).ok_or(Code::INVALID_VALUE)?;
+        self.used.current -= allocation.size;
+        Ok(allocation)
+    }
+
     /// Records an imported allocation's chunk.
     pub(crate) fn add_imported(&mut self, range: Range, offset: u64) {
         self.chunks.insert(
-            range.start(),
+            range.start,
             Chunk {
                 range,
                 offset,
@@ -179,7 +187,7 @@ impl Pool {
     pub(super) fn take_free(&mut self, size: u64) -> Option<(u64, Allocation)> {
         let len = size.checked_next_multiple_of(UNIT)?;
         let parts = self.chunks.iter().flat_map(|(&chunk, it)| {
-            let end = chunk + it.range.len();
+            let end = chunk + it.range.len;
             let part = move |(start, have)| (start + have == end, have, start, chunk);
             it.free.fitting(len).map(part)
         });
@@ -224,8 +232,8 @@ impl Pool {
             if held <= keep {
                 break;
             }
-            if chunk.free.is_whole(start, chunk.range.len()) {
-                held -= chunk.range.len();
+            if chunk.free.is_whole(start, chunk.range.len) {
+                held -= chunk.range.len;
                 chunks.push(start);
             }
         }

@@ -14,9 +14,8 @@ use crate::{Code, PoolHandle};
 impl State {
     /// Adds a chunk with room for `len` bytes: of the usual size, or just large enough.
     pub(super) fn grow(&mut self, handle: PoolHandle, len: u64) -> Answer<()> {
-        let Some(least) = len.checked_next_multiple_of(GRANULARITY) else {
-            return fail(Code::OUT_OF_MEMORY);
-        };
+        let least = len.checked_next_multiple_of(GRANULARITY);
+        let least = least.ok_or(Code::OUT_OF_MEMORY)?;
         let usual = least.max(self.machine.pool_chunk);
         match self.add_chunk(handle, usual) {
             Err(_) if least < usual => self.add_chunk(handle, least),
@@ -38,7 +37,7 @@ impl State {
         }
         let charge = self.charge(location, len)?;
         let range = Range::reserve(len, 0).map_err(exhausted)?;
-        let start = range.start();
+        let start = range.start;
         let pool = self.pool(handle)?;
         let hole = pool.holes.take(len);
         let offset = hole.unwrap_or(pool.end);
@@ -84,7 +83,7 @@ impl State {
         Ok(())
     }
 
-    /// Gives back what pools hold above their thresholds, at a synchronisation.
+    /// Gives back memory that pools hold above their thresholds, at a synchronisation.
     pub(in crate::sim) fn release_pools(&mut self) {
         let over = |pool: &Pool| pool.reserved.current > pool.release_threshold;
         let pools: Vec<(u64, u64)> = self
@@ -105,7 +104,7 @@ impl State {
         for start in pool.releasable(keep) {
             self.regions.remove(&start);
             if let Some(chunk) = pool.chunks.remove(&start) {
-                let len = chunk.range.len();
+                let len = chunk.range.len;
                 pool.memory.discard(chunk.offset, len);
                 pool.holes.give(chunk.offset, len);
                 pool.reserved.current -= len;

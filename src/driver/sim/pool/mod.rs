@@ -16,8 +16,8 @@ pub(super) use contents::Pool;
 
 use super::answer::{Answer, fail};
 use super::memory::Purpose;
-use super::state::State;
-use crate::{Code, CudaVersion, HandleTypes, Location, PoolHandle, PoolProps};
+use super::state::{Kind, State};
+use crate::{Code, CudaVersion, DevicePtr, HandleTypes, Location, PoolHandle, PoolProps};
 
 impl State {
     pub(super) fn pool_create(&mut self, props: &PoolProps) -> Answer<PoolHandle> {
@@ -48,6 +48,14 @@ impl State {
     pub(super) fn pool(&mut self, handle: PoolHandle) -> Answer<&mut Pool> {
         match self.pools.get_mut(&handle.0) {
             Some(pool) if !pool.destroyed => Ok(pool),
+            _ => fail(Code::INVALID_VALUE),
+        }
+    }
+
+    /// Returns the pool whose chunk contains an address.
+    pub(super) fn pool_at(&self, ptr: DevicePtr) -> Answer<u64> {
+        match self.region(ptr.0).map(|(_, region)| &region.kind) {
+            Some(Kind::Chunk { pool }) => Ok(*pool),
             _ => fail(Code::INVALID_VALUE),
         }
     }

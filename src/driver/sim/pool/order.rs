@@ -1,7 +1,7 @@
 //! Allocation and free, in the order of streams.
 
 use super::super::answer::{Answer, Fail, fail};
-use super::super::state::{Kind, Region, State};
+use super::super::state::State;
 use super::super::work::{Point, StreamKey, Work};
 use super::contents::{Allocation, Freed, Pool};
 use crate::{Code, DevicePtr, PoolHandle, StreamHandle};
@@ -31,19 +31,16 @@ impl State {
         size: u64,
         key: StreamKey,
     ) -> Answer<(u64, Allocation)> {
-        if let Some(found) = self.pool(handle)?.take_freed(size, |point| point.0 == key) {
+        let pool = self.pool(handle)?;
+        let found = pool
+            .take_freed(size, |point| point.0 == key)
+            .or_else(|| pool.take_free(size));
+        if let Some(found) = found {
             return Ok(found);
         }
-        if let Some(found) = self.pool(handle)?.take_free(size) {
-            return Ok(found);
-        }
-        if self.pool(handle)?.reuse[0] == 1 {
-            let freed = self.pool(handle)?.freed.clone();
-            let ordered: Vec<Point> = freed
-                .iter()
-                .map(|freed| freed.point)
-                .filter(|&point| self.is_ordered(key, point))
-                .collect();
+        if pool.reuse[0] == 1 {
+            let mut ordered: Vec<Point> = pool.freed.iter().map(|freed| freed.point).collect();
+            ordered.retain(|&point| self.is_ordered(key, point));
             let pool = self.pool(handle)?;
             if let Some(found) = pool.take_freed(size, |point| ordered.contains(&point)) {
                 return Ok(found);
@@ -63,40 +60,23 @@ impl State {
             self.release(handle.0, 0);
             self.grow(handle, size)?;
         }
-        match self.pool(handle)?.take_free(size) {
-            Some(found) => Ok(found),
-            None => fail(Code::OUT_OF_MEMORY),
-        }
+        let found = self.pool(handle)?.take_free(size);
+        Ok(found.ok_or(Code::OUT_OF_MEMORY)?)
     }
 
     pub(super) fn free_async(&mut self, ptr: DevicePtr, stream: StreamHandle) -> Answer<()> {
         if ptr.0 == 0 {
             return self.stream(stream).map(drop);
         }
-        let Some((
-            _,
-            Region {
-                kind: Kind::Chunk { pool },
-                ..
-            },
-        )) = self.region(ptr.0)
-        else {
-            return fail(Code::INVALID_VALUE);
-        };
-        let handle = *pool;
+        let handle = self.pool_at(ptr)?;
         let answer = self.stream(stream);
         if let Err(Fail::Code(_)) = answer {
             return answer.map(drop);
         }
         let key = (stream.device, stream.raw);
         let point = self.next_point(key);
-        let Some(pool) = self.pools.get_mut(&handle) else {
-            return fail(Code::INVALID_VALUE);
-        };
-        let Some(allocation) = pool.live.remove(&ptr.0) else {
-            return fail(Code::INVALID_VALUE);
-        };
-        pool.used.current -= allocation.size;
+        let pool = self.pools.get_mut(&handle).ok_or(Code::INVALID_VALUE)?;
+        let allocation = pool.end_use(ptr)?;
         if answer.is_err() {
             // The context is lost: no stream will ever reach the free.
             pool.give_back(ptr.0, allocation);
@@ -121,13 +101,8 @@ impl State {
         ptr: DevicePtr,
     ) -> Answer<()> {
         self.synchronize_device(device);
-        let Some(pool) = self.pools.get_mut(&handle) else {
-            return fail(Code::INVALID_VALUE);
-        };
-        let Some(allocation) = pool.live.remove(&ptr.0) else {
-            return fail(Code::INVALID_VALUE);
-        };
-        pool.used.current -= allocation.size;
+        let pool = self.pools.get_mut(&handle).ok_or(Code::INVALID_VALUE)?;
+        let allocation = pool.end_use(ptr)?;
         pool.give_back(ptr.0, allocation);
         self.forget_imported(handle, allocation);
         self.release_pools();

@@ -75,7 +75,7 @@ impl State {
             for chunk in pool.chunks.values() {
                 let range = &chunk.range;
                 range
-                    .protect(range.start(), range.len(), pool.host)
+                    .protect(range.start, range.len, pool.host)
                     .map_err(exhausted)?;
             }
         }

@@ -97,13 +97,7 @@ impl State {
     }
 
     pub(super) fn pool_export_pointer(&mut self, ptr: DevicePtr) -> Answer<PoolPtrExport> {
-        let pool = match self.region(ptr.0) {
-            Some((_, region)) => match region.kind {
-                Kind::Chunk { pool } => &self.pools[&pool],
-                _ => return fail(Code::INVALID_VALUE),
-            },
-            None => return fail(Code::INVALID_VALUE),
-        };
+        let pool = &self.pools[&self.pool_at(ptr)?];
         let (Some(allocation), true) = (pool.live.get(&ptr.0), pool.exported) else {
             return fail(Code::INVALID_VALUE);
         };
@@ -150,7 +144,7 @@ impl State {
             _ => Access::ReadWrite,
         };
         let range = Range::reserve(whole, 0).map_err(exhausted)?;
-        let chunk = range.start();
+        let chunk = range.start;
         range
             .place(chunk, whole, pool.memory.file(), first, host)
             .map_err(exhausted)?;
