@@ -3,6 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, SystemTime};
 
+use super::request::MAX_DAYS;
 use super::*;
 use crate::{MemoryError, ShareError};
 use crate::{Tls, TlsPem};

@@ -34,11 +34,10 @@ pub(super) fn refused(peer: &str, what: impl Into<String>, why: &Refused) -> Err
 /// Converts a peer's reason for ending the session to an error.
 pub(super) fn dismissed(peer: &str, why: &Refused) -> Error {
     match Refusal::from_word(&tidy(&why.reason)) {
-        Refusal::NotTrusted => Error::Share(ShareError::NotTrusted {
-            peer: peer.into(),
-            cause: Distrust::ByPeer,
-            why: format!("it no longer trusts this process: {}", tidy(&why.detail)),
-        }),
+        Refusal::NotTrusted => {
+            let why = format!("it no longer trusts this process: {}", tidy(&why.detail));
+            Error::not_trusted(peer, Distrust::ByPeer, why)
+        }
         _ => refused(peer, "the session", why),
     }
 }

@@ -6,9 +6,8 @@ use std::time::SystemTime;
 use tokio::time::sleep;
 
 use super::session::ClientSession;
-use crate::Security;
 use crate::tls::{Credential, Tls, WALL_CLOCK};
-use crate::{Distrust, Error, ShareError};
+use crate::{Distrust, Error, Security};
 
 /// Waits until the server's certificate is no longer valid, or this process has a new one and no user waits
 /// for an answer. Returns why the connection is to end.
@@ -25,12 +24,7 @@ pub(super) async fn watch(session: &ClientSession, credential: Option<Arc<Creden
         let expired = due.is_some_and(|due| due <= now);
         if reloaded || expired {
             if let Err(why) = tls.verify(&credential, now) {
-                let peer = session.peer();
-                return Error::Share(ShareError::NotTrusted {
-                    peer,
-                    cause: Distrust::Certificate,
-                    why,
-                });
+                return Error::not_trusted(session.peer(), Distrust::Certificate, why);
             }
             due = credential.next_expiry(now);
         }

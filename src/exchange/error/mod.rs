@@ -12,7 +12,7 @@ pub use refusal::Refusal;
 
 use std::time::Duration;
 
-use crate::{DriverError, MemoryError, ShareError};
+use crate::{Distrust, DriverError, MemoryError, ShareError};
 
 /// A result with the exchange's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -133,12 +133,25 @@ impl Error {
         MemoryError::failed(what, detail).into()
     }
 
+    /// Creates an error about a certificate, a key or a file of them.
+    pub(crate) fn tls(what: impl Into<String>, detail: impl std::fmt::Display) -> Self {
+        Self::Tls {
+            what: what.into(),
+            detail: detail.to_string(),
+        }
+    }
+
     pub(crate) fn peer_lost(peer: impl Into<String>, why: impl Into<String>) -> Self {
         ShareError::peer_lost(peer, why).into()
     }
 
     pub(crate) fn protocol(peer: impl Into<String>, detail: impl Into<String>) -> Self {
         ShareError::protocol(peer, detail).into()
+    }
+
+    pub(crate) fn not_trusted(peer: impl Into<String>, cause: Distrust, why: String) -> Self {
+        let peer = peer.into();
+        ShareError::NotTrusted { peer, cause, why }.into()
     }
 
     pub(crate) fn timed_out(what: impl Into<String>, after: Duration) -> Self {

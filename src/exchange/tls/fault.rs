@@ -1,10 +1,11 @@
 //! Converts rustls' errors to this crate's.
 
+use std::sync::Arc;
 use std::{fmt, io};
 
-use rustls::{AlertDescription, CertificateError};
+use rustls::{AlertDescription, CertificateError, OtherError};
 
-use crate::{Distrust, Error, ShareError};
+use crate::{Distrust, Error};
 
 /// Converts a connection's I/O error: to TLS's own error, if it contains one.
 pub(crate) fn explain(peer: &str, doing: &str, error: &io::Error) -> Error {
@@ -22,35 +23,23 @@ pub(super) fn refuse(peer: &str, error: &rustls::Error) -> Error {
     let (cause, why) = match error {
         Tls::InvalidCertificate(reason) => (cause(reason), certificate(reason)),
         Tls::NoCertificatesPresented => {
-            let why = "it presents no certificate".into();
-            (Distrust::Certificate, why)
+            (Distrust::Certificate, "it presents no certificate".into())
         }
         Tls::AlertReceived(alert) => match blame(*alert) {
-            Some(why) => {
-                let why = format!("it does not trust this process: {why}");
-                (Distrust::ByPeer, why)
-            }
-            None => {
-                return Error::protocol(peer, format!("TLS alert {alert:?}"));
-            }
+            Some(why) => (
+                Distrust::ByPeer,
+                format!("it does not trust this process: {why}"),
+            ),
+            None => return Error::protocol(peer, format!("TLS alert {alert:?}")),
         },
         Tls::PeerIncompatible(_) => {
             let why = format!("no TLS 1.3 connection to it: {error}");
             (Distrust::Certificate, why)
         }
-        Tls::NoApplicationProtocol => {
-            let why = "it does not speak egmem/1".into();
-            (Distrust::Certificate, why)
-        }
-        _ => {
-            return Error::protocol(peer, format!("TLS: {error}"));
-        }
+        Tls::NoApplicationProtocol => (Distrust::Certificate, "it does not speak egmem/1".into()),
+        _ => return Error::protocol(peer, format!("TLS: {error}")),
     };
-    Error::Share(ShareError::NotTrusted {
-        peer: peer.into(),
-        cause,
-        why,
-    })
+    Error::not_trusted(peer, cause, why)
 }
 
 /// Returns the cause as a code, for programs.
@@ -110,6 +99,7 @@ pub(super) fn certificate(reason: &CertificateError) -> String {
             expected.to_str()
         ),
         Bad::Other(other) if other.0.is::<OtherName>() => other.0.to_string(),
+        Bad::Other(other) => format!("its certificate: {}", other.0),
         Bad::NotValidForName => "its certificate is for another name".into(),
         Bad::UnknownRevocationStatus => {
             "no revocation list here is of its certificate's authority".into()
@@ -121,21 +111,19 @@ pub(super) fn certificate(reason: &CertificateError) -> String {
     }
 }
 
-/// Describes the fault of a chain that webpki itself has verified.
-pub(super) fn of_chain(error: &webpki::Error) -> String {
+/// Converts webpki's error to rustls'.
+pub(super) fn of_webpki(error: webpki::Error) -> CertificateError {
     use webpki::Error as Bad;
     match error {
-        Bad::CertExpired { .. } => "its certificate has expired".into(),
-        Bad::CertNotValidYet { .. } => "its certificate is not valid yet".into(),
-        Bad::CertRevoked => "its certificate is revoked".into(),
-        Bad::UnknownIssuer | Bad::InvalidSignatureForPublicKey => {
-            "its certificate is from an authority that is not trusted here".into()
-        }
-        Bad::CrlExpired { .. } => "the revocation list here has expired".into(),
-        Bad::UnknownRevocationStatus => {
-            "no revocation list here is of its certificate's authority".into()
-        }
-        other => format!("its certificate: {other}"),
+        Bad::CertExpired { .. } => CertificateError::Expired,
+        Bad::CertNotValidYet { .. } => CertificateError::NotValidYet,
+        Bad::CertRevoked => CertificateError::Revoked,
+        Bad::UnknownIssuer => CertificateError::UnknownIssuer,
+        Bad::InvalidSignatureForPublicKey => CertificateError::BadSignature,
+        Bad::CrlExpired { .. } => CertificateError::ExpiredRevocationList,
+        Bad::UnknownRevocationStatus => CertificateError::UnknownRevocationStatus,
+        Bad::RequiredEkuNotFoundContext(_) => CertificateError::InvalidPurpose,
+        other => CertificateError::Other(OtherError(Arc::new(other))),
     }
 }
 

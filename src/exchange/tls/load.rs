@@ -17,8 +17,7 @@ use zeroize::{Zeroize, Zeroizing};
 
 use super::peer_name::peer_name;
 use super::trust::{End, Trust};
-use crate::PeerName;
-use crate::{Error, Result};
+use crate::{Error, PeerName, Result};
 
 /// The protocol's name for TLS's application-layer protocol negotiation (RFC 7301).
 pub(super) const ALPN: &[u8] = b"egmem/1";
@@ -49,21 +48,14 @@ pub(super) struct Loaded {
     pub number: u64,
 }
 
-pub(super) fn wrong(what: &str, detail: impl Into<String>) -> Error {
-    Error::Tls {
-        what: what.into(),
-        detail: detail.into(),
-    }
-}
-
 /// Reads a file's bytes, which are wiped when dropped.
 pub(super) fn read(path: &Path, secret: bool) -> Result<Zeroizing<Vec<u8>>> {
     let what = path.display().to_string();
-    let failed = |error: std::io::Error| wrong(&what, error.to_string());
+    let failed = |error: std::io::Error| Error::tls(&what, error);
     let file = File::open(path).map_err(failed)?;
     let meta = file.metadata().map_err(failed)?;
     if !meta.is_file() || meta.len() > MAX_FILE {
-        return Err(wrong(&what, "no file, or too big for PEM"));
+        return Err(Error::tls(&what, "no file, or too big for PEM"));
     }
     if secret && meta.mode() & 0o077 != 0 {
         tracing::warn!(
@@ -84,9 +76,9 @@ pub(super) fn read(path: &Path, secret: bool) -> Result<Zeroizing<Vec<u8>>> {
 fn certificates((what, text): (&str, &[u8])) -> Result<Vec<CertificateDer<'static>>> {
     let list = CertificateDer::pem_slice_iter(text)
         .collect::<Result<Vec<_>, _>>()
-        .map_err(|error| wrong(what, error.to_string()))?;
+        .map_err(|error| Error::tls(what, error))?;
     if list.is_empty() {
-        return Err(wrong(what, "there is no certificate in it"));
+        return Err(Error::tls(what, "there is no certificate in it"));
     }
     Ok(list)
 }
@@ -97,23 +89,23 @@ pub(super) fn build(texts: &Texts<'_>) -> Result<Loaded> {
     for root in certificates(texts.ca)? {
         roots
             .add(root)
-            .map_err(|error| wrong(texts.ca.0, error.to_string()))?;
+            .map_err(|error| Error::tls(texts.ca.0, error))?;
     }
     let crls = match texts.crl {
         Some((what, text)) => CertificateRevocationListDer::pem_slice_iter(text)
             .collect::<Result<Vec<_>, _>>()
-            .map_err(|error| wrong(what, error.to_string()))?,
+            .map_err(|error| Error::tls(what, error))?,
         None => Vec::new(),
     };
     if let (Some((what, _)), true) = (texts.crl, crls.is_empty()) {
-        return Err(wrong(what, "there is no revocation list in it"));
+        return Err(Error::tls(what, "there is no revocation list in it"));
     }
     let key = certified(texts, &provider)?;
     let roots = Arc::new(roots);
     let what = texts.crl.map_or(texts.ca.0, |(what, _)| what);
-    let trust = Trust::new(roots.clone(), &crls).map_err(|error| wrong(what, error.to_string()))?;
+    let trust = Trust::new(roots.clone(), &crls).map_err(|error| Error::tls(what, error))?;
     let (serves, dials) = usages(texts, &key, &trust)?;
-    let name = peer_name(key.cert.first()).map_err(|why| wrong(texts.cert.0, why))?;
+    let name = peer_name(key.cert.first()).map_err(|why| Error::tls(texts.cert.0, why))?;
     let own = key.cert.first().map(|der| Arc::from(&der[..]));
     let ends = Ends {
         provider,
@@ -156,10 +148,10 @@ impl Ends<'_> {
             .with_crls(self.crls.clone())
             .enforce_revocation_expiration()
             .build()
-            .map_err(|error| wrong(self.what, error.to_string()))?;
+            .map_err(|error| Error::tls(self.what, error))?;
         let mut config = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&TLS13])
-            .map_err(|error| wrong("TLS 1.3", error.to_string()))?
+            .map_err(|error| Error::tls("TLS 1.3", error))?
             .with_client_cert_verifier(verifier)
             .with_cert_resolver(self.resolver.clone());
         config.alpn_protocols = vec![ALPN.to_vec()];
@@ -179,10 +171,10 @@ impl Ends<'_> {
             .with_crls(self.crls.clone())
             .enforce_revocation_expiration()
             .build()
-            .map_err(|error| wrong(self.what, error.to_string()))?;
+            .map_err(|error| Error::tls(self.what, error))?;
         let mut config = ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&TLS13])
-            .map_err(|error| wrong("TLS 1.3", error.to_string()))?
+            .map_err(|error| Error::tls("TLS 1.3", error))?
             .with_webpki_verifier(verifier)
             .with_client_cert_resolver(self.resolver.clone());
         config.alpn_protocols = vec![ALPN.to_vec()];
@@ -196,19 +188,18 @@ fn certified(texts: &Texts<'_>, provider: &CryptoProvider) -> Result<CertifiedKe
     use rustls::{Error as Tls, InconsistentKeys};
     let chain = certificates(texts.cert)?;
     let (what, text) = texts.key;
-    let mut key =
-        PrivateKeyDer::from_pem_slice(text).map_err(|error| wrong(what, error.to_string()))?;
+    let mut key = PrivateKeyDer::from_pem_slice(text).map_err(|error| Error::tls(what, error))?;
     let signing = provider.key_provider.load_private_key(key.clone_key());
     key.zeroize();
-    let signing = signing.map_err(|error| wrong(what, error.to_string()))?;
+    let signing = signing.map_err(|error| Error::tls(what, error))?;
     let certified = CertifiedKey::new(chain, signing);
     match certified.keys_match() {
         Ok(()) => Ok(certified),
-        Err(Tls::InconsistentKeys(InconsistentKeys::KeyMismatch)) => Err(wrong(
+        Err(Tls::InconsistentKeys(InconsistentKeys::KeyMismatch)) => Err(Error::tls(
             what,
             format!("the key is not that of the certificate in {}", texts.cert.0),
         )),
-        Err(error) => Err(wrong(texts.cert.0, error.to_string())),
+        Err(error) => Err(Error::tls(texts.cert.0, error)),
     }
 }
 
@@ -230,7 +221,7 @@ fn usages(
                 let what = texts.crl.map_or("revocation list", |(what, _)| what);
                 let late = Duration::from_secs(late);
                 let why = format!("the revocation list is {late:?} past its next update; renew it");
-                return wrong(what, why);
+                return Error::tls(what, why);
             }
             Bad::UnknownIssuer | Bad::InvalidSignatureForPublicKey => {
                 format!("the certificate is not of the authority in {}", texts.ca.0)
@@ -240,10 +231,10 @@ fn usages(
             }
             other => other.to_string(),
         };
-        wrong(texts.cert.0, detail)
+        Error::tls(texts.cert.0, detail)
     };
     if key.cert.is_empty() {
-        return Err(wrong(texts.cert.0, "there is no certificate in it"));
+        return Err(Error::tls(texts.cert.0, "there is no certificate in it"));
     }
     let check = |end| {
         // The lists may cover other authorities only.

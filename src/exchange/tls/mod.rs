@@ -26,8 +26,7 @@ pub(crate) use fault::explain;
 pub(crate) use peer_name::peer_name;
 pub(crate) use trust::{Basis, Credential, End};
 
-use super::PeerName;
-use crate::{Distrust, Error, Result, ShareError};
+use crate::{Distrust, Error, PeerName, Result};
 use load::{ALPN, Loaded, Texts};
 
 /// How often the wall clock is read to find expired certificates: timers do not run while the machine is
@@ -302,11 +301,5 @@ pub(crate) fn proved(
             let credential = Credential::new(chain, end, basis)?;
             Ok((name, Arc::new(credential)))
         })
-        .map_err(|why| {
-            Error::Share(ShareError::NotTrusted {
-                peer: peer.into(),
-                cause: Distrust::Certificate,
-                why,
-            })
-        })
+        .map_err(|why| Error::not_trusted(peer, Distrust::Certificate, why))
 }
