@@ -173,6 +173,17 @@ impl Error {
         }
     }
 
+    /// Returns whether the connection broke before the answer.
+    pub(crate) const fn is_peer_lost(&self) -> bool {
+        matches!(self, Self::Share(ShareError::PeerLost { .. }))
+    }
+
+    /// Returns whether the peer could not be reached, or did not answer.
+    pub(crate) const fn is_unreachable(&self) -> bool {
+        use ShareError::{TimedOut, Unreachable};
+        self.is_peer_lost() || matches!(self, Self::Share(Unreachable { .. } | TimedOut { .. }))
+    }
+
     /// Returns the error of sharing that this error carries, if it does.
     pub const fn share(&self) -> Option<&ShareError> {
         match self {
