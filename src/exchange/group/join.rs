@@ -1,17 +1,15 @@
 //! Joining a group: connect, agree, offer, map.
 
-use std::sync::Arc;
-use std::time::Duration;
-
 use tokio::runtime::Handle;
 use tokio::sync::broadcast;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use super::Admission;
-use super::answers::incomplete;
+use super::asking::{Asking, SLACK};
 use super::error::{Error, Result};
+use super::gathered::GatheredMemory;
 use super::group::{Group, Joined};
-use super::handles::{blocking, enough_fds, export, take};
+use super::handles::{blocking, export};
 use super::host::Hosted;
 use super::leave::Leaving;
 use super::local::connect_local;
@@ -20,14 +18,9 @@ use super::options::{GroupOptions, Host, Map};
 use crate::client::Notified;
 use crate::driver::{Driver, HandleType, HandleTypes};
 use crate::limits::deadline;
-use crate::protocol::{Agreed, Answer, Ask, Incomplete, Join, Leave, Offer, check_name};
+use crate::protocol::{Agreed, Answer, Ask, Join, Leave, Offer, check_name};
 use crate::share::{BootId, best_handle_types};
-use crate::{Address, Client, Error as ExchangeError, ShareError};
-
-/// How long after its deadline a rank still waits for the server to name the missing ranks.
-const SLACK: Duration = Duration::from_secs(5);
-/// The pause before asking again after a broken connection.
-const PAUSE: Duration = Duration::from_millis(50);
+use crate::{Address, Client, Error as ExchangeError};
 
 impl Group {
     /// Returns options to join the group `name` as `rank` of `size` ranks. Rank 0 listens at `address`; the
@@ -124,10 +117,15 @@ async fn try_join(
     until: Instant,
 ) -> Result<Parts> {
     let joining = Joining {
-        client: connect(&options, hosted, driver, until).await?,
+        server: Asking {
+            client: connect(&options, hosted, driver, until).await?,
+            group: options.name.clone(),
+            size: options.size,
+            until,
+            what: format!("group '{}'", options.name),
+        },
         options,
         driver,
-        until,
     };
     joining.run().await
 }
@@ -154,14 +152,7 @@ async fn connect(
     let client = dial(address).patient(true).connect(driver).await;
     let client = client.map_err(|error| match (options.host, &error) {
         // The rank that should have started the server has not come.
-        (
-            Host::Rank(host),
-            ExchangeError::Share(
-                ShareError::PeerLost { .. }
-                | ShareError::Unreachable { .. }
-                | ShareError::TimedOut { .. },
-            ),
-        ) => Error::RanksMissing {
+        (Host::Rank(host), error) if error.is_unreachable() => Error::RanksMissing {
             group: options.name.clone(),
             missing: vec![host],
             size: options.size,
@@ -193,56 +184,50 @@ async fn connect(
 }
 
 struct Joining<'a> {
+    server: Asking,
     options: GroupOptions,
     driver: &'a Driver,
-    client: Client,
-    until: Instant,
 }
 
 impl Joining<'_> {
-    async fn run(&self) -> Result<Parts> {
+    async fn run(self) -> Result<Parts> {
+        let client = self.server.client.clone();
         // Subscribed before there is a round, so that no loss is missed.
-        let news = self.client.notices();
-        let (can, cannot) = self.can().await?;
-        let agreed = self.agree(can, cannot).await?;
+        let news = client.notices();
+        let agreed = self.agree().await?;
         let mut leaving = Leaving {
-            client: Some(self.client.clone()),
-            leave: self.leave(agreed.round),
+            client: Some(client.clone()),
+            leave: Leave {
+                group: self.options.name.clone(),
+                round: agreed.round,
+                ms: 0,
+            },
             runtime: Handle::current(),
         };
-        let members = self.exchange(&agreed).await?;
-        let slots: Arc<[Slot]> = members.into();
-        note_sent(self.options.memory.as_ref(), &slots, self.options.rank);
-        if self.options.map == Map::All {
-            self.map(&slots).await?;
+        let slots = self.exchange(&agreed).await?;
+        let options = self.options;
+        note_sent(options.memory.as_ref(), &slots, options.rank);
+        let mut members = GatheredMemory {
+            slots,
+            own: options.memory,
+            driver: self.driver.clone(),
+            import: options.import,
+        };
+        if options.map == Map::All {
+            members = members.mapped(options.rank, options.site).await?;
         }
         leaving.client = None;
         let joined = Joined {
-            name: self.options.name.clone(),
-            rank: self.options.rank,
+            name: options.name,
+            rank: options.rank,
             via: agreed.via,
             leave: leaving.leave.clone(),
-            members: slots,
-            memory: self.options.memory.clone(),
-            access: self.options.access,
-            map: self.options.map,
-            driver: self.driver.clone(),
-            import: self.options.import.clone(),
-            linger: self.options.linger,
+            members,
+            access: options.access,
+            map: options.map,
+            linger: options.linger,
         };
-        Ok((joined, self.client.clone(), news))
-    }
-
-    fn leave(&self, round: u64) -> Leave {
-        Leave {
-            group: self.options.name.clone(),
-            round,
-            ms: 0,
-        }
-    }
-
-    fn left(&self) -> Duration {
-        self.until.saturating_duration_since(Instant::now())
+        Ok((joined, client, news))
     }
 
     /// Returns the handle types that this rank can both export and import, and the reasons against the
@@ -252,32 +237,25 @@ impl Joining<'_> {
         let own = memory.as_ref().map(|memory| memory.handle_types());
         let has = |types| own.is_none_or(|own| own.contains(types));
         let (mut can, mut cannot) = (Vec::new(), Vec::new());
-        match (has(HandleTypes::FABRIC), self.client.no_fabric()) {
+        match (has(HandleTypes::FABRIC), self.server.client.no_fabric()) {
             (true, None) => can.push(HandleType::Fabric),
             (true, Some(why)) => cannot.push(why.to_string()),
-            (false, why) => {
-                // Perhaps the memory could not be allocated with them.
-                let why = match why {
-                    Some(why) => Some(why),
-                    None => {
-                        blocking(move || {
-                            let memory = memory?;
-                            best_handle_types(memory.driver(), memory.location())
-                                .ok()?
-                                .no_fabric
-                        })
-                        .await?
-                    }
-                };
-                cannot.push(match why {
-                    Some(why) => format!("its memory was made without fabric handles: {why}"),
-                    None => "its memory was made without fabric handles".into(),
-                });
+            (false, mut why) => {
+                if why.is_none() {
+                    // Perhaps the memory could not be allocated with them.
+                    let best = move || {
+                        let memory = memory?;
+                        best_handle_types(memory.driver(), memory.location()).ok()
+                    };
+                    why = blocking(best).await?.and_then(|best| best.no_fabric);
+                }
+                let why = why.map_or_else(String::new, |why| format!(": {why}"));
+                cannot.push(format!("its memory was made without fabric handles{why}"));
             }
         }
         if !has(HandleTypes::POSIX_FD) {
             cannot.push("its memory was made without POSIX fds".into());
-        } else if self.client.passes_fds() {
+        } else if self.server.client.passes_fds() {
             can.push(HandleType::PosixFd);
         } else {
             cannot.push("no Unix socket of the group's server can be reached".into());
@@ -285,109 +263,53 @@ impl Joining<'_> {
         Ok((can, cannot))
     }
 
-    async fn agree(&self, can: Vec<HandleType>, cannot: Vec<String>) -> Result<Agreed> {
-        let memory = match &self.options.memory {
-            Some(memory) => Some(memory.describe(self.options.access)?),
-            None => None,
+    /// Waits until all ranks have joined and the server has chosen a handle type.
+    async fn agree(&self) -> Result<Agreed> {
+        let options = &self.options;
+        let (can, cannot) = self.can().await?;
+        let memory = options.memory.as_ref();
+        let memory = memory
+            .map(|memory| memory.describe(options.access))
+            .transpose()?;
+        let join = Join {
+            group: options.name.clone(),
+            rank: options.rank,
+            size: options.size,
+            admission: options.admission.message(),
+            can,
+            cannot,
+            memory,
+            ms: 0,
         };
-        loop {
-            let left = self.left();
-            let ask = Ask::Join(Join {
-                group: self.options.name.clone(),
-                rank: self.options.rank,
-                size: self.options.size,
-                admission: self.options.admission.message(),
-                can: can.clone(),
-                cannot: cannot.clone(),
-                memory: memory.clone(),
-                ms: left.as_millis().try_into().unwrap_or(u64::MAX),
-            });
-            // The server's clock decides; this limit is for a server that does not answer.
-            let patience = left.saturating_add(self.options.limits.request.min(SLACK));
-            match self.client.call(ask, patience).await {
-                Ok(Answer::Agreed(agreed)) => return Ok(agreed),
-                Ok(Answer::Incomplete(why)) => return Err(self.incomplete(&why)),
-                Ok(_) => return Err(self.broken("unexpected answer, not an agreement")),
-                // The client is reconnecting.
-                Err(ExchangeError::Share(ShareError::PeerLost { .. })) if self.left() > PAUSE => {
-                    sleep(PAUSE).await
-                }
-                Err(error) => return Err(error.into()),
-            }
+        let request = || {
+            let ms = self.server.ms();
+            let ask = Ask::Join(Join { ms, ..join.clone() });
+            std::future::ready(Ok((ask, Vec::new())))
+        };
+        let slack = options.limits.request.min(SLACK);
+        match self.server.ask(slack, request).await?.answer {
+            Answer::Agreed(agreed) => Ok(agreed),
+            _ => Err(self.server.broken("unexpected answer, not an agreement")),
         }
     }
 
     /// Offers this rank's handles, and receives all ranks' handles.
     async fn exchange(&self, agreed: &Agreed) -> Result<Vec<Slot>> {
-        if agreed.via == HandleType::PosixFd {
-            enough_fds(agreed.handles.into())?;
-        }
-        let mut slots = Vec::with_capacity(self.options.size as usize);
-        loop {
+        let request = async |first| {
             // A rank that asks for a later page has offered before.
-            let (fabric, fds) = match slots.is_empty() {
-                true => export(self.options.memory.clone(), agreed.via).await?,
-                false => (Vec::new(), Vec::new()),
-            };
+            let memory = self.options.memory.clone().filter(|_| first == 0);
+            let (fabric, fds) = export(memory, agreed.via).await?;
             let ask = Ask::Offer(Offer {
                 group: self.options.name.clone(),
                 round: agreed.round,
                 fabric,
-                first: u32::try_from(slots.len()).unwrap_or(u32::MAX),
+                first,
             });
-            let patience = self.left().saturating_add(self.options.limits.request);
-            let answered = match self.client.exchange(ask, fds, patience).await {
-                // The client is reconnecting; handles offered before are not requested twice.
-                Err(ExchangeError::Share(ShareError::PeerLost { .. })) if self.left() > PAUSE => {
-                    sleep(PAUSE).await;
-                    continue;
-                }
-                answered => answered?,
-            };
-            let members = match answered.answer {
-                Answer::Members(members) => members,
-                Answer::Incomplete(why) => return Err(self.incomplete(&why)),
-                _ => return Err(self.broken("unexpected answer, not members")),
-            };
-            let more = members.more && !members.members.is_empty();
-            let size = self.options.size;
-            take(agreed.via, size, members.members, answered.fds, &mut slots)
-                .map_err(|wrong| self.broken(&wrong))?;
-            if !more {
-                break;
-            }
-        }
-        if slots.len() != self.options.size as usize {
-            return Err(self.broken("the number of members is not the group's size"));
-        }
-        Ok(slots)
-    }
-
-    /// Maps the memory of all other ranks.
-    async fn map(&self, slots: &Arc<[Slot]>) -> Result<()> {
-        let (slots, own) = (Arc::clone(slots), self.options.rank as usize);
-        let import = self.options.import.clone();
-        let import = import.or_called_at(self.options.site);
-        let driver = self.driver.clone();
-        blocking(move || {
-            let others = slots.iter().enumerate().filter(|(rank, _)| *rank != own);
-            for (rank, slot) in others.filter(|(_, slot)| slot.memory().is_some()) {
-                slot.map(rank, &driver, &import)?;
-            }
-            Ok(())
-        })
-        .await?
-    }
-
-    fn broken(&self, detail: &str) -> Error {
-        Error::Exchange(ExchangeError::protocol(self.client.peer(), detail))
-    }
-
-    /// Turns the server's answer to all ranks into an error.
-    fn incomplete(&self, why: &Incomplete) -> Error {
-        let options = &self.options;
-        let what = format!("group '{}'", options.name);
-        let peer = self.client.peer();
-        incomplete(&options.name, options.size, peer, what, why)
+            Ok((ask, fds))
+        };
+        let handles = (agreed.via, agreed.handles);
+        self.server
+            .members(handles, self.options.limits.request, request)
+            .await
     }
 }

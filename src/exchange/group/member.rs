@@ -12,7 +12,7 @@ use crate::{End, Error, Result};
 
 /// A rank.
 pub(super) struct Slot {
-    peer: String,
+    pub peer: String,
     memory: Option<Description>,
     /// Present until they are imported, or the import has failed.
     handles: Mutex<Vec<ShareableHandle>>,
@@ -26,14 +26,6 @@ impl Slot {
             memory,
             handles: Mutex::new(handles),
             buffer: OnceLock::new(),
-        }
-    }
-
-    /// Returns the same slot with another peer name.
-    pub fn of(self, peer: &str) -> Self {
-        Self {
-            peer: peer.into(),
-            ..self
         }
     }
 
@@ -64,10 +56,8 @@ impl Slot {
     ) -> Result<&ImportedBuffer> {
         let site = Caller::caller();
         let Some(memory) = &self.memory else {
-            return Err(Error::invalid(
-                "rank",
-                format!("rank {rank} has brought no memory"),
-            ));
+            let why = format!("rank {rank} has brought no memory");
+            return Err(Error::invalid("rank", why));
         };
         let buffer = self.buffer.get_or_init(|| {
             let mut handles = lock(&self.handles);
@@ -89,6 +79,12 @@ impl Slot {
         });
         buffer.as_ref().map_err(Clone::clone)
     }
+}
+
+/// Returns a rank's slot.
+pub(super) fn slot(slots: &[Slot], rank: u32) -> Result<&Slot> {
+    let slot = slots.get(rank as usize);
+    slot.ok_or_else(|| Error::invalid("rank", format!("rank {rank} of {}", slots.len())))
 }
 
 /// Notes in the ledger that the other ranks have handles of this rank's memory.
