@@ -32,16 +32,6 @@ pub(crate) struct Dial {
     pub(super) no_fabric: Option<MemoryError>,
 }
 
-impl Dial {
-    pub(super) fn new(options: ClientOptions, no_fabric: Option<MemoryError>) -> Result<Self> {
-        Ok(Self {
-            options,
-            boot: BootId::current()?,
-            no_fabric,
-        })
-    }
-}
-
 /// A session to resume.
 pub(super) struct Resume {
     pub(super) session: Secret,
@@ -89,30 +79,14 @@ pub(super) struct Established {
 /// Returns whether a retry may succeed: no process listens yet, or the server is too busy.
 pub(crate) const fn may_pass(error: &Error) -> bool {
     use crate::Refusal::{Closing, Limit};
-    matches!(
-        error,
-        Error::Share(
-            ShareError::PeerLost { .. }
-                | ShareError::Unreachable { .. }
-                | ShareError::TimedOut { .. }
-        ) | Error::Refused {
-            reason: Closing | Limit,
-            ..
-        }
-    )
+    error.is_unreachable() || matches!(error.refusal(), Some(Closing | Limit))
 }
 
-/// Whether a client is not let in, until somebody changes a list, a certificate or a program.
+/// Returns whether a client is not let in until somebody changes a list, a certificate or a program.
 pub(super) const fn is_final(error: &Error) -> bool {
     use crate::Refusal::{Forbidden, NotTrusted, Version};
-    matches!(
-        error,
-        Error::Share(ShareError::NotTrusted { .. })
-            | Error::Refused {
-                reason: Forbidden | NotTrusted | Version,
-                ..
-            }
-    )
+    matches!(error, Error::Share(ShareError::NotTrusted { .. }))
+        || matches!(error.refusal(), Some(Forbidden | NotTrusted | Version))
 }
 
 /// Connects, and begins or resumes a session.
@@ -146,10 +120,7 @@ async fn greet(
     // A server other than the session's must not learn its secret.
     let resume = resume.filter(|resume| resume.server == connection.peer);
     let resuming = resume.is_some();
-    let (resume, held) = match resume {
-        Some(resume) => (Some(resume.session), Some(resume.held)),
-        None => (None, None),
-    };
+    let (resume, held) = resume.map(|resume| (resume.session, resume.held)).unzip();
     let hello = Hello {
         magic: MAGIC.into(),
         oldest: OLDEST,
@@ -162,16 +133,10 @@ async fn greet(
     };
     let hello = fitting(hello, options.limits.hello_bytes);
     connection.writer.write(&hello, &[]).await?;
-    let frame = connection
-        .reader
-        .read(options.limits.frame_bytes)
-        .await?
-        .ok_or_else(|| {
-            Error::peer_lost(
-                peer.clone(),
-                "it closed the connection instead of a greeting",
-            )
-        })?;
+    let Some(frame) = connection.reader.read(options.limits.frame_bytes).await? else {
+        let why = "it closed the connection instead of a greeting";
+        return Err(Error::peer_lost(peer, why).into());
+    };
     let welcome = match decode(&frame.bytes).map_err(|error| text::of(&peer, error))? {
         Greeting::Welcome(welcome) => welcome,
         Greeting::Refused(why) => return Err(text::refused(&peer, "a session", &why).into()),

@@ -10,7 +10,7 @@ use tokio::sync::{oneshot, watch};
 use super::session::ClientSession;
 use crate::per_driver::lock;
 use crate::share::InstanceId;
-use crate::{Error, Result};
+use crate::{Error, Owner, Result};
 
 /// The state of a lease.
 #[derive(Clone, Debug, PartialEq)]
@@ -66,6 +66,7 @@ pub(super) struct Held {
 }
 
 /// A lease of this client, released when dropped; it keeps the connection open until then.
+#[derive(Debug)]
 pub(super) struct ClientLease {
     pub(super) keep: Keep,
     pub(super) key: LeaseKey,
@@ -120,6 +121,17 @@ impl ClientLease {
     }
 }
 
+/// A lease with what the server granted beside the memory.
+#[derive(Debug)]
+pub(super) struct Grant {
+    pub(super) lease: ClientLease,
+    pub(super) name: String,
+    /// The place of the word for probes.
+    pub(super) probe: Option<u64>,
+    pub(super) no_fabric: Option<String>,
+    pub(super) owner: Owner,
+}
+
 /// The pending answer to a release.
 pub(super) struct Noted {
     keep: Keep,
@@ -150,15 +162,8 @@ impl Drop for ClientLease {
     }
 }
 
-impl fmt::Debug for ClientLease {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ClientLease")
-            .field("lease", &self.key.lease)
-            .finish_non_exhaustive()
-    }
-}
-
 /// Keeps a session alive: it closes with the last of these.
+#[derive(Debug)]
 pub(super) struct Keep(Arc<ClientSession>);
 
 impl Keep {
@@ -183,11 +188,5 @@ impl Drop for Keep {
         if self.0.users.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.0.close();
         }
-    }
-}
-
-impl fmt::Debug for Keep {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::text::{LONGEST, cut};
 use crate::driver::random;
 use crate::share::Peers;
 use crate::{Address, Limits, Owner, Security};
@@ -120,7 +121,7 @@ impl ClientOptions {
 
     /// Sets the client's name for the server's log: at most 255 bytes, the rest is cut off.
     pub fn agent(mut self, agent: impl Into<String>) -> Self {
-        self.agent = super::text::cut(&agent.into());
+        self.agent = cut(&agent.into(), LONGEST).to_owned();
         self
     }
 

@@ -65,16 +65,12 @@ impl By {
 
 /// Proves fetched memory, if its exporter has room for that: by the CPU, and `by_gpu`.
 pub(super) async fn prove(mut remote: RemoteBuffer, by_gpu: bool) -> Result<RemoteBuffer> {
-    let Some(at) = remote.probe else {
+    let Some(at) = remote.grant.probe else {
         remote.proof = Proof::none(&no_room(remote.description()));
         return Ok(remote);
     };
-    let (remote, ways) = open::elsewhere(move || {
-        let ways = ways(remote.memory(), by_gpu);
-        (remote, ways)
-    })
-    .await?;
-    let mut remote = remote;
+    let ways;
+    (remote, ways) = with(remote, move |memory| self::ways(memory, by_gpu)).await?;
     let mut proof = Proof::default();
     for (by, access) in ways {
         let writes = access == Access::ReadWrite;
@@ -155,6 +151,18 @@ fn ways(memory: &ImportedBuffer, by_gpu: bool) -> Vec<(By, Access)> {
         .collect()
 }
 
+/// Does driver calls with the memory on a separate thread.
+async fn with<T: Send + 'static>(
+    remote: RemoteBuffer,
+    work: impl FnOnce(&ImportedBuffer) -> T + Send + 'static,
+) -> Result<(RemoteBuffer, T)> {
+    let work = move || {
+        let done = work(&remote.memory);
+        (remote, done)
+    };
+    open::elsewhere(work).await
+}
+
 /// Sends a word and receives one. Returns `false` if the exporter does not support probes.
 async fn one_way(
     mut remote: RemoteBuffer,
@@ -165,28 +173,17 @@ async fn one_way(
     let session = remote.session().clone();
     let mut attempt = 1;
     loop {
-        let wrote = match writes {
-            true => Some(word()?),
-            false => None,
-        };
+        let wrote = writes.then(word).transpose()?;
         if let Some(word) = wrote {
             let written;
-            (remote, written) = open::elsewhere(move || {
-                let written = put(remote.memory(), at, by, word);
-                (remote, written)
-            })
-            .await?;
+            (remote, written) = with(remote, move |memory| put(memory, at, by, word)).await?;
             written?;
         }
         let Some(probed) = ask(&session, remote.lease(), wrote).await? else {
             return Ok((remote, false));
         };
         let read;
-        (remote, read) = open::elsewhere(move || {
-            let read = get(remote.memory(), at, by);
-            (remote, read)
-        })
-        .await?;
+        (remote, read) = with(remote, move |memory| get(memory, at, by)).await?;
         let Some(detail) = mismatch(by, wrote, probed, read?) else {
             return Ok((remote, true));
         };
@@ -207,19 +204,16 @@ async fn one_way(
 /// Has the exporter probe a lease, after this end `wrote`. `None`: it does not support probes.
 async fn ask(session: &ClientSession, lease: u64, wrote: Option<u64>) -> Result<Option<Probed>> {
     let ask = Ask::Probe(Probe { lease, wrote });
-    match session.call(ask, Vec::new(), session.patience()).await {
-        Ok(answered) => match answered.answer {
-            Answer::Probed(probed) => Ok(Some(probed)),
-            _ => Err(Error::protocol(
-                session.peer(),
-                "unexpected answer to a probe",
-            )),
-        },
-        Err(Error::Refused {
-            reason: Refusal::Unsupported,
-            ..
-        }) => Ok(None),
-        Err(error) => Err(error),
+    let answered = match session.call(ask, Vec::new(), session.patience()).await {
+        Err(error) if error.refusal() == Some(&Refusal::Unsupported) => return Ok(None),
+        answered => answered?,
+    };
+    match answered.answer {
+        Answer::Probed(probed) => Ok(Some(probed)),
+        _ => Err(Error::protocol(
+            session.peer(),
+            "unexpected answer to a probe",
+        )),
     }
 }
 
@@ -228,16 +222,13 @@ fn mismatch(by: By, wrote: Option<u64>, probed: Probed, read: u64) -> Option<Str
     let who = by.location();
     let there = wrote.is_none_or(|wrote| wrote == probed.found);
     let here = read == probed.wrote;
-    match (there, here) {
-        (true, true) => None,
-        (false, true) => Some(format!(
-            "a word that {who} writes here does not arrive there"
-        )),
-        (true, false) => Some(format!("a word written there does not reach {who} here")),
-        (false, false) => Some(format!(
-            "words of {who} and of the exporter do not reach the other"
-        )),
-    }
+    let fault = match (there, here) {
+        (true, true) => return None,
+        (false, true) => format!("a word that {who} writes here does not arrive there"),
+        (true, false) => format!("a word written there does not reach {who} here"),
+        (false, false) => format!("words of {who} and of the exporter do not reach the other"),
+    };
+    Some(fault)
 }
 
 fn word() -> Result<u64> {
@@ -252,8 +243,7 @@ fn put(memory: &ImportedBuffer, at: u64, by: By, word: u64) -> MemoryResult<()> 
         By::Gpu(gpu) => {
             let own = PinnedHost::new(memory.driver(), gpu, 8)?;
             own.cpu().put(0, word)?;
-            let stream = Stream::new(memory.driver(), gpu)?;
-            stream.copy(&Padded(memory), at, &own, 0, 8)
+            Stream::new(memory.driver(), gpu)?.copy(&Padded(memory), at, &own, 0, 8)
         }
     }
 }
@@ -264,8 +254,7 @@ fn get(memory: &ImportedBuffer, at: u64, by: By) -> MemoryResult<u64> {
         By::Gpu(gpu) => {
             let own = PinnedHost::new(memory.driver(), gpu, 8)?;
             own.cpu().put(0, 0_u64)?;
-            let stream = Stream::new(memory.driver(), gpu)?;
-            stream.copy(&own, 0, &Padded(memory), at, 8)?;
+            Stream::new(memory.driver(), gpu)?.copy(&own, 0, &Padded(memory), at, 8)?;
             own.cpu().get(0)
         }
     }

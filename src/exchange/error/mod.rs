@@ -173,6 +173,14 @@ impl Error {
         }
     }
 
+    /// Returns why a peer refused the request, if it did.
+    pub(crate) const fn refusal(&self) -> Option<&Refusal> {
+        match self {
+            Self::Refused { reason, .. } => Some(reason),
+            _ => None,
+        }
+    }
+
     /// Returns whether the connection broke before the answer.
     pub(crate) const fn is_peer_lost(&self) -> bool {
         matches!(self, Self::Share(ShareError::PeerLost { .. }))

@@ -3,9 +3,9 @@
 use std::fmt;
 use std::panic::Location as Caller;
 
-use super::handles::blocking;
 use super::member::{Slot, slot};
 use crate::Result;
+use crate::client::elsewhere;
 use crate::driver::Driver;
 use crate::share::{Description, ImportOptions, ImportedBuffer, Shared};
 
@@ -35,7 +35,7 @@ impl GatheredMemory {
             }
             Ok(self)
         };
-        blocking(map).await?
+        elsewhere(map).await?
     }
 
     /// Returns the number of ranks.
@@ -73,7 +73,7 @@ impl GatheredMemory {
 impl fmt::Debug for GatheredMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GatheredMemory")
-            .field("slots", &self.slots)
+            .field("size", &self.size())
             .finish_non_exhaustive()
     }
 }

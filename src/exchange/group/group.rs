@@ -9,12 +9,12 @@ use tokio::task::JoinHandle;
 
 use super::gathered::GatheredMemory;
 use super::host::Hosted;
-use super::kept::{Calls, discard};
+use super::kept::Calls;
 use super::leave::{leave_behind, say_leave, unmapped};
 use super::member::slot;
 use super::options::Map;
 use super::state::{GroupState, follow, server_lost};
-use crate::client::Notified;
+use crate::client::{Notified, discard};
 use crate::driver::{Access, HandleType};
 use crate::protocol::{Answer, Leave};
 use crate::share::{Description, ImportedBuffer, Shared};

@@ -1,5 +1,8 @@
 //! Joining a group: connect, agree, offer, map.
 
+use std::panic::Location as Caller;
+use std::time::Duration;
+
 use tokio::runtime::Handle;
 use tokio::sync::broadcast;
 use tokio::time::Instant;
@@ -9,18 +12,18 @@ use super::asking::{Asking, SLACK};
 use super::error::{Error, Result};
 use super::gathered::GatheredMemory;
 use super::group::{Group, Joined};
-use super::handles::{blocking, export};
+use super::handles::export;
 use super::host::Hosted;
 use super::leave::Leaving;
 use super::local::connect_local;
 use super::member::{Slot, note_sent};
 use super::options::{GroupOptions, Host, Map};
-use crate::client::Notified;
-use crate::driver::{Driver, HandleType, HandleTypes};
+use crate::client::{Notified, elsewhere};
+use crate::driver::{Access, Driver, HandleType, HandleTypes};
 use crate::limits::deadline;
 use crate::protocol::{Agreed, Answer, Ask, Join, Leave, Offer, check_name};
-use crate::share::{BootId, best_handle_types};
-use crate::{Address, Client, Error as ExchangeError};
+use crate::share::{BootId, ImportOptions, Peers, best_handle_types};
+use crate::{Address, Client, Error as ExchangeError, Limits, Security};
 
 impl Group {
     /// Returns options to join the group `name` as `rank` of `size` ranks. Rank 0 listens at `address`; the
@@ -36,7 +39,26 @@ impl Group {
         address: Address,
         admission: Admission,
     ) -> GroupOptions {
-        GroupOptions::new(name.into(), rank, size, address, admission)
+        GroupOptions {
+            name: name.into(),
+            rank,
+            size,
+            address,
+            host: Host::default(),
+            security: Security::Plain,
+            peers: Peers::same_user(),
+            admission,
+            who: None,
+            limits: Limits::default(),
+            deadline: Duration::from_secs(60),
+            lease: Duration::from_secs(10),
+            linger: Duration::from_secs(60),
+            memory: None,
+            access: Access::ReadWrite,
+            import: ImportOptions::new(),
+            map: Map::default(),
+            site: Caller::caller(),
+        }
     }
 }
 
@@ -247,7 +269,7 @@ impl Joining<'_> {
                         let memory = memory?;
                         best_handle_types(memory.driver(), memory.location()).ok()
                     };
-                    why = blocking(best).await?.and_then(|best| best.no_fabric);
+                    why = elsewhere(best).await?.and_then(|best| best.no_fabric);
                 }
                 let why = why.map_or_else(String::new, |why| format!(": {why}"));
                 cannot.push(format!("its memory was made without fabric handles{why}"));

@@ -1,6 +1,5 @@
 //! The memory that a rank keeps for the others after its calls.
 
-use super::handles::blocking;
 use crate::share::Shared;
 
 /// The state of this rank's barriers and gathers.
@@ -33,10 +32,4 @@ impl Kept {
             .extract_if(.., |(number, _)| *number < succeeded)
             .collect()
     }
-}
-
-/// Drops memory on a blocking thread. An unmap takes as long as the driver does.
-pub(super) async fn discard<T: Send + 'static>(memory: T) {
-    // An error means that the runtime is ending; the memory is dropped anyway.
-    let _ = blocking(move || drop(memory)).await;
 }

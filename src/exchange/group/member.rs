@@ -1,6 +1,5 @@
 //! A rank's memory: mapped, or to be mapped later.
 
-use std::fmt;
 use std::panic::Location as Caller;
 use std::sync::{Mutex, OnceLock};
 
@@ -94,15 +93,6 @@ pub(super) fn note_sent(memory: Option<&Shared>, slots: &[Slot], own: u32) {
         if let Some(memory) = memory {
             memory.sent_to(&slot.party(rank));
         }
-    }
-}
-
-impl fmt::Debug for Slot {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Slot")
-            .field("peer", &self.peer)
-            .field("mapped", &self.buffer.get().is_some())
-            .finish_non_exhaustive()
     }
 }
 

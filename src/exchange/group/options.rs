@@ -63,36 +63,6 @@ pub struct GroupOptions {
 }
 
 impl GroupOptions {
-    #[track_caller]
-    pub(super) fn new(
-        name: String,
-        rank: u32,
-        size: u32,
-        address: Address,
-        admission: Admission,
-    ) -> Self {
-        Self {
-            name,
-            rank,
-            size,
-            address,
-            host: Host::default(),
-            security: Security::Plain,
-            peers: Peers::same_user(),
-            admission,
-            who: None,
-            limits: Limits::default(),
-            deadline: Duration::from_secs(60),
-            lease: Duration::from_secs(10),
-            linger: Duration::from_secs(60),
-            memory: None,
-            access: Access::ReadWrite,
-            import: ImportOptions::new(),
-            map: Map::default(),
-            site: Caller::caller(),
-        }
-    }
-
     /// Sets the memory that this rank shares. Without it, the rank only maps the others' memory.
     pub fn memory(mut self, memory: impl Into<Shared>) -> Self {
         self.memory = Some(memory.into());

@@ -9,7 +9,6 @@ mod task;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
 use std::sync::Arc;
 
 use tokio::task::JoinHandle;
@@ -73,6 +72,7 @@ use slot::{Offer, Slot};
 /// # Ok(())
 /// # }
 /// ```
+#[derive(Debug)]
 pub struct Follow {
     fetch: FetchOptions,
     slot: Arc<Slot>,
@@ -82,7 +82,7 @@ pub struct Follow {
 
 impl Follow {
     pub(super) fn new(fetch: FetchOptions) -> Self {
-        let slot = Slot::new(fetch.client().session().runtime());
+        let slot = Slot::new(&fetch.client().session().runtime);
         Self {
             fetch,
             slot: Arc::new(slot),
@@ -128,7 +128,7 @@ impl Follow {
             let (fetch, slot) = (self.fetch.clone(), Arc::clone(&self.slot));
             let session = Arc::clone(fetch.client().session());
             // Not on the caller's runtime, which may end before the follow does.
-            self.task = Some(session.runtime().spawn(task::run(fetch, slot)));
+            self.task = Some(session.runtime.spawn(task::run(fetch, slot)));
         }
         self.slot.want();
         loop {
@@ -151,15 +151,6 @@ impl Drop for Follow {
             task.abort();
         }
         self.slot.clear();
-    }
-}
-
-impl fmt::Debug for Follow {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Follow")
-            .field("name", &self.name())
-            .field("ended", &self.ended)
-            .finish_non_exhaustive()
     }
 }
 

@@ -5,6 +5,7 @@ mod failures;
 
 use std::sync::Arc;
 
+use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::sync::{broadcast, watch};
 use tokio::time::{Instant, sleep_until};
 
@@ -14,7 +15,7 @@ use super::generation::{Generation, Listed};
 use super::slot::{Offer, Offered, Returned, Slot, Told, View};
 use crate::client::greet::is_final;
 use crate::client::session::{ClientSession, Notified};
-use crate::client::{Client, FetchOptions, LeaseState, RemoteBuffer, open};
+use crate::client::{Client, FetchOptions, LeaseState, open};
 use crate::protocol::{Answer, Ask, Entry, Watch};
 use crate::{Error, Refusal, Result};
 use ends::Ends;
@@ -58,38 +59,39 @@ struct Follower {
 /// polled, which ends the follow too.
 pub(super) fn run(fetch: FetchOptions, slot: Arc<Slot>) -> impl Future<Output = ()> {
     let ends = Ends::new(&slot, fetch.client().session());
-    follow(fetch, slot, ends)
-}
-
-async fn follow(fetch: FetchOptions, slot: Arc<Slot>, ends: Ends) {
-    let client = fetch.client().clone();
-    let session = client.session();
-    let follower = Follower {
-        // Subscribed before the first look, so that no change is missed.
-        notices: session.notices(),
-        gone: session.gone_states(),
-        barred: session.barred_states(),
-        client,
-        fetch,
-        slot,
-        seen: Seen::Unknown,
-        stale: true,
-        poll_at: None,
-        not_before: None,
-        last: None,
-        rejected: None,
-        fetches: Failures::default(),
-        looks: Failures::default(),
-        unmatched: 0,
-        polls: 0,
-        heard: 0,
-        lease: LeaseState::Held,
-    };
-    let Err(error) = follower.follow().await;
-    ends.because(error);
+    async move {
+        let Err(error) = Follower::new(fetch, slot).follow().await;
+        ends.because(error);
+    }
 }
 
 impl Follower {
+    fn new(fetch: FetchOptions, slot: Arc<Slot>) -> Self {
+        let client = fetch.client().clone();
+        let session = client.session();
+        Self {
+            // Subscribed before the first look, so that no change is missed.
+            notices: session.notices(),
+            gone: session.gone.subscribe(),
+            barred: session.barred.subscribe(),
+            client,
+            fetch,
+            slot,
+            seen: Seen::Unknown,
+            stale: true,
+            poll_at: None,
+            not_before: None,
+            last: None,
+            rejected: None,
+            fetches: Failures::default(),
+            looks: Failures::default(),
+            unmatched: 0,
+            polls: 0,
+            heard: 0,
+            lease: LeaseState::Held,
+        }
+    }
+
     async fn follow(mut self) -> Result<std::convert::Infallible> {
         loop {
             self.catch_up()?;
@@ -114,22 +116,17 @@ impl Follower {
     /// Processes all notices received so far.
     fn catch_up(&mut self) -> Result<()> {
         loop {
-            match self.notices.try_recv() {
-                Ok(news) => self.hear(Ok(news))?,
-                Err(broadcast::error::TryRecvError::Empty) => break,
-                Err(broadcast::error::TryRecvError::Lagged(count)) => {
-                    self.hear(Err(broadcast::error::RecvError::Lagged(count)))?;
-                }
-                Err(broadcast::error::TryRecvError::Closed) => {
-                    self.hear(Err(broadcast::error::RecvError::Closed))?;
-                }
-            }
+            let news = match self.notices.try_recv() {
+                Ok(news) => Ok(news),
+                Err(TryRecvError::Empty) => return self.see_server(),
+                Err(TryRecvError::Lagged(count)) => Err(RecvError::Lagged(count)),
+                Err(TryRecvError::Closed) => Err(RecvError::Closed),
+            };
+            self.hear(news)?;
         }
-        self.see_server()
     }
 
-    fn hear(&mut self, news: Result<Notified, broadcast::error::RecvError>) -> Result<()> {
-        use broadcast::error::RecvError::{Closed, Lagged};
+    fn hear(&mut self, news: Result<Notified, RecvError>) -> Result<()> {
         match news {
             Ok(Notified::Published(entry)) if entry.name == self.fetch.name() => {
                 self.heard += 1;
@@ -140,12 +137,12 @@ impl Follower {
                 self.denotes_nothing();
             }
             // The new connection watches no names yet.
-            Ok(Notified::Fresh) | Err(Lagged(_)) => {
+            Ok(Notified::Fresh) | Err(RecvError::Lagged(_)) => {
                 self.stale = true;
                 self.not_before = None;
                 self.rejected = None;
             }
-            Ok(Notified::Over) | Err(Closed) => return Err(self.session().down()),
+            Ok(Notified::Over) | Err(RecvError::Closed) => return Err(self.session().down()),
             Ok(_) => {}
         }
         Ok(())
@@ -202,11 +199,10 @@ impl Follower {
         }
         let changed = std::mem::replace(&mut self.lease, state.clone()) != state;
         let tells = view.wanted && matches!(view.told, Told::Memory);
+        // Its replacement may be offered already.
+        let tells = tells && matches!(view.offered, Offered::Nothing);
         if changed && state != LeaseState::Held && tells {
-            // Its replacement may be offered already.
-            if matches!(view.offered, Offered::Nothing) {
-                drop(self.slot.put(Offer::Gone(Absence::Lease(state))));
-            }
+            drop(self.slot.put(Offer::Gone(Absence::Lease(state))));
         }
         Ok(())
     }
@@ -254,10 +250,9 @@ impl Follower {
                     Ok((first.filter(|entry| entry.name == name), true))
                 }
                 Ok(_) => Err(client.broken("unexpected answer to a watch")),
-                Err(Error::Refused {
-                    reason: Refusal::Limit,
-                    ..
-                }) => Ok((client.entry(&name).await?, false)),
+                Err(error) if error.refusal() == Some(&Refusal::Limit) => {
+                    Ok((client.entry(&name).await?, false))
+                }
                 Err(error) => Err(error),
             }
         };
@@ -297,7 +292,7 @@ impl Follower {
         let generation = Generation::of(memory.description());
         let denoted = matches!(&self.seen, Seen::Present(seen) if *seen == generation);
         if !denoted || memory.state() != LeaseState::Held {
-            discard_memory(memory).await;
+            open::discard(memory).await;
             self.not_as_listed(denoted);
             return Ok(());
         }
@@ -340,13 +335,8 @@ impl Follower {
 /// Drops an offer. Memory is unmapped on a blocking thread.
 async fn discard(offer: Option<Offer>) {
     if let Some(Offer::Memory(memory, _)) = offer {
-        discard_memory(*memory).await;
+        open::discard(memory).await;
     }
-}
-
-async fn discard_memory(memory: RemoteBuffer) {
-    // An error means that the runtime is ending; the memory is dropped in any case.
-    let _ = open::elsewhere(move || drop(memory)).await;
 }
 
 async fn at(when: Option<Instant>) {

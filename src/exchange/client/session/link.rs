@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{
-    ClientSession, Held, LeaseKey, LeaseState, Link, Notified, PendingRequest, SessionState, change,
+    ClientSession, LeaseKey, LeaseState, Link, Notified, PendingRequest, SessionState, change,
 };
 use crate::client::greet::{Established, Resume, is_final};
 use crate::client::text;
@@ -165,24 +165,17 @@ impl ClientSession {
             state.early.clear();
             // A server that still runs must learn what is unmapped; leases of another server are forgotten.
             for key in std::mem::take(&mut state.releases) {
-                match state.leases.get(&key) {
-                    Some(held) if held.instance == established.terms.instance => {
-                        state.releases.push_back(key);
-                    }
-                    Some(_) => {
-                        if let Some(done) = state.leases.remove(&key).and_then(|held| held.done) {
-                            let _ = done.send(Err(why.clone()));
-                        }
-                    }
-                    None => {}
+                let held = state.leases.get(&key);
+                match held.is_some_and(|held| held.instance == established.terms.instance) {
+                    true => state.releases.push_back(key),
+                    false => state.end(key, Err(why.clone())),
                 }
             }
         }
         state.terms = Arc::new(established.terms.clone());
         // Before any event of the new connection is read.
-        let epoch = state.epoch;
         for &lease in &established.ended {
-            if let Some(held) = state.leases.get(&LeaseKey { epoch, lease }) {
+            if let Some(held) = state.leases.get(&state.key(lease)) {
                 let why = Error::refused(
                     established.terms.peer.clone(),
                     format!("the lease on '{}'", held.name),
@@ -209,12 +202,7 @@ impl ClientSession {
         self.lose_all(&state, why);
         state.link = Link::Over(why.clone());
         for key in std::mem::take(&mut state.releases) {
-            if let Some(Held {
-                done: Some(done), ..
-            }) = state.leases.remove(&key)
-            {
-                let _ = done.send(Err(why.clone()));
-            }
+            state.end(key, Err(why.clone()));
         }
         drop(state);
         self.tell(Notified::Over);

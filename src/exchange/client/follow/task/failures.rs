@@ -53,11 +53,11 @@ impl Follower {
         self.looks.count(&error)?;
         tracing::debug!(name = self.fetch.name(), %error, "cannot look a followed name up");
         let view = self.slot.view();
-        let returned = matches!(view.told, Told::Memory)
-            && view
-                .returned
-                .as_ref()
-                .is_some_and(|memory| memory.is_held());
+        let returned = view
+            .returned
+            .as_ref()
+            .is_some_and(|memory| memory.is_held())
+            && matches!(view.told, Told::Memory);
         let offered = matches!(&view.offered, Offered::Memory(memory) if memory.is_held());
         if !returned && !offered {
             self.seen = Seen::Absent(Absence::Unavailable(error));
@@ -79,16 +79,9 @@ impl Follower {
         let pause = self.pause_after(self.fetches.all);
         self.fetches.count(&error)?;
         tracing::debug!(name = self.fetch.name(), %error, "followed memory is not available");
-        let not_there = matches!(
-            &error,
-            Error::Refused {
-                reason: Refusal::NotFound,
-                ..
-            }
-        );
-        self.seen = Seen::Absent(match not_there {
-            true => Absence::NotThere,
-            false => Absence::Unavailable(error),
+        self.seen = Seen::Absent(match error.refusal() {
+            Some(Refusal::NotFound) => Absence::NotThere,
+            _ => Absence::Unavailable(error),
         });
         self.stale = true;
         self.not_before = Some(pause);
