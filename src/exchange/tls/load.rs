@@ -73,38 +73,31 @@ pub(super) fn read(path: &Path, secret: bool) -> Result<Zeroizing<Vec<u8>>> {
     Ok(bytes)
 }
 
-fn certificates((what, text): (&str, &[u8])) -> Result<Vec<CertificateDer<'static>>> {
-    let list = CertificateDer::pem_slice_iter(text)
-        .collect::<Result<Vec<_>, _>>()
-        .map_err(|error| Error::tls(what, error))?;
-    if list.is_empty() {
-        return Err(Error::tls(what, "there is no certificate in it"));
+/// Reads all objects of a kind from a text, which has at least one.
+fn all<T: PemObject>((what, text): (&str, &[u8]), kind: &str) -> Result<Vec<T>> {
+    let list: Result<Vec<T>, _> = T::pem_slice_iter(text).collect();
+    let list = list.map_err(|error| Error::tls(what, error))?;
+    match list.is_empty() {
+        true => Err(Error::tls(what, format!("there is no {kind} in it"))),
+        false => Ok(list),
     }
-    Ok(list)
 }
 
 pub(super) fn build(texts: &Texts<'_>) -> Result<Loaded> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut roots = RootCertStore::empty();
-    for root in certificates(texts.ca)? {
+    for root in all::<CertificateDer<'static>>(texts.ca, "certificate")? {
         roots
             .add(root)
             .map_err(|error| Error::tls(texts.ca.0, error))?;
     }
-    let crls = match texts.crl {
-        Some((what, text)) => CertificateRevocationListDer::pem_slice_iter(text)
-            .collect::<Result<Vec<_>, _>>()
-            .map_err(|error| Error::tls(what, error))?,
-        None => Vec::new(),
-    };
-    if let (Some((what, _)), true) = (texts.crl, crls.is_empty()) {
-        return Err(Error::tls(what, "there is no revocation list in it"));
-    }
+    let crls = texts.crl.map(|crl| all(crl, "revocation list"));
+    let crls: Vec<CertificateRevocationListDer<'static>> = crls.transpose()?.unwrap_or_default();
     let key = certified(texts, &provider)?;
     let roots = Arc::new(roots);
     let what = texts.crl.map_or(texts.ca.0, |(what, _)| what);
     let trust = Trust::new(roots.clone(), &crls).map_err(|error| Error::tls(what, error))?;
-    let (serves, dials) = usages(texts, &key, &trust)?;
+    let (serves, dials) = usages(texts, &key, &trust);
     let name = peer_name(key.cert.first()).map_err(|why| Error::tls(texts.cert.0, why))?;
     let own = key.cert.first().map(|der| Arc::from(&der[..]));
     let ends = Ends {
@@ -186,7 +179,7 @@ impl Ends<'_> {
 
 fn certified(texts: &Texts<'_>, provider: &CryptoProvider) -> Result<CertifiedKey> {
     use rustls::{Error as Tls, InconsistentKeys};
-    let chain = certificates(texts.cert)?;
+    let chain = all(texts.cert, "certificate")?;
     let (what, text) = texts.key;
     let mut key = PrivateKeyDer::from_pem_slice(text).map_err(|error| Error::tls(what, error))?;
     let signing = provider.key_provider.load_private_key(key.clone_key());
@@ -205,11 +198,7 @@ fn certified(texts: &Texts<'_>, provider: &CryptoProvider) -> Result<CertifiedKe
 
 /// Returns whether peers that trust the same authority and have the same revocation lists would accept this
 /// process's own certificate for a server, and for a client.
-fn usages(
-    texts: &Texts<'_>,
-    key: &CertifiedKey,
-    trust: &Trust,
-) -> Result<(Result<()>, Result<()>)> {
+fn usages(texts: &Texts<'_>, key: &CertifiedKey, trust: &Trust) -> (Result<()>, Result<()>) {
     let bad = |error: webpki::Error| {
         use webpki::Error as Bad;
         let detail = match error {
@@ -233,9 +222,6 @@ fn usages(
         };
         Error::tls(texts.cert.0, detail)
     };
-    if key.cert.is_empty() {
-        return Err(Error::tls(texts.cert.0, "there is no certificate in it"));
-    }
     let check = |end| {
         // The lists may cover other authorities only.
         let unknown = webpki::UnknownStatusPolicy::Allow;
@@ -243,5 +229,5 @@ fn usages(
             .verify(&key.cert, end, UnixTime::now(), unknown)
             .map_err(bad)
     };
-    Ok((check(End::Server), check(End::Client)))
+    (check(End::Server), check(End::Client))
 }
