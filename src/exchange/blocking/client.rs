@@ -7,8 +7,10 @@ use crate as exchange;
 use crate::driver::Driver;
 use crate::memory::{CpuMemory, CpuView, memory_through};
 use crate::protocol::Entry;
-use crate::{Absence, ClientOptions, CreateOptions, FetchOptions, LeaseState, WatchEvent};
-use crate::{MemoryResult, Result};
+use crate::{
+    Absence, ClientOptions, CreateOptions, FetchOptions, LeaseState, MemoryResult, Result,
+    WatchEvent,
+};
 
 /// A connection to an exchange server. See [`exchange::Client`].
 ///

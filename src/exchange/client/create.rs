@@ -3,10 +3,9 @@
 use std::time::Duration;
 
 use super::Client;
-use crate::Owner;
 use crate::driver::{Location, NodeId};
 use crate::protocol::{Answer, Ask, Create, Entry, List, Texts};
-use crate::{Error, Mismatch, Refusal, Result};
+use crate::{Error, Mismatch, Owner, Refusal, Result};
 
 /// A request for new memory from an allocator service. See [`Client::create`].
 #[derive(Clone, Debug, PartialEq)]

@@ -9,14 +9,13 @@ use zeroize::Zeroizing;
 
 use super::options::ClientOptions;
 use super::text;
-use crate::PeerName;
 use crate::protocol::{
     Greeting, Hello, MAGIC, MAX_LISTED, OLDEST, Secret, VERSION, Welcome, decode, encode,
 };
 use crate::share::{BootId, InstanceId};
 use crate::tls::Credential;
 use crate::transport::{self, Connection, FrameReader, FrameWriter, Unconnected};
-use crate::{Error, MemoryError, Result, ShareError};
+use crate::{Error, MemoryError, PeerName, Result, ShareError};
 
 /// The shortest heartbeat and lease that a server may set.
 const LEAST: Duration = Duration::from_millis(10);

@@ -15,8 +15,9 @@ use crate::limits::deadline;
 use crate::per_driver::lock;
 use crate::protocol::{Answer, Ask, List};
 use crate::share::BootId;
-use crate::{Address, Client, ClientOptions, FetchOptions, RemoteBuffer};
-use crate::{Driver, Error, Refusal, Result};
+use crate::{
+    Address, Client, ClientOptions, Driver, Error, FetchOptions, Refusal, RemoteBuffer, Result,
+};
 
 /// The most clients that are cached.
 const CLIENTS: usize = 1024;

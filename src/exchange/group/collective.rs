@@ -15,7 +15,7 @@ use super::told::{Told, Waiter, refused};
 use crate::Refusal;
 use crate::account::Charge;
 use crate::driver::HandleType;
-use crate::protocol::{Agreed, Incomplete, Payload, Secret};
+use crate::protocol::{Agreed, Fds, Handles, Incomplete, Payload, Secret};
 use crate::share::Description;
 use crate::transport::HeldFd;
 
@@ -43,6 +43,20 @@ pub(super) enum Given {
     Fabric(Vec<Secret>),
     /// Counted for their peer as long as the round keeps them.
     Fds(Vec<HeldFd>),
+}
+
+impl Given {
+    /// Returns the handles as a message has them, after moving fds to those of all ranks.
+    pub(super) fn into_message(self, fds: &mut Vec<HeldFd>) -> Handles {
+        match self {
+            Self::Fabric(own) => Handles::Fabric(own),
+            Self::Fds(own) => {
+                let count = u32::try_from(own.len()).unwrap_or(u32::MAX);
+                fds.extend(own);
+                Handles::Fds(Fds { count })
+            }
+        }
+    }
 }
 
 /// A rank's part in a gather.
@@ -106,18 +120,14 @@ impl Outcome {
 
     /// Returns the answer to a rank that asks for the members from `first` on, or has entered.
     fn told(&self, first: Option<u32>) -> Told {
-        let page = |roster: &Arc<Roster>, first| match roster.page(first) {
-            Some(page) => Told::Members(Arc::clone(roster), page),
-            None => Told::Refused(refused(Refusal::Invalid, "no page begins with that rank")),
-        };
         match (self, first) {
             (Self::Nothing, None) => Told::Done,
             (Self::Nothing, Some(_)) => {
                 Told::Refused(refused(Refusal::Invalid, "a barrier has no members"))
             }
-            (Self::Bytes(roster, _), first) => page(roster, first.unwrap_or(0)),
+            (Self::Bytes(roster, _), first) => Told::page(roster, first.unwrap_or(0)),
             (Self::Memory(_, agreed, _), None) => Told::Agreed(*agreed),
-            (Self::Memory(roster, ..), Some(first)) => page(roster, first),
+            (Self::Memory(roster, ..), Some(first)) => Told::page(roster, first),
             (Self::Forgotten, _) => {
                 Told::Refused(refused(Refusal::Stale, "the members were sent already"))
             }
@@ -174,19 +184,17 @@ impl Collective {
     /// gather completed only because all ranks had entered a later number.
     pub(super) fn ended(&self, number: u64, first: Option<u32>) -> Told {
         let completed = self.completed.as_ref();
-        match completed.map_or(0, |last| last.number).cmp(&number) {
-            std::cmp::Ordering::Equal => match completed {
-                Some(last) => last.result.told(first),
-                None => stale(),
-            },
-            std::cmp::Ordering::Less => {
-                let mut failures = self.failures.iter();
-                match failures.find(|(last, _)| number <= *last) {
-                    Some((_, why)) => Told::Incomplete(Arc::clone(why)),
-                    None => stale(),
-                }
-            }
-            std::cmp::Ordering::Greater => stale(),
+        if let Some(last) = completed.filter(|last| last.number == number) {
+            return last.result.told(first);
+        }
+        let is_after = completed.is_none_or(|last| last.number < number);
+        let mut failures = self.failures.iter();
+        match failures.find(|(last, _)| is_after && number <= *last) {
+            Some((_, why)) => Told::Incomplete(Arc::clone(why)),
+            None => Told::Refused(refused(
+                Refusal::Stale,
+                "the rank has entered a later gather",
+            )),
         }
     }
 
@@ -216,29 +224,16 @@ impl Collective {
 
     /// Returns how many bytes each rank contributes.
     pub(super) fn bytes(&self) -> usize {
-        match self
-            .entered
-            .values()
-            .next()
-            .map(|first| &first.contribution)
-        {
-            Some(Contribution::Bytes(bytes)) => bytes.expose().len(),
+        let first = self.entered.values().next();
+        match first.map(|first| first.contribution.shape()) {
+            Some(Shape::Bytes(bytes)) => bytes,
             _ => 0,
         }
     }
 
     /// Returns the number of parts of all memories that ranks have contributed.
     pub(super) fn parts(&self) -> usize {
-        self.entered
-            .values()
-            .map(|entered| entered.contribution.parts())
-            .sum()
+        let contributions = self.entered.values().map(|entered| &entered.contribution);
+        contributions.map(Contribution::parts).sum()
     }
-}
-
-fn stale() -> Told {
-    Told::Refused(refused(
-        Refusal::Stale,
-        "the rank has entered a later gather",
-    ))
 }

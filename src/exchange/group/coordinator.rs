@@ -17,13 +17,12 @@ use super::round::Asker;
 pub(crate) use super::round::Rules;
 use super::rounds::Rounds;
 use super::told::{Told, Waiter, refused};
-use crate::PeerName;
-use crate::Refusal;
 use crate::account::{Charge, shrink};
 use crate::per_driver::lock;
 use crate::protocol::{Admission, Answer, Empty, Event, Gather, Join, Leave, Offer, Refused};
 use crate::share::BootId;
 use crate::transport::HeldFd;
+use crate::{PeerName, Refusal};
 
 /// Sends a notice to a session. It must not block or call back.
 type Notify = Box<dyn Fn(u64, Event) + Send + Sync>;

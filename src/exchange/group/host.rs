@@ -7,10 +7,9 @@ use tokio::time::Instant;
 
 use super::Admission;
 use super::options::GroupOptions;
-use crate::Result;
 use crate::server::fd_socket::FdSocketPath;
 use crate::share::InstanceId;
-use crate::{Address, PeerName, Server, Who};
+use crate::{Address, PeerName, Result, Server, Who};
 
 /// How often the server checks whether the other ranks have gone.
 const LOOK: Duration = Duration::from_millis(5);

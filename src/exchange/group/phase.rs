@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::collective::Given;
-use super::roster::{PageLimits, Roster};
+use super::roster::Roster;
 use super::round::{Kept, Phase, Stay};
 use super::rounds::{Rounds, find};
 use super::told::{Told, Waiter, refused};
 use crate::Refusal;
 use crate::driver::HandleType;
-use crate::protocol::{Fds, Handles, Leave, Lost, Member, Offer, Secret};
+use crate::protocol::{Leave, Lost, Member, Offer, Secret};
 use crate::transport::HeldFd;
 
 impl Rounds {
@@ -51,11 +51,8 @@ impl Rounds {
                     match given(*via, seat.parts(), ask.fabric, fds) {
                         Ok(given) => seat.given = Some(given),
                         Err(wrong) => {
-                            let why = round.incomplete(
-                                Refusal::Invalid,
-                                format!("rank {rank} offers {wrong}"),
-                                vec![rank],
-                            );
+                            let detail = format!("rank {rank} offers {wrong}");
+                            let why = round.incomplete(Refusal::Invalid, detail, vec![rank]);
                             return self.fail(ask.round, now, why);
                         }
                     }
@@ -78,41 +75,29 @@ impl Rounds {
             .seats
             .values_mut()
             .map(|seat| {
-                let handles = match seat.given.take() {
-                    Some(Given::Fds(own)) => {
-                        let count = u32::try_from(own.len()).unwrap_or(u32::MAX);
-                        fds.extend(own);
-                        Handles::Fds(Fds { count })
-                    }
-                    Some(Given::Fabric(own)) => Handles::Fabric(own),
-                    None => Handles::Fabric(Vec::new()),
-                };
+                let given = seat.given.take();
+                let handles = given.map(|given| given.into_message(&mut fds));
                 let memory = seat.memory.take();
                 Member {
                     peer: seat.asker.peer.to_string(),
-                    handles: memory.is_some().then_some(handles),
+                    handles: handles.filter(|_| memory.is_some()),
                     memory,
                     bytes: None,
                 }
             })
             .collect();
-        let limits = PageLimits {
-            bytes: self.rules.page_bytes,
-            fds: self.rules.page_fds,
-        };
         round.phase = Phase::Complete(Some(Kept {
-            roster: Arc::new(Roster::new(members, fds, limits)),
+            roster: Arc::new(Roster::new(members, fds, self.rules.pages())),
             until: now.saturating_add(self.rules.keep),
         }));
         if self.open.get(&round.identity) == Some(&id) {
             self.open.remove(&round.identity);
         }
-        let waiters: Vec<_> = round
-            .seats
-            .values_mut()
+        let seats = round.seats.values_mut();
+        for waiter in seats
             .filter_map(|seat| seat.waiter.take())
-            .collect();
-        for waiter in waiters {
+            .collect::<Vec<_>>()
+        {
             self.serve(id, waiter, 0);
         }
         self.schedule(id);
@@ -130,10 +115,7 @@ impl Rounds {
             let no = refused(Refusal::Stale, "the members were sent already");
             return self.waiters.answer(waiter, Told::Refused(no));
         };
-        let told = match roster.page(first) {
-            Some(page) => Told::Members(Arc::clone(roster), page),
-            None => Told::Refused(refused(Refusal::Invalid, "no page begins with that rank")),
-        };
+        let told = Told::page(roster, first);
         self.waiters.answer(waiter, told);
     }
 
@@ -182,14 +164,10 @@ impl Rounds {
             return;
         }
         let lost = round.ranks(|seat| seat.stay == Stay::Lost);
-        let told = if lost.is_empty() {
-            Told::Done
-        } else {
-            Told::Incomplete(Arc::new(round.incomplete(
-                Refusal::Closing,
-                "ranks were lost before they left",
-                lost,
-            )))
+        let detail = "ranks were lost before they left";
+        let told = match lost.is_empty() {
+            true => Told::Done,
+            false => Told::Incomplete(Arc::new(round.incomplete(Refusal::Closing, detail, lost))),
         };
         let mut sessions = Vec::new();
         for seat in round.seats.values_mut() {
@@ -206,14 +184,10 @@ impl Rounds {
     pub fn gone(&mut self, now: Duration, session: u64) {
         self.tick(now);
         for id in self.present.gone(session) {
-            let Some(rank) = self
-                .rounds
-                .get(&id)
-                .and_then(|round| round.seat_of(session))
-            else {
-                continue;
-            };
-            self.abandon(id, rank, now, "is lost");
+            let round = self.rounds.get(&id);
+            if let Some(rank) = round.and_then(|round| round.seat_of(session)) {
+                self.abandon(id, rank, now, "is lost");
+            }
         }
         self.ended.forget(session);
     }
@@ -249,11 +223,8 @@ impl Rounds {
                 self.vacate(id, rank, refused(Refusal::Closing, "the session ended"))
             }
             Phase::Offering { .. } => {
-                let why = round.incomplete(
-                    Refusal::Closing,
-                    format!("rank {rank} {how} before it offered its memory to all"),
-                    vec![rank],
-                );
+                let detail = format!("rank {rank} {how} before it offered its memory to all");
+                let why = round.incomplete(Refusal::Closing, detail, vec![rank]);
                 self.fail(id, now, why);
             }
             Phase::Complete(_) => {
@@ -297,9 +268,8 @@ pub(super) fn given(
         ),
         HandleType::PosixFd => (fabric.is_empty() && fds.len() == parts, Given::Fds(fds)),
     };
-    if right {
-        Ok(given)
-    } else {
-        Err(format!("other than {parts} {via} handles"))
+    match right {
+        true => Ok(given),
+        false => Err(format!("other than {parts} {via} handles")),
     }
 }

@@ -16,10 +16,9 @@ use super::present::Present;
 use super::rights::Rights;
 use super::round::{Phase, Round, Rules, Stay, TICK};
 use super::told::{Told, Waiter, Waiters, refused};
-use crate::PeerName;
-use crate::Refusal;
 use crate::account::shrink;
 use crate::protocol::{Admission, Incomplete, Lost, Refused};
+use crate::{PeerName, Refusal};
 
 /// All rounds of a server.
 pub(super) struct Rounds {

@@ -21,6 +21,16 @@ pub(super) enum Told {
     Refused(Refused),
 }
 
+impl Told {
+    /// Returns the members from rank `first` on, which must begin a page.
+    pub(super) fn page(roster: &Arc<Roster>, first: u32) -> Self {
+        match roster.page(first) {
+            Some(page) => Self::Members(Arc::clone(roster), page),
+            None => Self::Refused(refused(Refusal::Invalid, "no page begins with that rank")),
+        }
+    }
+}
+
 pub(super) fn refused(reason: Refusal, detail: impl Into<String>) -> Refused {
     Refused {
         reason: reason.word().into(),
