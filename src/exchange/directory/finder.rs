@@ -101,30 +101,25 @@ impl Finder {
         options: impl Fn(FetchOptions) -> FetchOptions,
     ) -> impl Future<Output = Result<RemoteBuffer>> {
         let site = Caller::caller();
-        self.fetch_so(name, move |fetch| options(fetch.called_at(site)))
-    }
-
-    async fn fetch_so(
-        &self,
-        name: &str,
-        options: impl Fn(FetchOptions) -> FetchOptions,
-    ) -> Result<RemoteBuffer> {
-        let exporters = self.0.directory.resolve(name).await?;
-        if !self.0.directory.knows_names() {
-            let client = self.ask_all(name, exporters).await?;
-            return options(client.fetch(name)).go().await;
-        }
-        let mut last = self.not_found(name);
-        for exporter in exporters {
-            match self.fetch_from(name, &exporter, &options).await {
-                Ok(buffer) => return Ok(buffer),
-                Err(error) => {
-                    tracing::debug!(name, %error, "an exporter that should have it");
-                    last = error;
+        let options = move |fetch: FetchOptions| options(fetch.called_at(site));
+        async move {
+            let exporters = self.0.directory.resolve(name).await?;
+            if !self.0.directory.knows_names() {
+                let client = self.ask_all(name, exporters).await?;
+                return options(client.fetch(name)).go().await;
+            }
+            let mut last = self.not_found(name);
+            for exporter in exporters {
+                match self.fetch_from(name, &exporter, &options).await {
+                    Ok(buffer) => return Ok(buffer),
+                    Err(error) => {
+                        tracing::debug!(name, %error, "an exporter that should have it");
+                        last = error;
+                    }
                 }
             }
+            Err(last)
         }
-        Err(last)
     }
 
     /// Fetches a name as soon as an exporter has it.
@@ -143,31 +138,25 @@ impl Finder {
         options: impl Fn(FetchOptions) -> FetchOptions,
     ) -> impl Future<Output = Result<RemoteBuffer>> {
         let site = Caller::caller();
-        self.wait_so(name, patience, move |fetch| options(fetch.called_at(site)))
-    }
-
-    async fn wait_so(
-        &self,
-        name: &str,
-        patience: Duration,
-        options: impl Fn(FetchOptions) -> FetchOptions,
-    ) -> Result<RemoteBuffer> {
-        let until = deadline(patience);
-        let mut pause = PAUSE.0;
-        loop {
-            let left = until.saturating_duration_since(Instant::now());
-            let what = || format!("waiting for '{name}' ({})", self.0.directory);
-            let late = || Error::timed_out(what(), patience);
-            match timeout(left, self.fetch_so(name, &options)).await {
-                Ok(Err(error)) if may_pass(&error) => {}
-                Ok(done) => return done,
-                Err(_) => return Err(late()),
+        let options = move |fetch: FetchOptions| options(fetch.called_at(site));
+        async move {
+            let until = deadline(patience);
+            let mut pause = PAUSE.0;
+            loop {
+                let left = until.saturating_duration_since(Instant::now());
+                let what = || format!("waiting for '{name}' ({})", self.0.directory);
+                let late = || Error::timed_out(what(), patience);
+                match timeout(left, self.fetch_with(name, &options)).await {
+                    Ok(Err(error)) if may_pass(&error) => {}
+                    Ok(done) => return done,
+                    Err(_) => return Err(late()),
+                }
+                if Instant::now() + pause >= until {
+                    return Err(late());
+                }
+                sleep(pause).await;
+                pause = (pause * 2).min(PAUSE.1);
             }
-            if Instant::now() + pause >= until {
-                return Err(late());
-            }
-            sleep(pause).await;
-            pause = (pause * 2).min(PAUSE.1);
         }
     }
 

@@ -20,7 +20,7 @@ use crate::client::{Answered, discard};
 use crate::driver::HandleType;
 use crate::limits::deadline;
 use crate::protocol::{Answer, Ask, Brought, Gather, MAX_GATHER, Operation, Payload};
-use crate::share::{Description, Shared};
+use crate::share::Shared;
 use crate::{Error as ExchangeError, ShareError};
 
 impl Group {
@@ -54,9 +54,9 @@ impl Group {
     /// If the future is dropped early, this rank may have entered, and the call may succeed for the others.
     /// This rank's next call has the next number, and fails the dropped call for ranks that still wait in it.
     pub async fn barrier(&self, within: Duration) -> Result<()> {
-        let (mut turn, call) = self.turn(within, Own::Nothing).await?;
+        let (mut turn, call) = self.turn(within, Operation::Barrier, None).await?;
         self.unless_lost(call.barrier()).await?;
-        discard(turn.kept.before(call.number)).await;
+        discard(turn.before(call.number)).await;
         Ok(())
     }
 
@@ -81,9 +81,9 @@ impl Group {
             let why = format!("{} bytes, more than {MAX_GATHER}", bytes.len());
             return Err(ExchangeError::invalid("bytes of a gather", why).into());
         };
-        let (mut turn, call) = self.turn(within, Own::Bytes(payload)).await?;
+        let (mut turn, call) = self.turn(within, Operation::Bytes(payload), None).await?;
         let all = self.unless_lost(call.gather(bytes.len())).await?;
-        discard(turn.kept.before(call.number)).await;
+        discard(turn.before(call.number)).await;
         Ok(all)
     }
 
@@ -119,63 +119,63 @@ impl Group {
         memory: Option<Shared>,
         within: Duration,
     ) -> impl Future<Output = Result<GatheredMemory>> {
-        self.gather_memory_at(memory, within, Caller::caller())
-    }
-
-    async fn gather_memory_at(
-        &self,
-        memory: Option<Shared>,
-        within: Duration,
-        site: &'static Caller<'static>,
-    ) -> Result<GatheredMemory> {
-        let via = self.via();
-        let described = match &memory {
-            Some(memory) => Some(memory.describe(self.joined.access)?),
-            None => None,
-        };
-        // Finds out before the call whether the memory can be shared this way, so that the others do not wait
-        // in vain.
-        drop(export(memory.clone(), via).await?);
-        let own = Own::Memory {
-            memory: memory.clone(),
-            described,
-            via,
-        };
-        let (mut turn, call) = self.turn(within, own).await?;
-        // Before it enters: the others may succeed although this rank gets no answer.
-        turn.kept.add(call.number, memory.clone());
-        let mut slots = match self.unless_lost(call.gather_memory(via)).await {
-            Ok(slots) => slots,
-            Err(error) => {
-                if failed_for_all(&error) {
-                    let own = turn.kept.take(call.number);
-                    discard((call, memory, own)).await;
+        let site = Caller::caller();
+        async move {
+            let via = self.via();
+            let access = self.joined.access;
+            let described = memory
+                .as_ref()
+                .map(|memory| memory.describe(access))
+                .transpose()?;
+            // Finds out before the call whether the memory can be shared this way, so that the others do not wait
+            // in vain.
+            drop(export(memory.clone(), via).await?);
+            let operation = Operation::Memory(Brought {
+                memory: described,
+                fabric: Vec::new(),
+            });
+            let (mut turn, call) = self.turn(within, operation, memory.clone()).await?;
+            // Before it enters: the others may succeed although this rank gets no answer.
+            turn.kept
+                .extend(memory.clone().map(|memory| (call.number, memory)));
+            let mut slots = match self.unless_lost(call.gather_memory()).await {
+                Ok(slots) => slots,
+                Err(error) => {
+                    if failed_for_all(&error) {
+                        let own = turn.take(call.number);
+                        discard((call, memory, own)).await;
+                    }
+                    return Err(error);
                 }
-                return Err(error);
+            };
+            discard(turn.before(call.number)).await;
+            let (own, members) = (self.own_rank(), &self.joined.members);
+            for (slot, member) in slots.iter_mut().zip(&members.slots) {
+                slot.peer = member.peer.clone();
             }
-        };
-        discard(turn.kept.before(call.number)).await;
-        let (own, members) = (self.own_rank(), &self.joined.members);
-        for (slot, member) in slots.iter_mut().zip(&members.slots) {
-            slot.peer = member.peer.clone();
-        }
-        note_sent(memory.as_ref(), &slots, own);
-        let gathered = GatheredMemory {
-            slots,
-            own: memory,
-            driver: members.driver.clone(),
-            import: members.import.clone(),
-        };
-        match self.joined.map {
-            Map::Lazy => Ok(gathered),
-            // Still holding this call's turn: a later call tells the others that all memory is mapped.
-            Map::All => Ok(gathered.mapped(own, site).await?),
+            note_sent(memory.as_ref(), &slots, own);
+            let gathered = GatheredMemory {
+                slots,
+                own: memory,
+                driver: members.driver.clone(),
+                import: members.import.clone(),
+            };
+            match self.joined.map {
+                Map::Lazy => Ok(gathered),
+                // Still holding this call's turn: a later call tells the others that all memory is mapped.
+                Map::All => Ok(gathered.mapped(own, site).await?),
+            }
         }
     }
 
     /// Makes a call with the rank's next number, when it is its turn. The number is used up even if the call
     /// fails, because the server may have counted it.
-    async fn turn(&self, within: Duration, own: Own) -> Result<(MutexGuard<'_, Calls>, Call)> {
+    async fn turn(
+        &self,
+        within: Duration,
+        operation: Operation,
+        memory: Option<Shared>,
+    ) -> Result<(MutexGuard<'_, Calls>, Call)> {
         let until = deadline(within);
         let Some(client) = self.client.clone() else {
             let why = "the rank has left the group";
@@ -196,7 +196,9 @@ impl Group {
                 until,
                 what,
             },
-            own,
+            operation,
+            memory,
+            via: self.via(),
             round: self.round(),
             number,
         };
@@ -221,40 +223,13 @@ const fn failed_for_all(error: &Error) -> bool {
     )
 }
 
-/// The contribution of this rank.
-enum Own {
-    Nothing,
-    Bytes(Payload),
-    Memory {
-        memory: Option<Shared>,
-        described: Option<Description>,
-        via: HandleType,
-    },
-}
-
-impl Own {
-    /// Returns the contribution as a message, with the file descriptors of a memory.
-    async fn message(&self) -> Result<(Operation, Vec<OwnedFd>)> {
-        Ok(match self {
-            Self::Nothing => (Operation::Barrier, Vec::new()),
-            Self::Bytes(payload) => (Operation::Bytes(payload.clone()), Vec::new()),
-            Self::Memory {
-                memory,
-                described,
-                via,
-            } => {
-                let (fabric, fds) = export(memory.clone(), *via).await?;
-                let memory = described.clone();
-                (Operation::Memory(Brought { memory, fabric }), fds)
-            }
-        })
-    }
-}
-
 /// One barrier or gather.
 struct Call {
     server: Asking,
-    own: Own,
+    operation: Operation,
+    /// This rank's memory, in a gather of memory.
+    memory: Option<Shared>,
+    via: HandleType,
     round: u64,
     number: u64,
 }
@@ -294,7 +269,7 @@ impl Call {
         self.server.size as usize
     }
 
-    async fn gather_memory(&self, via: HandleType) -> Result<Vec<Slot>> {
+    async fn gather_memory(&self) -> Result<Vec<Slot>> {
         let Answer::Agreed(agreed) = self.ask(None).await?.answer else {
             return Err(self
                 .server
@@ -302,7 +277,7 @@ impl Call {
         };
         let request = |first| self.request(Some(first));
         self.server
-            .members((via, agreed.handles), SLACK, request)
+            .members((self.via, agreed.handles), SLACK, request)
             .await
     }
 
@@ -312,10 +287,14 @@ impl Call {
     }
 
     async fn request(&self, first: Option<u32>) -> Result<(Ask, Vec<OwnedFd>)> {
-        let (operation, fds) = match first {
-            None => self.own.message().await?,
-            Some(_) => (Operation::Barrier, Vec::new()),
+        let (mut operation, memory) = match first {
+            None => (self.operation.clone(), self.memory.clone()),
+            Some(_) => (Operation::Barrier, None),
         };
+        let (handles, fds) = export(memory, self.via).await?;
+        if let Operation::Memory(brought) = &mut operation {
+            brought.fabric = handles;
+        }
         let ask = Ask::Gather(Gather {
             group: self.server.group.clone(),
             round: self.round,

@@ -103,8 +103,8 @@ pub(super) struct Completed {
 /// The result that its ranks are sent.
 pub(super) enum Outcome {
     Nothing,
-    Bytes(Arc<Roster>, Duration),
-    Memory(Arc<Roster>, Agreed, Duration),
+    /// The members, until a time. If they have handles, a rank learns first how many.
+    Members(Arc<Roster>, Option<Agreed>, Duration),
     /// No longer kept.
     Forgotten,
 }
@@ -113,7 +113,7 @@ impl Outcome {
     /// Returns the time until which the result is kept.
     fn until(&self) -> Option<Duration> {
         match self {
-            Self::Bytes(_, until) | Self::Memory(_, _, until) => Some(*until),
+            Self::Members(_, _, until) => Some(*until),
             Self::Nothing | Self::Forgotten => None,
         }
     }
@@ -125,9 +125,8 @@ impl Outcome {
             (Self::Nothing, Some(_)) => {
                 Told::Refused(refused(Refusal::Invalid, "a barrier has no members"))
             }
-            (Self::Bytes(roster, _), first) => Told::page(roster, first.unwrap_or(0)),
-            (Self::Memory(_, agreed, _), None) => Told::Agreed(*agreed),
-            (Self::Memory(roster, ..), Some(first)) => Told::page(roster, first),
+            (Self::Members(_, Some(agreed), _), None) => Told::Agreed(*agreed),
+            (Self::Members(roster, ..), first) => Told::page(roster, first.unwrap_or(0)),
             (Self::Forgotten, _) => {
                 Told::Refused(refused(Refusal::Stale, "the members were sent already"))
             }

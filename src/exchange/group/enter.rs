@@ -321,17 +321,16 @@ fn result(
         charges.extend(entered.charge);
         members.push(member);
     }
+    if shape == Shape::Barrier {
+        return Outcome::Nothing;
+    }
     let agreed = Agreed {
         round: id,
         via: round.collective.via.unwrap_or(HandleType::Fabric),
         handles: u32::try_from(count).unwrap_or(u32::MAX),
     };
-    let roster = || Arc::new(Roster::new(members, fds, limits).charged(charges));
-    match shape {
-        Shape::Memory => Outcome::Memory(roster(), agreed, until),
-        Shape::Bytes(_) => Outcome::Bytes(roster(), until),
-        Shape::Barrier => Outcome::Nothing,
-    }
+    let roster = Arc::new(Roster::new(members, fds, limits).charged(charges));
+    Outcome::Members(roster, (shape == Shape::Memory).then_some(agreed), until)
 }
 
 impl super::round::Seat {

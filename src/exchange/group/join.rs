@@ -86,7 +86,33 @@ impl GroupOptions {
     /// If the future is dropped early, this rank leaves: the others' join fails, unless they already have
     /// everything they need.
     pub async fn join(self, driver: &Driver) -> Result<Group> {
-        join(self, driver).await
+        check_name(&self.name)?;
+        let (rank, size) = (self.rank, self.size);
+        if rank >= size {
+            let why = format!("it is {rank} of {size}");
+            return Err(ExchangeError::invalid_of("rank", why, ranks(size)).into());
+        }
+        if let Host::Rank(host) = self.host
+            && host >= size
+        {
+            let why = format!("it is rank {host} of {size}");
+            return Err(ExchangeError::invalid_of("host", why, ranks(size)).into());
+        }
+        let until = deadline(self.deadline);
+        let hosted = match self.host == Host::Rank(rank) {
+            true => Some(Hosted::start(&self).await?),
+            false => None,
+        };
+        match join(self, hosted.as_ref(), driver, until).await {
+            Ok((joined, client, news)) => Ok(Group::new(joined, client, news, hosted)),
+            Err(error) => {
+                // The answers to the other ranks are still being sent.
+                if let Some(hosted) = hosted {
+                    hosted.close().await;
+                }
+                Err(error)
+            }
+        }
     }
 }
 
@@ -99,57 +125,62 @@ fn ranks(size: u32) -> String {
     }
 }
 
-async fn join(options: GroupOptions, driver: &Driver) -> Result<Group> {
-    check_name(&options.name)?;
-    if options.rank >= options.size {
-        let why = format!("it is {} of {}", options.rank, options.size);
-        return Err(ExchangeError::invalid_of("rank", why, ranks(options.size)).into());
-    }
-    if let Host::Rank(host) = options.host
-        && host >= options.size
-    {
-        let why = format!("it is rank {host} of {}", options.size);
-        return Err(ExchangeError::invalid_of("host", why, ranks(options.size)).into());
-    }
-    let until = deadline(options.deadline);
-    let hosted = match options.host {
-        Host::Rank(host) if host == options.rank => Some(Hosted::start(&options).await?),
-        _ => None,
-    };
-    match try_join(options, hosted.as_ref(), driver, until).await {
-        Ok((joined, client, news)) => Ok(Group::new(joined, client, news, hosted)),
-        Err(error) => {
-            // The answers to the other ranks are still being sent.
-            if let Some(hosted) = hosted {
-                hosted.close().await;
-            }
-            Err(error)
-        }
-    }
-}
-
 /// The result of a join: the rank's place, its connection, and a receiver that also has the notices sent before the round
 /// began.
 type Parts = (Joined, Client, broadcast::Receiver<Notified>);
 
-async fn try_join(
+async fn join(
     options: GroupOptions,
     hosted: Option<&Hosted>,
     driver: &Driver,
     until: Instant,
 ) -> Result<Parts> {
+    let client = connect(&options, hosted, driver, until).await?;
+    // Subscribed before there is a round, so that no loss is missed.
+    let news = client.notices();
     let joining = Joining {
         server: Asking {
-            client: connect(&options, hosted, driver, until).await?,
+            client: client.clone(),
             group: options.name.clone(),
             size: options.size,
             until,
             what: format!("group '{}'", options.name),
         },
-        options,
-        driver,
+        options: &options,
     };
-    joining.run().await
+    let agreed = joining.agree().await?;
+    let mut leaving = Leaving {
+        client: Some(client.clone()),
+        leave: Leave {
+            group: options.name.clone(),
+            round: agreed.round,
+            ms: 0,
+        },
+        runtime: Handle::current(),
+    };
+    let slots = joining.exchange(&agreed).await?;
+    note_sent(options.memory.as_ref(), &slots, options.rank);
+    let mut members = GatheredMemory {
+        slots,
+        own: options.memory,
+        driver: driver.clone(),
+        import: options.import,
+    };
+    if options.map == Map::All {
+        members = members.mapped(options.rank, options.site).await?;
+    }
+    leaving.client = None;
+    let joined = Joined {
+        name: options.name,
+        rank: options.rank,
+        via: agreed.via,
+        leave: leaving.leave.clone(),
+        members,
+        access: options.access,
+        map: options.map,
+        linger: options.linger,
+    };
+    Ok((joined, client, news))
 }
 
 /// Connects, and switches to the server's Unix socket if it can be reached, because only that can carry fds.
@@ -205,53 +236,13 @@ async fn connect(
     }
 }
 
+/// A rank that has a connection to its group's server.
 struct Joining<'a> {
     server: Asking,
-    options: GroupOptions,
-    driver: &'a Driver,
+    options: &'a GroupOptions,
 }
 
 impl Joining<'_> {
-    async fn run(self) -> Result<Parts> {
-        let client = self.server.client.clone();
-        // Subscribed before there is a round, so that no loss is missed.
-        let news = client.notices();
-        let agreed = self.agree().await?;
-        let mut leaving = Leaving {
-            client: Some(client.clone()),
-            leave: Leave {
-                group: self.options.name.clone(),
-                round: agreed.round,
-                ms: 0,
-            },
-            runtime: Handle::current(),
-        };
-        let slots = self.exchange(&agreed).await?;
-        let options = self.options;
-        note_sent(options.memory.as_ref(), &slots, options.rank);
-        let mut members = GatheredMemory {
-            slots,
-            own: options.memory,
-            driver: self.driver.clone(),
-            import: options.import,
-        };
-        if options.map == Map::All {
-            members = members.mapped(options.rank, options.site).await?;
-        }
-        leaving.client = None;
-        let joined = Joined {
-            name: options.name,
-            rank: options.rank,
-            via: agreed.via,
-            leave: leaving.leave.clone(),
-            members,
-            access: options.access,
-            map: options.map,
-            linger: options.linger,
-        };
-        Ok((joined, client, news))
-    }
-
     /// Returns the handle types that this rank can both export and import, and the reasons against the
     /// others.
     async fn can(&self) -> Result<(Vec<HandleType>, Vec<String>)> {
@@ -287,7 +278,7 @@ impl Joining<'_> {
 
     /// Waits until all ranks have joined and the server has chosen a handle type.
     async fn agree(&self) -> Result<Agreed> {
-        let options = &self.options;
+        let options = self.options;
         let (can, cannot) = self.can().await?;
         let memory = options.memory.as_ref();
         let memory = memory

@@ -21,7 +21,7 @@ pub(crate) fn explain(peer: &str, doing: &str, error: &io::Error) -> Error {
 pub(super) fn refuse(peer: &str, error: &rustls::Error) -> Error {
     use rustls::Error as Tls;
     let (cause, why) = match error {
-        Tls::InvalidCertificate(reason) => (cause(reason), certificate(reason)),
+        Tls::InvalidCertificate(reason) => certificate(reason),
         Tls::NoCertificatesPresented => {
             (Distrust::Certificate, "it presents no certificate".into())
         }
@@ -42,25 +42,6 @@ pub(super) fn refuse(peer: &str, error: &rustls::Error) -> Error {
     Error::not_trusted(peer, cause, why)
 }
 
-/// Returns the cause as a code, for programs.
-fn cause(reason: &CertificateError) -> Distrust {
-    use CertificateError as Bad;
-    match reason {
-        Bad::Expired
-        | Bad::ExpiredContext { .. }
-        | Bad::NotValidYet
-        | Bad::NotValidYetContext { .. } => Distrust::Validity,
-        Bad::Revoked => Distrust::Revoked,
-        Bad::UnknownIssuer | Bad::BadSignature => Distrust::Authority,
-        Bad::ExpiredRevocationList
-        | Bad::ExpiredRevocationListContext { .. }
-        | Bad::UnknownRevocationStatus => Distrust::RevocationList,
-        Bad::NotValidForName | Bad::NotValidForNameContext { .. } => Distrust::Name,
-        Bad::Other(other) if other.0.is::<OtherName>() => Distrust::Name,
-        _ => Distrust::Certificate,
-    }
-}
-
 /// Formats the names of a certificate from rustls' debug texts such as `DnsName("node-a")`.
 fn names(presented: &[String]) -> String {
     let plain = |name: &String| {
@@ -75,40 +56,54 @@ fn names(presented: &[String]) -> String {
     }
 }
 
-/// Describes the fault of a certificate.
-pub(super) fn certificate(reason: &CertificateError) -> String {
+/// Returns the fault of a certificate, as a code for programs and as text.
+pub(super) fn certificate(reason: &CertificateError) -> (Distrust, String) {
     use CertificateError as Bad;
-    match reason {
-        Bad::Expired | Bad::ExpiredContext { .. } => "its certificate has expired".into(),
+    let (cause, why) = match reason {
+        Bad::Expired | Bad::ExpiredContext { .. } => {
+            (Distrust::Validity, "its certificate has expired")
+        }
         Bad::NotValidYet | Bad::NotValidYetContext { .. } => {
-            "its certificate is not valid yet".into()
+            (Distrust::Validity, "its certificate is not valid yet")
         }
-        Bad::Revoked => "its certificate is revoked".into(),
+        Bad::Revoked => (Distrust::Revoked, "its certificate is revoked"),
         Bad::UnknownIssuer | Bad::BadSignature => {
-            "its certificate is from an authority that is not trusted here".into()
+            let why = "its certificate is from an authority that is not trusted here";
+            (Distrust::Authority, why)
         }
-        Bad::ExpiredRevocationList | Bad::ExpiredRevocationListContext { .. } => {
-            "the revocation list here has expired".into()
+        Bad::ExpiredRevocationList | Bad::ExpiredRevocationListContext { .. } => (
+            Distrust::RevocationList,
+            "the revocation list here has expired",
+        ),
+        Bad::UnknownRevocationStatus => {
+            let why = "no revocation list here is of its certificate's authority";
+            (Distrust::RevocationList, why)
         }
         Bad::NotValidForNameContext {
             expected,
             presented,
-        } => format!(
-            "its certificate is for {}, not for {}",
-            names(presented),
-            expected.to_str()
-        ),
-        Bad::Other(other) if other.0.is::<OtherName>() => other.0.to_string(),
-        Bad::Other(other) => format!("its certificate: {}", other.0),
-        Bad::NotValidForName => "its certificate is for another name".into(),
-        Bad::UnknownRevocationStatus => {
-            "no revocation list here is of its certificate's authority".into()
+        } => {
+            let (names, expected) = (names(presented), expected.to_str());
+            let why = format!("its certificate is for {names}, not for {expected}");
+            return (Distrust::Name, why);
         }
+        Bad::NotValidForName => (Distrust::Name, "its certificate is for another name"),
         Bad::InvalidPurpose | Bad::InvalidPurposeContext { .. } => {
-            "its certificate is not for this end of a connection".into()
+            let why = "its certificate is not for this end of a connection";
+            (Distrust::Certificate, why)
         }
-        other => format!("its certificate: {other}"),
-    }
+        Bad::Other(other) if other.0.is::<OtherName>() => {
+            return (Distrust::Name, other.0.to_string());
+        }
+        Bad::Other(other) => {
+            return (
+                Distrust::Certificate,
+                format!("its certificate: {}", other.0),
+            );
+        }
+        other => return (Distrust::Certificate, format!("its certificate: {other}")),
+    };
+    (cause, why.into())
 }
 
 /// Converts webpki's error to rustls'.

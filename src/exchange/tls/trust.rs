@@ -153,7 +153,7 @@ impl Credential {
         let at = UnixTime::since_unix_epoch(since.unwrap_or_default());
         trust
             .verify(&self.chain, self.end, at, UnknownStatusPolicy::Deny)
-            .map_err(|error| certificate(&of_webpki(error)))
+            .map_err(|error| certificate(&of_webpki(error)).1)
     }
 }
 
