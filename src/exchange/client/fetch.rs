@@ -157,10 +157,10 @@ impl FetchOptions {
         failed: Option<&Error>,
     ) -> Result<RemoteBuffer, (Option<HandleType>, Error)> {
         let mut leased = self.lease_by(accept).await?;
-        if let (Some(error), HandleType::PosixFd) = (failed, leased.via) {
+        let via = leased.via;
+        if let (Some(error), HandleType::PosixFd) = (failed, via) {
             leased.grant.no_fabric = Some(error.to_string());
         }
-        let via = leased.via;
         let imported = leased.import(self.import.clone()).await;
         imported.map_err(|error| (Some(via), error))
     }

@@ -108,15 +108,24 @@ impl ClientLease {
         self.state()
     }
 
-    /// Ends the lease; the answer comes when the server has recorded it.
-    pub(super) fn release(mut self) -> Noted {
+    /// Ends the lease. The future waits until the server has recorded it.
+    pub(super) fn release(mut self, name: String) -> impl Future<Output = Result<()>> + use<> {
         self.released = true;
         let (done, answer) = oneshot::channel();
         self.keep.session().release(self.key, Some(done));
-        Noted {
-            // Keeps the connection until the answer.
-            keep: self.keep.clone(),
-            answer,
+        // Keeps the connection until the answer.
+        let keep = self.keep.clone();
+        async move {
+            let session = keep.session();
+            let patience = session.patience();
+            match tokio::time::timeout(patience, answer).await {
+                Ok(Ok(released)) => released,
+                Ok(Err(_)) => Err(session.down()),
+                Err(_) => Err(Error::timed_out(
+                    format!("the release of '{name}'"),
+                    patience,
+                )),
+            }
         }
     }
 }
@@ -130,28 +139,6 @@ pub(super) struct Grant {
     pub(super) probe: Option<u64>,
     pub(super) no_fabric: Option<String>,
     pub(super) owner: Owner,
-}
-
-/// The pending answer to a release.
-pub(super) struct Noted {
-    keep: Keep,
-    answer: oneshot::Receiver<Result<()>>,
-}
-
-impl Noted {
-    /// Waits for the answer.
-    pub(super) async fn wait(self, name: &str) -> Result<()> {
-        let session = self.keep.session();
-        let patience = session.patience();
-        match tokio::time::timeout(patience, self.answer).await {
-            Ok(Ok(released)) => released,
-            Ok(Err(_)) => Err(session.down()),
-            Err(_) => Err(Error::timed_out(
-                format!("the release of '{name}'"),
-                patience,
-            )),
-        }
-    }
 }
 
 impl Drop for ClientLease {

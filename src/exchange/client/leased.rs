@@ -55,7 +55,7 @@ impl Leased {
     /// If dropped before completion, the lease ends anyway.
     pub async fn release(self) -> Result<()> {
         drop(self.handles);
-        self.grant.lease.release().wait(&self.grant.name).await
+        self.grant.lease.release(self.grant.name).await
     }
 
     /// Imports the memory, maps and grants it.

@@ -86,9 +86,9 @@ impl RemoteBuffer {
         let Self { memory, grant, .. } = self;
         let noted = open::elsewhere(move || {
             drop(memory);
-            grant.lease.release()
+            grant.lease.release(grant.name)
         });
-        noted.await?.wait(&grant.name).await
+        noted.await?.await
     }
 
     pub(super) fn session(&self) -> &Arc<ClientSession> {

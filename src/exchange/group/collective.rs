@@ -100,26 +100,35 @@ pub(super) struct Completed {
     pub(super) result: Outcome,
 }
 
-/// The result that its ranks are sent.
+/// The result that ranks are sent.
+#[derive(Default)]
 pub(super) enum Outcome {
     Nothing,
-    /// The members, until a time. If they have handles, a rank learns first how many.
+    /// The members, kept until a time for ranks whose connection broke. If they have handles, a rank learns first how many.
     Members(Arc<Roster>, Option<Agreed>, Duration),
     /// No longer kept.
+    #[default]
     Forgotten,
 }
 
 impl Outcome {
     /// Returns the time until which the result is kept.
-    fn until(&self) -> Option<Duration> {
+    pub(super) fn until(&self) -> Option<Duration> {
         match self {
             Self::Members(_, _, until) => Some(*until),
             Self::Nothing | Self::Forgotten => None,
         }
     }
 
+    /// Drops the result when its time is over.
+    fn forget(&mut self, now: Duration) {
+        if self.until().is_some_and(|until| until <= now) {
+            *self = Self::Forgotten;
+        }
+    }
+
     /// Returns the answer to a rank that asks for the members from `first` on, or has entered.
-    fn told(&self, first: Option<u32>) -> Told {
+    pub(super) fn told(&self, first: Option<u32>) -> Told {
         match (self, first) {
             (Self::Nothing, None) => Told::Done,
             (Self::Nothing, Some(_)) => {
@@ -137,6 +146,8 @@ impl Outcome {
 /// The gathers of a round.
 #[derive(Default)]
 pub(super) struct Collective {
+    /// The members that have joined, with the memory that they brought.
+    pub(super) joined: Outcome,
     /// The number of gathers that are over: ranks enter the next one.
     pub(super) over: u64,
     pub(super) entered: BTreeMap<u32, Box<Entered>>,
@@ -160,7 +171,8 @@ impl Collective {
     /// Returns the next time at which something changes without a request.
     pub(super) fn next(&self) -> Option<Duration> {
         let kept = self.completed.as_ref().and_then(|last| last.result.until());
-        self.deadline().into_iter().chain(kept).min()
+        let times = [self.deadline(), self.joined.until(), kept];
+        times.into_iter().flatten().min()
     }
 
     /// Returns the time at which the current gather fails.
@@ -168,12 +180,11 @@ impl Collective {
         self.entered.values().map(|entered| entered.deadline).min()
     }
 
-    /// Drops the kept result when its time is over.
+    /// Drops the kept results whose time is over.
     pub(super) fn forget(&mut self, now: Duration) {
-        if let Some(last) = &mut self.completed
-            && last.result.until().is_some_and(|until| until <= now)
-        {
-            last.result = Outcome::Forgotten;
+        self.joined.forget(now);
+        if let Some(last) = &mut self.completed {
+            last.result.forget(now);
         }
     }
 

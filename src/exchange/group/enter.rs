@@ -78,7 +78,7 @@ impl Rounds {
         let Some((round, rank)) = found.filter(|(round, rank)| is_member(round, rank)) else {
             return Err(Told::Refused(no_such_round()));
         };
-        if !matches!(round.phase, Phase::Complete(_)) {
+        if !matches!(round.phase, Phase::Complete) {
             return no(Refusal::Invalid, "not all ranks have offered their memory");
         }
         if ask.number == 0 || ask.number == u64::MAX {

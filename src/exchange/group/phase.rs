@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::collective::Given;
+use super::collective::{Given, Outcome};
 use super::roster::Roster;
-use super::round::{Kept, Phase, Stay};
+use super::round::{Phase, Stay};
 use super::rounds::{Rounds, find};
 use super::told::{Told, Waiter, refused};
 use crate::Refusal;
@@ -43,7 +43,7 @@ impl Rounds {
                 let no = refused(Refusal::Invalid, "the group is still gathering");
                 self.waiters.answer(waiter, Told::Refused(no));
             }
-            Phase::Complete(_) => self.serve(ask.round, waiter, first),
+            Phase::Complete => self.serve(ask.round, waiter, first),
             Phase::Offering { via, .. } => {
                 let place = (ask.round, rank);
                 self.waiters.wait(&mut seat.waiter, waiter, place);
@@ -86,10 +86,10 @@ impl Rounds {
                 }
             })
             .collect();
-        round.phase = Phase::Complete(Some(Kept {
-            roster: Arc::new(Roster::new(members, fds, self.rules.pages())),
-            until: now.saturating_add(self.rules.keep),
-        }));
+        let roster = Arc::new(Roster::new(members, fds, self.rules.pages()));
+        let until = now.saturating_add(self.rules.keep);
+        round.collective.joined = Outcome::Members(roster, None, until);
+        round.phase = Phase::Complete;
         if self.open.get(&round.identity) == Some(&id) {
             self.open.remove(&round.identity);
         }
@@ -108,15 +108,10 @@ impl Rounds {
     /// The server does not know whether the rank reads it: if the connection breaks first, the rank asks
     /// again.
     fn serve(&mut self, id: u64, waiter: Waiter, first: u32) {
-        let Some(Phase::Complete(kept)) = self.rounds.get(&id).map(|round| &round.phase) else {
-            return;
-        };
-        let Some(Kept { roster, .. }) = kept else {
-            let no = refused(Refusal::Stale, "the members were sent already");
-            return self.waiters.answer(waiter, Told::Refused(no));
-        };
-        let told = Told::page(roster, first);
-        self.waiters.answer(waiter, told);
+        if let Some(round) = self.rounds.get(&id) {
+            let told = round.collective.joined.told(Some(first));
+            self.waiters.answer(waiter, told);
+        }
     }
 
     /// Records that a rank is done; the waiter gets [`Told::Done`] when all ranks are.
@@ -133,7 +128,7 @@ impl Rounds {
             return self.unknown(waiter);
         };
         match (&round.phase, round.seats.get_mut(&rank)) {
-            (Phase::Complete(_), Some(seat)) => {
+            (Phase::Complete, Some(seat)) => {
                 let leaves = (seat.stay == Stay::Here).then(|| seat.asker.clone());
                 seat.stay = Stay::Left;
                 seat.deadline = now.saturating_add(wait);
@@ -151,7 +146,7 @@ impl Rounds {
                 self.waiters.answer(waiter, Told::Done);
                 self.abandon(ask.round, rank, now, "left");
             }
-            (Phase::Complete(_), None) => self.unknown(waiter),
+            (Phase::Complete, None) => self.unknown(waiter),
         }
     }
 
@@ -227,7 +222,7 @@ impl Rounds {
                 let why = round.incomplete(Refusal::Closing, detail, vec![rank]);
                 self.fail(id, now, why);
             }
-            Phase::Complete(_) => {
+            Phase::Complete => {
                 let news = Lost {
                     group: round.group.clone(),
                     round: id,

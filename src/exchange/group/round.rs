@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::collective::{Collective, Given};
 use super::identity::Identity;
-use super::roster::{PageLimits, Roster};
+use super::roster::PageLimits;
 use super::told::Waiter;
 use crate::account::Charge;
 use crate::driver::HandleType;
@@ -143,20 +143,14 @@ impl Seat {
     }
 }
 
-/// Members that can still be requested.
-pub(super) struct Kept {
-    pub(super) roster: Arc<Roster>,
-    pub(super) until: Duration,
-}
-
 pub(super) enum Phase {
     Gathering,
     Offering {
         via: HandleType,
         until: Duration,
     },
-    /// The roster is kept as long as a rank may have to be sent it once more.
-    Complete(Option<Kept>),
+    /// The members are in the round's [`Collective`].
+    Complete,
 }
 
 pub(super) struct Round {
@@ -212,13 +206,7 @@ impl Round {
         let waits = waiting.map(|seat| seat.deadline).min();
         match &self.phase {
             Phase::Gathering => waits,
-            Phase::Complete(kept) => {
-                let kept = kept.as_ref().map(|kept| kept.until);
-                [waits, kept, self.collective.next()]
-                    .into_iter()
-                    .flatten()
-                    .min()
-            }
+            Phase::Complete => waits.into_iter().chain(self.collective.next()).min(),
             Phase::Offering { until, .. } => Some(*until),
         }
     }

@@ -131,7 +131,7 @@ impl Rounds {
                 Some(Phase::Offering { .. }) => {
                     self.abandon(id, rank, now, "lost the right to join");
                 }
-                Some(Phase::Complete(_)) => self.decide_gather(id, now),
+                Some(Phase::Complete) => self.decide_gather(id, now),
                 None => {}
             }
         }
@@ -178,7 +178,7 @@ impl Rounds {
             self.deadlines.retain(|(_, other)| *other != id);
             return;
         };
-        match &mut round.phase {
+        match round.phase {
             Phase::Gathering => {
                 let why = round.incomplete(Refusal::TimedOut, "", round.missing());
                 self.fail(id, now, why);
@@ -188,8 +188,7 @@ impl Rounds {
                 let why = round.incomplete(Refusal::TimedOut, "no handles from them", late);
                 self.fail(id, now, why);
             }
-            Phase::Complete(kept) => {
-                kept.take_if(|kept| kept.until <= now);
+            Phase::Complete => {
                 let here = round.ranks(|seat| seat.stay == Stay::Here);
                 let why = Arc::new(round.incomplete(Refusal::TimedOut, "they have not left", here));
                 for seat in round.seats.values_mut() {

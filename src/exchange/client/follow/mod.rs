@@ -11,10 +11,11 @@ mod tests;
 
 use std::sync::Arc;
 
-use tokio::task::JoinHandle;
+use tokio::task::{JoinError, JoinHandle};
 
 pub use followed::{Absence, Followed};
 
+use super::session::ClientSession;
 use super::{Client, FetchOptions};
 use crate::{Error, Result};
 use slot::{Offer, Slot};
@@ -76,7 +77,8 @@ use slot::{Offer, Slot};
 pub struct Follow {
     fetch: FetchOptions,
     slot: Arc<Slot>,
-    task: Option<JoinHandle<()>>,
+    /// Returns why the follow ends.
+    task: Option<JoinHandle<Error>>,
     ended: Option<Error>,
 }
 
@@ -124,25 +126,47 @@ impl Follow {
         if let Some(ended) = &self.ended {
             return Err(ended.clone());
         }
-        if self.task.is_none() {
-            let (fetch, slot) = (self.fetch.clone(), Arc::clone(&self.slot));
-            let session = Arc::clone(fetch.client().session());
+        let session = self.fetch.client().session();
+        let task = self.task.get_or_insert_with(|| {
+            let work = task::run(self.fetch.clone(), Arc::clone(&self.slot));
             // Not on the caller's runtime, which may end before the follow does.
-            self.task = Some(session.runtime.spawn(task::run(fetch, slot)));
-        }
+            session.runtime.spawn(work)
+        });
         self.slot.want();
         loop {
-            match self.slot.take() {
+            // The end takes the place of an offer.
+            let offer = match task.is_finished() {
+                true => None,
+                false => self.slot.take(),
+            };
+            match offer {
                 Some(Offer::Memory(memory, _)) => return Ok(Followed::Memory(memory)),
                 Some(Offer::Gone(absence)) => return Ok(Followed::Gone(absence)),
-                Some(Offer::End(error)) => {
-                    self.ended = Some(error.clone());
-                    return Err(error);
-                }
-                None => self.slot.offered().await,
+                None => {}
             }
+            let ended = tokio::select! {
+                biased;
+                ended = &mut *task => ended,
+                () = self.slot.offered() => continue,
+            };
+            self.slot.clear();
+            let error = ended.unwrap_or_else(|cut_off| why(session, &cut_off));
+            self.ended = Some(error.clone());
+            return Err(error);
         }
     }
+}
+
+/// Returns why a task ended that has not returned a reason.
+fn why(session: &ClientSession, cut_off: &JoinError) -> Error {
+    if !session.is_open() {
+        return session.down();
+    }
+    let why = match cut_off.is_panic() {
+        true => "the task that follows the name has panicked",
+        false => "the client's runtime has ended",
+    };
+    Error::peer_lost(session.peer(), why)
 }
 
 impl Drop for Follow {

@@ -7,7 +7,6 @@ use tokio::sync::{Notify, watch};
 
 use super::followed::Absence;
 use super::generation::Generation;
-use crate::Error;
 use crate::client::{LeaseState, RemoteBuffer};
 use crate::per_driver::lock;
 
@@ -16,7 +15,6 @@ use crate::per_driver::lock;
 pub(super) enum Offer {
     Memory(Box<RemoteBuffer>, Generation),
     Gone(Absence),
-    End(Error),
 }
 
 /// Memory that was returned, and its lease, which the caller may have released since.
@@ -133,7 +131,6 @@ impl Slot {
                 state.returned = Some(Returned::new(memory, generation));
             }
             Offer::Gone(_) => state.told = Told::Gone,
-            Offer::End(_) => {}
         }
         drop(state);
         self.asked.notify_one();
@@ -165,18 +162,7 @@ impl Slot {
     /// Drops the offer. Memory is unmapped on a blocking thread: an async thread sends no heartbeats during
     /// that time.
     pub(super) fn clear(&self) {
-        let offer = self.retract();
-        self.let_go(offer);
-    }
-
-    /// Ends the follow.
-    pub(super) fn end(&self, error: Error) {
-        let before = self.put(Offer::End(error));
-        self.let_go(before);
-    }
-
-    fn let_go(&self, offer: Option<Offer>) {
-        if let Some(Offer::Memory(memory, _)) = offer {
+        if let Some(Offer::Memory(memory, _)) = self.retract() {
             // A runtime that has ended drops it at once.
             drop(self.runtime.spawn_blocking(move || drop(memory)));
         }
@@ -189,7 +175,7 @@ impl Slot {
             told: state.told.clone(),
             returned: state.returned.clone(),
             offered: match &state.offer {
-                None | Some(Offer::End(_)) => Offered::Nothing,
+                None => Offered::Nothing,
                 Some(Offer::Gone(_)) => Offered::Gone,
                 Some(Offer::Memory(memory, generation)) => {
                     Offered::Memory(Returned::new(memory, generation))

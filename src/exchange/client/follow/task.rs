@@ -1,6 +1,5 @@
 //! The task behind a follow: tracks the state of the name and offers it to the caller.
 
-mod ends;
 mod failures;
 
 use std::sync::Arc;
@@ -11,14 +10,13 @@ use tokio::time::{Instant, sleep_until};
 
 use super::decide::{Due, Seen, due};
 use super::followed::Absence;
-use super::generation::{Generation, Listed};
+use super::generation::{Generation, Listed, listed};
 use super::slot::{Offer, Offered, Returned, Slot, Told, View};
 use crate::client::greet::is_final;
 use crate::client::session::{ClientSession, Notified};
 use crate::client::{Client, FetchOptions, LeaseState, open};
 use crate::protocol::{Answer, Ask, Entry, Watch};
 use crate::{Error, Refusal, Result};
-use ends::Ends;
 use failures::Failures;
 
 struct Follower {
@@ -55,14 +53,11 @@ struct Follower {
     lease: LeaseState,
 }
 
-/// Runs the follow until it ends. A runtime that has ended drops the future before it is
-/// polled, which ends the follow too.
-pub(super) fn run(fetch: FetchOptions, slot: Arc<Slot>) -> impl Future<Output = ()> {
-    let ends = Ends::new(&slot, fetch.client().session());
-    async move {
-        let Err(error) = Follower::new(fetch, slot).follow().await;
-        ends.because(error);
-    }
+/// Runs the follow until it ends, and returns why. No offer remains.
+pub(super) async fn run(fetch: FetchOptions, slot: Arc<Slot>) -> Error {
+    let Err(why) = Follower::new(fetch, Arc::clone(&slot)).follow().await;
+    slot.clear();
+    why
 }
 
 impl Follower {
@@ -149,8 +144,8 @@ impl Follower {
     }
 
     fn denotes(&mut self, entry: &Entry) {
-        let listed = Listed::of(entry);
-        let generation = listed.generation.clone();
+        let listed = listed(entry);
+        let generation = listed.0.clone();
         if self.last.as_ref() != Some(&listed) {
             self.last = Some(listed);
             self.rejected = None;
