@@ -20,8 +20,8 @@ use crate::{Error, MemoryError, Mismatch, Owner, Refusal, Result};
 #[derive(Clone, Debug)]
 #[must_use = "options do nothing until `go`"]
 pub struct FetchOptions {
-    client: Client,
-    name: String,
+    pub(super) client: Client,
+    pub(super) name: String,
     import: ImportOptions,
     /// `None`: as much as the exporter allows.
     access: Option<Access>,
@@ -41,21 +41,13 @@ impl FetchOptions {
         self
     }
 
-    pub(super) const fn client(&self) -> &Client {
-        &self.client
-    }
-
-    pub(super) fn name(&self) -> &str {
-        &self.name
-    }
-
     /// Sets which GPUs may use the memory, besides the host. The default is every GPU that can reach it.
     pub fn access_by<L: Into<Location>>(mut self, who: impl IntoIterator<Item = L>) -> Self {
         self.import = self.import.access_by(who);
         self
     }
 
-    /// Sets what one location may do; [`Location::Host`] stands for the CPU.
+    /// Sets the access of one location; [`Location::Host`] stands for the CPU.
     pub fn access(mut self, who: impl Into<Location>, access: Access) -> Self {
         self.import = self.import.access(who, access);
         self
@@ -68,7 +60,7 @@ impl FetchOptions {
     }
 
     /// Fails if the exporter does not allow writing. Without this and [`read_only`](Self::read_only), the
-    /// fetch takes what the exporter allows.
+    /// fetch takes the access that the exporter allows.
     pub const fn read_write(mut self) -> Self {
         self.access = Some(Access::ReadWrite);
         self
@@ -108,7 +100,7 @@ impl FetchOptions {
     /// Refuses memory of another owner. The server checks it before it grants a lease, and this client checks
     /// the grant before it imports anything. This overrides the client's
     /// [`expect_owner`](super::ClientOptions::expect_owner). Without either, memory of any owner is accepted:
-    /// a peer that created the name first may then read and write what this process stores there.
+    /// a peer that created the name first may then read and write the bytes that this process stores there.
     pub fn expect_owner(mut self, owner: impl Into<Owner>) -> Self {
         self.owner = Some(owner.into());
         self

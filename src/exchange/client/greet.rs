@@ -22,7 +22,7 @@ const LEAST: Duration = Duration::from_millis(10);
 /// The longest heartbeat and lease.
 const MOST: Duration = Duration::from_secs(86_400);
 
-/// How a client connects, and what it says about itself.
+/// How a client connects and describes itself.
 #[derive(Clone, Debug)]
 pub(crate) struct Dial {
     pub(super) options: ClientOptions,

@@ -130,7 +130,7 @@ impl ClientLease {
     }
 }
 
-/// A lease with what the server granted beside the memory.
+/// A lease, and the server's details about its memory.
 #[derive(Debug)]
 pub(super) struct Grant {
     pub(super) lease: ClientLease,

@@ -80,7 +80,7 @@ pub(super) async fn prove(mut remote: RemoteBuffer, by_gpu: bool) -> Result<Remo
     Ok(remote)
 }
 
-/// Why an exporter gives no place for a probe, and what its owner can do.
+/// Returns why an exporter gives no place for a probe, and a remedy for its owner.
 fn no_room(memory: &Description) -> String {
     let (len, padded) = (memory.len, memory.padded());
     if memory.is_window() {
@@ -163,7 +163,7 @@ async fn one_way(
             (remote, written) = with(remote, move |memory| put(memory, at, by, word)).await?;
             written?;
         }
-        let Some(probed) = ask(&session, remote.lease(), wrote).await? else {
+        let Some(probed) = ask(&session, remote.grant.lease.key.lease, wrote).await? else {
             return Ok((remote, false));
         };
         let read;

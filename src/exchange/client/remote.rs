@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use tokio::sync::watch;
-
 use super::lease::Grant;
 use super::session::ClientSession;
 use super::{LeaseState, Proof, open};
@@ -54,7 +52,7 @@ impl RemoteBuffer {
         self.grant.no_fabric.as_deref()
     }
 
-    /// Returns what was proved when it was fetched, or [why nothing was](Proof::why_not).
+    /// Returns the result of the probe at the fetch, or [why nothing was proved](Proof::why_not).
     pub const fn proved(&self) -> &Proof {
         &self.proof
     }
@@ -95,15 +93,7 @@ impl RemoteBuffer {
         self.grant.lease.keep.session()
     }
 
-    pub(super) fn lease_states(&self) -> watch::Receiver<LeaseState> {
-        self.grant.lease.states()
-    }
-
-    pub(super) fn lease(&self) -> u64 {
-        self.grant.lease.key.lease
-    }
-
-    /// Returns what `location` may do, as the driver reports it.
+    /// Returns the access of `location`, as the driver reports it.
     ///
     /// # Errors
     /// As [`ImportedBuffer::access`].

@@ -30,7 +30,7 @@ const NOTICES: usize = 1024;
 /// The most releases in flight at a time.
 const RELEASES: usize = 8;
 
-/// An answer, and what arrived with it.
+/// An answer, with its fds and its lease.
 #[derive(Debug)]
 pub(crate) struct Answered {
     pub(crate) answer: Answer,

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use tokio::time::sleep;
 
 use super::session::ClientSession;
-use crate::tls::{Credential, Tls, WALL_CLOCK};
+use crate::tls::{Credential, WALL_CLOCK};
 use crate::{Distrust, Error, Security};
 
 /// Waits until the server's certificate is no longer valid, or this process has a new one and no user waits
@@ -28,7 +28,9 @@ pub(super) async fn watch(session: &ClientSession, credential: Option<Arc<Creden
             }
             due = credential.next_expiry(now);
         }
-        if is_renewed(session, tls, &credential) && !session.is_asking() {
+        // The server ends the session when the certificate that it has seen expires.
+        let renews = !session.dial.options.reconnect.is_never() && tls.is_renewed(&credential);
+        if renews && !session.is_asking() {
             return Error::peer_lost(
                 session.peer(),
                 "this process connects anew with its new certificate",
@@ -40,10 +42,4 @@ pub(super) async fn watch(session: &ClientSession, credential: Option<Arc<Creden
             () = sleep(WALL_CLOCK) => false,
         };
     }
-}
-
-/// Returns whether the server should see the new certificate: it ends the session when the one that it has
-/// seen expires.
-fn is_renewed(session: &ClientSession, tls: &Tls, credential: &Credential) -> bool {
-    !session.dial.options.reconnect.is_never() && tls.is_renewed(credential)
 }

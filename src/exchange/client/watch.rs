@@ -131,7 +131,7 @@ impl Watch {
         };
         match done {
             Ok(()) => {}
-            // The server is away again, whatever the error.
+            // The server is away again, for any error.
             Err(error) if self.client.session().is_down() => {
                 if !error.is_peer_lost() {
                     self.away(&error);

@@ -51,7 +51,7 @@ pub enum Error {
         /// The reason, for people.
         detail: String,
     },
-    /// Memory under a name is not what the caller requested: none of it is mapped.
+    /// Memory under a name differs from the caller's request: none of it is mapped.
     Mismatched {
         /// The name.
         name: String,

@@ -141,7 +141,11 @@ impl Group {
             let mut slots = match self.unless_lost(call.gather_memory()).await {
                 Ok(slots) => slots,
                 Err(error) => {
-                    if failed_for_all(&error) {
+                    // The server has failed the call for all ranks, so none maps the memory.
+                    if matches!(
+                        error,
+                        Error::RanksMissing { .. } | Error::RanksDisagree { .. }
+                    ) {
                         let own = turn.take(call.number);
                         discard((call, memory, own)).await;
                     }
@@ -199,7 +203,7 @@ impl Group {
             operation,
             memory,
             via: self.via(),
-            round: self.round(),
+            round: self.joined.leave.round,
             number,
         };
         Ok((turn, call))
@@ -213,14 +217,6 @@ impl Group {
             error = server_lost(self.state.clone()) => Err(error.into()),
         }
     }
-}
-
-/// Whether the server has failed the call for all ranks. No rank maps the memory of such a call.
-const fn failed_for_all(error: &Error) -> bool {
-    matches!(
-        error,
-        Error::RanksMissing { .. } | Error::RanksDisagree { .. }
-    )
 }
 
 /// One barrier or gather.

@@ -94,12 +94,6 @@ pub(super) struct Entered {
     pub(super) charge: Option<Charge>,
 }
 
-/// The last completed gather.
-pub(super) struct Completed {
-    pub(super) number: u64,
-    pub(super) result: Outcome,
-}
-
 /// The result that ranks are sent.
 #[derive(Default)]
 pub(super) enum Outcome {
@@ -151,7 +145,8 @@ pub(super) struct Collective {
     /// The number of gathers that are over: ranks enter the next one.
     pub(super) over: u64,
     pub(super) entered: BTreeMap<u32, Box<Entered>>,
-    pub(super) completed: Option<Completed>,
+    /// The number and the result of the last completed gather.
+    pub(super) completed: Option<(u64, Outcome)>,
     /// Why gathers since the last that completed have failed: the last [`FAILURES`] of them, in order, each
     /// with the last number that it failed.
     failures: VecDeque<(u64, Arc<Incomplete>)>,
@@ -170,7 +165,10 @@ impl Collective {
 
     /// Returns the next time at which something changes without a request.
     pub(super) fn next(&self) -> Option<Duration> {
-        let kept = self.completed.as_ref().and_then(|last| last.result.until());
+        let kept = self
+            .completed
+            .as_ref()
+            .and_then(|(_, result)| result.until());
         let times = [self.deadline(), self.joined.until(), kept];
         times.into_iter().flatten().min()
     }
@@ -183,8 +181,8 @@ impl Collective {
     /// Drops the kept results whose time is over.
     pub(super) fn forget(&mut self, now: Duration) {
         self.joined.forget(now);
-        if let Some(last) = &mut self.completed {
-            last.result.forget(now);
+        if let Some((_, result)) = &mut self.completed {
+            result.forget(now);
         }
     }
 
@@ -193,11 +191,13 @@ impl Collective {
     /// A gather after the last completed one has failed. A waiting rank cannot ask for one before it: that
     /// gather completed only because all ranks had entered a later number.
     pub(super) fn ended(&self, number: u64, first: Option<u32>) -> Told {
-        let completed = self.completed.as_ref();
-        if let Some(last) = completed.filter(|last| last.number == number) {
-            return last.result.told(first);
+        let mut is_after = true;
+        if let Some((completed, result)) = &self.completed {
+            if *completed == number {
+                return result.told(first);
+            }
+            is_after = *completed < number;
         }
-        let is_after = completed.is_none_or(|last| last.number < number);
         let mut failures = self.failures.iter();
         match failures.find(|(last, _)| is_after && number <= *last) {
             Some((_, why)) => Told::Incomplete(Arc::clone(why)),
@@ -221,8 +221,7 @@ impl Collective {
     pub(super) fn complete(&mut self, result: Outcome) {
         self.over = self.number();
         self.failures = VecDeque::new();
-        let number = self.over;
-        self.completed = Some(Completed { number, result });
+        self.completed = Some((self.over, result));
     }
 
     /// Returns a rank whose gather has a shape other than `shape`, if there is one.

@@ -273,7 +273,7 @@ fn objection(
     Some(round.incomplete(Refusal::Limit, detail, vec![rank]))
 }
 
-/// Returns a rank's contribution, or what is wrong with it.
+/// Returns a rank's contribution, or its fault.
 fn contribution(
     via: Option<HandleType>,
     operation: Operation,

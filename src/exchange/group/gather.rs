@@ -66,7 +66,7 @@ impl Rounds {
         Ok(())
     }
 
-    /// Checks what does not depend on the group's state.
+    /// Checks the parts of the request that do not depend on the group's state.
     fn check(&self, asker: &Asker, ask: &Join) -> Result<(), Refused> {
         let invalid = |why: String| Err(refused(Refusal::Invalid, why));
         if let Err(error) = check_name(&ask.group) {

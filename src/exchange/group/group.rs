@@ -124,11 +124,6 @@ impl Group {
         self.joined.members.size()
     }
 
-    /// Returns the server's number for this life of the group.
-    pub(super) const fn round(&self) -> u64 {
-        self.joined.leave.round
-    }
-
     /// Returns the handle type by which all ranks share their memory.
     pub const fn via(&self) -> HandleType {
         self.joined.via

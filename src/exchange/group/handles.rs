@@ -37,7 +37,7 @@ pub(super) async fn export(
 ///
 /// # Errors
 ///
-/// A text that says what is wrong with the page.
+/// The page's fault, as text.
 pub(super) fn take(
     via: HandleType,
     size: u32,

@@ -154,7 +154,7 @@ impl Rounds {
         self.keys.group(group, admission, peer)
     }
 
-    /// Ends whatever has timed out by `now`.
+    /// Ends waits and rounds that have timed out by `now`.
     pub(super) fn tick(&mut self, now: Duration) {
         while let Some(&(at, id)) = self.deadlines.first()
             && at <= now
@@ -164,12 +164,12 @@ impl Rounds {
         self.ended.expire(now);
     }
 
-    /// Ends whatever has timed out, and returns the time until the next timeout of `waiter`, at most a
+    /// Ends waits and rounds that have timed out, and returns the time until the next timeout of `waiter`, at most a
     /// second.
     pub(super) fn next_tick(&mut self, now: Duration, waiter: Waiter) -> Duration {
         self.tick(now);
-        let place = self.waiters.place(waiter);
-        let next = place.and_then(|(id, _)| self.rounds.get(&id)?.scheduled);
+        let place = self.waiters.places.get(&waiter);
+        let next = place.and_then(|(id, _)| self.rounds.get(id)?.scheduled);
         next.map_or(TICK, |at| at.saturating_sub(now).min(TICK))
     }
 

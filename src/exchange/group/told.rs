@@ -62,14 +62,9 @@ impl Waiters {
         }
     }
 
-    /// Forgets a waiter, if there is one; returns what it waited for.
+    /// Forgets a waiter, if there is one; returns the place that it waited for.
     pub(super) fn forget(&mut self, waiter: impl Into<Option<Waiter>>) -> Option<(u64, u32)> {
         self.places.remove(&waiter.into()?)
-    }
-
-    /// Returns the round and the rank that a waiter waits for.
-    pub(super) fn place(&self, waiter: Waiter) -> Option<(u64, u32)> {
-        self.places.get(&waiter).copied()
     }
 
     /// Takes the answers that are due.

@@ -122,7 +122,7 @@ pub(super) fn of_webpki(error: webpki::Error) -> CertificateError {
     }
 }
 
-/// Describes what a peer's alert says about this process's certificate; `None` if nothing.
+/// Describes a peer's alert about this process's certificate; `None` for another alert.
 fn blame(alert: AlertDescription) -> Option<&'static str> {
     use AlertDescription as Alert;
     Some(match alert {

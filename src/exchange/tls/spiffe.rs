@@ -1,4 +1,4 @@
-//! Verifies servers by a SPIFFE id, whatever their address.
+//! Verifies servers by a SPIFFE id, at any address.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Verified peers: stores what a handshake has verified, so that it can be verified again.
+//! Verified peers: stores the certificates of a handshake, so that they can be verified again.
 
 use std::fmt;
 use std::sync::Arc;

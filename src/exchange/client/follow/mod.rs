@@ -28,7 +28,7 @@ use slot::{Offer, Slot};
 /// keeps the memory for the caller.
 ///
 /// **Memory that was returned before belongs to the caller.** Its lease continues like that of any
-/// [`RemoteBuffer`], whatever is returned next: nothing is unmapped or replaced under the caller, and the
+/// [`RemoteBuffer`], also when other memory is returned next: nothing is unmapped or replaced under the caller, and the
 /// exporter counts a holder until the caller drops it. So when `next` returns, wait for the GPU work that
 /// uses the old memory, then drop or release it. Until then [`RemoteBuffer::state`] tells whether the
 /// exporter still keeps it.
@@ -84,7 +84,7 @@ pub struct Follow {
 
 impl Follow {
     pub(super) fn new(fetch: FetchOptions) -> Self {
-        let slot = Slot::new(&fetch.client().session().runtime);
+        let slot = Slot::new(&fetch.client.session().runtime);
         Self {
             fetch,
             slot: Arc::new(slot),
@@ -95,7 +95,7 @@ impl Follow {
 
     /// Returns the followed name.
     pub fn name(&self) -> &str {
-        self.fetch.name()
+        &self.fetch.name
     }
 
     /// Waits until the state of the name differs from the state returned last, and returns the new one. The
@@ -126,7 +126,7 @@ impl Follow {
         if let Some(ended) = &self.ended {
             return Err(ended.clone());
         }
-        let session = self.fetch.client().session();
+        let session = self.fetch.client.session();
         let task = self.task.get_or_insert_with(|| {
             let work = task::run(self.fetch.clone(), Arc::clone(&self.slot));
             // Not on the caller's runtime, which may end before the follow does.
@@ -147,7 +147,7 @@ impl Follow {
             let ended = tokio::select! {
                 biased;
                 ended = &mut *task => ended,
-                () = self.slot.offered() => continue,
+                () = self.slot.filled.notified() => continue,
             };
             self.slot.clear();
             let error = ended.unwrap_or_else(|cut_off| why(session, &cut_off));

@@ -62,7 +62,7 @@ pub(super) async fn run(fetch: FetchOptions, slot: Arc<Slot>) -> Error {
 
 impl Follower {
     fn new(fetch: FetchOptions, slot: Arc<Slot>) -> Self {
-        let client = fetch.client().clone();
+        let client = fetch.client.clone();
         let session = client.session();
         Self {
             // Subscribed before the first look, so that no change is missed.
@@ -96,7 +96,11 @@ impl Follower {
             let may_ask = self.not_before.is_none_or(|at| at <= Instant::now());
             match due {
                 Due::Retract => discard(self.slot.retract()).await,
-                Due::Gone => self.say_gone().await,
+                Due::Gone => {
+                    if let Seen::Absent(absence) = &self.seen {
+                        discard(self.slot.put(Offer::Gone(absence.clone()))).await;
+                    }
+                }
                 _ if self.stale && may_ask => self.look().await?,
                 Due::Fetch if !self.stale && may_ask => self.fetch().await?,
                 Due::Fetch | Due::Nothing => self.rest(&view).await?,
@@ -123,11 +127,11 @@ impl Follower {
 
     fn hear(&mut self, news: Result<Notified, RecvError>) -> Result<()> {
         match news {
-            Ok(Notified::Published(entry)) if entry.name == self.fetch.name() => {
+            Ok(Notified::Published(entry)) if entry.name == self.fetch.name => {
                 self.heard += 1;
                 self.denotes(&entry);
             }
-            Ok(Notified::Gone(name)) if *name == *self.fetch.name() => {
+            Ok(Notified::Gone(name)) if *name == *self.fetch.name => {
                 self.heard += 1;
                 self.denotes_nothing();
             }
@@ -202,12 +206,6 @@ impl Follower {
         Ok(())
     }
 
-    async fn say_gone(&mut self) {
-        if let Seen::Absent(absence) = &self.seen {
-            discard(self.slot.put(Offer::Gone(absence.clone()))).await;
-        }
-    }
-
     /// Waits until a next step may be due.
     async fn rest(&mut self, view: &View) -> Result<()> {
         let returned = lease_changes(view.returned.as_ref().map(|lease| (lease, &self.lease)));
@@ -218,7 +216,7 @@ impl Follower {
             news = self.notices.recv() => self.hear(news)?,
             Ok(()) = self.gone.changed() => {}
             Ok(()) = self.barred.changed() => {}
-            () = self.slot.asked() => {}
+            () = self.slot.asked.notified() => {}
             () = returned => {}
             () = lease_changes(offered) => {}
             () = at(until) => self.not_before = None,
@@ -232,7 +230,7 @@ impl Follower {
 
     /// Asks the server for the name's state, and to be notified of changes.
     async fn look(&mut self) -> Result<()> {
-        let name = self.fetch.name().to_owned();
+        let name = self.fetch.name.clone();
         let client = self.client.clone();
         let work = async {
             let ask = Ask::Watch(Watch {

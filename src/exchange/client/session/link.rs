@@ -105,7 +105,7 @@ impl ClientSession {
         }
     }
 
-    /// Returns what resumes the session, and the leases that this end knows of.
+    /// Returns the request to resume the session, with the leases that this end knows of.
     pub(in crate::client) fn resume(&self) -> Resume {
         let state = self.lock();
         let own = |key: &&LeaseKey| key.epoch == state.epoch;
@@ -163,7 +163,7 @@ impl ClientSession {
             self.lose_all(&state, &why);
             state.epoch += 1;
             state.early.clear();
-            // A server that still runs must learn what is unmapped; leases of another server are forgotten.
+            // A server that still runs must learn of the unmapping; leases of another server are forgotten.
             for key in std::mem::take(&mut state.releases) {
                 let held = state.leases.get(&key);
                 match held.is_some_and(|held| held.instance == established.terms.instance) {

@@ -27,7 +27,7 @@ impl ClientSession {
         state.releases.is_empty() && state.releases_sent == 0
     }
 
-    /// Returns what to write next on its own.
+    /// Returns the next ping or release to write.
     pub(in crate::client) fn own(&self) -> Option<Request> {
         let mut state = self.lock();
         let (waiting, ask) = if std::mem::take(&mut state.ping_due) && !state.ping_sent {

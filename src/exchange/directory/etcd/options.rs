@@ -104,7 +104,7 @@ impl EtcdOptions {
     /// Checks the options without a connection.
     ///
     /// # Errors
-    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for what is out of its range.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for a value out of its range.
     pub fn check(&self) -> Result<()> {
         let (endpoints, prefix) = (&self.endpoints, &self.prefix);
         let is_https = |endpoint: &String| endpoint.starts_with("https://");
