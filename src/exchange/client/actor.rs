@@ -22,12 +22,12 @@ use crate::{Error, Result};
 pub(super) async fn run(session: Arc<ClientSession>, mut commands: Commands, first: Established) {
     let mut next = Some(first);
     let why = loop {
-        let Some(established) = next.take() else {
-            break closed(&session);
+        let served = match next.take() {
+            Some(established) => serve(&session, &mut commands, established).await,
+            None => Ok(()),
         };
-        let why = serve(&session, &mut commands, established).await;
-        let Err(why) = why else {
-            break closed(&session);
+        let Err(why) = served else {
+            break Error::peer_lost(session.peer(), "this client was closed");
         };
         tracing::debug!(address = %session.dial.options.address, error = %why, "connection broken");
         session.broken(&why);
@@ -39,10 +39,6 @@ pub(super) async fn run(session: Arc<ClientSession>, mut commands: Commands, fir
     };
     // Before the queue is dropped, so that its requests get the reason.
     session.over(&why);
-}
-
-fn closed(session: &ClientSession) -> Error {
-    Error::peer_lost(session.peer(), "this client was closed")
 }
 
 /// Serves one connection until it breaks; `Ok` when it is not needed any more.
@@ -64,7 +60,7 @@ async fn serve(
         // Biased: received data is read before the server counts as silent.
         biased;
         broken = read(session, &mut reader) => broken,
-        done = write(session, commands, &mut writer, terms.frame) => done,
+        done = write(session, commands, &mut writer, terms.welcome.frame_bytes as usize) => done,
         silent = keep_time(session, terms.heartbeat, terms.lease) => silent,
         changed = trust::watch(session, credential) => Err(changed),
     };

@@ -179,9 +179,9 @@ impl FetchOptions {
     fn accept(&self) -> Result<Vec<HandleType>> {
         let session = self.client.0.session();
         let terms = session.terms();
-        let same_machine = terms.boot == session.dial.boot;
+        let same_machine = terms.welcome.boot == session.dial.boot;
         let can = |via| match via {
-            HandleType::PosixFd => terms.unix || (same_machine && terms.fd_socket.is_some()),
+            HandleType::PosixFd => terms.unix || (same_machine && terms.welcome.door.is_some()),
             HandleType::Fabric => session.dial.no_fabric.is_none(),
         };
         let wanted = match &self.via {

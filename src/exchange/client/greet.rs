@@ -1,6 +1,5 @@
 //! Connects to a server, and exchanges the two messages that begin a session.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +11,7 @@ use super::text;
 use crate::protocol::{
     Greeting, Hello, MAGIC, MAX_LISTED, OLDEST, Secret, VERSION, Welcome, decode, encode,
 };
-use crate::share::{BootId, InstanceId};
+use crate::share::BootId;
 use crate::tls::Credential;
 use crate::transport::{self, Connection, FrameReader, FrameWriter, Unconnected};
 use crate::{Error, MemoryError, PeerName, Result, ShareError};
@@ -48,19 +47,12 @@ pub(super) struct Terms {
     pub(super) server: PeerName,
     /// The server's process, over a Unix socket.
     pub(super) pid: Option<u32>,
-    /// The name by which the server knows this client.
-    pub(super) me: String,
-    pub(super) instance: InstanceId,
-    pub(super) boot: BootId,
-    pub(super) session: Secret,
     pub(super) heartbeat: Duration,
     pub(super) lease: Duration,
-    /// The largest frame that the server reads.
-    pub(super) frame: usize,
-    pub(super) fd_socket: Option<PathBuf>,
-    pub(super) local: Option<PathBuf>,
     /// Whether the connection is a Unix socket, which passes fds.
     pub(super) unix: bool,
+    /// The server's answer, whose times are unchecked.
+    pub(super) welcome: Welcome,
 }
 
 /// A connection, greeted.
@@ -68,9 +60,6 @@ pub(super) struct Established {
     pub(super) reader: FrameReader,
     pub(super) writer: FrameWriter,
     pub(super) terms: Terms,
-    pub(super) resumed: bool,
-    /// Leases that ended while there was no connection.
-    pub(super) ended: Vec<u64>,
     /// Over TLS, the certificates that the server was verified with.
     pub(super) credential: Option<Arc<Credential>>,
 }
@@ -154,22 +143,14 @@ fn established(connection: Connection, welcome: Welcome, peer: String) -> Establ
     let heartbeat = Duration::from_millis(welcome.heartbeat_ms).clamp(LEAST, MOST);
     Established {
         terms: Terms {
-            me: text::tidy(&welcome.peer),
-            instance: welcome.instance,
-            boot: welcome.boot,
-            session: welcome.session,
             heartbeat,
             lease: Duration::from_millis(welcome.lease_ms).clamp(heartbeat, MOST),
-            frame: welcome.frame_bytes as usize,
-            fd_socket: welcome.door.map(PathBuf::from),
-            local: welcome.local.map(PathBuf::from),
             unix: connection.local,
             pid: connection.pid,
             server: connection.peer,
             peer,
+            welcome,
         },
-        resumed: welcome.resumed,
-        ended: welcome.ended,
         credential: connection.credential,
         reader: connection.reader,
         writer: connection.writer,

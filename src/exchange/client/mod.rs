@@ -188,7 +188,7 @@ impl Client {
 
     /// Returns the server's instance, which changes at a restart.
     pub fn instance(&self) -> InstanceId {
-        self.session().terms().instance
+        self.session().terms().welcome.instance
     }
 
     /// Returns the server's authenticated name and its address.
@@ -198,7 +198,7 @@ impl Client {
 
     /// Returns this client's name, as the server has authenticated it.
     pub fn name(&self) -> String {
-        self.session().terms().me.clone()
+        text::tidy(&self.session().terms().welcome.peer)
     }
 
     /// Returns this client's name as an owner of names.
@@ -226,7 +226,7 @@ impl Client {
 
     /// Returns the server's machine.
     pub fn boot(&self) -> BootId {
-        self.session().terms().boot
+        self.session().terms().welcome.boot
     }
 
     /// Returns how long a request may take.
@@ -246,7 +246,12 @@ impl Client {
 
     /// Returns the Unix socket that serves the whole protocol, for clients on the server's machine.
     pub(crate) fn local(&self) -> Option<PathBuf> {
-        self.session().terms().local.clone()
+        self.session()
+            .terms()
+            .welcome
+            .local
+            .clone()
+            .map(PathBuf::from)
     }
 
     /// Returns a receiver of the server's notices.

@@ -1,6 +1,7 @@
 //! Redeems tickets at a server's fd socket, and runs blocking work.
 
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::time::timeout_at;
@@ -17,7 +18,7 @@ pub(super) async fn redeem(session: &Arc<ClientSession>, ticket: Secret) -> Resu
     let patience = session.patience();
     let deadline = limits::deadline(patience);
     let broken = |detail: &str| Error::protocol(terms.peer.clone(), detail);
-    let fd_socket = terms.fd_socket.clone();
+    let fd_socket = terms.welcome.door.clone().map(PathBuf::from);
     let fd_socket =
         fd_socket.ok_or_else(|| broken("a ticket, and no fd socket to redeem it at"))?;
     if !fd_socket.is_absolute() {
@@ -33,7 +34,7 @@ pub(super) async fn redeem(session: &Arc<ClientSession>, ticket: Secret) -> Resu
     let what = format!("redeeming a ticket at {}", dial.options.address);
     let work = async {
         let mut connection = greet::establish(&dial, None, deadline).await?;
-        if connection.terms.instance != terms.instance {
+        if connection.terms.welcome.instance != terms.welcome.instance {
             return Err(Error::Stale {
                 what: format!("a ticket from {}", terms.peer),
                 why: "another server is at its fd socket".into(),

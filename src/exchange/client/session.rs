@@ -269,7 +269,7 @@ impl ClientSession {
     pub(super) fn release(&self, key: LeaseKey, done: Option<oneshot::Sender<Result<()>>>) {
         let mut state = self.lock();
         let over = matches!(state.link, Link::Over(_));
-        let instance = state.terms.instance;
+        let instance = state.terms.welcome.instance;
         let Some(held) = state.leases.get_mut(&key) else {
             return;
         };

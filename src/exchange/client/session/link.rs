@@ -113,7 +113,7 @@ impl ClientSession {
         let mut held: Vec<u64> = keys.map(|key| key.lease).collect();
         held.sort_unstable();
         Resume {
-            session: state.terms.session.clone(),
+            session: state.terms.welcome.session.clone(),
             server: state.terms.server.clone(),
             held,
         }
@@ -146,8 +146,8 @@ impl ClientSession {
     /// Handles a new connection.
     pub(in crate::client) fn resumed(&self, established: &Established) {
         let mut state = self.lock();
-        if !established.resumed {
-            let why = if established.terms.instance == state.terms.instance {
+        if !established.terms.welcome.resumed {
+            let why = if established.terms.welcome.instance == state.terms.welcome.instance {
                 Error::refused(
                     established.terms.peer.clone(),
                     "to go on with the session",
@@ -166,7 +166,7 @@ impl ClientSession {
             // A server that still runs must learn of the unmapping; leases of another server are forgotten.
             for key in std::mem::take(&mut state.releases) {
                 let held = state.leases.get(&key);
-                match held.is_some_and(|held| held.instance == established.terms.instance) {
+                match held.is_some_and(|held| held.instance == established.terms.welcome.instance) {
                     true => state.releases.push_back(key),
                     false => state.end(key, Err(why.clone())),
                 }
@@ -174,7 +174,7 @@ impl ClientSession {
         }
         state.terms = Arc::new(established.terms.clone());
         // Before any event of the new connection is read.
-        for &lease in &established.ended {
+        for &lease in &established.terms.welcome.ended {
             if let Some(held) = state.leases.get(&state.key(lease)) {
                 let why = Error::refused(
                     established.terms.peer.clone(),

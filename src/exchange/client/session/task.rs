@@ -127,7 +127,7 @@ impl ClientSession {
     /// Records a lease.
     fn hold(self: &Arc<Self>, lease: u64, name: String) -> Result<ClientLease> {
         let mut state = self.lock();
-        let instance = state.terms.instance;
+        let instance = state.terms.welcome.instance;
         let key = state.key(lease);
         if state.leases.contains_key(&key) {
             let peer = state.terms.peer.clone();

@@ -80,16 +80,12 @@ impl Task {
     /// Registers, and keeps the registration alive until that fails.
     async fn register(&mut self, failures: &mut u32) -> Result<Infallible> {
         let ttl = i64::try_from(self.etcd.options.lease.as_secs()).unwrap_or(i64::MAX);
-        let grant = self
-            .etcd
-            .call(|mut client| async move { client.lease_grant(ttl, None).await })
-            .await?;
+        let grant = |mut client: Client| async move { client.lease_grant(ttl, None).await };
+        let grant = self.etcd.call(grant).await?;
         let before = self.lease.replace(grant.id());
         let lease = grant.id();
-        let (mut keeper, mut answers) = self
-            .etcd
-            .call(|mut client| async move { client.lease_keep_alive(lease).await })
-            .await?;
+        let keep = |mut client: Client| async move { client.lease_keep_alive(lease).await };
+        let (mut keeper, mut answers) = self.etcd.call(keep).await?;
         // An existing key moves to the new lease and keeps its place in the order.
         self.put_exporter(lease).await?;
         let mut there = BTreeSet::new();
@@ -117,10 +113,8 @@ impl Task {
         let key = self.etcd.keys.exporter(self.instance);
         let value = self.value.clone();
         let options = PutOptions::new().with_lease(lease);
-        self.etcd
-            .call(|mut client| async move { client.put(key, value, Some(options)).await })
-            .await?;
-        Ok(())
+        let put = |mut client: Client| async move { client.put(key, value, Some(options)).await };
+        self.etcd.call(put).await.map(|_| ())
     }
 
     /// Changes etcd's entries from `there` to the wanted ones.
@@ -198,10 +192,8 @@ impl Task {
     }
 
     async fn revoke(&self, lease: i64) -> Result<()> {
-        self.etcd
-            .call(|mut client: Client| async move { client.lease_revoke(lease).await })
-            .await?;
-        Ok(())
+        let revoke = |mut client: Client| async move { client.lease_revoke(lease).await };
+        self.etcd.call(revoke).await.map(|_| ())
     }
 }
 
