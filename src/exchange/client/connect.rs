@@ -28,8 +28,8 @@ impl ClientOptions {
     /// # Errors
     /// [`Unreachable`](crate::ShareError::Unreachable) if no process listens,
     /// [`TimedOut`](crate::ShareError::TimedOut), [`NotTrusted`](crate::ShareError::NotTrusted) if either end
-    /// refuses the other's certificate or user, [`Error::Insecure`] for another machine's address without TLS,
-    /// [`Error::Refused`] by the server, [`Protocol`](crate::ShareError::Protocol) if the peer is not an
+    /// refuses the other's certificate or user, [`Error::Insecure`](crate::Error::Insecure) for another machine's address without TLS,
+    /// [`Error::Refused`](crate::Error::Refused) by the server, [`Protocol`](crate::ShareError::Protocol) if the peer is not an
     /// exchange server.
     ///
     /// # Cancel safety
