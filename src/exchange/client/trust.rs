@@ -31,10 +31,8 @@ pub(super) async fn watch(session: &ClientSession, credential: Option<Arc<Creden
         // The server ends the session when the certificate that it has seen expires.
         let renews = !session.dial.options.reconnect.is_never() && tls.is_renewed(&credential);
         if renews && !session.is_asking() {
-            return Error::peer_lost(
-                session.peer(),
-                "this process connects anew with its new certificate",
-            );
+            let why = "this process connects anew with its new certificate";
+            return Error::peer_lost(session.peer(), why);
         }
         reloaded = tokio::select! {
             () = reloads.next() => true,

@@ -138,9 +138,8 @@ impl Groups {
             local,
             charge,
         };
-        let wait = Duration::from_millis(ask.ms);
         let told = self
-            .ask(Some(wait), |rounds, now, waiter| {
+            .ask(ask.ms, |rounds, now, waiter| {
                 rounds.join(now, waiter, asker, ask)
             })
             .await;
@@ -164,7 +163,7 @@ impl Groups {
         fds: Vec<HeldFd>,
     ) -> Result<MembersPage, Answer> {
         let told = self
-            .ask(None, |rounds, now, waiter| {
+            .ask(0, |rounds, now, waiter| {
                 rounds.offer(now, waiter, session, ask, fds)
             })
             .await;
@@ -192,9 +191,8 @@ impl Groups {
         fds: Vec<HeldFd>,
         charge: Option<Charge>,
     ) -> Result<MembersPage, Answer> {
-        let wait = Duration::from_millis(ask.ms);
         let told = self
-            .ask(Some(wait), |rounds, now, waiter| {
+            .ask(ask.ms, |rounds, now, waiter| {
                 rounds.gather(now, waiter, session, ask, fds, charge)
             })
             .await;
@@ -223,9 +221,8 @@ impl Groups {
     ///
     /// A rank whose future is dropped has left.
     pub async fn leave(&self, session: u64, ask: Leave) -> Answer {
-        let wait = Duration::from_millis(ask.ms);
         let told = self
-            .ask(Some(wait), |rounds, now, waiter| {
+            .ask(ask.ms, |rounds, now, waiter| {
                 rounds.leave(now, waiter, session, ask)
             })
             .await;
@@ -254,11 +251,8 @@ impl Groups {
         self.lock().rounds.len()
     }
 
-    async fn ask(
-        &self,
-        wait: Option<Duration>,
-        ask: impl FnOnce(&mut Rounds, Duration, Waiter),
-    ) -> Told {
+    /// Asks the rounds, and waits for the answer; `ms` is the time until the first look at the clock.
+    async fn ask(&self, ms: u64, ask: impl FnOnce(&mut Rounds, Duration, Waiter)) -> Told {
         let (sender, mut told) = oneshot::channel();
         let mut waiter = 0;
         self.change_state(|state, now| {
@@ -271,7 +265,7 @@ impl Groups {
             groups: self,
             waiter,
         };
-        let mut wait = wait.unwrap_or(Duration::ZERO);
+        let mut wait = Duration::from_millis(ms);
         loop {
             // Each waiting rank wakes to check the time, because no one else may.
             match tokio::time::timeout(wait, &mut told).await {

@@ -34,10 +34,7 @@ impl Rounds {
     ) {
         self.tick(now);
         match self.may_enter(session, &ask) {
-            Ok(rank) => {
-                self.pass_over(ask.round, rank, ask.number);
-                self.enter_gather(now, waiter, (ask.round, rank), ask, fds, charge);
-            }
+            Ok(rank) => self.enter_gather(now, waiter, (ask.round, rank), ask, fds, charge),
             Err(told) => self.waiters.answer(waiter, told),
         }
     }
@@ -56,7 +53,6 @@ impl Rounds {
             Ok(rank) => rank,
             Err(told) => return told,
         };
-        self.pass_over(ask.round, rank, ask.number);
         let Some(round) = self.rounds.get_mut(&ask.round) else {
             return Told::Refused(no_such_round());
         };
@@ -66,7 +62,8 @@ impl Rounds {
         Told::Incomplete(Arc::new(why))
     }
 
-    /// Returns the session's rank if it may enter the gather.
+    /// Returns the session's rank if it may enter the gather. The gathers before that fail for all ranks, because this
+    /// rank no longer waits for them.
     ///
     /// # Errors
     /// The rank's answer otherwise.
@@ -95,20 +92,13 @@ impl Rounds {
         if ask.first.is_some() {
             return no(Refusal::Invalid, "the gather is not complete");
         }
-        Ok(rank)
-    }
-
-    /// Fails the gathers before this number for all ranks, because this rank no longer waits for them.
-    fn pass_over(&mut self, id: u64, rank: u32, number: u64) {
-        let Some(round) = self.rounds.get(&id) else {
-            return;
-        };
-        let before = number - 1;
-        if round.collective.over < before {
-            let detail = format!("rank {rank} has gone on to gather {number}");
+        let before = ask.number - 1;
+        if over < before {
+            let detail = format!("rank {rank} has gone on to gather {}", ask.number);
             let why = round.incomplete(Refusal::TimedOut, detail, vec![rank]);
-            self.fail_gather(id, why, before);
+            self.fail_gather(ask.round, why, before);
         }
+        Ok(rank)
     }
 
     fn enter_gather(

@@ -36,10 +36,8 @@ impl ClientSession {
                 Link::Down(Unconnected { error, .. }) | Link::Over(error) => format!("; {error}"),
                 Link::Up => String::new(),
             };
-            let why = Error::peer_lost(
-                state.terms.peer.clone(),
-                format!("not a word for {silent:?}{last}"),
-            );
+            let why = format!("not a word for {silent:?}{last}");
+            let why = Error::peer_lost(state.terms.peer.clone(), why);
             self.lose_all(&state, &why);
             if matches!(state.link, Link::Down(_)) {
                 self.gone.send_replace(Some(why));
@@ -68,10 +66,8 @@ impl ClientSession {
         if let Link::Down(Unconnected { nobody: true, .. }) = &state.link
             && state.silence.total >= state.terms.heartbeat
         {
-            let why = Error::peer_lost(
-                state.terms.peer.clone(),
-                "nobody listens at its address any more",
-            );
+            let why = "nobody listens at its address any more";
+            let why = Error::peer_lost(state.terms.peer.clone(), why);
             self.lose_all(state, &why);
             self.gone.send_replace(Some(why));
         }
@@ -145,18 +141,19 @@ impl ClientSession {
 
     /// Handles a new connection.
     pub(in crate::client) fn resumed(&self, established: &Established) {
+        let terms = &established.terms;
         let mut state = self.lock();
-        if !established.terms.welcome.resumed {
-            let why = if established.terms.welcome.instance == state.terms.welcome.instance {
+        if !terms.welcome.resumed {
+            let why = if terms.welcome.instance == state.terms.welcome.instance {
                 Error::refused(
-                    established.terms.peer.clone(),
+                    terms.peer.clone(),
                     "to go on with the session",
                     Refusal::Expired,
                     "it heard nothing for too long",
                 )
             } else {
                 Error::Stale {
-                    what: format!("a lease from {}", established.terms.peer),
+                    what: format!("a lease from {}", terms.peer),
                     why: "the server has been restarted since".into(),
                 }
             };
@@ -166,18 +163,18 @@ impl ClientSession {
             // A server that still runs must learn of the unmapping; leases of another server are forgotten.
             for key in std::mem::take(&mut state.releases) {
                 let held = state.leases.get(&key);
-                match held.is_some_and(|held| held.instance == established.terms.welcome.instance) {
+                match held.is_some_and(|held| held.instance == terms.welcome.instance) {
                     true => state.releases.push_back(key),
                     false => state.end(key, Err(why.clone())),
                 }
             }
         }
-        state.terms = Arc::new(established.terms.clone());
+        state.terms = Arc::new(terms.clone());
         // Before any event of the new connection is read.
-        for &lease in &established.terms.welcome.ended {
+        for &lease in &terms.welcome.ended {
             if let Some(held) = state.leases.get(&state.key(lease)) {
                 let why = Error::refused(
-                    established.terms.peer.clone(),
+                    terms.peer.clone(),
                     format!("the lease on '{}'", held.name),
                     Refusal::Expired,
                     "it ended while the connection was broken",
