@@ -18,6 +18,7 @@ mod peer;
 mod peer_counts;
 pub mod protocol;
 pub mod server;
+mod setters;
 mod spiffe;
 mod texts;
 pub mod tls;

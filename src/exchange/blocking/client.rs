@@ -1,16 +1,16 @@
 //! A client whose calls block.
 
-use std::ops::Deref;
 use std::time::Duration;
 
-use super::{Background, Follow};
+use super::Blocking;
 use crate as exchange;
 use crate::driver::Driver;
 use crate::memory::{CpuMemory, CpuView, memory_through};
 use crate::protocol::Entry;
-use crate::share::InstanceId;
-use crate::{ClientOptions, CreateOptions, FetchOptions, LeaseState, WatchEvent};
-use crate::{MemoryResult, Result};
+use crate::{
+    Absence, ClientOptions, CreateOptions, FetchOptions, LeaseState, MemoryResult, Result,
+    WatchEvent,
+};
 
 /// A connection to an exchange server. See [`exchange::Client`].
 ///
@@ -32,12 +32,7 @@ use crate::{MemoryResult, Result};
 /// weights.release()?;
 /// # Ok::<(), egmem::exchange::Error>(())
 /// ```
-#[derive(Clone, Debug)]
-pub struct Client {
-    // In this order: the thread ends last.
-    client: exchange::Client,
-    background: Background,
-}
+pub type Client = Blocking<exchange::Client>;
 
 impl Client {
     /// Connects, as [`ClientOptions::connect`] does.
@@ -46,9 +41,7 @@ impl Client {
     /// As there; [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime;
     /// [`System`](crate::MemoryError::System) if no thread can be started.
     pub fn connect(options: ClientOptions, driver: &Driver) -> Result<Self> {
-        let background = Background::start("egmem-client")?;
-        let client = background.wait(options.connect(driver))??;
-        Ok(Self { client, background })
+        Self::start_on("egmem-client", options.connect(driver))
     }
 
     /// See [`exchange::Client::list`].
@@ -56,7 +49,7 @@ impl Client {
     /// # Errors
     /// As there; [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime.
     pub fn list(&self, prefix: &str) -> Result<Vec<Entry>> {
-        self.background.wait(self.client.list(prefix))?
+        self.background.wait(self.inner.list(prefix))?
     }
 
     /// See [`exchange::Client::wait`].
@@ -64,7 +57,7 @@ impl Client {
     /// # Errors
     /// As there; [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime.
     pub fn wait(&self, name: &str, patience: Duration) -> Result<Entry> {
-        self.background.wait(self.client.wait(name, patience))?
+        self.background.wait(self.inner.wait(name, patience))?
     }
 
     /// Fetches a name with the default options. See [`FetchOptions::go`].
@@ -86,11 +79,8 @@ impl Client {
         name: impl Into<String>,
         options: impl FnOnce(FetchOptions) -> FetchOptions,
     ) -> Result<RemoteBuffer> {
-        let fetch = options(self.client.fetch(name));
-        Ok(RemoteBuffer {
-            remote: self.background.wait(fetch.go())??,
-            background: self.background.clone(),
-        })
+        let fetch = options(self.inner.fetch(name));
+        Ok(self.beside(self.background.wait(fetch.go())??))
     }
 
     /// See [`exchange::Client::watch`].
@@ -98,10 +88,7 @@ impl Client {
     /// # Errors
     /// As there; [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime.
     pub fn watch(&self, prefix: impl Into<String>) -> Result<Watch> {
-        Ok(Watch {
-            watch: self.background.wait(self.client.watch(prefix))??,
-            background: self.background.clone(),
-        })
+        Ok(self.beside(self.background.wait(self.inner.watch(prefix))??))
     }
 
     /// Follows a name. See [`exchange::Client::follow`].
@@ -117,10 +104,7 @@ impl Client {
         name: impl Into<String>,
         options: impl FnOnce(FetchOptions) -> FetchOptions,
     ) -> Follow {
-        Follow {
-            follow: options(self.client.fetch(name)).follow(),
-            background: self.background.clone(),
-        }
+        self.beside(options(self.inner.fetch(name)).follow())
     }
 
     /// See [`exchange::Client::create`].
@@ -128,7 +112,7 @@ impl Client {
     /// # Errors
     /// As there; [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime.
     pub fn create(&self, options: CreateOptions) -> Result<Entry> {
-        self.background.wait(self.client.create(options))?
+        self.background.wait(self.inner.create(options))?
     }
 
     /// See [`exchange::Client::create_or_get`].
@@ -136,7 +120,7 @@ impl Client {
     /// # Errors
     /// As there; [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime.
     pub fn create_or_get(&self, options: CreateOptions) -> Result<Entry> {
-        self.background.wait(self.client.create_or_get(options))?
+        self.background.wait(self.inner.create_or_get(options))?
     }
 
     /// See [`exchange::Client::delete`].
@@ -144,22 +128,7 @@ impl Client {
     /// # Errors
     /// As there; [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime.
     pub fn delete(&self, name: impl Into<String>, patience: Duration) -> Result<()> {
-        self.background.wait(self.client.delete(name, patience))?
-    }
-
-    /// See [`exchange::Client::instance`].
-    pub fn instance(&self) -> InstanceId {
-        self.client.instance()
-    }
-
-    /// See [`exchange::Client::peer`].
-    pub fn peer(&self) -> String {
-        self.client.peer()
-    }
-
-    /// See [`exchange::Client::name`].
-    pub fn name(&self) -> String {
-        self.client.name()
+        self.background.wait(self.inner.delete(name, patience))?
     }
 
     /// See [`exchange::Client::close`].
@@ -167,17 +136,12 @@ impl Client {
     /// # Errors
     /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime.
     pub fn close(self) -> Result<()> {
-        self.background.wait(self.client.close())
+        self.background.wait(self.inner.close())
     }
 }
 
-/// Another process's memory, with a lease on it. It has all methods of [`exchange::RemoteBuffer`].
-#[derive(Debug)]
-pub struct RemoteBuffer {
-    // In this order: the thread ends last.
-    pub(super) remote: exchange::RemoteBuffer,
-    pub(super) background: Background,
-}
+/// Another process's memory, with a lease on it. See [`exchange::RemoteBuffer`].
+pub type RemoteBuffer = Blocking<exchange::RemoteBuffer>;
 
 impl RemoteBuffer {
     /// Waits at most `patience` for a state that was not returned yet; otherwise `None`. See
@@ -186,7 +150,7 @@ impl RemoteBuffer {
     /// # Errors
     /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime.
     pub fn changed(&self, patience: Duration) -> Result<Option<LeaseState>> {
-        self.background.wait_for(patience, self.remote.changed())
+        self.background.wait_for(patience, self.inner.changed())
     }
 
     /// See [`exchange::RemoteBuffer::release`].
@@ -194,33 +158,21 @@ impl RemoteBuffer {
     /// # Errors
     /// As there; [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime.
     pub fn release(self) -> Result<()> {
-        self.background.wait(self.remote.release())?
-    }
-}
-
-impl Deref for RemoteBuffer {
-    type Target = exchange::RemoteBuffer;
-
-    fn deref(&self) -> &Self::Target {
-        &self.remote
+        self.background.wait(self.inner.release())?
     }
 }
 
 impl CpuMemory for RemoteBuffer {
     fn cpu(&self) -> MemoryResult<CpuView<'_>> {
-        (**self).cpu()
+        self.inner.cpu()
     }
 }
 
 // The remote memory that it owns lives as long.
-memory_through!(unsafe impl for RemoteBuffer, |this| this.remote);
+memory_through!(unsafe impl for RemoteBuffer, |this| this.inner);
 
 /// Events about names. See [`exchange::Watch`].
-#[derive(Debug)]
-pub struct Watch {
-    watch: exchange::Watch,
-    background: Background,
-}
+pub type Watch = Blocking<exchange::Watch>;
 
 impl Watch {
     /// Waits at most `patience` for the next event; otherwise `None`.
@@ -229,12 +181,61 @@ impl Watch {
     /// Those of [`exchange::Watch::recv`]; [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a
     /// tokio runtime.
     pub fn recv(&mut self, patience: Duration) -> Result<Option<WatchEvent>> {
-        let event = self.background.wait_for(patience, self.watch.recv())?;
+        let event = self.background.wait_for(patience, self.inner.recv())?;
         event.transpose()
     }
+}
 
-    /// See [`exchange::Watch::names`].
-    pub fn names(&self) -> impl Iterator<Item = &Entry> {
-        self.watch.names()
+/// The current state of a followed name. See [`exchange::Followed`].
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Followed {
+    /// Memory that was not returned before, with its own lease.
+    Memory(Box<RemoteBuffer>),
+    /// No memory at present. The caller should drop the memory returned before.
+    Gone(Absence),
+}
+
+/// Follows a name across withdrawals, deletions, broken connections and exporter restarts. See
+/// [`exchange::Follow`].
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use egmem::driver::NodeId;
+/// use egmem::exchange::blocking::{self, Followed};
+/// use egmem::exchange::{self, Address};
+/// use egmem::{Buffer, Driver, Machine};
+///
+/// let driver = Driver::simulated(Machine::gh200())?; // Driver::open() on a real machine
+/// let server = blocking::Server::start(exchange::Server::options().listen(Address::loopback(0)))?;
+/// let buffer = Buffer::on(NodeId(0)).bytes(1 << 20).shareable().allocate(&driver)?;
+/// let published = server.publish("weights", buffer)?;
+///
+/// let options = exchange::Client::options(server.addresses().remove(0));
+/// let client = blocking::Client::connect(options, &driver)?;
+/// let mut follow = client.follow("weights");
+/// if let Some(Followed::Memory(weights)) = follow.next(Duration::from_secs(60))? {
+///     assert_eq!(weights.len(), 1 << 20);
+/// }
+/// # drop(published);
+/// # Ok::<(), egmem::exchange::Error>(())
+/// ```
+pub type Follow = Blocking<exchange::Follow>;
+
+impl Follow {
+    /// Waits for the next state of the name, for at most the given time, and returns `None` if it has not
+    /// changed. The first call returns the current state. A fetch that has begun continues after a timeout.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`exchange::Follow::next`], which end the follow;
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime, which does not.
+    pub fn next(&mut self, patience: Duration) -> Result<Option<Followed>> {
+        let next = self.background.wait_for(patience, self.inner.next())?;
+        Ok(next.transpose()?.map(|next| match next {
+            exchange::Followed::Memory(remote) => Followed::Memory(Box::new(self.beside(*remote))),
+            exchange::Followed::Gone(absence) => Followed::Gone(absence),
+        }))
     }
 }

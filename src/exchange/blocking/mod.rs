@@ -5,7 +5,6 @@
 //! [`InvalidArgument`](crate::MemoryError::InvalidArgument) instead of blocking it: use [`exchange`](crate) there.
 
 mod client;
-mod follow;
 mod group;
 mod server;
 
@@ -13,6 +12,7 @@ mod server;
 mod tests;
 
 use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -21,8 +21,7 @@ use tokio::runtime::{Builder, EnterGuard, Handle};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
-pub use client::{Client, RemoteBuffer, Watch};
-pub use follow::{Follow, Followed};
+pub use client::{Client, Follow, Followed, RemoteBuffer, Watch};
 pub use group::Group;
 pub use server::{Events, Published, Server};
 
@@ -35,6 +34,38 @@ const GRACE: Duration = Duration::from_secs(5);
 
 /// How much longer than it lingers a server may take to end.
 const AFTER: Duration = Duration::from_secs(60);
+
+/// A value of the exchange, and the thread that runs its tasks. Besides its own calls, which block, it has all methods of
+/// the value.
+#[derive(Clone, Debug)]
+pub struct Blocking<T> {
+    // In this order: the thread ends last.
+    inner: T,
+    background: Background,
+}
+
+impl<T> Blocking<T> {
+    /// Starts a thread, and waits for the value that its tasks belong to.
+    fn start_on(thread: &str, value: impl Future<Output = Result<T>>) -> Result<Self> {
+        let background = Background::start(thread)?;
+        let inner = background.wait(value)??;
+        Ok(Self { inner, background })
+    }
+
+    /// Returns a value that uses the same thread.
+    fn beside<U>(&self, inner: U) -> Blocking<U> {
+        let background = self.background.clone();
+        Blocking { inner, background }
+    }
+}
+
+impl<T> Deref for Blocking<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.inner
+    }
+}
 
 /// A runtime on a thread of its own, which ends with the last clone.
 #[derive(Clone)]

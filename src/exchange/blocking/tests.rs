@@ -5,10 +5,10 @@ use std::time::Duration;
 use super::*;
 use crate as exchange;
 use crate::driver::{Access, HandleType, NodeId};
-use crate::ledger;
-use crate::{Absence, Address, ClientOptions, LeaseState, WatchEvent};
-use crate::{Buffer, Driver, Machine};
-use crate::{MemoryError, ShareError};
+use crate::{
+    Absence, Address, Buffer, ClientOptions, Driver, LeaseState, Machine, MemoryError, ShareError,
+    WatchEvent, ledger,
+};
 use egmem_support::ms;
 
 const LONG: Duration = Duration::from_secs(300);

@@ -9,10 +9,11 @@ use rcgen::{
 use rustls_pki_types::CertificateRevocationListDer;
 use rustls_pki_types::pem::PemObject;
 use time::{Duration, OffsetDateTime};
-use x509_parser::revocation_list::{CertificateRevocationList, RevokedCertificate};
+use x509_parser::revocation_list::RevokedCertificate;
 
+use super::Authority;
 use super::info::with_first;
-use super::{Authority, SKEW, check_days, wrong};
+use super::request::{AUTHORITY, SKEW, check_days};
 use crate::{Error, Result};
 
 const LIST: &str = "the revocation list";
@@ -70,11 +71,11 @@ impl Authority {
     pub fn serial_of(&self, cert_pem: &str) -> Result<Serial> {
         let what = "the certificate";
         with_first(what, cert_pem, |certificate| {
-            with_first("the authority's certificate", &self.cert_pem, |own| {
+            with_first(AUTHORITY, &self.cert_pem, |own| {
                 let signed = certificate.verify_signature(Some(own.public_key()));
                 match certificate.issuer().as_raw() == own.subject().as_raw() && signed.is_ok() {
                     true => Ok(Serial::new(certificate.raw_serial())),
-                    false => Err(wrong(what, "another authority has signed it")),
+                    false => Err(Error::tls(what, "another authority has signed it")),
                 }
             })
         })
@@ -89,78 +90,95 @@ impl Authority {
     pub fn revocation_list(
         &self,
         former: Option<&str>,
-        revoked: &[Serial],
+        serials: &[Serial],
         days: u32,
     ) -> Result<String> {
-        check_days(days)?;
-        let now = OffsetDateTime::now_utc();
         let (mut entries, number) = match former {
             Some(former) => self.former(former)?,
             None => (Vec::new(), 0),
         };
-        for serial in revoked {
+        for serial in serials {
             let listed =
                 |entry: &RevokedCertParams| Serial::new(entry.serial_number.as_ref()) == *serial;
             if !entries.iter().any(listed) {
-                entries.push(RevokedCertParams {
-                    serial_number: SerialNumber::from_slice(&serial.0),
-                    revocation_time: now,
-                    reason_code: Some(RevocationReason::Unspecified),
-                    invalidity_date: None,
-                });
+                entries.push(revoked(&serial.0, OffsetDateTime::now_utc()));
             }
         }
+        self.list(entries, number, days)
+    }
+
+    /// Creates a revocation list, in PEM, of all these certificates, valid for `days` from now. It replaces
+    /// earlier lists: pass their certificates again.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for 0 days or too many, [`Error::Tls`] for a
+    /// text that is not a certificate, or if the list cannot be signed.
+    pub fn revoke<S: AsRef<str>>(&self, cert_pems: &[S], days: u32) -> Result<String> {
+        let one = |(index, pem): (usize, &S)| {
+            let what = format!("certificate {index} to revoke");
+            with_first(&what, pem.as_ref(), |certificate| {
+                Ok(revoked(certificate.raw_serial(), OffsetDateTime::now_utc()))
+            })
+        };
+        let all = cert_pems.iter().enumerate().map(one);
+        self.list(all.collect::<Result<_>>()?, 0, days)
+    }
+
+    /// Signs a list of these entries, whose number is greater than `former`.
+    fn list(&self, entries: Vec<RevokedCertParams>, former: u64, days: u32) -> Result<String> {
+        check_days(days)?;
+        let now = OffsetDateTime::now_utc();
+        // Lists without a former one are numbered by the time.
+        let number = now.unix_timestamp().unsigned_abs();
         let params = CertificateRevocationListParams {
             this_update: now - SKEW,
             next_update: now + Duration::days(days.into()),
-            // Lists without a former one are numbered by the time.
-            crl_number: SerialNumber::from(
-                now.unix_timestamp()
-                    .unsigned_abs()
-                    .max(number.saturating_add(1)),
-            ),
+            crl_number: SerialNumber::from(number.max(former.saturating_add(1))),
             issuing_distribution_point: None,
             revoked_certs: entries,
             key_identifier_method: KeyIdMethod::Sha256,
         };
         let list = params.signed_by(&self.issuer);
         list.and_then(|list| list.pem())
-            .map_err(|error| wrong(LIST, error))
+            .map_err(|error| Error::tls(LIST, error))
     }
 
     /// Returns the entries and the number of an earlier list of this authority.
     fn former(&self, pem: &str) -> Result<(Vec<RevokedCertParams>, u64)> {
         let der = CertificateRevocationListDer::from_pem_slice(pem.as_bytes())
-            .map_err(|error| wrong(LIST, error))?;
-        let (_, list) = x509_parser::parse_x509_crl(&der).map_err(|error| wrong(LIST, error))?;
-        with_first("the authority's certificate", &self.cert_pem, |own| {
+            .map_err(|error| Error::tls(LIST, error))?;
+        let (_, list) =
+            x509_parser::parse_x509_crl(&der).map_err(|error| Error::tls(LIST, error))?;
+        with_first(AUTHORITY, &self.cert_pem, |own| {
             let signed = list.verify_signature(own.public_key());
             match list.issuer().as_raw() == own.subject().as_raw() && signed.is_ok() {
                 true => Ok(()),
-                false => Err(wrong(LIST, "another authority has signed it")),
+                false => Err(Error::tls(LIST, "another authority has signed it")),
             }
         })?;
+        // This authority's lists have no number beyond 64 bits.
+        let number = list.crl_number();
+        let number = number.map_or(0, |number| u64::try_from(number).unwrap_or(u64::MAX));
         Ok((
             list.iter_revoked_certificates().map(entry).collect(),
-            number(&list),
+            number,
         ))
     }
 }
 
-fn number(list: &CertificateRevocationList<'_>) -> u64 {
-    let number = list.crl_number().map(|number| number.to_bytes_be());
-    let bytes = number.unwrap_or_default();
-    // This authority's lists never have larger ones.
-    if bytes.len() > 8 {
-        return u64::MAX;
+/// Returns the entry of a certificate that is revoked at a time, for no stated reason.
+fn revoked(serial: &[u8], at: OffsetDateTime) -> RevokedCertParams {
+    RevokedCertParams {
+        serial_number: SerialNumber::from_slice(serial),
+        revocation_time: at,
+        reason_code: Some(RevocationReason::Unspecified),
+        invalidity_date: None,
     }
-    let byte = |all: u64, &byte: &u8| (all << 8) | u64::from(byte);
-    bytes.iter().fold(0, byte)
 }
 
-fn entry(revoked: &RevokedCertificate<'_>) -> RevokedCertParams {
+fn entry(entry: &RevokedCertificate<'_>) -> RevokedCertParams {
     use RevocationReason as Reason;
-    let reason = revoked.reason_code().map(|(_, code)| match code.0 {
+    let reason = entry.reason_code().map(|(_, code)| match code.0 {
         1 => Reason::KeyCompromise,
         2 => Reason::CaCompromise,
         3 => Reason::AffiliationChanged,
@@ -173,9 +191,8 @@ fn entry(revoked: &RevokedCertificate<'_>) -> RevokedCertParams {
         _ => Reason::Unspecified,
     });
     RevokedCertParams {
-        serial_number: SerialNumber::from_slice(revoked.raw_serial()),
-        revocation_time: revoked.revocation_date.to_datetime(),
         reason_code: reason,
-        invalidity_date: revoked.invalidity_date().map(|(_, at)| at.to_datetime()),
+        invalidity_date: entry.invalidity_date().map(|(_, at)| at.to_datetime()),
+        ..revoked(entry.raw_serial(), entry.revocation_date.to_datetime())
     }
 }

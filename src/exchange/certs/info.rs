@@ -1,5 +1,6 @@
 //! Reads existing certificates.
 
+use std::net::IpAddr;
 use std::time::SystemTime;
 
 use rcgen::{KeyPair, PublicKeyData};
@@ -10,7 +11,7 @@ use x509_parser::extensions::GeneralName;
 use x509_parser::parse_x509_certificate;
 use x509_parser::prelude::X509Certificate;
 
-use super::{CertRequest, Usage, wrong};
+use super::request::{CertRequest, MAX_DAYS, Usage};
 use crate::tls::peer_name;
 use crate::{Error, Result};
 
@@ -54,23 +55,23 @@ impl CertInfo {
         let what = "a certificate";
         let ders: Vec<_> = CertificateDer::pem_slice_iter(pem.as_bytes())
             .collect::<Result<_, _>>()
-            .map_err(|error| wrong(what, error))?;
+            .map_err(|error| Error::tls(what, error))?;
         match ders.is_empty() {
-            true => Err(wrong(what, "there is none in the text")),
-            false => ders.iter().map(Self::of).collect(),
+            true => Err(Error::tls(what, "there is none in the text")),
+            false => ders.iter().map(|der| Self::of(what, der)).collect(),
         }
     }
 
-    fn of(der: &CertificateDer<'_>) -> Result<Self> {
-        let what = "a certificate";
-        let (_, parsed) = parse_x509_certificate(der).map_err(|error| wrong(what, error))?;
-        let bad = |error: x509_parser::error::X509Error| wrong(what, error);
+    pub(super) fn of(what: &str, der: &CertificateDer<'_>) -> Result<Self> {
+        let (_, parsed) = parse_x509_certificate(der).map_err(|error| Error::tls(what, error))?;
+        let bad = |error: x509_parser::error::X509Error| Error::tls(what, error);
         let names = parsed.subject_alternative_name().map_err(bad)?;
         let names = names.map_or(&[][..], |names| &names.value.general_names);
         let usage = parsed.extended_key_usage().map_err(bad)?;
         let usage = usage.map(|usage| usage.value);
-        let may = |purpose: bool, any: bool| purpose || any;
         let time = |at: x509_parser::time::ASN1Time| SystemTime::from(at.to_datetime());
+        let sha256 = ring::digest::digest(&ring::digest::SHA256, der);
+        let sha256 = sha256.as_ref();
         Ok(Self {
             subject: parsed.subject().to_string(),
             issuer: parsed.issuer().to_string(),
@@ -80,9 +81,9 @@ impl CertInfo {
             not_before: time(parsed.validity().not_before),
             not_after: time(parsed.validity().not_after),
             authority: parsed.is_ca(),
-            server: usage.is_none_or(|usage| may(usage.server_auth, usage.any)),
-            client: usage.is_none_or(|usage| may(usage.client_auth, usage.any)),
-            sha256: hex(ring::digest::digest(&ring::digest::SHA256, der).as_ref()),
+            server: usage.is_none_or(|usage| usage.server_auth || usage.any),
+            client: usage.is_none_or(|usage| usage.client_auth || usage.any),
+            sha256: sha256.iter().map(|byte| format!("{byte:02x}")).collect(),
             public_key: parsed.public_key().raw.to_vec(),
         })
     }
@@ -98,8 +99,13 @@ impl CertInfo {
     /// # Errors
     /// [`Error::Tls`] if the key cannot be parsed.
     pub fn is_key(&self, key_pem: &str) -> Result<bool> {
-        let pair = KeyPair::from_pem(key_pem).map_err(|error| wrong("the private key", error))?;
-        Ok(pair.subject_public_key_info() == self.public_key)
+        let pair =
+            KeyPair::from_pem(key_pem).map_err(|error| Error::tls("the private key", error))?;
+        Ok(self.is_of(&pair))
+    }
+
+    pub(super) fn is_of(&self, pair: &KeyPair) -> bool {
+        pair.subject_public_key_info() == self.public_key
     }
 
     /// Returns a request for another certificate with the same names, usage and length of validity.
@@ -117,9 +123,7 @@ impl CertInfo {
             (false, true) => Usage::Client,
             _ => Usage::Both,
         };
-        let days = self
-            .days_left(self.not_before)
-            .clamp(1, super::MAX_DAYS.into());
+        let days = self.days_left(self.not_before).clamp(1, MAX_DAYS.into());
         let request = CertRequest::new(peer).usage(usage).days(days as u32);
         let others = self.names.iter().filter(|name| *name != peer);
         Ok(others.fold(request, |request, name| request.and(name)))
@@ -131,19 +135,13 @@ fn shown(name: &GeneralName<'_>) -> Option<String> {
     match name {
         GeneralName::DNSName(name) => Some(name.to_ascii_lowercase()),
         GeneralName::URI(uri) => Some((*uri).to_owned()),
-        GeneralName::IPAddress(bytes) => match **bytes {
-            [a, b, c, d] => Some(std::net::Ipv4Addr::new(a, b, c, d).to_string()),
-            _ => {
-                let bytes: [u8; 16] = (*bytes).try_into().ok()?;
-                Some(std::net::Ipv6Addr::from(bytes).to_string())
-            }
-        },
+        GeneralName::IPAddress(bytes) => {
+            let v4 = <[u8; 4]>::try_from(*bytes).map(IpAddr::from);
+            let ip = v4.or_else(|_| <[u8; 16]>::try_from(*bytes).map(IpAddr::from));
+            ip.ok().map(|ip| ip.to_string())
+        }
         _ => None,
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Parses the first certificate of a text and calls `f` with it.
@@ -152,7 +150,8 @@ pub(super) fn with_first<T>(
     pem: &str,
     use_it: impl FnOnce(&X509Certificate<'_>) -> Result<T>,
 ) -> Result<T> {
-    let der = CertificateDer::from_pem_slice(pem.as_bytes()).map_err(|error| wrong(what, error))?;
-    let (_, parsed) = parse_x509_certificate(&der).map_err(|error| wrong(what, error))?;
+    let der =
+        CertificateDer::from_pem_slice(pem.as_bytes()).map_err(|error| Error::tls(what, error))?;
+    let (_, parsed) = parse_x509_certificate(&der).map_err(|error| Error::tls(what, error))?;
     use_it(&parsed)
 }

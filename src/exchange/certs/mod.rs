@@ -28,14 +28,14 @@ mod tests;
 mod write;
 
 use std::fmt;
+use std::time::SystemTime;
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CertificateRevocationListParams, DnType, IsCa, Issuer,
-    KeyIdMethod, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, RevocationReason,
-    RevokedCertParams, SerialNumber,
+    BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+    PKCS_ECDSA_P256_SHA256,
 };
+use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
-use rustls_pki_types::{CertificateDer, UnixTime};
 use time::{Duration, OffsetDateTime};
 use zeroize::Zeroizing;
 
@@ -44,34 +44,12 @@ pub use info::CertInfo;
 pub use request::{CertRequest, Usage};
 pub use write::{write_new, write_over};
 
+use request::{AUTHORITY, SKEW, check_days};
+
 use crate::{Error, Result};
 
-/// Certificates are valid from this long ago on, because machines' clocks differ.
-const SKEW: Duration = Duration::HOUR;
-/// The longest validity in days.
-const MAX_DAYS: u32 = 36_500;
-
-fn wrong(what: &str, detail: impl fmt::Display) -> Error {
-    Error::Tls {
-        what: what.into(),
-        detail: detail.to_string(),
-    }
-}
-
-fn check_days(days: u32) -> Result<()> {
-    if !(1..=MAX_DAYS).contains(&days) {
-        let why = format!("{days} days");
-        return Err(Error::invalid_of(
-            "validity",
-            why,
-            format!("1 to {MAX_DAYS} days"),
-        ));
-    }
-    Ok(())
-}
-
 fn new_key() -> Result<KeyPair> {
-    KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(|error| wrong("a new key", error))
+    KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(|error| Error::tls("a new key", error))
 }
 
 /// A certificate authority: peers trust its certificate, and its key signs others.
@@ -104,7 +82,7 @@ impl Authority {
         params.not_after = now + Duration::days(days.into());
         let certificate = params
             .self_signed(&key)
-            .map_err(|error| wrong("the authority's certificate", error))?;
+            .map_err(|error| Error::tls(AUTHORITY, error))?;
         Ok(Self {
             cert_pem: certificate.pem(),
             issuer: Issuer::new(params, key),
@@ -117,45 +95,28 @@ impl Authority {
     /// [`Error::Tls`] if the texts cannot be parsed, the certificate is not an authority's or has expired, or
     /// the key does not belong to it.
     pub fn load(cert_pem: &str, key_pem: &str) -> Result<Self> {
-        let (cert, key) = ("the authority's certificate", "the authority's key");
+        let (cert, key) = (AUTHORITY, "the authority's key");
         let der = CertificateDer::from_pem_slice(cert_pem.as_bytes())
-            .map_err(|error| wrong(cert, error))?;
-        let pair = KeyPair::from_pem(key_pem).map_err(|error| wrong(key, error))?;
-        let anchor = webpki::anchor_from_trusted_cert(&der).map_err(|error| wrong(cert, error))?;
-        // The trust anchor lacks the header that states its length.
-        let public = pair.subject_public_key_info();
-        let header = public
-            .len()
-            .saturating_sub(anchor.subject_public_key_info.len());
-        if !(2..=4).contains(&header) || public[header..] != anchor.subject_public_key_info[..] {
-            return Err(wrong(key, "it is not that of the certificate"));
+            .map_err(|error| Error::tls(cert, error))?;
+        let info = CertInfo::of(cert, &der)?;
+        let pair = KeyPair::from_pem(key_pem).map_err(|error| Error::tls(key, error))?;
+        if !info.is_of(&pair) {
+            return Err(Error::tls(key, "it is not that of the certificate"));
         }
-        // Checked as a node's certificate, it must be refused only because it is an authority's.
-        let own = webpki::EndEntityCert::try_from(&der).map_err(|error| wrong(cert, error))?;
-        let checked = own.verify_for_usage(
-            webpki::ALL_VERIFICATION_ALGS,
-            std::slice::from_ref(&anchor),
-            &[],
-            UnixTime::now(),
-            webpki::KeyUsage::client_auth(),
-            None,
-            None,
-        );
-        match checked.err() {
-            Some(webpki::Error::CaUsedAsEndEntity) => {}
-            Some(webpki::Error::CertExpired { .. }) => return Err(wrong(cert, "it has expired")),
-            Some(webpki::Error::CertNotValidYet { .. }) => {
-                return Err(wrong(cert, "it is not valid yet"));
-            }
-            Some(webpki::Error::UnsupportedCertVersion) | None => {
-                return Err(wrong(cert, "it is not an authority's"));
-            }
-            Some(other) => return Err(wrong(cert, other)),
+        let now = SystemTime::now();
+        let faults = [
+            (now > info.not_after, "it has expired"),
+            (now < info.not_before, "it is not valid yet"),
+            (!info.authority, "it is not an authority's"),
+        ];
+        if let Some((_, fault)) = faults.iter().find(|(is_so, _)| *is_so) {
+            return Err(Error::tls(cert, fault));
         }
-        let issuer = Issuer::from_ca_cert_der(&der, pair).map_err(|error| wrong(cert, error))?;
+        let issuer =
+            Issuer::from_ca_cert_der(&der, pair).map_err(|error| Error::tls(cert, error))?;
         let usages = issuer.key_usages();
         if !usages.is_empty() && !usages.contains(&KeyUsagePurpose::KeyCertSign) {
-            return Err(wrong(cert, "it is not for signing certificates"));
+            return Err(Error::tls(cert, "it is not for signing certificates"));
         }
         Ok(Self {
             issuer,
@@ -187,7 +148,8 @@ impl Authority {
     /// # Errors
     /// As [`issue`](Self::issue), and [`Error::Tls`] for a key that cannot be parsed.
     pub fn issue_for_key(&self, request: &CertRequest, key_pem: &str) -> Result<Issued> {
-        let key = KeyPair::from_pem(key_pem).map_err(|error| wrong("the private key", error))?;
+        let key =
+            KeyPair::from_pem(key_pem).map_err(|error| Error::tls("the private key", error))?;
         self.issue_to(request, key)
     }
 
@@ -195,48 +157,11 @@ impl Authority {
         let params = request.params()?;
         let certificate = params
             .signed_by(&key, &self.issuer)
-            .map_err(|error| wrong("the new certificate", error))?;
+            .map_err(|error| Error::tls("the new certificate", error))?;
         Ok(Issued {
             cert_pem: certificate.pem(),
             key_pem: Zeroizing::new(key.serialize_pem()),
         })
-    }
-
-    /// Creates a revocation list, in PEM, of all these certificates, valid for `days` from now. It replaces
-    /// earlier lists: pass their certificates again.
-    ///
-    /// # Errors
-    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for 0 days or too many, [`Error::Tls`] for a
-    /// text that is not a certificate, or if the list cannot be signed.
-    pub fn revoke<S: AsRef<str>>(&self, cert_pems: &[S], days: u32) -> Result<String> {
-        check_days(days)?;
-        let now = OffsetDateTime::now_utc();
-        let one = |(index, pem): (usize, &S)| {
-            let what = format!("certificate {index} to revoke");
-            let der = CertificateDer::from_pem_slice(pem.as_ref().as_bytes())
-                .map_err(|error| wrong(&what, error))?;
-            let parsed =
-                webpki::EndEntityCert::try_from(&der).map_err(|error| wrong(&what, error))?;
-            Ok(RevokedCertParams {
-                serial_number: SerialNumber::from_slice(parsed.serial()),
-                revocation_time: now,
-                reason_code: Some(RevocationReason::Unspecified),
-                invalidity_date: None,
-            })
-        };
-        let revoked = cert_pems.iter().enumerate().map(one);
-        let params = CertificateRevocationListParams {
-            this_update: now - SKEW,
-            next_update: now + Duration::days(days.into()),
-            // Later lists have greater numbers.
-            crl_number: SerialNumber::from(now.unix_timestamp().unsigned_abs()),
-            issuing_distribution_point: None,
-            revoked_certs: revoked.collect::<Result<_>>()?,
-            key_identifier_method: KeyIdMethod::Sha256,
-        };
-        let list = params.signed_by(&self.issuer);
-        list.and_then(|list| list.pem())
-            .map_err(|error| wrong("the revocation list", error))
     }
 }
 

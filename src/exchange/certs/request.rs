@@ -3,13 +3,18 @@
 use std::net::IpAddr;
 use std::time::SystemTime;
 
+use rcgen::string::Ia5String;
 use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, KeyUsagePurpose, SanType};
 use time::{Duration, OffsetDateTime};
 
-use super::{MAX_DAYS, SKEW, check_days, wrong};
-use crate::PeerName;
-use crate::{Error, Result};
+use crate::{Error, PeerName, Result};
 
+/// An authority's certificate, in errors.
+pub(super) const AUTHORITY: &str = "the authority's certificate";
+/// Certificates are valid from this long ago on, because machines' clocks differ.
+pub(super) const SKEW: Duration = Duration::HOUR;
+/// The longest validity in days.
+pub(super) const MAX_DAYS: u32 = 36_500;
 /// The most further names of a certificate.
 const MAX_NAMES: usize = 100;
 
@@ -98,36 +103,31 @@ impl CertRequest {
         let common: String = name.chars().take(64).collect();
         params.distinguished_name.push(DnType::CommonName, common);
         params.subject_alt_names = vec![match own {
-            PeerName::Spiffe(_) => uri(&name)?,
-            _ => dns(&name)?,
+            PeerName::Spiffe(_) => text(&name, "a SPIFFE id").map(SanType::URI)?,
+            _ => text(&name, "a DNS name").map(SanType::DnsName)?,
         }];
         for more in &self.more {
             params.subject_alt_names.push(match more.parse::<IpAddr>() {
                 Ok(ip) => SanType::IpAddress(ip),
-                Err(_) => dns(&further(more)?)?,
+                Err(_) => text(&further(more)?, "a DNS name").map(SanType::DnsName)?,
             });
         }
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        use ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};
         params.extended_key_usages = match self.usage {
-            Usage::Both => vec![
-                ExtendedKeyUsagePurpose::ServerAuth,
-                ExtendedKeyUsagePurpose::ClientAuth,
-            ],
-            Usage::Server => vec![ExtendedKeyUsagePurpose::ServerAuth],
-            Usage::Client => vec![ExtendedKeyUsagePurpose::ClientAuth],
+            Usage::Both => vec![ServerAuth, ClientAuth],
+            Usage::Server => vec![ServerAuth],
+            Usage::Client => vec![ClientAuth],
         };
         params.use_authority_key_identifier_extension = true;
-        let start = match self.from {
-            Some(start) => OffsetDateTime::from(start),
-            None => OffsetDateTime::now_utc() - SKEW,
+        // The validity ends `days` from now, without the allowance for clocks.
+        let (start, days) = match self.from {
+            Some(start) => (OffsetDateTime::from(start), days),
+            None => (OffsetDateTime::now_utc() - SKEW, days + SKEW),
         };
         params.not_before = start;
-        // The validity ends `days` from now, without the allowance for clocks.
-        let end = match self.from {
-            Some(_) => start.checked_add(days),
-            None => start.checked_add(days + SKEW),
-        };
-        params.not_after = end
+        params.not_after = start
+            .checked_add(days)
             .filter(|end| end.year() < 10_000)
             .ok_or_else(|| Error::invalid("validity", "it ends after the year 9999"))?;
         Ok(params)
@@ -151,6 +151,14 @@ fn further(name: &str) -> Result<String> {
     ))
 }
 
+pub(super) fn check_days(days: u32) -> Result<()> {
+    if (1..=MAX_DAYS).contains(&days) {
+        return Ok(());
+    }
+    let (why, valid) = (format!("{days} days"), format!("1 to {MAX_DAYS} days"));
+    Err(Error::invalid_of("validity", why, valid))
+}
+
 fn check_lasting(days: u32, lasting: Option<std::time::Duration>) -> Result<Duration> {
     let Some(lasting) = lasting else {
         check_days(days)?;
@@ -166,14 +174,6 @@ fn check_lasting(days: u32, lasting: Option<std::time::Duration>) -> Result<Dura
         })
 }
 
-fn uri(name: &str) -> Result<SanType> {
-    let name = name.to_owned().try_into();
-    name.map(SanType::URI)
-        .map_err(|error| wrong("a SPIFFE id", error))
-}
-
-fn dns(name: &str) -> Result<SanType> {
-    let name = name.to_owned().try_into();
-    name.map(SanType::DnsName)
-        .map_err(|error| wrong("a DNS name", error))
+fn text(name: &str, what: &str) -> Result<Ia5String> {
+    name.try_into().map_err(|error| Error::tls(what, error))
 }

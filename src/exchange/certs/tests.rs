@@ -3,9 +3,9 @@
 use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, SystemTime};
 
+use super::request::MAX_DAYS;
 use super::*;
-use crate::{MemoryError, ShareError};
-use crate::{Tls, TlsPem};
+use crate::{MemoryError, ShareError, Tls, TlsPem};
 
 fn tls(authority: &Authority, node: &Issued) -> Result<Tls> {
     Tls::from_pem(TlsPem {

@@ -11,10 +11,10 @@ use std::time::Duration;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::greet::{self, Established};
-use super::session::{ClientSession, Command, Commands, Own};
+use super::session::{ClientSession, Commands};
 use super::{text, trust};
 use crate::limits::deadline;
-use crate::protocol::{Ask, Empty, FromServer, Notice, Reply, Request, decode, encode};
+use crate::protocol::{FromServer, Notice, Reply, decode, encode};
 use crate::transport::{FrameReader, FrameWriter};
 use crate::{Error, Result};
 
@@ -22,26 +22,23 @@ use crate::{Error, Result};
 pub(super) async fn run(session: Arc<ClientSession>, mut commands: Commands, first: Established) {
     let mut next = Some(first);
     let why = loop {
-        let Some(established) = next.take() else {
-            break closed(&session);
+        let served = match next.take() {
+            Some(established) => serve(&session, &mut commands, established).await,
+            None => Ok(()),
         };
-        let why = serve(&session, &mut commands, established).await;
-        let Err(why) = why else {
-            break closed(&session);
+        let Err(why) = served else {
+            break Error::peer_lost(session.peer(), "this client was closed");
         };
         tracing::debug!(address = %session.dial.options.address, error = %why, "connection broken");
         session.broken(&why);
         if session.dial.options.reconnect.is_never() {
             break why;
         }
-        next = redial(&session, why).await;
+        drop(why);
+        next = redial(&session).await;
     };
     // Before the queue is dropped, so that its requests get the reason.
     session.over(&why);
-}
-
-fn closed(session: &ClientSession) -> Error {
-    Error::peer_lost(session.peer(), "this client was closed")
 }
 
 /// Serves one connection until it breaks; `Ok` when it is not needed any more.
@@ -59,13 +56,13 @@ async fn serve(
     } = established;
     // Leases may have been released meanwhile.
     session.wake.notify_one();
-    let (_, done) = tokio::select! {
+    let done = tokio::select! {
         // Biased: received data is read before the server counts as silent.
         biased;
-        broken = read(session, &mut reader) => ((), broken),
-        done = write(session, commands, &mut writer, terms.frame) => ((), done),
-        silent = keep_time(session, terms.heartbeat, terms.lease) => ((), silent),
-        changed = trust::watch(session, credential) => ((), Err(changed)),
+        broken = read(session, &mut reader) => broken,
+        done = write(session, commands, &mut writer, terms.welcome.frame_bytes as usize) => done,
+        silent = keep_time(session, terms.heartbeat, terms.lease) => silent,
+        changed = trust::watch(session, credential) => Err(changed),
     };
     if done.is_ok() {
         writer.finish().await;
@@ -96,14 +93,8 @@ async fn write(
     most: usize,
 ) -> Result<()> {
     loop {
-        while let Some(own) = session.own() {
-            let (id, ask) = match own {
-                Own::Ping(id) => (id, Ask::Ping(Empty {})),
-                Own::Release(id, release) => (id, Ask::Release(release)),
-            };
-            writer
-                .write(&encode(&Request { id, ask: Some(ask) }), &[])
-                .await?;
+        while let Some(request) = session.own() {
+            writer.write(&encode(&request), &[]).await?;
         }
         if let Some(since) = session.closing()
             && (session.quiet() || since >= session.patience())
@@ -118,20 +109,14 @@ async fn write(
         let Some(command) = command else {
             return Ok(());
         };
-        let Command {
-            ask,
-            fds,
-            reply,
-            permit,
-        } = command;
-        let Some((id, ask)) = session.admit(ask, reply, permit) else {
+        let Some((request, fds)) = session.admit(command) else {
             continue;
         };
-        let bytes = encode(&Request { id, ask: Some(ask) });
+        let bytes = encode(&request);
         if bytes.len() > most {
             let what = "bytes in a frame that the server reads";
             let limit = most as u64;
-            session.unwritten(id, Error::LimitReached { what, limit });
+            session.unwritten(request.id, Error::LimitReached { what, limit });
             continue;
         }
         let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
@@ -150,10 +135,8 @@ async fn keep_time(session: &ClientSession, heartbeat: Duration, lease: Duration
         ticks.tick().await;
         let silent = session.tick(tick);
         if silent > patience {
-            return Err(Error::peer_lost(
-                session.peer(),
-                format!("not a word for {silent:?}"),
-            ));
+            let why = format!("not a word for {silent:?}");
+            return Err(Error::peer_lost(session.peer(), why));
         }
         // It also wakes the writer, which checks whether closing has taken too long.
         session.ping();
@@ -161,7 +144,7 @@ async fn keep_time(session: &ClientSession, heartbeat: Duration, lease: Duration
 }
 
 /// Reconnects until there is a connection; `None` when no user needs one any more.
-async fn redial(session: &ClientSession, broken: Error) -> Option<Established> {
+async fn redial(session: &ClientSession) -> Option<Established> {
     let terms = session.terms();
     let tick = terms.heartbeat / 2;
     let mut attempt = 0;
@@ -173,11 +156,8 @@ async fn redial(session: &ClientSession, broken: Error) -> Option<Established> {
             match greet::establish(&session.dial, Some(session.resume()), deadline).await {
                 Ok(established) => return established,
                 Err(why) => {
-                    tracing::debug!(
-                        address = %session.dial.options.address,
-                        error = %why.error,
-                        "not connected"
-                    );
+                    let address = &session.dial.options.address;
+                    tracing::debug!(%address, error = %why.error, "not connected");
                     session.still_down(why);
                 }
             }
@@ -186,7 +166,6 @@ async fn redial(session: &ClientSession, broken: Error) -> Option<Established> {
     tokio::pin!(work);
     let mut ticks = interval(tick);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    drop(broken);
     loop {
         tokio::select! {
             biased;

@@ -2,13 +2,16 @@
 
 use std::time::Duration;
 
+use tokio::time::{Instant, sleep};
+
 use super::greet::Dial;
 use super::lease::Keep;
+use super::open::elsewhere;
 use super::session::ClientSession;
 use super::{Client, ClientOptions, actor, greet};
-use crate::Address;
 use crate::capability::ImexChannel;
-use crate::{Driver, Error, MemoryError, Result};
+use crate::share::BootId;
+use crate::{Address, Driver, MemoryError, Result};
 
 impl Client {
     /// Returns options for a client of the server at `address`.
@@ -25,8 +28,8 @@ impl ClientOptions {
     /// # Errors
     /// [`Unreachable`](crate::ShareError::Unreachable) if no process listens,
     /// [`TimedOut`](crate::ShareError::TimedOut), [`NotTrusted`](crate::ShareError::NotTrusted) if either end
-    /// refuses the other's certificate or user, [`Error::Insecure`] for another machine's address without TLS,
-    /// [`Error::Refused`] by the server, [`Protocol`](crate::ShareError::Protocol) if the peer is not an
+    /// refuses the other's certificate or user, [`Error::Insecure`](crate::Error::Insecure) for another machine's address without TLS,
+    /// [`Error::Refused`](crate::Error::Refused) by the server, [`Protocol`](crate::ShareError::Protocol) if the peer is not an
     /// exchange server.
     ///
     /// # Cancel safety
@@ -35,7 +38,11 @@ impl ClientOptions {
         let fabric = self.fabric_support(driver).await?;
         let timeout = self.timeout;
         let deadline = crate::limits::deadline(timeout);
-        let dial = Dial::new(self, fabric)?;
+        let dial = Dial {
+            options: self,
+            boot: BootId::current()?,
+            no_fabric: fabric,
+        };
         let mut attempt = 0;
         loop {
             match greet::establish(&dial, None, deadline).await {
@@ -46,16 +53,13 @@ impl ClientOptions {
                     return Ok(client);
                 }
                 Err(why) if dial.options.patient && greet::may_pass(&why.error) => {
-                    let pause = dial
-                        .options
-                        .reconnect
-                        .pause(attempt)
-                        .max(Duration::from_millis(1));
+                    let pause = dial.options.reconnect.pause(attempt);
+                    let pause = pause.max(Duration::from_millis(1));
                     attempt += 1;
-                    if tokio::time::Instant::now() + pause >= deadline {
+                    if Instant::now() + pause >= deadline {
                         return Err(why.error);
                     }
-                    tokio::time::sleep(pause).await;
+                    sleep(pause).await;
                 }
                 Err(why) => return Err(why.error),
             }
@@ -64,21 +68,14 @@ impl ClientOptions {
 
     /// Returns why fabric handles cannot be imported here; `None` if they can.
     async fn fabric_support(&self, driver: &Driver) -> Result<Option<MemoryError>> {
-        match self.fabric {
-            Some(true) => return Ok(None),
-            Some(false) => {
-                return Ok(Some(MemoryError::PlatformUnsupported {
-                    what: "fabric handles, by the client's options",
-                    source: None,
-                }));
-            }
-            None => {}
+        if let Some(can) = self.fabric {
+            let what = "fabric handles, by the client's options";
+            let unsupported = MemoryError::PlatformUnsupported { what, source: None };
+            return Ok((!can).then_some(unsupported));
         }
         let driver = driver.clone();
         // Driver calls, which may take long.
-        tokio::task::spawn_blocking(move || importable(&driver))
-            .await
-            .map_err(|error| Error::failed("trying fabric handles", error.to_string()))
+        elsewhere(move || importable(&driver)).await
     }
 }
 

@@ -3,10 +3,9 @@
 use std::time::Duration;
 
 use super::Client;
-use crate::Owner;
 use crate::driver::{Location, NodeId};
 use crate::protocol::{Answer, Ask, Create, Entry, List, Texts};
-use crate::{Error, Mismatch, Refusal, Result};
+use crate::{Error, Mismatch, Owner, Refusal, Result};
 
 /// A request for new memory from an allocator service. See [`Client::create`].
 #[derive(Clone, Debug, PartialEq)]
@@ -88,15 +87,10 @@ impl Client {
     pub async fn create_or_get(&self, options: CreateOptions) -> Result<Entry> {
         let asked = options.create.clone();
         match self.create(options).await {
-            Err(
-                exists @ Error::Refused {
-                    reason: Refusal::Exists,
-                    ..
-                },
-            ) => match self.entry(&asked.name).await? {
-                Some(entry) => self.check_existing(&asked, entry),
-                None => Err(exists),
-            },
+            Err(exists) if exists.refusal() == Some(&Refusal::Exists) => {
+                let entry = self.entry(&asked.name).await?.ok_or(exists)?;
+                self.check_existing(&asked, entry)
+            }
             made => made,
         }
     }
@@ -114,17 +108,12 @@ impl Client {
 
     fn check_existing(&self, asked: &Create, entry: Entry) -> Result<Entry> {
         let own = Owner::Peer(self.peer_name()?);
-        let mut places: Vec<_> = entry
-            .memory
-            .parts
-            .iter()
-            .map(|part| part.location)
-            .collect();
+        let parts = entry.memory.parts.iter();
+        let mut places: Vec<_> = parts.map(|part| part.location).collect();
         places.sort_unstable();
         places.dedup();
-        let elsewhere = asked
-            .node
-            .filter(|node| places != [Location::HostNuma(node.0)]);
+        let node = asked.node;
+        let elsewhere = node.filter(|node| places != [Location::HostNuma(node.0)]);
         let what = if entry.owner != own {
             Mismatch::Owner {
                 expected: own.to_string(),

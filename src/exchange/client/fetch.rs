@@ -6,6 +6,7 @@ use std::panic::Location as Caller;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use super::lease::Grant;
 use super::leased::Leased;
 use super::remote::RemoteBuffer;
 use super::session::{Answered, ClientSession};
@@ -19,8 +20,8 @@ use crate::{Error, MemoryError, Mismatch, Owner, Refusal, Result};
 #[derive(Clone, Debug)]
 #[must_use = "options do nothing until `go`"]
 pub struct FetchOptions {
-    client: Client,
-    name: String,
+    pub(super) client: Client,
+    pub(super) name: String,
     import: ImportOptions,
     /// `None`: as much as the exporter allows.
     access: Option<Access>,
@@ -34,34 +35,10 @@ pub struct FetchOptions {
 }
 
 impl FetchOptions {
-    #[track_caller]
-    fn new(client: &Client, name: String) -> Self {
-        Self {
-            client: client.clone(),
-            name,
-            import: ImportOptions::new(),
-            access: None,
-            via: None,
-            probe: true,
-            probe_by_gpu: true,
-            instance: None,
-            owner: client.0.session().dial.options.owner.clone(),
-            site: Caller::caller(),
-        }
-    }
-
     /// Sets the program's call that the ledger shows.
     pub(crate) const fn called_at(mut self, site: &'static Caller<'static>) -> Self {
         self.site = site;
         self
-    }
-
-    pub(super) const fn client(&self) -> &Client {
-        &self.client
-    }
-
-    pub(super) fn name(&self) -> &str {
-        &self.name
     }
 
     /// Sets which GPUs may use the memory, besides the host. The default is every GPU that can reach it.
@@ -70,7 +47,7 @@ impl FetchOptions {
         self
     }
 
-    /// Sets what one location may do; [`Location::Host`] stands for the CPU.
+    /// Sets the access of one location; [`Location::Host`] stands for the CPU.
     pub fn access(mut self, who: impl Into<Location>, access: Access) -> Self {
         self.import = self.import.access(who, access);
         self
@@ -83,7 +60,7 @@ impl FetchOptions {
     }
 
     /// Fails if the exporter does not allow writing. Without this and [`read_only`](Self::read_only), the
-    /// fetch takes what the exporter allows.
+    /// fetch takes the access that the exporter allows.
     pub const fn read_write(mut self) -> Self {
         self.access = Some(Access::ReadWrite);
         self
@@ -123,7 +100,7 @@ impl FetchOptions {
     /// Refuses memory of another owner. The server checks it before it grants a lease, and this client checks
     /// the grant before it imports anything. This overrides the client's
     /// [`expect_owner`](super::ClientOptions::expect_owner). Without either, memory of any owner is accepted:
-    /// a peer that created the name first may then read and write what this process stores there.
+    /// a peer that created the name first may then read and write the bytes that this process stores there.
     pub fn expect_owner(mut self, owner: impl Into<Owner>) -> Self {
         self.owner = Some(owner.into());
         self
@@ -172,10 +149,10 @@ impl FetchOptions {
         failed: Option<&Error>,
     ) -> Result<RemoteBuffer, (Option<HandleType>, Error)> {
         let mut leased = self.lease_by(accept).await?;
-        if let (Some(error), HandleType::PosixFd) = (failed, leased.via) {
-            leased.no_fabric = Some(error.to_string());
-        }
         let via = leased.via;
+        if let (Some(error), HandleType::PosixFd) = (failed, via) {
+            leased.grant.no_fabric = Some(error.to_string());
+        }
         let imported = leased.import(self.import.clone()).await;
         imported.map_err(|error| (Some(via), error))
     }
@@ -202,9 +179,9 @@ impl FetchOptions {
     fn accept(&self) -> Result<Vec<HandleType>> {
         let session = self.client.0.session();
         let terms = session.terms();
-        let same_machine = terms.boot == session.dial.boot;
+        let same_machine = terms.welcome.boot == session.dial.boot;
         let can = |via| match via {
-            HandleType::PosixFd => terms.unix || (same_machine && terms.fd_socket.is_some()),
+            HandleType::PosixFd => terms.unix || (same_machine && terms.welcome.door.is_some()),
             HandleType::Fabric => session.dial.no_fabric.is_none(),
         };
         let wanted = match &self.via {
@@ -222,12 +199,9 @@ impl FetchOptions {
                 false => format!("POSIX fds do not leave the machine of {}", terms.peer),
             });
         }
-        if let (true, Some(why)) = (
-            wanted.contains(&HandleType::Fabric),
-            &session.dial.no_fabric,
-        ) {
-            reasons.push(format!("here: {why}"));
-        }
+        let no_fabric = session.dial.no_fabric.as_ref();
+        let no_fabric = no_fabric.filter(|_| wanted.contains(&HandleType::Fabric));
+        reasons.extend(no_fabric.map(|why| format!("here: {why}")));
         Err(Error::NoCommonHandle { reasons })
     }
 
@@ -244,13 +218,14 @@ impl FetchOptions {
                 instance: self.instance,
                 owner: self.owner.clone(),
             });
-            let patience = self.client.0.session().patience();
-            match self.client.exchange(ask, Vec::new(), patience).await {
+            let may_read = self.access.is_none() && access == Access::ReadWrite;
+            match self
+                .client
+                .exchange(ask, Vec::new(), self.client.patience())
+                .await
+            {
                 Ok(answered) => return Ok((answered, access)),
-                Err(Error::Refused {
-                    reason: Refusal::ReadOnly,
-                    ..
-                }) if self.access.is_none() && access == Access::ReadWrite => {
+                Err(error) if may_read && error.refusal() == Some(&Refusal::ReadOnly) => {
                     access = Access::Read;
                 }
                 Err(error) => return Err(self.mismatched(error)),
@@ -282,10 +257,8 @@ impl FetchOptions {
         memory.access = memory.access.min(access);
         let via = type_of(&handles);
         if !accept.contains(&via) {
-            return Err((
-                None,
-                self.client.broken("handles of a type that is not accepted"),
-            ));
+            let why = "handles of a type that is not accepted";
+            return Err((None, self.client.broken(why)));
         }
         let opened = opened(session, handles, answered.fds).await;
         let handles = opened
@@ -298,27 +271,28 @@ impl FetchOptions {
                 .map(|why| super::text::tidy(&why))
                 .or_else(|| session.dial.no_fabric.as_ref().map(MemoryError::to_string)),
         };
-        Ok(Leased {
-            handles,
+        let grant = Grant {
             lease,
             name: self.name.clone(),
-            description: memory,
-            via,
             probe,
             no_fabric,
             owner,
+        };
+        Ok(Leased {
+            handles,
+            grant,
+            description: memory,
+            via,
             site: self.site,
         })
     }
 
     fn wrong_owner(&self, expected: &Owner, found: String) -> Error {
+        let expected = expected.to_string();
         Error::Mismatched {
             name: self.name.clone(),
             peer: self.client.peer(),
-            what: Box::new(Mismatch::Owner {
-                expected: expected.to_string(),
-                found,
-            }),
+            what: Box::new(Mismatch::Owner { expected, found }),
         }
     }
 
@@ -342,7 +316,18 @@ impl Client {
     /// Returns options for fetching a name: [`go`](FetchOptions::go) imports its memory.
     #[track_caller]
     pub fn fetch(&self, name: impl Into<String>) -> FetchOptions {
-        FetchOptions::new(self, name.into())
+        FetchOptions {
+            client: self.clone(),
+            name: name.into(),
+            import: ImportOptions::new(),
+            access: None,
+            via: None,
+            probe: true,
+            probe_by_gpu: true,
+            instance: None,
+            owner: self.0.session().dial.options.owner.clone(),
+            site: Caller::caller(),
+        }
     }
 }
 
@@ -380,7 +365,8 @@ async fn opened(
     })
 }
 
-fn fabric(secrets: &[Secret]) -> Option<Vec<ShareableHandle>> {
+/// Returns fabric handles, unless one has another length.
+pub(crate) fn fabric(secrets: &[Secret]) -> Option<Vec<ShareableHandle>> {
     let handle = |secret: &Secret| {
         let bytes = secret.expose().try_into().ok()?;
         Some(ShareableHandle::Fabric(FabricHandle::from_bytes(bytes)))

@@ -1,6 +1,5 @@
 //! Connects to a server, and exchanges the two messages that begin a session.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,37 +8,26 @@ use zeroize::Zeroizing;
 
 use super::options::ClientOptions;
 use super::text;
-use crate::PeerName;
 use crate::protocol::{
     Greeting, Hello, MAGIC, MAX_LISTED, OLDEST, Secret, VERSION, Welcome, decode, encode,
 };
-use crate::share::{BootId, InstanceId};
+use crate::share::BootId;
 use crate::tls::Credential;
 use crate::transport::{self, Connection, FrameReader, FrameWriter, Unconnected};
-use crate::{Error, MemoryError, Result, ShareError};
+use crate::{Error, MemoryError, PeerName, Result, ShareError};
 
 /// The shortest heartbeat and lease that a server may set.
 const LEAST: Duration = Duration::from_millis(10);
 /// The longest heartbeat and lease.
 const MOST: Duration = Duration::from_secs(86_400);
 
-/// How a client connects, and what it says about itself.
+/// How a client connects and describes itself.
 #[derive(Clone, Debug)]
 pub(crate) struct Dial {
     pub(super) options: ClientOptions,
     pub(super) boot: BootId,
     /// Why fabric handles cannot be imported; `None` if they can.
     pub(super) no_fabric: Option<MemoryError>,
-}
-
-impl Dial {
-    pub(super) fn new(options: ClientOptions, no_fabric: Option<MemoryError>) -> Result<Self> {
-        Ok(Self {
-            options,
-            boot: BootId::current()?,
-            no_fabric,
-        })
-    }
 }
 
 /// A session to resume.
@@ -59,19 +47,12 @@ pub(super) struct Terms {
     pub(super) server: PeerName,
     /// The server's process, over a Unix socket.
     pub(super) pid: Option<u32>,
-    /// The name by which the server knows this client.
-    pub(super) me: String,
-    pub(super) instance: InstanceId,
-    pub(super) boot: BootId,
-    pub(super) session: Secret,
     pub(super) heartbeat: Duration,
     pub(super) lease: Duration,
-    /// The largest frame that the server reads.
-    pub(super) frame: usize,
-    pub(super) fd_socket: Option<PathBuf>,
-    pub(super) local: Option<PathBuf>,
     /// Whether the connection is a Unix socket, which passes fds.
     pub(super) unix: bool,
+    /// The server's answer, whose times are unchecked.
+    pub(super) welcome: Welcome,
 }
 
 /// A connection, greeted.
@@ -79,9 +60,6 @@ pub(super) struct Established {
     pub(super) reader: FrameReader,
     pub(super) writer: FrameWriter,
     pub(super) terms: Terms,
-    pub(super) resumed: bool,
-    /// Leases that ended while there was no connection.
-    pub(super) ended: Vec<u64>,
     /// Over TLS, the certificates that the server was verified with.
     pub(super) credential: Option<Arc<Credential>>,
 }
@@ -89,30 +67,14 @@ pub(super) struct Established {
 /// Returns whether a retry may succeed: no process listens yet, or the server is too busy.
 pub(crate) const fn may_pass(error: &Error) -> bool {
     use crate::Refusal::{Closing, Limit};
-    matches!(
-        error,
-        Error::Share(
-            ShareError::PeerLost { .. }
-                | ShareError::Unreachable { .. }
-                | ShareError::TimedOut { .. }
-        ) | Error::Refused {
-            reason: Closing | Limit,
-            ..
-        }
-    )
+    error.is_unreachable() || matches!(error.refusal(), Some(Closing | Limit))
 }
 
-/// Whether a client is not let in, until somebody changes a list, a certificate or a program.
+/// Returns whether a client is not let in until somebody changes a list, a certificate or a program.
 pub(super) const fn is_final(error: &Error) -> bool {
     use crate::Refusal::{Forbidden, NotTrusted, Version};
-    matches!(
-        error,
-        Error::Share(ShareError::NotTrusted { .. })
-            | Error::Refused {
-                reason: Forbidden | NotTrusted | Version,
-                ..
-            }
-    )
+    matches!(error, Error::Share(ShareError::NotTrusted { .. }))
+        || matches!(error.refusal(), Some(Forbidden | NotTrusted | Version))
 }
 
 /// Connects, and begins or resumes a session.
@@ -146,10 +108,7 @@ async fn greet(
     // A server other than the session's must not learn its secret.
     let resume = resume.filter(|resume| resume.server == connection.peer);
     let resuming = resume.is_some();
-    let (resume, held) = match resume {
-        Some(resume) => (Some(resume.session), Some(resume.held)),
-        None => (None, None),
-    };
+    let (resume, held) = resume.map(|resume| (resume.session, resume.held)).unzip();
     let hello = Hello {
         magic: MAGIC.into(),
         oldest: OLDEST,
@@ -162,16 +121,10 @@ async fn greet(
     };
     let hello = fitting(hello, options.limits.hello_bytes);
     connection.writer.write(&hello, &[]).await?;
-    let frame = connection
-        .reader
-        .read(options.limits.frame_bytes)
-        .await?
-        .ok_or_else(|| {
-            Error::peer_lost(
-                peer.clone(),
-                "it closed the connection instead of a greeting",
-            )
-        })?;
+    let Some(frame) = connection.reader.read(options.limits.frame_bytes).await? else {
+        let why = "it closed the connection instead of a greeting";
+        return Err(Error::peer_lost(peer, why).into());
+    };
     let welcome = match decode(&frame.bytes).map_err(|error| text::of(&peer, error))? {
         Greeting::Welcome(welcome) => welcome,
         Greeting::Refused(why) => return Err(text::refused(&peer, "a session", &why).into()),
@@ -190,22 +143,14 @@ fn established(connection: Connection, welcome: Welcome, peer: String) -> Establ
     let heartbeat = Duration::from_millis(welcome.heartbeat_ms).clamp(LEAST, MOST);
     Established {
         terms: Terms {
-            me: text::tidy(&welcome.peer),
-            instance: welcome.instance,
-            boot: welcome.boot,
-            session: welcome.session,
             heartbeat,
             lease: Duration::from_millis(welcome.lease_ms).clamp(heartbeat, MOST),
-            frame: welcome.frame_bytes as usize,
-            fd_socket: welcome.door.map(PathBuf::from),
-            local: welcome.local.map(PathBuf::from),
             unix: connection.local,
             pid: connection.pid,
             server: connection.peer,
             peer,
+            welcome,
         },
-        resumed: welcome.resumed,
-        ended: welcome.ended,
         credential: connection.credential,
         reader: connection.reader,
         writer: connection.writer,

@@ -10,7 +10,7 @@ use tokio::sync::{oneshot, watch};
 use super::session::ClientSession;
 use crate::per_driver::lock;
 use crate::share::InstanceId;
-use crate::{Error, Result};
+use crate::{Error, Owner, Result};
 
 /// The state of a lease.
 #[derive(Clone, Debug, PartialEq)]
@@ -66,6 +66,7 @@ pub(super) struct Held {
 }
 
 /// A lease of this client, released when dropped; it keeps the connection open until then.
+#[derive(Debug)]
 pub(super) struct ClientLease {
     pub(super) keep: Keep,
     pub(super) key: LeaseKey,
@@ -107,39 +108,37 @@ impl ClientLease {
         self.state()
     }
 
-    /// Ends the lease; the answer comes when the server has recorded it.
-    pub(super) fn release(mut self) -> Noted {
+    /// Ends the lease. The future waits until the server has recorded it.
+    pub(super) fn release(mut self, name: String) -> impl Future<Output = Result<()>> + use<> {
         self.released = true;
         let (done, answer) = oneshot::channel();
         self.keep.session().release(self.key, Some(done));
-        Noted {
-            // Keeps the connection until the answer.
-            keep: self.keep.clone(),
-            answer,
+        // Keeps the connection until the answer.
+        let keep = self.keep.clone();
+        async move {
+            let session = keep.session();
+            let patience = session.patience();
+            match tokio::time::timeout(patience, answer).await {
+                Ok(Ok(released)) => released,
+                Ok(Err(_)) => Err(session.down()),
+                Err(_) => Err(Error::timed_out(
+                    format!("the release of '{name}'"),
+                    patience,
+                )),
+            }
         }
     }
 }
 
-/// The pending answer to a release.
-pub(super) struct Noted {
-    keep: Keep,
-    answer: oneshot::Receiver<Result<()>>,
-}
-
-impl Noted {
-    /// Waits for the answer.
-    pub(super) async fn wait(self, name: &str) -> Result<()> {
-        let session = self.keep.session();
-        let patience = session.patience();
-        match tokio::time::timeout(patience, self.answer).await {
-            Ok(Ok(released)) => released,
-            Ok(Err(_)) => Err(session.down()),
-            Err(_) => Err(Error::timed_out(
-                format!("the release of '{name}'"),
-                patience,
-            )),
-        }
-    }
+/// A lease, and the server's details about its memory.
+#[derive(Debug)]
+pub(super) struct Grant {
+    pub(super) lease: ClientLease,
+    pub(super) name: String,
+    /// The place of the word for probes.
+    pub(super) probe: Option<u64>,
+    pub(super) no_fabric: Option<String>,
+    pub(super) owner: Owner,
 }
 
 impl Drop for ClientLease {
@@ -150,15 +149,8 @@ impl Drop for ClientLease {
     }
 }
 
-impl fmt::Debug for ClientLease {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ClientLease")
-            .field("lease", &self.key.lease)
-            .finish_non_exhaustive()
-    }
-}
-
 /// Keeps a session alive: it closes with the last of these.
+#[derive(Debug)]
 pub(super) struct Keep(Arc<ClientSession>);
 
 impl Keep {
@@ -183,11 +175,5 @@ impl Drop for Keep {
         if self.0.users.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.0.close();
         }
-    }
-}
-
-impl fmt::Debug for Keep {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
     }
 }

@@ -2,8 +2,9 @@
 
 use std::panic::Location as Caller;
 
-use super::lease::ClientLease;
+use super::lease::Grant;
 use super::open;
+use super::probe::Proof;
 use super::remote::RemoteBuffer;
 use crate::driver::{HandleType, ShareableHandle};
 use crate::ledger::Party;
@@ -15,13 +16,9 @@ use crate::{End, Error, Owner, PeerName, Result};
 pub struct Leased {
     // In this order: the handles are closed before the lease is released.
     pub(super) handles: Vec<ShareableHandle>,
-    pub(super) lease: ClientLease,
-    pub(super) name: String,
+    pub(super) grant: Grant,
     pub(super) description: Description,
     pub(super) via: HandleType,
-    pub(super) probe: Option<u64>,
-    pub(super) no_fabric: Option<String>,
-    pub(super) owner: Owner,
     /// The program's call, for the ledger.
     pub(super) site: &'static Caller<'static>,
 }
@@ -29,7 +26,7 @@ pub struct Leased {
 impl Leased {
     /// Returns the name's owner, as the server reports it.
     pub const fn owner(&self) -> &Owner {
-        &self.owner
+        &self.grant.owner
     }
 
     /// Returns the exporter's description of the memory.
@@ -57,14 +54,8 @@ impl Leased {
     /// # Cancel safety
     /// If dropped before completion, the lease ends anyway.
     pub async fn release(self) -> Result<()> {
-        let Self {
-            handles,
-            lease,
-            name,
-            ..
-        } = self;
-        drop(handles);
-        lease.release().wait(&name).await
+        drop(self.handles);
+        self.grant.lease.release(self.grant.name).await
     }
 
     /// Imports the memory, maps and grants it.
@@ -75,7 +66,7 @@ impl Leased {
     /// # Cancel safety
     /// If dropped before completion, nothing stays leased or mapped.
     pub async fn import(self, options: ImportOptions) -> Result<RemoteBuffer> {
-        let session = self.lease.keep.session().clone();
+        let session = self.grant.lease.keep.session().clone();
         let terms = session.terms();
         let options = match origin(&terms.server) {
             Some(origin) => options.origin(origin),
@@ -84,32 +75,31 @@ impl Leased {
         let work = move || {
             let Self {
                 handles,
-                lease,
-                name,
+                grant,
                 description,
                 via,
-                probe,
-                no_fabric,
-                owner,
                 site,
             } = self;
             let server = Party {
                 pid: terms.pid,
                 name: terms.peer.clone(),
             };
-            let options = options.sender(server).or_label(name.as_str());
+            let options = options.sender(server).or_label(grant.name.as_str());
             let options = options.or_called_at(site);
             // On every path the lease is dropped after the import.
             let imported = options.import(&session.driver, &description, handles);
-            let imported = imported.map_err(|error| Error::Import {
-                what: format!("'{name}'"),
+            let memory = imported.map_err(|error| Error::Import {
+                what: format!("'{}'", grant.name),
                 peer: terms.peer.clone(),
                 end: End::of(&error, via),
                 source: Box::new(error),
             })?;
-            Ok(RemoteBuffer::new(
-                imported, lease, name, probe, no_fabric, owner,
-            ))
+            let proof = Proof::none("no probe was asked for");
+            Ok(RemoteBuffer {
+                memory,
+                grant,
+                proof,
+            })
         };
         // The driver takes up to seconds for many gigabytes.
         open::elsewhere(work).await?

@@ -41,11 +41,14 @@ use super::PeerName;
 use super::protocol::{Answer, Ask, Delete, Entry, List, Names, Wait};
 use crate::driver::Driver;
 use crate::share::{BootId, InstanceId};
-use crate::{Error, MemoryError, Refusal, Result, ShareError};
+use crate::{Error, MemoryError, Refusal, Result};
+pub(crate) use fetch::fabric;
 pub(crate) use greet::may_pass;
 use lease::Keep;
+pub(crate) use open::{discard, elsewhere};
 use session::ClientSession;
 pub(crate) use session::{Answered, Notified};
+pub(crate) use text::cut;
 
 /// A connection to an exchange server. Clones are the same connection, which closes when the last clone and
 /// everything fetched through it are dropped.
@@ -98,7 +101,7 @@ impl Client {
         mut entries: Vec<Entry>,
         mut more: bool,
     ) -> Result<Vec<Entry>> {
-        let limit = self.0.session().dial.options.limits.names;
+        let limit = self.session().dial.options.limits.names;
         while more {
             let ask = Ask::List(List {
                 prefix: prefix.into(),
@@ -117,10 +120,8 @@ impl Client {
                 entries.push(entry);
             }
             if entries.len() > limit {
-                return Err(Error::LimitReached {
-                    what: "names in a list",
-                    limit: limit as u64,
-                });
+                let (what, limit) = ("names in a list", limit as u64);
+                return Err(Error::LimitReached { what, limit });
             }
         }
         Ok(entries)
@@ -142,7 +143,7 @@ impl Client {
                 ms: u64::try_from(left.as_millis()).unwrap_or(u64::MAX),
             });
             let asked = Instant::now();
-            let allowed = left.saturating_add(self.0.session().patience());
+            let allowed = left.saturating_add(self.patience());
             let mut answered = self.again(ask, allowed).await;
             if let Ok(Answer::Names(names)) = &mut answered
                 && let Some(entry) = names.entries.pop().filter(|entry| entry.name == name)
@@ -150,22 +151,14 @@ impl Client {
                 return Ok(entry);
             }
             match answered {
-                // The server may limit the wait to less than requested.
-                Err(Error::Refused {
-                    reason: Refusal::TimedOut,
-                    ..
-                }) if begun.elapsed() < patience => {
+                Err(error) if error.refusal() == Some(&Refusal::TimedOut) => {
+                    if begun.elapsed() >= patience {
+                        let what = format!("waiting for '{name}' at {}", self.peer());
+                        return Err(Error::timed_out(what, patience));
+                    }
+                    // The server may limit the wait to less than requested.
                     let least = Duration::from_millis(20);
                     tokio::time::sleep(least.saturating_sub(asked.elapsed())).await;
-                }
-                Err(Error::Refused {
-                    reason: Refusal::TimedOut,
-                    ..
-                }) => {
-                    return Err(Error::timed_out(
-                        format!("waiting for '{name}' at {}", self.peer()),
-                        patience,
-                    ));
                 }
                 Err(error) => return Err(error),
                 Ok(_) => return Err(self.broken("unexpected answer, not one name's entry")),
@@ -186,7 +179,7 @@ impl Client {
             name: name.into(),
             ms: u64::try_from(patience.as_millis()).unwrap_or(u64::MAX),
         });
-        let allowed = patience.saturating_add(self.0.session().patience());
+        let allowed = patience.saturating_add(self.patience());
         match self.call(ask, allowed).await? {
             Answer::Done(_) => Ok(()),
             _ => Err(self.broken("unexpected answer to a deletion")),
@@ -195,17 +188,17 @@ impl Client {
 
     /// Returns the server's instance, which changes at a restart.
     pub fn instance(&self) -> InstanceId {
-        self.0.session().terms().instance
+        self.session().terms().welcome.instance
     }
 
     /// Returns the server's authenticated name and its address.
     pub fn peer(&self) -> String {
-        self.0.session().peer()
+        self.session().peer()
     }
 
     /// Returns this client's name, as the server has authenticated it.
     pub fn name(&self) -> String {
-        self.0.session().terms().me.clone()
+        text::tidy(&self.session().terms().welcome.peer)
     }
 
     /// Returns this client's name as an owner of names.
@@ -213,14 +206,13 @@ impl Client {
     /// # Errors
     /// [`Protocol`](crate::ShareError::Protocol) if the server's text is not a peer name.
     pub fn peer_name(&self) -> Result<PeerName> {
-        let name = self.name();
-        name.parse()
-            .map_err(|_| self.broken("a name for this client that is not a peer name"))
+        let broken = |_| self.broken("a name for this client that is not a peer name");
+        self.name().parse().map_err(broken)
     }
 
     /// Returns the driver that memory is imported into.
     pub fn driver(&self) -> &Driver {
-        &self.0.session().driver
+        &self.session().driver
     }
 
     /// Ends the connection, after pending releases. Leases that remain become [`LeaseState::Lost`], and other
@@ -228,38 +220,43 @@ impl Client {
     ///
     /// Dropping the last clone does the same, once nothing fetched is left.
     pub async fn close(self) {
-        self.0.session().close();
-        self.0.session().closed().await;
+        self.session().close();
+        self.session().closed().await;
     }
 
     /// Returns the server's machine.
     pub fn boot(&self) -> BootId {
-        self.0.session().terms().boot
+        self.session().terms().welcome.boot
     }
 
     /// Returns how long a request may take.
     pub(crate) fn patience(&self) -> Duration {
-        self.0.session().patience()
+        self.session().patience()
     }
 
     /// Returns why fabric handles cannot be imported here; `None` if they can.
     pub(crate) fn no_fabric(&self) -> Option<MemoryError> {
-        self.0.session().dial.no_fabric.clone()
+        self.session().dial.no_fabric.clone()
     }
 
     /// Returns whether the connection is a Unix socket, which passes fds.
     pub(crate) fn passes_fds(&self) -> bool {
-        self.0.session().terms().unix
+        self.session().terms().unix
     }
 
     /// Returns the Unix socket that serves the whole protocol, for clients on the server's machine.
     pub(crate) fn local(&self) -> Option<PathBuf> {
-        self.0.session().terms().local.clone()
+        self.session()
+            .terms()
+            .welcome
+            .local
+            .clone()
+            .map(PathBuf::from)
     }
 
     /// Returns a receiver of the server's notices.
     pub(crate) fn notices(&self) -> broadcast::Receiver<Notified> {
-        self.0.session().notices()
+        self.session().notices()
     }
 
     fn session(&self) -> &Arc<ClientSession> {
@@ -282,7 +279,7 @@ impl Client {
         fds: Vec<std::os::fd::OwnedFd>,
         patience: Duration,
     ) -> Result<Answered> {
-        self.0.session().call(ask, fds, patience).await
+        self.session().call(ask, fds, patience).await
     }
 
     /// Sends an idempotent request: again if the connection broke before the answer.
@@ -291,15 +288,17 @@ impl Client {
         loop {
             let left = patience.saturating_sub(begun.elapsed());
             match self.call(ask.clone(), left).await {
-                Err(Error::Share(ShareError::PeerLost { .. }))
-                    if self.0.session().is_open() && begun.elapsed() < patience => {}
+                Err(error)
+                    if error.is_peer_lost()
+                        && self.session().is_open()
+                        && begun.elapsed() < patience => {}
                 done => return done,
             }
         }
     }
 
     async fn names(&self, ask: Ask) -> Result<Names> {
-        match self.again(ask, self.0.session().patience()).await? {
+        match self.again(ask, self.patience()).await? {
             Answer::Names(names) => Ok(names),
             _ => Err(self.broken("unexpected answer, not names")),
         }

@@ -1,6 +1,7 @@
 //! Redeems tickets at a server's fd socket, and runs blocking work.
 
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::time::timeout_at;
@@ -9,25 +10,19 @@ use super::greet::{self, Dial, Established};
 use super::session::ClientSession;
 use super::text;
 use crate::protocol::{Answer, Ask, FromServer, Redeem, Reply, Request, Secret, decode, encode};
-use crate::{Address, Security, limits};
-use crate::{Error, Result, ShareError};
+use crate::{Address, Error, Result, Security, limits};
 
 /// Returns the fds for a ticket, from the Unix socket that the server has named.
 pub(super) async fn redeem(session: &Arc<ClientSession>, ticket: Secret) -> Result<Vec<OwnedFd>> {
     let terms = session.terms();
     let patience = session.patience();
     let deadline = limits::deadline(patience);
-    let fd_socket = terms.fd_socket.clone().ok_or_else(|| {
-        ShareError::protocol(
-            terms.peer.clone(),
-            "a ticket, and no fd socket to redeem it at",
-        )
-    })?;
+    let broken = |detail: &str| Error::protocol(terms.peer.clone(), detail);
+    let fd_socket = terms.welcome.door.clone().map(PathBuf::from);
+    let fd_socket =
+        fd_socket.ok_or_else(|| broken("a ticket, and no fd socket to redeem it at"))?;
     if !fd_socket.is_absolute() {
-        return Err(Error::protocol(
-            terms.peer.clone(),
-            "an fd socket without an absolute path",
-        ));
+        return Err(broken("an fd socket without an absolute path"));
     }
     let mut options = session.dial.options.clone();
     options.address = Address::Unix(fd_socket);
@@ -39,17 +34,15 @@ pub(super) async fn redeem(session: &Arc<ClientSession>, ticket: Secret) -> Resu
     let what = format!("redeeming a ticket at {}", dial.options.address);
     let work = async {
         let mut connection = greet::establish(&dial, None, deadline).await?;
-        if connection.terms.instance != terms.instance {
+        if connection.terms.welcome.instance != terms.welcome.instance {
             return Err(Error::Stale {
                 what: format!("a ticket from {}", terms.peer),
                 why: "another server is at its fd socket".into(),
             });
         }
         let ask = Some(Ask::Redeem(Redeem { ticket }));
-        connection
-            .writer
-            .write(&encode(&Request { id: 1, ask }), &[])
-            .await?;
+        let request = encode(&Request { id: 1, ask });
+        connection.writer.write(&request, &[]).await?;
         read_fds(&mut connection, dial.options.limits.frame_bytes).await
     };
     let done = timeout_at(deadline, work).await;
@@ -60,30 +53,29 @@ pub(super) async fn redeem(session: &Arc<ClientSession>, ticket: Secret) -> Resu
 async fn read_fds(connection: &mut Established, limit: u32) -> Result<Vec<OwnedFd>> {
     let peer = &connection.terms.peer;
     loop {
-        let frame = connection.reader.read(limit).await?;
-        let mut frame =
-            frame.ok_or_else(|| ShareError::peer_lost(peer.clone(), "it closed its fd socket"))?;
-        match decode(&frame.bytes).map_err(|error| text::of(peer, error))? {
-            FromServer::Notice(_) => {}
-            FromServer::Reply(Reply {
-                id: 1,
-                answer: Some(Answer::Fds(fds)),
-            }) if fds.count as usize == frame.fds.len() => return Ok(frame.uncounted_fds()),
-            FromServer::Reply(Reply {
-                id: 1,
-                answer: Some(Answer::Refused(why)),
-            }) => return Err(text::refused(peer, "redeeming a ticket", &why)),
-            FromServer::Reply(_) => {
-                let why = "the answer does not carry as many fds as it says";
-                return Err(Error::protocol(peer.clone(), why));
+        let Some(mut frame) = connection.reader.read(limit).await? else {
+            return Err(Error::peer_lost(peer.clone(), "it closed its fd socket"));
+        };
+        let answer = match decode(&frame.bytes).map_err(|error| text::of(peer, error))? {
+            FromServer::Notice(_) => continue,
+            FromServer::Reply(Reply { id, answer }) => answer.filter(|_| id == 1),
+        };
+        return match answer {
+            Some(Answer::Fds(fds)) if fds.count as usize == frame.fds.len() => {
+                Ok(frame.uncounted_fds())
             }
-        }
+            Some(Answer::Refused(why)) => Err(text::refused(peer, "redeeming a ticket", &why)),
+            _ => {
+                let why = "the answer does not carry as many fds as it says";
+                Err(Error::protocol(peer.clone(), why))
+            }
+        };
     }
 }
 
 /// Runs blocking work on a separate thread. If this is dropped, the work continues, and its result is dropped
 /// on that thread.
-pub(super) async fn elsewhere<T: Send + 'static>(
+pub(crate) async fn elsewhere<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T> {
     match tokio::task::spawn_blocking(work).await {
@@ -93,4 +85,10 @@ pub(super) async fn elsewhere<T: Send + 'static>(
             Err(error) => Err(Error::failed("work on another thread", error.to_string())),
         },
     }
+}
+
+/// Drops memory on a separate thread. An unmap takes as long as the driver does.
+pub(crate) async fn discard<T: Send + 'static>(memory: T) {
+    // An error means that the runtime is ending; the memory is dropped anyway.
+    let _ = elsewhere(move || drop(memory)).await;
 }

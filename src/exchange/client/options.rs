@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
+use super::text::{LONGEST, cut};
 use crate::driver::random;
+use crate::setters::setters;
 use crate::share::Peers;
 use crate::{Address, Limits, Owner, Security};
 
@@ -92,47 +94,31 @@ impl ClientOptions {
         }
     }
 
-    /// Sets how the connection is protected. By default not at all, which only loopback addresses and Unix
-    /// sockets allow.
-    pub fn security(mut self, security: Security) -> Self {
-        self.security = security;
-        self
-    }
+    setters! {
+        /// Sets how the connection is protected. By default not at all, which only loopback addresses and Unix
+        /// sockets allow.
+        security: Security;
 
-    /// Sets which users' servers may be used over Unix sockets, including the fd socket: by default the
-    /// same user's.
-    pub fn peers(mut self, peers: Peers) -> Self {
-        self.peers = peers;
-        self
-    }
+        /// Sets which users' servers may be used over Unix sockets, including the fd socket: by default the
+        /// same user's.
+        peers: Peers;
 
-    /// Sets the sizes, counts and times that the client allows.
-    pub fn limits(mut self, limits: Limits) -> Self {
-        self.limits = limits;
-        self
-    }
+        /// Sets the sizes, counts and times that the client allows.
+        limits: Limits;
 
-    /// Sets when to reconnect after the connection broke.
-    pub fn reconnect(mut self, reconnect: Reconnect) -> Self {
-        self.reconnect = reconnect;
-        self
+        /// Sets when to reconnect after the connection broke.
+        reconnect: Reconnect;
+
+        /// Sets how long [`connect`](Self::connect) may take in all; 10 s by default.
+        timeout: Duration;
+
+        /// Sets whether [`connect`](Self::connect) retries, until its time is over, if no process listens yet.
+        patient: bool;
     }
 
     /// Sets the client's name for the server's log: at most 255 bytes, the rest is cut off.
     pub fn agent(mut self, agent: impl Into<String>) -> Self {
-        self.agent = super::text::cut(&agent.into());
-        self
-    }
-
-    /// Sets how long [`connect`](Self::connect) may take in all; 10 s by default.
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
-        self
-    }
-
-    /// Sets whether [`connect`](Self::connect) retries, until its time is over, if no process listens yet.
-    pub fn patient(mut self, on: bool) -> Self {
-        self.patient = on;
+        self.agent = cut(&agent.into(), LONGEST).to_owned();
         self
     }
 

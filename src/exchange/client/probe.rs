@@ -47,34 +47,14 @@ impl Proof {
     }
 }
 
-/// The processor that reads and writes the word at this end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum By {
-    Cpu,
-    Gpu(i32),
-}
-
-impl By {
-    const fn location(self) -> Location {
-        match self {
-            Self::Cpu => Location::Host,
-            Self::Gpu(gpu) => Location::Device(gpu),
-        }
-    }
-}
-
 /// Proves fetched memory, if its exporter has room for that: by the CPU, and `by_gpu`.
 pub(super) async fn prove(mut remote: RemoteBuffer, by_gpu: bool) -> Result<RemoteBuffer> {
-    let Some(at) = remote.probe else {
+    let Some(at) = remote.grant.probe else {
         remote.proof = Proof::none(&no_room(remote.description()));
         return Ok(remote);
     };
-    let (remote, ways) = open::elsewhere(move || {
-        let ways = ways(remote.memory(), by_gpu);
-        (remote, ways)
-    })
-    .await?;
-    let mut remote = remote;
+    let ways;
+    (remote, ways) = with(remote, move |memory| self::ways(memory, by_gpu)).await?;
     let mut proof = Proof::default();
     for (by, access) in ways {
         let writes = access == Access::ReadWrite;
@@ -85,8 +65,8 @@ pub(super) async fn prove(mut remote: RemoteBuffer, by_gpu: bool) -> Result<Remo
             return Ok(remote);
         }
         match by {
-            By::Cpu => proof.cpu = true,
-            By::Gpu(gpu) => proof.gpu = Some(gpu),
+            Location::Device(gpu) => proof.gpu = Some(gpu),
+            _ => proof.cpu = true,
         }
         proof.both_ways |= writes;
     }
@@ -100,7 +80,7 @@ pub(super) async fn prove(mut remote: RemoteBuffer, by_gpu: bool) -> Result<Remo
     Ok(remote)
 }
 
-/// Why an exporter gives no place for a probe, and what its owner can do.
+/// Returns why an exporter gives no place for a probe, and a remedy for its owner.
 fn no_room(memory: &Description) -> String {
     let (len, padded) = (memory.len, memory.padded());
     if memory.is_window() {
@@ -126,7 +106,7 @@ fn no_room(memory: &Description) -> String {
 }
 
 /// Returns the CPU and, if `by_gpu`, the first GPU that may read the memory, with their access.
-fn ways(memory: &ImportedBuffer, by_gpu: bool) -> Vec<(By, Access)> {
+fn ways(memory: &ImportedBuffer, by_gpu: bool) -> Vec<(Location, Access)> {
     let gpus = match by_gpu {
         true => memory.driver().device_count().unwrap_or(0),
         false => 0,
@@ -136,8 +116,8 @@ fn ways(memory: &ImportedBuffer, by_gpu: bool) -> Vec<(By, Access)> {
         true => Access::Read,
         false => Access::ReadWrite,
     };
-    let gpu = (0..gpus).map(By::Gpu).find_map(|by| {
-        let access = memory.access(by.location()).ok()?.min(most);
+    let gpu = (0..gpus).map(Location::Device).find_map(|by| {
+        let access = memory.access(by).ok()?.min(most);
         (access != Access::None).then_some((by, access))
     });
     let cpu = memory.cpu().ok().and_then(|_| {
@@ -149,44 +129,45 @@ fn ways(memory: &ImportedBuffer, by_gpu: bool) -> Vec<(By, Access)> {
         access.ok()
     });
     let cpu = cpu.filter(|&access| access != Access::None);
-    cpu.map(|access| (By::Cpu, access))
+    cpu.map(|access| (Location::Host, access))
         .into_iter()
         .chain(gpu)
         .collect()
+}
+
+/// Does driver calls with the memory on a separate thread.
+async fn with<T: Send + 'static>(
+    remote: RemoteBuffer,
+    work: impl FnOnce(&ImportedBuffer) -> T + Send + 'static,
+) -> Result<(RemoteBuffer, T)> {
+    let work = move || {
+        let done = work(&remote.memory);
+        (remote, done)
+    };
+    open::elsewhere(work).await
 }
 
 /// Sends a word and receives one. Returns `false` if the exporter does not support probes.
 async fn one_way(
     mut remote: RemoteBuffer,
     at: u64,
-    by: By,
+    by: Location,
     writes: bool,
 ) -> Result<(RemoteBuffer, bool)> {
     let session = remote.session().clone();
     let mut attempt = 1;
     loop {
-        let wrote = match writes {
-            true => Some(word()?),
-            false => None,
-        };
+        let wrote = writes.then(word).transpose()?;
         if let Some(word) = wrote {
             let written;
-            (remote, written) = open::elsewhere(move || {
-                let written = put(remote.memory(), at, by, word);
-                (remote, written)
-            })
-            .await?;
+            (remote, written) = with(remote, move |memory| put(memory, at, by, word)).await?;
             written?;
         }
-        let Some(probed) = ask(&session, remote.lease(), wrote).await? else {
+        let Some(probed) = ask(&session, remote.grant.lease.key.lease, wrote).await? else {
             return Ok((remote, false));
         };
         let read;
-        (remote, read) = open::elsewhere(move || {
-            let read = get(remote.memory(), at, by);
-            (remote, read)
-        })
-        .await?;
+        (remote, read) = with(remote, move |memory| get(memory, at, by)).await?;
         let Some(detail) = mismatch(by, wrote, probed, read?) else {
             return Ok((remote, true));
         };
@@ -207,37 +188,30 @@ async fn one_way(
 /// Has the exporter probe a lease, after this end `wrote`. `None`: it does not support probes.
 async fn ask(session: &ClientSession, lease: u64, wrote: Option<u64>) -> Result<Option<Probed>> {
     let ask = Ask::Probe(Probe { lease, wrote });
-    match session.call(ask, Vec::new(), session.patience()).await {
-        Ok(answered) => match answered.answer {
-            Answer::Probed(probed) => Ok(Some(probed)),
-            _ => Err(Error::protocol(
-                session.peer(),
-                "unexpected answer to a probe",
-            )),
-        },
-        Err(Error::Refused {
-            reason: Refusal::Unsupported,
-            ..
-        }) => Ok(None),
-        Err(error) => Err(error),
+    let answered = match session.call(ask, Vec::new(), session.patience()).await {
+        Err(error) if error.refusal() == Some(&Refusal::Unsupported) => return Ok(None),
+        answered => answered?,
+    };
+    match answered.answer {
+        Answer::Probed(probed) => Ok(Some(probed)),
+        _ => Err(Error::protocol(
+            session.peer(),
+            "unexpected answer to a probe",
+        )),
     }
 }
 
 /// Describes the fault, if there is one. Shows no word, because random words mean nothing.
-fn mismatch(by: By, wrote: Option<u64>, probed: Probed, read: u64) -> Option<String> {
-    let who = by.location();
+fn mismatch(by: Location, wrote: Option<u64>, probed: Probed, read: u64) -> Option<String> {
     let there = wrote.is_none_or(|wrote| wrote == probed.found);
     let here = read == probed.wrote;
-    match (there, here) {
-        (true, true) => None,
-        (false, true) => Some(format!(
-            "a word that {who} writes here does not arrive there"
-        )),
-        (true, false) => Some(format!("a word written there does not reach {who} here")),
-        (false, false) => Some(format!(
-            "words of {who} and of the exporter do not reach the other"
-        )),
-    }
+    let fault = match (there, here) {
+        (true, true) => return None,
+        (false, true) => format!("a word that {by} writes here does not arrive there"),
+        (true, false) => format!("a word written there does not reach {by} here"),
+        (false, false) => format!("words of {by} and of the exporter do not reach the other"),
+    };
+    Some(fault)
 }
 
 fn word() -> Result<u64> {
@@ -246,28 +220,26 @@ fn word() -> Result<u64> {
         .map_err(|error| Error::system("reading random bytes", &error))
 }
 
-fn put(memory: &ImportedBuffer, at: u64, by: By, word: u64) -> MemoryResult<()> {
+fn put(memory: &ImportedBuffer, at: u64, by: Location, word: u64) -> MemoryResult<()> {
     match by {
-        By::Cpu => memory.put_word(at, word),
-        By::Gpu(gpu) => {
+        Location::Device(gpu) => {
             let own = PinnedHost::new(memory.driver(), gpu, 8)?;
             own.cpu().put(0, word)?;
-            let stream = Stream::new(memory.driver(), gpu)?;
-            stream.copy(&Padded(memory), at, &own, 0, 8)
+            Stream::new(memory.driver(), gpu)?.copy(&Padded(memory), at, &own, 0, 8)
         }
+        _ => memory.put_word(at, word),
     }
 }
 
-fn get(memory: &ImportedBuffer, at: u64, by: By) -> MemoryResult<u64> {
+fn get(memory: &ImportedBuffer, at: u64, by: Location) -> MemoryResult<u64> {
     match by {
-        By::Cpu => memory.word(at),
-        By::Gpu(gpu) => {
+        Location::Device(gpu) => {
             let own = PinnedHost::new(memory.driver(), gpu, 8)?;
             own.cpu().put(0, 0_u64)?;
-            let stream = Stream::new(memory.driver(), gpu)?;
-            stream.copy(&own, 0, &Padded(memory), at, 8)?;
+            Stream::new(memory.driver(), gpu)?.copy(&own, 0, &Padded(memory), at, 8)?;
             own.cpu().get(0)
         }
+        _ => memory.word(at),
     }
 }
 
@@ -299,15 +271,15 @@ mod tests {
     #[test]
     fn a_word_that_does_not_arrive_is_told_by_direction() {
         let probed = |found, wrote| Probed { found, wrote };
-        assert_eq!(mismatch(By::Cpu, Some(1), probed(1, 2), 2), None);
-        assert_eq!(mismatch(By::Cpu, None, probed(7, 2), 2), None);
+        assert_eq!(mismatch(Location::Host, Some(1), probed(1, 2), 2), None);
+        assert_eq!(mismatch(Location::Host, None, probed(7, 2), 2), None);
         for (wrote, probed, read, word) in [
             (Some(1), probed(9, 2), 2, "does not arrive there"),
             (Some(1), probed(1, 2), 9, "GPU 3 here"),
             (Some(1), probed(9, 2), 9, "the other"),
             (None, probed(0, 2), 9, "GPU 3 here"),
         ] {
-            let detail = mismatch(By::Gpu(3), wrote, probed, read).unwrap();
+            let detail = mismatch(Location::Device(3), wrote, probed, read).unwrap();
             assert!(detail.contains(word), "{detail}");
         }
     }

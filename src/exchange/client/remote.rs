@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use tokio::sync::watch;
-
-use super::lease::ClientLease;
+use super::lease::Grant;
 use super::session::ClientSession;
 use super::{LeaseState, Proof, open};
 use crate::accessors::cpu_accessors;
@@ -21,44 +19,21 @@ use crate::{MemoryResult, Owner, Result};
 #[derive(Debug)]
 pub struct RemoteBuffer {
     // In this order: unmapped first, then released.
-    memory: ImportedBuffer,
-    lease: ClientLease,
-    name: String,
-    pub(super) probe: Option<u64>,
-    no_fabric: Option<String>,
-    owner: Owner,
+    pub(super) memory: ImportedBuffer,
+    pub(super) grant: Grant,
     pub(super) proof: Proof,
 }
 
 impl RemoteBuffer {
-    pub(super) fn new(
-        memory: ImportedBuffer,
-        lease: ClientLease,
-        name: String,
-        probe: Option<u64>,
-        no_fabric: Option<String>,
-        owner: Owner,
-    ) -> Self {
-        Self {
-            memory,
-            lease,
-            name,
-            probe,
-            no_fabric,
-            owner,
-            proof: Proof::none("no probe was asked for"),
-        }
-    }
-
     /// Returns the name that it was fetched by.
     pub fn name(&self) -> &str {
-        &self.name
+        &self.grant.name
     }
 
     /// Returns the name's owner, as the server reports it. See
     /// [`FetchOptions::expect_owner`](super::FetchOptions::expect_owner).
     pub const fn owner(&self) -> &Owner {
-        &self.owner
+        &self.grant.owner
     }
 
     /// Returns the exporter's description of it.
@@ -74,17 +49,17 @@ impl RemoteBuffer {
     /// Returns why it was not imported by fabric handle, if this machine, the exporter's or the fabric does
     /// not support that. `None` if it was, or if a POSIX fd was simply shorter.
     pub fn no_fabric(&self) -> Option<&str> {
-        self.no_fabric.as_deref()
+        self.grant.no_fabric.as_deref()
     }
 
-    /// Returns what was proved when it was fetched, or [why nothing was](Proof::why_not).
+    /// Returns the result of the probe at the fetch, or [why nothing was proved](Proof::why_not).
     pub const fn proved(&self) -> &Proof {
         &self.proof
     }
 
     /// Returns the state of the lease.
     pub fn state(&self) -> LeaseState {
-        self.lease.state()
+        self.grant.lease.state()
     }
 
     /// Waits for a state that neither this nor [`state`](Self::state) has returned yet; once the lease is
@@ -93,7 +68,7 @@ impl RemoteBuffer {
     /// # Cancel safety
     /// No state is missed.
     pub async fn changed(&self) -> LeaseState {
-        self.lease.changed().await
+        self.grant.lease.changed().await
     }
 
     /// Unmaps the memory, ends the lease, and waits until the exporter has recorded it. GPU work that uses
@@ -106,36 +81,19 @@ impl RemoteBuffer {
     /// # Cancel safety
     /// If dropped before completion, unmapping and releasing continue in the background.
     pub async fn release(self) -> Result<()> {
-        let Self {
-            memory,
-            lease,
-            name,
-            ..
-        } = self;
+        let Self { memory, grant, .. } = self;
         let noted = open::elsewhere(move || {
             drop(memory);
-            lease.release()
+            grant.lease.release(grant.name)
         });
-        noted.await?.wait(&name).await
+        noted.await?.await
     }
 
     pub(super) fn session(&self) -> &Arc<ClientSession> {
-        self.lease.keep.session()
+        self.grant.lease.keep.session()
     }
 
-    pub(super) fn lease_states(&self) -> watch::Receiver<LeaseState> {
-        self.lease.states()
-    }
-
-    pub(super) fn lease(&self) -> u64 {
-        self.lease.key.lease
-    }
-
-    pub(super) const fn memory(&self) -> &ImportedBuffer {
-        &self.memory
-    }
-
-    /// Returns what `location` may do, as the driver reports it.
+    /// Returns the access of `location`, as the driver reports it.
     ///
     /// # Errors
     /// As [`ImportedBuffer::access`].

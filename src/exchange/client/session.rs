@@ -18,7 +18,7 @@ use super::greet::{Dial, Established, Terms};
 use super::lease::{ClientLease, Held, LeaseKey, LeaseState};
 use super::text;
 use crate::per_driver::lock;
-use crate::protocol::{Answer, Ask, Entry, Lost, Release};
+use crate::protocol::{Answer, Ask, Entry, Lost, Request};
 use crate::transport::Unconnected;
 use crate::{Driver, Error, Result};
 
@@ -30,7 +30,7 @@ const NOTICES: usize = 1024;
 /// The most releases in flight at a time.
 const RELEASES: usize = 8;
 
-/// An answer, and what arrived with it.
+/// An answer, with its fds and its lease.
 #[derive(Debug)]
 pub(crate) struct Answered {
     pub(crate) answer: Answer,
@@ -62,12 +62,6 @@ enum PendingRequest {
     },
     Ping,
     Release(LeaseKey),
-}
-
-/// The message that the task writes next on its own.
-pub(super) enum Own {
-    Ping(u64),
-    Release(u64, Release),
 }
 
 /// The state of the connection.
@@ -119,8 +113,8 @@ struct SessionState {
 pub(crate) struct ClientSession {
     pub(super) dial: Dial,
     pub(super) driver: Driver,
-    /// The runtime of the session's task.
-    runtime: Handle,
+    /// The runtime of the session's task, which lasts as long as the session.
+    pub(super) runtime: Handle,
     queue: mpsc::UnboundedSender<Command>,
     permits: Arc<Semaphore>,
     /// Wakes the task when there is something to write or to end.
@@ -128,9 +122,9 @@ pub(crate) struct ClientSession {
     notices: OnceLock<broadcast::Sender<Notified>>,
     over: watch::Sender<bool>,
     /// Why the server counts as gone, until it is back.
-    gone: watch::Sender<Option<Error>>,
+    pub(super) gone: watch::Sender<Option<Error>>,
     /// Why the server lets this client in no more, until it does again.
-    barred: watch::Sender<Option<Error>>,
+    pub(super) barred: watch::Sender<Option<Error>>,
     pub(super) users: AtomicUsize,
     state: Mutex<SessionState>,
 }
@@ -196,11 +190,6 @@ impl ClientSession {
 
     pub(super) fn terms(&self) -> Arc<Terms> {
         Arc::clone(&self.lock().terms)
-    }
-
-    /// Returns the runtime of the session's task, which lasts as long as the session.
-    pub(super) const fn runtime(&self) -> &Handle {
-        &self.runtime
     }
 
     /// Returns how long a request may take.
@@ -280,22 +269,14 @@ impl ClientSession {
     pub(super) fn release(&self, key: LeaseKey, done: Option<oneshot::Sender<Result<()>>>) {
         let mut state = self.lock();
         let over = matches!(state.link, Link::Over(_));
-        let instance = state.terms.instance;
+        let instance = state.terms.welcome.instance;
         let Some(held) = state.leases.get_mut(&key) else {
             return;
-        };
-        let lost = match &*held.state.borrow() {
-            LeaseState::Lost(error) => Some(error.clone()),
-            _ => None,
         };
         held.done = done;
         if over || held.instance != instance {
             // The server that granted it is gone, and the lease with it.
-            let held = state.leases.remove(&key);
-            if let Some(done) = held.and_then(|held| held.done) {
-                let _ = done.send(lost.map_or(Ok(()), Err));
-            }
-            return;
+            return state.end(key, Ok(()));
         }
         // Also for a lost lease, even of an earlier session: the server waits for the unmapping.
         state.releases.push_back(key);
@@ -326,25 +307,13 @@ impl ClientSession {
     pub(super) fn gone(&self) -> impl Future<Output = Error> + use<> {
         let mut gone = self.gone.subscribe();
         async move {
-            loop {
-                if let Some(why) = &*gone.borrow_and_update() {
-                    return why.clone();
-                }
-                if gone.changed().await.is_err() {
-                    return std::future::pending().await;
-                }
+            let why = gone.wait_for(Option::is_some).await;
+            let why = why.ok().and_then(|why| why.clone());
+            match why {
+                Some(why) => why,
+                None => std::future::pending().await,
             }
         }
-    }
-
-    /// Why the server is taken for gone, until it is there again.
-    pub(super) fn gone_states(&self) -> watch::Receiver<Option<Error>> {
-        self.gone.subscribe()
-    }
-
-    /// Why the server lets this client in no more, until it does again.
-    pub(super) fn barred_states(&self) -> watch::Receiver<Option<Error>> {
-        self.barred.subscribe()
     }
 
     /// Waits until the task has ended.
@@ -356,9 +325,34 @@ impl ClientSession {
 }
 
 impl SessionState {
-    fn id(&mut self) -> u64 {
+    /// Numbers a request, and waits for its answer.
+    fn request(&mut self, waiting: PendingRequest, ask: Ask) -> Request {
         self.next_id += 1;
-        self.next_id
+        let id = self.next_id;
+        self.waiting.insert(id, waiting);
+        Request { id, ask: Some(ask) }
+    }
+
+    /// Returns the key of a lease of this session.
+    const fn key(&self, lease: u64) -> LeaseKey {
+        let epoch = self.epoch;
+        LeaseKey { epoch, lease }
+    }
+
+    /// Forgets a lease. A release that waits gets the reason why the lease was lost, or else the result.
+    fn end(&mut self, key: LeaseKey, result: Result<()>) {
+        let held = self.leases.remove(&key);
+        if let Some(Held {
+            state,
+            done: Some(done),
+            ..
+        }) = held
+        {
+            let _ = done.send(match &*state.borrow() {
+                LeaseState::Lost(error) => Err(error.clone()),
+                _ => result,
+            });
+        }
     }
 }
 

@@ -4,16 +4,16 @@ use crate::protocol::{Ask, Refused};
 use crate::text::bounded;
 use crate::{Distrust, Error, Refusal, ShareError};
 
-/// The most bytes of a peer's text.
-const LONGEST: usize = 255;
+/// The most bytes of a text that a peer may send.
+pub(super) const LONGEST: usize = 255;
 
-/// Cuts a text to the length that a peer may send, at a character's end.
-pub(super) fn cut(text: &str) -> String {
-    let mut end = text.len().min(LONGEST);
+/// Returns the beginning of a text, of at most `most` bytes.
+pub(crate) fn cut(text: &str, most: usize) -> &str {
+    let mut end = text.len().min(most);
     while !text.is_char_boundary(end) {
         end -= 1;
     }
-    text[..end].to_owned()
+    &text[..end]
 }
 
 /// Cuts a peer's text for people, and escapes its control characters.
@@ -34,11 +34,10 @@ pub(super) fn refused(peer: &str, what: impl Into<String>, why: &Refused) -> Err
 /// Converts a peer's reason for ending the session to an error.
 pub(super) fn dismissed(peer: &str, why: &Refused) -> Error {
     match Refusal::from_word(&tidy(&why.reason)) {
-        Refusal::NotTrusted => Error::Share(ShareError::NotTrusted {
-            peer: peer.into(),
-            cause: Distrust::ByPeer,
-            why: format!("it no longer trusts this process: {}", tidy(&why.detail)),
-        }),
+        Refusal::NotTrusted => {
+            let why = format!("it no longer trusts this process: {}", tidy(&why.detail));
+            Error::not_trusted(peer, Distrust::ByPeer, why)
+        }
         _ => refused(peer, "the session", why),
     }
 }
@@ -78,7 +77,7 @@ mod tests {
     #[test]
     fn words_are_cut_at_characters_and_cannot_steer_a_terminal() {
         let long = "ä".repeat(200);
-        assert_eq!(cut(&long), "ä".repeat(127));
+        assert_eq!(cut(&long, LONGEST), "ä".repeat(127));
         assert_eq!(tidy("a\u{1b}[2Jb\nc"), "a\\u{1b}[2Jb\\nc");
         let why = Refused {
             reason: "expired".into(),

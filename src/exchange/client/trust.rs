@@ -6,9 +6,8 @@ use std::time::SystemTime;
 use tokio::time::sleep;
 
 use super::session::ClientSession;
-use crate::Security;
-use crate::tls::{Credential, Tls, WALL_CLOCK};
-use crate::{Distrust, Error, ShareError};
+use crate::tls::{Credential, WALL_CLOCK};
+use crate::{Distrust, Error, Security};
 
 /// Waits until the server's certificate is no longer valid, or this process has a new one and no user waits
 /// for an answer. Returns why the connection is to end.
@@ -25,20 +24,15 @@ pub(super) async fn watch(session: &ClientSession, credential: Option<Arc<Creden
         let expired = due.is_some_and(|due| due <= now);
         if reloaded || expired {
             if let Err(why) = tls.verify(&credential, now) {
-                let peer = session.peer();
-                return Error::Share(ShareError::NotTrusted {
-                    peer,
-                    cause: Distrust::Certificate,
-                    why,
-                });
+                return Error::not_trusted(session.peer(), Distrust::Certificate, why);
             }
             due = credential.next_expiry(now);
         }
-        if is_renewed(session, tls, &credential) && !session.is_asking() {
-            return Error::peer_lost(
-                session.peer(),
-                "this process connects anew with its new certificate",
-            );
+        // The server ends the session when the certificate that it has seen expires.
+        let renews = !session.dial.options.reconnect.is_never() && tls.is_renewed(&credential);
+        if renews && !session.is_asking() {
+            let why = "this process connects anew with its new certificate";
+            return Error::peer_lost(session.peer(), why);
         }
         reloaded = tokio::select! {
             () = reloads.next() => true,
@@ -46,10 +40,4 @@ pub(super) async fn watch(session: &ClientSession, credential: Option<Arc<Creden
             () = sleep(WALL_CLOCK) => false,
         };
     }
-}
-
-/// Returns whether the server should see the new certificate: it ends the session when the one that it has
-/// seen expires.
-fn is_renewed(session: &ClientSession, tls: &Tls, credential: &Credential) -> bool {
-    !session.dial.options.reconnect.is_never() && tls.is_renewed(credential)
 }

@@ -1,13 +1,13 @@
 //! Watching names.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 
 use super::Client;
 use super::session::Notified;
 use crate::protocol::{Answer, Ask, Entry, Watch as Asked};
-use crate::{Error, Result, ShareError};
+use crate::{Error, Result};
 
 /// An event of watched names.
 #[derive(Clone, Debug, PartialEq)]
@@ -60,7 +60,7 @@ impl Watch {
     async fn start(client: &Client, prefix: String) -> Result<Self> {
         let mut watch = Self {
             // Before the first listing, so that nothing is missed.
-            notices: client.0.session().notices(),
+            notices: client.session().notices(),
             client: client.clone(),
             prefix,
             known: BTreeMap::new(),
@@ -95,7 +95,7 @@ impl Watch {
                 Ok(Notified::Lost(_)) => {}
                 // Repeated; and if only the session is lost, there is a connection already.
                 Ok(Notified::SessionLost(why)) => {
-                    if self.client.0.session().is_down() {
+                    if self.client.session().is_down() {
                         self.away(&why);
                     }
                 }
@@ -105,11 +105,11 @@ impl Watch {
                 }
                 Err(RecvError::Lagged(missed)) => {
                     // The missed notices may include the new connection.
-                    self.away &= self.client.0.session().is_down();
+                    self.away &= self.client.session().is_down();
                     self.stale = Some(missed);
                 }
                 Ok(Notified::Over) | Err(RecvError::Closed) => {
-                    return Err(self.client.0.session().down());
+                    return Err(self.client.session().down());
                 }
             }
         }
@@ -119,7 +119,7 @@ impl Watch {
     /// connection.
     async fn look_again(&mut self, missed: u64) -> Result<bool> {
         let first = self.events.len();
-        let gone = self.client.0.session().gone();
+        let gone = self.client.session().gone();
         let done = tokio::select! {
             biased;
             done = self.look() => done,
@@ -131,15 +131,15 @@ impl Watch {
         };
         match done {
             Ok(()) => {}
-            // The server is away again, whatever the error.
-            Err(error) if self.client.0.session().is_down() => {
-                if !matches!(error, Error::Share(ShareError::PeerLost { .. })) {
+            // The server is away again, for any error.
+            Err(error) if self.client.session().is_down() => {
+                if !error.is_peer_lost() {
                     self.away(&error);
                 }
                 return Ok(!self.events.is_empty());
             }
             // It is back already.
-            Err(Error::Share(ShareError::PeerLost { .. })) if self.client.0.session().is_open() => {
+            Err(error) if error.is_peer_lost() && self.client.session().is_open() => {
                 return Ok(true);
             }
             Err(error) => return Err(error),
@@ -183,30 +183,25 @@ impl Watch {
 
     /// Lists everything and subscribes to notices; reports the differences.
     async fn look(&mut self) -> Result<()> {
-        let session = self.client.0.session();
-        let ask = Ask::Watch(Asked {
-            prefix: self.prefix.clone(),
-        });
-        let Answer::Names(names) = self.client.again(ask, session.patience()).await? else {
-            return Err(self.client.broken("unexpected answer to a watch"));
-        };
         let (client, prefix) = (self.client.clone(), self.prefix.clone());
-        let entries = client.pages(&prefix, names.entries, names.more).await?;
-        let now: BTreeMap<_, _> = entries
-            .into_iter()
-            .filter(|entry| entry.name.starts_with(&self.prefix))
-            .map(|entry| (entry.name.clone(), entry))
-            .collect();
-        let gone: Vec<_> = self
-            .known
-            .keys()
-            .filter(|name| !now.contains_key(*name))
+        let ask = Ask::Watch(Asked {
+            prefix: prefix.clone(),
+        });
+        let Answer::Names(names) = client.again(ask, client.patience()).await? else {
+            return Err(client.broken("unexpected answer to a watch"));
+        };
+        let mut now = client.pages(&prefix, names.entries, names.more).await?;
+        now.retain(|entry| entry.name.starts_with(&prefix));
+        let there: BTreeSet<_> = now.iter().map(|entry| entry.name.as_str()).collect();
+        let known = self.known.keys();
+        let gone: Vec<_> = known
+            .filter(|name| !there.contains(name.as_str()))
             .cloned()
             .collect();
         for name in gone {
             self.gone(&name);
         }
-        for entry in now.into_values() {
+        for entry in now {
             self.published(entry);
         }
         Ok(())
@@ -244,7 +239,7 @@ mod tests {
             peer.refuse(id, "closing").await;
             peer.end().await;
             within(async {
-                while !client.0.session().is_down() {
+                while !client.session().is_down() {
                     tokio::time::sleep(soon(2)).await;
                 }
             })

@@ -22,6 +22,15 @@ pub struct Exporter {
 }
 
 impl Exporter {
+    /// Returns an exporter of which only the address is known.
+    pub(super) fn at(address: &Address) -> Self {
+        Self {
+            addresses: vec![address.clone()],
+            instance: None,
+            boot: None,
+        }
+    }
+
     /// Returns the address to connect to from a process on the machine `here`: a Unix socket if the exporter
     /// is on the same machine or nothing else is known, otherwise its first TCP address.
     pub fn address(&self, here: BootId) -> Option<&Address> {

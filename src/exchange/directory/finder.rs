@@ -15,8 +15,9 @@ use crate::limits::deadline;
 use crate::per_driver::lock;
 use crate::protocol::{Answer, Ask, List};
 use crate::share::BootId;
-use crate::{Address, Client, ClientOptions, FetchOptions, RemoteBuffer};
-use crate::{Driver, Error, Refusal, Result, ShareError};
+use crate::{
+    Address, Client, ClientOptions, Driver, Error, FetchOptions, Refusal, RemoteBuffer, Result,
+};
 
 /// The most clients that are cached.
 const CLIENTS: usize = 1024;
@@ -100,30 +101,25 @@ impl Finder {
         options: impl Fn(FetchOptions) -> FetchOptions,
     ) -> impl Future<Output = Result<RemoteBuffer>> {
         let site = Caller::caller();
-        self.fetch_so(name, move |fetch| options(fetch.called_at(site)))
-    }
-
-    async fn fetch_so(
-        &self,
-        name: &str,
-        options: impl Fn(FetchOptions) -> FetchOptions,
-    ) -> Result<RemoteBuffer> {
-        let exporters = self.0.directory.resolve(name).await?;
-        if !self.0.directory.knows_names() {
-            let client = self.ask_all(name, exporters).await?;
-            return options(client.fetch(name)).go().await;
-        }
-        let mut last = self.not_found(name);
-        for exporter in exporters {
-            match self.fetch_from(name, &exporter, &options).await {
-                Ok(buffer) => return Ok(buffer),
-                Err(error) => {
-                    tracing::debug!(name, %error, "an exporter that should have it");
-                    last = error;
+        let options = move |fetch: FetchOptions| options(fetch.called_at(site));
+        async move {
+            let exporters = self.0.directory.resolve(name).await?;
+            if !self.0.directory.knows_names() {
+                let client = self.ask_all(name, exporters).await?;
+                return options(client.fetch(name)).go().await;
+            }
+            let mut last = self.not_found(name);
+            for exporter in exporters {
+                match self.fetch_from(name, &exporter, &options).await {
+                    Ok(buffer) => return Ok(buffer),
+                    Err(error) => {
+                        tracing::debug!(name, %error, "an exporter that should have it");
+                        last = error;
+                    }
                 }
             }
+            Err(last)
         }
-        Err(last)
     }
 
     /// Fetches a name as soon as an exporter has it.
@@ -142,35 +138,25 @@ impl Finder {
         options: impl Fn(FetchOptions) -> FetchOptions,
     ) -> impl Future<Output = Result<RemoteBuffer>> {
         let site = Caller::caller();
-        self.wait_so(name, patience, move |fetch| options(fetch.called_at(site)))
-    }
-
-    async fn wait_so(
-        &self,
-        name: &str,
-        patience: Duration,
-        options: impl Fn(FetchOptions) -> FetchOptions,
-    ) -> Result<RemoteBuffer> {
-        let until = deadline(patience);
-        let mut pause = PAUSE.0;
-        loop {
-            let left = until.saturating_duration_since(Instant::now());
-            let late = || {
-                Error::timed_out(
-                    format!("waiting for '{name}' ({})", self.0.directory),
-                    patience,
-                )
-            };
-            match timeout(left, self.fetch_so(name, &options)).await {
-                Ok(Err(error)) if may_pass(&error) => {}
-                Ok(done) => return done,
-                Err(_) => return Err(late()),
+        let options = move |fetch: FetchOptions| options(fetch.called_at(site));
+        async move {
+            let until = deadline(patience);
+            let mut pause = PAUSE.0;
+            loop {
+                let left = until.saturating_duration_since(Instant::now());
+                let what = || format!("waiting for '{name}' ({})", self.0.directory);
+                let late = || Error::timed_out(what(), patience);
+                match timeout(left, self.fetch_with(name, &options)).await {
+                    Ok(Err(error)) if may_pass(&error) => {}
+                    Ok(done) => return done,
+                    Err(_) => return Err(late()),
+                }
+                if Instant::now() + pause >= until {
+                    return Err(late());
+                }
+                sleep(pause).await;
+                pause = (pause * 2).min(PAUSE.1);
             }
-            if Instant::now() + pause >= until {
-                return Err(late());
-            }
-            sleep(pause).await;
-            pause = (pause * 2).min(PAUSE.1);
         }
     }
 
@@ -180,24 +166,19 @@ impl Finder {
     /// [`PeerLost`](crate::ShareError::PeerLost) if the exporter has no address that this process can reach;
     /// [`Error::Stale`] if it has restarted since it registered; those of [`ClientOptions::connect`].
     pub async fn client(&self, exporter: &Exporter) -> Result<Client> {
-        let address = exporter.address(BootId::current()?).ok_or_else(|| {
-            ShareError::peer_lost(
-                exporter
-                    .instance
-                    .map_or_else(|| "exporter".into(), |id| id.to_string()),
-                "it is on another machine, and has no TCP address",
-            )
-        })?;
+        let Some(address) = exporter.address(BootId::current()?) else {
+            let peer = exporter.instance.map(|instance| instance.to_string());
+            let why = "it is on another machine, and has no TCP address";
+            return Err(Error::peer_lost(peer.unwrap_or("exporter".into()), why));
+        };
         let kept = self.kept(address);
         // Other callers for the same exporter wait here for one connection.
         let mut slot = kept.lock().await;
         let client = match &*slot {
             Some(client) => client.clone(),
             None => {
-                let client = (self.0.dial)(address.clone())
-                    .connect(&self.0.driver)
-                    .await?;
-                slot.insert(client).clone()
+                let options = (self.0.dial)(address.clone());
+                slot.insert(options.connect(&self.0.driver).await?).clone()
             }
         };
         match exporter.instance {
@@ -222,13 +203,13 @@ impl Finder {
         clients.entry(address.clone()).or_default().clone()
     }
 
-    /// Drops a client that did not reach its exporter.
-    fn forget(&self, exporter: &Exporter) {
-        if let Ok(here) = BootId::current()
+    /// Drops the client if the error says that it did not reach its exporter.
+    fn forget_unreachable(&self, exporter: &Exporter, error: &Error) {
+        if error.is_unreachable()
+            && let Ok(here) = BootId::current()
             && let Some(address) = exporter.address(here)
         {
-            let mut clients = lock(&self.0.clients);
-            clients.remove(address);
+            lock(&self.0.clients).remove(address);
         }
     }
 
@@ -239,24 +220,14 @@ impl Finder {
         options: &impl Fn(FetchOptions) -> FetchOptions,
     ) -> Result<RemoteBuffer> {
         let fetched = async {
-            let client = self.client(exporter).await?;
-            let fetch = options(client.fetch(name));
-            let fetch = match exporter.instance {
-                Some(instance) => fetch.instance(instance),
-                None => fetch,
-            };
-            fetch.go().await
+            let fetch = options(self.client(exporter).await?.fetch(name));
+            match exporter.instance {
+                Some(instance) => fetch.instance(instance).go().await,
+                None => fetch.go().await,
+            }
         };
         let fetched = fetched.await;
-        if let Err(Error::Share(
-            ShareError::PeerLost { .. }
-            | ShareError::Unreachable { .. }
-            | ShareError::TimedOut { .. },
-        )) = &fetched
-        {
-            self.forget(exporter);
-        }
-        fetched
+        fetched.inspect_err(|error| self.forget_unreachable(exporter, error))
     }
 
     /// Asks all exporters at once, and takes the first that has the name.
@@ -266,15 +237,7 @@ impl Finder {
             let (finder, name) = (self.clone(), name.to_owned());
             asked.spawn(async move {
                 let has = finder.has(&name, &exporter).await;
-                if let Err(Error::Share(
-                    ShareError::PeerLost { .. }
-                    | ShareError::Unreachable { .. }
-                    | ShareError::TimedOut { .. },
-                )) = &has
-                {
-                    finder.forget(&exporter);
-                }
-                has
+                has.inspect_err(|error| finder.forget_unreachable(&exporter, error))
             });
         }
         let mut worst = None;
@@ -298,15 +261,14 @@ impl Finder {
             after: None,
         });
         // Of all names with this prefix, the name itself is the first.
-        Ok(match client.call(ask, client.patience()).await? {
-            Answer::Names(names) => {
-                let first = names.entries.first();
-                first
-                    .is_some_and(|entry| entry.name == name)
-                    .then_some(client)
-            }
-            _ => None,
-        })
+        let has = match client.call(ask, client.patience()).await? {
+            Answer::Names(names) => names
+                .entries
+                .first()
+                .is_some_and(|entry| entry.name == name),
+            _ => false,
+        };
+        Ok(has.then_some(client))
     }
 
     fn not_found(&self, name: &str) -> Error {
@@ -321,19 +283,11 @@ impl Finder {
 
 /// Returns whether the error may disappear when the exporter or the directory is back, or the name exists.
 fn may_pass(error: &Error) -> bool {
+    use Refusal::{Closing, Limit, NotFound, Stale};
     match error {
-        Error::Share(
-            ShareError::PeerLost { .. }
-            | ShareError::Unreachable { .. }
-            | ShareError::TimedOut { .. },
-        )
-        | Error::Stale { .. }
-        | Error::Directory { .. } => true,
-        Error::Refused { reason, .. } => matches!(
-            reason,
-            Refusal::NotFound | Refusal::Closing | Refusal::Stale | Refusal::Limit
-        ),
-        _ => false,
+        Error::Stale { .. } | Error::Directory { .. } => true,
+        Error::Refused { reason, .. } => matches!(reason, NotFound | Closing | Stale | Limit),
+        error => error.is_unreachable(),
     }
 }
 

@@ -21,8 +21,6 @@ mod finder;
 mod keys;
 mod registration;
 mod watch;
-#[cfg(not(feature = "etcd"))]
-mod without_etcd;
 
 use std::fmt;
 use std::sync::Arc;
@@ -34,12 +32,8 @@ pub use finder::Finder;
 pub use registration::{Registration, RegistrationState};
 pub use watch::{DirectoryEvent, DirectoryWatch};
 
-#[cfg(not(feature = "etcd"))]
-use without_etcd as etcd;
-
-use super::Address;
 use super::protocol::{check_name, check_prefix};
-use crate::{Error, Result};
+use crate::{Address, Error, Result};
 
 /// Returns which exporters hold a name. Clones are the same directory.
 #[derive(Clone)]
@@ -48,10 +42,7 @@ pub struct Directory(DirectoryKind);
 #[derive(Clone)]
 enum DirectoryKind {
     Fixed(Arc<[Address]>),
-    #[cfg_attr(
-        not(feature = "etcd"),
-        expect(dead_code, reason = "there is no such value")
-    )]
+    #[cfg(feature = "etcd")]
     Etcd(Arc<etcd::Etcd>),
 }
 
@@ -67,10 +58,8 @@ impl Directory {
                 list.push(address);
             }
             if list.len() > MAX_ADDRESSES {
-                return Err(Error::invalid(
-                    "addresses",
-                    format!("more than {MAX_ADDRESSES}"),
-                ));
+                let why = format!("more than {MAX_ADDRESSES}");
+                return Err(Error::invalid("addresses", why));
             }
         }
         if list.is_empty() {
@@ -88,14 +77,8 @@ impl Directory {
     pub async fn resolve(&self, name: &str) -> Result<Vec<Exporter>> {
         check_name(name)?;
         match &self.0 {
-            DirectoryKind::Fixed(addresses) => Ok(addresses
-                .iter()
-                .map(|address| Exporter {
-                    addresses: vec![address.clone()],
-                    instance: None,
-                    boot: None,
-                })
-                .collect()),
+            DirectoryKind::Fixed(addresses) => Ok(addresses.iter().map(Exporter::at).collect()),
+            #[cfg(feature = "etcd")]
             DirectoryKind::Etcd(etcd) => etcd.resolve(name).await,
         }
     }
@@ -117,6 +100,7 @@ impl Directory {
                 "directory",
                 "one of fixed addresses cannot be watched",
             )),
+            #[cfg(feature = "etcd")]
             DirectoryKind::Etcd(etcd) => etcd.watch(prefix),
         }
     }
@@ -130,17 +114,16 @@ impl Directory {
     /// outside of a tokio runtime.
     pub fn register(&self, exporter: Exporter) -> Result<Registration> {
         if exporter.addresses.is_empty() || exporter.addresses.len() > MAX_ADDRESSES {
-            return Err(Error::invalid(
-                "exporter",
-                format!("it has {} addresses", exporter.addresses.len()),
-            ));
+            let why = format!("it has {} addresses", exporter.addresses.len());
+            return Err(Error::invalid("exporter", why));
         }
         if exporter.instance.is_none() || exporter.boot.is_none() {
             return Err(Error::invalid("exporter", "no instance or no boot id"));
         }
         match &self.0 {
-            DirectoryKind::Fixed(_) => Ok(Registration { active: None }),
-            DirectoryKind::Etcd(etcd) => etcd.register(exporter),
+            DirectoryKind::Fixed(_) => Ok(Registration::new(RegistrationState::Registered, None)),
+            #[cfg(feature = "etcd")]
+            DirectoryKind::Etcd(etcd) => etcd.register(&exporter),
         }
     }
 }
@@ -154,9 +137,8 @@ impl Directory {
     /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for invalid options, [`Error::Tls`] for
     /// certificates that cannot be read.
     pub fn etcd(options: EtcdOptions) -> Result<Self> {
-        Ok(Self(DirectoryKind::Etcd(Arc::new(etcd::Etcd::new(
-            options,
-        )?))))
+        let etcd = Arc::new(etcd::Etcd::new(options)?);
+        Ok(Self(DirectoryKind::Etcd(etcd)))
     }
 }
 
@@ -165,12 +147,10 @@ impl fmt::Display for Directory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             DirectoryKind::Fixed(addresses) => {
-                for (index, address) in addresses.iter().enumerate() {
-                    let comma = if index > 0 { ", " } else { "" };
-                    write!(f, "{comma}{address}")?;
-                }
-                Ok(())
+                let texts: Vec<_> = addresses.iter().map(Address::to_string).collect();
+                f.write_str(&texts.join(", "))
             }
+            #[cfg(feature = "etcd")]
             DirectoryKind::Etcd(etcd) => write!(f, "etcd at {etcd}"),
         }
     }

@@ -1,8 +1,11 @@
 //! An exporter's registration in a directory.
 
-use std::fmt;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::etcd::Active;
+use tokio::sync::{Notify, oneshot, watch};
+
+use crate::per_driver::lock;
 use crate::protocol::check_name;
 use crate::{Error, Result};
 
@@ -17,39 +20,75 @@ pub enum RegistrationState {
     Away(Error),
 }
 
+/// The entries that a directory should have, and whether it has them.
+#[derive(Debug)]
+pub(super) struct Wanted {
+    names: Mutex<BTreeSet<String>>,
+    pub(super) changed: Notify,
+    pub(super) state: watch::Sender<RegistrationState>,
+}
+
+impl Wanted {
+    pub(super) fn names(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        lock(&self.names)
+    }
+}
+
+/// Ends a registration's task; with a sender in it, the task reports how the end went.
+pub(super) type Close = oneshot::Sender<oneshot::Sender<Result<()>>>;
+
 /// Keeps an exporter and its names in a directory; dropping it removes them in the background.
+#[derive(Debug)]
 #[must_use = "dropped, it takes the exporter out of the directory"]
 pub struct Registration {
-    /// None in a directory that stores no names.
-    pub(super) active: Option<Active>,
+    pub(super) wanted: Arc<Wanted>,
+    /// Dropping it ends the task. `None` in a directory that stores no names.
+    close: Option<Close>,
 }
 
 impl Registration {
+    pub(super) fn new(state: RegistrationState, close: Option<Close>) -> Self {
+        let wanted = Arc::new(Wanted {
+            names: Mutex::default(),
+            changed: Notify::new(),
+            state: watch::Sender::new(state),
+        });
+        Self { wanted, close }
+    }
+
     /// Adds a name, asynchronously.
     ///
     /// # Errors
     /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for an invalid name.
     pub fn add(&self, name: &str) -> Result<()> {
         check_name(name)?;
-        if let Some(active) = &self.active {
-            active.change(|names| names.insert(name.to_owned()));
-        }
+        self.change(|names| names.insert(name.to_owned()));
         Ok(())
     }
 
     /// Removes a name, asynchronously.
     pub fn remove(&self, name: &str) {
-        if let Some(active) = &self.active {
-            active.change(|names| names.remove(name));
+        self.change(|names| names.remove(name));
+    }
+
+    fn change(&self, change: impl FnOnce(&mut BTreeSet<String>) -> bool) {
+        // Under the lock, so that the task cannot report names as registered that it has not seen.
+        let mut names = self.wanted.names();
+        if self.close.is_some() && change(&mut names) {
+            self.wanted.state.send_if_modified(|state| {
+                let done = *state == RegistrationState::Registered;
+                if done {
+                    *state = RegistrationState::Pending;
+                }
+                done
+            });
+            self.wanted.changed.notify_one();
         }
     }
 
     /// Returns the current state.
     pub fn state(&self) -> RegistrationState {
-        if let Some(active) = &self.active {
-            return active.state();
-        }
-        RegistrationState::Registered
+        self.wanted.state.borrow().clone()
     }
 
     /// Waits until the state differs from `than`, and returns it.
@@ -57,13 +96,10 @@ impl Registration {
     /// # Cancel safety
     /// Nothing is lost.
     pub async fn changed(&self, than: &RegistrationState) -> RegistrationState {
-        if let Some(active) = &self.active {
-            return active.changed(than).await;
-        }
-        if *than == RegistrationState::Registered {
-            std::future::pending::<()>().await;
-        }
-        RegistrationState::Registered
+        let mut state = self.wanted.state.subscribe();
+        let new = state.wait_for(|state| state != than).await;
+        // The sender lasts as long as this registration.
+        new.map_or_else(|_| self.state(), |new| new.clone())
     }
 
     /// Removes the exporter and its names from the directory now.
@@ -71,17 +107,9 @@ impl Registration {
     /// # Errors
     /// [`Error::Directory`] if the directory does not answer in time; its lease then removes them.
     pub async fn close(self) -> Result<()> {
-        if let Some(active) = self.active {
-            return active.close().await;
-        }
-        Ok(())
-    }
-}
-
-impl fmt::Debug for Registration {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Registration")
-            .field("state", &self.state())
-            .finish_non_exhaustive()
+        let (sender, done) = oneshot::channel();
+        // A task that its runtime has dropped cannot revoke; the lease expires by itself.
+        let _ = self.close.map(|close| close.send(sender));
+        done.await.unwrap_or(Ok(()))
     }
 }

@@ -1,7 +1,5 @@
 //! Watches names in a directory.
 
-use std::fmt;
-
 use tokio::sync::mpsc;
 
 use super::exporter::Exporter;
@@ -34,6 +32,7 @@ pub enum DirectoryEvent {
 }
 
 /// Events about names, in order and complete; from [`Directory::watch`](super::Directory::watch).
+#[derive(Debug)]
 pub struct DirectoryWatch {
     pub(super) events: mpsc::Receiver<DirectoryEvent>,
 }
@@ -45,11 +44,5 @@ impl DirectoryWatch {
     /// No event is lost.
     pub async fn recv(&mut self) -> Option<DirectoryEvent> {
         self.events.recv().await
-    }
-}
-
-impl fmt::Debug for DirectoryWatch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DirectoryWatch").finish_non_exhaustive()
     }
 }

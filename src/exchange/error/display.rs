@@ -8,18 +8,15 @@ use crate::text::Escaping;
 /// One line without control characters: fields may contain text of a peer, a file or the system.
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            // It escapes its own text.
-            Self::Share(error) => error.fmt(f),
-            other => other.describe(&mut Escaping(f)),
-        }
+        self.describe(&mut Escaping(f))
     }
 }
 
 impl Error {
     fn describe(&self, f: &mut Escaping<'_, '_>) -> fmt::Result {
         match self {
-            Self::Share(error) => write!(f, "{error}"),
+            // It escapes its own text.
+            Self::Share(error) => write!(f.0, "{error}"),
             Self::Insecure { address } => write!(
                 f,
                 "{address} is not on this machine, and the connection would be without TLS"

@@ -12,7 +12,7 @@ pub use refusal::Refusal;
 
 use std::time::Duration;
 
-use crate::{DriverError, MemoryError, ShareError};
+use crate::{Distrust, DriverError, MemoryError, ShareError};
 
 /// A result with the exchange's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -51,7 +51,7 @@ pub enum Error {
         /// The reason, for people.
         detail: String,
     },
-    /// Memory under a name is not what the caller requested: none of it is mapped.
+    /// Memory under a name differs from the caller's request: none of it is mapped.
     Mismatched {
         /// The name.
         name: String,
@@ -133,12 +133,25 @@ impl Error {
         MemoryError::failed(what, detail).into()
     }
 
+    /// Creates an error about a certificate, a key or a file of them.
+    pub(crate) fn tls(what: impl Into<String>, detail: impl std::fmt::Display) -> Self {
+        Self::Tls {
+            what: what.into(),
+            detail: detail.to_string(),
+        }
+    }
+
     pub(crate) fn peer_lost(peer: impl Into<String>, why: impl Into<String>) -> Self {
         ShareError::peer_lost(peer, why).into()
     }
 
     pub(crate) fn protocol(peer: impl Into<String>, detail: impl Into<String>) -> Self {
         ShareError::protocol(peer, detail).into()
+    }
+
+    pub(crate) fn not_trusted(peer: impl Into<String>, cause: Distrust, why: String) -> Self {
+        let peer = peer.into();
+        ShareError::NotTrusted { peer, cause, why }.into()
     }
 
     pub(crate) fn timed_out(what: impl Into<String>, after: Duration) -> Self {
@@ -158,6 +171,25 @@ impl Error {
             reason,
             detail: detail.into(),
         }
+    }
+
+    /// Returns why a peer refused the request, if it did.
+    pub(crate) const fn refusal(&self) -> Option<&Refusal> {
+        match self {
+            Self::Refused { reason, .. } => Some(reason),
+            _ => None,
+        }
+    }
+
+    /// Returns whether the connection broke before the answer.
+    pub(crate) const fn is_peer_lost(&self) -> bool {
+        matches!(self, Self::Share(ShareError::PeerLost { .. }))
+    }
+
+    /// Returns whether the peer could not be reached, or did not answer.
+    pub(crate) const fn is_unreachable(&self) -> bool {
+        use ShareError::{TimedOut, Unreachable};
+        self.is_peer_lost() || matches!(self, Self::Share(Unreachable { .. } | TimedOut { .. }))
     }
 
     /// Returns the error of sharing that this error carries, if it does.

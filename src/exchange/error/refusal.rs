@@ -4,9 +4,9 @@ use std::fmt;
 
 use crate::text::escape;
 
-/// Defines the reasons: `Variant = "word on the wire", "text for people";`.
+/// Defines the reasons: `Variant = "word on the wire", "text for people", "remedy";`.
 macro_rules! refusals {
-    ($($(#[$doc:meta])* $variant:ident = $word:literal, $text:literal;)*) => {
+    ($($(#[$doc:meta])* $variant:ident = $word:literal, $text:literal, $remedy:literal;)*) => {
         /// Why a peer refuses a request, on the wire a lower-case word with underscores.
         #[derive(Clone, Debug, PartialEq, Eq, Hash)]
         #[non_exhaustive]
@@ -22,6 +22,13 @@ macro_rules! refusals {
                 match self {
                     $(Self::$variant => $word,)*
                     Self::Other(word) => word,
+                }
+            }
+
+            pub(super) const fn remedy(&self) -> &'static str {
+                match self {
+                    $(Self::$variant => $remedy,)*
+                    Self::Other(_) => Self::Internal.remedy(),
                 }
             }
 
@@ -48,45 +55,51 @@ macro_rules! refusals {
 
 refusals! {
     /// There is no such name, lease, group or ticket.
-    NotFound = "not_found", "it does not exist";
+    NotFound = "not_found", "it does not exist", "check the name with `egmem ls`, or wait for it";
     /// The peer's identity is not on the list.
-    Forbidden = "forbidden", "this peer has no right to it";
+    Forbidden = "forbidden", "this peer has no right to it",
+        "have this peer's certificate name or user put on the other's list";
     /// The memory may only be read.
-    ReadOnly = "read_only", "it may only be read";
+    ReadOnly = "read_only", "it may only be read",
+        "fetch it read-only (`--read-only`), or have its owner publish it read-write";
     /// The service's configuration defines the name, so no request can delete it.
-    Configured = "configured", "the service's configuration defines it";
+    Configured = "configured", "the service's configuration defines it",
+        "remove its [[buffer]] from the service's configuration and restart the service";
     /// The peer's certificate is no longer trusted.
-    NotTrusted = "not_trusted", "the certificate is no longer trusted";
+    NotTrusted = "not_trusted", "the certificate is no longer trusted",
+        "renew this process's certificate and load it again";
     /// The peer does not know the request.
-    Unsupported = "unsupported", "it does not know the request";
+    Unsupported = "unsupported", "it does not know the request", "update the older of the two";
     /// The two ends have no protocol version in common.
-    Version = "version", "no common protocol version";
+    Version = "version", "no common protocol version", "update the older of the two";
     /// The request is invalid.
-    Invalid = "invalid", "the request is invalid";
+    Invalid = "invalid", "the request is invalid", "correct the part of the request that the message names";
     /// A limit of the peer is reached: connections, names, leases, bytes.
-    Limit = "limit", "a limit is reached";
+    Limit = "limit", "a limit is reached", "release what is not needed, or have the peer's limits raised";
     /// More than the quota allows.
-    Quota = "quota", "over the quota";
+    Quota = "quota", "over the quota", "release what is not needed, or have the peer's limits raised";
     /// The name exists already.
-    Exists = "exists", "the name exists already";
+    Exists = "exists", "the name exists already", "choose another name, or withdraw the old one";
     /// The name has another owner than the one named in the request.
-    WrongOwner = "wrong_owner", "another peer owns the name";
+    WrongOwner = "wrong_owner", "another peer owns the name",
+        "do not use the memory: ask the administrator why another peer has the name";
     /// The name is being withdrawn, or the peer is ending.
-    Closing = "closing", "it is being withdrawn";
+    Closing = "closing", "it is being withdrawn", "fetch the name again later";
     /// No handle type works between the two.
-    NoCommonHandle = "no_common_handle", "no common handle type";
+    NoCommonHandle = "no_common_handle", "no common handle type", "give both nodes an IMEX channel of one domain";
     /// Ranks of a group ask for different gathers under the same number.
-    RanksDisagree = "ranks_disagree", "ranks of the group ask for different gathers";
+    RanksDisagree = "ranks_disagree", "ranks of the group ask for different gathers",
+        "call the same operations in the same order, with the same number of bytes, in every rank";
     /// The lease has ended.
-    Expired = "expired", "the lease has ended";
+    Expired = "expired", "the lease has ended", "fetch the name again later";
     /// The instance in the request no longer exists.
-    Stale = "stale", "the instance no longer exists";
+    Stale = "stale", "the instance no longer exists", "fetch the name again later";
     /// Out of memory.
-    NoMemory = "no_memory", "out of memory";
+    NoMemory = "no_memory", "out of memory", "ask for less, or for another node";
     /// An operation did not finish in time.
-    TimedOut = "timed_out", "it took too long";
+    TimedOut = "timed_out", "it took too long", "try again, or wait longer";
     /// Another failure at the peer.
-    Internal = "internal", "an internal failure";
+    Internal = "internal", "an internal failure", "see the peer's log";
 }
 
 #[cfg(test)]

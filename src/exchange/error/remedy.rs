@@ -1,6 +1,6 @@
 //! The remedy of each error.
 
-use super::{End, Error, Refusal};
+use super::{End, Error};
 use crate::DriverError;
 use crate::driver::Explain;
 
@@ -15,7 +15,7 @@ impl Error {
                  Security::PlainAnywhere"
             }
             Self::Tls { .. } => "check the file's path, form, owner and dates",
-            Self::Refused { reason, .. } => remedy_for_refusal(reason),
+            Self::Refused { reason, .. } => reason.remedy(),
             Self::Mismatched { what, .. } => what.remedy(),
             Self::Stale { .. } => "look the name up and fetch it again",
             Self::Import { end, source, .. } => match end {
@@ -53,36 +53,5 @@ impl Explain for Error {
             Self::Import { source, .. } => source.untold_call(),
             _ => None,
         }
-    }
-}
-
-fn remedy_for_refusal(reason: &Refusal) -> &'static str {
-    match reason {
-        Refusal::NotFound => "check the name with `egmem ls`, or wait for it",
-        Refusal::ReadOnly => {
-            "fetch it read-only (`--read-only`), or have its owner publish it read-write"
-        }
-        Refusal::Configured => {
-            "remove its [[buffer]] from the service's configuration and restart the service"
-        }
-        Refusal::Forbidden => "have this peer's certificate name or user put on the other's list",
-        Refusal::Unsupported | Refusal::Version => "update the older of the two",
-        Refusal::Limit | Refusal::Quota => {
-            "release what is not needed, or have the peer's limits raised"
-        }
-        Refusal::WrongOwner => {
-            "do not use the memory: ask the administrator why another peer has the name"
-        }
-        Refusal::Exists => "choose another name, or withdraw the old one",
-        Refusal::Closing | Refusal::Expired | Refusal::Stale => "fetch the name again later",
-        Refusal::NoCommonHandle => "give both nodes an IMEX channel of one domain",
-        Refusal::RanksDisagree => {
-            "call the same operations in the same order, with the same number of bytes, in every rank"
-        }
-        Refusal::NoMemory => "ask for less, or for another node",
-        Refusal::TimedOut => "try again, or wait longer",
-        Refusal::NotTrusted => "renew this process's certificate and load it again",
-        Refusal::Invalid => "correct the part of the request that the message names",
-        Refusal::Internal | Refusal::Other(_) => "see the peer's log",
     }
 }

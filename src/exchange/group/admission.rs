@@ -6,9 +6,8 @@ use std::path::Path;
 use zeroize::Zeroizing;
 
 use super::identity::LEAST_SECRET;
-use crate::Who;
 use crate::protocol::{self, MAX_SECRET, Secret};
-use crate::{Error, Result};
+use crate::{Error, Result, Who};
 
 /// Which peers may be the ranks of a group. All ranks state the same.
 ///

@@ -1,5 +1,6 @@
 //! Chooses one handle type for all ranks, or collects each rank's reason against it; a pure function.
 
+use crate::client;
 use crate::driver::HandleType;
 use crate::share::BootId;
 
@@ -60,13 +61,9 @@ pub(super) fn agree(ranks: &[Rank<'_>]) -> Result<HandleType, Vec<String>> {
     Err(reasons)
 }
 
-/// Returns the beginning of a text, cut to the most bytes of a reason.
+/// Returns the beginning of a reason.
 pub(super) fn cut(text: &str) -> &str {
-    let mut end = text.len().min(REASON_BYTES);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    &text[..end]
+    client::cut(text, REASON_BYTES)
 }
 
 #[cfg(test)]

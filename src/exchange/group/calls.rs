@@ -5,30 +5,23 @@ use std::panic::Location as Caller;
 use std::time::Duration;
 
 use tokio::sync::MutexGuard;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::timeout_at;
 
-use super::answers::incomplete;
+use super::asking::{Asking, SLACK};
 use super::error::{Error, Result};
 use super::gathered::GatheredMemory;
 use super::group::Group;
-use super::handles::{blocking, enough_fds, export, take};
-use super::kept::{Calls, discard};
+use super::handles::export;
+use super::kept::Calls;
 use super::member::{Slot, note_sent};
 use super::options::Map;
 use super::state::server_lost;
-use crate::client::Answered;
+use crate::client::{Answered, discard};
 use crate::driver::HandleType;
 use crate::limits::deadline;
-use crate::protocol::{
-    Answer, Ask, Brought, Gather, Incomplete, MAX_GATHER, Member, Members, Operation, Payload,
-};
-use crate::share::{Description, Shared};
-use crate::{Client, Error as ExchangeError, ShareError};
-
-/// How long after its deadline a rank still waits for the result of a gather from the server.
-const SLACK: Duration = Duration::from_secs(5);
-/// The pause before asking again after a broken connection.
-const PAUSE: Duration = Duration::from_millis(50);
+use crate::protocol::{Answer, Ask, Brought, Gather, MAX_GATHER, Operation, Payload};
+use crate::share::Shared;
+use crate::{Error as ExchangeError, ShareError};
 
 impl Group {
     /// Waits until every rank has called this.
@@ -61,9 +54,9 @@ impl Group {
     /// If the future is dropped early, this rank may have entered, and the call may succeed for the others.
     /// This rank's next call has the next number, and fails the dropped call for ranks that still wait in it.
     pub async fn barrier(&self, within: Duration) -> Result<()> {
-        let (mut turn, call) = self.turn(within, Own::Nothing).await?;
+        let (mut turn, call) = self.turn(within, Operation::Barrier, None).await?;
         self.unless_lost(call.barrier()).await?;
-        discard(turn.kept.before(call.number)).await;
+        discard(turn.before(call.number)).await;
         Ok(())
     }
 
@@ -88,9 +81,9 @@ impl Group {
             let why = format!("{} bytes, more than {MAX_GATHER}", bytes.len());
             return Err(ExchangeError::invalid("bytes of a gather", why).into());
         };
-        let (mut turn, call) = self.turn(within, Own::Bytes(payload)).await?;
+        let (mut turn, call) = self.turn(within, Operation::Bytes(payload), None).await?;
         let all = self.unless_lost(call.gather(bytes.len())).await?;
-        discard(turn.kept.before(call.number)).await;
+        discard(turn.before(call.number)).await;
         Ok(all)
     }
 
@@ -126,80 +119,92 @@ impl Group {
         memory: Option<Shared>,
         within: Duration,
     ) -> impl Future<Output = Result<GatheredMemory>> {
-        self.gather_memory_at(memory, within, Caller::caller())
-    }
-
-    async fn gather_memory_at(
-        &self,
-        memory: Option<Shared>,
-        within: Duration,
-        site: &'static Caller<'static>,
-    ) -> Result<GatheredMemory> {
-        let via = self.via();
-        let described = match &memory {
-            Some(memory) => Some(memory.describe(self.joined.access)?),
-            None => None,
-        };
-        // Finds out before the call whether the memory can be shared this way, so that the others do not wait
-        // in vain.
-        drop(export(memory.clone(), via).await?);
-        let own = Own::Memory {
-            memory: memory.clone(),
-            described,
-            via,
-        };
-        let (mut turn, call) = self.turn(within, own).await?;
-        // Before it enters: the others may succeed although this rank gets no answer.
-        turn.kept.add(call.number, memory.clone());
-        let slots = match self.unless_lost(call.gather_memory(via)).await {
-            Ok(slots) => slots,
-            Err(error) => {
-                if failed_for_all(&error) {
-                    let own = turn.kept.take(call.number);
-                    discard((call, memory, own)).await;
+        let site = Caller::caller();
+        async move {
+            let via = self.via();
+            let access = self.joined.access;
+            let described = memory
+                .as_ref()
+                .map(|memory| memory.describe(access))
+                .transpose()?;
+            // Finds out before the call whether the memory can be shared this way, so that the others do not wait
+            // in vain.
+            drop(export(memory.clone(), via).await?);
+            let operation = Operation::Memory(Brought {
+                memory: described,
+                fabric: Vec::new(),
+            });
+            let (mut turn, call) = self.turn(within, operation, memory.clone()).await?;
+            // Before it enters: the others may succeed although this rank gets no answer.
+            turn.kept
+                .extend(memory.clone().map(|memory| (call.number, memory)));
+            let mut slots = match self.unless_lost(call.gather_memory()).await {
+                Ok(slots) => slots,
+                Err(error) => {
+                    // The server has failed the call for all ranks, so none maps the memory.
+                    if matches!(
+                        error,
+                        Error::RanksMissing { .. } | Error::RanksDisagree { .. }
+                    ) {
+                        let own = turn.take(call.number);
+                        discard((call, memory, own)).await;
+                    }
+                    return Err(error);
                 }
-                return Err(error);
+            };
+            discard(turn.before(call.number)).await;
+            let (own, members) = (self.own_rank(), &self.joined.members);
+            for (slot, member) in slots.iter_mut().zip(&members.slots) {
+                slot.peer = member.peer.clone();
             }
-        };
-        discard(turn.kept.before(call.number)).await;
-        let peers = self.joined.members.iter().map(Slot::peer);
-        let slots = slots.into_iter().zip(peers);
-        let slots: Vec<Slot> = slots.map(|(slot, peer)| slot.of(peer)).collect();
-        let own = self.own_rank();
-        note_sent(memory.as_ref(), &slots, own);
-        let (driver, import) = (self.joined.driver.clone(), self.joined.import.clone());
-        let gathered = GatheredMemory::new(slots, memory, driver, import);
-        if self.joined.map == Map::Lazy {
-            return Ok(gathered);
+            note_sent(memory.as_ref(), &slots, own);
+            let gathered = GatheredMemory {
+                slots,
+                own: memory,
+                driver: members.driver.clone(),
+                import: members.import.clone(),
+            };
+            match self.joined.map {
+                Map::Lazy => Ok(gathered),
+                // Still holding this call's turn: a later call tells the others that all memory is mapped.
+                Map::All => Ok(gathered.mapped(own, site).await?),
+            }
         }
-        // Still holding this call's turn: a later call tells the others that all memory is mapped.
-        Ok(blocking(move || gathered.map_others(own, site).map(|()| gathered)).await??)
     }
 
     /// Makes a call with the rank's next number, when it is its turn. The number is used up even if the call
     /// fails, because the server may have counted it.
-    async fn turn(&self, within: Duration, own: Own) -> Result<(MutexGuard<'_, Calls>, Call)> {
+    async fn turn(
+        &self,
+        within: Duration,
+        operation: Operation,
+        memory: Option<Shared>,
+    ) -> Result<(MutexGuard<'_, Calls>, Call)> {
         let until = deadline(within);
         let Some(client) = self.client.clone() else {
             let why = "the rank has left the group";
             return Err(ExchangeError::invalid("group", why).into());
         };
-        let turn = timeout_at(until, self.calls.lock()).await;
-        let mut turn = turn.map_err(|_| {
-            ShareError::timed_out(
-                format!("an earlier gather of group '{}'", self.name()),
-                within,
-            )
+        let group = self.name().to_owned();
+        let mut turn = timeout_at(until, self.calls.lock()).await.map_err(|_| {
+            ShareError::timed_out(format!("an earlier gather of group '{group}'"), within)
         })?;
         turn.last += 1;
+        let number = turn.last;
+        let what = format!("gather {number} of group '{group}'");
         let call = Call {
-            client,
-            own,
-            group: self.name().into(),
-            round: self.round(),
-            number: turn.last,
-            size: self.size(),
-            until,
+            server: Asking {
+                client,
+                group,
+                size: self.size(),
+                until,
+                what,
+            },
+            operation,
+            memory,
+            via: self.via(),
+            round: self.joined.leave.round,
+            number,
         };
         Ok((turn, call))
     }
@@ -214,60 +219,22 @@ impl Group {
     }
 }
 
-/// Whether the server has failed the call for all ranks. No rank maps the memory of such a call.
-const fn failed_for_all(error: &Error) -> bool {
-    matches!(
-        error,
-        Error::RanksMissing { .. } | Error::RanksDisagree { .. }
-    )
-}
-
-/// The contribution of this rank.
-enum Own {
-    Nothing,
-    Bytes(Payload),
-    Memory {
-        memory: Option<Shared>,
-        described: Option<Description>,
-        via: HandleType,
-    },
-}
-
-impl Own {
-    /// Returns the contribution as a message, with the file descriptors of a memory.
-    async fn message(&self) -> Result<(Operation, Vec<OwnedFd>)> {
-        Ok(match self {
-            Self::Nothing => (Operation::Barrier, Vec::new()),
-            Self::Bytes(payload) => (Operation::Bytes(payload.clone()), Vec::new()),
-            Self::Memory {
-                memory,
-                described,
-                via,
-            } => {
-                let (fabric, fds) = export(memory.clone(), *via).await?;
-                let memory = described.clone();
-                (Operation::Memory(Brought { memory, fabric }), fds)
-            }
-        })
-    }
-}
-
 /// One barrier or gather.
 struct Call {
-    client: Client,
-    own: Own,
-    group: String,
+    server: Asking,
+    operation: Operation,
+    /// This rank's memory, in a gather of memory.
+    memory: Option<Shared>,
+    via: HandleType,
     round: u64,
     number: u64,
-    size: u32,
-    until: Instant,
 }
 
 impl Call {
     async fn barrier(&self) -> Result<()> {
         match self.ask(None).await?.answer {
             Answer::Done(_) => Ok(()),
-            _ => Err(self.broken("unexpected answer to a barrier")),
+            _ => Err(self.server.broken("unexpected answer to a barrier")),
         }
     }
 
@@ -276,103 +243,62 @@ impl Call {
         let mut answered = self.ask(None).await?;
         let mut all = Vec::new();
         loop {
-            let page = self.page(answered.answer)?;
-            let more = page.more && !page.members.is_empty();
+            let (page, more) = self.server.page(answered.answer)?;
             for member in page.members {
-                all.push(self.bytes_of(&member, len, all.len())?);
-            }
-            if !more {
-                return self.of_all(all);
-            }
-            answered = self.ask(Some(all.len())).await?;
-        }
-    }
-
-    async fn gather_memory(&self, via: HandleType) -> Result<Vec<Slot>> {
-        let handles = match self.ask(None).await?.answer {
-            Answer::Agreed(agreed) => agreed.handles,
-            _ => return Err(self.broken("unexpected answer to a gather of memory")),
-        };
-        if via == HandleType::PosixFd {
-            enough_fds(handles.into())?;
-        }
-        let mut slots = Vec::new();
-        loop {
-            let answered = self.ask(Some(slots.len())).await?;
-            let page = self.page(answered.answer)?;
-            let more = page.more && !page.members.is_empty();
-            take(via, self.size, page.members, answered.fds, &mut slots)
-                .map_err(|wrong| self.broken(&wrong))?;
-            if !more {
-                return self.of_all(slots);
-            }
-        }
-    }
-
-    /// Enters, or asks for the members from `first` on. Asks again if the connection breaks.
-    async fn ask(&self, first: Option<usize>) -> Result<Answered> {
-        // Goes beyond the deadline, because the server knows the result and may still send it.
-        let last = self.until.max(Instant::now()) + SLACK;
-        loop {
-            let (operation, fds) = match first {
-                None => self.own.message().await?,
-                Some(_) => (Operation::Barrier, Vec::new()),
-            };
-            let left = self.until.saturating_duration_since(Instant::now());
-            let ask = Ask::Gather(Gather {
-                group: self.group.clone(),
-                round: self.round,
-                number: self.number,
-                operation,
-                first: first.map(|first| u32::try_from(first).unwrap_or(u32::MAX)),
-                ms: left.as_millis().try_into().unwrap_or(u64::MAX),
-            });
-            let patience = last.saturating_duration_since(Instant::now());
-            match self.client.exchange(ask, fds, patience).await {
-                // The client is reconnecting.
-                Err(ExchangeError::Share(ShareError::PeerLost { .. }))
-                    if Instant::now() + PAUSE < last =>
-                {
-                    sleep(PAUSE).await
+                let bytes = member.bytes.as_ref().map(Payload::expose);
+                match bytes.filter(|bytes| bytes.len() == len && all.len() < self.size()) {
+                    Some(bytes) => all.push(bytes.to_vec()),
+                    None => {
+                        let why = "a member without the requested number of bytes";
+                        return Err(self.server.broken(why));
+                    }
                 }
-                Ok(Answered {
-                    answer: Answer::Incomplete(why),
-                    ..
-                }) => return Err(self.failed(&why)),
-                answered => return Ok(answered?),
             }
+            if !more {
+                return self.server.of_all(all);
+            }
+            answered = self.ask(u32::try_from(all.len()).ok()).await?;
         }
     }
 
-    fn failed(&self, why: &Incomplete) -> Error {
-        let what = format!("gather {} of group '{}'", self.number, self.group);
-        incomplete(&self.group, self.size, self.client.peer(), what, why)
+    fn size(&self) -> usize {
+        self.server.size as usize
     }
 
-    fn page(&self, answer: Answer) -> Result<Members> {
-        match answer {
-            Answer::Members(members) => Ok(members),
-            _ => Err(self.broken("unexpected answer, not members")),
+    async fn gather_memory(&self) -> Result<Vec<Slot>> {
+        let Answer::Agreed(agreed) = self.ask(None).await?.answer else {
+            return Err(self
+                .server
+                .broken("unexpected answer to a gather of memory"));
+        };
+        let request = |first| self.request(Some(first));
+        self.server
+            .members((self.via, agreed.handles), SLACK, request)
+            .await
+    }
+
+    /// Enters, or asks for the members from `first` on.
+    async fn ask(&self, first: Option<u32>) -> Result<Answered> {
+        self.server.ask(SLACK, || self.request(first)).await
+    }
+
+    async fn request(&self, first: Option<u32>) -> Result<(Ask, Vec<OwnedFd>)> {
+        let (mut operation, memory) = match first {
+            None => (self.operation.clone(), self.memory.clone()),
+            Some(_) => (Operation::Barrier, None),
+        };
+        let (handles, fds) = export(memory, self.via).await?;
+        if let Operation::Memory(brought) = &mut operation {
+            brought.fabric = handles;
         }
-    }
-
-    /// Returns a member's bytes, which must be as many as this rank's, after `before` other members.
-    fn bytes_of(&self, member: &Member, len: usize, before: usize) -> Result<Vec<u8>> {
-        let bytes = member.bytes.as_ref().map(Payload::expose);
-        match bytes.filter(|bytes| bytes.len() == len && before < self.size as usize) {
-            Some(bytes) => Ok(bytes.to_vec()),
-            None => Err(self.broken("a member without the requested number of bytes")),
-        }
-    }
-
-    fn of_all<T>(&self, all: Vec<T>) -> Result<Vec<T>> {
-        match all.len() == self.size as usize {
-            true => Ok(all),
-            false => Err(self.broken("the number of members is not the group's size")),
-        }
-    }
-
-    fn broken(&self, detail: &str) -> Error {
-        Error::Exchange(ExchangeError::protocol(self.client.peer(), detail))
+        let ask = Ask::Gather(Gather {
+            group: self.server.group.clone(),
+            round: self.round,
+            number: self.number,
+            operation,
+            first,
+            ms: self.server.ms(),
+        });
+        Ok((ask, fds))
     }
 }

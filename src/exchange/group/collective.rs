@@ -15,7 +15,7 @@ use super::told::{Told, Waiter, refused};
 use crate::Refusal;
 use crate::account::Charge;
 use crate::driver::HandleType;
-use crate::protocol::{Agreed, Incomplete, Payload, Secret};
+use crate::protocol::{Agreed, Fds, Handles, Incomplete, Payload, Secret};
 use crate::share::Description;
 use crate::transport::HeldFd;
 
@@ -43,6 +43,20 @@ pub(super) enum Given {
     Fabric(Vec<Secret>),
     /// Counted for their peer as long as the round keeps them.
     Fds(Vec<HeldFd>),
+}
+
+impl Given {
+    /// Returns the handles as a message has them, after moving fds to those of all ranks.
+    pub(super) fn into_message(self, fds: &mut Vec<HeldFd>) -> Handles {
+        match self {
+            Self::Fabric(own) => Handles::Fabric(own),
+            Self::Fds(own) => {
+                let count = u32::try_from(own.len()).unwrap_or(u32::MAX);
+                fds.extend(own);
+                Handles::Fds(Fds { count })
+            }
+        }
+    }
 }
 
 /// A rank's part in a gather.
@@ -80,44 +94,42 @@ pub(super) struct Entered {
     pub(super) charge: Option<Charge>,
 }
 
-/// The last completed gather.
-pub(super) struct Completed {
-    pub(super) number: u64,
-    pub(super) result: Outcome,
-}
-
-/// The result that its ranks are sent.
+/// The result that ranks are sent.
+#[derive(Default)]
 pub(super) enum Outcome {
     Nothing,
-    Bytes(Arc<Roster>, Duration),
-    Memory(Arc<Roster>, Agreed, Duration),
+    /// The members, kept until a time for ranks whose connection broke. If they have handles, a rank learns first how many.
+    Members(Arc<Roster>, Option<Agreed>, Duration),
     /// No longer kept.
+    #[default]
     Forgotten,
 }
 
 impl Outcome {
     /// Returns the time until which the result is kept.
-    fn until(&self) -> Option<Duration> {
+    pub(super) fn until(&self) -> Option<Duration> {
         match self {
-            Self::Bytes(_, until) | Self::Memory(_, _, until) => Some(*until),
+            Self::Members(_, _, until) => Some(*until),
             Self::Nothing | Self::Forgotten => None,
         }
     }
 
+    /// Drops the result when its time is over.
+    fn forget(&mut self, now: Duration) {
+        if self.until().is_some_and(|until| until <= now) {
+            *self = Self::Forgotten;
+        }
+    }
+
     /// Returns the answer to a rank that asks for the members from `first` on, or has entered.
-    fn told(&self, first: Option<u32>) -> Told {
-        let page = |roster: &Arc<Roster>, first| match roster.page(first) {
-            Some(page) => Told::Members(Arc::clone(roster), page),
-            None => Told::Refused(refused(Refusal::Invalid, "no page begins with that rank")),
-        };
+    pub(super) fn told(&self, first: Option<u32>) -> Told {
         match (self, first) {
             (Self::Nothing, None) => Told::Done,
             (Self::Nothing, Some(_)) => {
                 Told::Refused(refused(Refusal::Invalid, "a barrier has no members"))
             }
-            (Self::Bytes(roster, _), first) => page(roster, first.unwrap_or(0)),
-            (Self::Memory(_, agreed, _), None) => Told::Agreed(*agreed),
-            (Self::Memory(roster, ..), Some(first)) => page(roster, first),
+            (Self::Members(_, Some(agreed), _), None) => Told::Agreed(*agreed),
+            (Self::Members(roster, ..), first) => Told::page(roster, first.unwrap_or(0)),
             (Self::Forgotten, _) => {
                 Told::Refused(refused(Refusal::Stale, "the members were sent already"))
             }
@@ -128,10 +140,13 @@ impl Outcome {
 /// The gathers of a round.
 #[derive(Default)]
 pub(super) struct Collective {
+    /// The members that have joined, with the memory that they brought.
+    pub(super) joined: Outcome,
     /// The number of gathers that are over: ranks enter the next one.
     pub(super) over: u64,
     pub(super) entered: BTreeMap<u32, Box<Entered>>,
-    pub(super) completed: Option<Completed>,
+    /// The number and the result of the last completed gather.
+    pub(super) completed: Option<(u64, Outcome)>,
     /// Why gathers since the last that completed have failed: the last [`FAILURES`] of them, in order, each
     /// with the last number that it failed.
     failures: VecDeque<(u64, Arc<Incomplete>)>,
@@ -150,8 +165,12 @@ impl Collective {
 
     /// Returns the next time at which something changes without a request.
     pub(super) fn next(&self) -> Option<Duration> {
-        let kept = self.completed.as_ref().and_then(|last| last.result.until());
-        self.deadline().into_iter().chain(kept).min()
+        let kept = self
+            .completed
+            .as_ref()
+            .and_then(|(_, result)| result.until());
+        let times = [self.deadline(), self.joined.until(), kept];
+        times.into_iter().flatten().min()
     }
 
     /// Returns the time at which the current gather fails.
@@ -159,12 +178,11 @@ impl Collective {
         self.entered.values().map(|entered| entered.deadline).min()
     }
 
-    /// Drops the kept result when its time is over.
+    /// Drops the kept results whose time is over.
     pub(super) fn forget(&mut self, now: Duration) {
-        if let Some(last) = &mut self.completed
-            && last.result.until().is_some_and(|until| until <= now)
-        {
-            last.result = Outcome::Forgotten;
+        self.joined.forget(now);
+        if let Some((_, result)) = &mut self.completed {
+            result.forget(now);
         }
     }
 
@@ -173,20 +191,20 @@ impl Collective {
     /// A gather after the last completed one has failed. A waiting rank cannot ask for one before it: that
     /// gather completed only because all ranks had entered a later number.
     pub(super) fn ended(&self, number: u64, first: Option<u32>) -> Told {
-        let completed = self.completed.as_ref();
-        match completed.map_or(0, |last| last.number).cmp(&number) {
-            std::cmp::Ordering::Equal => match completed {
-                Some(last) => last.result.told(first),
-                None => stale(),
-            },
-            std::cmp::Ordering::Less => {
-                let mut failures = self.failures.iter();
-                match failures.find(|(last, _)| number <= *last) {
-                    Some((_, why)) => Told::Incomplete(Arc::clone(why)),
-                    None => stale(),
-                }
+        let mut is_after = true;
+        if let Some((completed, result)) = &self.completed {
+            if *completed == number {
+                return result.told(first);
             }
-            std::cmp::Ordering::Greater => stale(),
+            is_after = *completed < number;
+        }
+        let mut failures = self.failures.iter();
+        match failures.find(|(last, _)| is_after && number <= *last) {
+            Some((_, why)) => Told::Incomplete(Arc::clone(why)),
+            None => Told::Refused(refused(
+                Refusal::Stale,
+                "the rank has entered a later gather",
+            )),
         }
     }
 
@@ -203,8 +221,7 @@ impl Collective {
     pub(super) fn complete(&mut self, result: Outcome) {
         self.over = self.number();
         self.failures = VecDeque::new();
-        let number = self.over;
-        self.completed = Some(Completed { number, result });
+        self.completed = Some((self.over, result));
     }
 
     /// Returns a rank whose gather has a shape other than `shape`, if there is one.
@@ -216,29 +233,16 @@ impl Collective {
 
     /// Returns how many bytes each rank contributes.
     pub(super) fn bytes(&self) -> usize {
-        match self
-            .entered
-            .values()
-            .next()
-            .map(|first| &first.contribution)
-        {
-            Some(Contribution::Bytes(bytes)) => bytes.expose().len(),
+        let first = self.entered.values().next();
+        match first.map(|first| first.contribution.shape()) {
+            Some(Shape::Bytes(bytes)) => bytes,
             _ => 0,
         }
     }
 
     /// Returns the number of parts of all memories that ranks have contributed.
     pub(super) fn parts(&self) -> usize {
-        self.entered
-            .values()
-            .map(|entered| entered.contribution.parts())
-            .sum()
+        let contributions = self.entered.values().map(|entered| &entered.contribution);
+        contributions.map(Contribution::parts).sum()
     }
-}
-
-fn stale() -> Told {
-    Told::Refused(refused(
-        Refusal::Stale,
-        "the rank has entered a later gather",
-    ))
 }

@@ -17,13 +17,12 @@ use super::round::Asker;
 pub(crate) use super::round::Rules;
 use super::rounds::Rounds;
 use super::told::{Told, Waiter, refused};
-use crate::PeerName;
-use crate::Refusal;
 use crate::account::{Charge, shrink};
 use crate::per_driver::lock;
 use crate::protocol::{Admission, Answer, Empty, Event, Gather, Join, Leave, Offer, Refused};
 use crate::share::BootId;
 use crate::transport::HeldFd;
+use crate::{PeerName, Refusal};
 
 /// Sends a notice to a session. It must not block or call back.
 type Notify = Box<dyn Fn(u64, Event) + Send + Sync>;
@@ -139,9 +138,8 @@ impl Groups {
             local,
             charge,
         };
-        let wait = Duration::from_millis(ask.ms);
         let told = self
-            .ask(Some(wait), |rounds, now, waiter| {
+            .ask(ask.ms, |rounds, now, waiter| {
                 rounds.join(now, waiter, asker, ask)
             })
             .await;
@@ -165,7 +163,7 @@ impl Groups {
         fds: Vec<HeldFd>,
     ) -> Result<MembersPage, Answer> {
         let told = self
-            .ask(None, |rounds, now, waiter| {
+            .ask(0, |rounds, now, waiter| {
                 rounds.offer(now, waiter, session, ask, fds)
             })
             .await;
@@ -193,9 +191,8 @@ impl Groups {
         fds: Vec<HeldFd>,
         charge: Option<Charge>,
     ) -> Result<MembersPage, Answer> {
-        let wait = Duration::from_millis(ask.ms);
         let told = self
-            .ask(Some(wait), |rounds, now, waiter| {
+            .ask(ask.ms, |rounds, now, waiter| {
                 rounds.gather(now, waiter, session, ask, fds, charge)
             })
             .await;
@@ -224,9 +221,8 @@ impl Groups {
     ///
     /// A rank whose future is dropped has left.
     pub async fn leave(&self, session: u64, ask: Leave) -> Answer {
-        let wait = Duration::from_millis(ask.ms);
         let told = self
-            .ask(Some(wait), |rounds, now, waiter| {
+            .ask(ask.ms, |rounds, now, waiter| {
                 rounds.leave(now, waiter, session, ask)
             })
             .await;
@@ -244,7 +240,7 @@ impl Groups {
         self.0.begun.checked_add(at)
     }
 
-    /// Ends whatever has timed out. Waiting ranks check the time themselves, but there may be no waiting
+    /// Ends waits and rounds that have timed out. Waiting ranks check the time themselves, but there may be no waiting
     /// rank.
     pub fn tick(&self) {
         self.change(|rounds, now| rounds.tick(now));
@@ -255,11 +251,8 @@ impl Groups {
         self.lock().rounds.len()
     }
 
-    async fn ask(
-        &self,
-        wait: Option<Duration>,
-        ask: impl FnOnce(&mut Rounds, Duration, Waiter),
-    ) -> Told {
+    /// Asks the rounds, and waits for the answer; `ms` is the time until the first look at the clock.
+    async fn ask(&self, ms: u64, ask: impl FnOnce(&mut Rounds, Duration, Waiter)) -> Told {
         let (sender, mut told) = oneshot::channel();
         let mut waiter = 0;
         self.change_state(|state, now| {
@@ -272,7 +265,7 @@ impl Groups {
             groups: self,
             waiter,
         };
-        let mut wait = wait.unwrap_or(Duration::ZERO);
+        let mut wait = Duration::from_millis(ms);
         loop {
             // Each waiting rank wakes to check the time, because no one else may.
             match tokio::time::timeout(wait, &mut told).await {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::collective::{Contribution, Entered, Given, Outcome, Shape};
+use super::collective::{Contribution, Entered, Outcome, Shape};
 use super::phase::given;
 use super::roster::{PageLimits, Roster};
 use super::round::{Phase, Round, Rules, Stay};
@@ -12,7 +12,7 @@ use super::told::{Told, Waiter, refused};
 use crate::Refusal;
 use crate::account::Charge;
 use crate::driver::HandleType;
-use crate::protocol::{Agreed, Brought, Fds, Gather, Handles, Incomplete, Member, Operation};
+use crate::protocol::{Agreed, Brought, Gather, Incomplete, Member, Operation};
 use crate::share::Description;
 use crate::transport::HeldFd;
 
@@ -34,10 +34,7 @@ impl Rounds {
     ) {
         self.tick(now);
         match self.may_enter(session, &ask) {
-            Ok(rank) => {
-                self.pass_over(ask.round, rank, ask.number);
-                self.enter_gather(now, waiter, (ask.round, rank), ask, fds, charge);
-            }
+            Ok(rank) => self.enter_gather(now, waiter, (ask.round, rank), ask, fds, charge),
             Err(told) => self.waiters.answer(waiter, told),
         }
     }
@@ -56,7 +53,6 @@ impl Rounds {
             Ok(rank) => rank,
             Err(told) => return told,
         };
-        self.pass_over(ask.round, rank, ask.number);
         let Some(round) = self.rounds.get_mut(&ask.round) else {
             return Told::Refused(no_such_round());
         };
@@ -66,19 +62,20 @@ impl Rounds {
         Told::Incomplete(Arc::new(why))
     }
 
-    /// Returns the session's rank if it may enter the gather.
+    /// Returns the session's rank if it may enter the gather. The gathers before that fail for all ranks, because this
+    /// rank no longer waits for them.
     ///
     /// # Errors
     /// The rank's answer otherwise.
     fn may_enter(&mut self, session: u64, ask: &Gather) -> Result<u32, Told> {
         let no = |reason, detail: &str| Err(Told::Refused(refused(reason, detail)));
-        let Some((round, rank)) = find(&mut self.rounds, session, &ask.group, ask.round) else {
+        let found = find(&mut self.rounds, session, &ask.group, ask.round);
+        let is_member =
+            |round: &Round, rank: &u32| round.seats.get(rank).is_some_and(|seat| seat.is_member());
+        let Some((round, rank)) = found.filter(|(round, rank)| is_member(round, rank)) else {
             return Err(Told::Refused(no_such_round()));
         };
-        if !round.seats.get(&rank).is_some_and(|seat| seat.is_member()) {
-            return Err(Told::Refused(no_such_round()));
-        }
-        if !matches!(round.phase, Phase::Complete(_)) {
+        if !matches!(round.phase, Phase::Complete) {
             return no(Refusal::Invalid, "not all ranks have offered their memory");
         }
         if ask.number == 0 || ask.number == u64::MAX {
@@ -95,20 +92,13 @@ impl Rounds {
         if ask.first.is_some() {
             return no(Refusal::Invalid, "the gather is not complete");
         }
-        Ok(rank)
-    }
-
-    /// Fails the gathers before this number for all ranks, because this rank no longer waits for them.
-    fn pass_over(&mut self, id: u64, rank: u32, number: u64) {
-        let Some(round) = self.rounds.get(&id) else {
-            return;
-        };
-        let before = number - 1;
-        if round.collective.over < before {
-            let detail = format!("rank {rank} has gone on to gather {number}");
+        let before = ask.number - 1;
+        if over < before {
+            let detail = format!("rank {rank} has gone on to gather {}", ask.number);
             let why = round.incomplete(Refusal::TimedOut, detail, vec![rank]);
-            self.fail_gather(id, why, before);
+            self.fail_gather(ask.round, why, before);
         }
+        Ok(rank)
     }
 
     fn enter_gather(
@@ -273,7 +263,7 @@ fn objection(
     Some(round.incomplete(Refusal::Limit, detail, vec![rank]))
 }
 
-/// Returns a rank's contribution, or what is wrong with it.
+/// Returns a rank's contribution, or its fault.
 fn contribution(
     via: Option<HandleType>,
     operation: Operation,
@@ -286,10 +276,8 @@ fn contribution(
             }
             let parts = memory.as_ref().map_or(0, |memory| memory.parts.len());
             let via = via.unwrap_or(HandleType::Fabric);
-            Ok(Contribution::Memory(
-                memory,
-                given(via, parts, fabric, fds)?,
-            ))
+            let given = given(via, parts, fabric, fds)?;
+            Ok(Contribution::Memory(memory, given))
         }
         _ if !fds.is_empty() => Err("fds without memory".into()),
         Operation::Barrier => Ok(Contribution::Nothing),
@@ -306,26 +294,16 @@ fn result(
     until: Duration,
 ) -> Outcome {
     let (mut members, mut fds, mut charges) = (Vec::new(), Vec::new(), Vec::new());
-    let (mut memory_is_given, mut bytes_are_given, mut count) = (false, false, 0);
+    let (mut shape, mut count) = (Shape::Barrier, 0);
     for entered in all {
+        shape = entered.contribution.shape();
+        count += entered.contribution.parts();
         let mut member = Member::default();
         match entered.contribution {
             Contribution::Nothing => {}
-            Contribution::Bytes(bytes) => {
-                bytes_are_given = true;
-                member.bytes = Some(bytes);
-            }
+            Contribution::Bytes(bytes) => member.bytes = Some(bytes),
             Contribution::Memory(memory, given) => {
-                memory_is_given = true;
-                count += memory.as_ref().map_or(0, |memory| memory.parts.len());
-                let handles = match given {
-                    Given::Fabric(own) => Handles::Fabric(own),
-                    Given::Fds(own) => {
-                        let count = u32::try_from(own.len()).unwrap_or(u32::MAX);
-                        fds.extend(own);
-                        Handles::Fds(Fds { count })
-                    }
-                };
+                let handles = given.into_message(&mut fds);
                 member.handles = memory.is_some().then_some(handles);
                 member.memory = memory;
             }
@@ -333,17 +311,16 @@ fn result(
         charges.extend(entered.charge);
         members.push(member);
     }
+    if shape == Shape::Barrier {
+        return Outcome::Nothing;
+    }
     let agreed = Agreed {
         round: id,
         via: round.collective.via.unwrap_or(HandleType::Fabric),
         handles: u32::try_from(count).unwrap_or(u32::MAX),
     };
-    let roster = || Arc::new(Roster::new(members, fds, limits).charged(charges));
-    match (memory_is_given, bytes_are_given) {
-        (true, _) => Outcome::Memory(roster(), agreed, until),
-        (false, true) => Outcome::Bytes(roster(), until),
-        (false, false) => Outcome::Nothing,
-    }
+    let roster = Arc::new(Roster::new(members, fds, limits).charged(charges));
+    Outcome::Members(roster, (shape == Shape::Memory).then_some(agreed), until)
 }
 
 impl super::round::Seat {

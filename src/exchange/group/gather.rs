@@ -32,14 +32,10 @@ impl Rounds {
     ) -> Result<(), Refused> {
         let identity = self.may_join(&asker.peer, &ask.group, &ask.admission)?;
         self.check(&asker, &ask)?;
-        let id = match self.open.get(&identity) {
-            Some(&id) => self.enter(identity, id, now, &asker, &ask)?,
-            None => {
-                self.may_begin(identity, &asker, &ask, None)?;
-                None
-            }
+        let id = match self.enter(identity, now, &asker, &ask)? {
+            Some(id) => id,
+            None => self.begin(identity, &asker, &ask),
         };
-        let id = id.unwrap_or_else(|| self.begin(identity, &asker, &ask));
         let Some(round) = self.rounds.get_mut(&id) else {
             return Err(refused(Refusal::Internal, ""));
         };
@@ -70,17 +66,15 @@ impl Rounds {
         Ok(())
     }
 
-    /// Checks what does not depend on the group's state.
+    /// Checks the parts of the request that do not depend on the group's state.
     fn check(&self, asker: &Asker, ask: &Join) -> Result<(), Refused> {
         let invalid = |why: String| Err(refused(Refusal::Invalid, why));
         if let Err(error) = check_name(&ask.group) {
             return invalid(error.to_string());
         }
         if ask.size > self.rules.size {
-            return Err(refused(
-                Refusal::Limit,
-                format!("a group may have at most {} ranks", self.rules.size),
-            ));
+            let why = format!("a group may have at most {} ranks", self.rules.size);
+            return Err(refused(Refusal::Limit, why));
         }
         if ask.rank >= ask.size {
             return invalid(format!("rank {} of {}", ask.rank, ask.size));
@@ -93,36 +87,31 @@ impl Rounds {
         }
         let held = self.present.of_session(asker.session);
         if held >= self.rules.groups_per_session {
-            return Err(refused(
-                Refusal::Limit,
-                format!("{held} groups of one session"),
-            ));
+            let why = format!("{held} groups of one session");
+            return Err(refused(Refusal::Limit, why));
         }
         Ok(())
     }
 
-    /// Makes room for a rank in the open round. Returns `None` if it ended that round instead, so that the
-    /// rank may begin one.
+    /// Makes room for a rank in the group's open round. Returns `None` if there is none or it ended that round
+    /// instead, so that the rank may begin one.
     fn enter(
         &mut self,
         identity: Identity,
-        id: u64,
         now: Duration,
         asker: &Asker,
         ask: &Join,
     ) -> Result<Option<u64>, Refused> {
-        let Some(round) = self.rounds.get(&id) else {
+        let open = self.open.get(&identity);
+        let Some((id, round)) = open.and_then(|&id| Some((id, self.rounds.get(&id)?))) else {
             self.may_begin(identity, asker, ask, None)?;
             return Ok(None);
         };
         check_place(round, asker, ask)?;
         if let Phase::Offering { .. } = round.phase {
             // The rank's process was restarted: it no longer waits for the first answer.
-            let why = round.incomplete(
-                Refusal::Closing,
-                format!("rank {} was started again", ask.rank),
-                vec![ask.rank],
-            );
+            let detail = format!("rank {} was started again", ask.rank);
+            let why = round.incomplete(Refusal::Closing, detail, vec![ask.rank]);
             // Checked first, so that a refused rank does not end the round; a round about to end does not
             // count.
             self.may_begin(identity, asker, ask, Some(id))?;
@@ -158,13 +147,11 @@ impl Rounds {
     }
 
     fn too_many_parts(&self) -> Refused {
-        refused(
-            Refusal::Limit,
-            format!(
-                "a group's memories may have at most {} parts",
-                self.rules.parts
-            ),
-        )
+        let why = format!(
+            "a group's memories may have at most {} parts",
+            self.rules.parts
+        );
+        refused(Refusal::Limit, why)
     }
 
     /// Whether one more round is allowed, not counting one that is about to end.
@@ -175,11 +162,8 @@ impl Rounds {
         ask: &Join,
         ending: Option<u64>,
     ) -> Result<(), Refused> {
-        if ask
-            .memory
-            .as_ref()
-            .is_some_and(|memory| memory.parts.len() > self.rules.parts)
-        {
+        let memory = ask.memory.as_ref();
+        if memory.is_some_and(|memory| memory.parts.len() > self.rules.parts) {
             return Err(self.too_many_parts());
         }
         // Checked before the limit for all peers, which reveals that others have groups.
@@ -197,13 +181,8 @@ impl Rounds {
         while self.rounds.contains_key(&id) {
             id = self.keys.next_round();
         }
-        tracing::debug!(
-            group = ask.group,
-            round = id,
-            size = ask.size,
-            peer = %asker.peer,
-            "a group gathers"
-        );
+        let (group, size, peer) = (&ask.group, ask.size, &asker.peer);
+        tracing::debug!(group, round = id, size, %peer, "a group gathers");
         self.open.insert(identity, id);
         self.rounds.insert(
             id,
@@ -225,16 +204,12 @@ impl Rounds {
         let Some(round) = self.rounds.get_mut(&id) else {
             return;
         };
-        let ranks: Vec<_> = round
-            .seats
-            .values()
-            .map(|seat| Rank {
-                boot: seat.asker.boot,
-                can: &seat.can,
-                cannot: &seat.cannot,
-            })
-            .collect();
-        match agree(&ranks) {
+        let ranks = round.seats.values().map(|seat| Rank {
+            boot: seat.asker.boot,
+            can: &seat.can,
+            cannot: &seat.cannot,
+        });
+        match agree(&ranks.collect::<Vec<_>>()) {
             Ok(via) => {
                 round.phase = Phase::Offering {
                     via,

@@ -3,10 +3,11 @@
 use std::fmt;
 use std::panic::Location as Caller;
 
-use super::member::Slot;
+use super::member::{Slot, slot};
+use crate::Result;
+use crate::client::elsewhere;
 use crate::driver::Driver;
 use crate::share::{Description, ImportOptions, ImportedBuffer, Shared};
-use crate::{Error, Result};
 
 /// The memory that all ranks contributed to [`Group::gather_memory`](super::Group::gather_memory).
 ///
@@ -16,36 +17,25 @@ use crate::{Error, Result};
 /// any more. Drop it before [`Group::leave`](super::Group::leave), which does not wait for gathered memory.
 pub struct GatheredMemory {
     // Unmapped before this rank's own memory is released.
-    slots: Vec<Slot>,
-    own: Option<Shared>,
-    driver: Driver,
-    import: ImportOptions,
+    pub(super) slots: Vec<Slot>,
+    pub(super) own: Option<Shared>,
+    pub(super) driver: Driver,
+    pub(super) import: ImportOptions,
 }
 
 impl GatheredMemory {
-    pub(super) fn new(
-        slots: Vec<Slot>,
-        own: Option<Shared>,
-        driver: Driver,
-        import: ImportOptions,
-    ) -> Self {
-        Self {
-            slots,
-            own,
-            driver,
-            import,
-        }
-    }
-
-    /// Maps the memory of all ranks but `own`, for a call of the program.
-    pub(super) fn map_others(&self, own: u32, site: &'static Caller<'static>) -> Result<()> {
-        let import = self.import.clone().or_called_at(site);
-        let others = self.slots.iter().enumerate();
-        let others = others.filter(|(rank, slot)| *rank != own as usize && slot.memory().is_some());
-        for (rank, slot) in others {
-            slot.map(rank, &self.driver, &import)?;
-        }
-        Ok(())
+    /// Maps the memory of all ranks but `own` on a blocking thread, for a call of the program.
+    pub(super) async fn mapped(self, own: u32, site: &'static Caller<'static>) -> Result<Self> {
+        let map = move || {
+            let import = self.import.clone().or_called_at(site);
+            for (rank, slot) in self.slots.iter().enumerate() {
+                if rank != own as usize && slot.memory().is_some() {
+                    slot.map(rank, &self.driver, &import)?;
+                }
+            }
+            Ok(self)
+        };
+        elsewhere(map).await?
     }
 
     /// Returns the number of ranks.
@@ -64,7 +54,7 @@ impl GatheredMemory {
     ///
     /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for a rank that does not exist.
     pub fn description(&self, rank: u32) -> Result<Option<&Description>> {
-        Ok(self.slot(rank)?.memory())
+        Ok(slot(&self.slots, rank)?.memory())
     }
 
     /// Returns a rank's mapped memory. With [`Map::Lazy`](super::Map::Lazy), and for this rank's own memory,
@@ -73,24 +63,17 @@ impl GatheredMemory {
     /// # Errors
     ///
     /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for a rank that does not exist or that
-    /// contributed no memory; [`Error::Import`], the same in every call.
+    /// contributed no memory; [`Error::Import`](crate::Error::Import), the same in every call.
     #[track_caller]
     pub fn rank(&self, rank: u32) -> Result<&ImportedBuffer> {
-        self.slot(rank)?
-            .map(rank as usize, &self.driver, &self.import)
-    }
-
-    fn slot(&self, rank: u32) -> Result<&Slot> {
-        self.slots
-            .get(rank as usize)
-            .ok_or_else(|| Error::invalid("rank", format!("rank {rank} of {}", self.slots.len())))
+        slot(&self.slots, rank)?.map(rank as usize, &self.driver, &self.import)
     }
 }
 
 impl fmt::Debug for GatheredMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GatheredMemory")
-            .field("slots", &self.slots)
+            .field("size", &self.size())
             .finish_non_exhaustive()
     }
 }

@@ -1,25 +1,24 @@
 //! A group as one rank sees it.
 
 use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, broadcast, watch};
 use tokio::task::JoinHandle;
 
+use super::gathered::GatheredMemory;
 use super::host::Hosted;
-use super::kept::{Calls, discard};
+use super::kept::Calls;
 use super::leave::{leave_behind, say_leave, unmapped};
-use super::member::Slot;
+use super::member::slot;
 use super::options::Map;
 use super::state::{GroupState, follow, server_lost};
-use crate::client::Notified;
-use crate::driver::{Access, Driver, HandleType};
+use crate::client::{Notified, discard};
+use crate::driver::{Access, HandleType};
 use crate::protocol::{Answer, Leave};
-use crate::share::{Description, ImportOptions, ImportedBuffer, Shared};
-use crate::{Address, Client};
-use crate::{Error, MemoryError, Refusal, Result, ShareError};
+use crate::share::{Description, ImportedBuffer, Shared};
+use crate::{Address, Client, Error, MemoryError, Refusal, Result};
 
 /// A group that this process has joined as one of its ranks.
 ///
@@ -84,12 +83,9 @@ pub(super) struct Joined {
     pub rank: u32,
     pub via: HandleType,
     pub leave: Leave,
-    pub members: Arc<[Slot]>,
-    pub memory: Option<Shared>,
+    pub members: GatheredMemory,
     pub access: Access,
     pub map: Map,
-    pub driver: Driver,
-    pub import: ImportOptions,
     pub linger: Duration,
 }
 
@@ -125,12 +121,7 @@ impl Group {
 
     /// Returns the number of ranks.
     pub fn size(&self) -> u32 {
-        u32::try_from(self.joined.members.len()).unwrap_or(u32::MAX)
-    }
-
-    /// Returns the server's number for this life of the group.
-    pub(super) const fn round(&self) -> u64 {
-        self.joined.leave.round
+        self.joined.members.size()
     }
 
     /// Returns the handle type by which all ranks share their memory.
@@ -140,15 +131,14 @@ impl Group {
 
     /// Returns this rank's own memory.
     pub const fn memory(&self) -> Option<&Shared> {
-        self.joined.memory.as_ref()
+        self.joined.members.memory()
     }
 
     /// Returns the addresses of the group's server, if this rank started it.
     pub fn addresses(&self) -> Vec<Address> {
         self.hosted
             .as_ref()
-            .map(Hosted::addresses)
-            .unwrap_or_default()
+            .map_or_else(Vec::new, Hosted::addresses)
     }
 
     /// Returns a rank's peer name, as the group's server verified it.
@@ -157,7 +147,7 @@ impl Group {
     ///
     /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for a rank that does not exist.
     pub fn peer(&self, rank: u32) -> Result<&str> {
-        Ok(self.slot(rank)?.peer())
+        Ok(slot(&self.joined.members.slots, rank)?.peer())
     }
 
     /// Returns a rank's description of its memory; `None` if it brought none.
@@ -166,7 +156,7 @@ impl Group {
     ///
     /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for a rank that does not exist.
     pub fn description(&self, rank: u32) -> Result<Option<&Description>> {
-        Ok(self.slot(rank)?.memory())
+        self.joined.members.description(rank)
     }
 
     /// Returns a rank's mapped memory. With [`Map::Lazy`], and for this rank's own memory,
@@ -178,22 +168,12 @@ impl Group {
     /// no memory; [`Error::Import`], the same in every call.
     #[track_caller]
     pub fn rank(&self, rank: u32) -> Result<&ImportedBuffer> {
-        self.slot(rank)?
-            .map(rank as usize, &self.joined.driver, &self.joined.import)
+        self.joined.members.rank(rank)
     }
 
     /// Returns how long this rank's server lingers after a drop; `None` if this rank started no server.
     pub(crate) fn lingers(&self) -> Option<Duration> {
         self.hosted.as_ref().map(|_| self.joined.linger)
-    }
-
-    fn slot(&self, rank: u32) -> Result<&Slot> {
-        self.joined.members.get(rank as usize).ok_or_else(|| {
-            Error::invalid(
-                "rank",
-                format!("rank {rank} of {}", self.joined.members.len()),
-            )
-        })
     }
 
     /// Returns the state of the group. A rank that dies counts as lost when the server's lease for it has run
@@ -231,14 +211,13 @@ impl Group {
     ///
     /// If the future is dropped early, the rank leaves as a dropped group does.
     pub async fn leave(mut self, within: Duration) -> super::Result<Option<Shared>> {
-        // The last owner unmaps, on a blocking thread.
-        let members = std::mem::replace(&mut self.joined.members, Arc::new([]));
+        let members = std::mem::take(&mut self.joined.members.slots);
         let unmapping = tokio::task::spawn_blocking(move || drop(members));
         let unmapped = self.unmapping.insert(unmapping).await;
         self.unmapping = None;
         // Taken only after this call: if the future is dropped meanwhile, the server lingers.
         let Some(client) = self.client.clone() else {
-            return Ok(self.joined.memory.clone());
+            return Ok(self.joined.members.own.clone());
         };
         let answer = tokio::select! {
             biased;
@@ -255,25 +234,19 @@ impl Group {
         }
         unmapped.map_err(|error| Error::failed("unmapping", error.to_string()))?;
         match answer? {
-            Answer::Done(_) => Ok(self.joined.memory.clone()),
+            Answer::Done(_) => Ok(self.joined.members.own.clone()),
             Answer::Incomplete(why) => {
                 let ranks = why.ranks.iter().map(|rank| format!("rank {rank}"));
-                Err(match Refusal::from_word(&why.reason) {
-                    Refusal::TimedOut => Error::Share(ShareError::Memory(MemoryError::StillHeld {
-                        name: format!("the memory of group '{}'", self.joined.name),
-                        holders: ranks.collect(),
-                    })),
-                    _ => Error::peer_lost(
-                        ranks.collect::<Vec<_>>().join(", "),
-                        format!("before leaving group '{}'", self.joined.name),
-                    ),
+                let holders: Vec<_> = ranks.collect();
+                let group = &self.joined.name;
+                if Refusal::from_word(&why.reason) == Refusal::TimedOut {
+                    let name = format!("the memory of group '{group}'");
+                    return Err(MemoryError::StillHeld { name, holders }.into());
                 }
-                .into())
+                let why = format!("before leaving group '{group}'");
+                Err(Error::peer_lost(holders.join(", "), why).into())
             }
-            _ => Err(super::Error::Exchange(Error::protocol(
-                peer,
-                "unexpected answer to a rank that leaves",
-            ))),
+            _ => Err(Error::protocol(peer, "unexpected answer to a rank that leaves").into()),
         }
     }
 }
@@ -282,7 +255,7 @@ impl Drop for Group {
     fn drop(&mut self) {
         self.watcher.abort();
         // Unmap first.
-        self.joined.members = Arc::new([]);
+        self.joined.members.slots.clear();
         let Some(client) = self.client.take() else {
             return;
         };
@@ -308,7 +281,7 @@ impl fmt::Debug for Group {
         f.debug_struct("Group")
             .field("name", &self.joined.name)
             .field("rank", &self.joined.rank)
-            .field("size", &self.joined.members.len())
+            .field("size", &self.size())
             .field("via", &self.joined.via)
             .field("state", &*self.state.borrow())
             .finish_non_exhaustive()

@@ -4,7 +4,8 @@ use std::os::fd::OwnedFd;
 
 use super::agree::cut;
 use super::member::Slot;
-use crate::driver::{FabricHandle, HandleType, ShareableHandle};
+use crate::client::{elsewhere, fabric};
+use crate::driver::{HandleType, ShareableHandle};
 use crate::protocol::{Handles, Member, Secret};
 use crate::share::{Description, Shared};
 use crate::text::{MAX_TEXT, bounded};
@@ -21,7 +22,7 @@ pub(super) async fn export(
     let Some(memory) = memory else {
         return Ok((Vec::new(), Vec::new()));
     };
-    let handles = blocking(move || memory.export(via)).await??;
+    let handles = elsewhere(move || memory.export(via)).await??;
     let (mut fabric, mut fds) = (Vec::new(), Vec::new());
     for handle in handles {
         match handle {
@@ -36,7 +37,7 @@ pub(super) async fn export(
 ///
 /// # Errors
 ///
-/// A text that says what is wrong with the page.
+/// The page's fault, as text.
 pub(super) fn take(
     via: HandleType,
     size: u32,
@@ -78,13 +79,7 @@ fn own_handles(
 ) -> Option<Vec<ShareableHandle>> {
     let parts = memory.parts.len();
     match (via, handles) {
-        (HandleType::Fabric, Handles::Fabric(secrets)) if secrets.len() == parts => secrets
-            .iter()
-            .map(|secret| {
-                let bytes = secret.expose().try_into().ok()?;
-                Some(ShareableHandle::Fabric(FabricHandle::from_bytes(bytes)))
-            })
-            .collect(),
+        (HandleType::Fabric, Handles::Fabric(secrets)) if secrets.len() == parts => fabric(secrets),
         (HandleType::PosixFd, Handles::Fds(count)) if count.count as usize == parts => {
             let own: Vec<_> = fds.take(parts).map(ShareableHandle::PosixFd).collect();
             (own.len() == parts).then_some(own)
@@ -110,15 +105,6 @@ pub(super) fn enough_fds(more: u64) -> Result<()> {
 /// Returns a peer's text, cut and with control characters escaped.
 pub(super) fn tidy(text: &str) -> String {
     bounded(cut(text), MAX_TEXT)
-}
-
-/// Runs driver calls on a blocking thread.
-pub(super) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T> {
-    tokio::task::spawn_blocking(work)
-        .await
-        .map_err(|error| Error::failed("work on another thread", error.to_string()))
 }
 
 #[cfg(test)]

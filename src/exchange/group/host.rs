@@ -7,10 +7,9 @@ use tokio::time::Instant;
 
 use super::Admission;
 use super::options::GroupOptions;
-use crate::Result;
 use crate::server::fd_socket::FdSocketPath;
 use crate::share::InstanceId;
-use crate::{Address, PeerName, Server, Who};
+use crate::{Address, PeerName, Result, Server, Who};
 
 /// How often the server checks whether the other ranks have gone.
 const LOOK: Duration = Duration::from_millis(5);
@@ -29,11 +28,8 @@ pub(super) struct Hosted {
     runtime: Handle,
 }
 
-struct Running {
-    server: Server,
-    /// After the server, because dropping it removes the directory.
-    _path: Option<FdSocketPath>,
-}
+/// A server, and its Unix socket if that is in a directory of its own, which is removed with it.
+type Running = (Server, Option<FdSocketPath>);
 
 impl Hosted {
     pub async fn start(options: &GroupOptions) -> Result<Self> {
@@ -54,12 +50,8 @@ impl Hosted {
         }
         let server = server.start().await?;
         server.keep_room_for(&own_peer(), &options.name, &options.admission.message())?;
-        let running = Running {
-            server,
-            _path: path,
-        };
         Ok(Self {
-            running: Some(running),
+            running: Some((server, path)),
             runtime: Handle::current(),
         })
     }
@@ -72,7 +64,7 @@ impl Hosted {
 
     pub fn addresses(&self) -> Vec<Address> {
         let running = self.running.as_ref();
-        running.map_or_else(Vec::new, |running| running.server.addresses())
+        running.map_or_else(Vec::new, |(server, _)| server.addresses())
     }
 
     /// Ends the server when the other ranks have gone, or soon after.
@@ -82,7 +74,7 @@ impl Hosted {
     /// If the future is dropped early, closing continues in the background.
     pub async fn close(mut self) {
         if let Some(running) = self.running.take()
-            && let Err(error) = self.runtime.spawn(running.close()).await
+            && let Err(error) = self.runtime.spawn(close(running)).await
         {
             tracing::warn!(%error, "ending a group's server");
         }
@@ -93,17 +85,16 @@ impl Drop for Hosted {
     fn drop(&mut self) {
         if let Some(running) = self.running.take() {
             // If the runtime has ended, the server has ended with it.
-            self.runtime.spawn(running.close());
+            self.runtime.spawn(close(running));
         }
     }
 }
 
-impl Running {
-    async fn close(self) {
-        all_gone(|| self.server.stats().connections).await;
-        if let Err(error) = self.server.close(Duration::ZERO).await {
-            tracing::warn!(%error, "ending a group's server");
-        }
+async fn close(running: Running) {
+    let (server, _) = &running;
+    all_gone(|| server.stats().connections).await;
+    if let Err(error) = server.close(Duration::ZERO).await {
+        tracing::warn!(%error, "ending a group's server");
     }
 }
 

@@ -5,8 +5,7 @@ use ring::hmac;
 use super::told::refused;
 use crate::driver::random;
 use crate::protocol::{Admission, Refused, Texts};
-use crate::{Error, Refusal, Result};
-use crate::{PeerName, Who};
+use crate::{Error, PeerName, Refusal, Result, Who};
 
 /// The smallest number of bytes in a group's secret.
 pub(super) const LEAST_SECRET: usize = 16;

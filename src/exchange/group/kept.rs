@@ -1,6 +1,5 @@
 //! The memory that a rank keeps for the others after its calls.
 
-use super::handles::blocking;
 use crate::share::Shared;
 
 /// The state of this rank's barriers and gathers.
@@ -8,35 +7,23 @@ use crate::share::Shared;
 pub(super) struct Calls {
     /// The number of the last call.
     pub(super) last: u64,
-    pub(super) kept: Kept,
+    /// The memories that this rank shared in its last successful call and in later ones, with the calls' numbers.
+    /// Other ranks may still map them until a later call has succeeded, and a fabric handle opens nothing once the
+    /// memory is freed.
+    pub(super) kept: Vec<(u64, Shared)>,
 }
 
-/// The memories that this rank shared in its last successful call and in later ones, with the calls' numbers.
-/// Other ranks may still map them until a later call has succeeded, and a fabric handle opens nothing once the
-/// memory is freed.
-#[derive(Debug, Default)]
-pub(super) struct Kept(Vec<(u64, Shared)>);
-
-impl Kept {
-    pub(super) fn add(&mut self, number: u64, memory: Option<Shared>) {
-        self.0.extend(memory.map(|memory| (number, memory)));
-    }
-
+impl Calls {
     /// Takes the memory that was shared in a call.
     pub(super) fn take(&mut self, of: u64) -> Vec<(u64, Shared)> {
-        self.0.extract_if(.., |(number, _)| *number == of).collect()
+        self.kept
+            .extract_if(.., |(number, _)| *number == of)
+            .collect()
     }
 
     /// Takes the memories that were shared before a call that has succeeded.
     pub(super) fn before(&mut self, succeeded: u64) -> Vec<(u64, Shared)> {
-        self.0
-            .extract_if(.., |(number, _)| *number < succeeded)
-            .collect()
+        let before = |kept: &mut (u64, Shared)| kept.0 < succeeded;
+        self.kept.extract_if(.., before).collect()
     }
-}
-
-/// Drops memory on a blocking thread. An unmap takes as long as the driver does.
-pub(super) async fn discard<T: Send + 'static>(memory: T) {
-    // An error means that the runtime is ending; the memory is dropped anyway.
-    let _ = blocking(move || drop(memory)).await;
 }

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use crate::limits::deadline;
 use crate::protocol::{Answer, Ask, Leave};
-use crate::{Client, Error, Refusal, Result, ShareError};
+use crate::{Client, Refusal, Result};
 
 /// Leaves and waits for the others. Asks once more if the connection breaks, because the client resumes its
 /// session.
@@ -23,15 +23,12 @@ pub(super) async fn say_leave(client: &Client, leave: &Leave, within: Duration) 
         client.call(ask, left.saturating_add(Duration::from_secs(5)))
     };
     let broke = match ask().await {
-        Err(error @ Error::Share(ShareError::PeerLost { .. })) => error,
+        Err(error) if error.is_peer_lost() => error,
         answer => return answer,
     };
     match ask().await {
         // The server no longer knows whether all have left or some were lost.
-        Err(Error::Refused {
-            reason: Refusal::NotFound,
-            ..
-        }) => Err(broke),
+        Err(error) if error.refusal() == Some(&Refusal::NotFound) => Err(broke),
         answer => answer,
     }
 }

@@ -1,6 +1,5 @@
 //! A rank's memory: mapped, or to be mapped later.
 
-use std::fmt;
 use std::panic::Location as Caller;
 use std::sync::{Mutex, OnceLock};
 
@@ -12,7 +11,7 @@ use crate::{End, Error, Result};
 
 /// A rank.
 pub(super) struct Slot {
-    peer: String,
+    pub peer: String,
     memory: Option<Description>,
     /// Present until they are imported, or the import has failed.
     handles: Mutex<Vec<ShareableHandle>>,
@@ -26,14 +25,6 @@ impl Slot {
             memory,
             handles: Mutex::new(handles),
             buffer: OnceLock::new(),
-        }
-    }
-
-    /// Returns the same slot with another peer name.
-    pub fn of(self, peer: &str) -> Self {
-        Self {
-            peer: peer.into(),
-            ..self
         }
     }
 
@@ -64,10 +55,8 @@ impl Slot {
     ) -> Result<&ImportedBuffer> {
         let site = Caller::caller();
         let Some(memory) = &self.memory else {
-            return Err(Error::invalid(
-                "rank",
-                format!("rank {rank} has brought no memory"),
-            ));
+            let why = format!("rank {rank} has brought no memory");
+            return Err(Error::invalid("rank", why));
         };
         let buffer = self.buffer.get_or_init(|| {
             let mut handles = lock(&self.handles);
@@ -91,6 +80,12 @@ impl Slot {
     }
 }
 
+/// Returns a rank's slot.
+pub(super) fn slot(slots: &[Slot], rank: u32) -> Result<&Slot> {
+    let slot = slots.get(rank as usize);
+    slot.ok_or_else(|| Error::invalid("rank", format!("rank {rank} of {}", slots.len())))
+}
+
 /// Notes in the ledger that the other ranks have handles of this rank's memory.
 pub(super) fn note_sent(memory: Option<&Shared>, slots: &[Slot], own: u32) {
     let others = slots.iter().enumerate();
@@ -98,15 +93,6 @@ pub(super) fn note_sent(memory: Option<&Shared>, slots: &[Slot], own: u32) {
         if let Some(memory) = memory {
             memory.sent_to(&slot.party(rank));
         }
-    }
-}
-
-impl fmt::Debug for Slot {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Slot")
-            .field("peer", &self.peer)
-            .field("mapped", &self.buffer.get().is_some())
-            .finish_non_exhaustive()
     }
 }
 

@@ -33,7 +33,7 @@
 
 mod admission;
 mod agree;
-mod answers;
+mod asking;
 mod calls;
 mod collective;
 mod coordinator;

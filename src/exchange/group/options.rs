@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::Admission;
 use crate::driver::Access;
+use crate::setters::setters;
 use crate::share::{ImportOptions, Peers, Shared};
 use crate::{Address, Limits, Security, Who};
 
@@ -63,76 +64,51 @@ pub struct GroupOptions {
 }
 
 impl GroupOptions {
-    #[track_caller]
-    pub(super) fn new(
-        name: String,
-        rank: u32,
-        size: u32,
-        address: Address,
-        admission: Admission,
-    ) -> Self {
-        Self {
-            name,
-            rank,
-            size,
-            address,
-            host: Host::default(),
-            security: Security::Plain,
-            peers: Peers::same_user(),
-            admission,
-            who: None,
-            limits: Limits::default(),
-            deadline: Duration::from_secs(60),
-            lease: Duration::from_secs(10),
-            linger: Duration::from_secs(60),
-            memory: None,
-            access: Access::ReadWrite,
-            import: ImportOptions::new(),
-            map: Map::default(),
-            site: Caller::caller(),
-        }
+    setters! {
+        /// Sets the access that the other ranks are asked to respect in this rank's memory: by default read and
+        /// write.
+        access: Access;
+
+        /// Sets the access to the other ranks' memory in this process: by default for the host and all GPUs.
+        import: ImportOptions;
+
+        /// Sets when the other ranks' memory is mapped: by default before the join returns.
+        map: Map;
+
+        /// Sets which rank starts the group's server, or that it is elsewhere: by default rank 0.
+        host: Host;
+
+        /// Sets how connections over TCP are protected: by default not at all, which is allowed only on loopback.
+        security: Security;
+
+        /// Sets which users' processes are accepted over Unix sockets: by default the same user's.
+        peers: Peers;
+
+        /// Sets the limits here and at the server that this rank starts.
+        limits: Limits;
+
+        /// Sets how long to wait for the other ranks: 1 minute by default. The shortest deadline of the ranks
+        /// that have come applies to all of them. Once all have come, the exchange itself may take
+        /// [`Limits::request`](Limits) longer.
+        deadline: Duration;
+
+        /// Sets after how long without a sign of life a rank counts as lost, if this rank starts the server: 10 s
+        /// by default.
+        lease: Duration;
+
+        /// Sets how long this rank's server continues in the background for the other ranks when the
+        /// [`Group`](super::Group) is dropped instead of [left](super::Group::leave). 1 minute by default, at most
+        /// [`Limits::wait`](Limits). The server ends within seconds after the last rank has left or is lost.
+        ///
+        /// The rank's own memory is released at the drop. If the ranks share by fds, the server holds the fds of
+        /// that memory for [`Limits::request`](Limits) plus a lease after the exchange, or until it ends. The
+        /// group's address stays in use as long.
+        linger: Duration;
     }
 
     /// Sets the memory that this rank shares. Without it, the rank only maps the others' memory.
     pub fn memory(mut self, memory: impl Into<Shared>) -> Self {
         self.memory = Some(memory.into());
-        self
-    }
-
-    /// Sets the access that the other ranks are asked to respect in this rank's memory: by default read and
-    /// write.
-    pub fn access(mut self, access: Access) -> Self {
-        self.access = access;
-        self
-    }
-
-    /// Sets the access to the other ranks' memory in this process: by default for the host and all GPUs.
-    pub fn import(mut self, import: ImportOptions) -> Self {
-        self.import = import;
-        self
-    }
-
-    /// Sets when the other ranks' memory is mapped: by default before the join returns.
-    pub fn map(mut self, map: Map) -> Self {
-        self.map = map;
-        self
-    }
-
-    /// Sets which rank starts the group's server, or that it is elsewhere: by default rank 0.
-    pub fn host(mut self, host: Host) -> Self {
-        self.host = host;
-        self
-    }
-
-    /// Sets how connections over TCP are protected: by default not at all, which is allowed only on loopback.
-    pub fn security(mut self, security: Security) -> Self {
-        self.security = security;
-        self
-    }
-
-    /// Sets which users' processes are accepted over Unix sockets: by default the same user's.
-    pub fn peers(mut self, peers: Peers) -> Self {
-        self.peers = peers;
         self
     }
 
@@ -144,39 +120,6 @@ impl GroupOptions {
     /// accept. Ranks on the server's own machine connect over a Unix socket, as `uid:…`.
     pub fn who(mut self, who: Who) -> Self {
         self.who = Some(who);
-        self
-    }
-
-    /// Sets the limits here and at the server that this rank starts.
-    pub fn limits(mut self, limits: Limits) -> Self {
-        self.limits = limits;
-        self
-    }
-
-    /// Sets how long to wait for the other ranks: 1 minute by default. The shortest deadline of the ranks
-    /// that have come applies to all of them. Once all have come, the exchange itself may take
-    /// [`Limits::request`](Limits) longer.
-    pub fn deadline(mut self, deadline: Duration) -> Self {
-        self.deadline = deadline;
-        self
-    }
-
-    /// Sets after how long without a sign of life a rank counts as lost, if this rank starts the server: 10 s
-    /// by default.
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.lease = lease;
-        self
-    }
-
-    /// Sets how long this rank's server continues in the background for the other ranks when the
-    /// [`Group`](super::Group) is dropped instead of [left](super::Group::leave). 1 minute by default, at most
-    /// [`Limits::wait`](Limits). The server ends within seconds after the last rank has left or is lost.
-    ///
-    /// The rank's own memory is released at the drop. If the ranks share by fds, the server holds the fds of
-    /// that memory for [`Limits::request`](Limits) plus a lease after the exchange, or until it ends. The
-    /// group's address stays in use as long.
-    pub fn linger(mut self, linger: Duration) -> Self {
-        self.linger = linger;
         self
     }
 }

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::collective::Given;
-use super::roster::{PageLimits, Roster};
-use super::round::{Kept, Phase, Stay};
+use super::collective::{Given, Outcome};
+use super::roster::Roster;
+use super::round::{Phase, Stay};
 use super::rounds::{Rounds, find};
 use super::told::{Told, Waiter, refused};
 use crate::Refusal;
 use crate::driver::HandleType;
-use crate::protocol::{Fds, Handles, Leave, Lost, Member, Offer, Secret};
+use crate::protocol::{Leave, Lost, Member, Offer, Secret};
 use crate::transport::HeldFd;
 
 impl Rounds {
@@ -43,7 +43,7 @@ impl Rounds {
                 let no = refused(Refusal::Invalid, "the group is still gathering");
                 self.waiters.answer(waiter, Told::Refused(no));
             }
-            Phase::Complete(_) => self.serve(ask.round, waiter, first),
+            Phase::Complete => self.serve(ask.round, waiter, first),
             Phase::Offering { via, .. } => {
                 let place = (ask.round, rank);
                 self.waiters.wait(&mut seat.waiter, waiter, place);
@@ -51,11 +51,8 @@ impl Rounds {
                     match given(*via, seat.parts(), ask.fabric, fds) {
                         Ok(given) => seat.given = Some(given),
                         Err(wrong) => {
-                            let why = round.incomplete(
-                                Refusal::Invalid,
-                                format!("rank {rank} offers {wrong}"),
-                                vec![rank],
-                            );
+                            let detail = format!("rank {rank} offers {wrong}");
+                            let why = round.incomplete(Refusal::Invalid, detail, vec![rank]);
                             return self.fail(ask.round, now, why);
                         }
                     }
@@ -78,41 +75,29 @@ impl Rounds {
             .seats
             .values_mut()
             .map(|seat| {
-                let handles = match seat.given.take() {
-                    Some(Given::Fds(own)) => {
-                        let count = u32::try_from(own.len()).unwrap_or(u32::MAX);
-                        fds.extend(own);
-                        Handles::Fds(Fds { count })
-                    }
-                    Some(Given::Fabric(own)) => Handles::Fabric(own),
-                    None => Handles::Fabric(Vec::new()),
-                };
+                let given = seat.given.take();
+                let handles = given.map(|given| given.into_message(&mut fds));
                 let memory = seat.memory.take();
                 Member {
                     peer: seat.asker.peer.to_string(),
-                    handles: memory.is_some().then_some(handles),
+                    handles: handles.filter(|_| memory.is_some()),
                     memory,
                     bytes: None,
                 }
             })
             .collect();
-        let limits = PageLimits {
-            bytes: self.rules.page_bytes,
-            fds: self.rules.page_fds,
-        };
-        round.phase = Phase::Complete(Some(Kept {
-            roster: Arc::new(Roster::new(members, fds, limits)),
-            until: now.saturating_add(self.rules.keep),
-        }));
+        let roster = Arc::new(Roster::new(members, fds, self.rules.pages()));
+        let until = now.saturating_add(self.rules.keep);
+        round.collective.joined = Outcome::Members(roster, None, until);
+        round.phase = Phase::Complete;
         if self.open.get(&round.identity) == Some(&id) {
             self.open.remove(&round.identity);
         }
-        let waiters: Vec<_> = round
-            .seats
-            .values_mut()
+        let seats = round.seats.values_mut();
+        for waiter in seats
             .filter_map(|seat| seat.waiter.take())
-            .collect();
-        for waiter in waiters {
+            .collect::<Vec<_>>()
+        {
             self.serve(id, waiter, 0);
         }
         self.schedule(id);
@@ -123,18 +108,10 @@ impl Rounds {
     /// The server does not know whether the rank reads it: if the connection breaks first, the rank asks
     /// again.
     fn serve(&mut self, id: u64, waiter: Waiter, first: u32) {
-        let Some(Phase::Complete(kept)) = self.rounds.get(&id).map(|round| &round.phase) else {
-            return;
-        };
-        let Some(Kept { roster, .. }) = kept else {
-            let no = refused(Refusal::Stale, "the members were sent already");
-            return self.waiters.answer(waiter, Told::Refused(no));
-        };
-        let told = match roster.page(first) {
-            Some(page) => Told::Members(Arc::clone(roster), page),
-            None => Told::Refused(refused(Refusal::Invalid, "no page begins with that rank")),
-        };
-        self.waiters.answer(waiter, told);
+        if let Some(round) = self.rounds.get(&id) {
+            let told = round.collective.joined.told(Some(first));
+            self.waiters.answer(waiter, told);
+        }
     }
 
     /// Records that a rank is done; the waiter gets [`Told::Done`] when all ranks are.
@@ -151,7 +128,7 @@ impl Rounds {
             return self.unknown(waiter);
         };
         match (&round.phase, round.seats.get_mut(&rank)) {
-            (Phase::Complete(_), Some(seat)) => {
+            (Phase::Complete, Some(seat)) => {
                 let leaves = (seat.stay == Stay::Here).then(|| seat.asker.clone());
                 seat.stay = Stay::Left;
                 seat.deadline = now.saturating_add(wait);
@@ -169,7 +146,7 @@ impl Rounds {
                 self.waiters.answer(waiter, Told::Done);
                 self.abandon(ask.round, rank, now, "left");
             }
-            (Phase::Complete(_), None) => self.unknown(waiter),
+            (Phase::Complete, None) => self.unknown(waiter),
         }
     }
 
@@ -182,14 +159,10 @@ impl Rounds {
             return;
         }
         let lost = round.ranks(|seat| seat.stay == Stay::Lost);
-        let told = if lost.is_empty() {
-            Told::Done
-        } else {
-            Told::Incomplete(Arc::new(round.incomplete(
-                Refusal::Closing,
-                "ranks were lost before they left",
-                lost,
-            )))
+        let detail = "ranks were lost before they left";
+        let told = match lost.is_empty() {
+            true => Told::Done,
+            false => Told::Incomplete(Arc::new(round.incomplete(Refusal::Closing, detail, lost))),
         };
         let mut sessions = Vec::new();
         for seat in round.seats.values_mut() {
@@ -206,14 +179,10 @@ impl Rounds {
     pub fn gone(&mut self, now: Duration, session: u64) {
         self.tick(now);
         for id in self.present.gone(session) {
-            let Some(rank) = self
-                .rounds
-                .get(&id)
-                .and_then(|round| round.seat_of(session))
-            else {
-                continue;
-            };
-            self.abandon(id, rank, now, "is lost");
+            let round = self.rounds.get(&id);
+            if let Some(rank) = round.and_then(|round| round.seat_of(session)) {
+                self.abandon(id, rank, now, "is lost");
+            }
         }
         self.ended.forget(session);
     }
@@ -249,14 +218,11 @@ impl Rounds {
                 self.vacate(id, rank, refused(Refusal::Closing, "the session ended"))
             }
             Phase::Offering { .. } => {
-                let why = round.incomplete(
-                    Refusal::Closing,
-                    format!("rank {rank} {how} before it offered its memory to all"),
-                    vec![rank],
-                );
+                let detail = format!("rank {rank} {how} before it offered its memory to all");
+                let why = round.incomplete(Refusal::Closing, detail, vec![rank]);
                 self.fail(id, now, why);
             }
-            Phase::Complete(_) => {
+            Phase::Complete => {
                 let news = Lost {
                     group: round.group.clone(),
                     round: id,
@@ -297,9 +263,8 @@ pub(super) fn given(
         ),
         HandleType::PosixFd => (fabric.is_empty() && fds.len() == parts, Given::Fds(fds)),
     };
-    if right {
-        Ok(given)
-    } else {
-        Err(format!("other than {parts} {via} handles"))
+    match right {
+        true => Ok(given),
+        false => Err(format!("other than {parts} {via} handles")),
     }
 }

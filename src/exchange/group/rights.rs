@@ -1,19 +1,11 @@
 //! Which peers may join which groups.
 
 use crate::protocol::{check_name, check_prefix};
-use crate::{Error, Result};
-use crate::{PeerName, Who};
+use crate::{Error, PeerName, Result, Who};
 
 /// The rights of a server's peers to join groups. Without an entry, no peer has any.
 #[derive(Clone, Debug, Default)]
-pub struct Rights(Vec<(Names, Who)>);
-
-/// The names of groups that an entry covers.
-#[derive(Clone, Debug)]
-enum Names {
-    Exactly(String),
-    BeginningWith(String),
-}
+pub struct Rights(Vec<(String, Who)>);
 
 impl Rights {
     /// Creates rights from these entries. Each applies to the groups whose names match its pattern: a name,
@@ -24,31 +16,26 @@ impl Rights {
     /// [`InvalidArgument`](crate::MemoryError::InvalidArgument), which quotes a pattern that matches no name.
     pub fn new(entries: impl IntoIterator<Item = (String, Who)>) -> Result<Self> {
         let entry = |(pattern, who): (String, Who)| {
-            let names = match pattern.strip_suffix('*') {
-                Some(prefix) => {
-                    check_prefix(prefix).map(|()| Names::BeginningWith(prefix.to_owned()))
-                }
-                None => check_name(&pattern).map(|()| Names::Exactly(pattern.clone())),
+            let checked = match pattern.strip_suffix('*') {
+                Some(prefix) => check_prefix(prefix),
+                None => check_name(&pattern),
             };
-            let names = names.map_err(|error| {
+            checked.map_err(|error| {
                 let why = format!("'{pattern}' matches no name of a group: {error}");
                 Error::invalid("pattern of group names", why)
             })?;
-            Ok((names, who))
+            Ok((pattern, who))
         };
-        entries
-            .into_iter()
-            .map(entry)
-            .collect::<Result<_>>()
-            .map(Self)
+        let entries: Result<_> = entries.into_iter().map(entry).collect();
+        entries.map(Self)
     }
 
     /// Whether the peer may join groups of this name.
     pub fn admits(&self, group: &str, peer: &PeerName) -> bool {
-        self.0.iter().any(|(names, who)| {
-            let matches = match names {
-                Names::Exactly(name) => name == group,
-                Names::BeginningWith(prefix) => group.starts_with(prefix.as_str()),
+        self.0.iter().any(|(pattern, who)| {
+            let matches = match pattern.strip_suffix('*') {
+                Some(prefix) => group.starts_with(prefix),
+                None => pattern == group,
             };
             matches && who.admits(peer)
         })

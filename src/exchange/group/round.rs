@@ -6,14 +6,13 @@ use std::time::Duration;
 
 use super::collective::{Collective, Given};
 use super::identity::Identity;
-use super::roster::{PageLimits, Roster};
+use super::roster::PageLimits;
 use super::told::Waiter;
-use crate::Refusal;
 use crate::account::Charge;
 use crate::driver::HandleType;
 use crate::protocol::{Incomplete, MAX_GATHER_TOTAL};
 use crate::share::{BootId, Description};
-use crate::{Limits, PeerName};
+use crate::{Limits, PeerName, Refusal};
 
 /// The longest time between two checks of the clock while a rank waits.
 pub(super) const TICK: Duration = Duration::from_secs(1);
@@ -76,12 +75,19 @@ impl Rules {
         }
     }
 
-    /// Limits of a gather's pages in a group of `size` ranks.
-    pub(super) fn gather_pages(&self, size: u32) -> PageLimits {
+    /// Returns the limits of a page of members.
+    pub(super) const fn pages(&self) -> PageLimits {
         PageLimits {
-            bytes: self.page_bytes.min(PAGES / size.max(1) as usize),
+            bytes: self.page_bytes,
             fds: self.page_fds,
         }
+    }
+
+    /// Returns the limits of a gather's pages in a group of `size` ranks.
+    pub(super) fn gather_pages(&self, size: u32) -> PageLimits {
+        let mut limits = self.pages();
+        limits.bytes = limits.bytes.min(PAGES / size.max(1) as usize);
+        limits
     }
 }
 
@@ -137,20 +143,14 @@ impl Seat {
     }
 }
 
-/// Members that can still be requested.
-pub(super) struct Kept {
-    pub(super) roster: Arc<Roster>,
-    pub(super) until: Duration,
-}
-
 pub(super) enum Phase {
     Gathering,
     Offering {
         via: HandleType,
         until: Duration,
     },
-    /// The roster is kept as long as a rank may have to be sent it once more.
-    Complete(Option<Kept>),
+    /// The members are in the round's [`Collective`].
+    Complete,
 }
 
 pub(super) struct Round {
@@ -170,9 +170,8 @@ pub(super) struct Round {
 impl Round {
     pub(super) fn seat_of(&self, session: u64) -> Option<u32> {
         let mut seats = self.seats.iter();
-        seats
-            .find(|(_, seat)| seat.asker.session == session)
-            .map(|(rank, _)| *rank)
+        let (rank, _) = seats.find(|(_, seat)| seat.asker.session == session)?;
+        Some(*rank)
     }
 
     pub(super) fn missing(&self) -> Vec<u32> {
@@ -207,13 +206,7 @@ impl Round {
         let waits = waiting.map(|seat| seat.deadline).min();
         match &self.phase {
             Phase::Gathering => waits,
-            Phase::Complete(kept) => {
-                let kept = kept.as_ref().map(|kept| kept.until);
-                [waits, kept, self.collective.next()]
-                    .into_iter()
-                    .flatten()
-                    .min()
-            }
+            Phase::Complete => waits.into_iter().chain(self.collective.next()).min(),
             Phase::Offering { until, .. } => Some(*until),
         }
     }

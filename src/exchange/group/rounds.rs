@@ -16,10 +16,9 @@ use super::present::Present;
 use super::rights::Rights;
 use super::round::{Phase, Round, Rules, Stay, TICK};
 use super::told::{Told, Waiter, Waiters, refused};
-use crate::PeerName;
-use crate::Refusal;
 use crate::account::shrink;
 use crate::protocol::{Admission, Incomplete, Lost, Refused};
+use crate::{PeerName, Refusal};
 
 /// All rounds of a server.
 pub(super) struct Rounds {
@@ -132,7 +131,7 @@ impl Rounds {
                 Some(Phase::Offering { .. }) => {
                     self.abandon(id, rank, now, "lost the right to join");
                 }
-                Some(Phase::Complete(_)) => self.decide_gather(id, now),
+                Some(Phase::Complete) => self.decide_gather(id, now),
                 None => {}
             }
         }
@@ -155,7 +154,7 @@ impl Rounds {
         self.keys.group(group, admission, peer)
     }
 
-    /// Ends whatever has timed out by `now`.
+    /// Ends waits and rounds that have timed out by `now`.
     pub(super) fn tick(&mut self, now: Duration) {
         while let Some(&(at, id)) = self.deadlines.first()
             && at <= now
@@ -165,12 +164,12 @@ impl Rounds {
         self.ended.expire(now);
     }
 
-    /// Ends whatever has timed out, and returns the time until the next timeout of `waiter`, at most a
+    /// Ends waits and rounds that have timed out, and returns the time until the next timeout of `waiter`, at most a
     /// second.
     pub(super) fn next_tick(&mut self, now: Duration, waiter: Waiter) -> Duration {
         self.tick(now);
-        let place = self.waiters.place(waiter);
-        let next = place.and_then(|(id, _)| self.rounds.get(&id)?.scheduled);
+        let place = self.waiters.places.get(&waiter);
+        let next = place.and_then(|(id, _)| self.rounds.get(id)?.scheduled);
         next.map_or(TICK, |at| at.saturating_sub(now).min(TICK))
     }
 
@@ -179,7 +178,7 @@ impl Rounds {
             self.deadlines.retain(|(_, other)| *other != id);
             return;
         };
-        match &mut round.phase {
+        match round.phase {
             Phase::Gathering => {
                 let why = round.incomplete(Refusal::TimedOut, "", round.missing());
                 self.fail(id, now, why);
@@ -189,8 +188,7 @@ impl Rounds {
                 let why = round.incomplete(Refusal::TimedOut, "no handles from them", late);
                 self.fail(id, now, why);
             }
-            Phase::Complete(kept) => {
-                kept.take_if(|kept| kept.until <= now);
+            Phase::Complete => {
                 let here = round.ranks(|seat| seat.stay == Stay::Here);
                 let why = Arc::new(round.incomplete(Refusal::TimedOut, "they have not left", here));
                 for seat in round.seats.values_mut() {

@@ -21,13 +21,12 @@ pub struct GroupState {
 
 /// Waits until the server is lost.
 pub(super) async fn server_lost(mut state: watch::Receiver<GroupState>) -> Error {
-    loop {
-        if let Some(error) = &state.borrow_and_update().server_lost {
-            return error.clone();
-        }
-        if state.changed().await.is_err() {
-            std::future::pending::<()>().await;
-        }
+    let lost = state.wait_for(|state| state.server_lost.is_some()).await;
+    let error = lost.ok().and_then(|state| state.server_lost.clone());
+    match error {
+        Some(error) => error,
+        // The watcher has ended, so the state cannot change any more.
+        None => std::future::pending().await,
     }
 }
 

@@ -21,6 +21,16 @@ pub(super) enum Told {
     Refused(Refused),
 }
 
+impl Told {
+    /// Returns the members from rank `first` on, which must begin a page.
+    pub(super) fn page(roster: &Arc<Roster>, first: u32) -> Self {
+        match roster.page(first) {
+            Some(page) => Self::Members(Arc::clone(roster), page),
+            None => Self::Refused(refused(Refusal::Invalid, "no page begins with that rank")),
+        }
+    }
+}
+
 pub(super) fn refused(reason: Refusal, detail: impl Into<String>) -> Refused {
     Refused {
         reason: reason.word().into(),
@@ -52,14 +62,9 @@ impl Waiters {
         }
     }
 
-    /// Forgets a waiter, if there is one; returns what it waited for.
+    /// Forgets a waiter, if there is one; returns the place that it waited for.
     pub(super) fn forget(&mut self, waiter: impl Into<Option<Waiter>>) -> Option<(u64, u32)> {
         self.places.remove(&waiter.into()?)
-    }
-
-    /// Returns the round and the rank that a waiter waits for.
-    pub(super) fn place(&self, waiter: Waiter) -> Option<(u64, u32)> {
-        self.places.get(&waiter).copied()
     }
 
     /// Takes the answers that are due.

@@ -1,10 +1,11 @@
 //! Converts rustls' errors to this crate's.
 
+use std::sync::Arc;
 use std::{fmt, io};
 
-use rustls::{AlertDescription, CertificateError};
+use rustls::{AlertDescription, CertificateError, OtherError};
 
-use crate::{Distrust, Error, ShareError};
+use crate::{Distrust, Error};
 
 /// Converts a connection's I/O error: to TLS's own error, if it contains one.
 pub(crate) fn explain(peer: &str, doing: &str, error: &io::Error) -> Error {
@@ -20,56 +21,25 @@ pub(crate) fn explain(peer: &str, doing: &str, error: &io::Error) -> Error {
 pub(super) fn refuse(peer: &str, error: &rustls::Error) -> Error {
     use rustls::Error as Tls;
     let (cause, why) = match error {
-        Tls::InvalidCertificate(reason) => (cause(reason), certificate(reason)),
+        Tls::InvalidCertificate(reason) => certificate(reason),
         Tls::NoCertificatesPresented => {
-            let why = "it presents no certificate".into();
-            (Distrust::Certificate, why)
+            (Distrust::Certificate, "it presents no certificate".into())
         }
         Tls::AlertReceived(alert) => match blame(*alert) {
-            Some(why) => {
-                let why = format!("it does not trust this process: {why}");
-                (Distrust::ByPeer, why)
-            }
-            None => {
-                return Error::protocol(peer, format!("TLS alert {alert:?}"));
-            }
+            Some(why) => (
+                Distrust::ByPeer,
+                format!("it does not trust this process: {why}"),
+            ),
+            None => return Error::protocol(peer, format!("TLS alert {alert:?}")),
         },
         Tls::PeerIncompatible(_) => {
             let why = format!("no TLS 1.3 connection to it: {error}");
             (Distrust::Certificate, why)
         }
-        Tls::NoApplicationProtocol => {
-            let why = "it does not speak egmem/1".into();
-            (Distrust::Certificate, why)
-        }
-        _ => {
-            return Error::protocol(peer, format!("TLS: {error}"));
-        }
+        Tls::NoApplicationProtocol => (Distrust::Certificate, "it does not speak egmem/1".into()),
+        _ => return Error::protocol(peer, format!("TLS: {error}")),
     };
-    Error::Share(ShareError::NotTrusted {
-        peer: peer.into(),
-        cause,
-        why,
-    })
-}
-
-/// Returns the cause as a code, for programs.
-fn cause(reason: &CertificateError) -> Distrust {
-    use CertificateError as Bad;
-    match reason {
-        Bad::Expired
-        | Bad::ExpiredContext { .. }
-        | Bad::NotValidYet
-        | Bad::NotValidYetContext { .. } => Distrust::Validity,
-        Bad::Revoked => Distrust::Revoked,
-        Bad::UnknownIssuer | Bad::BadSignature => Distrust::Authority,
-        Bad::ExpiredRevocationList
-        | Bad::ExpiredRevocationListContext { .. }
-        | Bad::UnknownRevocationStatus => Distrust::RevocationList,
-        Bad::NotValidForName | Bad::NotValidForNameContext { .. } => Distrust::Name,
-        Bad::Other(other) if other.0.is::<OtherName>() => Distrust::Name,
-        _ => Distrust::Certificate,
-    }
+    Error::not_trusted(peer, cause, why)
 }
 
 /// Formats the names of a certificate from rustls' debug texts such as `DnsName("node-a")`.
@@ -86,60 +56,73 @@ fn names(presented: &[String]) -> String {
     }
 }
 
-/// Describes the fault of a certificate.
-pub(super) fn certificate(reason: &CertificateError) -> String {
+/// Returns the fault of a certificate, as a code for programs and as text.
+pub(super) fn certificate(reason: &CertificateError) -> (Distrust, String) {
     use CertificateError as Bad;
-    match reason {
-        Bad::Expired | Bad::ExpiredContext { .. } => "its certificate has expired".into(),
+    let (cause, why) = match reason {
+        Bad::Expired | Bad::ExpiredContext { .. } => {
+            (Distrust::Validity, "its certificate has expired")
+        }
         Bad::NotValidYet | Bad::NotValidYetContext { .. } => {
-            "its certificate is not valid yet".into()
+            (Distrust::Validity, "its certificate is not valid yet")
         }
-        Bad::Revoked => "its certificate is revoked".into(),
+        Bad::Revoked => (Distrust::Revoked, "its certificate is revoked"),
         Bad::UnknownIssuer | Bad::BadSignature => {
-            "its certificate is from an authority that is not trusted here".into()
+            let why = "its certificate is from an authority that is not trusted here";
+            (Distrust::Authority, why)
         }
-        Bad::ExpiredRevocationList | Bad::ExpiredRevocationListContext { .. } => {
-            "the revocation list here has expired".into()
+        Bad::ExpiredRevocationList | Bad::ExpiredRevocationListContext { .. } => (
+            Distrust::RevocationList,
+            "the revocation list here has expired",
+        ),
+        Bad::UnknownRevocationStatus => {
+            let why = "no revocation list here is of its certificate's authority";
+            (Distrust::RevocationList, why)
         }
         Bad::NotValidForNameContext {
             expected,
             presented,
-        } => format!(
-            "its certificate is for {}, not for {}",
-            names(presented),
-            expected.to_str()
-        ),
-        Bad::Other(other) if other.0.is::<OtherName>() => other.0.to_string(),
-        Bad::NotValidForName => "its certificate is for another name".into(),
-        Bad::UnknownRevocationStatus => {
-            "no revocation list here is of its certificate's authority".into()
+        } => {
+            let (names, expected) = (names(presented), expected.to_str());
+            let why = format!("its certificate is for {names}, not for {expected}");
+            return (Distrust::Name, why);
         }
+        Bad::NotValidForName => (Distrust::Name, "its certificate is for another name"),
         Bad::InvalidPurpose | Bad::InvalidPurposeContext { .. } => {
-            "its certificate is not for this end of a connection".into()
+            let why = "its certificate is not for this end of a connection";
+            (Distrust::Certificate, why)
         }
-        other => format!("its certificate: {other}"),
-    }
+        Bad::Other(other) if other.0.is::<OtherName>() => {
+            return (Distrust::Name, other.0.to_string());
+        }
+        Bad::Other(other) => {
+            return (
+                Distrust::Certificate,
+                format!("its certificate: {}", other.0),
+            );
+        }
+        other => return (Distrust::Certificate, format!("its certificate: {other}")),
+    };
+    (cause, why.into())
 }
 
-/// Describes the fault of a chain that webpki itself has verified.
-pub(super) fn of_chain(error: &webpki::Error) -> String {
+/// Converts webpki's error to rustls'.
+pub(super) fn of_webpki(error: webpki::Error) -> CertificateError {
     use webpki::Error as Bad;
     match error {
-        Bad::CertExpired { .. } => "its certificate has expired".into(),
-        Bad::CertNotValidYet { .. } => "its certificate is not valid yet".into(),
-        Bad::CertRevoked => "its certificate is revoked".into(),
-        Bad::UnknownIssuer | Bad::InvalidSignatureForPublicKey => {
-            "its certificate is from an authority that is not trusted here".into()
-        }
-        Bad::CrlExpired { .. } => "the revocation list here has expired".into(),
-        Bad::UnknownRevocationStatus => {
-            "no revocation list here is of its certificate's authority".into()
-        }
-        other => format!("its certificate: {other}"),
+        Bad::CertExpired { .. } => CertificateError::Expired,
+        Bad::CertNotValidYet { .. } => CertificateError::NotValidYet,
+        Bad::CertRevoked => CertificateError::Revoked,
+        Bad::UnknownIssuer => CertificateError::UnknownIssuer,
+        Bad::InvalidSignatureForPublicKey => CertificateError::BadSignature,
+        Bad::CrlExpired { .. } => CertificateError::ExpiredRevocationList,
+        Bad::UnknownRevocationStatus => CertificateError::UnknownRevocationStatus,
+        Bad::RequiredEkuNotFoundContext(_) => CertificateError::InvalidPurpose,
+        other => CertificateError::Other(OtherError(Arc::new(other))),
     }
 }
 
-/// Describes what a peer's alert says about this process's certificate; `None` if nothing.
+/// Describes a peer's alert about this process's certificate; `None` for another alert.
 fn blame(alert: AlertDescription) -> Option<&'static str> {
     use AlertDescription as Alert;
     Some(match alert {

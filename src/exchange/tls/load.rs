@@ -17,8 +17,7 @@ use zeroize::{Zeroize, Zeroizing};
 
 use super::peer_name::peer_name;
 use super::trust::{End, Trust};
-use crate::PeerName;
-use crate::{Error, Result};
+use crate::{Error, PeerName, Result};
 
 /// The protocol's name for TLS's application-layer protocol negotiation (RFC 7301).
 pub(super) const ALPN: &[u8] = b"egmem/1";
@@ -49,21 +48,14 @@ pub(super) struct Loaded {
     pub number: u64,
 }
 
-pub(super) fn wrong(what: &str, detail: impl Into<String>) -> Error {
-    Error::Tls {
-        what: what.into(),
-        detail: detail.into(),
-    }
-}
-
 /// Reads a file's bytes, which are wiped when dropped.
 pub(super) fn read(path: &Path, secret: bool) -> Result<Zeroizing<Vec<u8>>> {
     let what = path.display().to_string();
-    let failed = |error: std::io::Error| wrong(&what, error.to_string());
+    let failed = |error: std::io::Error| Error::tls(&what, error);
     let file = File::open(path).map_err(failed)?;
     let meta = file.metadata().map_err(failed)?;
     if !meta.is_file() || meta.len() > MAX_FILE {
-        return Err(wrong(&what, "no file, or too big for PEM"));
+        return Err(Error::tls(&what, "no file, or too big for PEM"));
     }
     if secret && meta.mode() & 0o077 != 0 {
         tracing::warn!(
@@ -81,39 +73,32 @@ pub(super) fn read(path: &Path, secret: bool) -> Result<Zeroizing<Vec<u8>>> {
     Ok(bytes)
 }
 
-fn certificates((what, text): (&str, &[u8])) -> Result<Vec<CertificateDer<'static>>> {
-    let list = CertificateDer::pem_slice_iter(text)
-        .collect::<Result<Vec<_>, _>>()
-        .map_err(|error| wrong(what, error.to_string()))?;
-    if list.is_empty() {
-        return Err(wrong(what, "there is no certificate in it"));
+/// Reads all objects of a kind from a text, which has at least one.
+fn all<T: PemObject>((what, text): (&str, &[u8]), kind: &str) -> Result<Vec<T>> {
+    let list: Result<Vec<T>, _> = T::pem_slice_iter(text).collect();
+    let list = list.map_err(|error| Error::tls(what, error))?;
+    match list.is_empty() {
+        true => Err(Error::tls(what, format!("there is no {kind} in it"))),
+        false => Ok(list),
     }
-    Ok(list)
 }
 
 pub(super) fn build(texts: &Texts<'_>) -> Result<Loaded> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut roots = RootCertStore::empty();
-    for root in certificates(texts.ca)? {
+    for root in all::<CertificateDer<'static>>(texts.ca, "certificate")? {
         roots
             .add(root)
-            .map_err(|error| wrong(texts.ca.0, error.to_string()))?;
+            .map_err(|error| Error::tls(texts.ca.0, error))?;
     }
-    let crls = match texts.crl {
-        Some((what, text)) => CertificateRevocationListDer::pem_slice_iter(text)
-            .collect::<Result<Vec<_>, _>>()
-            .map_err(|error| wrong(what, error.to_string()))?,
-        None => Vec::new(),
-    };
-    if let (Some((what, _)), true) = (texts.crl, crls.is_empty()) {
-        return Err(wrong(what, "there is no revocation list in it"));
-    }
+    let crls = texts.crl.map(|crl| all(crl, "revocation list"));
+    let crls: Vec<CertificateRevocationListDer<'static>> = crls.transpose()?.unwrap_or_default();
     let key = certified(texts, &provider)?;
     let roots = Arc::new(roots);
     let what = texts.crl.map_or(texts.ca.0, |(what, _)| what);
-    let trust = Trust::new(roots.clone(), &crls).map_err(|error| wrong(what, error.to_string()))?;
-    let (serves, dials) = usages(texts, &key, &trust)?;
-    let name = peer_name(key.cert.first()).map_err(|why| wrong(texts.cert.0, why))?;
+    let trust = Trust::new(roots.clone(), &crls).map_err(|error| Error::tls(what, error))?;
+    let (serves, dials) = usages(texts, &key, &trust);
+    let name = peer_name(key.cert.first()).map_err(|why| Error::tls(texts.cert.0, why))?;
     let own = key.cert.first().map(|der| Arc::from(&der[..]));
     let ends = Ends {
         provider,
@@ -156,10 +141,10 @@ impl Ends<'_> {
             .with_crls(self.crls.clone())
             .enforce_revocation_expiration()
             .build()
-            .map_err(|error| wrong(self.what, error.to_string()))?;
+            .map_err(|error| Error::tls(self.what, error))?;
         let mut config = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&TLS13])
-            .map_err(|error| wrong("TLS 1.3", error.to_string()))?
+            .map_err(|error| Error::tls("TLS 1.3", error))?
             .with_client_cert_verifier(verifier)
             .with_cert_resolver(self.resolver.clone());
         config.alpn_protocols = vec![ALPN.to_vec()];
@@ -179,10 +164,10 @@ impl Ends<'_> {
             .with_crls(self.crls.clone())
             .enforce_revocation_expiration()
             .build()
-            .map_err(|error| wrong(self.what, error.to_string()))?;
+            .map_err(|error| Error::tls(self.what, error))?;
         let mut config = ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&TLS13])
-            .map_err(|error| wrong("TLS 1.3", error.to_string()))?
+            .map_err(|error| Error::tls("TLS 1.3", error))?
             .with_webpki_verifier(verifier)
             .with_client_cert_resolver(self.resolver.clone());
         config.alpn_protocols = vec![ALPN.to_vec()];
@@ -194,31 +179,26 @@ impl Ends<'_> {
 
 fn certified(texts: &Texts<'_>, provider: &CryptoProvider) -> Result<CertifiedKey> {
     use rustls::{Error as Tls, InconsistentKeys};
-    let chain = certificates(texts.cert)?;
+    let chain = all(texts.cert, "certificate")?;
     let (what, text) = texts.key;
-    let mut key =
-        PrivateKeyDer::from_pem_slice(text).map_err(|error| wrong(what, error.to_string()))?;
+    let mut key = PrivateKeyDer::from_pem_slice(text).map_err(|error| Error::tls(what, error))?;
     let signing = provider.key_provider.load_private_key(key.clone_key());
     key.zeroize();
-    let signing = signing.map_err(|error| wrong(what, error.to_string()))?;
+    let signing = signing.map_err(|error| Error::tls(what, error))?;
     let certified = CertifiedKey::new(chain, signing);
     match certified.keys_match() {
         Ok(()) => Ok(certified),
-        Err(Tls::InconsistentKeys(InconsistentKeys::KeyMismatch)) => Err(wrong(
+        Err(Tls::InconsistentKeys(InconsistentKeys::KeyMismatch)) => Err(Error::tls(
             what,
             format!("the key is not that of the certificate in {}", texts.cert.0),
         )),
-        Err(error) => Err(wrong(texts.cert.0, error.to_string())),
+        Err(error) => Err(Error::tls(texts.cert.0, error)),
     }
 }
 
 /// Returns whether peers that trust the same authority and have the same revocation lists would accept this
 /// process's own certificate for a server, and for a client.
-fn usages(
-    texts: &Texts<'_>,
-    key: &CertifiedKey,
-    trust: &Trust,
-) -> Result<(Result<()>, Result<()>)> {
+fn usages(texts: &Texts<'_>, key: &CertifiedKey, trust: &Trust) -> (Result<()>, Result<()>) {
     let bad = |error: webpki::Error| {
         use webpki::Error as Bad;
         let detail = match error {
@@ -230,7 +210,7 @@ fn usages(
                 let what = texts.crl.map_or("revocation list", |(what, _)| what);
                 let late = Duration::from_secs(late);
                 let why = format!("the revocation list is {late:?} past its next update; renew it");
-                return wrong(what, why);
+                return Error::tls(what, why);
             }
             Bad::UnknownIssuer | Bad::InvalidSignatureForPublicKey => {
                 format!("the certificate is not of the authority in {}", texts.ca.0)
@@ -240,11 +220,8 @@ fn usages(
             }
             other => other.to_string(),
         };
-        wrong(texts.cert.0, detail)
+        Error::tls(texts.cert.0, detail)
     };
-    if key.cert.is_empty() {
-        return Err(wrong(texts.cert.0, "there is no certificate in it"));
-    }
     let check = |end| {
         // The lists may cover other authorities only.
         let unknown = webpki::UnknownStatusPolicy::Allow;
@@ -252,5 +229,5 @@ fn usages(
             .verify(&key.cert, end, UnixTime::now(), unknown)
             .map_err(bad)
     };
-    Ok((check(End::Server), check(End::Client)))
+    (check(End::Server), check(End::Client))
 }

@@ -26,8 +26,7 @@ pub(crate) use fault::explain;
 pub(crate) use peer_name::peer_name;
 pub(crate) use trust::{Basis, Credential, End};
 
-use super::PeerName;
-use crate::{Distrust, Error, Result, ShareError};
+use crate::{Distrust, Error, PeerName, Result};
 use load::{ALPN, Loaded, Texts};
 
 /// How often the wall clock is read to find expired certificates: timers do not run while the machine is
@@ -66,8 +65,8 @@ pub struct TlsPem<'a> {
 /// A process's certificate and key, and the authorities that it trusts.
 ///
 /// A peer's name is the SPIFFE id of its certificate, which then must be its only URI; without one, the first
-/// DNS name (subject alternative name). A peer whose certificate has neither is refused. Clones share what is
-/// loaded.
+/// DNS name (subject alternative name). A peer whose certificate has neither is refused. Clones share the
+/// loaded certificates.
 #[derive(Clone)]
 pub struct Tls {
     shared: Arc<SharedTls>,
@@ -116,7 +115,7 @@ impl Tls {
     /// trusted; clients whose own certificate has changed reconnect with it and resume their sessions.
     ///
     /// # Errors
-    /// As [`load`](Self::load), and what was loaded before stays;
+    /// As [`load`](Self::load), and the certificates loaded before stay;
     /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) if this was not loaded from files.
     pub fn reload(&self) -> Result<()> {
         let files = self.shared.files.as_ref();
@@ -125,10 +124,10 @@ impl Tls {
         Ok(())
     }
 
-    /// Replaces what is loaded by these texts: see [`reload`](Self::reload).
+    /// Loads these texts instead: see [`reload`](Self::reload).
     ///
     /// # Errors
-    /// As [`load`](Self::load), and what was loaded before stays.
+    /// As [`load`](Self::load), and the certificates loaded before stay.
     pub fn reload_pem(&self, pem: TlsPem<'_>) -> Result<()> {
         self.put(from_texts(&pem)?);
         Ok(())
@@ -163,7 +162,7 @@ impl Tls {
         });
     }
 
-    /// Returns what is loaded now. Read before a handshake's configuration, so that a reload in between is
+    /// Identifies the certificates loaded now. Read before a handshake's configuration, so that a reload in between is
     /// noticed.
     pub(crate) fn basis(&self) -> Basis {
         let loaded = self.shared.loaded.borrow();
@@ -183,7 +182,7 @@ impl Tls {
         Reloads(self.shared.loaded.subscribe())
     }
 
-    /// Verifies a peer again, with what is loaded now.
+    /// Verifies a peer again, with the certificates loaded now.
     ///
     /// # Errors
     /// The reason why it is no longer trusted.
@@ -302,11 +301,5 @@ pub(crate) fn proved(
             let credential = Credential::new(chain, end, basis)?;
             Ok((name, Arc::new(credential)))
         })
-        .map_err(|why| {
-            Error::Share(ShareError::NotTrusted {
-                peer: peer.into(),
-                cause: Distrust::Certificate,
-                why,
-            })
-        })
+        .map_err(|why| Error::not_trusted(peer, Distrust::Certificate, why))
 }

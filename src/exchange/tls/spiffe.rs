@@ -1,4 +1,4 @@
-//! Verifies servers by a SPIFFE id, whatever their address.
+//! Verifies servers by a SPIFFE id, at any address.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use rustls::crypto::{WebPkiSupportedAlgorithms, verify_tls13_signature};
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, OtherError, SignatureScheme};
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 
-use super::fault::OtherName;
+use super::fault::{OtherName, of_webpki};
 use super::peer_name::peer_name;
 use super::trust::{End, Trust};
 use crate::PeerName;
@@ -84,21 +84,5 @@ impl ServerCertVerifier for Verifier {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.algorithms.supported_schemes()
-    }
-}
-
-/// Converts webpki's error to rustls'.
-fn of_webpki(error: webpki::Error) -> CertificateError {
-    use webpki::Error as Bad;
-    match error {
-        Bad::CertExpired { .. } => CertificateError::Expired,
-        Bad::CertNotValidYet { .. } => CertificateError::NotValidYet,
-        Bad::CertRevoked => CertificateError::Revoked,
-        Bad::UnknownIssuer => CertificateError::UnknownIssuer,
-        Bad::InvalidSignatureForPublicKey => CertificateError::BadSignature,
-        Bad::CrlExpired { .. } => CertificateError::ExpiredRevocationList,
-        Bad::UnknownRevocationStatus => CertificateError::UnknownRevocationStatus,
-        Bad::RequiredEkuNotFoundContext(_) => CertificateError::InvalidPurpose,
-        other => CertificateError::Other(OtherError(Arc::new(other))),
     }
 }

@@ -1,4 +1,4 @@
-//! Verified peers: stores what a handshake has verified, so that it can be verified again.
+//! Verified peers: stores the certificates of a handshake, so that they can be verified again.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use webpki::{
     RevocationCheckDepth, RevocationOptions, RevocationOptionsBuilder, UnknownStatusPolicy,
 };
 
-use super::fault;
+use super::fault::{certificate, of_webpki};
 
 /// The longest certificate chain of a peer in bytes: a server keeps it for each session.
 pub(super) const MAX_CHAIN: usize = 16 << 10;
@@ -153,7 +153,7 @@ impl Credential {
         let at = UnixTime::since_unix_epoch(since.unwrap_or_default());
         trust
             .verify(&self.chain, self.end, at, UnknownStatusPolicy::Deny)
-            .map_err(|error| fault::of_chain(&error))
+            .map_err(|error| certificate(&of_webpki(error)).1)
     }
 }
 

@@ -24,19 +24,9 @@ impl Generation {
 }
 
 /// The parts of a name's entry that decide whether this client can fetch its memory.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Listed {
-    pub(super) generation: Generation,
-    access: Access,
-    owner: Owner,
-}
+pub(super) type Listed = (Generation, Access, Owner);
 
-impl Listed {
-    pub(super) fn of(entry: &Entry) -> Self {
-        Self {
-            generation: Generation::of(&entry.memory),
-            access: entry.memory.access,
-            owner: entry.owner.clone(),
-        }
-    }
+pub(super) fn listed(entry: &Entry) -> Listed {
+    let memory = &entry.memory;
+    (Generation::of(memory), memory.access, entry.owner.clone())
 }

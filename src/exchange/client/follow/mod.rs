@@ -9,13 +9,13 @@ mod task;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
 use std::sync::Arc;
 
-use tokio::task::JoinHandle;
+use tokio::task::{JoinError, JoinHandle};
 
 pub use followed::{Absence, Followed};
 
+use super::session::ClientSession;
 use super::{Client, FetchOptions};
 use crate::{Error, Result};
 use slot::{Offer, Slot};
@@ -28,7 +28,7 @@ use slot::{Offer, Slot};
 /// keeps the memory for the caller.
 ///
 /// **Memory that was returned before belongs to the caller.** Its lease continues like that of any
-/// [`RemoteBuffer`], whatever is returned next: nothing is unmapped or replaced under the caller, and the
+/// [`RemoteBuffer`], also when other memory is returned next: nothing is unmapped or replaced under the caller, and the
 /// exporter counts a holder until the caller drops it. So when `next` returns, wait for the GPU work that
 /// uses the old memory, then drop or release it. Until then [`RemoteBuffer::state`] tells whether the
 /// exporter still keeps it.
@@ -73,16 +73,18 @@ use slot::{Offer, Slot};
 /// # Ok(())
 /// # }
 /// ```
+#[derive(Debug)]
 pub struct Follow {
     fetch: FetchOptions,
     slot: Arc<Slot>,
-    task: Option<JoinHandle<()>>,
+    /// Returns why the follow ends.
+    task: Option<JoinHandle<Error>>,
     ended: Option<Error>,
 }
 
 impl Follow {
     pub(super) fn new(fetch: FetchOptions) -> Self {
-        let slot = Slot::new(fetch.client().session().runtime());
+        let slot = Slot::new(&fetch.client.session().runtime);
         Self {
             fetch,
             slot: Arc::new(slot),
@@ -93,7 +95,7 @@ impl Follow {
 
     /// Returns the followed name.
     pub fn name(&self) -> &str {
-        self.fetch.name()
+        &self.fetch.name
     }
 
     /// Waits until the state of the name differs from the state returned last, and returns the new one. The
@@ -124,25 +126,47 @@ impl Follow {
         if let Some(ended) = &self.ended {
             return Err(ended.clone());
         }
-        if self.task.is_none() {
-            let (fetch, slot) = (self.fetch.clone(), Arc::clone(&self.slot));
-            let session = Arc::clone(fetch.client().session());
+        let session = self.fetch.client.session();
+        let task = self.task.get_or_insert_with(|| {
+            let work = task::run(self.fetch.clone(), Arc::clone(&self.slot));
             // Not on the caller's runtime, which may end before the follow does.
-            self.task = Some(session.runtime().spawn(task::run(fetch, slot)));
-        }
+            session.runtime.spawn(work)
+        });
         self.slot.want();
         loop {
-            match self.slot.take() {
+            // The end takes the place of an offer.
+            let offer = match task.is_finished() {
+                true => None,
+                false => self.slot.take(),
+            };
+            match offer {
                 Some(Offer::Memory(memory, _)) => return Ok(Followed::Memory(memory)),
                 Some(Offer::Gone(absence)) => return Ok(Followed::Gone(absence)),
-                Some(Offer::End(error)) => {
-                    self.ended = Some(error.clone());
-                    return Err(error);
-                }
-                None => self.slot.offered().await,
+                None => {}
             }
+            let ended = tokio::select! {
+                biased;
+                ended = &mut *task => ended,
+                () = self.slot.filled.notified() => continue,
+            };
+            self.slot.clear();
+            let error = ended.unwrap_or_else(|cut_off| why(session, &cut_off));
+            self.ended = Some(error.clone());
+            return Err(error);
         }
     }
+}
+
+/// Returns why a task ended that has not returned a reason.
+fn why(session: &ClientSession, cut_off: &JoinError) -> Error {
+    if !session.is_open() {
+        return session.down();
+    }
+    let why = match cut_off.is_panic() {
+        true => "the task that follows the name has panicked",
+        false => "the client's runtime has ended",
+    };
+    Error::peer_lost(session.peer(), why)
 }
 
 impl Drop for Follow {
@@ -151,15 +175,6 @@ impl Drop for Follow {
             task.abort();
         }
         self.slot.clear();
-    }
-}
-
-impl fmt::Debug for Follow {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Follow")
-            .field("name", &self.name())
-            .field("ended", &self.ended)
-            .finish_non_exhaustive()
     }
 }
 

@@ -7,7 +7,6 @@ use tokio::sync::{Notify, watch};
 
 use super::followed::Absence;
 use super::generation::Generation;
-use crate::Error;
 use crate::client::{LeaseState, RemoteBuffer};
 use crate::per_driver::lock;
 
@@ -16,7 +15,6 @@ use crate::per_driver::lock;
 pub(super) enum Offer {
     Memory(Box<RemoteBuffer>, Generation),
     Gone(Absence),
-    End(Error),
 }
 
 /// Memory that was returned, and its lease, which the caller may have released since.
@@ -57,9 +55,7 @@ pub(super) enum Offered {
 
 #[derive(Debug, Default)]
 struct SlotState {
-    wanted: bool,
-    told: Told,
-    returned: Option<Returned>,
+    view: View,
     offer: Option<Offer>,
 }
 
@@ -70,19 +66,12 @@ pub(super) struct Slot {
     runtime: Handle,
     state: Mutex<SlotState>,
     /// Notified when there is an offer.
-    filled: Notify,
+    pub(super) filled: Notify,
     /// Notified when the caller starts to wait or takes an offer.
-    asked: Notify,
+    pub(super) asked: Notify,
 }
 
 impl Returned {
-    fn new(memory: &RemoteBuffer, generation: &Generation) -> Self {
-        Self {
-            generation: generation.clone(),
-            lease: memory.lease_states(),
-        }
-    }
-
     /// Returns the last known state of the lease. After the caller released the lease, it does not change.
     pub(super) fn state(&self) -> LeaseState {
         self.lease.borrow().clone()
@@ -118,7 +107,7 @@ impl Slot {
 
     /// Records that the caller waits for the next state.
     pub(super) fn want(&self) {
-        self.lock().wanted = true;
+        self.lock().view.wanted = true;
         self.asked.notify_one();
     }
 
@@ -126,76 +115,54 @@ impl Slot {
     pub(super) fn take(&self) -> Option<Offer> {
         let mut state = self.lock();
         let offer = state.offer.take()?;
-        state.wanted = false;
-        match &offer {
-            Offer::Memory(memory, generation) => {
-                state.told = Told::Memory;
-                state.returned = Some(Returned::new(memory, generation));
+        let view = &mut state.view;
+        view.wanted = false;
+        match (&offer, std::mem::take(&mut view.offered)) {
+            (Offer::Memory(..), Offered::Memory(memory)) => {
+                view.told = Told::Memory;
+                view.returned = Some(memory);
             }
-            Offer::Gone(_) => state.told = Told::Gone,
-            Offer::End(_) => {}
+            _ => view.told = Told::Gone,
         }
         drop(state);
         self.asked.notify_one();
         Some(offer)
     }
 
-    /// Waits until there may be an offer.
-    pub(super) async fn offered(&self) {
-        self.filled.notified().await;
-    }
-
-    /// Waits until the caller may have started to wait or taken an offer.
-    pub(super) async fn asked(&self) {
-        self.asked.notified().await;
-    }
-
     /// Replaces the offer and returns the old one.
     pub(super) fn put(&self, offer: Offer) -> Option<Offer> {
-        let before = self.lock().offer.replace(offer);
+        let mut state = self.lock();
+        state.view.offered = match &offer {
+            Offer::Gone(_) => Offered::Gone,
+            Offer::Memory(memory, generation) => Offered::Memory(Returned {
+                generation: generation.clone(),
+                lease: memory.grant.lease.states(),
+            }),
+        };
+        let before = state.offer.replace(offer);
+        drop(state);
         self.filled.notify_one();
         before
     }
 
     /// Takes back an offer that is out of date.
     pub(super) fn retract(&self) -> Option<Offer> {
-        self.lock().offer.take()
+        let mut state = self.lock();
+        state.view.offered = Offered::Nothing;
+        state.offer.take()
     }
 
     /// Drops the offer. Memory is unmapped on a blocking thread: an async thread sends no heartbeats during
     /// that time.
     pub(super) fn clear(&self) {
-        let offer = self.retract();
-        self.let_go(offer);
-    }
-
-    /// Ends the follow.
-    pub(super) fn end(&self, error: Error) {
-        let before = self.put(Offer::End(error));
-        self.let_go(before);
-    }
-
-    fn let_go(&self, offer: Option<Offer>) {
-        if let Some(Offer::Memory(memory, _)) = offer {
+        if let Some(Offer::Memory(memory, _)) = self.retract() {
             // A runtime that has ended drops it at once.
             drop(self.runtime.spawn_blocking(move || drop(memory)));
         }
     }
 
     pub(super) fn view(&self) -> View {
-        let state = self.lock();
-        View {
-            wanted: state.wanted,
-            told: state.told.clone(),
-            returned: state.returned.clone(),
-            offered: match &state.offer {
-                None | Some(Offer::End(_)) => Offered::Nothing,
-                Some(Offer::Gone(_)) => Offered::Gone,
-                Some(Offer::Memory(memory, generation)) => {
-                    Offered::Memory(Returned::new(memory, generation))
-                }
-            },
-        }
+        self.lock().view.clone()
     }
 }
 

@@ -1,23 +1,22 @@
 //! The task behind a follow: tracks the state of the name and offers it to the caller.
 
-mod ends;
 mod failures;
 
 use std::sync::Arc;
 
+use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::sync::{broadcast, watch};
 use tokio::time::{Instant, sleep_until};
 
 use super::decide::{Due, Seen, due};
 use super::followed::Absence;
-use super::generation::{Generation, Listed};
+use super::generation::{Generation, Listed, listed};
 use super::slot::{Offer, Offered, Returned, Slot, Told, View};
 use crate::client::greet::is_final;
 use crate::client::session::{ClientSession, Notified};
-use crate::client::{Client, FetchOptions, LeaseState, RemoteBuffer, open};
+use crate::client::{Client, FetchOptions, LeaseState, open};
 use crate::protocol::{Answer, Ask, Entry, Watch};
 use crate::{Error, Refusal, Result};
-use ends::Ends;
 use failures::Failures;
 
 struct Follower {
@@ -54,42 +53,40 @@ struct Follower {
     lease: LeaseState,
 }
 
-/// Runs the follow until it ends. A runtime that has ended drops the future before it is
-/// polled, which ends the follow too.
-pub(super) fn run(fetch: FetchOptions, slot: Arc<Slot>) -> impl Future<Output = ()> {
-    let ends = Ends::new(&slot, fetch.client().session());
-    follow(fetch, slot, ends)
-}
-
-async fn follow(fetch: FetchOptions, slot: Arc<Slot>, ends: Ends) {
-    let client = fetch.client().clone();
-    let session = client.session();
-    let follower = Follower {
-        // Subscribed before the first look, so that no change is missed.
-        notices: session.notices(),
-        gone: session.gone_states(),
-        barred: session.barred_states(),
-        client,
-        fetch,
-        slot,
-        seen: Seen::Unknown,
-        stale: true,
-        poll_at: None,
-        not_before: None,
-        last: None,
-        rejected: None,
-        fetches: Failures::default(),
-        looks: Failures::default(),
-        unmatched: 0,
-        polls: 0,
-        heard: 0,
-        lease: LeaseState::Held,
-    };
-    let Err(error) = follower.follow().await;
-    ends.because(error);
+/// Runs the follow until it ends, and returns why. No offer remains.
+pub(super) async fn run(fetch: FetchOptions, slot: Arc<Slot>) -> Error {
+    let Err(why) = Follower::new(fetch, Arc::clone(&slot)).follow().await;
+    slot.clear();
+    why
 }
 
 impl Follower {
+    fn new(fetch: FetchOptions, slot: Arc<Slot>) -> Self {
+        let client = fetch.client.clone();
+        let session = client.session();
+        Self {
+            // Subscribed before the first look, so that no change is missed.
+            notices: session.notices(),
+            gone: session.gone.subscribe(),
+            barred: session.barred.subscribe(),
+            client,
+            fetch,
+            slot,
+            seen: Seen::Unknown,
+            stale: true,
+            poll_at: None,
+            not_before: None,
+            last: None,
+            rejected: None,
+            fetches: Failures::default(),
+            looks: Failures::default(),
+            unmatched: 0,
+            polls: 0,
+            heard: 0,
+            lease: LeaseState::Held,
+        }
+    }
+
     async fn follow(mut self) -> Result<std::convert::Infallible> {
         loop {
             self.catch_up()?;
@@ -99,7 +96,11 @@ impl Follower {
             let may_ask = self.not_before.is_none_or(|at| at <= Instant::now());
             match due {
                 Due::Retract => discard(self.slot.retract()).await,
-                Due::Gone => self.say_gone().await,
+                Due::Gone => {
+                    if let Seen::Absent(absence) = &self.seen {
+                        discard(self.slot.put(Offer::Gone(absence.clone()))).await;
+                    }
+                }
                 _ if self.stale && may_ask => self.look().await?,
                 Due::Fetch if !self.stale && may_ask => self.fetch().await?,
                 Due::Fetch | Due::Nothing => self.rest(&view).await?,
@@ -114,46 +115,41 @@ impl Follower {
     /// Processes all notices received so far.
     fn catch_up(&mut self) -> Result<()> {
         loop {
-            match self.notices.try_recv() {
-                Ok(news) => self.hear(Ok(news))?,
-                Err(broadcast::error::TryRecvError::Empty) => break,
-                Err(broadcast::error::TryRecvError::Lagged(count)) => {
-                    self.hear(Err(broadcast::error::RecvError::Lagged(count)))?;
-                }
-                Err(broadcast::error::TryRecvError::Closed) => {
-                    self.hear(Err(broadcast::error::RecvError::Closed))?;
-                }
-            }
+            let news = match self.notices.try_recv() {
+                Ok(news) => Ok(news),
+                Err(TryRecvError::Empty) => return self.see_server(),
+                Err(TryRecvError::Lagged(count)) => Err(RecvError::Lagged(count)),
+                Err(TryRecvError::Closed) => Err(RecvError::Closed),
+            };
+            self.hear(news)?;
         }
-        self.see_server()
     }
 
-    fn hear(&mut self, news: Result<Notified, broadcast::error::RecvError>) -> Result<()> {
-        use broadcast::error::RecvError::{Closed, Lagged};
+    fn hear(&mut self, news: Result<Notified, RecvError>) -> Result<()> {
         match news {
-            Ok(Notified::Published(entry)) if entry.name == self.fetch.name() => {
+            Ok(Notified::Published(entry)) if entry.name == self.fetch.name => {
                 self.heard += 1;
                 self.denotes(&entry);
             }
-            Ok(Notified::Gone(name)) if *name == *self.fetch.name() => {
+            Ok(Notified::Gone(name)) if *name == *self.fetch.name => {
                 self.heard += 1;
                 self.denotes_nothing();
             }
             // The new connection watches no names yet.
-            Ok(Notified::Fresh) | Err(Lagged(_)) => {
+            Ok(Notified::Fresh) | Err(RecvError::Lagged(_)) => {
                 self.stale = true;
                 self.not_before = None;
                 self.rejected = None;
             }
-            Ok(Notified::Over) | Err(Closed) => return Err(self.session().down()),
+            Ok(Notified::Over) | Err(RecvError::Closed) => return Err(self.session().down()),
             Ok(_) => {}
         }
         Ok(())
     }
 
     fn denotes(&mut self, entry: &Entry) {
-        let listed = Listed::of(entry);
-        let generation = listed.generation.clone();
+        let listed = listed(entry);
+        let generation = listed.0.clone();
         if self.last.as_ref() != Some(&listed) {
             self.last = Some(listed);
             self.rejected = None;
@@ -202,19 +198,12 @@ impl Follower {
         }
         let changed = std::mem::replace(&mut self.lease, state.clone()) != state;
         let tells = view.wanted && matches!(view.told, Told::Memory);
+        // Its replacement may be offered already.
+        let tells = tells && matches!(view.offered, Offered::Nothing);
         if changed && state != LeaseState::Held && tells {
-            // Its replacement may be offered already.
-            if matches!(view.offered, Offered::Nothing) {
-                drop(self.slot.put(Offer::Gone(Absence::Lease(state))));
-            }
+            drop(self.slot.put(Offer::Gone(Absence::Lease(state))));
         }
         Ok(())
-    }
-
-    async fn say_gone(&mut self) {
-        if let Seen::Absent(absence) = &self.seen {
-            discard(self.slot.put(Offer::Gone(absence.clone()))).await;
-        }
     }
 
     /// Waits until a next step may be due.
@@ -227,7 +216,7 @@ impl Follower {
             news = self.notices.recv() => self.hear(news)?,
             Ok(()) = self.gone.changed() => {}
             Ok(()) = self.barred.changed() => {}
-            () = self.slot.asked() => {}
+            () = self.slot.asked.notified() => {}
             () = returned => {}
             () = lease_changes(offered) => {}
             () = at(until) => self.not_before = None,
@@ -241,7 +230,7 @@ impl Follower {
 
     /// Asks the server for the name's state, and to be notified of changes.
     async fn look(&mut self) -> Result<()> {
-        let name = self.fetch.name().to_owned();
+        let name = self.fetch.name.clone();
         let client = self.client.clone();
         let work = async {
             let ask = Ask::Watch(Watch {
@@ -254,10 +243,9 @@ impl Follower {
                     Ok((first.filter(|entry| entry.name == name), true))
                 }
                 Ok(_) => Err(client.broken("unexpected answer to a watch")),
-                Err(Error::Refused {
-                    reason: Refusal::Limit,
-                    ..
-                }) => Ok((client.entry(&name).await?, false)),
+                Err(error) if error.refusal() == Some(&Refusal::Limit) => {
+                    Ok((client.entry(&name).await?, false))
+                }
                 Err(error) => Err(error),
             }
         };
@@ -297,7 +285,7 @@ impl Follower {
         let generation = Generation::of(memory.description());
         let denoted = matches!(&self.seen, Seen::Present(seen) if *seen == generation);
         if !denoted || memory.state() != LeaseState::Held {
-            discard_memory(memory).await;
+            open::discard(memory).await;
             self.not_as_listed(denoted);
             return Ok(());
         }
@@ -340,13 +328,8 @@ impl Follower {
 /// Drops an offer. Memory is unmapped on a blocking thread.
 async fn discard(offer: Option<Offer>) {
     if let Some(Offer::Memory(memory, _)) = offer {
-        discard_memory(*memory).await;
+        open::discard(memory).await;
     }
-}
-
-async fn discard_memory(memory: RemoteBuffer) {
-    // An error means that the runtime is ending; the memory is dropped in any case.
-    let _ = open::elsewhere(move || drop(memory)).await;
 }
 
 async fn at(when: Option<Instant>) {

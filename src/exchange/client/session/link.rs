@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{
-    ClientSession, Held, LeaseKey, LeaseState, Link, Notified, PendingRequest, SessionState, change,
+    ClientSession, LeaseKey, LeaseState, Link, Notified, PendingRequest, SessionState, change,
 };
 use crate::client::greet::{Established, Resume, is_final};
 use crate::client::text;
@@ -36,10 +36,8 @@ impl ClientSession {
                 Link::Down(Unconnected { error, .. }) | Link::Over(error) => format!("; {error}"),
                 Link::Up => String::new(),
             };
-            let why = Error::peer_lost(
-                state.terms.peer.clone(),
-                format!("not a word for {silent:?}{last}"),
-            );
+            let why = format!("not a word for {silent:?}{last}");
+            let why = Error::peer_lost(state.terms.peer.clone(), why);
             self.lose_all(&state, &why);
             if matches!(state.link, Link::Down(_)) {
                 self.gone.send_replace(Some(why));
@@ -68,10 +66,8 @@ impl ClientSession {
         if let Link::Down(Unconnected { nobody: true, .. }) = &state.link
             && state.silence.total >= state.terms.heartbeat
         {
-            let why = Error::peer_lost(
-                state.terms.peer.clone(),
-                "nobody listens at its address any more",
-            );
+            let why = "nobody listens at its address any more";
+            let why = Error::peer_lost(state.terms.peer.clone(), why);
             self.lose_all(state, &why);
             self.gone.send_replace(Some(why));
         }
@@ -105,7 +101,7 @@ impl ClientSession {
         }
     }
 
-    /// Returns what resumes the session, and the leases that this end knows of.
+    /// Returns the request to resume the session, with the leases that this end knows of.
     pub(in crate::client) fn resume(&self) -> Resume {
         let state = self.lock();
         let own = |key: &&LeaseKey| key.epoch == state.epoch;
@@ -113,7 +109,7 @@ impl ClientSession {
         let mut held: Vec<u64> = keys.map(|key| key.lease).collect();
         held.sort_unstable();
         Resume {
-            session: state.terms.session.clone(),
+            session: state.terms.welcome.session.clone(),
             server: state.terms.server.clone(),
             held,
         }
@@ -145,46 +141,40 @@ impl ClientSession {
 
     /// Handles a new connection.
     pub(in crate::client) fn resumed(&self, established: &Established) {
+        let terms = &established.terms;
         let mut state = self.lock();
-        if !established.resumed {
-            let why = if established.terms.instance == state.terms.instance {
+        if !terms.welcome.resumed {
+            let why = if terms.welcome.instance == state.terms.welcome.instance {
                 Error::refused(
-                    established.terms.peer.clone(),
+                    terms.peer.clone(),
                     "to go on with the session",
                     Refusal::Expired,
                     "it heard nothing for too long",
                 )
             } else {
                 Error::Stale {
-                    what: format!("a lease from {}", established.terms.peer),
+                    what: format!("a lease from {}", terms.peer),
                     why: "the server has been restarted since".into(),
                 }
             };
             self.lose_all(&state, &why);
             state.epoch += 1;
             state.early.clear();
-            // A server that still runs must learn what is unmapped; leases of another server are forgotten.
+            // A server that still runs must learn of the unmapping; leases of another server are forgotten.
             for key in std::mem::take(&mut state.releases) {
-                match state.leases.get(&key) {
-                    Some(held) if held.instance == established.terms.instance => {
-                        state.releases.push_back(key);
-                    }
-                    Some(_) => {
-                        if let Some(done) = state.leases.remove(&key).and_then(|held| held.done) {
-                            let _ = done.send(Err(why.clone()));
-                        }
-                    }
-                    None => {}
+                let held = state.leases.get(&key);
+                match held.is_some_and(|held| held.instance == terms.welcome.instance) {
+                    true => state.releases.push_back(key),
+                    false => state.end(key, Err(why.clone())),
                 }
             }
         }
-        state.terms = Arc::new(established.terms.clone());
+        state.terms = Arc::new(terms.clone());
         // Before any event of the new connection is read.
-        let epoch = state.epoch;
-        for &lease in &established.ended {
-            if let Some(held) = state.leases.get(&LeaseKey { epoch, lease }) {
+        for &lease in &terms.welcome.ended {
+            if let Some(held) = state.leases.get(&state.key(lease)) {
                 let why = Error::refused(
-                    established.terms.peer.clone(),
+                    terms.peer.clone(),
                     format!("the lease on '{}'", held.name),
                     Refusal::Expired,
                     "it ended while the connection was broken",
@@ -209,12 +199,7 @@ impl ClientSession {
         self.lose_all(&state, why);
         state.link = Link::Over(why.clone());
         for key in std::mem::take(&mut state.releases) {
-            if let Some(Held {
-                done: Some(done), ..
-            }) = state.leases.remove(&key)
-            {
-                let _ = done.send(Err(why.clone()));
-            }
+            state.end(key, Err(why.clone()));
         }
         drop(state);
         self.tell(Notified::Over);

@@ -4,14 +4,15 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{OwnedSemaphorePermit, oneshot, watch};
+use tokio::sync::watch;
 
 use super::{
-    Answered, ClientSession, EARLY, Notified, Own, PendingRequest, RELEASES, change, withdrawing,
+    Answered, ClientSession, Command, EARLY, Notified, PendingRequest, RELEASES, change,
+    withdrawing,
 };
 use crate::client::lease::{ClientLease, Held, Keep, LeaseKey, LeaseState};
 use crate::client::text;
-use crate::protocol::{Answer, Ask, Ended, Event, Refused, Release, Withdrawing};
+use crate::protocol::{Answer, Ask, Empty, Ended, Event, Refused, Release, Request, Withdrawing};
 use crate::{Error, Refusal, Result};
 
 impl ClientSession {
@@ -26,51 +27,48 @@ impl ClientSession {
         state.releases.is_empty() && state.releases_sent == 0
     }
 
-    /// Returns what to write next on its own.
-    pub(in crate::client) fn own(&self) -> Option<Own> {
+    /// Returns the next ping or release to write.
+    pub(in crate::client) fn own(&self) -> Option<Request> {
         let mut state = self.lock();
-        if std::mem::take(&mut state.ping_due) && !state.ping_sent {
+        let (waiting, ask) = if std::mem::take(&mut state.ping_due) && !state.ping_sent {
             state.ping_sent = true;
-            let id = state.id();
-            state.waiting.insert(id, PendingRequest::Ping);
-            return Some(Own::Ping(id));
-        }
-        if state.releases_sent >= RELEASES {
+            (PendingRequest::Ping, Ask::Ping(Empty {}))
+        } else if state.releases_sent < RELEASES {
+            let key = state.releases.pop_front()?;
+            state.releases_sent += 1;
+            let lease = key.lease;
+            (
+                PendingRequest::Release(key),
+                Ask::Release(Release { lease }),
+            )
+        } else {
             return None;
-        }
-        let key = state.releases.pop_front()?;
-        state.releases_sent += 1;
-        let id = state.id();
-        state.waiting.insert(id, PendingRequest::Release(key));
-        Some(Own::Release(id, Release { lease: key.lease }))
+        };
+        Some(state.request(waiting, ask))
     }
 
-    /// Takes a user's request for writing; `None` if the user no longer waits.
-    pub(in crate::client) fn admit(
-        &self,
-        ask: Ask,
-        reply: oneshot::Sender<Result<Answered>>,
-        permit: OwnedSemaphorePermit,
-    ) -> Option<(u64, Ask)> {
+    /// Takes a user's request for writing, with its fds; `None` if the user no longer waits.
+    pub(in crate::client) fn admit(&self, command: Command) -> Option<(Request, Vec<OwnedFd>)> {
+        let Command {
+            ask,
+            fds,
+            reply,
+            permit,
+        } = command;
         if reply.is_closed() {
             return None;
         }
-        let mut state = self.lock();
-        let id = state.id();
         let fetch = match &ask {
             Ask::Fetch(fetch) => Some(fetch.name.clone()),
             _ => None,
         };
-        state.waiting.insert(
-            id,
-            PendingRequest::User {
-                what: text::asked(&ask),
-                fetch,
-                reply,
-                _permit: permit,
-            },
-        );
-        Some((id, ask))
+        let waiting = PendingRequest::User {
+            what: text::asked(&ask),
+            fetch,
+            reply,
+            _permit: permit,
+        };
+        Some((self.lock().request(waiting, ask), fds))
     }
 
     /// Handles a request that could not be written.
@@ -129,11 +127,8 @@ impl ClientSession {
     /// Records a lease.
     fn hold(self: &Arc<Self>, lease: u64, name: String) -> Result<ClientLease> {
         let mut state = self.lock();
-        let instance = state.terms.instance;
-        let key = LeaseKey {
-            epoch: state.epoch,
-            lease,
-        };
+        let instance = state.terms.welcome.instance;
+        let key = state.key(lease);
         if state.leases.contains_key(&key) {
             let peer = state.terms.peer.clone();
             return Err(Error::protocol(peer, "the same lease granted twice"));
@@ -176,17 +171,8 @@ impl ClientSession {
             },
             _ => Ok(()),
         };
-        let held = state.leases.remove(&key);
+        state.end(key, result);
         drop(state);
-        if let Some(held) = held {
-            let lost = match &*held.state.borrow() {
-                LeaseState::Lost(error) => Err(error.clone()),
-                _ => result,
-            };
-            if let Some(done) = held.done {
-                let _ = done.send(lost);
-            }
-        }
         // There may be more to release, or nothing any more that keeps the connection open.
         self.wake.notify_one();
     }
@@ -207,15 +193,9 @@ impl ClientSession {
                     change(&held.state, &withdrawing(closing.ms));
                 }
             }
-            Some(Event::Published(entry)) => {
-                self.tell(Notified::Published(Arc::new(entry)));
-            }
-            Some(Event::Gone(gone)) => {
-                self.tell(Notified::Gone(gone.name.into()));
-            }
-            Some(Event::Lost(lost)) => {
-                self.tell(Notified::Lost(Arc::new(lost)));
-            }
+            Some(Event::Published(entry)) => self.tell(Notified::Published(Arc::new(entry))),
+            Some(Event::Gone(gone)) => self.tell(Notified::Gone(gone.name.into())),
+            Some(Event::Lost(lost)) => self.tell(Notified::Lost(Arc::new(lost))),
             Some(Event::Dismissed(why)) => return Err(self.dismissed(&why)),
             // An event of a later version.
             None => {}
@@ -226,11 +206,7 @@ impl ClientSession {
     fn ended(&self, lease: u64, why: &Refused) {
         let (peer, what) = {
             let state = self.lock();
-            let key = LeaseKey {
-                epoch: state.epoch,
-                lease,
-            };
-            let what = state.leases.get(&key).map_or_else(
+            let what = state.leases.get(&state.key(lease)).map_or_else(
                 || "the lease".to_owned(),
                 |held| format!("the lease on '{}'", held.name),
             );
@@ -241,11 +217,7 @@ impl ClientSession {
 
     fn word(&self, lease: u64, word: &LeaseState) {
         let mut state = self.lock();
-        let key = LeaseKey {
-            epoch: state.epoch,
-            lease,
-        };
-        if let Some(held) = state.leases.get(&key) {
+        if let Some(held) = state.leases.get(&state.key(lease)) {
             change(&held.state, word);
         } else {
             if state.early.len() >= EARLY {

@@ -11,8 +11,7 @@ use crate::client::{Client, ClientOptions, Reconnect};
 use crate::driver::{Access, HandleType, ShareableHandle};
 use crate::protocol::*;
 use crate::share::{BootId, InstanceId, Shared};
-use crate::{Address, Limits, Owner};
-use crate::{Driver, Machine, Result};
+use crate::{Address, Driver, Limits, Machine, Owner, Result};
 
 /// The longest wait of any test.
 pub(in crate::client) const LONG: Duration = Duration::from_secs(300);

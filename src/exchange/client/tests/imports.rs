@@ -1,10 +1,8 @@
 //! Leases' contents: grants, handles, and the proof of both ends.
 
 use super::*;
-use crate::Mismatch;
-use crate::Owner;
-use crate::ShareError;
 use crate::driver::{Call, Location, NodeId};
+use crate::{Mismatch, Owner, ShareError};
 
 #[tokio::test]
 async fn memory_that_cannot_be_imported_is_released() {

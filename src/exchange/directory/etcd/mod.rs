@@ -18,7 +18,6 @@ use zeroize::Zeroizing;
 
 pub use options::EtcdOptions;
 use options::TlsFiles;
-pub(super) use register::Active;
 
 use super::exporter::Exporter;
 use super::keys::{Keys, read_value};
@@ -202,12 +201,8 @@ pub(super) fn end_of(prefix: &str) -> Vec<u8> {
 
 fn read_tls(files: &TlsFiles) -> Result<TlsOptions> {
     let read = |path: &Path| {
-        std::fs::read(path)
-            .map(Zeroizing::new)
-            .map_err(|error| Error::Tls {
-                what: path.display().to_string(),
-                detail: error.to_string(),
-            })
+        let failed = |error| Error::tls(path.display().to_string(), error);
+        std::fs::read(path).map(Zeroizing::new).map_err(failed)
     };
     let mut tls = TlsOptions::new();
     if let Some(ca) = &files.ca {

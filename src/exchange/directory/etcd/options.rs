@@ -104,39 +104,46 @@ impl EtcdOptions {
     /// Checks the options without a connection.
     ///
     /// # Errors
-    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for what is out of its range.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for a value out of its range.
     pub fn check(&self) -> Result<()> {
-        let wrong = |why: &str| Err(Error::invalid("etcd options", why));
-        if self.endpoints.is_empty() {
-            return wrong("no endpoint");
+        let (endpoints, prefix) = (&self.endpoints, &self.prefix);
+        let is_https = |endpoint: &String| endpoint.starts_with("https://");
+        let is_http = |endpoint: &String| endpoint.starts_with("http://") || is_https(endpoint);
+        let slashes = prefix.starts_with('/') && prefix.ends_with('/');
+        let lease = Duration::from_secs(1)..=Duration::from_secs(86_400);
+        let (first, most) = self.retry;
+        let faults = [
+            (endpoints.is_empty(), "no endpoint"),
+            (
+                !endpoints.iter().all(is_http),
+                "an endpoint is neither http:// nor https://",
+            ),
+            (
+                self.tls.is_some() && !endpoints.iter().all(is_https),
+                "certificates, but an endpoint without https://",
+            ),
+            // An endpoint's errors would contain the user and the password.
+            (
+                endpoints.iter().any(|endpoint| endpoint.contains('@')),
+                "an endpoint with a user: use `user`",
+            ),
+            (
+                !slashes || prefix.len() > 255 || prefix.contains(char::is_control),
+                "a prefix begins and ends with a slash",
+            ),
+            (
+                !lease.contains(&self.lease),
+                "a lease is of 1 second to a day",
+            ),
+            (
+                self.timeout.is_zero() || first.is_zero() || most < first,
+                "no time to answer, or to wait before trying again",
+            ),
+        ];
+        match faults.iter().find(|(is_so, _)| *is_so) {
+            Some((_, why)) => Err(Error::invalid("etcd options", *why)),
+            None => Ok(()),
         }
-        let https = |endpoint: &String| endpoint.starts_with("https://");
-        let http = |endpoint: &String| endpoint.starts_with("http://");
-        if !self
-            .endpoints
-            .iter()
-            .all(|endpoint| http(endpoint) || https(endpoint))
-        {
-            return wrong("an endpoint is neither http:// nor https://");
-        }
-        if self.tls.is_some() && !self.endpoints.iter().all(https) {
-            return wrong("certificates, but an endpoint without https://");
-        }
-        // An endpoint's errors would contain the user and the password.
-        if self.endpoints.iter().any(|endpoint| endpoint.contains('@')) {
-            return wrong("an endpoint with a user: use `user`");
-        }
-        let slashes = self.prefix.starts_with('/') && self.prefix.ends_with('/');
-        if !slashes || self.prefix.len() > 255 || self.prefix.contains(char::is_control) {
-            return wrong("a prefix begins and ends with a slash");
-        }
-        if self.lease < Duration::from_secs(1) || self.lease > Duration::from_secs(86_400) {
-            return wrong("a lease is of 1 second to a day");
-        }
-        if self.timeout.is_zero() || self.retry.0.is_zero() || self.retry.1 < self.retry.0 {
-            return wrong("no time to answer, or to wait before trying again");
-        }
-        Ok(())
     }
 }
 

@@ -1,118 +1,43 @@
 //! The task that keeps an exporter and its names in etcd.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::convert::Infallible;
+use std::sync::Arc;
 use std::time::Duration;
 
 use etcd_client::{Client, LeaseKeepAliveStream, LeaseKeeper, PutOptions, Txn, TxnOp};
-use tokio::runtime::Handle;
-use tokio::sync::{Notify, oneshot, watch};
+use tokio::sync::oneshot;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::super::exporter::Exporter;
 use super::super::keys::value;
-use super::super::registration::{Registration, RegistrationState};
+use super::super::registration::{Registration, RegistrationState, Wanted};
 use super::{Etcd, runtime};
-use crate::Result;
-use crate::per_driver::lock;
 use crate::share::InstanceId;
+use crate::{Error, Result};
 
 /// Changes in one transaction: etcd allows 128.
 const BATCH: usize = 100;
 
-/// The program's end of a registration.
-pub(in super::super) struct Active {
-    wanted: Arc<Wanted>,
-    state: watch::Receiver<RegistrationState>,
-    /// Dropping it ends the task; with a sender in it, the task reports how the end went.
-    close: oneshot::Sender<oneshot::Sender<Result<()>>>,
-}
-
-/// The entries that etcd should have.
-struct Wanted {
-    names: Mutex<BTreeSet<String>>,
-    changed: Notify,
-    state: watch::Sender<RegistrationState>,
-}
-
-impl Wanted {
-    fn lock(&self) -> MutexGuard<'_, BTreeSet<String>> {
-        lock(&self.names)
-    }
-}
-
-impl Active {
-    pub fn change(&self, change: impl FnOnce(&mut BTreeSet<String>) -> bool) {
-        // Under the lock, so that the task cannot report names as registered that it has not seen.
-        let mut names = self.wanted.lock();
-        if change(&mut names) {
-            self.wanted.state.send_if_modified(|state| {
-                let done = *state == RegistrationState::Registered;
-                if done {
-                    *state = RegistrationState::Pending;
-                }
-                done
-            });
-            self.wanted.changed.notify_one();
-        }
-    }
-
-    pub fn state(&self) -> RegistrationState {
-        self.state.borrow().clone()
-    }
-
-    pub async fn changed(&self, than: &RegistrationState) -> RegistrationState {
-        let mut state = self.state.clone();
-        let new = state
-            .wait_for(|state| state != than)
-            .await
-            .map(|new| new.clone());
-        // The task ends only after this end.
-        new.unwrap_or_else(|_| self.state())
-    }
-
-    pub async fn close(self) -> Result<()> {
-        let (sender, done) = oneshot::channel();
-        // A task that its runtime has dropped cannot revoke; the lease expires by itself.
-        let _ = self.close.send(sender);
-        done.await.unwrap_or(Ok(()))
-    }
-}
-
 impl Etcd {
     /// Registers an exporter.
-    pub fn register(self: &Arc<Self>, exporter: Exporter) -> Result<Registration> {
-        start(Arc::clone(self), exporter, &runtime()?)
+    pub fn register(self: &Arc<Self>, exporter: &Exporter) -> Result<Registration> {
+        let Some(instance) = exporter.instance else {
+            return Err(Error::invalid("exporter", "no instance"));
+        };
+        let runtime = runtime()?;
+        let (close, closed) = oneshot::channel();
+        let registration = Registration::new(RegistrationState::Pending, Some(close));
+        let task = Task {
+            value: value(exporter),
+            etcd: Arc::clone(self),
+            instance,
+            wanted: Arc::clone(&registration.wanted),
+            lease: None,
+        };
+        runtime.spawn(task.run(closed));
+        Ok(registration)
     }
-}
-
-/// Starts the task.
-fn start(etcd: Arc<Etcd>, exporter: Exporter, runtime: &Handle) -> Result<Registration> {
-    let Some(instance) = exporter.instance else {
-        return Err(crate::Error::invalid("exporter", "no instance"));
-    };
-    let (sender, state) = watch::channel(RegistrationState::Pending);
-    let wanted = Arc::new(Wanted {
-        names: Mutex::default(),
-        changed: Notify::new(),
-        state: sender,
-    });
-    let (close, closed) = oneshot::channel();
-    let task = Task {
-        value: value(&exporter),
-        etcd,
-        instance,
-        wanted: wanted.clone(),
-        lease: None,
-    };
-    runtime.spawn(task.run(closed));
-    Ok(Registration {
-        active: Some(Active {
-            wanted,
-            state,
-            close,
-        }),
-    })
 }
 
 struct Task {
@@ -131,7 +56,7 @@ impl Task {
             let end = tokio::select! {
                 biased;
                 done = &mut closed => break done,
-                end = self.keep(&mut failures) => end,
+                Err(end) = self.register(&mut failures) => end,
             };
             tracing::warn!(error = %end, "the directory is away");
             self.wanted.state.send_replace(RegistrationState::Away(end));
@@ -153,25 +78,14 @@ impl Task {
     }
 
     /// Registers, and keeps the registration alive until that fails.
-    async fn keep(&mut self, failures: &mut u32) -> crate::Error {
-        match self.register(failures).await {
-            Ok(never) => match never {},
-            Err(error) => error,
-        }
-    }
-
-    async fn register(&mut self, failures: &mut u32) -> Result<std::convert::Infallible> {
+    async fn register(&mut self, failures: &mut u32) -> Result<Infallible> {
         let ttl = i64::try_from(self.etcd.options.lease.as_secs()).unwrap_or(i64::MAX);
-        let grant = self
-            .etcd
-            .call(|mut client| async move { client.lease_grant(ttl, None).await })
-            .await?;
+        let grant = |mut client: Client| async move { client.lease_grant(ttl, None).await };
+        let grant = self.etcd.call(grant).await?;
         let before = self.lease.replace(grant.id());
         let lease = grant.id();
-        let (mut keeper, mut answers) = self
-            .etcd
-            .call(|mut client| async move { client.lease_keep_alive(lease).await })
-            .await?;
+        let keep = |mut client: Client| async move { client.lease_keep_alive(lease).await };
+        let (mut keeper, mut answers) = self.etcd.call(keep).await?;
         // An existing key moves to the new lease and keeps its place in the order.
         self.put_exporter(lease).await?;
         let mut there = BTreeSet::new();
@@ -199,10 +113,8 @@ impl Task {
         let key = self.etcd.keys.exporter(self.instance);
         let value = self.value.clone();
         let options = PutOptions::new().with_lease(lease);
-        self.etcd
-            .call(|mut client| async move { client.put(key, value, Some(options)).await })
-            .await?;
-        Ok(())
+        let put = |mut client: Client| async move { client.put(key, value, Some(options)).await };
+        self.etcd.call(put).await.map(|_| ())
     }
 
     /// Changes etcd's entries from `there` to the wanted ones.
@@ -216,7 +128,7 @@ impl Task {
         let mut batches = 0_u64;
         loop {
             let changes: BTreeMap<String, bool> = {
-                let wanted = self.wanted.lock();
+                let wanted = self.wanted.names();
                 let new = wanted.difference(there).map(|name| (name.clone(), true));
                 let old = there.difference(&wanted).map(|name| (name.clone(), false));
                 let changes: BTreeMap<_, _> = new.chain(old).take(BATCH).collect();
@@ -244,11 +156,10 @@ impl Task {
                 .call(|mut client| async move { client.txn(Txn::new().and_then(operations)).await })
                 .await?;
             for (name, put) in changes {
-                if put {
-                    there.insert(name);
-                } else {
-                    there.remove(&name);
-                }
+                match put {
+                    true => there.insert(name),
+                    false => there.remove(&name),
+                };
             }
             batches += 1;
             if batches.is_multiple_of(16) {
@@ -281,10 +192,8 @@ impl Task {
     }
 
     async fn revoke(&self, lease: i64) -> Result<()> {
-        self.etcd
-            .call(|mut client: Client| async move { client.lease_revoke(lease).await })
-            .await?;
-        Ok(())
+        let revoke = |mut client: Client| async move { client.lease_revoke(lease).await };
+        self.etcd.call(revoke).await.map(|_| ())
     }
 }
 

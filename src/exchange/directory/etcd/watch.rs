@@ -1,10 +1,10 @@
 //! The task that watches names in etcd.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use etcd_client::{EventType, WatchOptions};
-use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
 use super::super::exporter::Exporter;
@@ -19,28 +19,27 @@ const QUEUE: usize = 256;
 impl Etcd {
     /// Watches the names that begin with `prefix`.
     pub fn watch(self: &Arc<Self>, prefix: &str) -> Result<DirectoryWatch> {
-        Ok(start(Arc::clone(self), prefix, &runtime()?))
+        let runtime = runtime()?;
+        let (sender, events) = mpsc::channel(QUEUE);
+        let mut task = Task {
+            prefix: self.keys.names(prefix),
+            etcd: Arc::clone(self),
+            events: sender,
+            told: BTreeMap::new(),
+        };
+        runtime.spawn(async move {
+            let gone = task.events.clone();
+            tokio::select! {
+                () = gone.closed() => {}
+                () = task.run() => {}
+            }
+        });
+        Ok(DirectoryWatch { events })
     }
 }
 
-/// Starts the task that watches the names that begin with `prefix`.
-fn start(etcd: Arc<Etcd>, prefix: &str, runtime: &Handle) -> DirectoryWatch {
-    let (sender, events) = mpsc::channel(QUEUE);
-    let mut task = Task {
-        prefix: etcd.keys.names(prefix),
-        etcd,
-        events: sender,
-        told: BTreeMap::new(),
-    };
-    runtime.spawn(async move {
-        let gone = task.events.clone();
-        tokio::select! {
-            () = gone.closed() => {}
-            () = task.run() => {}
-        }
-    });
-    DirectoryWatch { events }
-}
+/// Why a task stops: the directory's error, or `None` when the receiver is gone.
+type End = Option<Error>;
 
 struct Task {
     etcd: Arc<Etcd>,
@@ -50,52 +49,22 @@ struct Task {
     told: BTreeMap<(String, InstanceId), Exporter>,
 }
 
-/// The receiver is gone.
-struct Closed;
-
-enum End {
-    Closed,
-    Failed(Error),
-}
-
-impl From<Closed> for End {
-    fn from(_: Closed) -> Self {
-        Self::Closed
-    }
-}
-
-impl From<Error> for End {
-    fn from(error: Error) -> Self {
-        Self::Failed(error)
-    }
-}
-
 impl Task {
     async fn run(&mut self) {
         let mut failures = 0;
         loop {
-            match self.follow(&mut failures).await {
-                End::Closed => return,
-                End::Failed(error) => {
-                    if failures == 0 && self.tell(DirectoryEvent::Away(error)).await.is_err() {
-                        return;
-                    }
-                }
+            let Err(end) = self.follow(&mut failures).await;
+            let Some(error) = end else { return };
+            if failures == 0 && self.tell(DirectoryEvent::Away(error)).await.is_err() {
+                return;
             }
             tokio::time::sleep(self.etcd.pause(failures)).await;
             failures += 1;
         }
     }
 
-    async fn follow(&mut self, failures: &mut u32) -> End {
-        match self.try_follow(failures).await {
-            Ok(never) => match never {},
-            Err(end) => end,
-        }
-    }
-
     /// Lists the names, reports the changes since the last list, and follows later changes.
-    async fn try_follow(&mut self, failures: &mut u32) -> Result<std::convert::Infallible, End> {
+    async fn follow(&mut self, failures: &mut u32) -> Result<Infallible, End> {
         let revision = self.list().await?;
         *failures = 0;
         let options = WatchOptions::new()
@@ -141,20 +110,12 @@ impl Task {
             .filter_map(|entry| Some((entry.create_revision(), self.etcd.read(entry)?)))
             .collect();
         now.sort_by_key(|(revision, _)| *revision);
-        let key = |name: &String, exporter: &Exporter| {
-            exporter.instance.map(|instance| (name.clone(), instance))
+        let key = |(_, (name, exporter)): &(_, (String, Exporter))| {
+            Some((name.clone(), exporter.instance?))
         };
-        let there: std::collections::BTreeSet<_> = now
-            .iter()
-            .filter_map(|(_, (name, exporter))| key(name, exporter))
-            .collect();
-        let gone: Vec<_> = self
-            .told
-            .keys()
-            .filter(|key| !there.contains(key))
-            .cloned()
-            .collect();
-        for (name, instance) in gone {
+        let there: BTreeSet<_> = now.iter().filter_map(key).collect();
+        let gone = self.told.keys().filter(|key| !there.contains(key));
+        for (name, instance) in gone.cloned().collect::<Vec<_>>() {
             self.gone(name, instance).await?;
         }
         for (_, (name, exporter)) in now {
@@ -164,7 +125,7 @@ impl Task {
         Ok(revision)
     }
 
-    async fn found(&mut self, name: String, exporter: Exporter) -> Result<(), Closed> {
+    async fn found(&mut self, name: String, exporter: Exporter) -> Result<(), End> {
         let Some(instance) = exporter.instance else {
             return Ok(());
         };
@@ -176,14 +137,14 @@ impl Task {
         self.tell(DirectoryEvent::Found { name, exporter }).await
     }
 
-    async fn gone(&mut self, name: String, instance: InstanceId) -> Result<(), Closed> {
-        if self.told.remove(&(name.clone(), instance)).is_none() {
-            return Ok(());
+    async fn gone(&mut self, name: String, instance: InstanceId) -> Result<(), End> {
+        match self.told.remove(&(name.clone(), instance)) {
+            Some(_) => self.tell(DirectoryEvent::Gone { name, instance }).await,
+            None => Ok(()),
         }
-        self.tell(DirectoryEvent::Gone { name, instance }).await
     }
 
-    async fn tell(&self, event: DirectoryEvent) -> Result<(), Closed> {
-        self.events.send(event).await.map_err(|_| Closed)
+    async fn tell(&self, event: DirectoryEvent) -> Result<(), End> {
+        self.events.send(event).await.map_err(|_| None)
     }
 }

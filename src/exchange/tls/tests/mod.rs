@@ -3,7 +3,6 @@
 mod files;
 mod spiffe;
 
-use crate::ShareError;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -15,7 +14,7 @@ use tokio::net::TcpStream;
 use super::*;
 use crate::share::Peers;
 use crate::transport::{Connection, Listening, Security, connect};
-use crate::{Address, Limits};
+use crate::{Address, Limits, ShareError};
 
 /// An authority for tests, which signs anything.
 struct Ca {

@@ -45,19 +45,19 @@ impl Failures {
 }
 
 impl Follower {
-    /// Notes that the server did not say what the name denotes. The follow keeps its knowledge of the name: a lease that
+    /// Notes that the server did not answer a look-up of the name. The follow keeps its knowledge of the name: a lease that
     /// is held says that its memory is still there.
     pub(super) fn look_failed(&mut self, error: Error) -> Result<()> {
         self.check_open()?;
         let pause = self.pause_after(self.looks.all);
         self.looks.count(&error)?;
-        tracing::debug!(name = self.fetch.name(), %error, "cannot look a followed name up");
+        tracing::debug!(name = self.fetch.name, %error, "cannot look a followed name up");
         let view = self.slot.view();
-        let returned = matches!(view.told, Told::Memory)
-            && view
-                .returned
-                .as_ref()
-                .is_some_and(|memory| memory.is_held());
+        let returned = view
+            .returned
+            .as_ref()
+            .is_some_and(|memory| memory.is_held())
+            && matches!(view.told, Told::Memory);
         let offered = matches!(&view.offered, Offered::Memory(memory) if memory.is_held());
         if !returned && !offered {
             self.seen = Seen::Absent(Absence::Unavailable(error));
@@ -71,24 +71,17 @@ impl Follower {
     pub(super) fn fetch_failed(&mut self, error: Error) -> Result<()> {
         self.check_open()?;
         if fate(&error) == Fate::Rejected {
-            tracing::debug!(name = self.fetch.name(), %error, "followed memory is rejected");
+            tracing::debug!(name = self.fetch.name, %error, "followed memory is rejected");
             self.seen = Seen::Absent(Absence::Unavailable(error.clone()));
             self.rejected = Some(error);
             return Ok(());
         }
         let pause = self.pause_after(self.fetches.all);
         self.fetches.count(&error)?;
-        tracing::debug!(name = self.fetch.name(), %error, "followed memory is not available");
-        let not_there = matches!(
-            &error,
-            Error::Refused {
-                reason: Refusal::NotFound,
-                ..
-            }
-        );
-        self.seen = Seen::Absent(match not_there {
-            true => Absence::NotThere,
-            false => Absence::Unavailable(error),
+        tracing::debug!(name = self.fetch.name, %error, "followed memory is not available");
+        self.seen = Seen::Absent(match error.refusal() {
+            Some(Refusal::NotFound) => Absence::NotThere,
+            _ => Absence::Unavailable(error),
         });
         self.stale = true;
         self.not_before = Some(pause);
@@ -106,7 +99,7 @@ impl Follower {
                 false => "the server grants other memory than it lists under the name",
             };
             self.seen = Seen::Absent(Absence::Unavailable(Error::Stale {
-                what: format!("the lease on '{}'", self.fetch.name()),
+                what: format!("the lease on '{}'", self.fetch.name),
                 why: why.into(),
             }));
         }

@@ -1,9 +1,7 @@
 //! Failures, and errors that end a follow.
 
 use super::*;
-use crate::Reconnect;
-use crate::Refusal;
-use crate::ShareError;
+use crate::{Reconnect, Refusal, ShareError};
 
 #[tokio::test]
 async fn what_may_pass_is_tried_again_and_told() {

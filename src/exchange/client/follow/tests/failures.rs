@@ -1,9 +1,8 @@
 //! Requests and fetches that fail, and what the caller is told meanwhile.
 
 use super::*;
-use crate::Owner;
-use crate::Refusal;
 use crate::driver::Access;
+use crate::{Owner, Refusal};
 
 /// Lets the follow look the name up again, as after a new connection.
 fn look_again(client: &Client) {

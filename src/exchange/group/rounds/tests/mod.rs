@@ -11,6 +11,7 @@ use super::*;
 use crate::Who;
 use crate::driver::HandleType;
 use crate::driver::{Access, Location};
+use crate::group::collective::Outcome;
 use crate::group::round::Asker;
 use crate::protocol::{Answer, Join, Leave, Members, Offer, Reply, Secret, Texts, decode};
 use crate::share::{BootId, Description};
@@ -311,8 +312,8 @@ fn a_rank_whose_connection_broke_is_told_again() {
     assert_eq!(story.rounds.deadline(), Some(keep));
     story.tick(keep);
     assert!(matches!(
-        story.rounds.rounds[&round].phase,
-        Phase::Complete(None)
+        story.rounds.rounds[&round].collective.joined,
+        Outcome::Forgotten
     ));
     let late = story.offer(keep, 1, handles(round));
     assert_eq!(story.reason(late).0, "stale");
