@@ -2,8 +2,7 @@
 
 use std::fmt;
 
-use serde::de::{self, SeqAccess, Visitor};
-use serde::{Deserializer, Serialize, Serializer};
+use serde::{Serialize, Serializer};
 
 /// Bits of a length in each byte before a text: lengths are ASCII, so the whole is valid UTF-8.
 const BITS: u32 = 6;
@@ -62,8 +61,9 @@ impl Texts {
     }
 
     /// Releases memory beyond what the texts need.
-    pub(crate) fn shrink(&mut self) {
+    pub(crate) fn shrunk(mut self) -> Self {
         self.0.shrink_to_fit();
+        self
     }
 }
 
@@ -100,8 +100,7 @@ impl<S: AsRef<str>> FromIterator<S> for Texts {
     fn from_iter<I: IntoIterator<Item = S>>(texts: I) -> Self {
         let mut all = Self::new();
         texts.into_iter().for_each(|text| all.push(text.as_ref()));
-        all.shrink();
-        all
+        all.shrunk()
     }
 }
 
@@ -120,34 +119,6 @@ impl Serialize for Texts {
             .try_for_each(|text| list.serialize_element(text))?;
         list.end()
     }
-}
-
-/// Deserializes a list of at most `N` texts, for `#[serde(deserialize_with)]`.
-pub(super) fn texts<'de, D: Deserializer<'de>, const N: usize>(
-    deserializer: D,
-) -> Result<Texts, D::Error> {
-    struct List<const N: usize>;
-    impl<'de, const N: usize> Visitor<'de> for List<N> {
-        type Value = Texts;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            write!(f, "a list of at most {N} texts")
-        }
-
-        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Texts, A::Error> {
-            let (mut all, mut count) = (Texts::new(), 0);
-            while let Some(text) = list.next_element::<String>()? {
-                all.push(&text);
-                count += 1;
-                if count > N {
-                    return Err(de::Error::invalid_length(count, &self));
-                }
-            }
-            all.shrink();
-            Ok(all)
-        }
-    }
-    deserializer.deserialize_seq(List::<N>)
 }
 
 #[cfg(test)]

@@ -3,10 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::driver::{Access, HandleType, NodeId};
-use crate::protocol::at_most::{at_most, handles};
+use crate::protocol::at_most::{at_most, handles, texts};
 use crate::protocol::{Payload, Secret, Texts};
 use crate::share::{Description, InstanceId};
-use crate::texts::texts;
 use crate::{MAX_PATTERNS, Owner};
 
 /// A client's request. Many may be in flight; answers come in any order.
