@@ -18,7 +18,7 @@ pub(super) async fn run(inner: Arc<ServerCore>) {
             // Redeeming checks a ticket's validity: this only removes old ones.
             let tickets = (!state.tickets.is_empty()).then(|| Instant::now() + inner.ticket);
             let expiry = state.credentials.deadline((inner.wall_clock)());
-            let recall = state.recalls.deadline();
+            let recall = state.recalls.first();
             let audit = inner.audit.deadline();
             [
                 state.leases.deadline(),
@@ -45,7 +45,7 @@ pub(super) async fn run(inner: Arc<ServerCore>) {
             }
         };
         tokio::select! {
-            () = inner.ending() => return,
+            () = inner.ended.cancelled() => return,
             () = inner.janitor.notified() => {}
             () = sleep => {
                 inner.expire(Instant::now());

@@ -8,10 +8,11 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::Instant;
 
+use super::deadlines::Deadlines;
 use super::machines::{Machine, Machines};
 use super::process::{Known, Process};
 use crate::PeerName;
-use crate::account::{Charge, shrink};
+use crate::account::shrink;
 use crate::numbers::Numbers;
 use crate::peer_counts::PeerCounts;
 
@@ -35,7 +36,8 @@ pub(super) struct Leases {
     machines: Machines,
     /// Publications with more expired leases than are to be remembered.
     crowded: BTreeSet<u64>,
-    deadlines: BTreeSet<(Instant, u64)>,
+    /// When sessions without a connection end.
+    deadlines: Deadlines<Instant>,
     numbers: Numbers,
 }
 
@@ -46,7 +48,6 @@ impl Leases {
             peer,
             machine: None,
             leases: BTreeSet::new(),
-            until: None,
         };
         self.sessions.insert(session, new);
     }
@@ -63,30 +64,23 @@ impl Leases {
 
     /// Attaches a connection to the session; returns whether the session still exists.
     pub fn attach(&mut self, session: u64) -> bool {
-        let Some(entry) = self.sessions.get_mut(&session) else {
-            return false;
-        };
-        if let Some(until) = entry.until.take() {
-            self.deadlines.remove(&(until, session));
+        if self.deadlines.remove(session) {
             self.unfollow_session(session);
         }
-        true
+        self.sessions.contains_key(&session)
     }
 
     /// Detaches the session's connection: it ends at `until`, or at once if it holds nothing and `keep` is
     /// false. Returns whether it has ended.
     pub fn detach(&mut self, session: u64, until: Instant, keep: bool) -> bool {
-        let Some(entry) = self.sessions.get_mut(&session) else {
+        let Some(entry) = self.sessions.get(&session) else {
             return false;
         };
         if entry.leases.is_empty() && !keep {
             self.end(session);
             return true;
         }
-        if let Some(before) = entry.until.replace(until) {
-            self.deadlines.remove(&(before, session));
-        }
-        self.deadlines.insert((until, session));
+        self.deadlines.set(session, until);
         false
     }
 
@@ -132,19 +126,17 @@ impl Leases {
         Ok(lease)
     }
 
-    /// Sets the charge for a lease, which lasts until the lease is forgotten.
-    pub fn set_charge(&mut self, lease: u64, charge: Charge) {
-        if let Some(entry) = self.leases.get_mut(&lease) {
-            entry.charge = Some(charge);
-        }
+    /// Changes a lease.
+    pub fn change(&mut self, lease: u64, change: impl FnOnce(&mut Record)) {
+        self.leases.get_mut(&lease).map(change);
     }
 
     /// Sets the process that has the granted memory, as the kernel and the process itself name it.
     pub fn set_known(&mut self, lease: u64, known: &Known) {
         self.set_process(lease, known.process);
-        if let Some(entry) = self.leases.get_mut(&lease) {
-            entry.holder.process = Some(known.shown.clone());
-        }
+        self.change(lease, |lease| {
+            lease.holder.process = Some(known.shown.clone());
+        });
     }
 
     /// Sets the process that has the granted memory.
@@ -155,20 +147,6 @@ impl Leases {
         let before = entry.process.replace(process);
         if before != Some(process) {
             self.unfollow(before, lease);
-        }
-    }
-
-    /// Notes that the lease's handles wait for a ticket to be redeemed.
-    pub fn not_handed(&mut self, lease: u64) {
-        if let Some(entry) = self.leases.get_mut(&lease) {
-            entry.handed = false;
-        }
-    }
-
-    /// Notes that the ticket is being redeemed.
-    pub fn handed(&mut self, lease: u64) {
-        if let Some(entry) = self.leases.get_mut(&lease) {
-            entry.handed = true;
         }
     }
 
@@ -253,11 +231,7 @@ impl Leases {
     /// Ends the sessions that have expired.
     pub fn expire(&mut self, now: Instant) -> Vec<EndedSession> {
         let mut ended = Vec::new();
-        while let Some(&(until, session)) = self.deadlines.first() {
-            if until > now {
-                break;
-            }
-            self.deadlines.pop_first();
+        while let Some(session) = self.deadlines.pop(now) {
             ended.extend(self.end(session));
         }
         ended
@@ -267,9 +241,7 @@ impl Leases {
     pub fn end(&mut self, session: u64) -> Option<EndedSession> {
         let entry = self.sessions.remove(&session)?;
         shrink(&mut self.sessions);
-        if let Some(until) = entry.until {
-            self.deadlines.remove(&(until, session));
-        }
+        self.deadlines.remove(session);
         if let Some(machine) = entry.machine {
             self.machines.take(&entry.peer, machine);
         }
@@ -319,7 +291,7 @@ impl Leases {
 
     /// Returns when the next session ends.
     pub fn deadline(&self) -> Option<Instant> {
-        self.deadlines.first().map(|&(until, _)| until)
+        self.deadlines.first()
     }
 
     /// Returns the holders of a publication: live ones in the order of grants, then expired ones; and how

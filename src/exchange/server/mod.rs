@@ -10,12 +10,12 @@ mod allocate;
 pub mod audit;
 mod connection;
 mod credentials;
+mod deadlines;
 mod dismiss;
 mod events;
 pub(super) mod fd_socket;
 mod fetch;
 mod folder;
-mod grant;
 mod handshakes;
 mod inner;
 mod janitor;
@@ -23,14 +23,12 @@ mod leases;
 mod link;
 mod listing;
 mod machines;
-mod names;
 mod options;
 mod outcome;
 mod probe;
 mod process;
 mod publication;
 mod publish;
-mod recalls;
 mod requests;
 mod session;
 mod sessions;
@@ -159,7 +157,7 @@ impl Server {
             let why = "other users were not admitted when the server started; restart it";
             return Err(Error::invalid("peers", why));
         }
-        inner.peers.set(peers.clone());
+        lock(&inner.peers).clone_from(&peers);
         let state = inner.state();
         let refused = state.sessions.iter().filter(|session| match session.peer {
             PeerName::User(uid) => !peers.admits_user(uid),

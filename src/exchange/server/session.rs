@@ -8,7 +8,6 @@ use tokio::sync::Notify;
 
 use crate::PeerName;
 use crate::account::{self, Account, Charge, ENTRY, PREPAID, SESSION, shrink};
-use crate::peer_counts::PeerCounts;
 use crate::per_driver::lock;
 use crate::protocol::{Event, Refused, Secret};
 
@@ -236,43 +235,30 @@ impl ServerSession {
     }
 }
 
-/// A server's sessions.
+/// A server's sessions, each with its charge to the limits on sessions.
 #[derive(Debug, Default)]
-pub(super) struct Sessions {
-    sessions: HashMap<u64, Arc<ServerSession>>,
-    counts: PeerCounts,
-}
+pub(super) struct Sessions(HashMap<u64, (Arc<ServerSession>, Charge)>);
 
 impl Sessions {
-    pub fn insert(&mut self, session: Arc<ServerSession>) {
-        self.counts.add(&session.peer, 1);
-        if let Some(before) = self.sessions.insert(session.id, session) {
-            self.counts.take(&before.peer, 1);
-        }
+    pub fn insert(&mut self, session: Arc<ServerSession>, charge: Charge) {
+        self.0.insert(session.id, (session, charge));
     }
 
     pub fn get(&self, id: u64) -> Option<&Arc<ServerSession>> {
-        self.sessions.get(&id)
+        self.0.get(&id).map(|(session, _)| session)
     }
 
     pub fn remove(&mut self, id: u64) {
-        if let Some(session) = self.sessions.remove(&id) {
-            self.counts.take(&session.peer, 1);
-            shrink(&mut self.sessions);
-        }
+        self.0.remove(&id);
+        shrink(&mut self.0);
     }
 
     pub fn len(&self) -> usize {
-        self.sessions.len()
-    }
-
-    /// Returns how many a peer has.
-    pub fn of(&self, peer: &PeerName) -> usize {
-        self.counts.of(peer)
+        self.0.len()
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &Arc<ServerSession>> {
-        self.sessions.values()
+        self.0.values().map(|(session, _)| session)
     }
 }
 

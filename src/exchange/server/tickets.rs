@@ -7,14 +7,14 @@ use super::token;
 use crate::PeerName;
 use crate::Result;
 use crate::account::shrink;
+use crate::peer_counts::PeerCounts;
 use crate::protocol::Secret;
 
 /// Values behind tickets, by key: at most one ticket for each key.
 #[derive(Debug)]
 pub(super) struct Tickets<T> {
     live: HashMap<u64, Ticket<T>>,
-    /// How many tickets each peer has.
-    peers: HashMap<PeerName, usize>,
+    peers: PeerCounts,
 }
 
 #[derive(Debug)]
@@ -29,7 +29,7 @@ impl<T> Default for Tickets<T> {
     fn default() -> Self {
         Self {
             live: HashMap::new(),
-            peers: HashMap::new(),
+            peers: PeerCounts::default(),
         }
     }
 }
@@ -46,7 +46,7 @@ impl<T> Tickets<T> {
         limit: usize,
     ) -> Result<Option<Secret>> {
         self.forget(key);
-        if self.peers.get(peer).is_some_and(|&count| count >= limit) {
+        if self.peers.of(peer) >= limit {
             return Ok(None);
         }
         let token = token::mint(key)?;
@@ -56,7 +56,7 @@ impl<T> Tickets<T> {
             until,
             stands_for,
         };
-        *self.peers.entry(peer.clone()).or_default() += 1;
+        self.peers.add(peer, 1);
         self.live.insert(key, ticket);
         Ok(Some(token))
     }
@@ -98,12 +98,7 @@ impl<T> Tickets<T> {
     fn remove(&mut self, key: u64) -> Option<Ticket<T>> {
         let ticket = self.live.remove(&key)?;
         shrink(&mut self.live);
-        if let Some(count) = self.peers.get_mut(&ticket.peer) {
-            *count -= 1;
-            if *count == 0 {
-                self.peers.remove(&ticket.peer);
-            }
-        }
+        self.peers.take(&ticket.peer, 1);
         Some(ticket)
     }
 }
@@ -147,7 +142,7 @@ mod tests {
         tickets.expire(now + LIFE);
         assert!(!tickets.is_empty());
         tickets.expire(now + 2 * LIFE);
-        assert!(tickets.is_empty() && tickets.peers.is_empty());
+        assert!(tickets.is_empty() && tickets.peers.all() == 0);
     }
 
     #[test]
@@ -171,7 +166,7 @@ mod tests {
         assert_eq!(tickets.redeem(&first, now), None);
         tickets.forget(1);
         assert_eq!(tickets.redeem(&second, now), None);
-        assert!(tickets.peers.is_empty());
+        assert_eq!(tickets.peers.all(), 0);
     }
 
     #[test]

@@ -52,18 +52,16 @@ impl UnconfirmedRelease {
     /// # Cancel safety
     /// It may be dropped and called again.
     pub async fn resolved(&self) -> bool {
-        let ending = self.inner.ending();
-        tokio::pin!(ending);
         while !self.is_resolved().await {
             tokio::select! {
                 biased;
-                () = &mut ending => return false,
+                () = self.inner.ended.cancelled() => return false,
                 () = self.changed.notified() => {}
                 () = tokio::time::sleep(LOOK) => {}
             }
         }
         // A server that has ended knows of no holders.
-        !*self.inner.ended.borrow()
+        !self.inner.ended.is_cancelled()
     }
 
     async fn is_resolved(&self) -> bool {
@@ -87,11 +85,7 @@ impl UnconfirmedRelease {
 impl Drop for UnconfirmedRelease {
     fn drop(&mut self) {
         let mut state = self.inner.state();
-        let unconfirmed = state.unconfirmed.remove(&self.publication);
-        let name = unconfirmed
-            .map(|unconfirmed| unconfirmed.name)
-            .unwrap_or_default();
-        let detail = "the exporter has withdrawn it";
-        state.end_leases(self.publication, &name, None, detail);
+        state.end_leases(self.publication, "the exporter has withdrawn it");
+        state.unconfirmed.remove(&self.publication);
     }
 }

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::ops::{Deref, DerefMut};
-use std::time::Instant;
 
 use super::holder::Holder;
 use crate::PeerName;
@@ -29,12 +28,12 @@ pub(in crate::server) struct LeaseRecord {
 
 /// A lease, and the charge for it.
 #[derive(Debug)]
-pub(super) struct Record {
+pub(in crate::server) struct Record {
     /// Boxed, so that the table has short entries: its capacity may be twice the number of leases, and three
     /// times that while it grows.
     pub(super) lease: Box<LeaseRecord>,
     /// Returned when the lease is forgotten.
-    pub(super) charge: Option<Charge>,
+    pub charge: Option<Charge>,
 }
 
 impl Deref for Record {
@@ -73,8 +72,6 @@ pub(super) struct SessionRecord {
     pub(super) peer: PeerName,
     pub(super) machine: Option<Machine>,
     pub(super) leases: BTreeSet<u64>,
-    /// When it ends, while it has no connection.
-    pub(super) until: Option<Instant>,
 }
 
 #[derive(Debug, Default)]

@@ -73,10 +73,10 @@ fn no_release_is_unconfirmed_if_the_ticket_was_never_redeemed() {
     leases.open(1, peer(1));
     let [redeemed, unused] = [7, 8].map(|memory| {
         let lease = leases.grant(1, memory, None, now, LIMIT).unwrap();
-        leases.not_handed(lease);
+        leases.change(lease, |lease| lease.handed = false);
         lease
     });
-    leases.handed(redeemed);
+    leases.change(redeemed, |lease| lease.handed = true);
     assert!(leases.is_held(7) && leases.is_held(8), "it may come yet");
     let ended = leases.end(1).unwrap();
     let told: BTreeSet<_> = ended.leases.iter().map(|l| l.holder.lease).collect();
