@@ -1,6 +1,7 @@
 //! The messages between client and server: docs/protocol.md is their specification.
 
 mod at_most;
+mod choice;
 mod codec;
 mod message;
 mod name;

@@ -2,7 +2,7 @@
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use tokio::time::timeout;
 
@@ -65,12 +65,9 @@ impl FdSocketPath {
                 continue;
             }
             folder::sweep(&place);
-            let folder = match Folder::create(&place, instance) {
-                Ok(folder) => folder,
-                Err(error) => {
-                    last = error;
-                    continue;
-                }
+            let created = Folder::create(&place, instance).map_err(|error| last = error);
+            let Ok(folder) = created else {
+                continue;
             };
             if others {
                 // Just enough to reach the socket by its name.
@@ -85,10 +82,6 @@ impl FdSocketPath {
             });
         }
         Err(last)
-    }
-
-    pub fn path(&self) -> &Path {
-        &self.path
     }
 }
 
@@ -139,6 +132,8 @@ async fn converse(inner: &ServerCore, mut connection: Connection, of_peer: &OfPe
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     fn mode(path: &Path) -> u32 {
@@ -150,12 +145,12 @@ mod tests {
         let instance = InstanceId::random().unwrap();
         let fd_socket = FdSocketPath::prepare(&FdSocketAt::Anywhere, instance, &Peers::same_user());
         let fd_socket = fd_socket.unwrap().unwrap();
-        let directory = fd_socket.path().parent().unwrap().to_owned();
+        let directory = fd_socket.path.parent().unwrap().to_owned();
         assert_eq!(mode(&directory), 0o700);
-        fs::write(fd_socket.path(), "").unwrap();
+        fs::write(&fd_socket.path, "").unwrap();
         // The path is taken: another path, or none, but never the same.
         if let Ok(again) = FdSocketPath::private(instance, &Peers::same_user()) {
-            assert_ne!(again.path(), fd_socket.path());
+            assert_ne!(again.path, fd_socket.path);
         }
         drop(fd_socket);
         assert!(!directory.exists());
@@ -167,6 +162,6 @@ mod tests {
         let peers = Peers::same_user().any_user();
         let fd_socket = FdSocketPath::prepare(&FdSocketAt::Anywhere, instance, &peers);
         let fd_socket = fd_socket.unwrap().unwrap();
-        assert_eq!(mode(fd_socket.path().parent().unwrap()), 0o711);
+        assert_eq!(mode(fd_socket.path.parent().unwrap()), 0o711);
     }
 }

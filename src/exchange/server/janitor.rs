@@ -32,12 +32,7 @@ pub(super) async fn run(inner: Arc<ServerCore>) {
             .flatten()
             .min()
         };
-        let sleep = async {
-            match deadline {
-                Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
-                None => std::future::pending().await,
-            }
-        };
+        let sleep = tokio::time::sleep_until(deadline.unwrap_or_else(Instant::now).into());
         let reloaded = async {
             match &mut reloads {
                 Some(reloads) => reloads.next().await,
@@ -47,7 +42,7 @@ pub(super) async fn run(inner: Arc<ServerCore>) {
         tokio::select! {
             () = inner.ended.cancelled() => return,
             () = inner.janitor.notified() => {}
-            () = sleep => {
+            () = sleep, if deadline.is_some() => {
                 inner.expire(Instant::now());
                 inner.audit.tell_suppressed(Instant::now());
                 inner.verify_expired().await;

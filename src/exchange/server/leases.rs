@@ -10,11 +10,12 @@ use std::time::Instant;
 
 use super::deadlines::Deadlines;
 use super::machines::{Machine, Machines};
+use super::outcome::No;
 use super::process::{Known, Process};
-use crate::PeerName;
 use crate::account::shrink;
 use crate::numbers::Numbers;
 use crate::peer_counts::PeerCounts;
+use crate::{PeerName, Refusal};
 
 /// The most expired holders of a publication that are remembered individually.
 pub(super) const MAX_EXPIRED: usize = 1024;
@@ -23,8 +24,9 @@ pub(super) const MAX_EXPIRED: usize = 1024;
 #[derive(Debug, Default)]
 pub(super) struct Leases {
     sessions: HashMap<u64, SessionRecord>,
-    /// Live and expired ones.
-    leases: HashMap<u64, Record>,
+    /// Live and expired ones. Boxed, so that the table has short entries: its capacity may be twice the number
+    /// of leases, and three times that while it grows.
+    leases: HashMap<u64, Box<LeaseRecord>>,
     publications: HashMap<u64, Holders>,
     /// Live leases of each peer.
     peers: PeerCounts,
@@ -42,24 +44,18 @@ pub(super) struct Leases {
 }
 
 impl Leases {
-    /// Adds a session that has a connection.
-    pub fn open(&mut self, session: u64, peer: PeerName) {
+    /// Adds a session that has a connection, and its machine.
+    pub fn open(&mut self, session: u64, peer: PeerName, machine: Option<Machine>) {
+        if let Some(machine) = machine {
+            self.machines.add(&peer, machine);
+        }
+        let leases = BTreeSet::new();
         let new = SessionRecord {
             peer,
-            machine: None,
-            leases: BTreeSet::new(),
+            machine,
+            leases,
         };
         self.sessions.insert(session, new);
-    }
-
-    /// Sets the machine of a new session.
-    pub fn set_machine(&mut self, session: u64, machine: Machine) {
-        if let Some(entry) = self.sessions.get_mut(&session)
-            && entry.machine.is_none()
-        {
-            entry.machine = Some(machine);
-            self.machines.add(&entry.peer, machine);
-        }
     }
 
     /// Attaches a connection to the session; returns whether the session still exists.
@@ -92,10 +88,11 @@ impl Leases {
         probe: Option<u64>,
         now: Instant,
         limit: usize,
-    ) -> Result<u64, NoLease> {
-        let entry = self.sessions.get_mut(&session).ok_or(NoLease::NoSession)?;
+    ) -> Result<u64, No> {
+        let no_session = || (Refusal::Expired, "the session has ended".into());
+        let entry = self.sessions.get_mut(&session).ok_or_else(no_session)?;
         if self.peers.of(&entry.peer) >= limit {
-            return Err(NoLease::Full);
+            return Err((Refusal::Limit, format!("{limit} leases of this peer")));
         }
         self.peers.add(&entry.peer, 1);
         let lease = self.numbers.next();
@@ -117,18 +114,17 @@ impl Leases {
             process: None,
             machine: entry.machine,
             handed: true,
-        };
-        let record = Record {
-            lease: Box::new(new),
             charge: None,
         };
-        self.leases.insert(lease, record);
+        self.leases.insert(lease, Box::new(new));
         Ok(lease)
     }
 
     /// Changes a lease.
-    pub fn change(&mut self, lease: u64, change: impl FnOnce(&mut Record)) {
-        self.leases.get_mut(&lease).map(change);
+    pub fn change(&mut self, lease: u64, change: impl FnOnce(&mut LeaseRecord)) {
+        if let Some(entry) = self.leases.get_mut(&lease) {
+            change(entry);
+        }
     }
 
     /// Sets the process that has the granted memory, as the kernel and the process itself name it.
@@ -330,7 +326,7 @@ impl Leases {
     }
 
     fn remove(&mut self, lease: u64) -> Option<LeaseRecord> {
-        let record = *self.leases.remove(&lease)?.lease;
+        let record = *self.leases.remove(&lease)?;
         shrink(&mut self.leases);
         self.unfollow(record.process, lease);
         if let Some(holders) = self.publications.get_mut(&record.publication) {
@@ -360,8 +356,8 @@ mod unconfirmed;
 use followed::Followed;
 pub(super) use holder::describe;
 pub use holder::{Holder, HolderState};
-pub(super) use record::{EndedSession, LeaseRecord, NoLease};
-use record::{Holders, Record, SessionRecord};
+pub(super) use record::{EndedSession, LeaseRecord};
+use record::{Holders, SessionRecord};
 
 #[cfg(test)]
 mod tests;

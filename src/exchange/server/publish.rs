@@ -34,19 +34,7 @@ pub struct PublishOptions<'a> {
     probe: bool,
 }
 
-impl<'a> PublishOptions<'a> {
-    fn new(server: &'a Server, name: String, shared: Shared) -> Self {
-        Self {
-            server,
-            name,
-            shared,
-            access: Access::ReadWrite,
-            who: Who::anyone(),
-            owner: Owner::Server,
-            probe: true,
-        }
-    }
-
+impl PublishOptions<'_> {
     /// Sets what importers may do: by default read and write. The server refuses requests for more, but a
     /// handle itself allows everything: give read access only to peers that respect it.
     pub fn access(mut self, access: Access) -> Self {
@@ -170,7 +158,15 @@ impl Server {
         name: impl Into<String>,
         memory: impl Into<Shared>,
     ) -> PublishOptions<'_> {
-        PublishOptions::new(self, name.into(), memory.into())
+        PublishOptions {
+            server: self,
+            name: name.into(),
+            shared: memory.into(),
+            access: Access::ReadWrite,
+            who: Who::anyone(),
+            owner: Owner::Server,
+            probe: true,
+        }
     }
 }
 

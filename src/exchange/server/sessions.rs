@@ -63,10 +63,8 @@ impl ServerCore {
                 session
             }
             _ => {
-                let session = self.new_session(&mut state, id, peer, account)?;
                 let (ip, boot) = (connection.ip, hello.boot);
-                state.leases.set_machine(session.id, Machine { ip, boot });
-                session
+                self.new_session(&mut state, id, (peer, Machine { ip, boot }), account)?
             }
         };
         if let Some(credential) = &connection.credential {
@@ -104,7 +102,7 @@ impl ServerCore {
         &self,
         state: &mut ServerState,
         id: u64,
-        peer: &PeerName,
+        (peer, machine): (&PeerName, Machine),
         account: &Arc<Account>,
     ) -> Result<Arc<ServerSession>, No> {
         if state.closing {
@@ -120,7 +118,7 @@ impl ServerCore {
         let account = (Arc::clone(account), charge);
         let session = ServerSession::new(number, peer.clone(), token, id, notices, account);
         let session = Arc::new(session);
-        state.leases.open(number, peer.clone());
+        state.leases.open(number, peer.clone(), Some(machine));
         state.sessions.insert(Arc::clone(&session), counted);
         Ok(session)
     }

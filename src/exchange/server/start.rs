@@ -89,7 +89,7 @@ impl Sockets {
         }
         let path = FdSocketPath::prepare(&options.fd_socket, instance, &options.peers)?;
         if let Some(path) = path {
-            let address = Address::Unix(path.path().to_owned());
+            let address = Address::Unix(path.path.clone());
             all.push((options.bind(&address, peers).await?, Some(path)));
         }
         Ok(Self(all))
@@ -172,7 +172,7 @@ fn core(
         heartbeat: options.heartbeat.min(LONGEST),
         lease: options.lease.min(LONGEST),
         ticket: options.ticket.min(LONGEST),
-        fd_socket: fd_socket.and_then(|path| path_text(path.path())),
+        fd_socket: fd_socket.and_then(|path| path_text(&path.path)),
         local: sockets.local(),
         allocator: Mutex::new(options.allocator),
         state: Mutex::new(ServerState::new(Arc::clone(&audit))),

@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use super::audit::Audit;
 use super::credentials::Credentials;
 use super::deadlines::Deadlines;
-use super::leases::{LeaseRecord, Leases, NoLease};
+use super::leases::{LeaseRecord, Leases};
 use super::outcome::No;
 use super::publication::{Publication, Registered};
 use super::session::{ServerSession, Sessions};
@@ -273,22 +273,14 @@ impl ServerState {
             true => registered.places.take(),
             false => None,
         };
-        match (self.leases).grant(session.id, publication.id, place, now, limit) {
-            Ok(lease) => {
-                self.leases
-                    .change(lease, |lease| lease.charge = Some(charge));
-                Ok((lease, place))
-            }
-            Err(why) => {
-                if let Some(place) = place {
-                    registered.places.give_back(place);
-                }
-                Err(match why {
-                    NoLease::NoSession => (Refusal::Expired, "the session has ended".into()),
-                    NoLease::Full => (Refusal::Limit, format!("{limit} leases of this peer")),
-                })
-            }
+        let granted = (self.leases).grant(session.id, publication.id, place, now, limit);
+        if let (Err(_), Some(place)) = (&granted, place) {
+            registered.places.give_back(place);
         }
+        let lease = granted?;
+        let charge = Some(Arc::new(charge));
+        self.leases.change(lease, |lease| lease.charge = charge);
+        Ok((lease, place))
     }
 
     /// Cleans up after leases that their holders have released.

@@ -1,7 +1,7 @@
 //! The entries of the table.
 
 use std::collections::BTreeSet;
-use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 
 use super::holder::Holder;
 use crate::PeerName;
@@ -10,7 +10,7 @@ use crate::server::machines::Machine;
 use crate::server::process::Process;
 
 /// A lease.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(in crate::server) struct LeaseRecord {
     /// For an expired lease, the session that has ended.
     pub session: u64,
@@ -24,47 +24,16 @@ pub(in crate::server) struct LeaseRecord {
     pub machine: Option<Machine>,
     /// Whether handles have been sent to it, or may be in flight: without them nothing is mapped.
     pub handed: bool,
-}
-
-/// A lease, and the charge for it.
-#[derive(Debug)]
-pub(in crate::server) struct Record {
-    /// Boxed, so that the table has short entries: its capacity may be twice the number of leases, and three
-    /// times that while it grows.
-    pub(super) lease: Box<LeaseRecord>,
     /// Returned when the lease is forgotten.
-    pub charge: Option<Charge>,
-}
-
-impl Deref for Record {
-    type Target = LeaseRecord;
-
-    fn deref(&self) -> &LeaseRecord {
-        &self.lease
-    }
-}
-
-impl DerefMut for Record {
-    fn deref_mut(&mut self) -> &mut LeaseRecord {
-        &mut self.lease
-    }
+    pub charge: Option<Arc<Charge>>,
 }
 
 /// A session that has ended, and the leases that ended with it.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(in crate::server) struct EndedSession {
     pub session: u64,
     pub peer: PeerName,
     pub leases: Vec<LeaseRecord>,
-}
-
-/// Why a lease was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::server) enum NoLease {
-    /// The session has ended.
-    NoSession,
-    /// The peer has reached its limit.
-    Full,
 }
 
 #[derive(Debug)]

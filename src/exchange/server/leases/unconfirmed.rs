@@ -1,12 +1,12 @@
 //! Expired leases whose holders may still have the memory mapped, until the server knows that they cannot.
 
-use super::{HolderState, Holders, Leases, Record};
+use super::{HolderState, Holders, Leases};
 
 impl Leases {
     /// Forgets an expired lease: its holder no longer exists.
     pub fn dismiss(&mut self, lease: u64) {
-        let expired = |entry: &Record| entry.holder.state == HolderState::Expired;
-        if self.leases.get(&lease).is_some_and(expired) {
+        let state = self.leases.get(&lease).map(|entry| entry.holder.state);
+        if state == Some(HolderState::Expired) {
             self.remove(lease);
         }
     }
