@@ -4,10 +4,8 @@ use std::fmt;
 
 use serde::{Serialize, Serializer};
 
-/// Bits of a length in each byte before a text: lengths are ASCII, so the whole is valid UTF-8.
-const BITS: u32 = 6;
-/// Set in all bytes of a length except the last.
-const MORE: u8 = 1 << BITS;
+/// Follows each text. It is in no name and in no pattern.
+const END: char = '\0';
 
 /// A list of texts that takes only a few bytes more than the texts themselves.
 ///
@@ -29,20 +27,18 @@ impl Texts {
         Self(String::new())
     }
 
-    /// Appends a text.
+    /// Appends a text; a NUL in it becomes U+FFFD.
     pub fn push(&mut self, text: &str) {
-        let mut len = text.len();
-        while len >= usize::from(MORE) {
-            self.0.push(char::from(len as u8 & (MORE - 1) | MORE));
-            len >>= BITS;
+        match text.contains(END) {
+            true => self.0.push_str(&text.replace(END, "\u{fffd}")),
+            false => self.0.push_str(text),
         }
-        self.0.push(char::from(len as u8));
-        self.0.push_str(text);
+        self.0.push(END);
     }
 
     /// Iterates over the texts, in order.
     pub fn iter(&self) -> Iter<'_> {
-        Iter(&self.0)
+        self.0.split_terminator(END)
     }
 
     /// Returns the number of texts.
@@ -68,24 +64,7 @@ impl Texts {
 }
 
 /// The texts of a list: see [`Texts::iter`].
-#[derive(Clone)]
-pub struct Iter<'a>(&'a str);
-
-impl<'a> Iterator for Iter<'a> {
-    type Item = &'a str;
-
-    fn next(&mut self) -> Option<&'a str> {
-        let last = self.0.bytes().position(|byte| byte & MORE == 0)?;
-        let (len, rest) = self.0.split_at_checked(last + 1)?;
-        let len = len
-            .bytes()
-            .rev()
-            .fold(0, |len, byte| len << BITS | usize::from(byte & (MORE - 1)));
-        let (text, rest) = rest.split_at_checked(len)?;
-        self.0 = rest;
-        Some(text)
-    }
-}
+pub type Iter<'a> = std::str::SplitTerminator<'a, char>;
 
 impl<'a> IntoIterator for &'a Texts {
     type Item = &'a str;
