@@ -248,20 +248,6 @@ impl ServerCore {
         });
     }
 
-    /// Limits the remembered expired leases of a publication: those of processes that have ended go first,
-    /// because they need no confirmation any more.
-    pub(super) async fn thin_out(&self) {
-        let crowd = {
-            let state = self.state();
-            match state.leases.is_crowded() {
-                true => state.leases.crowd(),
-                false => return,
-            }
-        };
-        let ended = process::ended(crowd).await;
-        self.state().leases.thin_out(&ended);
-    }
-
     /// Waits for the ends of processes that are followed since the last call.
     pub(super) fn watch_processes(self: &Arc<Self>) {
         let new = self.state().leases.take_unwatched();

@@ -304,7 +304,7 @@ impl Leases {
         };
         let mut list = in_order(&holders.live);
         list.extend(in_order(&holders.expired));
-        (list, holders.more + holders.ended)
+        (list, holders.more)
     }
 
     /// Returns the number of live leases of a publication.

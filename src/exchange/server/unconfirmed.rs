@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
+use super::ServerCore;
 use super::publish::Published;
 use super::state::Unconfirmed;
-use super::{ServerCore, process};
 
-/// How often to check whether the holders' processes still run.
+/// How often to check whether the holders' machines have restarted.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Memory whose name is gone while holders are left. Dropping it stops the tracking of these holders.
@@ -52,7 +52,7 @@ impl UnconfirmedRelease {
     /// # Cancel safety
     /// It may be dropped and called again.
     pub async fn resolved(&self) -> bool {
-        while !self.is_resolved().await {
+        while !self.is_resolved() {
             tokio::select! {
                 biased;
                 () = self.inner.ended.cancelled() => return false,
@@ -64,20 +64,9 @@ impl UnconfirmedRelease {
         !self.inner.ended.is_cancelled()
     }
 
-    async fn is_resolved(&self) -> bool {
-        let silent = {
-            let mut state = self.inner.state();
-            state.leases.dismiss_restarted(self.publication);
-            state.leases.silent(self.publication)
-        };
-        // Asks the kernel without the lock, and once for each process.
-        let ended = process::ended(silent.iter().map(|&(_, process)| process).collect()).await;
+    fn is_resolved(&self) -> bool {
         let mut state = self.inner.state();
-        for (lease, process) in silent {
-            if ended.contains(&process) {
-                state.leases.dismiss(lease);
-            }
-        }
+        state.leases.dismiss_restarted(self.publication);
         !state.leases.is_held(self.publication)
     }
 }

@@ -49,12 +49,10 @@ pub(super) struct Holders {
     pub(super) expired: BTreeSet<u64>,
     /// Expired leases that are only counted.
     pub(super) more: usize,
-    /// Expired leases that are only counted, and whose processes have ended.
-    pub(super) ended: usize,
 }
 
 impl Holders {
     pub(super) fn is_empty(&self) -> bool {
-        self.live.is_empty() && self.expired.is_empty() && self.more + self.ended == 0
+        self.live.is_empty() && self.expired.is_empty() && self.more == 0
     }
 }

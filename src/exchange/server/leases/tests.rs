@@ -55,12 +55,11 @@ fn an_expired_lease_is_forgotten_with_its_process_and_a_live_one_is_not() {
     leases.open(1, peer(1), None);
     let [known, unknown] = [(); 2].map(|()| leases.grant(1, 7, None, now, LIMIT).unwrap());
     leases.set_process(known, process);
-    assert!(leases.silent(7).is_empty(), "it is alive");
-    leases.dismiss(known);
+    assert!(leases.ended(process).is_empty(), "it is not followed");
     assert_eq!(leases.count(7), 2);
     leases.end(1);
-    assert_eq!(leases.silent(7), [(known, process)]);
-    leases.dismiss(known);
+    leases.follow_lease(known);
+    assert_eq!(leases.ended(process).len(), 1);
     assert!(leases.is_held(7));
     assert!(leases.release(2, &peer(1), unknown).is_some());
     assert!(!leases.is_held(7));
@@ -191,42 +190,12 @@ fn not_every_expired_holder_is_remembered_but_all_are_counted() {
         leases.grant(session, 7, None, now, usize::MAX).unwrap();
         leases.detach(session, now, false);
         leases.expire(now);
-        leases.thin_out(&leases.crowd());
+        leases.thin_out();
     }
     let (list, more) = leases.holders(7);
     assert_eq!((list.len(), more), (MAX_EXPIRED, 5));
     assert_eq!(list[0].since, since(5), "the oldest are forgotten");
     assert_eq!(leases.leases.len(), MAX_EXPIRED);
-}
-
-#[test]
-fn of_too_many_expired_holders_those_go_first_whose_processes_have_ended() {
-    let now = Instant::now();
-    let mut leases = Leases::default();
-    let all: Vec<_> = (0..=MAX_EXPIRED as u32).map(Process::without).collect();
-    for (session, process) in all.iter().enumerate() {
-        let session = session as u64;
-        leases.open(session, peer(1), None);
-        let lease = leases.grant(session, 7, None, now, usize::MAX).unwrap();
-        leases.set_process(lease, *process);
-        assert!(!leases.is_crowded());
-        leases.end(session);
-    }
-    assert!(leases.is_crowded());
-    let mut crowd = leases.crowd();
-    assert_eq!(crowd.len(), all.len());
-    // One of them runs.
-    crowd.remove(&all[9]);
-    leases.thin_out(&crowd);
-    assert!(!leases.is_crowded());
-    let (list, more) = leases.holders(7);
-    assert_eq!((list.len(), more), (1, MAX_EXPIRED), "they did not say it");
-    assert_eq!(leases.silent(7), [(list[0].lease, all[9])]);
-    assert!(leases.is_held(7));
-    leases.dismiss(list[0].lease);
-    assert!(!leases.is_held(7), "nobody has it mapped");
-    leases.forget(7);
-    assert!(leases.publications.is_empty() && leases.leases.is_empty());
 }
 
 /// A lease, its session, its publication, its peer, its state, and when it was granted.

@@ -4,7 +4,7 @@ use super::{HolderState, Holders, Leases};
 
 impl Leases {
     /// Forgets an expired lease: its holder no longer exists.
-    pub fn dismiss(&mut self, lease: u64) {
+    fn dismiss(&mut self, lease: u64) {
         let state = self.leases.get(&lease).map(|entry| entry.holder.state);
         if state == Some(HolderState::Expired) {
             self.remove(lease);
