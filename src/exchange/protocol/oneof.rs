@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use super::choice::{Envelope, Take, write};
 use super::message::*;
 
-/// What a server sends.
+/// A choice in a server's message.
 enum Sent {
     Answer(Answer),
     Event(Event),
