@@ -33,15 +33,16 @@
 //! | `gather`: the request | answered | `requests_in_flight` | [`REQUEST`] |
 //! | fds | they are closed | `fds_per_connection`, `fds_per_peer` | counted separately |
 
+mod sizes;
+
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
 
-use super::protocol::{Admission, Ask, Create, Event, Gather, Join, Operation};
-use super::{Error, Limits, PeerName, Refusal, Who};
+use super::{Error, Limits, PeerName, Refusal};
 use crate::per_driver::lock;
-use crate::share::{Description, Part};
+pub(crate) use sizes::*;
 
 /// A connection, while its frames are short.
 pub(crate) const CONNECTION: usize = 32 << 10;
@@ -55,14 +56,12 @@ pub(crate) const REQUEST: usize = 2 << 10;
 pub(crate) const LEASE: usize = 768;
 /// An element of a list, a map or a queue, without its bytes.
 pub(crate) const ENTRY: usize = 64;
-/// A part of a memory, with its handle, decoded and encoded.
-const PART: usize = size_of::<Part>() + 512;
 
 /// A limit on all peers together, and one on each peer.
 #[derive(Debug)]
 pub(crate) struct Accounts {
     all: Arc<Account>,
-    /// The limit on each peer, and what it limits.
+    /// The limit on each peer, and its text.
     each: (usize, &'static str),
     peers: Mutex<HashMap<PeerName, Weak<Account>>>,
 }
@@ -114,6 +113,18 @@ impl From<Over> for (Refusal, String) {
     }
 }
 
+/// Without limits.
+impl Default for Accounts {
+    fn default() -> Self {
+        let most = (usize::MAX, "");
+        Self {
+            all: Account::open(most, None, None),
+            each: most,
+            peers: Mutex::default(),
+        }
+    }
+}
+
 impl Accounts {
     /// Returns accounts for the bytes kept for peers.
     pub fn new(limits: &Limits) -> Arc<Self> {
@@ -121,13 +132,18 @@ impl Accounts {
         Self::with((limits.bytes, "bytes kept for all peers"), each)
     }
 
-    /// Returns accounts with a limit for all peers and one for each, and what each of them limits.
+    /// Returns accounts with a limit for all peers and one for each, each with a text for errors.
     pub fn with(all: (usize, &'static str), each: (usize, &'static str)) -> Arc<Self> {
         Arc::new(Self {
             all: Account::open(all, None, None),
             each,
-            peers: Mutex::default(),
+            ..Self::default()
         })
+    }
+
+    /// Returns accounts with a limit for each peer.
+    pub fn per_peer(limit: usize, what: &'static str) -> Arc<Self> {
+        Self::with((usize::MAX, ""), (limit, what))
     }
 
     /// Returns the account of a peer, the same for all of its connections.
@@ -253,74 +269,6 @@ pub(crate) fn shrink<K: Eq + std::hash::Hash, V>(map: &mut HashMap<K, V>) {
     if map.capacity() > 64 && map.len() < map.capacity() / 8 {
         map.shrink_to(map.len() * 2);
     }
-}
-
-/// Returns the bytes of a memory's description and its handles.
-pub(crate) fn memory(description: &Description) -> usize {
-    ENTRY + description.parts.len() * PART
-}
-
-/// Returns the bytes of a name that was created for a peer: its entry, its access list and its memory's
-/// description.
-pub(crate) fn name(who: &Who, description: &Description) -> usize {
-    REQUEST + who.patterns().bytes() + memory(description)
-}
-
-/// Returns the bytes that a request takes while it is answered.
-pub(crate) fn request(ask: &Ask) -> usize {
-    match ask {
-        Ask::Create(ask) => create(ask),
-        Ask::Join(ask) => join(ask),
-        Ask::Offer(offer) => REQUEST + offer.fabric.len() * 2 * ENTRY,
-        // Names are short, and so are lists of handle types. A rank's contribution to a gather has its own charge.
-        _ => REQUEST,
-    }
-}
-
-/// Returns the bytes of a request for new memory.
-pub(crate) fn create(ask: &Create) -> usize {
-    REQUEST + ask.peers.bytes()
-}
-
-/// Returns the bytes of a rank that joins.
-pub(crate) fn join(ask: &Join) -> usize {
-    let admitted = match &ask.admission {
-        Admission::Peers(peers) => peers.bytes(),
-        Admission::Secret(_) => ENTRY,
-        Admission::SamePeer => 0,
-    };
-    let reasons = ask.cannot.iter().map(|why| ENTRY + why.len());
-    let reasons: usize = reasons.sum();
-    REQUEST + admitted + reasons + ask.memory.as_ref().map_or(0, memory)
-}
-
-/// Returns the bytes of a rank that has entered a gather, and of its part of the result: its contribution, plain
-/// and encoded.
-pub(crate) fn gather(ask: &Gather) -> usize {
-    REQUEST
-        + match &ask.operation {
-            Operation::Barrier => 0,
-            Operation::Bytes(bytes) => 2 * bytes.expose().len(),
-            Operation::Memory(brought) => {
-                // A part includes its handle; handles without parts are refused.
-                let handles = brought.fabric.len() * 2 * ENTRY;
-                handles.max(brought.memory.as_ref().map_or(0, memory))
-            }
-        }
-}
-
-/// Returns the bytes of an event in a queue.
-pub(crate) fn event(event: &Event) -> usize {
-    ENTRY
-        + size_of::<Event>()
-        + match event {
-            Event::Ended(ended) => ENTRY + ended.why.reason.len() + ended.why.detail.len(),
-            Event::Published(entry) => entry.name.len() + memory(&entry.memory),
-            Event::Gone(gone) => gone.name.len(),
-            Event::Lost(lost) => lost.group.len() + lost.ranks.len() * size_of::<u32>(),
-            Event::Dismissed(why) => why.reason.len() + why.detail.len(),
-            Event::Withdrawing(_) | Event::Closing(_) => 0,
-        }
 }
 
 #[cfg(test)]

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused() {
+    fn other_texts_are_refused() {
         let long = format!("unix:/{}", "x".repeat(107));
         for text in [
             "",
@@ -166,7 +166,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_read_reads_back(text in "(tcp://|unix:/{0,5})?[a-z0-9:./\\[\\]]{0,24}") {
+        fn an_address_reads_back(text in "(tcp://|unix:/{0,5})?[a-z0-9:./\\[\\]]{0,24}") {
             if let Ok(address) = text.parse::<Address>() {
                 prop_assert_eq!(address.to_string().parse::<Address>().unwrap(), address);
             }

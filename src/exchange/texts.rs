@@ -56,7 +56,7 @@ impl Texts {
         self.0.capacity()
     }
 
-    /// Releases memory beyond what the texts need.
+    /// Releases memory that the texts do not need.
     pub(crate) fn shrunk(mut self) -> Self {
         self.0.shrink_to_fit();
         self

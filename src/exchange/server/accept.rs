@@ -213,10 +213,8 @@ async fn send(
     let limit = inner.limits.handshake;
     let bytes = encode(&greeting);
     drop(greeting);
-    let Ok(sent) = timeout_at(deadline, connection.writer.write(&bytes, &[])).await else {
-        return Err(late(&connection.label, limit));
-    };
-    sent
+    let sent = timeout_at(deadline, connection.writer.write(&bytes, &[])).await;
+    sent.unwrap_or_else(|_| Err(late(&connection.label, limit)))
 }
 
 /// Refuses a connection, and returns the reason as an error.

@@ -11,7 +11,7 @@ use crate::account::{Account, CONNECTION, Charge};
 use crate::transport::Connection;
 use crate::{Error, Result};
 
-/// What the limit on all connections limits.
+/// The text of the limit on all connections.
 pub(super) const CONNECTIONS: &str = "connections";
 
 /// Raises a gauge of the server until dropped.

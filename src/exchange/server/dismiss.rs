@@ -20,7 +20,7 @@ impl ServerCore {
         self.verify(due, now).await;
     }
 
-    /// Verifies all sessions with what is loaded now.
+    /// Verifies all sessions with the certificates that are loaded now.
     pub(super) async fn verify_all(&self) {
         let all = self.state().credentials.all();
         self.verify(all, (self.wall_clock)()).await;
@@ -82,8 +82,8 @@ impl ServerCore {
         count
     }
 
-    /// Ends a session that has just begun or resumed, if its peer was verified with what has been replaced
-    /// meanwhile.
+    /// Ends a session that has just begun or resumed, if its peer was verified with certificates that have been
+    /// replaced meanwhile.
     pub(super) fn verify_begun(&self, link: &Link, credential: Option<&Arc<Credential>>) {
         let dismiss = |reason, detail: &str| {
             let state = self.state();

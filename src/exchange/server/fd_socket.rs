@@ -21,7 +21,7 @@ use crate::{Error, Refusal, Result};
 /// The longest path of a Unix socket (`sockaddr_un` has 108 bytes, including a final NUL).
 const MAX_PATH: usize = 107;
 
-/// The fd socket's path; dropping it removes what was created for it.
+/// The fd socket's path; dropping it removes the folder that was created for it.
 #[derive(Debug)]
 pub(crate) struct FdSocketPath {
     pub path: PathBuf,

@@ -21,7 +21,7 @@ use crate::transport::HeldFd;
 /// The most handle types that a client may ask for.
 const MAX_ACCEPT: usize = 16;
 
-/// What the driver has answered in one fetch.
+/// The driver's answers in one fetch.
 #[derive(Default)]
 struct Answered {
     fds: Option<Result<Vec<HeldFd>, String>>,
@@ -195,8 +195,7 @@ impl ServerCore {
             // Another connection has taken over, and this lease could not be announced to it.
             return Err((Refusal::Expired, "the session is elsewhere".into()));
         }
-        let limit = self.limits.leases_per_peer;
-        let (lease, probe) = state.grant(session, publication, ask.probe, now, limit)?;
+        let (lease, probe) = state.grant(session, publication, ask.probe, now)?;
         if let Some(process) = &link.process {
             state.leases.set_known(lease, process);
         }
@@ -250,19 +249,16 @@ impl ServerCore {
         until: Instant,
     ) -> Result<Secret, No> {
         state.leases.change(lease, |lease| lease.handed = false);
-        let most = self.limits.tickets_per_peer;
-        let memory = Arc::clone(publication);
-        let issued = state
-            .tickets
-            .issue(lease, &session.peer, until, memory, most);
-        let ticket = match issued {
-            Ok(Some(ticket)) => return Ok(ticket),
-            Ok(None) => Err((Refusal::Limit, format!("{most} tickets of this peer"))),
-            Err(error) => Err((Refusal::Internal, error.to_string())),
-        };
-        let lease = state.leases.release(session.id, &session.peer, lease);
-        lease.iter().for_each(|lease| state.returned(lease));
-        ticket
+        let issued = self.tickets.of(&session.peer).charge(1).map_err(No::from);
+        let issued = issued.and_then(|charge| {
+            let (peer, memory) = (&session.peer, Arc::clone(publication));
+            let issued = state.tickets.issue(lease, peer, until, memory, charge);
+            issued.map_err(|error| (Refusal::Internal, error.to_string()))
+        });
+        issued.inspect_err(|_| {
+            let lease = state.leases.release(session.id, &session.peer, lease);
+            lease.iter().for_each(|lease| state.returned(lease));
+        })
     }
 
     /// Returns the fds for a ticket, which is then used up: for the peer, and its process if known.

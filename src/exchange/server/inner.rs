@@ -28,7 +28,7 @@ use crate::{Limits, PeerName, Tls};
 pub(super) struct ServerCore {
     pub(super) instance: InstanceId,
     pub(super) boot: BootId,
-    /// Lowered to what the process's fds allow.
+    /// Lowered if the process may have too few fds.
     pub(super) limits: Limits,
     /// The accounts of peers' fds.
     pub(super) fds: Arc<Accounts>,
@@ -41,9 +41,10 @@ pub(super) struct ServerCore {
     /// The accounts of peers, and of connections that have not been greeted.
     pub(super) accounts: Arc<Accounts>,
     pub(super) unknown: Arc<Account>,
-    /// Count greeted connections, and sessions.
+    /// Count greeted connections, sessions, and tickets.
     pub(super) connections: Arc<Accounts>,
     pub(super) sessions: Arc<Accounts>,
+    pub(super) tickets: Arc<Accounts>,
     /// One for each address, the fd socket last.
     pub(super) handshakes: Vec<Handshakes>,
     pub(super) heartbeat: Duration,

@@ -1,20 +1,20 @@
-//! Tracks which peers hold what: sessions, their leases, and when they end. The caller passes the time; this
-//! module does no I/O.
+//! Tracks which peers hold which memory: sessions, their leases, and when they end. The caller passes the
+//! time; this module does no I/O.
 //!
 //! A session without a connection ends at a given time, and its leases with it. Such a holder may still have
 //! the memory mapped (a stopped process cannot unmap), so it stays on the list of holders as
 //! [`HolderState::Expired`] until it says that it has released it, or the publication is forgotten.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::deadlines::Deadlines;
 use super::machines::{Machine, Machines};
 use super::outcome::No;
 use super::process::{Known, Process};
-use crate::account::shrink;
+use crate::account::{Accounts, shrink};
 use crate::numbers::Numbers;
-use crate::peer_counts::PeerCounts;
 use crate::{PeerName, Refusal};
 
 /// The most expired holders of a publication that are remembered individually.
@@ -29,7 +29,7 @@ pub(super) struct Leases {
     leases: HashMap<u64, Box<LeaseRecord>>,
     publications: HashMap<u64, Holders>,
     /// Live leases of each peer.
-    peers: PeerCounts,
+    counts: Arc<Accounts>,
     /// Leases of silent holders, until their processes have ended.
     followed: HashMap<Process, Followed>,
     /// Followed processes that no task waits for yet.
@@ -44,6 +44,14 @@ pub(super) struct Leases {
 }
 
 impl Leases {
+    /// Creates an empty table for at most `limit` live leases of each peer.
+    pub fn new(limit: usize) -> Self {
+        Self {
+            counts: Accounts::per_peer(limit, "leases of this peer"),
+            ..Self::default()
+        }
+    }
+
     /// Adds a session that has a connection, and its machine.
     pub fn open(&mut self, session: u64, peer: PeerName, machine: Option<Machine>) {
         if let Some(machine) = machine {
@@ -80,21 +88,17 @@ impl Leases {
         false
     }
 
-    /// Grants a lease if the peer has fewer than `limit`.
+    /// Grants a lease.
     pub fn grant(
         &mut self,
         session: u64,
         publication: u64,
         probe: Option<u64>,
         now: Instant,
-        limit: usize,
     ) -> Result<u64, No> {
         let no_session = || (Refusal::Expired, "the session has ended".into());
         let entry = self.sessions.get_mut(&session).ok_or_else(no_session)?;
-        if self.peers.of(&entry.peer) >= limit {
-            return Err((Refusal::Limit, format!("{limit} leases of this peer")));
-        }
-        self.peers.add(&entry.peer, 1);
+        let counted = self.counts.of(&entry.peer).charge(1)?;
         let lease = self.numbers.next();
         entry.leases.insert(lease);
         let holders = self.publications.entry(publication).or_default();
@@ -114,6 +118,7 @@ impl Leases {
             process: None,
             machine: entry.machine,
             handed: true,
+            counted: Some(Arc::new(counted)),
             charge: None,
         };
         self.leases.insert(lease, Box::new(new));
@@ -264,8 +269,8 @@ impl Leases {
             return None;
         }
         record.holder.state = HolderState::Expired;
+        record.counted = None;
         let record = LeaseRecord::clone(record);
-        self.peers.take(&record.holder.peer, 1);
         let publication = record.publication;
         let holders = self.publications.entry(publication).or_default();
         holders.live.remove(&lease);
@@ -316,7 +321,7 @@ impl Leases {
 
     /// Returns the number of live leases.
     pub fn live(&self) -> usize {
-        self.peers.all()
+        self.counts.used()
     }
 
     /// Returns the number of sessions.
@@ -326,7 +331,8 @@ impl Leases {
     }
 
     fn remove(&mut self, lease: u64) -> Option<LeaseRecord> {
-        let record = *self.leases.remove(&lease)?;
+        let mut record = *self.leases.remove(&lease)?;
+        record.counted = None;
         shrink(&mut self.leases);
         self.unfollow(record.process, lease);
         if let Some(holders) = self.publications.get_mut(&record.publication) {
@@ -337,11 +343,9 @@ impl Leases {
                 shrink(&mut self.publications);
             }
         }
-        if record.holder.state != HolderState::Expired {
-            self.peers.take(&record.holder.peer, 1);
-            if let Some(entry) = self.sessions.get_mut(&record.session) {
-                entry.leases.remove(&lease);
-            }
+        // An expired lease is of no session any more.
+        if let Some(entry) = self.sessions.get_mut(&record.session) {
+            entry.leases.remove(&lease);
         }
         Some(record)
     }

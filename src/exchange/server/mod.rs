@@ -138,11 +138,14 @@ impl Server {
 
     /// As [`end_sessions`](Self::end_sessions), for several peers.
     pub fn end_sessions_if(&self, of: impl Fn(&PeerName) -> bool) -> usize {
+        self.dismiss_if(of, "this peer is no longer admitted")
+    }
+
+    fn dismiss_if(&self, of: impl Fn(&PeerName) -> bool, detail: &str) -> usize {
         let inner = &self.handle.inner;
         let state = inner.state();
         let theirs = state.sessions.iter().filter(|session| of(&session.peer));
         let theirs: Vec<u64> = theirs.map(|session| session.id).collect();
-        let detail = "this peer is no longer admitted";
         inner.dismiss(state, &theirs, Refusal::Forbidden, detail)
     }
 
@@ -158,13 +161,11 @@ impl Server {
             return Err(Error::invalid("peers", why));
         }
         lock(&inner.peers).clone_from(&peers);
-        let state = inner.state();
-        let refused = state.sessions.iter().filter(|session| match session.peer {
-            PeerName::User(uid) => !peers.admits_user(uid),
+        let refused = |peer: &PeerName| match peer {
+            PeerName::User(uid) => !peers.admits_user(*uid),
             _ => false,
-        });
-        let refused: Vec<u64> = refused.map(|session| session.id).collect();
-        inner.dismiss(state, &refused, Refusal::Forbidden, dismiss::NO_USER);
+        };
+        self.dismiss_if(refused, dismiss::NO_USER);
         Ok(())
     }
 
@@ -254,7 +255,7 @@ impl Server {
             ));
         }
         let sessions = inner.state().clear();
-        // No session returns for what groups keep.
+        // No session returns to its groups.
         for session in sessions {
             inner.groups.gone(session.id);
             inner

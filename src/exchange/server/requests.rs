@@ -69,7 +69,7 @@ pub(super) fn takes_fds(link: &Link) -> bool {
     link.session.is_kept()
 }
 
-/// Returns the request to enter a gather, without what the rank gives.
+/// Returns the request to enter a gather, without the rank's contribution.
 pub(super) fn entering(ask: &Ask) -> Option<Gather> {
     match ask {
         Ask::Gather(ask) if ask.first.is_none() => Some(Gather {

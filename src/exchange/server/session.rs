@@ -88,7 +88,7 @@ fn news_bytes(name: &str) -> usize {
 pub(super) enum Next {
     /// Send this.
     Notice(Event),
-    /// Send what is under this name now; that it is gone only if the peer could see it before.
+    /// Send the entry under this name now, or, if the peer could see it before, that it is gone.
     News(Arc<str>, bool),
     /// Wait.
     Nothing,
@@ -199,7 +199,7 @@ impl ServerSession {
         self.wake.notify_one();
     }
 
-    /// Returns what `connection` is to do next.
+    /// Returns the next step of `connection`.
     pub fn next(&self, connection: u64) -> Next {
         let mut outbox = self.outbox();
         if outbox.connection != connection {
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_read_is_dropped() {
+    fn a_peer_that_does_not_read_is_dropped() {
         let one = session(1);
         one.tell(closing(1));
         assert_eq!(one.next(10), Next::Notice(closing(1)));
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_is_charged_until_it_is_told() {
+    fn queued_notices_are_charged_until_they_are_sent() {
         let session = session_within(usize::MAX, SESSION + PREPAID);
         let mut told = 0;
         while !session.outbox().overflown {

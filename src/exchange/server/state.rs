@@ -64,9 +64,10 @@ pub(super) struct ServerState {
 }
 
 impl ServerState {
-    /// Creates an empty state.
-    pub fn new(audit: Arc<Audit>) -> Self {
+    /// Creates an empty state, for at most so many leases of each peer.
+    pub fn new(audit: Arc<Audit>, leases_per_peer: usize) -> Self {
         Self {
+            leases: Leases::new(leases_per_peer),
             audit,
             ..Self::default()
         }
@@ -83,7 +84,7 @@ impl ServerState {
         self.session_numbers.next()
     }
 
-    /// Returns what is under a name, for a peer that may fetch it.
+    /// Returns the publication under a name, for a peer that may fetch it.
     pub fn find(&self, name: &str, peer: &PeerName) -> Option<&Registered> {
         let registered = self.publications.get(self.names.get(name)?)?;
         registered.who.admits(peer).then_some(registered)
@@ -257,7 +258,6 @@ impl ServerState {
         publication: &Publication,
         probe: bool,
         now: Instant,
-        limit: usize,
     ) -> Result<(u64, Option<u64>), No> {
         let gone = || (Refusal::NotFound, "it has just been withdrawn".to_owned());
         let registered = self.publications.get_mut(&publication.id);
@@ -273,7 +273,7 @@ impl ServerState {
             true => registered.places.take(),
             false => None,
         };
-        let granted = (self.leases).grant(session.id, publication.id, place, now, limit);
+        let granted = (self.leases).grant(session.id, publication.id, place, now);
         if let (Err(_), Some(place)) = (&granted, place) {
             registered.places.give_back(place);
         }
@@ -340,7 +340,7 @@ impl ServerState {
         self.unwatch(session);
     }
 
-    /// Returns what is woken when a name changes; [`leave`](Self::leave) returns it.
+    /// Returns a [`Notify`] that a change of the name wakes; [`leave`](Self::leave) returns it.
     pub fn await_name(&mut self, name: &str) -> Arc<Notify> {
         let (notify, count) = self.waiters.entry(name.to_owned()).or_default();
         *count += 1;

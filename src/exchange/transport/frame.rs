@@ -172,15 +172,9 @@ impl FrameReader {
             let reading = self.stream.read(room, left);
             let result = match self.until {
                 None => reading.await,
-                Some(until) => match timeout_at(until, reading).await {
-                    Ok(result) => result,
-                    Err(_) => {
-                        return Err(Error::timed_out(
-                            format!("a frame from {}", self.peer),
-                            self.within,
-                        ));
-                    }
-                },
+                Some(until) => timeout_at(until, reading).await.map_err(|_| {
+                    Error::timed_out(format!("a frame from {}", self.peer), self.within)
+                })?,
             };
             let (count, fds) = result.map_err(|error| match error.kind() {
                 std::io::ErrorKind::InvalidData if matches!(self.stream, Reading::Unix(_)) => {
@@ -304,17 +298,12 @@ impl FrameWriter {
         let mut whole = Zeroizing::new(Vec::with_capacity(HEADER + bytes.len()));
         whole.extend_from_slice(&length.to_be_bytes());
         whole.extend_from_slice(bytes);
-        match timeout(self.within, self.stream.write(&whole, fds)).await {
-            Ok(Ok(())) => {
-                self.broken = false;
-                Ok(())
-            }
-            Ok(Err(error)) => Err(tls::explain(&self.peer, "writing", &error)),
-            Err(_) => Err(Error::timed_out(
-                format!("writing to {}", self.peer),
-                self.within,
-            )),
-        }
+        let written = timeout(self.within, self.stream.write(&whole, fds)).await;
+        written
+            .map_err(|_| Error::timed_out(format!("writing to {}", self.peer), self.within))?
+            .map_err(|error| tls::explain(&self.peer, "writing", &error))?;
+        self.broken = false;
+        Ok(())
     }
 
     /// Ends the stream, so that the peer's reader ends; the connection's own reader continues. Ignores

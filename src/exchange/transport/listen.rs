@@ -180,14 +180,9 @@ impl Incoming {
     /// [`NotTrusted`](crate::ShareError::NotTrusted), [`Protocol`](crate::ShareError::Protocol),
     /// [`PeerLost`](crate::ShareError::PeerLost), [`TimedOut`](crate::ShareError::TimedOut): the connection is closed.
     pub(crate) async fn handshake(self, limit: Duration) -> Result<Connection> {
-        let remote = self.remote.clone();
-        match timeout(limit, self.shake()).await {
-            Ok(result) => result,
-            Err(_) => Err(Error::timed_out(
-                format!("the handshake of {remote}"),
-                limit,
-            )),
-        }
+        let what = format!("the handshake of {}", self.remote);
+        let shaken = timeout(limit, self.shake()).await;
+        shaken.unwrap_or_else(|_| Err(Error::timed_out(what, limit)))
     }
 
     async fn shake(self) -> Result<Connection> {
@@ -222,7 +217,7 @@ impl Incoming {
 }
 
 /// Lets the alert with the reason arrive: closing a connection with unread bytes resets it, and a reset
-/// overtakes what was sent.
+/// overtakes the bytes before it.
 async fn linger(mut stream: TcpStream) {
     let (most, time) = LINGER;
     let reading = async {

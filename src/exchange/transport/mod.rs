@@ -212,12 +212,9 @@ pub(crate) async fn connect(
     limits: &Limits,
 ) -> Result<Connection, Unconnected> {
     let connecting = connect_now(address, security, peers, limits);
-    match timeout(limits.handshake, connecting).await {
-        Ok(result) => result,
-        Err(_) => {
-            Err(Error::timed_out(format!("connecting to {address}"), limits.handshake).into())
-        }
-    }
+    let late = || Error::timed_out(format!("connecting to {address}"), limits.handshake);
+    let connected = timeout(limits.handshake, connecting).await;
+    connected.unwrap_or_else(|_| Err(late().into()))
 }
 
 async fn connect_now(

@@ -24,7 +24,9 @@ pub(in crate::server) struct LeaseRecord {
     pub machine: Option<Machine>,
     /// Whether handles have been sent to it, or may be in flight: without them nothing is mapped.
     pub handed: bool,
-    /// Returned when the lease is forgotten.
+    /// To the limit on the peer's leases, while it is live.
+    pub counted: Option<Arc<Charge>>,
+    /// For its bytes, until the lease is forgotten.
     pub charge: Option<Arc<Charge>>,
 }
 

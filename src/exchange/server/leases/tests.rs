@@ -5,7 +5,6 @@ use proptest::prelude::*;
 use super::*;
 
 const LIFE: Duration = Duration::from_secs(30);
-const LIMIT: usize = 1000;
 
 fn peer(n: u32) -> PeerName {
     PeerName::User(n)
@@ -16,7 +15,7 @@ fn a_lease_lives_while_its_session_does() {
     let now = Instant::now();
     let mut leases = Leases::default();
     leases.open(1, peer(1), None);
-    let lease = leases.grant(1, 7, Some(64), now, LIMIT).unwrap();
+    let lease = leases.grant(1, 7, Some(64), now).unwrap();
     assert_eq!(leases.get(1, lease).unwrap().probe, Some(64));
     assert!(leases.get(2, lease).is_none());
     assert!(!leases.detach(1, now + LIFE, false));
@@ -31,7 +30,7 @@ fn a_silent_holders_release_is_unconfirmed_until_it_speaks() {
     let now = Instant::now();
     let mut leases = Leases::default();
     leases.open(1, peer(1), None);
-    let lease = leases.grant(1, 7, None, now, LIMIT).unwrap();
+    let lease = leases.grant(1, 7, None, now).unwrap();
     leases.detach(1, now + LIFE, false);
     assert_eq!(leases.deadline(), Some(now + LIFE));
     let ended = leases.expire(now + LIFE);
@@ -53,7 +52,7 @@ fn an_expired_lease_is_forgotten_with_its_process_and_a_live_one_is_not() {
     let mut leases = Leases::default();
     let process = Process::of(std::process::id()).unwrap();
     leases.open(1, peer(1), None);
-    let [known, unknown] = [(); 2].map(|()| leases.grant(1, 7, None, now, LIMIT).unwrap());
+    let [known, unknown] = [(); 2].map(|()| leases.grant(1, 7, None, now).unwrap());
     leases.set_process(known, process);
     assert!(leases.ended(process).is_empty(), "it is not followed");
     assert_eq!(leases.count(7), 2);
@@ -71,7 +70,7 @@ fn no_release_is_unconfirmed_if_the_ticket_was_never_redeemed() {
     let mut leases = Leases::default();
     leases.open(1, peer(1), None);
     let [redeemed, unused] = [7, 8].map(|memory| {
-        let lease = leases.grant(1, memory, None, now, LIMIT).unwrap();
+        let lease = leases.grant(1, memory, None, now).unwrap();
         leases.change(lease, |lease| lease.handed = false);
         lease
     });
@@ -91,14 +90,14 @@ fn nobody_knows_whether_a_later_local_session_is_the_silent_holder() {
     let now = Instant::now();
     let mut leases = Leases::default();
     leases.open(1, PeerName::Local, None);
-    let lease = leases.grant(1, 7, None, now, LIMIT).unwrap();
+    let lease = leases.grant(1, 7, None, now).unwrap();
     leases.detach(1, now, false);
     leases.expire(now);
     leases.open(2, PeerName::Local, None);
     assert!(leases.release(2, &PeerName::Local, lease).is_none());
     assert_eq!(leases.holders(7).0[0].state, HolderState::Expired);
     // A live lease is released by its own session.
-    let lease = leases.grant(2, 8, None, now, LIMIT).unwrap();
+    let lease = leases.grant(2, 8, None, now).unwrap();
     assert!(leases.release(2, &PeerName::Local, lease).is_some());
 }
 
@@ -108,7 +107,7 @@ fn only_its_session_releases_a_live_lease() {
     let mut leases = Leases::default();
     leases.open(1, peer(1), None);
     leases.open(2, peer(1), None);
-    let lease = leases.grant(1, 7, None, now, LIMIT).unwrap();
+    let lease = leases.grant(1, 7, None, now).unwrap();
     assert!(leases.release(2, &peer(1), lease).is_none());
     assert!(leases.release(1, &peer(1), lease).is_some());
     assert!(leases.release(1, &peer(1), lease).is_none());
@@ -129,32 +128,29 @@ fn a_session_that_holds_nothing_ends_with_its_connection() {
 #[test]
 fn limits_are_each_peers_own() {
     let now = Instant::now();
-    let mut leases = Leases::default();
+    let mut leases = Leases::new(2);
     leases.open(1, peer(1), None);
     leases.open(2, peer(1), None);
     leases.open(3, peer(2), None);
-    let first = leases.grant(1, 7, None, now, 2).unwrap();
-    leases.grant(2, 7, None, now, 2).unwrap();
-    assert_eq!(
-        leases.grant(1, 7, None, now, 2).unwrap_err().0,
-        Refusal::Limit
-    );
-    leases.grant(3, 7, None, now, 2).unwrap();
+    let first = leases.grant(1, 7, None, now).unwrap();
+    leases.grant(2, 7, None, now).unwrap();
+    assert_eq!(leases.grant(1, 7, None, now).unwrap_err().0, Refusal::Limit);
+    leases.grant(3, 7, None, now).unwrap();
     leases.release(1, &peer(1), first).unwrap();
-    leases.grant(1, 7, None, now, 2).unwrap();
+    leases.grant(1, 7, None, now).unwrap();
     assert_eq!(
-        leases.grant(9, 7, None, now, 2).unwrap_err().0,
+        leases.grant(9, 7, None, now).unwrap_err().0,
         Refusal::Expired
     );
 }
 
 #[test]
-fn what_never_arrived_ends_when_the_session_resumes() {
+fn a_grant_that_never_arrived_ends_when_the_session_resumes() {
     let now = Instant::now();
     let mut leases = Leases::default();
     leases.open(1, peer(1), None);
-    let had = leases.grant(1, 7, None, now, LIMIT).unwrap();
-    let lost = leases.grant(1, 7, None, now, LIMIT).unwrap();
+    let had = leases.grant(1, 7, None, now).unwrap();
+    let lost = leases.grant(1, 7, None, now).unwrap();
     let (dropped, unknown) = leases.keep_only(1, &[had, u64::MAX]);
     assert_eq!(dropped.len(), 1);
     assert_eq!((dropped[0].holder.lease, unknown), (lost, vec![u64::MAX]));
@@ -167,7 +163,7 @@ fn a_publication_ends_with_all_its_leases() {
     let mut leases = Leases::default();
     for session in 1..=3 {
         leases.open(session, peer(session as u32), None);
-        leases.grant(session, 7, None, now, LIMIT).unwrap();
+        leases.grant(session, 7, None, now).unwrap();
     }
     leases.detach(3, now, false);
     leases.expire(now);
@@ -187,7 +183,7 @@ fn not_every_expired_holder_is_remembered_but_all_are_counted() {
     for session in 0..MAX_EXPIRED as u64 + 5 {
         leases.open(session, peer(1), None);
         let now = since(session);
-        leases.grant(session, 7, None, now, usize::MAX).unwrap();
+        leases.grant(session, 7, None, now).unwrap();
         leases.detach(session, now, false);
         leases.expire(now);
         leases.thin_out();
@@ -257,7 +253,7 @@ proptest! {
     fn it_agrees_with_lists(steps in steps()) {
         let second = Duration::from_secs(1);
         let mut now = Instant::now();
-        let mut table = Leases::default();
+        let mut table = Leases::new(4);
         let mut naive = Naive::default();
         let mut granted_ever = Vec::new();
         // Sessions' numbers are never reused: each opening is a new one.
@@ -296,7 +292,7 @@ proptest! {
                 }
                 Step::Grant(slot, publication) => {
                     let s = real[slot as usize];
-                    let granted = table.grant(s, publication, None, now, 4);
+                    let granted = table.grant(s, publication, None, now);
                     let Some(&(_, who, _)) = naive.sessions.iter().find(|e| e.0 == s) else {
                         prop_assert_eq!(granted.unwrap_err().0, Refusal::Expired);
                         continue;
@@ -384,7 +380,7 @@ fn a_process_is_waited_for_only_while_a_lease_of_it_is_followed() {
     let process = Process::without(1);
     leases.open(1, peer(1), None);
     let [one, two] = [(); 2].map(|()| {
-        let lease = leases.grant(1, 7, None, now, LIMIT).unwrap();
+        let lease = leases.grant(1, 7, None, now).unwrap();
         leases.set_process(lease, process);
         lease
     });
@@ -398,7 +394,7 @@ fn a_process_is_waited_for_only_while_a_lease_of_it_is_followed() {
     leases.release(1, &peer(1), two).unwrap();
     assert_eq!(end.try_recv(), Err(TryRecvError::Closed));
 
-    let lease = leases.grant(1, 7, None, now, LIMIT).unwrap();
+    let lease = leases.grant(1, 7, None, now).unwrap();
     leases.set_process(lease, process);
     leases.follow(1);
     let (_, mut end) = leases.take_unwatched().pop().unwrap();

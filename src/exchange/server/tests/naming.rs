@@ -308,7 +308,7 @@ impl Allocate for Hesitant {
 // One thread, whose tasks run in the order of their wakeups: the answer is ready when the connection's task
 // sees that the server ends, and is sent anyway.
 #[tokio::test]
-async fn what_was_decided_before_the_end_is_told() {
+async fn answers_from_before_the_end_are_sent() {
     let driver = driver();
     let hesitant = Arc::new(Hesitant::default());
     let server = loopback().allocator(hesitant.clone());
