@@ -193,15 +193,9 @@ impl Leases {
 
     /// Marks the live leases of a publication as recalled; returns them with their sessions.
     pub fn withdraw(&mut self, publication: u64) -> Vec<(u64, u64)> {
-        let mut told = Vec::new();
-        let live = self.publications.get(&publication).map(|h| &h.live);
-        for lease in live.into_iter().flatten() {
-            if let Some(entry) = self.leases.get_mut(lease) {
-                entry.holder.state = HolderState::Withdrawing;
-                told.push((entry.session, *lease));
-            }
-        }
-        told
+        let live = self.publications.get(&publication).map(|h| h.live.clone());
+        let recall = |lease| Some((self.recall(lease)?, lease));
+        live.into_iter().flatten().filter_map(recall).collect()
     }
 
     /// Marks a live lease as recalled; returns its session.
@@ -216,16 +210,15 @@ impl Leases {
 
     /// Ends all leases of a publication, including expired ones; returns those that were live.
     pub fn forget(&mut self, publication: u64) -> Vec<LeaseRecord> {
-        let Some(holders) = self.publications.get(&publication) else {
+        let Some(holders) = self.publications.remove(&publication) else {
             return Vec::new();
         };
-        let (live, expired) = (holders.live.clone(), holders.expired.clone());
-        let live = live.into_iter().filter_map(|l| self.remove(l)).collect();
-        for lease in expired {
+        self.crowded.remove(&publication);
+        let live = holders.live.into_iter();
+        let live = live.filter_map(|l| self.remove(l)).collect();
+        for lease in holders.expired {
             self.remove(lease);
         }
-        self.publications.remove(&publication);
-        self.crowded.remove(&publication);
         live
     }
 

@@ -65,15 +65,14 @@ impl Outbox {
         }
     }
 
-    fn clear_news(&mut self) {
-        let bytes = self.news.keys().map(|name| news_bytes(name)).sum();
+    /// Drops the changed names, and with `notices` the notices too.
+    fn clear(&mut self, notices: bool) {
+        let mut bytes: usize = self.news.keys().map(|name| news_bytes(name)).sum();
         self.news.clear();
-        self.shrink(bytes);
-    }
-
-    fn clear_notices(&mut self) {
-        let bytes = self.notices.iter().map(account::event).sum();
-        self.notices.clear();
+        if notices {
+            bytes += self.notices.iter().map(account::event).sum::<usize>();
+            self.notices.clear();
+        }
         self.shrink(bytes);
     }
 }
@@ -146,10 +145,7 @@ impl ServerSession {
         let mut outbox = self.outbox();
         outbox.connection = connection;
         outbox.overflown = false;
-        outbox.clear_news();
-        if afresh {
-            outbox.clear_notices();
-        }
+        outbox.clear(afresh);
         drop(outbox);
         // For the previous connection, in whichever of the two it waits; the other one checks anyway.
         self.wake.notify_waiters();

@@ -56,7 +56,7 @@ pub struct ServerStats {
     pub refusals: BTreeMap<String, u64>,
 }
 
-/// Returns one of the numbers.
+/// A function that returns one of the numbers.
 pub(super) type Gauge = fn(&mut ServerStats) -> &mut u64;
 
 /// The numbers that change as events happen; the others are 0 here.

@@ -75,9 +75,8 @@ impl<T> Tickets<T> {
 
     /// Removes expired tickets.
     pub fn expire(&mut self, now: Instant) {
-        let over = self.0.iter().filter(|(_, ticket)| ticket.until <= now);
-        let over: Vec<u64> = over.map(|(&key, _)| key).collect();
-        over.into_iter().for_each(|key| self.forget(key));
+        self.0.retain(|_, ticket| now < ticket.until);
+        shrink(&mut self.0);
     }
 
     /// Returns whether there are none.
