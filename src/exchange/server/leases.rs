@@ -348,7 +348,6 @@ mod expired;
 mod followed;
 mod holder;
 mod record;
-mod unconfirmed;
 
 use followed::Followed;
 pub(super) use holder::describe;

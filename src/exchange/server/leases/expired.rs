@@ -1,4 +1,4 @@
-//! Limits how many expired leases are remembered individually.
+//! Expired leases whose holders may still have the memory mapped, until the server knows that they cannot.
 
 use super::{Leases, MAX_EXPIRED};
 
@@ -22,5 +22,26 @@ impl Leases {
                 self.unfollow(process, lease);
             }
         }
+    }
+
+    /// Forgets the expired leases of a publication whose holders' machines have restarted.
+    pub fn dismiss_restarted(&mut self, publication: u64) {
+        let expired = self.publications.get(&publication).map(|h| &h.expired);
+        let restarted = |lease: &u64| {
+            self.leases.get(lease).is_some_and(|entry| {
+                let machine = entry.machine.as_ref();
+                machine.is_some_and(|m| self.machines.have_restarted(&entry.holder.peer, m))
+            })
+        };
+        let gone = expired.into_iter().flatten().copied().filter(restarted);
+        for lease in gone.collect::<Vec<_>>() {
+            self.remove(lease);
+        }
+    }
+
+    /// Returns whether a publication has holders, or may have them.
+    pub fn is_held(&self, publication: u64) -> bool {
+        // The table has no entries without holders.
+        self.publications.contains_key(&publication)
     }
 }
