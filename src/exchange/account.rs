@@ -33,15 +33,16 @@
 //! | `gather`: the request | answered | `requests_in_flight` | [`REQUEST`] |
 //! | fds | they are closed | `fds_per_connection`, `fds_per_peer` | counted separately |
 
+mod sizes;
+
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
-use super::protocol::{Admission, Ask, Create, Event, Gather, Join, Operation};
-use super::{Limits, PeerName, Who};
+use super::{Error, Limits, PeerName, Refusal};
 use crate::per_driver::lock;
-use crate::share::{Description, Part};
+pub(crate) use sizes::*;
 
 /// A connection, while its frames are short.
 pub(crate) const CONNECTION: usize = 32 << 10;
@@ -55,29 +56,28 @@ pub(crate) const REQUEST: usize = 2 << 10;
 pub(crate) const LEASE: usize = 768;
 /// An element of a list, a map or a queue, without its bytes.
 pub(crate) const ENTRY: usize = 64;
-/// A part of a memory, with its handle, decoded and encoded.
-const PART: usize = size_of::<Part>() + 512;
 
-/// The accounts of a server's peers.
+/// A limit on all peers together, and one on each peer.
 #[derive(Debug)]
 pub(crate) struct Accounts {
-    limit: usize,
-    per_peer: usize,
-    all: AtomicUsize,
+    all: Arc<Account>,
+    /// The limit on each peer, and its text.
+    each: (usize, &'static str),
     peers: Mutex<HashMap<PeerName, Weak<Account>>>,
 }
 
-/// The account of a peer.
+/// A sum with a limit. It is part of the sum of the account above it.
 #[derive(Debug)]
 pub(crate) struct Account {
-    accounts: Arc<Accounts>,
-    /// `None` for all connections together that have not been greeted.
-    peer: Option<PeerName>,
     limit: usize,
-    own: AtomicUsize,
+    what: &'static str,
+    used: AtomicUsize,
+    above: Option<Arc<Account>>,
+    /// Where the account of a peer is listed.
+    listed: Option<(Arc<Accounts>, PeerName)>,
 }
 
-/// Bytes that are kept for a peer until this is dropped.
+/// Bytes, or other things, that are kept for a peer until this is dropped.
 #[derive(Debug)]
 #[must_use = "dropped, it gives its bytes back"]
 pub(crate) struct Charge {
@@ -85,7 +85,7 @@ pub(crate) struct Charge {
     bytes: usize,
 }
 
-/// A limit of bytes that would be exceeded.
+/// A limit that would be exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Over {
     /// The limited resource.
@@ -99,53 +99,98 @@ impl fmt::Display for Over {
     }
 }
 
-impl Accounts {
-    pub fn new(limits: &Limits) -> Arc<Self> {
-        Arc::new(Self {
-            limit: limits.bytes,
-            per_peer: limits.bytes_per_peer,
-            all: AtomicUsize::new(0),
+impl From<Over> for Error {
+    fn from(Over { what, limit }: Over) -> Self {
+        let limit = limit as u64;
+        Self::LimitReached { what, limit }
+    }
+}
+
+/// For an answer to a peer.
+impl From<Over> for (Refusal, String) {
+    fn from(over: Over) -> Self {
+        (Refusal::Limit, over.to_string())
+    }
+}
+
+/// Without limits.
+impl Default for Accounts {
+    fn default() -> Self {
+        let most = (usize::MAX, "");
+        Self {
+            all: Account::open(most, None, None),
+            each: most,
             peers: Mutex::default(),
+        }
+    }
+}
+
+impl Accounts {
+    /// Returns accounts for the bytes kept for peers.
+    pub fn new(limits: &Limits) -> Arc<Self> {
+        let each = (limits.bytes_per_peer, "bytes kept for this peer");
+        Self::with((limits.bytes, "bytes kept for all peers"), each)
+    }
+
+    /// Returns accounts with a limit for all peers and one for each, each with a text for errors.
+    pub fn with(all: (usize, &'static str), each: (usize, &'static str)) -> Arc<Self> {
+        Arc::new(Self {
+            all: Account::open(all, None, None),
+            each,
+            ..Self::default()
         })
+    }
+
+    /// Returns accounts with a limit for each peer.
+    pub fn per_peer(limit: usize, what: &'static str) -> Arc<Self> {
+        Self::with((usize::MAX, ""), (limit, what))
     }
 
     /// Returns the account of a peer, the same for all of its connections.
     pub fn of(self: &Arc<Self>, peer: &PeerName) -> Arc<Account> {
-        let mut peers = self.peers();
+        let mut peers = lock(&self.peers);
         if let Some(account) = peers.get(peer).and_then(Weak::upgrade) {
             return account;
         }
-        let account = self.open(Some(peer.clone()), self.per_peer);
+        let listed = Some((Arc::clone(self), peer.clone()));
+        let account = Account::open(self.each, Some(&self.all), listed);
         peers.insert(peer.clone(), Arc::downgrade(&account));
         account
     }
 
     /// Returns an account for connections whose peer is not known yet: a quarter of all bytes, so that the
     /// rest is left to greeted connections.
-    pub fn unknown(self: &Arc<Self>) -> Arc<Account> {
-        self.open(None, self.limit / 4)
+    pub fn unknown(&self) -> Arc<Account> {
+        let what = "bytes kept for connections without a greeting";
+        self.all.below(self.all.limit / 4, what)
     }
 
-    fn open(self: &Arc<Self>, peer: Option<PeerName>, limit: usize) -> Arc<Account> {
-        Arc::new(Account {
-            accounts: Arc::clone(self),
-            peer,
-            limit,
-            own: AtomicUsize::new(0),
-        })
-    }
-
-    /// Returns how many bytes are kept for all peers.
-    pub fn bytes(&self) -> usize {
-        self.all.load(Relaxed)
-    }
-
-    fn peers(&self) -> MutexGuard<'_, HashMap<PeerName, Weak<Account>>> {
-        lock(&self.peers)
+    /// Returns the sum of all peers.
+    pub fn used(&self) -> usize {
+        self.all.used.load(Relaxed)
     }
 }
 
 impl Account {
+    fn open(
+        (limit, what): (usize, &'static str),
+        above: Option<&Arc<Self>>,
+        listed: Option<(Arc<Accounts>, PeerName)>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            limit,
+            what,
+            used: AtomicUsize::new(0),
+            above: above.cloned(),
+            listed,
+        })
+    }
+
+    /// Returns a new account below this one.
+    pub fn below(self: &Arc<Self>, limit: usize, what: &'static str) -> Arc<Self> {
+        Self::open((limit, what), Some(self), None)
+    }
+
     /// Charges `bytes` more.
     ///
     /// # Errors
@@ -159,32 +204,28 @@ impl Account {
     }
 
     fn add(&self, bytes: usize) -> Result<(), Over> {
-        let add = |counter: &AtomicUsize, what, limit| {
-            let sum = |now: usize| now.checked_add(bytes).filter(|sum| *sum <= limit);
-            let added = counter.fetch_update(Relaxed, Relaxed, sum);
-            added.map(drop).map_err(|_| Over { what, limit })
-        };
-        let what = match self.peer {
-            Some(_) => "bytes kept for this peer",
-            None => "bytes kept for connections without a greeting",
-        };
-        add(&self.own, what, self.limit)?;
-        let accounts = &self.accounts;
-        add(&accounts.all, "bytes kept for all peers", accounts.limit).inspect_err(|_| {
-            self.own.fetch_sub(bytes, Relaxed);
+        let (what, limit) = (self.what, self.limit);
+        let sum = |now: usize| now.checked_add(bytes).filter(|sum| *sum <= limit);
+        let added = self.used.fetch_update(Relaxed, Relaxed, sum);
+        added.map_err(|_| Over { what, limit })?;
+        let above = self.above.as_ref().map_or(Ok(()), |above| above.add(bytes));
+        above.inspect_err(|_| {
+            self.used.fetch_sub(bytes, Relaxed);
         })
     }
 
     fn take(&self, bytes: usize) {
-        self.own.fetch_sub(bytes, Relaxed);
-        self.accounts.all.fetch_sub(bytes, Relaxed);
+        self.used.fetch_sub(bytes, Relaxed);
+        if let Some(above) = &self.above {
+            above.take(bytes);
+        }
     }
 }
 
 impl Drop for Account {
     fn drop(&mut self) {
-        if let Some(peer) = &self.peer {
-            let mut peers = self.accounts.peers();
+        if let Some((accounts, peer)) = &self.listed {
+            let mut peers = lock(&accounts.peers);
             // Another account may have been opened meanwhile.
             if peers.get(peer).is_some_and(|open| open.strong_count() == 0) {
                 peers.remove(peer);
@@ -230,74 +271,6 @@ pub(crate) fn shrink<K: Eq + std::hash::Hash, V>(map: &mut HashMap<K, V>) {
     }
 }
 
-/// Returns the bytes of a memory's description and its handles.
-pub(crate) fn memory(description: &Description) -> usize {
-    ENTRY + description.parts.len() * PART
-}
-
-/// Returns the bytes of a name that was created for a peer: its entry, its access list and its memory's
-/// description.
-pub(crate) fn name(who: &Who, description: &Description) -> usize {
-    REQUEST + who.patterns().bytes() + memory(description)
-}
-
-/// Returns the bytes that a request takes while it is answered.
-pub(crate) fn request(ask: &Ask) -> usize {
-    match ask {
-        Ask::Create(ask) => create(ask),
-        Ask::Join(ask) => join(ask),
-        Ask::Offer(offer) => REQUEST + offer.fabric.len() * 2 * ENTRY,
-        // Names are short, and so are lists of handle types. A rank's contribution to a gather has its own charge.
-        _ => REQUEST,
-    }
-}
-
-/// Returns the bytes of a request for new memory.
-pub(crate) fn create(ask: &Create) -> usize {
-    REQUEST + ask.peers.bytes()
-}
-
-/// Returns the bytes of a rank that joins.
-pub(crate) fn join(ask: &Join) -> usize {
-    let admitted = match &ask.admission {
-        Admission::Peers(peers) => peers.bytes(),
-        Admission::Secret(_) => ENTRY,
-        Admission::SamePeer => 0,
-    };
-    let reasons = ask.cannot.iter().map(|why| ENTRY + why.len());
-    let reasons: usize = reasons.sum();
-    REQUEST + admitted + reasons + ask.memory.as_ref().map_or(0, memory)
-}
-
-/// Returns the bytes of a rank that has entered a gather, and of its part of the result: its contribution, plain
-/// and encoded.
-pub(crate) fn gather(ask: &Gather) -> usize {
-    REQUEST
-        + match &ask.operation {
-            Operation::Barrier => 0,
-            Operation::Bytes(bytes) => 2 * bytes.expose().len(),
-            Operation::Memory(brought) => {
-                // A part includes its handle; handles without parts are refused.
-                let handles = brought.fabric.len() * 2 * ENTRY;
-                handles.max(brought.memory.as_ref().map_or(0, memory))
-            }
-        }
-}
-
-/// Returns the bytes of an event in a queue.
-pub(crate) fn event(event: &Event) -> usize {
-    ENTRY
-        + size_of::<Event>()
-        + match event {
-            Event::Ended(ended) => ENTRY + ended.why.reason.len() + ended.why.detail.len(),
-            Event::Published(entry) => entry.name.len() + memory(&entry.memory),
-            Event::Gone(gone) => gone.name.len(),
-            Event::Lost(lost) => lost.group.len() + lost.ranks.len() * size_of::<u32>(),
-            Event::Dismissed(why) => why.reason.len() + why.detail.len(),
-            Event::Withdrawing(_) | Event::Closing(_) => 0,
-        }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -321,23 +294,44 @@ mod tests {
         let over = other.charge(8).unwrap_err();
         assert_eq!((over.limit, over.what), (12, "bytes kept for all peers"));
         let rest = other.charge(7).unwrap();
-        assert_eq!(accounts.bytes(), 12);
+        assert_eq!(accounts.used(), 12);
         assert!(charge.resize(6).is_err() && charge.resize(usize::MAX).is_err());
         charge.shrink_to(7);
         charge.shrink_to(1);
-        assert_eq!(accounts.bytes(), 8);
+        assert_eq!(accounts.used(), 8);
         charge.resize(5).unwrap();
         drop(rest);
         charge.resize(8).unwrap();
-        assert_eq!(accounts.bytes(), 8);
+        assert_eq!(accounts.used(), 8);
         drop((one, again));
         assert!(
             accounts.of(&PeerName::User(1)).charge(1).is_err(),
             "the same account"
         );
         drop((charge, other));
-        assert_eq!(accounts.bytes(), 0);
-        assert!(accounts.peers().is_empty());
+        assert_eq!(accounts.used(), 0);
+        assert!(lock(&accounts.peers).is_empty());
+    }
+
+    #[test]
+    fn a_connection_has_a_part_of_its_peers() {
+        let accounts = Accounts::with((usize::MAX, "of all peers"), (5, "of this peer"));
+        let open = |user| accounts.of(&PeerName::User(user)).below(3, "of this one");
+        let (a, b) = (open(1), open(1));
+        let held = a.charge(2).unwrap();
+        assert_eq!(a.charge(2).unwrap_err().to_string(), "3 of this one");
+        let reserved = b.charge(3).unwrap();
+        assert_eq!(a.charge(1).unwrap_err().to_string(), "5 of this peer");
+        assert!(open(2).charge(3).is_ok(), "another has its own");
+        assert!(a.charge(usize::MAX).is_err());
+        assert_eq!(accounts.used(), 5);
+        drop(reserved);
+        // The connection may be gone: its charge still counts.
+        drop(a);
+        assert_eq!(accounts.used(), 2);
+        drop(held);
+        assert_eq!(accounts.used(), 0);
+        assert!(b.charge(3).is_ok());
     }
 
     #[test]
@@ -364,6 +358,6 @@ mod tests {
                 });
             }
         });
-        assert_eq!((accounts.bytes(), accounts.peers().len()), (0, 0));
+        assert_eq!((accounts.used(), lock(&accounts.peers).len()), (0, 0));
     }
 }

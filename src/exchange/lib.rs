@@ -15,7 +15,6 @@ mod limits;
 mod namespace;
 mod owner;
 mod peer;
-mod peer_counts;
 pub mod protocol;
 pub mod server;
 mod setters;

@@ -63,18 +63,17 @@ impl Namespaces {
     /// Returns the prefixes of a peer, in the order of the rules.
     pub fn prefixes(&self, peer: &PeerName) -> Vec<String> {
         let rules = self.0.iter().filter(|(who, _)| who.admits(peer));
-        let mut prefixes: Vec<_> = rules.flat_map(|(_, prefixes)| prefixes).collect();
-        let own = OWN.to_owned();
-        if prefixes.is_empty() {
-            prefixes.push(&own);
-        }
         let peer = part(peer);
-        let mut filled: Vec<_> = prefixes
-            .iter()
-            .map(|prefix| prefix.replace(PEER, &peer))
-            .collect();
-        let mut seen = std::collections::HashSet::new();
-        filled.retain(|prefix| seen.insert(prefix.clone()));
+        let mut filled: Vec<String> = Vec::new();
+        for prefix in rules.flat_map(|(_, prefixes)| prefixes) {
+            let prefix = prefix.replace(PEER, &peer);
+            if !filled.contains(&prefix) {
+                filled.push(prefix);
+            }
+        }
+        if filled.is_empty() {
+            filled.push(OWN.replace(PEER, &peer));
+        }
         filled
     }
 

@@ -78,11 +78,11 @@ impl FromStr for PeerName {
             return Self::spiffe(text);
         }
         match text.strip_prefix(USER) {
-            Some(uid) if uid.bytes().all(|byte| byte.is_ascii_digit()) => uid
-                .parse()
-                .map(Self::User)
-                .map_err(|_| Error::invalid("peer name", "no user id after uid:")),
-            Some(_) => Err(Error::invalid("peer name", "no user id after uid:")),
+            // `parse` also takes a plus sign.
+            Some(uid) => match uid.parse() {
+                Ok(number) if !uid.starts_with('+') => Ok(Self::User(number)),
+                _ => Err(Error::invalid("peer name", "no user id after uid:")),
+            },
             None => Self::certificate(text),
         }
     }

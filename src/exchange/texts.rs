@@ -2,13 +2,10 @@
 
 use std::fmt;
 
-use serde::de::{self, SeqAccess, Visitor};
-use serde::{Deserializer, Serialize, Serializer};
+use serde::{Serialize, Serializer};
 
-/// Bits of a length in each byte before a text: lengths are ASCII, so the whole is valid UTF-8.
-const BITS: u32 = 6;
-/// Set in all bytes of a length except the last.
-const MORE: u8 = 1 << BITS;
+/// Follows each text. It is in no name and in no pattern.
+const END: char = '\0';
 
 /// A list of texts that takes only a few bytes more than the texts themselves.
 ///
@@ -30,20 +27,18 @@ impl Texts {
         Self(String::new())
     }
 
-    /// Appends a text.
+    /// Appends a text; a NUL in it becomes U+FFFD.
     pub fn push(&mut self, text: &str) {
-        let mut len = text.len();
-        while len >= usize::from(MORE) {
-            self.0.push(char::from(len as u8 & (MORE - 1) | MORE));
-            len >>= BITS;
+        match text.contains(END) {
+            true => self.0.push_str(&text.replace(END, "\u{fffd}")),
+            false => self.0.push_str(text),
         }
-        self.0.push(char::from(len as u8));
-        self.0.push_str(text);
+        self.0.push(END);
     }
 
     /// Iterates over the texts, in order.
     pub fn iter(&self) -> Iter<'_> {
-        Iter(&self.0)
+        self.0.split_terminator(END)
     }
 
     /// Returns the number of texts.
@@ -62,30 +57,14 @@ impl Texts {
     }
 
     /// Releases memory that the texts do not need.
-    pub(crate) fn shrink(&mut self) {
+    pub(crate) fn shrunk(mut self) -> Self {
         self.0.shrink_to_fit();
+        self
     }
 }
 
 /// The texts of a list: see [`Texts::iter`].
-#[derive(Clone)]
-pub struct Iter<'a>(&'a str);
-
-impl<'a> Iterator for Iter<'a> {
-    type Item = &'a str;
-
-    fn next(&mut self) -> Option<&'a str> {
-        let last = self.0.bytes().position(|byte| byte & MORE == 0)?;
-        let (len, rest) = self.0.split_at_checked(last + 1)?;
-        let len = len
-            .bytes()
-            .rev()
-            .fold(0, |len, byte| len << BITS | usize::from(byte & (MORE - 1)));
-        let (text, rest) = rest.split_at_checked(len)?;
-        self.0 = rest;
-        Some(text)
-    }
-}
+pub type Iter<'a> = std::str::SplitTerminator<'a, char>;
 
 impl<'a> IntoIterator for &'a Texts {
     type Item = &'a str;
@@ -100,8 +79,7 @@ impl<S: AsRef<str>> FromIterator<S> for Texts {
     fn from_iter<I: IntoIterator<Item = S>>(texts: I) -> Self {
         let mut all = Self::new();
         texts.into_iter().for_each(|text| all.push(text.as_ref()));
-        all.shrink();
-        all
+        all.shrunk()
     }
 }
 
@@ -120,34 +98,6 @@ impl Serialize for Texts {
             .try_for_each(|text| list.serialize_element(text))?;
         list.end()
     }
-}
-
-/// Deserializes a list of at most `N` texts, for `#[serde(deserialize_with)]`.
-pub(super) fn texts<'de, D: Deserializer<'de>, const N: usize>(
-    deserializer: D,
-) -> Result<Texts, D::Error> {
-    struct List<const N: usize>;
-    impl<'de, const N: usize> Visitor<'de> for List<N> {
-        type Value = Texts;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            write!(f, "a list of at most {N} texts")
-        }
-
-        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Texts, A::Error> {
-            let (mut all, mut count) = (Texts::new(), 0);
-            while let Some(text) = list.next_element::<String>()? {
-                all.push(&text);
-                count += 1;
-                if count > N {
-                    return Err(de::Error::invalid_length(count, &self));
-                }
-            }
-            all.shrink();
-            Ok(all)
-        }
-    }
-    deserializer.deserialize_seq(List::<N>)
 }
 
 #[cfg(test)]

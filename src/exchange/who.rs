@@ -98,8 +98,7 @@ impl Who {
             }
             list.push(&normal(pattern.as_ref())?);
         }
-        list.shrink();
-        Ok(Self(list))
+        Ok(Self(list.shrunk()))
     }
 
     /// Returns the list of this peer only.
@@ -114,9 +113,8 @@ impl Who {
         let others = name.parse::<PeerName>().is_ok_and(|named| named != peer);
         if !name.contains('*') && !others {
             self.0.push(&name);
-            self.0.shrink();
         }
-        self
+        Self(self.0.shrunk())
     }
 
     /// Returns whether one of the patterns is `*`.

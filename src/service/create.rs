@@ -167,7 +167,13 @@ impl ServiceState {
         };
         let made = self.make(wanted, reserve, extra, charge, abandoned);
         let mut table = lock(&self.table);
+        let mut late = None;
         let published = match made {
+            Ok(named) if table.closed => {
+                table.names.remove(wanted.name);
+                late = Some(named);
+                Err(refused(wanted, Refusal::Closing, ENDING))
+            }
             Ok(named) => {
                 let entry = NameState::There(Arc::new(named));
                 table.names.insert(wanted.name.to_owned(), entry);
@@ -182,6 +188,8 @@ impl ServiceState {
             }
         };
         drop(table);
+        // Outside the lock: the driver may take seconds for many gigabytes.
+        drop(late);
         self.made.send_replace(());
         published
     }

@@ -35,6 +35,8 @@ pub(super) struct Table {
     pub names: HashMap<String, NameState>,
     /// The configuration's names, which no peer can create, even before the service has published them.
     configured: HashSet<String>,
+    /// Set once the published names are forgotten: no name comes to be any more.
+    pub closed: bool,
 }
 
 impl Table {
@@ -93,6 +95,7 @@ impl ServiceState {
             table: Mutex::new(Table {
                 names: HashMap::new(),
                 configured,
+                closed: false,
             }),
             ledger: Ledger::new(quota_of(create.as_ref())),
             create: Mutex::new(create),
@@ -177,10 +180,14 @@ impl ServiceState {
     }
 
     /// Forgets all published names and gives their memory back, once the server has closed. Tasks that still end
-    /// names hold this state, so that memory would otherwise live as long as the last of them.
+    /// names hold this state, so that memory would otherwise live as long as the last of them. A creation that
+    /// is still in progress fails.
     pub fn forget_published(&self) {
         let there = |_: &String, entry: &mut NameState| matches!(entry, NameState::There(_));
-        let forgotten: Vec<_> = lock(&self.table).names.extract_if(there).collect();
+        let mut table = lock(&self.table);
+        table.closed = true;
+        let forgotten: Vec<_> = table.names.extract_if(there).collect();
+        drop(table);
         // Outside the lock: the driver may take seconds for many gigabytes.
         drop(forgotten);
     }

@@ -373,4 +373,40 @@ mod tests {
         assert!(driver.sim().unwrap().held().is_empty());
         drop(state);
     }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_creation_that_outlasts_the_drain_leaves_nothing() {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let text = r#"
+            listen = ["tcp://127.0.0.1:0"]
+            [[buffer]]
+            name = "a"
+            bytes = "1MiB"
+            gpu = 0
+            who = ["*"]
+        "#;
+        let config = ServiceConfig::from_toml(text).unwrap();
+        let service = Service::start(config, &driver).await.unwrap();
+        let state = Arc::clone(&service.state);
+        // The drain's last step, while a creation that began before it is in progress.
+        state.forget_published();
+        let wanted = Wanted {
+            name: "late",
+            bytes: 1,
+            node: NodeId(0),
+            owner: None,
+            who: Who::anyone(),
+            open: true,
+            access: Access::ReadWrite,
+            probe: false,
+        };
+        let error = state.publish(&wanted, &AtomicBool::new(false)).unwrap_err();
+        let closing =
+            matches!(&error, Error::Refused { reason, .. } if *reason == Refusal::Closing);
+        assert!(closing, "{error}");
+        assert!(lock(&state.table).names.is_empty());
+        service.drain(PATIENCE).await.unwrap();
+        assert!(driver.sim().unwrap().held().is_empty());
+        drop(state);
+    }
 }

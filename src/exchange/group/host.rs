@@ -45,7 +45,7 @@ impl Hosted {
             .fd_socket(None);
         if !options.address.is_unix() {
             let own = FdSocketPath::private(InstanceId::random()?, &options.peers)?;
-            server = server.listen(Address::Unix(own.path().to_owned()));
+            server = server.listen(Address::Unix(own.path.clone()));
             path = Some(own);
         }
         let server = server.start().await?;

@@ -1,116 +1,112 @@
 //! Lists whose length a peer cannot choose freely.
 
 use std::fmt;
-use std::marker::PhantomData;
 
 use serde::de::{self, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::{MAX_LISTED, Secret};
+use super::{MAX_LISTED, Secret, Texts};
 use crate::share::MAX_PARTS;
 
 /// Bytes of a fabric handle.
 const HANDLE: usize = 64;
+
+/// Appends an element to a list, or refuses it.
+type Push<A, T> = fn(&mut A, T) -> Result<(), String>;
+
+/// Deserializes a list of at most `most` elements.
+///
+/// An empty text or secret is one byte of a frame and many in memory: a longer list is an error before it is
+/// built.
+fn list<'de, D: Deserializer<'de>, T: Deserialize<'de>, A: Default>(
+    deserializer: D,
+    most: usize,
+    push: Push<A, T>,
+) -> Result<A, D::Error> {
+    struct List<A, T>(usize, Push<A, T>);
+    impl<'de, T: Deserialize<'de>, A: Default> Visitor<'de> for List<A, T> {
+        type Value = A;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "a list of at most {}", self.0)
+        }
+
+        fn visit_seq<S: SeqAccess<'de>>(self, mut list: S) -> Result<A, S::Error> {
+            let (mut all, mut count) = (A::default(), 0);
+            while let Some(one) = list.next_element()? {
+                if count == self.0 {
+                    return Err(de::Error::invalid_length(count + 1, &self));
+                }
+                self.1(&mut all, one).map_err(de::Error::custom)?;
+                count += 1;
+            }
+            Ok(all)
+        }
+    }
+    deserializer.deserialize_seq(List(most, push))
+}
 
 /// Deserializes the fabric handles of a memory's parts, for `#[serde(deserialize_with)]`.
 ///
 /// An empty secret is one byte of a frame and 24 in memory; one of a handle's length takes at most twice its
 /// bytes.
 pub(super) fn handles<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Secret>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(try_from = "Secret")]
-    struct Handle(Secret);
-    impl TryFrom<Secret> for Handle {
-        type Error = String;
-        fn try_from(secret: Secret) -> Result<Self, String> {
-            match secret.expose().len() {
-                HANDLE => Ok(Self(secret)),
-                len => Err(format!("a fabric handle of {len} bytes, not {HANDLE}")),
+    list(
+        deserializer,
+        MAX_PARTS,
+        |all: &mut Vec<_>, handle: Secret| {
+            match handle.expose().len() {
+                HANDLE => all.push(handle),
+                len => return Err(format!("a fabric handle of {len} bytes, not {HANDLE}")),
             }
-        }
-    }
-    let all = at_most::<D, Handle, MAX_PARTS>(deserializer)?;
-    Ok(all.into_iter().map(|handle| handle.0).collect())
+            Ok(())
+        },
+    )
 }
 
 /// Deserializes a list of at most `N`, for `#[serde(deserialize_with)]`.
-///
-/// An empty text or secret is one byte of a frame and many in memory: a longer list is an error before it is
-/// built.
 pub(super) fn at_most<'de, D: Deserializer<'de>, T: Deserialize<'de>, const N: usize>(
     deserializer: D,
 ) -> Result<Vec<T>, D::Error> {
-    struct List<T, const N: usize>(PhantomData<T>);
-    impl<'de, T: Deserialize<'de>, const N: usize> Visitor<'de> for List<T, N> {
-        type Value = Vec<T>;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            write!(f, "a list of at most {N}")
-        }
-
-        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<T>, A::Error> {
-            let mut all = Vec::new();
-            while let Some(one) = list.next_element()? {
-                if all.len() == N {
-                    return Err(de::Error::invalid_length(N + 1, &self));
-                }
-                all.push(one);
-            }
-            Ok(all)
-        }
-    }
-    deserializer.deserialize_seq(List::<T, N>(PhantomData))
+    list(deserializer, N, |all: &mut Vec<T>, one| {
+        all.push(one);
+        Ok(())
+    })
 }
 
-/// Leases in ascending order, each once, at most [`MAX_LISTED`].
+/// Deserializes a list of at most `N` texts, for `#[serde(deserialize_with)]`.
+pub(super) fn texts<'de, D: Deserializer<'de>, const N: usize>(
+    deserializer: D,
+) -> Result<Texts, D::Error> {
+    let texts = list(deserializer, N, |all: &mut Texts, text: String| {
+        all.push(&text);
+        Ok(())
+    });
+    texts.map(Texts::shrunk)
+}
+
+/// Deserializes leases in ascending order, each once, at most [`MAX_LISTED`].
 ///
 /// The order bounds the memory for the list: of distinct numbers in CBOR only 24 take one byte and 232 two,
 /// so 8 bytes in memory are 3 bytes of a frame.
-struct Ascending(Vec<u64>);
-
-impl<'de> Deserialize<'de> for Ascending {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct List;
-        impl<'de> Visitor<'de> for List {
-            type Value = Ascending;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "at most {MAX_LISTED} numbers in ascending order")
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Ascending, A::Error> {
-                let announced = list.size_hint().unwrap_or(0);
-                if announced > MAX_LISTED {
-                    return Err(de::Error::invalid_length(announced, &self));
-                }
-                // A few bytes can announce any length: memory is allocated only for numbers that arrive.
-                let mut all = Vec::with_capacity(announced.min(1024));
-                while let Some(one) = list.next_element::<u64>()? {
-                    if all.last().is_some_and(|last| *last >= one) {
-                        return Err(de::Error::custom("numbers out of order"));
-                    }
-                    if all.len() == MAX_LISTED {
-                        return Err(de::Error::invalid_length(MAX_LISTED + 1, &self));
-                    }
-                    all.push(one);
-                }
-                Ok(Ascending(all))
-            }
-        }
-        deserializer.deserialize_seq(List)
-    }
-}
-
-/// Deserializes a list of leases, for `#[serde(deserialize_with)]`.
 pub(super) fn leases<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u64>, D::Error> {
-    Ascending::deserialize(deserializer).map(|list| list.0)
+    list(deserializer, MAX_LISTED, |all: &mut Vec<u64>, one| {
+        if all.last().is_some_and(|last| *last >= one) {
+            return Err("numbers out of order".into());
+        }
+        all.push(one);
+        Ok(())
+    })
 }
 
 /// Deserializes an optional list of leases.
 pub(super) fn some_leases<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<Vec<u64>>, D::Error> {
-    Option::<Ascending>::deserialize(deserializer).map(|list| list.map(|list| list.0))
+    #[derive(Deserialize)]
+    struct Leases(#[serde(deserialize_with = "leases")] Vec<u64>);
+    let leases = Option::<Leases>::deserialize(deserializer)?;
+    Ok(leases.map(|leases| leases.0))
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Texts as a client reads them: names are checked, texts for people are escaped and cut.
 //!
-//! For `#[serde(deserialize_with)]` on what a server sends. A server checks requests itself, so that it can
+//! For `#[serde(deserialize_with)]` on fields of a server's messages. A server checks requests itself, so that it can
 //! answer with a refusal.
 
 use serde::de::Error as _;

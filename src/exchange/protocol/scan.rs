@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_about_its_size_is_refused() {
+    fn items_that_lie_about_their_size_are_refused() {
         for (item, why) in [
             (&b""[..], "cut off"),
             (b"\x18", "cut off"),

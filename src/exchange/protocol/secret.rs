@@ -1,30 +1,98 @@
-//! Bytes that grant a right: never displayed, wiped when dropped.
+//! Bytes that may be secret: never displayed, wiped when dropped.
 
 use std::fmt;
 
+use serde::de::{self, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use subtle::ConstantTimeEq;
-
-use super::wiped::wiped_bytes;
+use zeroize::Zeroizing;
 
 /// The most bytes of a secret.
 pub const MAX_SECRET: usize = 64;
 
-wiped_bytes! {
-    /// A fabric handle, a ticket or a session's token. Comparison takes constant time.
-    #[derive(Clone)]
-    Secret, at most MAX_SECRET
+/// The most bytes that a rank contributes to one gather.
+pub const MAX_GATHER: usize = 64 << 10;
+
+/// The most bytes that all ranks together give to one gather: 16 MiB, that is [`MAX_GATHER`] of each of 256
+/// ranks, and 16 KiB of each of 1024.
+pub const MAX_GATHER_TOTAL: usize = 16 << 20;
+
+/// A fabric handle, a ticket or a session's token.
+pub type Secret = Wiped<MAX_SECRET>;
+
+/// A rank's bytes in a gather.
+pub type Payload = Wiped<MAX_GATHER>;
+
+/// At most `MAX` bytes that are never displayed, and wiped when dropped. Comparison takes constant time.
+#[derive(Clone)]
+pub struct Wiped<const MAX: usize>(Zeroizing<Vec<u8>>);
+
+impl<const MAX: usize> Wiped<MAX> {
+    /// Returns the value with these bytes; `None` for more than `MAX`.
+    pub fn new(bytes: &[u8]) -> Option<Self> {
+        (bytes.len() <= MAX).then(|| Self(Zeroizing::new(bytes.to_vec())))
+    }
+
+    /// Returns the bytes.
+    pub fn expose(&self) -> &[u8] {
+        &self.0
+    }
 }
 
-impl PartialEq for Secret {
+impl<const MAX: usize> PartialEq for Wiped<MAX> {
     fn eq(&self, other: &Self) -> bool {
         self.0.ct_eq(&other.0).into()
     }
 }
 
-impl Eq for Secret {}
+impl<const MAX: usize> Eq for Wiped<MAX> {}
 
-impl fmt::Debug for Secret {
+impl<const MAX: usize> fmt::Debug for Wiped<MAX> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(redacted)")
+        f.write_str("Wiped(redacted)")
+    }
+}
+
+/// As a byte string.
+impl<const MAX: usize> Serialize for Wiped<MAX> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(&self.0)
+    }
+}
+
+impl<'de, const MAX: usize> Deserialize<'de> for Wiped<MAX> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Bytes<const MAX: usize>;
+        impl<const MAX: usize> Visitor<'_> for Bytes<MAX> {
+            type Value = Wiped<MAX>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "at most {MAX} bytes")
+            }
+
+            fn visit_bytes<E: de::Error>(self, bytes: &[u8]) -> Result<Self::Value, E> {
+                Wiped::new(bytes).ok_or_else(|| E::invalid_length(bytes.len(), &self))
+            }
+        }
+        deserializer.deserialize_bytes(Bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::{decode, encode};
+
+    #[test]
+    fn payloads_are_bounded_and_not_shown() {
+        let most = Payload::new(&vec![7; MAX_GATHER]).unwrap();
+        assert_eq!(decode::<Payload>(&encode(&most)).unwrap(), most);
+        assert!(Payload::new(&vec![7; MAX_GATHER + 1]).is_none());
+        // A byte string of one byte more than is allowed.
+        let mut long = vec![0x5a, 0, 1, 0, 1];
+        long.extend(vec![7; MAX_GATHER + 1]);
+        assert!(decode::<Payload>(&long).is_err());
+        let shown = format!("{:?}", Payload::new(b"key").unwrap());
+        assert_eq!(shown, "Wiped(redacted)");
     }
 }

@@ -65,7 +65,7 @@ fn two_choices_are_an_error() {
 }
 
 #[test]
-fn what_the_peer_sent_is_not_repeated_at_length() {
+fn errors_do_not_repeat_the_peers_bytes_at_length() {
     let mut bytes = b"\xa1\x62id\x79\x10\x00".to_vec();
     bytes.extend([b'\n'; 0x1000]);
     let error = decode::<Request>(&bytes).unwrap_err().to_string();

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use tokio::time::timeout_at;
 
-use super::admission::{Newcomer, OfPeer, Open, Shaking, gave_way};
+use super::admission::{OfPeer, Raised, Shaking, gave_way};
+use super::fd_socket::{self, FdSocketPath};
 use super::handshakes::{GiveWay, Handshakes};
 use super::link::Link;
-use super::stats::count;
 use super::{ServerCore, connection};
 use crate::account;
 use crate::limits;
@@ -16,51 +16,70 @@ use crate::protocol::{Greeting, Hello, MAGIC, OLDEST, Refused, VERSION, decode, 
 use crate::transport::{Connection, Incoming, Listening};
 use crate::{Error, Refusal, Result, ShareError};
 
-/// Accepts connections at the address with this number until the server ends.
-pub(super) async fn run(inner: Arc<ServerCore>, listening: Listening, number: usize) {
-    while let Some((newcomer, give_way)) = next(&inner, &listening, number).await {
-        let serve = serve(Arc::clone(&inner), newcomer, give_way);
-        inner.tasks.spawn(serve);
-    }
+/// A connection that has not been greeted yet.
+struct Newcomer {
+    incoming: Incoming,
+    open: Raised,
+    shaking: Shaking,
+    give_way: GiveWay,
 }
 
-/// Returns the next connection; `None` when the server has ended, or the socket is unusable.
-pub(super) async fn next(
+/// Accepts connections at the address with this number until the server ends; with a path, it is that of the
+/// fd socket.
+pub(super) async fn run(
+    inner: Arc<ServerCore>,
+    listening: Listening,
+    number: usize,
+    path: Option<FdSocketPath>,
+) {
+    loop {
+        let accepted = tokio::select! {
+            () = inner.ended.cancelled() => break,
+            accepted = next(&inner, &listening, number) => accepted,
+        };
+        match accepted {
+            Ok(Some(newcomer)) => {
+                let serve = serve(Arc::clone(&inner), newcomer, path.is_some());
+                inner.tasks.spawn(serve);
+            }
+            Ok(None) => break,
+            Err(error) => {
+                let address = listening.address();
+                tracing::error!(%error, %address, "no client can connect any more");
+                break;
+            }
+        }
+    }
+    // First the socket, then its directory.
+    drop(listening);
+    drop(path);
+}
+
+/// Returns the next connection.
+///
+/// # Errors
+/// Those of a socket that is unusable.
+async fn next(
     inner: &Arc<ServerCore>,
     listening: &Listening,
     number: usize,
-) -> Option<(Newcomer, GiveWay)> {
-    let accept = async {
-        let incoming = incoming(inner, listening).await?;
-        let open = Open::enter(inner);
-        let handshakes = inner.handshakes.get(number);
-        let room = match handshakes {
-            Some(handshakes) => handshakes.enter().await,
-            None => None,
-        };
-        Ok::<_, Error>((incoming, open, room))
+) -> Result<Option<Newcomer>> {
+    let incoming = incoming(inner, listening).await?;
+    let open = Raised::new(inner, |stats| &mut stats.connections);
+    let Some(handshakes) = inner.handshakes.get(number) else {
+        return Ok(None);
     };
-    let accepted = tokio::select! {
-        () = inner.ending() => return None,
-        accepted = accept => accepted,
+    let Some((handshake, give_way)) = handshakes.enter().await else {
+        return Ok(None);
     };
-    match accepted {
-        Ok((incoming, open, room)) => {
-            let (handshake, give_way) = room?;
-            count(&inner.counters.accepted);
-            let shaking = Shaking::enter(inner, handshake);
-            let newcomer = Newcomer {
-                incoming,
-                open,
-                shaking,
-            };
-            Some((newcomer, give_way))
-        }
-        Err(error) => {
-            tracing::error!(%error, address = %listening.address(), "no client can connect any more");
-            None
-        }
-    }
+    inner.counters.count(|stats| &mut stats.accepted);
+    let raised = Raised::new(inner, |stats| &mut stats.handshakes);
+    Ok(Some(Newcomer {
+        incoming,
+        open,
+        shaking: Shaking { handshake, raised },
+        give_way,
+    }))
 }
 
 /// Accepts a connection; if the process has no fd for it, another one gives way.
@@ -80,48 +99,54 @@ async fn incoming(inner: &ServerCore, listening: &Listening) -> Result<Incoming>
 }
 
 /// Serves one connection from its first byte to its last.
-async fn serve(inner: Arc<ServerCore>, newcomer: Newcomer, give_way: GiveWay) {
+async fn serve(inner: Arc<ServerCore>, newcomer: Newcomer, at_fd_socket: bool) {
     let Newcomer {
         incoming,
         open,
         shaking,
+        give_way,
     } = newcomer;
     let greeted = tokio::select! {
-        () = inner.ending() => return,
+        () = inner.ended.cancelled() => return,
         Ok(()) = give_way => Err(gave_way(&inner)),
-        greeted = greet(&inner, incoming, shaking) => greeted,
+        greeted = greet(&inner, incoming, shaking, at_fd_socket) => greeted,
     };
     match greeted {
-        Ok((connection, link, of_peer)) => {
+        Ok((connection, Some(link), of_peer)) => {
             connection::serve(&inner, connection, &link).await;
             drop(of_peer);
         }
+        Ok((connection, None, of_peer)) => fd_socket::serve(&inner, connection, of_peer).await,
         Err(error) => {
-            count(&inner.counters.failed_handshakes);
-            if let Error::Share(ShareError::NotTrusted { .. }) = &error {
+            inner.counters.count(|stats| &mut stats.failed_handshakes);
+            if !at_fd_socket && matches!(error, Error::Share(ShareError::NotTrusted { .. })) {
                 inner
                     .audit
                     .refused_without_session("handshake", None, None, "not_trusted");
             }
-            tracing::info!(%error, "no session");
+            tracing::info!(%error, at_fd_socket, "no session");
         }
     }
     drop(open);
 }
 
-/// Handshake and hello, under one deadline.
+/// Handshake and hello, under one deadline. Connections to the fd socket have no session.
 async fn greet(
     inner: &Arc<ServerCore>,
     incoming: Incoming,
     shaking: Shaking,
-) -> Result<(Connection, Link, OfPeer)> {
+    at_fd_socket: bool,
+) -> Result<(Connection, Option<Link>, OfPeer)> {
     let deadline = limits::deadline(inner.limits.handshake);
     let (mut connection, hello) = hello(inner, incoming, deadline).await?;
     let peer = connection.peer.clone();
     let begun = OfPeer::enter(inner, &peer).and_then(|of_peer| {
         of_peer.charge_frames(&mut connection);
-        let (link, welcome) = inner.begin(&mut connection, &hello, of_peer.account())?;
-        Ok((link, welcome, of_peer))
+        if at_fd_socket {
+            return Ok((None, inner.welcome(&hello, &peer)?, of_peer));
+        }
+        let (link, welcome) = inner.begin(&mut connection, &hello, &of_peer.account)?;
+        Ok((Some(link), welcome, of_peer))
     });
     // The hello's list of leases is no longer charged.
     drop(hello);
@@ -131,26 +156,22 @@ async fn greet(
                 Ok(()) => send(inner, &mut connection, Greeting::Welcome(welcome), deadline).await,
                 Err(error) => Err(error),
             };
-            if let Err(error) = greeted {
-                inner.detach(&link, Instant::now());
-                return Err(error);
+            if let (Err(_), Some(link)) = (&greeted, &link) {
+                inner.detach(link, Instant::now());
             }
-            Ok((connection, link, of_peer))
+            greeted.map(|()| (connection, link, of_peer))
         }
         Err((reason, detail)) => Err(refuse(inner, connection, reason, detail, deadline).await),
     }
 }
 
 /// Performs the transport's handshake, and reads a hello of a supported version.
-pub(super) async fn hello(
+async fn hello(
     inner: &ServerCore,
     incoming: Incoming,
     deadline: tokio::time::Instant,
 ) -> Result<(Connection, Hello)> {
-    let _shaking = inner.unknown.charge(account::CONNECTION).map_err(|over| {
-        let (what, limit) = (over.what, over.limit as u64);
-        Error::LimitReached { what, limit }
-    })?;
+    let _shaking = inner.unknown.charge(account::CONNECTION)?;
     let left = deadline.saturating_duration_since(tokio::time::Instant::now());
     let mut connection = incoming.handshake(left).await?;
     connection.reader.forbid_fds();
@@ -183,7 +204,7 @@ fn late(peer: &str, after: Duration) -> Error {
 }
 
 /// Sends a greeting.
-pub(super) async fn send(
+async fn send(
     inner: &ServerCore,
     connection: &mut Connection,
     greeting: Greeting,
@@ -192,14 +213,12 @@ pub(super) async fn send(
     let limit = inner.limits.handshake;
     let bytes = encode(&greeting);
     drop(greeting);
-    let Ok(sent) = timeout_at(deadline, connection.writer.write(&bytes, &[])).await else {
-        return Err(late(&connection.label, limit));
-    };
-    sent
+    let sent = timeout_at(deadline, connection.writer.write(&bytes, &[])).await;
+    sent.unwrap_or_else(|_| Err(late(&connection.label, limit)))
 }
 
 /// Refuses a connection, and returns the reason as an error.
-pub(super) async fn refuse(
+async fn refuse(
     inner: &ServerCore,
     mut connection: Connection,
     reason: Refusal,

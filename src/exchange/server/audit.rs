@@ -4,9 +4,8 @@
 //! docs/service.md has the fields. None of them is a handle, a ticket, a session's token or a key: [`Event`] has no
 //! field that could hold one.
 
-mod asked;
 mod bound;
-mod pending;
+mod request;
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -14,9 +13,9 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-pub(super) use self::asked::Asked;
-use self::bound::{Bounds, BucketKind, Suppressed};
-pub(super) use self::pending::Pending;
+use self::bound::{Bounds, BucketKind};
+pub(super) use self::request::Pending;
+use super::leases::LeaseRecord;
 use super::link::Link;
 use super::outcome::{Content, Outcome};
 use super::publication::Publication;
@@ -99,13 +98,11 @@ impl Audit {
     }
 
     pub fn session_begun(&self, link: &Link, resumed: bool) {
-        self.session(of_link(
-            link,
-            match resumed {
-                true => "session_resumed",
-                false => "session_begun",
-            },
-        ));
+        let event = match resumed {
+            true => "session_resumed",
+            false => "session_begun",
+        };
+        self.session(of_link(link, event, Event::default()));
     }
 
     pub fn session_ended(&self, session: u64, peer: &PeerName, reason: Option<&str>) {
@@ -129,7 +126,7 @@ impl Audit {
     pub fn granted(&self, link: &Link, lease: u64, publication: &Publication) {
         self.done(Event {
             lease: Some(lease),
-            ..about(of_link(link, "granted"), publication)
+            ..of_link(link, "granted", about(publication))
         });
     }
 
@@ -138,44 +135,53 @@ impl Audit {
         self.done(Event {
             pid,
             lease: Some(lease),
-            ..about(of_peer(by, "redeemed"), publication)
+            event: "redeemed",
+            peer: by.to_string(),
+            ..about(publication)
         });
     }
 
     /// Reports the end of a lease: `event` is `released`, `expired` or `revoked`, or `withdrawing` if the
-    /// holder is asked to release.
-    pub fn lease(&self, event: &'static str, session: u64, peer: &PeerName, lease: LeaseOf<'_>) {
+    /// holder is asked to release. The name and the size are those of its memory, if that is still published.
+    pub fn lease(
+        &self,
+        event: &'static str,
+        lease: &LeaseRecord,
+        name: Option<&str>,
+        bytes: Option<u64>,
+    ) {
         self.done(Event {
-            session: Some(session),
-            lease: Some(lease.lease),
-            name: lease.name.map(str::to_owned),
-            bytes: lease.bytes,
-            ..of_peer(peer, event)
+            session: Some(lease.session),
+            lease: Some(lease.holder.lease),
+            name: name.map(str::to_owned),
+            bytes,
+            ..of_peer(&lease.holder.peer, event)
         });
     }
 
     /// Reports the answer to a request.
-    pub fn answered(&self, link: &Link, asked: Asked, outcome: &Outcome) {
+    fn answered(&self, link: &Link, asked: Event, outcome: &Outcome) {
         let reason = match outcome {
             Err((reason, _)) => reason.word(),
             Ok(Content::Answer(Answer::Refused(refused), _)) => &refused.reason,
             Ok(Content::Answer(Answer::Incomplete(incomplete), _)) => &incomplete.reason,
             Ok(_) => {
-                if let Some(event) = asked.granted() {
-                    self.done(with(of_link(link, event), asked));
+                if let Some(event) = granted_event(&asked) {
+                    self.done(of_link(link, event, asked));
                 }
                 return;
             }
         };
-        self.refused(with(of_link(link, "refused"), asked), reason);
+        self.refused(of_link(link, "refused", asked), reason);
     }
 
     /// Reports a request whose answer is no longer awaited: it may have been granted.
-    pub fn abandoned(&self, link: &Link, asked: Asked) {
-        if let Some(event) = asked.granted() {
-            let mut event = with(of_link(link, event), asked);
-            event.outcome = "abandoned";
-            self.emit(&event);
+    fn abandoned(&self, link: &Link, asked: Event) {
+        if let Some(event) = granted_event(&asked) {
+            self.emit(&Event {
+                outcome: "abandoned",
+                ..of_link(link, event, asked)
+            });
         }
     }
 
@@ -199,9 +205,7 @@ impl Audit {
 
     /// Reports counts that were not written yet.
     pub fn finish(&self) {
-        let all = lock(&self.bounds).take_all();
-        all.into_iter()
-            .for_each(|left| self.emit(&suppressed(left)));
+        self.emit_all(lock(&self.bounds).take_all());
     }
 
     /// Returns when [`tell_suppressed`](Self::tell_suppressed) is due, if there is something to report.
@@ -211,9 +215,11 @@ impl Audit {
 
     /// Reports how many events were not written, when that is due.
     pub fn tell_suppressed(&self, now: Instant) {
-        let due = lock(&self.bounds).take_due(now);
-        due.into_iter()
-            .for_each(|left| self.emit(&suppressed(left)));
+        self.emit_all(lock(&self.bounds).take_due(now));
+    }
+
+    fn emit_all(&self, events: Vec<Event>) {
+        events.iter().for_each(|event| self.emit(event));
     }
 
     fn refused(&self, mut event: Event, reason: &str) {
@@ -266,23 +272,6 @@ impl Audit {
     }
 }
 
-/// A lease, and its publication, if that still exists.
-pub(super) struct LeaseOf<'a> {
-    pub lease: u64,
-    pub name: Option<&'a str>,
-    pub bytes: Option<u64>,
-}
-
-impl<'a> LeaseOf<'a> {
-    pub fn new(lease: u64, publication: Option<&'a Publication>) -> Self {
-        Self {
-            lease,
-            name: publication.map(|publication| &*publication.name),
-            bytes: publication.map(|publication| publication.description.len),
-        }
-    }
-}
-
 fn of_peer(peer: &PeerName, event: &'static str) -> Event {
     Event {
         event,
@@ -291,44 +280,34 @@ fn of_peer(peer: &PeerName, event: &'static str) -> Event {
     }
 }
 
-fn of_link(link: &Link, event: &'static str) -> Event {
+/// Adds the peer to an event. Only a refusal names the request.
+fn of_link(link: &Link, event: &'static str, asked: Event) -> Event {
     Event {
+        event,
+        peer: link.session.peer.to_string(),
         session: Some(link.session.id),
         pid: link.process.as_ref().map(|known| known.shown.pid),
-        ..of_peer(&link.session.peer, event)
+        request: asked.request.filter(|_| event == "refused"),
+        ..asked
     }
 }
 
-fn about(event: Event, publication: &Publication) -> Event {
+fn about(publication: &Publication) -> Event {
     Event {
         name: Some(publication.name.to_string()),
         owner: Some(publication.owner.to_string()),
         bytes: Some(publication.description.len),
-        ..event
-    }
-}
-
-fn with(event: Event, asked: Asked) -> Event {
-    Event {
-        request: (event.event == "refused").then_some(asked.request),
-        name: asked.name,
-        group: asked.group,
-        rank: asked.rank,
-        lease: asked.lease,
-        bytes: asked.bytes,
-        ..event
-    }
-}
-
-fn suppressed(left: Suppressed) -> Event {
-    Event {
-        event: "suppressed",
-        outcome: match left.kind {
-            BucketKind::Refusal => "refused",
-            BucketKind::Session => "ok",
-        },
-        peer: left.peer,
-        count: Some(left.count),
         ..Event::default()
+    }
+}
+
+/// Returns the event for such a request when it is granted, unless its lease is reported.
+fn granted_event(asked: &Event) -> Option<&'static str> {
+    match asked.request? {
+        "create" => Some("created"),
+        "delete" => Some("deleted"),
+        "join" => Some("group_joined"),
+        "leave" => Some("group_left"),
+        _ => None,
     }
 }

@@ -7,15 +7,13 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 use zeroize::Zeroizing;
 
-use super::audit::{Asked, Pending};
+use super::audit::Pending;
 use super::link::Link;
-use super::outcome::{Content, No, Outcome, Step, over};
-use super::publication::Publication;
+use super::outcome::{Content, Outcome, Step};
 use super::session::Next;
-use super::stats::count;
 use super::{ServerCore, requests};
 use crate::account::{self, Charge};
-use crate::protocol::{Answer, Event, FromServer, Gone, Names, Notice, Refused, Reply, Request};
+use crate::protocol::{Answer, Event, FromServer, Gone, Notice, Refused, Reply, Request};
 use crate::protocol::{decode, encode};
 use crate::transport::{Connection, Frame, FrameWriter};
 use crate::{Error, Refusal, Result, ShareError};
@@ -41,7 +39,7 @@ impl From<Error> for End {
 }
 
 /// Requests that are being answered, each with its charge.
-type Jobs = JoinSet<(u64, Outcome, Charge)>;
+type Jobs = JoinSet<(u64, Outcome, Option<Charge>)>;
 
 /// How many notices are sent before requests have their turn.
 const NOTICES_AT_ONCE: usize = 16;
@@ -69,13 +67,18 @@ pub(super) async fn serve(inner: &Arc<ServerCore>, mut connection: Connection, l
             let _ = tokio::time::timeout(inner.limits.write, telling).await;
         }
         Err(End::Dropped(why)) => {
-            count(&inner.counters.dropped_peers);
+            inner.counters.count(|stats| &mut stats.dropped_peers);
             tracing::warn!(%peer, session, why, "connection dropped");
         }
         Err(End::Failed(error)) => {
+            let counters = &inner.counters;
             match error {
-                Error::Share(ShareError::Protocol { .. }) => count(&inner.counters.protocol_errors),
-                Error::Share(ShareError::TimedOut { .. }) => count(&inner.counters.dropped_peers),
+                Error::Share(ShareError::Protocol { .. }) => {
+                    counters.count(|stats| &mut stats.protocol_errors);
+                }
+                Error::Share(ShareError::TimedOut { .. }) => {
+                    counters.count(|stats| &mut stats.dropped_peers);
+                }
                 _ => {}
             }
             tracing::info!(%peer, session, %error, "connection lost");
@@ -99,18 +102,16 @@ async fn converse(
     let limit = inner.limits.frame_bytes;
     let quiet = tokio::time::sleep(silence);
     tokio::pin!(quiet);
-    let ended = inner.ending();
-    tokio::pin!(ended);
     let mut excused = Duration::ZERO;
     loop {
-        let more = notify(inner, writer, link, || *inner.ended.borrow()).await?;
+        let more = notify(inner, writer, link, || inner.ended.is_cancelled()).await?;
         let expected = requests::takes_fds(link).then_some(&link.fds);
         reader.count_fds(expected);
         // Biased select: a flood of events must not starve reads. The server must hear a client that it sends
         // to, and drop it when it falls silent.
         tokio::select! {
             biased;
-            () = &mut ended => return Err(End::Server),
+            () = inner.ended.cancelled() => return Err(End::Server),
             Some(done) = jobs.join_next(), if !jobs.is_empty() => {
                 // A job that panicked gets no answer: its id is unknown.
                 if let Ok((id, outcome, _charge)) = done
@@ -173,35 +174,34 @@ async fn request(
     } = frame;
     let request: Request = decode(&bytes)?;
     drop((bytes, read));
-    count(&inner.counters.requests);
+    inner.counters.count(|stats| &mut stats.requests);
     let id = request.id;
-    let asked = Asked::of(request.ask.as_ref(), |name| inner.state().bytes_of(name));
-    let pending = Pending::new(inner, link, asked);
+    let pending = Pending::new(inner, link, request.ask.as_ref());
     let kept = request.ask.as_ref().map_or(0, account::request);
     let entering = request.ask.as_ref().and_then(requests::entering);
-    let outcome = match requests::begin(inner, link, request.ask, fds, declined) {
-        Step::Now(outcome) => outcome,
-        Step::Later(_) if jobs.len() >= inner.limits.requests_in_flight => Err((
-            Refusal::Limit,
-            format!("{} requests at once", inner.limits.requests_in_flight),
-        )),
-        Step::Later(job) => match link.session.account().charge(kept) {
-            Ok(charge) => {
-                let running = inner.tasks.token();
-                jobs.spawn(async move {
-                    let outcome = job.await;
-                    pending.answered(&outcome);
-                    drop(running);
-                    (id, outcome, charge)
-                });
-                return Ok(());
-            }
-            Err(reached) => Err(over(reached)),
-        },
-    };
-    let outcome = match (outcome, entering) {
+    let begun = requests::begin(inner, link, request.ask, fds, declined);
+    let begun = begun.and_then(|step| match step {
+        Step::Now(_) => Ok((step, None)),
+        Step::Later(_) if jobs.len() >= inner.limits.requests_in_flight => {
+            let limit = inner.limits.requests_in_flight;
+            Err((Refusal::Limit, format!("{limit} requests at once")))
+        }
+        Step::Later(_) => Ok((step, Some(link.session.account().charge(kept)?))),
+    });
+    let outcome = match (begun, entering) {
+        (Ok((Step::Later(job), charge)), _) => {
+            let running = inner.tasks.token();
+            jobs.spawn(async move {
+                let outcome = job.await;
+                pending.answered(&outcome);
+                drop(running);
+                (id, outcome, charge)
+            });
+            return Ok(());
+        }
+        (Ok((Step::Now(content), _)), _) => Ok(content),
         (Err((Refusal::Limit, why)), Some(ask)) => inner.refuse_gather(link, &ask, why),
-        (outcome, _) => outcome,
+        (Err(no), _) => Err(no),
     };
     pending.answered(&outcome);
     Ok(answer(inner, writer, id, outcome).await?)
@@ -224,12 +224,11 @@ pub(super) async fn answer(
     id: u64,
     outcome: Outcome,
 ) -> Result<()> {
-    let content = outcome.unwrap_or_else(refused);
-    let (answer, fds) = match content {
-        Content::Answer(answer, fds) => (answer, fds),
-        Content::Name(publication) => (named(inner, &publication), Vec::new()),
-        Content::Granted(grant) => grant.into_answer(),
-        Content::Members(page) => return writer.write(&page.reply(id), &page.fds()).await,
+    let (answer, fds) = match outcome {
+        Ok(Content::Answer(answer, fds)) => (answer, fds),
+        Ok(Content::Built(build)) => build(),
+        Ok(Content::Members(page)) => return writer.write(&page.reply(id), &page.fds()).await,
+        Err((reason, detail)) => (refused(&reason, detail), Vec::new()),
     };
     if let Answer::Refused(refused) = &answer {
         inner.counters.refused(&Refusal::from_word(&refused.reason));
@@ -242,10 +241,7 @@ pub(super) async fn answer(
         Err(Error::LimitReached { what, limit }) if names => {
             drop(bytes);
             inner.counters.refused(&Refusal::Limit);
-            let no = (Refusal::Limit, format!("{limit} {what}"));
-            let Content::Answer(answer, _) = refused(no) else {
-                return Ok(());
-            };
+            let answer = refused(&Refusal::Limit, format!("{limit} {what}"));
             writer.write(&reply(id, answer), &[]).await
         }
         written => written,
@@ -258,16 +254,9 @@ fn reply(id: u64, answer: Answer) -> Zeroizing<Vec<u8>> {
     encode(&FromServer::Reply(Reply { id, answer }))
 }
 
-fn refused((reason, detail): No) -> Content {
+fn refused(reason: &Refusal, detail: String) -> Answer {
     let reason = reason.word().into();
-    Answer::Refused(Refused { reason, detail }).into()
-}
-
-fn named(inner: &ServerCore, publication: &Publication) -> Answer {
-    Answer::Names(Names {
-        entries: vec![inner.state().entry(publication)],
-        more: false,
-    })
+    Answer::Refused(Refused { reason, detail })
 }
 
 /// Sends the client some of its notices, unless there is something more urgent; returns whether there may be

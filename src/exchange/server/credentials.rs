@@ -1,52 +1,43 @@
 //! The certificates that sessions depend on, and when to verify them again.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
+use super::deadlines::Deadlines;
 use crate::tls::{Credential, WALL_CLOCK};
-
-#[derive(Debug)]
-struct DueCredential {
-    credential: Arc<Credential>,
-    /// When the next certificate of its chain expires.
-    due: Option<SystemTime>,
-}
 
 /// The credential of each session over TLS.
 #[derive(Debug, Default)]
 pub(super) struct Credentials {
-    sessions: HashMap<u64, DueCredential>,
-    due: BTreeSet<(SystemTime, u64)>,
+    sessions: HashMap<u64, Arc<Credential>>,
+    /// When the next certificate of each session's chain expires.
+    due: Deadlines<SystemTime>,
 }
 
 impl Credentials {
     /// Sets the credential of the session's connection.
     pub fn set(&mut self, session: u64, credential: Arc<Credential>) {
-        self.remove(session);
         // The next check finds one that has expired already.
         let due = credential.next_expiry(SystemTime::UNIX_EPOCH);
-        self.due.extend(due.map(|due| (due, session)));
-        self.sessions
-            .insert(session, DueCredential { credential, due });
+        self.due.set(session, due);
+        self.sessions.insert(session, credential);
     }
 
     pub fn remove(&mut self, session: u64) {
-        if let Some(DueCredential { due: Some(due), .. }) = self.sessions.remove(&session) {
-            self.due.remove(&(due, session));
-        }
+        self.due.remove(session);
+        self.sessions.remove(&session);
     }
 
     /// Returns whether the session still depends on that credential.
     pub fn is(&self, session: u64, credential: &Arc<Credential>) -> bool {
-        let entry = self.sessions.get(&session);
-        entry.is_some_and(|entry| Arc::ptr_eq(&entry.credential, credential))
+        let now = self.sessions.get(&session);
+        now.is_some_and(|now| Arc::ptr_eq(now, credential))
     }
 
     /// Returns when to read the wall clock again; `None` if nothing expires.
     pub fn deadline(&self, now: SystemTime) -> Option<Instant> {
-        let &(due, _) = self.due.first()?;
-        let left = due.duration_since(now).unwrap_or_default();
+        let left = self.due.first()?.duration_since(now).unwrap_or_default();
         Some(Instant::now() + left.min(WALL_CLOCK))
     }
 
@@ -54,16 +45,11 @@ impl Credentials {
     /// certificate of its chain expires: a peer may send certificates that its trust does not depend on.
     pub fn take_due(&mut self, now: SystemTime) -> Vec<(u64, Arc<Credential>)> {
         let mut found = Vec::new();
-        while let Some(&(due, session)) = self.due.first()
-            && due <= now
-        {
-            self.due.pop_first();
-            let Some(entry) = self.sessions.get_mut(&session) else {
-                continue;
-            };
-            entry.due = entry.credential.next_expiry(now);
-            self.due.extend(entry.due.map(|due| (due, session)));
-            found.push((session, Arc::clone(&entry.credential)));
+        while let Some(session) = self.due.pop(now) {
+            if let Some(credential) = self.sessions.get(&session) {
+                self.due.set(session, credential.next_expiry(now));
+                found.push((session, Arc::clone(credential)));
+            }
         }
         found
     }
@@ -71,7 +57,7 @@ impl Credentials {
     /// Returns all sessions.
     pub fn all(&self) -> Vec<(u64, Arc<Credential>)> {
         let all = self.sessions.iter();
-        all.map(|(&session, entry)| (session, Arc::clone(&entry.credential)))
+        all.map(|(&session, one)| (session, Arc::clone(one)))
             .collect()
     }
 }

@@ -8,7 +8,8 @@ use super::state::ServerState;
 use super::{ServerCore, ServerEvent};
 use crate::PeerName;
 use crate::Refusal;
-use crate::protocol::{Ended, Event, Refused};
+use crate::per_driver::lock;
+use crate::protocol::Refused;
 use crate::tls::Credential;
 
 impl ServerCore {
@@ -19,7 +20,7 @@ impl ServerCore {
         self.verify(due, now).await;
     }
 
-    /// Verifies all sessions with what is loaded now.
+    /// Verifies all sessions with the certificates that are loaded now.
     pub(super) async fn verify_all(&self) {
         let all = self.state().credentials.all();
         self.verify(all, (self.wall_clock)()).await;
@@ -81,8 +82,8 @@ impl ServerCore {
         count
     }
 
-    /// Ends a session that has just begun or resumed, if its peer was verified with what has been replaced
-    /// meanwhile.
+    /// Ends a session that has just begun or resumed, if its peer was verified with certificates that have been
+    /// replaced meanwhile.
     pub(super) fn verify_begun(&self, link: &Link, credential: Option<&Arc<Credential>>) {
         let dismiss = |reason, detail: &str| {
             let state = self.state();
@@ -97,7 +98,7 @@ impl ServerCore {
             dismiss(Refusal::NotTrusted, &why);
         }
         if let PeerName::User(uid) = link.session.peer
-            && !self.peers.get().admits_user(uid)
+            && !lock(&self.peers).admits_user(uid)
         {
             dismiss(Refusal::Forbidden, NO_USER);
         }
@@ -105,18 +106,13 @@ impl ServerCore {
 
     /// Ends the leases that were recalled and not released in time.
     pub(super) fn end_recalled(&self, state: &mut ServerState, now: Instant) {
-        for lease in state.recalls.take_due(now) {
+        while let Some(lease) = state.recalls.pop(now) {
             let Some(lapsed) = state.leases.end_lease(lease) else {
                 continue;
             };
-            if let Some(session) = state.sessions.get(lapsed.session) {
-                let why = Refused {
-                    reason: Refusal::Forbidden.word().into(),
-                    detail: "this peer is no longer on the name's access list".into(),
-                };
-                session.tell(Event::Ended(Ended { lease, why }));
-            }
-            self.audit_lease(state, "revoked", &lapsed);
+            let why = "this peer is no longer on the name's access list";
+            state.tell_ended(&lapsed, Refusal::Forbidden, why);
+            state.audit_lease("revoked", &lapsed);
             self.lapsed(state, &lapsed, now);
         }
     }

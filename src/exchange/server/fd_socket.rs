@@ -2,32 +2,26 @@
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::PathBuf;
 
 use tokio::time::timeout;
 
 use super::ServerCore;
-use super::accept;
-use super::admission::{Newcomer, OfPeer, Shaking, gave_way};
+use super::admission::OfPeer;
 use super::connection::answer;
 use super::folder::{self, FD_SOCKET, Folder};
-use super::handshakes::GiveWay;
 use super::options::FdSocketAt;
-use super::outcome::{No, Outcome, done};
+use super::outcome::done;
 use super::process::Known;
-use super::stats::count;
-use crate::account::Account;
-use crate::protocol::{Ask, Greeting, Request, decode};
+use crate::protocol::{Ask, Request, decode};
 use crate::share::{InstanceId, Peers};
-use crate::transport::{Connection, FdShare, Incoming, Listening};
+use crate::transport::Connection;
 use crate::{Error, Refusal, Result};
-use crate::{PeerName, limits};
 
 /// The longest path of a Unix socket (`sockaddr_un` has 108 bytes, including a final NUL).
 const MAX_PATH: usize = 107;
 
-/// The fd socket's path; dropping it removes what was created for it.
+/// The fd socket's path; dropping it removes the folder that was created for it.
 #[derive(Debug)]
 pub(crate) struct FdSocketPath {
     pub path: PathBuf,
@@ -71,12 +65,9 @@ impl FdSocketPath {
                 continue;
             }
             folder::sweep(&place);
-            let folder = match Folder::create(&place, instance) {
-                Ok(folder) => folder,
-                Err(error) => {
-                    last = error;
-                    continue;
-                }
+            let created = Folder::create(&place, instance).map_err(|error| last = error);
+            let Ok(folder) = created else {
+                continue;
             };
             if others {
                 // Just enough to reach the socket by its name.
@@ -92,126 +83,57 @@ impl FdSocketPath {
         }
         Err(last)
     }
-
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
 }
 
-/// Serves the fd socket until the server ends.
-pub(super) async fn run(
-    inner: Arc<ServerCore>,
-    listening: Listening,
-    number: usize,
-    path: FdSocketPath,
-) {
-    while let Some((newcomer, give_way)) = accept::next(&inner, &listening, number).await {
-        let serve = serve(Arc::clone(&inner), newcomer, give_way);
-        inner.tasks.spawn(serve);
-    }
-    // First the socket, then its directory.
-    drop(listening);
-    drop(path);
-}
-
-/// Serves one connection at the fd socket.
-async fn serve(inner: Arc<ServerCore>, newcomer: Newcomer, give_way: GiveWay) {
-    let Newcomer {
-        incoming,
-        open,
-        shaking,
-    } = newcomer;
+/// Serves one connection at the fd socket: one request after the other. There is no session.
+pub(super) async fn serve(inner: &ServerCore, connection: Connection, of_peer: OfPeer) {
     let served = tokio::select! {
-        () = inner.ending() => Ok(()),
-        Ok(()) = give_way => {
-            count(&inner.counters.failed_handshakes);
-            Err(gave_way(&inner))
-        }
-        served = converse(&inner, incoming, shaking) => served,
+        () = inner.ended.cancelled() => Ok(()),
+        served = converse(inner, connection, &of_peer) => served,
     };
     if let Err(error) = served {
         tracing::info!(%error, "at the fd socket");
     }
-    drop(open);
 }
 
-/// Hello and welcome, then one request after the other; there is no session.
-async fn converse(inner: &Arc<ServerCore>, incoming: Incoming, shaking: Shaking) -> Result<()> {
-    let deadline = limits::deadline(inner.limits.handshake);
-    let greeted = async {
-        let (mut connection, hello) = accept::hello(inner, incoming, deadline).await?;
-        let begun = OfPeer::enter(inner, &connection.peer)
-            .and_then(|of_peer| Ok((inner.welcome(&hello, &connection.peer)?, of_peer)));
-        match begun {
-            Ok((welcome, of_peer)) => {
-                drop(hello);
-                of_peer.charge_frames(&mut connection);
-                shaking.finish()?;
-                let welcome = Greeting::Welcome(welcome);
-                accept::send(inner, &mut connection, welcome, deadline).await?;
-                Ok((connection, of_peer))
-            }
-            Err((reason, detail)) => {
-                Err(accept::refuse(inner, connection, reason, detail, deadline).await)
-            }
-        }
-    };
-    let greeted: Result<(Connection, OfPeer)> = greeted.await;
-    let (mut connection, of_peer) = match greeted {
-        Ok(greeted) => greeted,
-        Err(error) => {
-            count(&inner.counters.failed_handshakes);
-            return Err(error);
-        }
-    };
-    let share = inner.fds.share(&connection.peer);
+async fn converse(inner: &ServerCore, mut connection: Connection, of_peer: &OfPeer) -> Result<()> {
+    let fds = inner.fds_of(&connection.peer);
     let process = Known::of(&mut connection);
     let silence = inner.silence();
     let limit = inner.limits.hello_bytes;
-    loop {
-        let frame = match timeout(silence, connection.reader.read(limit)).await {
-            Ok(frame) => frame?,
-            // The client may connect again: nothing is lost.
-            Err(_) => return Ok(()),
-        };
-        let Some(frame) = frame else {
-            return Ok(());
+    // After silence the client may connect again: nothing is lost.
+    while let Ok(frame) = timeout(silence, connection.reader.read(limit)).await {
+        let Some(frame) = frame? else {
+            break;
         };
         let request: Request = decode(&frame.bytes).inspect_err(|_| {
-            count(&inner.counters.protocol_errors);
+            inner.counters.count(|stats| &mut stats.protocol_errors);
         })?;
-        count(&inner.counters.requests);
+        inner.counters.count(|stats| &mut stats.requests);
         drop(frame);
-        let account = of_peer.account();
-        let at = (&share, account);
-        let outcome = outcome_of(inner, &connection.peer, process.as_ref(), at, request.ask).await;
+        let (peer, pid) = (&connection.peer, connection.pid);
+        let outcome = match request.ask {
+            Some(Ask::Ping(_)) => done(),
+            Some(Ask::Redeem(redeem)) => {
+                let at = (&fds, &of_peer.account);
+                (inner.redeem(peer, process.as_ref(), at, &redeem.ticket)).await
+            }
+            _ => Err((Refusal::Unsupported, "tickets are redeemed here".into())),
+        };
         if let Err((reason, _)) = &outcome {
-            let (peer, pid) = (&connection.peer, connection.pid);
             inner
                 .audit
                 .refused_without_session("redeem", Some(peer), pid, reason.word());
         }
         answer(inner, &mut connection.writer, request.id, outcome).await?;
     }
-}
-
-async fn outcome_of(
-    inner: &ServerCore,
-    peer: &PeerName,
-    process: Option<&Known>,
-    at: (&Arc<FdShare>, &Arc<Account>),
-    ask: Option<Ask>,
-) -> Outcome {
-    let no = |reason| -> No { (reason, "tickets are redeemed here".into()) };
-    match ask {
-        Some(Ask::Ping(_)) => done(),
-        Some(Ask::Redeem(redeem)) => inner.redeem(peer, process, at, &redeem.ticket).await,
-        _ => Err(no(Refusal::Unsupported)),
-    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     fn mode(path: &Path) -> u32 {
@@ -223,12 +145,12 @@ mod tests {
         let instance = InstanceId::random().unwrap();
         let fd_socket = FdSocketPath::prepare(&FdSocketAt::Anywhere, instance, &Peers::same_user());
         let fd_socket = fd_socket.unwrap().unwrap();
-        let directory = fd_socket.path().parent().unwrap().to_owned();
+        let directory = fd_socket.path.parent().unwrap().to_owned();
         assert_eq!(mode(&directory), 0o700);
-        fs::write(fd_socket.path(), "").unwrap();
+        fs::write(&fd_socket.path, "").unwrap();
         // The path is taken: another path, or none, but never the same.
         if let Ok(again) = FdSocketPath::private(instance, &Peers::same_user()) {
-            assert_ne!(again.path(), fd_socket.path());
+            assert_ne!(again.path, fd_socket.path);
         }
         drop(fd_socket);
         assert!(!directory.exists());
@@ -240,6 +162,6 @@ mod tests {
         let peers = Peers::same_user().any_user();
         let fd_socket = FdSocketPath::prepare(&FdSocketAt::Anywhere, instance, &peers);
         let fd_socket = fd_socket.unwrap().unwrap();
-        assert_eq!(mode(fd_socket.path().parent().unwrap()), 0o711);
+        assert_eq!(mode(fd_socket.path.parent().unwrap()), 0o711);
     }
 }

@@ -3,89 +3,76 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::grant::{Grant, Via};
 use super::link::Link;
-use super::outcome::{Content, No, Outcome, Step, not_found, over};
+use super::outcome::{Content, No, Outcome, Step, invalid, not_found};
 use super::process::Known;
 use super::publication::Publication;
 use super::session::ServerSession;
 use super::state::ServerState;
-use super::stats::count;
 use super::{ServerCore, ServerEvent};
 use crate::PeerName;
 use crate::Refusal;
 use crate::account::{Account, REQUEST};
 use crate::driver::{Access, HandleType};
 use crate::ledger::Party;
-use crate::protocol::{Answer, Fds, Fetch, Secret, check_name};
-use crate::transport::{FdShare, HeldFd, Reserved};
+use crate::protocol::{Answer, Fds, Fetch, Granted, Handles, Secret, check_name};
+use crate::transport::HeldFd;
 
 /// The most handle types that a client may ask for.
 const MAX_ACCEPT: usize = 16;
 
-/// The driver's handles for one fetch.
+/// The driver's answers in one fetch.
 #[derive(Default)]
-struct Prepared {
+struct Answered {
     fds: Option<Result<Vec<HeldFd>, String>>,
-    fabric: Option<String>,
+    no_fabric: Option<String>,
 }
 
 /// How the memory reaches the client.
-enum Choice {
+enum Via {
     Fabric,
     Fds(Vec<HeldFd>),
     Ticket,
-    /// The driver has to be asked first.
-    Ask(Need),
 }
 
-enum Need {
-    Fds,
-    Fabric,
-    NoFabric,
+enum Choice {
+    /// Grant it; with the reason if the client wanted a fabric handle and this is none.
+    Grant(Via, Option<String>),
+    /// Ask the driver first.
+    Ask(HandleType),
 }
 
 /// Answers at once if the driver need not be asked.
-pub(super) fn begin(inner: &Arc<ServerCore>, link: &Link, ask: Fetch) -> Step {
-    let publication = match inner.check(link, &ask) {
-        Ok(publication) => publication,
-        Err(no) => return Step::Now(Err(no)),
-    };
-    let mut prepared = Prepared::default();
-    let need = match inner.choose(link, &ask, &publication, &mut prepared) {
-        Ok((Choice::Ask(need), _)) => need,
-        Ok((choice, no_fabric)) => {
-            return Step::Now(inner.grant(link, &ask, &publication, choice, no_fabric));
+pub(super) fn begin(inner: &Arc<ServerCore>, link: &Link, ask: Fetch) -> Result<Step, No> {
+    let publication = inner.check(link, &ask)?;
+    let mut answered = Answered::default();
+    let mut wanted = match inner.choose(link, &ask, &publication, &mut answered)? {
+        Choice::Ask(wanted) => wanted,
+        Choice::Grant(via, no_fabric) => {
+            let granted = inner.grant(link, &ask, &publication, via, no_fabric);
+            return granted.map(Step::Now);
         }
-        Err(no) => return Step::Now(Err(no)),
     };
     let (inner, link) = (Arc::clone(inner), link.clone());
     Step::later(async move {
-        let mut need = need;
         loop {
             inner
-                .prepare(&link, &publication, need, &mut prepared)
+                .ask_driver(&link, &publication, wanted, &mut answered)
                 .await?;
-            match inner.choose(&link, &ask, &publication, &mut prepared)? {
-                (Choice::Ask(next), _) => need = next,
-                (choice, no_fabric) => {
-                    return inner.grant(&link, &ask, &publication, choice, no_fabric);
+            match inner.choose(&link, &ask, &publication, &mut answered)? {
+                Choice::Ask(next) => wanted = next,
+                Choice::Grant(via, no_fabric) => {
+                    return inner.grant(&link, &ask, &publication, via, no_fabric);
                 }
             }
         }
     })
 }
 
-/// Reserves room for a publication's fds before they exist.
-fn room(share: &Arc<FdShare>, publication: &Publication) -> Result<Reserved, No> {
-    let parts = publication.description.parts.len();
-    share.reserve(parts).map_err(|why| (Refusal::Limit, why))
-}
-
 impl ServerCore {
     /// Checks whether the peer may have the memory at all.
     fn check(&self, link: &Link, ask: &Fetch) -> Result<Arc<Publication>, No> {
-        check_name(&ask.name).map_err(|e| (Refusal::Invalid, e.to_string()))?;
+        check_name(&ask.name).map_err(invalid)?;
         if ask.accept.len() > MAX_ACCEPT || ask.access == Access::None {
             return Err((Refusal::Invalid, "handle types or access".into()));
         }
@@ -112,31 +99,31 @@ impl ServerCore {
         Ok(publication)
     }
 
-    /// Chooses the first type that the client wants and that works, and the reason why it is not a fabric
-    /// handle if it wanted one.
+    /// Chooses the first type that the client wants and that works.
     fn choose(
         &self,
         link: &Link,
         ask: &Fetch,
         publication: &Publication,
-        prepared: &mut Prepared,
-    ) -> Result<(Choice, Option<String>), No> {
+        answered: &mut Answered,
+    ) -> Result<Choice, No> {
         let most_fds = self.limits.frame_fds as usize;
         let mut no_fabric = None;
         let mut reasons = Vec::new();
         for &wanted in &ask.accept {
-            let exists = publication.handle_types.contains(wanted.into());
             match wanted {
-                HandleType::Fabric if !exists => match publication.no_fabric.get() {
-                    Some(why) => no_fabric = Some(why.clone()),
-                    None => return Ok((Choice::Ask(Need::NoFabric), None)),
-                },
-                HandleType::Fabric => match (publication.fabric.get(), &prepared.fabric) {
-                    (Some(_), _) => return Ok((Choice::Fabric, None)),
-                    (None, Some(why)) => no_fabric = Some(why.clone()),
-                    (None, None) => return Ok((Choice::Ask(Need::Fabric), None)),
-                },
-                HandleType::PosixFd if !exists => {
+                HandleType::Fabric => {
+                    let why = publication.no_fabric.get();
+                    match (
+                        publication.fabric.get(),
+                        why.or(answered.no_fabric.as_ref()),
+                    ) {
+                        (Some(_), _) => return Ok(Choice::Grant(Via::Fabric, None)),
+                        (None, Some(why)) => no_fabric = Some(why.clone()),
+                        (None, None) => return Ok(Choice::Ask(wanted)),
+                    }
+                }
+                HandleType::PosixFd if !publication.handle_types.contains(wanted.into()) => {
                     reasons.push("the memory was made without POSIX fds".to_owned());
                 }
                 HandleType::PosixFd if !link.local && link.boot != self.boot => {
@@ -145,16 +132,16 @@ impl ServerCore {
                 HandleType::PosixFd if publication.description.parts.len() > most_fds => {
                     reasons.push(format!("more than {most_fds} POSIX fds"));
                 }
-                HandleType::PosixFd if link.local => match prepared.fds.take() {
-                    Some(Ok(fds)) => return Ok((Choice::Fds(fds), no_fabric)),
+                HandleType::PosixFd if link.local => match answered.fds.take() {
+                    Some(Ok(fds)) => return Ok(Choice::Grant(Via::Fds(fds), no_fabric)),
                     Some(Err(why)) => {
                         reasons.push(why.clone());
-                        prepared.fds = Some(Err(why));
+                        answered.fds = Some(Err(why));
                     }
-                    None => return Ok((Choice::Ask(Need::Fds), None)),
+                    None => return Ok(Choice::Ask(wanted)),
                 },
                 HandleType::PosixFd if self.fd_socket.is_some() => {
-                    return Ok((Choice::Ticket, no_fabric));
+                    return Ok(Choice::Grant(Via::Ticket, no_fabric));
                 }
                 HandleType::PosixFd => {
                     reasons.push("the server has no socket for POSIX fds".to_owned());
@@ -165,35 +152,28 @@ impl ServerCore {
         Err((Refusal::NoCommonHandle, reasons.join("; ")))
     }
 
-    /// Asks the driver. Its error is kept as the reason for the next choice.
-    async fn prepare(
+    /// Asks the driver for handles. Its error is kept as the reason for the next choice.
+    async fn ask_driver(
         &self,
         link: &Link,
         publication: &Arc<Publication>,
-        need: Need,
-        prepared: &mut Prepared,
+        wanted: HandleType,
+        answered: &mut Answered,
     ) -> Result<(), No> {
         let publication = Arc::clone(publication);
         let account = link.session.account();
-        match need {
-            Need::Fds => {
-                let room = room(&link.fds, &publication)?;
+        match wanted {
+            HandleType::PosixFd => {
+                let room = link.fds.charge(publication.description.parts.len())?;
                 let export = move || {
-                    let fds = publication.export_fds();
-                    Ok(fds.map(|fds| room.hold(fds)).map_err(|e| e.to_string()))
+                    let fds = publication.export_fds().map_err(|e| e.to_string());
+                    Ok(fds.map(|fds| HeldFd::counted(fds, room)))
                 };
-                prepared.fds = Some(self.driver_call(account, export).await?);
+                answered.fds = Some(self.driver_call(account, export).await?);
             }
-            Need::Fabric => {
-                let export = move || Ok(publication.export_fabric().map_err(|e| e.to_string()));
-                prepared.fabric = self.driver_call(account, export).await?.err();
-            }
-            Need::NoFabric => {
-                let find = move || {
-                    publication.find_no_fabric();
-                    Ok(())
-                };
-                self.driver_call(account, find).await?;
+            HandleType::Fabric => {
+                let export = move || Ok(publication.export_fabric().err());
+                answered.no_fabric = self.driver_call(account, export).await?;
             }
         }
         Ok(())
@@ -205,7 +185,7 @@ impl ServerCore {
         link: &Link,
         ask: &Fetch,
         publication: &Arc<Publication>,
-        choice: Choice,
+        via: Via,
         no_fabric: Option<String>,
     ) -> Outcome {
         let session = &link.session;
@@ -215,26 +195,26 @@ impl ServerCore {
             // Another connection has taken over, and this lease could not be announced to it.
             return Err((Refusal::Expired, "the session is elsewhere".into()));
         }
-        let limit = self.limits.leases_per_peer;
-        let (lease, probe) = state.grant(session, publication, ask.probe, now, limit)?;
+        let (lease, probe) = state.grant(session, publication, ask.probe, now)?;
         if let Some(process) = &link.process {
             state.leases.set_known(lease, process);
         }
-        let via = match choice {
-            Choice::Fabric => Via::Fabric,
-            Choice::Fds(fds) => Via::Fds(fds),
-            Choice::Ticket | Choice::Ask(_) => {
+        let (handles, fds) = match via {
+            Via::Fabric => (None, Vec::new()),
+            Via::Fds(fds) => {
+                let count = fds.len() as u32;
+                (Some(Handles::Fds(Fds { count })), fds)
+            }
+            Via::Ticket => {
                 let until = now + self.ticket;
-                Via::Ticket(self.ticket_for(&mut state, session, publication, lease, until)?)
+                let ticket = self.ticket_for(&mut state, session, publication, lease, until)?;
+                self.janitor.notify_one();
+                (Some(Handles::Ticket(ticket)), Vec::new())
             }
         };
-        let ticket = matches!(via, Via::Ticket(_));
         drop(state);
-        if ticket {
-            self.janitor.notify_one();
-        }
         note(publication, &session.peer, link.process.as_ref());
-        count(&self.counters.fetches);
+        self.counters.count(|stats| &mut stats.fetches);
         self.audit.granted(link, lease, publication);
         tracing::debug!(peer = %session.peer, name = &*publication.name, lease, "granted");
         if self.events.receiver_count() > 0 {
@@ -244,14 +224,19 @@ impl ServerCore {
                 lease,
             });
         }
-        let grant = Grant {
-            lease,
-            publication: Arc::clone(publication),
-            via,
-            probe,
-            no_fabric,
-        };
-        Ok(Content::Granted(Box::new(grant)))
+        let publication = Arc::clone(publication);
+        Ok(Content::Built(Box::new(move || {
+            let fabric = || Handles::Fabric(publication.fabric.get().cloned().unwrap_or_default());
+            let granted = Granted {
+                lease,
+                memory: publication.description.clone(),
+                handles: handles.unwrap_or_else(fabric),
+                probe,
+                no_fabric,
+                owner: publication.owner.clone(),
+            };
+            (Answer::Granted(granted), fds)
+        })))
     }
 
     /// Issues the ticket of a lease, or ends the lease.
@@ -263,20 +248,17 @@ impl ServerCore {
         lease: u64,
         until: Instant,
     ) -> Result<Secret, No> {
-        state.leases.not_handed(lease);
-        let most = self.limits.tickets_per_peer;
-        let memory = Arc::clone(publication);
-        let issued = state
-            .tickets
-            .issue(lease, &session.peer, until, memory, most);
-        let ticket = match issued {
-            Ok(Some(ticket)) => return Ok(ticket),
-            Ok(None) => Err((Refusal::Limit, format!("{most} tickets of this peer"))),
-            Err(error) => Err((Refusal::Internal, error.to_string())),
-        };
-        let lease = state.leases.release(session.id, &session.peer, lease);
-        lease.iter().for_each(|lease| state.returned(lease));
-        ticket
+        state.leases.change(lease, |lease| lease.handed = false);
+        let issued = self.tickets.of(&session.peer).charge(1).map_err(No::from);
+        let issued = issued.and_then(|charge| {
+            let (peer, memory) = (&session.peer, Arc::clone(publication));
+            let issued = state.tickets.issue(lease, peer, until, memory, charge);
+            issued.map_err(|error| (Refusal::Internal, error.to_string()))
+        });
+        issued.inspect_err(|_| {
+            let lease = state.leases.release(session.id, &session.peer, lease);
+            lease.iter().for_each(|lease| state.returned(lease));
+        })
     }
 
     /// Returns the fds for a ticket, which is then used up: for the peer, and its process if known.
@@ -284,21 +266,22 @@ impl ServerCore {
         &self,
         by: &PeerName,
         process: Option<&Known>,
-        (share, account): (&Arc<FdShare>, &Arc<Account>),
+        (fds, account): (&Arc<Account>, &Arc<Account>),
         ticket: &Secret,
     ) -> Outcome {
         // Only then is the ticket used up: beyond a limit, the client can retry later.
-        let charge = account.charge(REQUEST).map_err(over)?;
+        let charge = account.charge(REQUEST)?;
         let room = {
             let state = self.state();
             let publication = state.tickets.peek(ticket, Instant::now());
-            room(share, publication.ok_or_else(not_found)?)?
+            let publication = publication.ok_or_else(not_found)?;
+            fds.charge(publication.description.parts.len())?
         };
         let (lease, publication, peer) = {
             let mut state = self.state();
             let redeemed = state.tickets.redeem(ticket, Instant::now());
             let (lease, publication, peer) = redeemed.ok_or_else(not_found)?;
-            state.leases.handed(lease);
+            state.leases.change(lease, |lease| lease.handed = true);
             if let Some(process) = process {
                 state.leases.set_known(lease, process);
             }
@@ -308,12 +291,12 @@ impl ServerCore {
         let pid = process.map(|known| known.shown.pid);
         self.audit.redeemed(by, pid, lease, &publication);
         let name = Arc::clone(&publication.name);
-        let export = move || publication.export_fds().map(|fds| room.hold(fds));
+        let export = move || Ok(HeldFd::counted(publication.export_fds()?, room));
         let fds = self.charged_call(charge, export).await?;
-        count(&self.counters.redeemed);
+        self.counters.count(|stats| &mut stats.redeemed);
         tracing::info!(%peer, %by, name = &*name, "ticket redeemed");
         let count = fds.len() as u32;
-        Ok(Content::with_fds(Answer::Fds(Fds { count }), fds))
+        Ok(Content::Answer(Answer::Fds(Fds { count }), fds))
     }
 }
 

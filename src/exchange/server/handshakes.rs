@@ -91,7 +91,18 @@ impl Handshakes {
 
     /// Enters a connection, after the oldest of too many has given way.
     pub async fn enter(&self) -> Option<(Handshake, GiveWay)> {
-        let slot = self.slot().await?;
+        let slot = loop {
+            let slot = Arc::clone(&self.slots).acquire_owned();
+            match self.make_room() {
+                // Its task has yet to end.
+                None => break slot.await,
+                Some(later) => match timeout_at(later, slot).await {
+                    Ok(slot) => break slot,
+                    Err(_) => continue,
+                },
+            }
+        };
+        let slot = slot.ok()?;
         let (tell, give_way) = oneshot::channel();
         let mut queue = lock(&self.queue);
         queue.last += 1;
@@ -107,21 +118,6 @@ impl Handshakes {
         Some((handshake, give_way))
     }
 
-    async fn slot(&self) -> Option<OwnedSemaphorePermit> {
-        loop {
-            let slot = Arc::clone(&self.slots).acquire_owned();
-            match self.make_room() {
-                // Its task has yet to end.
-                None => return slot.await.ok(),
-                Some(later) => {
-                    if let Ok(slot) = timeout_at(later, slot).await {
-                        return slot.ok();
-                    }
-                }
-            }
-        }
-    }
-
     /// Tells the oldest to give way if there is no room, or returns when that is possible.
     fn make_room(&self) -> Option<Instant> {
         if self.slots.available_permits() > 0 {
@@ -133,10 +129,8 @@ impl Handshakes {
         if until > Instant::now() {
             return Some(until);
         }
-        let (_, tell) = oldest.remove();
-        drop(queue);
         // It may be ending by itself.
-        let _ = tell.send(());
+        let _ = oldest.remove().1.send(());
         None
     }
 }
@@ -197,7 +191,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_is_greeted_makes_room_at_once() {
+    async fn a_greeted_connection_makes_room_at_once() {
         let all = two();
         let begun = Instant::now();
         let (a, a_goes) = enter(&all).await;

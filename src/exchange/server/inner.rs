@@ -4,31 +4,34 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime};
 
-use tokio::sync::{Notify, Semaphore, broadcast, watch};
+use tokio::sync::{Notify, Semaphore, broadcast};
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::audit::{Audit, LeaseOf};
+use super::audit::Audit;
 use super::handshakes::Handshakes;
 use super::leases::{EndedSession, LeaseRecord, describe};
+use super::publication::Registered;
 use super::state::ServerState;
 use super::{Allocate, HolderState, ServerEvent, ServerStats};
-use super::{process, publication, stats};
+use super::{process, stats};
 use crate::Refusal;
 use crate::account::{Account, Accounts};
 use crate::directory::Registration;
 use crate::group::Groups;
 use crate::per_driver::lock;
 use crate::share::{BootId, InstanceId};
-use crate::transport::{FdTable, SharedPeers};
+use crate::transport::SharedPeers;
 use crate::{Limits, PeerName, Tls};
 
 /// The state that the tasks share.
 pub(super) struct ServerCore {
     pub(super) instance: InstanceId,
     pub(super) boot: BootId,
-    /// Lowered to what the process's fds allow.
+    /// Lowered if the process may have too few fds.
     pub(super) limits: Limits,
-    pub(super) fds: Arc<FdTable>,
+    /// The accounts of peers' fds.
+    pub(super) fds: Arc<Accounts>,
     /// The certificates that verify peers over TLS.
     pub(super) tls: Option<Tls>,
     /// The users that may connect to Unix sockets.
@@ -38,6 +41,10 @@ pub(super) struct ServerCore {
     /// The accounts of peers, and of connections that have not been greeted.
     pub(super) accounts: Arc<Accounts>,
     pub(super) unknown: Arc<Account>,
+    /// Count greeted connections, sessions, and tickets.
+    pub(super) connections: Arc<Accounts>,
+    pub(super) sessions: Arc<Accounts>,
+    pub(super) tickets: Arc<Accounts>,
     /// One for each address, the fd socket last.
     pub(super) handshakes: Vec<Handshakes>,
     pub(super) heartbeat: Duration,
@@ -63,7 +70,8 @@ pub(super) struct ServerCore {
     pub(super) janitor: Notify,
     /// Woken when a lease has ended.
     pub(super) released: Notify,
-    pub(super) ended: watch::Sender<bool>,
+    /// Cancelled at the server's end.
+    pub(super) ended: CancellationToken,
 }
 
 impl ServerCore {
@@ -102,13 +110,12 @@ impl ServerCore {
         self.lease.min(self.heartbeat.saturating_mul(3))
     }
 
-    /// Waits for the server's end.
-    pub(super) fn ending(&self) -> impl Future<Output = ()> + Send + 'static {
-        let mut ended = self.ended.subscribe();
-        async move {
-            // It also ends when the server no longer exists.
-            let _ = ended.wait_for(|ended| *ended).await;
-        }
+    /// Returns the account of the fds of a new connection of a peer.
+    pub(super) fn fds_of(&self, peer: &PeerName) -> Arc<Account> {
+        let limit = self.limits.fds_per_connection;
+        self.fds
+            .of(peer)
+            .below(limit, "fds of this connection at once")
     }
 
     /// Returns the allocator, or the refusal if there is none (any more).
@@ -154,7 +161,7 @@ impl ServerCore {
         drop(allocator);
         // Dropping it removes the names from the directory in the background.
         let _registration = lock(&self.registration).take();
-        self.ended.send_replace(true);
+        self.ended.cancel();
         held
     }
 
@@ -162,7 +169,7 @@ impl ServerCore {
         let groups = self.groups.len() as u64;
         let state = self.state();
         // Windows count only their own bytes: many may lie in the same memory.
-        let padded = |one: &publication::Registered| match &one.publication.description {
+        let padded = |one: &Registered| match &one.publication.description {
             memory if memory.is_window() => memory.len,
             memory => memory.padded(),
         };
@@ -172,8 +179,8 @@ impl ServerCore {
             groups,
             names: state.names.len() as u64,
             bytes: state.publications.values().map(padded).sum(),
-            fds: self.fds.count() as u64,
-            peer_bytes: self.accounts.bytes() as u64,
+            fds: self.fds.used() as u64,
+            peer_bytes: self.accounts.used() as u64,
             tasks: self.tasks.len() as u64,
             ..self.counters.read()
         }
@@ -198,7 +205,7 @@ impl ServerCore {
         for session in &ended {
             state.forget_session(session.session);
             for lease in &session.leases {
-                self.audit_lease(&state, "expired", lease);
+                state.audit_lease("expired", lease);
                 self.lapsed(&mut state, lease, now);
             }
         }
@@ -221,60 +228,25 @@ impl ServerCore {
             state.returned(lease);
         }
         // The same holds for memory that is no longer published.
-        let name = match state.publications.get(&lease.publication) {
-            Some(registered) => {
-                registered.publication.changed.notify_waiters();
-                registered.publication.name.to_string()
-            }
-            None => state.unconfirmed_name(lease.publication),
-        };
-        let peer = lease.holder.peer.clone();
-        let held = now.saturating_duration_since(lease.holder.since);
-        let lease = lease.holder.lease;
-        tracing::warn!(%peer, name, lease, "lease expired");
-        stats::count(&self.counters.expired);
+        if let Some(registered) = state.publications.get(&lease.publication) {
+            registered.publication.changed.notify_waiters();
+        }
+        let (peer, number) = (&lease.holder.peer, lease.holder.lease);
+        let name = state.name_of(lease.publication);
+        tracing::warn!(%peer, name = name.map(|name| &**name), lease = number, "lease expired");
+        self.emit_expired(state, lease, now);
+    }
+
+    /// Counts and reports a lease that has ended without a release.
+    fn emit_expired(&self, state: &ServerState, lease: &LeaseRecord, now: Instant) {
+        self.counters.count(|stats| &mut stats.expired);
+        let name = state.name_of(lease.publication);
         self.emit(ServerEvent::LeaseExpired {
-            peer,
-            name,
-            lease,
-            held,
-        });
-    }
-
-    /// Limits the remembered expired leases of a publication: those of processes that have ended go first,
-    /// because they need no confirmation any more.
-    pub(super) async fn thin_out(&self) {
-        let crowd = {
-            let state = self.state();
-            match state.leases.is_crowded() {
-                true => state.leases.crowd(),
-                false => return,
-            }
-        };
-        let ended = process::ended(crowd).await;
-        self.state().leases.thin_out(&ended);
-    }
-
-    /// Reports the end of a lease.
-    pub(super) fn audit_lease(
-        &self,
-        state: &ServerState,
-        event: &'static str,
-        lease: &LeaseRecord,
-    ) {
-        let found = state.publications.get(&lease.publication);
-        let unconfirmed = state.unconfirmed.get(&lease.publication);
-        let name = match found {
-            Some(found) => Some(&*found.publication.name),
-            None => unconfirmed.map(|unconfirmed| &*unconfirmed.name),
-        };
-        let of = LeaseOf {
+            peer: lease.holder.peer.clone(),
+            name: name.map(|name| name.to_string()).unwrap_or_default(),
             lease: lease.holder.lease,
-            name,
-            bytes: found.map(|found| found.publication.description.len),
-        };
-        self.audit
-            .lease(event, lease.session, &lease.holder.peer, of);
+            held: now.saturating_duration_since(lease.holder.since),
+        });
     }
 
     /// Waits for the ends of processes that are followed since the last call.
@@ -284,7 +256,7 @@ impl ServerCore {
             let inner = Arc::clone(self);
             self.tasks.spawn(async move {
                 tokio::select! {
-                    () = inner.ending() => {}
+                    () = inner.ended.cancelled() => {}
                     _ = unfollowed => {}
                     () = process.end(&inner.pidfds) => inner.process_ended(process),
                 }
@@ -298,27 +270,15 @@ impl ServerCore {
         let leases = state.leases.ended(process);
         for lease in &leases {
             state.returned(lease);
-            let registered = state.publications.get(&lease.publication);
-            let name = match registered {
-                Some(registered) => {
-                    registered.publication.left_by_dead.store(true, Relaxed);
-                    registered.publication.name.to_string()
-                }
-                None => state.unconfirmed_name(lease.publication),
-            };
-            if lease.holder.state != HolderState::Expired {
-                self.audit_lease(&state, "expired", lease);
+            if let Some(registered) = state.publications.get(&lease.publication) {
+                registered.publication.left_by_dead.store(true, Relaxed);
             }
-            let (holder, lease) = (&lease.holder, lease.holder.lease);
-            tracing::info!(%holder, name, lease, "lease ended with its process");
+            let (holder, name) = (&lease.holder, state.name_of(lease.publication));
+            let name = name.map(|name| &**name);
+            tracing::info!(%holder, name, lease = holder.lease, "lease ended with its process");
             if holder.state != HolderState::Expired {
-                stats::count(&self.counters.expired);
-                self.emit(ServerEvent::LeaseExpired {
-                    peer: holder.peer.clone(),
-                    name,
-                    lease,
-                    held: holder.since.elapsed(),
-                });
+                state.audit_lease("expired", lease);
+                self.emit_expired(&state, lease, Instant::now());
             }
         }
         drop(state);

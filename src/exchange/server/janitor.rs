@@ -18,7 +18,7 @@ pub(super) async fn run(inner: Arc<ServerCore>) {
             // Redeeming checks a ticket's validity: this only removes old ones.
             let tickets = (!state.tickets.is_empty()).then(|| Instant::now() + inner.ticket);
             let expiry = state.credentials.deadline((inner.wall_clock)());
-            let recall = state.recalls.deadline();
+            let recall = state.recalls.first();
             let audit = inner.audit.deadline();
             [
                 state.leases.deadline(),
@@ -32,12 +32,7 @@ pub(super) async fn run(inner: Arc<ServerCore>) {
             .flatten()
             .min()
         };
-        let sleep = async {
-            match deadline {
-                Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
-                None => std::future::pending().await,
-            }
-        };
+        let sleep = tokio::time::sleep_until(deadline.unwrap_or_else(Instant::now).into());
         let reloaded = async {
             match &mut reloads {
                 Some(reloads) => reloads.next().await,
@@ -45,13 +40,13 @@ pub(super) async fn run(inner: Arc<ServerCore>) {
             }
         };
         tokio::select! {
-            () = inner.ending() => return,
+            () = inner.ended.cancelled() => return,
             () = inner.janitor.notified() => {}
-            () = sleep => {
+            () = sleep, if deadline.is_some() => {
                 inner.expire(Instant::now());
                 inner.audit.tell_suppressed(Instant::now());
                 inner.verify_expired().await;
-                inner.thin_out().await;
+                inner.state().leases.thin_out();
             }
             () = reloaded => inner.verify_all().await,
         }

@@ -1,19 +1,21 @@
-//! Tracks which peers hold what: sessions, their leases, and when they end. The caller passes the time; this
-//! module does no I/O.
+//! Tracks which peers hold which memory: sessions, their leases, and when they end. The caller passes the
+//! time; this module does no I/O.
 //!
 //! A session without a connection ends at a given time, and its leases with it. Such a holder may still have
 //! the memory mapped (a stopped process cannot unmap), so it stays on the list of holders as
 //! [`HolderState::Expired`] until it says that it has released it, or the publication is forgotten.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
 use std::time::Instant;
 
+use super::deadlines::Deadlines;
 use super::machines::{Machine, Machines};
+use super::outcome::No;
 use super::process::{Known, Process};
-use crate::PeerName;
-use crate::account::{Charge, shrink};
+use crate::account::{Accounts, shrink};
 use crate::numbers::Numbers;
-use crate::peer_counts::PeerCounts;
+use crate::{PeerName, Refusal};
 
 /// The most expired holders of a publication that are remembered individually.
 pub(super) const MAX_EXPIRED: usize = 1024;
@@ -22,11 +24,12 @@ pub(super) const MAX_EXPIRED: usize = 1024;
 #[derive(Debug, Default)]
 pub(super) struct Leases {
     sessions: HashMap<u64, SessionRecord>,
-    /// Live and expired ones.
-    leases: HashMap<u64, Record>,
+    /// Live and expired ones. Boxed, so that the table has short entries: its capacity may be twice the number
+    /// of leases, and three times that while it grows.
+    leases: HashMap<u64, Box<LeaseRecord>>,
     publications: HashMap<u64, Holders>,
     /// Live leases of each peer.
-    peers: PeerCounts,
+    counts: Arc<Accounts>,
     /// Leases of silent holders, until their processes have ended.
     followed: HashMap<Process, Followed>,
     /// Followed processes that no task waits for yet.
@@ -35,75 +38,67 @@ pub(super) struct Leases {
     machines: Machines,
     /// Publications with more expired leases than are to be remembered.
     crowded: BTreeSet<u64>,
-    deadlines: BTreeSet<(Instant, u64)>,
+    /// When sessions without a connection end.
+    deadlines: Deadlines<Instant>,
     numbers: Numbers,
 }
 
 impl Leases {
-    /// Adds a session that has a connection.
-    pub fn open(&mut self, session: u64, peer: PeerName) {
+    /// Creates an empty table for at most `limit` live leases of each peer.
+    pub fn new(limit: usize) -> Self {
+        Self {
+            counts: Accounts::per_peer(limit, "leases of this peer"),
+            ..Self::default()
+        }
+    }
+
+    /// Adds a session that has a connection, and its machine.
+    pub fn open(&mut self, session: u64, peer: PeerName, machine: Option<Machine>) {
+        if let Some(machine) = machine {
+            self.machines.add(&peer, machine);
+        }
+        let leases = BTreeSet::new();
         let new = SessionRecord {
             peer,
-            machine: None,
-            leases: BTreeSet::new(),
-            until: None,
+            machine,
+            leases,
         };
         self.sessions.insert(session, new);
     }
 
-    /// Sets the machine of a new session.
-    pub fn set_machine(&mut self, session: u64, machine: Machine) {
-        if let Some(entry) = self.sessions.get_mut(&session)
-            && entry.machine.is_none()
-        {
-            entry.machine = Some(machine);
-            self.machines.add(&entry.peer, machine);
-        }
-    }
-
     /// Attaches a connection to the session; returns whether the session still exists.
     pub fn attach(&mut self, session: u64) -> bool {
-        let Some(entry) = self.sessions.get_mut(&session) else {
-            return false;
-        };
-        if let Some(until) = entry.until.take() {
-            self.deadlines.remove(&(until, session));
+        if self.deadlines.remove(session) {
             self.unfollow_session(session);
         }
-        true
+        self.sessions.contains_key(&session)
     }
 
     /// Detaches the session's connection: it ends at `until`, or at once if it holds nothing and `keep` is
     /// false. Returns whether it has ended.
     pub fn detach(&mut self, session: u64, until: Instant, keep: bool) -> bool {
-        let Some(entry) = self.sessions.get_mut(&session) else {
+        let Some(entry) = self.sessions.get(&session) else {
             return false;
         };
         if entry.leases.is_empty() && !keep {
             self.end(session);
             return true;
         }
-        if let Some(before) = entry.until.replace(until) {
-            self.deadlines.remove(&(before, session));
-        }
-        self.deadlines.insert((until, session));
+        self.deadlines.set(session, until);
         false
     }
 
-    /// Grants a lease if the peer has fewer than `limit`.
+    /// Grants a lease.
     pub fn grant(
         &mut self,
         session: u64,
         publication: u64,
         probe: Option<u64>,
         now: Instant,
-        limit: usize,
-    ) -> Result<u64, NoLease> {
-        let entry = self.sessions.get_mut(&session).ok_or(NoLease::NoSession)?;
-        if self.peers.of(&entry.peer) >= limit {
-            return Err(NoLease::Full);
-        }
-        self.peers.add(&entry.peer, 1);
+    ) -> Result<u64, No> {
+        let no_session = || (Refusal::Expired, "the session has ended".into());
+        let entry = self.sessions.get_mut(&session).ok_or_else(no_session)?;
+        let counted = self.counts.of(&entry.peer).charge(1)?;
         let lease = self.numbers.next();
         entry.leases.insert(lease);
         let holders = self.publications.entry(publication).or_default();
@@ -123,28 +118,26 @@ impl Leases {
             process: None,
             machine: entry.machine,
             handed: true,
-        };
-        let record = Record {
-            lease: Box::new(new),
+            counted: Some(Arc::new(counted)),
             charge: None,
         };
-        self.leases.insert(lease, record);
+        self.leases.insert(lease, Box::new(new));
         Ok(lease)
     }
 
-    /// Sets the charge for a lease, which lasts until the lease is forgotten.
-    pub fn set_charge(&mut self, lease: u64, charge: Charge) {
+    /// Changes a lease.
+    pub fn change(&mut self, lease: u64, change: impl FnOnce(&mut LeaseRecord)) {
         if let Some(entry) = self.leases.get_mut(&lease) {
-            entry.charge = Some(charge);
+            change(entry);
         }
     }
 
     /// Sets the process that has the granted memory, as the kernel and the process itself name it.
     pub fn set_known(&mut self, lease: u64, known: &Known) {
         self.set_process(lease, known.process);
-        if let Some(entry) = self.leases.get_mut(&lease) {
-            entry.holder.process = Some(known.shown.clone());
-        }
+        self.change(lease, |lease| {
+            lease.holder.process = Some(known.shown.clone());
+        });
     }
 
     /// Sets the process that has the granted memory.
@@ -155,20 +148,6 @@ impl Leases {
         let before = entry.process.replace(process);
         if before != Some(process) {
             self.unfollow(before, lease);
-        }
-    }
-
-    /// Notes that the lease's handles wait for a ticket to be redeemed.
-    pub fn not_handed(&mut self, lease: u64) {
-        if let Some(entry) = self.leases.get_mut(&lease) {
-            entry.handed = false;
-        }
-    }
-
-    /// Notes that the ticket is being redeemed.
-    pub fn handed(&mut self, lease: u64) {
-        if let Some(entry) = self.leases.get_mut(&lease) {
-            entry.handed = true;
         }
     }
 
@@ -214,15 +193,9 @@ impl Leases {
 
     /// Marks the live leases of a publication as recalled; returns them with their sessions.
     pub fn withdraw(&mut self, publication: u64) -> Vec<(u64, u64)> {
-        let mut told = Vec::new();
-        let live = self.publications.get(&publication).map(|h| &h.live);
-        for lease in live.into_iter().flatten() {
-            if let Some(entry) = self.leases.get_mut(lease) {
-                entry.holder.state = HolderState::Withdrawing;
-                told.push((entry.session, *lease));
-            }
-        }
-        told
+        let live = self.publications.get(&publication).map(|h| h.live.clone());
+        let recall = |lease| Some((self.recall(lease)?, lease));
+        live.into_iter().flatten().filter_map(recall).collect()
     }
 
     /// Marks a live lease as recalled; returns its session.
@@ -237,27 +210,22 @@ impl Leases {
 
     /// Ends all leases of a publication, including expired ones; returns those that were live.
     pub fn forget(&mut self, publication: u64) -> Vec<LeaseRecord> {
-        let Some(holders) = self.publications.get(&publication) else {
+        let Some(holders) = self.publications.remove(&publication) else {
             return Vec::new();
         };
-        let (live, expired) = (holders.live.clone(), holders.expired.clone());
-        let live = live.into_iter().filter_map(|l| self.remove(l)).collect();
-        for lease in expired {
+        self.crowded.remove(&publication);
+        let live = holders.live.into_iter();
+        let live = live.filter_map(|l| self.remove(l)).collect();
+        for lease in holders.expired {
             self.remove(lease);
         }
-        self.publications.remove(&publication);
-        self.crowded.remove(&publication);
         live
     }
 
     /// Ends the sessions that have expired.
     pub fn expire(&mut self, now: Instant) -> Vec<EndedSession> {
         let mut ended = Vec::new();
-        while let Some(&(until, session)) = self.deadlines.first() {
-            if until > now {
-                break;
-            }
-            self.deadlines.pop_first();
+        while let Some(session) = self.deadlines.pop(now) {
             ended.extend(self.end(session));
         }
         ended
@@ -267,9 +235,7 @@ impl Leases {
     pub fn end(&mut self, session: u64) -> Option<EndedSession> {
         let entry = self.sessions.remove(&session)?;
         shrink(&mut self.sessions);
-        if let Some(until) = entry.until {
-            self.deadlines.remove(&(until, session));
-        }
+        self.deadlines.remove(session);
         if let Some(machine) = entry.machine {
             self.machines.take(&entry.peer, machine);
         }
@@ -296,8 +262,8 @@ impl Leases {
             return None;
         }
         record.holder.state = HolderState::Expired;
+        record.counted = None;
         let record = LeaseRecord::clone(record);
-        self.peers.take(&record.holder.peer, 1);
         let publication = record.publication;
         let holders = self.publications.entry(publication).or_default();
         holders.live.remove(&lease);
@@ -319,7 +285,7 @@ impl Leases {
 
     /// Returns when the next session ends.
     pub fn deadline(&self) -> Option<Instant> {
-        self.deadlines.first().map(|&(until, _)| until)
+        self.deadlines.first()
     }
 
     /// Returns the holders of a publication: live ones in the order of grants, then expired ones; and how
@@ -336,7 +302,7 @@ impl Leases {
         };
         let mut list = in_order(&holders.live);
         list.extend(in_order(&holders.expired));
-        (list, holders.more + holders.ended)
+        (list, holders.more)
     }
 
     /// Returns the number of live leases of a publication.
@@ -348,7 +314,7 @@ impl Leases {
 
     /// Returns the number of live leases.
     pub fn live(&self) -> usize {
-        self.peers.all()
+        self.counts.used()
     }
 
     /// Returns the number of sessions.
@@ -358,7 +324,8 @@ impl Leases {
     }
 
     fn remove(&mut self, lease: u64) -> Option<LeaseRecord> {
-        let record = *self.leases.remove(&lease)?.lease;
+        let mut record = *self.leases.remove(&lease)?;
+        record.counted = None;
         shrink(&mut self.leases);
         self.unfollow(record.process, lease);
         if let Some(holders) = self.publications.get_mut(&record.publication) {
@@ -369,11 +336,9 @@ impl Leases {
                 shrink(&mut self.publications);
             }
         }
-        if record.holder.state != HolderState::Expired {
-            self.peers.take(&record.holder.peer, 1);
-            if let Some(entry) = self.sessions.get_mut(&record.session) {
-                entry.leases.remove(&lease);
-            }
+        // An expired lease is of no session any more.
+        if let Some(entry) = self.sessions.get_mut(&record.session) {
+            entry.leases.remove(&lease);
         }
         Some(record)
     }
@@ -383,13 +348,12 @@ mod expired;
 mod followed;
 mod holder;
 mod record;
-mod unconfirmed;
 
 use followed::Followed;
 pub(super) use holder::describe;
 pub use holder::{Holder, HolderState};
-pub(super) use record::{EndedSession, LeaseRecord, NoLease};
-use record::{Holders, Record, SessionRecord};
+pub(super) use record::{EndedSession, LeaseRecord};
+use record::{Holders, SessionRecord};
 
 #[cfg(test)]
 mod tests;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::process::Known;
 use super::session::ServerSession;
+use crate::account::Account;
 use crate::share::BootId;
-use crate::transport::FdShare;
 
 /// A connection's properties, besides its two ends.
 #[derive(Clone, Debug)]
@@ -15,8 +15,8 @@ pub(super) struct Link {
     pub session: Arc<ServerSession>,
     /// A Unix socket: frames may carry fds.
     pub local: bool,
-    /// The connection's fds at this end.
-    pub fds: Arc<FdShare>,
+    /// Counts the connection's fds at this end.
+    pub fds: Arc<Account>,
     /// Over a Unix socket, the process that connected.
     pub process: Option<Known>,
     /// The client's machine, as the client claims.

@@ -1,12 +1,14 @@
 //! Answers requests about names: lists, watches and waits.
 
+use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::ServerCore;
 use super::link::Link;
-use super::outcome::{Content, Outcome, Step, invalid};
-use super::publication::Publication;
+use super::outcome::{Content, No, Outcome, Step, invalid};
+use super::publication::{Publication, Registered};
 use crate::Refusal;
 use crate::protocol::{Answer, List, Names, Wait, Watch, check_name, check_prefix};
 use crate::share::MAX_PARTS;
@@ -26,38 +28,48 @@ impl ServerCore {
     /// Returns a page of entries that the peer may see, as many as fit into half a frame.
     fn page(&self, link: &Link, prefix: &str, after: Option<&str>) -> Names {
         let mut entries = Vec::new();
-        let mut after: Option<Arc<str>> = after.map(Arc::from);
+        let mut last: Option<Arc<str>> = after.map(Arc::from);
         let mut room = self.limits.frame_bytes as usize / 2;
-        let mut left = self.limits.list_page.max(1);
         loop {
             // Takes the lock for each part of the names: a peer may not see most of them.
             let state = self.state();
-            let page = state.names.page(prefix, after.as_deref(), LOOKED, |_, id| {
-                let Some(found) = state.publications.get(id) else {
-                    return Ok(None);
+            let (mut visited, mut visited_last) = (0, None);
+            for (name, id) in names_after(&state.names, prefix, last.as_deref()).take(LOOKED) {
+                visited += 1;
+                visited_last = Some(name);
+                let found = state.publications.get(id);
+                let admits = |found: &&Registered| found.who.admits(&link.session.peer);
+                let Some(found) = found.filter(|found| !found.closing).filter(admits) else {
+                    continue;
                 };
-                if found.closing || !found.who.admits(&link.session.peer) {
-                    return Ok(None);
-                }
                 // An estimate: a name and its owner, and for each part four ids and numbers with their keys.
                 let owner = found.publication.owner.to_string().len();
                 let size = 1024 + owner + 192 * found.publication.description.parts.len();
-                let first = left == self.limits.list_page.max(1);
-                if left == 0 || (size > room && !first) {
-                    return Err(());
+                if entries.len() == self.limits.list_page || (size > room && !entries.is_empty()) {
+                    let more = true;
+                    return Names { entries, more };
                 }
-                left -= 1;
                 room = room.saturating_sub(size);
-                Ok(Some(state.entry(&found.publication)))
-            });
-            drop(state);
-            entries.extend(page.items);
-            after = page.looked;
-            if after.is_none() {
-                let more = page.more;
+                entries.push(state.entry(&found.publication));
+            }
+            if visited < LOOKED {
+                let more = false;
                 return Names { entries, more };
             }
+            last = visited_last.cloned();
         }
+    }
+
+    /// Returns the entry of a name as an answer.
+    pub(super) fn entry(self: &Arc<Self>, publication: &Arc<Publication>) -> Content {
+        let (inner, publication) = (Arc::clone(self), Arc::clone(publication));
+        Content::Built(Box::new(move || {
+            let names = Names {
+                entries: vec![inner.state().entry(&publication)],
+                more: false,
+            };
+            (Answer::Names(names), Vec::new())
+        }))
     }
 
     /// Subscribes the session to these names; the existing ones may be more than a page.
@@ -73,21 +85,31 @@ impl ServerCore {
         Ok(Answer::Names(names).into())
     }
 
-    pub(super) fn wait(self: &Arc<Self>, link: &Link, ask: Wait) -> Step {
-        if let Err(error) = check_name(&ask.name) {
-            return Step::Now(Err(invalid(error)));
-        }
+    pub(super) fn wait(self: &Arc<Self>, link: &Link, ask: Wait) -> Result<Step, No> {
+        check_name(&ask.name).map_err(invalid)?;
         let (inner, link) = (Arc::clone(self), link.clone());
         let longest = Duration::from_millis(ask.ms).min(inner.limits.wait);
         Step::later(async move {
             let waiting = NameWait::enter(&inner, &ask.name);
             let come = tokio::time::timeout(longest, waiting.until_seen(&link)).await;
-            match come {
-                Ok(publication) => Ok(Content::Name(publication)),
-                Err(_) => Err((Refusal::TimedOut, String::new())),
-            }
+            let publication = come.map_err(|_| (Refusal::TimedOut, String::new()))?;
+            Ok(inner.entry(&publication))
         })
     }
+}
+
+/// Returns the names with this prefix that come after `after`, in order.
+fn names_after<'a, T>(
+    names: &'a BTreeMap<Arc<str>, T>,
+    prefix: &'a str,
+    after: Option<&'a str>,
+) -> impl Iterator<Item = (&'a Arc<str>, &'a T)> {
+    let from = match after {
+        Some(after) if after >= prefix => Bound::Excluded(after),
+        _ => Bound::Included(prefix),
+    };
+    let names = names.range::<str, _>((from, Bound::Unbounded));
+    names.take_while(move |(name, _)| name.starts_with(prefix))
 }
 
 /// A request that waits for a name, until dropped.
@@ -131,3 +153,47 @@ impl Drop for NameWait<'_> {
 
 // An entry with the most parts fits into a frame of the default size.
 const _: () = assert!(1024 + MAX_SPIFFE + 192 * MAX_PARTS < 4 << 20);
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn page(list: &[&str], prefix: &str, after: Option<&str>, limit: usize) -> Vec<String> {
+        let names = list.iter().map(|&name| (name.into(), ())).collect();
+        let page = names_after(&names, prefix, after).take(limit);
+        page.map(|(name, ())| name.to_string()).collect()
+    }
+
+    #[test]
+    fn pages_begin_after_the_last_name() {
+        let list = ["a", "b/1", "b/2", "b/3", "c"];
+        assert_eq!(page(&list, "b/", None, 2), ["b/1", "b/2"]);
+        assert_eq!(page(&list, "b/", Some("b/2"), 2), ["b/3"]);
+        // A name before the prefix does not lead out of it.
+        assert_eq!(page(&list, "b/", Some("a"), 9).len(), 3);
+        assert!(page(&list, "b/", Some("c"), 9).is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn all_pages_together_are_what_a_filter_finds(
+            list in proptest::collection::btree_set("[ab/]{1,4}", 0..30),
+            prefix in "[ab/]{0,2}",
+            limit in 1..7_usize,
+        ) {
+            let all: Vec<&str> = list.iter().map(String::as_str).collect();
+            let mut found: Vec<String> = Vec::new();
+            loop {
+                let next = page(&all, &prefix, found.last().map(String::as_str), limit);
+                found.extend(next.iter().cloned());
+                if next.len() < limit {
+                    break;
+                }
+            }
+            let expected: Vec<_> = all.into_iter().filter(|n| n.starts_with(&prefix)).collect();
+            prop_assert_eq!(found, expected);
+        }
+    }
+}

@@ -10,12 +10,12 @@ mod allocate;
 pub mod audit;
 mod connection;
 mod credentials;
+mod deadlines;
 mod dismiss;
 mod events;
 pub(super) mod fd_socket;
 mod fetch;
 mod folder;
-mod grant;
 mod handshakes;
 mod inner;
 mod janitor;
@@ -23,14 +23,12 @@ mod leases;
 mod link;
 mod listing;
 mod machines;
-mod names;
 mod options;
 mod outcome;
 mod probe;
 mod process;
 mod publication;
 mod publish;
-mod recalls;
 mod requests;
 mod session;
 mod sessions;
@@ -140,11 +138,14 @@ impl Server {
 
     /// As [`end_sessions`](Self::end_sessions), for several peers.
     pub fn end_sessions_if(&self, of: impl Fn(&PeerName) -> bool) -> usize {
+        self.dismiss_if(of, "this peer is no longer admitted")
+    }
+
+    fn dismiss_if(&self, of: impl Fn(&PeerName) -> bool, detail: &str) -> usize {
         let inner = &self.handle.inner;
         let state = inner.state();
         let theirs = state.sessions.iter().filter(|session| of(&session.peer));
         let theirs: Vec<u64> = theirs.map(|session| session.id).collect();
-        let detail = "this peer is no longer admitted";
         inner.dismiss(state, &theirs, Refusal::Forbidden, detail)
     }
 
@@ -159,14 +160,12 @@ impl Server {
             let why = "other users were not admitted when the server started; restart it";
             return Err(Error::invalid("peers", why));
         }
-        inner.peers.set(peers.clone());
-        let state = inner.state();
-        let refused = state.sessions.iter().filter(|session| match session.peer {
-            PeerName::User(uid) => !peers.admits_user(uid),
+        lock(&inner.peers).clone_from(&peers);
+        let refused = |peer: &PeerName| match peer {
+            PeerName::User(uid) => !peers.admits_user(*uid),
             _ => false,
-        });
-        let refused: Vec<u64> = refused.map(|session| session.id).collect();
-        inner.dismiss(state, &refused, Refusal::Forbidden, dismiss::NO_USER);
+        };
+        self.dismiss_if(refused, dismiss::NO_USER);
         Ok(())
     }
 
@@ -256,7 +255,7 @@ impl Server {
             ));
         }
         let sessions = inner.state().clear();
-        // No session returns for what groups keep.
+        // No session returns to its groups.
         for session in sessions {
             inner.groups.gone(session.id);
             inner

@@ -2,12 +2,8 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
 
-use super::grant::Grant;
-use super::publication::Publication;
 use crate::Refusal;
-use crate::account::Over;
 use crate::group::MembersPage;
 use crate::protocol::{Answer, Empty};
 use crate::transport::HeldFd;
@@ -16,23 +12,13 @@ use crate::transport::HeldFd;
 pub(super) type No = (Refusal, String);
 
 /// The content of an answer.
-#[derive(Debug)]
 pub(super) enum Content {
     /// An answer, and the fds that go with it.
     Answer(Answer, Vec<HeldFd>),
-    /// The entry of a name, built when it is written.
-    Name(Arc<Publication>),
-    /// A grant, likewise.
-    Granted(Box<Grant>),
+    /// An answer that is built when it is written: until then a long description is kept only once.
+    Built(Box<dyn FnOnce() -> (Answer, Vec<HeldFd>) + Send>),
     /// Members of a group, encoded once for all of its ranks.
     Members(MembersPage),
-}
-
-impl Content {
-    /// Returns an answer with its fds.
-    pub fn with_fds(answer: Answer, fds: Vec<HeldFd>) -> Self {
-        Self::Answer(answer, fds)
-    }
 }
 
 impl From<Answer> for Content {
@@ -47,14 +33,15 @@ pub(super) type Outcome = Result<Content, No>;
 /// A request in progress.
 pub(super) enum Step {
     /// The answer.
-    Now(Outcome),
+    Now(Content),
     /// The answer comes later.
     Later(Pin<Box<dyn Future<Output = Outcome> + Send>>),
 }
 
 impl Step {
-    pub fn later(job: impl Future<Output = Outcome> + Send + 'static) -> Self {
-        Self::Later(Box::pin(job))
+    /// Returns a step for [`Later`](Self::Later).
+    pub fn later(job: impl Future<Output = Outcome> + Send + 'static) -> Result<Self, No> {
+        Ok(Self::Later(Box::pin(job)))
     }
 }
 
@@ -71,9 +58,4 @@ pub(super) fn invalid(error: crate::Error) -> No {
 /// Refuses a name that does not exist or that the peer has no right to: the peer does not learn which.
 pub(super) fn not_found() -> No {
     (Refusal::NotFound, String::new())
-}
-
-/// Returns the refusal for exceeding a limit.
-pub(super) fn over(over: Over) -> No {
-    (Refusal::Limit, over.to_string())
 }

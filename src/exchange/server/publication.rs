@@ -72,22 +72,31 @@ impl Publication {
     }
 
     /// Exports fabric handles, unless that has been done. It calls the driver.
-    pub fn export_fabric(&self) -> Result<()> {
+    ///
+    /// # Errors
+    /// Why there are none; if there never will be, [`no_fabric`](Self::no_fabric) says so from now on.
+    pub fn export_fabric(&self) -> Result<(), String> {
+        if !self.handle_types.contains(HandleType::Fabric.into()) {
+            return Err(self.no_fabric.get_or_init(|| self.find_no_fabric()).clone());
+        }
         if self.fabric.get().is_some() {
             return Ok(());
         }
-        let mut secrets = Vec::new();
-        for handle in self.shared()?.export(HandleType::Fabric)? {
-            match handle {
+        let export = || -> Result<Vec<Secret>> {
+            let wrong = || wrong_type(HandleType::Fabric);
+            let secret = |handle| match handle {
                 ShareableHandle::Fabric(handle) => {
-                    let secret = Secret::new(handle.expose_bytes());
-                    secrets.push(secret.ok_or_else(|| wrong_type(HandleType::Fabric))?);
+                    Secret::new(handle.expose_bytes()).ok_or_else(wrong)
                 }
-                ShareableHandle::PosixFd(_) => return Err(wrong_type(HandleType::Fabric)),
-            }
-        }
+                ShareableHandle::PosixFd(_) => Err(wrong()),
+            };
+            let handles = self.shared()?.export(HandleType::Fabric)?;
+            handles.into_iter().map(secret).collect()
+        };
         // If two callers do this at once, one result is enough.
-        let _ = self.fabric.set(secrets);
+        let _ = self
+            .fabric
+            .set(export().map_err(|error| error.to_string())?);
         Ok(())
     }
 
@@ -101,18 +110,15 @@ impl Publication {
         handles.into_iter().map(fd).collect()
     }
 
-    /// Finds out why the memory has no fabric handles. It may call the driver.
-    pub fn find_no_fabric(&self) {
-        self.no_fabric.get_or_init(|| {
-            let shared = self.shared();
-            let found = shared
-                .and_then(|shared| Ok(best_handle_types(shared.driver(), shared.location())?));
-            match found.map(|found| found.no_fabric) {
-                Ok(Some(error)) => error.to_string(),
-                Ok(None) => "the memory was made without fabric handles".into(),
-                Err(error) => error.to_string(),
-            }
-        });
+    fn find_no_fabric(&self) -> String {
+        let shared = self.shared();
+        let found =
+            shared.and_then(|shared| Ok(best_handle_types(shared.driver(), shared.location())?));
+        match found.map(|found| found.no_fabric) {
+            Ok(Some(error)) => error.to_string(),
+            Ok(None) => "the memory was made without fabric handles".into(),
+            Err(error) => error.to_string(),
+        }
     }
 }
 

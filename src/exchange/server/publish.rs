@@ -18,7 +18,7 @@ use crate::limits::deadline;
 use crate::per_driver::lock;
 use crate::protocol::check_name;
 use crate::share::{Description, Shared};
-use crate::{Error, MemoryError, Refusal, Result, ShareError};
+use crate::{Error, MemoryError, Refusal, Result};
 use crate::{Owner, Who};
 
 /// Options for publishing memory; [`now`](Self::now) does it.
@@ -34,19 +34,7 @@ pub struct PublishOptions<'a> {
     probe: bool,
 }
 
-impl<'a> PublishOptions<'a> {
-    fn new(server: &'a Server, name: String, shared: Shared) -> Self {
-        Self {
-            server,
-            name,
-            shared,
-            access: Access::ReadWrite,
-            who: Who::anyone(),
-            owner: Owner::Server,
-            probe: true,
-        }
-    }
-
+impl PublishOptions<'_> {
     /// Sets what importers may do: by default read and write. The server refuses requests for more, but a
     /// handle itself allows everything: give read access only to peers that respect it.
     pub fn access(mut self, access: Access) -> Self {
@@ -138,11 +126,7 @@ impl<'a> PublishOptions<'a> {
             return Ok(None);
         };
         let bytes = account::name(&self.who, description);
-        let charge = inner.accounts.of(peer).charge(bytes);
-        charge.map(Some).map_err(|over| Error::LimitReached {
-            what: over.what,
-            limit: over.limit as u64,
-        })
+        Ok(Some(inner.accounts.of(peer).charge(bytes)?))
     }
 
     /// Checks that the server takes the name.
@@ -154,7 +138,7 @@ impl<'a> PublishOptions<'a> {
         if state.closing {
             return refused(Refusal::Closing);
         }
-        if state.names.get(&self.name).is_some() {
+        if state.names.contains_key(&*self.name) {
             return refused(Refusal::Exists);
         }
         if state.names.len() >= inner.limits.names {
@@ -174,7 +158,15 @@ impl Server {
         name: impl Into<String>,
         memory: impl Into<Shared>,
     ) -> PublishOptions<'_> {
-        PublishOptions::new(self, name.into(), memory.into())
+        PublishOptions {
+            server: self,
+            name: name.into(),
+            shared: memory.into(),
+            access: Access::ReadWrite,
+            who: Who::anyone(),
+            owner: Owner::Server,
+            probe: true,
+        }
     }
 }
 
@@ -287,13 +279,14 @@ impl Published {
             let changed = publication.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
+            let still_held = |holders| {
+                let name = self.name().into();
+                Error::from(MemoryError::StillHeld { name, holders })
+            };
             let (holders, more) = {
                 let mut state = self.inner.state();
                 if let Some(holders) = publication.left_held.get() {
-                    return Err(Error::Share(ShareError::Memory(MemoryError::StillHeld {
-                        name: self.name().into(),
-                        holders: holders.clone(),
-                    })));
+                    return Err(still_held(holders.clone()));
                 }
                 let (holders, more) = state.leases.holders(publication.id);
                 if holders.is_empty() && more == 0 {
@@ -303,14 +296,8 @@ impl Published {
                 (holders, more)
             };
             let silent = holders.iter().all(|h| h.state == HolderState::Expired);
-            let still_held = || {
-                Error::Share(ShareError::Memory(MemoryError::StillHeld {
-                    name: self.name().into(),
-                    holders: describe(&holders, more),
-                }))
-            };
             if silent || tokio::time::timeout_at(until, changed).await.is_err() {
-                return Err(still_held());
+                return Err(still_held(describe(&holders, more)));
             }
         }
     }
@@ -319,12 +306,8 @@ impl Published {
 impl Drop for Published {
     fn drop(&mut self) {
         let detail = "the exporter has withdrawn it";
-        let was_there = self
-            .inner
-            .state()
-            .unpublish(self.publication.id, detail)
-            .is_some();
-        if was_there {
+        let there = self.inner.state().unpublish(self.publication.id, detail);
+        if there.is_some() {
             self.left();
         }
     }

@@ -4,9 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::link::Link;
-use super::outcome::{Content, No, Outcome, Step, done, invalid, not_found, over};
-use super::stats::count;
-use super::{ServerCore, ServerEvent, fetch};
+use super::outcome::{Content, No, Outcome, Step, done, invalid, not_found};
+use super::{Allocation, ServerCore, ServerEvent, fetch};
 use crate::Refusal;
 use crate::account::{self, Account, Charge, REQUEST};
 use crate::driver::random;
@@ -24,52 +23,43 @@ pub(super) fn begin(
     ask: Option<Ask>,
     fds: Vec<HeldFd>,
     declined: Option<String>,
-) -> Step {
+) -> Result<Step, No> {
     let with_fds = matches!(ask, Some(Ask::Offer(_) | Ask::Gather(_)));
     if !with_fds && (declined.is_some() || !fds.is_empty()) {
-        return Step::Now(Err((Refusal::Invalid, "fds came with it".into())));
+        return Err((Refusal::Invalid, "fds came with it".into()));
     }
     if let Some(why) = declined {
-        return Step::Now(match takes_fds(link) {
-            true => Err((Refusal::Limit, why)),
-            false => Err((Refusal::NotFound, NO_SUCH_ROUND.into())),
+        return Err(match takes_fds(link) {
+            true => (Refusal::Limit, why),
+            false => (Refusal::NotFound, NO_SUCH_ROUND.into()),
         });
     }
-    let Some(ask) = ask else {
-        return Step::Now(Err((Refusal::Unsupported, String::new())));
-    };
     match ask {
-        Ask::Ping(Empty {}) => Step::Now(done()),
-        Ask::List(list) => Step::Now(inner.list(link, &list)),
-        Ask::Fetch(ask) => fetch::begin(inner, link, ask),
-        Ask::Release(release) => Step::Now(inner.release(link, release)),
-        Ask::Watch(watch) => Step::Now(inner.watch(link, &watch)),
-        Ask::Wait(wait) => inner.wait(link, wait),
-        Ask::Probe(probe) => inner.probe(link, probe),
-        Ask::Create(create) => inner.create(link, create),
-        Ask::Delete(delete) => inner.delete(link, delete),
-        Ask::Join(join) => inner.join(link, join),
-        Ask::Offer(offer) => inner.offer(link, offer, fds),
-        Ask::Gather(gather) => inner.gather(link, gather, fds),
-        Ask::Leave(leave) => {
+        Some(Ask::Ping(Empty {})) => done().map(Step::Now),
+        Some(Ask::List(list)) => inner.list(link, &list).map(Step::Now),
+        Some(Ask::Fetch(ask)) => fetch::begin(inner, link, ask),
+        Some(Ask::Release(release)) => inner.release(link, release).map(Step::Now),
+        Some(Ask::Watch(watch)) => inner.watch(link, &watch).map(Step::Now),
+        Some(Ask::Wait(wait)) => inner.wait(link, wait),
+        Some(Ask::Probe(probe)) => inner.probe(link, probe),
+        Some(Ask::Create(create)) => inner.create(link, create),
+        Some(Ask::Delete(delete)) => inner.delete(link, delete),
+        Some(Ask::Join(join)) => inner.join(link, join),
+        Some(Ask::Offer(offer)) => inner.offer(link, offer, fds),
+        Some(Ask::Gather(gather)) => inner.gather(link, gather, fds),
+        Some(Ask::Leave(leave)) => {
             let (inner, session) = (Arc::clone(inner), link.session.id);
             Step::later(async move { Ok(inner.groups.leave(session, leave).await.into()) })
         }
-        Ask::Redeem(redeem) if link.local => {
-            let inner = Arc::clone(inner);
-            let link = link.clone();
+        Some(Ask::Redeem(redeem)) if link.local => {
+            let (inner, link) = (Arc::clone(inner), link.clone());
             Step::later(async move {
-                let at = (&link.fds, link.session.account());
-                (inner.redeem(
-                    &link.session.peer,
-                    link.process.as_ref(),
-                    at,
-                    &redeem.ticket,
-                ))
-                .await
+                let (session, process) = (&link.session, link.process.as_ref());
+                let at = (&link.fds, session.account());
+                (inner.redeem(&session.peer, process, at, &redeem.ticket)).await
             })
         }
-        _ => Step::Now(Err((Refusal::Unsupported, String::new()))),
+        _ => Err((Refusal::Unsupported, String::new())),
     }
 }
 
@@ -79,7 +69,7 @@ pub(super) fn takes_fds(link: &Link) -> bool {
     link.session.is_kept()
 }
 
-/// Returns the request to enter a gather, without what the rank gives.
+/// Returns the request to enter a gather, without the rank's contribution.
 pub(super) fn entering(ask: &Ask) -> Option<Gather> {
     match ask {
         Ask::Gather(ask) if ask.first.is_none() => Some(Gather {
@@ -107,35 +97,29 @@ impl ServerCore {
         let lease = state.leases.release(session.id, &session.peer, ask.lease);
         let lease = lease.ok_or_else(not_found)?;
         state.returned(&lease);
-        self.audit_lease(&state, "released", &lease);
-        let publication = state.publications.get(&lease.publication);
-        let name = publication.map(|found| Arc::clone(&found.publication.name));
+        state.audit_lease("released", &lease);
+        let name = state
+            .name_of(lease.publication)
+            .map(|name| name.to_string());
         drop(state);
         self.released.notify_waiters();
-        count(&self.counters.released);
+        self.counters.count(|stats| &mut stats.released);
         self.emit(ServerEvent::Released {
             peer: session.peer.clone(),
-            name: name.map_or_else(String::new, |name| name.to_string()),
+            name: name.unwrap_or_default(),
             lease: ask.lease,
         });
         done()
     }
 
-    fn probe(self: &Arc<Self>, link: &Link, ask: Probe) -> Step {
+    fn probe(self: &Arc<Self>, link: &Link, ask: Probe) -> Result<Step, No> {
         let state = self.state();
-        let Some(lease) = state.leases.get(link.session.id, ask.lease) else {
-            return Step::Now(Err(not_found()));
-        };
-        let Some(place) = lease.probe else {
-            return Step::Now(Err((
-                Refusal::Invalid,
-                "it has no place for a probe".into(),
-            )));
-        };
-        let Some(found) = state.publications.get(&lease.publication) else {
-            return Step::Now(Err(not_found()));
-        };
-        let publication = Arc::clone(&found.publication);
+        let lease = state.leases.get(link.session.id, ask.lease);
+        let lease = lease.ok_or_else(not_found)?;
+        let no_place = || (Refusal::Invalid, "it has no place for a probe".into());
+        let place = lease.probe.ok_or_else(no_place)?;
+        let found = state.publications.get(&lease.publication);
+        let publication = Arc::clone(&found.ok_or_else(not_found)?.publication);
         drop(state);
         let (inner, account) = (Arc::clone(self), Arc::clone(link.session.account()));
         Step::later(async move {
@@ -159,8 +143,7 @@ impl ServerCore {
         account: &Arc<Account>,
         call: impl FnOnce() -> crate::Result<T> + Send + 'static,
     ) -> Result<T, No> {
-        let charge = account.charge(REQUEST).map_err(over)?;
-        self.charged_call(charge, call).await
+        self.charged_call(account.charge(REQUEST)?, call).await
     }
 
     /// As [`driver_call`](Self::driver_call), with an existing charge.
@@ -183,13 +166,9 @@ impl ServerCore {
         }
     }
 
-    fn join(self: &Arc<Self>, link: &Link, ask: Join) -> Step {
+    fn join(self: &Arc<Self>, link: &Link, ask: Join) -> Result<Step, No> {
         // For the rank, while it is in the group.
-        let kept = account::join(&ask);
-        let charge = match link.session.account().charge(kept) {
-            Ok(charge) => Arc::new(charge),
-            Err(reached) => return Step::Now(Err(over(reached))),
-        };
+        let charge = Arc::new(link.session.account().charge(account::join(&ask))?);
         let (inner, link) = (Arc::clone(self), link.clone());
         Step::later(async move {
             let session = &link.session;
@@ -204,89 +183,69 @@ impl ServerCore {
         })
     }
 
-    fn offer(self: &Arc<Self>, link: &Link, ask: Offer, fds: Vec<HeldFd>) -> Step {
+    fn offer(self: &Arc<Self>, link: &Link, ask: Offer, fds: Vec<HeldFd>) -> Result<Step, No> {
         let (inner, session) = (Arc::clone(self), link.session.id);
         Step::later(async move {
             // Even if the answer is no longer awaited.
             let _look = LookAfter(&inner);
-            match inner.groups.offer(session, ask, fds).await {
-                Ok(page) => Ok(Content::Members(page)),
-                Err(answer) => Ok(answer.into()),
-            }
+            let offered = inner.groups.offer(session, ask, fds).await;
+            Ok(offered.map_or_else(Content::from, Content::Members))
         })
     }
 
-    fn gather(self: &Arc<Self>, link: &Link, ask: Gather, fds: Vec<HeldFd>) -> Step {
-        // For what the rank gives, until the group does not keep it any more.
-        let charge = match link.session.account().charge(account::gather(&ask)) {
-            Ok(charge) => charge,
-            Err(reached) => return Step::Now(Err(over(reached))),
-        };
+    fn gather(self: &Arc<Self>, link: &Link, ask: Gather, fds: Vec<HeldFd>) -> Result<Step, No> {
+        // For the rank's contribution, as long as the group keeps it.
+        let charge = link.session.account().charge(account::gather(&ask))?;
         let (inner, session) = (Arc::clone(self), link.session.id);
         Step::later(async move {
-            // Also if nobody waits for the answer any more.
+            // Even if the answer is no longer awaited.
             let _look = LookAfter(&inner);
-            let told = inner.groups.gather(session, ask, fds, Some(charge)).await;
-            match told {
-                Ok(page) => Ok(Content::Members(page)),
-                Err(answer) => Ok(answer.into()),
-            }
+            let gathered = inner.groups.gather(session, ask, fds, Some(charge)).await;
+            Ok(gathered.map_or_else(Content::from, Content::Members))
         })
     }
 
     /// Answers a rank that was refused its entry into a gather because of a limit: the gather fails for all
     /// ranks, which would wait for this one.
     pub(super) fn refuse_gather(&self, link: &Link, ask: &Gather, limit: String) -> Outcome {
-        match self.groups.refuse_gather(link.session.id, ask, limit) {
-            Ok(answer) => Ok(answer.into()),
-            Err(page) => Ok(Content::Members(page)),
-        }
+        let refused = self.groups.refuse_gather(link.session.id, ask, limit);
+        Ok(refused.map_or_else(Content::Members, Content::from))
     }
 
-    fn create(self: &Arc<Self>, link: &Link, ask: Create) -> Step {
-        let allocator = match self.allocator() {
-            Ok(allocator) => allocator,
-            Err(no) => return Step::Now(Err(no)),
-        };
-        if let Err(error) = check_name(&ask.name) {
-            return Step::Now(Err(invalid(error)));
-        }
-        if let Err(no) = allocator.may_create(&link.session.peer, &ask.name) {
-            return Step::Now(Err(no));
-        }
+    fn create(self: &Arc<Self>, link: &Link, ask: Create) -> Result<Step, No> {
+        let allocator = self.allocator()?;
+        check_name(&ask.name).map_err(invalid)?;
+        allocator.may_create(&link.session.peer, &ask.name)?;
         let (inner, link) = (Arc::clone(self), link.clone());
         Step::later(async move {
             let peer = &link.session.peer;
             // For the allocator's copy of the request. The name is charged when it is published, which may
             // happen after this future was dropped.
-            let kept = account::create(&ask);
-            let _charge = link.session.account().charge(kept).map_err(over)?;
+            let _charge = link.session.account().charge(account::create(&ask))?;
             let create = allocator.create(peer, &ask);
-            (tokio::time::timeout(inner.limits.wait, create).await)
-                .map_err(|_| (Refusal::TimedOut, String::new()))??;
+            within(inner.limits.wait, create).await?;
             let state = inner.state();
             let found = state.visible(&ask.name, peer).ok_or_else(not_found)?;
-            Ok(Content::Name(Arc::clone(&found.publication)))
+            Ok(inner.entry(&found.publication))
         })
     }
 
-    fn delete(self: &Arc<Self>, link: &Link, ask: Delete) -> Step {
-        let allocator = match self.allocator() {
-            Ok(allocator) => allocator,
-            Err(no) => return Step::Now(Err(no)),
-        };
-        if let Err(error) = check_name(&ask.name) {
-            return Step::Now(Err(invalid(error)));
-        }
+    fn delete(self: &Arc<Self>, link: &Link, ask: Delete) -> Result<Step, No> {
+        let allocator = self.allocator()?;
+        check_name(&ask.name).map_err(invalid)?;
         let longest = Duration::from_millis(ask.ms).min(self.limits.wait);
         let (inner, link) = (Arc::clone(self), link.clone());
         Step::later(async move {
             let delete = allocator.delete(&link.session.peer, &ask.name, longest);
             // The allocator does the waiting; its other work has the time of a request.
-            let most = longest.saturating_add(inner.limits.request);
-            (tokio::time::timeout(most, delete).await)
-                .map_err(|_| (Refusal::TimedOut, String::new()))??;
+            within(longest.saturating_add(inner.limits.request), delete).await?;
             done()
         })
     }
+}
+
+/// Waits for the allocator, for this long.
+async fn within(limit: Duration, work: Allocation<'_>) -> Result<(), No> {
+    let worked = tokio::time::timeout(limit, work).await;
+    worked.map_err(|_| (Refusal::TimedOut, String::new()))?
 }

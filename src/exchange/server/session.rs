@@ -8,7 +8,6 @@ use tokio::sync::Notify;
 
 use crate::PeerName;
 use crate::account::{self, Account, Charge, ENTRY, PREPAID, SESSION, shrink};
-use crate::peer_counts::PeerCounts;
 use crate::per_driver::lock;
 use crate::protocol::{Event, Refused, Secret};
 
@@ -66,15 +65,14 @@ impl Outbox {
         }
     }
 
-    fn clear_news(&mut self) {
-        let bytes = self.news.keys().map(|name| news_bytes(name)).sum();
+    /// Drops the changed names, and with `notices` the notices too.
+    fn clear(&mut self, notices: bool) {
+        let mut bytes: usize = self.news.keys().map(|name| news_bytes(name)).sum();
         self.news.clear();
-        self.shrink(bytes);
-    }
-
-    fn clear_notices(&mut self) {
-        let bytes = self.notices.iter().map(account::event).sum();
-        self.notices.clear();
+        if notices {
+            bytes += self.notices.iter().map(account::event).sum::<usize>();
+            self.notices.clear();
+        }
         self.shrink(bytes);
     }
 }
@@ -89,7 +87,7 @@ fn news_bytes(name: &str) -> usize {
 pub(super) enum Next {
     /// Send this.
     Notice(Event),
-    /// Send what is under this name now; that it is gone only if the peer could see it before.
+    /// Send the entry under this name now, or, if the peer could see it before, that it is gone.
     News(Arc<str>, bool),
     /// Wait.
     Nothing,
@@ -147,10 +145,7 @@ impl ServerSession {
         let mut outbox = self.outbox();
         outbox.connection = connection;
         outbox.overflown = false;
-        outbox.clear_news();
-        if afresh {
-            outbox.clear_notices();
-        }
+        outbox.clear(afresh);
         drop(outbox);
         // For the previous connection, in whichever of the two it waits; the other one checks anyway.
         self.wake.notify_waiters();
@@ -200,7 +195,7 @@ impl ServerSession {
         self.wake.notify_one();
     }
 
-    /// Returns what `connection` is to do next.
+    /// Returns the next step of `connection`.
     pub fn next(&self, connection: u64) -> Next {
         let mut outbox = self.outbox();
         if outbox.connection != connection {
@@ -236,43 +231,30 @@ impl ServerSession {
     }
 }
 
-/// A server's sessions.
+/// A server's sessions, each with its charge to the limits on sessions.
 #[derive(Debug, Default)]
-pub(super) struct Sessions {
-    sessions: HashMap<u64, Arc<ServerSession>>,
-    counts: PeerCounts,
-}
+pub(super) struct Sessions(HashMap<u64, (Arc<ServerSession>, Charge)>);
 
 impl Sessions {
-    pub fn insert(&mut self, session: Arc<ServerSession>) {
-        self.counts.add(&session.peer, 1);
-        if let Some(before) = self.sessions.insert(session.id, session) {
-            self.counts.take(&before.peer, 1);
-        }
+    pub fn insert(&mut self, session: Arc<ServerSession>, charge: Charge) {
+        self.0.insert(session.id, (session, charge));
     }
 
     pub fn get(&self, id: u64) -> Option<&Arc<ServerSession>> {
-        self.sessions.get(&id)
+        self.0.get(&id).map(|(session, _)| session)
     }
 
     pub fn remove(&mut self, id: u64) {
-        if let Some(session) = self.sessions.remove(&id) {
-            self.counts.take(&session.peer, 1);
-            shrink(&mut self.sessions);
-        }
+        self.0.remove(&id);
+        shrink(&mut self.0);
     }
 
     pub fn len(&self) -> usize {
-        self.sessions.len()
-    }
-
-    /// Returns how many a peer has.
-    pub fn of(&self, peer: &PeerName) -> usize {
-        self.counts.of(peer)
+        self.0.len()
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &Arc<ServerSession>> {
-        self.sessions.values()
+        self.0.values().map(|(session, _)| session)
     }
 }
 
@@ -319,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_read_is_dropped() {
+    fn a_peer_that_does_not_read_is_dropped() {
         let one = session(1);
         one.tell(closing(1));
         assert_eq!(one.next(10), Next::Notice(closing(1)));
@@ -336,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_is_charged_until_it_is_told() {
+    fn queued_notices_are_charged_until_they_are_sent() {
         let session = session_within(usize::MAX, SESSION + PREPAID);
         let mut told = 0;
         while !session.outbox().overflown {

@@ -5,11 +5,10 @@ use std::time::{Duration, Instant};
 
 use super::link::Link;
 use super::machines::Machine;
-use super::outcome::{No, over};
+use super::outcome::No;
 use super::process::Known;
 use super::session::ServerSession;
 use super::state::{ServerState, millis};
-use super::stats::count;
 use super::{ServerCore, ServerEvent, token};
 use crate::PeerName;
 use crate::Refusal;
@@ -64,10 +63,8 @@ impl ServerCore {
                 session
             }
             _ => {
-                let session = self.new_session(&mut state, id, peer, account)?;
                 let (ip, boot) = (connection.ip, hello.boot);
-                state.leases.set_machine(session.id, Machine { ip, boot });
-                session
+                self.new_session(&mut state, id, (peer, Machine { ip, boot }), account)?
             }
         };
         if let Some(credential) = &connection.credential {
@@ -78,7 +75,7 @@ impl ServerCore {
         welcome.session = session.token.clone();
         let number = session.id;
         if welcome.resumed {
-            count(&self.counters.resumed);
+            self.counters.count(|stats| &mut stats.resumed);
             tracing::info!(%peer, session = number, "session resumed");
         } else {
             tracing::info!(%peer, session = number, agent = ?hello.agent, "session begun");
@@ -91,7 +88,7 @@ impl ServerCore {
             id,
             session,
             local: connection.local,
-            fds: self.fds.share(&connection.peer),
+            fds: self.fds_of(&connection.peer),
             process: Known::of(connection),
             boot: hello.boot,
         };
@@ -105,30 +102,24 @@ impl ServerCore {
         &self,
         state: &mut ServerState,
         id: u64,
-        peer: &PeerName,
+        (peer, machine): (&PeerName, Machine),
         account: &Arc<Account>,
     ) -> Result<Arc<ServerSession>, No> {
         if state.closing {
             return Err((Refusal::Closing, "the server is ending".into()));
         }
-        if state.sessions.len() >= self.limits.sessions {
-            return Err((Refusal::Limit, format!("{} sessions", self.limits.sessions)));
-        }
-        if state.sessions.of(peer) >= self.limits.sessions_per_peer {
-            let limit = self.limits.sessions_per_peer;
-            return Err((Refusal::Limit, format!("{limit} sessions of this peer")));
-        }
+        let counted = self.sessions.of(peer).charge(1)?;
         let number = state.next_session();
         let token = token::mint(number).map_err(|e| (Refusal::Internal, e.to_string()))?;
         // Every lease may be recalled, and then end.
         let leases = self.limits.leases_per_peer.saturating_mul(2);
         let notices = self.limits.queued_frames.saturating_add(leases);
-        let charge = account.charge(account::SESSION).map_err(over)?;
+        let charge = account.charge(account::SESSION)?;
         let account = (Arc::clone(account), charge);
         let session = ServerSession::new(number, peer.clone(), token, id, notices, account);
         let session = Arc::new(session);
-        state.leases.open(number, peer.clone());
-        state.sessions.insert(Arc::clone(&session));
+        state.leases.open(number, peer.clone(), Some(machine));
+        state.sessions.insert(Arc::clone(&session), counted);
         Ok(session)
     }
 
@@ -146,14 +137,14 @@ impl ServerCore {
         };
         for lease in &dropped {
             state.returned(lease);
-            self.audit_lease(state, "released", lease);
+            state.audit_lease("released", lease);
         }
         // Earlier notices about these leases may have been lost.
         for lease in state.leases.of_session(session.id) {
             let publication = state.publications.get(&lease.publication);
             let closing = publication.filter(|registered| registered.closing);
             let lease = lease.holder.lease;
-            let until = match (closing, state.recalls.until(lease)) {
+            let until = match (closing, state.recalls.get(lease)) {
                 (Some(registered), _) => registered.until,
                 (None, Some(until)) => Some(until),
                 (None, None) => continue,

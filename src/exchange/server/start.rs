@@ -3,21 +3,23 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex, Weak};
 
-use tokio::sync::{Notify, Semaphore, broadcast, watch};
+use tokio::sync::{Notify, Semaphore, broadcast};
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::admission::CONNECTIONS;
 use super::audit::Audit;
 use super::fd_socket::FdSocketPath;
 use super::handshakes::Handshakes;
 use super::state::ServerState;
-use super::{Handle, Server, ServerCore, ServerOptions, accept, fd_socket, janitor, stats};
+use super::{Handle, Server, ServerCore, ServerOptions, accept, janitor, stats};
 use crate::account::Accounts;
 use crate::directory::Exporter;
 use crate::group::{Groups, Keys, Rights, Rules};
 use crate::limits::LONGEST;
 use crate::protocol::Event;
 use crate::share::{BootId, InstanceId};
-use crate::transport::{FdBudget, FdTable, Listening, SharedPeers};
+use crate::transport::{FdBudget, Listening, SharedPeers, fd_accounts};
 use crate::{Address, Result, Security};
 
 /// Events in the queue of a receiver that does not keep up.
@@ -45,17 +47,17 @@ impl ServerOptions {
     }
 
     async fn bind(&self, address: &Address, peers: &SharedPeers) -> Result<Listening> {
-        Listening::bind(address, &self.security, peers.clone(), &self.limits).await
+        Listening::bind(address, &self.security, peers, &self.limits).await
     }
 }
 
 async fn start(mut options: ServerOptions) -> Result<Server> {
     let instance = InstanceId::random()?;
-    let peers = SharedPeers::from(options.peers.clone());
+    let peers = Arc::new(Mutex::new(options.peers.clone()));
     let rights = Rights::new(std::mem::take(&mut options.groups))?;
     let keys = Keys::new()?;
     let sockets = Sockets::bind(&options, &peers, instance).await?;
-    FdBudget::of_process().cap(&mut options.limits, sockets.count());
+    FdBudget::of_process().cap(&mut options.limits, sockets.0.len());
     let addresses = sockets.addresses();
     let open_to_others = options.peers.reach_beyond_own_user();
     let inner = core(options, instance, peers, (rights, keys), &sockets)?;
@@ -72,11 +74,8 @@ async fn start(mut options: ServerOptions) -> Result<Server> {
     Ok(Server { handle })
 }
 
-/// The sockets at which a server listens.
-struct Sockets {
-    listening: Vec<Listening>,
-    fd_socket: Option<(Listening, FdSocketPath)>,
-}
+/// The sockets at which a server listens; the fd socket, with its path, is the last.
+struct Sockets(Vec<(Listening, Option<FdSocketPath>)>);
 
 impl Sockets {
     async fn bind(
@@ -84,53 +83,36 @@ impl Sockets {
         peers: &SharedPeers,
         instance: InstanceId,
     ) -> Result<Self> {
-        let mut listening = Vec::new();
+        let mut all = Vec::new();
         for address in &options.addresses {
-            listening.push(options.bind(address, peers).await?);
+            all.push((options.bind(address, peers).await?, None));
         }
         let path = FdSocketPath::prepare(&options.fd_socket, instance, &options.peers)?;
-        let fd_socket = match path {
-            Some(path) => {
-                let address = Address::Unix(path.path().to_owned());
-                Some((options.bind(&address, peers).await?, path))
-            }
-            None => None,
-        };
-        Ok(Self {
-            listening,
-            fd_socket,
-        })
+        if let Some(path) = path {
+            let address = Address::Unix(path.path.clone());
+            all.push((options.bind(&address, peers).await?, Some(path)));
+        }
+        Ok(Self(all))
     }
 
-    fn count(&self) -> usize {
-        self.listening.len() + usize::from(self.fd_socket.is_some())
-    }
-
+    /// Returns the addresses that serve the whole protocol.
     fn addresses(&self) -> Vec<Address> {
-        let all = self.listening.iter();
-        all.map(|one| one.address().clone()).collect()
+        let whole = self.0.iter().filter(|(_, path)| path.is_none());
+        whole.map(|(one, _)| one.address().clone()).collect()
     }
 
-    /// Returns the path of the first Unix socket.
+    /// Returns the path of the first Unix socket that serves the whole protocol.
     fn local(&self) -> Option<String> {
-        self.listening.iter().find_map(|one| match one.address() {
-            Address::Unix(path) => std::path::absolute(path)
-                .ok()
-                .as_deref()
-                .and_then(path_text),
+        self.addresses().iter().find_map(|one| match one {
+            Address::Unix(path) => path_text(&std::path::absolute(path).ok()?),
             Address::Tcp { .. } => None,
         })
     }
 
     /// Starts a task for each socket.
     fn run(self, inner: &Arc<ServerCore>) {
-        let last = self.count() - 1;
-        for (number, one) in self.listening.into_iter().enumerate() {
-            let run = accept::run(Arc::clone(inner), one, number);
-            inner.tasks.spawn(run);
-        }
-        if let Some((fd_socket, path)) = self.fd_socket {
-            let run = fd_socket::run(Arc::clone(inner), fd_socket, last, path);
+        for (number, (one, path)) in self.0.into_iter().enumerate() {
+            let run = accept::run(Arc::clone(inner), one, number, path);
             inner.tasks.spawn(run);
         }
     }
@@ -157,15 +139,27 @@ fn core(
         Some(directory) => Some(directory.register(exporter)?),
         None => None,
     };
-    let fd_socket = sockets.fd_socket.as_ref();
+    let fd_socket = sockets.0.iter().find_map(|(_, path)| path.as_ref());
     let audit = Arc::new(Audit::new(options.audit));
     let accounts = Accounts::new(&options.limits);
     Ok(Arc::new_cyclic(|inner: &Weak<ServerCore>| ServerCore {
         instance,
         boot,
         registration: Mutex::new(registration),
+        connections: Accounts::with(
+            (options.limits.connections, CONNECTIONS),
+            (
+                options.limits.connections_per_peer,
+                "connections of this peer",
+            ),
+        ),
+        sessions: Accounts::with(
+            (options.limits.sessions, "sessions"),
+            (options.limits.sessions_per_peer, "sessions of this peer"),
+        ),
+        tickets: Accounts::per_peer(options.limits.tickets_per_peer, "tickets of this peer"),
         groups: Groups::new(rules, rights, keys, teller(inner)),
-        fds: FdTable::new(&options.limits),
+        fds: fd_accounts(&options.limits),
         tls: match options.security {
             Security::Tls(tls) => Some(tls),
             Security::Plain | Security::PlainAnywhere => None,
@@ -174,23 +168,26 @@ fn core(
         wall_clock: options.wall_clock,
         unknown: accounts.unknown(),
         accounts,
-        handshakes: Handshakes::at_each(&options.limits, sockets.count()),
-        limits: options.limits,
+        handshakes: Handshakes::at_each(&options.limits, sockets.0.len()),
         heartbeat: options.heartbeat.min(LONGEST),
         lease: options.lease.min(LONGEST),
         ticket: options.ticket.min(LONGEST),
-        fd_socket: fd_socket.and_then(|(_, path)| path_text(path.path())),
+        fd_socket: fd_socket.and_then(|path| path_text(&path.path)),
         local: sockets.local(),
         allocator: Mutex::new(options.allocator),
-        state: Mutex::new(ServerState::new(Arc::clone(&audit))),
+        state: Mutex::new(ServerState::new(
+            Arc::clone(&audit),
+            options.limits.leases_per_peer,
+        )),
         audit: Arc::clone(&audit),
+        limits: options.limits,
         counters: stats::Counters::default(),
         events: broadcast::channel(EVENTS).0,
         tasks: TaskTracker::new(),
         pidfds: Semaphore::new(FdBudget::of_process().processes),
         janitor: Notify::new(),
         released: Notify::new(),
-        ended: watch::channel(false).0,
+        ended: CancellationToken::new(),
     }))
 }
 
@@ -198,10 +195,8 @@ fn core(
 fn teller(inner: &Weak<ServerCore>) -> impl Fn(u64, Event) + Send + Sync + 'static {
     let inner = Weak::clone(inner);
     move |session, notice| {
-        let inner = inner.upgrade();
-        let session = inner.and_then(|inner| inner.state().sessions.get(session).cloned());
-        if let Some(session) = session {
-            session.tell(notice);
+        if let Some(inner) = inner.upgrade() {
+            inner.state().tell(session, notice);
         }
     }
 }

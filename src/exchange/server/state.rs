@@ -1,27 +1,24 @@
 //! A server's state, under one lock that is never held across a wait.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-use super::audit::{Audit, LeaseOf};
+use super::audit::Audit;
 use super::credentials::Credentials;
-use super::leases::{LeaseRecord, Leases, NoLease};
-use super::names::Names;
-use super::outcome::{No, over};
+use super::deadlines::Deadlines;
+use super::leases::{LeaseRecord, Leases};
+use super::outcome::No;
 use super::publication::{Publication, Registered};
-use super::recalls::Recalls;
 use super::session::{ServerSession, Sessions};
 use super::tickets::Tickets;
-use crate::PeerName;
-use crate::Refusal;
 use crate::account::{Charge, ENTRY, LEASE, shrink};
 use crate::numbers::Numbers;
-use crate::peer_counts::PeerCounts;
 use crate::protocol::{self, Ended, Event, Refused, Withdrawing};
+use crate::{PeerName, Refusal, Who};
 
 /// The most prefixes that a session may watch.
 const MAX_PREFIXES: usize = 64;
@@ -46,16 +43,15 @@ pub(super) struct Unconfirmed {
 #[derive(Debug, Default)]
 pub(super) struct ServerState {
     /// Publications by name.
-    pub names: Names<u64>,
+    pub names: BTreeMap<Arc<str>, u64>,
     pub publications: HashMap<u64, Registered>,
     pub leases: Leases,
     pub sessions: Sessions,
     pub credentials: Credentials,
-    pub recalls: Recalls,
+    /// Leases that were recalled one by one, and when each ends.
+    pub recalls: Deadlines<Instant>,
     /// Tickets by lease.
     pub tickets: Tickets<Arc<Publication>>,
-    /// Greeted connections.
-    pub connections: PeerCounts,
     watchers: HashMap<u64, Watcher>,
     /// Requests that wait for a name to exist.
     waiters: HashMap<String, (Arc<Notify>, usize)>,
@@ -68,9 +64,10 @@ pub(super) struct ServerState {
 }
 
 impl ServerState {
-    /// Creates an empty state.
-    pub fn new(audit: Arc<Audit>) -> Self {
+    /// Creates an empty state, for at most so many leases of each peer.
+    pub fn new(audit: Arc<Audit>, leases_per_peer: usize) -> Self {
         Self {
+            leases: Leases::new(leases_per_peer),
             audit,
             ..Self::default()
         }
@@ -87,7 +84,7 @@ impl ServerState {
         self.session_numbers.next()
     }
 
-    /// Returns what is under a name, for a peer that may fetch it.
+    /// Returns the publication under a name, for a peer that may fetch it.
     pub fn find(&self, name: &str, peer: &PeerName) -> Option<&Registered> {
         let registered = self.publications.get(self.names.get(name)?)?;
         registered.who.admits(peer).then_some(registered)
@@ -150,6 +147,35 @@ impl ServerState {
         2 * self.names.len() + 1024
     }
 
+    /// Queues a notice for a session, if it still exists.
+    pub fn tell(&self, session: u64, notice: Event) {
+        if let Some(session) = self.sessions.get(session) {
+            session.tell(notice);
+        }
+    }
+
+    /// Tells the holder of a lease that the lease has ended.
+    pub fn tell_ended(&self, lease: &LeaseRecord, reason: Refusal, detail: &str) {
+        let why = Refused {
+            reason: reason.word().into(),
+            detail: detail.into(),
+        };
+        let ended = Ended {
+            lease: lease.holder.lease,
+            why,
+        };
+        self.tell(lease.session, Event::Ended(ended));
+    }
+
+    /// Asks the holder of a lease to release it within this time.
+    fn ask_back(&self, session: u64, lease: u64, within: Duration) {
+        if let Some(record) = self.leases.get(session, lease) {
+            self.audit_lease("withdrawing", record);
+        }
+        let ms = millis(within);
+        self.tell(session, Event::Withdrawing(Withdrawing { lease, ms }));
+    }
+
     /// Recalls a publication from its holders: no new ones are admitted.
     pub fn withdraw(&mut self, id: u64, within: Duration) {
         let until = Instant::now().checked_add(within);
@@ -157,23 +183,36 @@ impl ServerState {
             registered.closing = true;
             registered.until = until;
         });
-        let ms = millis(within);
         for (session, lease) in self.leases.withdraw(id) {
-            if let Some(session) = self.sessions.get(session) {
-                let found = self.publications.get(&id).map(|found| &found.publication);
-                let of = LeaseOf::new(lease, found.map(|found| &**found));
-                self.audit
-                    .lease("withdrawing", session.id, &session.peer, of);
-                session.tell(Event::Withdrawing(Withdrawing { lease, ms }));
+            self.ask_back(session, lease, within);
+        }
+    }
+
+    /// Changes which peers may import a publication. Recalls the leases of peers that no longer may; they end
+    /// after `within`, or at the time of an earlier recall.
+    pub fn set_who(&mut self, id: u64, who: Who, within: Duration) {
+        let now = Instant::now();
+        if let Some(until) = now.checked_add(within) {
+            for holder in self.leases.holders(id).0 {
+                let lease = holder.lease;
+                if who.admits(&holder.peer) {
+                    self.recalls.remove(lease);
+                } else if let Some(session) = self.leases.recall(lease) {
+                    let earlier = self.recalls.get(lease);
+                    let until = earlier.map_or(until, |earlier| earlier.min(until));
+                    self.recalls.set(lease, until);
+                    self.ask_back(session, lease, until.saturating_duration_since(now));
+                }
             }
         }
+        self.change(id, |registered| registered.who = who);
     }
 
     /// Removes a name at once; its leases end.
     pub fn unpublish(&mut self, id: u64, detail: &str) -> Option<Arc<Publication>> {
+        self.publications.get(&id)?;
+        self.end_leases(id, detail);
         let publication = self.take_away(id)?;
-        let bytes = Some(publication.description.len);
-        self.end_leases(id, &publication.name, bytes, detail);
         publication.changed.notify_waiters();
         Some(publication)
     }
@@ -183,38 +222,32 @@ impl ServerState {
         self.change(id, |registered| registered.closing = true);
         let publication = self.publications.remove(&id)?.publication;
         shrink(&mut self.publications);
-        self.names.remove(&publication.name, |&held| held == id);
+        self.names.remove(&publication.name);
         Some(publication)
     }
 
-    /// Returns the name that a publication had, while its holders are tracked.
-    pub fn unconfirmed_name(&self, id: u64) -> String {
-        let unconfirmed = self.unconfirmed.get(&id);
-        unconfirmed
-            .map(|unconfirmed| unconfirmed.name.to_string())
-            .unwrap_or_default()
+    /// Returns the name of a publication, also while only its holders are tracked.
+    pub fn name_of(&self, id: u64) -> Option<&Arc<str>> {
+        let published = self.publications.get(&id);
+        let published = published.map(|found| &found.publication.name);
+        published.or_else(|| self.unconfirmed.get(&id).map(|left| &left.name))
     }
 
-    /// Ends the leases of a publication that has ended, and tells their holders.
-    pub fn end_leases(&mut self, id: u64, name: &str, bytes: Option<u64>, detail: &str) {
+    /// Reports an event of a lease.
+    pub fn audit_lease(&self, event: &'static str, lease: &LeaseRecord) {
+        let name = self.name_of(lease.publication).map(|name| &**name);
+        let published = self.publications.get(&lease.publication);
+        let bytes = published.map(|found| found.publication.description.len);
+        self.audit.lease(event, lease, name, bytes);
+    }
+
+    /// Ends the leases of a publication, and tells their holders.
+    pub fn end_leases(&mut self, id: u64, detail: &str) {
         for lease in self.leases.forget(id) {
             self.tickets.forget(lease.holder.lease);
             self.recalls.remove(lease.holder.lease);
-            let of = LeaseOf {
-                lease: lease.holder.lease,
-                name: Some(name),
-                bytes,
-            };
-            self.audit
-                .lease("revoked", lease.session, &lease.holder.peer, of);
-            if let Some(session) = self.sessions.get(lease.session) {
-                let why = Refused {
-                    reason: Refusal::Closing.word().into(),
-                    detail: detail.into(),
-                };
-                let lease = lease.holder.lease;
-                session.tell(Event::Ended(Ended { lease, why }));
-            }
+            self.audit_lease("revoked", &lease);
+            self.tell_ended(&lease, Refusal::Closing, detail);
         }
     }
 
@@ -225,7 +258,6 @@ impl ServerState {
         publication: &Publication,
         probe: bool,
         now: Instant,
-        limit: usize,
     ) -> Result<(u64, Option<u64>), No> {
         let gone = || (Refusal::NotFound, "it has just been withdrawn".to_owned());
         let registered = self.publications.get_mut(&publication.id);
@@ -236,26 +268,19 @@ impl ServerState {
         if !registered.who.admits(&session.peer) {
             return Err(gone());
         }
-        let charge = session.account().charge(LEASE).map_err(over)?;
+        let charge = session.account().charge(LEASE)?;
         let place = match probe && publication.probe {
             true => registered.places.take(),
             false => None,
         };
-        match (self.leases).grant(session.id, publication.id, place, now, limit) {
-            Ok(lease) => {
-                self.leases.set_charge(lease, charge);
-                Ok((lease, place))
-            }
-            Err(why) => {
-                if let Some(place) = place {
-                    registered.places.give_back(place);
-                }
-                Err(match why {
-                    NoLease::NoSession => (Refusal::Expired, "the session has ended".into()),
-                    NoLease::Full => (Refusal::Limit, format!("{limit} leases of this peer")),
-                })
-            }
+        let granted = (self.leases).grant(session.id, publication.id, place, now);
+        if let (Err(_), Some(place)) = (&granted, place) {
+            registered.places.give_back(place);
         }
+        let lease = granted?;
+        let charge = Some(Arc::new(charge));
+        self.leases.change(lease, |lease| lease.charge = charge);
+        Ok((lease, place))
     }
 
     /// Cleans up after leases that their holders have released.
@@ -280,7 +305,7 @@ impl ServerState {
             Entry::Vacant(none) => none.insert(Watcher {
                 session: Arc::clone(session),
                 prefixes: Vec::new(),
-                charge: session.account().charge(ENTRY).map_err(over)?,
+                charge: session.account().charge(ENTRY)?,
             }),
         };
         if watcher
@@ -297,7 +322,7 @@ impl ServerState {
         let prefixes = watcher.prefixes.iter().map(String::len);
         let bytes: usize = prefixes.map(|len| ENTRY + len).sum();
         let bytes = bytes + 2 * ENTRY + prefix.len();
-        watcher.charge.resize(bytes).map_err(over)?;
+        watcher.charge.resize(bytes)?;
         watcher.prefixes.push(prefix.to_owned());
         Ok(())
     }
@@ -315,7 +340,7 @@ impl ServerState {
         self.unwatch(session);
     }
 
-    /// Returns what is woken when a name changes; [`leave`](Self::leave) returns it.
+    /// Returns a [`Notify`] that a change of the name wakes; [`leave`](Self::leave) returns it.
     pub fn await_name(&mut self, name: &str) -> Arc<Notify> {
         let (notify, count) = self.waiters.entry(name.to_owned()).or_default();
         *count += 1;
@@ -339,7 +364,7 @@ impl ServerState {
         self.watchers.clear();
         self.leases = Leases::default();
         self.credentials = Credentials::default();
-        self.recalls = Recalls::default();
+        self.recalls = Deadlines::default();
         self.tickets = Tickets::default();
         sessions.iter().cloned().collect()
     }

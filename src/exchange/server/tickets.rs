@@ -6,16 +6,12 @@ use std::time::Instant;
 use super::token;
 use crate::PeerName;
 use crate::Result;
-use crate::account::shrink;
+use crate::account::{Charge, shrink};
 use crate::protocol::Secret;
 
 /// Values behind tickets, by key: at most one ticket for each key.
 #[derive(Debug)]
-pub(super) struct Tickets<T> {
-    live: HashMap<u64, Ticket<T>>,
-    /// How many tickets each peer has.
-    peers: HashMap<PeerName, usize>,
-}
+pub(super) struct Tickets<T>(HashMap<u64, Ticket<T>>);
 
 #[derive(Debug)]
 struct Ticket<T> {
@@ -23,47 +19,41 @@ struct Ticket<T> {
     peer: PeerName,
     until: Instant,
     stands_for: T,
+    /// To the limit on the peer's tickets.
+    _charge: Charge,
 }
 
 impl<T> Default for Tickets<T> {
     fn default() -> Self {
-        Self {
-            live: HashMap::new(),
-            peers: HashMap::new(),
-        }
+        Self(HashMap::new())
     }
 }
 
 impl<T> Tickets<T> {
     /// Issues a ticket for a peer, valid until then; an earlier ticket with the same key becomes invalid.
-    /// `None` if the peer has `limit` tickets.
     pub fn issue(
         &mut self,
         key: u64,
         peer: &PeerName,
         until: Instant,
         stands_for: T,
-        limit: usize,
-    ) -> Result<Option<Secret>> {
-        self.forget(key);
-        if self.peers.get(peer).is_some_and(|&count| count >= limit) {
-            return Ok(None);
-        }
+        charge: Charge,
+    ) -> Result<Secret> {
         let token = token::mint(key)?;
         let ticket = Ticket {
             token: token.clone(),
             peer: peer.clone(),
             until,
             stands_for,
+            _charge: charge,
         };
-        *self.peers.entry(peer.clone()).or_default() += 1;
-        self.live.insert(key, ticket);
-        Ok(Some(token))
+        self.0.insert(key, ticket);
+        Ok(token)
     }
 
     /// Returns the value of a ticket, which stays valid.
     pub fn peek(&self, token: &Secret, now: Instant) -> Option<&T> {
-        let ticket = self.live.get(&token::key(token)?)?;
+        let ticket = self.0.get(&token::key(token)?)?;
         (ticket.token == *token && now < ticket.until).then_some(&ticket.stands_for)
     }
 
@@ -71,7 +61,7 @@ impl<T> Tickets<T> {
     /// the right ticket valid.
     pub fn redeem(&mut self, token: &Secret, now: Instant) -> Option<(u64, T, PeerName)> {
         let key = token::key(token)?;
-        if self.live.get(&key)?.token != *token {
+        if self.0.get(&key)?.token != *token {
             return None;
         }
         let ticket = self.remove(key)?;
@@ -85,41 +75,37 @@ impl<T> Tickets<T> {
 
     /// Removes expired tickets.
     pub fn expire(&mut self, now: Instant) {
-        let over = self.live.iter().filter(|(_, ticket)| ticket.until <= now);
-        let over: Vec<u64> = over.map(|(&key, _)| key).collect();
-        over.into_iter().for_each(|key| self.forget(key));
+        self.0.retain(|_, ticket| now < ticket.until);
+        shrink(&mut self.0);
     }
 
     /// Returns whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.live.is_empty()
+        self.0.is_empty()
     }
 
     fn remove(&mut self, key: u64) -> Option<Ticket<T>> {
-        let ticket = self.live.remove(&key)?;
-        shrink(&mut self.live);
-        if let Some(count) = self.peers.get_mut(&ticket.peer) {
-            *count -= 1;
-            if *count == 0 {
-                self.peers.remove(&ticket.peer);
-            }
-        }
-        Some(ticket)
+        let ticket = self.0.remove(&key);
+        shrink(&mut self.0);
+        ticket
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::time::Duration;
 
     use super::*;
+    use crate::account::Accounts;
 
     const LIFE: Duration = Duration::from_secs(5);
     const PEER: PeerName = PeerName::User(1);
 
     fn issue<T>(tickets: &mut Tickets<T>, key: u64, until: Instant, stands_for: T) -> Secret {
-        let ticket = tickets.issue(key, &PEER, until, stands_for, 9);
-        ticket.unwrap().unwrap()
+        let charge = Arc::<Accounts>::default().of(&PEER).charge(1).unwrap();
+        let ticket = tickets.issue(key, &PEER, until, stands_for, charge);
+        ticket.unwrap()
     }
 
     #[test]
@@ -147,7 +133,7 @@ mod tests {
         tickets.expire(now + LIFE);
         assert!(!tickets.is_empty());
         tickets.expire(now + 2 * LIFE);
-        assert!(tickets.is_empty() && tickets.peers.is_empty());
+        assert!(tickets.is_empty());
     }
 
     #[test]
@@ -171,17 +157,6 @@ mod tests {
         assert_eq!(tickets.redeem(&first, now), None);
         tickets.forget(1);
         assert_eq!(tickets.redeem(&second, now), None);
-        assert!(tickets.peers.is_empty());
-    }
-
-    #[test]
-    fn each_peer_has_so_many() {
-        let now = Instant::now();
-        let mut tickets = Tickets::default();
-        let mut issue = |key, peer| tickets.issue(key, &peer, now + LIFE, (), 1).unwrap();
-        assert!(issue(1, PEER).is_some());
-        assert!(issue(1, PEER).is_some(), "the same once more");
-        assert!(issue(2, PEER).is_none());
-        assert!(issue(2, PeerName::User(2)).is_some());
+        assert!(tickets.is_empty());
     }
 }

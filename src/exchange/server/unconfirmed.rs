@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
+use super::ServerCore;
 use super::publish::Published;
 use super::state::Unconfirmed;
-use super::{ServerCore, process};
 
-/// How often to check whether the holders' processes still run.
+/// How often to check whether the holders' machines have restarted.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Memory whose name is gone while holders are left. Dropping it stops the tracking of these holders.
@@ -52,34 +52,21 @@ impl UnconfirmedRelease {
     /// # Cancel safety
     /// It may be dropped and called again.
     pub async fn resolved(&self) -> bool {
-        let ending = self.inner.ending();
-        tokio::pin!(ending);
-        while !self.is_resolved().await {
+        while !self.is_resolved() {
             tokio::select! {
                 biased;
-                () = &mut ending => return false,
+                () = self.inner.ended.cancelled() => return false,
                 () = self.changed.notified() => {}
                 () = tokio::time::sleep(LOOK) => {}
             }
         }
         // A server that has ended knows of no holders.
-        !*self.inner.ended.borrow()
+        !self.inner.ended.is_cancelled()
     }
 
-    async fn is_resolved(&self) -> bool {
-        let silent = {
-            let mut state = self.inner.state();
-            state.leases.dismiss_restarted(self.publication);
-            state.leases.silent(self.publication)
-        };
-        // Asks the kernel without the lock, and once for each process.
-        let ended = process::ended(silent.iter().map(|&(_, process)| process).collect()).await;
+    fn is_resolved(&self) -> bool {
         let mut state = self.inner.state();
-        for (lease, process) in silent {
-            if ended.contains(&process) {
-                state.leases.dismiss(lease);
-            }
-        }
+        state.leases.dismiss_restarted(self.publication);
         !state.leases.is_held(self.publication)
     }
 }
@@ -87,11 +74,7 @@ impl UnconfirmedRelease {
 impl Drop for UnconfirmedRelease {
     fn drop(&mut self) {
         let mut state = self.inner.state();
-        let unconfirmed = state.unconfirmed.remove(&self.publication);
-        let name = unconfirmed
-            .map(|unconfirmed| unconfirmed.name)
-            .unwrap_or_default();
-        let detail = "the exporter has withdrawn it";
-        state.end_leases(self.publication, &name, None, detail);
+        state.end_leases(self.publication, "the exporter has withdrawn it");
+        state.unconfirmed.remove(&self.publication);
     }
 }

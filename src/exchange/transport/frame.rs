@@ -8,10 +8,10 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout, timeout_at};
 use zeroize::Zeroizing;
 
+use super::HeldFd;
 use super::assembly::{Assembly, FIRST, HEADER};
-use super::fd_table::{FdShare, HeldFd};
 use super::stream::{Reading, Writing};
-use crate::account::{Account, Charge, Over};
+use crate::account::{Account, Charge};
 use crate::limits::deadline;
 use crate::{Error, Result, ShareError};
 use crate::{Limits, tls};
@@ -37,7 +37,7 @@ enum FdRule {
     /// Close them: no frame may carry any yet.
     Decline,
     /// Keep them while there is room.
-    Count(Arc<FdShare>),
+    Count(Arc<Account>),
 }
 
 impl Frame {
@@ -106,13 +106,11 @@ impl FrameReader {
             return Ok(());
         };
         let size = 2 * size.min(limit as usize);
-        let charged = match &mut self.charge {
-            Some(charge) => charge.resize(size),
-            None => account
-                .charge(size)
-                .map(|charge| self.charge = Some(charge)),
-        };
-        charged.map_err(reached)
+        match &mut self.charge {
+            Some(charge) => charge.resize(size)?,
+            None => self.charge = Some(account.charge(size)?),
+        }
+        Ok(())
     }
 
     /// Sets the most fds that may arrive with a frame from now on.
@@ -126,11 +124,11 @@ impl FrameReader {
         self.rule = FdRule::Forbid;
     }
 
-    /// Counts fds in the share from now on, and closes those that have no room; without a share it closes
-    /// all.
-    pub(crate) fn count_fds(&mut self, share: Option<&Arc<FdShare>>) {
-        self.rule = match share {
-            Some(share) => FdRule::Count(Arc::clone(share)),
+    /// Counts fds in the account from now on, and closes those that have no room; without an account it
+    /// closes all.
+    pub(crate) fn count_fds(&mut self, account: Option<&Arc<Account>>) {
+        self.rule = match account {
+            Some(account) => FdRule::Count(Arc::clone(account)),
             None => FdRule::Decline,
         };
     }
@@ -174,15 +172,9 @@ impl FrameReader {
             let reading = self.stream.read(room, left);
             let result = match self.until {
                 None => reading.await,
-                Some(until) => match timeout_at(until, reading).await {
-                    Ok(result) => result,
-                    Err(_) => {
-                        return Err(Error::timed_out(
-                            format!("a frame from {}", self.peer),
-                            self.within,
-                        ));
-                    }
-                },
+                Some(until) => timeout_at(until, reading).await.map_err(|_| {
+                    Error::timed_out(format!("a frame from {}", self.peer), self.within)
+                })?,
             };
             let (count, fds) = result.map_err(|error| match error.kind() {
                 std::io::ErrorKind::InvalidData if matches!(self.stream, Reading::Unix(_)) => {
@@ -223,9 +215,9 @@ impl FrameReader {
         let why = match &self.rule {
             _ if self.declined.is_some() => return,
             FdRule::Take => return self.fds.extend(fds.into_iter().map(HeldFd::from)),
-            FdRule::Count(share) => match share.reserve(fds.len()) {
-                Ok(room) => return self.fds.extend(room.hold(fds)),
-                Err(why) => why,
+            FdRule::Count(account) => match account.charge(fds.len()) {
+                Ok(charge) => return self.fds.extend(HeldFd::counted(fds, charge)),
+                Err(over) => over.to_string(),
             },
             FdRule::Forbid | FdRule::Decline => "no frame may carry fds yet".into(),
         };
@@ -241,13 +233,6 @@ impl FrameReader {
 impl fmt::Debug for FrameReader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "FrameReader({})", self.peer)
-    }
-}
-
-fn reached(over: Over) -> Error {
-    Error::LimitReached {
-        what: over.what,
-        limit: over.limit as u64,
     }
 }
 
@@ -302,7 +287,7 @@ impl FrameWriter {
         // The bytes and their copy.
         let account = self.account.as_ref().filter(|_| bytes.len() > FIRST);
         let charge = account.map(|account| account.charge(2 * bytes.len()));
-        let _charge = charge.transpose().map_err(reached)?;
+        let _charge = charge.transpose()?;
         if std::mem::replace(&mut self.broken, true) {
             return Err(Error::peer_lost(
                 self.peer.to_string(),
@@ -313,17 +298,12 @@ impl FrameWriter {
         let mut whole = Zeroizing::new(Vec::with_capacity(HEADER + bytes.len()));
         whole.extend_from_slice(&length.to_be_bytes());
         whole.extend_from_slice(bytes);
-        match timeout(self.within, self.stream.write(&whole, fds)).await {
-            Ok(Ok(())) => {
-                self.broken = false;
-                Ok(())
-            }
-            Ok(Err(error)) => Err(tls::explain(&self.peer, "writing", &error)),
-            Err(_) => Err(Error::timed_out(
-                format!("writing to {}", self.peer),
-                self.within,
-            )),
-        }
+        let written = timeout(self.within, self.stream.write(&whole, fds)).await;
+        written
+            .map_err(|_| Error::timed_out(format!("writing to {}", self.peer), self.within))?
+            .map_err(|error| tls::explain(&self.peer, "writing", &error))?;
+        self.broken = false;
+        Ok(())
     }
 
     /// Ends the stream, so that the peer's reader ends; the connection's own reader continues. Ignores

@@ -2,7 +2,7 @@
 
 use std::os::unix::net::UnixListener as BlockingListener;
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -10,11 +10,11 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
-use super::stream::{Reading, Writing};
 use super::{Connection, Security, net};
+use crate::per_driver::lock;
 use crate::share::Peers;
 use crate::share::socket::{self, SocketFile};
-use crate::{Address, Limits, PeerName, tls};
+use crate::{Address, Limits, tls};
 use crate::{Error, Result};
 
 /// How many bytes of a refused peer are still read, and for how long.
@@ -31,27 +31,7 @@ pub(crate) struct Listening {
 }
 
 /// The users that may connect, shared by all sockets of a server: they can change.
-#[derive(Clone, Debug)]
-pub(crate) struct SharedPeers(Arc<RwLock<Peers>>);
-
-impl SharedPeers {
-    pub(crate) fn set(&self, peers: Peers) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = peers;
-    }
-
-    pub(crate) fn get(&self) -> Peers {
-        self.0
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
-    }
-}
-
-impl From<Peers> for SharedPeers {
-    fn from(peers: Peers) -> Self {
-        Self(Arc::new(RwLock::new(peers)))
-    }
-}
+pub(crate) type SharedPeers = Arc<Mutex<Peers>>;
 
 #[derive(Debug)]
 enum Socket {
@@ -73,12 +53,14 @@ impl Listening {
     pub(crate) async fn bind(
         address: &Address,
         security: &Security,
-        peers: impl Into<SharedPeers>,
+        peers: &SharedPeers,
         limits: &Limits,
     ) -> Result<Self> {
-        let peers = peers.into();
         let (socket, address) = match address {
-            Address::Unix(path) => (bind_unix(path.clone(), peers.get()).await?, address.clone()),
+            Address::Unix(path) => {
+                let admitted = lock(peers).clone();
+                (bind_unix(path.clone(), admitted).await?, address.clone())
+            }
             Address::Tcp { host, port } => {
                 if let Security::Tls(tls) = security {
                     tls.server()?;
@@ -95,7 +77,7 @@ impl Listening {
             socket,
             address,
             security: security.clone(),
-            peers,
+            peers: Arc::clone(peers),
             limits: limits.clone(),
         })
     }
@@ -198,14 +180,9 @@ impl Incoming {
     /// [`NotTrusted`](crate::ShareError::NotTrusted), [`Protocol`](crate::ShareError::Protocol),
     /// [`PeerLost`](crate::ShareError::PeerLost), [`TimedOut`](crate::ShareError::TimedOut): the connection is closed.
     pub(crate) async fn handshake(self, limit: Duration) -> Result<Connection> {
-        let remote = self.remote.clone();
-        match timeout(limit, self.shake()).await {
-            Ok(result) => result,
-            Err(_) => Err(Error::timed_out(
-                format!("the handshake of {remote}"),
-                limit,
-            )),
-        }
+        let what = format!("the handshake of {}", self.remote);
+        let shaken = timeout(limit, self.shake()).await;
+        shaken.unwrap_or_else(|_| Err(Error::timed_out(what, limit)))
     }
 
     async fn shake(self) -> Result<Connection> {
@@ -218,18 +195,13 @@ impl Incoming {
         } = self;
         let stream = match stream {
             Stream::Unix(stream) => {
-                return Connection::unix(stream, &peers.get(), &remote, &limits);
+                let peers = lock(&peers).clone();
+                return Connection::unix(stream, &peers, &remote, &limits);
             }
             Stream::Tcp(stream) => stream,
         };
-        let ip = stream.peer_addr().ok().map(|from| from.ip().to_canonical());
         let Security::Tls(tls) = &security else {
-            let (reading, writing) = stream.into_split();
-            let (reading, writing) = (Reading::Tcp(reading), Writing::Tcp(writing));
-            let peer = PeerName::Local;
-            let mut connection = Connection::new(reading, writing, peer, &remote, &limits);
-            connection.ip = ip;
-            return Ok(connection);
+            return Ok(Connection::tcp(stream, &remote, &limits));
         };
         let basis = tls.basis();
         let acceptor = TlsAcceptor::from(tls.server()?);
@@ -240,18 +212,12 @@ impl Incoming {
                 return Err(tls::explain(&remote, "TLS handshake", &error));
             }
         };
-        let (peer, credential) = tls::proved(&remote, stream.get_ref().1, tls::End::Client, basis)?;
-        let (reading, writing) = tokio::io::split(tokio_rustls::TlsStream::from(stream));
-        let (reading, writing) = (Reading::Tls(reading), Writing::Tls(writing));
-        let mut connection = Connection::new(reading, writing, peer, &remote, &limits);
-        connection.ip = ip;
-        connection.credential = Some(credential);
-        Ok(connection)
+        Connection::tls(stream.into(), (tls::End::Client, basis), &remote, &limits)
     }
 }
 
 /// Lets the alert with the reason arrive: closing a connection with unread bytes resets it, and a reset
-/// overtakes what was sent.
+/// overtakes the bytes before it.
 async fn linger(mut stream: TcpStream) {
     let (most, time) = LINGER;
     let reading = async {

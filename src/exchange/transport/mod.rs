@@ -2,8 +2,8 @@
 
 mod assembly;
 mod fd_budget;
-mod fd_table;
 mod frame;
+mod held_fd;
 mod listen;
 mod net;
 mod stream;
@@ -13,8 +13,8 @@ mod tests;
 #[cfg(fuzzing)]
 pub(crate) use assembly::assemble;
 pub(crate) use fd_budget::FdBudget;
-pub(crate) use fd_table::{FdShare, FdTable, HeldFd, Reserved};
 pub(crate) use frame::{Frame, FrameReader, FrameWriter};
+pub(crate) use held_fd::{HeldFd, fd_accounts};
 pub(crate) use listen::{Incoming, Listening, SharedPeers};
 pub use net::bind;
 pub(crate) use net::check_literal;
@@ -24,11 +24,11 @@ use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use tokio::net::UnixStream;
+use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
-use tokio_rustls::TlsConnector;
+use tokio_rustls::{TlsConnector, TlsStream};
 
-use super::tls::{self, Credential, End, Tls};
+use super::tls::{self, Basis, Credential, End, Tls};
 use super::{Address, Limits, PeerName};
 use crate::share::{Peers, fd};
 use crate::{Error, Result, ShareError, Unreachable};
@@ -71,8 +71,7 @@ pub(crate) struct Connection {
 
 impl Connection {
     fn new(
-        reading: Reading,
-        writing: Writing,
+        (reading, writing): (Reading, Writing),
         peer: PeerName,
         remote: &str,
         limits: &Limits,
@@ -105,13 +104,54 @@ impl Connection {
         let remote = format!("{remote} ({who})");
         let process = fd::peer_process(stream.as_fd());
         let stream = Arc::new(stream);
-        let (reading, writing) = (Reading::Unix(stream.clone()), Writing::Unix(stream));
-        let peer = PeerName::User(who.uid);
-        let mut this = Self::new(reading, writing, peer, &remote, limits);
-        this.pid = who.pid;
-        this.process = process;
-        Ok(this)
+        let halves = (Reading::Unix(stream.clone()), Writing::Unix(stream));
+        Ok(Self {
+            pid: who.pid,
+            process,
+            ..Self::new(halves, PeerName::User(who.uid), &remote, limits)
+        })
     }
+
+    /// Creates a connection over plain TCP.
+    fn tcp(stream: TcpStream, remote: &str, limits: &Limits) -> Self {
+        let ip = ip(&stream);
+        let (reading, writing) = stream.into_split();
+        let halves = (
+            Reading::Bytes(Box::new(reading)),
+            Writing::Bytes(Box::new(writing)),
+        );
+        Self {
+            ip,
+            ..Self::new(halves, PeerName::Local, remote, limits)
+        }
+    }
+
+    /// Creates a connection over TLS, if the peer at that end has proved its name.
+    fn tls(
+        stream: TlsStream<TcpStream>,
+        (end, basis): (End, Basis),
+        remote: &str,
+        limits: &Limits,
+    ) -> Result<Self> {
+        let (socket, state) = stream.get_ref();
+        let ip = ip(socket);
+        let (peer, credential) = tls::proved(remote, state, end, basis)?;
+        let (reading, writing) = tokio::io::split(stream);
+        let halves = (
+            Reading::Bytes(Box::new(reading)),
+            Writing::Bytes(Box::new(writing)),
+        );
+        Ok(Self {
+            ip,
+            credential: Some(credential),
+            ..Self::new(halves, peer, remote, limits)
+        })
+    }
+}
+
+/// Returns the address of the other end.
+fn ip(stream: &TcpStream) -> Option<IpAddr> {
+    stream.peer_addr().ok().map(|from| from.ip().to_canonical())
 }
 
 /// Why a connection was not established.
@@ -172,12 +212,9 @@ pub(crate) async fn connect(
     limits: &Limits,
 ) -> Result<Connection, Unconnected> {
     let connecting = connect_now(address, security, peers, limits);
-    match timeout(limits.handshake, connecting).await {
-        Ok(result) => result,
-        Err(_) => {
-            Err(Error::timed_out(format!("connecting to {address}"), limits.handshake).into())
-        }
-    }
+    let late = || Error::timed_out(format!("connecting to {address}"), limits.handshake);
+    let connected = timeout(limits.handshake, connecting).await;
+    connected.unwrap_or_else(|_| Err(late().into()))
 }
 
 async fn connect_now(
@@ -204,24 +241,12 @@ async fn connect_now(
     let stream = net::connect(address, host, port, security).await?;
     net::tune(&stream, limits);
     let Some((basis, config, name)) = tls else {
-        let (reading, writing) = stream.into_split();
-        let (reading, writing) = (Reading::Tcp(reading), Writing::Tcp(writing));
-        return Ok(Connection::new(
-            reading,
-            writing,
-            PeerName::Local,
-            &remote,
-            limits,
-        ));
+        return Ok(Connection::tcp(stream, &remote, limits));
     };
     let stream = TlsConnector::from(config)
         .connect(name, stream)
         .await
         .map_err(|error| tls::explain(&remote, "TLS handshake", &error))?;
-    let (peer, credential) = tls::proved(&remote, stream.get_ref().1, End::Server, basis)?;
-    let (reading, writing) = tokio::io::split(tokio_rustls::TlsStream::from(stream));
-    let (reading, writing) = (Reading::Tls(reading), Writing::Tls(writing));
-    let mut connection = Connection::new(reading, writing, peer, &remote, limits);
-    connection.credential = Some(credential);
-    Ok(connection)
+    let basis = (End::Server, basis);
+    Ok(Connection::tls(stream.into(), basis, &remote, limits)?)
 }

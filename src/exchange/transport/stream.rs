@@ -4,17 +4,14 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest, ReadHalf, WriteHalf};
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::net::{TcpStream, UnixStream};
-use tokio_rustls::TlsStream;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, Interest};
+use tokio::net::UnixStream;
 
 use crate::share::fd;
 
-#[derive(Debug)]
 pub(super) enum Reading {
-    Tcp(OwnedReadHalf),
-    Tls(ReadHalf<TlsStream<TcpStream>>),
+    /// Over TCP or TLS.
+    Bytes(Box<dyn AsyncRead + Send + Sync + Unpin>),
     Unix(Arc<UnixStream>),
 }
 
@@ -27,8 +24,7 @@ impl Reading {
         max_fds: usize,
     ) -> io::Result<(usize, Vec<OwnedFd>)> {
         match self {
-            Self::Tcp(stream) => Ok((stream.read(bytes).await?, Vec::new())),
-            Self::Tls(stream) => Ok((stream.read(bytes).await?, Vec::new())),
+            Self::Bytes(stream) => Ok((stream.read(bytes).await?, Vec::new())),
             Self::Unix(stream) => {
                 let socket = stream.as_fd();
                 let receive = || fd::recv(socket, bytes, max_fds);
@@ -38,10 +34,9 @@ impl Reading {
     }
 }
 
-#[derive(Debug)]
 pub(super) enum Writing {
-    Tcp(OwnedWriteHalf),
-    Tls(WriteHalf<TlsStream<TcpStream>>),
+    /// Over TCP or TLS.
+    Bytes(Box<dyn AsyncWrite + Send + Sync + Unpin>),
     Unix(Arc<UnixStream>),
 }
 
@@ -50,8 +45,7 @@ impl Writing {
     /// it can carry.
     pub(super) async fn write(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         match self {
-            Self::Tcp(stream) => stream.write_all(bytes).await,
-            Self::Tls(stream) => {
+            Self::Bytes(stream) => {
                 stream.write_all(bytes).await?;
                 stream.flush().await
             }
@@ -82,8 +76,7 @@ impl Writing {
     /// Ends the stream.
     pub(super) async fn finish(&mut self) -> io::Result<()> {
         match self {
-            Self::Tcp(stream) => stream.shutdown().await,
-            Self::Tls(stream) => stream.shutdown().await,
+            Self::Bytes(stream) => stream.shutdown().await,
             Self::Unix(stream) => Ok(rustix::net::shutdown(
                 &**stream,
                 rustix::net::Shutdown::Write,

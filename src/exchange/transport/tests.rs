@@ -1,6 +1,7 @@
 //! Connections over each transport, and misbehaving peers.
 
 use std::os::fd::AsFd;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -20,9 +21,18 @@ fn quick() -> Limits {
 }
 
 async fn listening(address: &Address, security: &Security) -> Listening {
-    Listening::bind(address, security, Peers::same_user(), &quick())
+    bind(address, security, Peers::same_user(), &quick())
         .await
         .unwrap()
+}
+
+async fn bind(
+    address: &Address,
+    security: &Security,
+    peers: Peers,
+    limits: &Limits,
+) -> Result<Listening> {
+    Listening::bind(address, security, &Arc::new(Mutex::new(peers)), limits).await
 }
 
 async fn pair_with(security: Security, address: Address) -> (Connection, Connection) {
@@ -49,14 +59,10 @@ async fn unix() -> (Connection, Connection) {
 
 /// Returns a server's connection and the raw other end of it.
 async fn raw(limits: &Limits) -> (Connection, TcpStream) {
-    let listening = Listening::bind(
-        &Address::loopback(0),
-        &Security::Plain,
-        Peers::same_user(),
-        limits,
-    )
-    .await
-    .unwrap();
+    let (address, peers) = (Address::loopback(0), Peers::same_user());
+    let listening = bind(&address, &Security::Plain, peers, limits)
+        .await
+        .unwrap();
     let Address::Tcp { port, .. } = *listening.address() else {
         panic!("it is TCP")
     };
@@ -225,7 +231,7 @@ async fn without_tls_only_the_loopback_interface_is_open() {
             host: host.into(),
             port: 0,
         };
-        let bound = Listening::bind(&address, &Security::Plain, peers.clone(), &limits).await;
+        let bound = bind(&address, &Security::Plain, peers.clone(), &limits).await;
         assert!(matches!(bound, Err(Error::Insecure { .. })), "{host}");
         let error = connect(&address, &Security::Plain, &peers, &limits)
             .await
@@ -234,13 +240,13 @@ async fn without_tls_only_the_loopback_interface_is_open() {
         assert!(matches!(error, Error::Insecure { .. }), "{host}: {error}");
     }
     let any = "0.0.0.0:0".parse().unwrap();
-    Listening::bind(&any, &Security::PlainAnywhere, peers.clone(), &limits)
+    bind(&any, &Security::PlainAnywhere, peers.clone(), &limits)
         .await
         .unwrap();
     // A minimal system may not know even this name.
     if tokio::net::lookup_host("localhost:0").await.is_ok() {
         let name = "localhost:0".parse().unwrap();
-        Listening::bind(&name, &Security::Plain, peers.clone(), &limits)
+        bind(&name, &Security::Plain, peers.clone(), &limits)
             .await
             .unwrap();
     }
@@ -255,7 +261,7 @@ async fn a_left_over_socket_is_replaced_and_a_used_one_is_not() {
     let address = Address::Unix(path.clone());
     let first = listening(&address, &Security::Plain).await;
     let peers = Peers::same_user();
-    let second = Listening::bind(&address, &Security::Plain, peers.clone(), &quick()).await;
+    let second = bind(&address, &Security::Plain, peers.clone(), &quick()).await;
     assert!(second.is_err());
     use std::os::unix::fs::PermissionsExt;
     let mode = std::fs::metadata(&path).unwrap().permissions().mode();
@@ -264,7 +270,7 @@ async fn a_left_over_socket_is_replaced_and_a_used_one_is_not() {
     assert!(!path.exists());
     std::fs::write(&path, "a file").unwrap();
     assert!(
-        Listening::bind(&address, &Security::Plain, peers.clone(), &quick())
+        bind(&address, &Security::Plain, peers.clone(), &quick())
             .await
             .is_err()
     );
@@ -277,7 +283,7 @@ async fn another_user_is_not_admitted() {
     let address = Address::Unix(dir.path().join("s"));
     let own = rustix::process::geteuid().as_raw();
     let others = Peers::user(own + 1);
-    let listening = Listening::bind(&address, &Security::Plain, others.clone(), &quick())
+    let listening = bind(&address, &Security::Plain, others.clone(), &quick())
         .await
         .unwrap();
     let mut client = UnixStream::connect(dir.path().join("s")).await.unwrap();

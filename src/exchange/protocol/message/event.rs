@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Entry, Refused, Reply};
+use crate::protocol::choice::choice;
 use crate::protocol::sanitize;
 
 /// A message to a client after the greeting: a reply has an `id`, a notice has none.
@@ -18,24 +19,26 @@ pub enum FromServer {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Notice(pub Option<Event>);
 
-/// See [`Notice`].
-#[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
-pub enum Event {
-    /// The exporter recalls memory: unmap and release it by then.
-    Withdrawing(Withdrawing),
-    /// The server has ended a lease.
-    Ended(Ended),
-    /// A watched name exists, or has other memory than before.
-    Published(Entry),
-    /// A watched name is gone.
-    Gone(Gone),
-    /// The server is about to end.
-    Closing(Closing),
-    /// Ranks of a group are gone without having left.
-    Lost(Lost),
-    /// The server has ended the session: it cannot be resumed, and the connection ends.
-    Dismissed(Refused),
+choice! {
+    /// See [`Notice`].
+    #[derive(Clone, Debug, PartialEq)]
+    #[non_exhaustive]
+    pub enum Event {
+        /// The exporter recalls memory: unmap and release it by then.
+        "withdrawing" => Withdrawing(Withdrawing),
+        /// The server has ended a lease.
+        "ended" => Ended(Ended),
+        /// A watched name exists, or has other memory than before.
+        "published" => Published(Entry),
+        /// A watched name is gone.
+        "gone" => Gone(Gone),
+        /// The server is about to end.
+        "closing" => Closing(Closing),
+        /// Ranks of a group are gone without having left.
+        "lost" => Lost(Lost),
+        /// The server has ended the session: it cannot be resumed, and the connection ends.
+        "dismissed" => Dismissed(Refused),
+    }
 }
 
 /// See [`Event::Withdrawing`].

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::protocol::Secret;
 use crate::protocol::at_most::{leases, some_leases};
+use crate::protocol::choice::choice;
 use crate::protocol::sanitize;
 use crate::share::{BootId, InstanceId};
 
@@ -49,13 +50,15 @@ pub struct Hello {
     pub agent: String,
 }
 
-/// The server's answer to a hello: `welcome` or `refused`.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Greeting {
-    /// The session begins.
-    Welcome(Welcome),
-    /// It does not begin, and the connection is closed.
-    Refused(Refused),
+choice! {
+    /// The server's answer to a hello: `welcome` or `refused`.
+    #[derive(Clone, Debug, PartialEq)]
+    pub enum Greeting {
+        /// The session begins.
+        "welcome" => Welcome(Welcome),
+        /// It does not begin, and the connection is closed.
+        "refused" => Refused(Refused),
+    }
 }
 
 /// A session's terms.

@@ -4,6 +4,8 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use super::Event;
+
 /// After a burst, one event is written per this time.
 const REFILL: Duration = Duration::from_secs(1);
 /// Peers with an account of their own; the others share one.
@@ -27,14 +29,6 @@ impl BucketKind {
             Self::Session => 256,
         }
     }
-}
-
-/// Events of one peer that were not written.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Suppressed {
-    pub kind: BucketKind,
-    pub peer: String,
-    pub count: u64,
 }
 
 #[derive(Debug)]
@@ -72,19 +66,19 @@ impl Bounds {
         self.due
     }
 
-    /// Returns the suppressed events not reported yet, at most once each [`REFILL`].
-    pub fn take_due(&mut self, now: Instant) -> Vec<Suppressed> {
+    /// Returns events with the counts that were not reported yet, at most once each [`REFILL`].
+    pub fn take_due(&mut self, now: Instant) -> Vec<Event> {
         match self.due {
             Some(due) if due <= now => self.take_all(),
             _ => Vec::new(),
         }
     }
 
-    /// Returns the suppressed events not reported yet.
-    pub fn take_all(&mut self) -> Vec<Suppressed> {
+    /// Returns events with the counts that were not reported yet.
+    pub fn take_all(&mut self) -> Vec<Event> {
         self.due = None;
-        let mut all = self.refusals.take_all(BucketKind::Refusal);
-        all.extend(self.sessions.take_all(BucketKind::Session));
+        let mut all = self.refusals.take_all("refused");
+        all.extend(self.sessions.take_all("ok"));
         all
     }
 }
@@ -113,14 +107,18 @@ impl Accounts {
         true
     }
 
-    fn take_all(&mut self, kind: BucketKind) -> Vec<Suppressed> {
-        let all = self.0.iter_mut();
-        all.map(|(peer, account)| Suppressed {
-            kind,
+    fn take_all(&mut self, outcome: &'static str) -> Vec<Event> {
+        let left = self
+            .0
+            .iter_mut()
+            .filter(|(_, account)| account.suppressed > 0);
+        left.map(|(peer, account)| Event {
+            event: "suppressed",
+            outcome,
             peer: peer.clone(),
-            count: std::mem::take(&mut account.suppressed),
+            count: Some(std::mem::take(&mut account.suppressed)),
+            ..Event::default()
         })
-        .filter(|suppressed| suppressed.count > 0)
         .collect()
     }
 }
@@ -129,9 +127,17 @@ impl Accounts {
 mod tests {
     use super::*;
 
-    fn suppressed(kind: BucketKind, peer: &str, count: u64) -> Suppressed {
-        let peer = peer.to_owned();
-        Suppressed { kind, peer, count }
+    fn suppressed(kind: BucketKind, peer: &str, count: u64) -> Event {
+        Event {
+            event: "suppressed",
+            outcome: match kind {
+                BucketKind::Refusal => "refused",
+                BucketKind::Session => "ok",
+            },
+            peer: peer.to_owned(),
+            count: Some(count),
+            ..Event::default()
+        }
     }
 
     #[test]

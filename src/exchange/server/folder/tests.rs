@@ -46,7 +46,7 @@ fn of_the_dead_and_the_living_only_the_dead_ones_go() {
 }
 
 #[test]
-fn what_is_not_as_a_server_leaves_it_stays() {
+fn a_folder_that_no_server_left_so_stays() {
     let place = place();
     let elsewhere = self::place();
     let aside = killed(elsewhere.path());

@@ -82,8 +82,8 @@ impl Leases {
         let followed = self.followed.remove(&process).unwrap_or_default();
         let over = followed.leases.into_iter().filter(|lease| {
             self.leases.get(lease).is_some_and(|entry| {
-                let session = self.sessions.get(&entry.session);
-                let detached = session.is_none_or(|session| session.until.is_some());
+                let detached = !self.sessions.contains_key(&entry.session)
+                    || self.deadlines.get(entry.session).is_some();
                 let expired = entry.holder.state == HolderState::Expired;
                 entry.process == Some(process) && (expired || detached)
             })

@@ -1,8 +1,7 @@
 //! The entries of the table.
 
 use std::collections::BTreeSet;
-use std::ops::{Deref, DerefMut};
-use std::time::Instant;
+use std::sync::Arc;
 
 use super::holder::Holder;
 use crate::PeerName;
@@ -11,7 +10,7 @@ use crate::server::machines::Machine;
 use crate::server::process::Process;
 
 /// A lease.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(in crate::server) struct LeaseRecord {
     /// For an expired lease, the session that has ended.
     pub session: u64,
@@ -25,47 +24,18 @@ pub(in crate::server) struct LeaseRecord {
     pub machine: Option<Machine>,
     /// Whether handles have been sent to it, or may be in flight: without them nothing is mapped.
     pub handed: bool,
-}
-
-/// A lease, and the charge for it.
-#[derive(Debug)]
-pub(super) struct Record {
-    /// Boxed, so that the table has short entries: its capacity may be twice the number of leases, and three
-    /// times that while it grows.
-    pub(super) lease: Box<LeaseRecord>,
-    /// Returned when the lease is forgotten.
-    pub(super) charge: Option<Charge>,
-}
-
-impl Deref for Record {
-    type Target = LeaseRecord;
-
-    fn deref(&self) -> &LeaseRecord {
-        &self.lease
-    }
-}
-
-impl DerefMut for Record {
-    fn deref_mut(&mut self) -> &mut LeaseRecord {
-        &mut self.lease
-    }
+    /// To the limit on the peer's leases, while it is live.
+    pub counted: Option<Arc<Charge>>,
+    /// For its bytes, until the lease is forgotten.
+    pub charge: Option<Arc<Charge>>,
 }
 
 /// A session that has ended, and the leases that ended with it.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(in crate::server) struct EndedSession {
     pub session: u64,
     pub peer: PeerName,
     pub leases: Vec<LeaseRecord>,
-}
-
-/// Why a lease was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::server) enum NoLease {
-    /// The session has ended.
-    NoSession,
-    /// The peer has reached its limit.
-    Full,
 }
 
 #[derive(Debug)]
@@ -73,8 +43,6 @@ pub(super) struct SessionRecord {
     pub(super) peer: PeerName,
     pub(super) machine: Option<Machine>,
     pub(super) leases: BTreeSet<u64>,
-    /// When it ends, while it has no connection.
-    pub(super) until: Option<Instant>,
 }
 
 #[derive(Debug, Default)]
@@ -83,12 +51,10 @@ pub(super) struct Holders {
     pub(super) expired: BTreeSet<u64>,
     /// Expired leases that are only counted.
     pub(super) more: usize,
-    /// Expired leases that are only counted, and whose processes have ended.
-    pub(super) ended: usize,
 }
 
 impl Holders {
     pub(super) fn is_empty(&self) -> bool {
-        self.live.is_empty() && self.expired.is_empty() && self.more + self.ended == 0
+        self.live.is_empty() && self.expired.is_empty() && self.more == 0
     }
 }

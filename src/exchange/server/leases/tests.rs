@@ -5,7 +5,6 @@ use proptest::prelude::*;
 use super::*;
 
 const LIFE: Duration = Duration::from_secs(30);
-const LIMIT: usize = 1000;
 
 fn peer(n: u32) -> PeerName {
     PeerName::User(n)
@@ -15,10 +14,10 @@ fn peer(n: u32) -> PeerName {
 fn a_lease_lives_while_its_session_does() {
     let now = Instant::now();
     let mut leases = Leases::default();
-    leases.open(1, peer(1));
-    let lease = leases.grant(1, 7, Some(64), now, LIMIT).unwrap();
+    leases.open(1, peer(1), None);
+    let lease = leases.grant(1, 7, Some(64), now).unwrap();
     assert_eq!(leases.get(1, lease).unwrap().probe, Some(64));
-    assert_eq!(leases.get(2, lease), None);
+    assert!(leases.get(2, lease).is_none());
     assert!(!leases.detach(1, now + LIFE, false));
     assert!(leases.expire(now + LIFE / 2).is_empty());
     assert!(leases.attach(1));
@@ -30,8 +29,8 @@ fn a_lease_lives_while_its_session_does() {
 fn a_silent_holders_release_is_unconfirmed_until_it_speaks() {
     let now = Instant::now();
     let mut leases = Leases::default();
-    leases.open(1, peer(1));
-    let lease = leases.grant(1, 7, None, now, LIMIT).unwrap();
+    leases.open(1, peer(1), None);
+    let lease = leases.grant(1, 7, None, now).unwrap();
     leases.detach(1, now + LIFE, false);
     assert_eq!(leases.deadline(), Some(now + LIFE));
     let ended = leases.expire(now + LIFE);
@@ -39,10 +38,10 @@ fn a_silent_holders_release_is_unconfirmed_until_it_speaks() {
     assert_eq!((leases.count(7), leases.deadline()), (0, None));
     assert_eq!(leases.holders(7).0[0].state, HolderState::Expired);
     assert!(!leases.attach(1), "the session is no more");
-    assert_eq!(leases.get(1, lease), None);
+    assert!(leases.get(1, lease).is_none());
     // Another peer cannot release it; the first can, from a new session.
-    leases.open(2, peer(1));
-    assert_eq!(leases.release(3, &peer(2), lease), None);
+    leases.open(2, peer(1), None);
+    assert!(leases.release(3, &peer(2), lease).is_none());
     assert!(leases.release(2, &peer(1), lease).is_some());
     assert!(leases.holders(7).0.is_empty());
 }
@@ -52,15 +51,14 @@ fn an_expired_lease_is_forgotten_with_its_process_and_a_live_one_is_not() {
     let now = Instant::now();
     let mut leases = Leases::default();
     let process = Process::of(std::process::id()).unwrap();
-    leases.open(1, peer(1));
-    let [known, unknown] = [(); 2].map(|()| leases.grant(1, 7, None, now, LIMIT).unwrap());
+    leases.open(1, peer(1), None);
+    let [known, unknown] = [(); 2].map(|()| leases.grant(1, 7, None, now).unwrap());
     leases.set_process(known, process);
-    assert!(leases.silent(7).is_empty(), "it is alive");
-    leases.dismiss(known);
+    assert!(leases.ended(process).is_empty(), "it is not followed");
     assert_eq!(leases.count(7), 2);
     leases.end(1);
-    assert_eq!(leases.silent(7), [(known, process)]);
-    leases.dismiss(known);
+    leases.follow_lease(known);
+    assert_eq!(leases.ended(process).len(), 1);
     assert!(leases.is_held(7));
     assert!(leases.release(2, &peer(1), unknown).is_some());
     assert!(!leases.is_held(7));
@@ -70,13 +68,13 @@ fn an_expired_lease_is_forgotten_with_its_process_and_a_live_one_is_not() {
 fn no_release_is_unconfirmed_if_the_ticket_was_never_redeemed() {
     let now = Instant::now();
     let mut leases = Leases::default();
-    leases.open(1, peer(1));
+    leases.open(1, peer(1), None);
     let [redeemed, unused] = [7, 8].map(|memory| {
-        let lease = leases.grant(1, memory, None, now, LIMIT).unwrap();
-        leases.not_handed(lease);
+        let lease = leases.grant(1, memory, None, now).unwrap();
+        leases.change(lease, |lease| lease.handed = false);
         lease
     });
-    leases.handed(redeemed);
+    leases.change(redeemed, |lease| lease.handed = true);
     assert!(leases.is_held(7) && leases.is_held(8), "it may come yet");
     let ended = leases.end(1).unwrap();
     let told: BTreeSet<_> = ended.leases.iter().map(|l| l.holder.lease).collect();
@@ -91,15 +89,15 @@ fn no_release_is_unconfirmed_if_the_ticket_was_never_redeemed() {
 fn nobody_knows_whether_a_later_local_session_is_the_silent_holder() {
     let now = Instant::now();
     let mut leases = Leases::default();
-    leases.open(1, PeerName::Local);
-    let lease = leases.grant(1, 7, None, now, LIMIT).unwrap();
+    leases.open(1, PeerName::Local, None);
+    let lease = leases.grant(1, 7, None, now).unwrap();
     leases.detach(1, now, false);
     leases.expire(now);
-    leases.open(2, PeerName::Local);
-    assert_eq!(leases.release(2, &PeerName::Local, lease), None);
+    leases.open(2, PeerName::Local, None);
+    assert!(leases.release(2, &PeerName::Local, lease).is_none());
     assert_eq!(leases.holders(7).0[0].state, HolderState::Expired);
     // A live lease is released by its own session.
-    let lease = leases.grant(2, 8, None, now, LIMIT).unwrap();
+    let lease = leases.grant(2, 8, None, now).unwrap();
     assert!(leases.release(2, &PeerName::Local, lease).is_some());
 }
 
@@ -107,22 +105,22 @@ fn nobody_knows_whether_a_later_local_session_is_the_silent_holder() {
 fn only_its_session_releases_a_live_lease() {
     let now = Instant::now();
     let mut leases = Leases::default();
-    leases.open(1, peer(1));
-    leases.open(2, peer(1));
-    let lease = leases.grant(1, 7, None, now, LIMIT).unwrap();
-    assert_eq!(leases.release(2, &peer(1), lease), None);
+    leases.open(1, peer(1), None);
+    leases.open(2, peer(1), None);
+    let lease = leases.grant(1, 7, None, now).unwrap();
+    assert!(leases.release(2, &peer(1), lease).is_none());
     assert!(leases.release(1, &peer(1), lease).is_some());
-    assert_eq!(leases.release(1, &peer(1), lease), None);
+    assert!(leases.release(1, &peer(1), lease).is_none());
 }
 
 #[test]
 fn a_session_that_holds_nothing_ends_with_its_connection() {
     let now = Instant::now();
     let mut leases = Leases::default();
-    leases.open(1, peer(1));
+    leases.open(1, peer(1), None);
     assert!(leases.detach(1, now + LIFE, false));
     assert_eq!(leases.sessions(), 0);
-    leases.open(2, peer(1));
+    leases.open(2, peer(1), None);
     assert!(!leases.detach(2, now + LIFE, true), "it is kept");
     assert_eq!(leases.expire(now + LIFE).len(), 1);
 }
@@ -130,26 +128,29 @@ fn a_session_that_holds_nothing_ends_with_its_connection() {
 #[test]
 fn limits_are_each_peers_own() {
     let now = Instant::now();
-    let mut leases = Leases::default();
-    leases.open(1, peer(1));
-    leases.open(2, peer(1));
-    leases.open(3, peer(2));
-    let first = leases.grant(1, 7, None, now, 2).unwrap();
-    leases.grant(2, 7, None, now, 2).unwrap();
-    assert_eq!(leases.grant(1, 7, None, now, 2), Err(NoLease::Full));
-    leases.grant(3, 7, None, now, 2).unwrap();
+    let mut leases = Leases::new(2);
+    leases.open(1, peer(1), None);
+    leases.open(2, peer(1), None);
+    leases.open(3, peer(2), None);
+    let first = leases.grant(1, 7, None, now).unwrap();
+    leases.grant(2, 7, None, now).unwrap();
+    assert_eq!(leases.grant(1, 7, None, now).unwrap_err().0, Refusal::Limit);
+    leases.grant(3, 7, None, now).unwrap();
     leases.release(1, &peer(1), first).unwrap();
-    leases.grant(1, 7, None, now, 2).unwrap();
-    assert_eq!(leases.grant(9, 7, None, now, 2), Err(NoLease::NoSession));
+    leases.grant(1, 7, None, now).unwrap();
+    assert_eq!(
+        leases.grant(9, 7, None, now).unwrap_err().0,
+        Refusal::Expired
+    );
 }
 
 #[test]
-fn what_never_arrived_ends_when_the_session_resumes() {
+fn a_grant_that_never_arrived_ends_when_the_session_resumes() {
     let now = Instant::now();
     let mut leases = Leases::default();
-    leases.open(1, peer(1));
-    let had = leases.grant(1, 7, None, now, LIMIT).unwrap();
-    let lost = leases.grant(1, 7, None, now, LIMIT).unwrap();
+    leases.open(1, peer(1), None);
+    let had = leases.grant(1, 7, None, now).unwrap();
+    let lost = leases.grant(1, 7, None, now).unwrap();
     let (dropped, unknown) = leases.keep_only(1, &[had, u64::MAX]);
     assert_eq!(dropped.len(), 1);
     assert_eq!((dropped[0].holder.lease, unknown), (lost, vec![u64::MAX]));
@@ -161,8 +162,8 @@ fn a_publication_ends_with_all_its_leases() {
     let now = Instant::now();
     let mut leases = Leases::default();
     for session in 1..=3 {
-        leases.open(session, peer(session as u32));
-        leases.grant(session, 7, None, now, LIMIT).unwrap();
+        leases.open(session, peer(session as u32), None);
+        leases.grant(session, 7, None, now).unwrap();
     }
     leases.detach(3, now, false);
     leases.expire(now);
@@ -180,47 +181,17 @@ fn not_every_expired_holder_is_remembered_but_all_are_counted() {
     let mut leases = Leases::default();
     let since = |session| now + Duration::from_secs(session);
     for session in 0..MAX_EXPIRED as u64 + 5 {
-        leases.open(session, peer(1));
+        leases.open(session, peer(1), None);
         let now = since(session);
-        leases.grant(session, 7, None, now, usize::MAX).unwrap();
+        leases.grant(session, 7, None, now).unwrap();
         leases.detach(session, now, false);
         leases.expire(now);
-        leases.thin_out(&leases.crowd());
+        leases.thin_out();
     }
     let (list, more) = leases.holders(7);
     assert_eq!((list.len(), more), (MAX_EXPIRED, 5));
     assert_eq!(list[0].since, since(5), "the oldest are forgotten");
     assert_eq!(leases.leases.len(), MAX_EXPIRED);
-}
-
-#[test]
-fn of_too_many_expired_holders_those_go_first_whose_processes_have_ended() {
-    let now = Instant::now();
-    let mut leases = Leases::default();
-    let all: Vec<_> = (0..=MAX_EXPIRED as u32).map(Process::without).collect();
-    for (session, process) in all.iter().enumerate() {
-        let session = session as u64;
-        leases.open(session, peer(1));
-        let lease = leases.grant(session, 7, None, now, usize::MAX).unwrap();
-        leases.set_process(lease, *process);
-        assert!(!leases.is_crowded());
-        leases.end(session);
-    }
-    assert!(leases.is_crowded());
-    let mut crowd = leases.crowd();
-    assert_eq!(crowd.len(), all.len());
-    // One of them runs.
-    crowd.remove(&all[9]);
-    leases.thin_out(&crowd);
-    assert!(!leases.is_crowded());
-    let (list, more) = leases.holders(7);
-    assert_eq!((list.len(), more), (1, MAX_EXPIRED), "they did not say it");
-    assert_eq!(leases.silent(7), [(list[0].lease, all[9])]);
-    assert!(leases.is_held(7));
-    leases.dismiss(list[0].lease);
-    assert!(!leases.is_held(7), "nobody has it mapped");
-    leases.forget(7);
-    assert!(leases.publications.is_empty() && leases.leases.is_empty());
 }
 
 /// A lease, its session, its publication, its peer, its state, and when it was granted.
@@ -282,7 +253,7 @@ proptest! {
     fn it_agrees_with_lists(steps in steps()) {
         let second = Duration::from_secs(1);
         let mut now = Instant::now();
-        let mut table = Leases::default();
+        let mut table = Leases::new(4);
         let mut naive = Naive::default();
         let mut granted_ever = Vec::new();
         // Sessions' numbers are never reused: each opening is a new one.
@@ -294,7 +265,7 @@ proptest! {
                     // The slot's previous session survives without a connection.
                     real[slot as usize] = next_session;
                     next_session += 1;
-                    table.open(real[slot as usize], peer(who));
+                    table.open(real[slot as usize], peer(who), None);
                     naive.sessions.push((real[slot as usize], who, None));
                 }
                 Step::Attach(slot) => {
@@ -321,14 +292,14 @@ proptest! {
                 }
                 Step::Grant(slot, publication) => {
                     let s = real[slot as usize];
-                    let granted = table.grant(s, publication, None, now, 4);
+                    let granted = table.grant(s, publication, None, now);
                     let Some(&(_, who, _)) = naive.sessions.iter().find(|e| e.0 == s) else {
-                        prop_assert_eq!(granted, Err(NoLease::NoSession));
+                        prop_assert_eq!(granted.unwrap_err().0, Refusal::Expired);
                         continue;
                     };
                     let of_peer = |l: &&NaiveLease| l.3 == who && l.4 != HolderState::Expired;
                     if naive.leases.iter().filter(of_peer).count() >= 4 {
-                        prop_assert_eq!(granted, Err(NoLease::Full));
+                        prop_assert_eq!(granted.unwrap_err().0, Refusal::Limit);
                     } else {
                         let lease = granted.unwrap();
                         prop_assert!(!granted_ever.contains(&lease));
@@ -407,9 +378,9 @@ fn a_process_is_waited_for_only_while_a_lease_of_it_is_followed() {
     let now = Instant::now();
     let mut leases = Leases::default();
     let process = Process::without(1);
-    leases.open(1, peer(1));
+    leases.open(1, peer(1), None);
     let [one, two] = [(); 2].map(|()| {
-        let lease = leases.grant(1, 7, None, now, LIMIT).unwrap();
+        let lease = leases.grant(1, 7, None, now).unwrap();
         leases.set_process(lease, process);
         lease
     });
@@ -423,7 +394,7 @@ fn a_process_is_waited_for_only_while_a_lease_of_it_is_followed() {
     leases.release(1, &peer(1), two).unwrap();
     assert_eq!(end.try_recv(), Err(TryRecvError::Closed));
 
-    let lease = leases.grant(1, 7, None, now, LIMIT).unwrap();
+    let lease = leases.grant(1, 7, None, now).unwrap();
     leases.set_process(lease, process);
     leases.follow(1);
     let (_, mut end) = leases.take_unwatched().pop().unwrap();

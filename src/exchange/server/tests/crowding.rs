@@ -380,7 +380,7 @@ fn news() -> Event {
 }
 
 #[tokio::test]
-async fn who_is_told_much_is_heard_meanwhile() {
+async fn a_peer_with_many_notices_is_heard_meanwhile() {
     const MUCH: usize = 5000;
     let driver = driver();
     let (_directory, address) = at_unix();

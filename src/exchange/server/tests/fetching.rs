@@ -89,7 +89,7 @@ async fn over_a_unix_socket_fds_come_with_the_answer() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_is_refused_with_the_reason() {
+async fn impossible_requests_are_refused_with_the_reason() {
     let driver = driver();
     let server = loopback().fd_socket(None).start().await.unwrap();
     let published = server.publish("a", memory(&driver));

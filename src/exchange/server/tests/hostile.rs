@@ -11,7 +11,7 @@ pub(super) async fn tcp(server: &Server) -> TcpStream {
     TcpStream::connect((host.as_str(), *port)).await.unwrap()
 }
 
-/// Reads until the server hangs up, and ignores what it sends meanwhile.
+/// Reads until the server hangs up, and ignores its messages meanwhile.
 pub(super) async fn hung_up(stream: &mut TcpStream) {
     let mut sink = [0; 4096];
     let read = async { while let Ok(1..) = stream.read(&mut sink).await {} };
@@ -111,7 +111,7 @@ async fn versions_that_are_not_spoken_are_refused_in_words() {
 }
 
 #[tokio::test]
-async fn who_breaks_the_protocol_is_dropped() {
+async fn a_peer_that_breaks_the_protocol_is_dropped() {
     let (driver, server, bystander) = with_bystander().await;
     let broken: [Vec<u8>; 5] = [
         // A second hello.
@@ -139,7 +139,7 @@ async fn who_breaks_the_protocol_is_dropped() {
 }
 
 #[tokio::test]
-async fn what_is_not_known_is_refused_and_the_rest_goes_on() {
+async fn unknown_requests_are_refused_and_the_rest_goes_on() {
     let (driver, server, mut bystander) = with_bystander().await;
     // {"id": 1, "dance": {}}
     bystander.last = 1;
@@ -159,7 +159,7 @@ async fn what_is_not_known_is_refused_and_the_rest_goes_on() {
 }
 
 #[tokio::test]
-async fn who_does_not_read_is_dropped() {
+async fn a_peer_that_does_not_read_is_dropped() {
     let (driver, server, bystander) = with_bystander().await;
     let shared = memory(&driver);
     let names: Vec<_> = (0..200)

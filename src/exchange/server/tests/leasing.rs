@@ -88,7 +88,7 @@ async fn holders_are_asked_and_waited_for() {
 }
 
 #[tokio::test]
-async fn who_was_away_is_asked_when_it_comes_back() {
+async fn a_holder_that_was_away_is_asked_when_it_comes_back() {
     let driver = driver();
     let server = loopback().start().await.unwrap();
     let published = server.publish("a", memory(&driver)).now().unwrap();
@@ -127,7 +127,7 @@ async fn who_was_away_is_asked_when_it_comes_back() {
 }
 
 #[tokio::test]
-async fn who_still_holds_is_named() {
+async fn remaining_holders_are_named() {
     let driver = driver();
     let server = loopback().start().await.unwrap();
     let published = server.publish("a", memory(&driver)).now().unwrap();

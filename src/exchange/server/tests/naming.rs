@@ -52,6 +52,29 @@ async fn names_come_in_pages() {
 }
 
 #[tokio::test]
+async fn names_among_many_that_a_peer_may_not_see_are_listed() {
+    let driver = driver();
+    let server = loopback().start().await.unwrap();
+    let shared = memory(&driver);
+    // More than the server visits at once, and the last part is full.
+    let publish = |number: usize| {
+        let publish = server.publish(format!("{number:04}"), shared.clone());
+        let publish = match number % 200 {
+            0 => publish,
+            _ => publish.who(Who::nobody()),
+        };
+        publish.now().unwrap()
+    };
+    let published: Vec<_> = (0..768).map(publish).collect();
+    let mut raw = Raw::open(&server).await;
+    let names = ["0000", "0200", "0400", "0600"];
+    assert_eq!(raw.names("").await, names);
+    assert_eq!(raw.names("04").await, names[2..3]);
+    drop((published, shared, raw));
+    close(server, &driver).await;
+}
+
+#[tokio::test]
 async fn to_others_a_name_does_not_exist() {
     let driver = driver();
     let (_directory, address) = at_unix();
@@ -285,7 +308,7 @@ impl Allocate for Hesitant {
 // One thread, whose tasks run in the order of their wakeups: the answer is ready when the connection's task
 // sees that the server ends, and is sent anyway.
 #[tokio::test]
-async fn what_was_decided_before_the_end_is_told() {
+async fn answers_from_before_the_end_are_sent() {
     let driver = driver();
     let hesitant = Arc::new(Hesitant::default());
     let server = loopback().allocator(hesitant.clone());

@@ -3,7 +3,7 @@
 mod files;
 mod spiffe;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair};
@@ -80,9 +80,9 @@ fn limits() -> Limits {
 }
 
 async fn server(tls: &Tls) -> Listening {
-    let peers = Peers::same_user();
+    let peers = Arc::new(Mutex::new(Peers::same_user()));
     let security = Security::Tls(tls.clone());
-    Listening::bind(&Address::loopback(0), &security, peers.clone(), &limits())
+    Listening::bind(&Address::loopback(0), &security, &peers, &limits())
         .await
         .unwrap()
 }

@@ -82,7 +82,7 @@ impl Crowd {
         // The charges of earlier results end with the earlier answers.
         self.story.told.clear();
         let frames: Vec<_> = (0..self.size).map(|_| self.account.charge(frame)).collect();
-        let before = self.accounts.bytes();
+        let before = self.accounts.used();
         assert!(
             frames.iter().all(Result::is_ok),
             "of {frame} bytes each: {before}"
@@ -90,7 +90,7 @@ impl Crowd {
         // Answers to slow ranks are still being written when others enter the next gather.
         let given = account::gather(&number(self.round, of, operation.clone()));
         let next: Vec<_> = (0..self.size).map(|_| self.account.charge(given)).collect();
-        let kept = self.accounts.bytes();
+        let kept = self.accounts.used();
         assert!(
             next.iter().all(Result::is_ok),
             "of {given} bytes each: {kept}"
