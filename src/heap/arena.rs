@@ -7,6 +7,7 @@ use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 
+use super::heap::no_bytes;
 use super::piece::{Key, Piece};
 use super::{Block, Heap, NotAllFreed};
 use crate::{Error, Result, Stream};
@@ -94,7 +95,7 @@ impl Arena {
     pub fn allocate(&self, layout: Layout) -> Result<ArenaBlock<'_>> {
         let (bytes, align) = (layout.size() as u64, (layout.align() as u64).max(UNIT));
         if bytes == 0 {
-            self.heap.allocate(layout)?; // never succeeds
+            return Err(no_bytes());
         }
         let inner = self.heap.inner();
         let mut state = self.state.borrow_mut();

@@ -135,7 +135,8 @@ impl HeapInner {
                     };
                 }
             };
-            // Before another thread can take new memory. Without any, the core has room, unless another thread took it.
+            // The attempt comes before another thread can take the new memory. If there is none, the core has room, unless
+            // another thread took it.
             let mut core = self.with_new(locked.backing()?, grown);
             if let Some(found) = attempt(&mut core) {
                 return Ok(ControlFlow::Break(found));

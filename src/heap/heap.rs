@@ -102,11 +102,7 @@ impl Heap {
         place: &'static std::panic::Location<'static>,
     ) -> Result<Piece> {
         if bytes == 0 {
-            return Err(Error::invalid_of(
-                "size",
-                "0 bytes cannot be allocated",
-                "1 byte or more",
-            ));
+            return Err(no_bytes());
         }
         self.inner.allocate_slowly(bytes, align, place)
     }
@@ -285,6 +281,11 @@ impl Heap {
     pub fn driver(&self) -> &Driver {
         &self.inner.facts.driver
     }
+}
+
+/// Returns the error of an allocation of 0 bytes.
+pub(super) fn no_bytes() -> Error {
+    Error::invalid_of("size", "0 bytes cannot be allocated", "1 byte or more")
 }
 
 impl Clone for Heap {

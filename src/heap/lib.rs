@@ -13,6 +13,7 @@ mod backing;
 mod block;
 mod builder;
 mod cache;
+mod callback;
 mod classes;
 mod core;
 mod counters;

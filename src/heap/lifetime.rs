@@ -39,7 +39,7 @@ impl Lifetime {
     }
 
     /// Waits until no thread is inside, and lets no thread in afterwards. Returns `false` if the heap had
-    /// ended before. All that threads did inside happens before this returns.
+    /// ended before. Every access made inside happens before this returns.
     pub(super) fn end(&self) -> bool {
         let mut ended = self.ended.write().unwrap_or_else(PoisonError::into_inner);
         !std::mem::replace(&mut *ended, true)

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::backing::Plan;
+use super::callback::Callback;
 use super::debug::DebugOptions;
-use super::limits::{Callback, Pressure, Relief, SoftLimit};
+use super::limits::{Pressure, Relief, SoftLimit};
 use crate::Growth;
 use crate::driver::{Access, HandleTypes, Location};
 use crate::ledger::Label;

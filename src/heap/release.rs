@@ -37,9 +37,10 @@ impl Heap {
             return Err(NotAllFreed::new(Error::invalid("blocks", why), blocks));
         }
         let blocks = ManuallyDrop::new(blocks);
-        let pieces: Vec<Piece> = blocks.iter().map(|block| *block.piece()).collect();
-        let put = |deferred: &mut Deferred<Piece>| deferred.after_stream(stream, &pieces);
-        let freed = heap.free_later(&pieces, Caller::caller(), put);
+        let pieces = blocks.iter().map(|block| *block.piece());
+        let mut list: Vec<Piece> = pieces.clone().collect();
+        let put = |deferred: &mut Deferred<Piece>| deferred.after_stream_all(stream, &mut list);
+        let freed = heap.free_later(pieces, Caller::caller(), put);
         let blocks = ManuallyDrop::into_inner(blocks);
         match freed {
             Ok(()) => blocks.into_iter().for_each(std::mem::forget),
@@ -67,18 +68,17 @@ impl Heap {
 }
 
 impl HeapInner {
-    /// Counts blocks in use as freed, which `put` puts into the queue of those that wait for GPU work. After an error they
-    /// are in use as before.
+    /// Calls `put`, which adds `pieces` to the blocks that wait for GPU work, and counts them as freed. After an error of
+    /// `put` they are in use as before.
     pub(super) fn free_later(
         self: &Arc<Self>,
-        pieces: &[Piece],
+        pieces: impl Iterator<Item = Piece> + Clone,
         place: &'static Caller<'static>,
         put: impl FnOnce(&mut Deferred<Piece>) -> Result<()>,
     ) -> Result<()> {
         let watched = || {
-            pieces
-                .iter()
-                .filter_map(|piece| Some((self.watch.as_ref()?, piece.offset)))
+            let pieces = pieces.clone();
+            pieces.filter_map(|piece| Some((self.watch.as_ref()?, piece.offset)))
         };
         watched().for_each(|(watch, offset)| watch.defer(offset, Some(place)));
         let put = match self.deferral.deferred().as_mut() {
@@ -87,7 +87,7 @@ impl HeapInner {
         };
         match put {
             Ok(()) => pieces
-                .iter()
+                .clone()
                 .for_each(|piece| self.note_freed_later(piece.bytes)),
             Err(_) => watched().for_each(|(watch, offset)| watch.defer(offset, None)),
         }

@@ -88,7 +88,8 @@ impl<M: Mapped> Mapped for Arc<M> {
     }
 }
 
-/// Mappings side by side from their reservation's start on, in the order of addresses, and their answers together.
+/// Mappings of one reservation, and their answers together. They lie side by side from its start on, without gaps and in the
+/// order of addresses; the answers for other mappings are wrong.
 #[derive(Clone, Copy, Debug)]
 pub struct Adjacent<'a, M>(pub &'a [M]);
 
@@ -103,17 +104,19 @@ impl<'a, M: Mapped> Adjacent<'a, M> {
     }
 
     /// Returns the CPU's view of `len` bytes from `offset` on, in a range that begins at `start`. Only the mappings that
-    /// contain some of them count.
+    /// contain some of them count; a view of 0 bytes needs none.
     ///
     /// # Errors
     /// [`Error::NotAccessible`] unless the host may at least read these.
     ///
     /// # Safety
-    /// The mappings have these bytes. While the view lives, none of them is unmapped and their access does not change.
+    /// `start` is the start of the mappings' reservation. The mappings lie side by side from `start` on, in the order of
+    /// addresses and without gaps, and have these bytes. While the view lives, none of them is unmapped and their access
+    /// does not change. Any other access to these bytes in this process keeps the rules of [`CpuView::new`].
     pub unsafe fn cpu(self, start: DevicePtr, offset: u64, len: u64) -> Result<CpuView<'a>> {
         let have = self.mappings(offset, len).map(Mapping::host).min();
         let have = have.unwrap_or(Access::ReadWrite);
-        // SAFETY: the caller's promise; mappings are whole pages, and safe code reaches the bytes through atomic views only.
+        // SAFETY: the caller's promise; mappings are whole pages, so the range may be widened to multiples of 8.
         unsafe { CpuView::granted(start.add(offset), len, have) }
     }
 
@@ -150,12 +153,17 @@ impl<'a, M: Mapped> Adjacent<'a, M> {
             return len;
         };
         let other = kinds.find(|mapping| is_host(mapping) != first);
-        other.map_or(len, |mapping| mapping.range().start - offset)
+        other.map_or(len, |mapping| up_to(mapping, offset))
     }
 
     /// Returns how many of `len` bytes from `offset` on lie in the mapping of the first one.
     pub fn of_one_mapping(self, offset: u64, len: u64) -> u64 {
         let next = self.mappings(offset, len).nth(1);
-        next.map_or(len, |mapping| mapping.range().start - offset)
+        next.map_or(len, |mapping| up_to(mapping, offset))
     }
+}
+
+/// Returns the bytes from `offset` to the mapping: 0 if it begins before, which it does only if mappings are out of order.
+fn up_to(mapping: &Mapping, offset: u64) -> u64 {
+    mapping.range().start.saturating_sub(offset)
 }

@@ -140,23 +140,30 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// Returns where to add memory for `want` in the `gaps`: all ranges without memory, ascending.
+    /// Returns where to add memory for `want` in the `gaps`: all ranges without memory, ascending. A block and more memory
+    /// have at least 1 byte, and a block's alignment is a power of two.
     pub(super) fn places(self, gaps: &[Range<u64>], want: Want<'_>) -> Result<Places> {
         let places = match want {
             Want::Block {
                 bytes,
                 alignment,
                 beside,
-            } => match self.joins {
-                true => self.joined(gaps, bytes, alignment, beside),
-                false => self.single(gaps, bytes, alignment),
-            },
+            } => {
+                debug_assert!(bytes > 0 && alignment.is_power_of_two());
+                match self.joins {
+                    true => self.joined(gaps, bytes, alignment, beside),
+                    false => self.single(gaps, bytes, alignment),
+                }
+            }
             Want::Behind {
                 start,
                 memory_end,
                 end,
             } => self.behind(gaps, start, memory_end..end),
-            Want::More { bytes } => self.more(gaps, bytes),
+            Want::More { bytes } => {
+                debug_assert!(bytes > 0);
+                self.more(gaps, bytes)
+            }
         };
         places.ok_or_else(|| want.refused(NoRoom::Limit, self.limit))
     }

@@ -3,10 +3,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::Backing;
 use super::chunk::Chunk;
 use super::fit::{Fill, Want};
 use super::plan::Site;
-use super::{Backing, log_refusal};
 use crate::driver::{Code, Location, NodeId};
 use crate::error::NoRoom;
 use crate::guard::{WORTH_ASKING, check_free_now};
@@ -228,7 +228,7 @@ impl Backing {
                 })
             }
             Err(error) => {
-                log_refusal(self.release(memory));
+                self.release_or_log(memory);
                 Err(error)
             }
         }

@@ -23,6 +23,7 @@ mod tests;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering::Acquire, fence};
 
 pub(crate) use chunk::Chunk;
 pub use chunk::DriverCounts;
@@ -74,7 +75,7 @@ impl Backing {
     /// A default limit is halved until the address space has room for it.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for no nodes, a limit or shares below the granularity, chunks of 0 bytes,
+    /// [`Error::InvalidArgument`] for no nodes, a limit or shares below the granularity, chunks of 0 bytes;
     /// [`Error::NoSuchNode`], [`Error::NoSuchGpu`]; the reason why memory cannot be shareable as requested;
     /// [`Error::OutOfAddresses`]; the driver's errors.
     pub(crate) fn new(driver: &Driver, plan: &Plan) -> Result<Self> {
@@ -184,13 +185,17 @@ impl Backing {
         (is_gone, error)
     }
 
-    /// Unmaps and releases a chunk, or keeps it if other code holds its memory or the driver refuses. Returns whether it is
-    /// gone, and the driver's error.
+    /// Unmaps and releases a chunk, or keeps it if other code holds its memory or the driver refuses to unmap it. Returns
+    /// whether it is gone, and the driver's error.
     fn retire(&mut self, chunk: Chunk) -> (bool, Option<Error>) {
+        // A count of 1 stays 1: clones are made of a chunk in the backing, and this one is out of it; no other `Arc` is left
+        // to be cloned, and there is no `Weak`.
         if Arc::strong_count(chunk.part.memory()) > 1 {
             self.chunks.insert(chunk.range().start, chunk);
             return (false, None);
         }
+        // After all that the last other holder did with the memory before it let go: the count is read relaxed.
+        fence(Acquire);
         self.counts.unmap += 1;
         let (order, turn, dead) = (chunk.order, chunk.turn, chunk.dead);
         match chunk.part.unmap() {
@@ -220,6 +225,14 @@ impl Backing {
         Some(error)
     }
 
+    /// As [`release`](Self::release), but logs the error.
+    fn release_or_log(&mut self, memory: PhysicalMemory) {
+        let bytes = memory.size().padded();
+        if let Some(error) = self.release(memory) {
+            log_not_released(bytes, &error);
+        }
+    }
+
     /// Gives back a chunk that did not become part of the heap. If the driver refuses, the chunk is kept for
     /// a retry.
     fn undo(&mut self, mut chunk: Chunk) {
@@ -227,13 +240,20 @@ impl Backing {
             chunk.dead = true;
             self.taken[chunk.turn] -= chunk.bytes();
         }
-        log_refusal(self.retire(chunk).1);
+        let range = chunk.range();
+        match self.retire(chunk) {
+            (_, None) => {}
+            (true, Some(error)) => log_not_released(range.end - range.start, &error),
+            (false, Some(error)) => {
+                tracing::warn!(?range, %error, "a chunk that is no memory of the heap cannot be unmapped yet");
+            }
+        }
     }
 
     /// Retries to give back memory that the driver refused to take.
     fn sweep(&mut self) {
         for memory in std::mem::take(&mut self.strays) {
-            log_refusal(self.release(memory));
+            self.release_or_log(memory);
         }
         let dead: Vec<u64> = self
             .chunks
@@ -249,8 +269,6 @@ impl Backing {
     }
 }
 
-fn log_refusal(error: Option<Error>) {
-    if let Some(error) = error {
-        tracing::warn!(%error, "memory that is not the heap's cannot be given back yet");
-    }
+fn log_not_released(bytes: u64, error: &Error) {
+    tracing::warn!(bytes, %error, "memory that is not mapped cannot be released yet");
 }

@@ -71,14 +71,15 @@ impl Kept {
     /// Returns the most bytes that the cache may hold, with at most `larger` bytes of larger blocks, in addition
     /// to those on their way to shards.
     pub(crate) fn bytes(&self, larger: u64) -> u64 {
-        let small = Class::all().filter(|class| self.has(Self::small(*class)));
+        let bits = self.0.load(Relaxed);
+        let small = Class::all().filter(|class| bits & Self::small(*class) != 0);
         // Two magazines of each class, and one that is being handed over.
         let small: u64 = small
             .map(|class| 2 * Magazine::rounds(class) as u64 * class.bytes())
             .sum();
-        let larger = match self.has(Self::LARGER) {
-            false => 0,
-            true => larger + MAX_ABROAD,
+        let larger = match bits & Self::LARGER {
+            0 => 0,
+            _ => larger + MAX_ABROAD,
         };
         small + larger + self.shard()
     }

@@ -113,11 +113,8 @@ impl Ranges {
             false => (self.nodes.insert_between(node, whole.next, start, 0), node),
         };
         let right = self.nodes.insert_between(left, whole.next, end, 0);
-        if end < whole_end {
-            let size = (whole_end - end) as u32;
-            let rest = self.nodes.insert_between(right, whole.next, end, size);
-            self.nodes.link(rest);
-        }
+        let size = (whole_end - end) as u32;
+        let rest = (size > 0).then(|| self.nodes.insert_between(right, whole.next, end, size));
         self.nodes.get_mut(left).size = 0;
         self.nodes.get_mut(left).next = RangeId::NONE;
         self.nodes.get_mut(right).previous = RangeId::NONE;
@@ -125,6 +122,10 @@ impl Ranges {
         if before == node {
             self.nodes.get_mut(node).size = (start - whole.start) as u32;
             self.nodes.link(node);
+        }
+        // Last, so that of two that fit equally the next allocation takes this one.
+        if let Some(rest) = rest {
+            self.nodes.link(rest);
         }
         self.set_span(at, first, left);
         self.set_span(end, right, last);

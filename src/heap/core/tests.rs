@@ -654,6 +654,15 @@ fn what_lies_at_a_growable_end_is_taken_last() {
 }
 
 #[test]
+fn of_two_parts_beside_removed_memory_the_one_behind_it_is_taken_first() {
+    let mut core = Core::new(0, LIMIT).unwrap();
+    core.add(0..3 * CHUNK, true);
+    assert!(core.remove(CHUNK..2 * CHUNK));
+    assert_eq!(core.allocate(CHUNK, 1).unwrap().offset, 2 * CHUNK);
+    assert_eq!(core.allocate(CHUNK, 1).unwrap().offset, 0);
+}
+
+#[test]
 fn near_full_the_search_is_exact() {
     let mut core = Core::new(0, LIMIT).unwrap();
     core.add(0..64 << 20, true);

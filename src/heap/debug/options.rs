@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::table::Fit;
 use super::{Damage, LeakReport};
-use crate::limits::Callback;
+use crate::callback::Callback;
 use crate::{Error, Result};
 
 /// The default size of a guard in bytes: a cache line of Grace.

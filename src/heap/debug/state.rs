@@ -21,6 +21,7 @@ pub(super) struct WatchState {
     pub(super) kept: DamageReport,
 }
 
+/// The log's message about a block whose patterns cannot be written, when it is allocated or freed.
 pub(super) const UNGUARDED: &str = "a block's guards cannot be written, so it is not checked";
 
 /// A finding under the lock, reported later.

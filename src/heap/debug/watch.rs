@@ -116,8 +116,7 @@ impl Watch {
         self.retire(offset, Seen::Freed, None, give_back);
     }
 
-    /// Notes that a block is freed at `place` and waits for GPU work; without a place, that it is not, because the free
-    /// failed.
+    /// Notes that a block is freed at `place` and waits for GPU work. `None` undoes this after a free that failed.
     pub(crate) fn defer(&self, offset: u64, place: Option<Place>) {
         let by = place.map(|place| self.origin(Some(place)));
         if let Some(record) = lock(&self.state).table.blocks.get_mut(&offset) {

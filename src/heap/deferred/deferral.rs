@@ -73,7 +73,7 @@ impl<T: Copy> Deferral<T> {
         let turn = lock(&self.waiting);
         let mut taken = {
             let mut deferred = self.deferred();
-            let Some(deferred) = deferred.as_mut().filter(|all| !all.is_empty()) else {
+            let Some(deferred) = deferred.as_mut().filter(|all| all.pending() > 0) else {
                 return Ok(0);
             };
             let taken = deferred.take();

@@ -17,7 +17,7 @@
 //! 3. a block that the handle keeps counts as in use, not as deferred, until `OnStream::flush`, which a program calls before it
 //!    waits.
 //!
-//! Many blocks that are freed at once need one event: [`Deferred::after_stream`].
+//! Many blocks that are freed at once need one event: [`Deferred::after_stream_all`].
 
 mod deferral;
 mod queue;
@@ -67,6 +67,8 @@ pub(crate) struct Deferred<T: Copy> {
     /// Payloads that waited for a lost GPU.
     lost: Vec<T>,
     spares: Spares<T>,
+    /// How many payloads wait: they are too many to count under the lock.
+    pending: usize,
 }
 
 struct Waiting<T> {
@@ -82,17 +84,13 @@ impl<T: Copy> Deferred<T> {
             events: HashMap::new(),
             lost: Vec::new(),
             spares: Spares::new(),
+            pending: 0,
         }
     }
 
     /// Returns how many payloads wait.
-    pub(crate) fn pending(&self) -> usize {
-        self.payloads().count()
-    }
-
-    /// Returns whether none waits.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.payloads().next().is_none()
+    pub(crate) const fn pending(&self) -> usize {
+        self.pending
     }
 
     /// Iterates over the waiting payloads, in no order.
@@ -103,24 +101,52 @@ impl<T: Copy> Deferred<T> {
         by_stream.chain(by_event).chain(&self.lost)
     }
 
-    /// Defers `payloads` until all work submitted to `stream` so far has run, including everything that the
-    /// stream waits for, with one event for all. The stream is not needed after the call.
+    /// Defers `payload` until all work submitted to `stream` so far has run, including everything that the
+    /// stream waits for. The stream is not needed after the call.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for another driver's stream, and for one that is being captured into a
-    /// graph: the graph's work runs later, more than once or never. The driver's errors. No payload waits then.
-    pub(crate) fn after_stream(&mut self, stream: &Stream, payloads: &[T]) -> Result<()> {
-        if payloads.is_empty() {
+    /// graph: the graph's work runs later, more than once or never. The driver's errors. The payload does not wait then.
+    pub(crate) fn after_stream(&mut self, stream: &Stream, payload: T) -> Result<()> {
+        match self.mark(stream)? {
+            Some(mut batch) => {
+                batch.payloads.push(payload);
+                self.enqueue(stream, batch);
+            }
+            None => self.lost.push(payload),
+        }
+        self.pending += 1;
+        Ok(())
+    }
+
+    /// As [`after_stream`](Self::after_stream) for many payloads, with one event for all. Takes the list itself, because
+    /// the caller holds a lock that a copy would hold longer, and leaves another list for the caller to drop.
+    ///
+    /// # Errors
+    /// As [`after_stream`](Self::after_stream). The list is then unchanged.
+    pub(crate) fn after_stream_all(
+        &mut self,
+        stream: &Stream,
+        payloads: &mut Vec<T>,
+    ) -> Result<()> {
+        let count = payloads.len();
+        if count == 0 {
             return Ok(());
         }
-        let Some(mut batch) = self.mark(stream)? else {
-            self.lost.extend(payloads);
-            return Ok(());
-        };
-        batch.payloads.extend(payloads);
+        match self.mark(stream)? {
+            Some(mut batch) => {
+                std::mem::swap(&mut batch.payloads, payloads);
+                self.enqueue(stream, batch);
+            }
+            None => self.lost.append(payloads),
+        }
+        self.pending += count;
+        Ok(())
+    }
+
+    fn enqueue(&mut self, stream: &Stream, batch: Batch<T>) {
         let queue = self.streams.entry(Key::of(stream)).or_default();
         queue.push_back(batch);
-        Ok(())
     }
 
     /// Records an event after all work on `stream`; returns `None` if the GPU is lost.
@@ -168,6 +194,7 @@ impl<T: Copy> Deferred<T> {
                 }
             }
         }
+        self.pending += 1;
         Ok(())
     }
 
@@ -178,13 +205,15 @@ impl<T: Copy> Deferred<T> {
     /// The driver's first error; the payloads that it concerns still wait. Payloads of other events that have
     /// passed are in `passed` anyway.
     pub(crate) fn poll(&mut self, passed: &mut Vec<T>) -> Result<()> {
-        if self.is_empty() {
+        if self.pending == 0 {
             return Ok(());
         }
+        let before = passed.len();
         let result = self.go_through(passed, Event::is_done);
         if !self.lost.is_empty() && self.driver.device_count().is_ok_and(|count| count == 1) {
             passed.append(&mut self.lost);
         }
+        self.pending -= passed.len() - before;
         result
     }
 
@@ -193,9 +222,10 @@ impl<T: Copy> Deferred<T> {
     /// # Errors
     /// As [`poll`](Self::poll); then some payloads still [wait](Self::pending), and a GPU may still use them.
     pub(crate) fn drain(&mut self, passed: &mut Vec<T>) -> Result<()> {
-        if self.is_empty() {
+        if self.pending == 0 {
             return Ok(());
         }
+        let before = passed.len();
         let mut result = self.go_through(passed, |event| event.synchronize().map(|()| true));
         if !self.lost.is_empty() {
             match self.wait_for_all_gpus() {
@@ -203,6 +233,7 @@ impl<T: Copy> Deferred<T> {
                 Err(error) => result = result.and(Err(error)),
             }
         }
+        self.pending -= passed.len() - before;
         result
     }
 
@@ -231,6 +262,7 @@ impl<T: Copy> Deferred<T> {
             }
         }
         self.lost.append(&mut taken.lost);
+        self.pending += std::mem::take(&mut taken.pending);
     }
 
     /// Queries the events, each stream's in order, for as long as they have passed.

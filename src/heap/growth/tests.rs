@@ -101,6 +101,29 @@ fn what_has_passed_is_waited_for_until_the_core_has_it() {
     });
 }
 
+#[test]
+fn a_chunk_that_the_driver_refuses_to_unmap_stays_memory_of_the_heap() {
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let options = Heap::on(NodeId(0)).limit(64 << 20).chunk(8 << 20);
+    let heap = options.build(&driver).unwrap();
+    heap.reserve(8 << 20).unwrap();
+    let sim = driver.sim().unwrap();
+    // The call and its retry.
+    for _ in 0..2 {
+        sim.fail(Call::MemUnmap, 1, Code::NOT_PERMITTED);
+    }
+    let error = heap.trim().unwrap_err();
+    assert_eq!(error.code(), Some(Code::NOT_PERMITTED));
+    let stats = heap.stats();
+    assert_eq!((stats.free, stats.backed), (8 << 20, 8 << 20));
+    let created = sim.count(Call::MemCreate);
+    let all = heap.allocate(Layout::new::<[u8; 8 << 20]>()).unwrap();
+    assert_eq!(sim.count(Call::MemCreate), created);
+    drop(all);
+    assert_eq!(heap.trim(), Ok(8 << 20));
+    assert_eq!((heap.backed(), heap.stats().free), (0, 0));
+}
+
 /// A heap without memory, and growth of `bytes` of it that was begun, as another thread's is while it rests.
 fn with_growth_begun(options: HeapOptions, bytes: u64, test: impl FnOnce(&Heap, Order<'_>)) {
     let driver = Driver::simulated(Machine::gh200()).unwrap();

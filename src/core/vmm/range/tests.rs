@@ -82,6 +82,25 @@ fn kinds_change_at_the_boundaries_of_parts() {
     }
 }
 
+#[test]
+fn mappings_out_of_order_have_wrong_answers_and_no_overflow() {
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let gpu = Location::Device(0);
+    let memories = [gpu, Location::HostNuma(0), gpu].map(|at| {
+        PhysicalMemory::options(at)
+            .create(&driver, 2 * MIB)
+            .unwrap()
+    });
+    let reservation = Reservation::options().reserve(&driver, 6 * MIB).unwrap();
+    let reservation = Arc::new(reservation);
+    let mappings: Vec<Mapping> = [2, 1, 0]
+        .map(|at: usize| reservation.map(2 * MIB * at as u64, &memories[at]).unwrap())
+        .into();
+    let all = || Adjacent(&mappings[..]);
+    assert_eq!(all().of_one_mapping(3 * MIB, 2 * MIB), 0);
+    assert_eq!(all().of_one_kind(3 * MIB, 2 * MIB), 0);
+}
+
 /// Another memory each time it is asked.
 struct Alternating(std::cell::Cell<bool>, [PhysicalMemory; 2]);
 

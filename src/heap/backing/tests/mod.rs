@@ -69,7 +69,7 @@ pub(super) fn grown(backing: &mut Backing, want: Want<'_>) -> Vec<Range<u64>> {
     grown.iter().map(mib).collect()
 }
 
-/// What was given back, and the first error.
+/// The ranges given back, and the first error.
 #[derive(Default)]
 pub(super) struct Given {
     gone: Vec<Range<u64>>,

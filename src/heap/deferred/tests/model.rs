@@ -140,7 +140,11 @@ impl World {
         let place = self.gpus.progress(&self.streams[stream]).0;
         let payloads = self.payloads(many.max(1));
         let on = &self.streams[stream];
-        if self.deferred.after_stream(on, &payloads).is_ok() {
+        let result = match payloads[..] {
+            [payload] => self.deferred.after_stream(on, payload),
+            _ => self.deferred.after_stream_all(on, &mut payloads.clone()),
+        };
+        if result.is_ok() {
             assert!(!self.captured[stream] || self.is_lost(stream));
             let after = After { stream, place };
             self.waiting.extend(payloads.iter().map(|&p| (p, after)));
