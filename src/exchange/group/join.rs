@@ -144,6 +144,7 @@ async fn join(
             group: options.name.clone(),
             size: options.size,
             until,
+            again_late: false,
             what: format!("group '{}'", options.name),
         },
         options: &options,
