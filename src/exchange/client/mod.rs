@@ -45,7 +45,7 @@ use crate::{Error, MemoryError, Refusal, Result};
 pub(crate) use fetch::fabric;
 pub(crate) use greet::may_pass;
 use lease::Keep;
-pub(crate) use open::{discard, elsewhere};
+pub(crate) use open::{attempt, discard};
 use session::ClientSession;
 pub(crate) use session::{Answered, Notified};
 pub(crate) use text::cut;
