@@ -198,7 +198,7 @@ impl Client {
 
     /// Returns this client's name, as the server has authenticated it.
     pub fn name(&self) -> String {
-        text::tidy(&self.session().terms().welcome.peer)
+        self.session().terms().welcome.peer.clone()
     }
 
     /// Returns this client's name as an owner of names.
