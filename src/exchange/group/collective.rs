@@ -2,8 +2,8 @@
 //!
 //! Each rank numbers its gathers from 1, and a gather is the same for all ranks that enter its number. It
 //! completes when all ranks have entered, or fails for all of them; only then can the next number be entered.
-//! A barrier is a gather without data. Only the gather that ranks are entering and the last completed one
-//! keep the ranks' data.
+//! A barrier is a gather without data. Only the join, the gather that ranks are
+//! entering, and the last completed one keep the ranks' data.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -98,9 +98,10 @@ pub(super) struct Entered {
 #[derive(Default)]
 pub(super) enum Outcome {
     Nothing,
-    /// The members, kept until a time for ranks whose connection broke. If they have handles, a rank learns first how many.
+    /// The members, kept until a time for ranks whose connection broke. If they have handles, a rank learns first how
+    /// many.
     Members(Arc<Roster>, Option<Agreed>, Duration),
-    /// No longer kept.
+    /// No longer or not yet kept.
     #[default]
     Forgotten,
 }
