@@ -94,7 +94,7 @@ impl Client {
         self.pages(prefix, Vec::new(), true).await
     }
 
-    /// Requests further pages after the last of `entries`, while there is `more`.
+    /// Checks the order of `entries`, and requests further pages after the last of them, while there is `more`.
     async fn pages(
         &self,
         prefix: &str,
@@ -102,6 +102,9 @@ impl Client {
         mut more: bool,
     ) -> Result<Vec<Entry>> {
         let limit = self.session().dial.options.limits.names;
+        if !entries.is_sorted_by(|one, next| one.name < next.name) {
+            return Err(self.broken("names out of order"));
+        }
         while more {
             let ask = Ask::List(List {
                 prefix: prefix.into(),
