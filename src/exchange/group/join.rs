@@ -125,8 +125,8 @@ fn ranks(size: u32) -> String {
     }
 }
 
-/// The result of a join: the rank's place, its connection, and a receiver that also has the notices sent before the round
-/// began.
+/// The result of a join: the rank's place, its connection, and a receiver that also has the notices sent before the
+/// round began.
 type Parts = (Joined, Client, broadcast::Receiver<Notified>);
 
 async fn join(
