@@ -9,7 +9,8 @@ use crate::driver::Driver;
 use crate::group::{self, GatheredMemory, GroupOptions, GroupState};
 use crate::share::Shared;
 
-/// A group that this process has joined as one of its ranks. It has all methods of [`group::Group`].
+/// A group that this process has joined as one of its ranks. It has its own calls, which block, and
+/// the methods of [`group::Group`] that do not wait.
 ///
 /// Dropping it waits up to 5 s for the server to hear that the rank leaves. If this rank has started the
 /// server, the drop does not wait, and the server [lingers](GroupOptions::linger) on a thread of its own.
@@ -96,6 +97,7 @@ impl Group {
     }
 }
 
+// Each `async fn(&self)` of the group needs a blocking call of the same name above, which comes first.
 impl Deref for Group {
     type Target = group::Group;
 

@@ -35,8 +35,14 @@ const GRACE: Duration = Duration::from_secs(5);
 /// How much longer than it lingers a server may take to end.
 const AFTER: Duration = Duration::from_secs(60);
 
-/// A value of the exchange, and the thread that runs its tasks. Besides its own calls, which block, it has all methods of
-/// the value.
+/// A value of the exchange, and the thread that runs its tasks. It has its own calls, which block, and the methods of
+/// the value that do not wait.
+///
+/// The thread ends with the last of the values that were made by way of one client, server or group. A clone of the
+/// value inside, as `(*client).clone()` makes one, does not keep the thread: afterwards its calls fail, with
+/// [`PeerLost`](crate::ShareError::PeerLost) for a client.
+// `Deref` reaches every `&self` method of the value. So each of its `async fn(&self)` needs a blocking call of the same
+// name here, which comes first.
 #[derive(Clone, Debug)]
 pub struct Blocking<T> {
     // In this order: the thread ends last.

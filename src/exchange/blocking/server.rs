@@ -69,6 +69,14 @@ impl Published {
     pub fn withdraw(&self, within: Duration) -> Result<Shared> {
         self.background.wait(self.inner.withdraw(within))?
     }
+
+    /// See [`exchange::server::Published::vacate`].
+    ///
+    /// # Errors
+    /// As there; [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime.
+    pub fn vacate(&self, within: Duration) -> Result<()> {
+        self.background.wait(self.inner.vacate(within))?
+    }
 }
 
 /// Events of a server.

@@ -63,7 +63,7 @@ impl CertInfo {
     }
 
     pub(super) fn of(what: &str, der: &CertificateDer<'_>) -> Result<Self> {
-        let (_, parsed) = parse_x509_certificate(der).map_err(|error| Error::tls(what, error))?;
+        let parsed = parse(what, der)?;
         let bad = |error: x509_parser::error::X509Error| Error::tls(what, error);
         let names = parsed.subject_alternative_name().map_err(bad)?;
         let names = names.map_or(&[][..], |names| &names.value.general_names);
@@ -90,7 +90,6 @@ impl CertInfo {
 
     /// Returns the whole days for which it is still valid at `now`; negative once it has expired.
     pub fn days_left(&self, now: SystemTime) -> i64 {
-        let seconds = |at: SystemTime| OffsetDateTime::from(at).unix_timestamp();
         (seconds(self.not_after) - seconds(now)).div_euclid(DAY)
     }
 
@@ -152,6 +151,17 @@ pub(super) fn with_first<T>(
 ) -> Result<T> {
     let der =
         CertificateDer::from_pem_slice(pem.as_bytes()).map_err(|error| Error::tls(what, error))?;
-    let (_, parsed) = parse_x509_certificate(&der).map_err(|error| Error::tls(what, error))?;
-    use_it(&parsed)
+    use_it(&parse(what, &der)?)
+}
+
+fn parse<'a>(what: &str, der: &'a [u8]) -> Result<X509Certificate<'a>> {
+    match parse_x509_certificate(der).map_err(|error| Error::tls(what, error))? {
+        ([], parsed) => Ok(parsed),
+        _ => Err(Error::tls(what, "there are bytes after the certificate")),
+    }
+}
+
+/// Returns a time in whole seconds, as certificates have it.
+pub(super) fn seconds(at: SystemTime) -> i64 {
+    OffsetDateTime::from(at).unix_timestamp()
 }

@@ -44,6 +44,7 @@ pub use info::CertInfo;
 pub use request::{CertRequest, Usage};
 pub use write::{write_new, write_over};
 
+use info::seconds;
 use request::{AUTHORITY, SKEW, check_days};
 
 use crate::{Error, Result};
@@ -98,15 +99,17 @@ impl Authority {
         let (cert, key) = (AUTHORITY, "the authority's key");
         let der = CertificateDer::from_pem_slice(cert_pem.as_bytes())
             .map_err(|error| Error::tls(cert, error))?;
+        // Stricter than `CertInfo`: it refuses unknown critical extensions.
+        webpki::EndEntityCert::try_from(&der).map_err(|error| Error::tls(cert, error))?;
         let info = CertInfo::of(cert, &der)?;
         let pair = KeyPair::from_pem(key_pem).map_err(|error| Error::tls(key, error))?;
         if !info.is_of(&pair) {
             return Err(Error::tls(key, "it is not that of the certificate"));
         }
-        let now = SystemTime::now();
+        let now = seconds(SystemTime::now());
         let faults = [
-            (now > info.not_after, "it has expired"),
-            (now < info.not_before, "it is not valid yet"),
+            (now > seconds(info.not_after), "it has expired"),
+            (now < seconds(info.not_before), "it is not valid yet"),
             (!info.authority, "it is not an authority's"),
         ];
         if let Some((_, fault)) = faults.iter().find(|(is_so, _)| *is_so) {

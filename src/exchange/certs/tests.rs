@@ -54,6 +54,39 @@ fn what_is_no_authority_is_not_loaded() {
 }
 
 #[test]
+fn an_authority_that_peers_would_not_trust_is_not_loaded() {
+    let now = OffsetDateTime::now_utc();
+    let key = new_key().unwrap();
+    let load = |from: time::Duration, until: time::Duration, extension, longer| {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        (params.not_before, params.not_after) = (now + from, now + until);
+        params.custom_extensions = Vec::from_iter(extension);
+        let mut cert = params.self_signed(&key).unwrap().pem();
+        if longer {
+            // Padding becomes bytes, and three more follow.
+            cert = cert.replace('=', "A").replace("-----END", "AAAA\n-----END");
+        }
+        Authority::load(&cert, &key.serialize_pem())
+    };
+    let mut critical = rcgen::CustomExtension::from_oid_content(&[1, 3, 6, 1, 4, 1, 7], vec![5, 0]);
+    critical.set_criticality(true);
+    let day = time::Duration::DAY;
+    load(-day, day, None, false).unwrap();
+    for (from, until, extension, longer, why) in [
+        (-day * 2, -day, None, false, "it has expired"),
+        (day, day * 2, None, false, "it is not valid yet"),
+        (-day, day, Some(critical), false, "CriticalExtension"),
+        (-day, day, None, true, "TrailingData"),
+    ] {
+        let error = load(from, until, extension, longer)
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains(why), "{error}");
+    }
+}
+
+#[test]
 fn requests_are_checked() {
     let authority = Authority::create("ours", 10).unwrap();
     for bad in [

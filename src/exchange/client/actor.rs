@@ -34,6 +34,7 @@ pub(super) async fn run(session: Arc<ClientSession>, mut commands: Commands, fir
         if session.dial.options.reconnect.is_never() {
             break why;
         }
+        // Otherwise the task would keep it while it reconnects, which may take hours.
         drop(why);
         next = redial(&session).await;
     };

@@ -6,7 +6,7 @@ use tokio::time::{Instant, sleep};
 
 use super::greet::Dial;
 use super::lease::Keep;
-use super::open::elsewhere;
+use super::open::attempt;
 use super::session::ClientSession;
 use super::{Client, ClientOptions, actor, greet};
 use crate::capability::ImexChannel;
@@ -28,9 +28,9 @@ impl ClientOptions {
     /// # Errors
     /// [`Unreachable`](crate::ShareError::Unreachable) if no process listens,
     /// [`TimedOut`](crate::ShareError::TimedOut), [`NotTrusted`](crate::ShareError::NotTrusted) if either end
-    /// refuses the other's certificate or user, [`Error::Insecure`](crate::Error::Insecure) for another machine's address without TLS,
-    /// [`Error::Refused`](crate::Error::Refused) by the server, [`Protocol`](crate::ShareError::Protocol) if the peer is not an
-    /// exchange server.
+    /// refuses the other's certificate or user, [`Error::Insecure`](crate::Error::Insecure) for
+    /// another machine's address without TLS, [`Error::Refused`](crate::Error::Refused) by the server,
+    /// [`Protocol`](crate::ShareError::Protocol) if the peer is not an exchange server.
     ///
     /// # Cancel safety
     /// If dropped before completion, nothing is left.
@@ -75,7 +75,7 @@ impl ClientOptions {
         }
         let driver = driver.clone();
         // Driver calls, which may take long.
-        elsewhere(move || importable(&driver)).await
+        attempt("trying fabric handles", move || importable(&driver)).await
     }
 }
 

@@ -51,7 +51,7 @@ pub(super) struct Terms {
     pub(super) lease: Duration,
     /// Whether the connection is a Unix socket, which passes fds.
     pub(super) unix: bool,
-    /// The server's answer, whose times are unchecked.
+    /// The server's answer. Its peer name is escaped; its times and paths are unchecked, and `ended` is empty.
     pub(super) welcome: Welcome,
 }
 
@@ -60,6 +60,8 @@ pub(super) struct Established {
     pub(super) reader: FrameReader,
     pub(super) writer: FrameWriter,
     pub(super) terms: Terms,
+    /// The leases that ended while there was no connection.
+    pub(super) ended: Vec<u64>,
     /// Over TLS, the certificates that the server was verified with.
     pub(super) credential: Option<Arc<Credential>>,
 }
@@ -139,9 +141,11 @@ async fn greet(
     Ok(established(connection, welcome, peer))
 }
 
-fn established(connection: Connection, welcome: Welcome, peer: String) -> Established {
+fn established(connection: Connection, mut welcome: Welcome, peer: String) -> Established {
     let heartbeat = Duration::from_millis(welcome.heartbeat_ms).clamp(LEAST, MOST);
+    welcome.peer = text::tidy(&welcome.peer);
     Established {
+        ended: std::mem::take(&mut welcome.ended),
         terms: Terms {
             heartbeat,
             lease: Duration::from_millis(welcome.lease_ms).clamp(heartbeat, MOST),

@@ -18,7 +18,7 @@ mod trust;
 mod watch;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ use crate::{Error, MemoryError, Refusal, Result};
 pub(crate) use fetch::fabric;
 pub(crate) use greet::may_pass;
 use lease::Keep;
-pub(crate) use open::{discard, elsewhere};
+pub(crate) use open::{attempt, discard};
 use session::ClientSession;
 pub(crate) use session::{Answered, Notified};
 pub(crate) use text::cut;
@@ -94,7 +94,7 @@ impl Client {
         self.pages(prefix, Vec::new(), true).await
     }
 
-    /// Requests further pages after the last of `entries`, while there is `more`.
+    /// Checks the order of `entries`, and requests further pages after the last of them, while there is `more`.
     async fn pages(
         &self,
         prefix: &str,
@@ -102,6 +102,9 @@ impl Client {
         mut more: bool,
     ) -> Result<Vec<Entry>> {
         let limit = self.session().dial.options.limits.names;
+        if !entries.is_sorted_by(|one, next| one.name < next.name) {
+            return Err(self.broken("names out of order"));
+        }
         while more {
             let ask = Ask::List(List {
                 prefix: prefix.into(),
@@ -198,7 +201,7 @@ impl Client {
 
     /// Returns this client's name, as the server has authenticated it.
     pub fn name(&self) -> String {
-        text::tidy(&self.session().terms().welcome.peer)
+        self.session().terms().welcome.peer.clone()
     }
 
     /// Returns this client's name as an owner of names.

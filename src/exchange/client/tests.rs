@@ -9,7 +9,7 @@ use crate::protocol::*;
 use crate::share::BootId;
 use fake::*;
 
-pub(super) mod fake;
+pub(crate) mod fake;
 mod imports;
 mod leases;
 mod wire;

@@ -115,8 +115,8 @@ impl Watch {
         }
     }
 
-    /// Lists the names after `missed` notices. Returns `false` if there is no event, and a notice will tell of the next
-    /// connection.
+    /// Lists the names after `missed` notices. Returns `false` if there is no event, and a notice will tell of the
+    /// next connection.
     async fn look_again(&mut self, missed: u64) -> Result<bool> {
         let first = self.events.len();
         let gone = self.client.session().gone();
@@ -291,6 +291,21 @@ mod tests {
         .await;
         assert!(matches!(event.unwrap(), WatchEvent::Published(entry) if entry.name == "x"));
         assert!(!watch.away, "the next time is told again");
+    }
+
+    #[tokio::test]
+    async fn a_first_page_out_of_order_is_refused() {
+        let (driver, fake, memory) = (importer(), Fake::new().await, Memory::new());
+        let (client, mut peer) = fake.client(&driver).await;
+        for listed in [["b", "a"], ["a", "a"]] {
+            let (watch, ()) = tokio::join!(client.watch(""), async {
+                let (id, _) = peer.request().await.unwrap();
+                let entries = listed.map(|name| memory.entry(name));
+                peer.answer(id, names(entries.into(), false)).await;
+            });
+            let error = watch.map(drop).unwrap_err().to_string();
+            assert!(error.contains("names out of order"), "{error}");
+        }
     }
 
     #[tokio::test]

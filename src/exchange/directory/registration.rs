@@ -1,6 +1,7 @@
 //! An exporter's registration in a directory.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use tokio::sync::{Notify, oneshot, watch};
@@ -21,7 +22,6 @@ pub enum RegistrationState {
 }
 
 /// The entries that a directory should have, and whether it has them.
-#[derive(Debug)]
 pub(super) struct Wanted {
     names: Mutex<BTreeSet<String>>,
     pub(super) changed: Notify,
@@ -38,7 +38,6 @@ impl Wanted {
 pub(super) type Close = oneshot::Sender<oneshot::Sender<Result<()>>>;
 
 /// Keeps an exporter and its names in a directory; dropping it removes them in the background.
-#[derive(Debug)]
 #[must_use = "dropped, it takes the exporter out of the directory"]
 pub struct Registration {
     pub(super) wanted: Arc<Wanted>,
@@ -111,5 +110,13 @@ impl Registration {
         // A task that its runtime has dropped cannot revoke; the lease expires by itself.
         let _ = self.close.map(|close| close.send(sender));
         done.await.unwrap_or(Ok(()))
+    }
+}
+
+impl fmt::Debug for Registration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Registration")
+            .field("state", &self.state())
+            .finish_non_exhaustive()
     }
 }

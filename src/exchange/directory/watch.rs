@@ -1,5 +1,7 @@
 //! Watches names in a directory.
 
+use std::fmt;
+
 use tokio::sync::mpsc;
 
 use super::exporter::Exporter;
@@ -32,7 +34,6 @@ pub enum DirectoryEvent {
 }
 
 /// Events about names, in order and complete; from [`Directory::watch`](super::Directory::watch).
-#[derive(Debug)]
 pub struct DirectoryWatch {
     pub(super) events: mpsc::Receiver<DirectoryEvent>,
 }
@@ -44,5 +45,11 @@ impl DirectoryWatch {
     /// No event is lost.
     pub async fn recv(&mut self) -> Option<DirectoryEvent> {
         self.events.recv().await
+    }
+}
+
+impl fmt::Debug for DirectoryWatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DirectoryWatch").finish_non_exhaustive()
     }
 }

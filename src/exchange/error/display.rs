@@ -16,7 +16,7 @@ impl Error {
     fn describe(&self, f: &mut Escaping<'_, '_>) -> fmt::Result {
         match self {
             // It escapes its own text.
-            Self::Share(error) => write!(f.0, "{error}"),
+            Self::Share(error) => fmt::Display::fmt(error, f.0),
             Self::Insecure { address } => write!(
                 f,
                 "{address} is not on this machine, and the connection would be without TLS"

@@ -10,6 +10,7 @@ use super::handles::{enough_fds, take, tidy};
 use super::member::Slot;
 use crate::client::Answered;
 use crate::driver::HandleType;
+use crate::limits::LONGEST;
 use crate::protocol::{Answer, Ask, Incomplete, Members};
 use crate::{Client, Error as ExchangeError, Refusal};
 
@@ -25,6 +26,8 @@ pub(super) struct Asking {
     pub size: u32,
     /// The rank's deadline for the other ranks.
     pub until: Instant,
+    /// Whether a request may be sent again after the deadline. A late `Join` could end a new round of the other ranks.
+    pub again_late: bool,
     /// The operation, for people.
     pub what: String,
 }
@@ -36,18 +39,22 @@ impl Asking {
         left.as_millis().try_into().unwrap_or(u64::MAX)
     }
 
-    /// Sends a request and waits for the answer, up to `slack` beyond the deadline, because the server's clock decides.
-    /// Sends it again if the connection breaks: the client reconnects.
+    /// Sends a request and waits for the answer, up to `slack` beyond the deadline, because the server's clock
+    /// decides. Sends it again if the connection breaks: the client reconnects.
     pub async fn ask<F>(&self, slack: Duration, request: impl Fn() -> F) -> Result<Answered>
     where
         F: Future<Output = Result<(Ask, Vec<OwnedFd>)>>,
     {
-        let last = self.until.max(Instant::now()) + slack;
+        let last = self.until.max(Instant::now()) + slack.min(LONGEST);
+        let last_again = match self.again_late {
+            true => last,
+            false => self.until,
+        };
         loop {
             let (ask, fds) = request().await?;
             let patience = last.saturating_duration_since(Instant::now());
             match self.client.exchange(ask, fds, patience).await {
-                Err(error) if error.is_peer_lost() && Instant::now() + PAUSE < last => {
+                Err(error) if error.is_peer_lost() && Instant::now() + PAUSE < last_again => {
                     sleep(PAUSE).await
                 }
                 Ok(Answered {
@@ -134,5 +141,81 @@ impl Asking {
                 ExchangeError::refused(self.client.peer(), self.what.clone(), reason, detail).into()
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::future::ready;
+
+    use super::*;
+    use crate::client::tests::fake::{Fake, LONG, importer};
+    use crate::protocol::{Empty, Leave};
+
+    fn asking(client: Client, until: Instant, again_late: bool) -> Asking {
+        Asking {
+            client,
+            group: "g".into(),
+            size: 1,
+            until,
+            again_late,
+            what: "a test".into(),
+        }
+    }
+
+    fn request() -> Ask {
+        Ask::Leave(Leave {
+            group: "g".into(),
+            round: 1,
+            ms: 0,
+        })
+    }
+
+    #[tokio::test]
+    async fn a_request_is_sent_again_after_the_deadline_only_if_it_may_be() {
+        let driver = importer();
+        for (again_late, until, sent) in [
+            (false, Instant::now(), 1),
+            (true, Instant::now(), 2),
+            (false, Instant::now() + LONG, 2),
+        ] {
+            let fake = Fake::new().await;
+            let (client, mut peer) = fake.client(&driver).await;
+            let asking = asking(client, until, again_late);
+            let count = Cell::new(0);
+            let ask = asking.ask(LONG, || {
+                count.set(count.get() + 1);
+                ready(Ok((request(), Vec::new())))
+            });
+            let serve = async {
+                assert!(peer.request().await.is_some());
+                drop(peer);
+                let (mut peer, _) = fake.greet().await;
+                if let Some((id, _)) = peer.request().await {
+                    peer.done(id).await;
+                }
+                // The connection lasts until the request is over.
+                std::future::pending::<()>().await;
+            };
+            let answered = tokio::select! {
+                answered = ask => answered,
+                () = serve => unreachable!(),
+            };
+            assert_eq!(count.get(), sent, "{again_late} {:?}", answered.map(drop));
+        }
+    }
+
+    #[tokio::test]
+    async fn the_longest_slack_does_not_overflow() {
+        let (driver, fake) = (importer(), Fake::new().await);
+        let (client, mut peer) = fake.client(&driver).await;
+        let asking = asking(client, Instant::now() + LONGEST, false);
+        let ask = asking.ask(Duration::MAX, || ready(Ok((request(), Vec::new()))));
+        let (answered, ()) = tokio::join!(ask, async {
+            let (id, _) = peer.request().await.unwrap();
+            peer.done(id).await;
+        });
+        assert_eq!(answered.unwrap().answer, Answer::Done(Empty {}));
     }
 }

@@ -198,6 +198,8 @@ impl Group {
                 group,
                 size: self.size(),
                 until,
+                // The server has the result, and may still send it.
+                again_late: true,
                 what,
             },
             operation,
@@ -257,7 +259,8 @@ impl Call {
             if !more {
                 return self.server.of_all(all);
             }
-            answered = self.ask(u32::try_from(all.len()).ok()).await?;
+            let first = u32::try_from(all.len()).unwrap_or(u32::MAX);
+            answered = self.ask(Some(first)).await?;
         }
     }
 

@@ -2,8 +2,8 @@
 //!
 //! Each rank numbers its gathers from 1, and a gather is the same for all ranks that enter its number. It
 //! completes when all ranks have entered, or fails for all of them; only then can the next number be entered.
-//! A barrier is a gather without data. Only the gather that ranks are entering and the last completed one
-//! keep the ranks' data.
+//! A barrier is a gather without data. Only the join, the gather that ranks are
+//! entering, and the last completed one keep the ranks' data.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -98,9 +98,10 @@ pub(super) struct Entered {
 #[derive(Default)]
 pub(super) enum Outcome {
     Nothing,
-    /// The members, kept until a time for ranks whose connection broke. If they have handles, a rank learns first how many.
+    /// The members, kept until a time for ranks whose connection broke. If they have handles, a rank learns first how
+    /// many.
     Members(Arc<Roster>, Option<Agreed>, Duration),
-    /// No longer kept.
+    /// No longer or not yet kept.
     #[default]
     Forgotten,
 }
@@ -137,6 +138,12 @@ impl Outcome {
     }
 }
 
+/// A completed gather.
+pub(super) struct Completed {
+    number: u64,
+    outcome: Outcome,
+}
+
 /// The gathers of a round.
 #[derive(Default)]
 pub(super) struct Collective {
@@ -145,8 +152,8 @@ pub(super) struct Collective {
     /// The number of gathers that are over: ranks enter the next one.
     pub(super) over: u64,
     pub(super) entered: BTreeMap<u32, Box<Entered>>,
-    /// The number and the result of the last completed gather.
-    pub(super) completed: Option<(u64, Outcome)>,
+    /// The last completed gather.
+    pub(super) completed: Option<Completed>,
     /// Why gathers since the last that completed have failed: the last [`FAILURES`] of them, in order, each
     /// with the last number that it failed.
     failures: VecDeque<(u64, Arc<Incomplete>)>,
@@ -168,7 +175,7 @@ impl Collective {
         let kept = self
             .completed
             .as_ref()
-            .and_then(|(_, result)| result.until());
+            .and_then(|completed| completed.outcome.until());
         let times = [self.deadline(), self.joined.until(), kept];
         times.into_iter().flatten().min()
     }
@@ -181,8 +188,8 @@ impl Collective {
     /// Drops the kept results whose time is over.
     pub(super) fn forget(&mut self, now: Duration) {
         self.joined.forget(now);
-        if let Some((_, result)) = &mut self.completed {
-            result.forget(now);
+        if let Some(completed) = &mut self.completed {
+            completed.outcome.forget(now);
         }
     }
 
@@ -192,11 +199,11 @@ impl Collective {
     /// gather completed only because all ranks had entered a later number.
     pub(super) fn ended(&self, number: u64, first: Option<u32>) -> Told {
         let mut is_after = true;
-        if let Some((completed, result)) = &self.completed {
-            if *completed == number {
-                return result.told(first);
+        if let Some(completed) = &self.completed {
+            if completed.number == number {
+                return completed.outcome.told(first);
             }
-            is_after = *completed < number;
+            is_after = completed.number < number;
         }
         let mut failures = self.failures.iter();
         match failures.find(|(last, _)| is_after && number <= *last) {
@@ -218,10 +225,11 @@ impl Collective {
     }
 
     /// Records that the gather that ranks enter has completed.
-    pub(super) fn complete(&mut self, result: Outcome) {
+    pub(super) fn complete(&mut self, outcome: Outcome) {
         self.over = self.number();
         self.failures = VecDeque::new();
-        self.completed = Some((self.over, result));
+        let number = self.over;
+        self.completed = Some(Completed { number, outcome });
     }
 
     /// Returns a rank whose gather has a shape other than `shape`, if there is one.

@@ -240,8 +240,8 @@ impl Groups {
         self.0.begun.checked_add(at)
     }
 
-    /// Ends waits and rounds that have timed out. Waiting ranks check the time themselves, but there may be no waiting
-    /// rank.
+    /// Ends waits and rounds that have timed out. Waiting ranks check the time themselves, but there may be no
+    /// waiting rank.
     pub fn tick(&self) {
         self.change(|rounds, now| rounds.tick(now));
     }

@@ -5,7 +5,7 @@ use std::panic::Location as Caller;
 
 use super::member::{Slot, slot};
 use crate::Result;
-use crate::client::elsewhere;
+use crate::client::attempt;
 use crate::driver::Driver;
 use crate::share::{Description, ImportOptions, ImportedBuffer, Shared};
 
@@ -35,7 +35,7 @@ impl GatheredMemory {
             }
             Ok(self)
         };
-        elsewhere(map).await?
+        attempt("mapping the memory of ranks", map).await?
     }
 
     /// Returns the number of ranks.

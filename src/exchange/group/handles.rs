@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 
 use super::agree::cut;
 use super::member::Slot;
-use crate::client::{elsewhere, fabric};
+use crate::client::{attempt, fabric};
 use crate::driver::{HandleType, ShareableHandle};
 use crate::protocol::{Handles, Member, Secret};
 use crate::share::{Description, Shared};
@@ -22,7 +22,7 @@ pub(super) async fn export(
     let Some(memory) = memory else {
         return Ok((Vec::new(), Vec::new()));
     };
-    let handles = elsewhere(move || memory.export(via)).await??;
+    let handles = attempt("exporting memory", move || memory.export(via)).await??;
     let (mut fabric, mut fds) = (Vec::new(), Vec::new());
     for handle in handles {
         match handle {

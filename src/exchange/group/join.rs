@@ -18,7 +18,7 @@ use super::leave::Leaving;
 use super::local::connect_local;
 use super::member::{Slot, note_sent};
 use super::options::{GroupOptions, Host, Map};
-use crate::client::{Notified, elsewhere};
+use crate::client::{Notified, attempt};
 use crate::driver::{Access, Driver, HandleType, HandleTypes};
 use crate::limits::deadline;
 use crate::protocol::{Agreed, Answer, Ask, Join, Leave, Offer, check_name};
@@ -125,8 +125,8 @@ fn ranks(size: u32) -> String {
     }
 }
 
-/// The result of a join: the rank's place, its connection, and a receiver that also has the notices sent before the round
-/// began.
+/// The result of a join: the rank's place, its connection, and a receiver that also has the notices sent before the
+/// round began.
 type Parts = (Joined, Client, broadcast::Receiver<Notified>);
 
 async fn join(
@@ -144,6 +144,7 @@ async fn join(
             group: options.name.clone(),
             size: options.size,
             until,
+            again_late: false,
             what: format!("group '{}'", options.name),
         },
         options: &options,
@@ -260,7 +261,8 @@ impl Joining<'_> {
                         let memory = memory?;
                         best_handle_types(memory.driver(), memory.location()).ok()
                     };
-                    why = elsewhere(best).await?.and_then(|best| best.no_fabric);
+                    let best = attempt("trying fabric handles", best).await?;
+                    why = best.and_then(|best| best.no_fabric);
                 }
                 let why = why.map_or_else(String::new, |why| format!(": {why}"));
                 cannot.push(format!("its memory was made without fabric handles{why}"));

@@ -24,9 +24,19 @@ impl Generation {
 }
 
 /// The parts of a name's entry that decide whether this client can fetch its memory.
-pub(super) type Listed = (Generation, Access, Owner);
+#[derive(PartialEq)]
+pub(super) struct Listed {
+    pub(super) generation: Generation,
+    access: Access,
+    owner: Owner,
+}
 
-pub(super) fn listed(entry: &Entry) -> Listed {
-    let memory = &entry.memory;
-    (Generation::of(memory), memory.access, entry.owner.clone())
+impl Listed {
+    pub(super) fn of(entry: &Entry) -> Self {
+        Self {
+            generation: Generation::of(&entry.memory),
+            access: entry.memory.access,
+            owner: entry.owner.clone(),
+        }
+    }
 }

@@ -9,6 +9,7 @@ mod task;
 #[cfg(test)]
 mod tests;
 
+use std::fmt;
 use std::sync::Arc;
 
 use tokio::task::{JoinError, JoinHandle};
@@ -28,8 +29,8 @@ use slot::{Offer, Slot};
 /// keeps the memory for the caller.
 ///
 /// **Memory that was returned before belongs to the caller.** Its lease continues like that of any
-/// [`RemoteBuffer`], also when other memory is returned next: nothing is unmapped or replaced under the caller, and the
-/// exporter counts a holder until the caller drops it. So when `next` returns, wait for the GPU work that
+/// [`RemoteBuffer`], also when other memory is returned next: nothing is unmapped or replaced under the caller, and
+/// the exporter counts a holder until the caller drops it. So when `next` returns, wait for the GPU work that
 /// uses the old memory, then drop or release it. Until then [`RemoteBuffer::state`] tells whether the
 /// exporter still keeps it.
 ///
@@ -73,7 +74,6 @@ use slot::{Offer, Slot};
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Debug)]
 pub struct Follow {
     fetch: FetchOptions,
     slot: Arc<Slot>,
@@ -108,8 +108,8 @@ impl Follow {
     ///   this client is no longer admitted, or it lost its right to the memory and kept it until the server ended
     ///   the lease. A client that released the memory in time sees only [`Absence::NotThere`], as for a name that
     ///   does not exist.
-    /// - [`PeerLost`](crate::ShareError::PeerLost) once the client is closed, or its connection is broken and it does not
-    ///   [dial again](super::Reconnect::never).
+    /// - [`PeerLost`](crate::ShareError::PeerLost) once the client is closed, or its connection is broken and it does
+    ///   not [dial again](super::Reconnect::never).
     /// - Those of [`FetchOptions::go`] that a later attempt cannot avoid, such as
     ///   [`InvalidArgument`](crate::MemoryError::InvalidArgument), [`Protocol`](crate::ShareError::Protocol) and
     ///   [`Error::Refused`] with `stale`, at once. Those of the driver and of the memory's path, such as
@@ -149,7 +149,6 @@ impl Follow {
                 ended = &mut *task => ended,
                 () = self.slot.filled.notified() => continue,
             };
-            self.slot.clear();
             let error = ended.unwrap_or_else(|cut_off| why(session, &cut_off));
             self.ended = Some(error.clone());
             return Err(error);
@@ -175,6 +174,15 @@ impl Drop for Follow {
             task.abort();
         }
         self.slot.clear();
+    }
+}
+
+impl fmt::Debug for Follow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Follow")
+            .field("name", &self.name())
+            .field("ended", &self.ended)
+            .finish_non_exhaustive()
     }
 }
 

@@ -165,10 +165,3 @@ impl Slot {
         self.lock().view.clone()
     }
 }
-
-impl Drop for Slot {
-    /// A task that is aborted may have put memory here after the caller cleared it.
-    fn drop(&mut self) {
-        self.clear();
-    }
-}

@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::decide::{Due, Seen, due};
 use super::followed::Absence;
-use super::generation::{Generation, Listed, listed};
+use super::generation::{Generation, Listed};
 use super::slot::{Offer, Offered, Returned, Slot, Told, View};
 use crate::client::greet::is_final;
 use crate::client::session::{ClientSession, Notified};
@@ -55,9 +55,19 @@ struct Follower {
 
 /// Runs the follow until it ends, and returns why. No offer remains.
 pub(super) async fn run(fetch: FetchOptions, slot: Arc<Slot>) -> Error {
-    let Err(why) = Follower::new(fetch, Arc::clone(&slot)).follow().await;
-    slot.clear();
+    let slot = Clearing(slot);
+    let Err(why) = Follower::new(fetch, Arc::clone(&slot.0)).follow().await;
     why
+}
+
+/// Drops the offer when the task ends, also if it panics or is cut off: otherwise the memory would stay leased until the
+/// caller's next call.
+struct Clearing(Arc<Slot>);
+
+impl Drop for Clearing {
+    fn drop(&mut self) {
+        self.0.clear();
+    }
 }
 
 impl Follower {
@@ -148,8 +158,8 @@ impl Follower {
     }
 
     fn denotes(&mut self, entry: &Entry) {
-        let listed = listed(entry);
-        let generation = listed.0.clone();
+        let listed = Listed::of(entry);
+        let generation = listed.generation.clone();
         if self.last.as_ref() != Some(&listed) {
             self.last = Some(listed);
             self.rejected = None;

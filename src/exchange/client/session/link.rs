@@ -171,7 +171,7 @@ impl ClientSession {
         }
         state.terms = Arc::new(terms.clone());
         // Before any event of the new connection is read.
-        for &lease in &terms.welcome.ended {
+        for &lease in &established.ended {
             if let Some(held) = state.leases.get(&state.key(lease)) {
                 let why = Error::refused(
                     terms.peer.clone(),

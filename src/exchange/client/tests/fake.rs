@@ -14,28 +14,28 @@ use crate::share::{BootId, InstanceId, Shared};
 use crate::{Address, Driver, Limits, Machine, Owner, Result};
 
 /// The longest wait of any test.
-pub(in crate::client) const LONG: Duration = Duration::from_secs(300);
+pub(crate) const LONG: Duration = Duration::from_secs(300);
 
-pub(in crate::client) fn soon(ms: u64) -> Duration {
+pub(crate) fn soon(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-pub(in crate::client) struct Fake {
+pub(crate) struct Fake {
     listener: TcpListener,
-    pub(in crate::client) welcome: Welcome,
+    pub(crate) welcome: Welcome,
 }
 
 /// One accepted connection.
-pub(in crate::client) struct Peer(pub(super) TcpStream);
+pub(crate) struct Peer(pub(crate) TcpStream);
 
 impl Fake {
     /// Heartbeats and leases so long that they do not matter, until a test sets others.
-    pub(in crate::client) async fn new() -> Self {
+    pub(crate) async fn new() -> Self {
         Self::at("127.0.0.1:0".parse().unwrap()).await
     }
 
     /// Listens where another server was before.
-    pub(in crate::client) async fn at(address: SocketAddr) -> Self {
+    pub(crate) async fn at(address: SocketAddr) -> Self {
         Self {
             listener: TcpListener::bind(address).await.unwrap(),
             welcome: Welcome {
@@ -56,17 +56,17 @@ impl Fake {
         }
     }
 
-    pub(in crate::client) fn times(mut self, heartbeat_ms: u64, lease_ms: u64) -> Self {
+    pub(crate) fn times(mut self, heartbeat_ms: u64, lease_ms: u64) -> Self {
         self.welcome.heartbeat_ms = heartbeat_ms;
         self.welcome.lease_ms = lease_ms;
         self
     }
 
-    pub(in crate::client) fn address(&self) -> SocketAddr {
+    pub(crate) fn address(&self) -> SocketAddr {
         self.listener.local_addr().unwrap()
     }
 
-    pub(in crate::client) fn options(&self) -> ClientOptions {
+    pub(crate) fn options(&self) -> ClientOptions {
         let port = self.address().port();
         let limits = Limits {
             frame_bytes: 1 << 20,
@@ -81,7 +81,7 @@ impl Fake {
     }
 
     /// Accepts a connection, before any message.
-    pub(in crate::client) async fn accept(&self) -> Peer {
+    pub(crate) async fn accept(&self) -> Peer {
         let (stream, _) = timeout(LONG, self.listener.accept())
             .await
             .unwrap()
@@ -90,7 +90,7 @@ impl Fake {
     }
 
     /// Accepts and greets a connection.
-    pub(in crate::client) async fn greet(&self) -> (Peer, Hello) {
+    pub(crate) async fn greet(&self) -> (Peer, Hello) {
         let mut peer = self.accept().await;
         let hello: Hello = decode(&peer.frame().await.unwrap()).unwrap();
         peer.send(&Greeting::Welcome(self.welcome.clone())).await;
@@ -98,11 +98,11 @@ impl Fake {
     }
 
     /// Returns a client and its connection.
-    pub(in crate::client) async fn client(&self, driver: &Driver) -> (Client, Peer) {
+    pub(crate) async fn client(&self, driver: &Driver) -> (Client, Peer) {
         self.client_of(self.options(), driver).await
     }
 
-    pub(in crate::client) async fn client_of(
+    pub(crate) async fn client_of(
         &self,
         options: ClientOptions,
         driver: &Driver,
@@ -115,7 +115,7 @@ impl Fake {
 
 impl Peer {
     /// Returns the next frame; `None` at the connection's end.
-    pub(in crate::client) async fn frame(&mut self) -> Option<Vec<u8>> {
+    pub(crate) async fn frame(&mut self) -> Option<Vec<u8>> {
         let read = async {
             let len = self.0.read_u32().await.ok()?;
             let mut bytes = vec![0; len as usize];
@@ -126,7 +126,7 @@ impl Peer {
     }
 
     /// Returns the next request; answers pings on the way.
-    pub(in crate::client) async fn request(&mut self) -> Option<(u64, Ask)> {
+    pub(crate) async fn request(&mut self) -> Option<(u64, Ask)> {
         loop {
             let Request { id, ask } = decode(&self.frame().await?).unwrap();
             match ask.unwrap() {
@@ -142,25 +142,25 @@ impl Peer {
         }
     }
 
-    pub(in crate::client) async fn send<T: serde::Serialize>(&mut self, message: &T) {
+    pub(crate) async fn send<T: serde::Serialize>(&mut self, message: &T) {
         self.raw(&encode(message)).await;
     }
 
-    pub(in crate::client) async fn raw(&mut self, bytes: &[u8]) {
+    pub(crate) async fn raw(&mut self, bytes: &[u8]) {
         self.0.write_u32(bytes.len() as u32).await.unwrap();
         self.0.write_all(bytes).await.unwrap();
     }
 
-    pub(in crate::client) async fn answer(&mut self, id: u64, answer: Answer) {
+    pub(crate) async fn answer(&mut self, id: u64, answer: Answer) {
         let answer = Some(answer);
         self.send(&Reply { id, answer }).await;
     }
 
-    pub(in crate::client) async fn done(&mut self, id: u64) {
+    pub(crate) async fn done(&mut self, id: u64) {
         self.answer(id, Answer::Done(Empty {})).await;
     }
 
-    pub(in crate::client) async fn refuse(&mut self, id: u64, reason: &str) {
+    pub(crate) async fn refuse(&mut self, id: u64, reason: &str) {
         let refused = Refused {
             reason: reason.into(),
             detail: String::new(),
@@ -168,20 +168,20 @@ impl Peer {
         self.answer(id, Answer::Refused(refused)).await;
     }
 
-    pub(in crate::client) async fn notice(&mut self, event: Event) {
+    pub(crate) async fn notice(&mut self, event: Event) {
         self.send(&Notice(Some(event))).await;
     }
 
     /// Ends the connection once the other end has read everything. If this end closed with unread bytes, the
     /// last ones it wrote might be lost.
-    pub(in crate::client) async fn end(mut self) {
+    pub(crate) async fn end(mut self) {
         // The other end may close first.
         let _ = self.0.shutdown().await;
         while self.frame().await.is_some() {}
     }
 
     /// Answers the next request, which must be a fetch.
-    pub(in crate::client) async fn grant(&mut self, lease: u64, memory: &Memory) -> Fetch {
+    pub(crate) async fn grant(&mut self, lease: u64, memory: &Memory) -> Fetch {
         let (id, ask) = self.request().await.unwrap();
         let Ask::Fetch(fetch) = ask else {
             panic!("{ask:?}")
@@ -192,7 +192,7 @@ impl Peer {
     }
 
     /// Answers the next request, which must be a release.
-    pub(in crate::client) async fn released(&mut self) -> u64 {
+    pub(crate) async fn released(&mut self) -> u64 {
         let (id, ask) = self.request().await.unwrap();
         let Ask::Release(release) = ask else {
             panic!("{ask:?}")
@@ -203,13 +203,13 @@ impl Peer {
 }
 
 /// Memory that the fake server exports by fabric handle.
-pub(in crate::client) struct Memory {
-    pub(in crate::client) shared: Shared,
-    pub(in crate::client) probe: Option<u64>,
+pub(crate) struct Memory {
+    pub(crate) shared: Shared,
+    pub(crate) probe: Option<u64>,
 }
 
 impl Memory {
-    pub(in crate::client) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let driver = Driver::simulated(Machine::gh200()).unwrap();
         let buffer = crate::Buffer::on(crate::driver::NodeId(0))
             .bytes(1 << 20)
@@ -222,7 +222,7 @@ impl Memory {
         }
     }
 
-    pub(in crate::client) fn granted(&self, lease: u64) -> Granted {
+    pub(crate) fn granted(&self, lease: u64) -> Granted {
         let secret = |handle: &ShareableHandle| match handle {
             ShareableHandle::Fabric(handle) => Secret::new(handle.expose_bytes()).unwrap(),
             ShareableHandle::PosixFd(_) => unreachable!(),
@@ -238,7 +238,7 @@ impl Memory {
         }
     }
 
-    pub(in crate::client) fn entry(&self, name: &str) -> Entry {
+    pub(crate) fn entry(&self, name: &str) -> Entry {
         Entry {
             name: name.into(),
             memory: self.shared.describe(Access::ReadWrite).unwrap(),
@@ -249,12 +249,12 @@ impl Memory {
 }
 
 /// Returns the importer's driver.
-pub(in crate::client) fn importer() -> Driver {
+pub(crate) fn importer() -> Driver {
     Driver::simulated(Machine::gh200()).unwrap()
 }
 
 /// Waits until a driver holds nothing.
-pub(in crate::client) async fn nothing_held(driver: &Driver) {
+pub(crate) async fn nothing_held(driver: &Driver) {
     let empty = async {
         while !driver.sim().unwrap().held().is_empty() {
             tokio::time::sleep(soon(2)).await;
@@ -264,15 +264,15 @@ pub(in crate::client) async fn nothing_held(driver: &Driver) {
     assert!(held.is_ok(), "held: {}", driver.sim().unwrap().held());
 }
 
-pub(in crate::client) fn names(entries: Vec<Entry>, more: bool) -> Answer {
+pub(crate) fn names(entries: Vec<Entry>, more: bool) -> Answer {
     Answer::Names(Names { entries, more })
 }
 
 /// Waits at most [`LONG`].
-pub(in crate::client) async fn within<T>(work: impl Future<Output = T>) -> T {
+pub(crate) async fn within<T>(work: impl Future<Output = T>) -> T {
     timeout(LONG, work).await.expect("no hang")
 }
 
-pub(in crate::client) fn expect_err<T: std::fmt::Debug>(result: Result<T>) -> crate::Error {
+pub(crate) fn expect_err<T: std::fmt::Debug>(result: Result<T>) -> crate::Error {
     result.expect_err("an error")
 }

@@ -45,8 +45,8 @@ impl Failures {
 }
 
 impl Follower {
-    /// Notes that the server did not answer a look-up of the name. The follow keeps its knowledge of the name: a lease that
-    /// is held says that its memory is still there.
+    /// Notes that the server did not answer a look-up of the name. The follow keeps its knowledge of the name: a
+    /// lease that is held says that its memory is still there.
     pub(super) fn look_failed(&mut self, error: Error) -> Result<()> {
         self.check_open()?;
         let pause = self.pause_after(self.looks.all);
