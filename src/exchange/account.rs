@@ -1,4 +1,5 @@
-//! Accounts for the bytes that a server keeps for its peers, for each peer and in all.
+//! Accounts for the bytes that a server keeps for its peers, for each peer and in all. Connections, sessions,
+//! fds, leases and tickets are counted by further [`Accounts`].
 //!
 //! Everything that a peer can make a server keep carries a [`Charge`], which returns its bytes when it is
 //! dropped. Beyond a limit no charge is made: the request is refused with `limit`, or the connection ends.
@@ -73,16 +74,16 @@ pub(crate) struct Account {
     what: &'static str,
     used: AtomicUsize,
     above: Option<Arc<Account>>,
-    /// Where the account of a peer is listed.
+    /// The list that has this peer's account.
     listed: Option<(Arc<Accounts>, PeerName)>,
 }
 
 /// Bytes, or other things, that are kept for a peer until this is dropped.
 #[derive(Debug)]
-#[must_use = "dropped, it gives its bytes back"]
+#[must_use = "dropping it returns the amount"]
 pub(crate) struct Charge {
     account: Arc<Account>,
-    bytes: usize,
+    amount: usize,
 }
 
 /// A limit that would be exceeded.
@@ -195,29 +196,34 @@ impl Account {
     ///
     /// # Errors
     /// The limit that would be exceeded; nothing is charged then.
-    pub fn charge(self: &Arc<Self>, bytes: usize) -> Result<Charge, Over> {
-        self.add(bytes)?;
+    pub fn charge(self: &Arc<Self>, amount: usize) -> Result<Charge, Over> {
+        self.add(amount)?;
         Ok(Charge {
             account: Arc::clone(self),
-            bytes,
+            amount,
         })
     }
 
-    fn add(&self, bytes: usize) -> Result<(), Over> {
+    /// Raises this sum, then those above it. An amount that exceeds a limit above has raised the sums below it
+    /// for a moment: another charge may fail meanwhile.
+    fn add(&self, amount: usize) -> Result<(), Over> {
         let (what, limit) = (self.what, self.limit);
-        let sum = |now: usize| now.checked_add(bytes).filter(|sum| *sum <= limit);
+        let sum = |now: usize| now.checked_add(amount).filter(|sum| *sum <= limit);
         let added = self.used.fetch_update(Relaxed, Relaxed, sum);
         added.map_err(|_| Over { what, limit })?;
-        let above = self.above.as_ref().map_or(Ok(()), |above| above.add(bytes));
+        let above = self
+            .above
+            .as_ref()
+            .map_or(Ok(()), |above| above.add(amount));
         above.inspect_err(|_| {
-            self.used.fetch_sub(bytes, Relaxed);
+            self.used.fetch_sub(amount, Relaxed);
         })
     }
 
-    fn take(&self, bytes: usize) {
-        self.used.fetch_sub(bytes, Relaxed);
+    fn take(&self, amount: usize) {
+        self.used.fetch_sub(amount, Relaxed);
         if let Some(above) = &self.above {
-            above.take(bytes);
+            above.take(amount);
         }
     }
 }
@@ -236,31 +242,31 @@ impl Drop for Account {
 }
 
 impl Charge {
-    /// Changes the charge to `bytes`.
+    /// Changes the charge to `amount`.
     ///
     /// # Errors
     /// As [`Account::charge`]; the charge is unchanged then. Shrinking never fails.
-    pub fn resize(&mut self, bytes: usize) -> Result<(), Over> {
-        match bytes.checked_sub(self.bytes) {
+    pub fn resize(&mut self, amount: usize) -> Result<(), Over> {
+        match amount.checked_sub(self.amount) {
             Some(more) => self.account.add(more)?,
-            None => self.account.take(self.bytes - bytes),
+            None => self.account.take(self.amount - amount),
         }
-        self.bytes = bytes;
+        self.amount = amount;
         Ok(())
     }
 
-    /// Reduces the charge to `bytes` if it is more.
-    pub fn shrink_to(&mut self, bytes: usize) {
-        if let Some(less) = self.bytes.checked_sub(bytes) {
+    /// Reduces the charge to `amount` if it is more.
+    pub fn shrink_to(&mut self, amount: usize) {
+        if let Some(less) = self.amount.checked_sub(amount) {
             self.account.take(less);
-            self.bytes = bytes;
+            self.amount = amount;
         }
     }
 }
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        self.account.take(self.bytes);
+        self.account.take(self.amount);
     }
 }
 

@@ -6,6 +6,8 @@ use serde::{Serialize, Serializer};
 
 /// Follows each text. It is in no name and in no pattern.
 const END: char = '\0';
+/// Replaces [`END`] in a text. It is as short, so that a peer's texts do not grow, and in no pattern either.
+const INSTEAD: char = '\u{1}';
 
 /// A list of texts that takes only a few bytes more than the texts themselves.
 ///
@@ -27,11 +29,15 @@ impl Texts {
         Self(String::new())
     }
 
-    /// Appends a text; a NUL in it becomes U+FFFD.
+    /// Appends a text; a NUL in it becomes U+0001.
     pub fn push(&mut self, text: &str) {
-        match text.contains(END) {
-            true => self.0.push_str(&text.replace(END, "\u{fffd}")),
-            false => self.0.push_str(text),
+        // Once for both: `END` alone would double the capacity.
+        self.0.reserve(text.len() + END.len_utf8());
+        let mut pieces = text.split(END);
+        self.0.push_str(pieces.next().unwrap_or_default());
+        for piece in pieces {
+            self.0.push(INSTEAD);
+            self.0.push_str(piece);
         }
         self.0.push(END);
     }
@@ -112,6 +118,19 @@ mod tests {
         assert_eq!((texts.len(), texts.bytes()), (1024, 3 * 1024));
         assert_eq!(Texts::from_iter([""; 1024]).bytes(), 1024);
         assert!(Texts::new().is_empty());
+    }
+
+    #[test]
+    fn a_text_takes_one_byte_more_even_while_the_list_grows() {
+        for text in ["a".repeat(4096), "\0".repeat(4096)] {
+            let mut list = Texts::new();
+            list.push(&text);
+            assert_eq!(list.bytes(), 4097);
+            assert_eq!(
+                list.iter().collect::<Vec<_>>(),
+                [text.replace(END, "\u{1}")]
+            );
+        }
     }
 
     proptest! {

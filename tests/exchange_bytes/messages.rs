@@ -182,6 +182,14 @@ const WAITED_FOR: &[Message] = &[
     ("create for many short names", WAITING, |id| {
         create(never(id), "ab")
     }),
+    ("create for one long text of NULs", WAITING, |id| {
+        Ask::Create(Create {
+            name: never(id),
+            bytes: 1,
+            node: None,
+            peers: Texts::from_iter(["\0".repeat(EACH)]),
+        })
+    }),
     ("delete", WAITING, |id| {
         Ask::Delete(Delete {
             name: never(id),

@@ -20,30 +20,38 @@ type Push<A, T> = fn(&mut A, T) -> Result<(), String>;
 /// built.
 fn list<'de, D: Deserializer<'de>, T: Deserialize<'de>, A: Default>(
     deserializer: D,
-    most: usize,
+    (most, noun): (usize, &'static str),
     push: Push<A, T>,
 ) -> Result<A, D::Error> {
-    struct List<A, T>(usize, Push<A, T>);
+    struct List<A, T> {
+        most: usize,
+        noun: &'static str,
+        push: Push<A, T>,
+    }
     impl<'de, T: Deserialize<'de>, A: Default> Visitor<'de> for List<A, T> {
         type Value = A;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            write!(f, "a list of at most {}", self.0)
+            write!(f, "at most {} {}", self.most, self.noun)
         }
 
         fn visit_seq<S: SeqAccess<'de>>(self, mut list: S) -> Result<A, S::Error> {
+            let announced = list.size_hint().unwrap_or(0);
+            if announced > self.most {
+                return Err(de::Error::invalid_length(announced, &self));
+            }
             let (mut all, mut count) = (A::default(), 0);
             while let Some(one) = list.next_element()? {
-                if count == self.0 {
+                if count == self.most {
                     return Err(de::Error::invalid_length(count + 1, &self));
                 }
-                self.1(&mut all, one).map_err(de::Error::custom)?;
+                (self.push)(&mut all, one).map_err(de::Error::custom)?;
                 count += 1;
             }
             Ok(all)
         }
     }
-    deserializer.deserialize_seq(List(most, push))
+    deserializer.deserialize_seq(List { most, noun, push })
 }
 
 /// Deserializes the fabric handles of a memory's parts, for `#[serde(deserialize_with)]`.
@@ -53,7 +61,7 @@ fn list<'de, D: Deserializer<'de>, T: Deserialize<'de>, A: Default>(
 pub(super) fn handles<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Secret>, D::Error> {
     list(
         deserializer,
-        MAX_PARTS,
+        (MAX_PARTS, "fabric handles"),
         |all: &mut Vec<_>, handle: Secret| {
             match handle.expose().len() {
                 HANDLE => all.push(handle),
@@ -68,7 +76,7 @@ pub(super) fn handles<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<
 pub(super) fn at_most<'de, D: Deserializer<'de>, T: Deserialize<'de>, const N: usize>(
     deserializer: D,
 ) -> Result<Vec<T>, D::Error> {
-    list(deserializer, N, |all: &mut Vec<T>, one| {
+    list(deserializer, (N, "elements"), |all: &mut Vec<T>, one| {
         all.push(one);
         Ok(())
     })
@@ -78,10 +86,14 @@ pub(super) fn at_most<'de, D: Deserializer<'de>, T: Deserialize<'de>, const N: u
 pub(super) fn texts<'de, D: Deserializer<'de>, const N: usize>(
     deserializer: D,
 ) -> Result<Texts, D::Error> {
-    let texts = list(deserializer, N, |all: &mut Texts, text: String| {
-        all.push(&text);
-        Ok(())
-    });
+    let texts = list(
+        deserializer,
+        (N, "texts"),
+        |all: &mut Texts, text: String| {
+            all.push(&text);
+            Ok(())
+        },
+    );
     texts.map(Texts::shrunk)
 }
 
@@ -90,13 +102,17 @@ pub(super) fn texts<'de, D: Deserializer<'de>, const N: usize>(
 /// The order bounds the memory for the list: of distinct numbers in CBOR only 24 take one byte and 232 two,
 /// so 8 bytes in memory are 3 bytes of a frame.
 pub(super) fn leases<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u64>, D::Error> {
-    list(deserializer, MAX_LISTED, |all: &mut Vec<u64>, one| {
-        if all.last().is_some_and(|last| *last >= one) {
-            return Err("numbers out of order".into());
-        }
-        all.push(one);
-        Ok(())
-    })
+    list(
+        deserializer,
+        (MAX_LISTED, "numbers in ascending order"),
+        |all: &mut Vec<u64>, one| {
+            if all.last().is_some_and(|last| *last >= one) {
+                return Err("numbers out of order".into());
+            }
+            all.push(one);
+            Ok(())
+        },
+    )
 }
 
 /// Deserializes an optional list of leases.

@@ -49,7 +49,7 @@ impl<const MAX: usize> Eq for Wiped<MAX> {}
 
 impl<const MAX: usize> fmt::Debug for Wiped<MAX> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Wiped(redacted)")
+        write!(f, "Wiped({} bytes, redacted)", self.0.len())
     }
 }
 
@@ -93,6 +93,6 @@ mod tests {
         long.extend(vec![7; MAX_GATHER + 1]);
         assert!(decode::<Payload>(&long).is_err());
         let shown = format!("{:?}", Payload::new(b"key").unwrap());
-        assert_eq!(shown, "Wiped(redacted)");
+        assert_eq!(shown, "Wiped(3 bytes, redacted)");
     }
 }

@@ -65,15 +65,15 @@ async fn next(
     number: usize,
 ) -> Result<Option<Newcomer>> {
     let incoming = incoming(inner, listening).await?;
-    let open = Raised::new(inner, |stats| &mut stats.connections);
+    let open = Raised::new(inner, |counters| &counters.connections);
     let Some(handshakes) = inner.handshakes.get(number) else {
         return Ok(None);
     };
     let Some((handshake, give_way)) = handshakes.enter().await else {
         return Ok(None);
     };
-    inner.counters.count(|stats| &mut stats.accepted);
-    let raised = Raised::new(inner, |stats| &mut stats.handshakes);
+    inner.counters.count(|counters| &counters.accepted);
+    let raised = Raised::new(inner, |counters| &counters.handshakes);
     Ok(Some(Newcomer {
         incoming,
         open,
@@ -118,13 +118,16 @@ async fn serve(inner: Arc<ServerCore>, newcomer: Newcomer, at_fd_socket: bool) {
         }
         Ok((connection, None, of_peer)) => fd_socket::serve(&inner, connection, of_peer).await,
         Err(error) => {
-            inner.counters.count(|stats| &mut stats.failed_handshakes);
+            inner.counters.count(|counters| &counters.failed_handshakes);
             if !at_fd_socket && matches!(error, Error::Share(ShareError::NotTrusted { .. })) {
                 inner
                     .audit
                     .refused_without_session("handshake", None, None, "not_trusted");
             }
-            tracing::info!(%error, at_fd_socket, "no session");
+            match at_fd_socket {
+                true => tracing::info!(%error, "at the fd socket"),
+                false => tracing::info!(%error, "no session"),
+            }
         }
     }
     drop(open);

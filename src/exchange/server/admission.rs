@@ -48,7 +48,9 @@ impl Shaking {
 
 /// Returns the error of a connection that had to give way.
 pub(super) fn gave_way(inner: &ServerCore) -> Error {
-    inner.counters.count(|stats| &mut stats.dropped_handshakes);
+    inner
+        .counters
+        .count(|counters| &counters.dropped_handshakes);
     let limit = inner.limits.handshakes;
     Error::peer_lost(
         "a connection without a hello",

@@ -67,17 +67,17 @@ pub(super) async fn serve(inner: &Arc<ServerCore>, mut connection: Connection, l
             let _ = tokio::time::timeout(inner.limits.write, telling).await;
         }
         Err(End::Dropped(why)) => {
-            inner.counters.count(|stats| &mut stats.dropped_peers);
+            inner.counters.count(|counters| &counters.dropped_peers);
             tracing::warn!(%peer, session, why, "connection dropped");
         }
         Err(End::Failed(error)) => {
             let counters = &inner.counters;
             match error {
                 Error::Share(ShareError::Protocol { .. }) => {
-                    counters.count(|stats| &mut stats.protocol_errors);
+                    counters.count(|counters| &counters.protocol_errors);
                 }
                 Error::Share(ShareError::TimedOut { .. }) => {
-                    counters.count(|stats| &mut stats.dropped_peers);
+                    counters.count(|counters| &counters.dropped_peers);
                 }
                 _ => {}
             }
@@ -102,6 +102,8 @@ async fn converse(
     let limit = inner.limits.frame_bytes;
     let quiet = tokio::time::sleep(silence);
     tokio::pin!(quiet);
+    let ended = inner.ended.cancelled();
+    tokio::pin!(ended);
     let mut excused = Duration::ZERO;
     loop {
         let more = notify(inner, writer, link, || inner.ended.is_cancelled()).await?;
@@ -111,7 +113,7 @@ async fn converse(
         // to, and drop it when it falls silent.
         tokio::select! {
             biased;
-            () = inner.ended.cancelled() => return Err(End::Server),
+            () = &mut ended => return Err(End::Server),
             Some(done) = jobs.join_next(), if !jobs.is_empty() => {
                 // A job that panicked gets no answer: its id is unknown.
                 if let Ok((id, outcome, _charge)) = done
@@ -174,7 +176,7 @@ async fn request(
     } = frame;
     let request: Request = decode(&bytes)?;
     drop((bytes, read));
-    inner.counters.count(|stats| &mut stats.requests);
+    inner.counters.count(|counters| &counters.requests);
     let id = request.id;
     let pending = Pending::new(inner, link, request.ask.as_ref());
     let kept = request.ask.as_ref().map_or(0, account::request);

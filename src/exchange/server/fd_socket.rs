@@ -107,9 +107,9 @@ async fn converse(inner: &ServerCore, mut connection: Connection, of_peer: &OfPe
             break;
         };
         let request: Request = decode(&frame.bytes).inspect_err(|_| {
-            inner.counters.count(|stats| &mut stats.protocol_errors);
+            inner.counters.count(|counters| &counters.protocol_errors);
         })?;
-        inner.counters.count(|stats| &mut stats.requests);
+        inner.counters.count(|counters| &counters.requests);
         drop(frame);
         let (peer, pid) = (&connection.peer, connection.pid);
         let outcome = match request.ask {

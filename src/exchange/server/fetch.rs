@@ -214,7 +214,7 @@ impl ServerCore {
         };
         drop(state);
         note(publication, &session.peer, link.process.as_ref());
-        self.counters.count(|stats| &mut stats.fetches);
+        self.counters.count(|counters| &counters.fetches);
         self.audit.granted(link, lease, publication);
         tracing::debug!(peer = %session.peer, name = &*publication.name, lease, "granted");
         if self.events.receiver_count() > 0 {
@@ -293,7 +293,7 @@ impl ServerCore {
         let name = Arc::clone(&publication.name);
         let export = move || Ok(HeldFd::counted(publication.export_fds()?, room));
         let fds = self.charged_call(charge, export).await?;
-        self.counters.count(|stats| &mut stats.redeemed);
+        self.counters.count(|counters| &counters.redeemed);
         tracing::info!(%peer, %by, name = &*name, "ticket redeemed");
         let count = fds.len() as u32;
         Ok(Content::Answer(Answer::Fds(Fds { count }), fds))

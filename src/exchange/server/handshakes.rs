@@ -129,8 +129,10 @@ impl Handshakes {
         if until > Instant::now() {
             return Some(until);
         }
+        let (_, tell) = oldest.remove();
+        drop(queue);
         // It may be ending by itself.
-        let _ = oldest.remove().1.send(());
+        let _ = tell.send(());
         None
     }
 }

@@ -237,9 +237,23 @@ impl ServerCore {
         self.emit_expired(state, lease, now);
     }
 
+    /// Limits the remembered expired leases of a publication: those of processes that have ended go first,
+    /// because they need no confirmation any more.
+    pub(super) async fn thin_out(&self) {
+        let crowd = {
+            let state = self.state();
+            match state.leases.is_crowded() {
+                true => state.leases.crowd(),
+                false => return,
+            }
+        };
+        let ended = process::ended(crowd).await;
+        self.state().leases.thin_out(&ended);
+    }
+
     /// Counts and reports a lease that has ended without a release.
     fn emit_expired(&self, state: &ServerState, lease: &LeaseRecord, now: Instant) {
-        self.counters.count(|stats| &mut stats.expired);
+        self.counters.count(|counters| &counters.expired);
         let name = state.name_of(lease.publication);
         self.emit(ServerEvent::LeaseExpired {
             peer: lease.holder.peer.clone(),

@@ -46,7 +46,7 @@ pub(super) async fn run(inner: Arc<ServerCore>) {
                 inner.expire(Instant::now());
                 inner.audit.tell_suppressed(Instant::now());
                 inner.verify_expired().await;
-                inner.state().leases.thin_out();
+                inner.thin_out().await;
             }
             () = reloaded => inner.verify_all().await,
         }

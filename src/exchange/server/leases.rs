@@ -52,6 +52,15 @@ impl Leases {
         }
     }
 
+    /// Forgets all sessions and leases. The limits remain.
+    pub fn clear(&mut self) {
+        let counts = Arc::clone(&self.counts);
+        *self = Self {
+            counts,
+            ..Self::default()
+        };
+    }
+
     /// Adds a session that has a connection, and its machine.
     pub fn open(&mut self, session: u64, peer: PeerName, machine: Option<Machine>) {
         if let Some(machine) = machine {
@@ -213,6 +222,7 @@ impl Leases {
         let Some(holders) = self.publications.remove(&publication) else {
             return Vec::new();
         };
+        shrink(&mut self.publications);
         self.crowded.remove(&publication);
         let live = holders.live.into_iter();
         let live = live.filter_map(|l| self.remove(l)).collect();
@@ -302,7 +312,7 @@ impl Leases {
         };
         let mut list = in_order(&holders.live);
         list.extend(in_order(&holders.expired));
-        (list, holders.more)
+        (list, holders.more + holders.ended)
     }
 
     /// Returns the number of live leases of a publication.

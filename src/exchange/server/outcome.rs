@@ -39,7 +39,7 @@ pub(super) enum Step {
 }
 
 impl Step {
-    /// Returns a step for [`Later`](Self::Later).
+    /// Returns a step whose answer `job` returns later.
     pub fn later(job: impl Future<Output = Outcome> + Send + 'static) -> Result<Self, No> {
         Ok(Self::Later(Box::pin(job)))
     }

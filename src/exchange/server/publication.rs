@@ -74,7 +74,7 @@ impl Publication {
     /// Exports fabric handles, unless that has been done. It calls the driver.
     ///
     /// # Errors
-    /// Why there are none; if there never will be, [`no_fabric`](Self::no_fabric) says so from now on.
+    /// The reason. A permanent one is also stored in [`no_fabric`](Self::no_fabric).
     pub fn export_fabric(&self) -> Result<(), String> {
         if !self.handle_types.contains(HandleType::Fabric.into()) {
             return Err(self.no_fabric.get_or_init(|| self.find_no_fabric()).clone());

@@ -103,7 +103,7 @@ impl ServerCore {
             .map(|name| name.to_string());
         drop(state);
         self.released.notify_waiters();
-        self.counters.count(|stats| &mut stats.released);
+        self.counters.count(|counters| &counters.released);
         self.emit(ServerEvent::Released {
             peer: session.peer.clone(),
             name: name.unwrap_or_default(),

@@ -75,7 +75,7 @@ impl ServerCore {
         welcome.session = session.token.clone();
         let number = session.id;
         if welcome.resumed {
-            self.counters.count(|stats| &mut stats.resumed);
+            self.counters.count(|counters| &counters.resumed);
             tracing::info!(%peer, session = number, "session resumed");
         } else {
             tracing::info!(%peer, session = number, agent = ?hello.agent, "session begun");

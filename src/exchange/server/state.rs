@@ -362,7 +362,7 @@ impl ServerState {
     pub fn clear(&mut self) -> Vec<Arc<ServerSession>> {
         let sessions = std::mem::take(&mut self.sessions);
         self.watchers.clear();
-        self.leases = Leases::default();
+        self.leases.clear();
         self.credentials = Credentials::default();
         self.recalls = Deadlines::default();
         self.tickets = Tickets::default();

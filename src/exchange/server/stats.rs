@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::Refusal;
 use crate::per_driver::lock;
@@ -56,27 +57,42 @@ pub struct ServerStats {
     pub refusals: BTreeMap<String, u64>,
 }
 
-/// A function that returns one of the numbers.
-pub(super) type Gauge = fn(&mut ServerStats) -> &mut u64;
-
-/// The numbers that change as events happen; the others are 0 here.
+/// Counters that change as events happen. Atomic, because each request changes one.
 #[derive(Debug, Default)]
-pub(super) struct Counters(Mutex<ServerStats>);
+pub(super) struct Counters {
+    pub connections: AtomicU64,
+    pub handshakes: AtomicU64,
+    pub accepted: AtomicU64,
+    pub failed_handshakes: AtomicU64,
+    pub dropped_handshakes: AtomicU64,
+    pub protocol_errors: AtomicU64,
+    pub dropped_peers: AtomicU64,
+    pub resumed: AtomicU64,
+    pub requests: AtomicU64,
+    pub fetches: AtomicU64,
+    pub released: AtomicU64,
+    pub expired: AtomicU64,
+    pub redeemed: AtomicU64,
+    refusals: Mutex<BTreeMap<String, u64>>,
+}
+
+/// A function that returns one of the counters.
+pub(super) type Gauge = fn(&Counters) -> &AtomicU64;
 
 impl Counters {
-    /// Increments a number.
+    /// Increments a counter.
     pub fn count(&self, gauge: Gauge) {
-        *gauge(&mut lock(&self.0)) += 1;
+        gauge(self).fetch_add(1, Relaxed);
     }
 
-    /// Decrements a number.
+    /// Decrements a counter.
     pub fn lower(&self, gauge: Gauge) {
-        *gauge(&mut lock(&self.0)) -= 1;
+        gauge(self).fetch_sub(1, Relaxed);
     }
 
     /// Counts a refusal.
     pub fn refused(&self, reason: &Refusal) {
-        let refusals = &mut lock(&self.0).refusals;
+        let mut refusals = lock(&self.refusals);
         // An allocator may have reasons of its own, but only so many are counted.
         let word = match reason.word() {
             word if refusals.contains_key(word) || refusals.len() < 64 => word,
@@ -85,8 +101,25 @@ impl Counters {
         *refusals.entry(word.to_owned()).or_default() += 1;
     }
 
-    /// Returns the numbers.
+    /// Returns the counts, with the gauges left at 0.
     pub fn read(&self) -> ServerStats {
-        lock(&self.0).clone()
+        let refusals = lock(&self.refusals);
+        ServerStats {
+            connections: self.connections.load(Relaxed),
+            handshakes: self.handshakes.load(Relaxed),
+            accepted: self.accepted.load(Relaxed),
+            failed_handshakes: self.failed_handshakes.load(Relaxed),
+            dropped_handshakes: self.dropped_handshakes.load(Relaxed),
+            protocol_errors: self.protocol_errors.load(Relaxed),
+            dropped_peers: self.dropped_peers.load(Relaxed),
+            resumed: self.resumed.load(Relaxed),
+            requests: self.requests.load(Relaxed),
+            fetches: self.fetches.load(Relaxed),
+            released: self.released.load(Relaxed),
+            expired: self.expired.load(Relaxed),
+            redeemed: self.redeemed.load(Relaxed),
+            refusals: refusals.clone(),
+            ..ServerStats::default()
+        }
     }
 }

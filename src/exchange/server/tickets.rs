@@ -19,7 +19,7 @@ struct Ticket<T> {
     peer: PeerName,
     until: Instant,
     stands_for: T,
-    /// To the limit on the peer's tickets.
+    /// The charge against the limit on the peer's tickets.
     _charge: Charge,
 }
 

@@ -126,15 +126,15 @@ impl Connection {
         }
     }
 
-    /// Creates a connection over TLS, if the peer at that end has proved its name.
+    /// Creates a connection over TLS with the address `ip`, if the peer at that end has proved its name.
     fn tls(
         stream: TlsStream<TcpStream>,
+        ip: Option<IpAddr>,
         (end, basis): (End, Basis),
         remote: &str,
         limits: &Limits,
     ) -> Result<Self> {
-        let (socket, state) = stream.get_ref();
-        let ip = ip(socket);
+        let (_, state) = stream.get_ref();
         let (peer, credential) = tls::proved(remote, state, end, basis)?;
         let (reading, writing) = tokio::io::split(stream);
         let halves = (
@@ -149,7 +149,7 @@ impl Connection {
     }
 }
 
-/// Returns the address of the other end.
+/// Returns the address of the other end. A connection that has been reset has none.
 fn ip(stream: &TcpStream) -> Option<IpAddr> {
     stream.peer_addr().ok().map(|from| from.ip().to_canonical())
 }
@@ -243,10 +243,11 @@ async fn connect_now(
     let Some((basis, config, name)) = tls else {
         return Ok(Connection::tcp(stream, &remote, limits));
     };
+    let ip = ip(&stream);
     let stream = TlsConnector::from(config)
         .connect(name, stream)
         .await
         .map_err(|error| tls::explain(&remote, "TLS handshake", &error))?;
     let basis = (End::Server, basis);
-    Ok(Connection::tls(stream.into(), basis, &remote, limits)?)
+    Ok(Connection::tls(stream.into(), ip, basis, &remote, limits)?)
 }

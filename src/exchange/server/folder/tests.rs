@@ -46,7 +46,7 @@ fn of_the_dead_and_the_living_only_the_dead_ones_go() {
 }
 
 #[test]
-fn a_folder_that_no_server_left_so_stays() {
+fn a_folder_that_no_server_made_stays() {
     let place = place();
     let elsewhere = self::place();
     let aside = killed(elsewhere.path());

@@ -24,9 +24,9 @@ pub(in crate::server) struct LeaseRecord {
     pub machine: Option<Machine>,
     /// Whether handles have been sent to it, or may be in flight: without them nothing is mapped.
     pub handed: bool,
-    /// To the limit on the peer's leases, while it is live.
+    /// The charge against the limit on the peer's leases, while it is live.
     pub counted: Option<Arc<Charge>>,
-    /// For its bytes, until the lease is forgotten.
+    /// The charge for its bytes, until the lease is forgotten.
     pub charge: Option<Arc<Charge>>,
 }
 
@@ -51,10 +51,12 @@ pub(super) struct Holders {
     pub(super) expired: BTreeSet<u64>,
     /// Expired leases that are only counted.
     pub(super) more: usize,
+    /// Expired leases that are only counted, and whose processes have ended.
+    pub(super) ended: usize,
 }
 
 impl Holders {
     pub(super) fn is_empty(&self) -> bool {
-        self.live.is_empty() && self.expired.is_empty() && self.more == 0
+        self.live.is_empty() && self.expired.is_empty() && self.more + self.ended == 0
     }
 }

@@ -138,6 +138,12 @@ fn limits_are_each_peers_own() {
     leases.grant(3, 7, None, now).unwrap();
     leases.release(1, &peer(1), first).unwrap();
     leases.grant(1, 7, None, now).unwrap();
+    leases.clear();
+    leases.open(1, peer(1), None);
+    assert_eq!(leases.live(), 0);
+    for limited in [false, false, true] {
+        assert_eq!(leases.grant(1, 7, None, now).is_err(), limited);
+    }
     assert_eq!(
         leases.grant(9, 7, None, now).unwrap_err().0,
         Refusal::Expired
@@ -186,12 +192,42 @@ fn not_every_expired_holder_is_remembered_but_all_are_counted() {
         leases.grant(session, 7, None, now).unwrap();
         leases.detach(session, now, false);
         leases.expire(now);
-        leases.thin_out();
+        leases.thin_out(&leases.crowd());
     }
     let (list, more) = leases.holders(7);
     assert_eq!((list.len(), more), (MAX_EXPIRED, 5));
     assert_eq!(list[0].since, since(5), "the oldest are forgotten");
     assert_eq!(leases.leases.len(), MAX_EXPIRED);
+}
+
+#[test]
+fn of_too_many_expired_holders_those_go_first_whose_processes_have_ended() {
+    let now = Instant::now();
+    let mut leases = Leases::default();
+    let all: Vec<_> = (0..=MAX_EXPIRED as u32).map(Process::without).collect();
+    for (session, process) in all.iter().enumerate() {
+        let session = session as u64;
+        leases.open(session, peer(1), None);
+        let lease = leases.grant(session, 7, None, now).unwrap();
+        leases.set_process(lease, *process);
+        assert!(!leases.is_crowded());
+        leases.end(session);
+    }
+    assert!(leases.is_crowded());
+    let mut crowd = leases.crowd();
+    assert_eq!(crowd.len(), all.len());
+    // One of them runs.
+    crowd.remove(&all[9]);
+    leases.thin_out(&crowd);
+    assert!(!leases.is_crowded());
+    let (list, more) = leases.holders(7);
+    assert_eq!((list.len(), more), (1, MAX_EXPIRED), "they did not say it");
+    assert_eq!(leases.silent(7), [(list[0].lease, all[9])]);
+    assert!(leases.is_held(7));
+    leases.release(9, &peer(1), list[0].lease).unwrap();
+    assert!(!leases.is_held(7), "nobody has it mapped");
+    leases.forget(7);
+    assert!(leases.publications.is_empty() && leases.leases.is_empty());
 }
 
 /// A lease, its session, its publication, its peer, its state, and when it was granted.
