@@ -299,8 +299,10 @@ impl_cpu_memory!(Buffer);
 
 access_checks!(unsafe impl for Buffer, |this| this.range);
 
-// The location is that of the first part.
-impl_memory! { for Buffer, |this| this.range.first().driver(), this.range.start(), this.len, this.range.first().location() }
+impl_memory! {
+    /// Returns the location of the first part.
+    for Buffer, |this| this.range.first().driver(), this.range.start(), this.len, this.range.first().location()
+}
 
 /// Returns the host node of a GPU: from the driver, or else from the machine's topology.
 fn host_node(driver: &Driver, gpu: i32) -> Result<NodeId> {

@@ -175,16 +175,16 @@ impl<F: FnMut(Progress) -> ControlFlow<()>> Pace<F> {
     /// # Errors
     /// [`Error::Cancelled`] if the caller's function breaks.
     pub fn made(&mut self, bytes: u64) -> Result<()> {
-        let took = self.began.elapsed();
         self.made.done = self.made.done.saturating_add(bytes);
         let Progress { done, total } = self.made;
+        let took = (done < total).then(|| self.began.elapsed());
         if (self.progress)(self.made).is_break() {
             return Err(Error::Cancelled { done, total });
         }
-        if done < total {
+        if let Some(took) = took {
             thread::sleep(self.growth.rest_after(took));
+            self.began = Instant::now();
         }
-        self.began = Instant::now();
         Ok(())
     }
 }

@@ -112,7 +112,9 @@ impl Owned {
 impl_memory! { for Owned, |this| &this.driver, this.start, this.len, this.location }
 
 // SAFETY: the memory is given back when its owner is dropped. Until then host memory is all GPUs', for reading alone if
-// it is not writable. A GPU's memory is open to its own kernels and to every copy engine.
+// it is not writable: pinned and registered memory is PORTABLE and DEVICEMAP, and for `SystemMemory` every GPU uses this
+// process's page tables (ATS). A GPU's memory is open to its own kernels and to every copy engine; kernels of other GPUs
+// have no access, because this crate enables no peer access.
 unsafe impl AccessChecks for Owned {
     fn gpu_access(&self, gpu: i32, engine: Engine, _: u64, _: u64) -> Result<Access> {
         Ok(match self.location {
@@ -156,7 +158,8 @@ macro_rules! owned {
             pub fn cpu(&self) -> $crate::memory::CpuView<'_> {
                 let memory = &self.memory;
                 // SAFETY: the memory is mapped for the CPU, in whole pages, also while GPUs work, until this is
-                // dropped; safe code reaches it through atomic views only.
+                // dropped. A registered file keeps its pages: by the contract of `of_file`, or by its seals. Safe
+                // code reaches the bytes through atomic views only.
                 unsafe { $crate::memory::CpuView::new(memory.start, memory.len, memory.writable) }
             }
         }

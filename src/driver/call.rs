@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Declares the calls. A call's name is `cu` and its variant's, where no other is given.
+/// Declares the calls. A call is named `cu` and the variant's name, unless a name follows.
 macro_rules! calls {
     (@name $variant:ident) => { concat!("cu", stringify!($variant)) };
     (@name $variant:ident $name:literal) => { $name };
@@ -122,5 +122,34 @@ impl TryFrom<String> for Call {
 impl From<Call> for &'static str {
     fn from(call: Call) -> Self {
         call.name()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_cudas_functions() {
+        for (call, name) in [
+            (Call::MemMap, "cuMemMap"),
+            (Call::DeviceGetPciBusId, "cuDeviceGetPCIBusId"),
+            (Call::DeviceGetP2PAttribute, "cuDeviceGetP2PAttribute"),
+            (Call::RtMallocAsync, "cudaMallocAsync"),
+            (Call::RtMallocFromPoolAsync, "cudaMallocFromPoolAsync"),
+            (Call::RtFreeAsync, "cudaFreeAsync"),
+            (Call::RtRuntimeGetVersion, "cudaRuntimeGetVersion"),
+        ] {
+            assert_eq!(call.name(), name);
+        }
+        for &call in Call::ALL {
+            let prefix = match format!("{call:?}").starts_with("Rt") {
+                true => "cuda",
+                false => "cu",
+            };
+            assert!(call.name().starts_with(prefix), "{call:?}");
+            let upper = call.name()[prefix.len()..].starts_with(char::is_uppercase);
+            assert!(upper && call.name().parse().ok() == Some(call), "{call:?}");
+        }
     }
 }

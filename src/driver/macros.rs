@@ -42,7 +42,6 @@ macro_rules! setters {
 #[macro_export]
 macro_rules! error_texts {
     ($error:ty { $($pattern:pat => ($($message:tt)+), $remedy:expr;)* }) => {
-        #[allow(unused_variables)] // a field may be in one of the texts only
         impl $error {
             fn describe(&self, f: &mut $crate::text::Escaping<'_, '_>) -> std::fmt::Result {
                 match self {
@@ -51,6 +50,7 @@ macro_rules! error_texts {
             }
 
             /// Returns what to do about it, in a sentence.
+            #[allow(unused_variables)] // most are in the message alone; `_field`: in the remedy alone
             pub fn remedy(&self) -> &'static str {
                 match self {
                     $($pattern => $remedy,)*

@@ -180,6 +180,39 @@ mod tests {
         );
     }
 
+    #[test]
+    fn pci_addresses_are_read() {
+        for (text, address) in [
+            ("0000:01:00.0", Some((0, 1, 0, 0))),
+            ("00010000:c1:1F.7", Some((0x1_0000, 0xc1, 0x1f, 7))),
+            ("c1:00.0\n", Some((0, 0xc1, 0, 0))),
+            ("0000:01:00", None),
+            ("01.0", None),
+            ("0:0:01:00.0", None),
+            ("0000:100:00.0", None),
+            ("0000:0g:00.0", None),
+            ("", None),
+        ] {
+            assert_eq!(pci_address(text), address, "{text}");
+        }
+    }
+
+    #[test]
+    fn ids_of_hexadecimal_digits_are_read() {
+        let id = *b"\x00\x11\x22\x33\x44\x55\x66\x77\x88\x99\xaa\xbb\xcc\xdd\xee\xff";
+        for (text, read) in [
+            ("00112233-4455-6677-8899-aabbccddeeff", Some(id)),
+            ("00112233445566778899AABBCCDDEEFF", Some(id)),
+            ("0112233-4455-6677-8899-aabbccddeeff", None),
+            ("000112233-4455-6677-8899-aabbccddeeff", None),
+            ("+0112233-4455-6677-8899-aabbccddeeff", None),
+            ("g0112233-4455-6677-8899-aabbccddeeff", None),
+            ("", None),
+        ] {
+            assert_eq!(hex_id(text), read, "{text}");
+        }
+    }
+
     proptest! {
         #[test]
         fn nothing_unsafe_is_left_and_escaping_is_idempotent(text in any::<String>(), most in 0_usize..64) {

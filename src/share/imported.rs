@@ -182,8 +182,8 @@ unsafe impl AccessChecks for ImportedBuffer {
     }
 }
 
-// The location is that of the first part, as this machine's driver reports it.
 impl_memory! {
+    /// Returns the location of the first part, as this machine's driver reports it.
     for ImportedBuffer, |this| this.0.mapped.first().driver(), this.0.mapped.start().add(this.start()),
     this.0.description.len, this.0.mapped.first().location()
 }

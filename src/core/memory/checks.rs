@@ -143,11 +143,12 @@ macro_rules! memory_through {
 }
 pub use memory_through;
 
-/// Implements [`Memory`](super::Memory) for a type: by its driver, the address, the length and the location.
+/// Implements [`Memory`](super::Memory) for a type: by its driver, the address, the length and the location, whose
+/// documentation may come first.
 #[macro_export]
 macro_rules! impl_memory {
     (
-        $([$($generic:tt)*])? for $type:ty, |$this:ident|
+        $(#[$doc:meta])* $([$($generic:tt)*])? for $type:ty, |$this:ident|
         $driver:expr, $start:expr, $len:expr, $location:expr
     ) => {
         impl$(<$($generic)*>)? $crate::memory::Memory for $type {
@@ -163,6 +164,7 @@ macro_rules! impl_memory {
                 let $this = self;
                 $len
             }
+            $(#[$doc])*
             fn location(&self) -> $crate::driver::Location {
                 let $this = self;
                 $location

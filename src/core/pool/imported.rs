@@ -49,7 +49,7 @@ impl Pool {
 }
 
 impl PoolBuffer {
-    /// Returns the token by which an importer of the pool imports this allocation, which has happened then.
+    /// Waits for the allocation and returns the token by which an importer of the pool imports it.
     ///
     /// Source: `cuMemPoolExportPointer`, which needs the pool to have been exported.
     ///

@@ -161,8 +161,10 @@ impl PoolOptions {
                 !reuse.allow_internal_dependencies,
             ),
         ];
+        // The driver's default is all three on.
+        let off = 0;
         for (attribute, _) in refused.into_iter().filter(|(_, is_off)| *is_off) {
-            pool.set(attribute, 0)?;
+            pool.set(attribute, off)?;
         }
         if self.release_threshold != 0 {
             pool.set_release_threshold(self.release_threshold)?;

@@ -5,7 +5,7 @@ mod options;
 use std::panic::Location as Caller;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, fence};
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 
 pub use options::PhysicalOptions;
 
@@ -39,8 +39,8 @@ pub struct PhysicalMemory {
     handle: PhysicalHandle,
     size: PaddedSize,
     props: AllocationProps,
-    /// Unique among the memories of this process.
-    allocation: u64,
+    /// Unique among the memories of this process. Drawn when it is first asked for: most memory is never shared.
+    allocation: OnceLock<u64>,
     generation: AtomicU64,
     /// Every mapping of it in this process has a clone.
     mapped: Arc<Origin>,
@@ -98,7 +98,7 @@ impl PhysicalMemory {
             handle,
             size: PaddedSize::new(1, Granularity::TWO_MIB)?,
             props: AllocationProps::at(Location::Host),
-            allocation: next_allocation(),
+            allocation: OnceLock::new(),
             generation: AtomicU64::new(0),
             mapped: Arc::new(Origin {
                 imported: true,
@@ -135,7 +135,8 @@ impl PhysicalMemory {
     /// has ended.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the memory was created without this handle type.
+    /// [`Error::InvalidArgument`] if the memory was created without this handle type, or if the driver returns a handle of
+    /// another type; the driver's errors.
     pub fn export(&self, handle_type: HandleType) -> Result<ShareableHandle> {
         if !self.props.handle_types.contains(handle_type.into()) {
             let why = format!(
@@ -202,7 +203,7 @@ impl PhysicalMemory {
         Ok(Identity {
             boot: BootId::current()?,
             instance: InstanceId::current()?,
-            allocation: self.allocation,
+            allocation: *self.allocation.get_or_init(next_allocation),
             generation: self.generation.load(Relaxed),
         })
     }
@@ -266,7 +267,7 @@ impl PhysicalMemory {
     }
 
     fn release_once(&self) -> Result<()> {
-        // SAFETY: `self` owns the handle and is being dropped.
+        // SAFETY: `self` owns the handle and is being dropped, and `released` lets this happen once.
         unsafe { self.driver.mem_release(self.handle) }
     }
 }

@@ -58,6 +58,7 @@ impl Core {
     }
     [fn] create_memory(size: u64, props: &AllocationProps) -> PhysicalHandle {
         let (props, mut handle) = (MemAllocationProp::from(props), 0);
+        // The flags must be 0, here and in `mem_map` and `mem_address_reserve`.
         @here() mem_create(&mut handle, size as usize, &props, 0) => PhysicalHandle(handle)
     }
     [pub(super) unsafe fn] mem_release(handle: PhysicalHandle) -> () {
@@ -65,6 +66,7 @@ impl Core {
     }
     [pub(super) fn] mem_address_reserve(size: u64, alignment: u64, hint: u64) -> DevicePtr {
         let mut ptr = 0;
+        // The driver may place the range elsewhere than at the hint.
         @here() mem_address_reserve(&mut ptr, size as usize, alignment as usize, hint, 0) => DevicePtr(ptr)
     }
     [pub(super) unsafe fn] mem_address_free(ptr: DevicePtr, size: u64) -> () {
@@ -94,7 +96,7 @@ impl Core {
         @here() mem_retain(&mut handle, opaque(ptr.0)) => PhysicalHandle(handle)
     }
     [pub(super) fn] pointer_attribute(ptr: DevicePtr, attribute: PointerAttribute) -> u64 {
-        // The widest attribute has 64 bits; narrower ones leave the rest as it is.
+        // 8 bytes hold each attribute of the enum; narrower ones leave the rest as it is.
         let mut value = 0_u64;
         @anywhere() pointer_get_attribute((&raw mut value).cast(), attribute as i32, ptr.0)
             => match attribute {
@@ -107,7 +109,7 @@ impl Core {
         @anywhere() mem_get_address_range(&mut base, &mut size, ptr.0) => (DevicePtr(base), size as u64)
     }
     [pub(super) unsafe fn] mem_dma_buf(ptr: DevicePtr, size: u64) -> OwnedFd {
-        let mut fd = -1_i32;
+        let mut fd = -1_i32; // this handle type is an int
         @anywhere() mem_get_handle_for_address_range(
             (&raw mut fd).cast(), ptr.0, size as usize, abi::DMA_BUF_FD, 0
         ) =>

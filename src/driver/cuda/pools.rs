@@ -104,11 +104,11 @@ macro_rules! pool_calls_of {
                 @at(0) pool_destroy(opaque(pool.0)) => ()
             }
             [unsafe fn] pool_set_attribute(pool: PoolHandle, attribute: PoolAttribute, value: u64) -> () {
-                let mut value = AttributeValue::new(attribute, value);
+                let mut value = AttributeValue::new(attribute, value); // as wide as the attribute
                 @at(0) pool_set_attribute(opaque(pool.0), attribute as i32, value.as_mut_ptr()) => ()
             }
             [unsafe fn] pool_get_attribute(pool: PoolHandle, attribute: PoolAttribute) -> u64 {
-                let mut value = AttributeValue::new(attribute, 0);
+                let mut value = AttributeValue::new(attribute, 0); // as wide as the attribute
                 @at(0) pool_get_attribute(opaque(pool.0), attribute as i32, value.as_mut_ptr())
                     => value.widened()
             }

@@ -90,7 +90,7 @@ impl Core {
             src_access_order: abi::MEMCPY_SRC_ACCESS_ORDER_STREAM,
             ..Default::default()
         };
-        // The attributes count from copy 0 on.
+        // Each list has `copies.len()` values. There is one set of attributes, which counts from copy 0 on.
         let (mut first, mut failed) = (0, 0);
         @on(stream.device) memcpy_batch_async(
             dsts.as_mut_ptr(), srcs.as_mut_ptr(), sizes.as_mut_ptr(), copies.len(),
@@ -115,7 +115,7 @@ impl Core {
     }
     [pub(super) unsafe fn] launch_kernel
         (function: FunctionHandle, dims: LaunchDims, args: &[u64], stream: StreamHandle) -> () {
-        // The driver copies the arguments and does not write them.
+        // The driver copies the arguments and does not write them. It reads as many as the kernel has.
         let mut params = Vec::from_iter(args.iter().map(|arg| ptr::from_ref(arg).cast_mut().cast()));
         @on(stream.device) launch_kernel(
             opaque(function.0), dims.blocks, 1, 1, dims.threads, 1, 1, 0, opaque(stream.raw),

@@ -86,7 +86,7 @@ error_texts! { Error {
         "memory was overwritten or is faulty: check other writers, then the machine's logs";
     Error::ProbeDied { what, how } => ("the probe of {what} died: {how}"),
         "if the driver crashed, update it, and use the paths that work";
-    Error::System { what, kind, detail } => ("{what}: {detail}"), of_system(*kind);
+    Error::System { what, kind: _kind, detail } => ("{what}: {detail}"), of_system(*_kind);
     Error::Topology { detail } => ("topology: {detail}"),
         "check /sys/devices/system/node, or the description that was given instead";
     Error::Cancelled { done, total } =>

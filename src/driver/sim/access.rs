@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::memory::{BOUNCE, Memory, Purpose};
+use super::memory::{Memory, Purpose};
 use super::state::{Kind, State};
 use crate::{Access, Code, HandleTypes, Location};
 
@@ -47,7 +47,7 @@ impl State {
                 return Err(Code::ILLEGAL_ADDRESS);
             }
             let access = match (&region.kind, engine) {
-                (Kind::Own { .. }, Engine::Copy) => Access::ReadWrite,
+                (Kind::Allocation { .. }, Engine::Copy) => Access::ReadWrite,
                 _ => self.access(region, device),
             };
             if access < need {
@@ -121,7 +121,7 @@ impl Piece {
             None => {
                 let len = bytes.len() as u64;
                 let scratch = scratch(len)?;
-                scratch.copy_from_address(self.at, len)?;
+                scratch.copy_from_address(0, self.at, len)?;
                 scratch.read(0, bytes)
             }
         }
@@ -138,7 +138,7 @@ impl Piece {
                 let scratch = scratch(bytes.len() as u64)?;
                 scratch.write(0, bytes)?;
                 // SAFETY: the caller's promise.
-                unsafe { scratch.copy_to_address(self.at, bytes.len() as u64) }
+                unsafe { scratch.copy_to_address(0, self.at, bytes.len() as u64) }
             }
         }
     }
@@ -161,16 +161,22 @@ impl Piece {
 /// # Safety
 /// The caller may overwrite the process's own memory in `dst`.
 pub(super) unsafe fn copy(dst: Vec<Piece>, src: Vec<Piece>) -> Result<(), Code> {
-    let most = dst.iter().chain(&src).map(|piece| piece.len).max();
-    let mut bytes = vec![0; BOUNCE.min(most.unwrap_or(0) as usize)];
     let (mut dst, mut src) = (dst.into_iter(), src.into_iter());
     let (mut to, mut from) = (dst.next(), src.next());
     while let (Some(into), Some(of)) = (&to, &from) {
-        let n = (into.len.min(of.len) as usize).min(bytes.len());
-        of.read(&mut bytes[..n])?;
-        // SAFETY: the caller's promise.
-        unsafe { into.write(&bytes[..n]) }?;
-        let n = n as u64;
+        let n = into.len.min(of.len);
+        match (&into.memory, &of.memory) {
+            (Some(memory), Some(from)) => memory.copy_from(into.at, from, of.at, n)?,
+            (Some(memory), None) => memory.copy_from_address(into.at, of.at, n)?,
+            // SAFETY: the caller's promise.
+            (None, Some(memory)) => unsafe { memory.copy_to_address(of.at, into.at, n) }?,
+            (None, None) => {
+                let scratch = scratch(n)?;
+                scratch.copy_from_address(0, of.at, n)?;
+                // SAFETY: the caller's promise.
+                unsafe { scratch.copy_to_address(0, into.at, n) }?;
+            }
+        }
         let rest = |piece: &Piece| (piece.len > n).then(|| piece.after(n));
         let (more_to, more_from) = (rest(into), rest(of));
         to = more_to.or_else(|| dst.next());

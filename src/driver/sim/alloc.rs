@@ -70,7 +70,7 @@ impl State {
             len,
             memory,
             offset: 0,
-            kind: Kind::Own {
+            kind: Kind::Allocation {
                 by,
                 device,
                 size,
@@ -87,7 +87,7 @@ impl State {
         let (start, region) = self.region(ptr.0).ok_or(Code::INVALID_VALUE)?;
         let owner = match region.kind {
             Kind::Chunk { pool } => return self.free_now(device, pool, ptr),
-            Kind::Own {
+            Kind::Allocation {
                 by: Allocator::Device | Allocator::Managed,
                 device,
                 ..
@@ -105,7 +105,7 @@ impl State {
             return Ok(());
         }
         match self.regions.get(&ptr.0).map(|region| &region.kind) {
-            Some(Kind::Own {
+            Some(Kind::Allocation {
                 by: Allocator::Host,
                 ..
             }) => {}
@@ -144,7 +144,7 @@ impl State {
                 owner(physical.props.location),
                 physical.props.handle_types,
             ),
-            Kind::Own {
+            Kind::Allocation {
                 by, device, size, ..
             } => {
                 let location = match by {
@@ -185,7 +185,7 @@ impl State {
         }
         let found = self.find(ptr).ok_or(Code::INVALID_VALUE)?;
         let host = found.location.is_host();
-        let is_by = |this| matches!(found.region.kind, Kind::Own { by, .. } if by == this);
+        let is_by = |this| matches!(found.region.kind, Kind::Allocation { by, .. } if by == this);
         // For a mapping, the reservation around it.
         let reservation = match found.region.kind {
             Kind::Mapping { .. } => self.reservation(ptr.0, 1),
@@ -259,7 +259,7 @@ impl State {
             // Further, through the device memory that is mapped behind it.
             Kind::Mapping { .. } => self.is_device_memory(start, end),
             // Up to the end of its last page.
-            Kind::Own {
+            Kind::Allocation {
                 by: Allocator::Device,
                 size,
                 ..
@@ -269,7 +269,7 @@ impl State {
                 let block = self.region(start);
                 block.is_some_and(|(at, block)| at == start && end - start <= block.len)
             }
-            Kind::Own { .. } => false,
+            Kind::Allocation { .. } => false,
         }
     }
 

@@ -54,7 +54,7 @@ impl Sim {
 
     /// Returns how often a call was used.
     pub fn count(&self, call: Call) -> u64 {
-        self.calls().get(&call).copied().unwrap_or(0)
+        self.shared.faults().count(call)
     }
 
     /// Resets all counts to zero.

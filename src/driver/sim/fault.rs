@@ -43,6 +43,11 @@ impl Faults {
         hit.map_or(Ok(()), Err)
     }
 
+    /// Returns how often a call was used.
+    pub(super) fn count(&self, call: Call) -> u64 {
+        self.counts.get(&call).copied().unwrap_or(0)
+    }
+
     pub(super) fn add(&mut self, call: Call, nth: u64, code: Code) -> FaultId {
         let (id, left) = (FaultId(self.next), nth.max(1));
         self.next += 1;

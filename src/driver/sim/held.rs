@@ -79,6 +79,6 @@ fn regions(state: &State, is_such: impl Fn(&Kind) -> bool) -> usize {
 fn by(state: &State, allocator: Allocator) -> usize {
     regions(
         state,
-        |kind| matches!(kind, Kind::Own { by, .. } if *by == allocator),
+        |kind| matches!(kind, Kind::Allocation { by, .. } if *by == allocator),
     )
 }

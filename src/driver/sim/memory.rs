@@ -16,7 +16,7 @@ use crate::random;
 use crate::{Code, HandleTypes, Location};
 
 /// The part of a copy that is in flight at a time.
-pub(super) const BOUNCE: usize = 256 << 10;
+const BOUNCE: usize = 256 << 10;
 const MARK: &str = "egmem-sim-1";
 
 /// The use of a memory.
@@ -220,16 +220,33 @@ impl Memory {
     /// Sets `len` bytes to `value`.
     pub(super) fn fill(&self, offset: u64, value: u8, len: u64) -> Result<(), Code> {
         let pattern = vec![value; BOUNCE.min(len as usize)];
-        (0..len).step_by(BOUNCE).try_for_each(|at| {
-            let n = (len - at).min(BOUNCE as u64);
-            self.write(offset + at, &pattern[..n as usize])
+        pieces(len, |at, n| self.write(offset + at, &pattern[..n]))
+    }
+
+    /// Copies `len` bytes from other memory, or from another offset of this.
+    pub(super) fn copy_from(
+        &self,
+        offset: u64,
+        from: &Self,
+        from_offset: u64,
+        len: u64,
+    ) -> Result<(), Code> {
+        let mut bounce = vec![0; BOUNCE.min(len as usize)];
+        pieces(len, |at, n| {
+            from.read(from_offset + at, &mut bounce[..n])?;
+            self.write(offset + at, &bounce[..n])
         })
     }
 
     /// Copies `len` bytes from an address of this process. The kernel does it, so a wrong address is an
     /// error, not a fault.
-    pub(super) fn copy_from_address(&self, address: u64, len: u64) -> Result<(), Code> {
-        self.transfer(address, len, |fd, address, len, offset| {
+    pub(super) fn copy_from_address(
+        &self,
+        offset: u64,
+        address: u64,
+        len: u64,
+    ) -> Result<(), Code> {
+        self.transfer(offset, address, len, |fd, address, len, offset| {
             // SAFETY: the kernel checks the address and returns EFAULT if it cannot be read. The caller of
             // the copy guarantees that the range may be read.
             unsafe { libc::pwrite64(fd, address as *const _, len, offset) }
@@ -240,8 +257,13 @@ impl Memory {
     ///
     /// # Safety
     /// The caller may overwrite the range.
-    pub(super) unsafe fn copy_to_address(&self, address: u64, len: u64) -> Result<(), Code> {
-        self.transfer(address, len, |fd, address, len, offset| {
+    pub(super) unsafe fn copy_to_address(
+        &self,
+        offset: u64,
+        address: u64,
+        len: u64,
+    ) -> Result<(), Code> {
+        self.transfer(offset, address, len, |fd, address, len, offset| {
             // SAFETY: as above; the caller guarantees that the range may be overwritten.
             unsafe { libc::pread64(fd, address as *mut _, len, offset) }
         })
@@ -249,16 +271,22 @@ impl Memory {
 
     fn transfer(
         &self,
+        offset: u64,
         address: u64,
         len: u64,
         call: impl Fn(i32, u64, usize, i64) -> isize,
     ) -> Result<(), Code> {
         let mut done = 0;
         while done < len {
-            let at = address.checked_add(done).ok_or(FAULT)?;
-            let fd = self.file.as_raw_fd();
-            match call(fd, at, (len - done) as usize, done as i64) {
-                moved @ 1.. => done += moved as u64,
+            let (at, n) = (address.checked_add(done).ok_or(FAULT)?, len - done);
+            let moved = call(
+                self.file.as_raw_fd(),
+                at,
+                n as usize,
+                (offset + done) as i64,
+            );
+            match moved {
+                1.. => done += moved as u64,
                 0 => return Err(FAULT),
                 _ if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted => {}
                 _ => return Err(FAULT),
@@ -273,6 +301,16 @@ const FAULT: Code = Code::ILLEGAL_ADDRESS;
 fn open_again(file: &File) -> io::Result<File> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     File::options().read(true).write(true).open(path)
+}
+
+fn pieces(len: u64, mut each: impl FnMut(u64, usize) -> Result<(), Code>) -> Result<(), Code> {
+    let mut at = 0;
+    while at < len {
+        let n = (len - at).min(BOUNCE as u64);
+        each(at, n as usize)?;
+        at += n;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -334,17 +372,17 @@ mod tests {
     #[test]
     fn a_wrong_address_is_an_error() {
         let memory = memory(Purpose::Physical);
-        assert_eq!(memory.copy_from_address(4096, 16), Err(FAULT));
+        assert_eq!(memory.copy_from_address(0, 4096, 16), Err(FAULT));
         // SAFETY: nothing is mapped at the address, so nothing can be overwritten.
-        let answer = unsafe { memory.copy_to_address(4096, 16) };
+        let answer = unsafe { memory.copy_to_address(0, 4096, 16) };
         assert_eq!(answer, Err(FAULT));
         let text = *b"some words";
         memory
-            .copy_from_address(text.as_ptr() as u64, text.len() as u64)
+            .copy_from_address(5, text.as_ptr() as u64, text.len() as u64)
             .unwrap();
         let mut back = [0_u8; 10];
         // SAFETY: `back` is a local variable and long enough.
-        unsafe { memory.copy_to_address(back.as_mut_ptr() as u64, 10) }.unwrap();
+        unsafe { memory.copy_to_address(5, back.as_mut_ptr() as u64, 10) }.unwrap();
         assert_eq!(back, text);
     }
 

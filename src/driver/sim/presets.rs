@@ -182,7 +182,7 @@ mod tests {
     #[test]
     fn contradictions_are_named() {
         type Break = fn(&mut Machine);
-        let broken: [(&str, Break); 10] = [
+        let broken: [(&str, Break); 12] = [
             ("no host NUMA node", |m| m.nodes.clear()),
             ("(0, 4) is not a pair", |m| {
                 m.nvlink = PeerAccess::Pairs(vec![(1, 2), (0, 4)])
@@ -193,6 +193,8 @@ mod tests {
             ("used twice", |m| m.gpus[1].numa_id = 4),
             ("memory_references", |m| m.memory_references = Some(0)),
             ("PCI", |m| m.gpus[0].pci_bus_id = "1:2".into()),
+            ("PCI", |m| m.gpus[0].pci_bus_id = "01:00.0".into()),
+            ("PCI", |m| m.gpus[0].pci_bus_id = " 0000:01:00.0".into()),
             ("list", |m| m.nodes[0].cpus = "7-3".into()),
             ("cannot be", |m| {
                 m.nodes[0].distances.insert(1, 10);

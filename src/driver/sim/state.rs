@@ -59,7 +59,7 @@ pub(super) enum Kind {
     /// A pool's chunk.
     Chunk { pool: u64 },
     /// An older allocator created it.
-    Own {
+    Allocation {
         by: Allocator,
         device: i32,
         /// The bytes requested.
@@ -219,12 +219,12 @@ impl State {
         match &region.kind {
             Kind::Mapping { devices, .. } => devices[device as usize],
             Kind::Chunk { pool } => self.pools[pool].devices[device as usize],
-            Kind::Own {
+            Kind::Allocation {
                 by: Allocator::Device,
                 device: owner,
                 ..
             } if *owner != device => Access::None,
-            Kind::Own { .. } => Access::ReadWrite,
+            Kind::Allocation { .. } => Access::ReadWrite,
         }
     }
 

@@ -71,7 +71,7 @@ impl Machine {
                 "its host NUMA node {host_numa} does not exist";
             *numa_id < -1 || (*numa_id >= 0 && !ids.insert(*numa_id)) =>
                 "its memory's node {numa_id} is negative or used twice";
-            !pci_bus_id.is_empty() && pci_address(pci_bus_id).is_none() =>
+            !pci_bus_id.is_empty() && !is_pci_bus_id(pci_bus_id) =>
                 "'{pci_bus_id}' is not a PCI bus id such as 0000:01:00.0";
             !uuid.is_empty() && parse_uuid(uuid).is_none() => "'{uuid}' is not a UUID";
         }
@@ -96,6 +96,12 @@ impl Machine {
 
 fn bad(why: String) -> Error {
     Error::invalid("machine", why)
+}
+
+/// Returns whether a text is a PCI address with a domain and nothing around it, as drivers report it.
+fn is_pci_bus_id(text: &str) -> bool {
+    let has_domain = text.matches(':').count() == 2;
+    has_domain && text.trim() == text && pci_address(text).is_some()
 }
 
 fn is_cpu_list(text: &str) -> bool {

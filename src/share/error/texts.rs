@@ -19,8 +19,8 @@ impl fmt::Display for Error {
 
 error_texts! { Error {
     Self::Memory(error) => ("{error}"), error.remedy();
-    Self::NotTrusted { peer, why, cause } => ("{peer} is not trusted: {why}"), cause.remedy();
-    Self::Unreachable { peer, why, cause } => ("cannot connect to {peer}: {why}"), cause.remedy();
+    Self::NotTrusted { peer, why, cause: _cause } => ("{peer} is not trusted: {why}"), _cause.remedy();
+    Self::Unreachable { peer, why, cause: _cause } => ("cannot connect to {peer}: {why}"), _cause.remedy();
     Self::PeerLost { peer, why } => ("{peer} is lost: {why}"),
         "check the peer's process and its log, and the network; what was imported from it before stays mapped until dropped, but its \
          contents are no longer maintained";

@@ -1,10 +1,10 @@
 //! Options for physical memory.
 
 use std::panic::Location as Caller;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 
-use super::{Origin, PhysicalMemory, next_allocation};
+use super::{Origin, PhysicalMemory};
 use crate::Result;
 use crate::driver::{AllocationProps, Driver, GranularityKind, HandleTypes, Location};
 use crate::explain::explain_create;
@@ -115,7 +115,7 @@ impl PhysicalOptions {
             handle,
             size,
             props: self.props,
-            allocation: next_allocation(),
+            allocation: OnceLock::new(),
             generation: AtomicU64::new(0),
             mapped: Arc::new(Origin {
                 imported: false,

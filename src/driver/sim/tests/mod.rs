@@ -208,3 +208,18 @@ fn old_drivers_lack_what_came_later() {
     let node = driver.mem_create(GRANULE, &AllocationProps::at(Location::HostNuma(0)));
     assert_eq!(code(node), Code::SUCCESS);
 }
+
+#[test]
+fn calls_are_counted_until_the_counts_are_reset() {
+    let driver = h200();
+    let sim = sim(&driver);
+    sim.reset_counts();
+    assert!(sim.calls().is_empty());
+    driver.mem_address_reserve(GRANULE, 0, 0).unwrap();
+    driver.mem_address_reserve(GRANULE, 0, 0).unwrap();
+    assert_eq!(sim.count(Call::MemAddressReserve), 2);
+    assert_eq!(sim.count(Call::MemAddressFree), 0);
+    assert_eq!(sim.calls().len(), 1);
+    sim.reset_counts();
+    assert!(sim.calls().is_empty());
+}
