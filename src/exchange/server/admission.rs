@@ -32,16 +32,19 @@ impl Drop for Raised {
 
 /// Counts as a connection that has not been greeted yet until dropped.
 pub(super) struct Shaking {
-    pub handshake: Handshake,
+    // Dropped first: no more are counted than have a place.
     pub raised: Raised,
+    pub handshake: Handshake,
 }
 
 impl Shaking {
     /// Ends the wait for the greeting; fails if the connection has had to give way.
     pub fn finish(self) -> Result<()> {
+        let inner = Arc::clone(&self.raised.0);
+        drop(self.raised);
         match self.handshake.finish() {
             true => Ok(()),
-            false => Err(gave_way(&self.raised.0)),
+            false => Err(gave_way(&inner)),
         }
     }
 }
