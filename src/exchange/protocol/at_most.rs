@@ -173,6 +173,21 @@ mod tests {
     }
 
     #[test]
+    fn a_received_text_with_nuls_is_still_one_text() {
+        // A value, because `Texts` would replace the NULs before they are encoded.
+        let peers = ["a\0b", "\0\0", "c\u{7}"];
+        let ask = serde_json::json!({"name": "n", "bytes": 1, "peers": peers});
+        let mut bytes = Vec::new();
+        ciborium::into_writer(&serde_json::json!({"id": 1, "create": ask}), &mut bytes).unwrap();
+        assert!(bytes.windows(3).any(|sent| sent == b"a\0b"));
+        let Some(Ask::Create(read)) = decode::<Request>(&bytes).unwrap().ask else {
+            panic!("another request");
+        };
+        let texts: Vec<_> = read.peers.iter().collect();
+        assert_eq!(texts, ["a\u{1}b", "\u{1}\u{1}", "c\u{7}"]);
+    }
+
+    #[test]
     fn lists_of_leases_are_ascending_and_bounded() {
         let reads = |held: Vec<u64>| {
             let hello = Hello {
