@@ -9,10 +9,11 @@ use super::ServerCore;
 use super::link::Link;
 use super::outcome::{Content, No, Outcome, Step, invalid};
 use super::publication::{Publication, Registered};
-use crate::Refusal;
-use crate::protocol::{Answer, List, Names, Wait, Watch, check_name, check_prefix};
+use super::state::ServerState;
+use crate::protocol::{Answer, Entry, List, Names, Wait, Watch, check_name, check_prefix};
 use crate::share::MAX_PARTS;
 use crate::spiffe::MAX as MAX_SPIFFE;
+use crate::{PeerName, Refusal};
 
 /// How many names are visited while all others wait for the lock.
 const LOOKED: usize = 256;
@@ -27,36 +28,21 @@ impl ServerCore {
 
     /// Returns a page of entries that the peer may see, as many as fit into half a frame.
     fn page(&self, link: &Link, prefix: &str, after: Option<&str>) -> Names {
-        let mut entries = Vec::new();
-        let mut last: Option<Arc<str>> = after.map(Arc::from);
-        let mut room = self.limits.frame_bytes as usize / 2;
+        let mut page = Page {
+            peer: &link.session.peer,
+            prefix,
+            last: after.map(Arc::from),
+            limit: self.limits.list_page,
+            room: self.limits.frame_bytes as usize / 2,
+            entries: Vec::new(),
+        };
         loop {
             // Takes the lock for each part of the names: a peer may not see most of them.
-            let state = self.state();
-            let (mut visited, mut visited_last) = (0, None);
-            for (name, id) in names_after(&state.names, prefix, last.as_deref()).take(LOOKED) {
-                visited += 1;
-                visited_last = Some(name);
-                let found = state.publications.get(id);
-                let admits = |found: &&Registered| found.who.admits(&link.session.peer);
-                let Some(found) = found.filter(|found| !found.closing).filter(admits) else {
-                    continue;
-                };
-                // An estimate: a name and its owner, and for each part four ids and numbers with their keys.
-                let owner = found.publication.owner.to_string().len();
-                let size = 1024 + owner + 192 * found.publication.description.parts.len();
-                if entries.len() == self.limits.list_page || (size > room && !entries.is_empty()) {
-                    let more = true;
-                    return Names { entries, more };
-                }
-                room = room.saturating_sub(size);
-                entries.push(state.entry(&found.publication));
-            }
-            if visited < LOOKED {
-                let more = false;
+            let complete = page.extend(&self.state());
+            if let Some(more) = complete {
+                let entries = page.entries;
                 return Names { entries, more };
             }
-            last = visited_last.cloned();
         }
     }
 
@@ -95,6 +81,47 @@ impl ServerCore {
             let publication = come.map_err(|_| (Refusal::TimedOut, String::new()))?;
             Ok(inner.entry(&publication))
         })
+    }
+}
+
+/// A page of entries that is not complete yet.
+struct Page<'a> {
+    peer: &'a PeerName,
+    prefix: &'a str,
+    /// The last name that was visited.
+    last: Option<Arc<str>>,
+    /// The most entries.
+    limit: usize,
+    /// Bytes that are left for entries.
+    room: usize,
+    entries: Vec<Entry>,
+}
+
+impl Page<'_> {
+    /// Visits the next names, [`LOOKED`] at most. Returns whether there are more entries once the page is complete.
+    fn extend(&mut self, state: &ServerState) -> Option<bool> {
+        let (mut visited, mut visited_last) = (0, None);
+        let names = names_after(&state.names, self.prefix, self.last.as_deref());
+        for (name, id) in names.take(LOOKED) {
+            visited += 1;
+            visited_last = Some(name);
+            let found = state.publications.get(id);
+            let admits = |found: &&Registered| found.who.admits(self.peer);
+            let Some(found) = found.filter(|found| !found.closing).filter(admits) else {
+                continue;
+            };
+            // An estimate: a name and its owner, and for each part four ids and numbers with their keys.
+            let owner = found.publication.owner.to_string().len();
+            let size = 1024 + owner + 192 * found.publication.description.parts.len();
+            let count = self.entries.len();
+            if count == self.limit || (size > self.room && count > 0) {
+                return Some(true);
+            }
+            self.room = self.room.saturating_sub(size);
+            self.entries.push(state.entry(&found.publication));
+        }
+        self.last = visited_last.cloned();
+        (visited < LOOKED).then_some(false)
     }
 }
 
@@ -174,6 +201,30 @@ mod tests {
         // A name before the prefix does not lead out of it.
         assert_eq!(page(&list, "b/", Some("a"), 9).len(), 3);
         assert!(page(&list, "b/", Some("c"), 9).is_empty());
+    }
+
+    #[test]
+    fn a_part_of_the_names_is_visited_under_one_lock() {
+        let mut state = ServerState::default();
+        // None of them has a publication, so that no entry ends the page.
+        let names: Vec<Arc<str>> = (0..2 * LOOKED + 3)
+            .map(|n| format!("{n:04}").into())
+            .collect();
+        state.names = names.iter().cloned().zip(0..).collect();
+        let mut page = Page {
+            peer: &PeerName::Local,
+            prefix: "",
+            last: None,
+            limit: 9,
+            room: 1 << 20,
+            entries: Vec::new(),
+        };
+        for visited in [LOOKED, 2 * LOOKED] {
+            assert_eq!(page.extend(&state), None);
+            assert_eq!(page.last.as_ref(), Some(&names[visited - 1]));
+        }
+        assert_eq!(page.extend(&state), Some(false));
+        assert_eq!(page.last.as_ref(), names.last());
     }
 
     proptest! {

@@ -77,6 +77,29 @@ async fn a_name_goes_and_its_silent_holder_is_still_listened_to() {
 }
 
 #[tokio::test]
+async fn a_release_after_the_name_has_gone_is_reported_with_the_name() {
+    let driver = driver();
+    let (_directory, server) = server_at_unix().await;
+    let mut events = server.events();
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let mut raw = Raw::open(&server).await;
+    let (granted, _) = raw.fetch(fetch("a")).await.unwrap();
+    let unconfirmed = published.leave();
+    drop(published);
+    raw.release(granted.lease).await;
+    loop {
+        let event = tokio::time::timeout(LONG, events.recv()).await.unwrap();
+        if let ServerEvent::Released { lease, name, .. } = event.unwrap() {
+            assert_eq!((lease, &*name), (granted.lease, "a"));
+            break;
+        }
+    }
+    assert!(unconfirmed.resolved().await);
+    drop((unconfirmed, raw));
+    close(server, &driver).await;
+}
+
+#[tokio::test]
 async fn leases_end_with_their_processes_however_many_there_were() {
     let driver = driver();
     let (_directory, server) = server_at_unix().await;
