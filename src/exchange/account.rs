@@ -114,18 +114,6 @@ impl From<Over> for (Refusal, String) {
     }
 }
 
-/// Without limits.
-impl Default for Accounts {
-    fn default() -> Self {
-        let most = (usize::MAX, "");
-        Self {
-            all: Account::open(most, None, None),
-            each: most,
-            peers: Mutex::default(),
-        }
-    }
-}
-
 impl Accounts {
     /// Returns accounts for the bytes kept for peers.
     pub fn new(limits: &Limits) -> Arc<Self> {
@@ -138,7 +126,7 @@ impl Accounts {
         Arc::new(Self {
             all: Account::open(all, None, None),
             each,
-            ..Self::default()
+            peers: Mutex::default(),
         })
     }
 

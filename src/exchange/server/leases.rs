@@ -21,7 +21,7 @@ use crate::{PeerName, Refusal};
 pub(super) const MAX_EXPIRED: usize = 1024;
 
 /// The table of leases.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Leases {
     sessions: HashMap<u64, SessionRecord>,
     /// Live and expired ones. Boxed, so that the table has short entries: its capacity may be twice the number
@@ -46,19 +46,27 @@ pub(super) struct Leases {
 impl Leases {
     /// Creates an empty table for at most `limit` live leases of each peer.
     pub fn new(limit: usize) -> Self {
+        Self::counted_by(Accounts::per_peer(limit, "leases of this peer"))
+    }
+
+    fn counted_by(counts: Arc<Accounts>) -> Self {
         Self {
-            counts: Accounts::per_peer(limit, "leases of this peer"),
-            ..Self::default()
+            sessions: HashMap::new(),
+            leases: HashMap::new(),
+            publications: HashMap::new(),
+            counts,
+            followed: HashMap::new(),
+            unwatched: HashSet::new(),
+            machines: Machines::default(),
+            crowded: BTreeSet::new(),
+            deadlines: Deadlines::default(),
+            numbers: Numbers::default(),
         }
     }
 
     /// Forgets all sessions and leases. The limits remain.
     pub fn clear(&mut self) {
-        let counts = Arc::clone(&self.counts);
-        *self = Self {
-            counts,
-            ..Self::default()
-        };
+        *self = Self::counted_by(Arc::clone(&self.counts));
     }
 
     /// Adds a session that has a connection, and its machine.

@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn a_part_of_the_names_is_visited_under_one_lock() {
-        let mut state = ServerState::default();
+        let mut state = ServerState::new(Arc::default(), 1);
         // None of them has a publication, so that no entry ends the page.
         let names: Vec<Arc<str>> = (0..2 * LOOKED + 3)
             .map(|n| format!("{n:04}").into())

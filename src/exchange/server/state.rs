@@ -40,7 +40,7 @@ pub(super) struct Unconfirmed {
     pub changed: Arc<Notify>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct ServerState {
     /// Publications by name.
     pub names: BTreeMap<Arc<str>, u64>,
@@ -67,9 +67,20 @@ impl ServerState {
     /// Creates an empty state, for at most so many leases of each peer.
     pub fn new(audit: Arc<Audit>, leases_per_peer: usize) -> Self {
         Self {
+            names: BTreeMap::new(),
+            publications: HashMap::new(),
             leases: Leases::new(leases_per_peer),
+            sessions: Sessions::default(),
+            credentials: Credentials::default(),
+            recalls: Deadlines::default(),
+            tickets: Tickets::default(),
+            watchers: HashMap::new(),
+            waiters: HashMap::new(),
+            unconfirmed: HashMap::new(),
+            closing: false,
             audit,
-            ..Self::default()
+            last: 0,
+            session_numbers: Numbers::default(),
         }
     }
 

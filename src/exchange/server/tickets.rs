@@ -93,7 +93,6 @@ impl<T> Tickets<T> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::time::Duration;
 
     use super::*;
@@ -103,7 +102,10 @@ mod tests {
     const PEER: PeerName = PeerName::User(1);
 
     fn issue<T>(tickets: &mut Tickets<T>, key: u64, until: Instant, stands_for: T) -> Secret {
-        let charge = Arc::<Accounts>::default().of(&PEER).charge(1).unwrap();
+        let charge = Accounts::per_peer(1, "tickets")
+            .of(&PEER)
+            .charge(1)
+            .unwrap();
         let ticket = tickets.issue(key, &PEER, until, stands_for, charge);
         ticket.unwrap()
     }

@@ -1,6 +1,6 @@
-use std::time::Duration;
+mod random;
 
-use proptest::prelude::*;
+use std::time::Duration;
 
 use super::*;
 
@@ -13,7 +13,7 @@ fn peer(n: u32) -> PeerName {
 #[test]
 fn a_lease_lives_while_its_session_does() {
     let now = Instant::now();
-    let mut leases = Leases::default();
+    let mut leases = Leases::new(usize::MAX);
     leases.open(1, peer(1), None);
     let lease = leases.grant(1, 7, Some(64), now).unwrap();
     assert_eq!(leases.get(1, lease).unwrap().probe, Some(64));
@@ -28,7 +28,7 @@ fn a_lease_lives_while_its_session_does() {
 #[test]
 fn a_silent_holders_release_is_unconfirmed_until_it_speaks() {
     let now = Instant::now();
-    let mut leases = Leases::default();
+    let mut leases = Leases::new(usize::MAX);
     leases.open(1, peer(1), None);
     let lease = leases.grant(1, 7, None, now).unwrap();
     leases.detach(1, now + LIFE, false);
@@ -49,7 +49,7 @@ fn a_silent_holders_release_is_unconfirmed_until_it_speaks() {
 #[test]
 fn an_expired_lease_is_forgotten_with_its_process_and_a_live_one_is_not() {
     let now = Instant::now();
-    let mut leases = Leases::default();
+    let mut leases = Leases::new(usize::MAX);
     let process = Process::of(std::process::id()).unwrap();
     leases.open(1, peer(1), None);
     let [known, unknown] = [(); 2].map(|()| leases.grant(1, 7, None, now).unwrap());
@@ -67,7 +67,7 @@ fn an_expired_lease_is_forgotten_with_its_process_and_a_live_one_is_not() {
 #[test]
 fn no_release_is_unconfirmed_if_the_ticket_was_never_redeemed() {
     let now = Instant::now();
-    let mut leases = Leases::default();
+    let mut leases = Leases::new(usize::MAX);
     leases.open(1, peer(1), None);
     let [redeemed, unused] = [7, 8].map(|memory| {
         let lease = leases.grant(1, memory, None, now).unwrap();
@@ -88,7 +88,7 @@ fn no_release_is_unconfirmed_if_the_ticket_was_never_redeemed() {
 #[test]
 fn nobody_knows_whether_a_later_local_session_is_the_silent_holder() {
     let now = Instant::now();
-    let mut leases = Leases::default();
+    let mut leases = Leases::new(usize::MAX);
     leases.open(1, PeerName::Local, None);
     let lease = leases.grant(1, 7, None, now).unwrap();
     leases.detach(1, now, false);
@@ -104,7 +104,7 @@ fn nobody_knows_whether_a_later_local_session_is_the_silent_holder() {
 #[test]
 fn only_its_session_releases_a_live_lease() {
     let now = Instant::now();
-    let mut leases = Leases::default();
+    let mut leases = Leases::new(usize::MAX);
     leases.open(1, peer(1), None);
     leases.open(2, peer(1), None);
     let lease = leases.grant(1, 7, None, now).unwrap();
@@ -116,7 +116,7 @@ fn only_its_session_releases_a_live_lease() {
 #[test]
 fn a_session_that_holds_nothing_ends_with_its_connection() {
     let now = Instant::now();
-    let mut leases = Leases::default();
+    let mut leases = Leases::new(usize::MAX);
     leases.open(1, peer(1), None);
     assert!(leases.detach(1, now + LIFE, false));
     assert_eq!(leases.sessions(), 0);
@@ -153,7 +153,7 @@ fn limits_are_each_peers_own() {
 #[test]
 fn a_grant_that_never_arrived_ends_when_the_session_resumes() {
     let now = Instant::now();
-    let mut leases = Leases::default();
+    let mut leases = Leases::new(usize::MAX);
     leases.open(1, peer(1), None);
     let had = leases.grant(1, 7, None, now).unwrap();
     let lost = leases.grant(1, 7, None, now).unwrap();
@@ -166,7 +166,7 @@ fn a_grant_that_never_arrived_ends_when_the_session_resumes() {
 #[test]
 fn a_publication_ends_with_all_its_leases() {
     let now = Instant::now();
-    let mut leases = Leases::default();
+    let mut leases = Leases::new(usize::MAX);
     for session in 1..=3 {
         leases.open(session, peer(session as u32), None);
         leases.grant(session, 7, None, now).unwrap();
@@ -184,7 +184,7 @@ fn a_publication_ends_with_all_its_leases() {
 #[test]
 fn not_every_expired_holder_is_remembered_but_all_are_counted() {
     let now = Instant::now();
-    let mut leases = Leases::default();
+    let mut leases = Leases::new(usize::MAX);
     let since = |session| now + Duration::from_secs(session);
     for session in 0..MAX_EXPIRED as u64 + 5 {
         leases.open(session, peer(1), None);
@@ -203,7 +203,7 @@ fn not_every_expired_holder_is_remembered_but_all_are_counted() {
 #[test]
 fn of_too_many_expired_holders_those_go_first_whose_processes_have_ended() {
     let now = Instant::now();
-    let mut leases = Leases::default();
+    let mut leases = Leases::new(usize::MAX);
     let all: Vec<_> = (0..=MAX_EXPIRED as u32).map(Process::without).collect();
     for (session, process) in all.iter().enumerate() {
         let session = session as u64;
@@ -230,189 +230,12 @@ fn of_too_many_expired_holders_those_go_first_whose_processes_have_ended() {
     assert!(leases.publications.is_empty() && leases.leases.is_empty());
 }
 
-/// A lease, its session, its publication, its peer, its state, and when it was granted.
-type NaiveLease = (u64, u64, u64, u32, HolderState, Instant);
-
-/// The same by brute force: a list of sessions and a list of leases.
-#[derive(Default)]
-struct Naive {
-    sessions: Vec<(u64, u32, Option<Instant>)>,
-    leases: Vec<NaiveLease>,
-}
-
-#[derive(Clone, Debug)]
-enum Step {
-    Open(u64, u32),
-    Attach(u64),
-    Detach(u64, u64, bool),
-    Grant(u64, u64),
-    /// The lease was granted this many grants after the first.
-    Release(u64, u32, usize),
-    KeepOnly(u64, Vec<usize>),
-    Withdraw(u64),
-    Forget(u64),
-    Pass(u64),
-}
-
-fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let session = 0..5_u64;
-    let step = prop_oneof![
-        2 => (session.clone(), 0..3_u32).prop_map(|(s, p)| Step::Open(s, p)),
-        1 => session.clone().prop_map(Step::Attach),
-        2 => (session.clone(), 1..9_u64, any::<bool>()).prop_map(|(s, t, k)| Step::Detach(s, t, k)),
-        5 => (session.clone(), 0..3_u64).prop_map(|(s, p)| Step::Grant(s, p)),
-        3 => (session.clone(), 0..3_u32, 0..30_usize).prop_map(|(s, p, l)| Step::Release(s, p, l)),
-        1 => (session, proptest::collection::vec(0..30_usize, 0..5))
-            .prop_map(|(s, l)| Step::KeepOnly(s, l)),
-        1 => (0..3_u64).prop_map(Step::Withdraw),
-        1 => (0..3_u64).prop_map(Step::Forget),
-        2 => (0..6_u64).prop_map(Step::Pass),
-    ];
-    proptest::collection::vec(step, 0..60)
-}
-
-impl Naive {
-    fn expire(&mut self, session: u64) {
-        self.sessions.retain(|s| s.0 != session);
-        for lease in self.leases.iter_mut().filter(|l| l.1 == session) {
-            lease.4 = HolderState::Expired;
-        }
-    }
-
-    fn is_live(lease: &NaiveLease, session: u64) -> bool {
-        lease.1 == session && lease.4 != HolderState::Expired
-    }
-}
-
-proptest! {
-    #[test]
-    fn it_agrees_with_lists(steps in steps()) {
-        let second = Duration::from_secs(1);
-        let mut now = Instant::now();
-        let mut table = Leases::new(4);
-        let mut naive = Naive::default();
-        let mut granted_ever = Vec::new();
-        // Sessions' numbers are never reused: each opening is a new one.
-        let mut real: [u64; 5] = [u64::MAX; 5];
-        let mut next_session = 0;
-        for step in steps {
-            match step {
-                Step::Open(slot, who) => {
-                    // The slot's previous session survives without a connection.
-                    real[slot as usize] = next_session;
-                    next_session += 1;
-                    table.open(real[slot as usize], peer(who), None);
-                    naive.sessions.push((real[slot as usize], who, None));
-                }
-                Step::Attach(slot) => {
-                    let s = real[slot as usize];
-                    let entry = naive.sessions.iter_mut().find(|e| e.0 == s);
-                    prop_assert_eq!(table.attach(s), entry.is_some());
-                    if let Some(entry) = entry {
-                        entry.2 = None;
-                    }
-                }
-                Step::Detach(slot, after, keep) => {
-                    let s = real[slot as usize];
-                    let until = now + after as u32 * second;
-                    let holds = naive.leases.iter().any(|l| Naive::is_live(l, s));
-                    let there = naive.sessions.iter_mut().find(|e| e.0 == s);
-                    let ends = there.is_some() && !holds && !keep;
-                    if let Some(entry) = there {
-                        entry.2 = Some(until);
-                    }
-                    if ends {
-                        naive.expire(s);
-                    }
-                    prop_assert_eq!(table.detach(s, until, keep), ends);
-                }
-                Step::Grant(slot, publication) => {
-                    let s = real[slot as usize];
-                    let granted = table.grant(s, publication, None, now);
-                    let Some(&(_, who, _)) = naive.sessions.iter().find(|e| e.0 == s) else {
-                        prop_assert_eq!(granted.unwrap_err().0, Refusal::Expired);
-                        continue;
-                    };
-                    let of_peer = |l: &&NaiveLease| l.3 == who && l.4 != HolderState::Expired;
-                    if naive.leases.iter().filter(of_peer).count() >= 4 {
-                        prop_assert_eq!(granted.unwrap_err().0, Refusal::Limit);
-                    } else {
-                        let lease = granted.unwrap();
-                        prop_assert!(!granted_ever.contains(&lease));
-                        granted_ever.push(lease);
-                        naive.leases.push((lease, s, publication, who, HolderState::Held, now));
-                    }
-                }
-                Step::Release(slot, who, nth) => {
-                    let s = real[slot as usize];
-                    let lease = granted_ever.get(nth).copied().unwrap_or(u64::MAX);
-                    let found = naive.leases.iter().position(|l| {
-                        l.0 == lease && if l.4 == HolderState::Expired { l.3 == who } else { l.1 == s }
-                    });
-                    let released = table.release(s, &peer(who), lease);
-                    prop_assert_eq!(released.is_some(), found.is_some());
-                    if let Some(at) = found {
-                        naive.leases.remove(at);
-                    }
-                }
-                Step::KeepOnly(slot, held) => {
-                    let held = held.iter().filter_map(|&nth| granted_ever.get(nth).copied());
-                    let held: Vec<u64> = held.collect::<BTreeSet<_>>().into_iter().collect();
-                    let s = real[slot as usize];
-                    let (dropped, unknown) = table.keep_only(s, &held);
-                    for lease in held.iter().filter(|l| !unknown.contains(l)) {
-                        prop_assert!(naive.leases.iter().any(|l| l.0 == *lease && Naive::is_live(l, s)));
-                    }
-                    let before = naive.leases.len();
-                    naive.leases.retain(|l| !Naive::is_live(l, s) || held.contains(&l.0));
-                    prop_assert_eq!(before - naive.leases.len(), dropped.len());
-                }
-                Step::Withdraw(publication) => {
-                    let mut told = table.withdraw(publication);
-                    let live = naive.leases.iter_mut().filter(|l| l.2 == publication && l.4 != HolderState::Expired);
-                    let mut expected: Vec<_> = live.map(|l| { l.4 = HolderState::Withdrawing; (l.1, l.0) }).collect();
-                    told.sort_unstable();
-                    expected.sort_unstable();
-                    prop_assert_eq!(told, expected);
-                }
-                Step::Forget(publication) => {
-                    let live = naive.leases.iter().filter(|l| l.2 == publication && l.4 != HolderState::Expired);
-                    prop_assert_eq!(table.forget(publication).len(), live.count());
-                    naive.leases.retain(|l| l.2 != publication);
-                }
-                Step::Pass(seconds) => {
-                    now += seconds as u32 * second;
-                    let over = |e: &&(u64, u32, Option<Instant>)| e.2.is_some_and(|until| until <= now);
-                    let over: Vec<u64> = naive.sessions.iter().filter(over).map(|e| e.0).collect();
-                    let mut ended: Vec<u64> = table.expire(now).iter().map(|e| e.session).collect();
-                    ended.sort_unstable();
-                    prop_assert_eq!(&ended, &over);
-                    over.into_iter().for_each(|s| naive.expire(s));
-                }
-            }
-            // After every step both agree on what is visible.
-            for publication in 0..3 {
-                let order = |state| usize::from(state == HolderState::Expired);
-                let mut expected: Vec<_> = naive.leases.iter().filter(|l| l.2 == publication).collect();
-                expected.sort_by_key(|l| (order(l.4), l.5, l.0));
-                let expected: Vec<_> = expected.iter().map(|l| (l.0, peer(l.3), l.4)).collect();
-                let found = table.holders(publication).0;
-                let found: Vec<_> = found.into_iter().map(|h| (h.lease, h.peer, h.state)).collect();
-                prop_assert_eq!(found, expected);
-            }
-            let until = naive.sessions.iter().filter_map(|e| e.2).min();
-            prop_assert_eq!(table.deadline(), until);
-            prop_assert_eq!(table.sessions(), naive.sessions.len());
-        }
-    }
-}
-
 #[test]
 fn a_process_is_waited_for_only_while_a_lease_of_it_is_followed() {
     use tokio::sync::oneshot::error::TryRecvError;
 
     let now = Instant::now();
-    let mut leases = Leases::default();
+    let mut leases = Leases::new(usize::MAX);
     let process = Process::without(1);
     leases.open(1, peer(1), None);
     let [one, two] = [(); 2].map(|()| {
