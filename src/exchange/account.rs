@@ -192,7 +192,8 @@ impl Account {
         })
     }
 
-    /// Raises this sum, then those above it. An amount that exceeds a limit above has raised the sums below it
+    /// Raises this sum, then those above it. Where both are at their limits the error names this one: a peer can reduce
+    /// its own sum, and with only the limit of all it would retry in vain. An amount that exceeds a limit above has raised the sums below it
     /// for a moment: another charge may fail meanwhile.
     fn add(&self, amount: usize) -> Result<(), Over> {
         let (what, limit) = (self.what, self.limit);
@@ -305,6 +306,16 @@ mod tests {
         drop((charge, other));
         assert_eq!(accounts.used(), 0);
         assert!(lock(&accounts.peers).is_empty());
+    }
+
+    #[test]
+    fn where_both_limits_are_reached_the_peers_own_is_named() {
+        let accounts = Accounts::with((3, "of all peers"), (2, "of this peer"));
+        let [one, other] = [1, 2].map(|user| accounts.of(&PeerName::User(user)));
+        let held = [one.charge(2).unwrap(), other.charge(1).unwrap()];
+        assert_eq!(one.charge(1).unwrap_err().to_string(), "2 of this peer");
+        assert_eq!(other.charge(1).unwrap_err().to_string(), "3 of all peers");
+        drop(held);
     }
 
     #[test]
