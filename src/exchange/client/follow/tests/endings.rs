@@ -183,6 +183,50 @@ async fn a_lease_that_ends_as_forbidden_ends_it() {
     assert!(got.state().is_lost());
 }
 
+/// Returns the runtime of a client that a test ends.
+fn runtime() -> tokio::runtime::Runtime {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(1).enable_all().build().unwrap()
+}
+
+#[tokio::test]
+async fn it_ends_with_the_clients_runtime_and_its_offer_too() {
+    let (driver, fake, first) = (importer(), Fake::new().await, Memory::new());
+    let (own, options, on) = (runtime(), fake.options(), driver.clone());
+    let connect = own.spawn(async move { options.connect(&on).await });
+    let (client, (mut peer, _)) = within(async { tokio::join!(connect, fake.greet()) }).await;
+    let client = client.unwrap().unwrap();
+    let mut follow = unproved(&client);
+    let waits = tokio::time::timeout(soon(5), follow.next()).await;
+    waits.expect_err("nobody has answered");
+    watched(&mut peer, vec![first.entry("x")]).await;
+    peer.grant(1, &first).await;
+    within(async {
+        while !matches!(follow.slot.view().offered, slot::Offered::Memory(_)) {
+            tokio::time::sleep(soon(2)).await;
+        }
+    })
+    .await;
+    assert!(!driver.sim().unwrap().held().is_empty());
+    own.shutdown_background();
+    // Before the caller's next call, which might not come.
+    nothing_held(&driver).await;
+    let error = expect_err(within(follow.next()).await);
+    assert!(error.to_string().contains("runtime has ended"), "{error}");
+    assert_eq!(expect_err(follow.next().await), error);
+}
+
+#[tokio::test]
+async fn a_panic_of_its_task_is_an_error() {
+    let (driver, fake) = (importer(), Fake::new().await);
+    let (client, _peer) = fake.client(&driver).await;
+    let mut follow = unproved(&client);
+    follow.task = Some(tokio::spawn(async { panic!("in the task") }));
+    let error = expect_err(within(follow.next()).await);
+    assert!(error.to_string().contains("has panicked"), "{error}");
+    assert_eq!(expect_err(follow.next().await), error);
+}
+
 #[test]
 fn why_there_is_nothing_is_said_in_words() {
     let lost = Error::peer_lost("node-a", "it is gone");
