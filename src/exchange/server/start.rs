@@ -14,13 +14,13 @@ use super::handshakes::Handshakes;
 use super::state::ServerState;
 use super::{Handle, Server, ServerCore, ServerOptions, accept, janitor, stats};
 use crate::account::Accounts;
-use crate::directory::Exporter;
+use crate::directory::{Directory, Exporter};
 use crate::group::{Groups, Keys, Rights, Rules};
 use crate::limits::LONGEST;
 use crate::protocol::Event;
 use crate::share::{BootId, InstanceId};
 use crate::transport::{FdBudget, Listening, SharedPeers, fd_accounts};
-use crate::{Address, Result, Security};
+use crate::{Address, Limits, Result, Security};
 
 /// Events in the queue of a receiver that does not keep up.
 const EVENTS: usize = 1024;
@@ -109,6 +109,12 @@ impl Sockets {
         })
     }
 
+    /// Returns the path of the fd socket.
+    fn fd_socket(&self) -> Option<String> {
+        let path = self.0.iter().find_map(|(_, path)| path.as_ref())?;
+        path_text(&path.path)
+    }
+
     /// Starts a task for each socket.
     fn run(self, inner: &Arc<ServerCore>) {
         for (number, (one, path)) in self.0.into_iter().enumerate() {
@@ -135,28 +141,16 @@ fn core(
         instance: Some(instance),
         boot: Some(boot),
     };
-    let registration = match options.directory {
-        Some(directory) => Some(directory.register(exporter)?),
-        None => None,
-    };
-    let fd_socket = sockets.0.iter().find_map(|(_, path)| path.as_ref());
+    let register = |directory: Directory| directory.register(exporter);
+    let registration = options.directory.map(register).transpose()?;
     let audit = Arc::new(Audit::new(options.audit));
     let accounts = Accounts::new(&options.limits);
     Ok(Arc::new_cyclic(|inner: &Weak<ServerCore>| ServerCore {
         instance,
         boot,
         registration: Mutex::new(registration),
-        connections: Accounts::with(
-            (options.limits.connections, CONNECTIONS),
-            (
-                options.limits.connections_per_peer,
-                "connections of this peer",
-            ),
-        ),
-        sessions: Accounts::with(
-            (options.limits.sessions, "sessions"),
-            (options.limits.sessions_per_peer, "sessions of this peer"),
-        ),
+        connections: connections(&options.limits),
+        sessions: sessions(&options.limits),
         tickets: Accounts::per_peer(options.limits.tickets_per_peer, "tickets of this peer"),
         groups: Groups::new(rules, rights, keys, teller(inner)),
         fds: fd_accounts(&options.limits),
@@ -172,7 +166,7 @@ fn core(
         heartbeat: options.heartbeat.min(LONGEST),
         lease: options.lease.min(LONGEST),
         ticket: options.ticket.min(LONGEST),
-        fd_socket: fd_socket.and_then(|path| path_text(&path.path)),
+        fd_socket: sockets.fd_socket(),
         local: sockets.local(),
         allocator: Mutex::new(options.allocator),
         state: Mutex::new(ServerState::new(
@@ -189,6 +183,16 @@ fn core(
         released: Notify::new(),
         ended: CancellationToken::new(),
     }))
+}
+
+fn connections(limits: &Limits) -> Arc<Accounts> {
+    let each = (limits.connections_per_peer, "connections of this peer");
+    Accounts::with((limits.connections, CONNECTIONS), each)
+}
+
+fn sessions(limits: &Limits) -> Arc<Accounts> {
+    let each = (limits.sessions_per_peer, "sessions of this peer");
+    Accounts::with((limits.sessions, "sessions"), each)
 }
 
 /// Returns the function by which groups tell sessions of lost ranks.
