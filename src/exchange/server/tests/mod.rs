@@ -3,11 +3,13 @@
 mod auditing;
 mod crowding;
 mod fd_socket;
+mod fds;
 mod fetching;
 mod hostile;
 mod leasing;
 mod naming;
 mod recalling;
+mod resuming;
 mod trust;
 mod unconfirmed;
 
