@@ -10,9 +10,9 @@ use super::free_chunks::HasBytes;
 use super::named::Named;
 use super::quota::{Charge, Over};
 use super::reserve::{Chunk, Reserve};
-use super::reuse_policy::Past;
 use super::state::{NameState, No, ServiceState};
 use super::teardown::{chunks_of, give_back};
+use super::wanted::Wanted;
 use crate::driver::{Access, NodeId};
 use crate::exchange::protocol::{Create, check_name};
 use crate::exchange::{Owner, PeerName, Server, Who};
@@ -24,35 +24,6 @@ use crate::{Error, MemoryError, Refusal, Result, ShareError};
 const ENDING: &str = "the service is ending";
 /// How often a creation that waits for memory checks whether its client still waits.
 const LOOK: Duration = Duration::from_millis(100);
-
-/// Tells a creation in progress that its client no longer waits for it.
-#[derive(Debug, Default)]
-pub(super) struct Abandoned(Arc<AtomicBool>);
-
-impl Abandoned {
-    pub fn flag(&self) -> Arc<AtomicBool> {
-        Arc::clone(&self.0)
-    }
-}
-
-impl Drop for Abandoned {
-    fn drop(&mut self) {
-        self.0.store(true, Relaxed);
-    }
-}
-
-/// Memory to be published under a name.
-pub(super) struct Wanted<'a> {
-    pub name: &'a str,
-    pub bytes: u64,
-    pub node: NodeId,
-    pub owner: Option<&'a PeerName>,
-    pub who: Who,
-    /// Whether peers other than the owner may fetch it.
-    pub open: bool,
-    pub access: Access,
-    pub probe: bool,
-}
 
 impl ServiceState {
     /// Creates memory that a peer asks for and publishes it. Blocks.
@@ -141,38 +112,48 @@ impl ServiceState {
             true => reserve.granule(),
             false => 0,
         };
-        let charge = {
-            let mut table = lock(&self.table);
-            // Under the lock: `vacate` sees every creation from now on, or no creation begins any more.
-            if self.draining.load(Relaxed) {
-                return Err(refused(wanted, Refusal::Closing, ENDING));
-            }
-            let charge = wanted
-                .owner
-                .map(|owner| self.ledger.charge(owner, padded, more));
-            let charge = charge
-                .transpose()
-                .map_err(|Over(why)| refused(wanted, Refusal::Quota, &why))?;
-            if table.is_taken(wanted.name, wanted.owner) {
-                return Err(refused(wanted, Refusal::Exists, ""));
-            }
-            table
-                .names
-                .insert(wanted.name.to_owned(), NameState::Making);
-            charge
-        };
+        let charge = self.claim(wanted, padded, more)?;
         let extra = match &charge {
             Some(charge) => charge.bytes() > padded,
             None => more > 0,
         };
         let made = self.make(wanted, reserve, extra, charge, abandoned);
+        let published = self.enter(wanted, made);
+        self.made.send_replace(());
+        published
+    }
+
+    /// Takes the name, and charges the owner for `bytes` and, if they fit its quota, `more`.
+    fn claim(&self, wanted: &Wanted<'_>, bytes: u64, more: u64) -> Result<Option<Charge>> {
+        let mut table = lock(&self.table);
+        // Under the lock: `vacate` sees every creation from now on, or no creation begins any more.
+        if self.draining.load(Relaxed) {
+            return Err(wanted.refused(Refusal::Closing, ENDING));
+        }
+        let charge = wanted
+            .owner
+            .map(|owner| self.ledger.charge(owner, bytes, more));
+        let charge = charge
+            .transpose()
+            .map_err(|Over(why)| wanted.refused(Refusal::Quota, &why))?;
+        if table.is_taken(wanted.name, wanted.owner) {
+            return Err(wanted.refused(Refusal::Exists, ""));
+        }
+        table
+            .names
+            .insert(wanted.name.to_owned(), NameState::Making);
+        Ok(charge)
+    }
+
+    /// Enters what was made under the claimed name; if that failed, the name is free again.
+    fn enter(&self, wanted: &Wanted<'_>, made: Result<Named>) -> Result<()> {
         let mut table = lock(&self.table);
         let mut late = None;
-        let published = match made {
+        let entered = match made {
             Ok(named) if table.closed => {
                 table.names.remove(wanted.name);
                 late = Some(named);
-                Err(refused(wanted, Refusal::Closing, ENDING))
+                Err(wanted.refused(Refusal::Closing, ENDING))
             }
             Ok(named) => {
                 let entry = NameState::There(Arc::new(named));
@@ -190,8 +171,7 @@ impl ServiceState {
         drop(table);
         // Outside the lock: the driver may take seconds for many gigabytes.
         drop(late);
-        self.made.send_replace(());
-        published
+        entered
     }
 
     /// Returns memory for a charge: first memory kept for the owner, then memory that is ready or created now.
@@ -224,7 +204,7 @@ impl ServiceState {
             }
             self.is_wanted(wanted, abandoned)?;
             if amounts.reclaimable() == 0 {
-                return Err(refused(wanted, Refusal::Quota, "the quota was lowered"));
+                return Err(wanted.refused(Refusal::Quota, "the quota was lowered"));
             }
             let freed = self
                 .nodes
@@ -243,7 +223,7 @@ impl ServiceState {
     /// Checks that a client still waits for the memory.
     fn is_wanted(&self, wanted: &Wanted<'_>, abandoned: &AtomicBool) -> Result<()> {
         if self.draining.load(Relaxed) {
-            return Err(refused(wanted, Refusal::Closing, ENDING));
+            return Err(wanted.refused(Refusal::Closing, ENDING));
         }
         match abandoned.load(Relaxed) {
             true => Err(Error::Share(ShareError::PeerLost {
@@ -282,7 +262,7 @@ impl ServiceState {
             (wanted_still, _) => {
                 give_back(reserve, chunks, charge, has_extra);
                 wanted_still?;
-                return Err(refused(wanted, Refusal::Closing, ENDING));
+                return Err(wanted.refused(Refusal::Closing, ENDING));
             }
         };
         Self::publish_chunks(&server, wanted, reserve, chunks, (has_extra, charge))
@@ -321,7 +301,7 @@ impl ServiceState {
                 charge: Mutex::new(charge),
                 pinned,
                 extra,
-                pasts: seen(unseen, wanted),
+                pasts: wanted.shown(unseen),
                 published: Mutex::new(Some(Arc::new(published))),
                 ending: AtomicBool::new(false),
                 ended: watch::channel(false).0,
@@ -343,15 +323,6 @@ impl ServiceState {
     }
 }
 
-fn refused(wanted: &Wanted<'_>, reason: Refusal, detail: &str) -> Error {
-    Error::Refused {
-        peer: "the service".into(),
-        what: format!("to create {}", wanted.name),
-        reason,
-        detail: detail.into(),
-    }
-}
-
 /// Describes which node is missing and which exist, for a message.
 fn no_such_node<'a>(node: Option<NodeId>, nodes: impl Iterator<Item = &'a NodeId>) -> String {
     let nodes: Vec<_> = nodes.map(NodeId::to_string).collect();
@@ -364,21 +335,6 @@ fn no_such_node<'a>(node: Option<NodeId>, nodes: impl Iterator<Item = &'a NodeId
         Some(node) => format!("this service has no node {node}, it makes memory {there}"),
         None => format!("this service makes memory {there}"),
     }
-}
-
-/// Updates the histories of memory that is published now.
-fn seen(mut pasts: Vec<Past<PeerName>>, wanted: &Wanted<'_>) -> Vec<Past<PeerName>> {
-    for past in &mut pasts {
-        match wanted.owner {
-            // Any process on the machine is `local`.
-            Some(owner) => past.shown(owner, *owner != PeerName::Local),
-            None => past.open_to_others(),
-        }
-        if wanted.open {
-            past.open_to_others();
-        }
-    }
-    pasts
 }
 
 /// Converts a failed creation to a refusal for a peer.

@@ -53,6 +53,7 @@ mod start;
 mod state;
 mod teardown;
 mod units;
+mod wanted;
 #[cfg(not(feature = "etcd"))]
 mod without_etcd;
 

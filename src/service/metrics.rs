@@ -23,12 +23,15 @@ macro_rules! rows {
 }
 pub(super) use rows;
 
+/// A number's name, what it is, and its value.
+pub(crate) type Row = (&'static str, &'static str, u64);
+
 /// One node's numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NodeNumbers {
     pub node: i32,
     pub levels: Levels,
-    counts: Vec<(&'static str, &'static str, u64)>,
+    counts: Vec<Row>,
 }
 
 impl NodeNumbers {
@@ -60,9 +63,9 @@ impl NodeNumbers {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Snapshot {
     /// Gauges without labels: name, help, value.
-    pub gauges: Vec<(&'static str, &'static str, u64)>,
+    pub gauges: Vec<Row>,
     /// Counters since the start, likewise.
-    pub counts: Vec<(&'static str, &'static str, u64)>,
+    pub counts: Vec<Row>,
     /// Bytes that peers are charged with, by use.
     pub charged: Vec<(&'static str, u64)>,
     /// Refusals by reason.

@@ -5,8 +5,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::LineWriter;
 use super::audit::AuditFile;
 use super::http::Pages;
-use super::metrics::{self, NodeNumbers, Snapshot, rows};
+use super::metrics::{self, NodeNumbers, Row, Snapshot, rows};
 use super::state::ServiceState;
+use crate::exchange::server::ServerStats;
 
 impl ServiceState {
     /// Returns whether the service is ready, or the reason why not.
@@ -29,7 +30,26 @@ impl ServiceState {
             .map(|server| server.stats())
             .unwrap_or_default();
         let (charged, owners) = self.ledger.all();
-        let asked = &self.asked;
+        let nodes = self
+            .nodes
+            .iter()
+            .map(|(node, reserve)| NodeNumbers::new(*node, reserve.levels(), reserve.counters()));
+        Snapshot {
+            gauges: self.gauges(&stats, charged.unconfirmed, owners),
+            counts: self.counts(&stats),
+            charged: vec![
+                ("named", charged.named),
+                ("doubtful", charged.unconfirmed),
+                ("dirty", charged.dirty),
+                ("kept", charged.kept),
+            ],
+            refusals: stats.refusals.into_iter().collect(),
+            nodes: nodes.collect(),
+        }
+    }
+
+    /// Returns the numbers that rise and fall.
+    fn gauges(&self, stats: &ServerStats, unconfirmed: u64, owners: usize) -> Vec<Row> {
         let mut gauges = Vec::new();
         if let Some(registered) = self.is_registered() {
             let help = "Whether the directory knows this service";
@@ -49,51 +69,40 @@ impl ServiceState {
             "published_bytes", "Published memory, padding included" => stats.bytes;
             "owners", "Peers that have created names" => owners as u64;
             "doubtful_bytes", "Bytes of deleted names that a silent holder may still have mapped"
-                => charged.unconfirmed;
+                => unconfirmed;
         });
-        Snapshot {
-            gauges,
-            counts: rows! {
-                "created", "Names created by request" => asked.created.load(Relaxed);
-                "deleted", "Names deleted by request" => asked.deleted.load(Relaxed);
-                "creations_refused", "Requests for memory that were refused"
-                    => asked.refused.load(Relaxed);
-                "forgiven_bytes", "Bytes of unconfirmed releases that no longer count after too long a silence"
-                    => asked.forgiven_bytes.load(Relaxed);
-                "dropped_log_lines", "Lines of the log that were not read in time"
-                    => self.log.get().map_or(0, LineWriter::dropped);
-                "dropped_audit_lines", "Lines of the audit log that could not be written"
-                    => self.audit.as_ref().map_or(0, AuditFile::dropped);
-                "accepted", "Connections accepted" => stats.accepted;
-                "failed_handshakes", "Connections that did not get to a welcome"
-                    => stats.failed_handshakes;
-                "dropped_handshakes", "Connections that gave way to newer ones before a welcome"
-                    => stats.dropped_handshakes;
-                "protocol_errors", "Connections ended because the peer broke the protocol"
-                    => stats.protocol_errors;
-                "dropped_peers", "Connections ended because the peer was silent or slow"
-                    => stats.dropped_peers;
-                "resumed", "Sessions that went on after a broken connection" => stats.resumed;
-                "requests", "Requests" => stats.requests;
-                "fetches", "Leases granted" => stats.fetches;
-                "released", "Leases released by their holders" => stats.released;
-                "expired", "Leases that ended because their holder went silent" => stats.expired;
-            },
-            charged: vec![
-                ("named", charged.named),
-                ("doubtful", charged.unconfirmed),
-                ("dirty", charged.dirty),
-                ("kept", charged.kept),
-            ],
-            refusals: stats.refusals.into_iter().collect(),
-            nodes: self
-                .nodes
-                .iter()
-                .map(|(node, reserve)| {
-                    NodeNumbers::new(*node, reserve.levels(), reserve.counters())
-                })
-                .collect(),
-        }
+        gauges
+    }
+
+    /// Returns the numbers that only rise.
+    fn counts(&self, stats: &ServerStats) -> Vec<Row> {
+        let asked = &self.asked;
+        rows! {
+        "created", "Names created by request" => asked.created.load(Relaxed);
+        "deleted", "Names deleted by request" => asked.deleted.load(Relaxed);
+        "creations_refused", "Requests for memory that were refused"
+            => asked.refused.load(Relaxed);
+        "forgiven_bytes", "Bytes of unconfirmed releases that no longer count after too long a silence"
+            => asked.forgiven_bytes.load(Relaxed);
+        "dropped_log_lines", "Lines of the log that were not read in time"
+            => self.log.get().map_or(0, LineWriter::dropped);
+        "dropped_audit_lines", "Lines of the audit log that could not be written"
+            => self.audit.as_ref().map_or(0, AuditFile::dropped);
+        "accepted", "Connections accepted" => stats.accepted;
+        "failed_handshakes", "Connections that did not get to a welcome"
+            => stats.failed_handshakes;
+        "dropped_handshakes", "Connections that gave way to newer ones before a welcome"
+            => stats.dropped_handshakes;
+        "protocol_errors", "Connections ended because the peer broke the protocol"
+            => stats.protocol_errors;
+        "dropped_peers", "Connections ended because the peer was silent or slow"
+            => stats.dropped_peers;
+        "resumed", "Sessions that went on after a broken connection" => stats.resumed;
+        "requests", "Requests" => stats.requests;
+        "fetches", "Leases granted" => stats.fetches;
+        "released", "Leases released by their holders" => stats.released;
+        "expired", "Leases that ended because their holder went silent" => stats.expired;
+            }
     }
 }
 

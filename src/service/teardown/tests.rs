@@ -1,0 +1,146 @@
+use std::sync::atomic::AtomicBool;
+
+use super::super::wanted::Wanted;
+use super::super::{Service, ServiceConfig};
+use super::*;
+use crate::driver::{Access, NodeId};
+use crate::exchange::protocol::{Create, Texts};
+use crate::exchange::server::HolderState;
+use crate::exchange::{Client, Who};
+use crate::{Driver, Error, Machine};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_name_that_comes_to_be_while_it_drains_is_asked_back_too() {
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let text = r#"
+        listen = ["tcp://127.0.0.1:0"]
+        [[buffer]]
+        name = "late"
+        bytes = "1MiB"
+        gpu = 0
+        who = ["*"]
+    "#;
+    let config = ServiceConfig::from_toml(text).unwrap();
+    let service = Service::start(config, &driver).await.unwrap();
+    let address = service.addresses()[0].clone();
+    let client = Client::options(address).connect(&driver).await.unwrap();
+    let memory = client.fetch("late").go().await.unwrap();
+    let state = Arc::clone(&service.state);
+
+    // The state while the memory is being created.
+    let insert = |entry| lock(&state.table).names.insert("late".into(), entry);
+    let Some(NameState::There(named)) = insert(NameState::Making) else {
+        panic!()
+    };
+    state.draining.store(true, Relaxed);
+    let draining = Arc::clone(&state);
+    let until = Instant::now() + PATIENCE;
+    let mut vacate = Box::pin(async move { draining.vacate(until).await });
+    let waited = tokio::time::timeout(Duration::ZERO, &mut vacate).await;
+    waited.expect_err("there is a name to come");
+    insert(NameState::There(Arc::clone(&named)));
+    state.made.send_replace(());
+    let published = lock(&named.published).clone().unwrap();
+    let holder = async {
+        let end = Instant::now() + PATIENCE;
+        while published.importers()[0].state != HolderState::Withdrawing {
+            assert!(Instant::now() < end, "it is not asked back");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        memory.release().await.unwrap();
+    };
+    let (still, ()) = tokio::join!(vacate, holder);
+    assert!(still.is_empty(), "{still:?}");
+
+    // No peer can create a name of the configuration, published or not.
+    let ask = |name: &str, bytes| Create {
+        name: name.into(),
+        bytes,
+        node: Some(NodeId(0)),
+        peers: Texts::new(),
+    };
+    let any_name = super::super::PrefixConfig {
+        peers: Who::anyone(),
+        names: vec![String::new()],
+    };
+    let create = super::super::CreateConfig {
+        who: Who::anyone(),
+        node: None,
+        peer_bytes: 1 << 30,
+        peer_names: 9,
+        forgive_after: PATIENCE,
+        prefixes: vec![any_name],
+    };
+    state.set_create(Some(create));
+    state.draining.store(false, Relaxed);
+    let late = lock(&state.table).names.remove("late");
+    let refused = state.create(&PeerName::Local, &ask("late", 1), &AtomicBool::new(false));
+    assert_eq!(refused.unwrap_err().0, Refusal::Exists);
+    lock(&state.table)
+        .names
+        .extend(late.map(|late| ("late".to_owned(), late)));
+
+    // A reserve that has ended says so.
+    state.nodes.values().for_each(Reserve::stop);
+    let refused = state.create(&PeerName::Local, &ask("more", 1), &AtomicBool::new(false));
+    assert_eq!(refused.unwrap_err().0, Refusal::Closing);
+    state.draining.store(true, Relaxed);
+
+    // Nothing more is created.
+    let wanted = Wanted {
+        name: "later",
+        bytes: 1,
+        node: NodeId(0),
+        owner: None,
+        who: Who::anyone(),
+        open: true,
+        access: Access::ReadWrite,
+        probe: false,
+    };
+    let error = state.publish(&wanted, &AtomicBool::new(false)).unwrap_err();
+    let closing = matches!(&error, Error::Refused { reason, .. } if *reason == Refusal::Closing);
+    assert!(closing, "{error}");
+    drop((published, named));
+    client.close().await;
+    service.drain(PATIENCE).await.unwrap();
+    // Although tasks may still hold the state.
+    assert!(driver.sim().unwrap().held().is_empty());
+    drop(state);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_creation_that_outlasts_the_drain_leaves_nothing() {
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let text = r#"
+        listen = ["tcp://127.0.0.1:0"]
+        [[buffer]]
+        name = "a"
+        bytes = "1MiB"
+        gpu = 0
+        who = ["*"]
+    "#;
+    let config = ServiceConfig::from_toml(text).unwrap();
+    let service = Service::start(config, &driver).await.unwrap();
+    let state = Arc::clone(&service.state);
+    // The drain's last step, while a creation that began before it is in progress.
+    state.forget_published();
+    let wanted = Wanted {
+        name: "late",
+        bytes: 1,
+        node: NodeId(0),
+        owner: None,
+        who: Who::anyone(),
+        open: true,
+        access: Access::ReadWrite,
+        probe: false,
+    };
+    let error = state.publish(&wanted, &AtomicBool::new(false)).unwrap_err();
+    let closing = matches!(&error, Error::Refused { reason, .. } if *reason == Refusal::Closing);
+    assert!(closing, "{error}");
+    assert!(lock(&state.table).names.is_empty());
+    service.drain(PATIENCE).await.unwrap();
+    assert!(driver.sim().unwrap().held().is_empty());
+    drop(state);
+}
