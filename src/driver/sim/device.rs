@@ -94,50 +94,56 @@ impl State {
             pci_address(&id).unwrap_or_default()
         };
         let coherent = i32::from(gpu.coherent);
-        let handle_types = match machine.driver_version.0 {
-            12030.. => 9,
-            _ => 1,
-        };
         Ok(match attribute {
-            DeviceAttribute(1) => 1024, // MAX_THREADS_PER_BLOCK
-            DeviceAttribute(10) => 32,  // WARP_SIZE
-            DeviceAttribute(19) => 1,   // CAN_MAP_HOST_MEMORY
-            DeviceAttribute(31) => 1,   // CONCURRENT_KERNELS
             DeviceAttribute(33) => pci().1.into(),
             DeviceAttribute(34) => pci().2.into(),
-            DeviceAttribute(40) => 3, // ASYNC_ENGINE_COUNT
             DeviceAttribute(50) => pci().0 as i32,
-            DeviceAttribute::MANAGED_MEMORY => 1,
-            DeviceAttribute::CONCURRENT_MANAGED_ACCESS => 1,
-            DeviceAttribute::CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM => 1,
-            DeviceAttribute::HOST_REGISTER_SUPPORTED => 1,
-            DeviceAttribute::READ_ONLY_HOST_REGISTER_SUPPORTED => 1,
-            DeviceAttribute::INTEGRATED => 0,
-            DeviceAttribute::UNIFIED_ADDRESSING => 1,
             DeviceAttribute::MULTIPROCESSOR_COUNT => gpu.multiprocessors,
             DeviceAttribute::COMPUTE_CAPABILITY_MAJOR => gpu.compute_capability.0,
             DeviceAttribute::COMPUTE_CAPABILITY_MINOR => gpu.compute_capability.1,
             DeviceAttribute::PAGEABLE_MEMORY_ACCESS => coherent,
             DeviceAttribute::PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES => coherent,
             DeviceAttribute::DIRECT_MANAGED_MEM_ACCESS_FROM_HOST => coherent,
-            DeviceAttribute::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED => 1,
-            DeviceAttribute::HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED => 1,
-            DeviceAttribute::GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED => 1,
-            DeviceAttribute::MEMORY_POOLS_SUPPORTED => 1,
-            DeviceAttribute::MEMPOOL_SUPPORTED_HANDLE_TYPES => handle_types,
-            DeviceAttribute::DMA_BUF_SUPPORTED => 1,
-            // Only a hint: without an IMEX channel the driver also answers 1, and refuses later.
-            DeviceAttribute::HANDLE_TYPE_FABRIC_SUPPORTED => 1,
+            DeviceAttribute::MEMPOOL_SUPPORTED_HANDLE_TYPES => match machine.driver_version.0 {
+                12030.. => 9,
+                _ => 1,
+            },
             DeviceAttribute::NUMA_CONFIG => i32::from(gpu.numa_id >= 0),
             DeviceAttribute::NUMA_ID => gpu.numa_id,
             DeviceAttribute::HOST_NUMA_ID => gpu.host_numa,
-            DeviceAttribute::HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED => 1,
-            DeviceAttribute::HOST_NUMA_MEMORY_POOLS_SUPPORTED => 1,
             DeviceAttribute::HOST_NUMA_MULTINODE_IPC_SUPPORTED => coherent,
-            DeviceAttribute::HOST_MEMORY_POOLS_SUPPORTED => 1,
-            DeviceAttribute::HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED => 1,
             // The simulator does not invent answers for attributes that it does not know.
-            _ => return fail(Code::INVALID_VALUE),
+            _ => return same_on_all(attribute).map_or_else(|| fail(Code::INVALID_VALUE), Ok),
         })
     }
+}
+
+/// Returns an attribute that every simulated GPU answers alike.
+const fn same_on_all(attribute: DeviceAttribute) -> Option<i32> {
+    Some(match attribute {
+        DeviceAttribute(1) => 1024, // MAX_THREADS_PER_BLOCK
+        DeviceAttribute(10) => 32,  // WARP_SIZE
+        DeviceAttribute(19) => 1,   // CAN_MAP_HOST_MEMORY
+        DeviceAttribute(31) => 1,   // CONCURRENT_KERNELS
+        DeviceAttribute(40) => 3,   // ASYNC_ENGINE_COUNT
+        DeviceAttribute::INTEGRATED => 0,
+        DeviceAttribute::MANAGED_MEMORY
+        | DeviceAttribute::CONCURRENT_MANAGED_ACCESS
+        | DeviceAttribute::CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
+        | DeviceAttribute::HOST_REGISTER_SUPPORTED
+        | DeviceAttribute::READ_ONLY_HOST_REGISTER_SUPPORTED
+        | DeviceAttribute::UNIFIED_ADDRESSING
+        | DeviceAttribute::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+        | DeviceAttribute::HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+        | DeviceAttribute::GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
+        | DeviceAttribute::MEMORY_POOLS_SUPPORTED
+        | DeviceAttribute::DMA_BUF_SUPPORTED
+        // Only a hint: without an IMEX channel the driver also answers 1, and refuses later.
+        | DeviceAttribute::HANDLE_TYPE_FABRIC_SUPPORTED
+        | DeviceAttribute::HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+        | DeviceAttribute::HOST_NUMA_MEMORY_POOLS_SUPPORTED
+        | DeviceAttribute::HOST_MEMORY_POOLS_SUPPORTED
+        | DeviceAttribute::HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED => 1,
+        _ => return None,
+    })
 }
