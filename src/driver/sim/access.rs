@@ -150,8 +150,12 @@ impl Piece {
     pub(super) unsafe fn fill(&self, value: u8) -> Result<(), Code> {
         match &self.memory {
             Some(memory) => memory.fill(self.at, value, self.len),
-            // SAFETY: the caller's promise.
-            None => unsafe { self.write(&vec![value; self.len as usize]) },
+            None => {
+                let scratch = scratch(self.len)?;
+                scratch.fill(0, value, self.len)?;
+                // SAFETY: the caller's promise.
+                unsafe { scratch.copy_to_address(0, self.at, self.len) }
+            }
         }
     }
 }
