@@ -38,6 +38,7 @@ mod socket_lock;
 mod tests;
 mod texts;
 mod view;
+mod whole;
 
 pub use channel::{Channel, Closer, DEFAULT_TIMEOUT};
 pub use description::{Description, MAX_PARTS, Part};

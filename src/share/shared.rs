@@ -4,8 +4,9 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-use super::exports::{Exports, Holds};
+use super::exports::Holds;
 use super::view::View;
+use super::whole::{Memories, Whole};
 use super::{Description, MAX_PARTS, Part};
 use crate::Buffer;
 use crate::driver::{Access, Driver, HandleType, HandleTypes, Location, ShareableHandle};
@@ -40,20 +41,6 @@ pub struct Shared {
     keep: Option<Arc<Keep>>,
 }
 
-#[derive(Debug)]
-struct Whole {
-    /// One for each part, except for parts that have their own. Unmapped and closed first.
-    exports: Vec<Exports>,
-    memory: Memories,
-}
-
-#[derive(Debug)]
-enum Memories {
-    Buffer(Arc<Buffer>),
-    Physical(Vec<PhysicalMemory>),
-    Held(Vec<Arc<dyn Holds>>),
-}
-
 /// Kept alive while the memory is shared.
 struct Keep {
     _owner: Box<dyn Any + Send + Sync>,
@@ -79,44 +66,13 @@ impl From<Arc<Buffer>> for Shared {
     }
 }
 
-impl Whole {
-    fn count(&self) -> usize {
-        match &self.memory {
-            Memories::Buffer(buffer) => buffer.physical().len(),
-            Memories::Physical(parts) => parts.len(),
-            Memories::Held(parts) => parts.len(),
-        }
-    }
-
-    fn part(&self, index: usize) -> &PhysicalMemory {
-        match &self.memory {
-            Memories::Buffer(buffer) => &buffer.physical()[index],
-            Memories::Physical(parts) => &parts[index],
-            Memories::Held(parts) => parts[index].physical(),
-        }
-    }
-
-    fn exports(&self, index: usize) -> &Exports {
-        match &self.memory {
-            Memories::Held(parts) => parts[index].exports(),
-            _ => &self.exports[index],
-        }
-    }
-}
-
 impl Shared {
     fn new(memory: Memories, len: u64) -> Self {
-        let mut whole = Whole {
-            exports: Vec::new(),
-            memory,
-        };
-        let count = whole.count();
-        if !matches!(whole.memory, Memories::Held(_)) {
-            whole.exports.resize_with(count, Exports::default);
-        }
+        let whole = Whole::new(memory);
+        let view = View::whole(whole.count(), len);
         Self {
             whole: Arc::new(whole),
-            view: View::whole(count, len),
+            view,
             keep: None,
         }
     }
