@@ -143,7 +143,7 @@ impl ServiceState {
         };
         let charge = {
             let mut table = lock(&self.table);
-            // Under the lock: `vacate` sees every creation from now on, or no creation begins any more.
+            // Under the lock: either `vacate` sees this creation, or the service drains and it does not begin.
             if self.draining.load(Relaxed) {
                 return Err(refused(wanted, Refusal::Closing, ENDING));
             }
