@@ -21,7 +21,7 @@ fn pair(c: &mut Criterion, group: &str, driver: &Driver, node: i32) {
     let stream = Stream::new(driver, 0).expect("a stream");
     let mut group = c.benchmark_group(group);
 
-    // A threshold beyond what is used, so that the pool keeps its memory and the steady state is
+    // A threshold above the bytes in use, so that the pool keeps its memory and the steady state is
     // measured.
     let pool = Pool::options(location)
         .release_threshold(1 << 30)

@@ -8,7 +8,8 @@ PACKAGES=(-p egmem -p egmem-driver -p egmem-core -p egmem-heap -p egmem-kv -p eg
 BASE=(-p egmem -p egmem-driver -p egmem-core -p egmem-heap)
 # Those whose results depend on the processor's memory model or instructions: the others are safe code above them.
 LOW=("${BASE[@]}" -p egmem-kv -p egmem-shapes -p egmem-share)
-# Published too, but built on the face `egmem` with features of their own choice, which they would turn on in the others.
+# Published too, but built on the face `egmem` with features of their own choice, which they would turn on in the
+# others.
 FACES=(-p egmem-capi)
 MEMBERS=(-p egmem-chart -p egmem-measure -p egmem-replay -p egmem-support -p egmem-trace)
 # The Python package's native module, which maturin builds (ci/python).
@@ -113,14 +114,14 @@ links_hwloc() {
 # Cases of a property test where everything runs slowly, if the test does not say how many; elsewhere 256.
 SLOW_CASES=32
 
-# For RUSTFLAGS where everything runs slowly (ThreadSanitizer, emulators): tests say by `cfg_attr(egmem_slow, ignore = "…")` why
-# they are left out there.
+# For RUSTFLAGS where everything runs slowly (ThreadSanitizer, emulators): tests say by
+# `cfg_attr(egmem_slow, ignore = "…")` why they are left out there.
 SLOW="--cfg egmem_slow"
 
-# select_tests [slowly|threads]: sets TESTS to the arguments that name the programs under tests/ to cargo. Where everything
-# runs slowly, these are left out:
-# - most tests of the exchange and of the service, and these crates' unit tests (LOW): most of the time goes there, and
-#   their only unsafe code is the implementations of `AccessChecks`, which pass calls on. `exchange` and
+# select_tests [slowly|threads]: sets TESTS to the arguments that name the programs under tests/ to cargo. Where
+# everything runs slowly, these are left out:
+# - most tests of the exchange and of the service, and these crates' unit tests (LOW): most of the time goes there,
+#   and their only unsafe code is the implementations of `AccessChecks`, which pass calls on. `exchange` and
 #   `exchange_leaks` stay, because their threads use the crates below;
 # - tests whose processes must meet deadlines: tests with one process run the same code there.
 # `threads` also leaves out the programs that have one thread, or start others that have. Programs that

@@ -11,7 +11,7 @@ use egmem::driver::{LaunchDims, Location};
 use egmem::shapes::{Appender, device};
 use egmem::{Driver, Machine, Stream, Topology};
 
-/// A number and its complement: what the crate's kernel for measurements appends.
+/// A number and its complement, as the crate's kernel for measurements appends them.
 type Record = [u64; 2];
 const ITEMS: u64 = 4_000_000;
 /// Of 256 items, so many make a record: which ones, the kernel finds out.
@@ -23,8 +23,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let driver = Driver::open().or_else(|_| Driver::simulated(Machine::gh200()))?;
     let node = Topology::discover(&driver)?.gpu(0)?.host_node()?;
     let stream = Stream::new(&driver, 0)?;
-    // Addresses for a record of each item, and memory for the first 100,000. The kernel's threads reserve records by a cursor
-    // in the GPU's own memory.
+    // Addresses for a record of each item, and memory for the first 100,000. The kernel's threads reserve records by
+    // a cursor in the GPU's own memory.
     let options = Appender::<Record>::on(node).max_len(ITEMS as usize);
     let options = options.ahead(100_000).cursor_on(Location::Device(0));
     let mut output = options.create(&driver)?;
@@ -61,8 +61,8 @@ fn append_by_gpu(
         blocks: 256,
         threads: 256,
     };
-    // SAFETY: the text is PTX; the arguments are the kernel's. `pump_while` keeps the appender's memory until the kernel has
-    // ended, also where it fails, and the module is unloaded after that.
+    // SAFETY: the text is PTX; the arguments are the kernel's. `pump_while` keeps the appender's memory until the
+    // kernel has ended, also where it fails, and the module is unloaded after that.
     unsafe {
         let module = driver.module_load(0, device::PTX)?;
         let kernel = driver.module_function(0, module, device::APPEND_ITEMS)?;

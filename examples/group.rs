@@ -3,8 +3,8 @@
 //! ```text
 //! cargo run --features exchange --example group
 //! ```
-//! Each rank is a thread here, on a simulated machine. Ranks that are processes, on one node or several, make the same
-//! calls: docs/multi-node.md.
+//! Each rank is a thread here, on a simulated machine. Ranks that are processes, on one node or several, make the
+//! same calls: docs/multi-node.md.
 
 use std::error::Error;
 use std::net::TcpListener;

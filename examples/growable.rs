@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut copied = (seen, 0);
     for batch in 0..8 {
         samples.extend_from_slice(&vec![batch as f32; 1 << 20])?;
-        // The GPU copies what is there; the prefix keeps it mapped meanwhile.
+        // The GPU copies the elements; the prefix keeps them mapped meanwhile.
         let prefix = samples.prefix();
         let bytes = prefix.len() as u64 * 4;
         let copy = stream.start_copy((copied.0, 0), (prefix, 0), bytes)?;

@@ -1,4 +1,4 @@
-//! A map and a vector whose memory is a heap's, so that a GPU reaches what they hold.
+//! A map and a vector whose memory is a heap's, so that a GPU reaches their elements.
 //!
 //! ```text
 //! cargo run --example heap-collections
@@ -34,7 +34,7 @@ fn main() -> Result<()> {
     // The GPU reaches the vector's elements too.
     let copy = heap.allocate(Layout::for_value(numbers.as_slice()))?;
     let from = DevicePtr(numbers.as_ptr().expose_provenance() as u64);
-    // SAFETY: both are there until the copy is done, and nobody writes to `numbers`.
+    // SAFETY: both live until the copy is done, and no code writes to `numbers`.
     unsafe { stream.copy_async(Memory::device_ptr(&copy), from, copy.len())? };
     stream.synchronize()?;
     let last = copy.get::<u64>(copy.len() - 8)?;

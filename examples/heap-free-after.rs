@@ -19,7 +19,7 @@ fn main() -> Result<()> {
     let stream = Stream::new(&driver, 0)?;
 
     let scratch = heap.allocate(Layout::new::<[u8; 1 << 20]>())?;
-    // SAFETY: the block is freed after the stream's work, and nobody reads it.
+    // SAFETY: the block is freed after the stream's work, and no code reads it.
     unsafe { stream.memset_async(scratch.device_ptr(), 7, scratch.len())? };
     free_after(scratch, &stream)?;
     println!("{} block waits for the GPU", heap.stats().deferred_blocks);
@@ -36,7 +36,7 @@ fn free_after(block: Block, stream: &Stream) -> Result<()> {
         return Ok(());
     };
     match stream.synchronize() {
-        // Nobody writes to the block any more.
+        // No work writes to the block now.
         Ok(()) => {
             drop(refused);
             Ok(())

@@ -1,4 +1,5 @@
-//! Every kind of memory that CPU and GPU both reach, measured side by side: the rate at which each writes and reads it.
+//! Every kind of memory that CPU and GPU both reach, measured side by side: the rate at which each writes and reads
+//! it.
 //!
 //! ```text
 //! cargo run --release --example host-memory -- 1GiB
@@ -52,7 +53,7 @@ fn main() -> std::result::Result<(), Box<dyn Error>> {
     gpu.show("  huge", huge, "the same, pinned faster");
     let reserved = pages(PageSize::Reserved);
     gpu.show("  reserved", reserved, "the same, huge for certain");
-    // Sealed, so that nobody can shorten it under the mapping.
+    // Sealed, so that no process can shorten it under the mapping.
     let file = File::from(memfd_create("host-memory", MemfdFlags::ALLOW_SEALING)?);
     file.set_len(bytes)?;
     fcntl_add_seals(&file, SealFlags::SHRINK)?;

@@ -57,7 +57,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 }),
             };
             let seconds = start.elapsed().as_secs_f64();
-            prover.read(&buffer)?; // a kernel reads what the disk wrote
+            prover.read(&buffer)?; // a kernel reads the bytes from the disk
             rates.push(match loaded {
                 Err(error) => format!("not here: {error}"),
                 Ok(loaded) if driver.is_simulated() => Bytes(loaded).to_string(),

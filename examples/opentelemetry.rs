@@ -1,5 +1,5 @@
-//! Allocations and driver calls as OpenTelemetry spans: each call of the driver with its duration, below the program's own
-//! span, and each allocation as an event with the fields that docs/logging.md lists.
+//! Allocations and driver calls as OpenTelemetry spans: each call of the driver with its duration, below the
+//! program's own span, and each allocation as an event with the fields that docs/logging.md lists.
 //!
 //! ```text
 //! cargo run --example opentelemetry
@@ -52,8 +52,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let provider = SdkTracerProvider::builder()
         .with_simple_exporter(Printer)
         .build();
-    // The library's two targets, whose names are stable, and this program's spans. The level `trace` of other targets has
-    // much more.
+    // The library's two targets, whose names are stable, and this program's spans. The level `trace` of other targets
+    // has much more.
     let targets = Targets::new()
         .with_target("egmem::driver", LevelFilter::TRACE)
         .with_target("egmem::alloc", LevelFilter::TRACE)

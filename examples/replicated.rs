@@ -40,7 +40,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let own = table.local(gpu)?;
         tickets.push(stream.start_copy((seen, 0), (own, 0), BYTES)?);
     }
-    // Meanwhile the next version is published. It goes to the other slot of each copy, so nobody is waited for.
+    // Meanwhile the next version is published. It goes to the other slot of each copy, so it waits for no reader.
     assert_eq!(table.publish(&vec![2.0; ELEMENTS])?, 2);
     for ticket in tickets {
         let (seen, old): (Buffer, Replica<f32>) = ticket.wait()?;

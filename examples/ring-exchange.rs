@@ -1,10 +1,11 @@
-//! GPUs of one process pass their data round a ring: after one step less than there are GPUs, each has the data of all.
+//! GPUs of one process pass their data round a ring: after one step less than there are GPUs, each has the data of
+//! all.
 //!
 //! ```text
 //! cargo run --example ring-exchange
 //! ```
-//! Each GPU reads its left neighbour's memory, which is granted to it and to no other GPU. On all GPUs of the machine; a
-//! single GPU is every rank of the ring. Where there is no GPU, on a simulated machine.
+//! Each GPU reads its left neighbour's memory, which is granted to it and to no other GPU. On all GPUs of the
+//! machine; a single GPU is every rank of the ring. Where there is no GPU, on a simulated machine.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -55,7 +56,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             copies.push(stream.start_copy((to, slot), (from, slot), SLOT)?);
         }
         for copy in copies {
-            copy.wait()?; // nobody reads on before all have written
+            copy.wait()?; // no rank reads on before all have written
         }
     }
 

@@ -3,7 +3,8 @@
 //! ```text
 //! cargo run --example ring-processes
 //! ```
-//! On all GPUs of the machine; a single GPU is used by several processes. Where there is no GPU, on a simulated machine.
+//! On all GPUs of the machine; a single GPU is used by several processes. Where there is no GPU, on a simulated
+//! machine.
 
 use std::error::Error;
 use std::path::Path;
@@ -33,7 +34,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         child.arg(rank.to_string()).arg(folder.path()).spawn()
     };
     let children: Vec<_> = (0..ranks).map(start).collect();
-    // All have ended before a failure is told.
+    // All have ended before a failure is reported.
     let ends: Vec<std::io::Result<_>> = children.into_iter().map(|child| child?.wait()).collect();
     if let Some(rank) = (ends.iter()).position(|end| !matches!(end, Ok(end) if end.success())) {
         return Err(format!("rank {rank}: {:?}", ends[rank]).into());
@@ -74,7 +75,7 @@ fn run(driver: &Driver, rank: u64, ranks: u64, folder: &Path) -> Result<(), Box<
     let their_flag = from_left.receive()?.import(driver, ImportOptions::new())?;
     let memory = own.buffer().ok_or("the memory is a buffer's")?;
     for step in 1..ranks {
-        flag.put_word(0, step)?; // what is to be read in this step has been written
+        flag.put_word(0, step)?; // the bytes to read in this step have been written
         wait_for(|| (their_flag.word(0).ok()? >= step).then_some(()))?;
         let slot = (rank + ranks - step) % ranks * SLOT;
         stream.copy(&**memory, slot, &theirs, slot, SLOT)?;

@@ -3,8 +3,8 @@
 //! ```text
 //! cargo run --example ring
 //! ```
-//! The kernel writes to the memory of the first GPU's host node, and the CPU polls its own cache. Where there is no GPU, a
-//! thread stands in for the kernel, on a simulated machine.
+//! The kernel writes to the memory of the first GPU's host node, and the CPU polls its own cache. Where there is no
+//! GPU, a thread stands in for the kernel, on a simulated machine.
 
 use std::error::Error;
 use std::thread;
@@ -16,7 +16,7 @@ use egmem::shapes::ring::{Consumer, GpuProducer, Producer};
 use egmem::shapes::{Ring, device};
 use egmem::{Driver, Machine, Memory, Stream, Topology};
 
-/// A number and its complement: what the crate's kernel for measurements pushes.
+/// A number and its complement, as the crate's kernel for measurements pushes them.
 type Record = [u64; 2];
 const RECORDS: u64 = 500_000;
 /// Records that are committed together.
@@ -79,8 +79,9 @@ fn consume_from_gpu(
         blocks: 1,
         threads: BATCH as u32,
     };
-    // SAFETY: the text is PTX; the arguments are the kernel's. The module, the ring and `done` live until the kernel has
-    // ended, which `finish` waits for, also where the consumer fails. The kernel gives up after PATIENCE without room.
+    // SAFETY: the text is PTX; the arguments are the kernel's. The module, the ring and `done` live until the kernel
+    // has ended, which `finish` waits for, also where the consumer fails. The kernel gives up after PATIENCE without
+    // room.
     unsafe {
         let module = driver.module_load(0, device::PTX)?;
         let kernel = driver.module_function(0, module, device::RING_PUSH_NUMBERED)?;

@@ -1,4 +1,4 @@
-//! Three things that are said of CUDA's memory and are not so: tries each, and prints what it saw.
+//! Three false claims about CUDA's memory: tries each, and prints the result.
 //!
 //! ```text
 //! cargo run --example said-and-true

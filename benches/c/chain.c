@@ -1,6 +1,6 @@
 /*
- * The chain create -> reserve -> map -> set access -> unmap -> release -> free, in plain C: what
- * egmem's types are measured against. Nothing of CUDA's toolkit is needed to build it:
+ * The chain create -> reserve -> map -> set access -> unmap -> release -> free, in plain C, the
+ * baseline for egmem's types. It builds without CUDA's toolkit:
  *
  *     cc -O2 -Wall -Wextra -shared -fPIC -o libegmchain.so benches/c/chain.c -ldl
  *
@@ -83,7 +83,7 @@ int egm_chain_open(const char *library)
 }
 
 /* One chain of `size` bytes (a multiple of 2 MiB) on host NUMA node `node`, read-write for the host
- * and `count` GPUs, at most 16. 0, or the first failing call's code; whatever was made is undone. */
+ * and `count` GPUs, at most 16. 0, or the first failing call's code; objects made before it are given back. */
 int egm_chain_c(int node, const int *gpus, size_t count, size_t size)
 {
     CUmemAllocationProp prop;

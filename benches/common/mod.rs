@@ -28,8 +28,8 @@ pub fn chain_by_calls(driver: &Driver, node: i32, bytes: u64) -> Result<()> {
         location,
         access: Access::ReadWrite,
     });
-    // SAFETY: the range was just reserved and the memory just created, nobody else knows of
-    // either, and both are given back in order; a failure ends the benchmark.
+    // SAFETY: the range was just reserved and the memory just created, no other code has either,
+    // and both are given back in order; a failure ends the benchmark.
     unsafe {
         driver.mem_map(ptr, bytes, 0, handle)?;
         driver.mem_set_access(ptr, bytes, &access)?;

@@ -1,4 +1,4 @@
-//! A driver whose calls do nothing and succeed at once: what is left is this crate's own time.
+//! A driver whose calls do nothing and succeed at once, so only this crate's own time is measured.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -15,9 +15,8 @@ const BYTES: usize = 64 << 20;
 
 /// One GPU and one host NUMA node, 0 and 0.
 ///
-/// It hands out the same addresses again and again, which are real memory, mapped for good, so
-/// that a touch of "allocated" memory is sound. It keeps no books: a benchmark must not measure
-/// them.
+/// It hands out the same addresses again and again. They are real memory, mapped for good, so an
+/// access to "allocated" memory is sound. It keeps no records: a benchmark must not measure them.
 #[derive(Debug)]
 pub struct Null {
     memory: DevicePtr,
@@ -29,7 +28,7 @@ pub struct Null {
 /// # Errors
 /// [`Error::System`] if the kernel has no addresses left.
 pub fn driver() -> Result<Driver> {
-    // SAFETY: a new anonymous mapping at an address of the kernel's choice touches nobody's memory.
+    // SAFETY: a new anonymous mapping at an address of the kernel's choice touches no other memory.
     let memory = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
@@ -61,7 +60,7 @@ impl Null {
 }
 
 // SAFETY: every address handed out is readable and writable memory for the process's whole life,
-// whatever was "mapped" or "granted"; the benchmarks stay below `BYTES` less 2 MiB.
+// also where nothing was "mapped" or "granted"; the benchmarks stay below `BYTES` less 2 MiB.
 unsafe impl Backend for Null {
     fn name(&self) -> &'static str {
         "null"

@@ -1,6 +1,5 @@
-//! All-gathers over plain TCP in the manner of the bootstraps of collective libraries: every rank
-//! brings some bytes and ends with everybody's; and barriers in the same manner. No authentication, no leases, no
-//! deadlines.
+//! All-gathers over plain TCP in the manner of the bootstraps of collective libraries: every rank brings some
+//! bytes and ends with those of all; and barriers in the same manner. No authentication, no leases, no deadlines.
 
 use std::io;
 use std::net::SocketAddr;
@@ -65,7 +64,7 @@ fn whole(all: &[u8], size: usize, length: usize) -> bool {
             .all(|(rank, chunk)| chunk[..4] == (rank as u32).to_be_bytes())
 }
 
-/// Rank 0 collects everybody's bytes and sends each all of them: 2 × (n − 1) messages.
+/// Rank 0 collects the bytes of all ranks and sends them to each: 2 × (n − 1) messages.
 pub async fn star(size: usize, length: usize) {
     complete("star", async || star_once(size, length).await).await;
 }
@@ -107,8 +106,8 @@ async fn star_once(size: usize, length: usize) -> io::Result<()> {
     all(ranks).await
 }
 
-/// Every rank, rank 0 too, sends a byte to a task on an open connection, which answers when all have: so often, and
-/// how long that took.
+/// Every rank, rank 0 too, sends a byte to a task on an open connection, which answers when all have. Does so
+/// `times` times, and returns the duration.
 pub async fn barriers(size: usize, times: u64) -> Duration {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("its number");
@@ -150,7 +149,7 @@ pub async fn barriers(size: usize, times: u64) -> Duration {
     took
 }
 
-/// Rank 0 tells each rank its neighbour's address, 2 × n messages; then everybody's bytes go round
+/// Rank 0 tells each rank its neighbour's address, 2 × n messages; then the bytes of all go round
 /// the ring, n × (n − 1) messages.
 pub async fn ring(size: usize, length: usize) {
     complete("ring", async || ring_once(size, length).await).await;

@@ -79,7 +79,7 @@ async fn repeat(times: u64, mut work: impl AsyncFnMut()) -> Duration {
     start.elapsed()
 }
 
-/// A server's runtime, which runs without being waited for.
+/// A server's runtime, which runs in the background.
 fn server_runtime() -> Runtime {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     builder
@@ -255,7 +255,7 @@ fn through_etcd(criterion: &mut Criterion, setting: &Setting) {
     group.finish();
 }
 
-/// Every rank ends with everybody's handles. The ranks are tasks of one process, on two threads.
+/// Every rank ends with the handles of all. The ranks are tasks of one process, on two threads.
 fn groups(criterion: &mut Criterion, setting: &Setting) {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     let runtime = builder

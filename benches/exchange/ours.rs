@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 
 use crate::{CLIENTS, NAME, Setting};
 
-/// Far beyond what anything takes.
+/// Far beyond any operation's time.
 const LONG: Duration = Duration::from_secs(60);
 
 /// Enough for all clients, which have one certificate, and for the ranks of a group.
@@ -65,7 +65,7 @@ impl Exporter {
         }
     }
 
-    /// Ends it, when nobody holds anything any more.
+    /// Ends it, when no client holds a lease.
     pub async fn close(self) {
         self.server
             .close(Duration::from_secs(10))

@@ -15,8 +15,8 @@ typedef unsigned long long u64;
 #define WHOLE __launch_bounds__(1024)
 #endif
 
-// Each thread makes `rounds` times 8 independent multiplications with addition, in registers. `sum` is written only if a result
-// is what none is.
+// Each thread makes `rounds` times 8 independent multiplications with addition, in registers. `sum` is written only
+// for a result that does not occur.
 extern "C" __global__ void beside_fma(u64 rounds, float *sum) {
     float x[8];
 #pragma unroll
@@ -40,7 +40,8 @@ extern "C" __global__ void beside_fma(u64 rounds, float *sum) {
     }
 }
 
-// The same by blocks that leave no room on their multiprocessor for a block of the copies: 1024 threads with 32 results each.
+// The same by blocks that leave no room on their multiprocessor for a block of the copies: 1024 threads with 32
+// results each.
 extern "C" __global__ WHOLE void beside_whole(u64 rounds, float *sum) {
     float x[32];
 #pragma unroll

@@ -1,12 +1,12 @@
-//! Output of a size that is not known in advance: records of 16 bytes, on the GPU's host node, that a kernel makes of 100 in
-//! 256 items. Milliseconds from the launch until the records are there, memory included.
+//! Output of a size that is not known in advance: records of 16 bytes, on the GPU's host node, that a kernel makes of
+//! 100 in 256 items. Milliseconds from the launch until the records are there, memory included.
 //! - `appender, mapped`: an `Appender` that has all the memory before, with its cursor in the GPU's memory;
 //! - `appender, growing`: one that begins with 16 MiB, and maps more while the kernel runs;
 //! - `appender, cursor on host`: as `mapped`, with the cursor on the host node;
 //! - `cursor`: a plain cursor in memory that was made large enough before: no growth, no check;
 //! - `count first`: a kernel that counts, a buffer of that size, and the kernel with a plain cursor;
-//! - `device malloc`, a part of its own: a piece from the device's heap for each warp's records, in a list. That heap has
-//!   8 MiB unless a program sets a limit, so it gets few items only.
+//! - `device malloc`, a part of its own: a piece from the device's heap for each warp's records, in a list. That heap
+//!   has 8 MiB unless a program sets a limit, so it gets few items only.
 
 use std::ffi::CStr;
 use std::time::Instant;
@@ -148,7 +148,7 @@ impl Setting {
     }
 }
 
-/// Returns what the measurements need; `None` without a GPU.
+/// Returns the objects for the measurements; `None` without a GPU.
 fn setting(driver: &Driver) -> Result<Option<Setting>> {
     println!("records of 16 bytes of 100 in 256 items");
     if driver.is_simulated() {

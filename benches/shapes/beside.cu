@@ -67,8 +67,8 @@ extern "C" __global__ void beside_write(u64 count, u64 share, Numbered *to, u64 
     }
 }
 
-// A piece of up to 32 records from the device's heap for each warp's turn, in a list. `list` starts as 0; `missed` counts
-// the records for which there was no piece.
+// A piece of up to 32 records from the device's heap for each warp's turn, in a list. `list` starts as 0; `missed`
+// counts the records for which there was no piece.
 struct Piece {
     Piece *next;
     u64 count;

@@ -1,8 +1,9 @@
-//! A growable vector beside what it replaces: growing by 2 MiB up to a size, in one table of medians. `copies` takes time
-//! with the square of the size: 64 MiB take seconds, 1 GiB many minutes.
+//! A growable vector beside its alternatives: growing by 2 MiB up to a size, in one table of medians. `copies` takes
+//! time with the square of the size: 64 MiB take seconds, 1 GiB many minutes.
 //! - `growable`: `Growable::reserve` of the next 2 MiB;
 //! - `calls`: the driver's calls alone, `cuMemCreate`, `cuMemMap` and `cuMemSetAccess` in reserved addresses;
-//! - `copies`: a larger buffer, a copy of everything by one CPU (by the GPU where the memory is its own), and the end of the old one, whenever 2 MiB are missing;
+//! - `copies`: a larger buffer, a copy of everything by one CPU (by the GPU where the memory is its own), and the end
+//!   of the old one, whenever 2 MiB are missing;
 //! - `doubling`: the same with twice the size, as `Vec` grows.
 
 use std::time::Instant;

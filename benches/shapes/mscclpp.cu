@@ -1,6 +1,6 @@
-// MSCCL++'s fifo from a kernel to the CPU, measured as ring.rs measures the ring: a program of its own, for a GPU machine with
-// nvcc. The device functions are those of MSCCL++'s header; the CPU's side is written here, as its Fifo::poll and
-// Fifo::pop do it, so that no more of MSCCL++ needs to be built.
+// MSCCL++'s fifo from a kernel to the CPU, measured as ring.rs measures the ring: a program of its own, for a GPU
+// machine with nvcc. The device functions are those of MSCCL++'s header; the CPU's side is written here, as its
+// Fifo::poll and Fifo::pop do it, so that no more of MSCCL++ needs to be built.
 //
 //     git clone https://github.com/microsoft/mscclpp        # the figures of docs/performance.md: commit 1f5f065d
 //     nvcc -O3 -std=c++17 -arch=native -I mscclpp/include -o mscclpp-fifo benches/shapes/mscclpp.cu
@@ -50,8 +50,8 @@ static __device__ uint64_t nanoseconds() {
     return now;
 }
 
-// One thread pushes a trigger and waits until it is popped. `times` gets the cycles of each; `clock` the nanoseconds and
-// the cycles of all.
+// One thread pushes a trigger and waits until it is popped. `times` gets the cycles of each; `clock` the nanoseconds
+// and the cycles of all.
 __global__ void round_trips(FifoDeviceHandle fifo, uint64_t count, uint64_t *times, uint64_t *clock) {
     uint64_t begin = nanoseconds(), first = clock64();
     for (uint64_t n = 0; n < count; n++) {

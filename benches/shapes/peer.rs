@@ -1,5 +1,5 @@
-//! Grants of GPU 0's memory, beside `cudaDeviceEnablePeerAccess` in peers.cu: an allocation for GPU 0 alone, one for another
-//! GPU too, and a grant that comes later. Changes of one chunk's access, beside the driver's call alone.
+//! Grants of GPU 0's memory, beside `cudaDeviceEnablePeerAccess` in peers.cu: an allocation for GPU 0 alone, one for
+//! another GPU too, and a grant that comes later. Changes of one chunk's access, beside the driver's call alone.
 
 use std::time::Instant;
 

@@ -1,5 +1,5 @@
-// The baseline for replicated.rs and peer.rs: the same work by the means of CUDA's runtime. A program of its own, for a
-// machine with two GPUs that reach each other and nvcc.
+// The baseline for replicated.rs and peer.rs: the same work by the means of CUDA's runtime. A program of its own, for
+// a machine with two GPUs that reach each other and nvcc.
 //
 //     nvcc -O3 -std=c++17 -arch=native -o peers benches/shapes/peers.cu -lcuda
 //     ./peers [MIB] [ROUNDS]        # 1024 and 5

@@ -1,8 +1,8 @@
 //! A ring of records of 16 bytes.
 //!
-//! Between two threads, records a second, beside `std::sync::mpsc::sync_channel` with the same capacity. With a GPU, from
-//! its kernel to the CPU: records a second by the records of a batch, and the time from a push until the kernel sees that
-//! the CPU has released the record, which is a way there and back.
+//! Between two threads, records a second, beside `std::sync::mpsc::sync_channel` with the same capacity. With a GPU,
+//! from its kernel to the CPU: records a second by the records of a batch, and the time from a push until the kernel
+//! sees that the CPU has released the record, which is a way there and back.
 
 use std::sync::mpsc;
 use std::thread;

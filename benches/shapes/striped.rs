@@ -1,8 +1,8 @@
 //! Ranges in stripes: copies and kernels of GPU 0, by the number of stripes, beside a buffer in one place each.
 //!
-//! Stripes lie on GPU 0 and its host node in turn and, where another GPU reaches its memory, on two GPUs in turn. The kernels go
-//! through the range from its start on with all blocks at a time, some MiB wide: with few large stripes they read one
-//! place after the other, with many small ones all places at once.
+//! Stripes lie on GPU 0 and its host node in turn and, where another GPU reaches its memory, on two GPUs in turn. The
+//! kernels go through the range from its start on with all blocks at a time, some MiB wide: with few large stripes
+//! they read one place after the other, with many small ones all places at once.
 
 use std::sync::Arc;
 

@@ -91,7 +91,7 @@ impl<'a> Ways<'a> {
             Work::ParallelFill => {
                 (self.parallel.fill(self.view, 0, bytes as u64, 7)).expect("a fill");
             }
-            // SAFETY: the view has so many bytes, and nobody else uses them.
+            // SAFETY: the view has so many bytes, and no other code uses them.
             Work::LibcWrite => unsafe {
                 black_box(libc::memcpy(
                     shared.cast(),

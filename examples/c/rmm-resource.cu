@@ -1,5 +1,5 @@
-// A heap of egmem as a memory resource of CCCL and RMM: buffers of both come from Extended GPU Memory, and go back when the
-// stream's work has run.
+// A heap of egmem as a memory resource of CCCL and RMM: buffers of both come from Extended GPU Memory, and go back
+// when the stream's work has run.
 //
 //     nvcc -std=c++17 examples/c/rmm-resource.cu $(pkg-config --cflags --libs egmem) [-lrmm] -o rmm-resource
 //

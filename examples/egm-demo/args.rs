@@ -50,8 +50,8 @@ pub struct Args {
 }
 
 impl Args {
-    /// The bytes to allocate: what was asked for, else what suits the backend; a multiple of 8,
-    /// since kernels work in words.
+    /// The bytes to allocate: those asked for, else the backend's default; a multiple of 8, since
+    /// kernels work in words.
     ///
     /// The simulator's memory is this machine's, written by this machine's CPU: a laptop gets
     /// through gh200x4's 32 proofs in seconds at 64 MiB.

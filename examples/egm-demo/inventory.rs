@@ -1,4 +1,4 @@
-//! The machine: which nodes and GPUs there are, and what stands in the report about them.
+//! The machine: its nodes and GPUs, and their part of the report.
 
 use egmem::driver::{Driver, NodeId};
 use egmem::{Error, Machine, Result, Topology};
@@ -11,11 +11,11 @@ pub struct Chosen {
     pub driver: Driver,
     /// The simulated machine's name.
     pub simulated: Option<String>,
-    /// Why it is simulated although nobody asked for it.
+    /// Why it is simulated although the user did not ask for it.
     pub why: Option<Error>,
 }
 
-/// The machine that is simulated where there is no GPU and nobody chose one.
+/// The machine that is simulated where there is no GPU and the user chose none.
 const DEFAULT_PRESET: &str = "gh200x4";
 
 /// The simulator if it was asked for, else the GPUs, else the simulator.

@@ -8,7 +8,7 @@ use serde::Serialize;
 pub struct Report {
     /// `cuda` or `simulated`.
     pub backend: &'static str,
-    /// Why it simulates although nobody asked for it.
+    /// Why it simulates although the user did not ask for it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why_simulated: Option<String>,
     pub machine: Machine,
@@ -59,7 +59,7 @@ pub struct Gpu {
     pub name: String,
     pub pci_bus_id: String,
     pub memory: u64,
-    /// Its host NUMA node; null where nobody knows it.
+    /// Its host NUMA node; null if unknown.
     pub host_numa: Option<i32>,
     /// The NUMA node that its own memory forms, on coherent machines.
     pub memory_node: Option<i32>,

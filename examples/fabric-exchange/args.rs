@@ -11,8 +11,8 @@ use egmem::size::Bytes;
 /// Shows that two processes, on one machine or on two, use the same memory, with proof.
 ///
 /// The owner publishes memory on its GPU's host node, the peer imports it, and each verifies by CPU
-/// and by GPU what the other wrote. Exit status 0 only if everything was verified. Without a role,
-/// both run here as two processes, on the simulator unless --cuda is given.
+/// and by GPU the bytes that the other wrote. Exit status 0 only if everything was verified.
+/// Without a role, both run here as two processes, on the simulator unless --cuda is given.
 #[derive(Debug, Parser)]
 #[command(name = "fabric-exchange")]
 pub struct Args {

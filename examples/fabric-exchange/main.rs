@@ -2,8 +2,8 @@
 //!
 //! The owner allocates Extended GPU Memory on its GPU's host node and publishes it under a name. The
 //! peer finds it, imports it, and takes a lease. Each writes, by CPU and by GPU, and each verifies
-//! what the other wrote, by CPU and by GPU. Run `owner` on one machine and `peer` on another; without
-//! a role, both are started here, on the simulator. docs/multi-node.md tells more, `--help` the rest.
+//! the other's bytes, by CPU and by GPU. Run `owner` on one machine and `peer` on another; without a
+//! role, both are started here, on the simulator. docs/multi-node.md tells more, `--help` the rest.
 
 mod args;
 mod both;

@@ -1,4 +1,4 @@
-//! The owner: allocates, publishes, waits for the peer, verifies what it wrote.
+//! The owner: allocates, publishes, waits for the peer, verifies the peer's bytes.
 
 use egmem::driver::{Access, Location};
 use egmem::exchange::server::{Published, ServerEvent};

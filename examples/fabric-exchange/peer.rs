@@ -1,4 +1,4 @@
-//! The peer: finds the memory, imports it, verifies what the owner wrote, and writes itself.
+//! The peer: finds the memory, imports it, verifies the owner's bytes, and writes its own.
 
 use egmem::driver::{HandleType, Location};
 use egmem::exchange::{Address, Client, Error, Result, Security};
@@ -51,7 +51,7 @@ pub async fn visit(args: &Args) -> Result<Report> {
         identity,
         steps: Vec::new(),
     };
-    // Point 1 is what the owner's GPU wrote last.
+    // The owner's GPU wrote the pattern of point 1 last.
     play.cpu_checks("the owner's pattern", 1);
     play.gpu_rewrites("the owner's pattern", 1);
     play.cpu_checks("the GPU's pattern", 2);

@@ -26,7 +26,7 @@ pub struct Report {
     /// The lease, from the end that granted it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lease: Option<u64>,
-    /// The type of handle, or the types that could be had.
+    /// The type of handle, or the available types.
     pub handles: String,
     pub why: String,
     /// The probe's word, to and fro.

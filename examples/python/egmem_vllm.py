@@ -173,7 +173,8 @@ class EgmemOffloadingManager(OffloadingManager):
         return RequestOffloadingContext()
 
     def reset_cache(self):
-        # vLLM completes none of these, but the worker copies from and to their pages, also for jobs that it is given in the next step.
+        # vLLM completes none of these, but the worker copies from and to their pages, also for jobs that it is given
+        # in the next step.
         self._flushing += self._storing.values()
         self._flushing += [load for loads in self._loading.values() for load in loads]
         self._clear()

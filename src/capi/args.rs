@@ -35,7 +35,7 @@ fn null(what: &'static str) -> Failure {
     Failure::invalid(what, "it is a null pointer")
 }
 
-/// Gives a new object to the caller, who destroys it.
+/// Gives a new object to the caller, which must destroy it.
 ///
 /// # Safety
 /// `out` may be written.

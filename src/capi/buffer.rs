@@ -19,8 +19,8 @@ use crate::{
     egm_grant, egm_location, egm_status, egm_stream,
 };
 
-/// Memory at one address for the CPU and the GPUs: allocated here, received from another process, fetched from a server,
-/// or from a pool. Any thread may use it, several at a time, except where a function says otherwise.
+/// Memory at one address for the CPU and the GPUs: allocated here, received from another process, fetched from a
+/// server, or from a pool. Any thread may use it, several at a time, except where a function says otherwise.
 pub struct egm_buffer {
     pub(crate) memory: Kind,
 }
@@ -75,12 +75,12 @@ impl Kind {
 
 /// Allocates, maps and grants memory. If a step fails, the steps before it are undone.
 ///
-/// Fails with ::EGM_INVALID_ARGUMENT, ::EGM_NO_SUCH_NODE, ::EGM_NO_SUCH_GPU, ::EGM_NODE_TOO_FULL, ::EGM_OUT_OF_MEMORY, and
-/// others of the driver.
+/// Fails with ::EGM_INVALID_ARGUMENT, ::EGM_NO_SUCH_NODE, ::EGM_NO_SUCH_GPU, ::EGM_NODE_TOO_FULL,
+/// ::EGM_OUT_OF_MEMORY, and others of the driver.
 ///
 /// # Safety
-/// `driver` is null or a driver; `options` is null or points to as many bytes as its first field says; `out` is null or may
-/// be written. Any thread may call this.
+/// `driver` is null or a driver; `options` is null or points to as many bytes as its first field says; `out` is null
+/// or may be written. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_buffer_create(
     driver: *const egm_driver,
@@ -159,8 +159,8 @@ pub unsafe extern "C" fn egm_buffer_near(
     })
 }
 
-/// Returns the address: the same for every GPU and, where the CPU has access, for the CPU. It is valid until the buffer is
-/// destroyed.
+/// Returns the address: the same for every GPU and, where the CPU has access, for the CPU. It is valid until the
+/// buffer is destroyed.
 ///
 /// # Safety
 /// `buffer` is null or a buffer; `out` is null or may be written. Any thread may call this.
@@ -241,12 +241,12 @@ pub unsafe extern "C" fn egm_buffer_access(
     })
 }
 
-/// Changes the access of locations of this process to a buffer that was allocated here. GPU work that needs the access
-/// has ended. Other processes keep the access that they have.
+/// Changes the access of locations of this process to a buffer that was allocated here. GPU work that needs the
+/// access has ended. Other processes keep the access that they have.
 ///
 /// # Safety
-/// `buffer` is null or a buffer, which no other thread uses during the call; `grants` is null or points to `grant_count`
-/// grants. Any thread may call this.
+/// `buffer` is null or a buffer, which no other thread uses during the call; `grants` is null or points to
+/// `grant_count` grants. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_buffer_set_access(
     buffer: *mut egm_buffer,
@@ -271,12 +271,12 @@ pub unsafe extern "C" fn egm_buffer_set_access(
 
 /// Copies `len` bytes into the buffer with the CPU.
 ///
-/// Fails with ::EGM_OUT_OF_RANGE and, where the CPU may not write, ::EGM_NOT_ACCESSIBLE. A pool's memory waits for the
-/// streams that use it.
+/// Fails with ::EGM_OUT_OF_RANGE and, where the CPU may not write, ::EGM_NOT_ACCESSIBLE. A pool's memory waits for
+/// the streams that use it.
 ///
 /// # Safety
-/// `buffer` is null or a buffer; `from` is null or points to `len` bytes, none of them in the buffer. Any thread may call
-/// this, also while other threads and GPUs write the same bytes, which then have the value of either.
+/// `buffer` is null or a buffer; `from` is null or points to `len` bytes, none of them in the buffer. Any thread may
+/// call this, also while other threads and GPUs write the same bytes, which then have the value of either.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_buffer_write(
     buffer: *const egm_buffer,
@@ -359,8 +359,8 @@ pub unsafe extern "C" fn egm_buffer_use_on(
     })
 }
 
-/// Destroys a pool's buffer: its memory is freed after all work submitted so far to `stream` and to every stream that used
-/// it. The buffer is destroyed even where the call fails, except with ::EGM_INVALID_ARGUMENT.
+/// Destroys a pool's buffer: its memory is freed after all work submitted so far to `stream` and to every stream that
+/// used it. The buffer is destroyed even where the call fails, except with ::EGM_INVALID_ARGUMENT.
 ///
 /// # Safety
 /// `buffer` is null, or a buffer that no thread uses during the call or afterwards; `stream` is null or a stream.
@@ -386,15 +386,15 @@ pub unsafe extern "C" fn egm_buffer_free_on(
     })
 }
 
-/// Destroys a buffer: unmaps its memory and gives it back. For fetched memory it ends the lease and waits until the server
-/// has noted that; it fails if that cannot be known, and the memory is gone anyway. A pool's memory is freed after the work
-/// of the streams that use it. A null pointer is left alone.
+/// Destroys a buffer: unmaps its memory and gives it back. For fetched memory it ends the lease and waits until the
+/// server has noted that; it fails if that cannot be known, and the memory is gone anyway. A pool's memory is freed
+/// after the work of the streams that use it. A null pointer is left alone.
 ///
 /// GPU work that uses the memory has ended: a GPU that accesses unmapped addresses loses its context.
 ///
 /// # Safety
-/// `buffer` is null, or a buffer that no thread uses during the call or afterwards: not destroyed yet. No GPU uses its
-/// memory.
+/// `buffer` is null, or a buffer that no thread uses during the call or afterwards: not destroyed yet. No GPU uses
+/// its memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_buffer_destroy(buffer: *mut egm_buffer) -> egm_status {
     call(|| {

@@ -8,8 +8,8 @@ use crate::last_error;
 
 /// Runs a function's body and returns its status. Keeps a failure for the thread, and a panic as a failure.
 ///
-/// A body that panics leaves its objects as the crate `egmem` leaves them: usable, since its locks are taken again after
-/// a panic, or leaked.
+/// A body that panics leaves its objects as the crate `egmem` leaves them: usable, since its locks are taken again
+/// after a panic, or leaked.
 #[inline]
 pub(crate) fn call(body: impl FnOnce() -> Outcome) -> egm_status {
     match catch_unwind(AssertUnwindSafe(body)) {

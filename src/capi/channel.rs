@@ -18,7 +18,8 @@ pub struct egm_listener {
     listener: Mutex<Listener>,
 }
 
-/// A connection to another process of this user, which sends and receives memory. Any thread may use it; calls take turns.
+/// A connection to another process of this user, which sends and receives memory. Any thread may use it; calls take
+/// turns.
 ///
 /// Any error except a timeout before the first byte closes the connection.
 pub struct egm_channel {
@@ -36,7 +37,8 @@ fn milliseconds(timeout_ms: u64) -> Outcome<Duration> {
     }
 }
 
-/// Listens at a path of the file system, which only this user can open. Replaces a socket that a dead process has left.
+/// Listens at a path of the file system, which only this user can open. Replaces a socket that a dead process has
+/// left.
 ///
 /// # Safety
 /// `path` is null or a string; `out` is null or may be written. Any thread may call this.
@@ -117,12 +119,12 @@ pub unsafe extern "C" fn egm_channel_connect(
     })
 }
 
-/// Makes a channel of a connected Unix stream socket: one end of socketpair(2), or an inherited one. The channel owns the
-/// file descriptor from then on; if the call fails, it is closed, unless it is negative or `out` is null.
+/// Makes a channel of a connected Unix stream socket: one end of socketpair(2), or an inherited one. The channel owns
+/// the file descriptor from then on; if the call fails, it is closed, unless it is negative or `out` is null.
 ///
 /// # Safety
-/// `fd` is negative, or an open file descriptor that nothing else uses; `out` is null or may be written. Any thread may
-/// call this.
+/// `fd` is negative, or an open file descriptor that nothing else uses; `out` is null or may be written. Any thread
+/// may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_channel_from_fd(fd: i32, out: *mut *mut egm_channel) -> egm_status {
     call(|| {
@@ -186,8 +188,8 @@ pub unsafe extern "C" fn egm_channel_send(
     })
 }
 
-/// Shares a block of a heap that is shareable. The other process gets the block's usable bytes, but could access all of
-/// its chunk: put data that it must not see into a heap of its own.
+/// Shares a block of a heap that is shareable. The other process gets the block's usable bytes, but could access all
+/// of its chunk: put data that it must not see into a heap of its own.
 ///
 /// Keep the block until the other process has confirmed that it and its GPU work are done with it: a freed block is
 /// reused.
@@ -214,14 +216,15 @@ pub unsafe extern "C" fn egm_channel_send_block(
     })
 }
 
-/// Waits for memory from the other process and maps it, for the CPU and every GPU that can reach it, as far as the other
-/// process allows.
+/// Waits for memory from the other process and maps it, for the CPU and every GPU that can reach it, as far as the
+/// other process allows.
 ///
 /// Fails with ::EGM_TIMED_OUT, after which the call may be made again if no byte had arrived; ::EGM_PEER_LOST,
 /// ::EGM_PROTOCOL, and others of the driver.
 ///
 /// # Safety
-/// `channel` is null or a channel; `driver` is null or a driver; `out` is null or may be written. Any thread may call this.
+/// `channel` is null or a channel; `driver` is null or a driver; `out` is null or may be written. Any thread may call
+/// this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_channel_receive(
     channel: *const egm_channel,

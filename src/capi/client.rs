@@ -22,14 +22,15 @@ pub struct egm_client {
     read_only: bool,
 }
 
-/// Connects to a server at "unix:/path" or "tcp://host:port". `options` may be null: no TLS, servers of this user and root.
+/// Connects to a server at "unix:/path" or "tcp://host:port". `options` may be null: no TLS, servers of this user and
+/// root.
 ///
 /// Fails with ::EGM_UNREACHABLE, ::EGM_NOT_TRUSTED, ::EGM_INSECURE for another machine without TLS, ::EGM_TLS,
 /// ::EGM_TIMED_OUT.
 ///
 /// # Safety
-/// `driver` is null or a driver; `address` is null or a string; `options` is null or points to as many bytes as its first
-/// field says; `out` is null or may be written. Any thread may call this.
+/// `driver` is null or a driver; `address` is null or a string; `options` is null or points to as many bytes as its
+/// first field says; `out` is null or may be written. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_client_connect(
     driver: *const egm_driver,
@@ -125,14 +126,15 @@ unsafe fn security(options: &egm_client_options) -> Outcome<Security> {
     }
 }
 
-/// Fetches the memory under a name: takes a lease on it and maps it here, for the CPU and every GPU that can reach it.
-/// egm_buffer_destroy() ends the lease.
+/// Fetches the memory under a name: takes a lease on it and maps it here, for the CPU and every GPU that can reach
+/// it. egm_buffer_destroy() ends the lease.
 ///
-/// Fails with ::EGM_REFUSED, for instance if there is no such name; ::EGM_MISMATCHED for another owner than expected; ::EGM_NO_COMMON_HANDLE, ::EGM_IMPORT_FAILED,
-/// ::EGM_DATA_PLANE, ::EGM_PEER_LOST, ::EGM_TIMED_OUT.
+/// Fails with ::EGM_REFUSED, for instance if there is no such name; ::EGM_MISMATCHED for another owner than expected;
+/// ::EGM_NO_COMMON_HANDLE, ::EGM_IMPORT_FAILED, ::EGM_DATA_PLANE, ::EGM_PEER_LOST, ::EGM_TIMED_OUT.
 ///
 /// # Safety
-/// `client` is null or a client; `name` is null or a string; `out` is null or may be written. Any thread may call this.
+/// `client` is null or a client; `name` is null or a string; `out` is null or may be written. Any thread may call
+/// this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_client_fetch(
     client: *const egm_client,
@@ -158,7 +160,8 @@ pub unsafe extern "C" fn egm_client_fetch(
     })
 }
 
-/// Destroys a client. Fetched memory and its leases stay until the buffers are destroyed. A null pointer is left alone.
+/// Destroys a client. Fetched memory and its leases stay until the buffers are destroyed. A null pointer is left
+/// alone.
 ///
 /// # Safety
 /// `client` is null, or a client that no thread uses during the call or afterwards: not destroyed yet.

@@ -8,8 +8,8 @@ use crate::call::call;
 use crate::failure::{Failure, Outcome};
 use crate::{args, egm_status};
 
-/// A driver: CUDA's, or a simulated one. Everything that was made from it keeps it alive, so it may be destroyed before
-/// them. Any thread may use it, several at a time.
+/// A driver: CUDA's, or a simulated one. Everything that was made from it keeps it alive, so it may be destroyed
+/// before them. Any thread may use it, several at a time.
 pub struct egm_driver {
     pub(crate) driver: Driver,
     /// The machine that is simulated.
@@ -18,7 +18,8 @@ pub struct egm_driver {
 
 /// Opens the CUDA driver of this machine and initialises it. No library of CUDA is needed to build a program.
 ///
-/// Fails with ::EGM_NO_DRIVER without a usable libcuda.so.1, ::EGM_DRIVER_TOO_OLD before CUDA 12.2, ::EGM_DRIVER_FAILED.
+/// Fails with ::EGM_NO_DRIVER without a usable libcuda.so.1, ::EGM_DRIVER_TOO_OLD before CUDA 12.2,
+/// ::EGM_DRIVER_FAILED.
 ///
 /// # Safety
 /// `out` is null or may be written. Any thread may call this.
@@ -34,8 +35,8 @@ pub unsafe extern "C" fn egm_driver_open(out: *mut *mut egm_driver) -> egm_statu
     })
 }
 
-/// Makes a driver that simulates a machine: "gh200", "gh200x4", "gb200", "h200x8", or a description as JSON, which begins
-/// with a brace. Its memory is ordinary memory of this process; it needs no GPU.
+/// Makes a driver that simulates a machine: "gh200", "gh200x4", "gb200", "h200x8", or a description as JSON, which
+/// begins with a brace. Its memory is ordinary memory of this process; it needs no GPU.
 ///
 /// Fails with ::EGM_INVALID_ARGUMENT for another name and for a wrong description.
 ///

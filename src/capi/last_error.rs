@@ -51,8 +51,8 @@ fn last(part: impl FnOnce(&LastError) -> *const c_char) -> *const c_char {
 /// Returns the message of the calling thread's last failed call, with its cause: one line without a full stop. ""
 /// before the first failure.
 ///
-/// A call that succeeds changes nothing. The text is valid until the next call of the thread that fails, and until the
-/// thread ends. Never null.
+/// A call that succeeds changes nothing. The text is valid until the next call of the thread that fails, and until
+/// the thread ends. Never null.
 #[unsafe(no_mangle)]
 pub extern "C" fn egm_last_error_message() -> *const c_char {
     last(|last| last.message.as_ptr())

@@ -1,8 +1,8 @@
-//! egmem for C and C++. The header `include/egmem.h` has the documentation of each function for C programs; docs/c.md is
-//! the guide.
+//! egmem for C and C++. The header `include/egmem.h` has the documentation of each function for C programs; docs/c.md
+//! is the guide.
 //!
-//! Each function checks its arguments, does one thing through the crate `egmem`, and returns an [`egm_status`]. A panic
-//! does not leave the library: it becomes [`EGM_INTERNAL`](egm_status::EGM_INTERNAL).
+//! Each function checks its arguments, does one thing through the crate `egmem`, and returns an [`egm_status`]. A
+//! panic does not leave the library: it becomes [`EGM_INTERNAL`](egm_status::EGM_INTERNAL).
 //!
 //! Rust programs use the crate `egmem` instead.
 #![deny(missing_docs)]

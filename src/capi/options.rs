@@ -25,7 +25,7 @@ pub const EGM_PLAIN_ANYWHERE: u32 = 64;
 /// For `flags` of a client: memory is fetched read-only.
 pub const EGM_READ_ONLY: u32 = 128;
 
-/// Options of a buffer. Set `struct_size` to sizeof(egm_buffer_options), and all that you do not need to 0.
+/// Options of a buffer. Set `struct_size` to sizeof(egm_buffer_options), and the fields that you do not need to 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct egm_buffer_options {
@@ -35,8 +35,8 @@ pub struct egm_buffer_options {
     pub location: egm_location,
     /// Its size in bytes, at least 1; allocated in units of 2 MiB.
     pub bytes: u64,
-    /// `grant_count` grants. A null pointer: the CPU, and every GPU that can reach the memory, read and write. Otherwise
-    /// the CPU, unless a grant says something else, and the GPUs listed.
+    /// `grant_count` grants. A null pointer: the CPU, and every GPU that can reach the memory, read and write.
+    /// Otherwise the CPU, unless a grant says something else, and the GPUs listed.
     pub grants: *const egm_grant,
     /// The number of grants.
     pub grant_count: usize,
@@ -50,7 +50,7 @@ pub struct egm_buffer_options {
     pub label: *const c_char,
 }
 
-/// Options of a heap. Set `struct_size` to sizeof(egm_heap_options), and all that you do not need to 0.
+/// Options of a heap. Set `struct_size` to sizeof(egm_heap_options), and the fields that you do not need to 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct egm_heap_options {
@@ -80,7 +80,7 @@ pub struct egm_heap_options {
     pub label: *const c_char,
 }
 
-/// Options of a pool. Set `struct_size` to sizeof(egm_pool_options), and all that you do not need to 0.
+/// Options of a pool. Set `struct_size` to sizeof(egm_pool_options), and the fields that you do not need to 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct egm_pool_options {
@@ -88,8 +88,8 @@ pub struct egm_pool_options {
     pub struct_size: usize,
     /// Where the memory lies.
     pub location: egm_location,
-    /// `gpu_count` ordinals of the GPUs that may read and write. A null pointer: every GPU for a host node's pool, only
-    /// the owner for a GPU's.
+    /// `gpu_count` ordinals of the GPUs that may read and write. A null pointer: every GPU for a host node's pool,
+    /// only the owner for a GPU's.
     pub gpus: *const i32,
     /// The number of ordinals.
     pub gpu_count: usize,
@@ -105,14 +105,14 @@ pub struct egm_pool_options {
     pub label: *const c_char,
 }
 
-/// Options of a client. Set `struct_size` to sizeof(egm_client_options), and all that you do not need to 0.
+/// Options of a client. Set `struct_size` to sizeof(egm_client_options), and the fields that you do not need to 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct egm_client_options {
     /// The size of this structure, by which the library knows the program's version.
     pub struct_size: usize,
-    /// The authority's certificate, a file (ca.pem). It, `cert` and `key` go together; without them there is no TLS, which
-    /// only Unix sockets and loopback addresses allow.
+    /// The authority's certificate, a file (ca.pem). It, `cert` and `key` go together; without them there is no TLS,
+    /// which only Unix sockets and loopback addresses allow.
     pub ca: *const c_char,
     /// This peer's certificate, a file.
     pub cert: *const c_char,
@@ -128,8 +128,9 @@ pub struct egm_client_options {
     pub server_user: u32,
     /// Bits: ::EGM_PLAIN_ANYWHERE, ::EGM_READ_ONLY.
     pub flags: u32,
-    /// The owner that fetched memory must have: a certificate's name, "uid:1000", "local", or "@server" for the server's own.
-    /// Null: any. A peer that created the name first could read and write the data that this process stores there.
+    /// The owner that fetched memory must have: a certificate's name, "uid:1000", "local", or "@server" for the
+    /// server's own. Null: any. A peer that created the name first could read and write the data that this process
+    /// stores there.
     pub expect_owner: *const c_char,
 }
 

@@ -34,8 +34,8 @@ pub struct egm_pool_stats {
 /// Creates a pool and grants access. It takes no memory before the first allocation.
 ///
 /// # Safety
-/// `driver` is null or a driver; `options` is null or points to as many bytes as its first field says; `out` is null or may
-/// be written. Any thread may call this.
+/// `driver` is null or a driver; `options` is null or points to as many bytes as its first field says; `out` is null
+/// or may be written. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_pool_create(
     driver: *const egm_driver,
@@ -75,8 +75,8 @@ unsafe fn create(driver: &egm_driver, options: &egm_pool_options) -> Outcome<Poo
     Ok(build.create(&driver.driver)?)
 }
 
-/// Allocates `bytes`, usable by work that is submitted to `stream` from now on. Destroy the buffer by egm_buffer_free_on(),
-/// or by egm_buffer_destroy().
+/// Allocates `bytes`, usable by work that is submitted to `stream` from now on. Destroy the buffer by
+/// egm_buffer_free_on(), or by egm_buffer_destroy().
 ///
 /// Fails with ::EGM_INVALID_ARGUMENT for 0 bytes, ::EGM_NODE_TOO_FULL, ::EGM_OUT_OF_MEMORY.
 ///

@@ -47,7 +47,8 @@ pub(crate) fn borrowed_handle(gpu: i32, handle: *mut c_void) -> StreamHandle {
     StreamHandle { device: gpu, raw }
 }
 
-/// Wraps a stream of the program's own, a `CUstream` or `cudaStream_t`. Destroying the result leaves that stream as it is.
+/// Wraps a stream of the program's own, a `CUstream` or `cudaStream_t`. Destroying the result leaves that stream as
+/// it is.
 ///
 /// # Safety
 /// `driver` is null or a driver; `out` is null or may be written. `handle` is a stream of the primary context of GPU
@@ -124,8 +125,8 @@ pub unsafe extern "C" fn egm_stream_is_done(
     })
 }
 
-/// Destroys a stream; work in flight continues, and pool memory that was allocated on it keeps it. A null pointer is left
-/// alone.
+/// Destroys a stream; work in flight continues, and pool memory that was allocated on it keeps it. A null pointer is
+/// left alone.
 ///
 /// # Safety
 /// `stream` is null, or a stream that no thread uses during the call or afterwards: not destroyed yet.

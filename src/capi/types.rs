@@ -6,8 +6,8 @@ use egmem::driver::{Access, AccessDesc, HandleTypes, Location};
 
 use crate::failure::{Failure, Outcome};
 
-/// The major version of this interface in the upper 16 bits, the minor one in the lower. A program that was built for a
-/// version runs with a library of the same major version and the same or a higher minor version. These are not the
+/// The major version of this interface in the upper 16 bits, the minor one in the lower. A program that was built for
+/// a version runs with a library of the same major version and the same or a higher minor version. These are not the
 /// library's numbers: a new soname has a new major version.
 pub const EGM_ABI_VERSION: u32 = 1;
 

@@ -91,8 +91,8 @@ struct Run {
 }
 
 impl Children {
-    /// Runs children of `command`, a program and its arguments. A child may take `patience` to open the driver, for each
-    /// trial, and to exit.
+    /// Runs children of `command`, a program and its arguments. A child may take `patience` to open the driver, for
+    /// each trial, and to exit.
     pub fn new(command: Vec<OsString>, patience: Duration) -> Self {
         Self {
             command,
@@ -156,7 +156,7 @@ impl Children {
     }
 }
 
-/// Names a trial without node and GPU, so that the same failure everywhere reads alike.
+/// Names a trial without node and GPU, so that the same failure has the same text everywhere.
 fn subject(trial: &Trial) -> String {
     format!(
         "{} memory (handle types: {})",

@@ -10,13 +10,13 @@ pub(crate) const MARK: &str = "egmem-probe ";
 
 /// Runs trials for the parent's [`Children`](crate::Children), in its child process.
 ///
-/// Reads the trials as one JSON array from standard input, opens the driver with `open`, and writes to standard output: first
-/// whether the driver opens, then an answer per trial, each as JSON on a line of its own. Calls `before` for each trial.
-/// Returns the number of trials.
+/// Reads the trials as one JSON array from standard input, opens the driver with `open`, and writes to standard
+/// output: first whether the driver opens, then an answer per trial, each as JSON on a line of its own. Calls
+/// `before` for each trial. Returns the number of trials.
 ///
 /// # Errors
-/// [`Error::System`] for the pipes, and [`Error::InvalidArgument`] for another text than an array of trials. A driver that does
-/// not open is an answer.
+/// [`Error::System`] for the pipes, and [`Error::InvalidArgument`] for another text than an array of trials. A driver
+/// that does not open is an answer.
 pub fn answer_trials(
     open: impl FnOnce() -> Result<Driver>,
     mut before: impl FnMut(&Trial),

@@ -14,8 +14,8 @@ use crate::{Answer, Reason, Report};
 
 const WIDTH: u16 = 80;
 
-/// Formats a report for people, 80 columns wide, as `egmem doctor` shows it; with `all`, one row for every pair of node and
-/// GPU. With `colours`, words have a terminal's escape sequences; all other control characters are escaped.
+/// Formats a report for people, 80 columns wide, as `egmem doctor` shows it; with `all`, one row for every pair of
+/// node and GPU. With `colours`, words have a terminal's escape sequences; all other control characters are escaped.
 pub fn to_text(report: &Report, all: bool, colours: bool) -> String {
     let paint = Paint { on: colours };
     let mut text = String::new();

@@ -51,8 +51,8 @@ limits! {
     #[non_exhaustive]
     pub struct Limits {
         /// Bytes that a server keeps for one peer: frames in flight, requests, sessions, leases and queued
-        /// events. Beyond the limit requests are refused and connections dropped. At least what a peer's
-        /// connections, sessions and leases need: 32 KiB, 4 KiB and 768 bytes each.
+        /// events. Beyond the limit requests are refused and connections dropped. At least the bytes for
+        /// a peer's connections, sessions and leases: 32 KiB, 4 KiB and 768 bytes each.
         pub bytes_per_peer: usize = 256 << 20,
         /// The same for all peers together. Connections that have not been greeted get at most a quarter of it.
         pub bytes: usize = 1 << 30,

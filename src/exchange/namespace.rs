@@ -42,7 +42,7 @@ impl Namespaces {
     ///
     /// # Errors
     /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for no prefix, and for one that is not empty
-    /// but has characters that names lack or no slash at its end. Without the slash `{peer}` could match the
+    /// but has characters that names cannot have or no slash at its end. Without the slash `{peer}` could match the
     /// names of a peer with a longer name.
     pub fn rule<S: Into<String>>(
         mut self,

@@ -88,7 +88,8 @@ impl Who {
     /// at a Unix socket; `local` for plain TCP; or `*` for any peer.
     ///
     /// # Errors
-    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for anything else, and for more than [`MAX_PATTERNS`].
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for anything else, and for more than
+    /// [`MAX_PATTERNS`].
     pub fn list<S: AsRef<str>>(patterns: impl IntoIterator<Item = S>) -> Result<Self> {
         let mut list = Texts::new();
         for (count, pattern) in patterns.into_iter().enumerate() {

@@ -10,8 +10,8 @@ use crate::types::Made;
 
 /// A block of a heap, made by `Heap.allocate`. It may outlive the heap's object.
 ///
-/// The heap may give the memory to another block as soon as the last view of this one is gone. If a GPU's work may still use
-/// it then, the heap waits for the GPU; `free_after` frees without a wait.
+/// The heap may give the memory to another block as soon as the last view of this one is gone. If a GPU's work may
+/// still use it then, the heap waits for the GPU; `free_after` frees without a wait.
 #[pyclass(extends = Memory, subclass, frozen, module = "egmem", name = "_Block")]
 pub struct BlockBase;
 
@@ -22,11 +22,11 @@ impl BlockBase {
         Ok(PyClassInitializer::from(made.get().memory()?).add_subclass(Self))
     }
 
-    /// Closes the block, and frees it once all work submitted to `stream` so far has run. No other stream may use it. `gpu` is the
-    /// stream's GPU, for a handle or an object that does not tell it.
+    /// Closes the block, and frees it once all work submitted to `stream` so far has run. No other stream may use it.
+    /// `gpu` is the stream's GPU, for a handle or an object without that attribute.
     ///
-    /// Raises `InUse` while a view lives, and an error for a stream that is being captured into a graph. The block is not freed
-    /// then.
+    /// Raises `InUse` while a view lives, and an error for a stream that is being captured into a graph. The block is
+    /// not freed then.
     #[pyo3(signature = (stream, *, gpu=None))]
     fn free_after(
         slf: PyRef<'_, Self>,

@@ -13,15 +13,16 @@ use crate::region::{Owner, Region};
 
 /// Memory on a chosen node, mapped at one address for the CPU and the GPUs.
 ///
-/// `Buffer(nbytes, node=0)` is on a host node, `gpu=1` on the host node nearest to that GPU, `device=1` in the GPU's own memory,
-/// `spread=True` on all host nodes. Without any of them it is near GPU 0. Sizes are rounded up to 2 MiB.
+/// `Buffer(nbytes, node=0)` is on a host node, `gpu=1` on the host node nearest to that GPU, `device=1` in the GPU's
+/// own memory, `spread=True` on all host nodes. Without any of them it is near GPU 0. Sizes are rounded up to 2 MiB.
 ///
-/// `access_by` lists the GPUs that may use it (default: all that can), `host` is what the CPU may do: `"rw"`, `"r"` or `""`.
-/// `label` names it in `egmem ps`. `overcommit` asks for more than the node has free.
+/// `access_by` lists the GPUs that may use it (default: all that can), `host` is the CPU's access: `"rw"`, `"r"` or
+/// `""`. `label` names it in `egmem ps`. `overcommit` asks for more than the node has free.
 ///
-/// Host memory is allocated in chunks of 64 MiB, or 1 GiB if it can be shared; `gentle` takes chunks of 16 MiB with rests between them, so
-/// that other processes' driver calls wait less. `progress(done, total)` is called after each chunk, in bytes and with no lock
-/// held. If it raises, or a signal does, such as Ctrl-C between two chunks, everything is given back.
+/// Host memory is allocated in chunks of 64 MiB, or 1 GiB if it can be shared; `gentle` takes chunks of 16 MiB with
+/// rests between them, so that other processes' driver calls wait less. `progress(done, total)` is called after each
+/// chunk, in bytes and with no lock held. If it raises, or a signal does, such as Ctrl-C between two chunks,
+/// everything is given back.
 #[pyclass(extends = Memory, subclass, frozen, module = "egmem", name = "_Buffer")]
 pub struct BufferBase;
 
@@ -99,7 +100,7 @@ impl BufferBase {
     }
 }
 
-/// Reads what the CPU may do.
+/// Parses the CPU's access.
 ///
 /// # Errors
 /// `InvalidArgument`.

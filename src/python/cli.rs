@@ -33,7 +33,7 @@ impl Report {
         self.inner.working_gpus.clone()
     }
 
-    /// Settings that should change: what was found, and what to do.
+    /// Settings that should change: the finding, and what to do.
     #[getter]
     fn advice(&self) -> Vec<(String, String)> {
         let advice = self.inner.advice.iter();
@@ -48,7 +48,7 @@ impl Report {
         to_text(&self.inner, all, wants_colours())
     }
 
-    /// Returns what `egmem doctor --json` prints, as a dictionary.
+    /// Returns the output of `egmem doctor --json`, as a dictionary.
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         to_python(py, &self.inner)
     }
@@ -67,7 +67,8 @@ impl Report {
     }
 }
 
-/// Finds out what works on this machine, or on a simulated one: `"gh200"`, `"gh200x4"`, `"gb200"`, `"h200x8"` or a JSON file.
+/// Finds out what works on this machine, or on a simulated one: `"gh200"`, `"gh200x4"`, `"gb200"`, `"h200x8"` or a
+/// JSON file.
 ///
 /// Each trial runs in a process of its own (`python -m egmem probe`), because drivers have crashed inside such calls.
 /// `timeout` is in seconds, for each step.
@@ -129,16 +130,16 @@ pub fn _topology_or_why(
     Ok((crate::topology::Topology::wrap(topology), why))
 }
 
-/// Whose memory it is, over all processes of this user that offer their ledgers (`EGMEM_PS=1`): the text of `egmem ps`.
+/// Memory by owner, for all processes of this user that offer their ledgers (`EGMEM_PS=1`): the text of `egmem ps`.
 #[pyfunction]
 #[pyo3(signature = (driver=None))]
 pub fn ps(py: Python<'_>, driver: Option<&Bound<'_, Driver>>) -> PyResult<String> {
-    // Whatever is wrong with the driver, the ledgers can be shown.
+    // The ledgers can be shown even without a driver.
     let driver = given_or_default(py, driver).ok();
     Ok(py.detach(|| ledger::Report::gather(driver.as_ref()).to_text()))
 }
 
-/// As `ps`, as a dictionary: what `egmem ps --json` prints.
+/// As `ps`, as a dictionary: the output of `egmem ps --json`.
 #[pyfunction]
 #[pyo3(signature = (driver=None))]
 pub fn ps_dict<'py>(

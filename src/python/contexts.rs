@@ -12,7 +12,7 @@ use crate::error::{ToPy, raise};
 
 type GetState = unsafe extern "C" fn(c_int, *mut c_uint, *mut c_int) -> c_int;
 
-/// Why nothing tells whether the GPUs have ended their work.
+/// Why it is unknown whether the GPUs have ended their work.
 #[derive(Debug)]
 pub enum NotWaited {
     /// A stream is being captured into a graph: the wait would make the capture invalid.
@@ -46,9 +46,10 @@ impl ToPy for NotWaited {
 
 /// Waits until every GPU on which this process has a context has done all work submitted so far.
 ///
-/// A GPU without a context has no work, and waiting for it would create one. `cuCtxSynchronize` makes captures of the context's
-/// streams invalid, so it is not called during those that the driver tells of: of streams that the legacy default stream waits
-/// for. The caller knows of no other capture, and has no GIL, because a GPU's work may need it.
+/// A GPU without a context has no work, and waiting for it would create one. `cuCtxSynchronize` makes captures of the
+/// context's streams invalid, so it is not called during captures that the driver reports: those of streams that the
+/// legacy default stream waits for. The caller knows of no other capture, and has no GIL, because a GPU's work may
+/// need it.
 ///
 /// # Errors
 /// [`NotWaited`]: a GPU may still work.
@@ -69,7 +70,7 @@ pub fn wait(driver: &Driver) -> Result<(), NotWaited> {
     }
     for gpu in used() {
         match ended(driver.ctx_synchronize(gpu)) {
-            // A capture of which nothing told. It is invalid now.
+            // A capture that was not reported. It is invalid now.
             Err(error) if error.code() == Some(Code::STREAM_CAPTURE_UNSUPPORTED) => {
                 return Err(NotWaited::Capture);
             }
@@ -79,7 +80,7 @@ pub fn wait(driver: &Driver) -> Result<(), NotWaited> {
     Ok(())
 }
 
-/// A lost context runs nothing any more.
+/// A lost context runs no work.
 fn ended(result: egmem::Result<()>) -> egmem::Result<()> {
     match result {
         Err(Error::ContextLost { .. }) => Ok(()),
@@ -94,7 +95,8 @@ fn has_context(gpu: i32) -> bool {
         return true;
     };
     let (mut flags, mut active) = (0, 0);
-    // SAFETY: the function's signature is CUDA's; a device's handle is its ordinal; both pointers are of local variables.
+    // SAFETY: the function's signature is CUDA's; a device's handle is its ordinal; both pointers are of local
+    // variables.
     let code = unsafe { get_state(gpu, &raw mut flags, &raw mut active) };
     code != 0 || active != 0
 }
@@ -107,8 +109,8 @@ fn find_get_state() -> Option<GetState> {
 
 /// Finds a symbol of a library that this process has loaded.
 fn find(library: &CStr, symbol: &CStr) -> Option<*mut c_void> {
-    // SAFETY: both names end with a zero byte; RTLD_NOLOAD runs no code of the library. The handle is kept, so the library
-    // stays.
+    // SAFETY: both names end with a zero byte; RTLD_NOLOAD runs no code of the library. The handle is kept, so the
+    // library stays.
     let found = unsafe {
         let library = libc::dlopen(library.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD);
         if library.is_null() {

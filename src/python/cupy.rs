@@ -1,4 +1,5 @@
-//! The functions that CuPy's `CFunctionAllocator` calls: no Python runs when CuPy's pool takes memory or gives it back.
+//! The functions that CuPy's `CFunctionAllocator` calls: no Python runs when CuPy's pool takes memory or gives it
+//! back.
 
 use std::alloc::Layout;
 use std::collections::HashMap;
@@ -16,13 +17,14 @@ use crate::region::lock;
 /// CuPy aligns its own memory to this.
 const ALIGN: usize = 512;
 
-/// A heap that CuPy's pool takes memory from, with the blocks that it has.
+/// A heap that CuPy's pool takes memory from, with the blocks in use.
 struct Source {
     heap: egmem::Heap,
     blocks: Mutex<HashMap<usize, egmem::Block>>,
 }
 
-/// The object that CuPy's allocator refers to. It must live as long as memory of it: CuPy keeps the allocator's owner.
+/// The object that CuPy's allocator refers to. It must outlive the memory allocated from it: CuPy keeps the
+/// allocator's owner.
 #[pyclass(frozen, module = "egmem", name = "_CupySource")]
 pub struct CupySource {
     source: Box<Source>,
@@ -86,8 +88,8 @@ unsafe extern "C" fn allocate(parameter: *mut c_void, size: usize, _gpu: c_int) 
     }
 }
 
-/// `void free(void* parameter, void* memory, int device)`. CuPy expects what `cudaFree` does: the memory has another user only
-/// after the GPUs' work.
+/// `void free(void* parameter, void* memory, int device)`. CuPy expects the behaviour of `cudaFree`: the memory is
+/// reused only after the GPUs' work.
 ///
 /// # Safety
 /// As [`allocate`].

@@ -1,7 +1,7 @@
 //! DLPack 1.x: capsules that other libraries take without a copy.
 //!
-//! A capsule owns a share of the memory. Its consumer calls the deleter, on any thread, with the GIL or without. The last share
-//! ends without the GIL.
+//! A capsule owns a share of the memory. Its consumer calls the deleter, on any thread, with the GIL or without. The
+//! last share ends without the GIL.
 
 use std::ffi::{CStr, c_void};
 use std::sync::Arc;
@@ -67,8 +67,8 @@ struct Held<M> {
 /// Exports a view.
 ///
 /// # Errors
-/// `ExportError`, which is a `BufferError`, for a copy and for another kind of device; `NoDeviceInterface` for a GPU on a
-/// simulated driver; `NotAccessible`.
+/// `ExportError`, which is a `BufferError`, for a copy and for another kind of device; `NoDeviceInterface` for a GPU
+/// on a simulated driver; `NotAccessible`.
 pub fn export<'py>(
     py: Python<'py>,
     view: &Span,
@@ -208,10 +208,10 @@ fn hold<M>(
     Box::into_raw(Box::new(held)).cast()
 }
 
-/// Frees what [`hold`] returned.
+/// Frees the structure that [`hold`] returned.
 ///
 /// # Safety
-/// `managed` came from [`hold`] with the same type, and nobody uses it afterwards.
+/// `managed` came from [`hold`] with the same type, and no code uses it afterwards.
 unsafe extern "C" fn delete<M>(managed: *mut M) {
     if !managed.is_null() {
         // SAFETY: the caller's promise; `Held` begins with the structure.
@@ -249,7 +249,7 @@ unsafe extern "C" fn destroy_versioned(capsule: *mut PyObject) {
     unsafe { destroy::<ManagedVersioned>(capsule, VERSIONED) }
 }
 
-/// Frees what nobody consumed: a consumer renames the capsule and calls the deleter itself.
+/// Frees a tensor that was not consumed: a consumer renames the capsule and calls the deleter itself.
 ///
 /// # Safety
 /// `capsule` is one of [`capsule`]'s with an `M`, if it has this name.

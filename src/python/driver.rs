@@ -160,11 +160,12 @@ fn default_of_process() -> &'static DefaultDriver {
     })
 }
 
-/// Returns the driver that was given, or else the default one, opened at the first call: the machine that `EGMEM_SIM` names,
-/// or CUDA's.
+/// Returns the driver that was given, or else the default one, opened at the first call: the machine that `EGMEM_SIM`
+/// names, or CUDA's.
 ///
 /// # Errors
-/// `NoDriver` and what opening meets; `InvalidArgument` in a forked child, where the parent's driver does not work.
+/// `NoDriver` and other errors of opening; `InvalidArgument` in a forked child, where the parent's driver does not
+/// work.
 pub fn given_or_default(
     py: Python<'_>,
     given: Option<&Bound<'_, Driver>>,
@@ -216,8 +217,8 @@ pub fn machine(name: &str) -> egmem::Result<Machine> {
     serde_json::from_str(&text).map_err(|error| fault(error.to_string()))
 }
 
-/// Returns the location that arguments name: a host node, the host node of a GPU, or a GPU's own memory. Without any of them
-/// it is the host node of GPU 0.
+/// Returns the location that arguments name: a host node, the host node of a GPU, or a GPU's own memory. Without any
+/// of them it is the host node of GPU 0.
 ///
 /// # Errors
 /// `InvalidArgument` for more than one; `NoSuchPlace`.
@@ -252,8 +253,8 @@ pub fn open(py: Python<'_>) -> PyResult<Driver> {
     py.detach(egmem::Driver::open).or_raise().map(Driver::wrap)
 }
 
-/// Returns a simulated driver with real memory: `"gh200"`, `"gh200x4"`, `"gb200"`, `"h200x8"`, or a description as a JSON
-/// file. Each call makes a machine of its own.
+/// Returns a simulated driver with real memory: `"gh200"`, `"gh200x4"`, `"gb200"`, `"h200x8"`, or a description as a
+/// JSON file. Each call makes a machine of its own.
 #[pyfunction]
 #[pyo3(signature = (machine="gh200"))]
 pub fn simulated(py: Python<'_>, machine: &str) -> PyResult<Driver> {

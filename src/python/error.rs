@@ -13,7 +13,7 @@ fn classes(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
     Ok(module.bind(py))
 }
 
-/// Creates an exception of the class `class`, with what to do about it.
+/// Creates an exception of the class `class`, with its remedy.
 pub fn raise(class: &str, message: &str, remedy: &str, code: Option<i32>) -> PyErr {
     Python::attach(|py| {
         let made = classes(py)

@@ -104,11 +104,11 @@ impl Client {
             .map(|entry| Entry::of(&entry))
     }
 
-    /// Takes a lease on a name's memory and maps it here: `mode` is `"rw"`, `"r"`, or what the exporter allows.
-    /// `expect_owner` is the peer that must have created it.
+    /// Takes a lease on a name's memory and maps it here: `mode` is `"rw"`, `"r"`, or by default the access
+    /// that the exporter allows. `expect_owner` is the peer that must have created it.
     ///
-    /// `probe` says what proves that both ends see the same bytes: `"gpu"`, the CPU and a GPU; `"cpu"`, which does not create the
-    /// GPU's context in a process that has none yet; `"none"`.
+    /// `probe` selects the processors that prove that both ends see the same bytes: `"gpu"`, the CPU and a GPU;
+    /// `"cpu"`, which does not create the GPU's context in a process that has none yet; `"none"`.
     #[pyo3(signature = (name, *, mode=None, expect_owner=None, probe="gpu"))]
     fn fetch<'py>(
         &self,
@@ -143,8 +143,8 @@ impl Client {
         REMOTE_BUFFER.make(py, Owner::Remote(remote))
     }
 
-    /// Has the server create memory, which stays until it is deleted. With `exist_ok`, what this peer created there before with
-    /// the same size and node will do.
+    /// Has the server create memory, which stays until it is deleted. With `exist_ok`, memory that this peer created
+    /// there before with the same size and node is accepted.
     #[pyo3(signature = (name, nbytes, *, node=None, share_with=Vec::new(), exist_ok=false))]
     fn create(
         &self,
@@ -241,7 +241,8 @@ impl RemoteBufferBase {
         Self::ask(&slf, |remote| remote.name().to_owned())
     }
 
-    /// The processors that proved, when it was fetched, that both ends see the same bytes: `"cpu"`, `"cuda:0"`; empty without a proof.
+    /// The processors that proved, when it was fetched, that both ends see the same bytes: `"cpu"`, `"cuda:0"`; empty
+    /// without a proof.
     #[getter]
     fn proved(slf: PyRef<'_, Self>) -> PyResult<Vec<String>> {
         Self::ask(&slf, |remote| {
@@ -258,7 +259,8 @@ impl RemoteBufferBase {
         Self::ask(&slf, |remote| remote.state().to_string())
     }
 
-    /// Unmaps the memory, ends the lease, and waits until the exporter has recorded it. Raises `InUse` while a view lives.
+    /// Unmaps the memory, ends the lease, and waits until the exporter has recorded it. Raises `InUse` while a view
+    /// lives.
     fn release(slf: PyRef<'_, Self>, py: Python<'_>) -> PyResult<()> {
         let memory = slf.as_super();
         memory.region()?.expect_here()?;
@@ -279,11 +281,12 @@ fn seconds(number: f64) -> PyResult<Duration> {
         .map_err(|_| invalid(&format!("a timeout of {number} s; valid: 0 or more")))
 }
 
-/// Connects to a server: `"unix:/path"` or `"tcp://host:port"`. Memory is imported into `driver`, or into the default one.
+/// Connects to a server: `"unix:/path"` or `"tcp://host:port"`. Memory is imported into `driver`, or into the default
+/// one.
 ///
-/// Between machines `ca`, `cert` and `key` name files for mutual TLS, `crl` revocation lists, and `expect_peer` the name that
-/// the server's certificate must have. Unix sockets of this user, of root and of `server_users` are trusted. `timeout` is in
-/// seconds.
+/// Between machines `ca`, `cert` and `key` name files for mutual TLS, `crl` revocation lists, and `expect_peer` the
+/// name that the server's certificate must have. Unix sockets of this user, of root and of `server_users` are
+/// trusted. `timeout` is in seconds.
 #[pyfunction]
 #[pyo3(signature = (
     address, *, driver=None, timeout=10.0, ca=None, cert=None, key=None, crl=None, expect_peer=None, server_users=Vec::new(),

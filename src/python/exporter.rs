@@ -1,5 +1,5 @@
-//! The buffer protocol. The limited API of Python 3.9 has no declarations for it, although its interpreters have it, so the
-//! types that Python sees are derived from this crate's classes with the two slots added.
+//! The buffer protocol. The limited API of Python 3.9 has no declarations for it, although its interpreters have it,
+//! so the types that Python sees are derived from this crate's classes with the two slots added.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
@@ -33,7 +33,7 @@ struct PyBuffer {
 const GET_BUFFER: c_int = 1;
 const RELEASE_BUFFER: c_int = 2;
 
-/// `PyBUF_…`: what the caller asks for.
+/// `PyBUF_…`: the caller's request.
 const WRITABLE: c_int = 0x1;
 const FORMAT: c_int = 0x4;
 const SHAPE: c_int = 0x8;
@@ -54,8 +54,9 @@ unsafe extern "C" fn get_buffer(slf: *mut PyObject, view: *mut PyBuffer, flags: 
     let slf = unsafe { Bound::from_borrowed_ptr(py, slf) };
     match exported(&slf, flags & WRITABLE != 0) {
         Ok((region, bytes)) => {
-            // SAFETY: `view` is writable. Its pointers to its own fields are valid for as long as it is, as Python does in
-            // `PyBuffer_FillInfo`; `obj` is a new reference, and `internal` owns the region until `release_buffer`.
+            // SAFETY: `view` is writable. Its pointers to its own fields are valid for as long as it is, as Python
+            // does in `PyBuffer_FillInfo`; `obj` is a new reference, and `internal` owns the region until
+            // `release_buffer`.
             unsafe {
                 ptr::write(
                     view,
@@ -110,7 +111,7 @@ fn exported(
     Ok((region, bytes))
 }
 
-/// Gives back what [`get_buffer`] lent.
+/// Releases a view that [`get_buffer`] filled in.
 ///
 /// # Safety
 /// As Python calls `bf_releasebuffer`: once for each view that [`get_buffer`] filled in.
@@ -149,7 +150,7 @@ pub fn derive<'py>(base: &Bound<'py, PyType>, name: &'static CStr) -> PyResult<B
     };
     let bases = PyTuple::new(py, [base])?;
     // SAFETY: the specification and its slots live through the call, the name for ever; the functions have the slots'
-    // signatures, and they touch only what `Memory` has.
+    // signatures, and they touch only the fields of `Memory`.
     let made = unsafe {
         Bound::from_owned_ptr_or_err(
             py,

@@ -1,13 +1,14 @@
 //! Memory that goes back once no GPU can use it.
 //!
-//! Python programs delete objects while GPUs still work on them, in any thread and at any time: also while another thread
-//! captures a stream into a graph, which a wait for the GPU would make invalid. Such memory is kept here until a wait is
-//! possible. On doubt it stays: memory that is freed too early costs the GPU's context, or another object's bytes.
+//! Python programs delete objects while GPUs still work on them, in any thread and at any time: also while another
+//! thread captures a stream into a graph, which a wait for the GPU would make invalid. Such memory is kept here until
+//! a wait is possible. In doubt it stays: memory that is freed too early costs the GPU's context, or another object's
+//! bytes.
 //!
-//! **What keeps memory, until when.** A caller of [`free_after_gpus`] hands over what owns the memory. It is dropped after a wait
-//! for all GPUs that began later: in the same call, or in the next call of [`free_after_gpus`], by [`retry`] at an allocation, at
-//! the end of the last [`hold`], or by `egmem.free_deferred`. A static list keeps it until then; at the process's end the list is
-//! not dropped. A forked child has an empty list, and drops nothing of the parent's.
+//! **Lifetime.** A caller of [`free_after_gpus`] hands over the owner of the memory. The owner is dropped after a
+//! wait for all GPUs that began later: in the same call, or in the next call of [`free_after_gpus`], by [`retry`] at
+//! an allocation, at the end of the last [`hold`], or by `egmem.free_deferred`. A static list keeps it until then; at
+//! the process's end the list is not dropped. A forked child has an empty list, and drops nothing of the parent's.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -31,16 +32,17 @@ struct Kept {
 
 #[derive(Default)]
 struct Frees {
-    /// Captures that callers tell of: they begin after waits.
+    /// Captures that callers report: they begin after waits.
     holds: Holds,
     kept: Mutex<Vec<Kept>>,
-    /// Why a driver refused a wait, until a warning tells it.
+    /// Why a driver refused a wait, until a warning reports it.
     refused: Mutex<Option<String>>,
 }
 
 static FREES: PerProcess<Frees> = PerProcess::new();
 
-/// How many objects are kept: without any, nothing looks for them. A forked child has the parent's number until it looks.
+/// The number of kept objects: with 0, no call searches for them. A forked child has the parent's number until its
+/// first search.
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
 fn frees() -> &'static Frees {
@@ -60,7 +62,7 @@ impl Frees {
         COUNT.store(kept.len() as u64, Relaxed);
     }
 
-    /// Takes what waits for a driver's GPUs.
+    /// Takes the memory that waits for a driver's GPUs.
     fn take(&self, driver: &Driver) -> Vec<Kept> {
         let mut kept = lock(&self.kept);
         let (taken, rest) = std::mem::take(&mut *kept)
@@ -93,9 +95,9 @@ impl Frees {
     }
 }
 
-/// Drops what owns `bytes` bytes of a driver's memory once all GPU work submitted so far has ended: at once if that can be waited
-/// for. In a forked child nothing is dropped. The caller has no lock that a drop of memory takes, and no GIL, which the GPUs' work
-/// may need.
+/// Drops the owner of `bytes` bytes of a driver's memory once all GPU work submitted so far has ended: in this call
+/// if a wait is possible. In a forked child nothing is dropped. The caller has no lock that a drop of memory takes,
+/// and no GIL, which the GPUs' work may need.
 pub fn free_after_gpus(driver: &Driver, bytes: u64, memory: impl Send + 'static) {
     if !driver.is_of_this_process() {
         std::mem::forget(memory);
@@ -140,15 +142,15 @@ pub fn wait_for_gpus(py: Python<'_>, driver: &Driver) -> PyResult<()> {
     py.detach(|| frees().wait(driver)).or_raise()
 }
 
-/// Frees what was kept of a driver's memory, if the GPUs can be waited for now.
+/// Frees the kept memory of a driver, if the GPUs can be waited for now.
 pub fn free_deferred_of(driver: &Driver) {
     if COUNT.load(Relaxed) > 0 {
         frees().retry(driver);
     }
 }
 
-/// As [`free_deferred_of`], at an allocation of Python's, without the GIL. A driver that refused a wait is told of by
-/// a `RuntimeWarning`.
+/// As [`free_deferred_of`], at an allocation of Python's, without the GIL. A `RuntimeWarning` reports a driver that
+/// refused a wait.
 ///
 /// # Errors
 /// The warning, where the program has warnings raised.
@@ -171,8 +173,8 @@ pub fn retry(py: Python<'_>, driver: &Driver) -> PyResult<()> {
     PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), &text, 1)
 }
 
-/// Has PyTorch's captures tell of themselves, if PyTorch is loaded: it may take memory of which an address is given away, without
-/// an import of `egmem.torch`.
+/// Has PyTorch report its captures, if it is loaded: it may take memory whose address is given away, without an
+/// import of `egmem.torch`.
 pub fn watch_captures(py: Python<'_>) -> PyResult<()> {
     static WATCHED: AtomicBool = AtomicBool::new(false);
     if WATCHED.load(Relaxed) {
@@ -194,7 +196,7 @@ pub fn hold(py: Python<'_>) {
     py.detach(|| frees().holds.begin());
 }
 
-/// Ends one [`hold`]. The end of the last frees what was kept.
+/// Ends one [`hold`]. The end of the last one frees the kept memory.
 #[pyfunction]
 #[pyo3(name = "_release_frees")]
 pub fn release(py: Python<'_>) {
@@ -220,8 +222,8 @@ fn free_kept() {
 
 /// Returns how much memory waits until GPUs can be waited for: the number of objects, and their bytes.
 ///
-/// Memory whose address was given away waits for the GPUs when its last view ends. While a stream is captured into a CUDA graph
-/// that wait is not made: the memory is freed later.
+/// Memory whose address was given away waits for the GPUs when its last view ends. While a stream is captured into a
+/// CUDA graph that wait is not made: the memory is freed later.
 #[pyfunction]
 pub fn deferred() -> (u64, u64) {
     let kept = lock(&frees().kept);

@@ -7,7 +7,8 @@ use pyo3::prelude::*;
 
 /// Calls `work` without the GIL, and takes the GIL again if the thread had it.
 ///
-/// A thread that waits for a GPU must not have the GIL: the GPU's work may need it, such as a host function in Python.
+/// A thread that waits for a GPU must not have the GIL: the GPU's work may need it, such as a host function in
+/// Python.
 pub fn detached(work: impl FnOnce() + Send) {
     let mut work = Some(work);
     if has_gil() {
@@ -25,8 +26,8 @@ pub fn detached(work: impl FnOnce() + Send) {
 
 /// Returns whether this thread has the GIL; `true` if the interpreter cannot tell.
 ///
-/// A thread without it must not take it to give it up: it may hold a lock of another library, for which a thread with the GIL
-/// waits.
+/// A thread without the GIL must not take it only to release it: it may hold a lock of another library, for which a
+/// thread with the GIL waits.
 pub fn has_gil() -> bool {
     type Check = unsafe extern "C" fn() -> c_int;
     static CHECK: OnceLock<Option<Check>> = OnceLock::new();

@@ -18,10 +18,11 @@ use crate::types::BLOCK;
 
 /// Suballocates blocks of memory on a node, for the CPU and the GPUs, without a driver call.
 ///
-/// `node`, `gpu`, `device`, `access_by`, `host`, `shareable`, `overcommit` and `label` are as for `Buffer`. `limit` is the most
-/// memory it may have, `chunk` how much it adds at a time, `reserve` how much it has from the start, `grow_ahead` how much it
-/// keeps free by a thread of its own, all in bytes. `wait_for_gpu` has an allocation wait for blocks freed after GPU work before
-/// it fails, `scrub_on_free` overwrites freed blocks with zeros, and `thread_cache` limits what each thread keeps.
+/// `node`, `gpu`, `device`, `access_by`, `host`, `shareable`, `overcommit` and `label` are as for `Buffer`. `limit`
+/// is the most memory it may have, `chunk` how much it adds at a time, `reserve` how much it has from the start,
+/// `grow_ahead` how much it keeps free by a thread of its own, all in bytes. `wait_for_gpu` has an allocation wait
+/// for blocks freed after GPU work before it fails, `scrub_on_free` overwrites freed blocks with zeros, and
+/// `thread_cache` limits the bytes that each thread keeps.
 #[pyclass(frozen, module = "egmem", name = "Heap")]
 pub struct Heap {
     inner: Mutex<Option<egmem::Heap>>,
@@ -171,8 +172,8 @@ impl Heap {
         self.make(py, nbytes, align, true)
     }
 
-    /// Adds memory until at least `nbytes` are free. `progress(done, total)` is called after each chunk, in bytes and with no
-    /// lock held. If it raises, or a signal does, such as Ctrl-C, what was added is given back.
+    /// Adds memory until at least `nbytes` are free. `progress(done, total)` is called after each chunk, in bytes and
+    /// with no lock held. If it raises, or a signal does, such as Ctrl-C, the added memory is given back.
     #[pyo3(signature = (nbytes, progress=None))]
     fn reserve(
         &self,
@@ -191,8 +192,8 @@ impl Heap {
         self.run(py, |heap| heap.trim_to(keep))
     }
 
-    /// Collects the blocks that were freed after GPU work which has finished; returns their number. With `wait` it waits for
-    /// the work of all.
+    /// Collects the blocks that were freed after GPU work which has finished; returns their number. With `wait` it
+    /// waits for the work of all.
     #[pyo3(signature = (wait=false))]
     fn collect(&self, py: Python<'_>, wait: bool) -> PyResult<usize> {
         self.run(py, |heap| {

@@ -1,9 +1,9 @@
-//! Captures that callers tell of, and waits for GPUs, which must not run beside one.
+//! Captures that callers report, and waits for GPUs, which must not run beside one.
 
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{PoisonError, RwLock, TryLockError};
 
-/// How many captures are under way, as callers tell.
+/// How many captures are under way, as callers report them.
 #[derive(Default)]
 pub struct Holds {
     count: AtomicU64,
@@ -19,8 +19,9 @@ impl Holds {
 
     /// Calls `wait`, unless a capture is under way: `None` then.
     pub fn wait<T>(&self, wait: impl FnOnce() -> T) -> Option<T> {
-        // A blocking `read` could deadlock: thread A has the lock and waits for GPU work that needs the GIL, B is queued in `begin`,
-        // and C, with the GIL, queues behind B. Nothing but `begin` writes, so a lock that is not free tells of a capture.
+        // A blocking `read` could deadlock: thread A has the lock and waits for GPU work that needs the GIL, B is
+        // queued in `begin`, and C, with the GIL, queues behind B. Only `begin` writes, so a lock that is not free
+        // means a capture.
         let _reading = match self.waits.try_read() {
             Ok(reading) => reading,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),

@@ -8,7 +8,7 @@ use crate::error::invalid;
 /// Returns a value as Python's dictionaries and lists.
 ///
 /// # Errors
-/// None in practice: what is passed has a form in JSON.
+/// None in practice: all values passed here have a form in JSON.
 pub fn to_python<'py>(py: Python<'py>, value: &impl Serialize) -> PyResult<Bound<'py, PyAny>> {
     let text = serde_json::to_string(value).map_err(|error| invalid(&error.to_string()))?;
     py.import("json")?.call_method1("loads", (text,))

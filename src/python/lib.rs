@@ -1,8 +1,8 @@
 //! The native module of the Python package `egmem`.
 //!
-//! The functions below are a thin face: they check arguments, release the GIL, call the facade crate and convert errors.
-//! No lock of egmem is held while Python code runs, and no egmem code that holds a lock asks for the GIL. Making an exception runs
-//! Python code: the error is built after the lock.
+//! The functions below are a thin face: they check arguments, release the GIL, call the facade crate and convert
+//! errors. No lock of egmem is held while Python code runs, and no egmem code that holds a lock asks for the GIL.
+//! Making an exception runs Python code, so the error is built after the lock is released.
 
 mod block;
 mod buffer;

@@ -1,4 +1,4 @@
-//! `egmem.Memory`: what buffers, blocks and fetched memory have in common.
+//! `egmem.Memory`: the base of buffers, blocks and fetched memory.
 
 use std::ffi::c_int;
 use std::sync::{Arc, Mutex};
@@ -19,7 +19,7 @@ use crate::{device, dlpack, interfaces};
 /// The memory of an object, until it is closed.
 struct Slot {
     region: Option<Arc<Region>>,
-    /// An array interface of the object itself was read, so views may exist that nothing counts.
+    /// An array interface of the object itself was read, so uncounted views may exist.
     uncounted: bool,
 }
 
@@ -49,7 +49,8 @@ impl Slot {
 /// Memory at one address for the CPU and the GPUs.
 ///
 /// It is freed when the object and every view of it are gone. Views are made through the buffer protocol
-/// (`memoryview(memory)`, `numpy.asarray(memory)`), DLPack (`torch.from_dlpack(memory)`) and the array interfaces; none copies.
+/// (`memoryview(memory)`, `numpy.asarray(memory)`), DLPack (`torch.from_dlpack(memory)`) and the array interfaces;
+/// none copies.
 #[pyclass(subclass, frozen, module = "egmem")]
 pub struct Memory {
     slot: Mutex<Slot>,
@@ -76,7 +77,7 @@ impl Memory {
         region.ok_or_else(|| closed("memory"))
     }
 
-    /// Returns the memory for views that nothing counts: the object cannot be closed any more.
+    /// Returns the memory for uncounted views: from then on the object cannot be closed.
     fn uncounted_region(&self) -> PyResult<Arc<Region>> {
         let region = {
             let mut slot = lock(&self.slot);
@@ -102,7 +103,7 @@ impl Memory {
         })
     }
 
-    /// Puts back what was taken and could not be freed.
+    /// Puts back memory that was taken and could not be freed.
     pub fn put_back(&self, region: Region) {
         region.expose();
         lock(&self.slot).region = Some(Arc::new(region));
@@ -134,8 +135,8 @@ impl Memory {
         Ok(self.region()?.len() as usize)
     }
 
-    /// The address of the first byte, the same for every GPU and, on a host node, for the CPU. It is valid while the object
-    /// lives and is not closed.
+    /// The address of the first byte, the same for every GPU and, on a host node, for the CPU. It is valid while the
+    /// object lives and is not closed.
     #[getter]
     fn address(&self) -> PyResult<u64> {
         let region = self.region()?;
@@ -170,7 +171,7 @@ impl Memory {
         lock(&self.slot).region.is_none()
     }
 
-    /// Returns what the CPU (`gpu=None`) or a GPU may do: `"rw"`, `"r"` or `""`.
+    /// Returns the access of the CPU (`gpu=None`) or a GPU: `"rw"`, `"r"` or `""`.
     #[pyo3(signature = (gpu=None))]
     fn access(&self, py: Python<'_>, gpu: Option<i32>) -> PyResult<&'static str> {
         let region = self.region()?;
@@ -236,11 +237,11 @@ impl Memory {
         .or_raise()
     }
 
-    /// Returns a view with a type and a shape, for one device: `"cpu"`, `"cuda_host"` or `"cuda:0"`. It copies nothing, and it
-    /// exports DLPack and the array interfaces.
+    /// Returns a view with a type and a shape, for one device: `"cpu"`, `"cuda_host"` or `"cuda:0"`. It copies
+    /// nothing, and it exports DLPack and the array interfaces.
     ///
-    /// `dtype` is a name such as `"float32"`, or a NumPy or PyTorch type. Without `shape` it has one dimension, to the
-    /// memory's end. `offset` is in bytes.
+    /// `dtype` is a name such as `"float32"`, or a NumPy or PyTorch type. Without `shape` it has one dimension, to
+    /// the memory's end. `offset` is in bytes.
     #[pyo3(signature = (dtype=None, shape=None, *, offset=0, device=None))]
     fn view(
         &self,
@@ -275,7 +276,8 @@ impl Memory {
         slf
     }
 
-    /// Closes. While an exception passes, memory with views is left to its last view, so that the exception is not hidden.
+    /// Closes. While an exception passes, memory with views is left to its last view, so that the exception is not
+    /// hidden.
     fn __exit__(
         &self,
         py: Python<'_>,
@@ -289,8 +291,8 @@ impl Memory {
         }
     }
 
-    /// The dictionary of NumPy's array interface. Views that are made through it are not counted: after it was read, the
-    /// object cannot be closed, and its memory is freed with its last reference.
+    /// The dictionary of NumPy's array interface. Views that are made through it are not counted: after it was read,
+    /// the object cannot be closed, and its memory is freed with its last reference.
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let region = self.uncounted_region()?;
@@ -308,7 +310,8 @@ impl Memory {
         Ok(dictionary)
     }
 
-    /// Returns a DLPack capsule: of CPU memory, unless `dl_device` asks for pinned memory (3, 0) or a GPU (2, ordinal).
+    /// Returns a DLPack capsule: of CPU memory, unless `dl_device` asks for pinned memory (3, 0) or a GPU (2,
+    /// ordinal).
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
     fn __dlpack__<'py>(
         &self,
@@ -359,7 +362,8 @@ impl Memory {
 const READ: c_int = 0x100;
 const WRITE: c_int = 0x200;
 
-/// Calls `work` with a memoryview of a part. It is not made by the buffer protocol, which counts the address as given away.
+/// Calls `work` with a memoryview of a part. It is not made by the buffer protocol, which counts the address as given
+/// away.
 fn with_part<'py, T>(
     memory: &Bound<'py, Memory>,
     offset: u64,
@@ -378,8 +382,8 @@ fn with_part<'py, T>(
     let bytes = region.cpu(py)?;
     let start = bytes.address.wrapping_add(offset as usize);
     let mode = if bytes.writable { WRITE } else { READ };
-    // SAFETY: the thread is attached. The CPU may access the range, which lies in the memory; the region keeps it to the end of
-    // this function, and the view is released before.
+    // SAFETY: the thread is attached. The CPU may access the range, which lies in the memory; the region keeps it to
+    // the end of this function, and the view is released before.
     let part = unsafe {
         let view = ffi::PyMemoryView_FromMemory(start.cast(), len as ffi::Py_ssize_t, mode);
         Bound::from_owned_ptr_or_err(py, view)?

@@ -1,4 +1,5 @@
-//! State of one process. A forked child has its own: a lock that another thread of the parent held stays locked in the child.
+//! State of one process. A forked child has its own: a lock that another thread of the parent held stays locked in
+//! the child.
 
 use std::ptr;
 use std::sync::atomic::AtomicPtr;
@@ -18,14 +19,14 @@ impl<T: Send + Sync> PerProcess<T> {
         Self(AtomicPtr::new(ptr::null_mut()))
     }
 
-    /// Returns this process's state. The first call in a process makes it, from that of the process which this one was forked
-    /// from. Of that `make` may read atomics alone. Takes no lock.
+    /// Returns this process's state. The first call in a process makes it, from the state of the parent process, if
+    /// this one was forked. In that state `make` may read only atomics. Takes no lock.
     pub fn get(&self, make: impl Fn(Option<&T>) -> T) -> &'static T {
         let process = std::process::id();
         let mut found = self.0.load(Acquire);
         loop {
-            // SAFETY: it is null or came from `Box::into_raw` below, after which nothing frees or changes it; the load is after
-            // the store.
+            // SAFETY: it is null or came from `Box::into_raw` below, after which nothing frees or changes it; the
+            // load is after the store.
             let parent = unsafe { found.as_ref() };
             if let Some(of) = parent
                 && of.process == process

@@ -15,9 +15,9 @@ use crate::types::{Made, POOL_BLOCK};
 
 /// A memory pool on a host node or a GPU: allocations in the order of a stream (`cuMemPoolCreate`).
 ///
-/// `max_size` limits it, `release_threshold` is how many bytes it keeps at a synchronisation, `gpu` is the GPU whose stream the
-/// pool has for its allocations. `node`, `near`, `device`, `access_by`, `overcommit` and `label` are as for `Buffer`, where
-/// `near` is called `gpu`.
+/// `max_size` limits it, `release_threshold` is how many bytes it keeps at a synchronisation, `gpu` is the GPU whose
+/// stream the pool has for its allocations. `node`, `near`, `device`, `access_by`, `overcommit` and `label` are as
+/// for `Buffer`, where `near` is called `gpu`.
 #[pyclass(frozen, module = "egmem", name = "Pool")]
 pub struct Pool {
     inner: Mutex<Option<(egmem::Pool, egmem::Stream)>>,
@@ -85,8 +85,8 @@ impl Pool {
         })
     }
 
-    /// Allocates `nbytes`. Work that is submitted to `stream` from now on may use them; without a stream the pool's own is
-    /// waited for. `gpu` is as for `Block.free_after`.
+    /// Allocates `nbytes`. Work that is submitted to `stream` from now on may use them; without a stream the pool's
+    /// own is waited for. `gpu` is as for `Block.free_after`.
     #[pyo3(signature = (nbytes, stream=None, *, gpu=None))]
     fn allocate<'py>(
         &self,
@@ -171,8 +171,8 @@ impl Pool {
     }
 }
 
-/// An allocation of a pool, made by `Pool.allocate`. It is freed in the order of the pool's stream, after the work of GPUs that
-/// may use it.
+/// An allocation of a pool, made by `Pool.allocate`. It is freed in the order of the pool's stream, after the work of
+/// GPUs that may use it.
 #[pyclass(extends = Memory, subclass, frozen, module = "egmem", name = "_PoolBlock")]
 pub struct PoolBlockBase;
 
@@ -183,7 +183,8 @@ impl PoolBlockBase {
         Ok(PyClassInitializer::from(made.get().memory()?).add_subclass(Self))
     }
 
-    /// Closes the allocation, and frees it after all work submitted to `stream` so far. `gpu` is as for `Block.free_after`.
+    /// Closes the allocation, and frees it after all work submitted to `stream` so far. `gpu` is as for
+    /// `Block.free_after`.
     ///
     /// Raises `InUse` while a view lives.
     #[pyo3(signature = (stream, *, gpu=None))]

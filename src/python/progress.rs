@@ -1,4 +1,4 @@
-//! Progress of long growth, told to Python.
+//! Progress of long growth, reported to Python.
 
 use std::ops::ControlFlow;
 
@@ -7,8 +7,8 @@ use pyo3::prelude::*;
 
 use crate::error::OrRaise;
 
-/// Runs `work` without the GIL. The function that it gets checks signals and calls `progress(done, total)`; `work` must call
-/// it with no lock held. If Python raises there, the function breaks.
+/// Runs `work` without the GIL. The function that it gets checks signals and calls `progress(done, total)`; `work`
+/// must call it with no lock held. If Python raises there, the function breaks.
 ///
 /// # Errors
 /// The exception that Python raised; otherwise the error of `work`.

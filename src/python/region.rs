@@ -28,7 +28,7 @@ pub enum Owner {
     Page(Box<dyn PageBytes>),
 }
 
-/// A page of a KV-cache tier, with what keeps it.
+/// A page of a KV-cache tier, with the store or load that keeps it.
 pub trait PageBytes: Send + Sync {
     /// Returns driver, address, number of bytes and location.
     fn facts(&self) -> (Driver, u64, u64, Location);
@@ -46,8 +46,8 @@ pub trait PageBytes: Send + Sync {
     fn fill(&self, offset: u64, len: u64, byte: u8) -> egmem::Result<()>;
 }
 
-/// Memory at one range of addresses. It has no reference to a Python object, so any thread may drop it, with the GIL or
-/// without.
+/// Memory at one range of addresses. It has no reference to a Python object, so any thread may drop it, with the GIL
+/// or without.
 pub struct Region {
     /// `None` only in `drop` and after `into_owner`.
     owner: Option<Owner>,
@@ -76,7 +76,7 @@ pub struct CpuBytes {
 unsafe impl Send for CpuBytes {}
 
 impl Region {
-    /// Takes over what owns the bytes.
+    /// Takes over the owner of the bytes.
     pub fn new(owner: Owner) -> Self {
         let (driver, address, len, location) = match &owner {
             Owner::Buffer(memory) => facts(memory),
@@ -102,7 +102,7 @@ impl Region {
         }
     }
 
-    /// Returns what owns the bytes.
+    /// Returns the owner of the bytes.
     ///
     /// # Errors
     /// None in practice: the owner leaves with the region.
@@ -210,7 +210,7 @@ impl Region {
         }
     }
 
-    /// Returns what a GPU may do.
+    /// Returns a GPU's access.
     pub fn gpu_access(&self, gpu: i32) -> egmem::Result<Access> {
         use egmem::memory::{AccessChecks, Engine};
         let ask = |memory: &dyn AccessChecks| memory.gpu_access(gpu, Engine::Kernel, 0, self.len);
@@ -226,8 +226,8 @@ impl Region {
         }
     }
 
-    /// Returns the locations that have access, for `repr`: `", CPU rw, GPUs rw"`. Memory of a pool is not waited for, so the CPU is
-    /// left out there; in a forked child nothing is asked.
+    /// Returns the locations that have access, for `repr`: `", CPU rw, GPUs rw"`. Memory of a pool is not waited for,
+    /// so the CPU is left out there; in a forked child the driver is not asked.
     pub fn access_in_words(&self, py: Python<'_>) -> String {
         if !self.driver.is_of_this_process() {
             return String::new();
@@ -273,9 +273,9 @@ impl Region {
 }
 
 impl Drop for Region {
-    /// Gives the memory back, without the GIL. If the address was given away, only after the GPUs' work: a GPU that uses freed
-    /// memory loses its context, or reads what the heap's next user writes. In a forked child nothing is given back: threads that
-    /// fetched memory waits for are the parent's.
+    /// Gives the memory back, without the GIL. If the address was given away, only after the GPUs' work: a GPU that
+    /// uses freed memory loses its context, or reads data of the heap's next user. In a forked child nothing is given
+    /// back: threads that fetched memory waits for are the parent's.
     fn drop(&mut self) {
         let Some(owner) = self.owner.take() else {
             return;
@@ -301,7 +301,7 @@ fn facts(memory: &impl Memory) -> (Driver, u64, u64, Location) {
     )
 }
 
-/// Returns what may be done, as Python programs read it: `"rw"`, `"r"` or `""`.
+/// Formats access for Python programs: `"rw"`, `"r"` or `""`.
 pub fn access_text(access: Access) -> &'static str {
     match access {
         Access::None => "",
@@ -310,12 +310,13 @@ pub fn access_text(access: Access) -> &'static str {
     }
 }
 
-/// Locks a mutex whose data is valid whatever its holders did.
+/// Locks a mutex whose data is valid even after a holder panicked.
 pub fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns a copy of a mutex's value. The lock ends here: it must not be held while an exception is built, which runs Python code.
+/// Returns a copy of a mutex's value. The lock ends here: it must not be held while an exception is built, which runs
+/// Python code.
 pub fn copy_of<T: Clone>(mutex: &Mutex<T>) -> T {
     lock(mutex).clone()
 }
@@ -331,7 +332,7 @@ impl fmt::Debug for Region {
     }
 }
 
-/// Refuses what a simulated driver cannot do with handles of other libraries.
+/// Refuses handles of other libraries for a simulated driver.
 pub fn expect_real(driver: &Driver, what: &str) -> PyResult<()> {
     if driver.is_simulated() {
         let message = format!("{what} is no stream of a simulated driver");

@@ -59,13 +59,13 @@ impl Stream {
     }
 }
 
-/// Returns the stream behind an argument: an `egmem.Stream`; an object with `__cuda_stream__`, `cuda_stream` (PyTorch) or `ptr`
-/// (CuPy); or a handle. It may be used only within the call, because others own it.
+/// Returns the stream behind an argument: an `egmem.Stream`; an object with `__cuda_stream__`, `cuda_stream`
+/// (PyTorch) or `ptr` (CuPy); or a handle. It may be used only within the call, because others own it.
 ///
-/// Its GPU is the one that the object tells (`device_index`, `device_id`), or `gpu`, or else `usual`.
+/// Its GPU is the object's (`device_index`, `device_id`), or `gpu`, or else `usual`.
 ///
 /// # Errors
-/// `InvalidArgument` for anything else, and for a default stream of which nothing tells the GPU where there are several;
+/// `InvalidArgument` for anything else, and for a default stream whose GPU is unknown where there are several;
 /// `NotSupported` for another library's stream under a simulated driver.
 pub fn given(
     driver: &Native,
@@ -111,7 +111,7 @@ const LAST_DEFAULT: u64 = 2;
 pub fn foreign(driver: &Native, gpu: i32, raw: u64) -> PyResult<egmem::Stream> {
     expect_real(driver, "a stream of another library")?;
     let handle = StreamHandle { device: gpu, raw };
-    // SAFETY: the caller of the Python function passes a live stream of that GPU, as with any CUDA call in Python, and it is
-    // used only during this call.
+    // SAFETY: the caller of the Python function passes a live stream of that GPU, as with any CUDA call in Python,
+    // and it is used only during this call.
     Ok(unsafe { egmem::Stream::borrowed(driver, handle) })
 }

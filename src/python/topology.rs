@@ -63,7 +63,7 @@ impl Topology {
         self.inner.to_svg()
     }
 
-    /// Returns what `egmem topo --json` prints, as a dictionary.
+    /// Returns the output of `egmem topo --json`, as a dictionary.
     fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         to_python(py, &self.inner)
     }

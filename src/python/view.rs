@@ -7,7 +7,8 @@ use crate::error::OrRaise;
 use crate::span::Span;
 use crate::{device, dlpack, interfaces};
 
-/// Memory as one device sees it, with an element type and a shape. It keeps the memory, which cannot be closed meanwhile.
+/// Memory as one device sees it, with an element type and a shape. It keeps the memory, which cannot be closed
+/// meanwhile.
 ///
 /// Made by `Memory.view` and `Memory.on`. It exports DLPack, and the array interface of its device; none copies.
 #[pyclass(frozen, module = "egmem")]
@@ -78,8 +79,8 @@ impl View {
         self.span.device
     }
 
-    /// Makes work that is submitted to `stream` from now on wait for the memory's allocation in its pool. Other memory is
-    /// ready at once. A stream that does not tell its GPU is `gpu`'s, or the view's.
+    /// Makes work that is submitted to `stream` from now on wait for the memory's allocation in its pool. Other
+    /// memory is ready at once. A stream whose GPU is unknown is `gpu`'s, or the view's.
     #[pyo3(signature = (stream, *, gpu=None))]
     fn ready_on(
         &self,

@@ -51,7 +51,7 @@ impl NodeNumbers {
                 "scrub_failures", "Pieces that could not be zeroed" => counters.scrub_failures.load(Relaxed);
                 "discarded_tainted_bytes", "Bytes given up because a holder may still have them mapped"
                     => counters.discarded_tainted_bytes.load(Relaxed);
-                "discarded_policy_bytes", "Bytes given up by the reuse policy or for want of use"
+                "discarded_policy_bytes", "Bytes given up by the reuse policy or because they were unused"
                     => counters.discarded_policy_bytes.load(Relaxed);
                 "evicted_bytes", "Bytes in reserve given up for requests" => counters.evicted_bytes.load(Relaxed);
             },
@@ -107,8 +107,8 @@ impl Collector for Snapshot {
             }
         }
         let levels: Vec<Level> = rows! {
-            "reserve_target_bytes", "Bytes to keep ready for anybody" => |l| l.target;
-            "reserve_bytes", "Bytes ready for anybody" => |l| l.warm;
+            "reserve_target_bytes", "Bytes to keep ready for any peer" => |l| l.target;
+            "reserve_bytes", "Bytes ready for any peer" => |l| l.warm;
             "kept_bytes", "Bytes ready for the one peer that had them" => |l| l.kept;
             "dirty_bytes", "Bytes waiting to be zeroed" => |l| l.dirty;
             "pinned_bytes", "Bytes that the service has pinned" => |l| l.pinned;

@@ -57,7 +57,7 @@ impl Amounts {
         self.named.saturating_add(self.unconfirmed)
     }
 
-    /// Returns the bytes that the service frees as soon as the peer needs others.
+    /// Returns the bytes that the service frees as soon as the peer needs other memory.
     pub const fn reclaimable(&self) -> u64 {
         self.dirty.saturating_add(self.kept)
     }
@@ -137,7 +137,7 @@ impl<P: Clone + Eq + Hash> Ledger<P> {
     /// quota.
     ///
     /// # Errors
-    /// [`Over`] if names or bytes do not fit beside what only the peer or time can free.
+    /// [`Over`] if names or bytes do not fit beside those that only the peer or time can free.
     pub fn charge(&self, peer: &P, bytes: u64, optional: u64) -> Result<Charge, Over> {
         let mut inner = self.inner();
         let quota = inner.quota;
@@ -286,7 +286,7 @@ mod tests {
 
     const USES: [Use; 4] = [Use::Named, Use::Unconfirmed, Use::Dirty, Use::Kept];
 
-    /// A charge, and what the test knows of it.
+    /// A charge, and the state that the test expects of it.
     struct Known {
         peer: u8,
         charge: Charge,
@@ -318,7 +318,7 @@ mod tests {
                         let both = committed + bytes + optional <= quota.bytes;
                         prop_assert_eq!(charge.bytes(), bytes + if both { optional } else { 0 });
                         all.push(Known { peer, charge, has_name: true });
-                        // Like the service before it pins anything: reclaims what it can.
+                        // Like the service before it pins anything: reclaims as much as possible.
                         while let (1.., _) = ledger.over(&all[all.len() - 1].charge) {
                             let victim = all.iter().position(|known| {
                                 known.peer == peer && USES[2..].contains(&known.charge.what)

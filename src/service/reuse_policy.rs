@@ -1,6 +1,6 @@
 //! The rules for reusing memory, without any memory.
 //!
-//! A process that was given a handle and still has the memory mapped sees what is written there later, and no
+//! A process that was given a handle and still has the memory mapped sees later writes to it, and no
 //! other process can revoke that mapping. So memory goes to another peer only if every earlier holder has
 //! confirmed that it unmapped it. By default not even then: it goes only to a peer that was the only one ever
 //! to have it.

@@ -88,9 +88,9 @@ impl Service {
     ///
     /// # Errors
     /// Those of [`ServiceConfig::check`]; [`NoSuchNode`](crate::MemoryError::NoSuchNode) and
-    /// [`NoSuchGpu`](crate::MemoryError::NoSuchGpu) for what the machine does not have; those of creating a
-    /// buffer; those of [`ServerOptions::start`](crate::exchange::server::ServerOptions::start) and of loading
-    /// certificates.
+    /// [`NoSuchGpu`](crate::MemoryError::NoSuchGpu) for a node or GPU that the machine does not have; those of
+    /// creating a buffer; those of [`ServerOptions::start`](crate::exchange::server::ServerOptions::start) and
+    /// of loading certificates.
     ///
     /// # Cancel safety
     /// If dropped before completion, everything created is released.

@@ -35,7 +35,7 @@ pub(super) struct Table {
     pub names: HashMap<String, NameState>,
     /// The configuration's names, which no peer can create, even before the service has published them.
     configured: HashSet<String>,
-    /// Set once the published names are forgotten: no name comes to be any more.
+    /// Set once the published names are forgotten: no name is inserted afterwards.
     pub closed: bool,
 }
 

@@ -130,8 +130,8 @@ impl ServiceState {
         }
     }
 
-    /// Waits until no code in this process uses the memory of a deleted name any more, such as a driver call
-    /// that does not return, and gives it back to the driver.
+    /// Waits until no code in this process uses the memory of a deleted name, such as a driver call that
+    /// does not return, and gives it back to the driver.
     async fn outlast(&self, named: &Named, mut shared: Shared) {
         let name = &named.name;
         tracing::warn!(
@@ -153,8 +153,8 @@ impl ServiceState {
         }
     }
 
-    /// Keeps charging the memory of a deleted name until no holder can have it mapped any more, or for as
-    /// long as the configuration says.
+    /// Keeps charging the memory of a deleted name until no holder can have it mapped, or for as long as
+    /// the configuration says.
     async fn charge_until_confirmed(
         &self,
         named: &Named,
@@ -215,7 +215,7 @@ impl ServiceState {
             if making == 0 {
                 break;
             }
-            // The server refuses to publish what is not created by then.
+            // The server refuses to publish memory that is not created by then.
             let Ok(Ok(())) = tokio::time::timeout_at(until, made.changed()).await else {
                 tracing::warn!(making, "names were still being created at the deadline");
                 break;

@@ -41,7 +41,8 @@ impl Axis {
         }
     }
 
-    /// The same with some room above, and round numbers named: whole decades where it is logarithmic, else five steps.
+    /// The same with some room above, and round numbers named: whole decades where it is logarithmic, else five
+    /// steps.
     pub fn rounded(mut self) -> Self {
         if self.logarithmic {
             let decades = self.low.log10().floor() as i32..=self.high.log10().ceil() as i32;

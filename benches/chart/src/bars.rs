@@ -20,7 +20,7 @@ pub struct Bar {
 pub struct Bars {
     /// Their title, with the unit.
     pub title: String,
-    /// Whether lengths are by the logarithm. The shortest has some length then too.
+    /// Whether the scale is logarithmic. The shortest bar has some length even then.
     pub logarithmic: bool,
     /// The bars, from top to bottom.
     pub bars: Vec<Bar>,

@@ -14,7 +14,7 @@ pub use axis::Axis;
 pub use bars::{Bar, Bars};
 pub use lines::{Area, Chart, Line, Shape};
 
-/// Colours that most eyes tell from each other, each with a dash.
+/// Colours that most readers can tell apart, each with a dash.
 ///
 /// Source of the colours: Okabe and Ito, "Color Universal Design", 2008.
 const STYLES: [(&str, &str); 8] = [
@@ -56,7 +56,7 @@ impl Picture {
     /// Where a picture's own head ends.
     pub const HEAD: f64 = 64.0;
 
-    /// Starts a picture with `title` in its head, `about` below it and `words` for a reader who does not see it.
+    /// Starts a picture with `title` in its head, `about` below it and `words` for screen readers.
     pub fn new(width: f64, height: f64, title: &str, about: &str, words: &str) -> Self {
         let mut picture = Self { svg: String::new() };
         let [heading, words] = [title, words].map(escape_xml);

@@ -86,7 +86,7 @@ def convert(trace, capacity, kinds, out):
 
 
 def main():
-    """Read the options, convert, and say what became of the requests."""
+    """Read the options, convert, and report the counts of requests."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("trace", help="the trace, or - for standard input")
     parser.add_argument("--cache", type=size, default="4GiB", help="the cache's bytes (default: 4GiB)")

@@ -17,7 +17,7 @@ def record(name, log, limits, device, seed):
     import cupy
 
     class Hook(cupy.cuda.MemoryHook):
-        """Logs what the pool gives out and gets back."""
+        """Logs the pool's allocations and frees."""
 
         name = "record"
         live = most = 0
@@ -47,7 +47,7 @@ def record(name, log, limits, device, seed):
         try:
             Program(cupy, seed, BASE_ROWS).run(lambda _: limits.more(len(log.lines)))
         finally:
-            # The pool's own use of memory beside what was asked for. It gives nothing back.
+            # The pool's own use of memory beside the bytes requested. It gives nothing back.
             log.about["requested at most"] = hook.most
             log.about["reserved at most"] = pool.total_bytes()
 

@@ -2,8 +2,8 @@
 """Record the allocations and frees of PyTorch and CuPy programs as logs for `replay`.
 
 Each program runs in a process of its own and writes NAME.csv.gz, in the columns of RMM's `logging_resource_adaptor`.
-The header's last column says what was recorded: program, date, versions, GPU, seed. A program that fails does not
-stop the others; what it did until then is in NAME.partial.csv.gz.
+The header's last column describes the recording: program, date, versions, GPU, seed. A program that fails does not
+stop the others; its log until then is in NAME.partial.csv.gz.
 
 Needs PyTorch or CuPy and a GPU. With --device cpu the programs run on the CPU, for a check of their logic; only
 `offload` records anything then.

@@ -25,7 +25,7 @@ class Block(nn.Module):
         return split.permute(2, 0, 3, 1, 4)
 
     def rest(self, x, attended):
-        """Return the block's output from its input and what attention found."""
+        """Return the block's output from its input and the result of attention."""
         x = x + self.out(attended.transpose(1, 2).reshape(x.shape))
         return x + self.mlp(self.after(x))
 

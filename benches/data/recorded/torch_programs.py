@@ -42,7 +42,7 @@ def record(name, log, limits, device, seed):
     finally:
         log.add_snapshot(torch.cuda.memory._snapshot(), torch.cuda.current_device())
         stats = torch.cuda.memory_stats()
-        # The caching allocator's own use of memory beside what was asked for.
+        # The caching allocator's own use of memory beside the bytes requested.
         for kind in ("requested", "allocated", "reserved"):
             log.about[f"{kind} at most"] = stats.get(f"{kind}_bytes.all.peak")
 
@@ -170,5 +170,5 @@ def offload(log, limits, device, seed):
         optimizer.zero_grad(set_to_none=True)
         del loss
     if on_gpu:
-        # Its pinned allocator gives nothing back. What it reports of the blocks in use is no peak.
+        # Its pinned allocator gives nothing back. Its count of the blocks in use is no peak.
         log.about["pinned allocated at most"] = torch.cuda.host_memory_stats().get("allocated_bytes.peak")

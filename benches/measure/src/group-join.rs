@@ -5,7 +5,7 @@
 //! cargo run --release -p egmem-measure --bin group-join -- --ranks 576 --unix
 //! ```
 //! Each rank is a client with a connection of its own; the server is rank 0's. On the simulator, so
-//! that what is timed is the exchange, not the driver; mapping is lazy.
+//! that the exchange is timed, not the driver; mapping is lazy.
 
 use std::time::{Duration, Instant};
 

@@ -44,7 +44,7 @@ impl Ground {
         self.node.0
     }
 
-    /// A heap without memory as yet.
+    /// A heap that has no memory at first.
     ///
     /// # Errors
     /// The heap's.

@@ -171,7 +171,7 @@ impl Replay {
         let trace = read::read(&contents(path)?, reading)
             .map_err(|bad| Error::invalid("trace", format!("{}: {bad}", path.display())))?;
         if trace.events.is_empty() {
-            let why = format!("{} tells of no allocation", path.display());
+            let why = format!("{} has no allocation", path.display());
             return Err(Error::invalid("trace", why));
         }
         let script = Script::new(&trace, self.align as usize).ok_or_else(|| {
@@ -293,7 +293,7 @@ fn contents(path: &Path) -> Result<Vec<u8>> {
     })
 }
 
-/// Unpacks what gzip has packed; other bytes stay as they are.
+/// Unpacks bytes that gzip has packed; others stay as they are.
 fn unpacked(bytes: Vec<u8>) -> io::Result<Vec<u8>> {
     if !bytes.starts_with(&[0x1f, 0x8b]) {
         return Ok(bytes);

@@ -223,7 +223,7 @@ impl Report {
                 log.unknown_frees,
                 "free",
                 "frees",
-                " left out of what the log does not know, or twice",
+                " left out: unknown to the log, or freed twice",
             ),
             (
                 log.others,

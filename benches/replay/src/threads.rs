@@ -1,7 +1,7 @@
 //! Replays a trace by as many threads as its log has: each does its own events in their order, and waits
-//! where it frees what another thread has not allocated yet.
+//! where it frees a block that another thread has not allocated yet.
 //!
-//! The log's order over all threads is one in which nobody waits for what comes later, so the waiting ends.
+//! In the log's order over all threads no thread waits for a later event, so every wait ends.
 //! Events of different threads may come in another order than in the log, and so more bytes may live at
 //! once than in it.
 

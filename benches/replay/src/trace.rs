@@ -80,7 +80,7 @@ pub struct Notes {
     pub times_back: u64,
 }
 
-/// A line of a log, as all formats can tell it.
+/// A line of a log, with the fields that all formats have.
 #[derive(Clone, Copy, Debug)]
 pub struct Line<'a> {
     /// The thread that did it.
@@ -240,7 +240,7 @@ impl Builder {
 /// The size of the largest block: a `Layout` can hold it at any alignment up to 1 GiB.
 const MOST: u64 = isize::MAX as u64 - (1 << 30);
 
-/// Makes a time of day go on after midnight, and never back.
+/// Makes a time of day monotonic across midnight.
 #[derive(Debug, Default)]
 struct Clock {
     days: u64,

@@ -1,5 +1,5 @@
-//! egmem's memory as storage of [NVIDIA Dynamo](https://github.com/ai-dynamo/dynamo): the traits of its crate `dynamo-memory`
-//! for buffers and blocks.
+//! egmem's memory as storage of [NVIDIA Dynamo](https://github.com/ai-dynamo/dynamo): the traits of its crate
+//! `dynamo-memory` for buffers and blocks.
 //!
 //! ```
 //! use dynamo_memory::{ArenaAllocator, MemoryDescriptor, StorageKind};
@@ -28,10 +28,11 @@ use dynamo_memory::{MemoryDescriptor, StorageKind};
 use egmem::Memory;
 use egmem::driver::Location;
 
-/// egmem's memory as Dynamo's storage: a [`Buffer`](egmem::Buffer), a [`Block`](egmem::Block) of a heap, or an `Arc` of one.
+/// egmem's memory as Dynamo's storage: a [`Buffer`](egmem::Buffer), a [`Block`](egmem::Block) of a heap, or an `Arc`
+/// of one.
 ///
-/// The memory is given back when Dynamo drops the storage, and with it the last arena, layout or registration over it. Dynamo
-/// waits for its transfers before that; work of other code that uses the address must have ended.
+/// The memory is given back when Dynamo drops the storage, and with it the last arena, layout or registration over
+/// it. Dynamo waits for its transfers before that; work of other code that uses the address must have ended.
 pub struct Storage<M> {
     memory: M,
 }
@@ -79,7 +80,8 @@ impl<M: Memory + Send + Sync + 'static> MemoryDescriptor for Storage<M> {
         self
     }
 
-    /// `None`, as for every storage of Dynamo that is not registered: `dynamo_memory::nixl::register_with_nixl` wraps one that is.
+    /// `None`, as for every storage of Dynamo that is not registered: `dynamo_memory::nixl::register_with_nixl` wraps
+    /// one that is.
     fn nixl_descriptor(&self) -> Option<NixlDescriptor> {
         None
     }

@@ -34,8 +34,8 @@ pub struct Fetch {
     /// The memory's name
     #[arg(value_name = "NAME", value_parser = connect::name)]
     name: String,
-    /// Create the memory, or take what this peer created there before with the same size and node; it stays
-    /// when this program ends
+    /// Create the memory, or take the memory that this peer created there before with the same size and
+    /// node; it stays when this program ends
     #[arg(long, requires = "bytes")]
     create: bool,
     /// The size of created memory: 4096, 64MiB, 16GiB
@@ -348,7 +348,7 @@ fn read(path: &Path, cpu: &CpuView<'_>, stop: &dyn Fn() -> bool) -> Result<bool>
         let count = (cpu.len() - done).min(PIECE as u64) as usize;
         cpu.read_at(done, &mut piece[..count])?;
         match file.write_all(&piece[..count]).and_then(|()| file.flush()) {
-            // The reader wants no more.
+            // The reader has closed the pipe.
             Err(error) if to_stdout && error.kind() == ErrorKind::BrokenPipe => return Ok(true),
             written => written.map_err(fail)?,
         }

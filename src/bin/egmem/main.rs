@@ -74,8 +74,9 @@ enum Command {
     Watch(watch::Watch),
     /// Show whose memory it is: the allocations of all processes of this user that offer their ledgers
     ///
-    /// A process offers its ledger with the environment variable EGMEM_PS=1; egmem serve always does. Beside them stands
-    /// what each node and GPU has in use and no ledger accounts for, and imported memory whose exporter has ended.
+    /// A process offers its ledger with the environment variable EGMEM_PS=1; egmem serve always does. The report also
+    /// shows memory in use on each node and GPU that no ledger accounts for, and imported memory whose exporter has
+    /// ended.
     Ps(ps::Ps),
     /// Create certificates: a private authority, and one certificate for each node and user
     Certs(certs::Certs),

@@ -21,7 +21,7 @@ pub struct Probe {
     sim_probe_fault: Option<Fault>,
 }
 
-/// How a simulated probe dies, to test what doctor makes of it.
+/// How a simulated probe dies, to test the doctor's report of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Fault {
     /// By a signal, when it tries a fabric handle through VMM.

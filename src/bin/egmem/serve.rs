@@ -163,7 +163,7 @@ fn default_config() -> Result<PathBuf> {
     let own = from_env("XDG_CONFIG_HOME").or_else(home);
     let folders = own.into_iter().chain([PathBuf::from("/etc")]);
     let why = match first_of(folders, CONFIG) {
-        // sudo may keep another user's HOME, and that user's file must not decide what root serves.
+        // sudo may keep another user's HOME, and that user's file must not configure a service of root.
         Ok(file) if !is_ours(&file) => format!("{} belongs to another user", file.display()),
         Ok(file) => return Ok(file),
         Err(tried) => format!("none is given, and there is none at {tried}"),

@@ -1,5 +1,5 @@
-//! Signals of a service. A second signal to end it ends the process at once, whatever its other threads do: a
-//! driver call cannot be interrupted.
+//! Signals of a service. A second signal to end it ends the process at once, in any state of its other
+//! threads: a driver call cannot be interrupted.
 
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -185,7 +185,7 @@ impl Kernel {
                     continue;
                 }
             };
-            // If nothing listens any more, the process has failed and waits for the driver.
+            // If the receiver is gone, the process has failed and waits for the driver.
             if ending || tell.send(Asked::End).is_err() {
                 let left = *left.lock().unwrap_or_else(PoisonError::into_inner);
                 let which = if ending { "a second " } else { "" };

@@ -46,19 +46,19 @@ impl Watch {
     }
 }
 
-/// Ends when the pipe that is standard output has no reader any more. Never ends for a file.
+/// Ends when standard output is a pipe and its reader has closed it. Never ends for a file.
 async fn reader_gone() {
     let (tell, told) = oneshot::channel();
     // A thread of its own, which nothing waits for: it ends with the process.
     let _ = thread::Builder::new().spawn(move || {
         let stdout = io::stdout();
-        // Without events asked for, poll reports errors and hang-ups alone.
+        // Without requested events, poll reports only errors and hang-ups.
         let mut polled = [PollFd::new(&stdout, PollFlags::empty())];
         while poll(&mut polled, None) == Err(Errno::INTR) {}
         let _ = tell.send(());
     });
     if told.await.is_err() {
-        future::pending().await // there is no thread: the next line that is written will tell
+        future::pending().await // there is no thread: the next write reports the closed pipe
     }
 }
 

@@ -1,7 +1,7 @@
-//! The cost of a call through C: pairs of allocate and free by the crate `egmem`, by this crate's functions linked into
-//! the program, and by those of the shared library, which is loaded as a C program's would be. They take turns in one
-//! process, on the simulator, since no pair calls the driver. Prints medians over the rounds, and the median of the
-//! rounds' differences.
+//! The cost of a call through C: pairs of allocate and free by the crate `egmem`, by this crate's functions linked
+//! into the program, and by those of the shared library, which is loaded as a C program's would be. They take turns
+//! in one process, on the simulator, since no pair calls the driver. Prints medians over the rounds, and the median
+//! of the rounds' differences.
 
 use std::alloc::Layout;
 use std::ffi::{CString, c_char, c_void};
@@ -74,7 +74,7 @@ fn median_ns(mut times: Vec<f64>) -> f64 {
 fn load() -> Through {
     let mut path = std::env::current_exe().expect("a program has a path");
     path.set_file_name("libegmem_capi.so");
-    // SAFETY: the library has no initialisers that ask anything of the program.
+    // SAFETY: the library has no initialisers that depend on the program.
     let library = unsafe { libloading::Library::new(&path) }.expect("the library lies beside");
     let library = Box::leak(Box::new(library));
     // SAFETY: the header's types.

@@ -48,8 +48,8 @@ impl<T: Zeroed> Mapping<T> {
     /// Returns a value, unless there are fewer.
     #[inline]
     pub(super) fn get(&self, number: usize) -> Option<&T> {
-        // SAFETY: the mapping has `count` values, at a page's start, so aligned; zeros are a value, and it lives as long as
-        // `self`.
+        // SAFETY: the mapping has `count` values, at a page's start, so aligned; zeros are a value, and it lives as
+        // long as `self`.
         (number < self.count).then(|| unsafe { self.first.add(number).as_ref() })
     }
 }
@@ -57,7 +57,7 @@ impl<T: Zeroed> Mapping<T> {
 impl<T> Drop for Mapping<T> {
     fn drop(&mut self) {
         let bytes = self.count.max(1) * size_of::<T>();
-        // SAFETY: it was mapped with this size, and nothing borrows from it any more.
+        // SAFETY: it was mapped with this size, and nothing borrows from it.
         unsafe { libc::munmap(self.first.as_ptr().cast(), bytes) };
     }
 }

@@ -19,7 +19,8 @@ pub(crate) enum Blocks {
     Debug(Listed),
 }
 
-/// All blocks of a heap in debug mode. Its functions stay out of line: the table's are on every pair's way.
+/// All blocks of a heap in debug mode. Its functions stay out of line, to keep the inlined ones of
+/// [`Blocks`] short.
 #[derive(Default)]
 pub(crate) struct Listed(Mutex<HashMap<u64, RawBlock>>);
 
@@ -86,7 +87,8 @@ impl Blocks {
         }
     }
 
-    /// Returns the most bytes of memory that the table has for a heap that had `backed` bytes at once; 0 in debug mode.
+    /// Returns the most bytes of memory that the table has for a heap that had `backed` bytes at once; 0 in debug
+    /// mode.
     pub(crate) fn metadata(&self, backed: u64) -> u64 {
         match self {
             Self::Plain(_) => Table::metadata(backed),

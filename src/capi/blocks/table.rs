@@ -1,14 +1,14 @@
 //! Which blocks are in use, by their offset: one entry for each page of the heap, read and written without a lock.
 //!
-//! A C program frees a block by its address alone, so what [`RawBlock`] has besides is kept here. At most one large block
-//! begins in a page, or small ones with one key and one size, as [`RawBlock::PAGE`] says. So a page's entry has the key and
-//! the size once, and one bit for each place where a block can begin. A bit is set exactly while a block that begins
-//! there is in use: a free of any other address, and a second free, find no bit.
+//! A C program frees a block by its address alone, so the other fields of [`RawBlock`] are kept here. At most one
+//! large block begins in a page, or small ones with one key and one size, as [`RawBlock::PAGE`] says. So a page's
+//! entry has the key and the size once, and one bit for each place where a block can begin. A bit is set exactly
+//! while a block that begins there is in use: a free of any other address, and a second free, find no bit.
 //!
-//! Entries of one page are written by the threads that allocate and free its blocks. The thread that gets a large block
-//! is alone in its page, so it stores the bit; all other changes of bits are atomic operations. Key and size are written
-//! before a bit is set, with release, and read after it was seen, with acquire: a program that frees a block twice, at
-//! once with an allocation, gets the key of the block whose bit it takes.
+//! Entries of one page are written by the threads that allocate and free its blocks. The thread that gets a large
+//! block is alone in its page, so it stores the bit; all other changes of bits are atomic operations. Key and size
+//! are written before a bit is set, with release, and read after it was seen, with acquire: a program that frees a
+//! block twice, in a race with an allocation, gets the key of the block whose bit it takes.
 
 use std::io;
 use std::sync::atomic::AtomicU64;
@@ -45,7 +45,7 @@ impl Page {
     }
 }
 
-/// The table: an entry for each page, found by one addition, since the lookup is on the way of every free.
+/// The table: an entry for each page, found by one addition, because every free looks it up.
 pub(crate) struct Table {
     pages: Mapping<Page>,
 }
@@ -58,8 +58,8 @@ fn bit_of(offset: u64) -> (usize, u64) {
 }
 
 impl Table {
-    /// Creates a table for offsets below `limit`, in bytes. It has addresses for all entries, and memory for those that are
-    /// written.
+    /// Creates a table for offsets below `limit`, in bytes. It has addresses for all entries, and memory for those
+    /// that are written.
     pub(super) fn new(limit: u64) -> io::Result<Self> {
         let pages = usize::try_from(limit.div_ceil(RawBlock::PAGE)).unwrap_or(usize::MAX);
         let pages = Mapping::new(pages)?;
@@ -104,7 +104,7 @@ impl Table {
 
     /// Removes the block in use that begins at `offset`, and returns it.
     ///
-    /// Of two threads that free it at once, one finds no bit any more. Key and size are read after the bit was taken: until
+    /// Of two threads that free it at once, one finds no bit. Key and size are read after the bit was taken: until
     /// then the page may be another block's, if an earlier free of this one was followed by an allocation.
     #[inline]
     pub(super) fn take(&self, offset: u64) -> Option<RawBlock> {
@@ -243,7 +243,7 @@ mod tests {
                 assert!(other.put(numbered(2)));
             }
         })));
-        // Either free may be the first: what is taken is what is in the table.
+        // Either free may be the first: each takes the table's current block.
         let taken = table.take(4096);
         let left = table.get(4096);
         assert_eq!((taken, left), (Some(numbered(1)), None));

@@ -20,7 +20,8 @@ use crate::{
     egm_heap_options,
 };
 
-/// A heap: suballocates blocks of memory on a node, for the CPU and the GPUs. Any thread may use it, several at a time.
+/// A heap: suballocates blocks of memory on a node, for the CPU and the GPUs. Any thread may use it, several at a
+/// time.
 pub struct egm_heap {
     heap: Heap,
     /// The heap's first address.
@@ -144,12 +145,12 @@ impl egm_heap {
     /// Takes a block from the program.
     ///
     /// # Safety
-    /// The program uses it no more.
+    /// The program no longer uses it.
     #[inline]
     unsafe fn take(&self, block: *mut c_void) -> Outcome<Block> {
         match self.blocks.take(self.offset(block)) {
-            // SAFETY: the table has blocks of this heap that were turned into numbers, each until it is taken. Those of
-            // small blocks are as requested.
+            // SAFETY: the table has blocks of this heap that were turned into numbers, each until it is taken. Those
+            // of small blocks are as requested.
             Some(raw) => Ok(unsafe { Block::from_raw(&self.heap, raw) }),
             None => Err(no_block(block)),
         }
@@ -217,8 +218,8 @@ impl egm_heap {
         send: impl FnOnce(&Shared) -> Outcome,
     ) -> Outcome {
         let raw = self.find(block)?;
-        // SAFETY: in use, as found. This owner is never dropped, so the block stays in use; nobody reads its bytes through
-        // it.
+        // SAFETY: in use, as found. This owner is never dropped, so the block stays in use; no code reads its bytes
+        // through it.
         let block = ManuallyDrop::new(Arc::new(unsafe { Block::from_raw(&self.heap, raw) }));
         let sent = Arc::clone(&block)
             .share_arc()

@@ -19,8 +19,8 @@ pub use stats::egm_heap_stats;
 /// Creates a heap. It reserves addresses for its limit at once, and adds memory as needed.
 ///
 /// # Safety
-/// `driver` is null or a driver; `options` is null or points to as many bytes as its first field says; `out` is null or may
-/// be written. Any thread may call this.
+/// `driver` is null or a driver; `options` is null or points to as many bytes as its first field says; `out` is null
+/// or may be written. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_heap_create(
     driver: *const egm_driver,
@@ -39,12 +39,12 @@ pub unsafe extern "C" fn egm_heap_create(
     })
 }
 
-/// Allocates a block of `size` bytes, at least 1, at a multiple of `align`: a power of two, or 0 for 16. The bytes are not
-/// initialised. The address is the same for every GPU and, where the CPU has access, for the CPU; it is valid until the
-/// block is freed.
+/// Allocates a block of `size` bytes, at least 1, at a multiple of `align`: a power of two, or 0 for 16. The bytes
+/// are not initialised. The address is the same for every GPU and, where the CPU has access, for the CPU; it is valid
+/// until the block is freed.
 ///
-/// Fails with ::EGM_INVALID_ARGUMENT for 0 bytes, for more than 1 TiB - 2 MiB, and for a wrong alignment; ::EGM_HEAP_FULL; if
-/// the heap has to grow, ::EGM_NODE_TOO_FULL, ::EGM_OUT_OF_MEMORY, and others of the driver.
+/// Fails with ::EGM_INVALID_ARGUMENT for 0 bytes, for more than 1 TiB - 2 MiB, and for a wrong alignment;
+/// ::EGM_HEAP_FULL; if the heap has to grow, ::EGM_NODE_TOO_FULL, ::EGM_OUT_OF_MEMORY, and others of the driver.
 ///
 /// # Safety
 /// `heap` is null or a heap; `out` is null or may be written. Any thread may call this.
@@ -88,15 +88,16 @@ pub unsafe extern "C" fn egm_heap_alloc_zeroed(
     })
 }
 
-/// Frees a block. The heap may hand it out again at once, to any thread: GPU work that uses it has ended. A null pointer is
-/// left alone.
+/// Frees a block. The heap may hand it out again at once, to any thread: GPU work that uses it has ended. A null
+/// pointer is left alone.
 ///
-/// Fails with ::EGM_INVALID_ARGUMENT, and changes nothing, for an address at which no block of the heap in use begins: one
-/// of another heap, within a block, or freed before. An address that was freed and allocated again is a block in use.
+/// Fails with ::EGM_INVALID_ARGUMENT, and changes nothing, for an address at which no block of the heap in use
+/// begins: one of another heap, within a block, or freed before. An address that was freed and allocated again is a
+/// block in use.
 ///
 /// # Safety
-/// `heap` is null or a heap. No thread and no GPU uses the block at `block`. Any thread may call this, also another than
-/// the one that allocated the block.
+/// `heap` is null or a heap. No thread and no GPU uses the block at `block`. Any thread may call this, also another
+/// than the one that allocated the block.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_heap_free(heap: *const egm_heap, block: *mut c_void) -> egm_status {
     call(|| {
@@ -110,13 +111,14 @@ pub unsafe extern "C" fn egm_heap_free(heap: *const egm_heap, block: *mut c_void
     })
 }
 
-/// Frees a block once all work submitted to `stream` so far has run. The call does not wait. A null block is left alone.
+/// Frees a block once all work submitted to `stream` so far has run. The call does not wait. A null block is left
+/// alone.
 ///
 /// Where the call fails, the block is not freed: wait for the GPU's work and free it by egm_heap_free().
 ///
 /// # Safety
-/// As egm_heap_free(), but work that was submitted to `stream` before may use the block; `stream` is null or a stream. Any
-/// thread may call this.
+/// As egm_heap_free(), but work that was submitted to `stream` before may use the block; `stream` is null or a
+/// stream. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_heap_free_after(
     heap: *const egm_heap,
@@ -185,14 +187,14 @@ pub unsafe extern "C" fn egm_heap_free_after_event(
     })
 }
 
-/// Resizes a block in place and tells by `out` whether that was possible; otherwise nothing changes. Added bytes are not
-/// initialised. In a heap in debug mode it is never possible.
+/// Resizes a block in place and tells by `out` whether that was possible; otherwise nothing changes. Added bytes are
+/// not initialised. In a heap in debug mode it is never possible.
 ///
 /// Fails with ::EGM_INVALID_ARGUMENT for an address at which no block in use begins.
 ///
 /// # Safety
-/// `heap` is null or a heap; `out` is null or may be written. No thread and no GPU uses the bytes that the block loses, and
-/// no other call is made with the block meanwhile. Any thread may call this.
+/// `heap` is null or a heap; `out` is null or may be written. No thread and no GPU uses the bytes that the block
+/// loses, and no other call is made with the block meanwhile. Any thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_heap_resize(
     heap: *const egm_heap,
@@ -249,8 +251,8 @@ pub unsafe extern "C" fn egm_heap_reserve(heap: *const egm_heap, bytes: u64) -> 
     })
 }
 
-/// Gives unused memory back in whole chunks, but leaves at least `keep` bytes free if there are as many; returns the bytes
-/// given back. `out` may be null.
+/// Gives unused memory back in whole chunks, but leaves at least `keep` bytes free if there are as many; returns the
+/// bytes given back. `out` may be null.
 ///
 /// # Safety
 /// `heap` is null or a heap; `out` is null or may be written. Any thread may call this.
@@ -272,8 +274,8 @@ pub unsafe extern "C" fn egm_heap_trim(
     })
 }
 
-/// Takes blocks back that were freed after GPU work which has ended by now. With `wait`, waits for the others first: never
-/// ends if their work waits for something that this thread has yet to do.
+/// Takes blocks back that were freed after GPU work which has ended by now. With `wait`, waits for the others first:
+/// never ends if their work waits for something that this thread has yet to do.
 ///
 /// # Safety
 /// `heap` is null or a heap. Any thread may call this.
@@ -292,11 +294,12 @@ pub unsafe extern "C" fn egm_heap_collect(heap: *const egm_heap, wait: bool) -> 
 
 /// Returns the heap's statistics. Set `out->struct_size` to sizeof(egm_heap_stats) before the call.
 ///
-/// Takes microseconds or, with much memory in small blocks, longer. Threads that need more than their caches hold wait
-/// meanwhile.
+/// Takes microseconds or, with much memory in small blocks, longer. Threads that need more than their caches hold
+/// wait meanwhile.
 ///
 /// # Safety
-/// `heap` is null or a heap; `out` is null or points to as many bytes as its first field says. Any thread may call this.
+/// `heap` is null or a heap; `out` is null or points to as many bytes as its first field says. Any thread may call
+/// this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_heap_get_stats(
     heap: *const egm_heap,
@@ -344,8 +347,8 @@ pub unsafe extern "C" fn egm_heap_check(heap: *const egm_heap) -> egm_status {
     })
 }
 
-/// Destroys a heap. Its memory is given back once the GPU work that blocks were freed after has ended, for which the call
-/// waits, and no shared block is left. A null pointer is left alone.
+/// Destroys a heap. Its memory is given back once the GPU work that blocks were freed after has ended, for which the
+/// call waits, and no shared block is left. A null pointer is left alone.
 ///
 /// Fails with ::EGM_STILL_HELD while blocks are in use: the heap is not destroyed then, and stays usable.
 ///

@@ -5,7 +5,8 @@ use std::ptr::NonNull;
 use super::egm_heap;
 use crate::failure::{Failure, Outcome};
 
-/// A heap's statistics at one moment, in bytes and numbers. Set `struct_size` to sizeof(egm_heap_stats) before the call.
+/// A heap's statistics at one moment, in bytes and numbers. Set `struct_size` to sizeof(egm_heap_stats) before the
+/// call.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct egm_heap_stats {
@@ -31,7 +32,8 @@ pub struct egm_heap_stats {
     pub backed_high_water: u64,
     /// The most memory that the heap may have.
     pub limit: u64,
-    /// The size of the heap's tables, in the process's ordinary memory; with the most that the table of this interface can have.
+    /// The size of the heap's tables, in the process's ordinary memory; with the most that the table of this
+    /// interface can have.
     pub metadata: u64,
     /// Blocks allocated since the heap was made.
     pub allocated_blocks: u64,

@@ -51,8 +51,8 @@
 /// The link between a GPU and the CPU is PCI Express.
 #define EGM_LINK_PCIE 2
 
-/// The major version of this interface in the upper 16 bits, the minor one in the lower. A program that was built for a
-/// version runs with a library of the same major version and the same or a higher minor version. These are not the
+/// The major version of this interface in the upper 16 bits, the minor one in the lower. A program that was built for
+/// a version runs with a library of the same major version and the same or a higher minor version. These are not the
 /// library's numbers: a new soname has a new major version.
 #define EGM_ABI_VERSION 1
 
@@ -183,11 +183,12 @@ typedef int32_t egm_status;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
-/// Memory at one address for the CPU and the GPUs: allocated here, received from another process, fetched from a server,
-/// or from a pool. Any thread may use it, several at a time, except where a function says otherwise.
+/// Memory at one address for the CPU and the GPUs: allocated here, received from another process, fetched from a
+/// server, or from a pool. Any thread may use it, several at a time, except where a function says otherwise.
 typedef struct egm_buffer egm_buffer;
 
-/// A connection to another process of this user, which sends and receives memory. Any thread may use it; calls take turns.
+/// A connection to another process of this user, which sends and receives memory. Any thread may use it; calls take
+/// turns.
 ///
 /// Any error except a timeout before the first byte closes the connection.
 typedef struct egm_channel egm_channel;
@@ -196,14 +197,15 @@ typedef struct egm_channel egm_channel;
 /// thread of its own.
 typedef struct egm_client egm_client;
 
-/// A driver: CUDA's, or a simulated one. Everything that was made from it keeps it alive, so it may be destroyed before
-/// them. Any thread may use it, several at a time.
+/// A driver: CUDA's, or a simulated one. Everything that was made from it keeps it alive, so it may be destroyed
+/// before them. Any thread may use it, several at a time.
 typedef struct egm_driver egm_driver;
 
 /// A point in a stream's work. Any thread may use it, several at a time.
 typedef struct egm_event egm_event;
 
-/// A heap: suballocates blocks of memory on a node, for the CPU and the GPUs. Any thread may use it, several at a time.
+/// A heap: suballocates blocks of memory on a node, for the CPU and the GPUs. Any thread may use it, several at a
+/// time.
 typedef struct egm_heap egm_heap;
 
 /// A Unix socket that other processes of this user connect to. Any thread may use it, several at a time.
@@ -234,7 +236,7 @@ typedef struct egm_grant {
     int32_t access;
 } egm_grant;
 
-/// Options of a buffer. Set `struct_size` to sizeof(egm_buffer_options), and all that you do not need to 0.
+/// Options of a buffer. Set `struct_size` to sizeof(egm_buffer_options), and the fields that you do not need to 0.
 typedef struct egm_buffer_options {
     /// The size of this structure, by which the library knows the program's version.
     size_t struct_size;
@@ -242,8 +244,8 @@ typedef struct egm_buffer_options {
     struct egm_location location;
     /// Its size in bytes, at least 1; allocated in units of 2 MiB.
     uint64_t bytes;
-    /// `grant_count` grants. A null pointer: the CPU, and every GPU that can reach the memory, read and write. Otherwise
-    /// the CPU, unless a grant says something else, and the GPUs listed.
+    /// `grant_count` grants. A null pointer: the CPU, and every GPU that can reach the memory, read and write.
+    /// Otherwise the CPU, unless a grant says something else, and the GPUs listed.
     const struct egm_grant *grants;
     /// The number of grants.
     size_t grant_count;
@@ -257,12 +259,12 @@ typedef struct egm_buffer_options {
     const char *label;
 } egm_buffer_options;
 
-/// Options of a client. Set `struct_size` to sizeof(egm_client_options), and all that you do not need to 0.
+/// Options of a client. Set `struct_size` to sizeof(egm_client_options), and the fields that you do not need to 0.
 typedef struct egm_client_options {
     /// The size of this structure, by which the library knows the program's version.
     size_t struct_size;
-    /// The authority's certificate, a file (ca.pem). It, `cert` and `key` go together; without them there is no TLS, which
-    /// only Unix sockets and loopback addresses allow.
+    /// The authority's certificate, a file (ca.pem). It, `cert` and `key` go together; without them there is no TLS,
+    /// which only Unix sockets and loopback addresses allow.
     const char *ca;
     /// This peer's certificate, a file.
     const char *cert;
@@ -278,12 +280,13 @@ typedef struct egm_client_options {
     uint32_t server_user;
     /// Bits: ::EGM_PLAIN_ANYWHERE, ::EGM_READ_ONLY.
     uint32_t flags;
-    /// The owner that fetched memory must have: a certificate's name, "uid:1000", "local", or "@server" for the server's own.
-    /// Null: any. A peer that created the name first could read and write the data that this process stores there.
+    /// The owner that fetched memory must have: a certificate's name, "uid:1000", "local", or "@server" for the
+    /// server's own. Null: any. A peer that created the name first could read and write the data that this process
+    /// stores there.
     const char *expect_owner;
 } egm_client_options;
 
-/// Options of a heap. Set `struct_size` to sizeof(egm_heap_options), and all that you do not need to 0.
+/// Options of a heap. Set `struct_size` to sizeof(egm_heap_options), and the fields that you do not need to 0.
 typedef struct egm_heap_options {
     /// The size of this structure, by which the library knows the program's version.
     size_t struct_size;
@@ -311,7 +314,8 @@ typedef struct egm_heap_options {
     const char *label;
 } egm_heap_options;
 
-/// A heap's statistics at one moment, in bytes and numbers. Set `struct_size` to sizeof(egm_heap_stats) before the call.
+/// A heap's statistics at one moment, in bytes and numbers. Set `struct_size` to sizeof(egm_heap_stats) before the
+/// call.
 typedef struct egm_heap_stats {
     /// The size of this structure, by which the library knows the program's version.
     size_t struct_size;
@@ -335,7 +339,8 @@ typedef struct egm_heap_stats {
     uint64_t backed_high_water;
     /// The most memory that the heap may have.
     uint64_t limit;
-    /// The size of the heap's tables, in the process's ordinary memory; with the most that the table of this interface can have.
+    /// The size of the heap's tables, in the process's ordinary memory; with the most that the table of this
+    /// interface can have.
     uint64_t metadata;
     /// Blocks allocated since the heap was made.
     uint64_t allocated_blocks;
@@ -345,14 +350,14 @@ typedef struct egm_heap_stats {
     uint64_t failed;
 } egm_heap_stats;
 
-/// Options of a pool. Set `struct_size` to sizeof(egm_pool_options), and all that you do not need to 0.
+/// Options of a pool. Set `struct_size` to sizeof(egm_pool_options), and the fields that you do not need to 0.
 typedef struct egm_pool_options {
     /// The size of this structure, by which the library knows the program's version.
     size_t struct_size;
     /// Where the memory lies.
     struct egm_location location;
-    /// `gpu_count` ordinals of the GPUs that may read and write. A null pointer: every GPU for a host node's pool, only
-    /// the owner for a GPU's.
+    /// `gpu_count` ordinals of the GPUs that may read and write. A null pointer: every GPU for a host node's pool,
+    /// only the owner for a GPU's.
     const int32_t *gpus;
     /// The number of ordinals.
     size_t gpu_count;
@@ -420,12 +425,12 @@ extern "C" {
 
 /// Allocates, maps and grants memory. If a step fails, the steps before it are undone.
 ///
-/// Fails with ::EGM_INVALID_ARGUMENT, ::EGM_NO_SUCH_NODE, ::EGM_NO_SUCH_GPU, ::EGM_NODE_TOO_FULL, ::EGM_OUT_OF_MEMORY, and
-/// others of the driver.
+/// Fails with ::EGM_INVALID_ARGUMENT, ::EGM_NO_SUCH_NODE, ::EGM_NO_SUCH_GPU, ::EGM_NODE_TOO_FULL,
+/// ::EGM_OUT_OF_MEMORY, and others of the driver.
 ///
 /// Contract:
-/// `driver` is null or a driver; `options` is null or points to as many bytes as its first field says; `out` is null or may
-/// be written. Any thread may call this.
+/// `driver` is null or a driver; `options` is null or points to as many bytes as its first field says; `out` is null
+/// or may be written. Any thread may call this.
 egm_status egm_buffer_create(const struct egm_driver *driver,
                              const struct egm_buffer_options *options,
                              struct egm_buffer **out);
@@ -438,13 +443,12 @@ egm_status egm_buffer_create(const struct egm_driver *driver,
 /// `driver` is null or a driver; `out` is null or may be written. Any thread may call this.
 egm_status egm_buffer_near(const struct egm_driver *driver, int32_t gpu, uint64_t bytes, struct egm_buffer **out);
 
-/// Returns the address: the same for every GPU and, where the CPU has access, for the CPU. It is valid until the buffer is
-/// destroyed.
+/// Returns the address: the same for every GPU and, where the CPU has access, for the CPU. It is valid until the
+/// buffer is destroyed.
 ///
 /// Contract:
 /// `buffer` is null or a buffer; `out` is null or may be written. Any thread may call this.
-egm_status egm_buffer_ptr(const struct egm_buffer *buffer,
-                          void **out);
+egm_status egm_buffer_ptr(const struct egm_buffer *buffer, void **out);
 
 /// Returns the number of bytes that were asked for.
 ///
@@ -464,28 +468,23 @@ egm_status egm_buffer_location(const struct egm_buffer *buffer, struct egm_locat
 /// `buffer` is null or a buffer; `out` is null or may be written. Any thread may call this.
 egm_status egm_buffer_access(const struct egm_buffer *buffer, struct egm_location who, int32_t *out);
 
-/// Changes the access of locations of this process to a buffer that was allocated here. GPU work that needs the access
-/// has ended. Other processes keep the access that they have.
+/// Changes the access of locations of this process to a buffer that was allocated here. GPU work that needs the
+/// access has ended. Other processes keep the access that they have.
 ///
 /// Contract:
-/// `buffer` is null or a buffer, which no other thread uses during the call; `grants` is null or points to `grant_count`
-/// grants. Any thread may call this.
-egm_status egm_buffer_set_access(struct egm_buffer *buffer,
-                                 const struct egm_grant *grants,
-                                 size_t grant_count);
+/// `buffer` is null or a buffer, which no other thread uses during the call; `grants` is null or points to
+/// `grant_count` grants. Any thread may call this.
+egm_status egm_buffer_set_access(struct egm_buffer *buffer, const struct egm_grant *grants, size_t grant_count);
 
 /// Copies `len` bytes into the buffer with the CPU.
 ///
-/// Fails with ::EGM_OUT_OF_RANGE and, where the CPU may not write, ::EGM_NOT_ACCESSIBLE. A pool's memory waits for the
-/// streams that use it.
+/// Fails with ::EGM_OUT_OF_RANGE and, where the CPU may not write, ::EGM_NOT_ACCESSIBLE. A pool's memory waits for
+/// the streams that use it.
 ///
 /// Contract:
-/// `buffer` is null or a buffer; `from` is null or points to `len` bytes, none of them in the buffer. Any thread may call
-/// this, also while other threads and GPUs write the same bytes, which then have the value of either.
-egm_status egm_buffer_write(const struct egm_buffer *buffer,
-                            uint64_t offset,
-                            const void *from,
-                            size_t len);
+/// `buffer` is null or a buffer; `from` is null or points to `len` bytes, none of them in the buffer. Any thread may
+/// call this, also while other threads and GPUs write the same bytes, which then have the value of either.
+egm_status egm_buffer_write(const struct egm_buffer *buffer, uint64_t offset, const void *from, size_t len);
 
 /// Copies `len` bytes out of the buffer with the CPU.
 ///
@@ -507,26 +506,26 @@ egm_status egm_buffer_fill(const struct egm_buffer *buffer, uint64_t offset, uin
 /// `buffer` is null or a buffer, which no other thread uses during the call; `stream` is null or a stream.
 egm_status egm_buffer_use_on(struct egm_buffer *buffer, const struct egm_stream *stream);
 
-/// Destroys a pool's buffer: its memory is freed after all work submitted so far to `stream` and to every stream that used
-/// it. The buffer is destroyed even where the call fails, except with ::EGM_INVALID_ARGUMENT.
+/// Destroys a pool's buffer: its memory is freed after all work submitted so far to `stream` and to every stream that
+/// used it. The buffer is destroyed even where the call fails, except with ::EGM_INVALID_ARGUMENT.
 ///
 /// Contract:
 /// `buffer` is null, or a buffer that no thread uses during the call or afterwards; `stream` is null or a stream.
-egm_status egm_buffer_free_on(struct egm_buffer *buffer,
-                              const struct egm_stream *stream);
+egm_status egm_buffer_free_on(struct egm_buffer *buffer, const struct egm_stream *stream);
 
-/// Destroys a buffer: unmaps its memory and gives it back. For fetched memory it ends the lease and waits until the server
-/// has noted that; it fails if that cannot be known, and the memory is gone anyway. A pool's memory is freed after the work
-/// of the streams that use it. A null pointer is left alone.
+/// Destroys a buffer: unmaps its memory and gives it back. For fetched memory it ends the lease and waits until the
+/// server has noted that; it fails if that cannot be known, and the memory is gone anyway. A pool's memory is freed
+/// after the work of the streams that use it. A null pointer is left alone.
 ///
 /// GPU work that uses the memory has ended: a GPU that accesses unmapped addresses loses its context.
 ///
 /// Contract:
-/// `buffer` is null, or a buffer that no thread uses during the call or afterwards: not destroyed yet. No GPU uses its
-/// memory.
+/// `buffer` is null, or a buffer that no thread uses during the call or afterwards: not destroyed yet. No GPU uses
+/// its memory.
 egm_status egm_buffer_destroy(struct egm_buffer *buffer);
 
-/// Listens at a path of the file system, which only this user can open. Replaces a socket that a dead process has left.
+/// Listens at a path of the file system, which only this user can open. Replaces a socket that a dead process has
+/// left.
 ///
 /// Contract:
 /// `path` is null or a string; `out` is null or may be written. Any thread may call this.
@@ -554,14 +553,13 @@ egm_status egm_listener_destroy(struct egm_listener *listener);
 /// `path` is null or a string; `out` is null or may be written. Any thread may call this.
 egm_status egm_channel_connect(const char *path, struct egm_channel **out);
 
-/// Makes a channel of a connected Unix stream socket: one end of socketpair(2), or an inherited one. The channel owns the
-/// file descriptor from then on; if the call fails, it is closed, unless it is negative or `out` is null.
+/// Makes a channel of a connected Unix stream socket: one end of socketpair(2), or an inherited one. The channel owns
+/// the file descriptor from then on; if the call fails, it is closed, unless it is negative or `out` is null.
 ///
 /// Contract:
-/// `fd` is negative, or an open file descriptor that nothing else uses; `out` is null or may be written. Any thread may
-/// call this.
-egm_status egm_channel_from_fd(int32_t fd,
-                               struct egm_channel **out);
+/// `fd` is negative, or an open file descriptor that nothing else uses; `out` is null or may be written. Any thread
+/// may call this.
+egm_status egm_channel_from_fd(int32_t fd, struct egm_channel **out);
 
 /// Sets how long each call with the channel may take from now on, in milliseconds, at least 1; 30 s at first.
 ///
@@ -578,8 +576,8 @@ egm_status egm_channel_set_timeout(const struct egm_channel *channel, uint64_t t
 /// `channel` is null or a channel; `buffer` is null or a buffer. Any thread may call this.
 egm_status egm_channel_send(const struct egm_channel *channel, const struct egm_buffer *buffer, int32_t access);
 
-/// Shares a block of a heap that is shareable. The other process gets the block's usable bytes, but could access all of
-/// its chunk: put data that it must not see into a heap of its own.
+/// Shares a block of a heap that is shareable. The other process gets the block's usable bytes, but could access all
+/// of its chunk: put data that it must not see into a heap of its own.
 ///
 /// Keep the block until the other process has confirmed that it and its GPU work are done with it: a freed block is
 /// reused.
@@ -592,14 +590,15 @@ egm_status egm_channel_send_block(const struct egm_channel *channel,
                                   const void *block,
                                   int32_t access);
 
-/// Waits for memory from the other process and maps it, for the CPU and every GPU that can reach it, as far as the other
-/// process allows.
+/// Waits for memory from the other process and maps it, for the CPU and every GPU that can reach it, as far as the
+/// other process allows.
 ///
 /// Fails with ::EGM_TIMED_OUT, after which the call may be made again if no byte had arrived; ::EGM_PEER_LOST,
 /// ::EGM_PROTOCOL, and others of the driver.
 ///
 /// Contract:
-/// `channel` is null or a channel; `driver` is null or a driver; `out` is null or may be written. Any thread may call this.
+/// `channel` is null or a channel; `driver` is null or a driver; `out` is null or may be written. Any thread may call
+/// this.
 egm_status egm_channel_receive(const struct egm_channel *channel,
                                const struct egm_driver *driver,
                                struct egm_buffer **out);
@@ -610,32 +609,33 @@ egm_status egm_channel_receive(const struct egm_channel *channel,
 /// `channel` is null, or a channel that no thread uses during the call or afterwards: not destroyed yet.
 egm_status egm_channel_destroy(struct egm_channel *channel);
 
-/// Connects to a server at "unix:/path" or "tcp://host:port". `options` may be null: no TLS, servers of this user and root.
+/// Connects to a server at "unix:/path" or "tcp://host:port". `options` may be null: no TLS, servers of this user and
+/// root.
 ///
 /// Fails with ::EGM_UNREACHABLE, ::EGM_NOT_TRUSTED, ::EGM_INSECURE for another machine without TLS, ::EGM_TLS,
 /// ::EGM_TIMED_OUT.
 ///
 /// Contract:
-/// `driver` is null or a driver; `address` is null or a string; `options` is null or points to as many bytes as its first
-/// field says; `out` is null or may be written. Any thread may call this.
+/// `driver` is null or a driver; `address` is null or a string; `options` is null or points to as many bytes as its
+/// first field says; `out` is null or may be written. Any thread may call this.
 egm_status egm_client_connect(const struct egm_driver *driver,
                               const char *address,
                               const struct egm_client_options *options,
                               struct egm_client **out);
 
-/// Fetches the memory under a name: takes a lease on it and maps it here, for the CPU and every GPU that can reach it.
-/// egm_buffer_destroy() ends the lease.
+/// Fetches the memory under a name: takes a lease on it and maps it here, for the CPU and every GPU that can reach
+/// it. egm_buffer_destroy() ends the lease.
 ///
-/// Fails with ::EGM_REFUSED, for instance if there is no such name; ::EGM_MISMATCHED for another owner than expected; ::EGM_NO_COMMON_HANDLE, ::EGM_IMPORT_FAILED,
-/// ::EGM_DATA_PLANE, ::EGM_PEER_LOST, ::EGM_TIMED_OUT.
+/// Fails with ::EGM_REFUSED, for instance if there is no such name; ::EGM_MISMATCHED for another owner than expected;
+/// ::EGM_NO_COMMON_HANDLE, ::EGM_IMPORT_FAILED, ::EGM_DATA_PLANE, ::EGM_PEER_LOST, ::EGM_TIMED_OUT.
 ///
 /// Contract:
-/// `client` is null or a client; `name` is null or a string; `out` is null or may be written. Any thread may call this.
-egm_status egm_client_fetch(const struct egm_client *client,
-                            const char *name,
-                            struct egm_buffer **out);
+/// `client` is null or a client; `name` is null or a string; `out` is null or may be written. Any thread may call
+/// this.
+egm_status egm_client_fetch(const struct egm_client *client, const char *name, struct egm_buffer **out);
 
-/// Destroys a client. Fetched memory and its leases stay until the buffers are destroyed. A null pointer is left alone.
+/// Destroys a client. Fetched memory and its leases stay until the buffers are destroyed. A null pointer is left
+/// alone.
 ///
 /// Contract:
 /// `client` is null, or a client that no thread uses during the call or afterwards: not destroyed yet.
@@ -643,21 +643,21 @@ egm_status egm_client_destroy(struct egm_client *client);
 
 /// Opens the CUDA driver of this machine and initialises it. No library of CUDA is needed to build a program.
 ///
-/// Fails with ::EGM_NO_DRIVER without a usable libcuda.so.1, ::EGM_DRIVER_TOO_OLD before CUDA 12.2, ::EGM_DRIVER_FAILED.
+/// Fails with ::EGM_NO_DRIVER without a usable libcuda.so.1, ::EGM_DRIVER_TOO_OLD before CUDA 12.2,
+/// ::EGM_DRIVER_FAILED.
 ///
 /// Contract:
 /// `out` is null or may be written. Any thread may call this.
 egm_status egm_driver_open(struct egm_driver **out);
 
-/// Makes a driver that simulates a machine: "gh200", "gh200x4", "gb200", "h200x8", or a description as JSON, which begins
-/// with a brace. Its memory is ordinary memory of this process; it needs no GPU.
+/// Makes a driver that simulates a machine: "gh200", "gh200x4", "gb200", "h200x8", or a description as JSON, which
+/// begins with a brace. Its memory is ordinary memory of this process; it needs no GPU.
 ///
 /// Fails with ::EGM_INVALID_ARGUMENT for another name and for a wrong description.
 ///
 /// Contract:
 /// `machine` is null or a string; `out` is null or may be written. Any thread may call this.
-egm_status egm_driver_simulated(const char *machine,
-                                struct egm_driver **out);
+egm_status egm_driver_simulated(const char *machine, struct egm_driver **out);
 
 /// Tells whether the machine is simulated: times measured on it mean nothing.
 ///
@@ -674,25 +674,22 @@ egm_status egm_driver_destroy(struct egm_driver *driver);
 /// Creates a heap. It reserves addresses for its limit at once, and adds memory as needed.
 ///
 /// Contract:
-/// `driver` is null or a driver; `options` is null or points to as many bytes as its first field says; `out` is null or may
-/// be written. Any thread may call this.
+/// `driver` is null or a driver; `options` is null or points to as many bytes as its first field says; `out` is null
+/// or may be written. Any thread may call this.
 egm_status egm_heap_create(const struct egm_driver *driver,
                            const struct egm_heap_options *options,
                            struct egm_heap **out);
 
-/// Allocates a block of `size` bytes, at least 1, at a multiple of `align`: a power of two, or 0 for 16. The bytes are not
-/// initialised. The address is the same for every GPU and, where the CPU has access, for the CPU; it is valid until the
-/// block is freed.
+/// Allocates a block of `size` bytes, at least 1, at a multiple of `align`: a power of two, or 0 for 16. The bytes
+/// are not initialised. The address is the same for every GPU and, where the CPU has access, for the CPU; it is valid
+/// until the block is freed.
 ///
-/// Fails with ::EGM_INVALID_ARGUMENT for 0 bytes, for more than 1 TiB - 2 MiB, and for a wrong alignment; ::EGM_HEAP_FULL; if
-/// the heap has to grow, ::EGM_NODE_TOO_FULL, ::EGM_OUT_OF_MEMORY, and others of the driver.
+/// Fails with ::EGM_INVALID_ARGUMENT for 0 bytes, for more than 1 TiB - 2 MiB, and for a wrong alignment;
+/// ::EGM_HEAP_FULL; if the heap has to grow, ::EGM_NODE_TOO_FULL, ::EGM_OUT_OF_MEMORY, and others of the driver.
 ///
 /// Contract:
 /// `heap` is null or a heap; `out` is null or may be written. Any thread may call this.
-egm_status egm_heap_alloc(const struct egm_heap *heap,
-                          size_t size,
-                          size_t align,
-                          void **out);
+egm_status egm_heap_alloc(const struct egm_heap *heap, size_t size, size_t align, void **out);
 
 /// As egm_heap_alloc(), with every byte 0. The CPU writes the zeros, or a GPU if the CPU may not write.
 ///
@@ -700,28 +697,27 @@ egm_status egm_heap_alloc(const struct egm_heap *heap,
 /// As egm_heap_alloc().
 egm_status egm_heap_alloc_zeroed(const struct egm_heap *heap, size_t size, size_t align, void **out);
 
-/// Frees a block. The heap may hand it out again at once, to any thread: GPU work that uses it has ended. A null pointer is
-/// left alone.
+/// Frees a block. The heap may hand it out again at once, to any thread: GPU work that uses it has ended. A null
+/// pointer is left alone.
 ///
-/// Fails with ::EGM_INVALID_ARGUMENT, and changes nothing, for an address at which no block of the heap in use begins: one
-/// of another heap, within a block, or freed before. An address that was freed and allocated again is a block in use.
+/// Fails with ::EGM_INVALID_ARGUMENT, and changes nothing, for an address at which no block of the heap in use
+/// begins: one of another heap, within a block, or freed before. An address that was freed and allocated again is a
+/// block in use.
 ///
 /// Contract:
-/// `heap` is null or a heap. No thread and no GPU uses the block at `block`. Any thread may call this, also another than
-/// the one that allocated the block.
-egm_status egm_heap_free(const struct egm_heap *heap,
-                         void *block);
+/// `heap` is null or a heap. No thread and no GPU uses the block at `block`. Any thread may call this, also another
+/// than the one that allocated the block.
+egm_status egm_heap_free(const struct egm_heap *heap, void *block);
 
-/// Frees a block once all work submitted to `stream` so far has run. The call does not wait. A null block is left alone.
+/// Frees a block once all work submitted to `stream` so far has run. The call does not wait. A null block is left
+/// alone.
 ///
 /// Where the call fails, the block is not freed: wait for the GPU's work and free it by egm_heap_free().
 ///
 /// Contract:
-/// As egm_heap_free(), but work that was submitted to `stream` before may use the block; `stream` is null or a stream. Any
-/// thread may call this.
-egm_status egm_heap_free_after(const struct egm_heap *heap,
-                               void *block,
-                               const struct egm_stream *stream);
+/// As egm_heap_free(), but work that was submitted to `stream` before may use the block; `stream` is null or a
+/// stream. Any thread may call this.
+egm_status egm_heap_free_after(const struct egm_heap *heap, void *block, const struct egm_stream *stream);
 
 /// As egm_heap_free_after(), for a stream of the program's own, a `CUstream` or `cudaStream_t`.
 ///
@@ -736,18 +732,15 @@ egm_status egm_heap_free_after_cuda_stream(const struct egm_heap *heap, void *bl
 /// As egm_heap_free_after(), for work that `event` marks; `event` is null or an event.
 egm_status egm_heap_free_after_event(const struct egm_heap *heap, void *block, const struct egm_event *event);
 
-/// Resizes a block in place and tells by `out` whether that was possible; otherwise nothing changes. Added bytes are not
-/// initialised. In a heap in debug mode it is never possible.
+/// Resizes a block in place and tells by `out` whether that was possible; otherwise nothing changes. Added bytes are
+/// not initialised. In a heap in debug mode it is never possible.
 ///
 /// Fails with ::EGM_INVALID_ARGUMENT for an address at which no block in use begins.
 ///
 /// Contract:
-/// `heap` is null or a heap; `out` is null or may be written. No thread and no GPU uses the bytes that the block loses, and
-/// no other call is made with the block meanwhile. Any thread may call this.
-egm_status egm_heap_resize(const struct egm_heap *heap,
-                           void *block,
-                           size_t size,
-                           bool *out);
+/// `heap` is null or a heap; `out` is null or may be written. No thread and no GPU uses the bytes that the block
+/// loses, and no other call is made with the block meanwhile. Any thread may call this.
+egm_status egm_heap_resize(const struct egm_heap *heap, void *block, size_t size, bool *out);
 
 /// Returns the number of bytes that may be used at a block: at least as many as were asked for.
 ///
@@ -764,32 +757,29 @@ egm_status egm_heap_usable_size(const struct egm_heap *heap, const void *block, 
 /// `heap` is null or a heap. Any thread may call this.
 egm_status egm_heap_reserve(const struct egm_heap *heap, uint64_t bytes);
 
-/// Gives unused memory back in whole chunks, but leaves at least `keep` bytes free if there are as many; returns the bytes
-/// given back. `out` may be null.
+/// Gives unused memory back in whole chunks, but leaves at least `keep` bytes free if there are as many; returns the
+/// bytes given back. `out` may be null.
 ///
 /// Contract:
 /// `heap` is null or a heap; `out` is null or may be written. Any thread may call this.
-egm_status egm_heap_trim(const struct egm_heap *heap,
-                         uint64_t keep,
-                         uint64_t *out);
+egm_status egm_heap_trim(const struct egm_heap *heap, uint64_t keep, uint64_t *out);
 
-/// Takes blocks back that were freed after GPU work which has ended by now. With `wait`, waits for the others first: never
-/// ends if their work waits for something that this thread has yet to do.
+/// Takes blocks back that were freed after GPU work which has ended by now. With `wait`, waits for the others first:
+/// never ends if their work waits for something that this thread has yet to do.
 ///
 /// Contract:
 /// `heap` is null or a heap. Any thread may call this.
-egm_status egm_heap_collect(const struct egm_heap *heap,
-                            bool wait);
+egm_status egm_heap_collect(const struct egm_heap *heap, bool wait);
 
 /// Returns the heap's statistics. Set `out->struct_size` to sizeof(egm_heap_stats) before the call.
 ///
-/// Takes microseconds or, with much memory in small blocks, longer. Threads that need more than their caches hold wait
-/// meanwhile.
+/// Takes microseconds or, with much memory in small blocks, longer. Threads that need more than their caches hold
+/// wait meanwhile.
 ///
 /// Contract:
-/// `heap` is null or a heap; `out` is null or points to as many bytes as its first field says. Any thread may call this.
-egm_status egm_heap_get_stats(const struct egm_heap *heap,
-                              struct egm_heap_stats *out);
+/// `heap` is null or a heap; `out` is null or points to as many bytes as its first field says. Any thread may call
+/// this.
+egm_status egm_heap_get_stats(const struct egm_heap *heap, struct egm_heap_stats *out);
 
 /// Gives all statistics as JSON, those of each size class too. Free the text by egm_string_free().
 ///
@@ -806,8 +796,8 @@ egm_status egm_heap_stats_json(const struct egm_heap *heap, char **out);
 /// `heap` is null or a heap. Any thread may call this.
 egm_status egm_heap_check(const struct egm_heap *heap);
 
-/// Destroys a heap. Its memory is given back once the GPU work that blocks were freed after has ended, for which the call
-/// waits, and no shared block is left. A null pointer is left alone.
+/// Destroys a heap. Its memory is given back once the GPU work that blocks were freed after has ended, for which the
+/// call waits, and no shared block is left. A null pointer is left alone.
 ///
 /// Fails with ::EGM_STILL_HELD while blocks are in use: the heap is not destroyed then, and stays usable.
 ///
@@ -818,8 +808,8 @@ egm_status egm_heap_destroy(struct egm_heap *heap);
 /// Returns the message of the calling thread's last failed call, with its cause: one line without a full stop. ""
 /// before the first failure.
 ///
-/// A call that succeeds changes nothing. The text is valid until the next call of the thread that fails, and until the
-/// thread ends. Never null.
+/// A call that succeeds changes nothing. The text is valid until the next call of the thread that fails, and until
+/// the thread ends. Never null.
 const char *egm_last_error_message(void);
 
 /// Returns the remedy for the calling thread's last failed call. Valid as long as egm_last_error_message()'s text.
@@ -832,14 +822,14 @@ int32_t egm_last_error_cuda_code(void);
 /// Creates a pool and grants access. It takes no memory before the first allocation.
 ///
 /// Contract:
-/// `driver` is null or a driver; `options` is null or points to as many bytes as its first field says; `out` is null or may
-/// be written. Any thread may call this.
+/// `driver` is null or a driver; `options` is null or points to as many bytes as its first field says; `out` is null
+/// or may be written. Any thread may call this.
 egm_status egm_pool_create(const struct egm_driver *driver,
                            const struct egm_pool_options *options,
                            struct egm_pool **out);
 
-/// Allocates `bytes`, usable by work that is submitted to `stream` from now on. Destroy the buffer by egm_buffer_free_on(),
-/// or by egm_buffer_destroy().
+/// Allocates `bytes`, usable by work that is submitted to `stream` from now on. Destroy the buffer by
+/// egm_buffer_free_on(), or by egm_buffer_destroy().
 ///
 /// Fails with ::EGM_INVALID_ARGUMENT for 0 bytes, ::EGM_NODE_TOO_FULL, ::EGM_OUT_OF_MEMORY.
 ///
@@ -889,15 +879,13 @@ const char *egm_status_name(int32_t status);
 /// `driver` is null or a driver; `out` is null or may be written. Any thread may call this.
 egm_status egm_stream_create(const struct egm_driver *driver, int32_t gpu, struct egm_stream **out);
 
-/// Wraps a stream of the program's own, a `CUstream` or `cudaStream_t`. Destroying the result leaves that stream as it is.
+/// Wraps a stream of the program's own, a `CUstream` or `cudaStream_t`. Destroying the result leaves that stream as
+/// it is.
 ///
 /// Contract:
 /// `driver` is null or a driver; `out` is null or may be written. `handle` is a stream of the primary context of GPU
 /// `gpu`, and outlives the result and all pool memory that was allocated or used on it. Any thread may call this.
-egm_status egm_stream_borrow(const struct egm_driver *driver,
-                             int32_t gpu,
-                             void *handle,
-                             struct egm_stream **out);
+egm_status egm_stream_borrow(const struct egm_driver *driver, int32_t gpu, void *handle, struct egm_stream **out);
 
 /// Returns the driver's handle, for calls of CUDA: a `CUstream`. It is valid until the stream is destroyed.
 ///
@@ -917,8 +905,8 @@ egm_status egm_stream_synchronize(const struct egm_stream *stream);
 /// `stream` is null or a stream; `out` is null or may be written. Any thread may call this.
 egm_status egm_stream_is_done(const struct egm_stream *stream, bool *out);
 
-/// Destroys a stream; work in flight continues, and pool memory that was allocated on it keeps it. A null pointer is left
-/// alone.
+/// Destroys a stream; work in flight continues, and pool memory that was allocated on it keeps it. A null pointer is
+/// left alone.
 ///
 /// Contract:
 /// `stream` is null, or a stream that no thread uses during the call or afterwards: not destroyed yet.

@@ -52,7 +52,7 @@ private:
     std::int32_t cuda_code_;
 };
 
-/// A call that failed for want of memory.
+/// A call that failed for lack of memory.
 class out_of_memory : public std::bad_alloc {
 public:
     explicit out_of_memory(egm_status status) : reason_(std::make_shared<const error>(status)) {}
@@ -213,7 +213,7 @@ public:
     {
     }
 
-    /// Wraps a CUstream or cudaStream_t, which outlives the result and all that was allocated on it.
+    /// Wraps a CUstream or cudaStream_t, which outlives the result and all memory allocated on it.
     static stream borrow(const driver &of, std::int32_t gpu, void *handle)
     {
         return stream(detail::made<owner>([&](auto out) { return egm_stream_borrow(of.get(), gpu, handle, out); }));
@@ -312,7 +312,8 @@ private:
     owner owned_;
 };
 
-/// A heap. Copies are the same heap, which is destroyed with the last one; if blocks are in use then, its memory stays.
+/// A heap. Copies are the same heap, which is destroyed with the last one; if blocks are in use then, its memory
+/// stays.
 class heap {
 public:
     heap(const driver &of, const egm_heap_options &options)

@@ -41,8 +41,8 @@ const AFTER: Duration = Duration::from_secs(60);
 /// The thread ends with the last of the values that were made by way of one client, server or group. A clone of the
 /// value inside, as `(*client).clone()` makes one, does not keep the thread: afterwards its calls fail, with
 /// [`PeerLost`](crate::ShareError::PeerLost) for a client.
-// `Deref` reaches every `&self` method of the value. So each of its `async fn(&self)` needs a blocking call of the same
-// name here, which comes first.
+// `Deref` reaches every `&self` method of the value. So each of its `async fn(&self)` needs a blocking call of the
+// same name here, which comes first.
 #[derive(Clone, Debug)]
 pub struct Blocking<T> {
     // In this order: the thread ends last.

@@ -42,7 +42,7 @@ pub(super) async fn run(session: Arc<ClientSession>, mut commands: Commands, fir
     session.over(&why);
 }
 
-/// Serves one connection until it breaks; `Ok` when it is not needed any more.
+/// Serves one connection until it breaks; `Ok` when it is no longer needed.
 async fn serve(
     session: &Arc<ClientSession>,
     commands: &mut Commands,
@@ -144,7 +144,7 @@ async fn keep_time(session: &ClientSession, heartbeat: Duration, lease: Duration
     }
 }
 
-/// Reconnects until there is a connection; `None` when no user needs one any more.
+/// Reconnects until there is a connection; `None` when no user needs one.
 async fn redial(session: &ClientSession) -> Option<Established> {
     let terms = session.terms();
     let tick = terms.heartbeat / 2;

@@ -82,10 +82,11 @@ impl FetchOptions {
         self
     }
 
-    /// Sets whether a GPU takes part in the [probe](Self::probe), besides the CPU: by default the first one that may read the memory
-    /// does. It creates the GPU's primary context if the process has none yet, which takes far longer than the probe. Without it
-    /// only the CPU's way to the memory is proved. A POSIX fd names memory of this machine, so a GPU that is granted access reaches the
-    /// same pages; behind a fabric handle a link may be down that the CPU does not use.
+    /// Sets whether a GPU takes part in the [probe](Self::probe), besides the CPU. By default the first GPU that may
+    /// read the memory does. This creates the GPU's primary context if the process has none yet, which takes far
+    /// longer than the probe. Without a GPU only the CPU's way to the memory is proved. A POSIX fd names memory of
+    /// this machine, so a GPU that is granted access reaches the same pages; behind a fabric handle a link may be
+    /// down that the CPU does not use.
     pub const fn probe_by_gpu(mut self, on: bool) -> Self {
         self.probe_by_gpu = on;
         self

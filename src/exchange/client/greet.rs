@@ -72,7 +72,7 @@ pub(crate) const fn may_pass(error: &Error) -> bool {
     error.is_unreachable() || matches!(error.refusal(), Some(Closing | Limit))
 }
 
-/// Returns whether a client is not let in until somebody changes a list, a certificate or a program.
+/// Returns whether a client is not let in until a list, a certificate or a program changes.
 pub(super) const fn is_final(error: &Error) -> bool {
     use crate::Refusal::{Forbidden, NotTrusted, Version};
     matches!(error, Error::Share(ShareError::NotTrusted { .. }))

@@ -24,7 +24,7 @@ pub enum LeaseState {
         until: Instant,
     },
     /// The exporter is gone, or no longer keeps the memory for this process. This is final. The mapping can
-    /// still be read and written, but nothing guarantees its contents any more.
+    /// still be read and written, but nothing guarantees its contents.
     Lost(Error),
 }
 

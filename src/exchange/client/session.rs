@@ -123,7 +123,7 @@ pub(crate) struct ClientSession {
     over: watch::Sender<bool>,
     /// Why the server counts as gone, until it is back.
     pub(super) gone: watch::Sender<Option<Error>>,
-    /// Why the server lets this client in no more, until it does again.
+    /// Why the server no longer lets this client in, until it does again.
     pub(super) barred: watch::Sender<Option<Error>>,
     pub(super) users: AtomicUsize,
     state: Mutex<SessionState>,

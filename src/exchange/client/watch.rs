@@ -115,7 +115,7 @@ impl Watch {
         }
     }
 
-    /// Lists the names after `missed` notices. Returns `false` if there is no event, and a notice will tell of the
+    /// Lists the names after `missed` notices. Returns `false` if there is no event, and a notice will report the
     /// next connection.
     async fn look_again(&mut self, missed: u64) -> Result<bool> {
         let first = self.events.len();

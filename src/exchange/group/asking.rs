@@ -26,7 +26,8 @@ pub(super) struct Asking {
     pub size: u32,
     /// The rank's deadline for the other ranks.
     pub until: Instant,
-    /// Whether a request may be sent again after the deadline. A late `Join` could end a new round of the other ranks.
+    /// Whether a request may be sent again after the deadline. A late `Join` could end a new round of the other
+    /// ranks.
     pub again_late: bool,
     /// The operation, for people.
     pub what: String,

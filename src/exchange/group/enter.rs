@@ -62,8 +62,8 @@ impl Rounds {
         Told::Incomplete(Arc::new(why))
     }
 
-    /// Returns the session's rank if it may enter the gather. The gathers before that fail for all ranks, because this
-    /// rank no longer waits for them.
+    /// Returns the session's rank if it may enter the gather. Earlier gathers fail for all ranks, because this rank
+    /// no longer waits for them.
     ///
     /// # Errors
     /// The rank's answer otherwise.

@@ -13,8 +13,8 @@ use crate::share::{Description, ImportOptions, ImportedBuffer, Shared};
 ///
 /// It is independent of the group. Dropping it unmaps the other ranks' memory, which takes as long as the
 /// driver needs. Other ranks may still map this rank's memory at that time. To wait for them, let each rank
-/// call [`barrier`](super::Group::barrier) after the drop: once that succeeds, no rank has the memory mapped
-/// any more. Drop it before [`Group::leave`](super::Group::leave), which does not wait for gathered memory.
+/// call [`barrier`](super::Group::barrier) after the drop: once that succeeds, no rank has the memory
+/// mapped. Drop it before [`Group::leave`](super::Group::leave), which does not wait for gathered memory.
 pub struct GatheredMemory {
     // Unmapped before this rank's own memory is released.
     pub(super) slots: Vec<Slot>,

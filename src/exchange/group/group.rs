@@ -189,7 +189,7 @@ impl Group {
     /// No change is lost.
     pub async fn changed(&mut self) -> GroupState {
         if self.state.changed().await.is_err() {
-            // The watcher has ended, so the state cannot change any more.
+            // The watcher has ended, so the state is final.
             std::future::pending::<()>().await;
         }
         self.state.borrow_and_update().clone()

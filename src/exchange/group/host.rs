@@ -28,8 +28,8 @@ pub(super) struct Hosted {
     runtime: Handle,
 }
 
-/// A server, and its Unix socket if that is in a directory of its own, which is removed with it. Dropped in this order:
-/// the directory outlives the server.
+/// A server, and the directory of its Unix socket if that has one of its own, which is removed with the server.
+/// Dropped in this order: the directory outlives the server.
 type Running = (Server, Option<FdSocketPath>);
 
 impl Hosted {

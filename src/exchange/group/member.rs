@@ -44,8 +44,8 @@ impl Slot {
         self.memory.as_ref()
     }
 
-    /// Returns the rank's mapped memory, and maps it on the first call. The ledger shows the caller's line, unless the
-    /// options have another.
+    /// Returns the rank's mapped memory, and maps it on the first call. The ledger shows the caller's line, unless
+    /// the options have another.
     #[track_caller]
     pub fn map(
         &self,

@@ -25,7 +25,7 @@ pub(super) async fn server_lost(mut state: watch::Receiver<GroupState>) -> Error
     let error = lost.ok().and_then(|state| state.server_lost.clone());
     match error {
         Some(error) => error,
-        // The watcher has ended, so the state cannot change any more.
+        // The watcher has ended, so the state is final.
         None => std::future::pending().await,
     }
 }

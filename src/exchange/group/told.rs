@@ -47,14 +47,14 @@ pub(super) struct Waiters {
 }
 
 impl Waiters {
-    /// Lets a waiter take a rank's place. The rank's waiter before, if any, is told.
+    /// Lets a waiter take a rank's place. The rank's previous waiter, if any, is told.
     pub(super) fn wait(&mut self, of: &mut Option<Waiter>, waiter: Waiter, place: (u64, u32)) {
         let no = refused(Refusal::Stale, "the rank has asked again since");
         self.answer(of.replace(waiter), Told::Refused(no));
         self.places.insert(waiter, place);
     }
 
-    /// Answers a waiter, if there is one, which then waits no more.
+    /// Answers a waiter, if there is one, which then stops waiting.
     pub(super) fn answer(&mut self, waiter: impl Into<Option<Waiter>>, told: Told) {
         if let Some(waiter) = waiter.into() {
             self.forget(waiter);

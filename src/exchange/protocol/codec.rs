@@ -32,7 +32,7 @@ pub fn encode<T: Serialize + ?Sized>(message: &T) -> Zeroizing<Vec<u8>> {
 /// Decodes a message from exactly these bytes.
 ///
 /// They must have definite lengths, no tags, and at most 16 levels; the result takes at most a small multiple
-/// of the input's size, whatever the input claims. The decoder's scratch memory is wiped.
+/// of the input's size, for any lengths that the input claims. The decoder's scratch memory is wiped.
 ///
 /// # Errors
 /// [`Protocol`](crate::ShareError::Protocol) of `peer` for anything else.

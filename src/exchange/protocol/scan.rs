@@ -1,6 +1,6 @@
 //! Checks that bytes are one item of this protocol's CBOR, before anything is built from them.
 //!
-//! A decoder that trusts a header allocates what it claims and recurses as deep as it goes. This walk does
+//! A decoder that trusts a header allocates the length that it claims and recurses as deep as it says. This walk does
 //! neither, and afterwards every count is known to fit in the bytes present.
 
 /// The deepest nesting of arrays and maps.

@@ -15,7 +15,7 @@ pub type Allocation<'a> = Pin<Box<dyn Future<Output = Result<(), (Refusal, Strin
 ///
 /// # Cancel safety
 /// A future is dropped before completion when its client disconnects or the server ends. It must then undo
-/// what it has done so far.
+/// its work so far.
 pub trait Allocate: Send + Sync {
     /// Returns whether `peer` may create this name, whether it exists or not; called before
     /// [`create`](Self::create). By default a peer creates names only under its own name:

@@ -104,7 +104,7 @@ impl Drop for Folder {
     }
 }
 
-/// Removes what killed servers of this user have left in `place`; returns the number of folders.
+/// Removes the folders that killed servers of this user have left in `place`; returns their number.
 ///
 /// Does not remove a folder that another user owns or may write to, that a server would create differently,
 /// that a living process has locked or listens at, or that belongs to another machine or an earlier boot,

@@ -139,7 +139,7 @@ impl ServerCore {
             let mut state = self.state();
             state.closing = true;
             let published = state.publications.keys();
-            // Memory of an unconfirmed release has no name any more, but has holders.
+            // Memory of an unconfirmed release has no name, but has holders.
             let mut ids: Vec<u64> = published.chain(state.unconfirmed.keys()).copied().collect();
             ids.sort_unstable();
             for id in ids {
@@ -238,7 +238,7 @@ impl ServerCore {
     }
 
     /// Limits the remembered expired leases of a publication: those of processes that have ended go first,
-    /// because they need no confirmation any more.
+    /// because they need no confirmation.
     pub(super) async fn thin_out(&self) {
         let crowd = {
             let state = self.state();
@@ -278,7 +278,7 @@ impl ServerCore {
         }
     }
 
-    /// Handles the end of a process: its memory is not mapped any more.
+    /// Handles the end of a process: its memory is no longer mapped.
     fn process_ended(&self, process: process::Process) {
         let mut state = self.state();
         let leases = state.leases.ended(process);

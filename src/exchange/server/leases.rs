@@ -354,7 +354,7 @@ impl Leases {
                 shrink(&mut self.publications);
             }
         }
-        // An expired lease is of no session any more.
+        // An expired lease belongs to no session.
         if let Some(entry) = self.sessions.get_mut(&record.session) {
             entry.leases.remove(&lease);
         }

@@ -1,5 +1,5 @@
-//! Where peers' sessions are, to detect that a machine has restarted: nothing that ran on it before has
-//! memory mapped any more.
+//! Where peers' sessions are, to detect that a machine has restarted: no process that ran on it before
+//! still has memory mapped.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

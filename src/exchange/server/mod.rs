@@ -129,9 +129,9 @@ impl Server {
         self.handle.inner.instance
     }
 
-    /// Ends all sessions of a peer at once and tells it so: its leases expire, and what it has not released
-    /// counts as still mapped. Returns the number of sessions. The peer may connect again unless its
-    /// certificate is revoked or its user is no longer admitted.
+    /// Ends all sessions of a peer at once and tells it so: its leases expire, and memory that it has not
+    /// released counts as still mapped. Returns the number of sessions. The peer may connect again unless
+    /// its certificate is revoked or its user is no longer admitted.
     pub fn end_sessions(&self, of: &PeerName) -> usize {
         self.end_sessions_if(|peer| peer == of)
     }

@@ -147,7 +147,7 @@ impl ServerSession {
         outbox.overflown = false;
         outbox.clear(afresh);
         drop(outbox);
-        // For the previous connection, in whichever of the two it waits; the other one checks anyway.
+        // For the previous connection, which may wait in either of the two; the other one checks anyway.
         self.wake.notify_waiters();
         self.wake.notify_one();
     }
@@ -158,7 +158,7 @@ impl ServerSession {
         self.wake.notify_one();
     }
 
-    /// Returns whether the session has ended early: nothing is answered any more.
+    /// Returns whether the session has ended early: then no request is answered.
     pub fn is_dismissed(&self) -> bool {
         self.outbox().dismissed.is_some()
     }

@@ -162,8 +162,8 @@ impl Tls {
         });
     }
 
-    /// Identifies the certificates loaded now. Read before a handshake's configuration, so that a reload in between is
-    /// noticed.
+    /// Identifies the certificates loaded now. Read before a handshake's configuration, so that a reload in between
+    /// is noticed.
     pub(crate) fn basis(&self) -> Basis {
         let loaded = self.shared.loaded.borrow();
         Basis {

@@ -178,7 +178,8 @@ impl Incoming {
     ///
     /// # Errors
     /// [`NotTrusted`](crate::ShareError::NotTrusted), [`Protocol`](crate::ShareError::Protocol),
-    /// [`PeerLost`](crate::ShareError::PeerLost), [`TimedOut`](crate::ShareError::TimedOut): the connection is closed.
+    /// [`PeerLost`](crate::ShareError::PeerLost), [`TimedOut`](crate::ShareError::TimedOut): the connection is
+    /// closed.
     pub(crate) async fn handshake(self, limit: Duration) -> Result<Connection> {
         let what = format!("the handshake of {}", self.remote);
         let shaken = timeout(limit, self.shake()).await;

@@ -17,7 +17,7 @@ const BACKLOG: u32 = 4096;
 /// Keep-alive: the idle time, the interval, and the number of probes.
 const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(30), Duration::from_secs(10), 3);
 
-/// Checks a socket's real address, whatever its name was.
+/// Checks a socket's real address, not the name that was resolved.
 pub(super) fn check(address: &Address, real: SocketAddr, security: &Security) -> Result<()> {
     match security {
         Security::Plain if !real.ip().to_canonical().is_loopback() => Err(Error::Insecure {

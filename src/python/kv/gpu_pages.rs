@@ -8,16 +8,18 @@ use pyo3::prelude::*;
 
 use crate::error::{OrRaise, invalid};
 
-/// A serving engine's cache on a GPU: parts, for instance the keys and the values of each layer, each with a piece of every
-/// block. Block `b` of a part is at its base plus `b * stride`, and has `part_bytes` there. A page of the tier has the pieces of
-/// one block side by side, in the parts' order.
+/// A serving engine's cache on a GPU: parts, for instance the keys and the values of each layer, each with a piece of
+/// every block. Block `b` of a part is at its base plus `b * stride`, and has `part_bytes` there. A page of the tier
+/// has the pieces of one block side by side, in the parts' order.
 ///
-/// `bases` are addresses, `stride` and `part_bytes` bytes, and `blocks` is how many there are. `keep` is an object that owns the
-/// memory: it lives as long as this object and its jobs. The addresses must be valid: others crash the process, or the GPU.
+/// `bases` are addresses, `stride` and `part_bytes` bytes, and `blocks` is how many there are. `keep` is an object
+/// that owns the memory: it lives as long as this object and its jobs. The addresses must be valid: others crash the
+/// process, or the GPU.
 ///
-/// A part may lie in several allocations of a GPU side by side, as in PyTorch's expandable segments. They stay mapped as they are
-/// while this object and its jobs live. Batches of copies end at their borders, for which the driver is asked once. If a driver
-/// refuses a batch all the same, the default method copies one by one, and `method="batch"` raises `DriverError`.
+/// A part may lie in several allocations of a GPU side by side, as in PyTorch's expandable segments. They stay mapped
+/// as they are while this object and its jobs live. Batches of copies end at their borders, for which the driver is
+/// asked once. If a driver refuses a batch all the same, the default method copies one by one, and `method="batch"`
+/// raises `DriverError`.
 #[pyclass(frozen, module = "egmem.kv")]
 pub struct GpuPages {
     /// It keeps the owners of the memory.
@@ -36,8 +38,8 @@ impl GpuPages {
         owner: impl Any + Send + Sync,
     ) -> PyResult<Self> {
         let bases = bases.into_iter().map(DevicePtr).collect();
-        // SAFETY: the caller of the Python class names memory that has all blocks, and passes its owner, which this object and
-        // every job keep; the order of other work is the caller's, as with any copy in Python.
+        // SAFETY: the caller of the Python class names memory that has all blocks, and passes its owner, which this
+        // object and every job keep; the order of other work is the caller's, as with any copy in Python.
         let inner = unsafe { kv::GpuPages::from_raw(bases, stride, part_bytes, blocks) };
         Ok(Self {
             inner: inner.or_raise()?.keeping(owner),
@@ -82,9 +84,9 @@ impl GpuPages {
         Self::of(bases, (stride, part_bytes, blocks), None, keep)
     }
 
-    /// Describes PyTorch tensors of one shape and type on one GPU, whose first dimension counts the blocks; in a block the elements
-    /// are contiguous. The tensors are kept: those that `tensors` has now, whatever becomes of it. They may lie in
-    /// PyTorch's expandable segments.
+    /// Describes PyTorch tensors of one shape and type on one GPU, whose first dimension counts the blocks; in a
+    /// block the elements are contiguous. The tensors that `tensors` has now are kept, even if the list changes
+    /// later. They may lie in PyTorch's expandable segments.
     #[staticmethod]
     fn from_tensors(tensors: &Bound<'_, PyAny>) -> PyResult<Self> {
         let mut bases = Vec::new();

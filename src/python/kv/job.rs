@@ -9,12 +9,12 @@ use pyo3::prelude::*;
 use crate::error::{OrRaise, invalid};
 use crate::region::{drop_detached, lock};
 
-/// Copies in progress. It keeps the tier, its pages, the cache's tensors and the stream until they have ended; its end waits. Where
-/// the driver does not tell their end, all of that is kept for ever.
+/// Copies in progress. It keeps the tier, its pages, the cache's tensors and the stream until they have ended; its
+/// end waits. If the driver never reports their end, all of that is kept for ever.
 #[pyclass(frozen, module = "egmem.kv")]
 pub struct Job {
     state: Mutex<State>,
-    /// Told when `state` is over.
+    /// Notified when `state` is over.
     ended: Condvar,
     driver: egmem::Driver,
     bytes: u64,
@@ -28,7 +28,7 @@ enum State {
 }
 
 impl Job {
-    /// Wraps a job, which keeps what it needs.
+    /// Wraps a job, which keeps its memory alive.
     pub fn new(job: kv::Job) -> Self {
         Self {
             driver: job.stream().driver().clone(),
@@ -90,14 +90,15 @@ impl Drop for Job {
 
 #[pymethods]
 impl Job {
-    /// Returns whether the copies have ended; their pages are released then. Raises the error of the copies, at each call.
+    /// Returns whether the copies have ended; their pages are released then. Raises the error of the copies, at each
+    /// call.
     fn is_done(&self, py: Python<'_>) -> PyResult<bool> {
         self.driver.expect_this_process("job").or_raise()?;
         py.detach(|| self.ask()).or_raise()
     }
 
-    /// Waits until the copies have ended; other threads run meanwhile, and may wait too. Raises the error of the copies, at each
-    /// call.
+    /// Waits until the copies have ended; other threads run meanwhile, and may wait too. Raises the error of the
+    /// copies, at each call.
     fn wait(&self, py: Python<'_>) -> PyResult<()> {
         self.driver.expect_this_process("job").or_raise()?;
         py.detach(|| self.finish()).or_raise()

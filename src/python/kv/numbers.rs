@@ -6,10 +6,12 @@ use pyo3::pybacked::PyBackedBytes;
 
 use crate::error::invalid;
 
-/// Reads a list or another sequence of numbers. A NumPy array is read as a whole, without a Python object for each number.
+/// Reads a list or another sequence of numbers. A NumPy array is read as a whole, without a Python object for each
+/// number.
 ///
 /// # Errors
-/// `InvalidArgument` for an array of another kind; Python's errors for what is no sequence of numbers from 0 on.
+/// `InvalidArgument` for an array of another kind; Python's errors for an object that is no sequence of numbers
+/// from 0 on.
 pub fn numbers(given: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
     if !given.hasattr("astype")? {
         return given.extract();
@@ -32,7 +34,8 @@ pub fn numbers(given: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
     Ok(words.collect())
 }
 
-/// Returns pages as numbers: a page's number, and above bit 32 how often it was free before, so that an old one is refused.
+/// Returns pages as numbers: a page's number, and above bit 32 how often it was free before, so that an old one is
+/// refused.
 pub fn bits(pages: &[PageId]) -> Vec<u64> {
     pages.iter().map(|page| page.to_bits()).collect()
 }

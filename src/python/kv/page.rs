@@ -94,8 +94,8 @@ impl PageBytes for Page {
     }
 }
 
-/// The CPU's view of a page, made by `Store.view` and `Load.view`. It keeps the page: a store with live views cannot be
-/// committed, and a load's pages stay pinned.
+/// The CPU's view of a page, made by `Store.view` and `Load.view`. It keeps the page: a store with live views cannot
+/// be committed, and a load's pages stay pinned.
 #[pyclass(extends = Memory, subclass, frozen, module = "egmem.kv", name = "_Page")]
 pub struct PageBase;
 

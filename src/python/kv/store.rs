@@ -13,7 +13,8 @@ use crate::region::{copy_of, lock};
 use super::numbers::bits;
 use super::page::{Keeper, Page};
 
-/// Pages for keys that the tier does not have, made by `Tier.prepare_store`. Copy the contents to them, wait, and `commit`.
+/// Pages for keys that the tier does not have, made by `Tier.prepare_store`. Copy the contents to them, wait, and
+/// `commit`.
 ///
 /// Without a commit the pages become free again, at the end of a `with` block or of the object.
 #[pyclass(frozen, module = "egmem.kv")]
@@ -35,7 +36,7 @@ impl Store {
         }
     }
 
-    /// Returns what `read` takes from the store. It takes no share, which `commit` would find in use.
+    /// Returns the value that `read` takes from the store. It takes no share, which `commit` would find in use.
     fn read<T>(&self, read: impl FnOnce(&kv::Store) -> T) -> PyResult<T> {
         let value = lock(&self.inner).as_deref().map(read);
         value.ok_or_else(|| closed("store"))
@@ -56,8 +57,8 @@ impl Store {
         self.read(|store| store.indices().to_vec())
     }
 
-    /// The page of each of `keys`, as a number below 2^63. Of a page that had other keys before it is another number each time: the tier
-    /// refuses old ones.
+    /// The page of each of `keys`, as a number below 2^63. A page that had other keys before gets another number
+    /// each time: the tier refuses old ones.
     #[getter]
     fn pages(&self) -> PyResult<Vec<u64>> {
         self.read(|store| bits(store.pages()))
@@ -80,7 +81,8 @@ impl Store {
         Page::make(py, Keeper::Store(store), index, &self.place)
     }
 
-    /// Makes the pages ready: lookups find them from now on. Raises `InUse` while a view or a copy into one of them lives.
+    /// Makes the pages ready: lookups find them from now on. Raises `InUse` while a view or a copy into one of them
+    /// lives.
     fn commit(&self, py: Python<'_>) -> PyResult<()> {
         // The lock ends before this thread asks for the GIL: others wait for the lock with the GIL.
         let committed = py.detach(|| {
@@ -120,7 +122,8 @@ impl Store {
     }
 }
 
-/// Pages that are pinned, made by `Tier.prepare_load`: none is evicted until `release`, the end of a `with` block or of the object.
+/// Pages that are pinned, made by `Tier.prepare_load`: none is evicted until `release`, the end of a `with` block or
+/// of the object.
 #[pyclass(frozen, module = "egmem.kv")]
 pub struct Load {
     inner: Mutex<Option<Arc<kv::Load>>>,

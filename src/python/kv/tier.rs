@@ -23,8 +23,9 @@ use super::store::{Load, Store};
 
 /// Fixed pages of pinned host memory by key, in least-recently-used order: the tier below a serving engine's cache.
 ///
-/// `Tier(pages=4096, page_bytes=65536, node=0)` allocates the memory. Pages lie side by side, and none is rounded up. A key is at
-/// most 32 bytes: the hash of a block of tokens and of all before it. `access_by` and `label` are as for `Buffer`.
+/// `Tier(pages=4096, page_bytes=65536, node=0)` allocates the memory. Pages lie side by side, and none is rounded up.
+/// A key is at most 32 bytes: the hash of a block of tokens and of all before it. `access_by` and `label` are as for
+/// `Buffer`.
 #[pyclass(frozen, module = "egmem.kv")]
 pub struct Tier {
     inner: Mutex<Option<kv::Tier>>,
@@ -126,14 +127,15 @@ impl Tier {
         Ok(Self::of(tier, location))
     }
 
-    /// Attaches the tier in memory that outlives the process: a `RemoteBuffer` of `egmem serve`, or a `Buffer`. The tier takes the
-    /// memory over, and the object is closed. Memory of zeros becomes a new tier, which needs `page_bytes`; of a tier, the ready
-    /// pages are kept with their keys and their order of use.
+    /// Attaches the tier in memory that outlives the process: a `RemoteBuffer` of `egmem serve`, or a `Buffer`. The
+    /// tier takes the memory over, and the object is closed. Memory of zeros becomes a new tier, which needs
+    /// `page_bytes`; of a tier, the ready pages are kept with their keys and their order of use.
     ///
-    /// `pages` and `page_bytes` must be those of the tier, if they are given. `tag`, at most 32 bytes, is what the pages mean: the
-    /// model and the cache's layout; another tag is refused. `take_over` takes the tier from an owner in another container, which
-    /// must have ended; `reset` creates a new tier whatever is there. Raises `InUse` while another process has the tier, and
-    /// `InvalidArgument` for other data or another tier; the memory is then still open.
+    /// `pages` and `page_bytes` must be those of the tier, if they are given. `tag`, at most 32 bytes, identifies the
+    /// contents: the model and the cache's layout; another tag is refused. `take_over` takes the tier from an owner
+    /// in another container, which must have ended; `reset` creates a new tier over any data. Raises `InUse`
+    /// while another process has the tier, and `InvalidArgument` for other data or another tier; the memory is then
+    /// still open.
     #[staticmethod]
     #[pyo3(signature = (memory, *, pages=None, page_bytes=None, tag=None, take_over=false, reset=false))]
     fn attach(
@@ -192,8 +194,8 @@ impl Tier {
         kv::Tier::bytes_needed(pages, page_bytes).or_raise()
     }
 
-    /// The contents that `attach` found, as a dictionary: `generation` (how often the tier was attached), `ready` (pages kept),
-    /// `unfinished` (pages that were being written), `damaged`, and `is_new`.
+    /// The contents that `attach` found, as a dictionary: `generation` (how often the tier was attached), `ready`
+    /// (pages kept), `unfinished` (pages that were being written), `damaged`, and `is_new`.
     #[getter]
     fn found<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let found = self.handle()?.found();
@@ -219,8 +221,8 @@ impl Tier {
         Ok(())
     }
 
-    /// Finds a page for each of the keys that the tier does not have, and evicts the least recently used pages if there are too
-    /// few: never pinned ones. Raises `OutOfMemory` if too few can be evicted.
+    /// Finds a page for each of the keys that the tier does not have, and evicts the least recently used pages if
+    /// there are too few: never pinned ones. Raises `OutOfMemory` if too few can be evicted.
     fn prepare_store(&self, py: Python<'_>, given: Vec<Bound<'_, PyBytes>>) -> PyResult<Store> {
         let tier = self.handle()?;
         let asked: Vec<PyBackedBytes> = given.iter().cloned().map(PyBackedBytes::from).collect();
@@ -252,13 +254,14 @@ impl Tier {
             .collect())
     }
 
-    /// Copies pages, which a `Load` has pinned, to blocks of a GPU's cache, and returns at once with a `Job`. `pages` and `blocks` are
-    /// lists of numbers, or NumPy arrays of 64 bits, which are read faster.
+    /// Copies pages, which a `Load` has pinned, to blocks of a GPU's cache, and returns at once with a `Job`. `pages`
+    /// and `blocks` are lists of numbers, or NumPy arrays of 64 bits, which are read faster.
     ///
-    /// The copies run on `stream`: an `egmem.Stream`, or PyTorch's, CuPy's or another library's, which orders them against that
-    /// library's kernels. Without it they run on a stream of the tier's own, ordered after nothing. `gpu` is the GPU of a stream that
-    /// does not tell its own, and of the tier's stream: without it that of the cache's tensors, or GPU 0. `method` is `"auto"`, `"kernel"`
-    /// or `"bulk"`, which `"kernel:16"` and `"bulk:8"` give a number of blocks, `"batch"` or `"loop"`.
+    /// The copies run on `stream`: an `egmem.Stream`, or PyTorch's, CuPy's or another library's, which orders them
+    /// against that library's kernels. Without it they run on a stream of the tier's own, ordered after nothing.
+    /// `gpu` is the GPU of a stream whose GPU is unknown, and of the tier's stream: by default that of the cache's
+    /// tensors, or GPU 0. `method` is `"auto"`, `"kernel"` or `"bulk"`, which `"kernel:16"` and `"bulk:8"` give a
+    /// number of blocks, `"batch"` or `"loop"`.
     #[pyo3(signature = (pages, blocks, gpu_pages, *, stream=None, gpu=None, method="auto"))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn load(
@@ -292,14 +295,14 @@ impl Tier {
         self.copy(py, false, (pages, blocks), gpu_pages, options)
     }
 
-    /// Returns the address of a page, the same for the CPU and every GPU. Its contents are the caller's only while a store or a
-    /// load has the page.
+    /// Returns the address of a page, the same for the CPU and every GPU. Its contents are the caller's only while a
+    /// store or a load has the page.
     fn page_address(&self, page: u64) -> PyResult<u64> {
         let page = PageId::from_bits(page);
         Ok(self.handle()?.page_ptr(page).or_raise()?.0)
     }
 
-    /// Returns what the tier has done and what it has, as a dictionary of numbers.
+    /// Returns the tier's counters and contents, as a dictionary of numbers.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.handle()?.stats();
         let numbers = [

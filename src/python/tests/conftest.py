@@ -1,4 +1,4 @@
-"""Fixtures: simulated drivers. Tests that need a GPU are below gpu/, which pytest runs only if it is told to."""
+"""Fixtures: simulated drivers. Tests that need a GPU are below gpu/, which pytest runs only on request."""
 
 import os
 import subprocess

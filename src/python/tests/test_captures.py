@@ -74,7 +74,7 @@ def test_captures_of_blocking_streams_are_found(driver, stream):
     heap = egmem.Heap(0, driver=driver)
     assert egmem.deferred() == (1, SIZE)
     heap.allocate(1)
-    assert egmem.deferred() == (0, 0), "an allocation frees what was kept"
+    assert egmem.deferred() == (0, 0), "an allocation frees kept memory"
     del other
 
 

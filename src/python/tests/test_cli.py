@@ -1,4 +1,4 @@
-"""`python -m egmem`, and that it says what the command line says."""
+"""`python -m egmem`, and that its output is the command line's."""
 
 import json
 import os

@@ -82,7 +82,7 @@ def test_the_least_recently_used_page_makes_room_but_no_pinned_one(tier, cache):
     tier.touch([key(1)])
     with tier.prepare_load([key(2)]):
         assert tier.stats()["pinned"] == 1
-        # The end of a sequence goes first: it is useless without what comes before it.
+        # The end of a sequence goes first: it is useless without its beginning.
         assert store(tier, cache, [5]) == [key(4)]
         with pytest.raises(egmem.OutOfMemory, match="pinned") as caught:
             tier.prepare_store([key(number) for number in range(10, 14)])

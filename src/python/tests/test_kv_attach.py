@@ -18,7 +18,7 @@ def key(number):
 
 
 def test_pages_survive_a_kill(server):
-    """A process stores pages, is killed in the middle of another store, and the next one finds what was committed."""
+    """A process stores pages, is killed in the middle of another store, and the next one finds the committed pages."""
     code = """
         import sys, time, egmem, egmem.kv
         tier = egmem.kv.attach(
@@ -68,7 +68,7 @@ def test_a_tier_in_a_buffer(driver):
     view.release()
     with pytest.raises(egmem.InvalidArgument, match="page_bytes|bytes of a page"):
         egmem.kv.Tier.attach(buffer)
-    assert not buffer.closed, "what was refused stays open"
+    assert not buffer.closed, "a refused buffer stays open"
     tier = egmem.kv.Tier.attach(buffer, pages=10, page_bytes=PAGE)
     assert buffer.closed and tier.found["is_new"] and "node 2" in repr(tier)
     other = egmem.Buffer(bytes_needed, driver=driver)

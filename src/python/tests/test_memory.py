@@ -1,4 +1,4 @@
-"""Buffers: reading, writing, closing, and what they tell."""
+"""Buffers: reading, writing, closing, and their properties."""
 
 import gc
 import os

@@ -1,4 +1,4 @@
-"""Threads: what one of them does with an object while another is in a call of it. A deadlock cannot be ended from within, so each
+"""Threads: calls of one with an object while another is in a call of it. A deadlock cannot be ended from within, so each
 program is a process of its own."""
 
 import subprocess
@@ -21,7 +21,8 @@ def run(program):
     assert (ended.returncode, ended.stdout) == (0, "done\n"), ended.stderr
 
 
-# `both(one, other)`: runs two functions, until both have run often enough. The interpreter switches threads as often as it can.
+# `both(one, other)`: runs two functions, until both have run often enough. The interpreter switches threads as often
+# as it can.
 BOTH = """
 sys.setswitchinterval(1e-6)
 failures = []
@@ -156,7 +157,7 @@ class Copy:
 
 
 def beside_wait(job, function):
-    """Calls `function` while another thread waits for a job, until that has ended; returns what it returned."""
+    """Calls `function` while another thread waits for a job, until that has ended; returns its result."""
     waiter = threading.Thread(target=job.wait)
     waiter.start()
     time.sleep(0.005)
@@ -267,7 +268,7 @@ def test_the_last_share_waits_without_the_gil(share, driver):
 
 @pytest.mark.parametrize("share", [memoryview, np.asarray])
 def test_the_end_of_a_view_waits_for_copies(share, driver):
-    """The buffer protocol tells the address, to PyTorch for instance. Freed at once, the memory would be missing to the copy."""
+    """The buffer protocol gives the address away: without a wait, the copy would use freed memory."""
     cache = share(egmem.Buffer(4096, node=0, driver=driver))
     address = np.asarray(cache).ctypes.data
     tier = egmem.kv.Tier(pages=1, page_bytes=4096, node=0, driver=driver)

@@ -62,7 +62,7 @@ class Allocator:
         self._release(GPU, pool)
 
     def several(self, stream, count=8):
-        """Allocates some, and frees them: what is reused by them is free for others."""
+        """Allocates some, and frees them: blocks that they reuse are free for others."""
         all = [self.allocate(stream) for _ in range(count)]
         for address in all:
             self.free(address, stream)
@@ -181,7 +181,7 @@ def test_two_captures_do_not_mix_their_blocks(allocator, driver, stream):
     driver._begin_capture(GPU, other.handle)
     first, second = allocator.allocate(stream), allocator.allocate(other)
     allocator.free(second, other)
-    assert allocator.allocate(other) != second, "nothing tells which graph has it"
+    assert allocator.allocate(other) != second, "it is unknown which graph has it"
     driver._end_capture(GPU, other.handle)
     allocator.end(TWO)
     allocator.release(TWO)

@@ -1,8 +1,8 @@
 //! Blocks that belong to CUDA graphs: each replay uses them.
 //!
-//! A block that is allocated on a captured stream belongs to the pools of all captures that are under way on its GPU. There is one,
-//! unless a capture contains `use_mem_pool`, or several threads capture at once: PyTorch tells which pool a stream means by a
-//! function in C++ alone. Such a block is not reused before all of these pools are released.
+//! A block that is allocated on a captured stream belongs to the pools of all captures that are under way on its GPU.
+//! There is one, unless a capture contains `use_mem_pool`, or several threads capture at once: PyTorch reports the
+//! pool of a stream only by a function in C++. Such a block is not reused before all of these pools are released.
 
 use egmem::Block;
 use egmem::driver::StreamHandle;
@@ -52,8 +52,8 @@ impl Graphs {
         pools
     }
 
-    /// Leaves out the pools that were released since [`of_capture`](Self::of_capture): a block of theirs would be kept for ever,
-    /// because no other release comes.
+    /// Leaves out the pools that were released since [`of_capture`](Self::of_capture): a block of theirs would be
+    /// kept for ever, because no other release comes.
     pub fn without_released(&self, mut pools: Vec<PoolId>) -> Vec<PoolId> {
         pools.retain(|pool| self.pools.contains_key(pool));
         pools
@@ -75,8 +75,8 @@ impl Graphs {
         }
     }
 
-    /// Notes that a pool has a user less. If it was the last, returns the freed blocks that belong to no pool any more: replays
-    /// may still use them. `None` if the pool has users.
+    /// Notes that a pool has lost a user. If it was the last, returns the freed blocks that no longer belong to a
+    /// pool: replays may still use them. `None` if the pool has users.
     pub fn release(&mut self, pool: PoolId) -> Option<Vec<Block>> {
         let of_pool = self.pools.get_mut(&pool)?;
         of_pool.users = of_pool.users.saturating_sub(1);

@@ -1,13 +1,13 @@
 //! A heap's blocks in the order of streams.
 //!
-//! A freed block stays with its stream, which may have it again at once: the work of the new user runs after that of the
-//! old one. Other streams get it from the heap, after an event. A block that other streams were recorded for goes back to the
-//! heap after all of them.
+//! A freed block stays with its stream, which may have it again at once: the work of the new user runs after that of
+//! the old one. Other streams get it from the heap, after an event. A block that other streams were recorded for goes
+//! back to the heap after all of them.
 //!
-//! A block that was allocated while its stream was captured into a CUDA graph belongs to the graph: each replay uses it. It is
-//! reused within captures into the same graph's pool, and freed when PyTorch releases that pool and the GPUs have done all work:
-//! a replay may still run, on any stream. If other streams were recorded for it, it is not reused: nothing in the graph orders a
-//! new user after their work.
+//! A block that was allocated while its stream was captured into a CUDA graph belongs to the graph: each replay uses
+//! it. It is reused within captures into the same graph's pool, and freed when PyTorch releases that pool and the
+//! GPUs have done all work: a replay may still run, on any stream. If other streams were recorded for it, it is not
+//! reused: nothing in the graph orders a new user after their work.
 
 use std::alloc::Layout;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -45,13 +45,14 @@ enum User {
     Replays,
 }
 
-/// Which lock of PyTorch's the calling thread has. It may have the GIL too, which GPU work may need, such as a host function.
+/// The lock of PyTorch's that the calling thread has. It may have the GIL too, which GPU work may need, such as a
+/// host function.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Caller {
     /// None: the thread gives up the GIL while it waits.
     WithoutLock,
-    /// That of the caching allocator. The thread must keep the GIL: another thread could take it, wait for that lock, and keep this
-    /// one from taking the GIL again.
+    /// That of the caching allocator. The thread must keep the GIL: another thread could take it, wait for that lock,
+    /// and keep this one from taking the GIL again.
     WithLock,
 }
 
@@ -186,8 +187,8 @@ impl StreamPool {
         })
     }
 
-    /// Frees the block at `address` in the order of `stream`. An address that is not a live block's is ignored, and logged. The caller
-    /// has no lock of PyTorch's.
+    /// Frees the block at `address` in the order of `stream`. An address that is not a live block's is ignored, and
+    /// logged. The caller has no lock of PyTorch's.
     pub fn free(&self, address: u64, stream: StreamHandle) {
         let Some((mut state, live)) = self.take(address) else {
             return;
@@ -218,8 +219,9 @@ impl StreamPool {
         }
     }
 
-    /// Frees the block at `address` after all work of all GPUs, as `cudaFree` does. An address that is not a live block's is
-    /// ignored, and logged. The caller may have PyTorch's lock: with the GIL too, it waits for nothing, and a later call frees the block.
+    /// Frees the block at `address` after all work of all GPUs, as `cudaFree` does. An address that is not a live
+    /// block's is ignored, and logged. The caller may have PyTorch's lock: with the GIL too, it waits for nothing,
+    /// and a later call frees the block.
     pub fn free_segment(&self, address: u64) {
         if let Some((state, Live { block, .. })) = self.take(address) {
             drop(state);
@@ -283,8 +285,8 @@ impl StreamPool {
         }
     }
 
-    /// Notes that a graph gives up its pool. After the last, the pool's blocks are freed when the GPUs have done their work,
-    /// those in use when they are freed. The caller has no lock of PyTorch's.
+    /// Notes that a graph gives up its pool. After the last, the pool's blocks are freed when the GPUs have done
+    /// their work, those in use when they are freed. The caller has no lock of PyTorch's.
     pub fn release_graph(&self, pool: PoolId) {
         let unused = {
             let mut state = lock(&self.state);
@@ -363,8 +365,8 @@ impl StreamPool {
     }
 
     fn borrowed(&self, stream: StreamHandle) -> Stream {
-        // SAFETY: PyTorch's streams live as long as the process, and this is used within one call. A stream of the program's
-        // own must outlive the tensors that were used on it, as PyTorch demands of `ExternalStream`.
+        // SAFETY: PyTorch's streams live as long as the process, and this is used within one call. A stream of the
+        // program's own must outlive the tensors that were used on it, as PyTorch demands of `ExternalStream`.
         unsafe { Stream::borrowed(self.driver(), stream) }
     }
 }

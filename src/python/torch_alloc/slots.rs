@@ -1,4 +1,4 @@
-//! Which heap PyTorch's calls mean. Its functions carry no context, so each heap has functions of its own.
+//! The heap behind each of PyTorch's calls. Its functions carry no context, so each heap has functions of its own.
 
 use std::ffi::c_void;
 use std::sync::OnceLock;
@@ -53,8 +53,8 @@ pub fn register(heap: &Bound<'_, Heap>, keep: u64) -> PyResult<TorchSlot> {
 
 #[pymethods]
 impl TorchSlot {
-    /// The addresses of the functions for `torch._C._cuda_customAllocator`: allocate, and free in the order of streams; or for
-    /// `segments`, free after all work of all GPUs, as PyTorch's caching allocator expects.
+    /// The addresses of the functions for `torch._C._cuda_customAllocator`: allocate, and free in the order of
+    /// streams; or for `segments`, free after all work of all GPUs, as PyTorch's caching allocator expects.
     #[pyo3(signature = (*, segments))]
     fn functions(&self, segments: bool) -> (usize, usize) {
         let functions = match segments {
@@ -68,8 +68,9 @@ impl TorchSlot {
         )
     }
 
-    /// Returns what `make` makes of these functions: PyTorch's allocator object. It is made once, and stays until the process
-    /// ends: PyTorch's pools refer to it without owning it, and return memory to it after their Python objects are gone.
+    /// Returns PyTorch's allocator object, which `make` creates from these functions. It is created once, and stays
+    /// until the process ends: PyTorch's pools refer to it without owning it, and return memory to it after their
+    /// Python objects are gone.
     #[pyo3(signature = (make, *, segments))]
     fn allocator(
         &self,
@@ -83,8 +84,8 @@ impl TorchSlot {
         Ok(made.clone_ref(py))
     }
 
-    /// The addresses of the functions that a whole process's allocator has besides: record_stream, begin_allocate_to_pool,
-    /// end_allocate_to_pool, release_pool.
+    /// The addresses of the functions that a whole process's allocator has besides: record_stream,
+    /// begin_allocate_to_pool, end_allocate_to_pool, release_pool.
     #[getter]
     fn more_functions(&self) -> (usize, usize, usize, usize) {
         let more = symbols::MORE[self.slot];
@@ -147,8 +148,8 @@ impl TorchSlot {
         }
     }
 
-    /// Has failed allocations raise PyTorch's error by its function `c10::detail::torchCheckFail`, whose address is given. Only
-    /// for the allocator of a whole process: other callers of these functions take a null pointer.
+    /// Has failed allocations raise PyTorch's error by its function `c10::detail::torchCheckFail`, whose address is
+    /// given. Only for the allocator of a whole process: other callers of these functions take a null pointer.
     ///
     /// # Safety
     /// In Python's terms: any other address crashes the process.

@@ -15,8 +15,8 @@ pub type Allocate = unsafe extern "C-unwind" fn(isize, c_int, *mut c_void) -> *m
 pub type Free = unsafe extern "C" fn(*mut c_void, isize, c_int, *mut c_void);
 /// `void record_stream(void* pointer, cudaStream_t stream)`
 pub type Record = unsafe extern "C" fn(*mut c_void, *mut c_void);
-/// `void begin_allocate_to_pool(int device, MempoolId_t pool, std::function<bool(cudaStream_t)> filter)`. The pair of numbers is
-/// passed as a structure of two; the function, which is not trivial, by its address.
+/// `void begin_allocate_to_pool(int device, MempoolId_t pool, std::function<bool(cudaStream_t)> filter)`. The pair of
+/// numbers is passed as a structure of two; the function, which is not trivial, by its address.
 pub type Begin = unsafe extern "C" fn(c_int, Pool, *mut c_void);
 /// `void end_allocate_to_pool(int device, MempoolId_t pool)`, and `release_pool` alike.
 pub type End = unsafe extern "C" fn(c_int, Pool);
@@ -47,8 +47,8 @@ pub struct More {
     pub release: End,
 }
 
-/// `[[noreturn]] void c10::detail::torchCheckFail(const char* function, const char* file, uint32_t line, const char* message)`,
-/// which throws.
+/// `[[noreturn]] void c10::detail::torchCheckFail(const char* function, const char* file, uint32_t line,
+/// const char* message)`, which throws.
 type CheckFail = unsafe extern "C-unwind" fn(*const c_char, *const c_char, u32, *const c_char) -> !;
 
 /// For each slot the address of [`CheckFail`], or 0.
@@ -191,7 +191,7 @@ pub unsafe extern "C-unwind" fn egm_torch_malloc(
     unsafe { allocate::<0, true>(size, gpu, stream) }
 }
 
-/// Frees what [`egm_torch_malloc`] returned after all work of all GPUs, as `cudaFree` does.
+/// Frees memory of [`egm_torch_malloc`] after all work of all GPUs, as `cudaFree` does.
 ///
 /// # Safety
 /// As [`egm_torch_malloc`]; no work that is submitted later uses the memory.

@@ -1,4 +1,4 @@
-//! The exchange's options that a configuration stands for.
+//! Converts a configuration to options of the exchange.
 
 use super::tables::ServiceConfig;
 use crate::exchange::server::ServerOptions;

@@ -47,7 +47,7 @@ pub struct ServiceConfig {
     /// Limits for each node.
     #[serde(default)]
     pub node: NodeConfig,
-    /// The use of memory that a peer had before.
+    /// Reuse of memory that a peer had before.
     #[serde(default)]
     pub reuse: ReuseConfig,
     /// How soon silent clients expire.
@@ -206,8 +206,8 @@ pub struct ReserveConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct NodeConfig {
-    /// The most bytes that the service pins on one node, including the reserve; without it, what the headroom
-    /// leaves.
+    /// The most bytes that the service pins on one node, including the reserve; without it, all but the
+    /// headroom.
     #[serde(with = "maybe_bytes", skip_serializing_if = "Option::is_none")]
     pub max_bytes: Option<u64>,
     /// How much a node is to have free after each step.

@@ -268,7 +268,7 @@ impl<P: Clone + Eq + Send + 'static> Reserve<P> {
         self.shared.evict_charged(charge, bytes)
     }
 
-    /// Creates one granule in addition to what was taken. `None` if there is no room for it: no free chunk
+    /// Creates one granule in addition to the chunks already taken. `None` if there is no room for it: no free chunk
     /// is evicted for it. Blocks while it is created.
     pub fn extra(&self) -> Option<Chunk<P>> {
         self.shared.extra()
@@ -289,7 +289,7 @@ impl<P: Clone + Eq + Send + 'static> Reserve<P> {
         self.shared.changed.notify_all();
     }
 
-    /// Takes back chunks that no peer holds any more; each chunk's past decides what happens to it.
+    /// Takes back chunks that no peer holds; each chunk's history decides its next use.
     pub fn give_back(&self, chunks: Vec<Chunk<P>>) {
         self.shared.give_back(chunks);
     }

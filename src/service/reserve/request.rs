@@ -245,7 +245,7 @@ impl<P: Clone + Eq> SharedReserve<P> {
     /// beyond that would stay pinned, and no peer's quota counts it.
     ///
     /// # Errors
-    /// The chunk, if by its past or the plan it goes back to the driver.
+    /// The chunk, if by its history or the plan it goes back to the driver.
     fn keep(
         &self,
         state: &mut ReserveState<P>,

@@ -113,7 +113,7 @@ fn what_the_reserve_lacks_is_made_and_the_rest_is_exact() {
     let (reserve, _) = start(&driver, plan());
     let taken = reserve.take(Some(&"a"), 43 * MIB + 1).unwrap();
     assert_eq!(sum(&taken), 44 * MIB);
-    // No peer has seen it, so it is kept as it is, except what the reserve has no room for.
+    // No peer has seen it, so it is kept as it is, except memory that the reserve has no room for.
     until(&reserve, |levels| levels.warm == 32 * MIB);
     reserve.give_back(taken);
     let levels = reserve.levels();

@@ -129,7 +129,7 @@ impl Things {
         let handles = [create()?, create()?, create()?];
         let stream = Stream::new(&driver, place.gpu)?;
         let event = driver.event_create(place.gpu, false)?;
-        // SAFETY: all of it was just made, and nobody else knows of it.
+        // SAFETY: all of it was just made, and no other code has it.
         let fd = unsafe {
             driver.mem_map(range, GRANULE, 0, handles[0])?;
             driver.mem_map(range.add(GRANULE), GRANULE, 0, handles[1])?;
@@ -169,7 +169,8 @@ impl Things {
         self.mapped.set(mapped);
     }
 
-    /// Gives everything back, whatever the call did. Objects whose release the driver refuses stay till the end.
+    /// Gives everything back, after any result of the call. Objects whose release the driver refuses stay until
+    /// the end.
     fn give_back(self) {
         let driver = &self.driver;
         let tell = |what: &str, result: Result<()>| {
@@ -177,7 +178,7 @@ impl Things {
                 eprintln!("measure-heap: {what} stays: {error}");
             }
         };
-        // SAFETY: all of it is this value's own, and nobody uses it any more. For all calls below.
+        // SAFETY: all of it is this value's own, and no longer in use. For all calls below.
         unsafe {
             for (index, mapped) in (0..).zip(self.mapped.get()) {
                 if mapped {

@@ -1,4 +1,4 @@
-//! Captures of streams, which the library makes none of itself.
+//! Captures of streams: the library itself makes none.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -72,7 +72,7 @@ impl Cuda {
         })
     }
 
-    /// Ends it and forgets the graph; what the driver answers.
+    /// Ends it and destroys the graph; returns the driver's result code.
     pub fn end(&self, stream: &Stream) -> i32 {
         let mut graph = ptr::null_mut();
         // SAFETY: the stream lives and is captured; a graph is destroyed once.

@@ -23,7 +23,7 @@ pub fn warm_up(bytes: u64) -> Result<()> {
     const PARTS: usize = 8;
     const PAGE: usize = 4096;
     let bytes = (bytes + bytes / 4) as usize;
-    // SAFETY: a new anonymous mapping at an address of the kernel's choice touches nobody's memory.
+    // SAFETY: a new anonymous mapping at an address of the kernel's choice touches no other memory.
     let memory = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
@@ -154,7 +154,7 @@ fn by_calls(place: &Place, bytes: u64, chunk: u64) -> Result<f64> {
     for offset in (0..bytes).step_by(chunk as usize) {
         let handle = driver.mem_create(chunk, &props)?;
         handles.push(handle);
-        // SAFETY: the range was just reserved and the memory just created, nobody else knows of
+        // SAFETY: the range was just reserved and the memory just created, no other code has
         // either; a failure ends the program.
         unsafe {
             driver.mem_map(start.add(offset), chunk, 0, handle)?;

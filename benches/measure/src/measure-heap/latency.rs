@@ -21,7 +21,7 @@ const MOST: u64 = 1 << 20;
 const WAITED: Duration = Duration::from_micros(100);
 /// A wait of about an allocation's length. It needs neither lock nor memory, so the machine causes every longer one.
 const WAIT: Duration = Duration::from_nanos(300);
-/// How many of the slowest calls are told one by one.
+/// How many of the slowest calls are reported one by one.
 const SLOWEST: usize = 64;
 /// The quantiles that are drawn.
 const QUANTILES: [f64; 7] = [0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999, 1.0];
@@ -118,7 +118,7 @@ fn grow(place: &Place, args: &Args, run: u32, ahead: u64) -> Result<(Times, Time
         let start = Instant::now();
         let block = black_box(heap.allocate(layout)?);
         let took = start.elapsed();
-        // It is memory, whichever thread added it.
+        // The block must have memory, from either thread.
         block.put(0, 1_u8)?;
         blocks.push(block);
         Ok(took)
@@ -147,7 +147,7 @@ impl Demand {
         }
     }
 
-    /// Has `allocate` allocate and tell how long that took, and waits once after each; the times of both.
+    /// Calls `allocate`, which returns its duration, and waits once after each call; returns the times of both.
     fn meet(
         mut self,
         mut allocate: impl FnMut(Layout) -> Result<Duration>,

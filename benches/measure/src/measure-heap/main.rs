@@ -1,6 +1,6 @@
-//! The heap on a GPU's host node, beside what CUDA has: pairs of allocation and free by many threads,
-//! growth, latency while it grows, a thread beside one whose requests are refused, and what calls do to another
-//! thread's stream capture.
+//! The heap on a GPU's host node, beside CUDA's allocators: pairs of allocation and free by many threads,
+//! growth, latency while it grows, a thread beside one whose requests are refused, and the effect of calls on
+//! another thread's stream capture.
 //!
 //! ```sh
 //! cargo run --release -p egmem-measure --bin measure-heap -- --out heap-results

@@ -17,7 +17,7 @@ use crate::{Place, layout, median, plot};
 
 /// The bytes reserved for blocks from the start: enough for the largest cache that a thread may keep.
 const RESERVE: u64 = 2 << 30;
-/// A batch between two looks at the clock takes about so long.
+/// The approximate duration of a batch between two readings of the clock.
 const BATCH: Duration = Duration::from_micros(20);
 
 /// The contestants' names, in the order of tables; the heap first.
@@ -41,7 +41,7 @@ const ON_STREAMS: [&str; 4] = [
 /// Allocates and frees so many blocks, on one thread.
 type Work<'a> = Box<dyn FnMut(u32) -> Result<()> + 'a>;
 
-/// Somebody to allocate from; each thread makes its own work.
+/// An allocator; each thread makes its own work.
 enum Contestant {
     Heap(Heap),
     OnStream(Heap, i32),
@@ -119,7 +119,7 @@ impl Contestant {
                         let block = black_box(heap.allocate(layout)?);
                         block.free_after(&stream).map_err(NotFreed::forget)?;
                     }
-                    // As a program does from time to time: or the heap would grow to its limit first.
+                    // As a program does from time to time: otherwise the heap would grow to its limit first.
                     heap.collect().map(drop)
                 })
             }
@@ -274,7 +274,7 @@ fn of(
         for &threads in &args.threads {
             let mut rates = vec![Vec::new(); contestants.len()];
             for round in 0..args.rounds as usize {
-                // Nobody always comes after the same one.
+                // No contestant always runs after the same one.
                 for turn in 0..contestants.len() {
                     let which = (round + turn) % contestants.len();
                     rates[which].push(turn_of(place, &contestants[which], bytes, threads, args)?);
@@ -341,7 +341,7 @@ fn turn_of(
 
 type Prepared<'a> = (Option<egmem::topology::ThreadBinding>, Work<'a>, u32);
 
-/// The thread bound to the node, its work done once, and how many pairs are worth a look at the clock.
+/// Binds the thread to the node, does its work once, and returns the pairs between two readings of the clock.
 fn prepare<'a>(place: &Place, contestant: &'a Contestant, bytes: u64) -> Result<Prepared<'a>> {
     let bound = place.topology.bind_thread_if_real(place.node)?;
     let mut work = contestant.start(bytes)?;

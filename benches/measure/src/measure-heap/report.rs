@@ -12,7 +12,7 @@ use crate::Place;
 /// The machine.
 #[derive(Clone, Debug, Serialize)]
 pub struct About {
-    /// Whether the driver is the simulator: then no time means anything, and none is told.
+    /// Whether the driver is the simulator: then no time means anything, and none is shown.
     pub simulated: bool,
     pub gpu: String,
     /// CUDA's version.
@@ -40,7 +40,7 @@ impl About {
     pub fn first_line(&self) -> String {
         if self.simulated {
             return format!(
-                "SIMULATED {}: everything runs in small, and no time is told, for none would mean anything",
+                "SIMULATED {}: everything runs in small, and no time is shown, because none would mean anything",
                 self.gpu
             );
         }
@@ -114,7 +114,7 @@ impl Out {
         }
         let label = if simulated { " (SIMULATED)" } else { "" };
         println!("\n{name}{label}: {}\n{table}", results.title());
-        // Times are neither told nor written where they are the simulator's.
+        // Times of the simulator are neither shown nor written.
         if simulated {
             return Ok(());
         }

@@ -9,7 +9,8 @@ use crate::Place;
 const MIB: u64 = 1 << 20;
 const SEED: u64 = 0x0001_0203_0405_0607;
 
-/// Copies 2 MiB over the border of two chunks to another memory and back, by a single copy and by a batch; says what came.
+/// Copies 2 MiB over the border of two chunks to another memory and back, by a single copy and by a batch; returns
+/// the results as text.
 ///
 /// # Errors
 /// The library's.
@@ -73,8 +74,8 @@ fn round_trip(ours: &Buffer, theirs: &Buffer, stream: &Stream, how: How) -> Resu
             How::Divided => stream.copy_batch(ours, theirs, &divided(MIB, 0))?,
             How::Batch => {
                 let copy = MemcpyDesc { dst, src, bytes };
-                // SAFETY: both ranges are mapped for the GPU and live until the stream is synchronised below; nobody else uses
-                // them.
+                // SAFETY: both ranges are mapped for the GPU and live until the stream is synchronised below; no
+                // other code uses them.
                 unsafe {
                     let driver = stream.driver();
                     driver.memcpy_batch_async(&[copy], stream.handle())?;

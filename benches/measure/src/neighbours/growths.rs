@@ -34,7 +34,7 @@ pub struct Calls {
     /// The bytes of a chunk; 0: one chunk for all.
     pub chunk: u64,
     pub grant: Grant,
-    /// In percent of what a chunk took.
+    /// In percent of a chunk's time.
     pub rest: u32,
 }
 

@@ -5,10 +5,11 @@
 //! cargo run --release -p egmem-measure --bin neighbours -- --gib 8 --out results
 //! ```
 //!
-//! For each growth it tells how long the neighbours' calls took while memory was made and while it was given back, and during
-//! which of the driver calls they waited.
+//! For each growth it shows how long the neighbours' calls took while memory was made and while it was given back,
+//! and during which of the driver calls they waited.
 //!
-//! On the simulator (`--sim gh200`) it runs the same, smaller, and prints no times: neighbours there have machines of their own.
+//! On the simulator (`--sim gh200`) it runs the same, smaller, and prints no times: neighbours there have machines of
+//! their own.
 
 mod border;
 mod growths;
@@ -166,7 +167,7 @@ fn measure(
     })
 }
 
-/// Does something while the neighbours measure. A failure of theirs is this function's; that of the work is returned.
+/// Runs `work` while the neighbours measure. Fails if a neighbour fails; returns the result of the work.
 fn during<R>(
     neighbours: &mut [Neighbour],
     steps: &mut Steps,

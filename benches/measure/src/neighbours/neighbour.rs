@@ -1,4 +1,4 @@
-//! A process that makes one call in a loop and tells how long each took.
+//! A process that makes one call in a loop and reports how long each took.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -42,7 +42,7 @@ impl Call {
             Self::Info => driver.mem_info(gpu).map(drop),
             Self::Device => {
                 let memory = driver.mem_alloc(gpu, 4 << 20)?;
-                // SAFETY: allocated above, and nobody else knows of it.
+                // SAFETY: allocated above, and no other code has it.
                 unsafe { driver.mem_free(gpu, memory) }
             }
             Self::Host => {
@@ -64,11 +64,12 @@ pub struct Waits {
     pub max: f64,
     /// The share of the time that was spent in calls of more than 10 ms: percentiles count a call of seconds once.
     pub waiting: f64,
-    /// When the calls of more than 1 ms began and ended, by the machine's monotonic clock in nanoseconds: the longest.
+    /// When the calls of more than 1 ms began and ended, by the machine's monotonic clock in nanoseconds: the
+    /// longest.
     pub long: Vec<(u64, u64)>,
 }
 
-/// The most calls that are told one by one.
+/// The most calls that are reported one by one.
 const MOST_LONG: usize = 5000;
 
 impl Waits {
@@ -99,7 +100,8 @@ impl Waits {
     }
 }
 
-/// Calls in a loop until the standard input ends. A line begins a measurement, the next one ends it and prints its result.
+/// Calls in a loop until the standard input ends. A line begins a measurement, the next one ends it and prints its
+/// result.
 ///
 /// # Errors
 /// The driver's; [`Error::System`] of the pipes.

@@ -71,7 +71,8 @@ impl Steps {
         self.0.iter().filter(move |&&(_, began, _)| began >= since)
     }
 
-    /// Returns the latency of each kind of call and the delays that it caused, for the calls that began since `since`.
+    /// Returns the latency of each kind of call and the delays that it caused, for the calls that began since
+    /// `since`.
     pub fn blame(&self, since: u64, waits: &[Waits]) -> Vec<Blame> {
         let blame = |kind| {
             let of_kind = || self.since(since).filter(move |&&(of, ..)| of == kind);

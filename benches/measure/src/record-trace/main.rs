@@ -5,7 +5,7 @@
 //! cargo run --release -p egmem-measure --bin record-trace -- --replay h200.jsonl --sim h200x8
 //! ```
 //!
-//! With `--heap` the calls are not random, but those that heaps at work make of the driver.
+//! With `--heap` the calls are not random, but those that working heaps make.
 //!
 //! Recording runs in child processes, so that a driver that crashes or hangs costs one sequence. Each
 //! sequence is in the file as soon as it is recorded. `gzip -9` packs a recording; `--replay` reads
@@ -43,13 +43,13 @@ struct Args {
     /// How many child processes record at a time: 1 to 64.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=64))]
     jobs: u64,
-    /// End after this many seconds with what is recorded by then.
+    /// End after this many seconds with the sequences recorded by then.
     #[arg(long)]
     seconds: Option<u64>,
     /// Print how long the driver took for each kind of operation.
     #[arg(long)]
     times: bool,
-    /// Record what heaps ask for: each sequence is a heap's, until it has made so many calls, and its
+    /// Record the calls of heaps: each sequence is a heap's, until it has made so many calls, and its
     /// end. One GPU.
     #[arg(long, conflicts_with = "replay")]
     heap: bool,
@@ -63,7 +63,7 @@ struct Args {
     #[arg(long, conflicts_with = "out")]
     replay: Option<PathBuf>,
     /// With --replay: run only the sequences that killed the process, printing each operation
-    /// before it. What the driver then does is no test's business.
+    /// before it. No test checks the driver's results after that.
     #[arg(long, requires = "replay")]
     crashes: bool,
     /// A simulated machine instead of this one: gh200, gh200x4, gb200 or h200x8.

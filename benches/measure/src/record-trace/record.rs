@@ -284,7 +284,7 @@ fn spawn(args: &Args, seed: u64, count: u64) -> Result<Child> {
     Ok(command.spawn()?)
 }
 
-/// Reads lines in a thread of its own, which nobody waits for: it ends with the pipe.
+/// Reads lines in a thread of its own, which is not joined: it ends with the pipe.
 fn lines_of(pipe: impl Read + Send + 'static) -> Receiver<String> {
     let (send, lines) = channel();
     thread::spawn(move || {
@@ -308,7 +308,7 @@ fn bury(child: &mut Child, patience: Duration) -> std::io::Result<Option<ExitSta
     }
 }
 
-/// A seed that nobody has seen: 48 random bits, so that it stays exact in any JSON reader.
+/// A new seed: 48 random bits, so that it stays exact in any JSON reader.
 fn random_seed() -> Result<u64> {
     let mut bytes = [0; 8];
     File::open("/dev/urandom")?.read_exact(&mut bytes[..6])?;

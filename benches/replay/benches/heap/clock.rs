@@ -1,4 +1,4 @@
-//! Two clocks: the thread's own, which stands while others have the processor, and everybody's.
+//! Two clocks: the thread's CPU time, which stops while others have the processor, and wall time.
 
 use std::mem::MaybeUninit;
 use std::time::Duration;

@@ -30,7 +30,7 @@ impl Entrant {
         }
     }
 
-    /// Whether it manages a given range, so that a capacity and a span say something of it.
+    /// Whether it manages a given range, so that a capacity and a span have a meaning.
     pub fn is_bounded(self) -> bool {
         match self {
             Self::Heap => true,
@@ -38,7 +38,7 @@ impl Entrant {
         }
     }
 
-    /// Whether the bytes of its books can be counted: it is written in Rust.
+    /// Whether the bytes of its metadata can be counted: it is written in Rust.
     pub fn is_rust(self) -> bool {
         self.is_bounded() && !matches!(self, Self::Other(Kind::Umf(_)))
     }

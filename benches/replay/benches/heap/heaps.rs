@@ -1,4 +1,4 @@
-//! Pairs by eight threads over one heap and over many: what it costs to find a thread's cache of each.
+//! Pairs by eight threads over one heap and over many: the cost of finding a thread's cache of each.
 
 use std::alloc::Layout;
 use std::hint::black_box;

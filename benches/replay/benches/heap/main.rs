@@ -2,7 +2,7 @@
 //!
 //! `cargo bench -p egmem-replay --bench heap` runs criterion; with `-- --table FILE.csv` all take
 //! turns in rounds instead, and medians of those are written. Work of one thread is measured by its own
-//! clock (CPU time), work of many by everybody's. Each contestant is made once and does each piece of
+//! clock (CPU time), work of many by wall time. Each contestant is made once and does each piece of
 //! work once before the clock starts.
 
 mod clock;
@@ -40,7 +40,7 @@ fn bench(criterion: &mut Criterion) {
         for kind in Entrant::all() {
             let mut running = None;
             group.bench_function(kind.name(), |bencher| {
-                // Made when it is this one's turn, for a filter may leave it out.
+                // Made when its turn comes, because a filter may leave it out.
                 let runner = running.get_or_insert_with(|| {
                     let mut runner = workload.start(kind).expect("a contestant");
                     runner.look();

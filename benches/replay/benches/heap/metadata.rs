@@ -1,4 +1,4 @@
-//! How much the contestants' own books take.
+//! The size of the contestants' own metadata.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use crate::entrant::Entrant;
 use egmem_replay::contestants::{Contestant, Room, Visitor};
 
-/// std's allocator, which counts live bytes while it is told to.
+/// std's allocator, which counts live bytes on request.
 pub struct Counting;
 
 static COUNTS: AtomicBool = AtomicBool::new(false);
@@ -59,8 +59,8 @@ pub struct Metadata {
 
 /// `blocks` live blocks of 4 KiB, then half of them.
 ///
-/// The mapped part of the books is the contestant's own figure: those of glibc, mimalloc and UMF lie where
-/// only the allocator knows.
+/// The mapped part of the metadata is the contestant's own figure: only the allocators know where glibc,
+/// mimalloc and UMF keep theirs.
 ///
 /// # Errors
 /// If the contestant cannot be made.

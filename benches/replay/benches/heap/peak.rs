@@ -1,4 +1,4 @@
-//! How much memory a workload takes at most, in a process of its own: others would leave theirs to it.
+//! The peak memory of a workload, in a process of its own, so that no earlier workload's memory counts.
 
 use std::fs;
 use std::io;
@@ -15,7 +15,7 @@ pub fn of_child(workload: &Workload, kind: Entrant) -> Option<u64> {
     child("peak", &workload.name, kind)?.parse().ok()
 }
 
-/// Runs this program once more to `measure` something of one contestant; what it prints, if it succeeds.
+/// Runs this program once more to `measure` one contestant; returns its output if it succeeds.
 pub fn child(measure: &str, only: &str, kind: Entrant) -> Option<String> {
     let mut child = Command::new(std::env::current_exe().ok()?);
     child.args(["--table", "/dev/null", "--child", measure, "--only", only]);
@@ -24,10 +24,10 @@ pub fn child(measure: &str, only: &str, kind: Entrant) -> Option<String> {
     output.status.success().then_some(printed)
 }
 
-/// Does the first workload once, and prints by how many bytes this process grew at most.
+/// Does the first workload once, and prints this process's peak growth in bytes.
 ///
 /// # Errors
-/// If the contestant cannot be made, or the kernel does not tell.
+/// If the contestant cannot be made, or the kernel does not report the memory.
 pub fn print(workloads: &[Workload], kinds: &[Entrant]) -> io::Result<()> {
     let (Some(workload), Some(&kind)) = (workloads.first(), kinds.first()) else {
         return Err(io::Error::other("no such workload or contestant"));
@@ -39,7 +39,7 @@ pub fn print(workloads: &[Workload], kinds: &[Entrant]) -> io::Result<()> {
     Ok(())
 }
 
-/// A number of bytes that the kernel tells of this process.
+/// A number of bytes that the kernel reports for this process.
 pub fn status(name: &str) -> io::Result<u64> {
     let text = fs::read_to_string("/proc/self/status")?;
     let line = text.lines().find_map(|line| line.strip_prefix(name));

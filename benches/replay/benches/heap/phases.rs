@@ -1,7 +1,7 @@
-//! A program whose blocks change their sizes from phase to phase: how much memory it takes for its live blocks.
+//! A program whose blocks change their sizes from phase to phase: its memory divided by its live bytes.
 //!
-//! In each phase nine tenths of the bytes are freed, at random, and as many are allocated in blocks of other sizes. Every
-//! page is written. The figure is the most memory at the end of a phase, by the bytes that live then.
+//! In each phase nine tenths of the bytes are freed, at random, and as many are allocated in blocks of other sizes.
+//! Every page is written. The figure is the most memory at the end of a phase, divided by the live bytes.
 
 use std::alloc::Layout;
 use std::io;
@@ -28,9 +28,9 @@ const SIZES: [(usize, usize); 9] = [
 ];
 const PAGE: usize = 4096;
 
-/// Prints the figure of each contestant whose memory can be told, each in a process of its own.
+/// Prints the figure of each contestant whose memory can be measured, each in a process of its own.
 pub fn run(kinds: &[Entrant]) {
-    println!("phases of other sizes: memory by what lives, at the worst end of a phase");
+    println!("phases of other sizes: memory by live bytes, at the worst end of a phase");
     for kind in kinds {
         match peak::child("phases", "", *kind) {
             Some(ratio) => println!("  {kind:<20} {ratio}"),
@@ -42,7 +42,7 @@ pub fn run(kinds: &[Entrant]) {
 /// Runs the phases and prints the figure.
 ///
 /// # Errors
-/// If the contestant cannot be made, or the kernel does not tell.
+/// If the contestant cannot be made, or the kernel does not report the memory.
 pub fn print(kind: Entrant) -> io::Result<()> {
     let room = Room {
         capacity: 8 * LIVE,

@@ -64,7 +64,7 @@ pub struct Facts {
 pub trait Runner {
     /// Does it all once, for its figures.
     fn look(&mut self) -> Facts;
-    /// Does it all; how long the timed part takes.
+    /// Does it all; returns the duration of the timed part.
     fn time(&mut self) -> Duration;
 }
 

@@ -86,7 +86,7 @@ impl Sizes {
     }
 }
 
-/// Makes a sequence while it keeps account.
+/// Makes a sequence, and counts live bytes and blocks.
 struct Maker {
     rng: Rng,
     events: Vec<Event>,
@@ -182,9 +182,9 @@ pub fn random_allocations(count: u32, most: u32, seed: u64) -> Sequence {
     maker.finish(Vec::new(), timed)
 }
 
-/// Many runs of [`random_allocations`], each of other numbers, one after the other in one pass. A run of
-/// a thousand that is done again and again is learnt by heart by the processor's branch prediction, which
-/// no program's blocks are.
+/// Many runs of [`random_allocations`], each of other numbers, one after the other in one pass. The
+/// processor's branch predictor would learn a run of a thousand that is repeated, which does not happen
+/// with a program's blocks.
 pub fn random_allocations_anew(count: u32, most: u32, runs: u32) -> Sequence {
     let mut all = Sequence {
         before: Vec::new(),

@@ -78,7 +78,8 @@ impl Program {
         }
     }
 
-    /// Runs it once on one thread, or an even number: from the first thread's start to the last one's end, and the allocations that failed.
+    /// Runs it once on one thread, or an even number. Returns the time from the first thread's start to the last
+    /// one's end, and the allocations that failed.
     pub fn run<S: Shared>(self, shared: &S, threads: usize) -> (Duration, u64) {
         let boxes: Boxes<S> = (0..threads).map(|_| Mutex::default()).collect();
         if let Self::CacheScratch = self {

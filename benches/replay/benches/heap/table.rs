@@ -45,7 +45,7 @@ pub struct Args {
     bench: bool,
 }
 
-/// A contestant that has taken this long in a workload has had enough rounds, if they are three.
+/// A contestant that has taken this long in a workload gets no further rounds after three.
 const ENOUGH: Duration = Duration::from_secs(10);
 
 /// Short work is repeated in each turn until it comes to about so many operations.
@@ -127,7 +127,7 @@ fn measure(workload: &Workload, kinds: &[Entrant], rounds: usize) -> Vec<Row> {
     let operations = workload.operations() as f64;
     let passes = (LEAST / workload.operations() as u32).max(1);
     for round in 0..rounds {
-        // Nobody always comes after the same one.
+        // No contestant always runs after the same one.
         let first = round % running.len().max(1);
         running.rotate_left(first);
         for (_, runner, _, times, spent) in &mut running {
@@ -222,7 +222,7 @@ fn csv(rows: &[Row]) -> String {
     text
 }
 
-/// Prints the overhead of each contestant's books.
+/// Prints the overhead of each contestant's metadata.
 fn books(kinds: &[Entrant]) {
     const BLOCKS: u32 = 100_000;
     println!("books of {BLOCKS} live blocks of 4 KiB, in percent of the live bytes");

@@ -169,7 +169,7 @@ where
                     let started = Instant::now();
                     let failures = work(index, &mut its);
                     let ended = Instant::now();
-                    // Nobody tidies up while another still runs against the clock.
+                    // No thread cleans up while another is still timed.
                     barrier.wait();
                     (started, ended, failures)
                 })

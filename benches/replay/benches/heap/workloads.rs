@@ -19,7 +19,7 @@ pub const ALIGN: usize = 16;
 pub enum Work {
     /// For one: measured by its own clock.
     One(runner::Work),
-    /// For many: measured by everybody's.
+    /// For many: measured by wall time.
     Many(threads::Work),
 }
 
@@ -66,12 +66,12 @@ impl Workload {
         }
     }
 
-    /// Whether it is measured in a process of its own how much memory it takes at most.
+    /// Whether its peak memory is measured in a process of its own.
     pub fn takes_memory(&self) -> bool {
         matches!(self.work, Work::Many(threads::Work::Suite { .. }))
     }
 
-    /// Whether the capacity is a question here, and room with 97 % of it live at the peak.
+    /// Returns a capacity of which 97 % is live at the peak, if the workload measures that.
     pub fn tight(&self) -> Option<Room> {
         if !self.name.starts_with("random") {
             return None;

@@ -1,4 +1,4 @@
-//! Best fit, as one writes it in an afternoon: free ranges by offset and by size, in two B-trees.
+//! A simple best fit: free ranges by offset and by size, in two B-trees.
 
 use std::alloc::Layout;
 use std::collections::{BTreeMap, BTreeSet};
@@ -98,7 +98,7 @@ mod tests {
         assert_eq!(blocks, [0, 128, 256, 384, 512, 640, 768, 896]);
         assert_eq!(fit.allocate(layout(1)), None, "full");
         for index in [1, 2, 5] {
-            // SAFETY: best fit only keeps account; each is freed once with its layout.
+            // SAFETY: best fit touches no memory; each is freed once with its layout.
             unsafe { fit.free(blocks[index], layout(128)) };
         }
         assert_eq!(fit.allocate(layout(100)), Some(640), "the tighter hole");
@@ -106,7 +106,7 @@ mod tests {
         assert_eq!(
             fit.allocate(layout(1)),
             Some(752),
-            "what was left of the tighter hole"
+            "the rest of the tighter hole"
         );
         assert_eq!(fit.allocate(layout(1)), None, "full again");
     }

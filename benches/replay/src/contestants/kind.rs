@@ -81,8 +81,8 @@ impl Kind {
         }
     }
 
-    /// Whether it manages a given range: the others take memory anywhere from the kernel, as much as
-    /// they want, and neither a capacity nor a span says anything of them.
+    /// Whether it manages a given range: the others take memory anywhere from the kernel, without a
+    /// limit, so a capacity and a span have no meaning for them.
     pub fn is_bounded(self) -> bool {
         !matches!(self, Self::Glibc | Self::Mimalloc)
     }

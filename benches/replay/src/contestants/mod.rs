@@ -1,8 +1,8 @@
 //! The allocators that `replay` and the benchmark "heap" compare the heap with.
 //!
-//! Each keeps account of memory that nobody here touches: a range of offsets, or of addresses that the
-//! kernel backs only where the allocator itself writes. glibc and mimalloc take memory from the
-//! kernel without a capacity.
+//! Each manages memory that this program does not touch: a range of offsets, or of addresses that the
+//! kernel backs only where the allocator itself writes. glibc and mimalloc take memory from the kernel
+//! without a capacity.
 
 mod best_fit;
 mod buddy;
@@ -104,7 +104,7 @@ impl<S: Shared> Contestant for S {
     }
 }
 
-/// An allocator for one thread, which a lock makes one for many.
+/// An allocator for one thread, behind a lock for many.
 pub struct Locked<C>(Mutex<C>);
 
 impl<C> Locked<C> {
@@ -139,7 +139,7 @@ impl<C: Contestant + Send> Shared for Locked<C> {
 /// The requirements that a contestant is made for.
 #[derive(Debug, Clone, Copy)]
 pub struct Room {
-    /// How many bytes it may give out, its own metadata between them included.
+    /// The bytes that it may allocate, including its own metadata between them.
     pub capacity: u64,
     /// How many blocks live at once at most.
     pub blocks: u32,

@@ -1,4 +1,4 @@
-//! A range of addresses that costs nothing where nobody writes.
+//! A range of addresses without memory until it is written.
 
 use std::io;
 use std::ptr::{self, NonNull};

@@ -60,7 +60,8 @@ struct Functions {
 impl Functions {
     /// Looks all of them up; the library stays loaded.
     fn load(path: &std::ffi::OsStr) -> std::result::Result<Self, libloading::Error> {
-        // SAFETY: the user who set the variable names the framework's library, which starts by itself.
+        // SAFETY: the user's variable names the framework's library, which has no initialisers that
+        // depend on this program.
         let library = Box::leak(Box::new(unsafe { libloading::Library::new(path) }?));
         macro_rules! find {
             ($name:literal) => {
@@ -167,7 +168,7 @@ pub struct Block(NonNull<c_void>);
 unsafe impl Send for Block {}
 
 /// A block with at most this alignment is requested without one, as in the framework's own benchmarks. (With their
-/// settings the disjoint pool aligns to 8; nobody writes to these blocks.)
+/// settings the disjoint pool aligns to 8; these blocks are not written.)
 const NATURAL: usize = 16;
 
 impl Umf {
@@ -255,7 +256,7 @@ impl Drop for Umf {
         if self.kind == Pool::Jemalloc {
             return;
         }
-        // SAFETY: made by `new`; nobody uses the pool any more, and the range only after it.
+        // SAFETY: made by `new`; the pool is no longer used, and the range is unmapped after it.
         unsafe {
             (self.functions.pool_destroy)(self.pool);
             ManuallyDrop::drop(&mut self.range);

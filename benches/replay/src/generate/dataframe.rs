@@ -21,7 +21,8 @@ impl Table {
 pub fn run(log: &mut Log) {
     let mut tables: Vec<Table> = Vec::new();
     while !log.is_long_enough() {
-        // Partitions are handed from thread to thread, so the thread that frees a block is not always the one that allocated it.
+        // Partitions are handed from thread to thread, so the thread that frees a block is not always the one that
+        // allocated it.
         let thread = 1 + log.random.below(THREADS as u64) as u32;
         let made = match log.random.below(10) {
             0..4 => scan(log, thread),

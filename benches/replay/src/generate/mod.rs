@@ -24,7 +24,7 @@ pub enum Shape {
     Training,
 }
 
-/// The lines of a trace: at least `lines`, and then what it takes to come to an end.
+/// The lines of a trace: at least `lines`, and then those until its end.
 pub fn generate(shape: Shape, seed: u64, lines: usize) -> String {
     let mut log = Log::new(seed, lines);
     match shape {

@@ -92,7 +92,7 @@ pub fn read(bytes: &[u8], reading: Reading) -> Result<Trace, Bad> {
             Some(device) => Err(Bad {
                 place: "device",
                 number: device as u64,
-                why: Why::Format("RMM's logs tell of no devices: leave --device out".into()),
+                why: Why::Format("RMM's logs have no devices: omit --device".into()),
             }),
             None => rmm::read(bytes, reading),
         },

@@ -20,7 +20,7 @@ struct Entry {
     stream: Option<u64>,
 }
 
-/// Reads a whole snapshot; a stream stands for a thread, which snapshots do not tell.
+/// Reads a whole snapshot; a stream stands for a thread, because snapshots have no threads.
 pub fn read(bytes: &[u8], reading: Reading) -> Result<Trace, Bad> {
     let snapshot: Snapshot = serde_json::from_slice(bytes).map_err(|error| Bad {
         place: "line",
@@ -41,7 +41,7 @@ pub fn read(bytes: &[u8], reading: Reading) -> Result<Trace, Bad> {
         return Err(Bad {
             place: "device",
             number: device as u64,
-            why: Why::Format(format!("the snapshot tells of {} devices", devices.len())),
+            why: Why::Format(format!("the snapshot has {} devices", devices.len())),
         });
     };
     let mut builder = Builder::default();
@@ -78,7 +78,7 @@ fn take(entry: &Entry, builder: &mut Builder) -> Result<(), Why> {
         // Only then may its bytes be given out again.
         "free_completed" => builder.free(&line(&stream)?),
         "oom" => builder.notes().failures += 1,
-        // The first half of a free, the caching allocator's own memory, marks, and what may come.
+        // The first half of a free, the caching allocator's own memory, marks, and actions of later versions.
         _ => builder.notes().others += 1,
     }
     Ok(())

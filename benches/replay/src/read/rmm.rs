@@ -54,7 +54,7 @@ impl Columns {
 
 /// Reads a whole log.
 pub fn read(bytes: &[u8], reading: Reading) -> Result<Trace, Bad> {
-    // Lines are what ends with \n, whatever is in them: a stray quote must not swallow those after it.
+    // A line ends with \n, even inside quotes: a stray quote must not swallow the lines after it.
     let mut reader = ReaderBuilder::new()
         .has_headers(false)
         .flexible(true)

@@ -254,7 +254,7 @@ fn what_is_left_out_of_a_log_is_told() {
         "  1 header",
         "  1 empty line left out",
         "  1 allocation that had failed left out",
-        "  1 free left out of what the log does not know, or twice",
+        "  1 free left out: unknown to the log, or freed twice",
         "  1 line left out that cannot be read",
         "  1 free put in, where an address came again without one",
         "  1 block never freed",

@@ -51,7 +51,7 @@ impl Fetch {
 }
 
 /// A request to end, received by the runtime's other thread while this one copies. A second signal ends the
-/// process at once: a copy to a pipe that nobody reads does not return.
+/// process at once: a copy to a pipe without a reader does not return.
 struct Ending(watch::Receiver<bool>);
 
 impl Ending {

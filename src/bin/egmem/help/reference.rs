@@ -26,7 +26,7 @@ fn plain(text: Option<&StyledStr>) -> String {
     text.map(ToString::to_string).unwrap_or_default()
 }
 
-/// Returns how an argument is written: `-c, --config <FILE>`.
+/// Returns an argument's syntax: `-c, --config <FILE>`.
 fn spelling(arg: &Arg) -> String {
     let value = || {
         let names = arg.get_value_names().unwrap_or_default();

@@ -1,4 +1,4 @@
-/* Drivers, topology, buffers, the report, and what each refuses. */
+/* Drivers, topology, buffers, the report, and the refusals of each. */
 #include "check.h"
 
 static void versions(void)

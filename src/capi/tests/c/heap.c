@@ -1,4 +1,4 @@
-/* Heaps: blocks, what is refused, deferred frees, debug mode, and threads. */
+/* Heaps: blocks, refusals, deferred frees, debug mode, and threads. */
 #include <pthread.h>
 
 #include "check.h"

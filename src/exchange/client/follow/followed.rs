@@ -30,10 +30,10 @@ pub enum Absence {
     /// The client cannot fetch the memory at present.
     ///
     /// - If the error may pass, the next attempt follows after a pause. The error may also be one of the request
-    ///   that looks the name up. A request that fails is not told while a lease on the returned memory is held.
+    ///   that looks the name up. A failed request is not reported while a lease on the returned memory is held.
     /// - If this client cannot use this memory ([`Error::Mismatched`], [`Error::NoCommonHandle`],
     ///   [`Error::Refused`] with `read_only`, `wrong_owner` or `no_common_handle`), the next attempt follows when
-    ///   the name comes to have other memory, another owner or other access, or after a new connection.
+    ///   the name gets other memory, another owner or other access, or after a new connection.
     /// - [`Error::Stale`]: the server granted other memory than it listed, or withdrew it at once, three times.
     ///   The next attempt follows after a pause.
     Unavailable(Error),

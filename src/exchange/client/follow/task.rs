@@ -60,8 +60,8 @@ pub(super) async fn run(fetch: FetchOptions, slot: Arc<Slot>) -> Error {
     why
 }
 
-/// Drops the offer when the task ends, also if it panics or is cut off: otherwise the memory would stay leased until the
-/// caller's next call.
+/// Drops the offer when the task ends, also if it panics or is cut off: otherwise the memory would stay leased until
+/// the caller's next call.
 struct Clearing(Arc<Slot>);
 
 impl Drop for Clearing {

@@ -202,7 +202,7 @@ async fn a_fetch_that_was_given_up_goes_on_and_its_memory_is_let_go_when_wanted_
         }
     })
     .await;
-    // No caller waits for it any more, and the exporter wants it back.
+    // No caller waits for it, and the exporter wants it back.
     let withdrawing = Withdrawing { lease: 1, ms: 9000 };
     peer.notice(Event::Gone(Gone { name: "x".into() })).await;
     peer.notice(Event::Withdrawing(withdrawing)).await;

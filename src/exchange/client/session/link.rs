@@ -79,7 +79,7 @@ impl ClientSession {
         self.wake.notify_one();
     }
 
-    /// Handles a broken connection: pending requests get no answer any more.
+    /// Handles a broken connection: pending requests get no answer.
     pub(in crate::client) fn broken(&self, why: &Error) {
         let mut state = self.lock();
         state.link = Link::Down(why.clone().into());

@@ -173,7 +173,7 @@ impl ClientSession {
         };
         state.end(key, result);
         drop(state);
-        // There may be more to release, or nothing any more that keeps the connection open.
+        // There may be more to release, or nothing left that keeps the connection open.
         self.wake.notify_one();
     }
 

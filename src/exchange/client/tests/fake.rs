@@ -1,4 +1,4 @@
-//! A scripted server for tests: sends what the test tells it to, valid or not.
+//! A scripted server for tests: sends the messages that the test gives it, valid or not.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -165,7 +165,7 @@ pub struct Incomplete {
     /// The number of ranks in the group.
     pub size: u32,
     /// Without a common handle type: which ranks cannot use which type, and why, for people. If ranks
-    /// disagree: what they ask for.
+    /// disagree: their requests.
     #[serde(deserialize_with = "sanitize::all_words", default)]
     pub reasons: Vec<String>,
 }

@@ -1,5 +1,5 @@
 //! Leases of silent holders. The server follows their processes: after the end of a process, its memory is
-//! not mapped any more.
+//! no longer mapped.
 
 use std::collections::BTreeSet;
 use std::collections::hash_map::Entry;
@@ -19,7 +19,7 @@ pub(super) struct Followed {
     watched: Option<oneshot::Sender<Infallible>>,
 }
 
-/// A process to wait for, and a receiver that fails when none of its leases is followed any more.
+/// A process to wait for, and a receiver that fails when none of its leases is followed.
 pub(crate) type Unwatched = (Process, oneshot::Receiver<Infallible>);
 
 impl Leases {

@@ -256,7 +256,7 @@ async fn over_tls_lists_go_by_certificates() {
     assert_eq!((answer, fds.len()), (Answer::Fds(Fds { count: 1 }), 1));
     drop(fds);
     good.release(granted.lease).await;
-    // Another peer's session is not resumed, whatever the client knows.
+    // Another peer's session is not resumed, even with its token.
     let stolen = Hello {
         resume: Some(good.welcome().session.clone()),
         ..hello()

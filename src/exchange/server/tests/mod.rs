@@ -83,7 +83,7 @@ async fn close(server: Server, driver: &Driver) {
     gone(driver);
 }
 
-/// Checks that nothing of a simulated driver is alive any more.
+/// Checks that no object of a simulated driver is alive.
 fn gone(driver: &Driver) {
     let held = driver.sim().unwrap().held();
     assert!(held.is_empty(), "{held}");
@@ -113,7 +113,7 @@ fn hello() -> Hello {
     }
 }
 
-/// A client that sends what a test tells it to, valid or not.
+/// A client that sends the messages that a test gives it, valid or not.
 struct Raw {
     connection: Connection,
     welcome: Option<Welcome>,

@@ -287,7 +287,7 @@ async fn an_allocator_makes_memory_and_goes_with_the_server() {
     gone(&driver);
 }
 
-/// Refuses when it is told to.
+/// Refuses on request.
 #[derive(Default)]
 struct Hesitant(tokio::sync::Notify, tokio::sync::Notify);
 

@@ -87,7 +87,7 @@ async fn server(tls: &Tls) -> Listening {
         .unwrap()
 }
 
-/// Returns what the server gets, and what the client gets after it has tried to read.
+/// Returns the server's result, and the client's after it has tried to read.
 async fn meet(server_tls: &Tls, client: &Tls) -> (Result<Connection>, Result<Connection>) {
     let listening = server(server_tls).await;
     let serve = async {

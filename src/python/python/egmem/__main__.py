@@ -1,4 +1,4 @@
-"""``python -m egmem doctor|topo|ps``: what the command line ``egmem`` shows."""
+"""``python -m egmem doctor|topo|ps``: the reports of the command line ``egmem``."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def memory_pool(node: Optional[int] = None, *, heap: Optional[_egmem.Heap] = Non
     def grow(nbytes: int) -> Any:
         memory = allocator.malloc(nbytes)
         if nbytes and not memory.ptr:
-            # The pool frees what it keeps and retries, and then raises its OutOfMemoryError.
+            # The pool frees its cached memory and retries, and then raises its OutOfMemoryError.
             raise cupy.cuda.runtime.CUDARuntimeError(_NO_ROOM)
         return memory
 

@@ -164,8 +164,9 @@ class _Saved:
         ready = getattr(self, "_ready", None)
         if block is None or ready is None:
             return
-        # Freed in the order of a stream that waits for the copies: no GPU is waited for. It is a stream of its own: the thread
-        # that collects garbage may be capturing its current one. Where that fails, the block's own end waits.
+        # Freed in the order of a stream that waits for the copies: no GPU is waited for. It is a stream of its own:
+        # the thread that collects garbage may be capturing its current one. Where that fails, the block's own end
+        # waits.
         with contextlib.suppress(Exception):
             self._frees.wait_event(ready)
             block.free_after(self._frees)
@@ -280,8 +281,8 @@ def use(pool: Union[MemPool, int, None] = None, device: Any = None) -> Iterator[
         yield pool
 
 
-# The pool of each tensor of an optimizer's state lives as long as the tensor. An attribute of the tensor would be saved and
-# copied with it.
+# The pool of each tensor of an optimizer's state lives as long as the tensor. An attribute of the tensor would be
+# saved and copied with it.
 _pools: Any = WeakIdKeyDictionary()
 
 

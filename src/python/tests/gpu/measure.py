@@ -280,7 +280,7 @@ def methods(way, page, total, start_copy):
 
 
 def others(page, total, cache, index):
-    """Measures what a program does without a tier: PyTorch over its own pinned tensor, and its kernels over a tensor of ours."""
+    """Measures a program without a tier: PyTorch over its own pinned tensor, and its kernels over a tensor of ours."""
     import torch
 
     host = torch.empty(cache.shape, dtype=torch.uint8, pin_memory=True)

@@ -65,7 +65,7 @@ class Pools(unittest.TestCase):
         self.assertEqual(array.data.ptr, buffer.address)
 
     def test_memory_that_ends_meanwhile_disturbs_no_capture(self):
-        """The driver tells of captures of blocking streams; of others the program tells."""
+        """The driver reports captures of blocking streams; the program reports others."""
         for non_blocking in (False, True):
             child(
                 f"""

@@ -282,7 +282,7 @@ def in_a_thread(function):
 
 @needs("torch")
 class Captures(unittest.TestCase):
-    """Each in a process of its own: what makes a capture invalid disturbs the next test's too."""
+    """Each in a process of its own: an invalid capture disturbs the next test's too."""
 
     def test_memory_that_ends_meanwhile_disturbs_no_capture(self):
         child(

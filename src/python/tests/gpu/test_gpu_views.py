@@ -123,7 +123,7 @@ class Cupy(unittest.TestCase):
         self.assertTrue(block.closed)
 
     def end_beside_a_host_function(self, make):
-        """Ends what `make` returns while a function in Python is in a stream: it needs the GIL, and the end waits for it."""
+        """Ends an object of `make` beside a Python function in a stream, which needs the GIL: the end waits for it."""
         code = f"""
 import cupy, egmem, egmem.cupy
 driver = egmem.open()

@@ -1,4 +1,4 @@
-//! Requests and fetches that fail, and what the caller is told meanwhile.
+//! Requests and fetches that fail, and the states that the caller gets meanwhile.
 
 use super::*;
 use crate::driver::Access;

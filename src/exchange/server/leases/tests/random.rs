@@ -164,7 +164,7 @@ proptest! {
                     over.into_iter().for_each(|s| naive.expire(s));
                 }
             }
-            // After every step both agree on what is visible.
+            // After every step both agree on the visible state.
             for publication in 0..3 {
                 let order = |state| usize::from(state == HolderState::Expired);
                 let mut expected: Vec<_> = naive.leases.iter().filter(|l| l.2 == publication).collect();
