@@ -77,24 +77,17 @@ impl HeapInner {
     /// thread needs many.
     #[inline(never)]
     fn fetch(&self, local: &mut Local, bytes: u64, align: u64) -> Option<Extent> {
-        if local.shard.is_some()
-            && let Some(found) = self.take_from_shard(local, bytes, align)
-        {
+        let in_shard = local.shard.is_some();
+        if in_shard && let Some(found) = self.take_from_shard(local, bytes, align) {
             return Some(found);
         }
-        let alone = self.front.budget.alone();
         let crowded = self.core.is_crowded();
-        match crowded {
-            true => self.note_crowd(local),
-            false => local.crowded = 0,
-        }
-        let shares = crowded || local.shard.is_some();
-        let size = Core::range_granules(bytes).min(u32::MAX.into()) as u32; // exact if a cache has it
-        local.medium.note_shares(shares, size);
-        let (budget, _) = local.medium.limits(alone, self.front.budget.shared());
-        let more = match bytes <= MAX_CACHED && align <= GRANULE {
-            true => local.medium.more(size, budget),
-            false => 0,
+        let more = if in_shard || crowded || local.medium.shares() {
+            self.prepare_shared(local, bytes, align, crowded)
+        } else {
+            local.crowded = 0;
+            local.medium.make_way(bytes);
+            0
         };
         self.sort_leaving(local);
         let Local {
@@ -111,6 +104,24 @@ impl HeapInner {
             }
             Some(extent)
         })
+    }
+
+    /// Notes whether threads share the core now. Returns how many more blocks than one to get.
+    #[inline(never)]
+    fn prepare_shared(&self, local: &mut Local, bytes: u64, align: u64, crowded: bool) -> u32 {
+        match crowded {
+            true => self.note_crowd(local),
+            false => local.crowded = 0,
+        }
+        local.medium.note_shares(crowded || local.shard.is_some());
+        if bytes > MAX_CACHED || align > GRANULE {
+            return 0;
+        }
+        let budget = &self.front.budget;
+        let (budget, _) = local.medium.limits(budget.alone(), budget.shared());
+        local
+            .medium
+            .more(Core::range_granules(bytes) as u32, budget)
     }
 
     /// Allocates from the core, and from new memory if the core has no room.

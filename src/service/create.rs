@@ -126,7 +126,7 @@ impl ServiceState {
     /// Takes the name, and charges the owner for `bytes` and, if they fit its quota, `more`.
     fn claim(&self, wanted: &Wanted<'_>, bytes: u64, more: u64) -> Result<Option<Charge>> {
         let mut table = lock(&self.table);
-        // Under the lock: `vacate` sees every creation from now on, or no creation begins any more.
+        // Under the lock: either `vacate` sees this creation, or the service drains and it does not begin.
         if self.draining.load(Relaxed) {
             return Err(wanted.refused(Refusal::Closing, ENDING));
         }

@@ -16,8 +16,8 @@ const WORDS: usize = bin_of((MAX_CACHED / GRANULE) as u32) / 64 + 1;
 /// How many blocks of a bin are compared with a request: the largest bins have many sizes.
 const LOOKS: usize = 4;
 const NONE: u32 = u32::MAX;
-/// The largest requests, in granules, that find room in the core whatever a lone thread caches: 4 KiB.
-const ALWAYS_FIT: u32 = ((4 << 10) / GRANULE) as u32;
+/// The largest requests, in bytes, that find room in the core whatever a lone thread caches.
+const ALWAYS_FIT: u64 = 4 << 10;
 
 /// How much a hit raises the score: caching pays if it serves one request in this many.
 const HIT: u32 = 6;
@@ -184,15 +184,28 @@ impl Medium {
         self.score > 0
     }
 
-    /// Notes whether threads share the core now, before the core gets a request for `size` granules. A thread that
-    /// has the core to itself returns all blocks first: each would keep the free ranges on its sides apart, and the
-    /// core would leave holes elsewhere instead. The smallest requests find room anyway.
+    /// Returns whether threads shared the core when this one used it last.
     #[inline]
-    pub(crate) fn note_shares(&mut self, shares: bool, size: u32) {
-        if !shares && (self.shares || size > ALWAYS_FIT) {
+    pub(crate) fn shares(&self) -> bool {
+        self.shares
+    }
+
+    /// Notes whether threads share the core now. A thread that has it to itself again returns all blocks.
+    pub(crate) fn note_shares(&mut self, shares: bool) {
+        if !shares {
             self.shrink(0);
         }
         self.shares = shares;
+    }
+
+    /// Returns all blocks before the core gets a request for `bytes` of a thread that has it to itself: each would keep
+    /// the free ranges on its sides apart, and the core would leave holes elsewhere instead. The smallest requests
+    /// find room anyway.
+    #[inline]
+    pub(crate) fn make_way(&mut self, bytes: u64) {
+        if bytes > ALWAYS_FIT && self.granules > 0 {
+            self.shrink(0);
+        }
     }
 
     /// Returns the most granules to cache, and the largest block's, for a thread that may cache `alone` granules

@@ -314,9 +314,9 @@ impl Nodes {
         this.state = NodeState::Free;
         this.bin = bin as u16;
         let (vain_bin, vain_size) = self.vain.get();
-        let holds = bin != vain_bin || this.size < vain_size;
-        self.vain
-            .set((vain_bin, select_unpredictable(holds, vain_size, u32::MAX)));
+        if bin == vain_bin && this.size >= vain_size {
+            self.vain.set((vain_bin, u32::MAX));
+        }
         self.occupied.set(bin);
     }
 

@@ -195,10 +195,21 @@ impl<T: Copy> View<T> {
 impl<T: Copy> Cells<T> {
     #[inline]
     fn at(self, index: usize) -> NonNull<T> {
-        assert!(index < self.len, "no element {index} of {}", self.len);
+        if index >= self.len {
+            no_element(index, self.len);
+        }
         // SAFETY: elements before `len` are in the mapping.
         unsafe { self.start.add(index) }
     }
+}
+
+/// Panics. Takes values: an `assert!` at each access would take references, for which the index, the address and the
+/// length are stored on the stack before each check.
+#[cold]
+#[inline(never)]
+#[track_caller]
+fn no_element(index: usize, len: usize) -> ! {
+    panic!("no element {index} of {len}");
 }
 
 impl<T: Copy> Index<usize> for View<T> {

@@ -46,7 +46,7 @@ proptest! {
                         prop_assert_eq!(extent.granules(), size);
                         continue;
                     }
-                    medium.note_shares(shares, size);
+                    medium.note_shares(shares);
                     let (budget, _) = medium.limits(alone, shared);
                     let more = medium.more(size, budget);
                     for left in medium.take_leaving() {
@@ -138,15 +138,18 @@ fn more_is_fetched_of_what_is_missed_again_and_again() {
 
 #[test]
 fn a_thread_alone_returns_all_blocks_before_the_core_gets_a_larger_request() {
-    for (shares, size, left) in [(false, 17, 0), (false, 16, 3), (true, 17, 3)] {
+    for (bytes, left) in [(4097, 0), (4096, 3)] {
         let mut medium = Medium::new(Arc::default());
-        medium.note_shares(shares, 0);
         for number in 0..3 {
             let node = RangeId::from_number(number);
             medium.push(Extent::new(0, node, 40));
         }
-        medium.note_shares(shares, size);
-        assert_eq!(medium.granules, left * 40, "{shares} {size}");
+        medium.make_way(bytes);
+        assert_eq!(medium.granules, left * 40, "{bytes}");
         assert_eq!(medium.take_leaving().len() as u64, 3 - left);
+        medium.note_shares(true);
+        assert_eq!(medium.granules, left * 40);
+        medium.note_shares(false);
+        assert_eq!(medium.granules, 0);
     }
 }
