@@ -8,7 +8,7 @@ use crate::geometry::Geometry;
 use crate::header::{self, Tag, There};
 use crate::inner::Inner;
 use crate::memory::CpuView;
-use crate::persist::{self, Kept};
+use crate::persist;
 use crate::table::Table;
 use crate::tier::Tier;
 use crate::{CopyMethod, Error, MemoryError, Result, TierMemory, owner};
@@ -196,32 +196,19 @@ impl AttachOptions {
     }
 
     fn open_claimed(&self, view: &CpuView<'_>, plan: Plan) -> Result<(Geometry, Table, Found)> {
-        let (geometry, mut found, kept) = match plan {
-            Plan::Format(geometry, _) => {
-                header::format(view, &geometry, &self.tag)?;
-                let is_new = true;
-                (
-                    geometry,
-                    Found {
-                        is_new,
-                        ..Found::default()
-                    },
-                    Kept::default(),
-                )
+        let (Plan::Format(geometry, _) | Plan::Keep(geometry)) = plan;
+        let mut table = Table::new(geometry.pages, geometry.page_bytes)?;
+        let mut found = if let Plan::Format(..) = plan {
+            header::format(view, &geometry, &self.tag)?;
+            let is_new = true;
+            Found {
+                is_new,
+                ..Found::default()
             }
-            Plan::Keep(geometry) => {
-                let kept = persist::read(view, &geometry)?;
-                let found = Found {
-                    ready: kept.ready.len() as u64,
-                    unfinished: kept.unfinished,
-                    damaged: kept.damaged,
-                    ..Found::default()
-                };
-                (geometry, found, kept)
-            }
+        } else {
+            persist::read(view, &geometry, &mut table)?
         };
         found.generation = header::next_generation(view)?;
-        let table = Table::with_ready(geometry.pages, geometry.page_bytes, kept.ready, kept.index)?;
         Ok((geometry, table, found))
     }
 }

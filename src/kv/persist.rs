@@ -4,16 +4,14 @@
 //! the key. A page is marked as being written before any of its bytes change, and as ready after key and check are
 //! there, so a process that is killed at any instruction leaves no ready page with another key's bytes.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::sync::atomic::{Ordering, fence};
 
 use crate::geometry::{Geometry, SLOT};
 use crate::hash::hash;
 use crate::memory::CpuView;
 use crate::page::{Change, PageId};
-use crate::room::no_room;
-use crate::{Key, Result};
+use crate::table::Table;
+use crate::{Found, Key, Result};
 
 /// Where the parts of a slot lie.
 const STATE: u64 = 0;
@@ -29,8 +27,6 @@ const READY: u64 = 2;
 const WORDS: usize = SLOT as usize / 8;
 /// The slots that are read at a time.
 const READ: usize = 64;
-/// Later stamps are numbered anew.
-const LAST_STAMP: u64 = 1 << 62;
 
 /// Writes a change of a slot.
 ///
@@ -69,24 +65,12 @@ pub(crate) fn write(view: &CpuView<'_>, geometry: &Geometry, change: Change) -> 
     Ok(())
 }
 
-/// The contents of a table in memory.
-#[derive(Debug, Default)]
-pub(crate) struct Kept {
-    /// Ready pages with their keys and stamps, the least recently used first.
-    pub(crate) ready: Vec<(PageId, Key, u64)>,
-    /// Their keys.
-    pub(crate) index: HashMap<Key, u32>,
-    pub(crate) unfinished: u64,
-    pub(crate) damaged: u64,
-}
-
-/// Reads a table, which may have anything in it, and marks all pages as free that are not ready. The stamps returned are small enough to
-/// count on from.
+/// Reads the table in memory, which may have anything in it, into a new one, and marks all pages as free that are not ready.
 ///
 /// # Errors
-/// Those of the view; [`System`](crate::MemoryError::System) without memory for what is there.
-pub(crate) fn read(view: &CpuView<'_>, geometry: &Geometry) -> Result<Kept> {
-    let mut kept = Kept::default();
+/// Those of the view; [`System`](crate::MemoryError::System) without memory for the pages.
+pub(crate) fn read(view: &CpuView<'_>, geometry: &Geometry, table: &mut Table) -> Result<Found> {
+    let mut found = Found::default();
     let mut slots = [[0_u64; WORDS]; READ];
     for first in (0..geometry.pages).step_by(READ) {
         let count = (geometry.pages - first).min(READ as u32) as usize;
@@ -100,37 +84,28 @@ pub(crate) fn read(view: &CpuView<'_>, geometry: &Geometry) -> Result<Kept> {
             let key = key_of(slot);
             let is_whole = slot[CHECK as usize / 8] == check(key.as_bytes(), page);
             let page = PageId::first(page);
-            kept.index.try_reserve(1).map_err(no_room)?;
-            if state == READY
-                && is_whole
-                && let Entry::Vacant(entry) = kept.index.entry(key)
-            {
-                entry.insert(page.number());
-                kept.ready.try_reserve(1).map_err(no_room)?;
-                kept.ready.push((page, key, slot[STAMP as usize / 8]));
-                continue;
-            }
             match state {
                 FREE => continue,
-                WRITING => kept.unfinished += 1,
-                _ => kept.damaged += 1,
+                READY if is_whole => {
+                    table.restore(page, key, slot[STAMP as usize / 8]);
+                    found.ready += 1;
+                    continue;
+                }
+                WRITING => found.unfinished += 1,
+                _ => found.damaged += 1,
             }
             write(view, geometry, Change::Freed(page))?;
         }
     }
-    kept.ready
-        .sort_unstable_by_key(|&(page, _, stamp)| (stamp, page));
-    if kept
-        .ready
-        .last()
-        .is_some_and(|&(_, _, stamp)| stamp > LAST_STAMP)
-    {
-        for ((page, _, stamp), new) in kept.ready.iter_mut().zip(1..) {
-            *stamp = new;
-            write(view, geometry, Change::Used(*page, new))?;
+    for change in table.end_restore()? {
+        // A page with the key of another.
+        if let Change::Freed(_) = change {
+            found.ready -= 1;
+            found.damaged += 1;
         }
+        write(view, geometry, change)?;
     }
-    Ok(kept)
+    Ok(found)
 }
 
 fn key_of(slot: &[u64; WORDS]) -> Key {

@@ -12,9 +12,13 @@ pub(crate) fn list_for<T>(count: usize) -> Result<Vec<T>> {
     Ok(list)
 }
 
-/// Returns the error of a list or a map without room.
-pub(crate) fn no_room(error: std::collections::TryReserveError) -> MemoryError {
+fn no_room(error: impl ToString) -> MemoryError {
     MemoryError::failed("allocating the table of a tier", error.to_string())
+}
+
+/// Returns the error of an index without room.
+pub(crate) fn no_room_in_index(error: hashbrown::TryReserveError) -> MemoryError {
+    no_room(format!("{error:?}"))
 }
 
 #[cfg(test)]

@@ -1,18 +1,26 @@
 //! The slots of a tier: which page has which key, and in which state. No memory, no driver.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
+use std::hash::{BuildHasher, RandomState};
+
+use hashbrown::HashTable;
+use hashbrown::hash_table::Entry;
 
 use crate::lru::Lru;
 use crate::page::{Change, Direction, Evicted, PageId, Reserved, Slot, State};
-use crate::room::list_for;
+use crate::room::{list_for, no_room_in_index};
 use crate::{Error, Key, MemoryError, Result, Stats};
+
+/// Later stamps are numbered anew.
+const LAST_STAMP: u64 = 1 << 62;
 
 /// The slots of all pages.
 #[derive(Debug)]
 pub(crate) struct Table {
     slots: Vec<Slot>,
-    /// Of keys that are being written or ready.
-    index: HashMap<Key, u32>,
+    /// The pages whose keys are being written or ready, by the hash of their slot's key.
+    index: HashTable<u32>,
+    hasher: RandomState,
     /// Taken from the end.
     free: Vec<u32>,
     /// Ready pages without users.
@@ -33,7 +41,8 @@ impl Table {
         free.extend((0..pages).rev());
         Ok(Self {
             slots,
-            index: HashMap::new(),
+            index: HashTable::new(),
+            hasher: RandomState::new(),
             free,
             lru: Lru::new(pages)?,
             writing: 0,
@@ -46,35 +55,87 @@ impl Table {
         })
     }
 
-    /// Creates the slots of a tier that has ready pages, the least recently used first: distinct pages below `pages` with
-    /// distinct keys, which `index` has.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new).
-    pub(crate) fn with_ready(
-        pages: u32,
-        page_bytes: u64,
-        ready: Vec<(PageId, Key, u64)>,
-        index: HashMap<Key, u32>,
-    ) -> Result<Self> {
-        let mut table = Self::new(pages, page_bytes)?;
-        table.index = index;
-        for (page, key, stamp) in ready {
-            let page = page.number();
-            let Some(slot) = table.slots.get_mut(page as usize) else {
-                continue;
-            };
+    /// Makes a free page ready that an earlier process has written. [`end_restore`](Self::end_restore) follows the last one.
+    pub(crate) fn restore(&mut self, page: PageId, key: Key, stamp: u64) {
+        if let Some(slot) = self.slots.get_mut(page.number() as usize) {
             slot.state = State::Ready;
             slot.key = key;
             slot.stamp = stamp;
-            table.lru.push(page);
-            table.clock = table.clock.max(stamp);
         }
-        let slots = &table.slots;
-        table
-            .free
+    }
+
+    /// Indexes and orders the pages that [`restore`](Self::restore) has made ready. Of pages with the same key it frees all but the
+    /// first, and it gives smaller stamps to all if they are too large to count on from.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub(crate) fn end_restore(&mut self) -> Result<Vec<Change>> {
+        let is_ready = |slot: &&Slot| slot.state == State::Ready;
+        let ready = self.slots.iter().filter(is_ready).count();
+        let room = self.index.try_reserve(ready, |_| 0); // empty: nothing is hashed again
+        room.map_err(no_room_in_index)?;
+        let (mut order, mut changes) = (list_for(ready)?, Vec::new());
+        for page in 0..self.slots.len() {
+            let Slot {
+                state,
+                key,
+                stamp,
+                id,
+                ..
+            } = self.slots[page];
+            if state != State::Ready {
+                continue;
+            }
+            let (slots, hasher) = (&self.slots, &self.hasher);
+            let is_of = |page: &u32| slots[*page as usize].key == key;
+            let hash = |page: &u32| hasher.hash_one(slots[*page as usize].key);
+            match self.index.entry(hasher.hash_one(key), is_of, hash) {
+                Entry::Vacant(entry) => {
+                    entry.insert(id.number());
+                    order.push((stamp, id.number()));
+                }
+                Entry::Occupied(_) => {
+                    self.slots[page].state = State::Free;
+                    changes.push(Change::Freed(id));
+                }
+            }
+        }
+        order.sort_unstable();
+        let is_late = order.last().is_some_and(|&(stamp, _)| stamp > LAST_STAMP);
+        for ((stamp, page), new) in order.into_iter().zip(1..) {
+            self.clock = if is_late { new } else { stamp };
+            if is_late {
+                let slot = &mut self.slots[page as usize];
+                slot.stamp = new;
+                changes.push(Change::Used(slot.id, new));
+            }
+            self.lru.push(page);
+        }
+        let slots = &self.slots;
+        self.free
             .retain(|&page| slots[page as usize].state == State::Free);
-        Ok(table)
+        Ok(changes)
+    }
+
+    /// Returns the page that is being written or ready for a key.
+    fn find(&self, key: &Key) -> Option<u32> {
+        let is_of = |page: &u32| self.slots[*page as usize].key == *key;
+        self.index.find(self.hasher.hash_one(key), is_of).copied()
+    }
+
+    /// Indexes a page by its slot's key, which no page in the index has.
+    fn insert(&mut self, page: u32) {
+        let (slots, hasher) = (&self.slots, &self.hasher);
+        let hash = |page: &u32| hasher.hash_one(slots[*page as usize].key);
+        self.index.insert_unique(hash(&page), page, hash);
+    }
+
+    /// Removes a page from the index.
+    fn remove_from_index(&mut self, page: u32) {
+        let hash = self.hasher.hash_one(self.slots[page as usize].key);
+        if let Ok(entry) = self.index.find_entry(hash, |&other| other == page) {
+            entry.remove();
+        }
     }
 
     /// Returns how many of the first keys are ready.
@@ -91,7 +152,7 @@ impl Table {
 
     /// Returns the ready page of a key.
     fn page_of(&self, key: &Key) -> Option<u32> {
-        let page = *self.index.get(key)?;
+        let page = self.find(key)?;
         (self.slots[page as usize].state == State::Ready).then_some(page)
     }
 
@@ -124,7 +185,7 @@ impl Table {
         let mut seen = HashSet::with_capacity(keys.len());
         let mut needed = Vec::new();
         for (index, key) in keys.iter().enumerate() {
-            if seen.insert(key) && !self.index.contains_key(key) {
+            if seen.insert(key) && self.find(key).is_none() {
                 needed.push(index);
             }
         }
@@ -154,7 +215,7 @@ impl Table {
             slot.key = keys[index];
             slot.has_failed = false;
             reserved.placed.push((index, slot.id));
-            self.index.insert(keys[index], page);
+            self.insert(page);
             self.writing += 1;
         }
         Ok(reserved)
@@ -162,9 +223,8 @@ impl Table {
 
     /// Frees a ready page without users.
     fn discard(&mut self, page: u32) {
-        let slot = &mut self.slots[page as usize];
-        slot.set_free();
-        self.index.remove(&slot.key);
+        self.remove_from_index(page);
+        self.slots[page as usize].set_free();
         self.lru.remove(page);
         self.free.push(page);
     }
@@ -201,8 +261,8 @@ impl Table {
     pub(crate) fn abort(&mut self, pages: &[PageId]) -> Vec<Change> {
         let mut freed = Vec::new();
         for &page in pages {
+            self.remove_from_index(page.number());
             let slot = &mut self.slots[page.number() as usize];
-            self.index.remove(&slot.key);
             slot.state = State::Writing { abandoned: true };
             if slot.users == 0 {
                 freed.push(self.free_written(page));
