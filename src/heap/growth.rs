@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::backing::{Backing, Beside, Chunk, Locked, Want};
 use super::cache::{Inside, member};
 use super::classes::SLAB;
-use super::core::{Core, GRANULE};
+use super::core::{Core, GRANULE, Request};
 use super::inner::HeapInner;
 use super::limits::{Pressure, Relief, SoftLimit};
 use super::piece::Piece;
@@ -18,6 +18,11 @@ use crate::{Error, Result};
 /// How long background growth releases the lock after each step: much shorter than a step of the default
 /// size.
 const BETWEEN_STEPS: Duration = Duration::from_micros(100);
+
+/// How often a search lets other threads have the core: enough for millions of ranges, unless these keep changing.
+const MOST_TURNS: u32 = 1 << 12;
+/// How often it then spins: a microsecond.
+const SPINS: u32 = 64;
 
 impl HeapInner {
     /// Returns the result of `attempt`, after making room if necessary. The caller holds a handle.
@@ -51,10 +56,8 @@ impl HeapInner {
         align: u64,
         attempt: &impl Fn(&mut Core) -> Option<R>,
     ) -> Result<R> {
-        if let Some(found) = attempt(&mut self.core()) {
-            return Ok(found);
-        }
-        if let Some(found) = self.after_own_cache(attempt) {
+        let found = self.attempt_in_turns(bytes, align, attempt);
+        if let Some(found) = found.or_else(|| self.after_own_cache(attempt)) {
             return Ok(found);
         }
         self.collect_or_log();
@@ -105,6 +108,26 @@ impl HeapInner {
                 Relief::Grow => soft_limit = None,
             }
         }
+    }
+
+    /// Returns the result of `attempt`. Other threads have the core between the parts of a long search for it.
+    fn attempt_in_turns<R>(
+        &self,
+        bytes: u64,
+        align: u64,
+        attempt: &impl Fn(&mut Core) -> Option<R>,
+    ) -> Option<R> {
+        let request = Request::new(bytes, align);
+        for _ in 0..MOST_TURNS {
+            let mut core = self.core();
+            if !core.search_on(&request) {
+                return attempt(&mut core);
+            }
+            drop(core);
+            // A waiting thread that spins comes in. The processor is not given away: that may take milliseconds.
+            (0..SPINS).for_each(|_| std::hint::spin_loop());
+        }
+        attempt(&mut self.core())
     }
 
     /// Adds memory until the attempt succeeds, or returns the soft limit that this would exceed.

@@ -99,6 +99,9 @@ impl Both {
             Step::Add(chunk) => self.add(chunk),
             Step::Remove(chunk) => self.remove(chunk),
             Step::Allocate(bytes, log) => self.allocate(bytes, 1 << log),
+            Step::Search(bytes, log) => {
+                self.core.search_on(&Request::new(bytes, 1 << log));
+            }
             Step::Fill(class, count) => self.fill(Class::all().nth(class).unwrap(), count),
             Step::Free(which) => self.free_nth(which),
             Step::Give(which) => self.give_nth(which),
@@ -258,6 +261,7 @@ enum Step {
     Add(u64),
     Remove(u64),
     Allocate(u64, u32),
+    Search(u64, u32),
     Fill(usize, usize),
     Free(usize),
     Give(usize),
@@ -266,11 +270,14 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     let index = any::<usize>;
-    let bytes = || prop_oneof![1_u64..40_000, 1_u64..600_000, 1_u64..6_000_000];
+    let few = || prop_oneof![Just(9_000_u64), Just(70_000), Just(900_000)];
+    let bytes = || prop_oneof![1_u64..40_000, 1_u64..600_000, 1_u64..6_000_000, few()];
+    let log = || prop_oneof![3 => Just(0_u32), 1 => 0_u32..23, 1 => 13_u32..16];
     prop_oneof![
         2 => (0_u64..12).prop_map(Step::Add),
         2 => (0_u64..12).prop_map(Step::Remove),
-        8 => (bytes(), prop_oneof![3 => Just(0_u32), 1 => 0_u32..23]).prop_map(|(bytes, log)| Step::Allocate(bytes, log)),
+        8 => (bytes(), log()).prop_map(|(bytes, log)| Step::Allocate(bytes, log)),
+        4 => (few(), log()).prop_map(|(bytes, log)| Step::Search(bytes, log)),
         2 => (0..CLASSES, 1_usize..70).prop_map(|(class, count)| Step::Fill(class, count)),
         8 => index().prop_map(Step::Free),
         60 => index().prop_map(Step::Give),
@@ -504,6 +511,31 @@ fn an_aligned_request_is_searched_for_again_once_a_range_is_free() {
     assert_eq!(found.offset, 4 * PAGE);
 }
 
+/// Holes as large as the request, none of which has room at a multiple of its alignment.
+#[test]
+fn a_refusal_for_the_alignment_holds_until_enough_comes_free() {
+    const SIZE: u64 = 16 << 10;
+    let mut core = Core::new(5 * PAGE, 1 << 30).unwrap();
+    core.add(0..CHUNK, true);
+    let blocks: Vec<Extent> = std::iter::from_fn(|| core.allocate(SIZE, 1)).collect();
+    for block in blocks.iter().step_by(2) {
+        core.free(block.node());
+    }
+    let request = Request::new(SIZE, 2 * SIZE);
+    assert!(core.allocate(SIZE, 2 * SIZE).is_none());
+    core.remember_refusal(request);
+    let outside = |bytes| Outside {
+        bytes,
+        larger: true,
+        of_class: false,
+    };
+    assert!(core.rules_out(&request, outside(SIZE - 1)));
+    assert!(!core.rules_out(&request, outside(SIZE)));
+    core.free(blocks[1].node());
+    assert!(!core.rules_out(&request, outside(0)));
+    assert!(core.allocate(SIZE, 2 * SIZE).is_some());
+}
+
 /// Pseudo-random numbers that repeat in each run.
 struct Numbers(u64);
 
@@ -530,7 +562,16 @@ fn it_agrees_with_a_plain_map_for_a_million_operations() {
             match numbers.below(100) {
                 0 => both.add(numbers.below(12)),
                 1 => both.remove(numbers.below(12)),
-                2..40 => {
+                2..6 => {
+                    let bytes = [9_000, 70_000, 900_000][numbers.below(3) as usize];
+                    let request = Request::new(bytes, 1 << (12 + numbers.below(5)));
+                    both.core.search_on(&request);
+                }
+                6..9 => {
+                    let bytes = [9_000, 70_000, 900_000][numbers.below(3) as usize];
+                    both.allocate(bytes, 1 << (12 + numbers.below(5)));
+                }
+                9..40 => {
                     let most = [40_000, 600_000, 6_000_000][numbers.below(3) as usize];
                     let log = [0, numbers.below(23)][numbers.below(2) as usize];
                     both.allocate(1 + numbers.below(most), 1 << log);
