@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::backing::{Backing, Beside, Chunk, Locked, Want};
 use super::cache::{Inside, member};
 use super::classes::SLAB;
-use super::core::{Core, GRANULE};
+use super::core::{Core, GRANULE, Request};
 use super::inner::HeapInner;
 use super::limits::{Pressure, Relief, SoftLimit};
 use super::piece::Piece;
@@ -18,6 +18,11 @@ use crate::{Error, Result};
 /// How long background growth releases the lock after each step: much shorter than a step of the default
 /// size.
 const BETWEEN_STEPS: Duration = Duration::from_micros(100);
+
+/// How often a search lets other threads have the core: enough for millions of ranges, unless these keep changing.
+const MOST_TURNS: u32 = 1 << 12;
+/// How often it then spins: a microsecond.
+const SPINS: u32 = 64;
 
 impl HeapInner {
     /// Returns the result of `attempt`, after making room if necessary. The caller holds a handle.
@@ -51,42 +56,25 @@ impl HeapInner {
         align: u64,
         attempt: &impl Fn(&mut Core) -> Option<R>,
     ) -> Result<R> {
-        if let Some(found) = attempt(&mut self.core()) {
-            return Ok(found);
-        }
-        if let Some(found) = self.after_own_cache(attempt) {
+        let found = self.attempt_in_turns(bytes, align, attempt);
+        if let Some(found) = found.or_else(|| self.after_own_cache(attempt)) {
             return Ok(found);
         }
         self.collect_or_log();
         let mut soft_limit = self.facts.soft_limit.as_ref();
         let mut asked = 0;
         loop {
-            if let Some(found) = attempt(&mut self.core()) {
-                return Ok(found);
-            }
-            let mut locked = self.supply.locked();
-            // Another thread may have added memory while this one waited for its turn.
-            if let Some(found) = attempt(&mut self.core()) {
-                return Ok(found);
-            }
-            if self
-                .front
-                .shards_have_much(bytes, locked.backing()?.backed())
-                && let Some(found) = self.after_caches_of_use(bytes, align, attempt)
-            {
-                return Ok(found);
-            }
-            let soft = match self.grow_for(&mut locked, bytes, align, soft_limit, attempt)? {
+            let grown = self.grow_unless_free(bytes, align, soft_limit, attempt)?;
+            let (soft, backed) = match grown {
                 ControlFlow::Break(found) => return Ok(found),
                 ControlFlow::Continue(soft) => soft,
             };
             let pressure = Pressure {
                 requested: bytes,
-                backed: locked.backing()?.backed(),
+                backed,
                 soft_limit: soft.bytes,
                 asked,
             };
-            drop(locked);
             if let Some(found) = self.after_caches_of_use(bytes, align, attempt) {
                 return Ok(found);
             }
@@ -105,6 +93,54 @@ impl HeapInner {
                 Relief::Grow => soft_limit = None,
             }
         }
+    }
+
+    /// Adds memory unless the attempt succeeds without. Returns the soft limit that this would exceed, and how much
+    /// memory there is.
+    fn grow_unless_free<'a, R>(
+        &self,
+        bytes: u64,
+        align: u64,
+        soft_limit: Option<&'a SoftLimit>,
+        attempt: &impl Fn(&mut Core) -> Option<R>,
+    ) -> Result<ControlFlow<R, (&'a SoftLimit, u64)>> {
+        if let Some(found) = attempt(&mut self.core()) {
+            return Ok(ControlFlow::Break(found));
+        }
+        let mut locked = self.supply.locked();
+        // Another thread may have added memory while this one waited for its turn.
+        if let Some(found) = attempt(&mut self.core()) {
+            return Ok(ControlFlow::Break(found));
+        }
+        let backed = locked.backing()?.backed();
+        if self.front.shards_have_much(bytes, backed)
+            && let Some(found) = self.after_caches_of_use(bytes, align, attempt)
+        {
+            return Ok(ControlFlow::Break(found));
+        }
+        let grown = self.grow_for(&mut locked, bytes, align, soft_limit, attempt)?;
+        let backed = locked.backing()?.backed();
+        Ok(grown.map_continue(|soft| (soft, backed)))
+    }
+
+    /// Returns the result of `attempt`. Other threads have the core between the parts of a long search for it.
+    fn attempt_in_turns<R>(
+        &self,
+        bytes: u64,
+        align: u64,
+        attempt: &impl Fn(&mut Core) -> Option<R>,
+    ) -> Option<R> {
+        let request = Request::new(bytes, align);
+        for _ in 0..MOST_TURNS {
+            let mut core = self.core();
+            if !core.search_on(&request) {
+                return attempt(&mut core);
+            }
+            drop(core);
+            // A waiting thread that spins comes in. The processor is not given away: that may take milliseconds.
+            (0..SPINS).for_each(|_| std::hint::spin_loop());
+        }
+        attempt(&mut self.core())
     }
 
     /// Adds memory until the attempt succeeds, or returns the soft limit that this would exceed.
@@ -224,43 +260,25 @@ impl HeapInner {
                 return Ok(());
             }
             let mut locked = self.supply.locked();
-            let backing = locked.backing()?;
             let free = self.core().free_bytes();
             let Some(more) = bytes.checked_sub(free).filter(|&more| more > 0) else {
                 return Ok(());
             };
-            if unchecked {
-                match backing.check_more(more) {
-                    Ok(()) => unchecked = false,
-                    // That number does not include the contents of threads' caches.
-                    Err(Error::HeapFull { .. })
-                        if !emptied
-                            && self.caches_may_make_up(
-                                bytes,
-                                backing.room_below(self.facts.limit),
-                            ) =>
-                    {
-                        self.empty_all_caches();
-                        emptied = true;
-                        continue;
-                    }
-                    Err(error) => {
-                        // Other growth may fail, or leave some of its memory free.
-                        locked.wait_for_others(self.explained(error, bytes, 1))?;
-                        continue;
-                    }
-                }
+            if unchecked && !self.can_add(&mut locked, bytes, more, &mut emptied)? {
+                continue;
             }
-            // In steps, so that threads that wait for memory have a turn after each.
-            let mut step = more.min(backing.chunk());
+            unchecked = false;
             let soft = self.facts.soft_limit.as_ref().filter(|_| ahead);
-            if ahead {
-                // The memory that may still be added; if there is none, 1 byte, which the backing refuses.
-                let most = soft.map_or(self.facts.limit, |soft| soft.bytes.min(self.facts.limit));
-                step = step.min(backing.room_below(most)).max(1);
-            }
-            let began = Instant::now();
             let most = soft.map_or(u64::MAX, |soft| soft.bytes);
+            // In steps, so that threads that wait for memory have a turn after each; ahead of need, no more than
+            // may still be added, or if that is nothing, 1 byte, which the backing refuses.
+            let backing = locked.backing()?;
+            let room = match ahead {
+                true => backing.room_below(most.min(self.facts.limit)).max(1),
+                false => u64::MAX,
+            };
+            let step = more.min(backing.chunk()).min(room);
+            let began = Instant::now();
             let grown = match locked.grow(Want::More { bytes: step }, most) {
                 Ok(Some(grown)) => grown,
                 Ok(None) => return Err(self.full(NoRoom::SoftLimit { bytes: most }, bytes, 1)),
@@ -285,6 +303,30 @@ impl HeapInner {
                 thread::sleep(BETWEEN_STEPS);
             }
         }
+    }
+
+    /// Returns whether `more` bytes can be added, so that `bytes` are free. If not, empties the threads' caches if that
+    /// can help and they are not emptied yet, or waits for other growth, after which the caller looks again.
+    fn can_add(
+        &self,
+        locked: &mut Locked<'_>,
+        bytes: u64,
+        more: u64,
+        emptied: &mut bool,
+    ) -> Result<bool> {
+        let backing = locked.backing()?;
+        let addable = backing.room_below(self.facts.limit);
+        match backing.check_more(more) {
+            Ok(()) => return Ok(true),
+            // That number does not include the contents of threads' caches.
+            Err(Error::HeapFull { .. }) if !*emptied && self.caches_may_make_up(bytes, addable) => {
+                self.empty_all_caches();
+                *emptied = true;
+            }
+            // Other growth may fail, or leave some of its memory free.
+            Err(error) => locked.wait_for_others(self.explained(error, bytes, 1))?,
+        }
+        Ok(false)
     }
 
     /// Gives idle chunks back until at most `keep` bytes are free; returns the number of bytes given back.

@@ -104,30 +104,23 @@ impl Plan {
             Some(bytes) => bytes,
             None => settled.total(driver, &topology)?,
         };
-        if limit.min(settled.shares()) > MOST_ADDRESSES {
-            let why = format!("{limit} bytes exceed the address space");
-            return Err(Error::invalid("limit", why));
-        }
-        settled.shape.limit = limit.min(settled.shares()) / unit * unit;
-        if settled.shape.limit == 0 {
-            let why = match limit < unit {
-                true => format!("{limit} bytes are less than the granularity, {unit}"),
-                false => format!("every node's share is less than the granularity, {unit} bytes"),
-            };
-            return Err(Error::invalid("limit", why));
-        }
+        settled.shape.limit = settled.checked_limit(limit)?;
+        settled.shape.chunk = self.checked_chunk(&settled.shape)?;
+        Ok(settled)
+    }
+
+    fn checked_chunk(&self, shape: &Shape) -> Result<u64> {
         if self.chunk == Some(0) {
             return Err(Error::invalid("chunk", "chunks of 0 bytes add nothing"));
         }
         let growth = self.growth.unwrap_or_default();
-        settled.shape.chunk = self
+        Ok(self
             .chunk
             .unwrap_or(growth.checked_chunk()?)
-            .checked_next_multiple_of(unit)
-            .unwrap_or(settled.shape.limit)
-            .min(settled.shape.limit)
-            .min(Growth::MAX_CHUNK / unit * unit);
-        Ok(settled)
+            .checked_next_multiple_of(shape.unit)
+            .unwrap_or(shape.limit)
+            .min(shape.limit)
+            .min(Growth::MAX_CHUNK / shape.unit * shape.unit))
     }
 
     fn site(&self, driver: &Driver, topology: &Topology, location: Location) -> Result<Site> {
@@ -223,6 +216,27 @@ impl Settled {
             });
         }
         Ok(total)
+    }
+
+    /// Returns how much of `limit` there are nodes for, in whole units.
+    fn checked_limit(&self, limit: u64) -> Result<u64> {
+        let (shares, unit) = (self.shares(), self.shape.unit);
+        if limit.min(shares) > MOST_ADDRESSES {
+            let why = format!("{limit} bytes exceed the address space");
+            return Err(Error::invalid("limit", why));
+        }
+        match limit.min(shares) / unit * unit {
+            0 => {
+                let why = match limit < unit {
+                    true => format!("{limit} bytes are less than the granularity, {unit}"),
+                    false => {
+                        format!("every node's share is less than the granularity, {unit} bytes")
+                    }
+                };
+                Err(Error::invalid("limit", why))
+            }
+            limit => Ok(limit),
+        }
     }
 
     /// Returns the sum of all sites' shares.

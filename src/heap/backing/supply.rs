@@ -2,6 +2,7 @@
 //! the driver.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,6 +18,8 @@ use crate::{Error, Growth, Result};
 pub(crate) struct Supply {
     /// `None` once all memory is given back.
     backing: Mutex<Option<Backing>>,
+    /// How many threads wait for the lock, or are about to get it.
+    waiting: AtomicUsize,
     /// Growth that other threads may wait for has ended.
     grown: Condvar,
     pub(crate) growth: Growth,
@@ -33,6 +36,7 @@ impl Supply {
     pub(crate) fn new(backing: Backing, growth: Growth) -> Self {
         Self {
             backing: Mutex::new(Some(backing)),
+            waiting: AtomicUsize::new(0),
             grown: Condvar::new(),
             growth,
         }
@@ -40,7 +44,10 @@ impl Supply {
 
     /// Locks the backing, to look at it. It is `None` once all memory is given back. Waits while a chunk is created.
     pub(crate) fn backing(&self) -> MutexGuard<'_, Option<Backing>> {
-        lock(&self.backing)
+        self.waiting.fetch_add(1, Relaxed);
+        let guard = lock(&self.backing);
+        self.waiting.fetch_sub(1, Relaxed);
+        guard
     }
 
     /// Calls `f` with the chunk at `offset`, if there is one. Waits while a chunk is created.
@@ -100,10 +107,17 @@ impl Locked<'_> {
         Ok(Some(grown))
     }
 
-    /// Rests after a chunk that took this long: at least a fiftieth of it, since a thread that wakes up for the lock takes
-    /// longer than this thread takes to lock it again.
+    /// Rests after a chunk that took this long, as [`Growth`] says, and lets threads that wait for the lock have it. With
+    /// neither, returns at once: in a pause, calls of other processes could begin.
     pub(crate) fn release(&mut self, took: Duration) {
-        let rest = self.supply.growth.rest_after(took).max(took / 50);
+        let mut rest = self.supply.growth.rest_after(took);
+        if self.supply.waiting.load(Relaxed) > 0 {
+            // A thread that wakes up for the lock takes longer than this thread takes to lock it again.
+            rest = rest.max(took / 50);
+        }
+        if rest.is_zero() {
+            return;
+        }
         self.guard = None;
         thread::sleep(rest);
         self.guard = Some(self.supply.backing());

@@ -7,6 +7,7 @@ mod pages;
 mod ranges;
 mod refusals;
 mod resize;
+mod search;
 mod shard;
 mod slabs;
 mod spans;
@@ -107,11 +108,27 @@ impl Core {
     }
 
     /// Allocates a range of at least `bytes`, at an address that is a multiple of `align`, a power of two.
-    #[inline(never)]
     pub(super) fn allocate(&mut self, bytes: u64, align: u64) -> Option<Extent> {
-        let extent = self.ranges.allocate(bytes.max(PAGE), align)?;
+        self.allocate_within(bytes, align, usize::MAX)
+    }
+
+    /// As [`allocate`](Self::allocate), unless the search for a free range takes long.
+    #[inline]
+    pub(super) fn allocate_soon(&mut self, bytes: u64, align: u64) -> Option<Extent> {
+        self.allocate_within(bytes, align, search::SLICE)
+    }
+
+    #[inline(never)]
+    fn allocate_within(&mut self, bytes: u64, align: u64, looks: usize) -> Option<Extent> {
+        let extent = self.ranges.allocate(bytes.max(PAGE), align, looks)?;
         self.mark_high_water();
         Some(extent)
+    }
+
+    /// Searches some of the free ranges for a request. Returns whether [`allocate`](Self::allocate) would search
+    /// for long, and may be called again to shorten that.
+    pub(super) fn search_on(&mut self, request: &Request) -> bool {
+        request.class().is_none() && self.ranges.search_on(request.size, request.align)
     }
 
     /// Returns a shard without memory, which belongs to this core.
@@ -133,7 +150,9 @@ impl Core {
 
     /// Gives a shard a segment of `bytes`, at an address that is a multiple of `align`; returns its place.
     pub(super) fn feed(&mut self, shard: &mut Shard, bytes: u64, align: u64) -> Option<Range<u64>> {
-        let extent = self.ranges.allocate_segment(bytes, align)?;
+        // The thread can do without.
+        const LOOKS: usize = 16;
+        let extent = self.ranges.allocate_slowly(bytes, align, LOOKS)?;
         self.mark_high_water();
         let place = extent.offset..extent.offset + bytes;
         shard.add(&mut self.ranges, extent.node(), place.clone());

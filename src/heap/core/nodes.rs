@@ -1,11 +1,11 @@
 //! The table of ranges: each is a node linked to its neighbours in memory; free ones are in lists by size.
 
 use std::alloc::{Layout, handle_alloc_error};
-use std::cell::Cell;
 use std::hint::select_unpredictable;
 use std::io;
 
 use super::bins::{self, GROWABLE_END, Occupied};
+use super::search::Searches;
 use super::table::{Ahead, Growth, View};
 
 /// The index of a range's node.
@@ -58,14 +58,14 @@ pub(super) struct Node {
     /// it may be added in front.
     pub(super) growable_end: bool,
     /// The list of a free range.
-    bin: u16,
+    pub(super) bin: u16,
     /// The range before it in memory.
     pub(super) previous: RangeId,
     /// The range after it in memory; for a vacant node, the next vacant one.
     pub(super) next: RangeId,
     /// Its neighbours in its list.
     before: RangeId,
-    after: RangeId,
+    pub(super) after: RangeId,
 }
 
 const _: () = assert!(size_of::<Node>() == 32);
@@ -92,13 +92,12 @@ pub(super) struct Nodes {
     /// `None` for a shard's: the core adds nodes to the table and [lends](Self::lend) them.
     growth: Option<Growth>,
     /// The end of each bin's list: a sentinel that can be read and written like any other node.
-    none: RangeId,
+    pub(super) none: RangeId,
     /// The first of each bin's list.
-    heads: Box<[RangeId; GROWABLE_END + 1]>,
+    pub(super) heads: Box<[RangeId; GROWABLE_END + 1]>,
     vacant: RangeId,
-    occupied: Occupied,
-    /// A bin, and a size of it from which on it has no range: a search of all of it has shown that.
-    vain: Cell<(usize, u32)>,
+    pub(super) occupied: Occupied,
+    pub(super) searches: Searches,
     /// How many nodes there are, without the sentinel, and how many of them are not vacant.
     owned: usize,
     pub(super) count: usize,
@@ -125,7 +124,7 @@ impl Nodes {
             heads: Box::new([RangeId::NONE; GROWABLE_END + 1]),
             vacant: RangeId::NONE,
             occupied: Occupied::new(),
-            vain: Cell::new((0, u32::MAX)),
+            searches: Searches::new(),
             owned: 0,
             count: 0,
         }
@@ -164,15 +163,21 @@ impl Nodes {
 
     /// Gives another list `more` vacant nodes.
     pub(super) fn lend(&mut self, other: &mut Self, more: usize) {
+        let mut next = RangeId::NONE;
         for _ in 0..more {
-            let node = self.add(0, 0, RangeId::NONE, RangeId::NONE);
-            other.take_over(self, 1);
+            next = self.add(0, 0, RangeId::NONE, next);
+        }
+        other.take_over(self, more);
+        while next != RangeId::NONE {
+            let node = next;
+            next = other.get(node).next;
             other.retire(node);
         }
     }
 
     /// Notes that `nodes` nodes of `other` are this list's now: vacant but in no list, or neighbours in memory.
     pub(super) fn take_over(&mut self, other: &mut Self, nodes: usize) {
+        other.forget_used();
         self.nodes.learn(&other.nodes);
         self.owned += nodes;
         self.count += nodes;
@@ -313,11 +318,11 @@ impl Nodes {
         this.after = first;
         this.state = NodeState::Free;
         this.bin = bin as u16;
-        let (vain_bin, vain_size) = self.vain.get();
-        if bin == vain_bin && this.size >= vain_size {
-            self.vain.set((vain_bin, u32::MAX));
-        }
+        let size = this.size;
         self.occupied.set(bin);
+        if size >= self.searches.least {
+            self.note(node);
+        }
     }
 
     /// Takes a node out of its list: it is in use.
@@ -337,10 +342,10 @@ impl Nodes {
     }
 
     /// Returns a free node of at least `size` granules, more than 0: the last freed of its own bin if that
-    /// fits; otherwise one of the next bin that has any, growable ends last; otherwise the smallest that fits
-    /// in its own bin or at a growable end.
+    /// fits; otherwise one of the next bin that has any, growable ends last. May miss one in its own bin or at
+    /// a growable end.
     #[inline(always)]
-    pub(super) fn find(&self, size: u32) -> Option<RangeId> {
+    pub(super) fn pick(&self, size: u32) -> Option<RangeId> {
         let own = bins::bin_of(size);
         let first = self.heads[own];
         // Looks both up and chooses one without a branch, which would be unpredictable.
@@ -348,59 +353,7 @@ impl Nodes {
         let next = next.map_or(self.none, |bin| self.heads[bin]);
         let found = select_unpredictable(self.get(first).size >= size, first, next);
         // Not if there is none, and not always at a growable end.
-        match self.get(found).size >= size {
-            true => Some(found),
-            false => self.find_in(own, size),
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn find_in(&self, bin: usize, size: u32) -> Option<RangeId> {
-        let smallest = |bin| {
-            let fitting = self.list(bin).filter(|&node| self.get(node).size >= size);
-            fitting.min_by_key(|&node| self.get(node).size)
-        };
-        // A request that is refused comes here several times, and a full heap's bin may have many ranges.
-        let (vain_bin, vain_size) = self.vain.get();
-        let own = match bin == vain_bin && size >= vain_size {
-            true => None,
-            false => smallest(bin),
-        };
-        if own.is_none() {
-            self.vain.set((bin, size));
-        }
-        own.or_else(|| smallest(GROWABLE_END))
-    }
-
-    /// Iterates over the nodes of a bin.
-    fn list(&self, bin: usize) -> impl Iterator<Item = RangeId> {
-        let mut node = self.heads[bin];
-        std::iter::from_fn(move || {
-            let this = node;
-            node = self.get(this).after;
-            (this != self.none).then_some(this)
-        })
-    }
-
-    /// Iterates over the free nodes of at least `size` granules, by ascending bins.
-    pub(super) fn at_least(&self, size: u32) -> impl Iterator<Item = RangeId> {
-        let mut from = bins::bin_of(size);
-        let bins = std::iter::from_fn(move || {
-            let bin = self.occupied.next(from)?;
-            from = bin + 1;
-            Some(bin)
-        });
-        bins.flat_map(|bin| self.list(bin))
-            .filter(move |&node| self.get(node).size >= size)
-    }
-
-    /// Returns the size of the largest among the first `looks` nodes of the last bin and as many at growable
-    /// ends.
-    pub(super) fn largest(&self, looks: usize) -> u32 {
-        let bins = self.occupied.last().into_iter().chain([GROWABLE_END]);
-        let nodes = bins.flat_map(|bin| self.list(bin).take(looks));
-        nodes.map(|node| self.get(node).size).max().unwrap_or(0)
+        (self.get(found).size >= size).then_some(found)
     }
 
     /// Returns the table's size, in bytes.
@@ -412,8 +365,6 @@ impl Nodes {
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
 
     #[test]
@@ -450,72 +401,5 @@ mod tests {
         assert_eq!(nodes.metadata(), bytes);
         add(&mut nodes);
         assert!(nodes.metadata() > bytes);
-    }
-
-    /// 128 and 129 granules have the same bin.
-    #[test]
-    fn a_search_in_vain_is_repeated_once_a_range_may_fit() {
-        let mut nodes = Nodes::new(1 << 20).unwrap();
-        let add = |nodes: &mut Nodes, size| {
-            let node = nodes.add(0, size, RangeId::NONE, RangeId::NONE);
-            nodes.link(node);
-            node
-        };
-        let small = add(&mut nodes, 128);
-        for _ in 0..3 {
-            assert_eq!(nodes.find(129), None);
-            assert_eq!(nodes.find(128), Some(small));
-            let large = add(&mut nodes, 129);
-            let first = add(&mut nodes, 128);
-            assert_eq!(nodes.find(129), Some(large));
-            nodes.unlink(large);
-            nodes.unlink(first);
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn what_fits_is_found(
-            sizes in proptest::collection::vec(1_u32..5000, 0..60),
-            gone in proptest::collection::vec(any::<bool>(), 60),
-            wanted in 1_u32..5000,
-        ) {
-            let mut nodes = Nodes::new(1 << 20).unwrap();
-            let mut free = Vec::new();
-            for &size in &sizes {
-                let node = nodes.add(0, size, RangeId::NONE, RangeId::NONE);
-                nodes.link(node);
-                free.push(node);
-            }
-            let mut gone = gone.into_iter();
-            free.retain(|&node| {
-                let stays = gone.next() != Some(true);
-                if !stays {
-                    nodes.unlink(node);
-                }
-                stays
-            });
-            let size = |node: RangeId| nodes.get(node).size;
-            let largest = free.iter().map(|&node| size(node)).max().unwrap_or(0);
-            prop_assert_eq!(nodes.largest(usize::MAX), largest);
-            let nearly = nodes.largest(1);
-            prop_assert!(nearly <= largest && largest - nearly <= largest / 64, "{} {}", nearly, largest);
-            let best = free.iter().map(|&node| size(node)).filter(|&size| size >= wanted).min();
-            let found = nodes.find(wanted).map(size);
-            prop_assert_eq!(found.is_some(), best.is_some());
-            if let (Some(found), Some(best)) = (found, best) {
-                let exact = bins::is_exact(best);
-                prop_assert!(found >= best && (found == best || !exact));
-                // In the best one's bin, or in the next that has any.
-                let between = free.iter().map(|&node| bins::bin_of(size(node)));
-                let between = between.filter(|&bin| bin > bins::bin_of(best) && bin < bins::bin_of(found));
-                prop_assert_eq!(between.count(), 0);
-            }
-            let mut least: Vec<RangeId> = nodes.at_least(wanted).collect();
-            free.retain(|&node| size(node) >= wanted);
-            least.sort_unstable_by_key(|node| node.0);
-            free.sort_unstable_by_key(|node| node.0);
-            prop_assert_eq!(least, free);
-        }
     }
 }

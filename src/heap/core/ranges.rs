@@ -9,14 +9,12 @@ use std::num::NonZeroU64;
 use std::ops::Range;
 
 use super::nodes::{NodeState, Nodes, RangeId};
+use super::search::{Found, Need, SLICE};
 use crate::classes::PAGE;
 
 /// The unit of sizes and offsets here, in bytes.
 pub(crate) const GRANULE: u64 = 256;
 pub(super) const LOG_GRANULE: u32 = 8;
-
-/// Granules in a page.
-const PAGE_GRANULES: u64 = PAGE >> LOG_GRANULE;
 
 /// The smallest span, and how many there may be at least.
 const MIN_SPAN: u64 = 64 << 10;
@@ -82,10 +80,6 @@ pub(crate) struct Ranges {
     pub(super) total: u64,
     /// Granules that were ever freed.
     pub(super) given: u64,
-    /// A size and an alignment that no free range satisfied, as a search of all has shown, and `given` then.
-    vain: (u32, u64, u64),
-    /// Whether no free range contains a page, as a search of all has shown.
-    pub(super) no_free_page: bool,
 }
 
 impl Ranges {
@@ -112,8 +106,6 @@ impl Ranges {
             free: 0,
             total: 0,
             given: 0,
-            vain: (0, 0, 0),
-            no_free_page: false,
         }
     }
 
@@ -147,90 +139,59 @@ impl Ranges {
     }
 
     /// Allocates a range of at least `bytes`, more than 0, at an address that is a multiple of `align`, a
-    /// power of two.
+    /// power of two. Searches at most `looks` ranges.
     #[inline(always)]
-    pub(super) fn allocate(&mut self, bytes: u64, align: u64) -> Option<Extent> {
-        if bytes > MAX_RANGE {
-            return None;
-        }
+    pub(super) fn allocate(&mut self, bytes: u64, align: u64, looks: usize) -> Option<Extent> {
         let size = bytes.div_ceil(GRANULE) as u32;
-        if align > GRANULE {
-            return self.allocate_aligned(size, align >> LOG_GRANULE, usize::MAX);
+        if align <= GRANULE
+            && bytes <= MAX_RANGE
+            && let Some(node) = self.nodes.pick(size)
+        {
+            return Some(self.take(node, size));
         }
-        let node = self.nodes.find(size)?;
-        Some(self.take(node, size))
+        self.allocate_slowly(bytes, align, looks)
     }
 
-    /// Allocates pages of `bytes` for a slab. Checks at most `looks` of the ranges that have room only if
-    /// their first page begins early.
-    pub(super) fn allocate_pages(&mut self, bytes: u64, looks: usize) -> Option<Extent> {
-        if self.no_free_page {
-            return None;
-        }
-        let size = (bytes >> LOG_GRANULE) as u32; // at most a slab, so it fits 32 bits
-        self.allocate_aligned(size, PAGE_GRANULES, looks)
-    }
-
-    /// Allocates a range for a shard. Checks few of the ranges that have room only if the first multiple of `align`
-    /// in them comes early: the caller can do without.
-    pub(super) fn allocate_segment(&mut self, bytes: u64, align: u64) -> Option<Extent> {
-        const LOOKS: usize = 16;
-        let size = u32::try_from(bytes >> LOG_GRANULE).ok()?;
-        self.allocate_aligned(size, align >> LOG_GRANULE, LOOKS)
-    }
-
-    /// Allocates up to `most` single pages, after a search of all ranges.
-    pub(super) fn allocate_single_pages(&mut self, most: usize) -> Vec<Extent> {
-        if self.no_free_page {
-            return Vec::new();
-        }
-        let all = self.nodes.at_least(PAGE_GRANULES as u32);
-        let nodes: Vec<RangeId> = all.filter(|&node| self.has_page(node)).take(most).collect();
-        self.no_free_page = nodes.is_empty();
-        let taken = nodes.into_iter();
-        taken
-            .map(|node| self.take_aligned(node, PAGE_GRANULES as u32, PAGE_GRANULES))
-            .collect()
-    }
-
-    pub(super) fn has_page(&self, node: RangeId) -> bool {
-        self.fits(node, PAGE_GRANULES as u32, PAGE_GRANULES)
-    }
-
+    /// As [`allocate`](Self::allocate), also for the pages of slabs and the segments of shards.
     #[cold]
     #[inline(never)]
-    fn allocate_aligned(&mut self, size: u32, align: u64, looks: usize) -> Option<Extent> {
-        // Without a free since then, no range has become larger.
-        let this = (size, align, self.given);
-        if self.vain == this {
-            return None;
+    pub(super) fn allocate_slowly(
+        &mut self,
+        bytes: u64,
+        align: u64,
+        looks: usize,
+    ) -> Option<Extent> {
+        let need = self.need(bytes, align)?;
+        match self.nodes.find(need, looks) {
+            Found::One(node) => Some(self.take_aligned(node, need)),
+            Found::Nothing | Found::Unfinished => None,
         }
-        // A range of this size has room for the block at the first multiple of `align`, wherever that lies.
-        let ample = u32::try_from(u64::from(size) + align - 1).ok();
-        let fits = |&node: &RangeId| self.fits(node, size, align);
-        let near = self.nodes.find(size).filter(fits);
-        let node = near
-            .or_else(|| self.nodes.find(ample?))
-            .or_else(|| self.nodes.at_least(size).take(looks).find(fits));
-        if node.is_none() && looks == usize::MAX {
-            self.vain = this;
-        }
-        Some(self.take_aligned(node?, size, align))
     }
 
-    /// Returns the granules in a range before its first multiple of `align`.
-    fn gap(&self, node: RangeId, align: u64) -> u64 {
-        let start = self.nodes.get(node).start + self.origin;
-        start.wrapping_neg() & (align - 1)
+    /// Searches some ranges for a request; returns whether more have to be searched to serve or refuse it.
+    pub(super) fn search_on(&mut self, bytes: u64, align: u64) -> bool {
+        let need = self.need(bytes, align);
+        need.is_some_and(|need| self.nodes.find(need, SLICE) == Found::Unfinished)
     }
 
-    fn fits(&self, node: RangeId, size: u32, align: u64) -> bool {
-        self.gap(node, align) + u64::from(size) <= u64::from(self.nodes.get(node).size)
+    fn need(&self, bytes: u64, align: u64) -> Option<Need> {
+        let align = align.max(GRANULE) >> LOG_GRANULE;
+        (bytes <= MAX_RANGE).then_some(Need {
+            size: bytes.div_ceil(GRANULE) as u32,
+            align,
+            origin: self.origin & (align - 1),
+        })
     }
 
-    /// Takes `size` aligned granules out of a free range that has room for them.
-    fn take_aligned(&mut self, node: RangeId, size: u32, align: u64) -> Extent {
-        let gap = self.gap(node, align) as u32; // less than the range
+    /// Returns the first offset from `offset` on whose address is a multiple of `align`, in bytes.
+    pub(super) fn aligned(&self, offset: u64, align: u64) -> u64 {
+        let address = offset + (self.origin << LOG_GRANULE);
+        offset.saturating_add(address.wrapping_neg() & (align - 1))
+    }
+
+    /// Takes what is needed out of a free range that has room for it.
+    fn take_aligned(&mut self, node: RangeId, need: Need) -> Extent {
+        let (gap, size) = (need.gap(self.nodes.get(node)) as u32, need.size); // less than the range
         if gap == 0 {
             return self.take(node, size);
         }
@@ -302,9 +263,6 @@ impl Ranges {
         this.size = size;
         this.growable_end = growable_end;
         self.nodes.link(node);
-        if self.no_free_page {
-            self.no_free_page = !self.has_page(node);
-        }
         true
     }
 

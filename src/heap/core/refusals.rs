@@ -23,8 +23,8 @@ pub(crate) struct Request {
     /// The class of a small block.
     class: Option<Class>,
     /// In bytes.
-    size: u64,
-    align: u64,
+    pub(super) size: u64,
+    pub(super) align: u64,
 }
 
 impl Request {
@@ -175,7 +175,7 @@ impl Core {
         if self.ranges.nodes.count > MOST_RANGES {
             return;
         }
-        let lacks = lacks(&self.ranges, &self.slabs, &self.pages, request.size);
+        let lacks = lacks(&self.ranges, &self.slabs, &self.pages, &request);
         self.refusals.last = Some(Refusal {
             request,
             given: self.given(),
@@ -192,9 +192,9 @@ impl Core {
     }
 }
 
-/// Returns the fewest bytes in use within adjacent ranges of at least `size` bytes together: as many must be
-/// freed, as whole blocks, before there can be a free range of that size.
-fn lacks(ranges: &Ranges, slabs: &Slabs, pages: &PageMap, size: u64) -> u64 {
+/// Returns the fewest bytes in use within adjacent ranges that the request could lie in: as many must be freed, as
+/// whole blocks, before it can succeed.
+fn lacks(ranges: &Ranges, slabs: &Slabs, pages: &PageMap, request: &Request) -> u64 {
     let mut least = u64::MAX;
     let in_use =
         |(range, node): &(Range<u64>, Option<RangeId>)| match (node, pages.get(range.start)) {
@@ -205,23 +205,28 @@ fn lacks(ranges: &Ranges, slabs: &Slabs, pages: &PageMap, size: u64) -> u64 {
             (Some(_), _) => len(range),
         };
     for span in ranges.each_span() {
-        // The ranges from `first` to the current one: their bytes, and how many of those are in use.
-        let (mut bytes, mut used) = (0, 0);
-        let mut behind = span.clone();
-        let mut first = behind.next();
+        // The ranges from the current one to the last one before `end`: how many of their bytes are in use.
+        let (mut end, mut used) = (0, 0);
+        let mut ahead = span.clone();
         for current in span {
-            bytes += len(&current.0);
-            used += in_use(&current);
-            while let Some(range) = &first
-                && bytes - len(&range.0) >= size
+            let range = &current.0;
+            // Where it would touch the fewest ranges behind this one.
+            let start = ranges.aligned(range.start, request.align);
+            let begins = start < range.end;
+            let needed = match begins {
+                true => start.saturating_add(request.size),
+                false => range.end,
+            };
+            while end < needed
+                && let Some(next) = ahead.next()
             {
-                bytes -= len(&range.0);
-                used -= in_use(range);
-                first = behind.next();
+                end = next.0.end;
+                used += in_use(&next);
             }
-            if bytes >= size {
+            if begins && end >= needed {
                 least = least.min(used);
             }
+            used -= in_use(&current);
         }
     }
     least

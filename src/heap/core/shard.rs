@@ -31,7 +31,7 @@ impl Shard {
     pub(crate) fn allocate(&mut self, bytes: u64) -> Option<Extent> {
         match self.needs_nodes() {
             true => None,
-            false => self.ranges.allocate(bytes.max(PAGE), 1),
+            false => self.ranges.allocate(bytes.max(PAGE), 1, usize::MAX),
         }
     }
 

@@ -44,8 +44,7 @@ pub(super) struct Slabs {
     pub(super) thorough: bool,
 }
 
-/// How many ranges are checked for a page while memory can still be added, and how many slabs a full search
-/// makes.
+/// How many ranges are searched for a slab while memory can still be added.
 const LOOKS: usize = 32;
 
 impl Slabs {
@@ -88,22 +87,18 @@ impl Slabs {
     }
 
     fn add(&mut self, class: Class, ranges: &mut Ranges, pages: &PageMap) -> Option<SlabId> {
-        // Falls back to smaller slabs if no range is large enough.
+        // Falls back to smaller slabs if no range is large enough; the last is a page.
         for blocks in class.slabs(self.totals[class.index()]) {
-            if let Some(extent) = ranges.allocate_pages(class.slab_bytes(blocks), LOOKS) {
+            let bytes = class.slab_bytes(blocks);
+            let looks = match self.thorough && bytes == PAGE {
+                true => usize::MAX,
+                false => LOOKS,
+            };
+            if let Some(extent) = ranges.allocate_slowly(bytes, PAGE, looks) {
                 return Some(self.insert(class, blocks, extent, pages));
             }
         }
-        if !self.thorough {
-            return None;
-        }
-        // The search takes long with many ranges, so it takes many pages at once.
-        let found = ranges.allocate_single_pages(LOOKS);
-        let blocks = class.blocks_in_page();
-        let slabs = found.into_iter();
-        slabs
-            .map(|extent| self.insert(class, blocks, extent, pages))
-            .last()
+        None
     }
 
     fn insert(&mut self, class: Class, blocks: u32, extent: Extent, pages: &PageMap) -> SlabId {

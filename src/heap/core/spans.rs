@@ -177,7 +177,6 @@ impl Ranges {
                 assert!(is_free || this.state == NodeState::Used);
                 was_free = is_free;
                 if is_free {
-                    assert!(!self.no_free_page || !self.has_page(node));
                     free += u64::from(this.size);
                     free_nodes += 1;
                     let mut listed = self.nodes.at_least(this.size);
@@ -192,6 +191,7 @@ impl Ranges {
         }
         assert_eq!((free, total), (self.free, self.total));
         assert_eq!(self.nodes.at_least(1).count(), free_nodes);
+        self.nodes.check_searches();
         assert_eq!(self.nodes.count, ranges + 2 * self.spans.len());
     }
 }

@@ -6,7 +6,9 @@ use std::ops::Range;
 use proptest::prelude::*;
 
 use super::*;
-use crate::classes::MAX_SMALL;
+
+mod layout;
+mod refusals;
 
 const LIMIT: u64 = MAX_RANGE + 8 * CHUNK;
 const CHUNK: u64 = 2 << 20;
@@ -99,6 +101,9 @@ impl Both {
             Step::Add(chunk) => self.add(chunk),
             Step::Remove(chunk) => self.remove(chunk),
             Step::Allocate(bytes, log) => self.allocate(bytes, 1 << log),
+            Step::Search(bytes, log) => {
+                self.core.search_on(&Request::new(bytes, 1 << log));
+            }
             Step::Fill(class, count) => self.fill(Class::all().nth(class).unwrap(), count),
             Step::Free(which) => self.free_nth(which),
             Step::Give(which) => self.give_nth(which),
@@ -258,6 +263,7 @@ enum Step {
     Add(u64),
     Remove(u64),
     Allocate(u64, u32),
+    Search(u64, u32),
     Fill(usize, usize),
     Free(usize),
     Give(usize),
@@ -266,11 +272,14 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     let index = any::<usize>;
-    let bytes = || prop_oneof![1_u64..40_000, 1_u64..600_000, 1_u64..6_000_000];
+    let few = || prop_oneof![Just(9_000_u64), Just(70_000), Just(900_000)];
+    let bytes = || prop_oneof![1_u64..40_000, 1_u64..600_000, 1_u64..6_000_000, few()];
+    let log = || prop_oneof![3 => Just(0_u32), 1 => 0_u32..23, 1 => 13_u32..16];
     prop_oneof![
         2 => (0_u64..12).prop_map(Step::Add),
         2 => (0_u64..12).prop_map(Step::Remove),
-        8 => (bytes(), prop_oneof![3 => Just(0_u32), 1 => 0_u32..23]).prop_map(|(bytes, log)| Step::Allocate(bytes, log)),
+        8 => (bytes(), log()).prop_map(|(bytes, log)| Step::Allocate(bytes, log)),
+        4 => (few(), log()).prop_map(|(bytes, log)| Step::Search(bytes, log)),
         2 => (0..CLASSES, 1_usize..70).prop_map(|(class, count)| Step::Fill(class, count)),
         8 => index().prop_map(Step::Free),
         60 => index().prop_map(Step::Give),
@@ -295,213 +304,6 @@ proptest! {
         }
         both.check();
     }
-}
-
-/// The blocks that threads keep, about which [`Core::rules_out`] is asked between steps.
-#[derive(Default)]
-struct Kept {
-    ranges: Vec<(Extent, u64)>,
-    small: Vec<(u64, Class)>,
-    ruled_out: u64,
-}
-
-impl Kept {
-    fn outside(&self, class: Option<Class>) -> Outside {
-        let ranges: u64 = self.ranges.iter().map(|(_, size)| size).sum();
-        let small: u64 = self.small.iter().map(|(_, class)| class.bytes()).sum();
-        Outside {
-            bytes: ranges + small,
-            larger: ranges > 0,
-            of_class: self.small.iter().any(|&(_, other)| Some(other) == class),
-        }
-    }
-
-    /// A user frees a block, and a thread keeps it.
-    fn keep(&mut self, both: &mut Both, which: usize) {
-        if which.is_multiple_of(2) && !both.ranges.is_empty() {
-            let at = which / 2 % both.ranges.len();
-            self.ranges.push(both.ranges.swap_remove(at));
-        } else if !both.small.is_empty() {
-            let at = which / 2 % both.small.len();
-            self.small.push(both.small.swap_remove(at));
-        }
-    }
-
-    fn give_all(&mut self, core: &mut Core) {
-        for (extent, _) in self.ranges.drain(..) {
-            assert!(core.free(extent.node()));
-        }
-        for (offset, _) in self.small.drain(..) {
-            assert!(core.give(offset));
-        }
-        core.release_empty_slabs();
-    }
-
-    /// Asks as the heap does. A request that is ruled out must still fail once the core has all blocks.
-    fn ask(&mut self, core: &mut Core, bytes: u64, align: u64) {
-        let request = Request::new(bytes, align);
-        let met = |core: &mut Core| match Class::of(bytes, align) {
-            Some(class) => {
-                let mut out = [0];
-                let filled = core.thoroughly(|core| core.fill(class, &mut out));
-                (filled == 1).then(|| assert!(core.give(out[0]))).is_some()
-            }
-            None => {
-                let found = core.allocate(bytes, align);
-                found
-                    .inspect(|found| assert!(core.free(found.node())))
-                    .is_some()
-            }
-        };
-        if met(core) {
-            return;
-        }
-        let ruled_out = core.rules_out(&request, self.outside(Class::of(bytes, align)));
-        self.ruled_out += u64::from(ruled_out);
-        self.give_all(core);
-        let found = met(core);
-        assert!(!(ruled_out && found), "{bytes} bytes at {align} were there");
-        if !found {
-            core.remember_refusal(request);
-        }
-    }
-}
-
-#[derive(Clone, Debug)]
-enum Turn {
-    Step(Step),
-    Keep(usize),
-    Ask(u64, u32),
-}
-
-fn turn() -> impl Strategy<Value = Turn> {
-    let bytes = prop_oneof![1_u64..2048, 2048_u64..100_000, 1_u64..6_000_000];
-    prop_oneof![
-        4 => step().prop_map(Turn::Step),
-        3 => any::<usize>().prop_map(Turn::Keep),
-        3 => (bytes, prop_oneof![3 => Just(0_u32), 1 => 0_u32..20]).prop_map(|(bytes, log)| Turn::Ask(bytes, log)),
-    ]
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
-    #[test]
-    fn nothing_is_ruled_out_that_could_be_had(
-        turns in proptest::collection::vec(turn(), 1..600),
-        joins in any::<bool>(),
-    ) {
-        let mut both = Both::new(5 * PAGE, joins);
-        let mut kept = Kept::default();
-        // A heap nearly full of blocks of many sizes.
-        both.add(0);
-        both.add(1);
-        let mut numbers = Numbers(turns.len() as u64 + 1);
-        for _ in 0..150 {
-            both.fill(Class::from_index(numbers.below(CLASSES as u64) as usize), 20);
-            both.allocate(1 + numbers.below(60_000), 1);
-        }
-        for turn in turns {
-            match turn {
-                // The model counts blocks that threads keep as used.
-                Turn::Step(Step::Remove(_)) => {}
-                Turn::Step(step) => both.run(step),
-                Turn::Keep(which) => kept.keep(&mut both, which),
-                Turn::Ask(bytes, log) => {
-                    let gone: Vec<u64> = kept.ranges.iter().map(|(extent, _)| extent.offset)
-                        .chain(kept.small.iter().map(|&(offset, _)| offset)).collect();
-                    kept.ask(&mut both.core, bytes, 1 << log);
-                    if kept.ranges.is_empty() && kept.small.is_empty() {
-                        for offset in gone {
-                            both.model.used.remove(&offset);
-                        }
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// Every second of many blocks is free, and threads keep some small ones.
-#[test]
-fn a_refusal_for_fragments_holds_until_enough_comes_free() {
-    let mut core = Core::new(0, 1 << 30).unwrap();
-    core.add(0..CHUNK, true);
-    let blocks: Vec<Extent> = std::iter::from_fn(|| core.allocate(65_536, 1)).collect();
-    for block in blocks.iter().step_by(2) {
-        core.free(block.node());
-    }
-    let request = Request::new(65_537, 1);
-    let outside = |bytes| Outside {
-        bytes,
-        larger: true,
-        of_class: false,
-    };
-    assert!(!core.rules_out(&request, outside(0)), "nobody has looked");
-    core.remember_refusal(request);
-    let larger = Request::new(100_000, 4096);
-    for request in [request, larger] {
-        assert!(core.rules_out(&request, outside(60_000)));
-        assert!(!core.rules_out(&request, outside(65_536)));
-    }
-    // A smaller request, a small block, and requests after memory was added.
-    assert!(!core.rules_out(&Request::new(65_000, 1), outside(0)));
-    assert!(!core.rules_out(&Request::new(1, 1), outside(0)));
-    core.free(blocks[1].node());
-    assert!(!core.rules_out(&request, outside(0)));
-    assert!(core.allocate(65_537, 1).is_some());
-    core.add(CHUNK..2 * CHUNK, true);
-    assert!(!core.rules_out(&larger, outside(0)));
-    // A request beyond all memory needs no search.
-    assert!(core.rules_out(&Request::new(4 * CHUNK, 1), outside(60_000)));
-}
-
-/// A slab between free ranges, one of whose blocks is in use or in a cache.
-#[test]
-fn a_request_that_an_emptied_slab_could_serve_is_not_ruled_out() {
-    const SIZE: u64 = 65_536;
-    let mut core = Core::new(0, 1 << 30).unwrap();
-    core.add(0..CHUNK, true);
-    let class = Class::of(500, 1).unwrap();
-    let before = core.allocate(SIZE, 1).unwrap();
-    let mut cached = [0];
-    assert_eq!(core.fill(class, &mut cached), 1);
-    let after: Vec<Extent> = std::iter::from_fn(|| core.allocate(SIZE, 1)).collect();
-    while core.allocate(PAGE, 1).is_some() {}
-    core.free(before.node());
-    core.free(after[0].node());
-    let outside = |bytes, larger| Outside {
-        bytes,
-        larger,
-        of_class: false,
-    };
-    let request = |bytes| Request::new(bytes, 1);
-    assert!(core.allocate(2 * SIZE, 1).is_none());
-    // The slab has a page.
-    assert!(!core.rules_out(&request(2 * SIZE + PAGE), outside(512, false)));
-    assert!(core.rules_out(&request(2 * SIZE + PAGE), outside(511, false)));
-    assert!(core.rules_out(&request(2 * SIZE + PAGE + 1), outside(512, false)));
-    // Blocks above the small ones may lie anywhere.
-    let two_pages = request(2 * SIZE + 2 * PAGE);
-    assert!(core.rules_out(&two_pages, outside(2 * PAGE, false)));
-    assert!(!core.rules_out(&two_pages, outside(2 * PAGE, true)));
-    assert!(core.give(cached[0]));
-    core.release_empty_slabs();
-    assert!(core.allocate(2 * SIZE + PAGE, 1).is_some());
-}
-
-/// Nothing free begins at a multiple of the alignment; then something does.
-#[test]
-fn an_aligned_request_is_searched_for_again_once_a_range_is_free() {
-    let mut core = Core::new(0, 1 << 30).unwrap();
-    core.add(0..CHUNK, true);
-    let blocks: Vec<Extent> = std::iter::from_fn(|| core.allocate(PAGE, 1)).collect();
-    core.free(blocks[1].node());
-    for _ in 0..3 {
-        assert!(core.allocate(PAGE, 2 * PAGE).is_none());
-    }
-    core.free(blocks[4].node());
-    let found = core.allocate(PAGE, 2 * PAGE).unwrap();
-    assert_eq!(found.offset, 4 * PAGE);
 }
 
 /// Pseudo-random numbers that repeat in each run.
@@ -530,7 +332,16 @@ fn it_agrees_with_a_plain_map_for_a_million_operations() {
             match numbers.below(100) {
                 0 => both.add(numbers.below(12)),
                 1 => both.remove(numbers.below(12)),
-                2..40 => {
+                2..6 => {
+                    let bytes = [9_000, 70_000, 900_000][numbers.below(3) as usize];
+                    let request = Request::new(bytes, 1 << (12 + numbers.below(5)));
+                    both.core.search_on(&request);
+                }
+                6..9 => {
+                    let bytes = [9_000, 70_000, 900_000][numbers.below(3) as usize];
+                    both.allocate(bytes, 1 << (12 + numbers.below(5)));
+                }
+                9..40 => {
                     let most = [40_000, 600_000, 6_000_000][numbers.below(3) as usize];
                     let log = [0, numbers.below(23)][numbers.below(2) as usize];
                     both.allocate(1 + numbers.below(most), 1 << log);
@@ -560,168 +371,4 @@ fn it_agrees_with_a_plain_map_for_a_million_operations() {
         }
         both.check();
     }
-}
-
-#[test]
-fn all_memory_is_one_range_again_when_all_is_free() {
-    let mut core = Core::new(0, LIMIT).unwrap();
-    for chunk in [3, 1, 0, 2] {
-        core.add(chunk * CHUNK..(chunk + 1) * CHUNK, true);
-    }
-    let blocks: Vec<Extent> = std::iter::from_fn(|| core.allocate(9000, 1)).collect();
-    assert!(blocks.len() as u64 >= 4 * CHUNK / 9216 - 1);
-    assert!(core.ranges().largest_free() < 9216);
-    core.free_all(&blocks);
-    assert_eq!(core.ranges().largest_free(), 4 * CHUNK);
-    assert_eq!(core.all_ranges().count(), 1);
-}
-
-#[test]
-fn a_range_between_range_limits_is_as_long_as_can_be() {
-    let mut core = Core::new(0, LIMIT).unwrap();
-    core.add(0..MAX_RANGE + 3 * CHUNK, true);
-    assert_eq!(core.total(), MAX_RANGE + 3 * CHUNK);
-    assert_eq!(core.ranges().largest_free(), MAX_RANGE);
-    assert!(core.allocate(MAX_RANGE + 1, 1).is_none());
-    let all = core.allocate(MAX_RANGE, 1).unwrap();
-    core.add(MAX_RANGE + 3 * CHUNK..MAX_RANGE + 4 * CHUNK, true);
-    assert_eq!(core.ranges().largest_free(), 4 * CHUNK);
-    core.free(all.node());
-    core.ranges.check(true);
-}
-
-/// Growth relies on this.
-#[test]
-fn where_memory_ends_one_span_does_not_depend_on_what_came_first() {
-    let parts = [(0, 2), (2, 3), (3, 5)]
-        .map(|(from, to)| MAX_RANGE - 2 * CHUNK + from * CHUNK..MAX_RANGE - 2 * CHUNK + to * CHUNK);
-    for order in [[0, 1, 2], [1, 0, 2], [2, 1, 0], [1, 2, 0]] {
-        let mut core = Core::new(0, LIMIT).unwrap();
-        for part in order {
-            core.add(parts[part].clone(), true);
-        }
-        assert_eq!(core.all_ranges().count(), 2, "{order:?}");
-        assert_eq!(core.ranges().largest_free(), 3 * CHUNK, "{order:?}");
-        assert_eq!(core.ranges().free_before(MAX_RANGE), 2 * CHUNK);
-        assert_eq!(core.ranges().free_after(MAX_RANGE), 3 * CHUNK);
-        core.ranges.check(true);
-        for part in parts.clone() {
-            assert!(core.remove(part));
-        }
-        assert_eq!(core.total(), 0);
-    }
-}
-
-#[test]
-fn a_range_takes_what_is_free_behind_it_to_the_last_granule() {
-    let mut core = Core::new(0, CHUNK).unwrap();
-    core.add(0..CHUNK, true);
-    let block = core.allocate(9000, 1).unwrap();
-    let wall = core.allocate(CHUNK / 2, 1).unwrap();
-    assert!(core.extend(block.node(), 9216));
-    assert!(!core.extend(block.node(), 9217), "the next range is in use");
-    core.free(wall.node());
-    assert!(!core.extend(block.node(), CHUNK + 1), "memory ends");
-    assert!(core.extend(block.node(), CHUNK));
-    assert_eq!((core.free_bytes(), core.all_ranges().count()), (0, 1));
-    core.shrink(block.node(), 1);
-    assert_eq!(core.ranges().largest_free(), CHUNK - PAGE);
-    core.ranges.check(true);
-}
-
-#[test]
-fn what_lies_at_a_growable_end_is_taken_last() {
-    let mut core = Core::new(0, LIMIT).unwrap();
-    core.add(0..4 * CHUNK, true);
-    let hole = core.allocate(2 * CHUNK, 1).unwrap();
-    let wall = core.allocate(CHUNK, 1).unwrap();
-    core.free(hole.node());
-    // The chunk at the growable end would be the better fit.
-    let block = core.allocate(CHUNK / 2, 1).unwrap();
-    assert_eq!(block.offset, hole.offset);
-    core.free(block.node());
-    // The growable end moves behind memory that is added, and in front of memory that is removed.
-    core.add(4 * CHUNK..8 * CHUNK, true);
-    let all = core.allocate(5 * CHUNK, 1).unwrap();
-    assert_eq!(all.offset, 3 * CHUNK);
-    core.free(all.node());
-    assert!(core.remove(4 * CHUNK..8 * CHUNK));
-    let block = core.allocate(CHUNK / 2, 1).unwrap();
-    assert_eq!(block.offset, hole.offset);
-    core.free(wall.node());
-    core.free(block.node());
-    core.ranges.check(true);
-}
-
-#[test]
-fn of_two_parts_beside_removed_memory_the_one_behind_it_is_taken_first() {
-    let mut core = Core::new(0, LIMIT).unwrap();
-    core.add(0..3 * CHUNK, true);
-    assert!(core.remove(CHUNK..2 * CHUNK));
-    assert_eq!(core.allocate(CHUNK, 1).unwrap().offset, 2 * CHUNK);
-    assert_eq!(core.allocate(CHUNK, 1).unwrap().offset, 0);
-}
-
-#[test]
-fn near_full_the_search_is_exact() {
-    let mut core = Core::new(0, LIMIT).unwrap();
-    core.add(0..64 << 20, true);
-    // Holes in one bin: the one that fits is deep in the list.
-    let mut holes = Vec::new();
-    let mut walls = Vec::new();
-    for hole in 0..30_u64 {
-        let granules = if hole == 0 { 1055 } else { 1040 };
-        holes.push(core.allocate(granules * GRANULE, 1).unwrap());
-        walls.push(core.allocate(8192, 1).unwrap());
-    }
-    while core.allocate(8192, 1).is_some() {}
-    core.free_all(&holes);
-    let found = core.allocate(1050 * GRANULE, 1).unwrap();
-    assert_eq!(found.offset, holes[0].offset);
-    assert_eq!(core.allocate(1050 * GRANULE, 1), None);
-}
-
-#[test]
-fn small_blocks_use_every_hole_to_the_last_page() {
-    // Only one in four of the holes of the second size contains a page.
-    for (class, hole) in Class::all().flat_map(|class| [(class, 3 * PAGE), (class, 2304)]) {
-        let mut core = Core::new(0, LIMIT).unwrap();
-        core.add(0..CHUNK, true);
-        // So many that the next slab would be large.
-        let slab = class.slabs(u64::MAX).next().unwrap();
-        let mut out = vec![0; 4 * slab as usize];
-        assert_eq!(core.fill(class, &mut out), out.len());
-        let holes: Vec<Extent> = std::iter::from_fn(|| core.allocate(hole, 1)).collect();
-        for pair in holes.chunks(2) {
-            core.free(pair[0].node());
-        }
-        let pages = |core: &Core| {
-            let holes = core
-                .all_ranges()
-                .filter(|(hole, used)| !used && has_page(hole));
-            holes.count()
-        };
-        assert!(pages(&core) > 40);
-        while core.thoroughly(|core| core.fill(class, &mut out[..1])) > 0 {}
-        assert_eq!(pages(&core), 0, "{class:?}");
-        core.ranges.check(true);
-    }
-}
-
-#[test]
-fn blocks_that_are_none_are_not_taken_back() {
-    let mut core = Core::new(0, LIMIT).unwrap();
-    core.add(0..CHUNK, true);
-    let class = Class::of(48, 1).unwrap();
-    let mut out = [0; 3];
-    assert_eq!(core.fill(class, &mut out), 3);
-    assert!(!core.give(out[0] + 1));
-    assert!(!core.give(CHUNK + 48));
-    assert!(core.give(out[1]));
-    assert!(!core.give(out[1]));
-    assert_eq!(core.at(out[1]), None);
-    assert_eq!(core.at(out[2] + 16), None);
-    let block = core.allocate(MAX_SMALL + 1, 1).unwrap();
-    assert!(!core.give(block.offset));
-    assert_eq!(core.at(block.offset + GRANULE), None);
 }

@@ -138,6 +138,30 @@ fn with_growth_begun(options: HeapOptions, bytes: u64, test: impl FnOnce(&Heap, 
 }
 
 #[test]
+fn a_thread_that_waits_gets_the_lock_between_two_chunks() {
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let heap = Heap::on(NodeId(0)).limit(64 << 20).build(&driver).unwrap();
+    let supply = &heap.inner().supply;
+    let was_there = AtomicBool::new(false);
+    let mut locked = supply.locked();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            drop(supply.locked());
+            was_there.store(true, Relaxed);
+        });
+        // As after chunks that take 50 ms.
+        let turns = 0..10_000;
+        let got_it = turns.into_iter().any(|_| {
+            locked.release(Duration::from_millis(50));
+            thread::sleep(Duration::from_millis(1));
+            was_there.load(Relaxed)
+        });
+        drop(locked);
+        assert!(got_it);
+    });
+}
+
+#[test]
 fn while_growth_rests_others_grow_and_use_nothing_of_it() {
     let options = Heap::on(NodeId(0)).limit(64 << 20);
     with_growth_begun(options, 16 << 20, |heap, mut order| {

@@ -32,29 +32,37 @@ enum Refuser {
     Pieces,
     /// The same with many pieces; between requests, a block is allocated in one or freed.
     Holes,
+    /// As many pieces, each as large as the request, but none at a multiple of its alignment.
+    Aligned,
     /// No hole is left for a small block.
     Small,
 }
 
 impl Refuser {
-    fn asks_for(self) -> Option<u64> {
+    /// The size and alignment of its requests.
+    fn asks_for(self) -> Option<(u64, u64)> {
         match self {
             Self::None => None,
-            Self::TooMuch => Some(4 << 20),
-            Self::Pieces => Some(2 * FILLER),
-            Self::Holes => Some(2 * HOLE),
-            Self::Small => Some(500),
+            Self::TooMuch => Some((4 << 20, 1)),
+            Self::Pieces => Some((2 * FILLER, 1)),
+            Self::Holes => Some((2 * HOLE, 1)),
+            Self::Aligned => Some((HOLE, 2 * HOLE)),
+            Self::Small => Some((500, 1)),
         }
+    }
+
+    fn has_holes(self) -> bool {
+        matches!(self, Self::Holes | Self::Aligned)
     }
 
     /// The heap's memory, and the size of the blocks that it is full of.
     fn heap(self, holes: u32) -> (u64, u64) {
-        match self {
-            Self::Holes => (
+        match self.has_holes() {
+            true => (
                 (2 * u64::from(holes) * HOLE).next_multiple_of(2 << 20),
                 HOLE,
             ),
-            _ => (LIMIT, FILLER),
+            false => (LIMIT, FILLER),
         }
     }
 }
@@ -101,6 +109,7 @@ pub fn measure(place: &Place, args: &Args) -> Result<Refusals> {
         Refuser::TooMuch,
         Refuser::Pieces,
         Refuser::Holes,
+        Refuser::Aligned,
         Refuser::Small,
     ] {
         let (heap, _filler) = full(place, beside, args.holes)?;
@@ -143,10 +152,10 @@ fn full(place: &Place, beside: Refuser, holes: u32) -> Result<(Heap, Vec<Block>)
     let heap = heap.build(&place.driver)?;
     let mut blocks = Vec::new();
     // The neighbour has a slab of its own.
-    blocks.push(heap.allocate(layout_of(SMALL)?)?);
-    let all = std::iter::from_fn(|| heap.allocate(layout_of(filler).ok()?).ok());
+    blocks.push(heap.allocate(layout_of(SMALL, 1)?)?);
+    let all = std::iter::from_fn(|| heap.allocate(layout_of(filler, 1).ok()?).ok());
     let filler: Vec<Block> = all.collect();
-    let pieces = matches!(beside, Refuser::Pieces | Refuser::Holes);
+    let pieces = matches!(beside, Refuser::Pieces) || beside.has_holes();
     let kept = filler.into_iter().enumerate();
     blocks.extend(
         kept.filter(|(at, _)| !pieces || at % 2 == 0)
@@ -154,15 +163,15 @@ fn full(place: &Place, beside: Refuser, holes: u32) -> Result<(Heap, Vec<Block>)
     );
     if let Refuser::Small = beside {
         for bytes in [16 << 10, 4 << 10, 2304, 500] {
-            let rest = std::iter::from_fn(|| heap.allocate(layout_of(bytes).ok()?).ok());
+            let rest = std::iter::from_fn(|| heap.allocate(layout_of(bytes, 1).ok()?).ok());
             blocks.extend(rest);
         }
     }
     Ok((heap, blocks))
 }
 
-fn layout_of(bytes: u64) -> Result<std::alloc::Layout> {
-    std::alloc::Layout::from_size_align(bytes as usize, 1)
+fn layout_of(bytes: u64, align: u64) -> Result<std::alloc::Layout> {
+    std::alloc::Layout::from_size_align(bytes as usize, align as usize)
         .map_err(|error| Error::invalid("size", error.to_string()))
 }
 
@@ -173,13 +182,13 @@ fn turn_of(heap: &Heap, beside: Refuser, args: &Args) -> Result<Turn> {
         let refuser = scope.spawn(|| -> Result<Vec<u32>> {
             start.wait();
             let mut refusals = Vec::new();
-            let Some(bytes) = beside.asks_for() else {
+            let Some((bytes, align)) = beside.asks_for() else {
                 return Ok(refusals);
             };
-            let (asked, hole) = (layout_of(bytes)?, layout_of(HOLE)?);
+            let (asked, hole) = (layout_of(bytes, align)?, layout_of(HOLE, 1)?);
             let mut own = None;
             while !end.load(Relaxed) {
-                if let Refuser::Holes = beside {
+                if beside.has_holes() {
                     own = match own {
                         None => heap.allocate(hole).ok(),
                         Some(_) => None,
@@ -194,7 +203,7 @@ fn turn_of(heap: &Heap, beside: Refuser, args: &Args) -> Result<Turn> {
             Ok(refusals)
         });
         start.wait();
-        let (small, began) = (layout_of(SMALL)?, Instant::now());
+        let (small, began) = (layout_of(SMALL, 1)?, Instant::now());
         let mut pairs = 0_u64;
         let mut result = Ok(());
         while result.is_ok() && began.elapsed() < args.window() {
