@@ -118,6 +118,9 @@ SLOW_CASES=32
 # `cfg_attr(egmem_slow, ignore = "…")` why they are left out there.
 SLOW="--cfg egmem_slow"
 
+# For RUSTFLAGS in the Debian root, whose rustc links by gcc's linker if not told.
+MOLD="-Clink-arg=-B/usr/libexec/mold"
+
 # select_tests [slowly|threads]: sets TESTS to the arguments that name the programs under tests/ to cargo. Where
 # everything runs slowly, these are left out:
 # - most tests of the exchange and of the service, and these crates' unit tests (LOW): most of the time goes there,

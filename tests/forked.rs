@@ -34,15 +34,14 @@ const CHILDREN: usize = 40;
 /// A child needs milliseconds; one that hangs needs for ever.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Runs the test of this name in a process without leak checking: the memory of a child's lost threads looks
-/// leaked there.
+/// Runs the test of this name in a process without leak checking, since the memory of a child's lost threads looks
+/// leaked there, and without ThreadSanitizer's second of waiting before each exit for threads that a child has not got.
 fn alone(name: &str, test: impl FnOnce()) {
     const ROLE: &str = "EGMEM_FORKING";
     if std::env::var_os(ROLE).is_some() {
         return test();
     }
-    let mut options = std::env::var("ASAN_OPTIONS").unwrap_or_default();
-    options.push_str(":detect_leaks=0");
+    let with = |name: &str, option: &str| std::env::var(name).unwrap_or_default() + option;
     // Programs of another architecture start through an emulator.
     let runner = std::env::var("EGMEM_TEST_RUNNER").unwrap_or_default();
     let mut words: Vec<PathBuf> = runner.split_whitespace().map(PathBuf::from).collect();
@@ -51,7 +50,8 @@ fn alone(name: &str, test: impl FnOnce()) {
         .args(&words[1..])
         .args([name, "--exact", "--nocapture"])
         .env(ROLE, "1")
-        .env("ASAN_OPTIONS", options)
+        .env("ASAN_OPTIONS", with("ASAN_OPTIONS", ":detect_leaks=0"))
+        .env("TSAN_OPTIONS", with("TSAN_OPTIONS", ":atexit_sleep_ms=0"))
         .status()
         .unwrap();
     assert!(status.success(), "{status}");
