@@ -1,6 +1,6 @@
 //! egmem's memory: topology, physical memory, mappings, pools, streams and buffers.
 //!
-//! Programs depend on the crate `egmem`, which re-exports what they need.
+//! Programs depend on the crate `egmem`, which re-exports the items that they need.
 #![deny(missing_docs)]
 
 pub mod accessors;

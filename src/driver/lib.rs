@@ -7,7 +7,7 @@
 )]
 //! - [`Error`] is the error of calls about memory; each layer above has its own, which carries it.
 //!
-//! Programs depend on the crate `egmem`, which re-exports what they need.
+//! Programs depend on the crate `egmem`, which re-exports the items that they need.
 #![deny(missing_docs)]
 
 #[macro_use]

@@ -1,7 +1,7 @@
 //! Escapes texts from peers, files and the system for terminals, logs and error messages.
 //!
 //! A control character can move a terminal's cursor or forge a line of a log, and a bidirectional control can
-//! reorder what a person reads. [`escape`] replaces such a character by its escape (`\u{1b}`), so no
+//! reorder the text that a person reads. [`escape`] replaces such a character by its escape (`\u{1b}`), so no
 //! information is lost.
 //!
 //! ```

@@ -10,7 +10,7 @@ use crate::{entries, leaks};
 /// The environment variable that makes a process offer its ledger: any value except an empty one and `0`.
 pub const PS: &str = "EGMEM_PS";
 
-/// The environment variable that makes a process report at its exit what is still allocated.
+/// The environment variable that makes a process report at its exit the memory that is still allocated.
 pub const LEAKS: &str = "EGMEM_LEAKS";
 
 /// The offer that lasts as long as the process: null, or a box that is never freed. A forked child replaces its parent's,

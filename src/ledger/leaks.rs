@@ -1,4 +1,4 @@
-//! Reports at the exit of a process what it has still allocated.
+//! Reports the allocations that a process still has at its exit.
 
 use std::fmt::Write as _;
 use std::io::Write;

@@ -3,7 +3,7 @@
 //! The entries themselves are made in [`egmem_core::ledger`], with the values that own memory. This crate sums them up,
 //! offers them to other processes of the same user, and asks those for theirs.
 //!
-//! Programs depend on the crate `egmem`, which re-exports what they need.
+//! Programs depend on the crate `egmem`, which re-exports the items that they need.
 #![deny(missing_docs)]
 
 mod ask;

@@ -10,7 +10,7 @@
 //!
 //! With the feature `share`, the module `sharing` maps growing vectors in other processes.
 //!
-//! Programs depend on the crate `egmem`, which re-exports what they need.
+//! Programs depend on the crate `egmem`, which re-exports the items that they need.
 #![deny(missing_docs)]
 
 pub mod appender;

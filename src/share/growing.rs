@@ -11,7 +11,7 @@ use crate::vmm::{Adjacent, Mapped, MappedPart, PhysicalMemory, Reservation};
 use egmem_core::{Error, Result};
 
 /// Memory that another process shares step by step, mapped side by side at one range of addresses, which is reserved at the
-/// start: what is mapped keeps its address while more is added.
+/// start: mapped memory keeps its address while more is added.
 ///
 /// A clone has the memory that was there when it was made, for a GPU or another thread, while more is added to the original.
 /// Each part is unmapped when the last clone that has it is dropped; GPU work that uses it must have finished by then.
@@ -61,8 +61,8 @@ impl GrowingImport {
         })
     }
 
-    /// Imports memory and maps it behind what is there. If a step fails, nothing is added. Memory that this process has
-    /// imported already from the same [`Origin`] is not imported again.
+    /// Imports memory and maps it behind the memory mapped so far. If a step fails, nothing is added.
+    /// Memory that this process has imported already from the same [`Origin`] is not imported again.
     ///
     /// # Errors
     /// As [`ImportOptions::import`]; [`Error::InvalidArgument`] for a description of less than whole parts, and in a forked
@@ -96,7 +96,7 @@ impl GrowingImport {
         Ok(())
     }
 
-    /// As [`add`](Self::add), for what came over a channel. By default the other process's user is the origin.
+    /// As [`add`](Self::add), for memory received over a channel. By default the other process's user is the origin.
     ///
     /// # Errors
     /// As [`add`](Self::add).

@@ -289,7 +289,7 @@ impl Error {
         }
     }
 
-    /// Creates an error about memory that `who` has less access to than an operation needs.
+    /// Creates an error about memory to which the location `who` has less access than an operation needs.
     pub const fn not_accessible(who: Location, have: Access, need: Access) -> Self {
         Self::NotAccessible { who, have, need }
     }

@@ -87,7 +87,7 @@ impl State {
             || region.is_some_and(|(&at, region)| at + region.len > start)
     }
 
-    /// Checks what the driver checks when a copy or memset is submitted: that the range is allocated, and
+    /// Makes the driver's checks of a submitted copy or memset: that the range is allocated, and
     /// that the device has some access. Returns whether it is pageable memory.
     pub(super) fn check_submitted(&self, device: i32, start: u64, len: u64) -> Result<bool, Code> {
         let pieces = self

@@ -92,8 +92,8 @@ pub(crate) fn start(
         }
         match job.try_method(method, &plan) {
             Ok(()) => return Ok(job),
-            // The next method copies what a refused one may have copied already. It must not run beside that: what the job keeps is for
-            // one method, and its end is that of the last one.
+            // The next method repeats copies that a refused one may have made already. It must not run beside the
+            // refused one: the resources that the job keeps are for one method, and its end is that of the last one.
             Err(error) if may_do_otherwise(&error) && job.is_over() => refused = Some(error),
             Err(error) => return Err(error),
         }
@@ -174,7 +174,7 @@ impl Job {
         })
     }
 
-    /// Checks what a method needs, and submits the copies by it.
+    /// Checks a method's requirements, and submits the copies by it.
     ///
     /// # Errors
     /// Why the method does not work here, or the driver's errors: the copies that were submitted have ended then, or the pages are kept
@@ -227,7 +227,7 @@ impl Job {
         }
     }
 
-    /// Submits work that uses only what the job keeps, and a mark behind it.
+    /// Submits work that uses only the resources that the job keeps, and a mark behind it.
     ///
     /// # Errors
     /// Those of `put`.

@@ -151,7 +151,7 @@ impl<'a> Plan<'a> {
         Ok(())
     }
 
-    /// Returns what the kernel is to copy, if all addresses and sizes are multiples of what it needs.
+    /// Returns the kernel's launch, if all addresses and sizes are multiples of [`ALIGN`].
     pub(crate) fn launch(
         &self,
         tier: &Inner,

@@ -1,4 +1,4 @@
-//! Tables and drawings, also of what no honest process sends.
+//! Tables and drawings, also of data that no honest process sends.
 
 use super::*;
 use crate::entries::Party;

@@ -30,7 +30,7 @@ impl<T: AnyBitPattern + NoUninit> Appender<T> {
         self.records.capacity()
     }
 
-    /// Maps what is missing for the records wanted and for those ahead.
+    /// Maps the memory that is missing for the records wanted and for those ahead.
     fn map_ahead(&mut self) -> Result<()> {
         let (wanted, most) = (self.cells.wanted(), self.records.max_len());
         let with_those_ahead = |records: u64| {

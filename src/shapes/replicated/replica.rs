@@ -18,7 +18,8 @@ use crate::{Error, Result, Stream};
 /// # GPU work
 /// Work that reads the address must have been submitted while this lives, and this must live until the work has run: a
 /// ticket ([`Stream::start_copy`]) owns it that long, and [`release_after`](Self::release_after) keeps the version for
-/// the work of a stream without waiting. Otherwise the next but one version may overwrite what the work reads.
+/// the work of a stream without waiting. Otherwise the next but one version may overwrite the memory
+/// that the work reads.
 pub struct Replica<T> {
     version: Arc<Version>,
     place: usize,

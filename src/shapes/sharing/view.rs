@@ -28,7 +28,7 @@ impl<T: AnyBitPattern + NoUninit> GrowableView<T> {
     const ELEMENT: u64 = size_of::<T>() as u64;
 
     /// Waits for the first update, reserves addresses for as many elements as the other process's vector can have, and maps
-    /// what was sent.
+    /// the chunks that were sent.
     ///
     /// # Errors
     /// As [`follow`](Self::follow); [`Error::OutOfAddresses`].

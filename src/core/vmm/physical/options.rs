@@ -40,8 +40,8 @@ impl PhysicalOptions {
         /// Sets which granularity the size is rounded up to; by default the minimum.
         granularity(kind: GranularityKind) => kind = kind;
 
-        /// Passes on what [`granularity_of`](Self::granularity_of) returned for the same options, which saves a driver call for
-        /// each memory. The driver refuses sizes that are not multiples of its granularity.
+        /// Passes on the granularity that [`granularity_of`](Self::granularity_of) returned for the same options,
+        /// which saves a driver call for each memory. The driver refuses sizes that are not multiples of its granularity.
         known_granularity(granularity: Granularity) => granularity = Some(granularity);
 
         /// Sets whether to ask the driver for more memory than the node has free. Pinned memory cannot be swapped
