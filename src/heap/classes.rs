@@ -9,7 +9,7 @@ pub(super) const MAX_SMALL: u64 = 2 << 10;
 /// The number of classes.
 pub(super) const CLASSES: usize = 40;
 
-/// The size of the heap's page, in bytes, whatever the kernel's pages have. Slabs consist of whole pages.
+/// The size of the heap's page, in bytes. It does not depend on the kernel's page size. Slabs consist of whole pages.
 pub(super) const PAGE: u64 = 2 << 10;
 
 /// The largest slab in bytes, give or take a few pages. The first slabs of a class are small, so that a

@@ -41,12 +41,12 @@ impl Order<'_> {
 
 impl Backing {
     /// Begins growth, so that `want` fits, by at most `most` bytes of all memory; the last chunk is smaller if it would
-    /// exceed that. Returns `None` if `want` would exceed it, whatever else prevents growth.
+    /// exceed that. Returns `None` if `want` would exceed it, even if something else prevents growth too.
     ///
     /// A block goes to the lowest place where it fits, together with the free bytes beside it; if memory is
     /// too short for that, to the place that needs the least. Chunks are whole while memory is plentiful and
     /// no node's share is used up. If memory is short, the heap tries the next node, then half the size, down
-    /// to what is needed.
+    /// to the bytes that the request needs.
     ///
     /// # Errors
     /// [`Error::HeapFull`], without the caller's numbers, if the remaining addresses have no such range;
@@ -122,7 +122,7 @@ impl Backing {
         }
     }
 
-    /// Gives everything back, and begins anew where the least is needed, or ends the growth.
+    /// Gives everything back, and begins again at the place that needs the least, or ends the growth.
     fn fall_back(&mut self, order: &mut Order<'_>, error: Error) -> Result<()> {
         for chunk in std::mem::take(&mut order.made).into_iter().rev() {
             self.undo(chunk);

@@ -16,7 +16,7 @@ const WORDS: usize = bin_of((MAX_CACHED / GRANULE) as u32) / 64 + 1;
 /// How many blocks of a bin are compared with a request: the largest bins have many sizes.
 const LOOKS: usize = 4;
 const NONE: u32 = u32::MAX;
-/// The largest requests, in bytes, that find room in the core whatever a lone thread caches.
+/// The largest requests, in bytes, that find room in the core however much a lone thread caches.
 const ALWAYS_FIT: u64 = 4 << 10;
 
 /// How much a hit raises the score: caching pays if it serves one request in this many.

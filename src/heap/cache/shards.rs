@@ -286,7 +286,7 @@ mod under_loom {
         });
     }
 
-    /// As `HeapInner::outside` adds up what may be had.
+    /// As `HeapInner::outside` adds up the free bytes outside the core.
     #[test]
     fn a_block_on_its_way_from_the_post_to_the_shard_counts() {
         loom::model(|| {

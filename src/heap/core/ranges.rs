@@ -189,7 +189,7 @@ impl Ranges {
         offset.saturating_add(address.wrapping_neg() & (align - 1))
     }
 
-    /// Takes what is needed out of a free range that has room for it.
+    /// Takes an extent for `need` out of a free range that has room for it.
     fn take_aligned(&mut self, node: RangeId, need: Need) -> Extent {
         let (gap, size) = (need.gap(self.nodes.get(node)) as u32, need.size); // less than the range
         if gap == 0 {

@@ -1,8 +1,8 @@
-//! Searches the free ranges for a request that no bin answers by itself, and remembers what a long search has
-//! shown.
+//! Searches the free ranges for a request that no bin answers by itself, and remembers the results of long
+//! searches.
 //!
 //! A list has its latest range first, and [`Nodes::link`] reports each range that becomes free. So a search goes on
-//! where it stopped, whatever changed meanwhile, and its result stays known: a request is compared only with
+//! where it stopped, even if ranges changed meanwhile, and its result stays known: a request is compared only with
 //! ranges that became free since.
 
 use super::bins::{self, GROWABLE_END};
@@ -19,7 +19,7 @@ const MOST_FITTING: usize = if cfg!(test) { 8 } else { 512 };
 /// For each range searched, how many may become free before a result that no request used is forgotten.
 const CHANGES_PER_LOOK: usize = 64;
 
-/// What a free range must have room for, in granules.
+/// The extent that a free range must have room for, in granules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Need {
     pub(super) size: u32,
@@ -54,7 +54,7 @@ pub(super) enum Found {
     Unfinished,
 }
 
-/// What a search has shown.
+/// The result of a search.
 struct Known {
     need: Need,
     /// Includes each free range that fits, unless the search has still to come to it.
@@ -67,7 +67,7 @@ struct Known {
     left: usize,
 }
 
-/// What the last long searches have shown.
+/// The results of the last long searches.
 pub(super) struct Searches {
     known: Vec<Known>,
     /// The size of the least request among them. Smaller ranges cannot fit.
@@ -82,7 +82,7 @@ impl Searches {
         }
     }
 
-    /// Takes out what answers a request, or goes on to search for the same.
+    /// Takes out the result that answers a request, or that of an unfinished search for the same request.
     fn take(&mut self, need: &Need) -> Option<Known> {
         let at = self.known.iter().position(|known| {
             known.need == *need || known.rest.is_none() && need.is_harder_than(&known.need)
@@ -280,7 +280,7 @@ impl Nodes {
 
 #[cfg(test)]
 impl Nodes {
-    /// Checks that no free range that fits is missed by what searches have shown.
+    /// Checks that the remembered results miss no free range that fits.
     pub(super) fn check_searches(&self) {
         for known in &self.searches.known {
             assert!(self.searches.least <= known.need.size && known.left > 0);

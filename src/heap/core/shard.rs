@@ -6,8 +6,8 @@
 //! ```
 //!
 //! A shard's nodes lie in the core's table. So a segment can return to the core at any time, with blocks in
-//! use: its nodes take the place of the one node that it was, and free memory at its ends joins what is free
-//! beside it. No block has to be freed first, and none notices.
+//! use: its nodes take the place of the one node that it was, and free memory at its ends joins the free memory
+//! beside it. No block has to be freed first, and no block changes.
 
 use std::ops::Range;
 

@@ -266,7 +266,7 @@ impl Ahead {
     /// so or fails when the memory is written.
     pub(crate) fn populate(&self) {
         if self.bytes > 0 {
-            // SAFETY: the call changes no byte, whatever is mapped at the addresses by now.
+            // SAFETY: the call changes no byte, even if other memory is mapped at the addresses by now.
             unsafe {
                 libc::madvise(self.start as *mut _, self.bytes, libc::MADV_POPULATE_WRITE);
             }

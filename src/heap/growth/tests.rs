@@ -14,8 +14,8 @@ use crate::driver::{Call, Code, HandleTypes, NodeId};
 use crate::{Driver, Machine, Stream};
 use crate::{Heap, HeapOptions};
 
-/// Returns whether another thread can see `kept` cleared before `empty` has reached the core, where it
-/// returns what a freed block has left.
+/// Returns whether another thread can see `kept` cleared before `empty` has reached the core, to
+/// which it returns the memory of a freed block.
 fn is_ever_out_of_reach(
     options: impl FnOnce(HeapOptions) -> HeapOptions,
     empty: fn(&HeapInner),

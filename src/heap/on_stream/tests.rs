@@ -30,7 +30,7 @@ fn a_freed_block_is_the_same_streams_again_without_an_event() {
         assert_ne!(other.allocate(layout(bytes)).unwrap().device_ptr(), first);
         let again = on.allocate(layout(bytes - 1)).unwrap();
         assert_eq!((again.device_ptr(), again.len()), (first, bytes - 1));
-        // In use, it is nobody else's.
+        // While the block is in use, no other request gets it.
         assert_ne!(on.allocate(layout(bytes)).unwrap().device_ptr(), first);
     }
     assert_eq!(

@@ -9,7 +9,7 @@ const CODES: [Code; 4] = [
     Code(77_777),
 ];
 
-/// Runs a heap from creation to drop; returns what it had before the step that failed.
+/// Runs a heap from creation to drop; checks that a growth that fails leaves the chunks as they were.
 fn run_to_drop(driver: &Driver, plan: &Plan) -> Result<()> {
     let mut backing = Backing::new(driver, plan)?;
     let before = |backing: &Backing| (chunks(backing), backing.backed());

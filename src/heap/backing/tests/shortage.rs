@@ -109,7 +109,7 @@ fn small_chunks_are_guarded_together() {
     assert_eq!(grown(&mut backing, block(60 * MIB)), [0..60]);
     leave(&driver, 0, 0);
     let before = sim.count(Call::MemCreate);
-    // The heap asks the driver for what it trusts; after a refusal it trusts no more.
+    // The heap asks the driver for small chunks without checking the node; after a refusal it checks first.
     let error = backing.grow(block(2 * MIB)).unwrap_err();
     assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
     for mib in [2, 4] {

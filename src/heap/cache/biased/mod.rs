@@ -219,8 +219,8 @@ impl<T> Deref for Held<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: neither the owner nor another holder is inside while the claim lives, and what they
-        // did was acquired (`Claim::held`).
+        // SAFETY: neither the owner nor another holder is inside while the claim lives, and `Claim::held`
+        // acquired their writes.
         unsafe { self.value.deref() }
     }
 }

@@ -1,4 +1,4 @@
-//! Searches that are interrupted, repeated, and answered by what others have shown.
+//! Searches that are interrupted, repeated, and answered by the results of others.
 
 use proptest::prelude::*;
 
@@ -34,7 +34,7 @@ fn a_search_in_vain_is_repeated_once_a_range_may_fit() {
     }
 }
 
-/// A search that is asked for again looks at what is new alone, also after it has found ranges.
+/// A repeated search looks only at new ranges, also after it has found ranges.
 #[test]
 fn no_range_is_searched_twice_for_a_request() {
     let mut nodes = Nodes::new(1 << 20).unwrap();

@@ -181,7 +181,7 @@ fn range_of(extent: &Extent) -> Range<u64> {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
-    /// Whatever shards and blocks there were, a core that has all segments back is as one that never gave any.
+    /// A core that has all segments back is as one that never gave any, for any shards and blocks in between.
     #[test]
     fn a_core_and_its_shards_agree_with_a_plain_map(
         steps in proptest::collection::vec(step(), 1..800),

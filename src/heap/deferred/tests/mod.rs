@@ -8,7 +8,7 @@ mod on_sim;
 
 use super::*;
 
-/// Polls; returns what has passed, in order of size.
+/// Polls; returns the payloads that have passed, sorted.
 fn poll<T: Copy + Ord>(deferred: &mut Deferred<T>) -> Vec<T> {
     let mut passed = Vec::new();
     deferred.poll(&mut passed).unwrap();
@@ -16,7 +16,7 @@ fn poll<T: Copy + Ord>(deferred: &mut Deferred<T>) -> Vec<T> {
     passed
 }
 
-/// Waits for everything; returns what has passed, in order of size.
+/// Waits for everything; returns the payloads that have passed, sorted.
 fn drain<T: Copy + Ord>(deferred: &mut Deferred<T>) -> Vec<T> {
     let mut passed = Vec::new();
     deferred.drain(&mut passed).unwrap();

@@ -1,4 +1,4 @@
-//! Compares any sequence of calls with a list of what each payload waits for.
+//! Compares any sequence of calls with a list of the events that each payload waits for.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
