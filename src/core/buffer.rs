@@ -32,7 +32,7 @@ pub struct BufferOptions {
     access: RequestedAccess,
     handle_types: HandleTypes,
     shareable: bool,
-    /// Bytes behind the last part's that nobody uses, at least.
+    /// The least number of unused bytes behind the last part.
     room: u64,
     /// Parts are cut into pieces of this size.
     chunk: Option<u64>,
@@ -63,7 +63,7 @@ impl BufferOptions {
         self
     }
 
-    /// Sets what one location may do; [`Location::Host`] stands for the CPU.
+    /// Sets the access of one location; [`Location::Host`] stands for the CPU.
     pub fn access(mut self, who: impl Into<Location>, access: Access) -> Self {
         self.access.set(who.into(), access);
         self
@@ -84,7 +84,7 @@ impl BufferOptions {
         /// Without this, memory has such room only in the rest of its last granule. Memory of whole granules
         /// has none, and `RemoteBuffer::proved` says so. With this, such
         /// memory takes one granule more: 2 MiB on every driver measured so far.
-        /// [`len`](Buffer::len) stays what was asked for, and [`padded`](Buffer::padded) tells what is allocated.
+        /// [`len`](Buffer::len) stays the requested size, and [`padded`](Buffer::padded) returns the allocated size.
         ///
         /// ```
         /// use egmem::driver::{NodeId, sim::Machine};
@@ -126,7 +126,7 @@ impl BufferOptions {
         self
     }
 
-    /// Sets what the [ledger](crate::ledger) says of the memory, for types that create it on behalf of a program.
+    /// Sets the path and the call in the memory's [ledger](crate::ledger) entry, for types that create memory on behalf of a program.
     pub fn recorded_as(
         mut self,
         path: AllocPath,

@@ -190,8 +190,8 @@ impl Stream {
     /// The driver's errors.
     ///
     /// # Safety
-    /// Both ranges stay allocated until the copy is done, and until then nothing in this process reads what
-    /// it writes or writes what it reads, except through [`CpuView`](crate::memory::CpuView).
+    /// Both ranges stay allocated until the copy is done. Until then nothing in this process reads the bytes
+    /// that it writes, or writes those that it reads, except through [`CpuView`](crate::memory::CpuView).
     pub unsafe fn copy_async(&self, dst: DevicePtr, src: DevicePtr, bytes: u64) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.driver().memcpy_async(dst, src, bytes, self.handle()) }

@@ -142,7 +142,7 @@ impl Buffer {
     ///
     /// let driver = Driver::simulated(Machine::gh200())?; // Driver::open() on a real machine
     /// let mut buffer = Buffer::on(NodeId(0)).bytes(64 << 20).chunk(4 << 20).allocate(&driver)?;
-    /// // The first 16 MiB are complete: nobody writes them any more.
+    /// // The first 16 MiB are complete: from here on they are only read.
     /// let readers = [Location::Host, Location::Device(0)];
     /// let reads = readers.map(|who| AccessDesc::new(who, Access::Read));
     /// buffer.set_access_at(0, 16 << 20, &reads)?;

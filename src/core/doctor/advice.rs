@@ -271,7 +271,7 @@ mod tests {
         assert!(advice[0].finding.contains("GPU 2"), "{advice:?}");
     }
 
-    /// Returns the faults that are told of a driver with this version; none of a simulated machine.
+    /// Returns the faults that the report shows for a driver of this version. A simulated machine has none.
     fn traps(report: &Report, version: &str) -> Vec<String> {
         let mut report = report.clone();
         report.host.driver_module = Some(DriverModule {

@@ -21,13 +21,13 @@ pub enum Engine {
 /// - The answers of this trait allow no more than the driver does. The default answers are those of memory that the
 ///   CPU may write wherever it may read it, whose grants change only through `&mut`, and which is usable on every
 ///   stream at once.
-/// - The answers of [`Memory`](super::Memory) are true, and unchanged while nobody borrows the value exclusively and when it moves.
+/// - The answers of [`Memory`](super::Memory) are true. They do not change when the value moves, nor while there is no exclusive borrow of it.
 /// - The range is mapped while the value lives, and for ever if it is forgotten. Its grants only grow while a shared
-///   borrow of it, or what [`hold_grants`](Self::hold_grants) returned, lives.
+///   borrow of it, or the value that [`hold_grants`](Self::hold_grants) returned, lives.
 /// - Safe code reads and writes the bytes through [`CpuView`](super::CpuView) alone: it gets no slice and no reference to them
 ///   while a GPU may use them.
 pub unsafe trait AccessChecks {
-    /// Returns what `engine` of GPU `gpu` may do with `len` bytes from `offset` on: the least over the range.
+    /// Returns the access of `engine` of GPU `gpu` to `len` bytes from `offset` on: the least over the range.
     ///
     /// Queries the driver for mappings (`cuMemGetAccess`) and pools (`cuMemPoolGetAccess`), because unsafe
     /// code can change their grants. For memory whose access is fixed at allocation the type decides.

@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn a_file_read_past_the_page_cache_ends_inside_a_block() {
-        // 512 divides what was read, the file system's block does not.
+        // 512 divides the number of bytes read, the file system's block does not.
         assert_eq!(moved(4096 + 512, MOST, 8192, true), Ok(4096 + 512));
         assert_eq!(moved(4096 + 7, MOST, 8192, true), Ok(4096 + 7));
         assert_eq!(moved(8192, 4096, 8192, true), Ok(8192));

@@ -19,7 +19,7 @@ use crate::{Error, Result};
 /// - An aligned value of 1, 2, 4 or 8 bytes is read and written whole. Larger and unaligned values may be
 ///   torn: a reader may see a part of an old and a part of a new value.
 /// - The order in which a copy accesses its words is not specified.
-/// - Bytes beside those written keep what other code writes to them.
+/// - Bytes beside those written keep the values that other code writes to them.
 ///
 /// Nothing orders a copy against other threads' copies or against GPU work: synchronise the threads, and the
 /// stream of the GPU's work.

@@ -11,7 +11,7 @@ use crate::{Error, Result};
 
 /// Managed memory: its pages move to the CPU or the GPU that touches them.
 ///
-/// For comparison. It is not shared with other processes. Each allocation is at most what the GPU has free at that time.
+/// For comparison. It is not shared with other processes. Each allocation is at most the GPU's free memory at that time.
 /// Several allocations together may exceed the GPU's memory, because pages take none before a GPU touches them: the driver
 /// then evicts pages to the CPU's memory.
 ///

@@ -191,7 +191,7 @@ mod tests {
         // SAFETY: the name ends with 0.
         let fd = unsafe { libc::memfd_create(name.as_ptr(), flags) };
         assert!(fd >= 0, "{}", io::Error::last_os_error());
-        // SAFETY: new, and nobody else's.
+        // SAFETY: the fd is new, and nothing else owns it.
         unsafe { File::from_raw_fd(fd) }
     }
 

@@ -111,7 +111,7 @@ impl RegisteredHost {
     ///
     /// # Safety
     /// While the memory exists, no process shortens the file to an end inside the range, and the file system has room for
-    /// each hole in the range: allocate the bytes first (`fallocate`), and let nobody punch holes. Otherwise the next access
+    /// each hole in the range: allocate the bytes first (`fallocate`), and let no process punch holes. Otherwise the next access
     /// by the CPU ends this process by SIGBUS.
     #[track_caller]
     pub unsafe fn of_file(

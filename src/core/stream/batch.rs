@@ -25,7 +25,7 @@ pub struct BatchCopy {
 
 impl Stream {
     /// Makes many copies from one memory to another and waits for their end. They run in any order: where the destinations
-    /// of two overlap, or one reads what another writes, the bytes are those of either.
+    /// of two overlap, or one reads bytes that another writes, the bytes are those of either.
     ///
     /// Copies are divided where chunks of the memory border, because drivers were reported to refuse others in a batch. On
     /// the legacy default stream, with drivers before CUDA 12.8, and for memory that does not tell where its chunks border,

@@ -358,7 +358,7 @@ mod tests {
         let mut tickets: Vec<_> = (0..100).map(fill).collect();
         let poller = Arc::new(Poller::with_stack(STACK));
         let (waker, _woken) = waker();
-        // Prevents a thread from starting, so that the test sees what the thread would.
+        // Prevents a thread from starting, so that the test runs the rounds itself.
         lock(&poller.state).running = true;
         for ticket in tickets.iter_mut().rev() {
             ticket.register(&poller, &waker);

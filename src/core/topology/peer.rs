@@ -7,8 +7,8 @@ use crate::driver::{Code, Driver, P2pAttribute};
 
 /// The way from a GPU to the memory of another one.
 ///
-/// The driver tells whether there is one, and what it can do. It does not tell how many links of NVLink there are, their
-/// bandwidth, or whether a switch lies between: NVML and `nvidia-smi topo -m` do.
+/// The driver reports whether there is one, and the operations that it supports. It does not report how many links of
+/// NVLink there are, their bandwidth, or whether a switch lies between: NVML and `nvidia-smi topo -m` do.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct PeerLink {

@@ -107,7 +107,7 @@ impl Mapping {
         if let Some(host) = host {
             self.host = match &result {
                 Ok(()) => access[host].access,
-                // CUDA does not document what a failed call has changed.
+                // CUDA does not document the access after a failed call.
                 Err(_) => self.access(Location::Host).unwrap_or(Access::None),
             };
         }
@@ -172,7 +172,7 @@ impl Mapping {
         result
     }
 
-    /// Notes the present access in the ledger. CUDA does not document what a failed call has changed.
+    /// Records the present access in the ledger. CUDA does not document the access after a failed call.
     fn note_grants(&self, access: &[AccessDesc], granted: bool) {
         if granted {
             return self.grants.set(access);
@@ -220,7 +220,7 @@ impl Mapping {
         }
     }
 
-    /// Returns what `location` may do with the mapping, as the driver reports it.
+    /// Returns the access of `location` to the mapping, as the driver reports it.
     ///
     /// Source: `cuMemGetAccess`. Every name of the host means the CPU.
     ///
@@ -244,7 +244,7 @@ impl Mapping {
         self.view(self.size.requested())
     }
 
-    /// Returns what the CPU may do, as last granted through this mapping.
+    /// Returns the CPU's access, as last granted through this mapping.
     pub const fn host(&self) -> Access {
         self.host
     }

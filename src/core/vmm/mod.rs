@@ -6,7 +6,7 @@
 //!                        Reservation
 //! ```
 //!
-//! Each type gives back what it holds when dropped, in any order: a mapping keeps the physical
+//! Each type releases its resources when dropped, in any order: a mapping keeps the physical
 //! memory alive in the driver and its reservation by reference.
 
 pub mod identity;

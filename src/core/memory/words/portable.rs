@@ -1,4 +1,4 @@
-//! Each access in Rust: this defines what the assembly beside it does, and serves other processors and Miri.
+//! Each access in Rust: this defines the behaviour of the assembly beside it, and serves other processors and Miri.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

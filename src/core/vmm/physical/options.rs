@@ -55,7 +55,7 @@ impl PhysicalOptions {
         self
     }
 
-    /// Sets what the [ledger](crate::ledger) says of the memory, for types that create it on behalf of a program.
+    /// Sets the path and the call in the memory's [ledger](crate::ledger) entry, for types that create memory on behalf of a program.
     pub fn recorded_as(
         mut self,
         path: AllocPath,
