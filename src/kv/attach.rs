@@ -75,7 +75,7 @@ impl AttachOptions {
         self
     }
 
-    /// Sets what the pages mean: a hash of the model, its precision and the layout of its cache. A tier with another tag is
+    /// Sets the meaning of the pages: a hash of the model, its precision and the layout of its cache. A tier with another tag is
     /// refused. The default is all zeros.
     pub const fn tag(mut self, tag: [u8; 32]) -> Self {
         self.tag = tag;
@@ -104,9 +104,9 @@ impl AttachOptions {
     }
 
     /// Attaches the tier: keeps ready pages with their keys and their order of use, and frees the pages that were being written. Memory
-    /// whose first 4 KiB are zeros becomes a new tier, whatever it has behind them.
+    /// whose first 4 KiB are zeros becomes a new tier, even if there are other bytes behind them.
     ///
-    /// Everything that the memory has is checked; whatever its bytes are, the result is a tier whose pages lie in it, or an error.
+    /// Everything in the memory is checked: for any bytes, the result is a tier whose pages lie in it, or an error.
     /// Contents of pages are not looked at. This process has the tier until its last handle is gone.
     ///
     /// # Errors

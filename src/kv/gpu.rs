@@ -176,8 +176,8 @@ impl GpuPages {
         (self.parts() as u64).saturating_mul(self.part_bytes())
     }
 
-    /// Keeps `owner` until the last clone and the last job is gone; for ever, if the driver does not tell the end of a job's copies.
-    /// For what owns the memory of [`from_raw`](Self::from_raw), and a borrowed stream.
+    /// Keeps `owner` until the last clone and the last job is gone; for ever, if the driver does not report the end of a job's copies.
+    /// For the owner of the memory given to [`from_raw`](Self::from_raw), and for a borrowed stream.
     pub fn keeping(self, owner: impl Any + Send + Sync) -> Self {
         let owner = match self.owner {
             None => Arc::new(owner) as Arc<dyn Any + Send + Sync>,

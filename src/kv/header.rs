@@ -71,7 +71,7 @@ pub(crate) fn read(view: &CpuView<'_>) -> Result<There> {
     if words[CHECK as usize / 8] != hash(&words[..FIELDS]) {
         return Err(not("its header is damaged".into()));
     }
-    // The check is no secret: what has the right one may be wrong as well.
+    // Anyone can compute the check: a header with the right one may still be invalid.
     let geometry = Geometry::new(words[2], words[3]).map_err(|error| not(error.to_string()))?;
     let mut tag = Tag::default();
     for (bytes, word) in tag.as_chunks_mut().0.iter_mut().zip(&words[6..FIELDS]) {

@@ -25,9 +25,9 @@ pub(crate) struct Inner {
     no_batches: AtomicBool,
     /// Where the memory continues in another allocation, if that is known. No copy goes over such a border: a batch was not tried there.
     borders: Option<Vec<u64>>,
-    /// How copies are made that name no method.
+    /// The method of copies that name none.
     pub(crate) method: CopyMethod,
-    /// The word of the owner, in memory that other processes can reach, and what was there.
+    /// The word of the owner, in memory that other processes can reach, and the contents found there.
     owned: Option<(u64, Found)>,
     /// Access of GPUs to the memory is not revoked while this lives.
     _grants: Option<GrantUse>,
@@ -65,7 +65,7 @@ impl Inner {
         })
     }
 
-    /// Sets that this process has claimed the memory, with what was there.
+    /// Records that this process has claimed the memory, and the contents found there.
     pub(crate) fn owned(mut self, own: u64, found: Found) -> Self {
         self.owned = Some((own, found));
         self
@@ -112,7 +112,7 @@ impl Inner {
         Ok(self.driver().expect_this_process("tier")?)
     }
 
-    /// Changes slots by `change`, and writes what has changed to the memory's table.
+    /// Changes slots by `change`, and writes the changed slots to the memory's table.
     pub(crate) fn with<T>(&self, change: impl FnOnce(&mut Table) -> (T, Vec<Change>)) -> Result<T> {
         self.expect_this_process()?;
         let view = self.memory.cpu()?;

@@ -169,7 +169,7 @@ pub(crate) fn claim(view: &CpuView<'_>, take_over: bool, has_owner: bool) -> Res
             return Ok(own);
         }
         if !has_owner {
-            // Somebody else formats it: judge what is there now.
+            // Another process formats it: read the owner again.
             return claim(view, take_over, true);
         }
     }

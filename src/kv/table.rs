@@ -11,7 +11,7 @@ use crate::page::{Change, Direction, Evicted, PageId, Reserved, Slot, State};
 use crate::room::{list_for, no_room_in_index};
 use crate::{Error, Key, MemoryError, Result, Stats};
 
-/// Later stamps are numbered anew.
+/// If a restored stamp is later, all stamps are renumbered.
 const LAST_STAMP: u64 = 1 << 62;
 
 /// The slots of all pages.
@@ -348,7 +348,7 @@ impl Table {
         self.add_users(pages)
     }
 
-    /// Ends what [`pin`](Self::pin) or [`begin_copy`](Self::begin_copy) began. A page counts as used then.
+    /// Releases pages that [`pin`](Self::pin) or [`begin_copy`](Self::begin_copy) pinned. A page counts as used then.
     pub(crate) fn unpin(&mut self, pages: &[PageId]) -> Vec<Change> {
         let mut changes = Vec::new();
         for &page in pages.iter().rev() {

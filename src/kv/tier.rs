@@ -28,7 +28,7 @@ impl Tier {
         Ok(Geometry::new(pages, page_bytes)?.total)
     }
 
-    /// Returns what [`attach`](Self::attach) found in the memory; nothing for a tier in memory of its own.
+    /// Returns the state in which [`attach`](Self::attach) found the memory. It is empty for a tier in memory of its own.
     pub fn found(&self) -> Found {
         self.0.found().unwrap_or_default()
     }
@@ -163,7 +163,7 @@ impl Tier {
         self.0.page_ptr(page)
     }
 
-    /// Returns what the tier has done and what it has. Empty in a forked child.
+    /// Returns the tier's counters and its present contents. All are 0 in a forked child.
     pub fn stats(&self) -> Stats {
         self.0.look(|table| table.stats()).unwrap_or_default()
     }

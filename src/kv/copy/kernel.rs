@@ -250,7 +250,7 @@ impl Kernel {
     /// The driver's.
     ///
     /// # Safety
-    /// As for [`launch`](Self::launch); `at` has the list and the bases, which nobody writes until the work has ended.
+    /// As for [`launch`](Self::launch); `at` has the list and the bases, which stay unchanged until the work has ended.
     unsafe fn launch_part(
         &self,
         launch: &Launch<'_>,

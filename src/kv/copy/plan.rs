@@ -117,8 +117,8 @@ impl<'a> Plan<'a> {
         gpu: &GpuPages,
     ) -> Result<(), MemoryError> {
         for MemcpyDesc { dst, src, bytes } in self.copies(tier, direction, gpu) {
-            // SAFETY: pages and blocks were checked, so the ranges are of the tier and of the parts, which the caller keeps. Nobody else in
-            // this process writes what is read or reads what is written, except through views: a store has its pages alone, and ready pages
+            // SAFETY: pages and blocks were checked, so the ranges are of the tier and of the parts, which the caller keeps. Nothing else in
+            // this process writes the bytes that are read or reads those that are written, except through views: a store has its pages alone, and ready pages
             // do not change; blocks are the caller's to order.
             unsafe { stream.copy_async(dst, src, bytes)? };
         }
