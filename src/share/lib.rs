@@ -6,8 +6,8 @@
 //! another:       ImportedBuffer ◀── import ─── Offer ◀── receive
 //! ```
 //!
-//! A process with a handle can map, read and write the memory for as long as it likes, whatever the
-//! description says, even after the exporter has ended. So a channel checks the other end of its socket
+//! A process with a handle can map, read and write the memory for as long as it likes, even after the exporter
+//! has ended. The description limits none of that. So a channel checks the other end of its socket
 //! ([`Peers`]), and handles are closed or wiped when dropped.
 //!
 //! An importer maps the same memory once, however often it receives it: see [`Origin`]. Pools can be shared

@@ -199,7 +199,7 @@ fn ended(pipe: &PipeReader, timeout: Option<Duration>) -> MemoryResult<bool> {
 impl Channel {
     /// Shares a pool with the other process, which can then receive the pool's allocations.
     ///
-    /// The handle grants access to all of the pool's memory, whatever is sent later.
+    /// The handle grants access to all of the pool's memory, even if no allocation is sent later.
     ///
     /// # Errors
     /// [`InvalidArgument`](MemoryError::InvalidArgument) for a pool that was created without

@@ -230,7 +230,7 @@ impl Shared {
 
     /// Returns handles to import the memory: one for each part of the description, in order.
     ///
-    /// A process that has them can read and write the memory, whatever the description says: for a window,
+    /// A process that has them can read and write the memory, also beyond the description: for a window,
     /// all of the parts that it touches. Each part is exported once and its handle copied, because drivers
     /// have been seen to refuse the CPU's access to memory with more than about 250 exports, imports and CPU
     /// mappings together.

@@ -1,4 +1,4 @@
-//! The memory behind shared memory and its windows, with what was exported of it.
+//! The memory behind shared memory and its windows, with their exported handles.
 
 use std::sync::Arc;
 

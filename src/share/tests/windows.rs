@@ -21,7 +21,7 @@ fn many_windows_of_one_memory_are_exported_and_imported_once() {
     {
         let buffer = Buffer::on(NodeId(0)).bytes(4 * MIB).shareable();
         let shared = Shared::from(buffer.allocate(&driver).unwrap());
-        // A trial has already found out what can be shared.
+        // A trial has already found out which handle types work.
         let counts = || {
             let calls = [
                 Call::MemExportToShareableHandle,
