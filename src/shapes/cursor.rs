@@ -8,8 +8,8 @@ use crate::{Error, Result};
 /// Returns the counter at `address`.
 ///
 /// # Safety
-/// `address` is a multiple of 8. For `'a` its word is mapped, and readable and writable by the CPU. Whatever else
-/// accesses it in this process does so atomically and as a whole.
+/// `address` is a multiple of 8. For `'a` its word is mapped, and readable and writable by the CPU. All other
+/// code of this process accesses it atomically and as a whole.
 pub unsafe fn counter<'a>(address: DevicePtr) -> &'a AtomicU64 {
     let at = std::ptr::with_exposed_provenance_mut(address.0 as usize);
     // SAFETY: the caller's promise.

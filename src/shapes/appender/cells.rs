@@ -200,7 +200,7 @@ impl Cells {
     }
 
     /// Returns how many records were reserved, while kernels run. A GPU that copies the cursor does so on a stream of its
-    /// own, but a driver may make it wait for kernels: nobody may wait for it.
+    /// own, but a driver may make the copy wait for kernels: no thread may wait for it.
     pub(super) fn reserved(&self) -> Result<Reserved> {
         match &self.cursor {
             Cursor::OfCpu { address, .. } => {

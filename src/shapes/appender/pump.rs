@@ -18,7 +18,7 @@ impl<T: AnyBitPattern + NoUninit> Appender<T> {
     /// how many records have memory. It may be called at any time.
     ///
     /// Where memory is refused, where a counter has a value that it cannot have, or where
-    /// [`max_len`](super::AppenderOptions::max_len) is reached, kernels are told that there will be no more.
+    /// [`max_len`](super::AppenderOptions::max_len) is reached, kernels see that there will be no more records.
     pub fn pump(&mut self) -> usize {
         if !self.records.driver().is_of_this_process() {
             return self.records.capacity(); // kernels are the parent's, and so is what they are told

@@ -42,7 +42,7 @@ mod tests {
             prop_assert!((need..=room).contains(&bytes));
             let wanted = if step == 0 { (mapped / 8).min(LARGEST_STEP) } else { step };
             prop_assert!(bytes >= wanted.min(room));
-            // Never more than asked for, besides what is needed.
+            // Never more than the step, except to fit the elements.
             prop_assert!(bytes == need || bytes < wanted + GRANULE || bytes == GRANULE);
         }
     }

@@ -51,7 +51,7 @@ impl<T: AnyBitPattern + NoUninit> GrowableOptions<T> {
     }
 
     /// Sets how many bytes the vector grows by at least; they are rounded up to the granularity. By default an
-    /// eighth of what it has, at least one granule and at most 256 MiB.
+    /// eighth of its mapped bytes, at least one granule and at most 256 MiB.
     pub const fn step(mut self, bytes: u64) -> Self {
         self.step = bytes;
         self
@@ -59,7 +59,7 @@ impl<T: AnyBitPattern + NoUninit> GrowableOptions<T> {
 
     placement_setters!();
 
-    /// Sets what one location may do; [`Location::Host`] stands for the CPU.
+    /// Sets the access of one location; [`Location::Host`] stands for the CPU.
     pub fn access(mut self, who: impl Into<Location>, access: Access) -> Self {
         self.placement.access.set(who.into(), access);
         self

@@ -143,7 +143,7 @@ impl<T: AnyBitPattern + NoUninit> ReplicatedOptions<T> {
         options
     }
 
-    /// Sets what the ledger says of a buffer.
+    /// Sets the path, the call and the label in a buffer's ledger entry.
     fn named(&self, options: BufferOptions, site: &'static Caller<'static>) -> BufferOptions {
         let options = options.recorded_as(AllocPath::ShapeChunk, site);
         match &self.label {

@@ -6,7 +6,7 @@ use crate::topology::{Gpu, LinkKind, PeerLinkKind, Topology};
 /// Copies into GPUs' memories that run side by side: which copy is written, and from which; `None`: from the CPU.
 pub(super) type Wave = Vec<(usize, Option<usize>)>;
 
-/// Returns the place that `who` reads from best, if any: the GPU's own memory, then what is behind NVLink, then the rest.
+/// Returns the place that `who` reads from best, if any: the GPU's own memory, then memory behind NVLink, then the rest.
 /// By kinds of links, not by measured bandwidths: over NVLink-C2C the CPU's memory comes before other GPUs', over PCIe
 /// after those that NVLink connects.
 pub(super) fn nearest(topology: &Topology, places: &[Location], who: Location) -> Option<usize> {

@@ -1,4 +1,4 @@
-//! New versions: written to the slots that nobody reads, then made the current one.
+//! New versions: written to the slots without readers, then made the current one.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

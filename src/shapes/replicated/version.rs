@@ -82,7 +82,7 @@ impl Version {
     pub(super) fn holders(self: &Arc<Self>) -> Result<Vec<String>> {
         let mut holders = Vec::new();
         let replicas = Arc::strong_count(self) - 1;
-        // Orders what readers did before they dropped their replicas, events that they left included, before all that follows.
+        // Orders the readers' accesses before they dropped their replicas, and the events that they left, before all that follows.
         fence(Acquire);
         if replicas > 0 {
             holders.push(format!("replicas of epoch {}: {replicas}", self.epoch()));

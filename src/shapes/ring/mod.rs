@@ -23,7 +23,7 @@ pub use producer::{Batch, Producer};
 ///                                           a batch: │n-2 n-1│ 0  1│ one range of addresses
 /// ```
 /// The records' memory is mapped twice, side by side, so a batch that goes on at the start has one range of addresses,
-/// and no record is split, whatever its size.
+/// and a record of any size stays whole.
 ///
 /// A producer reserves room for a batch, writes it and commits it; a consumer looks at records and releases them. The
 /// consumer sees a batch as a whole or not at all, and the producer gets room back only for released records: a full
@@ -70,14 +70,14 @@ pub use producer::{Batch, Producer};
 /// kernels that push and pop. A side belongs to one kernel at a time, and in it to one thread, or to the threads of one warp or
 /// block that take turns by a barrier.
 ///
-/// Both sides keep the memory mapped; it is unmapped when both are dropped. Neither knows what runs on a GPU: a kernel
+/// Both sides keep the memory mapped; it is unmapped when both are dropped. Neither knows which kernels run on a GPU: a kernel
 /// that has the ring's address must have ended before the last side is dropped, because a GPU that accesses unmapped
 /// addresses loses its context. The unsafe call that launches the kernel promises that.
 ///
 /// # Order
 /// `commit` and `release` store a counter with release order, and the other side loads it with acquire order: by
 /// `stlr`/`ldar` or plain stores and loads of x86-64 on CPUs, by `st.release.sys` and `ld.acquire.sys` on GPUs. These
-/// have system scope, so what they order is the same over PCIe and over NVLink-C2C: a side that sees a counter sees the records
+/// have system scope, so the order is the same over PCIe and over NVLink-C2C: a side that sees a counter sees the records
 /// before it. Neither atomic read-modify-writes nor stream memory operations are used: a GPU's read-modify-writes of host
 /// memory over PCIe are not atomic for the CPU, and drivers refuse stream memory operations on such memory.
 ///

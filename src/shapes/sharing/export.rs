@@ -100,8 +100,8 @@ impl<T> GrowableExport<T> {
         }
     }
 
-    /// Returns a follower at the other end of a channel, who is asked to keep to `access`. A handle itself allows everything:
-    /// a process that must not write must not get one.
+    /// Returns a follower that sends to the process at the other end of a channel. That process is asked to map with `access`
+    /// only, but a handle itself allows everything: a process that must not write must not get one.
     pub fn follower(&self, channel: Channel, access: Access) -> Follower {
         Follower {
             channel,

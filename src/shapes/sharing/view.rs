@@ -56,8 +56,8 @@ impl<T: AnyBitPattern + NoUninit> GrowableView<T> {
     ///
     /// # Errors
     /// [`TimedOut`](egmem_share::Error::TimedOut), after which the caller may retry if nothing had arrived; the channel's other
-    /// errors; [`Error::InvalidArgument`] for an update that cannot follow on what was received, or is of another type; those
-    /// of [`ImportOptions::import`]. After an error of an update the view has what it had or some of the new chunks, and
+    /// errors; [`Error::InvalidArgument`] for an update that does not continue the chunks received so far, or is of another type; those
+    /// of [`ImportOptions::import`]. After an error of an update the view has its earlier chunks and maybe some of the new ones, and
     /// cannot follow any more.
     #[track_caller]
     pub fn follow(&mut self, channel: &mut Channel) -> egmem_share::Result<usize> {
@@ -90,7 +90,7 @@ impl<T: AnyBitPattern + NoUninit> GrowableView<T> {
         Ok(self.len)
     }
 
-    /// Checks that an update follows on what was received.
+    /// Checks that an update continues the chunks received so far.
     fn check(&self, update: &Update) -> Result<()> {
         if update.element != Self::ELEMENT {
             let why = format!("its elements have {} bytes", update.element);
