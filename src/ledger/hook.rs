@@ -1,4 +1,4 @@
-//! Starts what the environment asks for, once a process has its first allocation.
+//! Starts the leak report and the ledger's socket that the environment asks for, once a process has its first allocation.
 
 use std::ptr;
 use std::sync::atomic::AtomicPtr;

@@ -17,7 +17,7 @@ static REGISTERED: AtomicU32 = AtomicU32::new(0);
 /// [`capture_backtraces`](egmem_core::ledger::capture_backtraces) was on. Nothing is written if there are none.
 ///
 /// Without a call, the environment variable `EGMEM_LEAKS=1` does the same. The kernel takes all memory of a process back; a
-/// report names what a program that runs for longer would accumulate.
+/// report names the memory that a program that runs for longer would accumulate.
 pub fn report_leaks_at_exit() {
     let this = Generation::current().forks() + 1;
     if REGISTERED.swap(this, Relaxed) != this {
@@ -39,7 +39,7 @@ extern "C" fn report() {
         return;
     }
     let text = text(&Ledger::of_this_process());
-    // If standard error is closed, nobody reads it.
+    // If standard error is closed, the report is lost.
     let _ = std::io::stderr().write_all(escape_lines(&text).as_bytes());
 }
 

@@ -127,7 +127,7 @@ fn impossible_ledgers_are_shown_without_a_panic() {
     expect_well_formed(&report.to_svg());
 }
 
-/// Checks that tags are closed in order, which is what a picture's well-formedness needs here.
+/// Checks that tags are closed in order. A picture needs no more to be well-formed here.
 fn expect_well_formed(svg: &str) {
     let mut open = Vec::new();
     for tag in svg.split('<').skip(1) {
