@@ -14,8 +14,8 @@ fn absent<T>(call: Call) -> Result<T> {
     Err(Error::driver(call, Code::NOT_SUPPORTED))
 }
 
-/// Gives the driver's calls to `$with`: `[kind] method(arguments) -> result = Call;`. The two queries of what is
-/// done are not among them, because backends answer them in their own way.
+/// Gives the driver's calls to `$with`: `[kind] method(arguments) -> result = Call;`. The two queries of finished
+/// work are not among them, because backends answer them in their own way.
 macro_rules! driver_calls {
     ($with:ident) => { $with! {
     // Devices.
@@ -237,7 +237,7 @@ macro_rules! declare {
 /// mapped and granted to the host.
 ///
 /// The methods that are `unsafe` here use a handle, or can remove memory that is in use. Their callers must
-/// ensure that each handle belongs to this driver and was not destroyed, that nothing uses what is destroyed,
+/// ensure that each handle belongs to this driver and was not destroyed, that nothing uses memory or handles that are destroyed,
 /// freed, unmapped or revoked, and that the work is in bounds; for [`module_load`](Self::module_load), that
 /// the text is PTX, because a driver takes binaries there too; for [`mem_dma_buf`](Self::mem_dma_buf), that
 /// nothing written through the fd lies in memory that safe code holds references to. The driver looks

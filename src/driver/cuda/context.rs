@@ -65,7 +65,7 @@ impl Contexts {
             return Ok(*context as Opaque);
         }
         let mut context = ptr::null_mut();
-        // SAFETY: `context` is a live pointer; `id` is a device; `release` releases what is retained here.
+        // SAFETY: `context` is a live pointer; `id` is a device; `release` releases the context retained here.
         unsafe { api.device_primary_ctx_retain(&mut context, id)? };
         Ok(*slot.context.get_or_init(|| context as usize) as Opaque)
     }

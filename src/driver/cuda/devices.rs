@@ -6,7 +6,7 @@ use super::core::Core;
 use super::methods::methods;
 use crate::{CudaVersion, DeviceAttribute, P2pAttribute};
 
-/// The buffer of a text. The driver is told one byte less, so the text ends with a NUL in any case.
+/// The buffer of a text. The driver gets one byte less, so the text always ends with a NUL.
 const TEXT: [u8; 256] = [0; 256];
 const TEXT_LEN: i32 = TEXT.len() as i32 - 1;
 

@@ -1,6 +1,6 @@
 //! The CUDA driver, loaded at run time.
 //!
-//! Nothing here panics, whatever is installed: the library may be absent, a stub, too old, or lack functions.
+//! Nothing here panics if the library is absent, a stub, too old, or lacks functions.
 //! Functions are looked up one by one, and result codes are integers.
 //!
 //! Calls that need a context run in the device's primary context, which is retained on first use and released

@@ -45,7 +45,7 @@ impl State {
         }
     }
 
-    /// Refuses a wait for a device's whole context while one of its streams is captured, whatever the thread's mode.
+    /// Refuses a wait for a device's whole context while one of its streams is captured, in every mode of the thread.
     pub(super) fn expect_no_capture_on(&mut self, device: i32) -> Answer<()> {
         self.invalidate(|key| key.0 == device)
     }

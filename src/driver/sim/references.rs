@@ -46,7 +46,7 @@ pub(super) struct Counted {
 }
 
 impl Counted {
-    /// Counts a reference of this process, whatever the limit.
+    /// Counts a reference of this process, even beyond the limit.
     pub(super) fn new(memory: &Arc<Memory>) -> Self {
         Self {
             memory: Arc::clone(memory),

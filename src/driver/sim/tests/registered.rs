@@ -3,7 +3,7 @@
 use super::*;
 use crate::kernels;
 
-/// Runs the reading kernel on 512 words; returns what it reports, or the code of its end.
+/// Runs the reading kernel on 512 words; returns the value that it reports, or the code of its error.
 fn read(driver: &Driver, ptr: DevicePtr) -> Result<u64, Code> {
     let stream = driver.stream_create(0).unwrap();
     let report = driver.mem_host_alloc(0, 8).unwrap();
