@@ -38,11 +38,11 @@
 //!
 //! # When something is refused
 //! Every error says what failed and why; [`Error::remedy`] says what to do. [`capability`] finds out by
-//! trials what works on this machine, and the command `egmem doctor` shows the result as a table.
+//! trials which features work on this machine, and the command `egmem doctor` shows the result as a table.
 //!
-//! [`Error`] has what memory can meet. `share::Error`, `exchange::Error` and `exchange::group::Error` have what
-//! only they can meet, and each carries the error of the layer below: `?` converts, and `memory()` returns the
-//! [`Error`] inside.
+//! [`Error`] has the failures of memory. `share::Error`, `exchange::Error` and `exchange::group::Error` have their
+//! own failures, and each carries the error of the layer below: `?` converts, and `memory()` returns the [`Error`]
+//! inside.
 //!
 //! # Features
 //!
