@@ -67,7 +67,8 @@
 //! | `cli` | no | the command line `egmem`, with `service`, `certs` and `simulator` |
 //!
 //! # Non-goals
-//! Managed (unified) memory beside [`pinned::ManagedMemory`], multicast objects, Windows, and kernels for any purpose except proving memory.
+//! Managed (unified) memory beside [`pinned::ManagedMemory`], multicast objects, Windows, and kernels for any purpose
+//! except proving memory.
 #![deny(missing_docs)]
 
 /// The crate that defines the `Allocator` trait of [`Heap`]: its `Vec` and `Box`, in the matching version.
@@ -123,9 +124,9 @@ pub mod driver {
 
 /// Reports what works on this machine, why the rest does not, and what to do about it.
 ///
-/// [`Report::gather`](doctor::Report::gather) collects everything that `egmem doctor` shows. A [`Prober`](doctor::Prober) runs
-/// the trials: [`InProcess`](doctor::InProcess) in this process; with the feature `doctor`, `Children` in child processes,
-/// because drivers have crashed inside such calls.
+/// [`Report::gather`](doctor::Report::gather) collects everything that `egmem doctor` shows. A
+/// [`Prober`](doctor::Prober) runs the trials: [`InProcess`](doctor::InProcess) in this process; with the feature
+/// `doctor`, `Children` in child processes, because drivers have crashed inside such calls.
 pub mod doctor {
     #[doc(inline)]
     pub use egmem_core::doctor::{
@@ -146,8 +147,8 @@ pub mod memory {
 
 /// The ledger: every live allocation of this process, and whose memory is at an address.
 ///
-/// Each allocation has an entry exactly as long as it lives: its size, node or GPU, path, access, age, name, and where it
-/// was exported to or imported from. Blocks of a heap have none, since their chunks have.
+/// Each allocation has an entry exactly as long as it lives: its size, node or GPU, path, access, age, name, and
+/// where it was exported to or imported from. Blocks of a heap have none, since their chunks have.
 pub mod ledger {
     #[doc(inline)]
     pub use egmem_core::ledger::{

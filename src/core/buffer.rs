@@ -98,25 +98,25 @@ impl BufferOptions {
         /// ```
         room_for_probes() => room = PROBES;
 
-        /// Creates the memory in chunks of `bytes` each, so that [`Buffer::set_access_at`] can change the access of each chunk
-        /// alone: a driver changes the access of whole allocations only. A multiple of the granularity, 2 MiB on every driver
-        /// measured so far. Each chunk takes three calls of the driver, and those larger than [`growth`](Self::growth) says
-        /// several times three.
+        /// Creates the memory in chunks of `bytes` each, so that [`Buffer::set_access_at`] can change the access of
+        /// each chunk alone: a driver changes the access of whole allocations only. A multiple of the granularity, 2
+        /// MiB on every driver measured so far. Each chunk takes three calls of the driver, and those larger than
+        /// [`growth`](Self::growth) says several times three.
         ///
         /// A buffer has at most 1,048,576 chunks ([`Buffer::MAX_PARTS`]), and shared memory at most 4096.
         chunk(bytes: u64) => chunk = Some(bytes);
 
-        /// Sets how much memory on a host node one driver call creates, and how long the allocation rests between two of
-        /// them. The default is [`Growth::steady`]: 64 MiB, or 1 GiB of memory that can be shared, without a rest.
+        /// Sets how much memory on a host node one driver call creates, and how long the allocation rests between two
+        /// of them. The default is [`Growth::steady`]: 64 MiB, or 1 GiB of memory that can be shared, without a rest.
         ///
         /// Larger parts are created in chunks, which lie side by side: [`physical`](Buffer::physical) and
-        /// [`mappings`](Buffer::mappings) have one element for each. Memory that can be shared has at most 256 of them for
-        /// each part, because each is exported as a handle of its own; its chunks are as large as that takes. Memory of GPUs is
-        /// not divided.
+        /// [`mappings`](Buffer::mappings) have one element for each. Memory that can be shared has at most 256 of
+        /// them for each part, because each is exported as a handle of its own; its chunks are as large as that
+        /// takes. Memory of GPUs is not divided.
         growth(growth: Growth) => growth = growth;
 
-        /// Sets whether to ask the driver for more memory than the node has free. It then refuses only the chunk for which
-        /// there is nothing left.
+        /// Sets whether to ask the driver for more memory than the node has free. It then refuses only the chunk for
+        /// which there is nothing left.
         overcommit(on: bool) => overcommit = on;
     }
 
@@ -126,7 +126,8 @@ impl BufferOptions {
         self
     }
 
-    /// Sets the path and the call in the memory's [ledger](crate::ledger) entry, for types that create memory on behalf of a program.
+    /// Sets the path and the call in the memory's [ledger](crate::ledger) entry, for types that create memory on
+    /// behalf of a program.
     pub fn recorded_as(
         mut self,
         path: AllocPath,
@@ -206,11 +207,11 @@ impl Buffer {
         Self::in_parts(parts)
     }
 
-    /// Returns options for a buffer in parts at any locations, side by side in this order: of host nodes, of GPUs, or of
-    /// both. Only the last part need not be a multiple of the granularity.
+    /// Returns options for a buffer in parts at any locations, side by side in this order: of host nodes, of GPUs, or
+    /// of both. Only the last part need not be a multiple of the granularity.
     ///
-    /// The CPU is granted the parts on host nodes if there are any, and each GPU the parts that it can reach. With parts
-    /// of both kinds, [`cpu_at`](Self::cpu_at) lends the CPU's view.
+    /// The CPU is granted the parts on host nodes if there are any, and each GPU the parts that it can reach. With
+    /// parts of both kinds, [`cpu_at`](Self::cpu_at) lends the CPU's view.
     ///
     /// ```
     /// use egmem::driver::{Location, NodeId};
@@ -263,8 +264,8 @@ impl Buffer {
     // The CPU may have less access to other parts.
     cpu_accessors!(|this, offset, len| (this.cpu_at(offset, len)?, 0));
 
-    /// Returns the physical memory, to export it or to map it again, in the order of addresses: one piece for each share
-    /// or chunk, so several for more than 1 GiB of host memory ([`BufferOptions::growth`]).
+    /// Returns the physical memory, to export it or to map it again, in the order of addresses: one piece for each
+    /// share or chunk, so several for more than 1 GiB of host memory ([`BufferOptions::growth`]).
     pub fn physical(&self) -> &[PhysicalMemory] {
         self.range.parts()
     }

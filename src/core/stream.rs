@@ -124,8 +124,8 @@ impl Stream {
         self.wait_until_over().result
     }
 
-    /// Waits until all work on the stream has ended, for a caller that must not unmap the work's memory before. A driver
-    /// that refuses the wait is asked again, for some 16 ms; then the answer says that the work may still run.
+    /// Waits until all work on the stream has ended, for a caller that must not unmap the work's memory before. A
+    /// driver that refuses the wait is asked again, for some 16 ms; then the answer says that the work may still run.
     pub fn wait_until_over(&self) -> Waited {
         over::wait(|| self.synchronize(), || self.is_done())
     }

@@ -94,8 +94,8 @@ macro_rules! driver_calls {
     [fn] mem_host_alloc(device: i32, size: u64) -> DevicePtr = MemHostAlloc;
     /// `cuMemFreeHost`
     [unsafe fn] mem_free_host(device: i32, ptr: DevicePtr) -> () = MemFreeHost;
-    /// `cuMemHostRegister_v2` with PORTABLE and DEVICEMAP, and READ_ONLY if `read_only`. The range is mapped by this process
-    /// and stays so until it is unregistered.
+    /// `cuMemHostRegister_v2` with PORTABLE and DEVICEMAP, and READ_ONLY if `read_only`. The range is mapped by this
+    /// process and stays so until it is unregistered.
     [unsafe fn] mem_host_register(device: i32, ptr: DevicePtr, size: u64, read_only: bool)
         -> () = MemHostRegister;
     /// `cuMemHostUnregister`
@@ -137,9 +137,9 @@ macro_rules! driver_calls {
     /// `cuMemcpyAsync`, the direction inferred from the addresses.
     [unsafe fn] memcpy_async(dst: DevicePtr, src: DevicePtr, bytes: u64, stream: StreamHandle)
         -> () = MemcpyAsync;
-    /// `cuMemcpyBatchAsync`: copies in any order among themselves, each after the stream's earlier work; from CUDA 12.8 on.
-    /// The driver refuses a batch of none, copies of 0 bytes and the legacy default stream. If it refuses a batch, some of the
-    /// copies may have been submitted.
+    /// `cuMemcpyBatchAsync`: copies in any order among themselves, each after the stream's earlier work; from CUDA
+    /// 12.8 on. The driver refuses a batch of none, copies of 0 bytes and the legacy default stream. If it refuses a
+    /// batch, some of the copies may have been submitted.
     [unsafe fn] memcpy_batch_async(copies: &[MemcpyDesc], stream: StreamHandle)
         -> () = MemcpyBatchAsync;
     /// `cuMemsetD8Async`
@@ -237,9 +237,9 @@ macro_rules! declare {
 /// mapped and granted to the host.
 ///
 /// The methods that are `unsafe` here use a handle, or can remove memory that is in use. Their callers must
-/// ensure that each handle belongs to this driver and was not destroyed, that nothing uses memory or handles that are destroyed,
-/// freed, unmapped or revoked, and that the work is in bounds; for [`module_load`](Self::module_load), that
-/// the text is PTX, because a driver takes binaries there too; for [`mem_dma_buf`](Self::mem_dma_buf), that
+/// ensure that each handle belongs to this driver and was not destroyed, that nothing uses memory or handles that are
+/// destroyed, freed, unmapped or revoked, and that the work is in bounds; for [`module_load`](Self::module_load),
+/// that the text is PTX, because a driver takes binaries there too; for [`mem_dma_buf`](Self::mem_dma_buf), that
 /// nothing written through the fd lies in memory that safe code holds references to. The driver looks
 /// addresses up, so the methods that only query one are safe.
 #[allow(unused_variables, clippy::missing_safety_doc)] // One contract for all, above.

@@ -69,29 +69,30 @@ impl AttachOptions {
         self
     }
 
-    /// Sets the bytes of a page, which a new tier needs. If they are not set, they are those of the tier in the memory.
+    /// Sets the bytes of a page, which a new tier needs. If they are not set, they are those of the tier in the
+    /// memory.
     pub const fn page_bytes(mut self, bytes: u64) -> Self {
         self.page_bytes = Some(bytes);
         self
     }
 
-    /// Sets the meaning of the pages: a hash of the model, its precision and the layout of its cache. A tier with another tag is
-    /// refused. The default is all zeros.
+    /// Sets the meaning of the pages: a hash of the model, its precision and the layout of its cache. A tier with
+    /// another tag is refused. The default is all zeros.
     pub const fn tag(mut self, tag: [u8; 32]) -> Self {
         self.tag = tag;
         self
     }
 
-    /// Sets whether to take the tier from a process in another PID namespace, such as another container's, or on another
-    /// machine. Only the caller can know that it has ended: two processes with one tier overwrite each other's pages. A process of this
-    /// namespace that lives is never taken over.
+    /// Sets whether to take the tier from a process in another PID namespace, such as another container's, or on
+    /// another machine. Only the caller can know that it has ended: two processes with one tier overwrite each
+    /// other's pages. A process of this namespace that lives is never taken over.
     pub const fn take_over(mut self, on: bool) -> Self {
         self.take_over = on;
         self
     }
 
-    /// Sets whether to create a tier where the memory has other data, or a tier of other sizes or with another tag. The
-    /// earlier data is lost. A tier that a process has is not reset.
+    /// Sets whether to create a tier where the memory has other data, or a tier of other sizes or with another tag.
+    /// The earlier data is lost. A tier that a process has is not reset.
     pub const fn reset(mut self, on: bool) -> Self {
         self.reset = on;
         self
@@ -103,18 +104,19 @@ impl AttachOptions {
         self
     }
 
-    /// Attaches the tier: keeps ready pages with their keys and their order of use, and frees the pages that were being written. Memory
-    /// whose first 4 KiB are zeros becomes a new tier, even if there are other bytes behind them.
+    /// Attaches the tier: keeps ready pages with their keys and their order of use, and frees the pages that were
+    /// being written. Memory whose first 4 KiB are zeros becomes a new tier, even if there are other bytes behind
+    /// them.
     ///
     /// Everything in the memory is checked: for any bytes, the result is a tier whose pages lie in it, or an error.
     /// Contents of pages are not looked at. This process has the tier until its last handle is gone.
     ///
     /// # Errors
     /// [`Error::InUse`] if another process, or another tier of this one, has it; [`Error::NotATier`] for other data;
-    /// [`Error::OtherTier`] for another tier than asked for; [`InvalidArgument`](crate::MemoryError::InvalidArgument) for a new tier whose
-    /// sizes are out of range or not known; [`OutOfRange`](crate::MemoryError::OutOfRange) if it does not fit;
-    /// [`NotAccessible`](crate::MemoryError::NotAccessible) unless the CPU may read and write; [`System`](crate::MemoryError::System)
-    /// without `/proc`.
+    /// [`Error::OtherTier`] for another tier than asked for; [`InvalidArgument`](crate::MemoryError::InvalidArgument)
+    /// for a new tier whose sizes are out of range or not known; [`OutOfRange`](crate::MemoryError::OutOfRange) if it
+    /// does not fit; [`NotAccessible`](crate::MemoryError::NotAccessible) unless the CPU may read and write;
+    /// [`System`](crate::MemoryError::System) without `/proc`.
     pub fn open(self) -> Result<Tier> {
         self.method.check()?;
         let memory = Arc::clone(&self.memory);

@@ -18,8 +18,8 @@ type Part = Arc<dyn Memory + Send + Sync>;
 
 /// A serving engine's cache on a GPU: tensors, each of which has a part of every block. Clones are the same.
 ///
-/// Block `b` of part `p` lies at the address of part `p` plus `b` times the stride. A page of the tier has the parts of one block
-/// side by side, in their order. Parts are for instance the keys and the values of each layer.
+/// Block `b` of part `p` lies at the address of part `p` plus `b` times the stride. A page of the tier has the parts
+/// of one block side by side, in their order. Parts are for instance the keys and the values of each layer.
 #[derive(Clone)]
 pub struct GpuPages {
     layout: Arc<Layout>,
@@ -29,8 +29,8 @@ pub struct GpuPages {
 
 struct Layout {
     bases: Vec<DevicePtr>,
-    /// For each part, at which bytes from its base it continues in another allocation; none if that is not known. Of memory that the
-    /// caller keeps, a driver tells it.
+    /// For each part, at which bytes from its base it continues in another allocation; none if that is not known. Of
+    /// memory that the caller keeps, a driver tells it.
     borders: OnceLock<Vec<Vec<u64>>>,
     has_unknown_borders: bool,
     stride: u64,
@@ -41,15 +41,16 @@ struct Layout {
 }
 
 impl GpuPages {
-    /// Describes parts in memory of this library: each part's memory and where in it the part begins, in bytes. Blocks are
-    /// `stride` bytes apart, and a part has `part_bytes` of each. There are as many blocks as fit into every part.
+    /// Describes parts in memory of this library: each part's memory and where in it the part begins, in bytes.
+    /// Blocks are `stride` bytes apart, and a part has `part_bytes` of each. There are as many blocks as fit into
+    /// every part.
     ///
     /// The memory is kept until the last clone and the last job is gone.
     ///
     /// # Errors
-    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for no part, more than 65,536, parts of no byte, a stride
-    /// less than `part_bytes`, and memory of both kinds, the CPU's and a GPU's; [`OutOfRange`](crate::MemoryError::OutOfRange) for a part
-    /// without room for a block.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for no part, more than 65,536, parts of no byte, a
+    /// stride less than `part_bytes`, and memory of both kinds, the CPU's and a GPU's;
+    /// [`OutOfRange`](crate::MemoryError::OutOfRange) for a part without room for a block.
     pub fn over<M>(parts: Vec<(Arc<M>, u64)>, stride: u64, part_bytes: u64) -> Result<Self>
     where
         M: Memory + Send + Sync + 'static,
@@ -97,24 +98,25 @@ impl GpuPages {
         }))
     }
 
-    /// Describes parts at addresses of memory that other code owns, such as tensors of a framework: `blocks` blocks each.
+    /// Describes parts at addresses of memory that other code owns, such as tensors of a framework: `blocks` blocks
+    /// each.
     ///
-    /// The first job that copies by [`Batch`](crate::CopyMethod::Batch) asks the driver where allocations border, because drivers
-    /// were reported to refuse copies over a border in a batch: one query for each allocation. A range without an answer counts as
-    /// one allocation, as host memory that is mapped by `cuMemMap` does; use [`over`](Self::over) for that. If the driver refuses a
-    /// batch, with `CUDA_ERROR_INVALID_VALUE`, [`Auto`](crate::CopyMethod::Auto) copies one by one, and `Batch` fails with that
-    /// error.
+    /// The first job that copies by [`Batch`](crate::CopyMethod::Batch) asks the driver where allocations border,
+    /// because drivers were reported to refuse copies over a border in a batch: one query for each allocation. A
+    /// range without an answer counts as one allocation, as host memory that is mapped by `cuMemMap` does; use
+    /// [`over`](Self::over) for that. If the driver refuses a batch, with `CUDA_ERROR_INVALID_VALUE`,
+    /// [`Auto`](crate::CopyMethod::Auto) copies one by one, and `Batch` fails with that error.
     ///
     /// # Errors
-    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) as for [`over`](Self::over), for no block, and for parts that
-    /// extend beyond the last address.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) as for [`over`](Self::over), for no block, and for
+    /// parts that extend beyond the last address.
     ///
     /// # Safety
-    /// At each base there is memory for all blocks: (`blocks` - 1) × `stride` + `part_bytes` bytes, of one allocation, or of several
-    /// allocations of a GPU side by side, as in PyTorch's expandable segments. Until the last job with this value or a clone has
-    /// ended, it stays mapped as it is and accessible to the GPU of the job's stream, for reads and, in loads, writes. Code that is
-    /// not ordered after a load does not read the blocks that it writes, and code that is not ordered after a store does not write
-    /// the blocks that it reads.
+    /// At each base there is memory for all blocks: (`blocks` - 1) × `stride` + `part_bytes` bytes, of one
+    /// allocation, or of several allocations of a GPU side by side, as in PyTorch's expandable segments. Until the
+    /// last job with this value or a clone has ended, it stays mapped as it is and accessible to the GPU of the job's
+    /// stream, for reads and, in loads, writes. Code that is not ordered after a load does not read the blocks that
+    /// it writes, and code that is not ordered after a store does not write the blocks that it reads.
     pub unsafe fn from_raw(
         bases: Vec<DevicePtr>,
         stride: u64,
@@ -176,8 +178,9 @@ impl GpuPages {
         (self.parts() as u64).saturating_mul(self.part_bytes())
     }
 
-    /// Keeps `owner` until the last clone and the last job is gone; for ever, if the driver does not report the end of a job's copies.
-    /// For the owner of the memory given to [`from_raw`](Self::from_raw), and for a borrowed stream.
+    /// Keeps `owner` until the last clone and the last job is gone; for ever, if the driver does not report the end
+    /// of a job's copies. For the owner of the memory given to [`from_raw`](Self::from_raw), and for a borrowed
+    /// stream.
     pub fn keeping(self, owner: impl Any + Send + Sync) -> Self {
         let owner = match self.owner {
             None => Arc::new(owner) as Arc<dyn Any + Send + Sync>,
@@ -193,7 +196,8 @@ impl GpuPages {
         &self.layout.bases
     }
 
-    /// Finds where parts in memory that the caller keeps continue in another allocation: one query for each allocation, once.
+    /// Finds where parts in memory that the caller keeps continue in another allocation: one query for each
+    /// allocation, once.
     pub(crate) fn find_borders(&self, driver: &Driver) {
         let Layout {
             bases,
@@ -211,7 +215,8 @@ impl GpuPages {
         });
     }
 
-    /// Iterates over the parts: each one's base, and at which bytes from there it continues in another allocation, if that is known.
+    /// Iterates over the parts: each one's base, and at which bytes from there it continues in another allocation, if
+    /// that is known.
     pub(crate) fn bordered_bases(&self) -> impl Iterator<Item = (DevicePtr, &[u64])> {
         let borders = self.layout.borders.get();
         let of = move |part: usize| {
@@ -228,12 +233,12 @@ impl GpuPages {
         self.layout.has_unknown_borders
     }
 
-    /// Checks that `stream`'s GPU may copy to or from the parts, and orders the stream after their allocation. Access is not
-    /// revoked while the result lives.
+    /// Checks that `stream`'s GPU may copy to or from the parts, and orders the stream after their allocation. Access
+    /// is not revoked while the result lives.
     ///
     /// # Errors
-    /// [`NotAccessible`](crate::MemoryError::NotAccessible); [`InvalidArgument`](crate::MemoryError::InvalidArgument) for
-    /// another driver's memory; the driver's errors.
+    /// [`NotAccessible`](crate::MemoryError::NotAccessible); [`InvalidArgument`](crate::MemoryError::InvalidArgument)
+    /// for another driver's memory; the driver's errors.
     pub(crate) fn ready(
         &self,
         stream: &Stream,

@@ -87,8 +87,8 @@ pub(crate) fn read(view: &CpuView<'_>) -> Result<There> {
     Ok(There::Tier(geometry, tag))
 }
 
-/// Returns whether the memory begins as a tier does: its header may be damaged, of another version, or being written, and its owner's
-/// word is one.
+/// Returns whether the memory begins as a tier does: its header may be damaged, of another version, or being written,
+/// and its owner's word is one.
 ///
 /// # Errors
 /// Those of the view.

@@ -23,7 +23,8 @@ pub(crate) struct Inner {
     pub(crate) memory: Arc<dyn TierMemory>,
     pub(crate) kernels: Kernels,
     no_batches: AtomicBool,
-    /// Where the memory continues in another allocation, if that is known. No copy goes over such a border: a batch was not tried there.
+    /// Where the memory continues in another allocation, if that is known. No copy goes over such a border: a batch
+    /// was not tried there.
     borders: Option<Vec<u64>>,
     /// The method of copies that name none.
     pub(crate) method: CopyMethod,
@@ -124,8 +125,9 @@ impl Inner {
         Ok(result)
     }
 
-    /// As [`with`](Self::with), for the end of a use: the slots change even if the memory cannot be written. It says then that pages are
-    /// being written that are free, or an older order of use, until the next change of these pages.
+    /// As [`with`](Self::with), for the end of a use: the slots change even if the memory cannot be written. It says
+    /// then that pages are being written that are free, or an older order of use, until the next change of these
+    /// pages.
     fn end(&self, change: impl FnOnce(&mut Table) -> Vec<Change>) -> Result<()> {
         self.expect_this_process()?;
         let view = self.memory.cpu();
@@ -188,8 +190,9 @@ impl Inner {
     /// Returns the CPU's view of a page.
     ///
     /// # Errors
-    /// As [`page_ptr`](Self::page_ptr); those of the memory's view; [`InvalidArgument`](crate::MemoryError::InvalidArgument) in a
-    /// forked child, whose parent gives its pages to other keys.
+    /// As [`page_ptr`](Self::page_ptr); those of the memory's view;
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) in a forked child, whose parent gives its pages to
+    /// other keys.
     pub(crate) fn page_view(&self, page: PageId) -> Result<CpuView<'_>> {
         self.expect_this_process()?;
         self.expect_page(page)?;

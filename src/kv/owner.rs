@@ -1,8 +1,9 @@
 //! Which process has a tier in memory that several processes can reach.
 //!
-//! The header has one word: the process's number, and hashes of its PID namespace and of when it started. A process claims it
-//! by one compare-and-swap, so of several at once one succeeds. The word of a process that has ended is taken over. A process has
-//! ended when it is gone, or a zombie without threads: the kernel has closed its GPUs then, so no copy of its runs any more.
+//! The header has one word: the process's number, and hashes of its PID namespace and of when it started. A process
+//! claims it by one compare-and-swap, so of several at once one succeeds. The word of a process that has ended is
+//! taken over. A process has ended when it is gone, or a zombie without threads: the kernel has closed its GPUs then,
+//! so no copy of its runs any more.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -134,13 +135,14 @@ fn cell<'a>(view: &CpuView<'a>) -> Result<&'a AtomicU64> {
     if !at.addr().is_multiple_of(8) {
         return Err(MemoryError::invalid("memory", "it does not begin at a multiple of 8").into());
     }
-    // SAFETY: the view's memory is mapped and writable for 'a, which the caller checked; the word is aligned, as just checked; everything
-    // else accesses it atomically, as whole words.
+    // SAFETY: the view's memory is mapped and writable for 'a, which the caller checked; the word is aligned, as just
+    // checked; everything else accesses it atomically, as whole words.
     Ok(unsafe { AtomicU64::from_ptr(at.cast()) })
 }
 
-/// Claims the tier for this process. Returns the word, for [`release`]. Without `has_owner` the memory has other data, and its word
-/// means nothing, unless it is that of a living process of this namespace: that one formats the memory at this moment.
+/// Claims the tier for this process. Returns the word, for [`release`]. Without `has_owner` the memory has other
+/// data, and its word means nothing, unless it is that of a living process of this namespace: that one formats the
+/// memory at this moment.
 ///
 /// # Errors
 /// [`Error::InUse`] if a process has it that may live, unless it is elsewhere and `take_over` says that it has ended;

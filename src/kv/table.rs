@@ -55,7 +55,8 @@ impl Table {
         })
     }
 
-    /// Makes a free page ready that an earlier process has written. [`end_restore`](Self::end_restore) follows the last one.
+    /// Makes a free page ready that an earlier process has written. [`end_restore`](Self::end_restore) follows the
+    /// last one.
     pub(crate) fn restore(&mut self, page: PageId, key: Key, stamp: u64) {
         if let Some(slot) = self.slots.get_mut(page.number() as usize) {
             slot.state = State::Ready;
@@ -64,8 +65,8 @@ impl Table {
         }
     }
 
-    /// Indexes and orders the pages that [`restore`](Self::restore) has made ready. Of pages with the same key it frees all but the
-    /// first, and it gives smaller stamps to all if they are too large to count on from.
+    /// Indexes and orders the pages that [`restore`](Self::restore) has made ready. Of pages with the same key it
+    /// frees all but the first, and it gives smaller stamps to all if they are too large to count on from.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -297,7 +298,8 @@ impl Table {
     }
 
     /// # Errors
-    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for more users of a page than can be counted; nothing has changed then.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for more users of a page than can be counted; nothing
+    /// has changed then.
     fn add_users(&mut self, pages: &[PageId]) -> Result<()> {
         // Each may be the same page.
         let more = u32::try_from(pages.len()).unwrap_or(u32::MAX);
@@ -322,7 +324,8 @@ impl Table {
     /// Takes pages for a copy, which keeps them until [`unpin`](Self::unpin).
     ///
     /// # Errors
-    /// [`Error::WrongState`] unless each page is pinned, or for a store being written, and still has the key that it was given out for.
+    /// [`Error::WrongState`] unless each page is pinned, or for a store being written, and still has the key that it
+    /// was given out for.
     pub(crate) fn begin_copy(&mut self, pages: &[PageId], direction: Direction) -> Result<()> {
         let need = match direction {
             Direction::Load => "ready and pinned by a load",

@@ -28,7 +28,8 @@ impl Tier {
         Ok(Geometry::new(pages, page_bytes)?.total)
     }
 
-    /// Returns the state in which [`attach`](Self::attach) found the memory. It is empty for a tier in memory of its own.
+    /// Returns the state in which [`attach`](Self::attach) found the memory. It is empty for a tier in memory of its
+    /// own.
     pub fn found(&self) -> Found {
         self.0.found().unwrap_or_default()
     }
@@ -37,21 +38,21 @@ impl Tier {
         Self(Arc::new(inner))
     }
 
-    /// Returns how many of the first keys are ready: the rest of the list begins with one that is not. Changes no order.
-    /// 0 in a forked child.
+    /// Returns how many of the first keys are ready: the rest of the list begins with one that is not. Changes no
+    /// order. 0 in a forked child.
     pub fn lookup(&self, keys: &[Key]) -> usize {
         self.0.look(|table| table.lookup(keys)).unwrap_or(0)
     }
 
-    /// Makes the ready ones among `keys` the most recently used pages: the first key last, because the keys behind it in a
-    /// sequence are useless without it. Has no effect in a forked child.
+    /// Makes the ready ones among `keys` the most recently used pages: the first key last, because the keys behind it
+    /// in a sequence are useless without it. Has no effect in a forked child.
     pub fn touch(&self, keys: &[Key]) {
         // The only errors are those of a forked child, and of memory that lost the CPU's access.
         let _ = self.0.with(|table| ((), table.touch(keys)));
     }
 
-    /// Finds a page for each of `keys` that the tier does not have, and evicts the least recently used pages if there are
-    /// too few: never pinned ones, and never those of `keys`.
+    /// Finds a page for each of `keys` that the tier does not have, and evicts the least recently used pages if there
+    /// are too few: never pinned ones, and never those of `keys`.
     ///
     /// # Errors
     /// [`Error::Full`](crate::Error::Full) if too few pages can be evicted; nothing has changed then.
@@ -92,16 +93,16 @@ impl Tier {
         })
     }
 
-    /// Returns the keys that are ready with their pages, the least recently used first; those of pinned pages come last. None
-    /// in a forked child.
+    /// Returns the keys that are ready with their pages, the least recently used first; those of pinned pages come
+    /// last. None in a forked child.
     pub fn keys(&self) -> Vec<(Key, PageId)> {
         self.0
             .look(|table| table.keys().collect())
             .unwrap_or_default()
     }
 
-    /// Copies pages to blocks of a GPU's cache: each pair has a page, pinned by a [`Load`], and a block. Returns at once;
-    /// the copies run on `stream`, in its order, by the tier's
+    /// Copies pages to blocks of a GPU's cache: each pair has a page, pinned by a [`Load`], and a block. Returns at
+    /// once; the copies run on `stream`, in its order, by the tier's
     /// [`copy_method`](crate::TierOptions::copy_method). The job keeps the pages until it has ended.
     ///
     /// Nothing orders the copies against the CPU's accesses, or against work on other streams.
@@ -109,18 +110,19 @@ impl Tier {
     /// # Errors
     /// [`Error::WrongState`](crate::Error::WrongState) for a page that is not pinned;
     /// [`OutOfRange`](crate::MemoryError::OutOfRange) for a block that the cache does not have;
-    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for a cache whose parts together are not a page, for another
-    /// driver's stream or memory, for a stream that is being captured into a graph, and in a forked child;
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for a cache whose parts together are not a page, for
+    /// another driver's stream or memory, for a stream that is being captured into a graph, and in a forked child;
     /// [`NotAccessible`](crate::MemoryError::NotAccessible) if the GPU may not use the memory; the driver's errors.
     pub fn load(&self, stream: &Stream, pairs: &[(PageId, u64)], gpu: &GpuPages) -> Result<Job> {
         self.load_by(self.0.method, stream, pairs, gpu)
     }
 
-    /// Copies blocks of a GPU's cache to pages: each pair has a page of a [`Store`], and a block. Wait for the job before
-    /// [`Store::commit`]. Otherwise as [`load`](Self::load).
+    /// Copies blocks of a GPU's cache to pages: each pair has a page of a [`Store`], and a block. Wait for the job
+    /// before [`Store::commit`]. Otherwise as [`load`](Self::load).
     ///
     /// # Errors
-    /// Those of [`load`](Self::load); [`Error::WrongState`](crate::Error::WrongState) for a page that is not being written.
+    /// Those of [`load`](Self::load); [`Error::WrongState`](crate::Error::WrongState) for a page that is not being
+    /// written.
     pub fn store(&self, stream: &Stream, pairs: &[(PageId, u64)], gpu: &GpuPages) -> Result<Job> {
         self.store_by(self.0.method, stream, pairs, gpu)
     }
@@ -128,8 +130,8 @@ impl Tier {
     /// As [`load`](Self::load), by a method of the caller's choice.
     ///
     /// # Errors
-    /// Those of [`load`](Self::load); [`PlatformUnsupported`](crate::MemoryError::PlatformUnsupported) for a method that this driver or these
-    /// addresses do not allow.
+    /// Those of [`load`](Self::load); [`PlatformUnsupported`](crate::MemoryError::PlatformUnsupported) for a method
+    /// that this driver or these addresses do not allow.
     pub fn load_by(
         &self,
         method: CopyMethod,

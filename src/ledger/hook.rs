@@ -1,4 +1,5 @@
-//! Starts the leak report and the ledger's socket that the environment asks for, once a process has its first allocation.
+//! Starts the leak report and the ledger's socket that the environment asks for, once a process has its first
+//! allocation.
 
 use std::ptr;
 use std::sync::atomic::AtomicPtr;
@@ -13,15 +14,15 @@ pub const PS: &str = "EGMEM_PS";
 /// The environment variable that makes a process report at its exit the memory that is still allocated.
 pub const LEAKS: &str = "EGMEM_LEAKS";
 
-/// The offer that lasts as long as the process: null, or a box that is never freed. A forked child replaces its parent's,
-/// whose thread and socket it does not have. Without a lock, which a thread of the parent may have held.
+/// The offer that lasts as long as the process: null, or a box that is never freed. A forked child replaces its
+/// parent's, whose thread and socket it does not have. Without a lock, which a thread of the parent may have held.
 static KEPT: AtomicPtr<Offer> = AtomicPtr::new(ptr::null_mut());
 
 /// Sets the hook before `main`, so that a program need not call anything for the environment variables to work.
 #[used]
-// SAFETY: the section holds pointers to functions, which the C library calls with its own arguments before `main`; under the
-// C calling convention a function may ignore them. This one stores a function pointer: it uses nothing of the standard
-// library that needs to be set up before.
+// SAFETY: the section holds pointers to functions, which the C library calls with its own arguments before `main`;
+// under the C calling convention a function may ignore them. This one stores a function pointer: it uses nothing of
+// the standard library that needs to be set up before.
 #[unsafe(link_section = ".init_array")]
 static SET_HOOK: extern "C" fn() = set_hook;
 

@@ -12,12 +12,12 @@ use crate::texts::escape_lines;
 /// Which process has registered the report: one more than [`Generation::forks`], 0 for none.
 static REGISTERED: AtomicU32 = AtomicU32::new(0);
 
-/// Writes to standard error, when this process ends by `exit` or by returning from `main`, which allocations it has not
-/// given back: their entries, with the lines that made them, and their frames where
+/// Writes to standard error, when this process ends by `exit` or by returning from `main`, which allocations it has
+/// not given back: their entries, with the lines that made them, and their frames where
 /// [`capture_backtraces`](egmem_core::ledger::capture_backtraces) was on. Nothing is written if there are none.
 ///
-/// Without a call, the environment variable `EGMEM_LEAKS=1` does the same. The kernel takes all memory of a process back; a
-/// report names the memory that a program that runs for longer would accumulate.
+/// Without a call, the environment variable `EGMEM_LEAKS=1` does the same. The kernel takes all memory of a process
+/// back; a report names the memory that a program that runs for longer would accumulate.
 pub fn report_leaks_at_exit() {
     let this = Generation::current().forks() + 1;
     if REGISTERED.swap(this, Relaxed) != this {

@@ -255,7 +255,8 @@ impl Channel {
     /// Waits for an allocation of `pool`, which came from this channel. It will be freed on `stream`.
     ///
     /// The other process is trusted to keep the allocation until then, as a [`LentPoolBuffer`] does: nothing can be
-    /// asked of the driver to check that. Receive pools only from programs that are trusted with this process's memory.
+    /// asked of the driver to check that. Receive pools only from programs that are trusted with this process's
+    /// memory.
     ///
     /// # Errors
     /// [`InvalidArgument`](MemoryError::InvalidArgument) for another driver's stream, or an impossible size;

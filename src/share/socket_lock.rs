@@ -71,7 +71,8 @@ fn attempt(path: &Path) -> io::Result<Option<File>> {
         Err(Errno::WOULDBLOCK) => return Ok(None),
         result => result?,
     }
-    // The previous holder removes the file, then releases the lock: a lock on a removed file excludes no other process.
+    // The previous holder removes the file, then releases the lock: a lock on a removed file excludes no other
+    // process.
     let id = |found: &fs::Metadata| (found.dev(), found.ino());
     let opened = id(&file.metadata()?);
     match fs::symlink_metadata(path) {

@@ -74,8 +74,8 @@ pub fn reachable_gpus(driver: &Driver, location: Location) -> Result<Vec<AccessD
 }
 
 impl BufferOptions {
-    /// Cuts each part into chunks, if that was asked for. Refuses more than [`Buffer::MAX_PARTS`] before it takes memory
-    /// for a list of them.
+    /// Cuts each part into chunks, if that was asked for. Refuses more than [`Buffer::MAX_PARTS`] before it takes
+    /// memory for a list of them.
     pub(super) fn cut_into_chunks(&mut self) -> Result<()> {
         let Some(chunk) = self.chunk else {
             return match self.parts.len() <= Buffer::MAX_PARTS {

@@ -21,11 +21,12 @@ pub enum Engine {
 /// - The answers of this trait allow no more than the driver does. The default answers are those of memory that the
 ///   CPU may write wherever it may read it, whose grants change only through `&mut`, and which is usable on every
 ///   stream at once.
-/// - The answers of [`Memory`](super::Memory) are true. They do not change when the value moves, nor while there is no exclusive borrow of it.
+/// - The answers of [`Memory`](super::Memory) are true. They do not change when the value moves, nor while there is
+///   no exclusive borrow of it.
 /// - The range is mapped while the value lives, and for ever if it is forgotten. Its grants only grow while a shared
 ///   borrow of it, or the value that [`hold_grants`](Self::hold_grants) returned, lives.
-/// - Safe code reads and writes the bytes through [`CpuView`](super::CpuView) alone: it gets no slice and no reference to them
-///   while a GPU may use them.
+/// - Safe code reads and writes the bytes through [`CpuView`](super::CpuView) alone: it gets no slice and no
+///   reference to them while a GPU may use them.
 pub unsafe trait AccessChecks {
     /// Returns the access of `engine` of GPU `gpu` to `len` bytes from `offset` on: the least over the range.
     ///
@@ -41,22 +42,23 @@ pub unsafe trait AccessChecks {
         false
     }
 
-    /// Returns whether some of `len` bytes from `offset` on may be the CPU's memory; the default is that they may. The
-    /// driver makes a copy between two such memories with the CPU, so it must be allowed to write the destination.
+    /// Returns whether some of `len` bytes from `offset` on may be the CPU's memory; the default is that they may.
+    /// The driver makes a copy between two such memories with the CPU, so it must be allowed to write the
+    /// destination.
     fn may_be_on_host(&self, _offset: u64, _len: u64) -> bool {
         true
     }
 
-    /// Returns how many of `len` bytes from `offset` on lie in memory of the kind of the first one: the CPU's or a GPU's.
-    /// Memory that has both must answer this: the driver crashes the process when one copy touches both. The default is
-    /// that all are of one kind.
+    /// Returns how many of `len` bytes from `offset` on lie in memory of the kind of the first one: the CPU's or a
+    /// GPU's. Memory that has both must answer this: the driver crashes the process when one copy touches both. The
+    /// default is that all are of one kind.
     fn of_one_kind(&self, _offset: u64, len: u64) -> u64 {
         len
     }
 
     /// Returns how many of `len` bytes from `offset` on lie in the mapping of the first one: a copy of a
-    /// [batch](crate::Stream::copy_batch) does not reach beyond. `None`, the default, if that is not known: such memory is
-    /// copied without batches.
+    /// [batch](crate::Stream::copy_batch) does not reach beyond. `None`, the default, if that is not known: such
+    /// memory is copied without batches.
     fn of_one_mapping(&self, _offset: u64, _len: u64) -> Option<u64> {
         None
     }

@@ -12,17 +12,17 @@ const BLOCK: u64 = 512;
 const MOST: u64 = 1 << 30;
 
 impl CpuView<'_> {
-    /// Reads up to `len` bytes of `file`, from its byte `at` on, to `offset` bytes from the start, without a buffer in
-    /// between; returns how many there were before the end of the file. The position of the file stays.
+    /// Reads up to `len` bytes of `file`, from its byte `at` on, to `offset` bytes from the start, without a buffer
+    /// in between; returns how many there were before the end of the file. The position of the file stays.
     ///
-    /// A file that was opened with `O_DIRECT` is read past the page cache: device, offset, `at` and `len` must then be
-    /// multiples of the file system's block, 4096 suffices.
+    /// A file that was opened with `O_DIRECT` is read past the page cache: device, offset, `at` and `len` must then
+    /// be multiples of the file system's block, 4096 suffices.
     ///
     /// Source: `pread`.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`]; [`Error::NotAccessible`] if the CPU may only read; [`Error::System`], where some bytes may
-    /// have been read.
+    /// [`Error::OutOfRange`]; [`Error::NotAccessible`] if the CPU may only read; [`Error::System`], where some bytes
+    /// may have been read.
     ///
     /// ```
     /// use std::io::Write;
@@ -45,16 +45,17 @@ impl CpuView<'_> {
             at,
             is_direct(fd),
             |done, bytes, at| {
-                // SAFETY: the range was checked: mapped and writable for the CPU while the view lives. The kernel writes it as
-                // another process would, and every other access in this process is atomic.
+                // SAFETY: the range was checked: mapped and writable for the CPU while the view lives. The kernel
+                // writes it as another process would, and every other access in this process is atomic.
                 answer(unsafe { libc::pread(fd.as_raw_fd(), to.add(done).cast(), bytes, at) })
             },
         )
     }
 
-    /// Writes `len` bytes from `offset` on to `file`, from its byte `at` on, without a buffer in between; returns how many
-    /// were written, which is all of them unless the file system has no more room. Otherwise as
-    /// [`read_from_file`](Self::read_from_file). Bytes that others write meanwhile are written as they were or as they are.
+    /// Writes `len` bytes from `offset` on to `file`, from its byte `at` on, without a buffer in between; returns how
+    /// many were written, which is all of them unless the file system has no more room. Otherwise as
+    /// [`read_from_file`](Self::read_from_file). Bytes that others write meanwhile are written as they were or as
+    /// they are.
     ///
     /// Source: `pwrite`.
     ///
@@ -92,8 +93,8 @@ fn answer(returned: isize) -> io::Result<u64> {
 
 /// Calls `call` with the bytes done, the bytes to do and the file's offset, until all are done or there are no more.
 ///
-/// After a short transfer of direct I/O, the next offset may be no multiple of the file system's block. The file ends there:
-/// some file systems then answer 0, others EINVAL.
+/// After a short transfer of direct I/O, the next offset may be no multiple of the file system's block. The file ends
+/// there: some file systems then answer 0, others EINVAL.
 fn transfer(
     what: &str,
     len: u64,

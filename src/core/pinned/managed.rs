@@ -11,9 +11,9 @@ use crate::{Error, Result};
 
 /// Managed memory: its pages move to the CPU or the GPU that touches them.
 ///
-/// For comparison. It is not shared with other processes. Each allocation is at most the GPU's free memory at that time.
-/// Several allocations together may exceed the GPU's memory, because pages take none before a GPU touches them: the driver
-/// then evicts pages to the CPU's memory.
+/// For comparison. It is not shared with other processes. Each allocation is at most the GPU's free memory at that
+/// time. Several allocations together may exceed the GPU's memory, because pages take none before a GPU touches them:
+/// the driver then evicts pages to the CPU's memory.
 ///
 /// Source: `cuMemAllocManaged` with ATTACH_GLOBAL.
 ///
@@ -39,8 +39,8 @@ impl ManagedMemory {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for 0 bytes and for more than the GPU has free; [`Error::NoSuchGpu`];
-    /// [`Error::PlatformUnsupported`] where the CPU may not touch managed memory while a GPU works, or there is none; the
-    /// driver's error.
+    /// [`Error::PlatformUnsupported`] where the CPU may not touch managed memory while a GPU works, or there is none;
+    /// the driver's error.
     #[track_caller]
     pub fn new(driver: &Driver, device: i32, bytes: u64) -> Result<Self> {
         not_empty(bytes)?;

@@ -69,8 +69,8 @@ impl Pages {
             let start = pages.start.0.next_multiple_of(HUGE);
             pages.start = DevicePtr(start);
             let len = bytes.next_multiple_of(HUGE) as usize;
-            // SAFETY: the range is in the mapping, which is ours and has no other pages yet. A kernel without such pages
-            // refuses, and the memory has base pages.
+            // SAFETY: the range is in the mapping, which is ours and has no other pages yet. A kernel without such
+            // pages refuses, and the memory has base pages.
             unsafe { libc::madvise(start as *mut _, len, libc::MADV_HUGEPAGE) };
         }
         Ok(pages)
@@ -136,7 +136,8 @@ impl Drop for Pages {
     }
 }
 
-/// Returns how many bytes the kernel maps for `bytes`: whole huge pages, if the file has them. `munmap` accepts no other length.
+/// Returns how many bytes the kernel maps for `bytes`: whole huge pages, if the file has them. `munmap` accepts no
+/// other length.
 fn mapped_len(bytes: u64, huge_page: Option<u64>) -> Result<u64> {
     match huge_page {
         Some(page) => bytes.checked_next_multiple_of(page).ok_or_else(|| {
@@ -146,8 +147,8 @@ fn mapped_len(bytes: u64, huge_page: Option<u64>) -> Result<u64> {
     }
 }
 
-/// Returns the size of a file's huge pages, if it is in hugetlbfs. Only there is the file system's block a page: the block
-/// of a network file system may be larger than the pages that the kernel maps.
+/// Returns the size of a file's huge pages, if it is in hugetlbfs. Only there is the file system's block a page: the
+/// block of a network file system may be larger than the pages that the kernel maps.
 fn huge_page_of(file: &File) -> Result<Option<u64>> {
     // SAFETY: plain numbers, for which zeros are valid.
     let mut answer: libc::statfs = unsafe { mem::zeroed() };
@@ -160,11 +161,11 @@ fn huge_page_of(file: &File) -> Result<Option<u64>> {
     Ok((answer.f_type == libc::HUGETLBFS_MAGIC && block > 0).then_some(block))
 }
 
-/// Refuses a file that can shrink, or whose pages can be lost while it is mapped: each access to a lost page would end the
-/// process by SIGBUS.
+/// Refuses a file that can shrink, or whose pages can be lost while it is mapped: each access to a lost page would
+/// end the process by SIGBUS.
 ///
-/// A sealed memfd keeps its size, and its holes are filled on access. Only huge pages are a limited supply, of which a file
-/// may lose some: another process can punch a hole, and nothing is reserved for that.
+/// A sealed memfd keeps its size, and its holes are filled on access. Only huge pages are a limited supply, of which
+/// a file may lose some: another process can punch a hole, and nothing is reserved for that.
 pub(super) fn expect_sealed(file: &File) -> Result<()> {
     const VALID: &str = "a memfd without huge pages, sealed with F_SEAL_SHRINK; for other files, the unsafe functions";
     // SAFETY: the fd is open; the command has no argument.

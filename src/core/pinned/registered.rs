@@ -12,8 +12,8 @@ use crate::ledger::AllocPath;
 use crate::size::not_empty;
 use crate::{Error, Result};
 
-/// Memory that this process has mapped and the driver has pinned afterwards, for the CPU and every GPU: anonymous pages, or
-/// those of a file.
+/// Memory that this process has mapped and the driver has pinned afterwards, for the CPU and every GPU: anonymous
+/// pages, or those of a file.
 ///
 /// Source: `mmap`, `cuMemHostRegister` with PORTABLE and DEVICEMAP.
 ///
@@ -40,7 +40,8 @@ impl RegisteredHost {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for 0 bytes; [`Error::NoSuchGpu`]; [`Error::System`] if there are no such pages;
-    /// [`Error::PlatformUnsupported`] where memory cannot be registered, or not at the CPU's address; the driver's error.
+    /// [`Error::PlatformUnsupported`] where memory cannot be registered, or not at the CPU's address; the driver's
+    /// error.
     #[track_caller]
     pub fn new(driver: &Driver, device: i32, bytes: u64, size: PageSize) -> Result<Self> {
         not_empty(bytes)?;
@@ -49,13 +50,14 @@ impl RegisteredHost {
         Self::register(driver, (device, site), pages, bytes, true)
     }
 
-    /// Maps `bytes` of a sealed memfd from `offset` on, a multiple of the page size, and registers them. The CPU and the GPUs
-    /// write to the file. Other processes may write it meanwhile, but the seal keeps them from shortening it.
+    /// Maps `bytes` of a sealed memfd from `offset` on, a multiple of the page size, and registers them. The CPU and
+    /// the GPUs write to the file. Other processes may write it meanwhile, but the seal keeps them from shortening
+    /// it.
     ///
     /// # Errors
-    /// As [`new`](Self::new); [`Error::InvalidArgument`] unless the file is a memfd without huge pages that is sealed with
-    /// `F_SEAL_SHRINK`; [`Error::OutOfRange`] beyond the file's end; [`Error::System`] if the file is not open for reading
-    /// and writing, or sealed against writing.
+    /// As [`new`](Self::new); [`Error::InvalidArgument`] unless the file is a memfd without huge pages that is sealed
+    /// with `F_SEAL_SHRINK`; [`Error::OutOfRange`] beyond the file's end; [`Error::System`] if the file is not open
+    /// for reading and writing, or sealed against writing.
     ///
     /// ```
     /// use egmem::pinned::RegisteredHost;
@@ -84,8 +86,8 @@ impl RegisteredHost {
         unsafe { Self::of_file(driver, device, file, offset, bytes) }
     }
 
-    /// As [`of_sealed_file`](Self::of_sealed_file), for reading alone, by the CPU and by GPUs. The file may be open for
-    /// reading alone, and sealed against writing.
+    /// As [`of_sealed_file`](Self::of_sealed_file), for reading alone, by the CPU and by GPUs. The file may be open
+    /// for reading alone, and sealed against writing.
     ///
     /// # Errors
     /// As `of_sealed_file`; [`Error::PlatformUnsupported`] where the GPU has no read-only registrations.
@@ -102,17 +104,17 @@ impl RegisteredHost {
         unsafe { Self::of_file_read_only(driver, device, file, offset, bytes) }
     }
 
-    /// Maps `bytes` of any file from `offset` on, a multiple of the page size, and registers them. The CPU and the GPUs write
-    /// to the file, and other processes may write it meanwhile.
+    /// Maps `bytes` of any file from `offset` on, a multiple of the page size, and registers them. The CPU and the
+    /// GPUs write to the file, and other processes may write it meanwhile.
     ///
     /// # Errors
-    /// As [`new`](Self::new); [`Error::OutOfRange`] beyond the file's end. [`Error::System`] if the file was not opened for
-    /// reading and writing. The driver's error also where it cannot pin the file system's pages.
+    /// As [`new`](Self::new); [`Error::OutOfRange`] beyond the file's end. [`Error::System`] if the file was not
+    /// opened for reading and writing. The driver's error also where it cannot pin the file system's pages.
     ///
     /// # Safety
-    /// While the memory exists, no process shortens the file to an end inside the range, and the file system has room for
-    /// each hole in the range: allocate the bytes first (`fallocate`), and let no process punch holes. Otherwise the next access
-    /// by the CPU ends this process by SIGBUS.
+    /// While the memory exists, no process shortens the file to an end inside the range, and the file system has room
+    /// for each hole in the range: allocate the bytes first (`fallocate`), and let no process punch holes. Otherwise
+    /// the next access by the CPU ends this process by SIGBUS.
     #[track_caller]
     pub unsafe fn of_file(
         driver: &Driver,

@@ -24,18 +24,18 @@ pub struct BatchCopy {
 }
 
 impl Stream {
-    /// Makes many copies from one memory to another and waits for their end. They run in any order: where the destinations
-    /// of two overlap, or one reads bytes that another writes, the bytes are those of either.
+    /// Makes many copies from one memory to another and waits for their end. They run in any order: where the
+    /// destinations of two overlap, or one reads bytes that another writes, the bytes are those of either.
     ///
-    /// Copies are divided where chunks of the memory border, because drivers were reported to refuse others in a batch. On
-    /// the legacy default stream, with drivers before CUDA 12.8, and for memory that does not tell where its chunks border,
-    /// each copy is submitted by itself.
+    /// Copies are divided where chunks of the memory border, because drivers were reported to refuse others in a
+    /// batch. On the legacy default stream, with drivers before CUDA 12.8, and for memory that does not tell where
+    /// its chunks border, each copy is submitted by itself.
     ///
     /// Source: `cuMemcpyBatchAsync`, `cuMemcpyAsync`.
     ///
     /// # Errors
-    /// As [`copy`](Self::copy). All copies are checked before the first is submitted; after an error of the driver some may
-    /// have been made.
+    /// As [`copy`](Self::copy). All copies are checked before the first is submitted; after an error of the driver
+    /// some may have been made.
     ///
     /// ```
     /// use egmem::stream::BatchCopy;
@@ -165,8 +165,8 @@ impl Stream {
         Ok(Some(Prepared::batch(pieces, known, grants)))
     }
 
-    /// Refuses ranges that the GPU has no access `need` to. Asks for all of the memory first, because each range costs the
-    /// driver's answer.
+    /// Refuses ranges that the GPU has no access `need` to. Asks for all of the memory first, because each range
+    /// costs the driver's answer.
     fn expect_access(
         &self,
         memory: &impl Memory,

@@ -18,8 +18,8 @@ pub struct PeerLink {
     pub access: bool,
     /// The kind of link; see [`PeerLinkKind`] for how it is known.
     pub kind: PeerLinkKind,
-    /// Whether atomic operations of the GPU's kernels on the other's memory are native, so that all GPUs see each of them
-    /// as one step. `None`: unknown. Source: `NATIVE_ATOMIC_SUPPORTED`.
+    /// Whether atomic operations of the GPU's kernels on the other's memory are native, so that all GPUs see each of
+    /// them as one step. `None`: unknown. Source: `NATIVE_ATOMIC_SUPPORTED`.
     pub native_atomics: Option<bool>,
     /// Whether the GPU can access CUDA arrays in the other's memory. `None`: unknown. Source:
     /// `CUDA_ARRAY_ACCESS_SUPPORTED`.
@@ -99,9 +99,9 @@ fn known(answer: Result<i32>) -> Result<Option<i32>> {
 
 /// The kind of link between two GPUs.
 ///
-/// CUDA has no attribute for it. Each generation of NVLink has all native atomic operations and PCIe does not, so where a
-/// GPU can access the other's memory, that attribute tells the kind. Where it cannot, the kind is unknown: NVLink may be
-/// there and be switched off, as in a virtual machine or with MIG.
+/// CUDA has no attribute for it. Each generation of NVLink has all native atomic operations and PCIe does not, so
+/// where a GPU can access the other's memory, that attribute tells the kind. Where it cannot, the kind is unknown:
+/// NVLink may be there and be switched off, as in a virtual machine or with MIG.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]

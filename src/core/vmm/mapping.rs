@@ -92,8 +92,8 @@ impl Mapping {
     /// # Errors
     /// [`Error::NoSuchGpu`]; [`Error::NoPeerAccess`] for a GPU that cannot access the memory of another one;
     /// [`Error::TooManyReferences`] if the host is refused because the memory is shared too often;
-    /// [`Error::InvalidArgument`] in a forked child, whose memory it is not; or the driver's: NOT_SUPPORTED for the host
-    /// if it cannot reach a GPU's memory.
+    /// [`Error::InvalidArgument`] in a forked child, whose memory it is not; or the driver's: NOT_SUPPORTED for the
+    /// host if it cannot reach a GPU's memory.
     pub fn set_access(&mut self, access: &[AccessDesc]) -> Result<()> {
         if access.is_empty() {
             return Ok(());
@@ -131,7 +131,8 @@ impl Mapping {
     /// Source: `cuMemSetAccess`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for mappings that are not adjacent or at several locations, and in a forked child; the driver's.
+    /// [`Error::InvalidArgument`] for mappings that are not adjacent or at several locations, and in a forked child;
+    /// the driver's.
     pub fn set_access_together(mappings: &mut [&mut Self], access: &[AccessDesc]) -> Result<()> {
         let Some(first) = mappings.first() else {
             return Ok(());

@@ -1,5 +1,5 @@
-//! Captures of streams into CUDA graphs, as far as other calls meet them. No graph is made: work that is submitted to a
-//! captured stream runs.
+//! Captures of streams into CUDA graphs, as far as other calls meet them. No graph is made: work that is submitted to
+//! a captured stream runs.
 
 use std::cell::Cell;
 
@@ -28,7 +28,8 @@ impl State {
         ended.is_some_and(|capture| capture.valid)
     }
 
-    /// Refuses a call that the calling thread's mode forbids while a stream is captured, and makes the captures invalid.
+    /// Refuses a call that the calling thread's mode forbids while a stream is captured, and makes the captures
+    /// invalid.
     pub(super) fn expect_allowed(&mut self, call: Call) -> Answer<()> {
         let forbidden = matches!(
             call,

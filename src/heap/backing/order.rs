@@ -40,8 +40,8 @@ impl Order<'_> {
 }
 
 impl Backing {
-    /// Begins growth, so that `want` fits, by at most `most` bytes of all memory; the last chunk is smaller if it would
-    /// exceed that. Returns `None` if `want` would exceed it, even if something else prevents growth too.
+    /// Begins growth, so that `want` fits, by at most `most` bytes of all memory; the last chunk is smaller if it
+    /// would exceed that. Returns `None` if `want` would exceed it, even if something else prevents growth too.
     ///
     /// A block goes to the lowest place where it fits, together with the free bytes beside it; if memory is
     /// too short for that, to the place that needs the least. Chunks are whole while memory is plentiful and
@@ -89,8 +89,8 @@ impl Backing {
     /// All or nothing: after a failure, everything created is given back. Memory on a full node is needed
     /// elsewhere, and a caller that frees some and retries creates it again.
     ///
-    /// As [`order`](Self::order); [`Error::HeapFull`] if no node's share is large enough for bytes that must be one chunk;
-    /// [`Error::OutOfMemory`]; the driver's errors.
+    /// As [`order`](Self::order); [`Error::HeapFull`] if no node's share is large enough for bytes that must be one
+    /// chunk; [`Error::OutOfMemory`]; the driver's errors.
     pub(crate) fn step(&mut self, order: &mut Order<'_>) -> Result<bool> {
         match self.next_chunk(order) {
             Ok(Some(chunk)) => {
@@ -102,8 +102,8 @@ impl Backing {
         }
     }
 
-    /// Makes the chunks memory of the heap, and returns the new ranges, which are free, zero and granted, by ascending
-    /// offsets; none if `want` fitted already, by the caller's account of free bytes.
+    /// Makes the chunks memory of the heap, and returns the new ranges, which are free, zero and granted, by
+    /// ascending offsets; none if `want` fitted already, by the caller's account of free bytes.
     pub(crate) fn deliver(&mut self, order: Order<'_>) -> Vec<Range<u64>> {
         self.unclaim(&order);
         self.keep(order.made)
@@ -194,8 +194,8 @@ impl Backing {
         Ok(None)
     }
 
-    /// Grants a chunk to all locations of the plan: at once, because the driver holds other processes up for as long as a
-    /// call lasts.
+    /// Grants a chunk to all locations of the plan: at once, because the driver holds other processes up for as long
+    /// as a call lasts.
     fn grant(&mut self, mut chunk: Chunk) -> Result<Chunk> {
         if self.settled.access.is_empty() {
             return Ok(chunk);

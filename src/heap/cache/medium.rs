@@ -198,9 +198,9 @@ impl Medium {
         self.shares = shares;
     }
 
-    /// Returns all blocks before the core gets a request for `bytes` of a thread that has it to itself: each would keep
-    /// the free ranges on its sides apart, and the core would leave holes elsewhere instead. The smallest requests
-    /// find room anyway.
+    /// Returns all blocks before the core gets a request for `bytes` of a thread that has it to itself: each would
+    /// keep the free ranges on its sides apart, and the core would leave holes elsewhere instead. The smallest
+    /// requests find room anyway.
     #[inline]
     pub(crate) fn make_way(&mut self, bytes: u64) {
         if bytes > ALWAYS_FIT && self.granules > 0 {

@@ -1,4 +1,5 @@
-//! Which thread's shard each part of the addresses belongs to, and where other threads leave blocks that they free there.
+//! Which thread's shard each part of the addresses belongs to, and where other threads leave blocks that they free
+//! there.
 //!
 //! A thread divides its segments into blocks without the core (`core/shard.rs`). A unit of addresses changes
 //! hands only while the core's lock is held: from the core to a shard when all of it is free, and back at any
@@ -7,7 +8,8 @@
 //!
 //! - *the core's*: it stays so until the block is free;
 //! - *a shard's*, perhaps no longer: the block goes to the shard's [`Post`]. The shard's thread opens it while it
-//!   has its cache, when each unit's owner is known for certain, and passes on the blocks that are the core's by then.
+//!   has its cache, when each unit's owner is known for certain, and passes on the blocks that are the core's by
+//!   then.
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -286,7 +288,7 @@ mod under_loom {
         });
     }
 
-    /// As `HeapInner::outside` adds up the free bytes outside the core.
+    /// `Front::outside` adds up these bytes in the same order.
     #[test]
     fn a_block_on_its_way_from_the_post_to_the_shard_counts() {
         loom::model(|| {

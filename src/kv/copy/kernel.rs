@@ -211,10 +211,10 @@ impl Kernel {
     /// The driver's. Some of the copies may have begun then.
     ///
     /// # Safety
-    /// - The kernel is that of the launch's shape. The stream is of this kernel's GPU and driver. The GPU may access pages and blocks: read those that are copied from, and
-    ///   write the others.
-    /// - Each pair's page and block, in each part, are memory of `part_bytes` × parts and of `part_bytes` bytes. They, `list` and this
-    ///   kernel live until the work has ended.
+    /// - The kernel is that of the launch's shape. The stream is of this kernel's GPU and driver. The GPU may access
+    ///   pages and blocks: read those that are copied from, and write the others.
+    /// - Each pair's page and block, in each part, are memory of `part_bytes` × parts and of `part_bytes` bytes.
+    ///   They, `list` and this kernel live until the work has ended.
     /// - Addresses and sizes are multiples of [`ALIGN`]; `list` has room for the pairs and bases.
     pub(crate) unsafe fn launch(
         &self,
@@ -250,7 +250,8 @@ impl Kernel {
     /// The driver's.
     ///
     /// # Safety
-    /// As for [`launch`](Self::launch); `at` has the list and the bases, which stay unchanged until the work has ended.
+    /// As for [`launch`](Self::launch); `at` has the list and the bases, which stay unchanged until the work has
+    /// ended.
     unsafe fn launch_part(
         &self,
         launch: &Launch<'_>,
@@ -281,9 +282,9 @@ impl Kernel {
             blocks: useful.clamp(1, u64::from(launch.blocks.clamp(1, MAX_BLOCKS))) as u32,
             threads,
         };
-        // SAFETY: the arguments are the kernel's: it reads the list, and copies `part_bytes` bytes for each pair and part, which by the
-        // caller's promise lie in live memory that the GPU may access, at multiples of 16. The CPU's writes to the list come before
-        // the launch.
+        // SAFETY: the arguments are the kernel's: it reads the list, and copies `part_bytes` bytes for each pair and
+        // part, which by the caller's promise lie in live memory that the GPU may access, at multiples of 16. The
+        // CPU's writes to the list come before the launch.
         unsafe {
             self.driver
                 .launch_kernel(self.function, dims, args, launch.stream.handle())

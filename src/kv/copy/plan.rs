@@ -25,8 +25,8 @@ pub(crate) struct Plan<'a> {
 
 impl<'a> Plan<'a> {
     /// # Errors
-    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for parts that are not a page together, and for too many
-    /// pairs; [`OutOfRange`](crate::MemoryError::OutOfRange) for a block that does not exist.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for parts that are not a page together, and for too
+    /// many pairs; [`OutOfRange`](crate::MemoryError::OutOfRange) for a block that does not exist.
     pub(crate) fn new(
         geometry: &Geometry,
         pairs: &'a [(PageId, u64)],
@@ -117,9 +117,10 @@ impl<'a> Plan<'a> {
         gpu: &GpuPages,
     ) -> Result<(), MemoryError> {
         for MemcpyDesc { dst, src, bytes } in self.copies(tier, direction, gpu) {
-            // SAFETY: pages and blocks were checked, so the ranges are of the tier and of the parts, which the caller keeps. Nothing else in
-            // this process writes the bytes that are read or reads those that are written, except through views: a store has its pages alone, and ready pages
-            // do not change; blocks are the caller's to order.
+            // SAFETY: pages and blocks were checked, so the ranges are of the tier and of the parts, which the caller
+            // keeps. Nothing else in this process writes the bytes that are read or reads those that are written,
+            // except through views: a store has its pages alone, and ready pages do not change; blocks are the
+            // caller's to order.
             unsafe { stream.copy_async(dst, src, bytes)? };
         }
         Ok(())

@@ -13,8 +13,8 @@ use crate::{Error, Result, Stream, Transfer};
 /// Set in a limit that will not grow any more.
 pub(super) const CLOSED: u64 = 1 << 63;
 
-/// Where things lie in the host's part, in bytes. `device/egmem_append.cuh` says the same. Each counter has a cache line
-/// of its own.
+/// Where things lie in the host's part, in bytes. `device/egmem_append.cuh` says the same. Each counter has a cache
+/// line of its own.
 const END: u64 = 0;
 const WANTED: u64 = 128;
 const CONSTANTS: u64 = 256;
@@ -25,7 +25,8 @@ const NEXT: u64 = 0;
 const LIMIT: u64 = 128;
 /// The bytes of the cursor's part that mean something.
 const CURSOR_USED: usize = 256;
-/// Where the pinned memory has a cursor in a GPU's memory as it is while kernels run, behind the one that is copied to and fro.
+/// Where the pinned memory has a cursor in a GPU's memory as it is while kernels run, behind the one that is copied
+/// to and fro.
 const SEEN: u64 = CURSOR_USED as u64;
 
 /// The bytes of each part that are used, at most.
@@ -199,8 +200,8 @@ impl Cells {
         }
     }
 
-    /// Returns how many records were reserved, while kernels run. A GPU that copies the cursor does so on a stream of its
-    /// own, but a driver may make the copy wait for kernels: no thread may wait for it.
+    /// Returns how many records were reserved, while kernels run. A GPU that copies the cursor does so on a stream of
+    /// its own, but a driver may make the copy wait for kernels: no thread may wait for it.
     pub(super) fn reserved(&self) -> Result<Reserved> {
         match &self.cursor {
             Cursor::OfCpu { address, .. } => {

@@ -14,8 +14,8 @@ use crate::memory::Memory;
 use crate::{Result, Stream};
 
 impl<T: AnyBitPattern + NoUninit> Appender<T> {
-    /// Maps memory for the records that kernels have asked for, and for some more ahead of them; tells the kernels. Returns
-    /// how many records have memory. It may be called at any time.
+    /// Maps memory for the records that kernels have asked for, and for some more ahead of them; tells the kernels.
+    /// Returns how many records have memory. It may be called at any time.
     ///
     /// Where memory is refused, where a counter has a value that it cannot have, or where
     /// [`max_len`](super::AppenderOptions::max_len) is reached, kernels see that there will be no more records.
@@ -53,13 +53,13 @@ impl<T: AnyBitPattern + NoUninit> Appender<T> {
 
     /// Pumps until all work on `stream` has ended. Call it as soon as the kernels are launched there.
     ///
-    /// The memory stays mapped until the work has ended, also where this fails or unwinds: kernels are then told that there
-    /// will be no more memory, and the thread waits for the stream. If the driver does not say that the work has ended, the
-    /// memory is never unmapped, which is logged, and the appender takes no more records.
+    /// The memory stays mapped until the work has ended, also where this fails or unwinds: kernels are then told that
+    /// there will be no more memory, and the thread waits for the stream. If the driver does not say that the work
+    /// has ended, the memory is never unmapped, which is logged, and the appender takes no more records.
     ///
     /// # Errors
-    /// Those of [`Stream::is_done`]. [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a stream that is being
-    /// captured into a graph, whose kernels run later, and in a forked child: nothing was waited for then.
+    /// Those of [`Stream::is_done`]. [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a stream that is
+    /// being captured into a graph, whose kernels run later, and in a forked child: nothing was waited for then.
     pub fn pump_while(&mut self, stream: &Stream) -> Result<()> {
         self.records.driver().expect_this_process("appender")?;
         if stream.is_capturing() == Ok(true) {
@@ -105,8 +105,8 @@ impl<T: AnyBitPattern + NoUninit> Appender<T> {
         Ok(())
     }
 
-    /// Waits for kernels that get no more memory. If the driver does not say that they have ended, their memory is kept for
-    /// ever.
+    /// Waits for kernels that get no more memory. If the driver does not say that they have ended, their memory is
+    /// kept for ever.
     fn end_without_memory(&mut self, stream: &Stream) {
         // Threads that wait for memory give up now, and not when their time is over.
         self.cells.set_end(self.records.capacity() as u64 | CLOSED);

@@ -82,8 +82,8 @@ impl<T: AnyBitPattern + NoUninit> GrowableOptions<T> {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for elements of no size, for a length of 0 and for one beyond 64 bits;
-    /// [`Error::OutOfAddresses`]; [`Error::NoSuchNode`], [`Error::NoSuchGpu`], or the driver's error; the reason why it cannot
-    /// be shareable.
+    /// [`Error::OutOfAddresses`]; [`Error::NoSuchNode`], [`Error::NoSuchGpu`], or the driver's error; the reason why
+    /// it cannot be shareable.
     #[track_caller]
     pub fn create(self, driver: &Driver) -> Result<Growable<T>> {
         let element = size_of::<T>() as u64;

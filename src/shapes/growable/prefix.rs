@@ -11,10 +11,11 @@ use crate::driver::{DevicePtr, Driver, Location};
 use crate::memory::{CpuView, check_range};
 use crate::vmm::{Adjacent, MappedPart};
 
-/// The elements that a [`Growable`](super::Growable) had when [`prefix`](super::Growable::prefix) was called, at the same addresses.
+/// The elements that a [`Growable`](super::Growable) had when [`prefix`](super::Growable::prefix) was called, at the
+/// same addresses.
 ///
-/// It keeps their memory mapped, also after the vector is dropped; clones share it. It is the same memory, not a copy:
-/// elements that the vector changes, or truncates and appends again, change here too.
+/// It keeps their memory mapped, also after the vector is dropped; clones share it. It is the same memory, not a
+/// copy: elements that the vector changes, or truncates and appends again, change here too.
 pub struct Prefix<T> {
     pub(super) chunks: Arc<[Arc<MappedPart>]>,
     pub(super) driver: Driver,

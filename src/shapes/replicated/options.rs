@@ -53,11 +53,12 @@ impl<T: AnyBitPattern + NoUninit> ReplicatedOptions<T> {
         self
     }
 
-    /// Creates the copies, each twice, and publishes `values` as epoch 1. The number of elements stays the same from then on.
+    /// Creates the copies, each twice, and publishes `values` as epoch 1. The number of elements stays the same from
+    /// then on.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for no location, one that is named twice, one that is neither a node nor a GPU, and for no
-    /// element or elements of no bytes; those of [`BufferOptions::allocate`](crate::BufferOptions::allocate),
+    /// [`Error::InvalidArgument`] for no location, one that is named twice, one that is neither a node nor a GPU, and
+    /// for no element or elements of no bytes; those of [`BufferOptions::allocate`](crate::BufferOptions::allocate),
     /// [`Topology::discover`] and [`Stream::copy`].
     #[track_caller]
     pub fn create(self, driver: &Driver, values: &[T]) -> Result<Replicated<T>> {
@@ -127,8 +128,8 @@ impl<T: AnyBitPattern + NoUninit> ReplicatedOptions<T> {
         Ok(())
     }
 
-    /// Returns options for a copy. GPUs may read; the GPU whose memory it is writes when a version is published, and the CPU
-    /// writes its own.
+    /// Returns options for a copy. GPUs may read; the GPU whose memory it is writes when a version is published, and
+    /// the CPU writes its own.
     fn copy_at(&self, topology: &Topology, place: Location) -> BufferOptions {
         let mut options = Buffer::on(place).overcommit(self.overcommit);
         for gpu in topology.gpus() {

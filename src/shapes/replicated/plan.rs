@@ -6,9 +6,9 @@ use crate::topology::{Gpu, LinkKind, PeerLinkKind, Topology};
 /// Copies into GPUs' memories that run side by side: which copy is written, and from which; `None`: from the CPU.
 pub(super) type Wave = Vec<(usize, Option<usize>)>;
 
-/// Returns the place that `who` reads from best, if any: the GPU's own memory, then memory behind NVLink, then the rest.
-/// By kinds of links, not by measured bandwidths: over NVLink-C2C the CPU's memory comes before other GPUs', over PCIe
-/// after those that NVLink connects.
+/// Returns the place that `who` reads from best, if any: the GPU's own memory, then memory behind NVLink, then the
+/// rest. By kinds of links, not by measured bandwidths: over NVLink-C2C the CPU's memory comes before other GPUs',
+/// over PCIe after those that NVLink connects.
 pub(super) fn nearest(topology: &Topology, places: &[Location], who: Location) -> Option<usize> {
     let costs = places.iter().enumerate().filter_map(|(index, &place)| {
         let cost = match who {
@@ -69,8 +69,9 @@ fn distance(topology: &Topology, from: Option<i32>, to: i32) -> u32 {
 
 /// Returns how the copies on GPUs get their bytes once those on host nodes have them.
 ///
-/// A GPU that reaches its own node's copy over NVLink-C2C reads from there. Of other GPUs that NVLink connects to each other,
-/// one reads from the CPU, unless another one has the bytes; those that have them pass them on to as many others in each wave.
+/// A GPU that reaches its own node's copy over NVLink-C2C reads from there. Of other GPUs that NVLink connects to
+/// each other, one reads from the CPU, unless another one has the bytes; those that have them pass them on to as many
+/// others in each wave.
 pub(super) fn waves(topology: &Topology, places: &[Location]) -> Vec<Wave> {
     let hosts: Vec<Location> = places.iter().copied().filter(|at| at.is_host()).collect();
     let mut rest: Vec<(usize, i32)> = Vec::new();
@@ -121,7 +122,8 @@ fn reads_own_node(topology: &Topology, hosts: &[Location], gpu: i32) -> bool {
     })
 }
 
-/// Returns whether GPU `to` reads GPU `from` over NVLink: faster than the CPU over PCIe, or another node than its own.
+/// Returns whether GPU `to` reads GPU `from` over NVLink: faster than the CPU over PCIe, or another node than its
+/// own.
 fn are_connected(topology: &Topology, to: i32, from: i32) -> bool {
     let link = topology.gpu(to).and_then(|gpu| gpu.peer_link(from));
     link.is_ok_and(|link| link.access && link.kind == PeerLinkKind::Nvlink)

@@ -17,21 +17,22 @@ const PAUSES: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(
 type Copy = Transfer<(Arc<Buffer>, Arc<Buffer>)>;
 
 impl<T: AnyBitPattern + NoUninit> Replicated<T> {
-    /// Writes a new version to all copies and makes it the one that [`local`](Self::local) returns; returns its epoch.
+    /// Writes a new version to all copies and makes it the one that [`local`](Self::local) returns; returns its
+    /// epoch.
     ///
-    /// The call waits for other publishers and for the copies, not for readers. If it fails, readers go on with the version
-    /// that they had.
+    /// The call waits for other publishers and for the copies, not for readers. If it fails, readers go on with the
+    /// version that they had.
     ///
     /// # Errors
-    /// [`Error::StillHeld`] while the version before the newest has readers, and for ever once the driver does not tell
-    /// whether a copy has ended, which may still write there; [`Error::InvalidArgument`] for another number of elements, and
-    /// in a forked child; those of [`Stream::copy`](crate::Stream::copy).
+    /// [`Error::StillHeld`] while the version before the newest has readers, and for ever once the driver does not
+    /// tell whether a copy has ended, which may still write there; [`Error::InvalidArgument`] for another number of
+    /// elements, and in a forked child; those of [`Stream::copy`](crate::Stream::copy).
     pub fn publish(&self, values: &[T]) -> Result<u64> {
         self.publish_within(values, Duration::ZERO)
     }
 
-    /// As [`publish`](Self::publish), but waits up to `timeout` for the readers of the version before the newest; not for a
-    /// copy whose end the driver does not tell.
+    /// As [`publish`](Self::publish), but waits up to `timeout` for the readers of the version before the newest; not
+    /// for a copy whose end the driver does not tell.
     ///
     /// A thread that holds a [`Replica`](super::Replica) of that version waits for itself in vain.
     ///
@@ -89,8 +90,8 @@ impl<T: AnyBitPattern + NoUninit> Replicated<T> {
         Ok(())
     }
 
-    /// Copies `len` bytes from the start of a buffer to `offset` in a place, for each pair of these, and waits for all copies
-    /// that have begun, also where another one cannot be started.
+    /// Copies `len` bytes from the start of a buffer to `offset` in a place, for each pair of these, and waits for
+    /// all copies that have begun, also where another one cannot be started.
     fn copy_each<'a>(
         &self,
         version: &Version,

@@ -13,7 +13,8 @@ use crate::{Buffer, Error, Event, Result, Stream};
 /// Events of this many uses are kept before those that have passed are looked for.
 const MANY: usize = 16;
 
-/// A buffer in each place, and its readers: replicas have clones of its `Arc`, GPU work that outlives its replica an event.
+/// A buffer in each place, and its readers: replicas have clones of its `Arc`, GPU work that outlives its replica an
+/// event.
 #[derive(Debug)]
 pub(super) struct Version {
     buffers: Vec<Arc<Buffer>>,
@@ -82,7 +83,8 @@ impl Version {
     pub(super) fn holders(self: &Arc<Self>) -> Result<Vec<String>> {
         let mut holders = Vec::new();
         let replicas = Arc::strong_count(self) - 1;
-        // Orders the readers' accesses before they dropped their replicas, and the events that they left, before all that follows.
+        // Orders the readers' accesses before they dropped their replicas, and the events that they left, before all
+        // that follows.
         fence(Acquire);
         if replicas > 0 {
             holders.push(format!("replicas of epoch {}: {replicas}", self.epoch()));
@@ -118,7 +120,8 @@ impl Version {
 }
 
 impl Drop for Version {
-    /// Waits for GPU work that reads it. Where the driver does not say that the work has ended, the memory is not unmapped.
+    /// Waits for GPU work that reads it. Where the driver does not say that the work has ended, the memory is not
+    /// unmapped.
     fn drop(&mut self) {
         let pending = std::mem::take(
             self.pending

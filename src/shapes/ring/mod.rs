@@ -11,8 +11,8 @@ pub use gpu::{GpuConsumer, GpuProducer};
 pub use options::RingOptions;
 pub use producer::{Batch, Producer};
 
-/// A queue of records of type `T` in the order in which they came, bounded, with one producer and one consumer. Each side
-/// is a thread or a kernel: CPU to CPU, CPU to GPU, GPU to CPU, or GPU to GPU.
+/// A queue of records of type `T` in the order in which they came, bounded, with one producer and one consumer. Each
+/// side is a thread or a kernel: CPU to CPU, CPU to GPU, GPU to CPU, or GPU to GPU.
 ///
 /// ```text
 /// addresses   │ counters, 1 granule │ records, 2^k bytes      │ the same records again  │
@@ -22,8 +22,8 @@ pub use producer::{Batch, Producer};
 ///
 ///                                           a batch: │n-2 n-1│ 0  1│ one range of addresses
 /// ```
-/// The records' memory is mapped twice, side by side, so a batch that goes on at the start has one range of addresses,
-/// and a record of any size stays whole.
+/// The records' memory is mapped twice, side by side, so a batch that goes on at the start has one range of
+/// addresses, and a record of any size stays whole.
 ///
 /// A producer reserves room for a batch, writes it and commits it; a consumer looks at records and releases them. The
 /// consumer sees a batch as a whole or not at all, and the producer gets room back only for released records: a full
@@ -66,29 +66,32 @@ pub use producer::{Batch, Producer};
 ///
 /// # On a GPU
 /// [`Producer::into_gpu`] and [`Consumer::into_gpu`] hand a side to kernels. The device functions are in
-/// [`device::HEADERS`](crate::device::HEADERS), for CUDA C++, and in [`device::PTX`](crate::device::PTX), which also has
-/// kernels that push and pop. A side belongs to one kernel at a time, and in it to one thread, or to the threads of one warp or
-/// block that take turns by a barrier.
+/// [`device::HEADERS`](crate::device::HEADERS), for CUDA C++, and in [`device::PTX`](crate::device::PTX), which also
+/// has kernels that push and pop. A side belongs to one kernel at a time, and in it to one thread, or to the threads
+/// of one warp or block that take turns by a barrier.
 ///
-/// Both sides keep the memory mapped; it is unmapped when both are dropped. Neither knows which kernels run on a GPU: a kernel
-/// that has the ring's address must have ended before the last side is dropped, because a GPU that accesses unmapped
-/// addresses loses its context. The unsafe call that launches the kernel promises that.
+/// Both sides keep the memory mapped; it is unmapped when both are dropped. Neither knows which kernels run on a GPU:
+/// a kernel that has the ring's address must have ended before the last side is dropped, because a GPU that accesses
+/// unmapped addresses loses its context. The unsafe call that launches the kernel promises that.
 ///
 /// # Order
 /// `commit` and `release` store a counter with release order, and the other side loads it with acquire order: by
 /// `stlr`/`ldar` or plain stores and loads of x86-64 on CPUs, by `st.release.sys` and `ld.acquire.sys` on GPUs. These
-/// have system scope, so the order is the same over PCIe and over NVLink-C2C: a side that sees a counter sees the records
-/// before it. Neither atomic read-modify-writes nor stream memory operations are used: a GPU's read-modify-writes of host
-/// memory over PCIe are not atomic for the CPU, and drivers refuse stream memory operations on such memory.
+/// have system scope, so the order is the same over PCIe and over NVLink-C2C: a side that sees a counter sees the
+/// records before it. Neither atomic read-modify-writes nor stream memory operations are used: a GPU's
+/// read-modify-writes of host memory over PCIe are not atomic for the CPU, and drivers refuse stream memory
+/// operations on such memory.
 ///
-/// The counters lie on cache lines of their own. Each side keeps its own counter and the last value of the other's, and
-/// loads the other's only if the ring seems to be full, or empty. A CPU that waits reads its cache. A GPU that waits for
-/// a counter in host memory reads it across the link each time; one look serves all records that have come by then.
+/// The counters lie on cache lines of their own. Each side keeps its own counter and the last value of the other's,
+/// and loads the other's only if the ring seems to be full, or empty. A CPU that waits reads its cache. A GPU that
+/// waits for a counter in host memory reads it across the link each time; one look serves all records that have come
+/// by then.
 ///
 /// # Damaged counters
-/// Kernels may write anything anywhere in the ring. The CPU's ends never read or write outside the ring for it, and never
-/// panic: a counter that is out of its range is [`Error::CursorDamaged`](crate::Error::CursorDamaged), at each call until it
-/// is right again. A wrong counter within its range turns the bytes there into records; any bytes are valid records.
+/// Kernels may write anything anywhere in the ring. The CPU's ends never read or write outside the ring for it, and
+/// never panic: a counter that is out of its range is [`Error::CursorDamaged`](crate::Error::CursorDamaged), at each
+/// call until it is right again. A wrong counter within its range turns the bytes there into records; any bytes are
+/// valid records.
 #[derive(Debug)]
 pub struct Ring<T> {
     /// The side that writes.

@@ -13,8 +13,8 @@ use crate::vmm::{MappedPart, PhysicalMemory};
 
 /// The chunks of a [`Growable`] that other processes map. It exports each once, for any number of them.
 ///
-/// The vector gives no chunk back, and changes the access to none, that was sent while this lives. An importer keeps the
-/// memory alive even afterwards.
+/// The vector gives no chunk back, and changes the access to none, that was sent while this lives. An importer keeps
+/// the memory alive even afterwards.
 ///
 /// ```
 /// use egmem::driver::{Access, NodeId};
@@ -100,8 +100,8 @@ impl<T> GrowableExport<T> {
         }
     }
 
-    /// Returns a follower that sends to the process at the other end of a channel. That process is asked to map with `access`
-    /// only, but a handle itself allows everything: a process that must not write must not get one.
+    /// Returns a follower that sends to the process at the other end of a channel. That process is asked to map with
+    /// `access` only, but a handle itself allows everything: a process that must not write must not get one.
     pub fn follower(&self, channel: Channel, access: Access) -> Follower {
         Follower {
             channel,
@@ -115,8 +115,8 @@ impl<T> GrowableExport<T> {
     ///
     /// # Errors
     /// [`InvalidArgument`](Error::InvalidArgument) if the vector was created without
-    /// [`shareable`](crate::GrowableOptions::shareable), or is not the exported one, or the follower is of another: nothing is
-    /// sent then. Those of [`Channel::send`]; the channel is closed then.
+    /// [`shareable`](crate::GrowableOptions::shareable), or is not the exported one, or the follower is of another:
+    /// nothing is sent then. Those of [`Channel::send`]; the channel is closed then.
     pub fn send(&mut self, vector: &Growable<T>, to: &mut Follower) -> Result<()> {
         self.take(vector, to)?;
         loop {

@@ -13,9 +13,9 @@ use crate::{Error, Result};
 
 /// Another process's [`Growable`](crate::Growable) at one range of addresses, which grows as that process sends more.
 ///
-/// A clone has the elements that were there when it was made, mapped for a GPU or another thread, while the original follows.
-/// The other process may change elements at any time. GPU work that uses the memory must have finished before the last clone
-/// is dropped. [`GrowableExport`](super::GrowableExport) has an example.
+/// A clone has the elements that were there when it was made, mapped for a GPU or another thread, while the original
+/// follows. The other process may change elements at any time. GPU work that uses the memory must have finished
+/// before the last clone is dropped. [`GrowableExport`](super::GrowableExport) has an example.
 pub struct GrowableView<T> {
     memory: GrowingImport,
     options: ImportOptions,
@@ -27,8 +27,8 @@ pub struct GrowableView<T> {
 impl<T: AnyBitPattern + NoUninit> GrowableView<T> {
     const ELEMENT: u64 = size_of::<T>() as u64;
 
-    /// Waits for the first update, reserves addresses for as many elements as the other process's vector can have, and maps
-    /// the chunks that were sent.
+    /// Waits for the first update, reserves addresses for as many elements as the other process's vector can have,
+    /// and maps the chunks that were sent.
     ///
     /// # Errors
     /// As [`follow`](Self::follow); [`Error::OutOfAddresses`].
@@ -55,10 +55,10 @@ impl<T: AnyBitPattern + NoUninit> GrowableView<T> {
     /// Waits for an update, maps the chunks that came with it, and returns the number of elements from then on.
     ///
     /// # Errors
-    /// [`TimedOut`](egmem_share::Error::TimedOut), after which the caller may retry if nothing had arrived; the channel's other
-    /// errors; [`Error::InvalidArgument`] for an update that does not continue the chunks received so far, or is of another type; those
-    /// of [`ImportOptions::import`]. After an error of an update the view has its earlier chunks and maybe some of the new ones, and
-    /// cannot follow any more.
+    /// [`TimedOut`](egmem_share::Error::TimedOut), after which the caller may retry if nothing had arrived; the
+    /// channel's other errors; [`Error::InvalidArgument`] for an update that does not continue the chunks received so
+    /// far, or is of another type; those of [`ImportOptions::import`]. After an error of an update the view has its
+    /// earlier chunks and maybe some of the new ones, and cannot follow any more.
     #[track_caller]
     pub fn follow(&mut self, channel: &mut Channel) -> egmem_share::Result<usize> {
         let update = Update::read(&channel.receive_text(MAX_TEXT)?)?;
@@ -117,7 +117,8 @@ impl<T: AnyBitPattern + NoUninit> GrowableView<T> {
     /// Replaces the element at `index`.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`]; [`Error::NotAccessible`] unless the exporter and the import's options let the CPU write.
+    /// [`Error::OutOfRange`]; [`Error::NotAccessible`] unless the exporter and the import's options let the CPU
+    /// write.
     pub fn set(&self, index: usize, element: T) -> Result<()> {
         self.element(index)?.put(0, element)
     }

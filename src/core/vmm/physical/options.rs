@@ -41,7 +41,8 @@ impl PhysicalOptions {
         granularity(kind: GranularityKind) => kind = kind;
 
         /// Passes on the granularity that [`granularity_of`](Self::granularity_of) returned for the same options,
-        /// which saves a driver call for each memory. The driver refuses sizes that are not multiples of its granularity.
+        /// which saves a driver call for each memory. The driver refuses sizes that are not multiples of its
+        /// granularity.
         known_granularity(granularity: Granularity) => granularity = Some(granularity);
 
         /// Sets whether to ask the driver for more memory than the node has free. Pinned memory cannot be swapped
@@ -55,7 +56,8 @@ impl PhysicalOptions {
         self
     }
 
-    /// Sets the path and the call in the memory's [ledger](crate::ledger) entry, for types that create memory on behalf of a program.
+    /// Sets the path and the call in the memory's [ledger](crate::ledger) entry, for types that create memory on
+    /// behalf of a program.
     pub fn recorded_as(
         mut self,
         path: AllocPath,
@@ -68,8 +70,8 @@ impl PhysicalOptions {
         self
     }
 
-    /// Makes the memory a further chunk of one allocation, which has one entry in the [ledger](crate::ledger): that of
-    /// `first`.
+    /// Makes the memory a further chunk of one allocation, which has one entry in the [ledger](crate::ledger): that
+    /// of `first`.
     pub(crate) fn chunk_of(mut self, first: &PhysicalMemory) -> Self {
         self.entry = Some(Arc::clone(&first.mapped.entry));
         self
@@ -77,15 +79,17 @@ impl PhysicalOptions {
 
     /// Creates at least `bytes` of physical memory; it is zero on every driver measured.
     ///
-    /// It is one allocation, however large. [`Growth::MAX_CHUNK`](crate::Growth::MAX_CHUNK) tells why buffers and heaps make
-    /// none of 4 GiB or more.
+    /// It is one allocation, however large. [`Growth::MAX_CHUNK`](crate::Growth::MAX_CHUNK) tells why buffers and
+    /// heaps make none of 4 GiB or more.
     ///
     /// Source: `cuMemGetAllocationGranularity`, `cuMemCreate`.
     ///
     /// # Errors
-    /// [`InvalidArgument`](crate::Error::InvalidArgument) for 0 bytes, [`NodeTooFull`](crate::Error::NodeTooFull) for 64 MiB or more if the host node has
-    /// less free, [`OutOfMemory`](crate::Error::OutOfMemory), [`NoImexChannel`](crate::Error::NoImexChannel) for FABRIC without a channel,
-    /// [`PlatformUnsupported`](crate::Error::PlatformUnsupported), [`NoSuchNode`](crate::Error::NoSuchNode), [`NoSuchGpu`](crate::Error::NoSuchGpu), or the driver's own code.
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) for 0 bytes, [`NodeTooFull`](crate::Error::NodeTooFull) for
+    /// 64 MiB or more if the host node has less free, [`OutOfMemory`](crate::Error::OutOfMemory),
+    /// [`NoImexChannel`](crate::Error::NoImexChannel) for FABRIC without a channel,
+    /// [`PlatformUnsupported`](crate::Error::PlatformUnsupported), [`NoSuchNode`](crate::Error::NoSuchNode),
+    /// [`NoSuchGpu`](crate::Error::NoSuchGpu), or the driver's own code.
     #[track_caller]
     pub fn create(self, driver: &Driver, bytes: u64) -> Result<PhysicalMemory> {
         let site = self.site.unwrap_or(Caller::caller());
@@ -128,7 +132,8 @@ impl PhysicalOptions {
     /// Returns the unit that sizes are rounded up to with exactly these options.
     ///
     /// # Errors
-    /// The driver's errors, and [`InvalidArgument`](crate::Error::InvalidArgument) if its answer is not a power of two.
+    /// The driver's errors, and [`InvalidArgument`](crate::Error::InvalidArgument) if its answer is not a power of
+    /// two.
     pub fn granularity_of(&self, driver: &Driver) -> Result<Granularity> {
         match self.granularity {
             Some(granularity) => Ok(granularity),
