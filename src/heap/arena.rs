@@ -12,19 +12,20 @@ use super::piece::{Key, Piece};
 use super::{Block, Heap, NotAllFreed};
 use crate::{Error, Result, Stream};
 
-/// The sizes of an arena's first block, and of its largest, in bytes. Each has at least twice as many as the one before.
+/// The sizes of an arena's first block, and of its largest, in bytes. Each has at least twice as many as the one
+/// before.
 const FIRST: u64 = 64 << 10;
 const MOST: u64 = 4 << 20;
 
 /// The alignment of every allocation: no two share a word, which the CPU's views need.
 const UNIT: u64 = 16;
 
-/// Allocates for a request, a step or a frame, and frees all at once: an allocation moves a pointer within a block of the
-/// heap, from 64 KiB on and up to 4 MiB each, and is not freed by itself. [`Heap::arena`] creates one.
+/// Allocates for a request, a step or a frame, and frees all at once: an allocation moves a pointer within a block of
+/// the heap, from 64 KiB on and up to 4 MiB each, and is not freed by itself. [`Heap::arena`] creates one.
 ///
-/// [`reset`](Self::reset) frees all and keeps the last block for the next time; dropping the arena frees that too. Both are
-/// host-ordered, as [dropping a block](Block#dropping-is-host-ordered) is: GPU work on the allocations must have ended, or be
-/// named by [`free_all_after`](Self::free_all_after).
+/// [`reset`](Self::reset) frees all and keeps the last block for the next time; dropping the arena frees that too.
+/// Both are host-ordered, as [dropping a block](Block#dropping-is-host-ordered) is: GPU work on the allocations must
+/// have ended, or be named by [`free_all_after`](Self::free_all_after).
 ///
 /// An arena is [`Send`], not [`Sync`]: each thread has its own. Its allocations are both.
 ///
@@ -87,8 +88,8 @@ impl Heap {
 }
 
 impl Arena {
-    /// Allocates `layout`'s size at a multiple of its alignment. The bytes are not initialised. They are free again when
-    /// the arena is reset or dropped, which no allocation outlives.
+    /// Allocates `layout`'s size at a multiple of its alignment. The bytes are not initialised. They are free again
+    /// when the arena is reset or dropped, which no allocation outlives.
     ///
     /// # Errors
     /// As [`Heap::allocate`].
@@ -106,8 +107,8 @@ impl Arena {
         };
         let key = Key::NONE;
         let piece = Piece { offset, bytes, key };
-        // SAFETY: the piece is part of a block of the arena, and of no other allocation since the last reset. It is never
-        // dropped, so it is not freed by itself.
+        // SAFETY: the piece is part of a block of the arena, and of no other allocation since the last reset. It is
+        // never dropped, so it is not freed by itself.
         let block = ManuallyDrop::new(unsafe { Block::new(inner, piece) });
         Ok(ArenaBlock {
             block,
@@ -182,7 +183,8 @@ impl fmt::Debug for Arena {
 #[derive(Debug)]
 pub struct ArenaBlock<'a> {
     block: ManuallyDrop<Block>,
-    /// The arena keeps the bytes this one's until it is reset or dropped, which need the arena to be borrowed no more.
+    /// The arena gives these bytes to no other allocation until it is reset or dropped. Both need the end of this
+    /// borrow.
     arena: PhantomData<&'a Block>,
 }
 

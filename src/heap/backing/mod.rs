@@ -167,8 +167,8 @@ impl Backing {
         self.counts
     }
 
-    /// Gives back the chunk at `start`. Returns whether it is gone, and the driver's error. A chunk stays memory of the heap
-    /// if other code holds its memory, or if the driver refuses to unmap it.
+    /// Gives back the chunk at `start`. Returns whether it was given back, and the driver's error. A chunk stays
+    /// memory of the heap if other code holds its memory, or if the driver refuses to unmap it.
     ///
     /// The caller has taken it out of use before, no view of it exists, and GPU work on it has finished.
     pub(crate) fn give_back(&mut self, start: u64) -> (bool, Option<Error>) {
@@ -185,11 +185,11 @@ impl Backing {
         (is_gone, error)
     }
 
-    /// Unmaps and releases a chunk, or keeps it if other code holds its memory or the driver refuses to unmap it. Returns
-    /// whether it is gone, and the driver's error.
+    /// Unmaps and releases a chunk, or keeps it if other code holds its memory or the driver refuses to unmap it.
+    /// Returns whether it was given back, and the driver's error.
     fn retire(&mut self, chunk: Chunk) -> (bool, Option<Error>) {
-        // A count of 1 stays 1: clones are made of a chunk in the backing, and this one is out of it; no other `Arc` is left
-        // to be cloned, and there is no `Weak`.
+        // A count of 1 stays 1: clones are made of a chunk in the backing, and this one is out of it; no other `Arc`
+        // is left to be cloned, and there is no `Weak`.
         if Arc::strong_count(chunk.part.memory()) > 1 {
             self.chunks.insert(chunk.range().start, chunk);
             return (false, None);

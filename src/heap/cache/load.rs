@@ -17,6 +17,6 @@ pub(crate) struct Contents<'a> {
     pub(crate) small: Vec<Box<Magazine>>,
     pub(crate) ranges: Vec<Extent>,
     pub(crate) shard: Option<&'a mut Own>,
-    /// To be told once the core has everything.
+    /// Cleared once the core has everything.
     pub(crate) kept: &'a Kept,
 }

@@ -170,7 +170,7 @@ pub(crate) struct Local {
     pub(crate) tally: Tally,
     /// The upper bound of the contents, for other threads.
     pub(crate) kept: Arc<Kept>,
-    /// The heap's last handle is gone: nothing is cached here any more.
+    /// The heap's last handle was dropped: nothing is cached here any more.
     pub(crate) closed: bool,
 }
 

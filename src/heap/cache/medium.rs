@@ -190,7 +190,7 @@ impl Medium {
         self.shares
     }
 
-    /// Notes whether threads share the core now. A thread that has it to itself again returns all blocks.
+    /// Notes whether threads share the core now. When this is the only thread again, it returns all blocks.
     pub(crate) fn note_shares(&mut self, shares: bool) {
         if !shares {
             self.shrink(0);
@@ -198,7 +198,7 @@ impl Medium {
         self.shares = shares;
     }
 
-    /// Returns all blocks before the core gets a request for `bytes` of a thread that has it to itself: each would
+    /// Returns all blocks before the core gets a request for `bytes` from the only thread that uses it: each would
     /// keep the free ranges on its sides apart, and the core would leave holes elsewhere instead. The smallest
     /// requests find room anyway.
     #[inline]

@@ -57,9 +57,9 @@ pub(super) enum Found {
 /// The result of a search.
 struct Known {
     need: Need,
-    /// Includes each free range that fits, unless the search has still to come to it.
+    /// Includes each free range that fits, except those that the search has not reached yet.
     fitting: Vec<RangeId>,
-    /// The bin and the range where the search goes on; `None` once it has come to the end.
+    /// The bin and the range where the search goes on; `None` once it is complete.
     rest: Option<(usize, RangeId)>,
     /// How many ranges were searched.
     looks: usize,

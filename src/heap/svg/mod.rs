@@ -204,7 +204,7 @@ impl Scale {
     }
 }
 
-/// Returns the pixels for each kind, of which a kind that is present gets at least one.
+/// Returns the pixels for each kind. A kind that is present gets at least one.
 fn heights(bytes: &Cell, cell: u64) -> Cell {
     let mut heights = bytes.map(|bytes| {
         let share = bytes as f64 / cell as f64 * HEIGHT as f64;

@@ -38,7 +38,7 @@ fn a_heap_grows_until_a_quarter_of_it_is_free_in_shards() {
     });
 }
 
-/// The core has nothing free: all that is idle lies in the shard and its post.
+/// The core has nothing free: all idle memory lies in the shard and its post.
 #[test]
 fn idle_memory_in_shards_goes_back_to_the_machine() {
     let driver = Driver::simulated(Machine::gh200()).unwrap();
