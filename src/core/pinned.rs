@@ -7,7 +7,7 @@
 //! | [`PinnedHost`] | `cudaHostAlloc`: pinned, on no chosen node | small things that live as long as the program |
 //! | [`RegisteredHost`] | this process's own pages, pinned later: huge pages, files | memory that must be of a kind, such as a file's |
 //! | [`SystemMemory`] | plain pages that GPUs reach as the CPU does, on Grace | data that seldom meet a GPU |
-//! | [`ManagedMemory`] | pages that migrate to the CPU or GPU that touches them | data that one side uses for long, then the other |
+//! | [`ManagedMemory`] | pages that migrate to the CPU or GPU that touches them | data that one side uses for a long time, then the other |
 //! | [`DeviceMemory`] | `cudaMalloc`: one GPU's | data that only this GPU uses |
 //!
 //! The example `host-memory` measures them beside EGM.
@@ -111,10 +111,10 @@ impl Owned {
 
 impl_memory! { for Owned, |this| &this.driver, this.start, this.len, this.location }
 
-// SAFETY: the memory is given back when its owner is dropped. Until then host memory is all GPUs', for reading alone if
-// it is not writable: pinned and registered memory is PORTABLE and DEVICEMAP, and for `SystemMemory` every GPU uses this
-// process's page tables (ATS). A GPU's memory is open to its own kernels and to every copy engine; kernels of other GPUs
-// have no access, because this crate enables no peer access.
+// SAFETY: the memory is given back when its owner is dropped. Until then host memory is all GPUs', for reading alone
+// if it is not writable: pinned and registered memory is PORTABLE and DEVICEMAP, and for `SystemMemory` every GPU
+// uses this process's page tables (ATS). A GPU's memory is open to its own kernels and to every copy engine; kernels
+// of other GPUs have no access, because this crate enables no peer access.
 unsafe impl AccessChecks for Owned {
     fn gpu_access(&self, gpu: i32, engine: Engine, _: u64, _: u64) -> Result<Access> {
         Ok(match self.location {

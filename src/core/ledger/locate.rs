@@ -33,7 +33,7 @@ pub enum Located {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Foreign {
-    /// [`Location::Host`] for host memory, whose node the driver does not tell, or the GPU.
+    /// [`Location::Host`] for host memory, whose node the driver does not report, or the GPU.
     pub location: Option<Location>,
     /// The start of the allocation.
     pub start: Option<u64>,
@@ -49,8 +49,8 @@ pub struct Foreign {
 const HOST: u64 = 1;
 const DEVICE: u64 = 2;
 
-/// Returns whose memory is at `address`: this process's allocation with its offset, its location, its users' access and
-/// its label, or the driver's answers for memory of others.
+/// Returns whose memory is at `address`: this process's allocation with its offset, its location, its users' access
+/// and its label, or the driver's answers for memory of others.
 ///
 /// It looks at every entry of the ledger: it is for diagnosis, not for a hot path.
 ///
@@ -114,8 +114,8 @@ fn foreign(driver: &Driver, address: DevicePtr) -> Result<Located> {
             .map(Location::Device),
         _ => None,
     };
-    // The attributes RANGE_START_ADDR and RANGE_SIZE are no help: they are the reservation's for a mapping, and an offset
-    // for a pool's memory. For mapped host memory the base here is 0: see docs/driver-behaviour.md.
+    // The attributes RANGE_START_ADDR and RANGE_SIZE are no help: they are the reservation's for a mapping, and an
+    // offset for a pool's memory. For mapped host memory the base here is 0: see docs/driver-behaviour.md.
     let range = driver.mem_address_range(address).ok();
     let start = range.map(|(base, _)| base.0).filter(|&start| start != 0);
     let bytes = range.map(|(_, bytes)| bytes);

@@ -196,7 +196,7 @@ impl Drop for RegisteredHost {
             });
         let is_own = self.memory.driver.is_of_this_process();
         if is_own && !is_lost {
-            // SAFETY: dropped once, here; the driver uses the pages no more.
+            // SAFETY: dropped once, here; the driver no longer uses the pages.
             unsafe { ManuallyDrop::drop(&mut self.pages) };
         }
     }

@@ -28,7 +28,7 @@ impl Stream {
     /// destinations of two overlap, or one reads bytes that another writes, the bytes are those of either.
     ///
     /// Copies are divided where chunks of the memory border, because drivers were reported to refuse others in a
-    /// batch. On the legacy default stream, with drivers before CUDA 12.8, and for memory that does not tell where
+    /// batch. On the legacy default stream, with drivers before CUDA 12.8, and for memory that does not report where
     /// its chunks border, each copy is submitted by itself.
     ///
     /// Source: `cuMemcpyBatchAsync`, `cuMemcpyAsync`.

@@ -115,14 +115,14 @@ impl Topology {
 }
 
 impl Topology {
-    /// Returns the host node of the CPU that the calling thread runs on now. The kernel may move the thread to another node
-    /// at any time, unless it is [bound](Self::bind_thread).
+    /// Returns the host node of the CPU that the calling thread runs on now. The kernel may move the thread to
+    /// another node at any time, unless it is [bound](Self::bind_thread).
     ///
     /// Source: `sched_getcpu(3)`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the topology is simulated or of another machine, so that its CPUs are not those of this
-    /// one · [`Error::System`] if the kernel does not tell, or if no node has that CPU.
+    /// [`Error::InvalidArgument`] if the topology is simulated or of another machine, so that its CPUs are not those
+    /// of this one · [`Error::System`] if the kernel does not report it, or if no node has that CPU.
     pub fn current_node(&self) -> Result<NodeId> {
         if !matches!(self.live, Some(Live::Kernel)) {
             let why =

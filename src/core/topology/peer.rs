@@ -58,7 +58,7 @@ impl PeerLink {
         }
     }
 
-    /// Returns a link of which nothing is known except that it is there.
+    /// Returns a link about which only its existence is known.
     pub(super) const fn unknown(gpu: i32) -> Self {
         Self {
             gpu,

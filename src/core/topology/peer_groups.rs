@@ -2,7 +2,7 @@
 
 use super::{PeerLink, PeerLinkKind, Topology};
 
-/// GPUs of which each is linked to every other one alike.
+/// GPUs that all have the same kind of link to each other.
 #[derive(Debug, PartialEq)]
 pub(super) struct PeerGroup {
     /// Ordinals, ascending: at least two.
@@ -29,8 +29,8 @@ impl PeerGroup {
 }
 
 impl Topology {
-    /// Groups the links by which memory can be accessed: GPUs that all have links of one kind to each other are a group, and
-    /// so is each other pair. A link that differs by direction counts as the lower GPU's.
+    /// Groups the links by which memory can be accessed: GPUs that all have links of one kind to each other are a
+    /// group, and so is each other pair. A link that differs by direction counts as the lower GPU's.
     pub(super) fn peer_groups(&self) -> Vec<PeerGroup> {
         let mut pairs: Vec<(i32, &PeerLink)> = Vec::new();
         for gpu in &self.gpus {

@@ -213,7 +213,7 @@ impl ImportedPoolBuffer {
         }
         .and_then(|()| give_back(&self.pool.driver, "a stream", || self.stream.synchronize()));
         if freed.is_err() {
-            // It may still be in use: the exporter must not be told otherwise.
+            // It may still be in use, so the exporter must not hear that it was freed.
             std::mem::forget(tether);
         }
         freed
