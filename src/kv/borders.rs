@@ -6,8 +6,8 @@ use crate::Driver;
 use crate::driver::DevicePtr;
 use crate::memory::AccessChecks;
 
-/// Returns at which places in `range` of `memory` it continues in another mapping, in bytes from the range's start and in
-/// ascending order: copies end there. `None` if the memory does not tell.
+/// Returns at which places in `range` of `memory` it continues in another mapping, in bytes from the range's start
+/// and in ascending order: copies end there. `None` if the memory does not report it.
 pub(crate) fn of(memory: &(impl AccessChecks + ?Sized), range: Range<u64>) -> Option<Vec<u64>> {
     let mut borders = Vec::new();
     let mut at = range.start;
@@ -20,8 +20,9 @@ pub(crate) fn of(memory: &(impl AccessChecks + ?Sized), range: Range<u64>) -> Op
     }
 }
 
-/// As [`of`], for `bytes` bytes at an address of other code's memory, such as a framework that maps several allocations side by side.
-/// The driver is asked once for each allocation; where it does not tell, the rest counts as one.
+/// As [`of`], for `bytes` bytes at an address of other code's memory, such as a framework that maps several
+/// allocations side by side. The driver is asked once for each allocation; if it has no answer, the rest counts as
+/// one.
 ///
 /// Source: `cuMemGetAddressRange`, which returns 0 as the base of mapped host memory.
 pub(crate) fn of_raw(driver: &Driver, base: DevicePtr, bytes: u64) -> Vec<u64> {

@@ -29,8 +29,8 @@ pub struct GpuPages {
 
 struct Layout {
     bases: Vec<DevicePtr>,
-    /// For each part, at which bytes from its base it continues in another allocation; none if that is not known. Of
-    /// memory that the caller keeps, a driver tells it.
+    /// For each part, at which bytes from its base it continues in another allocation; none if that is not known. For
+    /// memory that the caller keeps, the driver reports it.
     borders: OnceLock<Vec<Vec<u64>>>,
     has_unknown_borders: bool,
     stride: u64,
@@ -228,7 +228,7 @@ impl GpuPages {
         bases.map(move |(part, base)| (base, of(part)))
     }
 
-    /// Returns whether some part is in memory that does not tell where it continues in another allocation.
+    /// Returns whether some part is in memory that does not report where it continues in another allocation.
     pub(crate) fn has_unknown_borders(&self) -> bool {
         self.layout.has_unknown_borders
     }

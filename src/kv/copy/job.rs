@@ -16,9 +16,10 @@ use egmem_core::pinned::PinnedHost;
 
 /// Copies in progress, and a ticket for them.
 ///
-/// The job keeps the tier, its pages, and memory of [`GpuPages::over`] until the work has ended: no page is evicted, and nothing is
-/// unmapped. [`is_done`](Self::is_done) asks, [`wait`](Self::wait) waits, and so does dropping the job. A job that is
-/// [forgotten](std::mem::forget) keeps everything for ever, and so does one whose end the driver does not tell.
+/// The job keeps the tier, its pages, and memory of [`GpuPages::over`] until the work has ended: no page is evicted,
+/// and nothing is unmapped. [`is_done`](Self::is_done) asks, [`wait`](Self::wait) waits, and so does dropping the
+/// job. A job that is [forgotten](std::mem::forget) keeps everything for ever, and so does one whose end the driver
+/// does not report.
 #[must_use = "dropped, it waits for the end of the copies"]
 pub struct Job {
     /// `None` once the work has ended.
@@ -177,8 +178,8 @@ impl Job {
     /// Checks a method's requirements, and submits the copies by it.
     ///
     /// # Errors
-    /// Why the method does not work here, or the driver's errors: the copies that were submitted have ended then, or the pages are kept
-    /// for ever.
+    /// Why the method does not work here, or the driver's errors: the copies that were submitted have ended then, or
+    /// the pages are kept for ever.
     fn try_method(&mut self, method: CopyMethod, plan: &Plan<'_>) -> Result<()> {
         let kernel = method.kernel();
         let engine = match kernel {
@@ -198,8 +199,9 @@ impl Job {
         expect_tier_access(&tier, &stream, engine, of_tier)?;
         held._grants = held.gpu.ready(&stream, engine, of_gpu)?;
         let gpu = held.gpu.clone();
-        // SAFETY, for each: the job keeps the tier's memory, its pages, the list and the parts until the work has ended; memory of the
-        // caller's stays by the promise of `GpuPages::from_raw`. Access was checked, and is not revoked meanwhile.
+        // SAFETY, for each: the job keeps the tier's memory, its pages, the list and the parts until the work has
+        // ended; memory of the caller's stays by the promise of `GpuPages::from_raw`. Access was checked, and is not
+        // revoked meanwhile.
         match (kernel, method) {
             (Some(dims), _) => {
                 let device = stream.device();
@@ -232,7 +234,7 @@ impl Job {
     /// # Errors
     /// Those of `put`.
     fn submit(&mut self, put: impl FnOnce() -> Result<(), MemoryError>) -> Result<()> {
-        // Should `put` unwind, the job keeps everything for ever.
+        // If `put` unwinds, the job keeps everything for ever.
         self.progress = Progress::Unknown(not_submitted());
         self.is_submitted = true;
         let put = put();
@@ -266,8 +268,8 @@ impl Job {
     /// Source: `cuEventQuery`.
     ///
     /// # Errors
-    /// The error of the work: [`ContextLost`](crate::MemoryError::ContextLost) after an illegal access. The driver's, if it
-    /// refuses the query. [`InvalidArgument`](crate::MemoryError::InvalidArgument) in a forked child.
+    /// The error of the work: [`ContextLost`](crate::MemoryError::ContextLost) after an illegal access. The driver's,
+    /// if it refuses the query. [`InvalidArgument`](crate::MemoryError::InvalidArgument) in a forked child.
     pub fn is_done(&mut self) -> Result<bool> {
         match &self.progress {
             Progress::Over(result) => Ok(result.clone().map(|()| true)?),
