@@ -71,8 +71,8 @@ impl Channel {
         Self::connect_within(path, peers, DEFAULT_TIMEOUT)
     }
 
-    /// As [`connect`](Self::connect), with a time limit for connecting alone: it is over when so many connections wait for
-    /// the listener that the kernel keeps no more.
+    /// As [`connect`](Self::connect), with a time limit for connecting alone. It can expire only while the listener's
+    /// backlog is full.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).

@@ -10,11 +10,11 @@ use crate::memory::{AccessChecks, CpuView, Engine, Memory, check_range, impl_cpu
 use crate::vmm::{Adjacent, Mapped, MappedPart, PhysicalMemory, Reservation};
 use egmem_core::{Error, Result};
 
-/// Memory that another process shares step by step, mapped side by side at one range of addresses, which is reserved at the
-/// start: mapped memory keeps its address while more is added.
+/// Memory that another process shares step by step, mapped side by side at one range of addresses, which is reserved
+/// at the start: mapped memory keeps its address while more is added.
 ///
-/// A clone has the memory that was there when it was made, for a GPU or another thread, while more is added to the original.
-/// Each part is unmapped when the last clone that has it is dropped; GPU work that uses it must have finished by then.
+/// A clone has the memory that was there when it was made, for a GPU or another thread, while more is added to the
+/// original. Each part is unmapped when its last clone is dropped; GPU work that uses it must have finished by then.
 ///
 /// ```
 /// use egmem::driver::{Access, HandleType, NodeId};
@@ -29,7 +29,7 @@ use egmem_core::{Error, Result};
 ///     buffer.put(0, step)?;
 ///     let shared = Shared::from(buffer);
 ///     let handles = shared.export(HandleType::PosixFd)?;
-///     // The importer, to which `Channel::send` or the like has brought both:
+///     // The importer, which received both, for instance by `Channel::receive`:
 ///     all.add(&shared.describe(Access::Read)?, handles, &ImportOptions::new())?;
 /// }
 /// assert_eq!((all.len(), all.cpu()?.get::<u64>(4 << 20)?), (6 << 20, 2));
@@ -65,8 +65,9 @@ impl GrowingImport {
     /// Memory that this process has imported already from the same [`Origin`] is not imported again.
     ///
     /// # Errors
-    /// As [`ImportOptions::import`]; [`Error::InvalidArgument`] for a description of less than whole parts, and in a forked
-    /// child; [`Error::OutOfRange`] beyond the addresses; the driver's INVALID_VALUE where a clone has added memory there.
+    /// As [`ImportOptions::import`]; [`Error::InvalidArgument`] for a description of less than whole parts, and in a
+    /// forked child; [`Error::OutOfRange`] beyond the addresses; the driver's INVALID_VALUE where a clone has added
+    /// memory there.
     #[track_caller]
     pub fn add(
         &mut self,
@@ -142,8 +143,8 @@ impl GrowingImport {
     /// [`Error::NotAccessible`] unless the host may at least read these parts; [`Error::OutOfRange`].
     pub fn cpu_at(&self, offset: u64, len: u64) -> Result<CpuView<'_>> {
         check_range(offset, len, self.mapped)?;
-        // SAFETY: the parts are adjacent, have these bytes, and are mapped with this host access while `self` has them: no
-        // function changes their access.
+        // SAFETY: the parts are adjacent, have these bytes, and are mapped with this host access while `self` has
+        // them: no function changes their access.
         unsafe { self.all().cpu(self.device_ptr(), offset, len) }
     }
 
