@@ -26,7 +26,7 @@ const LIMIT: u64 = 128;
 /// The bytes of the cursor's part that mean something.
 const CURSOR_USED: usize = 256;
 /// Where the pinned memory has a cursor in a GPU's memory as it is while kernels run, behind the one that is copied
-/// to and fro.
+/// in both directions.
 const SEEN: u64 = CURSOR_USED as u64;
 
 /// The bytes of each part that are used, at most.

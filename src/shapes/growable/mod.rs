@@ -26,12 +26,12 @@ pub use prefix::Prefix;
 /// A vector of `T` whose address never changes, for the CPU and the GPUs.
 ///
 /// Its addresses are reserved once. Physical memory is added behind the elements as they come, and given back from
-/// the end, so no element is ever copied, and a GPU may read those that are there while others are added: through a
+/// the end, so no element is ever copied, and a GPU may read the present elements while others are added: through a
 /// [`Prefix`], which keeps them mapped.
 ///
 /// The CPU writes whole words of 8 bytes at once, so a GPU that reads elements while others in the same word are
-/// added sees either. The message that tells a GPU the count of elements must order the two: a kernel or a copy that is
-/// submitted after the elements were written sees them.
+/// added sees either. The message that tells a GPU the count of elements must order the two: a kernel or a copy that
+/// is submitted after the elements were written sees them.
 ///
 /// Before it is dropped, GPU work that uses it must have finished: a GPU that accesses unmapped addresses loses its
 /// context.
@@ -98,8 +98,8 @@ impl<T: AnyBitPattern + NoUninit> Growable<T> {
         Ok(())
     }
 
-    /// Appends `additional` elements that others will write: a GPU, or the CPU through [`cpu`](Self::cpu). Their bytes
-    /// are the memory's: zero where it is new, former elements after [`truncate`](Self::truncate).
+    /// Appends `additional` elements that others will write: a GPU, or the CPU through [`cpu`](Self::cpu). Their
+    /// bytes are the memory's: zero where it is new, former elements after [`truncate`](Self::truncate).
     ///
     /// # Errors
     /// Those of [`reserve`](Self::reserve).
@@ -111,8 +111,8 @@ impl<T: AnyBitPattern + NoUninit> Growable<T> {
 
     /// Adds memory until `additional` more elements have room. Nothing is copied, and no address changes.
     ///
-    /// Source: `cuMemCreate`, `cuMemMap`, `cuMemSetAccess`: once each, and for fewer bytes again where the first try found
-    /// no room.
+    /// Source: `cuMemCreate`, `cuMemMap`, `cuMemSetAccess`: once each, and for fewer bytes again where the first try
+    /// found no room.
     ///
     /// # Errors
     /// [`Error::OutOfRange`] beyond [`max_len`](Self::max_len); those of
@@ -151,8 +151,8 @@ impl<T: AnyBitPattern + NoUninit> Growable<T> {
         Ok(())
     }
 
-    /// Creates a chunk of `bytes` behind the others, and returns how many more may be created before the node is asked
-    /// for its free memory again: small chunks add up.
+    /// Creates a chunk of `bytes` behind the others, and returns how many more may be created before the node is
+    /// asked for its free memory again: small chunks add up.
     fn create(&self, bytes: u64) -> Result<(MappedPart, u64)> {
         let unchecked = match self.unchecked {
             _ if self.overcommit => WORTH_ASKING,
@@ -233,7 +233,7 @@ impl<T: AnyBitPattern + NoUninit> Growable<T> {
         self.view((offset, Self::ELEMENT))
     }
 
-    /// Returns the elements that are there now, kept mapped for a GPU or another thread while this vector grows.
+    /// Returns the present elements, kept mapped for a GPU or another thread while this vector grows.
     pub fn prefix(&self) -> Prefix<T> {
         Prefix {
             chunks: Adjacent(&self.chunks).holding(0, self.bytes()).into(),
@@ -308,8 +308,8 @@ impl<T> Growable<T> {
     /// Returns the CPU's view of bytes that have memory: from an offset on, so many.
     fn view(&self, (offset, bytes): (u64, u64)) -> Result<CpuView<'_>> {
         // SAFETY: the chunks are adjacent from the reservation's start on, have these bytes, and are mapped with this
-        // host access until one is removed or its access changes, which needs `self` exclusively. Safe code reaches the
-        // bytes through atomic views only.
+        // host access until one is removed or its access changes, which needs `self` exclusively. Safe code reaches
+        // the bytes through atomic views only.
         unsafe { Adjacent(&self.chunks).cpu(self.device_ptr(), offset, bytes) }
     }
 }

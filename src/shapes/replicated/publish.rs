@@ -25,14 +25,14 @@ impl<T: AnyBitPattern + NoUninit> Replicated<T> {
     ///
     /// # Errors
     /// [`Error::StillHeld`] while the version before the newest has readers, and for ever once the driver does not
-    /// tell whether a copy has ended, which may still write there; [`Error::InvalidArgument`] for another number of
-    /// elements, and in a forked child; those of [`Stream::copy`](crate::Stream::copy).
+    /// report whether a copy has ended, because that copy may still write there; [`Error::InvalidArgument`] for
+    /// another number of elements, and in a forked child; those of [`Stream::copy`](crate::Stream::copy).
     pub fn publish(&self, values: &[T]) -> Result<u64> {
         self.publish_within(values, Duration::ZERO)
     }
 
     /// As [`publish`](Self::publish), but waits up to `timeout` for the readers of the version before the newest; not
-    /// for a copy whose end the driver does not tell.
+    /// for a copy whose end the driver does not report.
     ///
     /// A thread that holds a [`Replica`](super::Replica) of that version waits for itself in vain.
     ///

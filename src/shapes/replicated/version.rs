@@ -79,7 +79,7 @@ impl Version {
         Ok(())
     }
 
-    /// Returns the readers of this version, which is handed out no more; none: it can be written.
+    /// Returns the readers of this version, which `local` no longer returns. If there are none, it can be written.
     pub(super) fn holders(self: &Arc<Self>) -> Result<Vec<String>> {
         let mut holders = Vec::new();
         let replicas = Arc::strong_count(self) - 1;

@@ -21,8 +21,8 @@ pub struct Consumer<T> {
     pub(super) memory: Arc<RingMemory>,
     /// The records released so far. The counter in the memory is a copy: a GPU cannot change this one.
     pub(super) tail: u64,
-    /// The records that the producer had committed when last looked at. They are looked at again only when there seem to
-    /// be too few.
+    /// The records that the producer had committed when last looked at. They are looked at again only when there seem
+    /// to be too few.
     head: u64,
     records: PhantomData<fn() -> T>,
 }
@@ -43,17 +43,17 @@ impl<T> Consumer<T> {
         self.memory.shape.capacity as usize
     }
 
-    /// Returns whether the producer's side was dropped, so that no more records will come. Those that it committed are
-    /// still there: ask this first, and take records until there are none afterwards.
+    /// Returns whether the producer's side was dropped, so that no more records will come. Those that it committed
+    /// are still there: ask this first, and take records until there are none afterwards.
     pub fn is_alone(&self) -> bool {
         self.memory.has_one_side()
     }
 
-    /// Returns how many records are there now. The producer may add more at any time.
+    /// Returns how many records the ring has now. The producer may add more at any time.
     ///
     /// # Errors
-    /// [`Error::CursorDamaged`](crate::Error::CursorDamaged) if the producer's counter has a value that it cannot have;
-    /// [`Error::NotAccessible`](crate::Error::NotAccessible) if the CPU may not read and write the memory.
+    /// [`Error::CursorDamaged`](crate::Error::CursorDamaged) if the producer's counter has a value that it cannot
+    /// have; [`Error::NotAccessible`](crate::Error::NotAccessible) if the CPU may not read and write the memory.
     pub fn ready(&mut self) -> Result<usize> {
         let head = self.memory.counter(HEAD)?.load(Acquire);
         let most = self.tail.wrapping_add(self.memory.shape.capacity);
@@ -65,7 +65,8 @@ impl<T> Consumer<T> {
         self.head.wrapping_sub(self.tail) as usize
     }
 
-    /// Returns how many records are there, and looks at the producer's counter only where fewer than `wanted` seem to be.
+    /// Returns how many records the ring has. Loads the producer's counter only if fewer than `wanted` were seen
+    /// before.
     fn look_for(&mut self, wanted: usize) -> Result<usize> {
         match self.known_ready() {
             known if known >= wanted => Ok(known),
@@ -88,8 +89,8 @@ impl<T: AnyBitPattern + NoUninit> Consumer<T> {
         })
     }
 
-    /// As [`peek`](Self::peek), but waits until there is a record, at most until `deadline`: there is none then. A deadline
-    /// that has passed asks once.
+    /// As [`peek`](Self::peek), but waits until there is a record, at most until `deadline`: there is none then. A
+    /// deadline that has passed asks once.
     ///
     /// The thread keeps its CPU for 50 µs, and sleeps 50 µs at a time after a millisecond.
     ///
@@ -195,8 +196,8 @@ impl<T: AnyBitPattern + NoUninit> Records<'_, T> {
         self.release_first(all)
     }
 
-    /// Gives the room of the first `count` records to the producer, or of all if there are fewer. The others stay in the
-    /// ring.
+    /// Gives the room of the first `count` records to the producer, or of all if there are fewer. The others stay in
+    /// the ring.
     ///
     /// # Errors
     /// [`Error::NotAccessible`](crate::Error::NotAccessible).

@@ -17,8 +17,8 @@ macro_rules! gpu_side {
         #[doc = concat!("The ", $what, " of a ring while kernels have it.")]
         ///
         /// It keeps the ring's memory mapped. Launching a kernel is unsafe: the caller that launches one with
-        /// [`device_ptr`](Self::device_ptr) promises that it ends before this value and the other side are dropped, and
-        /// that one kernel at a time has this side. Kernels one after the other go on where the last one stopped.
+        /// [`device_ptr`](Self::device_ptr) promises that it ends before this value and the other side are dropped,
+        /// and that one kernel at a time has this side. Each kernel continues where the one before it stopped.
         ///
         /// See [`Ring`](super::Ring).
         pub struct $name<T> {
@@ -42,8 +42,8 @@ macro_rules! gpu_side {
                 self.memory.shape.capacity as usize
             }
 
-            /// Returns whether the other side was dropped. Its earlier writes are seen then: a consumer asks this first,
-            /// and takes records until there are none afterwards.
+            /// Returns whether the other side was dropped. Its earlier writes are seen then: a consumer asks this
+            /// first, and takes records until there are none afterwards.
             pub fn is_alone(&self) -> bool {
                 self.memory.has_one_side()
             }
@@ -52,8 +52,8 @@ macro_rules! gpu_side {
             ///
             /// # Errors
             /// [`Error::CursorDamaged`](crate::Error::CursorDamaged) if a counter has a value that it cannot have;
-            /// [`Error::NotAccessible`](crate::Error::NotAccessible) if the CPU may not read and write the memory. This
-            /// side is dropped then.
+            /// [`Error::NotAccessible`](crate::Error::NotAccessible) if the CPU may not read and write the memory.
+            /// This side is dropped then.
             pub fn into_cpu(self) -> Result<$cpu<T>> {
                 // The other side may move its own counter on meanwhile, which leaves the distance valid.
                 let head = self.memory.counter(HEAD)?.load(Acquire);

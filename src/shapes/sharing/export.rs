@@ -71,7 +71,7 @@ impl Holds for SharedChunk {
     }
 }
 
-/// Another process that follows a vector, and how much of it that process has got.
+/// Another process that follows a vector, and how much of it was sent to that process.
 #[derive(Debug)]
 pub struct Follower {
     channel: Channel,
@@ -90,7 +90,7 @@ impl Follower {
 }
 
 impl<T> GrowableExport<T> {
-    /// Returns the export of a vector, of which nothing was sent yet.
+    /// Returns the export of a vector. Nothing of the vector was sent yet.
     pub fn new(vector: &Growable<T>) -> Self {
         Self {
             chunks: Vec::new(),
