@@ -90,7 +90,7 @@ fn managed_memory_is_no_locations() {
     drop(entries);
 }
 
-/// The driver does not tell the node of pinned memory. The process's own pages are in the kernel's counters.
+/// The driver does not report the node of pinned memory. The process's own pages are in the kernel's counters.
 #[test]
 fn pinned_memory_is_the_only_nodes() {
     for (machine, accounted) in [(Machine::gh200(), 2 * MIB), (Machine::gh200x4(), 0)] {
