@@ -22,7 +22,7 @@ const VMM_WITHOUT_CONTEXTS: CudaVersion = CudaVersion(12040);
 pub(super) struct Core {
     pub(super) api: DriverApi,
     contexts: Contexts,
-    /// The device of each event: a handle does not tell.
+    /// The device of each event, because a handle does not show it.
     events: Mutex<HashMap<EventHandle, i32>>,
     /// Granularities never change, and a query takes over 1 % of the time to create 2 MiB.
     granularities: Mutex<Granularities>,
