@@ -82,8 +82,8 @@ impl BufferOptions {
         /// memory: the exchange's probes write their words there, 8 bytes for each importer at a time.
         ///
         /// Without this, memory has such room only in the rest of its last granule. Memory of whole granules
-        /// has none, and `RemoteBuffer::proved` says so. With this, such
-        /// memory takes one granule more: 2 MiB on every driver measured so far.
+        /// has none, and `RemoteBuffer::proved` says so. With this, such memory takes one granule more: 2 MiB on
+        /// every driver measured so far.
         /// [`len`](Buffer::len) stays the requested size, and [`padded`](Buffer::padded) returns the allocated size.
         ///
         /// ```

@@ -125,7 +125,8 @@ impl Stream {
     }
 
     /// Waits until all work on the stream has ended, for a caller that must not unmap the work's memory before. A
-    /// driver that refuses the wait is asked again, for some 16 ms; then the answer says that the work may still run.
+    /// driver that refuses the wait is asked again, for about 16 ms; then the answer says that the work may still
+    /// run.
     pub fn wait_until_over(&self) -> Waited {
         over::wait(|| self.synchronize(), || self.is_done())
     }

@@ -11,11 +11,12 @@ use crate::{Error, Result};
 const PAGE: u64 = 4096;
 
 impl Buffer {
-    /// Exports `len` bytes from `offset` on as a DMA-BUF, for a network card or a disk: whole pages of 4 KiB, in a GPU's
-    /// memory. It reaches the bytes past every grant, and keeps the memory when the buffer is dropped.
+    /// Exports `len` bytes from `offset` on as a DMA-BUF, for a network card or a disk: whole pages of 4 KiB, in a
+    /// GPU's memory. Its users reach the bytes without any grant, and it keeps the memory after the buffer is
+    /// dropped.
     ///
-    /// Drivers export no host memory. A device of the machine reaches that without: by its CPU address, as any memory of the
-    /// process, such as by `ibv_reg_mr`, by direct I/O or by
+    /// Drivers export no host memory. A device of the machine reaches that without: by its CPU address, as any memory
+    /// of the process, such as by `ibv_reg_mr`, by direct I/O or by
     /// [`CpuView::read_from_file`](crate::memory::CpuView::read_from_file).
     ///
     /// Source: `cuMemGetHandleForAddressRange`.
@@ -50,8 +51,8 @@ impl Buffer {
         // From now on no slice of it is lent: something else may write the bytes.
         self.range.note_other_writers();
         let driver = self.range.first().driver();
-        // SAFETY: writes through the fd reach memory of this buffer alone, of which safe code holds no reference: it is
-        // borrowed exclusively, and lends none from now on.
+        // SAFETY: writes through the fd reach memory of this buffer alone, of which safe code holds no reference: it
+        // is borrowed exclusively, and lends none from now on.
         let exported = unsafe { driver.mem_dma_buf(self.device_ptr().add(offset), len) };
         if exported.is_ok() {
             self.range.note_export(offset, len);

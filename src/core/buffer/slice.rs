@@ -31,7 +31,7 @@ impl Buffer {
     /// # Safety
     /// While the slice lives, nothing else may read or write the bytes: no GPU work in flight, no other
     /// process, no other mapping of the same physical memory. A [ticket](crate::stream::Transfer) owns the
-    /// buffer or an `Arc` of it, so that the borrow leaves room for none.
+    /// buffer or an `Arc` of it, so that none exists while the slice borrows the buffer.
     /// [`exclusive_slice`](Self::exclusive_slice) checks all of this if only the host may use the memory.
     pub unsafe fn as_mut_slice(&mut self) -> Result<&mut [u8]> {
         let view = self.cpu()?;

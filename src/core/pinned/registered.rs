@@ -82,7 +82,7 @@ impl RegisteredHost {
         bytes: u64,
     ) -> Result<Self> {
         expect_sealed(file)?;
-        // SAFETY: the seal cannot be taken away, so the file stays as long as it is; the kernel fills its holes.
+        // SAFETY: the seal cannot be removed, so the file keeps its length; the kernel fills its holes.
         unsafe { Self::of_file(driver, device, file, offset, bytes) }
     }
 
@@ -100,7 +100,7 @@ impl RegisteredHost {
         bytes: u64,
     ) -> Result<Self> {
         expect_sealed(file)?;
-        // SAFETY: the seal cannot be taken away, so the file stays as long as it is; the kernel fills its holes.
+        // SAFETY: the seal cannot be removed, so the file keeps its length; the kernel fills its holes.
         unsafe { Self::of_file_read_only(driver, device, file, offset, bytes) }
     }
 

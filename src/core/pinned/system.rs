@@ -9,8 +9,8 @@ use crate::ledger::AllocPath;
 use crate::size::not_empty;
 use crate::{Error, Result};
 
-/// Plain memory of this process, as from `malloc`, which GPUs reach through the CPU's page tables (ATS): on Grace machines.
-/// Nothing is pinned, and the kernel may move pages between nodes.
+/// Plain memory of this process, as from `malloc`, which GPUs reach through the CPU's page tables (ATS): on Grace
+/// machines. Nothing is pinned, and the kernel may move pages between nodes.
 ///
 /// Source: `mmap`; the attribute `PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES`.
 ///
@@ -23,7 +23,7 @@ use crate::{Error, Result};
 /// memory.cpu().put(0, 7_u64)?;
 /// assert_eq!(egmem::proof::Prover::new(&driver, 0)?.read(&memory)?, 7); // by a kernel
 ///
-/// // Elsewhere there is none: take pinned memory then.
+/// // Other machines have none: use pinned memory there.
 /// let driver = Driver::simulated(Machine::h200x8())?;
 /// match SystemMemory::new(&driver, 4 << 20, PageSize::Base) {
 ///     Err(Error::PlatformUnsupported { what, .. }) => println!("without {what}"),
@@ -43,8 +43,8 @@ impl SystemMemory {
     /// Maps `bytes` of zeros.
     ///
     /// # Errors
-    /// [`Error::PlatformUnsupported`] unless all GPUs use the CPU's page tables; [`Error::InvalidArgument`] for 0 bytes;
-    /// [`Error::System`] if there are no such pages; the driver's error.
+    /// [`Error::PlatformUnsupported`] unless all GPUs use the CPU's page tables; [`Error::InvalidArgument`] for 0
+    /// bytes; [`Error::System`] if there are no such pages; the driver's error.
     #[track_caller]
     pub fn new(driver: &Driver, bytes: u64, size: PageSize) -> Result<Self> {
         not_empty(bytes)?;

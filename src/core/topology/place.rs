@@ -1,4 +1,4 @@
-//! Decides which node gets how many bytes: pure, from a topology as it was read.
+//! Decides which node gets how many bytes, from a topology alone: nothing is read from the system.
 
 use serde::{Deserialize, Serialize};
 
