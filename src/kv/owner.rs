@@ -110,7 +110,7 @@ fn judge_by(found: u64, proc: &Path) -> Result<Owner, MemoryError> {
     let is_ours = own.is_some_and(|own| own.pid == std::process::id());
     let stat = match is_ours.then(|| stat(&pid.to_string())) {
         Some(Ok(stat)) => Stat::parse(&stat),
-        // Hidden from this user, perhaps: the kernel still tells whether it is there.
+        // `/proc` may hide the process from this user: the kernel still reports whether it exists.
         Some(Err(error)) if error.kind() == ErrorKind::NotFound => None,
         Some(Err(_)) => return Ok(Owner::Lives(pid)),
         None => None,

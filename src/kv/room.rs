@@ -5,7 +5,7 @@ use crate::{MemoryError, Result};
 /// Returns an empty list with room for `count` values.
 ///
 /// # Errors
-/// [`System`](crate::MemoryError::System) if the process cannot have so much memory.
+/// [`System`](crate::MemoryError::System) if the process cannot allocate that much memory.
 pub(crate) fn list_for<T>(count: usize) -> Result<Vec<T>> {
     let mut list = Vec::new();
     list.try_reserve_exact(count).map_err(no_room)?;

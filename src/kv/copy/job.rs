@@ -17,9 +17,9 @@ use egmem_core::pinned::PinnedHost;
 /// Copies in progress, and a ticket for them.
 ///
 /// The job keeps the tier, its pages, and memory of [`GpuPages::over`] until the work has ended: no page is evicted,
-/// and nothing is unmapped. [`is_done`](Self::is_done) asks, [`wait`](Self::wait) waits, and so does dropping the
-/// job. A job that is [forgotten](std::mem::forget) keeps everything for ever, and so does one whose end the driver
-/// does not report.
+/// and nothing is unmapped. [`is_done`](Self::is_done) queries the job; [`wait`](Self::wait) and dropping the job
+/// wait for it. A job that is [forgotten](std::mem::forget) keeps everything for ever, and so does one whose end the
+/// driver does not report.
 #[must_use = "dropped, it waits for the end of the copies"]
 pub struct Job {
     /// `None` once the work has ended.
