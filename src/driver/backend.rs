@@ -80,7 +80,8 @@ macro_rules! driver_calls {
         -> u64 = PointerGetAttribute;
     /// `cuMemGetAddressRange`: base and size.
     [fn] mem_address_range(ptr: DevicePtr) -> (DevicePtr, u64) = MemGetAddressRange;
-    /// `cuMemGetHandleForAddressRange` for a DMA-BUF fd: another way to the bytes, past every borrow of them.
+    /// `cuMemGetHandleForAddressRange` for a DMA-BUF fd: another way to the bytes, which borrows of them do not
+    /// prevent.
     [unsafe fn] mem_dma_buf(ptr: DevicePtr, size: u64)
         -> OwnedFd = MemGetHandleForAddressRange;
 
@@ -138,7 +139,7 @@ macro_rules! driver_calls {
     [unsafe fn] memcpy_async(dst: DevicePtr, src: DevicePtr, bytes: u64, stream: StreamHandle)
         -> () = MemcpyAsync;
     /// `cuMemcpyBatchAsync`: copies in any order among themselves, each after the stream's earlier work; from CUDA
-    /// 12.8 on. The driver refuses a batch of none, copies of 0 bytes and the legacy default stream. If it refuses a
+    /// 12.8 on. The driver refuses an empty batch, copies of 0 bytes and the legacy default stream. If it refuses a
     /// batch, some of the copies may have been submitted.
     [unsafe fn] memcpy_batch_async(copies: &[MemcpyDesc], stream: StreamHandle)
         -> () = MemcpyBatchAsync;
