@@ -5,8 +5,8 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// The folders that processes of this user may use, the preferred one first: a process may lack the environment variable
-/// that another has.
+/// The folders that processes of this user may use, the preferred one first: a process may lack the environment
+/// variable that another has.
 pub(crate) fn places() -> Vec<PathBuf> {
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let runtime = runtime.filter(|path| path.is_absolute());
@@ -31,7 +31,7 @@ pub(crate) fn check(folder: &Path) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
 }
 
-/// Makes `folder` for this user alone, unless it is there.
+/// Creates `folder` for this user alone, unless it exists.
 pub(crate) fn make(folder: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(folder) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),

@@ -10,8 +10,8 @@ use crate::ledger::Process;
 use crate::offer::{encode, offer_in, offer_in_one_of, offer_with};
 use crate::{Ledger, Silent};
 
-/// Keeps tests apart that would disturb each other: by many entries, or by a fork, whose child has the sockets that are
-/// open meanwhile.
+/// Keeps tests apart that would disturb each other: by many entries, or by a fork, whose child has the sockets that
+/// are open meanwhile.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -129,7 +129,7 @@ fn a_dead_processs_socket_is_removed_and_a_mute_one_is_named() {
 
     let (folder, _alone) = (folder(), alone());
     let pid = std::process::id();
-    // As after a crash: the file is there, and nothing listens.
+    // As after a crash: the file exists, and no process listens.
     let dead = folder.path().join(format!("ps-{}-00.sock", u32::MAX));
     drop(UnixListener::bind(&dead).unwrap());
     let starting = folder.path().join(format!("ps-{pid}-00.sock"));
