@@ -274,7 +274,7 @@ fn gpus_that_are_no_peers_cannot_use_each_others_memory() {
     ));
 }
 
-/// Tells when it is dropped, and can do nothing.
+/// A driver that refuses every call, and reports its drop.
 #[derive(Debug)]
 struct Nothing(Arc<AtomicBool>);
 

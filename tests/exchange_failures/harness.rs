@@ -17,7 +17,7 @@ use egmem_support::pki::Files;
 
 /// The variable that makes a child process of this test binary play a role.
 pub const ROLE: &str = "EGMEM_EXCHANGE_ROLE";
-/// The beginning of a role's answers; everything else on its output is for people.
+/// The beginning of a role's answers; other lines of its output are for the log.
 pub const MARK: &str = "@";
 
 /// How often clients ping.
@@ -223,7 +223,7 @@ impl Role {
         self.answer(command)
     }
 
-    /// The answer to a command that was told before.
+    /// The answer to a command that was sent before.
     #[track_caller]
     pub fn answer(&mut self, command: &str) -> Result<String, String> {
         let line = self.line(command);

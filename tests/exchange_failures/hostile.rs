@@ -45,7 +45,7 @@ impl Target {
     }
 }
 
-/// Passes one connection on to `address`, and keeps what the client sends.
+/// Forwards one connection to `address`, and records the bytes that the client sends.
 fn recording_proxy(address: String) -> (String, Arc<Mutex<Vec<u8>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let own = format!("tcp://{}", listener.local_addr().expect("an address"));

@@ -339,7 +339,7 @@ fn a_heap_out_of_the_cpus_reach_holds_no_collections() {
     let mut numbers = HeapVec::<u8, _>::new_in(&heap);
     assert!(numbers.try_reserve(1).is_err());
     drop(numbers);
-    // The GPU can use it all the same, and scrub it.
+    // The GPU can still use it, and scrub it.
     let block = heap.allocate(layout(5000)).unwrap();
     assert!(block.cpu().is_err());
     let zeroed = heap.allocate_zeroed(layout(5000)).unwrap();

@@ -94,7 +94,7 @@ fn a_refused_block_comes_back() {
 
 #[test]
 fn a_forgotten_block_is_nobodys_again() {
-    // It is kept for these blocks for good: nobody may call it leaked.
+    // The memory of these blocks is never freed: a leak checker must not report it.
     static HEAP: OnceLock<Heap> = OnceLock::new();
     let driver = simulated();
     let other = simulated();

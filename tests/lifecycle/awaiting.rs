@@ -188,7 +188,8 @@ fn a_lost_context_wakes_and_gives_the_operands_back() {
     assert!(failed.operands.is_some());
 }
 
-/// A refusal to tell is not the end, unless it stays; `known`: whether the end is known at last.
+/// A driver that refuses a query does not end the wait, unless it keeps refusing; `known`: whether it answers at
+/// last.
 pub fn refused(refusals: u64, known: bool) {
     let driver = grace();
     let (memory, mut fill) = shared_fill(&driver);
