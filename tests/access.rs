@@ -63,7 +63,7 @@ fn write_chunk(
         threads: 256,
     };
     let args = [memory.device_ptr().0 + chunk * CHUNK, CHUNK / 8, 9];
-    // SAFETY: the text is PTX; the handles are live; the range is mapped while `memory` lives, and nobody else uses
+    // SAFETY: the text is PTX; the handles are live; the range is mapped while `memory` lives, and nothing else uses
     // it. A refused write ends this process's use of the GPU, as the test wants.
     unsafe {
         let module = driver.module_load(0, kernels::PTX)?;

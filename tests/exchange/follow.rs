@@ -118,7 +118,7 @@ async fn a_name_deleted_and_published_again_is_followed() {
         silent(&mut follow).await;
         let (taken, ()) = within(async {
             tokio::join!(published.withdraw(LONG), async {
-                // Report before the exporter has the memory back, or it would wait for ever.
+                // The absence comes before the exporter has the memory back, or the exporter would wait for ever.
                 assert!(!matches!(gone(&mut follow).await, Absence::Away(_)));
                 memory.release().await.unwrap();
             })

@@ -109,7 +109,7 @@ async fn what_is_held_when_the_server_ends_is_not_given_back() {
         ),
         "{error}"
     );
-    // The leases are forgotten, but the holder has it mapped.
+    // The server has dropped the leases, but the holder still has the memory mapped.
     let again = published.withdraw(LONG);
     for error in [within(withdrawn).await, within(again).await] {
         let error = error.unwrap_err();

@@ -261,8 +261,8 @@ impl Role {
 
     /// Sends a signal.
     pub fn signal(&self, signal: libc::c_int) {
-        // SAFETY: no memory is involved; the child is ours and not waited for yet, so its pid is
-        // nobody else's.
+        // SAFETY: no memory is involved; the child is ours and not waited for yet, so no
+        // other process has its pid.
         let sent = unsafe { libc::kill(self.pid(), signal) };
         assert_eq!(sent, 0, "{}: signal {signal}", self.name);
     }

@@ -61,7 +61,7 @@ fn certificates_of_others_and_of_old_are_refused() {
         let error = refused(&address, Some(files));
         assert!(error.starts_with("Tls"), "{error}");
     }
-    // Shown all the same, and none at all; and TLS for another protocol. Not even a greeting.
+    // The same ones shown by a raw client, no certificate, and TLS for another protocol: not even a greeting comes.
     let none = tls_config(pki.ca(), None);
     let mut other = (*tls_config(pki.ca(), Some(&pki.issue("other")))).clone();
     other.alpn_protocols = vec![b"h2".to_vec()];

@@ -252,7 +252,7 @@ fn new_blocks_and_freed_ones_are_full_of_their_patterns() {
         assert!(found.iter().all(|&byte| byte == 0));
         let pointer = block.cpu().unwrap().as_ptr();
         drop(block);
-        // SAFETY: the heap's memory, which nobody writes meanwhile.
+        // SAFETY: the heap's memory, which nothing writes meanwhile.
         let freed = unsafe { std::slice::from_raw_parts(pointer, bytes as usize) };
         assert!(freed.iter().all(|&byte| byte == 0x11));
     }

@@ -68,7 +68,7 @@ fn watched_by_the_gpu(driver: &Driver) -> Heap {
 }
 
 #[test]
-fn of_guards_that_cannot_be_written_one_is_told_with_no_lock_held() {
+fn unwritable_guards_are_logged_once_with_no_lock_held() {
     let driver = simulated();
     let heap = watched_by_the_gpu(&driver);
     let sim = driver.sim().unwrap();
@@ -80,7 +80,7 @@ fn of_guards_that_cannot_be_written_one_is_told_with_no_lock_held() {
 }
 
 #[test]
-fn of_freed_blocks_that_cannot_be_filled_one_is_told_with_no_lock_held() {
+fn unfillable_freed_blocks_are_logged_once_with_no_lock_held() {
     let driver = simulated();
     let heap = watched_by_the_gpu(&driver);
     let block = heap.allocate(layout(100)).unwrap();
@@ -94,7 +94,7 @@ fn of_freed_blocks_that_cannot_be_filled_one_is_told_with_no_lock_held() {
 
 #[cfg(feature = "allocator-api2")]
 #[test]
-fn of_a_block_that_is_given_back_twice_one_is_told_with_no_lock_held() {
+fn a_double_free_is_logged_once_with_no_lock_held() {
     use allocator_api2::alloc::Allocator;
 
     let driver = simulated();

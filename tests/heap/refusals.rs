@@ -45,7 +45,7 @@ fn takings(heap: &Heap, refused: impl Fn() -> bool) -> u64 {
 }
 
 #[test]
-fn what_there_is_too_little_memory_for_takes_no_cache() {
+fn requests_beyond_the_limit_take_no_cache() {
     let (heap, blocks) = full();
     let taken = takings(&heap, || heap.allocate(layout(MIB)).is_err());
     assert_eq!(taken, 0);
@@ -56,7 +56,7 @@ fn what_there_is_too_little_memory_for_takes_no_cache() {
 }
 
 #[test]
-fn what_lies_in_pieces_takes_the_caches_seldom() {
+fn requests_that_fragmentation_refuses_take_the_caches_seldom() {
     let (heap, mut blocks) = full();
     let mut keep = false;
     blocks.retain(|_| {

@@ -14,7 +14,7 @@ use egmem::{Buffer, Driver, Error, Stream, Transfer};
 
 use crate::{MIB, grace, last, nothing_held};
 
-/// A task is woken within milliseconds; one that is forgotten never is.
+/// A task is woken within milliseconds; a lost wakeup never comes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Wakes a thread, and counts how often.

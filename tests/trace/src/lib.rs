@@ -1,7 +1,7 @@
 //! Random sequences of driver calls, recorded on one machine and replayed on another.
 //!
 //! [`generate`] makes a [`Sequence`] of valid and invalid calls from a seed, [`run`] runs it on a
-//! driver and records every answer, [`compare`] tells where two records of it differ. Recorded on
+//! driver and records every answer, [`compare`] finds where two records of it differ. Recorded on
 //! a real GPU and replayed on the simulator, they show where the two behave differently; the
 //! program `record-trace` does the recording.
 //!
