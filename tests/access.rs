@@ -1,5 +1,5 @@
-//! Access chunk by chunk, changed later: safe calls keep to it, and the driver enforces it. What the driver enforces is
-//! shown by child processes that write where they may only read: a kernel ends its context, the CPU ends the process.
+//! Access chunk by chunk, changed later: safe calls keep to it, and the driver enforces it. Child processes
+//! show that the driver does: they write to read-only memory. A kernel ends its context, the CPU ends the process.
 
 use std::os::unix::process::ExitStatusExt;
 
@@ -63,8 +63,8 @@ fn write_chunk(
         threads: 256,
     };
     let args = [memory.device_ptr().0 + chunk * CHUNK, CHUNK / 8, 9];
-    // SAFETY: the text is PTX; the handles are live; the range is mapped while `memory` lives, and nobody else uses it. A
-    // refused write ends this process's use of the GPU, as the test wants.
+    // SAFETY: the text is PTX; the handles are live; the range is mapped while `memory` lives, and nothing else uses
+    // it. A refused write ends this process's use of the GPU, as the test wants.
     unsafe {
         let module = driver.module_load(0, kernels::PTX)?;
         let function = driver.module_function(0, module, kernels::WRITE)?;
@@ -90,7 +90,7 @@ fn child_process() {
         let memory = third_read_only(&driver, shape, Location::Host);
         let start = memory.device_ptr().0 as *mut u64;
         for chunk in [0, 1, 3, 2] {
-            // SAFETY: mapped while `memory` lives, and nobody else uses it. Writing to chunk 2 is to fault.
+            // SAFETY: mapped while `memory` lives, and nothing else uses it. Writing to chunk 2 is to fault.
             unsafe { start.byte_add((chunk * CHUNK) as usize).write_volatile(1) };
             println!("wrote chunk {chunk}");
         }
@@ -248,7 +248,7 @@ fn a_range_of_whole_chunks_is_changed_and_no_other(driver: &Driver) {
         assert!(matches!(error, Error::OutOfRange { .. }), "{error}");
     }
     assert_eq!(seen(&buffer), [rw, read, none, read]);
-    // The CPU's access is told for each part too.
+    // The buffer reports the CPU's access for each part too.
     let host = [AccessDesc::new(Location::Host, Access::Read)];
     buffer.set_access_at(0, CHUNK, &host).unwrap();
     assert!(buffer.put(CHUNK - 1, 1_u8).is_err() && buffer.put(CHUNK - 1, 1_u16).is_err());

@@ -208,7 +208,7 @@ fn check_fault(trial: Trial, call: Call, nth: u64, code: Code) {
 }
 
 #[test]
-fn what_is_not_there_is_named_with_what_is() {
+fn a_missing_node_or_gpu_is_named_with_the_choices() {
     let driver = simulated(|_| {});
     let capabilities = Capabilities::of(&driver);
     let support = |location| capabilities.support(location, Path::Vmm, HandleTypes::NONE);
@@ -274,7 +274,7 @@ fn gpus_that_are_no_peers_cannot_use_each_others_memory() {
     ));
 }
 
-/// Tells when it is dropped, and can do nothing.
+/// A driver that refuses every call, and reports its drop.
 #[derive(Debug)]
 struct Nothing(Arc<AtomicBool>);
 

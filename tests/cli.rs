@@ -181,7 +181,7 @@ fn a_trial_that_dies_is_one_no_and_takes_nothing_along() {
                 assert_eq!(answer, "yes", "{path} {bits}: {reason}");
             }
         }
-        // The trials after the dead one in its batch were made all the same.
+        // The trials after the dead one in its batch still ran.
         for (_, reason) in answers(&report, "vmm", 9) {
             assert_eq!(reason["kind"], "NoImexChannel");
         }

@@ -102,7 +102,7 @@ fn a_name_that_cannot_be_is_refused_before_it_is_sent() {
     }
 }
 
-/// Where a driver is, GPUs are told of as well.
+/// Skipped where there is a driver, because `topo` then lists GPUs as well.
 #[test]
 fn without_a_driver_topo_still_asks_hwloc() {
     let output = egmem(&["topo"])

@@ -1,4 +1,4 @@
-//! `egm-demo` from outside: what it prints, and with which exit status it ends.
+//! `egm-demo` as a process: its output and its exit status.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

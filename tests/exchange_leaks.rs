@@ -71,7 +71,7 @@ fn nothing_is_left_behind() {
         };
         counts.push(settled);
     }
-    // The first round may leave what a process has once.
+    // The first round may leave objects that a process creates once.
     assert!(
         !counts[1..].iter().any(|after| grown(&counts[0], after)),
         "{counts:?}"

@@ -1,7 +1,6 @@
-//! Children that are forked while other threads use a heap: they may end and drop what they have, and hang
-//! nowhere.
+//! Children that are forked while other threads use a heap: they can exit and drop their values without hanging.
 //!
-//! A program of its own, since the child has a copy of all that other tests' threads were inside of.
+//! A program of its own, since the child has a copy of all locks that other tests' threads held.
 
 use std::alloc::Layout;
 use std::cell::RefCell;
@@ -35,7 +34,8 @@ const CHILDREN: usize = 40;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Runs the test of this name in a process without leak checking, since the memory of a child's lost threads looks
-/// leaked there, and without ThreadSanitizer's second of waiting before each exit for threads that a child has not got.
+/// leaked there, and without ThreadSanitizer's second of waiting before each exit for threads that a child has not
+/// got.
 fn alone(name: &str, test: impl FnOnce()) {
     const ROLE: &str = "EGMEM_FORKING";
     if std::env::var_os(ROLE).is_some() {
@@ -73,7 +73,7 @@ fn in_a_child(work: impl FnOnce(), end: unsafe extern "C" fn(libc::c_int) -> !) 
     }
     let (begun, mut status) = (Instant::now(), 0);
     loop {
-        // SAFETY: `status` is this function's own, and nobody else waits for the child.
+        // SAFETY: `status` is this function's own, and nothing else waits for the child.
         let found = unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) };
         if found == child {
             break;
@@ -474,7 +474,7 @@ fn a_child_changes_nothing_in_its_parents_shapes() {
     });
 }
 
-/// A child drops a tier, and what has its pages, while another thread of the parent uses it.
+/// A child drops a tier, and the values that hold its pages, while another thread of the parent uses it.
 #[cfg(feature = "kv")]
 #[test]
 fn a_forked_childs_tier_stays_its_parents() {

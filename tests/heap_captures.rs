@@ -1,5 +1,5 @@
-//! A heap beside another thread's capture of a stream into a graph. In a program of its own: what other
-//! tests do at the same time would end the capture, and fail for it.
+//! A heap beside another thread's capture of a stream into a graph. In a program of its own: calls of
+//! other tests at the same time would end the capture, and would fail because of it.
 
 #[path = "../benches/measure/src/measure-heap/cuda.rs"]
 mod cuda;

@@ -410,7 +410,7 @@ fn the_text_picture_says_everything_and_says_simulated() {
     assert!(text.lines().all(|line| line.trim_end() == line));
 }
 
-/// Many nodes, CPUs that alternate between them, a GPU that nobody places, few peers, a long name.
+/// Many nodes, CPUs that alternate between them, a GPU without a known node, few peers, a long name.
 fn crowded() -> Machine {
     let nodes = (0..6).map(|id| NodeSpec {
         id,

@@ -87,28 +87,7 @@ pub fn export<'py>(
     }
     crate::frees::watch_captures(py)?;
     let device = device.unwrap_or(view.device);
-    let writable = match device {
-        (CPU | CUDA_HOST, 0) => {
-            let writable = view.region.cpu(py)?.writable;
-            view.region.expose();
-            writable
-        }
-        (CUDA, gpu) => {
-            let writable = view.region.gpu(py, gpu)?;
-            order(py, view, gpu, stream)?;
-            view.region.expose();
-            writable
-        }
-        _ => {
-            let message = format!("the memory cannot be exported to DLPack's device {device:?}");
-            return Err(raise(
-                "ExportError",
-                &message,
-                "use (1, 0), (3, 0), or (2, gpu)",
-                None,
-            ));
-        }
-    };
+    let writable = expose(py, view, device, stream)?;
     let versioned = max_version.is_some_and(|(major, _)| major >= 1);
     if !versioned && !writable {
         return Err(PyBufferError::new_err(
@@ -144,6 +123,40 @@ pub fn export<'py>(
             PLAIN,
             destroy_plain,
         )
+    }
+}
+
+/// Checks that `device` may use the memory, and notes that a consumer has its address. Returns whether it may write.
+///
+/// # Errors
+/// Those of [`export`].
+fn expose(
+    py: Python<'_>,
+    view: &Span,
+    device: (i32, i32),
+    stream: Option<&Bound<'_, PyAny>>,
+) -> PyResult<bool> {
+    match device {
+        (CPU | CUDA_HOST, 0) => {
+            let writable = view.region.cpu(py)?.writable;
+            view.region.expose();
+            Ok(writable)
+        }
+        (CUDA, gpu) => {
+            let writable = view.region.gpu(py, gpu)?;
+            order(py, view, gpu, stream)?;
+            view.region.expose();
+            Ok(writable)
+        }
+        _ => {
+            let message = format!("the memory cannot be exported to DLPack's device {device:?}");
+            Err(raise(
+                "ExportError",
+                &message,
+                "use (1, 0), (3, 0), or (2, gpu)",
+                None,
+            ))
+        }
     }
 }
 

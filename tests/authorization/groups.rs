@@ -11,7 +11,7 @@ use crate::stage::{OTHER, OWNER, STRANGER, Stage, USER};
 
 /// The owner's group.
 const GROUP: &str = "job/hidden";
-/// A name as long, of which there is no group.
+/// A name of the same length without a group.
 const NO_GROUP: &str = "job/absent";
 
 fn join(group: &str, rank: u32, size: u32, secret: u8, ms: u64) -> Ask {
@@ -52,7 +52,7 @@ fn waiting(stage: &Stage) -> Raw {
     owner
 }
 
-/// The group comes together all the same.
+/// The group still comes together.
 #[track_caller]
 fn completes(stage: &Stage, mut owner: Raw) {
     let mut second = stage.peer(OTHER);
@@ -133,7 +133,7 @@ fn agreed_in(stage: &Stage, group: &str) -> (Raw, u64) {
 fn offer_to_a_round_of_others() {
     let stage = Stage::new();
     let (mut owner, round) = agreed(&stage);
-    // Before the members are known and after, when handles could be told.
+    // Before the members are known and after, when an answer could contain handles.
     for _ in 0..2 {
         for peer in [OTHER, STRANGER, OWNER] {
             let raw = &mut stage.peer(peer);
@@ -174,7 +174,7 @@ fn complete(stage: &Stage) -> (Raw, Raw, u64) {
     (owner, second, round)
 }
 
-/// Each kind of gather, and what asks for members of one.
+/// Returns one gather of each kind, and a request for the members of one.
 fn gathers(group: &str, round: u64, number: u64) -> Vec<Ask> {
     let payload = Payload::new(&[5; 64]).unwrap();
     let operations = [
@@ -201,7 +201,7 @@ fn gather_of_a_round_of_others() {
     let stage = Stage::new();
     let (mut owner, mut second, round) = complete(&stage);
     let secret = Operation::Bytes(Payload::new(&[5; 64]).unwrap());
-    // While a rank waits in the first, and when its result could be told.
+    // While a rank waits in the first, and when an answer could contain its result.
     owner.send(gather(GROUP, round, 1, &secret));
     for told in [false, true] {
         for peer in [OTHER, STRANGER, OWNER] {

@@ -34,9 +34,9 @@ pub const USER: u32 = 65534;
 
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// The owner's name, which nobody else may fetch.
+/// The owner's name, which no other peer may fetch.
 pub const HIDDEN: &str = "owner.test/hidden";
-/// A name as long that does not exist.
+/// A name of the same length that does not exist.
 pub const ABSENT: &str = "owner.test/absent";
 
 pub struct Stage {

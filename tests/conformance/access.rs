@@ -1,4 +1,4 @@
-//! cuMemSetAccess and what it means to the CPU and to GPUs.
+//! cuMemSetAccess, and its effect on the CPU and on GPUs.
 
 use std::os::unix::process::ExitStatusExt;
 
@@ -21,7 +21,7 @@ pub fn set_access_to_host_and_device_reads_back_as_3(ctx: &Ctx) {
     assert_eq!(ctx.mem_get_access(HOST, memory.ptr).unwrap(), 3);
 }
 
-/// Nothing is granted at first; what is granted can be taken back. A node is the CPU.
+/// Nothing is granted at first; granted access can be taken back. A grant to a node is one to the CPU.
 pub fn access_starts_with_none_and_can_be_taken_back(ctx: &Ctx) {
     let memory = Mapped::new(ctx, AllocationProps::at(ctx.home()), MIB2, &[]);
     let flags = |location| ctx.mem_get_access(location, memory.ptr).unwrap();

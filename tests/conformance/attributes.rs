@@ -66,8 +66,8 @@ pub fn unknown_devices_and_attributes_are_refused(ctx: &Ctx) {
     fails(result, Code::INVALID_VALUE);
 }
 
-/// Attributes of the links between GPUs. Between GPUs that can access each other they are known, and access is told alike
-/// by both calls.
+/// Attributes of the links between GPUs. Between GPUs that can access each other they are known, and both
+/// calls report the same access.
 pub fn links_between_gpus_are_described(ctx: &Ctx) {
     let pairs = ctx.gpus().flat_map(|a| ctx.gpus().map(move |b| (a, b)));
     for (gpu, peer) in pairs {

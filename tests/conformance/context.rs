@@ -11,7 +11,7 @@ type SetCurrent = unsafe extern "C" fn(usize) -> i32;
 type Retain = unsafe extern "C" fn(*mut usize, i32) -> i32;
 
 /// Random calls of all kinds, with no context current and with a device's primary context: after
-/// each the same context is current as before. Of CUDA only.
+/// each the same context is current as before. On CUDA only.
 pub fn no_call_changes_the_current_context(ctx: &Ctx) {
     if ctx.simulated() {
         return println!("skipped: about CUDA");

@@ -1,4 +1,4 @@
-//! Answers that no documentation tells, each learned by experiments on H200 (docs/driver-behaviour.md).
+//! Undocumented answers, each measured on H200 (docs/driver-behaviour.md).
 
 use egmem::driver::*;
 
@@ -257,7 +257,7 @@ pub fn dma_bufs_of_device_memory(ctx: &Ctx) {
         buffer.map(drop).map_err(|error| error.code().unwrap())
     };
     let invalid = Err(Code::INVALID_VALUE);
-    // Two neighbours, granted to nobody, and a hole behind them.
+    // Two neighbours without any grant, and a hole behind them.
     let ptr = ctx.mem_address_reserve(3 * MIB2, 0, 0).unwrap();
     for at in [ptr, ptr.add(MIB2)] {
         let handle = ctx.mem_create(MIB2, &device_memory(0)).unwrap();
@@ -293,7 +293,7 @@ pub fn dma_bufs_of_device_memory(ctx: &Ctx) {
     ctx.destroy_stream(stream).unwrap();
 }
 
-/// Behind the last byte that was asked for there is nothing.
+/// There is nothing behind the last requested byte.
 pub fn an_allocation_ends_with_its_last_byte(ctx: &Ctx) {
     if !known(ctx) {
         return;

@@ -71,7 +71,7 @@ fn cuda() -> Option<Driver> {
 }
 
 impl Ctx {
-    /// `None`, with a word to the user, where there is no CUDA.
+    /// Opens the driver; `None`, with a line that says so, where there is no CUDA.
     pub fn open(backend: Backend) -> Option<Self> {
         let driver = match backend {
             Backend::Preset(name) => Driver::simulated(Machine::preset(name).unwrap()).unwrap(),

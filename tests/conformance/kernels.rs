@@ -57,7 +57,7 @@ fn prove(ctx: &Ctx, gpu: i32, ptr: DevicePtr, on_cpu: bool) {
     if on_cpu {
         cpu_check(ptr, WORDS, 2);
     }
-    // The sum of what is there now.
+    // The sum of the words now.
     let args = [ptr.0, WORDS, report.set([0, 0])];
     ctx.launch(&kernels, READ, &args, stream).unwrap();
     let sum = (0..WORDS).fold(0, |sum, i| sum ^ pattern(2, i));

@@ -31,7 +31,7 @@ pub fn address_reserve_takes_whole_granules_up_to_64_tib(ctx: &Ctx) {
 /// Sanitizers and emulators leave less room than a process has by itself.
 fn address_space_has(size: u64) -> bool {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: a new mapping that nobody knows is made and unmapped.
+    // SAFETY: makes a new mapping, which nothing else uses, and unmaps it.
     unsafe {
         let start = libc::mmap(std::ptr::null_mut(), size as usize, 0, flags, -1, 0);
         start != libc::MAP_FAILED && libc::munmap(start, size as usize) == 0
@@ -91,7 +91,7 @@ pub fn a_handle_mapped_twice_shows_the_same_bytes(ctx: &Ctx) {
 
 /// Row: cuMemAddressFree while mapped; second free.
 pub fn address_free_while_mapped_or_twice_is_invalid(ctx: &Ctx) {
-    // In a child: nobody else may get the address in between.
+    // In a child, where no other test gets the address in between.
     ctx.run_child("address_free_twice");
 }
 

@@ -179,7 +179,7 @@ pub fn a_mapping_keeps_released_memory_and_fresh_memory_is_zero(ctx: &Ctx) {
 
 /// Row: cuMemRelease twice.
 pub fn mem_release_twice_is_invalid(ctx: &Ctx) {
-    // In a child: nobody else may get the handle's number in between.
+    // In a child, where no other test gets the handle's number in between.
     ctx.run_child("release_twice");
 }
 

@@ -65,7 +65,7 @@ pub fn smaps_shows_a_mapping_of_nvidiactl(ctx: &Ctx) {
     assert!(page.unwrap().contains("4 kB"), "{page:?}");
 }
 
-/// An address that is nobody's memory.
+/// An address outside of all memory.
 pub fn questions_about_no_memory_fail(ctx: &Ctx) {
     let nowhere = DevicePtr(0);
     assert!(ctx.mem_address_range(nowhere).is_err());

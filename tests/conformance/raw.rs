@@ -1,6 +1,6 @@
 //! The driver trait's unsafe calls, on memory that one case alone holds.
 //!
-//! Every case makes its own memory, streams, pools and events, lets nobody else see them, waits
+//! Every case makes its own memory, streams, pools and events, shares them with no other code, waits
 //! for work before it gives anything back, and uses nothing afterwards: the answer to each
 //! obligation of the trait's contract.
 
@@ -110,7 +110,7 @@ impl Ctx {
         self.stream_synchronize(stream)
     }
 
-    /// The simulator must hold nothing after a case. What the real driver holds is not known.
+    /// The simulator must hold nothing after a case. The real driver's objects are not known.
     pub fn assert_nothing_held(&self) {
         if let Some(sim) = self.driver.sim() {
             let held = sim.held();

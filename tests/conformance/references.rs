@@ -10,7 +10,7 @@ use egmem::driver::*;
 use crate::harness::{Ctx, fails};
 use crate::raw::*;
 
-/// As many as the real driver was tried with.
+/// The most references that were tried on the real driver.
 const MANY: u64 = 400;
 const SIZE: u64 = MIB2;
 
@@ -54,7 +54,8 @@ impl<'a> Many<'a> {
         self.ctx.set_access(at, SIZE, &[read_write(who)])
     }
 
-    /// Maps for the CPU, as `next` says what, until that is refused: `expected` times, or always.
+    /// Maps the handles of `next` for the CPU: `expected` times, after which the driver must refuse; `None`: `MANY`
+    /// times in all.
     #[track_caller]
     fn cpu_mappings(&mut self, expected: Option<u64>, next: impl Fn(&mut Self) -> PhysicalHandle) {
         for _ in 0..expected.unwrap_or(MANY - self.mapped) {

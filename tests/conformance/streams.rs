@@ -92,7 +92,7 @@ pub fn copies_go_in_all_directions(ctx: &Ctx) {
         for from in places {
             for to in places.into_iter().filter(|to| *to != from) {
                 seed += 1;
-                // CPU → `pinned` → from → to → `host` → CPU, whatever these are.
+                // CPU → `pinned` → from → to → `host` → CPU, for any kinds of memory.
                 cpu_write(pinned, WORDS, seed);
                 let hops = [pinned, from, to, host.ptr];
                 for hop in hops.windows(2).filter(|hop| hop[0] != hop[1]) {

@@ -35,7 +35,7 @@ fn find(program: &str) -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
-/// `etcd`, or a word that the test is skipped.
+/// Returns `etcd`; `None`, with a line that the test is skipped, where there is none.
 fn program(name: &str) -> Option<PathBuf> {
     let found = find(name);
     if found.is_none() {
@@ -48,7 +48,7 @@ fn program(name: &str) -> Option<PathBuf> {
     found
 }
 
-/// This process's own loopback address: while nobody listens at a port of it, nobody takes that port,
+/// This process's own loopback address: while no server listens at a port of it, nothing takes that port,
 /// not even a connection that is tried, which comes from 127.0.0.1.
 pub fn host() -> Ipv4Addr {
     let [_, a, b, c] = std::process::id().to_be_bytes();
@@ -64,7 +64,7 @@ impl Etcd {
     /// A new one with no data; `None` where there is no etcd on this machine.
     pub fn start(tls: Option<Tls>) -> Option<Self> {
         let program = program("etcd")?;
-        // Somebody else may take a port that was free just now.
+        // Another process may take a port that was free just now.
         for _ in 0..5 {
             let mut etcd = Self {
                 child: None,

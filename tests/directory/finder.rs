@@ -124,7 +124,7 @@ async fn names_are_found_through_etcd_and_while_it_is_away_what_is_open_goes_on(
     };
     let driver = driver();
     let directory = directory(&etcd);
-    // An address of its own: while nobody listens there, no other test takes the port, nor does one
+    // An address of its own: while no server listens there, no other test takes the port, nor does one
     // of the connections that are tried.
     let own = Address::Tcp {
         host: super::etcd::host().to_string(),
@@ -212,7 +212,7 @@ async fn no_secret_is_ever_in_etcd() {
         assert!(secret.len() >= 16);
         let hex: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
         assert!(!has(&secret) && !has(hex.as_bytes()));
-        // Nor a part of it, but for what is all zeros.
+        // Nor half of it, unless that is all zeros.
         let part = &secret[..16];
         assert!(part.iter().all(|&byte| byte == 0) || !has(part));
     }

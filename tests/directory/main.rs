@@ -165,7 +165,7 @@ async fn etcd_is_killed_and_comes_back() {
     timeout(LONG, one.changed(&RegistrationState::Registered))
         .await
         .unwrap();
-    // Changes meanwhile are made good later.
+    // Changes made meanwhile reach etcd later.
     one.remove("b");
     one.add("c").unwrap();
     // Longer than the lease.
@@ -191,7 +191,7 @@ async fn etcd_is_killed_and_comes_back() {
             _ => {}
         }
     }
-    // And the lease is kept alive again; on a busy machine it may end and be had anew.
+    // And the lease is kept alive again; on a busy machine it may expire and be replaced by a new one.
     sleep(LEASE + Duration::from_secs(1)).await;
     becomes(&directory, "a", &[&first]).await;
 }
@@ -301,7 +301,7 @@ async fn becomes_empty(directory: &Directory, name: &str) {
     becomes(directory, name, &[]).await;
 }
 
-/// A port that nobody listened at just now.
+/// Returns a port at which nothing listened just now.
 fn next_port() -> u16 {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().port()

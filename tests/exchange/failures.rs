@@ -108,7 +108,7 @@ async fn an_import_that_fails_says_where_to_look() {
         .listen(Address::loopback(0))
         .fd_socket(None);
     let server = server.start().await.unwrap();
-    // It says that it can, and cannot; and there is no other way without an fd socket.
+    // The client claims fabric handles that it cannot import, and without an fd socket there is no other path.
     let client = within(options(&server).fabric(true).connect(&other))
         .await
         .unwrap();

@@ -38,7 +38,7 @@ async fn silent(follow: &mut Follow) {
     assert!(next.is_err(), "{next:?}");
 }
 
-/// An address of its own, with a port of the kernel's choice: while nobody listens there, no other test
+/// An address of its own, with a port of the kernel's choice: while no server listens there, no other test
 /// takes the port, nor does one of the connections that are tried.
 fn own_address() -> Address {
     let [_, a, b, c] = std::process::id().to_be_bytes();
@@ -77,7 +77,7 @@ async fn an_exporter_that_restarts_is_followed() {
     silent(&mut follow).await;
     let mut running = Some((first, published));
     for word in 2..4 {
-        // It gives nobody time.
+        // It gives its holders no time.
         if let Some((server, published)) = running.take() {
             let _ = within(server.close(ms(0))).await;
             drop(published);
@@ -87,7 +87,7 @@ async fn an_exporter_that_restarts_is_followed() {
         let new = memory(&mut follow).await;
         assert_eq!(new.get::<u64>(0).unwrap(), word);
         assert_eq!(new.state(), LeaseState::Held);
-        // Nothing was exchanged under the holder of the old memory.
+        // The holder still has the bytes of the old memory.
         assert_eq!(old.get::<u64>(0).unwrap(), 1);
         assert!(old.state().is_lost());
         silent(&mut follow).await;
@@ -118,7 +118,7 @@ async fn a_name_deleted_and_published_again_is_followed() {
         silent(&mut follow).await;
         let (taken, ()) = within(async {
             tokio::join!(published.withdraw(LONG), async {
-                // Told before the exporter has it back, or it would wait for ever.
+                // The absence comes before the exporter has the memory back, or the exporter would wait for ever.
                 assert!(!matches!(gone(&mut follow).await, Absence::Away(_)));
                 memory.release().await.unwrap();
             })
@@ -144,7 +144,7 @@ async fn a_slow_caller_gets_the_newest_state_alone() {
         drop(publish(&server, "x", word));
     }
     let published = publish(&server, "x", 200);
-    // How many updates the client has heard of by now is not known; the memory that it returns last is the newest.
+    // The number of updates that the client has received is not known; the memory that it returns last is the newest.
     let mut returned = 0;
     within(async {
         loop {
@@ -160,7 +160,7 @@ async fn a_slow_caller_gets_the_newest_state_alone() {
     assert!(returned < 20, "{returned} of 200 were returned");
     assert!(server.stats().fetches - fetches < 40);
     let_go(&published).await;
-    // Published and gone while nobody asks: the newest state is that there is nothing.
+    // Published and withdrawn between two calls: the newest state is that there is nothing.
     drop(published);
     within(async {
         while !client.list("").await.unwrap().is_empty() {
@@ -208,7 +208,7 @@ async fn dropped_while_it_waits_it_leaves_nothing() {
     drop(follow);
     let_go(&published).await;
     nothing_held(&other).await;
-    // Nor does one that was never asked.
+    // Nor does one that was never polled.
     drop((client.follow("x"), client));
     within(async {
         while server.stats().connections > 0 {
@@ -292,7 +292,7 @@ async fn a_peer_that_loses_the_right_is_told_no_more() {
     // Released in time, which looks as if the name had been deleted.
     within(held.release()).await.unwrap();
     silent(&mut good).await;
-    // Kept too long, which the server says; then it has ended.
+    // Kept past the deadline, which the server reports; then the lease has ended.
     published.set_who_within(allow("node-c"), ms(1));
     let error = within(async {
         loop {
@@ -334,7 +334,7 @@ async fn another_owner_than_was_expected_is_told_and_the_right_one_is_followed()
     );
     silent(&mut follow).await;
     assert!(published.importers().is_empty());
-    // Other memory of that owner is rejected again, and not told twice.
+    // Other memory of that owner is rejected again, and not reported twice.
     drop(published);
     let _again = publish(&server, "x", 2);
     let waits = tokio::time::timeout(ms(50), follow.next()).await;

@@ -73,7 +73,7 @@ async fn nothing_held(driver: &Driver) {
     assert!(timeout(LONG, empty).await.is_ok(), "held: {}", sim.held());
 }
 
-/// Waits until nobody holds what is published.
+/// Waits until no importer holds the published memory.
 async fn let_go(published: &Published) {
     within(async {
         while !published.importers().is_empty() {
@@ -162,7 +162,7 @@ async fn memory_goes_by_ticket_over_tls() {
     assert_eq!(client.name(), "node-b");
     assert!(client.peer().contains("node-a"), "{}", client.peer());
     let remote = within(client.fetch("x")).await.unwrap();
-    // There is no IMEX channel, and that is told.
+    // There is no IMEX channel, and the import gives that as the reason.
     assert_eq!(remote.via(), HandleType::PosixFd);
     assert!(remote.no_fabric().unwrap().contains("IMEX"), "{remote:?}");
     verify(&own, &published, &remote);
@@ -190,7 +190,7 @@ async fn memory_goes_by_fabric_handle_over_tcp() {
     verify(&own, &published, &remote);
     drop(remote);
     nothing_held(&other).await;
-    // One that cannot is told which end cannot.
+    // The error names the end that cannot use fabric handles.
     let weak = no_fabric();
     let client = within(options(&server).connect(&weak)).await.unwrap();
     let error = client

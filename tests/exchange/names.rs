@@ -43,7 +43,7 @@ async fn names_are_listed_waited_for_watched_and_withdrawn() {
     drop(all);
 
     let remote = within(client.fetch("a/late").go()).await.unwrap();
-    // Both ends' ledgers tell of it.
+    // Both ends' ledgers have it.
     let exported = |entry: &Allocation| !entry.exported_to.is_empty();
     assert!(ledger::allocations(&own).iter().any(exported));
     let [import] = &ledger::allocations(&other)[..] else {
@@ -109,7 +109,7 @@ async fn what_is_held_when_the_server_ends_is_not_given_back() {
         ),
         "{error}"
     );
-    // The leases are forgotten, but the holder has it mapped.
+    // The server has dropped the leases, but the holder still has the memory mapped.
     let again = published.withdraw(LONG);
     for error in [within(withdrawn).await, within(again).await] {
         let error = error.unwrap_err();
@@ -127,7 +127,7 @@ async fn what_is_held_when_the_server_ends_is_not_given_back() {
 #[tokio::test]
 async fn a_restarted_server_is_another_one() {
     let (own, other) = (fabric(), fabric());
-    // An address of its own: while nobody listens there, no other test takes the port, nor does one
+    // An address of its own: while no server listens there, no other test takes the port, nor does one
     // of the connections that are tried.
     let [_, a, b, c] = std::process::id().to_be_bytes();
     let host = std::net::Ipv4Addr::new(127, 0x80 | a, b, c).to_string();

@@ -61,7 +61,7 @@ async fn unmake(peer: &mut Peer, name: String, lease: u64) {
     }
 }
 
-/// All hear of the names of all.
+/// Every peer gets events for the names of all peers.
 fn names(transport: Transport) {
     let mut setting = Setting::with(transport, Limits::default(), 60, 0);
     let name = |index, id| format!("{index}/{id}");
@@ -231,8 +231,8 @@ async fn pair(peers: &mut [Peer], group: String) -> u64 {
     round
 }
 
-/// Gathers of a round: what its ranks gave last is kept once, what they give now besides, and nothing of what
-/// they gave before.
+/// Checks gathers of a round: the server keeps the bytes of its last gather once, those of the gather under way, and
+/// none of earlier gathers.
 fn gathers(what: &str, operation: impl Fn(u64) -> Operation) {
     const GROUPS: u64 = 8;
     const ROUNDS: u64 = 12;

@@ -258,7 +258,7 @@ impl Host {
         self.ask("look")
     }
 
-    /// Forgets the most bytes so far.
+    /// Resets the peak of the bytes.
     pub fn reset(&mut self) -> Look {
         self.ask("reset")
     }
@@ -287,8 +287,8 @@ impl Host {
         last
     }
 
-    /// Waits until peers have left nothing. Leases that have expired are remembered until their name is
-    /// withdrawn: it is published anew.
+    /// Waits until peers have left nothing. The server keeps expired leases until their name is withdrawn,
+    /// so this publishes the name again.
     pub fn empty(&mut self) -> Look {
         until("no connection", || self.look().connections == 0);
         self.ask("renew");

@@ -1,4 +1,4 @@
-//! How much memory peers can make a server keep, and what clients take. Servers that peers flood are
+//! The memory that peers can make a server keep, and the memory of clients. Servers that peers flood are
 //! processes of their own, so that neither the peers' allocations are counted nor those of other tests.
 #![cfg(feature = "exchange")]
 

@@ -1,4 +1,4 @@
-//! Peers that write what they like, over each transport.
+//! Peers that send arbitrary bytes, over each transport.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -69,7 +69,7 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 pub struct Peer {
     reader: Option<ReadHalf<Box<dyn Stream>>>,
     writer: WriteHalf<Box<dyn Stream>>,
-    /// Reads what comes and throws it away.
+    /// Reads bytes from the server and throws them away.
     drain: Option<JoinHandle<()>>,
     /// Bytes that went to the server.
     pub sent: usize,
@@ -150,8 +150,8 @@ impl Peer {
         }
     }
 
-    /// Sends the bytes, or as many as the server reads before it closes the connection. What it answers
-    /// is thrown away, then and from now on.
+    /// Sends the bytes, or as many as the server reads before it closes the connection. The answers
+    /// are thrown away, then and from now on.
     pub async fn flood(&mut self, bytes: &[u8]) {
         let mut reader = self.reader.take().unwrap();
         self.drain = Some(tokio::spawn(async move {

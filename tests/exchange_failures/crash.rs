@@ -111,7 +111,7 @@ fn a_killed_owner_is_lost_and_its_successor_is_another() {
         lost.contains("PeerLost") || lost.contains("Stale"),
         "{lost}"
     );
-    // Nobody vouches for the bytes any more, but they are there, and can be unmapped.
+    // The owner is gone, but the bytes are there, and can be unmapped.
     peer.must("check weights 1");
     peer.must("write weights 9");
     peer.must("gpu weights 9 10");
@@ -185,7 +185,7 @@ fn a_killed_importers_lease_ends_by_itself() {
     owner.must("events");
     assert_ne!(owner.must("importers weights"), "");
     peer.kill();
-    // Nobody can tell any more whether it has the memory mapped, and that is said.
+    // It is unknown whether the dead peer still has the memory mapped, and the owner reports that.
     eventually("the lease ends", || {
         owner.must("importers weights").contains("local:expired")
     });
@@ -201,7 +201,7 @@ fn a_killed_importers_lease_ends_by_itself() {
     owner.finish();
 }
 
-/// The folder with the socket for fds, where nobody has named one.
+/// The folder with the socket for fds, where none is configured.
 #[test]
 fn the_next_owner_removes_the_remains_of_a_killed_one() {
     let place = tempfile::tempdir().expect("a folder");

@@ -17,7 +17,7 @@ use egmem_support::pki::Files;
 
 /// The variable that makes a child process of this test binary play a role.
 pub const ROLE: &str = "EGMEM_EXCHANGE_ROLE";
-/// The beginning of a role's answers; everything else on its output is for people.
+/// The beginning of a role's answers; other lines of its output are for the log.
 pub const MARK: &str = "@";
 
 /// How often clients ping.
@@ -223,7 +223,7 @@ impl Role {
         self.answer(command)
     }
 
-    /// The answer to a command that was told before.
+    /// The answer to a command that was sent before.
     #[track_caller]
     pub fn answer(&mut self, command: &str) -> Result<String, String> {
         let line = self.line(command);
@@ -261,8 +261,8 @@ impl Role {
 
     /// Sends a signal.
     pub fn signal(&self, signal: libc::c_int) {
-        // SAFETY: no memory is involved; the child is ours and not waited for yet, so its pid is
-        // nobody else's.
+        // SAFETY: no memory is involved; the child is ours and not waited for yet, so no
+        // other process has its pid.
         let sent = unsafe { libc::kill(self.pid(), signal) };
         assert_eq!(sent, 0, "{}: signal {signal}", self.name);
     }

@@ -45,7 +45,7 @@ impl Target {
     }
 }
 
-/// Passes one connection on to `address`, and keeps what the client sends.
+/// Forwards one connection to `address`, and records the bytes that the client sends.
 fn recording_proxy(address: String) -> (String, Arc<Mutex<Vec<u8>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let own = format!("tcp://{}", listener.local_addr().expect("an address"));
@@ -150,7 +150,7 @@ fn a_stolen_session_is_worth_nothing_to_another_peer() {
 }
 
 #[test]
-fn a_token_that_nobody_gave_is_no_session() {
+fn a_made_up_token_resumes_no_session() {
     let target = target();
     let mut raw = target.connect("peer");
     let made_up = egmem::exchange::protocol::Secret::new(&[0x42; 32]).expect("short");

@@ -18,7 +18,7 @@ mod stop;
 mod trust;
 mod withdraw;
 
-/// Not a test of its own: what the others start.
+/// Not a test of its own: the other tests start it as a child process.
 #[test]
 fn child_process() {
     if let Ok(setup) = std::env::var(harness::ROLE) {

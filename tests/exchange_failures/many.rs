@@ -17,7 +17,7 @@ fn a_thousand_clients_at_once_are_all_served() {
     let folder = tempfile::tempdir().expect("a folder");
     let pki = Pki::new(folder.path(), "ca");
     let mut setup = Setup::owner("tcp://127.0.0.1:0", Some(&pki.issue("owner")));
-    // They share a core or two with each other and with the owner: what is slow is not gone.
+    // They share a core or two with each other and with the owner: a slow client must not count as gone.
     setup.heartbeat = patience();
     setup.lease = patience() * 2;
     setup.step = Some(patience() * 2);

@@ -11,7 +11,7 @@ pub struct Cable {
 }
 
 impl Cable {
-    /// `None`, with a word, where namespaces are not permitted.
+    /// Makes the namespaces; `None`, with a line that says so, where they are not permitted.
     pub fn lay() -> Option<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -60,7 +60,7 @@ impl Cable {
         format!("10.231.{}.{}", self.subnet, end + 1)
     }
 
-    /// Cuts the cable: nobody is told.
+    /// Cuts the cable: neither end gets a packet about it.
     pub fn cut(&self) {
         self.set("down");
     }

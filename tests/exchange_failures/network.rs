@@ -61,7 +61,7 @@ fn a_long_cut_is_a_loss_and_heals() {
     let _alone = alone();
     let Some(mut pair) = pair() else { return };
     pair.cable.cut();
-    // Both ends learn it by themselves: no packet tells them.
+    // Each end detects it by itself: no packet arrives.
     let lost = pair.peer.must("await weights lost");
     assert!(lost.contains("PeerLost"), "{lost}");
     eventually("the lease ends", || {

@@ -108,7 +108,7 @@ impl Raw {
         }
     }
 
-    /// Whether the other end closes the connection; what it says before that is thrown away.
+    /// Returns whether the other end closes the connection; the bytes that it sends before that are thrown away.
     pub fn closes(mut self) -> bool {
         let end = Instant::now() + patience();
         self.tcp()
@@ -135,7 +135,7 @@ impl Raw {
         self.tcp().shutdown(Shutdown::Write).ok();
     }
 
-    /// Sends a byte at a time until the other end has had enough; whether it had.
+    /// Sends a byte at a time until the other end closes the connection; returns whether it did.
     pub fn drips(&mut self, bytes: &[u8], pause: Duration) -> bool {
         let end = Instant::now() + patience();
         for byte in bytes.iter().cycle() {

@@ -5,7 +5,7 @@ use crate::harness::{Role, Setup, alone, eventually, heartbeat, lease, ms};
 use egmem_support::pki::Pki;
 
 fn pair() -> (Role, Role) {
-    // With names: one local process could say for another that it has let go.
+    // With certificates: without, one local process could confirm a release for another.
     let folder = tempfile::tempdir().expect("a folder");
     let pki = Pki::new(folder.path(), "ca");
     let setup = Setup::owner("tcp://127.0.0.1:0", Some(&pki.issue("owner")));
@@ -114,7 +114,7 @@ fn both_ends_that_stop_agree_afterwards() {
     std::thread::sleep(long());
     peer.signal(libc::SIGCONT);
     owner.signal(libc::SIGCONT);
-    // The peer may be heard before the owner looks at the time, or after: both ends say the same.
+    // The owner may read the peer's message before it checks the deadline, or after: both ends report the same.
     eventually("both say the same", || {
         let importers = owner.must("importers weights");
         let state = peer.must("state weights");

@@ -1,4 +1,4 @@
-//! Certificates that do not do, and names that are not for everybody.
+//! Certificates that are refused, and names that only some peers may fetch.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -10,7 +10,7 @@ use crate::raw::{Raw, impostor, socket};
 use egmem_support::pki::{Files, Pki};
 use egmem_support::tls_config;
 
-/// An owner under TLS, with a name for everybody and one for the peer `friend`.
+/// An owner under TLS, with a name for every peer and one for the peer `friend`.
 fn target(pki: &Pki, files: &Files) -> (Role, String) {
     let _ = pki;
     let (mut owner, ready) = Role::start(&Setup::owner("tcp://127.0.0.1:0", Some(files)));
@@ -19,7 +19,7 @@ fn target(pki: &Pki, files: &Files) -> (Role, String) {
     (owner, parts(&ready).0)
 }
 
-/// Nothing is left of those who were turned away, and a friend is served.
+/// Nothing is left of the refused peers, and an admitted peer is served.
 #[track_caller]
 fn end(mut owner: Role, address: &str, pki: &Pki) {
     eventually("connections end", || {
@@ -61,7 +61,7 @@ fn certificates_of_others_and_of_old_are_refused() {
         let error = refused(&address, Some(files));
         assert!(error.starts_with("Tls"), "{error}");
     }
-    // Shown all the same, and none at all; and TLS for another protocol. Not even a greeting.
+    // The same ones shown by a raw client, no certificate, and TLS for another protocol: not even a greeting comes.
     let none = tls_config(pki.ca(), None);
     let mut other = (*tls_config(pki.ca(), Some(&pki.issue("other")))).clone();
     other.alpn_protocols = vec![b"h2".to_vec()];
@@ -148,7 +148,7 @@ fn older_tls_is_refused() {
         assert!(matches!(answer[6], 70 | 40), "{answer:?}");
     }
 
-    // A grown-up client's word for it, where there is one.
+    // Check it with OpenSSL's client too, where there is one.
     let files = pki.issue("old");
     let openssl = Command::new("openssl")
         .args([

@@ -1,4 +1,4 @@
-//! Names withdrawn while somebody holds them.
+//! Names withdrawn while a peer holds them.
 
 use crate::crash::parts;
 use crate::harness::{Role, Setup, alone, lease};

@@ -265,7 +265,7 @@ fn may_be_survived(name: &str, call: Call, nth: u64, code: Code) -> bool {
     if call == Call::DeviceGetP2PAttribute && code == Code::NOT_SUPPORTED {
         return true;
     }
-    // Its size can be had in two ways; whether the CPU reaches it was not asked; the end of its free
+    // The pool's size has a second source, its CPU access was not asked for, and the end of its free
     // is waited for twice.
     let imported_pool = matches!(
         call,

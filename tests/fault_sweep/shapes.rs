@@ -79,7 +79,7 @@ pub const OPERATIONS: &[Operation] = &[
     }),
     #[cfg(feature = "share")]
     ("growable that another process follows", |driver| {
-        // The driver's failure; what the other side of the connection says of it is not one.
+        // Only the driver's own failure counts, not the other end's report of it.
         followed(driver).map_err(|error| error.memory().expect("the driver's error").clone())
     }),
 ];

@@ -95,7 +95,7 @@ async fn a_list_that_leaves_out_the_rank_itself_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn over_plain_tcp_the_same_peer_is_nobody_in_particular() {
+async fn over_plain_tcp_admission_of_the_same_peer_is_refused() {
     let server = Server::options()
         .listen(Address::loopback(0))
         .fd_socket(None);

@@ -135,7 +135,7 @@ async fn gather_memory(driver: Driver, via: HandleType, map: Map) {
                 assert_eq!(own.is_some(), rank != 1);
                 drop(gathered);
                 group.barrier(LONG).await?;
-                // Nobody else has it mapped any more, and all have written.
+                // No other rank has it mapped any more, and all have written.
                 for other in 0..3_u32 {
                     if let Some(own) = &own {
                         let own = own.buffer().unwrap();

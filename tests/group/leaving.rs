@@ -39,7 +39,7 @@ async fn ranks_that_do_not_leave_are_named_and_dropped_ones_have_left() {
 /// goes on for an operation that was begun.
 const STRAGGLERS: Duration = Duration::from_secs(6);
 
-/// Three ranks, and rank 0's driver, which nobody else has.
+/// Three ranks, and rank 0's driver, which no other rank has.
 async fn three(address: &Address, linger: Duration) -> ([Group; 3], Driver) {
     let drivers = [0, 1, 2].map(|_| fabric());
     let join = |rank: u32| {
@@ -55,7 +55,7 @@ async fn three(address: &Address, linger: Duration) -> ([Group; 3], Driver) {
     ([first, second, third], own)
 }
 
-/// Waits until nobody listens at a TCP address.
+/// Waits until no server listens at a TCP address.
 async fn nobody_listens(address: &Address) {
     let address = address.to_string();
     let address = address.trim_start_matches("tcp://");
@@ -210,7 +210,7 @@ async fn a_rank_that_joins_again_begins_a_new_round() {
     }
 }
 
-/// Passes bytes on between TCP connections until they are cut.
+/// Forwards bytes between TCP connections until they are cut.
 pub struct Wire {
     pub address: Address,
     pub cut: std::sync::Arc<tokio::sync::Notify>,
@@ -263,7 +263,7 @@ async fn a_rank_leaves_though_its_connection_breaks() {
     // Long enough for it to wait for the other; if not, there is less to see.
     tokio::time::sleep(Duration::from_millis(500)).await;
     wire.cut.notify_waiters();
-    // Whether it asks once more before or after the round has ended, it is told.
+    // The rank gets its answer whether it asks again before or after the round has ended.
     first.leave(LONG).await.unwrap();
     second.await.unwrap().unwrap();
     server.close(Duration::ZERO).await.unwrap();

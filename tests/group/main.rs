@@ -101,7 +101,7 @@ where
     done.into_iter().map(|(_, result)| result).collect()
 }
 
-/// Each rank reads what every rank wrote, writes its own mark beside, and finds everybody's.
+/// Each rank reads the mark of every rank, writes a second mark beside it, and then finds the second marks of all.
 async fn exchange_and_verify(
     size: u32,
     driver: Driver,
@@ -131,7 +131,7 @@ async fn exchange_and_verify(
                 )?;
             }
             let own = group.leave(LONG).await?.unwrap();
-            // All have left, so that nobody writes any more.
+            // All have left, so that no rank writes any more.
             let own = own.buffer().unwrap();
             for other in (0..size).filter(|other| *other != rank) {
                 let found = own.get::<u64>(8 * (1 + u64::from(other)))?;
@@ -210,7 +210,7 @@ async fn ranks_with_windows() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn seventy_two_ranks() {
-    // One driver, so that what is imported is let go with it; one rank's memory each.
+    // One driver for all ranks, so that its end releases the imports; one rank's memory each.
     // ThreadSanitizer and emulators make each ten times as slow.
     let thread_sanitizer = std::env::var("EGMEM_SANITIZER").is_ok_and(|which| which == "thread");
     let slow = thread_sanitizer || std::env::var_os("EGMEM_TEST_RUNNER").is_some();

@@ -226,7 +226,7 @@ fn the_end_of_rank_0_is_the_servers() {
     second.end();
 }
 
-/// Gathers as long as it is told to: run as a process of its own by the tests below.
+/// Gathers as long as the parent asks for it: run as a process of its own by the tests below.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn child_that_gathers() {
     let Ok(words) = std::env::var("EGMEM_TEST_GROUP") else {
@@ -274,7 +274,7 @@ async fn gather(group: &Group, driver: &Driver, round: u64) -> group::Result<()>
     group.barrier(LONG).await
 }
 
-/// Three ranks that gather when they are told to.
+/// Three ranks that gather when the parent asks for it.
 fn gathering(machine: &str) -> Vec<Rank> {
     let address = free_address().to_string();
     let start = |rank| {
@@ -339,7 +339,7 @@ fn a_rank_that_is_killed_ends_a_barrier_for_all_others() {
         }
         drop(last);
         assert_eq!(ranks[0].says(), "group job: rank 2 of 3 is missing");
-        // The other hears the same of its same call, and both of the next.
+        // The other rank gets the same error for the same call, and both get it for the next.
         for rank in [1, 0, 1] {
             ranks[rank].tell("go");
             assert_eq!(ranks[rank].says(), "group job: rank 2 of 3 is missing");

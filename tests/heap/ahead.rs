@@ -12,7 +12,7 @@ use super::*;
 /// Longer than the thread looks by itself.
 const REST: Duration = Duration::from_millis(700);
 
-/// Waits, with more patience than any machine needs.
+/// Waits, for longer than any machine needs.
 fn until(heap: &Heap, mut done: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !done() {
@@ -92,7 +92,7 @@ fn it_goes_on_after_a_rest() {
     for bytes in [16 * MIB, 16 * MIB, 100, 16 * MIB] {
         let backed = heap.backed();
         blocks.push(heap.allocate(layout(bytes)).unwrap());
-        // Backed by the thread, for nobody asks for more.
+        // The thread backed it, because no request asks for more.
         until(&heap, || {
             heap.stats().free >= 16 * MIB && heap.backed() > backed
         });

@@ -64,7 +64,7 @@ fn alignments_up_to_gigabytes_are_those_of_addresses() {
         assert_eq!(block.device_ptr().0 % (1 << log), 0, "2^{log}");
         blocks.push(block);
     }
-    // Backed is what is needed, not what alignment skips.
+    // The heap backs the bytes of blocks, not those that alignment skips.
     assert!(heap.backed() <= 128 * MIB, "{}", heap.backed());
 }
 
@@ -115,7 +115,8 @@ fn a_block_that_is_wanted_zeroed_is_zero_whoever_had_it() {
     }
 }
 
-/// In the relaxed mode: what waits for a stream in the default one makes others' captures invalid.
+/// The heap zeroes in the relaxed capture mode: in the default mode, waiting for a stream invalidates the captures of
+/// other threads.
 #[test]
 fn a_gpu_zeroes_what_the_cpu_may_not_write_and_spoils_no_capture() {
     for driver in drivers() {

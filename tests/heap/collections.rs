@@ -54,7 +54,7 @@ fn a_block_freed_twice_is_not_counted_twice_nor_given_out_twice() {
     for large in [3 * MIB, 3 * MIB + 1] {
         let memory = Allocator::allocate(&&heap, layout(large)).unwrap();
         for _ in 0..2 {
-            // SAFETY: the second time, of nothing that anybody uses by then.
+            // SAFETY: the second time, of a value that nothing uses by then.
             unsafe { heap.deallocate(memory.cast(), layout(large)) };
         }
     }
@@ -84,7 +84,7 @@ fn a_collections_leak_is_told_as_that() {
         let leaks = heap.leaks().unwrap();
         let site = &leaks.places[0].first.allocated;
         assert!(site.in_collection);
-        // As the vector's code lies, not the heap's.
+        // The place is in the vector's code, not in the heap's.
         let place = site.place.as_ref().unwrap();
         assert!(place.contains("allocator-api2"), "{place}");
         let text = leaks.to_string();
@@ -339,7 +339,7 @@ fn a_heap_out_of_the_cpus_reach_holds_no_collections() {
     let mut numbers = HeapVec::<u8, _>::new_in(&heap);
     assert!(numbers.try_reserve(1).is_err());
     drop(numbers);
-    // The GPU can use it all the same, and scrub it.
+    // The GPU can still use it, and scrub it.
     let block = heap.allocate(layout(5000)).unwrap();
     assert!(block.cpu().is_err());
     let zeroed = heap.allocate_zeroed(layout(5000)).unwrap();

@@ -252,7 +252,7 @@ fn new_blocks_and_freed_ones_are_full_of_their_patterns() {
         assert!(found.iter().all(|&byte| byte == 0));
         let pointer = block.cpu().unwrap().as_ptr();
         drop(block);
-        // SAFETY: the heap's memory, which nobody writes meanwhile.
+        // SAFETY: the heap's memory, which nothing writes meanwhile.
         let freed = unsafe { std::slice::from_raw_parts(pointer, bytes as usize) };
         assert!(freed.iter().all(|&byte| byte == 0x11));
     }
@@ -354,7 +354,7 @@ fn the_callback_may_use_the_heap_and_backtraces_name_the_dropping_code() {
     drops_it(block);
     let notes = notes.lock().unwrap();
     assert_eq!(notes.len(), 1);
-    // A stripped program has no names to tell.
+    // A stripped program has no names to print.
     let named = notes[0].contains("drops_it") || notes[0].contains("0: <unknown>");
     assert!(named, "{}", notes[0]);
     // Nor are they of the heap's own code and of the code that began the thread.

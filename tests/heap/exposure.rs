@@ -40,7 +40,7 @@ mod shared {
             let mut boxes: HeapVec<HeapBox<u64, &Heap>, &Heap> = HeapVec::new_in(&heap);
             let refused = boxes.try_reserve_exact(8 << 10).is_err();
             if !refused {
-                // The harm that this would do: the vector's pointers are the importer's to choose.
+                // This would do harm: the importer would choose the vector's pointers.
                 boxes.extend((0..100).map(|n| HeapBox::new_in(n, &heap)));
                 imported.fill(0x41).unwrap();
             }

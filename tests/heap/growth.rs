@@ -205,7 +205,7 @@ const MOST: u64 = (1 << 40) - 2 * MIB;
 
 /// On a node of 8 TiB; none where they cannot be mapped.
 fn huge(limit: u64, chunk: u64) -> Option<Heap> {
-    // ThreadSanitizer ends programs that map terabytes; emulators keep books of each page.
+    // ThreadSanitizer ends programs that map terabytes; emulators track each page.
     if std::env::var("EGMEM_SANITIZER").is_ok_and(|name| name == "thread")
         || std::env::var_os("EGMEM_TEST_RUNNER").is_some()
     {

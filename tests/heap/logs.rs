@@ -11,14 +11,14 @@ use tracing::{Event, Level, Metadata, Subscriber};
 
 use super::*;
 
-/// Uses the heap at each warning, and notes whether that went or waited for the thread that warns.
+/// Uses the heap at each warning, and notes whether that succeeded or waited for the thread that warns.
 struct Listener {
     heap: Heap,
     went: Mutex<Vec<bool>>,
 }
 
 impl Listener {
-    /// Another thread, so that a failure is no test that never ends.
+    /// In another thread, so that a deadlock fails the test instead of hanging it.
     fn uses_the_heap(&self) -> Receiver<()> {
         let (done, went) = channel();
         let heap = self.heap.clone();
@@ -68,7 +68,7 @@ fn watched_by_the_gpu(driver: &Driver) -> Heap {
 }
 
 #[test]
-fn of_guards_that_cannot_be_written_one_is_told_with_no_lock_held() {
+fn unwritable_guards_are_logged_once_with_no_lock_held() {
     let driver = simulated();
     let heap = watched_by_the_gpu(&driver);
     let sim = driver.sim().unwrap();
@@ -80,7 +80,7 @@ fn of_guards_that_cannot_be_written_one_is_told_with_no_lock_held() {
 }
 
 #[test]
-fn of_freed_blocks_that_cannot_be_filled_one_is_told_with_no_lock_held() {
+fn unfillable_freed_blocks_are_logged_once_with_no_lock_held() {
     let driver = simulated();
     let heap = watched_by_the_gpu(&driver);
     let block = heap.allocate(layout(100)).unwrap();
@@ -94,7 +94,7 @@ fn of_freed_blocks_that_cannot_be_filled_one_is_told_with_no_lock_held() {
 
 #[cfg(feature = "allocator-api2")]
 #[test]
-fn of_a_block_that_is_given_back_twice_one_is_told_with_no_lock_held() {
+fn a_double_free_is_logged_once_with_no_lock_held() {
     use allocator_api2::alloc::Allocator;
 
     let driver = simulated();
@@ -104,7 +104,7 @@ fn of_a_block_that_is_given_back_twice_one_is_told_with_no_lock_held() {
     let memory = Allocator::allocate(&&heap, layout(100)).unwrap().cast();
     let told = warnings(&heap, || {
         for _ in 0..2 {
-            // SAFETY: none, the second time: the test is about that. Nobody else has blocks of this size.
+            // SAFETY: none, the second time: the test is about that. No other thread has blocks of this size.
             unsafe { Allocator::deallocate(&&heap, memory, layout(100)) };
             // The thread's cached blocks go back.
             heap.trim().unwrap();

@@ -32,7 +32,7 @@ fn threads_that_end_leave_nothing() {
     let driver = simulated();
     let heap = on(&driver).build(&driver).unwrap();
     for _ in 0..20 {
-        // Not scoped: the end of a scope does not wait for what threads do at their very end.
+        // Not scoped: the end of a scope does not wait for the destructors of threads' thread-locals.
         let threads: Vec<_> = (0..3)
             .map(|_| {
                 let heap = heap.clone();

@@ -1,4 +1,4 @@
-//! Requests that are refused, again and again, beside threads that keep blocks.
+//! Requests that are refused repeatedly while other threads keep blocks.
 
 use std::sync::Barrier;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -10,7 +10,7 @@ use super::*;
 
 const KIB: u64 = 1 << 10;
 
-/// All of a heap of 8 MiB in blocks of 64 KiB but for what a thread that allocates and frees small blocks takes.
+/// Returns a heap of 8 MiB, filled with blocks of 64 KiB except for the memory that a thread takes for small blocks.
 fn full() -> (Heap, Vec<Block>) {
     let driver = simulated();
     let heap = on(&driver).limit(8 * MIB).reserve(8 * MIB);
@@ -45,7 +45,7 @@ fn takings(heap: &Heap, refused: impl Fn() -> bool) -> u64 {
 }
 
 #[test]
-fn what_there_is_too_little_memory_for_takes_no_cache() {
+fn requests_beyond_the_limit_take_no_cache() {
     let (heap, blocks) = full();
     let taken = takings(&heap, || heap.allocate(layout(MIB)).is_err());
     assert_eq!(taken, 0);
@@ -56,7 +56,7 @@ fn what_there_is_too_little_memory_for_takes_no_cache() {
 }
 
 #[test]
-fn what_lies_in_pieces_takes_the_caches_seldom() {
+fn requests_that_fragmentation_refuses_take_the_caches_seldom() {
     let (heap, mut blocks) = full();
     let mut keep = false;
     blocks.retain(|_| {
@@ -89,7 +89,7 @@ fn small_blocks_that_no_frame_is_left_for_take_the_caches_seldom() {
     heap.allocate(layout(500)).unwrap();
 }
 
-/// A thread that allocates and frees as it is told.
+/// A thread that allocates and frees on orders from the test.
 struct Worker {
     orders: Sender<Order>,
     answers: Receiver<Option<Error>>,
@@ -117,9 +117,9 @@ fn serve(heap: &Heap, orders: &Receiver<Order>, answers: &Sender<Option<Error>>)
     }
 }
 
-/// Once all that threads keep has come to the core, there is no room for what was refused before.
+/// After a refusal, the core still has no room for the request once it has taken the caches of all threads.
 #[test]
-fn what_is_refused_could_not_be_had() {
+fn refused_requests_do_not_fit_after_all_caches_are_taken() {
     let driver = simulated();
     let heap = on(&driver).limit(4 * MIB).reserve(4 * MIB);
     let heap = &heap.build(&driver).unwrap();

@@ -46,7 +46,7 @@ fn refuse(calls: [libc::c_long; 2]) -> bool {
     }
 }
 
-/// Keeps the caches and the core busy, and checks that nobody else writes to its blocks.
+/// Keeps the caches and the core busy, and checks that no other thread writes to its blocks.
 fn work(heap: &Heap, seed: u64, until: &AtomicBool) {
     let mut random = Random(seed);
     let mut blocks: Vec<(Block, u64)> = Vec::new();

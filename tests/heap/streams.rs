@@ -36,7 +36,7 @@ fn a_block_freed_after_a_stream_is_not_reused_before_its_work_has_run() {
 }
 
 #[test]
-fn what_has_not_run_is_waited_for_by_nobody() {
+fn an_allocation_neither_waits_for_nor_reuses_a_busy_block() {
     // The simulator runs work as late as it may.
     let driver = simulated();
     let heap = on(&driver).limit(8 * MIB).build(&driver).unwrap();
@@ -93,8 +93,8 @@ fn a_refused_block_comes_back() {
 }
 
 #[test]
-fn a_forgotten_block_is_nobodys_again() {
-    // It is kept for these blocks for good: nobody may call it leaked.
+fn a_forgotten_block_is_never_reused() {
+    // The memory of these blocks is never freed: a leak checker must not report it.
     static HEAP: OnceLock<Heap> = OnceLock::new();
     let driver = simulated();
     let other = simulated();
@@ -171,7 +171,7 @@ fn many_blocks_are_freed_after_one_event() {
 }
 
 #[test]
-fn what_is_not_freed_together_comes_back_together() {
+fn a_refused_free_of_several_blocks_returns_all_of_them() {
     let driver = simulated();
     let heap = on(&driver).build(&driver).unwrap();
     let stream = Stream::new(&driver, 0).unwrap();
@@ -199,7 +199,7 @@ fn what_is_not_freed_together_comes_back_together() {
 }
 
 #[test]
-fn all_that_waits_for_gpus_is_collected_by_who_waits_too() {
+fn collect_all_waits_for_all_deferred_blocks() {
     for driver in drivers() {
         let heap = on(&driver).limit(8 * MIB).build(&driver).unwrap();
         assert_eq!(heap.collect_all().unwrap(), 0);

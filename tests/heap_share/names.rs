@@ -13,7 +13,7 @@ async fn published_blocks_are_fetched_and_given_back() {
     let [own, other] = [(); 2].map(|()| Driver::simulated(Machine::gh200()).unwrap());
     let heap = heap(&own);
     for (via, address) in [
-        // Nobody's name is proved here: each import is its own.
+        // No peer's name is proved here, so each import is separate.
         (HandleType::Fabric, Address::loopback(0)),
         (HandleType::PosixFd, unix()),
     ] {

@@ -39,7 +39,7 @@ pub fn pages_are_found_again_in_their_order(driver: &Driver) {
     tier.remove(&keys(7..8)).unwrap();
     drop(tier.prepare_load(&keys(9..10)).unwrap());
     let expected = order(&tier);
-    // The tier ends as in a process that is killed: what is being written is not finished.
+    // The tier ends as in a process that is killed: pages that are being written are not finished.
     let unfinished = tier.prepare_store(&keys(20..22)).unwrap();
     let image = read(&memory);
     drop((unfinished, tier, store));
@@ -100,7 +100,7 @@ pub fn one_tier_at_a_time_has_the_memory(driver: &Driver) {
     assert_eq!(options(&memory).open().unwrap_err(), mine);
     drop(load);
     let tier = options(&memory).open().unwrap();
-    // A process of another PID namespace: nobody here can know whether it lives.
+    // A process of another PID namespace: a process here cannot find out whether it lives.
     let word: u64 = memory.get(136).unwrap();
     memory.put(136, word ^ 1 << 30).unwrap();
     let elsewhere = Error::InUse {
@@ -110,7 +110,7 @@ pub fn one_tier_at_a_time_has_the_memory(driver: &Driver) {
     assert_eq!(options(&memory).open().unwrap_err(), elsewhere);
     let taken = options(&memory).take_over(true).open().unwrap();
     assert_eq!(taken.found().generation, 3);
-    // A tier does not give up what is another's by then.
+    // A tier that ends does not release memory that has another owner by then.
     memory.put(136, word ^ 1 << 30).unwrap();
     drop((tier, taken));
     assert_eq!(memory.get::<u64>(136).unwrap(), word ^ 1 << 30);

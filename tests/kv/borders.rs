@@ -46,8 +46,8 @@ pub fn pages_and_blocks_lie_over_borders(driver: &Driver) {
             load(&tier, method, &cache.stream, &cache.pages);
             assert!(cache.read(0) == before[0], "{method:?}");
 
-            // The blocks too: three of them have a border inside, at other places than the pages'. They are in host memory, as the pages
-            // are; a batch of such copies was not tried on CUDA.
+            // The blocks too: three of them have a border inside, at other places than the pages'. They are in host
+            // memory, as the pages are; a batch of such copies was not tried on CUDA.
             if method == CopyMethod::Batch && !driver.is_simulated() {
                 continue;
             }
@@ -65,7 +65,7 @@ pub fn pages_and_blocks_lie_over_borders(driver: &Driver) {
     }
 }
 
-/// As PyTorch's expandable segments: the driver tells where allocations border, once for each of them.
+/// As PyTorch's expandable segments: the driver reports the borders of allocations, once for each of them.
 pub fn blocks_of_other_code_lie_over_borders(driver: &Driver) {
     let blocks = Buffer::on(Location::Device(0)).chunk(4 * MIB);
     let blocks = Arc::new(blocks.bytes(16 * MIB).allocate(driver).unwrap());
@@ -118,7 +118,7 @@ fn load(tier: &Tier, method: CopyMethod, stream: &Stream, gpu: &GpuPages) {
     job.unwrap().wait().unwrap();
 }
 
-/// Returns where `memory` continues in another mapping; `None` if it does not tell.
+/// Returns where `memory` continues in another mapping; `None` if it does not report that.
 fn borders(memory: &impl Memory) -> Option<Vec<u64>> {
     let (mut borders, mut at) = (Vec::new(), 0);
     while at < memory.len() {
@@ -160,7 +160,7 @@ fn each_memory_knows_its_borders() {
     );
 }
 
-/// Memory that does not tell its borders.
+/// Memory that does not report its borders.
 struct Unknown(Buffer);
 
 // SAFETY: the buffer answers, and lives as long.

@@ -6,7 +6,8 @@ use egmem::kv::CopyMethod;
 use crate::copies::{has_bulk_copies, round_trip};
 use crate::setup::{Cache, tier_of};
 
-/// Parts from one copy to many rings full, on every GPU, with numbers of pages that leave some warps less to do than others.
+/// Parts from one copy to many rings full, on every GPU, with numbers of pages that leave some warps less to do than
+/// others.
 pub fn every_size_of_pages_is_copied(driver: &Driver) {
     let mut random = fastrand::Rng::new();
     println!("seed {}", random.get_seed());
@@ -57,7 +58,7 @@ pub fn every_size_of_copies_is_taken(driver: &Driver) {
     }
 }
 
-/// The simulator has no such kernel; what it answers is in `every_method_moves_the_same_bytes`.
+/// The simulator has no such kernel; `every_method_moves_the_same_bytes` tests its answer.
 fn can(driver: &Driver, gpu: i32) -> bool {
     let can = !driver.is_simulated() && has_bulk_copies(driver, gpu);
     if !can {

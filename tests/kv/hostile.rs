@@ -41,7 +41,7 @@ fn image(memory: &Arc<Buffer>) -> Vec<u8> {
     image
 }
 
-/// Uses all pages of a tier: whatever the memory had, they are the tier's own, each once.
+/// Uses all pages of a tier: for any content of the memory, each page is the tier's own and is given out once.
 fn exercise(tier: &Tier, memory: &Buffer) {
     let (start, end) = (memory.device_ptr().0, memory.device_ptr().0 + memory.len());
     let table_end = start + 4096 + 64 * u64::from(tier.pages());

@@ -220,7 +220,7 @@ fn a_copy_that_is_refused_releases_its_pages() {
     sim.fail(Call::MemcpyAsync, 5, Code::UNKNOWN);
     let refused = tier.store_by(CopyMethod::Loop, &cache.stream, &pairs, &cache.pages);
     assert!(matches!(refused, Err(Error::Memory(_))), "{refused:?}");
-    // The pages' contents are unknown until they are stored anew.
+    // The pages' contents are unknown until they are stored again.
     let mut store = store;
     assert_eq!(store.commit(), Err(Error::CopyFailed { pages: 4 }));
     drop(store);
@@ -280,7 +280,8 @@ fn a_job_is_submitted_in_relaxed_mode() {
     store.commit().unwrap();
 }
 
-/// Pool memory waits for its streams before the CPU may use it, and the driver may refuse that: during a capture, for instance.
+/// Pool memory waits for its streams before the CPU may use it, and the driver may refuse that: during a capture, for
+/// instance.
 #[test]
 fn memory_that_is_refused_keeps_no_page() {
     let driver = crate::drivers::grace();

@@ -133,7 +133,7 @@ fn a_killed_process_leaves_whole_pages() {
         }
         let (mut child, found) = start(&at);
         assert_eq!(found, kept, "round {round}");
-        // While it lives, nobody else gets the tier.
+        // While it lives, no other process gets the tier.
         let second = attach(&at, &driver).unwrap_err();
         assert_eq!(
             second,

@@ -102,8 +102,8 @@ impl Cache {
     }
 }
 
-/// Returns whether an emulator runs this. A tier's owner is told from later processes by its start time, and an emulator has
-/// another one in each thread's `/proc/self/stat`.
+/// Returns whether an emulator runs this. A tier's owner is distinguished from later processes by its start time, and
+/// an emulator has another one in each thread's `/proc/self/stat`.
 pub fn is_emulated() -> bool {
     std::env::var_os("EGMEM_TEST_RUNNER").is_some()
 }

@@ -1,4 +1,4 @@
-//! Copies whose end nobody is told of: their memory is lost on purpose (`ci/lsan.supp`).
+//! Copies whose end the driver does not report: their memory is leaked on purpose (`ci/lsan.supp`).
 
 use std::sync::{Arc, Weak};
 
@@ -8,7 +8,7 @@ use egmem::kv::CopyMethod;
 
 use crate::setup::{Cache, keys, store_nothing, tier};
 
-/// The calls that tell the end of work.
+/// The calls that report the end of work.
 const ENDS: [Call; 4] = [
     Call::EventSynchronize,
     Call::EventQuery,
@@ -37,13 +37,14 @@ fn a_silent_driver_keeps_pages_and_memory() {
     silence(&ENDS);
 }
 
-/// A thread that did not submit the copies cannot wait for their stream: with `CU_STREAM_PER_THREAD` it would wait for its own.
+/// A thread that did not submit the copies cannot wait for their stream: with `CU_STREAM_PER_THREAD` it would wait
+/// for its own.
 #[test]
 fn only_the_event_tells_the_end_of_copies() {
     silence(&[Call::EventSynchronize, Call::EventQuery]);
 }
 
-/// Copies whose end `calls` do not tell: the pages and their memory are kept.
+/// Copies whose end `calls` do not report: the pages and their memory are kept.
 fn silence(calls: &[Call]) {
     let driver = crate::drivers::grace();
     let sim = driver.sim().unwrap();
@@ -92,7 +93,7 @@ fn no_other_method_follows_one_without_an_end() {
     assert_eq!((tier.stats().free, tier.stats().writing), (0, 1));
 }
 
-/// The same where the driver tells that nothing of the batch runs: the next method copies.
+/// The same where the driver reports that nothing of the batch runs: the next method copies.
 #[test]
 fn another_method_follows_one_that_has_ended() {
     let driver = crate::drivers::grace();

@@ -118,7 +118,7 @@ impl Role {
         text
     }
 
-    /// Lets it end, and returns what it wrote to standard error.
+    /// Lets the process end, and returns its standard error.
     fn end(mut self) -> String {
         drop(self.input.take());
         let errors = self.errors();
@@ -132,7 +132,7 @@ impl Role {
     }
 }
 
-/// Not a test by itself: what a process does that was started in a role.
+/// Not a test of its own: the code of a process that was started in a role.
 #[test]
 fn acts_in_its_role() {
     let Ok(role) = std::env::var(ROLE) else {

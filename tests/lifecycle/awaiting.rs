@@ -14,7 +14,7 @@ use egmem::{Buffer, Driver, Error, Stream, Transfer};
 
 use crate::{MIB, grace, last, nothing_held};
 
-/// A task is woken within milliseconds; one that is forgotten never is.
+/// A task is woken within milliseconds; a lost wakeup never comes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Wakes a thread, and counts how often.
@@ -188,7 +188,8 @@ fn a_lost_context_wakes_and_gives_the_operands_back() {
     assert!(failed.operands.is_some());
 }
 
-/// A refusal to tell is not the end, unless it stays; `known`: whether the end is known at last.
+/// A driver that refuses a query does not end the wait, unless it keeps refusing; `known`: whether it answers at
+/// last.
 pub fn refused(refusals: u64, known: bool) {
     let driver = grace();
     let (memory, mut fill) = shared_fill(&driver);

@@ -85,7 +85,7 @@ pub fn a_front_on_the_gpu_and_the_rest_on_its_node_are_one_range(driver: &Driver
         host.get::<u64>(4 * MIB - 8).unwrap(),
         pattern(6 * MIB / 8 - 1)
     );
-    // And what the CPU writes, the GPU reads: one copy over the border.
+    // And the GPU reads the words that the CPU writes: one copy over the border.
     host.put(0, 1_u64).unwrap();
     let seen = Buffer::near(driver, gpu, MIB).unwrap();
     let stream = egmem::Stream::new(driver, gpu).unwrap();
@@ -272,7 +272,7 @@ fn host_alone(driver: &Driver) -> BufferOptions {
         .bytes(MIB)
 }
 
-/// A slice without `unsafe`, as long as nobody else can reach the memory.
+/// A slice without `unsafe`, as long as nothing else can reach the memory.
 pub fn a_slice_is_lent_only_of_memory_that_the_host_alone_reaches(driver: &Driver) {
     let refused = |buffer: &mut Buffer, why: &str| {
         let error = buffer.exclusive_slice().unwrap_err();

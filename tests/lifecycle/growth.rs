@@ -178,7 +178,7 @@ fn a_shortage_in_the_middle_names_all_that_was_requested() {
         "{error}"
     );
     let free = driver.sim().unwrap().machine().nodes[0].memory;
-    // Another process takes what is left while the buffer grows.
+    // Another process takes the remaining memory while the buffer grows.
     let mut taken = None;
     let half = free / 2 + (1 << 30);
     let options = Buffer::on(NodeId(0)).bytes(half);

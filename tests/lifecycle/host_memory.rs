@@ -100,7 +100,7 @@ pub fn a_sealed_file_is_registered_without_unsafe(driver: &Driver) {
     fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
     let memory = RegisteredHost::of_sealed_file(driver, 0, &file, MIB, MIB).unwrap();
     is_shared(driver, 0, &memory);
-    // Nobody takes the pages away while they are mapped.
+    // The pages stay while they are mapped.
     file.set_len(0).unwrap_err();
     memory.cpu().put(MIB - 1, 9_u8).unwrap();
     match RegisteredHost::of_sealed_file_read_only(driver, 0, &file, 0, MIB) {
@@ -126,7 +126,7 @@ pub fn managed_memory_is_shared(driver: &Driver) {
     nothing_held(driver);
 }
 
-/// On machines whose GPUs use the CPU's page tables; elsewhere the reason is told.
+/// The memory is shared where GPUs use the CPU's page tables; elsewhere the error gives the reason.
 pub fn system_memory_is_shared_on_coherent_machines(driver: &Driver) {
     let topology = egmem::Topology::discover(driver).unwrap();
     let is_coherent = topology.gpus().iter().all(|gpu| gpu.coherent);

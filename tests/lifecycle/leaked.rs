@@ -1,5 +1,5 @@
-//! Memory that is never given back because a GPU may still use it. AddressSanitizer is told that what
-//! these tests lose is lost on purpose (`ci/lsan.supp`).
+//! Memory that is never given back because a GPU may still use it. AddressSanitizer does not
+//! report it (`ci/lsan.supp`).
 
 use egmem::driver::{Call, Code};
 use egmem::stream::TransferFailed;
@@ -18,7 +18,7 @@ fn a_forgotten_ticket_leaves_its_memory_mapped() {
     assert!(!driver.sim().unwrap().held().is_empty());
 }
 
-/// Lets the driver refuse to wait for an event and to tell of it, for longer than a ticket tries.
+/// Makes the driver refuse to wait for an event and to query it, for longer than a ticket retries.
 fn silence(driver: &Driver) {
     let sim = driver.sim().unwrap();
     for call in [Call::EventSynchronize, Call::EventQuery] {

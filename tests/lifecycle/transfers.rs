@@ -153,7 +153,7 @@ pub fn a_refused_ticket_gives_its_operands_back(driver: &Driver) {
     stream.synchronize().unwrap();
 }
 
-/// On the simulator work begins when somebody waits.
+/// On the simulator work begins when a thread waits for it.
 #[test]
 fn a_ticket_that_is_dropped_waits() {
     let driver = grace();
@@ -258,7 +258,7 @@ fn a_refusal_at_any_step_loses_nothing() {
     }
 }
 
-/// Where the work is refused and the stream's end is unknown, nobody gets the memory.
+/// A stream creates one event, and reuses it for each transfer.
 #[test]
 fn a_streams_events_are_used_again() {
     let driver = grace();

@@ -11,7 +11,7 @@ use crate::samples;
 
 const TEXT: &str = include_str!("../../docs/protocol.md");
 
-/// The bytes of the blocks with this heading; what follows `#` in a line is for people.
+/// Returns the bytes of the blocks with this heading; the text behind a `#` is a comment.
 fn examples(heading: &str) -> Vec<Vec<u8>> {
     let start = format!("```hex {heading}\n");
     let block = |text: &str| {

@@ -153,7 +153,7 @@ fn watchers_hear_of_names_as_they_come_and_of_the_end() {
     gone.sort();
     assert_eq!(gone, ["weights", "work"]);
     assert_eq!(service.running.end().code(), Some(0));
-    // Both wait for another service at that address, and tell its names.
+    // Both wait for another service at that address, and print its names.
     let why = watch.line("? ");
     assert!(why.contains("nobody listens"), "{why}");
     while !json.line("{").contains("\"away\"") {}
@@ -258,7 +258,7 @@ fn deletion_asks_the_holders_and_reports_the_result() {
         );
     }
 
-    // A holder that is stopped does not hear it: nobody else gets the memory, and it goes later.
+    // A stopped holder does not react: no other peer gets the memory, and the name is deleted later.
     let mut holder = service.hold(&["kept", "--create", "--bytes", "2MiB"]);
     holder.stop();
     let (code, _, errors) = delete(&["kept", "--wait", "0"]);

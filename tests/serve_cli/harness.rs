@@ -242,7 +242,7 @@ impl Service {
         Self::ready(folder, Running::start(command))
     }
 
-    /// A service whose standard error nobody reads but `tell`'s receiver.
+    /// Starts a service whose standard error goes to `tell` alone.
     pub fn start_with_stderr(config: &str, options: &[&str], tell: Sender<ChildStderr>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let command = Self::command(&folder, config, options);

@@ -1,4 +1,4 @@
-//! The command line against a server that lies: nothing of what it says steers a terminal.
+//! The command line against a server that lies: no text of the server steers a terminal.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -71,7 +71,7 @@ fn receive(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Greets everybody so, and answers every request so, until the test's process ends.
+/// Greets every client and answers every request with these texts, until the test's process ends.
 fn serve(greeting: Greeting, answer: Answer) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("tcp://{}", listener.local_addr().unwrap());

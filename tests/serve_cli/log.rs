@@ -21,7 +21,7 @@ fn a_log_that_nobody_reads_does_not_stop_the_service() {
         (0..100).for_each(|_| come_and_go(&service));
     }
     assert_eq!(crate::harness::names(&service.ls()), ["scratch", "weights"]);
-    // Once somebody reads, it is told how much was lost, and the log goes on.
+    // Once the pipe is read, the log reports how many lines were lost, and goes on.
     let mut pipe = stderr.recv().unwrap();
     let reader = std::thread::spawn(move || {
         let mut text = Vec::new();

@@ -140,7 +140,7 @@ fn lists_of_peers_are_reloaded_and_mistakes_leave_them() {
 }
 
 #[test]
-fn nobody_has_to_read_what_it_complains_of() {
+fn an_error_message_without_a_reader_does_not_panic() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     drop(theirs);
     let mut command = egmem(&["-vvv", "serve", "--config", "/nowhere/egmem.toml"]);

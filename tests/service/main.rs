@@ -1,5 +1,5 @@
-//! The allocator service through the public API: what peers see of each other's memory, what stays
-//! when they go, and what is given back.
+//! The allocator service through the public API: the memory that peers see of each
+//! other, the memory that stays when they leave, and the memory that is given back.
 #![cfg(feature = "service")]
 
 mod groups;
@@ -30,7 +30,7 @@ use egmem_support::drivers::nothing_held;
 const PATIENCE: Duration = Duration::from_secs(300);
 const MIB: u64 = 1 << 20;
 
-/// `[lease]` of a service that waits for nobody's silence: the live lose nothing on a slow machine.
+/// `[lease]` of a service whose tests wait for no silent peer: live peers lose nothing on a slow machine.
 const LEASES_STAY: &str = "[lease]\nheartbeat = \"1min\"\nexpiry = \"1h\"\n";
 
 /// For tests that are not about which peer may create which name: every peer may create every name.

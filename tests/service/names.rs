@@ -48,7 +48,7 @@ async fn quotas_are_each_peers_own_and_invalid_requests_are_refused() {
     a.create(ask("a/1", 28 * MIB)).await.unwrap();
     assert_eq!(refused(create(&a, "a/2", 4 * MIB).await), Refusal::Quota);
     b.create(ask("b/1", 28 * MIB)).await.unwrap();
-    // A refused request is charged to nobody.
+    // A refused request is charged to no peer.
     a.create(ask("a/2", 2 * MIB)).await.unwrap();
     a.delete("a/1", PATIENCE).await.unwrap();
     for name in ["a/3", "a/4", "a/5"] {
@@ -71,7 +71,7 @@ async fn quotas_are_each_peers_own_and_invalid_requests_are_refused() {
         ),
         "{nowhere}"
     );
-    // The configuration's own names are nobody's to delete.
+    // No peer may delete the names that the configuration creates.
     assert_eq!(
         refused(b.delete("kept", PATIENCE).await),
         Refusal::Configured

@@ -124,7 +124,7 @@ async fn existing_memory_is_taken_only_by_its_owner_with_its_size_and_node() {
         found: "a.test".into(),
     };
     assert_eq!(mismatch(b.create_or_get(ask("one", MIB)).await), wrong);
-    // The refusal tells a peer only that the name is taken, which it may not see.
+    // The refusal says only that a name is taken, because the peer may not see that name.
     a.create(ask("hidden", MIB)).await.unwrap();
     let hidden = b.create_or_get(ask("hidden", MIB)).await;
     assert_eq!(refused(hidden), Refusal::Exists);
@@ -166,7 +166,7 @@ async fn a_refused_creation_does_not_tell_which_names_exist() {
     assert!(service.reload(own).unwrap().is_empty());
     assert_eq!(probe(&b, 1).await, Refusal::Forbidden);
 
-    // Nor do the other requests tell: a name that a peer may not see is not there for it.
+    // Nor do the other requests reveal it: for a peer, a name that it may not see does not exist.
     for name in ["a.test/hidden", "kept", "free"] {
         assert_eq!(refused(b.fetch(name).go().await), Refusal::NotFound);
         let deleted = detail(b.delete(name, PATIENCE).await);

@@ -25,7 +25,7 @@ impl<'a> Pinned<'a> {
         sim.map_or(0, |sim| sim.free_bytes(Location::HostNuma(0)))
     }
 
-    /// Without memory that is free for anybody.
+    /// Returns the pinned bytes, less those that every peer can allocate.
     fn bytes(&self) -> u64 {
         // First: memory that is zeroed meanwhile counts for the peer at this moment.
         let free = metric(self.1, "egmem_reserve_bytes");
@@ -71,7 +71,7 @@ async fn deleted_memory_counts_until_it_is_free_for_anybody() {
     }
 }
 
-/// Memory of a holder whose whole runtime is gone: it says nothing any more, and keeps its mapping.
+/// Memory of a holder whose whole runtime is gone: it sends nothing any more, and keeps its mapping.
 async fn silent_holder(
     service: &Service,
     peers: &Peers,

@@ -45,7 +45,7 @@ async fn a_start_that_fails_and_a_service_that_is_dropped_leave_nothing() {
     }
 }
 
-/// A directory's password that is not there: noticed when the server is up.
+/// A missing password file of a directory, which the service detects when its server is up.
 #[cfg(feature = "etcd")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_start_that_fails_when_the_server_is_up_leaves_nothing() {

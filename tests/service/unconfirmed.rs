@@ -80,9 +80,9 @@ async fn it_counts_until_the_holder_says_that_it_let_go() {
                 let two = create(&client, "two", 12 * MIB).await.unwrap();
                 one.fill(0xaa).unwrap();
                 held.send(()).unwrap();
-                // All of this client waits here: it says nothing any more.
+                // The whole runtime of this client blocks here, so the client sends nothing.
                 asleep.recv().unwrap();
-                // The leases are lost; that the memory is unmapped is told nevertheless.
+                // The leases are lost, but the client still reports that the memory is unmapped.
                 let _ = (one.release().await, two.release().await);
                 client.close().await;
             });
@@ -99,10 +99,10 @@ async fn it_counts_until_the_holder_says_that_it_let_go() {
     assert_eq!(metric(&service, "egmem_doubtful_bytes"), 0);
     a.delete("one", PATIENCE).await.unwrap();
     a.delete("two", PATIENCE).await.unwrap();
-    // With what was added for probes.
+    // With the memory that was added for probes.
     assert_eq!(metric(&service, "egmem_doubtful_bytes"), 28 * MIB);
 
-    // But gets no more for it: not bytes, not names.
+    // But the peer gets neither more bytes nor more names.
     let ask = |name, bytes| a.create(CreateOptions::new(name, bytes).node(NodeId(0)));
     let error = ask("three", 12 * MIB).await.unwrap_err();
     assert!(
@@ -128,7 +128,7 @@ async fn it_counts_until_the_holder_says_that_it_let_go() {
 struct Holder(Child);
 
 impl Holder {
-    /// When it holds what it has created; with a folder of certificates, over TLS.
+    /// Starts the process and waits until it holds the memory that it creates; over TLS if `tls` has certificates.
     async fn start(address: &Address, tls: Option<&Path>) -> Self {
         let mut command = egmem_support::this_program();
         command
@@ -250,7 +250,7 @@ async fn a_holder_is_named_and_its_lease_ends_with_its_process() {
     drop(holder);
     until(&service, "egmem_leases", 0).await;
     until(&service, "egmem_doubtful_bytes", 0).await;
-    // Nobody said that it let go: its memory is not used again.
+    // The holder did not confirm its release: the memory is not used again.
     let end = Instant::now() + PATIENCE;
     while metric(&service, "egmem_discarded_tainted_bytes_total") < 8 * MIB {
         assert!(Instant::now() < end, "{}", service.metrics());

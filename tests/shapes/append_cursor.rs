@@ -30,7 +30,7 @@ pub fn the_cursor_may_be_in_a_gpus_memory(driver: &Driver) {
     set(5);
     let error = appender.append(&[record(2)]).unwrap_err();
     assert!(matches!(error, Error::StillHeld { .. }), "{error}");
-    // Three records that no one wrote: the bytes that the memory holds.
+    // Three unwritten records: the bytes that the memory holds.
     let came = appender.collect().unwrap();
     assert_eq!((came.records, came.missed), (2..5, 0));
     set(4);
@@ -41,12 +41,12 @@ pub fn the_cursor_may_be_in_a_gpus_memory(driver: &Driver) {
     nothing_held(driver);
 }
 
-/// Whether kernels were told that there will be no more memory.
+/// Returns whether the appender has signalled to kernels that there will be no more memory.
 fn is_closed(appender: &Appender<Record>) -> bool {
     threads(appender).end().load(Relaxed) >> 63 != 0
 }
 
-/// Pumps until kernels are told that there will be no more memory, or until that many records have some.
+/// Pumps until the appender signals that there will be no more memory, or until that many records have some.
 fn pump_to(appender: &mut Appender<Record>, records: usize) -> usize {
     let pumps = std::iter::repeat_with(|| {
         std::thread::yield_now();
@@ -70,7 +70,7 @@ fn far_from_the_cpu(driver: &Driver) -> Appender<Record> {
     options.create(driver).unwrap()
 }
 
-/// Pumps for a count that kernels have not reserved: it is found out.
+/// Pumps for a count that kernels have not reserved: the appender detects it.
 fn is_found_out(appender: &mut Appender<Record>, wanted: u64) -> usize {
     threads(appender).wanted().store(wanted, Relaxed);
     let mapped = pump_to(appender, usize::MAX);
@@ -93,7 +93,7 @@ pub fn a_count_that_the_cursor_confirms_is_believed(driver: &Driver) {
     let mut appender = far_from_the_cpu(driver);
     let stream = Stream::new(driver, 0).unwrap();
     let first = appender.records().capacity();
-    // 4 Mi records were reserved, of which kernels have told a part so far.
+    // 4 Mi records were reserved, of which kernels have reported a part so far.
     let cursor = threads(&appender).cursor();
     set_byte(&stream, cursor.add(2), 0x40);
     for wanted in [1_000_000, 3_000_000] {

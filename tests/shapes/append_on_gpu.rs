@@ -62,7 +62,8 @@ pub fn kernels_append_while_the_host_maps(driver: &Driver) {
         let options = options.step(2 * MIB).ahead(100_000).cursor_on(cursor);
         let mut appender = options.create(driver).unwrap();
         let done = flags(driver);
-        // The kernel waits long enough for the host to map what is missing; a driver may map nothing while it runs.
+        // The kernel waits long enough for the host to map the missing memory; a driver may map nothing while it
+        // runs.
         let mut left = expected.len();
         for _ in 0..20 {
             let (came, missed) = round(&kernels, &mut appender, &done, PATIENCE);
@@ -77,7 +78,7 @@ pub fn kernels_append_while_the_host_maps(driver: &Driver) {
     }
 }
 
-/// The kernel waits for nothing: each launch appends what has memory, and the next one goes on.
+/// The kernel waits for nothing: each launch appends the records that have memory, and the next one goes on.
 pub fn kernels_append_later_what_had_no_memory(driver: &Driver) {
     let Some(kernels) = Kernels::load(driver) else {
         return;

@@ -43,8 +43,8 @@ pub fn items(appender: &Appender<Record>) -> Vec<u64> {
     items
 }
 
-/// Four threads append the items that are not done yet, a batch of up to 32 at a time, while this one pumps if it is to.
-/// Returns the outcome.
+/// Four threads append the items that are not done yet, a batch of up to 32 at a time, while this one pumps if it is
+/// to. Returns the outcome.
 fn round(
     appender: &mut Appender<Record>,
     done: &[AtomicBool],
@@ -107,7 +107,7 @@ pub fn what_has_no_memory_is_missed_and_comes_later(driver: &Driver) {
     let mut rounds = 0;
     let mut left = ITEMS;
     while left > 0 {
-        // Nobody maps more meanwhile, so each round takes the records that have memory.
+        // Nothing more is mapped meanwhile, so each round takes the records that have memory.
         let before = appender.records().len();
         let room = appender.records().capacity() - before;
         let came = round(&mut appender, &done, Duration::from_micros(3), false);
@@ -237,7 +237,7 @@ pub fn no_memory_is_mapped_for_a_damaged_count(driver: &Driver) {
         let len = appender.records().len() as u64;
         gpu.wanted().store(wanted.saturating_add(len), Relaxed);
         assert_eq!(appender.pump(), capacity, "{wanted}");
-        // Kernels hear that there will be no more, and the records that have memory come.
+        // Kernels see that there will be no more, and the records that have memory are collected.
         assert_eq!(gpu.append(&[7, 8], LONG), [true, false]);
         let came = appender.collect().unwrap();
         assert_eq!((came.records.len(), came.missed), (1, 1));
@@ -302,7 +302,7 @@ fn pumping_that_fails_waits_for_the_streams_work() {
         }
         let error = appender.pump_while(&stream).unwrap_err();
         assert_eq!(error.code(), Some(Code::UNKNOWN));
-        // The kernels were told that there is no more.
+        // The appender has signalled to the kernels that there is no more.
         assert_ne!(threads(&appender).end().load(Relaxed) >> 63, 0);
         sim.cancel_all();
         let seen = appender.collect().unwrap();

@@ -76,7 +76,7 @@ impl Kernels {
     /// Launches a kernel.
     ///
     /// # Safety
-    /// The arguments are the kernel's, and what they point to lives until the run has been waited for.
+    /// The arguments are the kernel's, and the memory that they point to lives until the run has been waited for.
     pub unsafe fn start(&self, run: &Run, name: &CStr, grid: (u32, u32), args: &[u64]) {
         let (blocks, threads) = grid;
         let dims = LaunchDims { blocks, threads };

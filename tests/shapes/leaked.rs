@@ -1,5 +1,5 @@
-//! Memory that is never given back because a GPU may still use it. AddressSanitizer is told that what these tests lose is
-//! lost on purpose (`ci/lsan.supp`).
+//! Memory that is never given back because a GPU may still use it. AddressSanitizer does not report it
+//! (`ci/lsan.supp`).
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -45,8 +45,8 @@ fn memory_of_kernels_without_an_end_is_never_unmapped() {
     assert_ne!(gpu.end().load(Relaxed) >> 63, 0);
 }
 
-/// A copy cannot be started, and the driver does not tell whether those before it have ended: their version is not written
-/// again, and not waited for.
+/// A copy cannot be started, and the driver does not report whether those before it have ended: their version is not
+/// written again, and not waited for.
 #[test]
 fn a_version_is_lost_with_a_copy_in_the_middle() {
     let mut machine = Machine::h200x8();

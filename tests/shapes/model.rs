@@ -1,4 +1,4 @@
-//! A growable vector does what `Vec` does, whatever comes.
+//! A growable vector behaves like a `Vec` under random operations.
 
 use egmem::shapes::Growable;
 use proptest::prelude::*;

@@ -101,8 +101,8 @@ pub fn a_version_stays_while_it_has_readers(driver: &Driver) {
     assert!(read(driver, &data.local(gpu).unwrap()) == values(3));
 }
 
-/// Submits a copy of the newest version by its address, as a kernel of the program's own would read it, and lets it go behind
-/// that.
+/// Submits a copy of the newest version by its address, as a kernel of the program's own would read it, and lets it
+/// go behind that.
 fn read_by_address(data: &Replicated<u64>, target: &Buffer, stream: &Stream) {
     let replica = data.local(Location::Device(stream.device())).unwrap();
     let (to, from) = (target.device_ptr(), replica.device_ptr());
@@ -276,7 +276,7 @@ pub fn what_cannot_be_replicated_is_refused(driver: &Driver) {
     assert!(matches!(error, Error::NoSuchNode { .. }), "{error}");
 }
 
-/// A version that could not be written is seen by nobody, and the next one is.
+/// No reader sees a version that could not be written; readers see the next one.
 #[test]
 fn a_publication_that_fails_changes_nothing() {
     for nth in [1, 2, 4, 8] {
@@ -300,8 +300,8 @@ fn a_publication_that_fails_changes_nothing() {
     }
 }
 
-/// Host memory for copies on GPUs alone is limited: larger data go through it piece by piece. The second GPU gets its bytes
-/// from the first one, over NVLink, whichever link leads to the CPU: one copy instead of three pieces.
+/// Host memory for copies on GPUs alone is limited: larger data go through it piece by piece. The second GPU gets its
+/// bytes from the first one, over NVLink, whichever link leads to the CPU: one copy instead of three pieces.
 #[test]
 fn large_data_reach_gpus_piece_by_piece() {
     for machine in [Machine::h200x8(), Machine::gh200x4()] {

@@ -1,4 +1,4 @@
-//! Rings between threads of the CPU, and what a GPU can do to them.
+//! Rings between threads of the CPU, and the damage that a GPU can do to them.
 
 use std::time::{Duration, Instant};
 
@@ -63,7 +63,8 @@ pub fn a_full_ring_refuses_and_an_empty_one_has_none(driver: &Driver) {
     assert!(consumer.peek_until(0, soon()).unwrap().is_empty());
 }
 
-/// Records whose words all say the same, so that a torn one shows, in batches whose records say which batch they are of.
+/// Records whose words all say the same, so that a torn one shows, in batches whose records say which batch they are
+/// of.
 pub fn threads_pass_batches_untorn(driver: &Driver) {
     const RECORDS: u64 = 40_000;
     type Record = [u64; 5];
@@ -137,7 +138,7 @@ pub fn both_mappings_are_the_same_memory(driver: &Driver) {
     unsafe { stream.memset_async(second, 7, 16) }.unwrap();
     stream.synchronize().unwrap();
     let mut producer = gpu.into_cpu().unwrap();
-    // Never written by the CPU: what the GPU wrote through the other mapping.
+    // The CPU never wrote these records: they have the bytes that the GPU wrote through the other mapping.
     producer.try_reserve(2).unwrap().unwrap().commit().unwrap();
     let sevens = u64::from_ne_bytes([7; 8]);
     assert_eq!(consumer.pop_into(&mut [0; 2]), Ok(2));
@@ -146,7 +147,7 @@ pub fn both_mappings_are_the_same_memory(driver: &Driver) {
     let mut all = [1; 4];
     consumer.pop_into(&mut all).unwrap();
     assert_eq!(all, [0; 4]);
-    // Around to the first place, which nobody has written since.
+    // Around to the first place, which was not written since.
     let around = 2 * MIB as usize / 8 - 6;
     for _ in 0..around {
         producer.try_reserve(1).unwrap().unwrap().commit().unwrap();
@@ -209,7 +210,7 @@ pub fn a_damaged_counter_is_an_error(driver: &Driver) {
     damaged(consumer.ready(), "the head of a ring");
 }
 
-/// Kernels go on from the CPU's own count, whatever the counter in the memory says.
+/// Kernels go on from the CPU's own count, not from the counter in the memory.
 pub fn a_damaged_counter_is_set_right_for_a_gpu(driver: &Driver) {
     let (mut producer, mut consumer) = ring(driver, 100);
     assert_eq!(producer.push_some(&[5; 60]), Ok(60));

@@ -1,4 +1,4 @@
-//! A ring does what a `VecDeque` of limited length does, whatever comes.
+//! A ring behaves like a `VecDeque` of limited length under random operations.
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,4 @@
-//! Processes that follow a growing vector see the elements that it had when they were told, through all operations.
+//! Processes that follow a growing vector see the elements of their last update, through all operations.
 
 use std::collections::VecDeque;
 use std::os::unix::net::UnixStream;
@@ -22,9 +22,9 @@ enum Step {
     Shrink,
     /// One process more.
     Join,
-    /// Tells one of them.
+    /// Sends an update to one of them.
     Send(Index),
-    /// One of them takes the next that it was told.
+    /// One of them takes its next update.
     Follow(Index),
     /// One of them keeps its view.
     Keep(Index),
@@ -52,7 +52,7 @@ struct Process {
     channel: Channel,
     /// `None` before it took the first update.
     view: Option<GrowableView<u64>>,
-    /// The vector's lengths that it was told and has not taken.
+    /// The vector's lengths in updates that it has not taken.
     told: VecDeque<usize>,
     len: usize,
 }

@@ -170,7 +170,7 @@ fn truncated_and_silent_peers_end_in_time() {
         send(&socket, &good[..cut], &[]);
         closes_after_a_time_out(&mut channel);
     }
-    // It has said nothing yet: that is no reason to close.
+    // A peer that has sent nothing yet keeps its channel.
     let (socket, mut channel) = pair();
     channel.set_timeout(IMPATIENCE);
     let error = channel.receive().unwrap_err();
@@ -179,7 +179,7 @@ fn truncated_and_silent_peers_end_in_time() {
     let fd = fd(&shared);
     send(&socket, &good, &[fd.as_fd()]);
     channel.receive().unwrap();
-    // A byte now and then is no way to hold it up for ever.
+    // A byte now and then does not extend the deadline.
     channel.set_timeout(IMPATIENCE);
     let slow = std::thread::spawn(move || {
         let mut sent = (1_u32 << 20).to_be_bytes().into_iter().collect::<Vec<_>>();
@@ -197,7 +197,7 @@ fn truncated_and_silent_peers_end_in_time() {
     assert!(matches!(error, Error::TimedOut { .. }), "{error}");
     drop(channel);
     assert!(slow.join().unwrap(), "it was let go on");
-    // Nobody reads.
+    // The peer does not read.
     let (socket, mut channel) = pair();
     channel.set_timeout(IMPATIENCE);
     let error = loop {
@@ -207,7 +207,7 @@ fn truncated_and_silent_peers_end_in_time() {
     };
     assert!(matches!(error, Error::TimedOut { .. }), "{error}");
     drop(socket);
-    // Nobody comes.
+    // No peer connects.
     let place = Place::new();
     let mut nobody = Listener::bind(&place.socket, Peers::same_user()).unwrap();
     nobody.set_timeout(IMPATIENCE).unwrap();
@@ -220,7 +220,7 @@ fn a_peer_that_goes_without_a_word_is_passed_over() {
     let place = Place::new();
     let mut listener = Listener::bind(&place.socket, Peers::same_user()).unwrap();
     listener.set_timeout(PATIENCE).unwrap();
-    // A look whether somebody listens here is no connection at all; one that goes at once is one.
+    // A probe for a listener does not count as a connection; a peer that connects and closes does.
     Listener::bind(&place.socket, Peers::same_user()).unwrap_err();
     for _ in 0..3 {
         drop(UnixStream::connect(&place.socket).unwrap());

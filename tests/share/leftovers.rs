@@ -12,7 +12,7 @@ use super::{buffer, open, spread};
 
 const CYCLES: usize = 1000;
 
-/// Open fds, mappings in the address space, and what the simulator holds.
+/// Returns the open fds, the mappings in the address space, and the simulator's objects.
 fn counts(driver: &Driver) -> (usize, usize, Option<egmem::driver::sim::Held>) {
     let fds = fs::read_dir("/proc/self/fd").unwrap().count();
     let maps = fs::read_to_string("/proc/self/maps")

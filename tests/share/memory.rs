@@ -10,7 +10,7 @@ use egmem::{Driver, Error};
 use super::process::{Place, Process, accept, connect, receive, say, wait_for_go};
 use super::{MIB, buffer, last_gpu, node, nothing_held, open, spread};
 
-/// Takes turns with the peer: each checks what the other wrote, by CPU and GPU, and writes anew.
+/// Takes turns with the peer: each checks the bytes that the other wrote, by CPU and GPU, and writes new ones.
 fn shows_the_same_bytes(driver: &Driver, shared: Shared) {
     let place = Place::new();
     let listener = place.listen();
@@ -165,7 +165,7 @@ fn without_fabric_there_are_fds_and_a_reason() {
     }
 }
 
-/// The driver maps what is there, or nothing.
+/// The driver refuses to map more or fewer bytes than the memory has.
 #[test]
 fn a_description_with_wrong_sizes_is_refused() {
     let driver = open();

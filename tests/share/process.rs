@@ -114,7 +114,7 @@ impl Drop for Process {
     }
 }
 
-/// Prints a child process's message, on a line of its own whatever the test harness writes.
+/// Prints a child process's message, on a line of its own even if the test harness has begun one.
 pub fn say(word: &str) {
     println!("\n{word}");
 }

@@ -1,7 +1,7 @@
 //! The bytes that clients write into memory, and how they check them.
 //!
-//! A header names the memory and counts its writes, so that a reader in another process tells a write
-//! under way from bytes that do not belong there.
+//! A header names the memory and counts its writes, so that a reader in another process can distinguish a
+//! write under way from bytes that do not belong there.
 
 use std::sync::atomic::{Ordering, fence};
 

@@ -118,14 +118,14 @@ impl Member {
         let mut process = Process::start(&self.setup);
         process.tell("load");
         if !self.load {
-            // It has to clear what the process before left.
+            // It has to clear the remains of the process before it.
             process.tell("pause");
         }
         self.idle = false;
         self.process = Some(process);
     }
 
-    /// Ends the process, which is idle: what the service remembers of it ends too.
+    /// Ends the process, which is idle, so that the service drops its records of the process.
     pub fn end(&mut self, journal: &Journal) {
         let Some(process) = self.process.take() else {
             return;
@@ -182,7 +182,7 @@ impl Member {
         }
     }
 
-    /// Hears what the process says, continues it when its stop is over, and replaces it if it died.
+    /// Reads the lines of the process, continues it when its stop is over, and replaces it if it died.
     pub fn look(&mut self, journal: &Journal) {
         if self.stopped.is_some_and(|until| until <= Instant::now()) {
             self.resume();

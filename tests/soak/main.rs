@@ -2,7 +2,7 @@
 //! and stopped, connections cut, reloads and restarts. Simulated driver, loopback and Unix sockets only.
 //!
 //! Whenever the load stops, each service must return to its baseline. docs/service.md says how to run
-//! it for longer and what it checks.
+//! it for longer, and lists its checks.
 #![cfg(feature = "cli")]
 
 mod bytes;

@@ -1,9 +1,9 @@
-//! A TCP proxy between clients and a service, which cuts all its connections when told to.
+//! A TCP proxy between clients and a service, which cuts all its connections on request.
 
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Passes connections on until it is told to cut them.
+/// Forwards connections until [`cut`](Self::cut) closes them.
 pub struct Proxy {
     pub address: String,
     open: Arc<Mutex<Vec<TcpStream>>>,

@@ -125,7 +125,7 @@ fn security(setup: &Setup) -> egmem::exchange::Result<Security> {
     })?))
 }
 
-/// Tells the parent.
+/// Sends a line to the parent.
 pub fn say(word: &str, rest: impl std::fmt::Display) {
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "{MARK}{word} {rest}").and_then(|()| out.flush());
@@ -149,7 +149,7 @@ impl Client {
         }
     }
 
-    /// Does something, and now and then ends this process in the midst of it.
+    /// Does something, and now and then ends this process in the middle of it.
     pub async fn risk<T>(&self, rng: &mut Rng, state: &str, work: impl Future<Output = T>) -> T {
         if rng.u32(..MORTALITY) != 0 {
             return work.await;

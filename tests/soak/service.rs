@@ -38,7 +38,7 @@ struct Process {
 }
 
 /// By default glibc keeps megabytes of freed memory for each of its arenas, more after each large
-/// block. With fixed thresholds it returns them, so that resident bytes show what is in use.
+/// block. With fixed thresholds it returns them, so that resident bytes are those in use.
 const TUNABLES: &str = "glibc.malloc.trim_threshold=131072:glibc.malloc.mmap_threshold=131072";
 
 /// `@` stands for the folder.
@@ -264,7 +264,7 @@ impl Service {
         self.process = None;
     }
 
-    /// Ends it by two signals, the second in the midst of the drain.
+    /// Ends it by two signals, the second in the middle of the drain.
     pub fn end_now(&mut self) {
         self.signal(Signal::TERM);
         std::thread::sleep(Duration::from_millis(30));

@@ -146,7 +146,7 @@ impl Worker {
         let Some(memory) = self.fetch(connection, &name).await else {
             return;
         };
-        // Nobody may find another's bytes in new memory.
+        // New memory must not contain another client's bytes.
         if let Ok(Some((index, word))) = bytes::not_zero(&memory) {
             say(
                 "violation",
@@ -284,7 +284,7 @@ impl Worker {
         let _ = self.note("release", released);
     }
 
-    /// Gives back what the service asks for, and forgets what it does not count any more.
+    /// Gives back the memory that the service asks for, and drops memory whose lease is lost.
     async fn answer_withdrawals(&mut self) {
         for at in (0..self.held.len()).rev() {
             match self.held[at].state() {

@@ -1,4 +1,4 @@
-//! The caller's current context is the same after every call, and what is retained is released.
+//! The caller's current context is the same after every call, and retained contexts are released.
 
 use std::ffi::CStr;
 

@@ -287,7 +287,7 @@ impl Stub {
         context as usize
     }
 
-    /// Makes a context of somebody else's current.
+    /// Makes a context that is not this crate's current.
     pub fn push(&self, context: usize) {
         type Push = unsafe extern "C" fn(*mut c_void) -> c_int;
         // SAFETY: the stub follows a context only in calls that the tests make in its own ones.

@@ -1,5 +1,5 @@
-//! The CUDA backend on stub libraries, which `cc` builds here from tests/stubs: whatever is
-//! installed, opening it gives a driver or a typed error, and never a panic.
+//! The CUDA backend on stub libraries, which `cc` builds here from tests/stubs. With any set
+//! of installed libraries, opening it gives a driver or a typed error, and never a panic.
 //!
 //! Each test runs in a child process that finds its stub by LD_LIBRARY_PATH.
 #![cfg(target_os = "linux")]

@@ -1,4 +1,4 @@
-//! `Driver::open`, whatever is installed.
+//! `Driver::open` with any set of installed libraries.
 
 use egmem::driver::{
     AllocationProps, Call, Code, CudaVersion, DeviceAttribute, HandleTypes, Location, P2pAttribute,

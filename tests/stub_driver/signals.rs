@@ -1,4 +1,4 @@
-//! A second signal ends `egmem serve` whatever the driver does, also where that never returns.
+//! A second signal ends `egmem serve`, even if a driver call never returns.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -45,7 +45,7 @@ fn in_a_start_that_hangs() {
         return;
     };
     running.line("the stub hangs: cuInit");
-    // Of two that are alike one could be lost. Which is seen first is the kernel's matter.
+    // Two pending signals of the same kind would merge. The kernel decides which of these two arrives first.
     running.signal(Signal::TERM);
     running.signal(Signal::INT);
     let line = running.line("error: ended at once by a second ");

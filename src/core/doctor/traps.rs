@@ -35,7 +35,7 @@ pub(super) const TRAPS: &[Trap] = &[
         versions: (None, Some((595, 0))),
         applies: |_| true,
         finding: "drivers before 595 were reported to crash inside cuMemCreate for host memory",
-        remedy: "try what a program needs in a child process first, as `egmem doctor` does, or install 595 or newer",
+        remedy: "try the calls that a program needs in a child process first, as `egmem doctor` does, or install 595 or newer",
     },
     Trap {
         versions: (Some((580, 0)), Some((590, 0))),

@@ -123,7 +123,7 @@ fn gone(name: &str) -> Error {
     Error::invalid("command", format!("there is no {name} here"))
 }
 
-/// Tells the answer; whether to go on.
+/// Prints the answer; returns whether to go on.
 fn reply(answer: Result<String>) -> bool {
     match answer {
         Ok(word) if word == "quit" => {

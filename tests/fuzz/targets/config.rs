@@ -1,4 +1,4 @@
-//! A service's configuration: what is taken is written, and reads back the same.
+//! A service's configuration: an accepted one can be written, and reads back the same.
 #![no_main]
 
 use egmem::service::ServiceConfig;

@@ -1,4 +1,4 @@
-//! Entries of etcd, which anybody who may write there may have written.
+//! Entries of etcd, whose bytes come from any client with write access.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| egmem::exchange::directory::fuzzing::entry(bytes));

@@ -15,7 +15,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let (found, room) = pieces;
     let bytes_in: usize = found.iter().map(|frame| frame.len() + 4).sum();
     assert!(bytes_in <= bytes.len());
-    // Room for what has come, doubled, or a first piece.
+    // Room for twice the received bytes, or for a first piece.
     assert!(
         room <= (2 * bytes.len()).max(16 << 10),
         "{room} bytes of room"

@@ -1,4 +1,4 @@
-//! A simulated machine's description: what is taken and valid can be simulated.
+//! A simulated machine's description: a valid one can be simulated.
 #![no_main]
 
 use egmem::{Driver, Machine};

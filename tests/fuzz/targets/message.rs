@@ -1,4 +1,4 @@
-//! A message that is taken goes out and comes back the same; all else is this protocol's error.
+//! An accepted message encodes and decodes to the same message; other bytes give this protocol's error.
 
 use std::fmt::Debug;
 

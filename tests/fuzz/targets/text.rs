@@ -1,4 +1,4 @@
-//! Addresses, peers, patterns, names, ids, calls: what is read is shown, and reads back the same.
+//! Addresses, peers, patterns, names, ids, calls: the text of a parsed value parses as the same value.
 #![no_main]
 
 use std::fmt::{Debug, Display};

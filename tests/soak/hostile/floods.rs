@@ -1,4 +1,4 @@
-//! Too many connections, hellos, requests and answers that nobody reads.
+//! Too many connections, hellos, requests, and answers that the peer does not read.
 
 use std::io::{self, Write};
 use std::net::TcpStream;
@@ -85,7 +85,7 @@ pub fn waits(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<()> {
     raw.read().map(drop)
 }
 
-/// The metrics' endpoint: slow heads, heads without end, answers that nobody reads.
+/// The metrics' endpoint: slow heads, heads without end, answers that the peer does not read.
 pub fn metrics(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<()> {
     let streams: io::Result<Vec<_>> = (0..hostile.rng.usize(1..16))
         .map(|_| {

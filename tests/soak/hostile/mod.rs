@@ -1,4 +1,4 @@
-//! Peers that mean harm: each attack takes seconds at most and bounds what it opens.
+//! Hostile peers: each attack takes seconds at most and opens a limited number of connections.
 
 mod floods;
 mod frames;

@@ -1,4 +1,4 @@
-//! Peers that ask for what is not theirs, and one that takes all that it may have.
+//! Peers that ask for memory without the right to it, and one that creates names up to its quota.
 
 use std::io;
 
@@ -8,7 +8,7 @@ use serde_json::json;
 use super::{Hostile, MALLORY, Target};
 use crate::raw::{Raw, names, refusal};
 
-/// A request of a session, and what it carries.
+/// The name of a request in a session, and its fields.
 type Asked = (&'static str, serde_json::Value);
 
 pub fn wrong_certificates(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<()> {
@@ -23,7 +23,7 @@ pub fn wrong_certificates(hostile: &mut Hostile<'_>, target: &Target) -> io::Res
     Raw::tcp(&target.tcp)?.greet().map(drop)
 }
 
-/// Every request for what other peers have must be refused.
+/// Every request for memory of other peers must be refused.
 pub fn without_rights(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<()> {
     let mut raw = hostile.mallory(target)?;
     raw.greet()?;
@@ -51,7 +51,7 @@ pub fn without_rights(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<
         ("create", json!({"name": "nobodys", "bytes": 4096})),
         ("teleport", json!({})),
     ];
-    // It may be one that this peer abandoned, and then may end.
+    // The lease may be one that this peer abandoned, and then the release may succeed.
     raw.ask(1, "release", json!({"lease": lease}))?;
     let others = names(&raw.ask(2, "list", json!({}))?);
     let others = others.into_iter().filter(|name| name.contains("/soak-"));
@@ -156,7 +156,7 @@ pub fn groups(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<()> {
     raw.read().map(drop)
 }
 
-/// Fetches what everybody may have, and goes without a word.
+/// Fetches the names that every peer may fetch, and leaves without releasing the leases.
 pub fn abandon_leases(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<()> {
     let mut raw = hostile.mallory(target)?;
     raw.greet()?;

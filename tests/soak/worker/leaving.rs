@@ -40,7 +40,7 @@ impl Worker {
         self.client.tally.count("close");
     }
 
-    /// Releases everything and deletes its names, so that the service is as if it had never been.
+    /// Releases everything and deletes its names, so that the service is as before the worker came.
     pub(super) async fn clear(&mut self) {
         self.watch = None;
         let end = Instant::now() + Duration::from_secs(60);

@@ -15,8 +15,8 @@ fn slow() -> u32 {
     }
 }
 
-/// Returns `milliseconds`, scaled under a sanitizer or an emulator. Tests derive from it leases, heartbeats
-/// and deadlines that a healthy peer must meet, and what they compare with these.
+/// Returns `milliseconds`, scaled under a sanitizer or an emulator. Tests derive from it the leases,
+/// heartbeats and deadlines that a healthy peer must meet, and the times that they compare with these.
 pub fn ms(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds) * slow()
 }

@@ -7,9 +7,9 @@ use tracing::{Dispatch, Subscriber};
 
 /// Runs `f` with `subscriber` as the calling thread's.
 ///
-/// While a program has one subscriber alone, `tracing` asks the thread that first reaches an event whether anybody
-/// wants it, and remembers the answer for all: a thread of another test, which has no subscriber, says no. With more
-/// subscribers it asks each of them. So two that want nothing live as long as the program.
+/// While a program has one subscriber alone, `tracing` asks the thread that first reaches an event whether its
+/// subscriber wants it, and remembers the answer for all: a thread of another test, which has no subscriber, says no.
+/// With more subscribers it asks each of them. So two that want nothing live as long as the program.
 pub fn with_subscriber<T>(
     subscriber: impl Subscriber + Send + Sync + 'static,
     f: impl FnOnce() -> T,

@@ -1,4 +1,4 @@
-//! Slot numbers, and addresses as offsets into what they stand for.
+//! Slot numbers, and addresses as offsets into the memory of a slot.
 
 use std::fmt;
 use std::str::FromStr;

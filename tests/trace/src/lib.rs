@@ -1,11 +1,11 @@
 //! Random sequences of driver calls, recorded on one machine and replayed on another.
 //!
 //! [`generate`] makes a [`Sequence`] of valid and invalid calls from a seed, [`run`] runs it on a
-//! driver and records every answer, [`compare`] tells where two records of it differ. Recorded on
+//! driver and records every answer, [`compare`] finds where two records of it differ. Recorded on
 //! a real GPU and replayed on the simulator, they show where the two behave differently; the
 //! program `record-trace` does the recording.
 //!
-//! Nothing in a sequence faults, whatever the driver answers: the runner knows the memory that it mapped and
+//! No operation of a sequence faults, for any answer of the driver: the runner knows the memory that it mapped and
 //! granted, and leaves out operations that would touch other memory. Calls that CUDA leaves undefined (a
 //! destroyed pool, stream or event used again) are never made.
 //!

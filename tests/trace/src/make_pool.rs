@@ -80,7 +80,7 @@ impl Model {
                     false => NOBODY,
                 };
                 if self.random.percent(60) {
-                    // A device's own memory is what a device's pool is made of.
+                    // A device's pool is made of the device's own memory.
                     let own: Vec<_> = live.iter().filter(|pool| !pool.host).collect();
                     let pool = match self.random.some(&own) {
                         Some(own) if self.random.percent(70) => own.slot,
@@ -150,7 +150,7 @@ impl Model {
                 live: true,
             });
         } else if location == Location::Host {
-            // A driver that allows it shows what such a pool can do.
+            // On a driver that allows such a pool, ask for its access too.
             self.ops.push(Op::PoolGetAccess {
                 pool: out,
                 location: Location::Host,
@@ -192,12 +192,12 @@ impl Model {
         }
         let used = self.blocks.iter().any(|b| b.pool == Some(pool.slot));
         let location = match self.location() {
-            // Refused, and the only trace of what made a driver divide by zero in the first
-            // allocation from another pool (docs/driver-behaviour.md).
+            // The driver refuses this grant. After it, the first allocation from another pool has ended a
+            // process with SIGFPE once (docs/driver-behaviour.md).
             location if location.is_host() && !pool.host && !used => Location::Device(0),
             location => location,
         };
-        // Only what a pool's owner and device 0 keep is known to stay usable.
+        // The pool is known to stay usable only while its owner and device 0 keep their access.
         let mut choices = vec![Access::ReadWrite];
         if location != Location::Device(0) {
             choices.extend([Access::Read, Access::None]);

@@ -162,7 +162,7 @@ impl Model {
             return self.odd_create();
         };
         if self.random.percent(30) {
-            // Unaligned, half, at an offset, or over what is there already.
+            // Unaligned, half, at an offset, or over an existing mapping.
             let (at, size, offset) = match self.random.below(5) {
                 0 => (4096, handle.size, 0),
                 1 => (0, handle.size.max(2 * UNIT) / 2, 0),

@@ -106,7 +106,7 @@ impl Model {
         }
     }
 
-    /// The allocators of old.
+    /// `cuMemAlloc` and `cuMemHostAlloc`.
     fn plain(&mut self) {
         let plain: Vec<_> = self
             .blocks
@@ -220,7 +220,7 @@ impl Model {
                 stream,
             },
             8..10 => {
-                // First what is to be found there.
+                // First the pattern that the check will read.
                 let expected = self.random.pick(&[seed, seed, 9]);
                 self.ops.push(Op::WriteKernel {
                     at,

@@ -72,7 +72,7 @@ pub(super) struct Model {
     pub ranges: Vec<Reserved>,
     pub exported: Vec<Slot>,
     pub pools: Vec<MadePool>,
-    /// Allocations from pools and of old.
+    /// Allocations from pools, `cuMemAlloc` and `cuMemHostAlloc`.
     pub blocks: Vec<Block>,
     pub streams: Vec<Slot>,
     pub events: Vec<Event>,

@@ -288,7 +288,7 @@ impl Op {
         }
     }
 
-    /// Whether only the code counts: the output is the allocator's own affair.
+    /// Whether only the code counts: the output depends on the driver's allocator.
     pub fn output_is_informational(&self) -> bool {
         matches!(
             self,

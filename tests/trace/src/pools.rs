@@ -67,7 +67,7 @@ impl Run<'_> {
                 let result = unsafe { calls.pool_set_access(handle, access) };
                 let grants = &mut self.state.pools.get_mut(&pool)?.access;
                 for desc in access {
-                    // A call that fails may have changed what it came to before.
+                    // A failed call may have granted access to a part of the locations.
                     match result.is_ok() {
                         true => grants.set(*desc),
                         false => grants.limit(*desc),

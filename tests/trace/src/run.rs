@@ -183,14 +183,14 @@ impl Run<'_> {
             Op::StreamSynchronize { stream } => done(self.synchronize(self.stream(stream)?)),
             Op::StreamQuery { stream } => {
                 let stream = self.stream(stream)?;
-                // SAFETY: what is named is this run's own and not given back.
+                // SAFETY: the stream is this run's own and not destroyed.
                 let idle = unsafe { self.driver.stream_query(stream) };
                 Some(idle.map(|idle| vec![number(idle)]))
             }
             Op::StreamWaitEvent { stream, event } => {
                 let (event, _) = *self.state.events.get(&event)?;
                 let stream = self.stream(stream)?;
-                // SAFETY: what is named is this run's own and not given back.
+                // SAFETY: stream and event are this run's own and not destroyed.
                 done(unsafe { self.driver.stream_wait_event(stream, event) })
             }
             Op::EventCreate {
@@ -212,25 +212,25 @@ impl Run<'_> {
             Op::EventRecord { event, stream } => {
                 let (event, _) = *self.state.events.get(&event)?;
                 let stream = self.stream(stream)?;
-                // SAFETY: what is named is this run's own and not given back.
+                // SAFETY: stream and event are this run's own and not destroyed.
                 let result = unsafe { self.driver.event_record(event, stream) };
                 done(result.and_then(|()| self.synchronize(stream)))
             }
             Op::EventSynchronize { event } => {
                 let (event, _) = *self.state.events.get(&event)?;
-                // SAFETY: what is named is this run's own and not given back.
+                // SAFETY: the event is this run's own and not destroyed.
                 done(unsafe { self.driver.event_synchronize(event) })
             }
             Op::EventQuery { event } => {
                 let (event, _) = *self.state.events.get(&event)?;
-                // SAFETY: what is named is this run's own and not given back.
+                // SAFETY: the event is this run's own and not destroyed.
                 let done = unsafe { self.driver.event_query(event) };
                 Some(done.map(|done| vec![number(done)]))
             }
             Op::EventElapsed { start, end } => {
                 let (start, _) = *self.state.events.get(&start)?;
                 let (end, _) = *self.state.events.get(&end)?;
-                // SAFETY: what is named is this run's own and not given back.
+                // SAFETY: both events are this run's own and not destroyed.
                 done(unsafe { self.driver.event_elapsed_ms(start, end) })
             }
             Op::PoolCreate { .. }
@@ -283,7 +283,7 @@ impl Run<'_> {
         }))
     }
 
-    /// Fills new memory with zeros where somebody is known to have access.
+    /// Fills new memory with zeros if the CPU or a device is known to have access.
     pub(super) fn zero(&mut self, at: Addr, bytes: u64, stream: StreamHandle) -> Result<()> {
         let device = Location::Device(stream.device);
         if let Some(ptr) = self
@@ -303,7 +303,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Gives back what is left, and says what cannot be.
+    /// Gives back the remaining objects. Returns a line for each one that cannot be given back.
     fn give_back(mut self) -> Vec<String> {
         let mut left = Vec::new();
         let mut note = |what: String, result: Result<()>| {

@@ -27,7 +27,7 @@ pub(super) struct Mapping {
     pub handle: PhysicalHandle,
     pub defined: Rc<Cell<bool>>,
     pub access: Grants,
-    /// A part was unmapped: nobody knows what is left.
+    /// A part was unmapped: the rest of the mapping is unknown.
     pub doubtful: bool,
 }
 
@@ -35,7 +35,7 @@ pub(super) struct Mapping {
 pub(super) struct Range {
     pub base: DevicePtr,
     pub size: u64,
-    /// The alignment of `base`, whatever addresses the driver had left.
+    /// The guaranteed alignment; the address may be aligned to more by chance.
     pub alignment: u64,
     pub mappings: Vec<Mapping>,
 }
@@ -104,8 +104,8 @@ impl Grants {
         }
     }
 
-    /// Notes a grant that failed, of which a part may have been made: nobody is sure to have more than
-    /// before, nor more than it says.
+    /// Notes a grant that failed, of which a part may have been made: no location is sure to have more access
+    /// than before, nor more than the grant gives.
     pub fn limit(&mut self, desc: AccessDesc) {
         let host = desc.location.is_host();
         let same =
@@ -140,7 +140,7 @@ pub(super) struct State {
 
 /// Device memory above this size begins at a page of 2 MiB.
 const OWN_PAGES: u64 = 1 << 20;
-/// The first page is never anybody's memory.
+/// Nothing is ever mapped at the first page.
 const NOWHERE: u64 = 4096;
 
 impl State {

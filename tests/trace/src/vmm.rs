@@ -51,7 +51,7 @@ impl Run<'_> {
                 let result = unsafe { self.driver.mem_set_access(ptr, size, access) };
                 for mapping in self.overlapping(at, size) {
                     for desc in access {
-                        // A call that fails may have changed what it came to before.
+                        // A failed call may have granted access to a part of the mappings.
                         match result.is_ok() {
                             true => mapping.access.set(*desc),
                             false => mapping.access.limit(*desc),
@@ -67,7 +67,7 @@ impl Run<'_> {
             }
             Op::Export { out, handle, kind } => {
                 let handle = *self.state.handles.get(&handle)?;
-                // SAFETY: what is named is this run's own and not given back.
+                // SAFETY: the handle is this run's own and not given back.
                 let result = unsafe { self.driver.mem_export(handle, kind) };
                 Some(result.map(|exported| {
                     self.state.exported.insert(out, exported);
@@ -77,7 +77,7 @@ impl Run<'_> {
             Op::Import { out, from } => self.import(out, from),
             Op::Properties { handle } => {
                 let handle = *self.state.handles.get(&handle)?;
-                // SAFETY: what is named is this run's own and not given back.
+                // SAFETY: the handle is this run's own and not given back.
                 let props = unsafe { self.driver.mem_properties(handle) };
                 Some(props.map(|props| {
                     vec![
@@ -221,7 +221,7 @@ impl Run<'_> {
         let result = unsafe { self.driver.mem_address_free(base, size) };
         Some(result.map(|()| {
             self.state.ranges.remove(&slot);
-            // SAFETY: nothing was reserved since, so the address is nobody's.
+            // SAFETY: nothing was reserved since, so nothing uses the address.
             twice
                 .then(|| again(unsafe { self.driver.mem_address_free(base, size) }))
                 .into_iter()

@@ -56,7 +56,7 @@ impl Work {
             })
         };
         let kernels = load().inspect_err(|_| {
-            // SAFETY: nothing of the module runs. What cannot be unloaded stays loaded.
+            // SAFETY: nothing of the module runs. A module that cannot be unloaded stays loaded.
             let _ = unsafe { driver.module_unload(device, module) };
         })?;
         self.loaded.insert(device, kernels);
