@@ -138,8 +138,9 @@ impl Core {
     }
 
     /// Keeps a shard that has no segments for the next thread.
-    pub(super) fn end_shard(&mut self, shard: Shard) {
+    pub(super) fn end_shard(&mut self, mut shard: Shard) {
         debug_assert!(shard.segments() == 0);
+        shard.end(&mut self.ranges);
         self.shards.push(shard);
     }
 

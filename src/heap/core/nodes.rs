@@ -7,6 +7,9 @@ use std::io;
 use super::bins::{self, GROWABLE_END, Occupied};
 use super::search::Searches;
 use super::table::{Ahead, Growth, View};
+use spare::Spare;
+
+mod spare;
 
 /// The index of a range's node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -15,6 +18,10 @@ pub(crate) struct RangeId(u32);
 impl RangeId {
     /// The index of no range.
     pub(super) const NONE: Self = Self(0);
+
+    const fn at(index: usize) -> Self {
+        Self(index as u32)
+    }
 
     #[inline]
     const fn index(self) -> usize {
@@ -82,7 +89,7 @@ const VACANT: Node = Node {
     after: RangeId::NONE,
 };
 
-/// How many nodes are added at once: half a kernel page of 4 KiB.
+/// How many nodes are added at once, a batch: half a kernel page of 4 KiB.
 const MORE: usize = 64;
 
 /// All nodes, or a shard's, in one common table, so that nodes keep their indexes when they
@@ -98,6 +105,7 @@ pub(super) struct Nodes {
     vacant: RangeId,
     pub(super) occupied: Occupied,
     pub(super) searches: Searches,
+    spare: Spare,
     /// How many nodes there are, without the sentinel, and how many of them are not vacant.
     owned: usize,
     pub(super) count: usize,
@@ -125,6 +133,7 @@ impl Nodes {
             vacant: RangeId::NONE,
             occupied: Occupied::new(),
             searches: Searches::new(),
+            spare: Spare::new(),
             owned: 0,
             count: 0,
         }
@@ -132,19 +141,14 @@ impl Nodes {
 
     /// Returns another list of nodes in the same table, for a shard, without any.
     pub(super) fn split(&mut self) -> Self {
-        // A batch of its own: each change of a list writes to the sentinel, so no other list's node may be near.
-        let rest = std::mem::replace(&mut self.vacant, RangeId::NONE);
-        self.add_vacant();
-        // SAFETY: nodes change lists in `lend` and `take_over`, which have exclusive references
+        // SAFETY: nodes change lists in `lend`, `give_back` and `take_over`, which have exclusive references
         // to both, and links lead to nodes of the same list. An index that comes from outside, to free or resize
         // a range, is used with the list that has the node: the heap keeps record of each shard's addresses.
         // Only unsafe code can free a range of its own making.
         let nodes = unsafe { self.nodes.split() };
         let mut other = Self::of(nodes, None);
-        while self.vacant != RangeId::NONE {
-            self.lend(&mut other, 1);
-        }
-        self.vacant = rest;
+        // Each change of a list writes to the sentinel, so no other list's node may be near.
+        self.lend(&mut other);
         other.set_sentinel();
         other
     }
@@ -159,20 +163,6 @@ impl Nodes {
     #[inline]
     pub(super) fn vacancies(&self) -> usize {
         self.owned - self.count
-    }
-
-    /// Gives another list `more` vacant nodes.
-    pub(super) fn lend(&mut self, other: &mut Self, more: usize) {
-        let mut next = RangeId::NONE;
-        for _ in 0..more {
-            next = self.add(0, 0, RangeId::NONE, next);
-        }
-        other.take_over(self, more);
-        while next != RangeId::NONE {
-            let node = next;
-            next = other.get(node).next;
-            other.retire(node);
-        }
     }
 
     /// Notes that `nodes` nodes of `other` are this list's now: vacant but in no list, or neighbours in memory.
@@ -231,21 +221,26 @@ impl Nodes {
     #[cold]
     #[inline(never)]
     fn add_vacant(&mut self) {
+        if !self.use_spare() {
+            // Index 0 is no range's.
+            self.vacant = RangeId::at(self.extend().max(1));
+        }
+    }
+
+    /// Adds a batch to the table, linked but in no list; returns its index.
+    fn extend(&mut self) -> usize {
         let first = self.nodes.len();
         let Some(growth) = &mut self.growth else {
             // Unreachable: shards check that they have a vacant node.
             handle_alloc_error(Layout::new::<Node>());
         };
-        let more = MORE - first % MORE;
-        self.nodes.extend(growth, more, |index| Node {
-            next: RangeId(index as u32 + 1),
+        self.nodes.extend(growth, MORE, |index| Node {
+            next: RangeId::at(index + 1),
             ..VACANT
         });
-        self.nodes[first + more - 1].next = RangeId::NONE;
-        // Index 0 is no range's.
-        let first = first.max(1);
-        self.vacant = RangeId(first as u32);
-        self.owned += self.nodes.len() - first;
+        self.nodes[first + MORE - 1].next = RangeId::NONE;
+        self.owned += if first == 0 { MORE - 1 } else { MORE };
+        first
     }
 
     /// Returns how many more nodes fit before the kernel has to provide memory.

@@ -15,8 +15,10 @@ use super::nodes::{Node, NodeState, RangeId};
 use super::ranges::{Extent, LOG_GRANULE, Ranges};
 use crate::classes::PAGE;
 
-/// How many vacant nodes a shard gets at once, and keeps when it returns segments.
+/// How many vacant nodes a shard keeps when it returns segments.
 const NODES: usize = 64;
+/// How many nodes a segment takes at first.
+const NODES_OF_SEGMENT: usize = 3;
 
 /// A thread's segments. It belongs to the core that made it.
 pub(crate) struct Shard {
@@ -104,13 +106,20 @@ impl Shard {
 
     /// Gets vacant nodes.
     pub(super) fn borrow_nodes(&mut self, core: &mut Ranges) {
-        core.nodes.lend(&mut self.ranges.nodes, NODES);
+        core.nodes.lend(&mut self.ranges.nodes);
+    }
+
+    /// Returns the vacant nodes of a shard without segments.
+    pub(super) fn end(&mut self, core: &mut Ranges) {
+        let vacant = self.ranges.nodes.vacancies();
+        self.ranges.nodes.give_back(&mut core.nodes, vacant);
     }
 
     /// Adds a segment, a range in use of the core.
     pub(super) fn add(&mut self, core: &mut Ranges, node: RangeId, place: Range<u64>) {
-        // A segment takes three at first.
-        self.borrow_nodes(core);
+        while self.ranges.nodes.vacancies() < NODES_OF_SEGMENT {
+            self.borrow_nodes(core);
+        }
         self.segments.push((place.start >> LOG_GRANULE, node));
         self.ranges.add(place, false);
     }
@@ -144,7 +153,7 @@ impl Shard {
         let nodes = &mut core.nodes;
         nodes.take_over(&mut own.nodes, taken);
         let vacant = own.nodes.vacancies().saturating_sub(NODES);
-        own.nodes.lend(nodes, vacant);
+        own.nodes.give_back(nodes, vacant);
         // The segment's nodes take the place of the one that it was in the core.
         let of = *nodes.get(whole);
         nodes.get_mut(of.previous).next = head;

@@ -136,6 +136,11 @@ impl<T: Copy> View<T> {
         self.cells.len
     }
 
+    /// Returns whether at most half of the elements that fit exist, in all views, if this is the first.
+    pub(super) fn is_half_empty(&self) -> bool {
+        self.len() <= self.mapping.room / size_of::<T>() / 2
+    }
+
     /// Returns the part to populate so that `more` further elements have memory; it may be written meanwhile.
     pub(super) fn prepare(&self, growth: &mut Growth, more: usize) -> Ahead {
         let most = self.mapping.room / size_of::<T>();

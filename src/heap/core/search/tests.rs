@@ -116,7 +116,7 @@ fn a_search_goes_on_whatever_changed() {
             }
         }
         if round % 50 == 0 {
-            nodes.lend(&mut other, 2);
+            nodes.lend(&mut other);
             let lent = |node: &RangeId| free.contains(node);
             let mut named = nodes.searches.known.iter().flat_map(|known| &known.fitting);
             assert!(named.all(lent), "another list may have it");
