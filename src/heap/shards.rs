@@ -154,8 +154,8 @@ impl HeapInner {
         let id = self.front.shards.of(extent.offset);
         let abroad = id != 0 && local.shard.as_ref().is_none_or(|own| own.id != id);
         if abroad {
-            let send = |id, blocks| self.front.shards.send(id, blocks);
-            local.medium.send_abroad(id, extent, send);
+            let (most, shards) = (self.front.budget.shared(), &self.front.shards);
+            local.medium.send_abroad(id, extent, most, shards);
         }
         abroad
     }
@@ -278,7 +278,7 @@ impl HeapInner {
                 id => rest.push((id, extent)),
             });
             for (id, extent) in rest {
-                self.front.shards.send(id, vec![extent]);
+                self.front.shards.send_one(id, extent);
             }
         }
     }
@@ -287,7 +287,7 @@ impl HeapInner {
     pub(super) fn give_or_send(&self, core: &mut Core, extent: Extent) {
         match self.front.shards.of(extent.offset) {
             0 => self.give_range(core, extent.node()),
-            id => self.front.shards.send(id, vec![extent]),
+            id => self.front.shards.send_one(id, extent),
         }
     }
 }

@@ -54,8 +54,9 @@ impl Budget {
         self.alone.store(bytes / GRANULE, Relaxed);
     }
 
-    /// Returns the most bytes that any thread was ever allowed to cache.
+    /// Returns the most bytes of larger blocks that any thread was ever allowed to keep, with those on their way to
+    /// shards.
     pub(super) fn most_ever(&self) -> u64 {
-        self.most_alone.load(Relaxed).max(self.shared) * GRANULE
+        (self.most_alone.load(Relaxed).max(self.shared) + self.shared) * GRANULE
     }
 }

@@ -3,7 +3,6 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::magazine::Magazine;
-use super::medium::MAX_ABROAD;
 use crate::classes::{CLASSES, Class};
 
 /// An upper bound of a cache's contents: one bit for each size class that may have blocks, and one for larger
@@ -68,8 +67,7 @@ impl Kept {
         self.has(Self::LARGER) || self.shard() > 0
     }
 
-    /// Returns the most bytes that the cache may hold, with at most `larger` bytes of larger blocks, in addition
-    /// to those on their way to shards.
+    /// Returns the most bytes that the cache may hold, with at most `larger` bytes of larger blocks.
     pub(crate) fn bytes(&self, larger: u64) -> u64 {
         let bits = self.0.load(Relaxed);
         let small = Class::all().filter(|class| bits & Self::small(*class) != 0);
@@ -79,7 +77,7 @@ impl Kept {
             .sum();
         let larger = match bits & Self::LARGER {
             0 => 0,
-            _ => larger + MAX_ABROAD,
+            _ => larger,
         };
         small + larger + self.shard()
     }
@@ -101,7 +99,7 @@ mod tests {
         kept.forget(Kept::small(other));
         assert!(kept.has(Kept::small(one)) && !kept.has(Kept::small(other)));
         kept.note_shard(7);
-        assert_eq!(kept.bytes(1000), 1000 + MAX_ABROAD + 2 * 64 * 16 + 7);
+        assert_eq!(kept.bytes(1000), 1000 + 2 * 64 * 16 + 7);
         kept.forget(u64::MAX);
         assert_eq!(kept.bytes(1000), 7);
     }

@@ -6,7 +6,9 @@
 
 use std::sync::Arc;
 
+use super::abroad::Abroad;
 use super::kept::Kept;
+use super::shards::Shards;
 use crate::core::{Extent, GRANULE, bin_of};
 
 /// The largest blocks that are cached, in bytes: while threads share the core, and otherwise.
@@ -34,23 +36,6 @@ struct Entry {
     next: u32,
 }
 
-/// How many lists of blocks there are that are other threads', and when one of them is full: with so many
-/// blocks, or granules.
-const LISTS: usize = 8;
-const FULL: usize = 32;
-const FULL_GRANULES: u64 = (256 << 10) / GRANULE;
-
-/// The most bytes in all of these lists.
-pub(super) const MAX_ABROAD: u64 = LISTS as u64 * FULL_GRANULES * GRANULE;
-
-/// Blocks of one shard, another thread's.
-#[derive(Default)]
-struct Abroad {
-    shard: u8,
-    granules: u64,
-    blocks: Vec<Extent>,
-}
-
 /// A thread's cache of larger blocks.
 pub(crate) struct Medium {
     /// The first entry of each bin.
@@ -65,8 +50,7 @@ pub(crate) struct Medium {
     /// Blocks on their way back to the core, and their granules.
     leaving: Vec<Extent>,
     leaving_granules: u64,
-    /// Blocks on their way to other threads' shards.
-    abroad: [Abroad; LISTS],
+    abroad: Abroad,
     /// Whether several threads used the core when this one did last.
     shares: bool,
     /// Rises with each hit and falls with each miss; at 0 caching does not pay.
@@ -91,7 +75,7 @@ impl Medium {
             hand: 0,
             leaving: Vec::new(),
             leaving_granules: 0,
-            abroad: Default::default(),
+            abroad: Abroad::default(),
             shares: false,
             score: HIGH,
             skipped: 0,
@@ -286,8 +270,7 @@ impl Medium {
     pub(super) fn each(&self, mut name: impl FnMut(u64, u64)) {
         let mut name =
             |extent: &Extent| name(extent.offset, u64::from(extent.granules()) * GRANULE);
-        let abroad = self.abroad.iter().flat_map(|list| &list.blocks);
-        abroad.for_each(&mut name);
+        self.abroad.blocks().for_each(&mut name);
         for &first in self.firsts.iter() {
             let mut at = first;
             while let Some(entry) = self.entries.get(at as usize) {
@@ -307,29 +290,12 @@ impl Medium {
         self.leaving_granules += u64::from(extent.granules());
     }
 
-    /// Adds a block of another thread's shard to those that go there. Calls `send` with lists that go now.
-    pub(crate) fn send_abroad(
-        &mut self,
-        shard: u8,
-        extent: Extent,
-        send: impl Fn(u8, Vec<Extent>),
-    ) {
+    /// Sends a block to another thread's shard, with others. At most `most` granules wait to be sent.
+    pub(crate) fn send_abroad(&mut self, shard: u8, extent: Extent, most: u64, shards: &Shards) {
         if !self.noted {
             self.note();
         }
-        let list = &mut self.abroad[usize::from(shard) % LISTS];
-        if list.shard != shard && !list.blocks.is_empty() {
-            send(list.shard, std::mem::take(list).blocks);
-        }
-        if list.blocks.is_empty() {
-            list.blocks.reserve_exact(FULL);
-        }
-        list.shard = shard;
-        list.granules += u64::from(extent.granules());
-        list.blocks.push(extent);
-        if list.blocks.len() >= FULL || list.granules >= FULL_GRANULES {
-            send(shard, std::mem::take(list).blocks);
-        }
+        self.abroad.add(shard, extent, most, shards);
     }
 
     /// Returns the blocks that have to return to the core.
@@ -398,9 +364,7 @@ impl Medium {
         // The caller clears the note once the core has the blocks.
         self.noted = false;
         let mut all = self.take_leaving();
-        for list in std::mem::take(&mut self.abroad) {
-            all.extend(list.blocks);
-        }
+        all.extend(self.abroad.take_all());
         all
     }
 
@@ -437,8 +401,7 @@ impl Medium {
 
     /// Returns the bytes of all blocks.
     pub(super) fn bytes(&self) -> u64 {
-        let abroad: u64 = self.abroad.iter().map(|list| list.granules).sum();
-        (self.granules + self.leaving_granules + abroad) * GRANULE
+        (self.granules + self.leaving_granules) * GRANULE + self.abroad.bytes()
     }
 
     /// Returns whether there are no blocks.

@@ -9,6 +9,7 @@
 //! | [`Depot`](depot::Depot) | any thread puts a box | any thread takes one | one compare-and-swap, one swap |
 //! | [`Inbox`](inbox::Inbox) | any thread pushes | any thread drains all at once | one compare-and-swap for each push |
 
+mod abroad;
 mod biased;
 mod budget;
 mod depot;

@@ -14,7 +14,9 @@
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-use super::inbox::Inbox;
+use super::abroad::Batch;
+use super::depot::Depot;
+use super::inbox::{Inbox, Node};
 use super::sync::{AtomicU8, AtomicU64, Ordering};
 use crate::core::{Extent, GRANULE, Shard};
 
@@ -24,6 +26,9 @@ pub(crate) const UNIT: u64 = 256 << 10;
 
 /// How many shards a heap can have, and 1: no shard is number 0, the core.
 const SHARDS: usize = 256;
+
+/// How many empty batches a post keeps.
+const EMPTY: usize = 8;
 
 /// A heap's shards.
 pub(crate) struct Shards {
@@ -51,7 +56,9 @@ pub(crate) struct Own {
 
 /// Blocks of a shard that other threads freed. Later users of the shard's number have the same post.
 pub(crate) struct Post {
-    inbox: Inbox<Vec<Extent>>,
+    inbox: Inbox<Batch>,
+    /// Some empty batches, for those who send more.
+    empty: Depot<Node<Batch>>,
     /// How many bytes there are, or more.
     bytes: AtomicU64,
 }
@@ -105,6 +112,7 @@ impl Shards {
         let post = self.posts[id].get_or_init(|| {
             Arc::new(Post {
                 inbox: Inbox::new(),
+                empty: Depot::new(EMPTY),
                 bytes: AtomicU64::new(0),
             })
         });
@@ -117,11 +125,25 @@ impl Shards {
         self.taken[id / 64].fetch_and(!(1 << (id % 64)), Ordering::Release);
     }
 
+    /// Returns an empty batch for blocks of a shard that exists or existed.
+    pub(crate) fn empty_batch(&self, id: u8) -> Box<Node<Batch>> {
+        let post = self.posts[usize::from(id)].get();
+        let used = post.and_then(|post| post.empty.take());
+        used.unwrap_or_else(Batch::new)
+    }
+
     /// Leaves blocks for a shard that exists or existed.
-    pub(crate) fn send(&self, id: u8, blocks: Vec<Extent>) {
+    pub(crate) fn send(&self, id: u8, batch: Box<Node<Batch>>) {
         if let Some(post) = self.posts[usize::from(id)].get() {
-            post.push(blocks);
+            post.push(batch);
         }
+    }
+
+    /// Leaves one block for a shard that exists or existed.
+    pub(crate) fn send_one(&self, id: u8, extent: Extent) {
+        let mut batch = self.empty_batch(id);
+        batch.item.push(extent);
+        self.send(id, batch);
     }
 
     /// Iterates over all posts.
@@ -131,10 +153,10 @@ impl Shards {
 }
 
 impl Post {
-    /// Leaves blocks here.
-    pub(crate) fn push(&self, blocks: Vec<Extent>) {
-        self.bytes.fetch_add(bytes(&blocks), Ordering::Relaxed);
-        self.inbox.push(blocks);
+    fn push(&self, batch: Box<Node<Batch>>) {
+        let bytes = batch.item.granules * GRANULE;
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.inbox.push_node(batch);
     }
 
     /// Returns whether there are no blocks; they may come at any time.
@@ -145,11 +167,13 @@ impl Post {
 
     /// Takes all blocks and calls `put` with each. Only then does [`bytes`](Self::bytes) forget them.
     pub(crate) fn open(&self, mut put: impl FnMut(Extent)) {
-        for blocks in self.inbox.take_all() {
-            let all = bytes(&blocks);
-            blocks.into_iter().for_each(&mut put);
+        let mut taken = self.inbox.take_all();
+        while let Some(mut batch) = taken.next_node() {
+            let bytes = batch.item.granules * GRANULE;
+            batch.item.empty(&mut put);
             // Releases where they are now, to a thread that misses them here.
-            self.bytes.fetch_sub(all, Ordering::Release);
+            self.bytes.fetch_sub(bytes, Ordering::Release);
+            drop(self.empty.put(batch));
         }
     }
 
@@ -157,11 +181,6 @@ impl Post {
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Acquire)
     }
-}
-
-fn bytes(blocks: &[Extent]) -> u64 {
-    let granules = blocks.iter().map(|block| u64::from(block.granules()));
-    granules.sum::<u64>() * GRANULE
 }
 
 /// In every order of events (`ci/loom`).
@@ -220,7 +239,7 @@ mod under_loom {
         fn free(&self) {
             match self.shards.of(BLOCK.offset) {
                 0 => self.core.lock().unwrap().free(),
-                id => self.shards.send(id, vec![BLOCK]),
+                id => self.shards.send_one(id, BLOCK),
             }
         }
 
@@ -298,12 +317,12 @@ mod under_loom {
             let thread = {
                 let (both, free) = (both.clone(), free.clone());
                 thread::spawn(move || {
-                    let block = bytes(&[BLOCK]);
+                    let block = u64::from(BLOCK.granules()) * GRANULE;
                     both.post.open(|_| free.store(block, Ordering::Relaxed));
                 })
             };
             let posted = both.post.bytes();
-            assert!(posted + free.load(Ordering::Relaxed) >= bytes(&[BLOCK]));
+            assert!(posted + free.load(Ordering::Relaxed) >= u64::from(BLOCK.granules()) * GRANULE);
             thread.join().unwrap();
         });
     }

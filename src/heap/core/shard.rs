@@ -17,8 +17,8 @@ use crate::classes::PAGE;
 
 /// How many vacant nodes a shard keeps when it returns segments.
 const NODES: usize = 64;
-/// How many nodes a segment takes at first.
-const NODES_OF_SEGMENT: usize = 3;
+/// How many vacant nodes a shard has at least before it gets a segment, which takes three at first.
+const NODES_FOR_SEGMENT: usize = 8;
 
 /// A thread's segments. It belongs to the core that made it.
 pub(crate) struct Shard {
@@ -117,7 +117,7 @@ impl Shard {
 
     /// Adds a segment, a range in use of the core.
     pub(super) fn add(&mut self, core: &mut Ranges, node: RangeId, place: Range<u64>) {
-        while self.ranges.nodes.vacancies() < NODES_OF_SEGMENT {
+        while self.ranges.nodes.vacancies() < NODES_FOR_SEGMENT {
             self.borrow_nodes(core);
         }
         self.segments.push((place.start >> LOG_GRANULE, node));

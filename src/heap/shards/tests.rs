@@ -199,7 +199,8 @@ fn a_block_that_comes_too_late_for_its_shard_is_found() {
         assert_ne!(id, 0);
         let (_, late) = free_later(inner, vec![block]);
         inner.empty_all_caches();
-        inner.front.shards.send(id, late);
+        late.into_iter()
+            .for_each(|block| inner.front.shards.send_one(id, block));
         assert_eq!(heap.stats().cached, MIB);
         find(inner);
         assert_eq!(heap.stats().free, 64 * MIB);
@@ -215,7 +216,8 @@ fn no_request_is_refused_for_what_came_too_late_for_a_shard() {
     let blocks = (0..16).map(|_| heap.allocate(layout(MIB)).unwrap());
     let (id, late) = free_later(inner, blocks.collect());
     inner.empty_all_caches();
-    inner.front.shards.send(id, late);
+    late.into_iter()
+        .for_each(|block| inner.front.shards.send_one(id, block));
     let last = heap.allocate(layout(5000)).unwrap();
     assert_eq!(shard_of(&last), id);
     thread::scope(|scope| {

@@ -3,6 +3,7 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 
 use super::*;
+use crate::cache::abroad::FULL;
 use crate::core::RangeId;
 
 proptest! {
@@ -75,30 +76,35 @@ proptest! {
         prop_assert!(medium.is_empty());
     }
 
-    /// Blocks for shards leave in order, at the latest when a list is full.
+    /// Blocks for shards leave in order, at the latest when a batch is full.
     #[test]
     fn what_goes_abroad_arrives_once(
         blocks in proptest::collection::vec((1..=20_u8, 8..=4096_u32), 0..600),
+        most in 0..=16_384_u64,
     ) {
         let mut medium = Medium::new(Arc::default());
-        let sent = std::cell::RefCell::new(Vec::new());
-        let (mut granules, mut all) = (0, Vec::new());
+        let shards = Shards::new(1 << 20);
+        let posts: Vec<_> = (1..=20).map(|id| (id, shards.claim().unwrap().1)).collect();
+        let (mut granules, mut all, mut sent) = (0, Vec::new(), Vec::new());
         for (number, &(shard, size)) in (0..).zip(&blocks) {
             let node = RangeId::from_number(number);
             let extent = Extent::new(u64::from(shard), node, size);
             all.push(extent);
             granules += u64::from(size);
-            medium.send_abroad(shard, extent, |id, list| {
-                assert!(list.len() <= FULL && list.iter().all(|block| block.offset == u64::from(id)));
-                sent.borrow_mut().extend(list);
-            });
-            let left: u64 = sent.borrow().iter().map(|block| u64::from(block.granules())).sum();
+            medium.send_abroad(shard, extent, most, &shards);
+            for (id, post) in &posts {
+                let before = sent.len();
+                post.open(|block| sent.push(block));
+                prop_assert!(sent.len() - before <= FULL && post.bytes() == 0);
+                prop_assert!(sent[before..].iter().all(|block| block.offset == *id));
+            }
+            let left: u64 = sent.iter().map(|block| u64::from(block.granules())).sum();
             prop_assert_eq!(medium.bytes(), (granules - left) * GRANULE);
-            prop_assert!(medium.bytes() <= MAX_ABROAD);
+            prop_assert!(medium.bytes() <= most * GRANULE);
         }
-        prop_assert_eq!(medium.is_empty(), sent.borrow().len() == all.len());
-        let mut sent = sent.into_inner();
+        prop_assert_eq!(medium.is_empty(), sent.len() == all.len());
         sent.extend(medium.take_all());
+        prop_assert!(medium.is_empty());
         sent.sort_unstable_by_key(|block| block.node().number());
         prop_assert_eq!(sent, all);
     }

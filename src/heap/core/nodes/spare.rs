@@ -142,3 +142,6 @@ impl Nodes {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

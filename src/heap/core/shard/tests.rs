@@ -263,6 +263,7 @@ fn nodes_that_shards_no_longer_need_return() {
     for _ in 0..100 {
         core.end_shard(shard);
         shard = core.new_shard();
+        assert!(shard.needs_nodes());
         fill(&mut core, &mut shard);
     }
     assert_eq!(core.metadata(), bytes);
