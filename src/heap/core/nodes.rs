@@ -142,7 +142,8 @@ impl Nodes {
     /// Returns another list of nodes in the same table, for a shard, without any.
     pub(super) fn split(&mut self) -> Self {
         // SAFETY: nodes change lists in `lend`, `give_back` and `take_over`, which have exclusive references
-        // to both, and links lead to nodes of the same list. An index that comes from outside, to free or resize
+        // to both, and links lead to nodes of the same list, as what `searches` remembers does: `forget_used` comes
+        // before another list gets a node. An index that comes from outside, to free or resize
         // a range, is used with the list that has the node: the heap keeps record of each shard's addresses.
         // Only unsafe code can free a range of its own making.
         let nodes = unsafe { self.nodes.split() };

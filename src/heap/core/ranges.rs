@@ -26,8 +26,8 @@ pub(crate) const MAX_RANGE: u64 = (1 << 40) - (2 << 20);
 
 /// Returns the most ranges that so many bytes of memory can have: each range in use takes at least a page
 /// and has at most one free range before it, and each span has one more and its two ends. Memory is added
-/// in larger pieces than [`MIN_SPAN`], and shards get larger ones. Shards keep far fewer nodes vacant than the
-/// few spans leave over.
+/// in larger pieces than [`MIN_SPAN`], and shards get larger ones. Of a table that is half full, shards get no more
+/// new nodes while any are vacant, and they keep far fewer vacant than the few spans leave over.
 fn most_nodes(limit: u64) -> usize {
     let spans = limit / MIN_SPAN + LEAST_SPANS;
     usize::try_from(limit / PAGE * 2 + spans * 3)

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 
-use crate::ours::Ours;
+use crate::ours::{Ours, OursEach};
 use egmem_replay::contestants::{Kind, Room, SharedVisitor, Visitor};
 
 /// An allocator by name.
@@ -11,21 +11,31 @@ use egmem_replay::contestants::{Kind, Room, SharedVisitor, Visitor};
 pub enum Entrant {
     /// egmem's heap.
     Heap,
+    /// A heap for each thread: what a machine's processors allow, where threads have nothing in common.
+    HeapEach,
     /// One to compare with.
     Other(Kind),
 }
 
 impl Entrant {
-    /// All there are.
+    /// All that take part unless some are named.
     pub fn all() -> Vec<Self> {
         let others = Kind::available().into_iter().map(Self::Other);
         std::iter::once(Self::Heap).chain(others).collect()
+    }
+
+    /// All that can be named.
+    pub fn named() -> Vec<Self> {
+        let mut all = Self::all();
+        all.push(Self::HeapEach);
+        all
     }
 
     /// Its name in tables.
     pub fn name(self) -> &'static str {
         match self {
             Self::Heap => "egmem",
+            Self::HeapEach => "egmem-each",
             Self::Other(kind) => kind.name(),
         }
     }
@@ -33,7 +43,7 @@ impl Entrant {
     /// Whether it manages a given range, so that a capacity and a span have a meaning.
     pub fn is_bounded(self) -> bool {
         match self {
-            Self::Heap => true,
+            Self::Heap | Self::HeapEach => true,
             Self::Other(kind) => kind.is_bounded(),
         }
     }
@@ -49,7 +59,7 @@ impl Entrant {
     /// The kernel's, for its range; invalid input for room that it cannot manage.
     pub fn with<V: Visitor>(self, room: Room, visitor: V) -> io::Result<V::Output> {
         match self {
-            Self::Heap => Ok(visitor.visit(Ours::new(room)?)),
+            Self::Heap | Self::HeapEach => Ok(visitor.visit(Ours::new(room)?)),
             Self::Other(kind) => kind.with(room, visitor),
         }
     }
@@ -61,6 +71,7 @@ impl Entrant {
     pub fn with_shared<V: SharedVisitor>(self, room: Room, visitor: V) -> io::Result<V::Output> {
         match self {
             Self::Heap => Ok(visitor.visit(Ours::new(room)?)),
+            Self::HeapEach => Ok(visitor.visit(OursEach::new(room)?)),
             Self::Other(kind) => kind.with_shared(room, visitor),
         }
     }

@@ -3,6 +3,7 @@
 use std::alloc::Layout;
 use std::io;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use egmem::driver::sim::Machine;
 use egmem::{Driver, Heap, Topology};
@@ -79,5 +80,50 @@ impl Shared for Ours {
     /// All of them, though only the table of ranges is mapped: the rest, a 40th, counts twice.
     fn mapped(&self) -> u64 {
         self.heap.stats().metadata
+    }
+}
+
+/// A heap for each of up to 16 threads that run at a time.
+pub struct OursEach {
+    heaps: Vec<Ours>,
+}
+
+impl OursEach {
+    /// Each has the whole capacity as its limit.
+    ///
+    /// # Errors
+    /// The heap's.
+    pub fn new(room: Room) -> io::Result<Self> {
+        let heaps = (0..16).map(|_| Ours::new(room)).collect::<Result<_, _>>()?;
+        Ok(Self { heaps })
+    }
+
+    /// The calling thread's.
+    #[inline]
+    fn own(&self) -> &Ours {
+        static THREADS: AtomicUsize = AtomicUsize::new(0);
+        std::thread_local! {
+            // Threads that run at a time started one after another.
+            static NUMBER: usize = THREADS.fetch_add(1, Ordering::Relaxed);
+        }
+        &self.heaps[NUMBER.with(|number| *number) % self.heaps.len()]
+    }
+}
+
+impl Shared for OursEach {
+    type Block = egmem::Block;
+
+    #[inline]
+    fn allocate(&self, layout: Layout) -> Option<Self::Block> {
+        self.own().allocate(layout)
+    }
+
+    #[inline]
+    unsafe fn free(&self, block: Self::Block, _layout: Layout) {
+        drop(block);
+    }
+
+    fn start(&self, block: &Self::Block) -> u64 {
+        block.offset()
     }
 }

@@ -79,6 +79,7 @@ pub struct Row {
 pub fn run(args: &Args) -> io::Result<()> {
     let mut kinds = Entrant::all();
     if !args.among.is_empty() {
+        kinds = Entrant::named();
         kinds.retain(|kind| args.among.iter().any(|name| name == kind.name()));
     }
     match (args.child.as_deref(), kinds.first()) {

@@ -29,8 +29,8 @@ proptest! {
         whole_pairs in proptest::collection::vec(any::<bool>(), 20),
     ) {
         let (mut spare, mut model) = (Spare::new(), BTreeSet::new());
-        let mut steps = put.chunks(20).zip(&whole_pairs);
-        while let Some((put, &whole_pairs)) = steps.next() {
+        let steps = put.chunks(20).zip(&whole_pairs);
+        for (put, &whole_pairs) in steps {
             for &index in put {
                 spare.put(RangeId::at(index));
                 model.insert(index);
