@@ -205,16 +205,17 @@ impl HeapInner {
         local.medium.keep_room(leaving);
     }
 
-    /// Returns segments without a block to the core, but for about one.
+    /// Returns segments without a block to the core, but for about one or a 16th of the shard.
     #[cold]
     fn return_empty_segments(&self, local: &mut Local) {
         let Some(own) = local.shard.as_mut() else {
             return;
         };
         let first = self.first_segment();
+        let kept = first.max(own.shard.total() / 8);
         self.with_core(&mut local.visitor, |core| {
             let mut end = own.shard.segments();
-            while own.shard.free_bytes() > first
+            while own.shard.free_bytes() > kept
                 && let Some(empty) = own.shard.last_empty(end)
             {
                 // The last segment takes its number: one that has a block, since the search has passed it.

@@ -7,8 +7,9 @@ use std::io;
 use super::bins::{self, GROWABLE_END, Occupied};
 use super::search::Searches;
 use super::table::{Ahead, Growth, View};
-use spare::Spare;
+use spare::{BATCH, Spare};
 
+mod lend;
 mod spare;
 
 /// The index of a range's node.
@@ -89,8 +90,8 @@ const VACANT: Node = Node {
     after: RangeId::NONE,
 };
 
-/// How many nodes are added at once, a batch: half a kernel page of 4 KiB.
-const MORE: usize = 64;
+/// How many nodes are added at once: half a kernel page of 4 KiB.
+const MORE: usize = BATCH;
 
 /// All nodes, or a shard's, in one common table, so that nodes keep their indexes when they
 /// move between the two.
@@ -139,21 +140,6 @@ impl Nodes {
         }
     }
 
-    /// Returns another list of nodes in the same table, for a shard, without any.
-    pub(super) fn split(&mut self) -> Self {
-        // SAFETY: nodes change lists in `lend`, `give_back` and `take_over`, which have exclusive references
-        // to both, and links lead to nodes of the same list, as what `searches` remembers does: `forget_used` comes
-        // before another list gets a node. An index that comes from outside, to free or resize
-        // a range, is used with the list that has the node: the heap keeps record of each shard's addresses.
-        // Only unsafe code can free a range of its own making.
-        let nodes = unsafe { self.nodes.split() };
-        let mut other = Self::of(nodes, None);
-        // Each change of a list writes to the sentinel, so no other list's node may be near.
-        self.lend(&mut other);
-        other.set_sentinel();
-        other
-    }
-
     fn set_sentinel(&mut self) {
         self.none = self.add(0, 0, RangeId::NONE, RangeId::NONE);
         self.heads.fill(self.none);
@@ -164,16 +150,6 @@ impl Nodes {
     #[inline]
     pub(super) fn vacancies(&self) -> usize {
         self.owned - self.count
-    }
-
-    /// Notes that `nodes` nodes of `other` are this list's now: vacant but in no list, or neighbours in memory.
-    pub(super) fn take_over(&mut self, other: &mut Self, nodes: usize) {
-        other.forget_used();
-        self.nodes.learn(&other.nodes);
-        self.owned += nodes;
-        self.count += nodes;
-        other.owned -= nodes;
-        other.count -= nodes;
     }
 
     #[inline]

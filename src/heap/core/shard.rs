@@ -15,8 +15,8 @@ use super::nodes::{Node, NodeState, RangeId};
 use super::ranges::{Extent, LOG_GRANULE, Ranges};
 use crate::classes::PAGE;
 
-/// How many vacant nodes a shard keeps when it returns segments.
-const NODES: usize = 64;
+/// How many vacant nodes a shard keeps when it returns segments. Each time that it needs more, it visits the core.
+const NODES: usize = 256;
 /// How many vacant nodes a shard has at least before it gets a segment, which takes three at first.
 const NODES_FOR_SEGMENT: usize = 8;
 
@@ -104,9 +104,13 @@ impl Shard {
         }
     }
 
-    /// Gets vacant nodes.
+    /// Gets vacant nodes, more for a shard with many.
     pub(super) fn borrow_nodes(&mut self, core: &mut Ranges) {
-        core.nodes.lend(&mut self.ranges.nodes);
+        let own = &mut self.ranges.nodes;
+        let enough = own.vacancies() + (NODES / 4).max(own.count / 8);
+        while own.vacancies() < enough {
+            core.nodes.lend(own);
+        }
     }
 
     /// Returns the vacant nodes of a shard without segments.
@@ -117,7 +121,7 @@ impl Shard {
 
     /// Adds a segment, a range in use of the core.
     pub(super) fn add(&mut self, core: &mut Ranges, node: RangeId, place: Range<u64>) {
-        while self.ranges.nodes.vacancies() < NODES_FOR_SEGMENT {
+        if self.ranges.nodes.vacancies() < NODES_FOR_SEGMENT {
             self.borrow_nodes(core);
         }
         self.segments.push((place.start >> LOG_GRANULE, node));

@@ -1,0 +1,111 @@
+//! Nodes change hands between the core and its shards.
+//!
+//! Where two shards have nodes in the same pair of cache lines, each change by one thread takes the lines from the other's
+//! CPU. So a shard gets all nodes of a pair where it can.
+
+use super::{MORE, Nodes, RangeId};
+
+/// At most so many nodes leave the list at once, since other threads wait for the core meanwhile.
+const MOST_SORTED: usize = 64 * MORE;
+/// A shard gets any nodes where so many more are vacant than in use: the table must not grow for ever.
+const MOST_VACANT: usize = 16 * MORE;
+
+impl Nodes {
+    /// Returns another list of nodes in the same table, for a shard, without any.
+    pub(in crate::core) fn split(&mut self) -> Self {
+        // SAFETY: nodes change lists in `lend`, `give_back` and `take_over`, which have exclusive references
+        // to both, and links lead to nodes of the same list, as what `searches` remembers does: `forget_used` comes
+        // before another list gets a node. An index that comes from outside, to free or resize
+        // a range, is used with the list that has the node: the heap keeps record of each shard's addresses.
+        // Only unsafe code can free a range of its own making.
+        let nodes = unsafe { self.nodes.split() };
+        let mut other = Self::of(nodes, None);
+        // Each change of a list writes to the sentinel, so no other list's node may be near.
+        self.lend(&mut other);
+        other.set_sentinel();
+        other
+    }
+
+    /// Notes that `nodes` nodes of `other` are this list's now: vacant but in no list, or neighbours in memory.
+    pub(in crate::core) fn take_over(&mut self, other: &mut Self, nodes: usize) {
+        other.forget_used();
+        self.nodes.learn(&other.nodes);
+        self.owned += nodes;
+        self.count += nodes;
+        other.owned -= nodes;
+        other.count -= nodes;
+    }
+
+    /// Gives another list, a shard's, some vacant nodes.
+    pub(in crate::core) fn lend(&mut self, other: &mut Self) {
+        let mut found = self.spare.take(true);
+        if found.is_none() {
+            self.sort();
+            found = self.spare.take(true);
+        }
+        let scattered = self.vacancies() > self.count + MOST_VACANT || !self.nodes.is_half_empty();
+        if found.is_none() && scattered {
+            found = self.spare.take(false);
+        }
+        let (batch, nodes) = found.unwrap_or_else(|| (self.extend() / MORE, u64::MAX));
+        self.forget_used();
+        other.nodes.learn(&self.nodes);
+        other.enlist(batch, nodes);
+        let more = nodes.count_ones() as usize;
+        other.owned += more;
+        self.owned -= more;
+    }
+
+    /// Adds nodes of a batch to the list of vacant nodes.
+    fn enlist(&mut self, batch: usize, mut nodes: u64) {
+        while nodes != 0 {
+            let bit = nodes.ilog2();
+            nodes ^= 1 << bit;
+            let index = batch * MORE + bit as usize;
+            self.nodes[index].next = std::mem::replace(&mut self.vacant, RangeId::at(index));
+        }
+    }
+
+    /// Adds spare nodes to the list; returns whether there were any.
+    pub(super) fn use_spare(&mut self) -> bool {
+        let found = self.spare.take(false);
+        if let Some((batch, nodes)) = found {
+            self.enlist(batch, nodes);
+        }
+        found.is_some()
+    }
+
+    /// Makes nodes of the list spare.
+    #[cold]
+    fn sort(&mut self) {
+        for _ in 0..MOST_SORTED {
+            let Some(node) = self.pop() else {
+                return;
+            };
+            self.spare.put(node.index());
+        }
+    }
+
+    fn pop(&mut self) -> Option<RangeId> {
+        let node = self.vacant;
+        (node != RangeId::NONE).then(|| {
+            self.vacant = self.get(node).next;
+            node
+        })
+    }
+
+    /// Returns `some` vacant nodes of a shard to the core.
+    pub(in crate::core) fn give_back(&mut self, core: &mut Self, some: usize) {
+        for _ in 0..some {
+            let Some(node) = self.pop() else {
+                return;
+            };
+            core.spare.put(node.index());
+            self.owned -= 1;
+            core.owned += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
