@@ -99,6 +99,14 @@ impl Class {
         (PAGE / self.bytes()) as u32
     }
 
+    /// Returns the fewest blocks that end where a pair of cache lines does, if they begin there. A new slab gives out such
+    /// parts, so that two threads that write to their blocks do not take lines from each other; of sizes that do not
+    /// divide a page, the end of a slab may put later parts across lines.
+    pub(super) fn blocks_in_lines(self) -> usize {
+        const LINES: usize = 128;
+        LINES >> self.bytes().trailing_zeros().min(LINES.ilog2())
+    }
+
     /// Returns the number of blocks in `pages` pages, or in a few more if the blocks then leave less unused
     /// at the end.
     fn blocks_in(self, pages: u64) -> u32 {

@@ -189,3 +189,37 @@ fn a_thread_alone_that_only_allocates_keeps_nothing() {
         assert_eq!(heap.stats().cached, 0, "kept at {size}");
     }
 }
+
+/// Processors fetch cache lines of 64 bytes in pairs; a thread that writes takes them from the others.
+#[test]
+fn small_blocks_of_two_threads_share_no_cache_lines() {
+    let driver = simulated();
+    let heap = on(&driver).build(&driver).unwrap();
+    // A block that makes the heap grow is taken alone.
+    heap.reserve(1 << 20).unwrap();
+    for bytes in [1, 32, 64] {
+        let barrier = std::sync::Barrier::new(8);
+        let mut lines: Vec<u64> = std::thread::scope(|scope| {
+            let allocate = || {
+                let blocks = [(); 3].map(|()| heap.allocate(layout(bytes)).unwrap());
+                let mut lines = blocks
+                    .each_ref()
+                    .map(|block| block.device_ptr().0 / 128)
+                    .to_vec();
+                lines.dedup();
+                barrier.wait();
+                lines
+            };
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(allocate)).collect();
+            threads
+                .into_iter()
+                .flat_map(|thread| thread.join().unwrap())
+                .collect()
+        });
+        lines.sort_unstable();
+        assert!(
+            lines.is_sorted_by(|one, next| one < next),
+            "{bytes}: {lines:?}"
+        );
+    }
+}

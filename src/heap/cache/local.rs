@@ -141,16 +141,16 @@ impl Tally {
     }
 }
 
-/// How many blocks of a class a thread gets from the core next: one at first, then twice as many each time,
-/// so that a thread that needs few withholds few from others.
+/// How many blocks of a class a thread gets from the core next: at first the fewest that fill cache lines, then twice
+/// as many each time, so that a thread that needs few withholds few from others.
 #[derive(Clone, Copy)]
 pub(crate) struct Grant(u8);
 
 impl Grant {
-    const FIRST: Self = Self(1);
+    const FIRST: Self = Self(0);
 
     pub(crate) fn next(&mut self, class: Class) -> usize {
-        let now = self.0;
+        let now = self.0.max(class.blocks_in_lines() as u8);
         // At most half a magazine.
         self.0 = (now * 2).min(Magazine::rounds(class) as u8 / 2);
         now.into()
@@ -242,11 +242,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_needs_more_gets_more_at_a_time_up_to_half_a_magazine() {
+    fn each_grant_is_twice_the_last_up_to_half_a_magazine() {
         for class in Class::all() {
             let most = Magazine::rounds(class) / 2;
             let mut grant = Grant::FIRST;
-            let mut expected = 1;
+            let mut expected = class.blocks_in_lines();
             for _ in 0..10 {
                 assert_eq!(grant.next(class), expected);
                 expected = most.min(2 * expected);
