@@ -40,8 +40,8 @@
 //! Every error says what failed and why; [`Error::remedy`] says what to do. [`capability`] finds out by
 //! trials which features work on this machine, and the command `egmem doctor` shows the result as a table.
 //!
-//! [`Error`] has the failures of memory. `share::Error`, `exchange::Error` and `exchange::group::Error` have their
-//! own failures, and each carries the error of the layer below: `?` converts, and `memory()` returns the [`Error`]
+//! [`Error`] has the failures of memory. `share::Error`, `kv::Error`, `exchange::Error` and `exchange::group::Error`
+//! have their own failures, and each carries the error of the layer below: `?` converts, and `memory()` returns the [`Error`]
 //! inside.
 //!
 //! # Features
@@ -64,7 +64,7 @@
 //! | `certs` | no | creating certificates for the exchange |
 //! | `service` | no | a node's allocator service |
 //! | `etcd` | no | finding exporters through etcd |
-//! | `cli` | no | the command line `egmem`, with `service`, `certs` and `simulator` |
+//! | `cli` | no | the command line `egmem`, with `service`, `certs`, `simulator`, `ledger` and `doctor` |
 //!
 //! # Non-goals
 //! Managed (unified) memory beside [`pinned::ManagedMemory`], multicast objects, Windows, and kernels for any purpose

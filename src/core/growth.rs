@@ -73,7 +73,7 @@ impl Growth {
 
     /// Returns growth for machines whose other processes must not wait for it: chunks of 16 MiB, each followed by a rest
     /// of a quarter of its time. On two H100 32 GiB grew at 0.69 of the speed of one piece, and other processes waited at
-    /// most 6.3 ms for 99.9 % of their calls.
+    /// most 6.2 ms for 99.9 % of their calls.
     pub const fn gentle() -> Self {
         Self {
             rest: 25,

@@ -125,9 +125,9 @@ impl Inner {
         Ok(result)
     }
 
-    /// As [`with`](Self::with), for the end of a use: the slots change even if the memory cannot be written. It says
-    /// then that pages are being written that are free, or an older order of use, until the next change of these
-    /// pages.
+    /// Changes the table as [`with`](Self::with) does, for the end of a use. The table changes even if the memory cannot
+    /// be written. Until the next change of these pages, the memory then shows free pages as being written, or an older
+    /// order of use.
     fn end(&self, change: impl FnOnce(&mut Table) -> Vec<Change>) -> Result<()> {
         self.expect_this_process()?;
         let view = self.memory.cpu();

@@ -137,7 +137,7 @@ impl Drop for Offer {
             closer.close();
         }
         self.listener.close();
-        // It panics nowhere; if it did, that was reported.
+        // The thread does not panic. If it did, the panic hook has printed that already.
         let _ = thread.join();
     }
 }

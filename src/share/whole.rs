@@ -8,7 +8,7 @@ use crate::vmm::PhysicalMemory;
 
 #[derive(Debug)]
 pub(super) struct Whole {
-    /// One for each part, except for parts that have their own. Unmapped and closed first.
+    /// The exported handles of each part, except for parts that hold their own. They are dropped before `memory`.
     pub(super) exports: Vec<Exports>,
     pub(super) memory: Memories,
 }

@@ -4,6 +4,8 @@
 mod exchange;
 #[cfg(feature = "exchange")]
 mod group;
+#[cfg(feature = "kv")]
+mod kv;
 mod listing;
 mod memory;
 #[cfg(feature = "share")]
@@ -28,6 +30,8 @@ proptest! {
         check(memory::with_text(&text));
         #[cfg(feature = "share")]
         check(share::with_text(&text));
+        #[cfg(feature = "kv")]
+        check(kv::with_text(&text));
         #[cfg(feature = "exchange")]
         {
             check(exchange::with_text(&text));

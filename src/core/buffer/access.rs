@@ -27,7 +27,7 @@ impl RequestedAccess {
         }
     }
 
-    /// Lets these locations read and write, and of the GPUs no others than those that were named.
+    /// Lets these locations read and write. GPUs that no call has named get no access.
     pub fn set_all<L: Into<Location>>(&mut self, who: impl IntoIterator<Item = L>) {
         for location in who {
             self.set(location.into(), Access::ReadWrite);

@@ -26,7 +26,7 @@ struct Site {
 /// A part of the buffer.
 struct Part<'a> {
     site: &'a Site,
-    /// With the room behind the last part.
+    /// The bytes requested and padded; the last part's includes the room that was asked for behind the buffer.
     size: PaddedSize,
     /// The size of its chunks, in whole granules; the last one may be smaller.
     chunk: u64,

@@ -210,7 +210,7 @@ fn lacks(ranges: &Ranges, slabs: &Slabs, pages: &PageMap, request: &Request) -> 
         let mut ahead = span.clone();
         for current in span {
             let range = &current.0;
-            // Where it would touch the fewest ranges behind this one.
+            // The first aligned start in this range, because the block then reaches into the fewest later ranges.
             let start = ranges.aligned(range.start, request.align);
             let begins = start < range.end;
             let needed = match begins {

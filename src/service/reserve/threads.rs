@@ -11,7 +11,7 @@ use crate::quota::Use;
 use crate::scrub::scrub;
 use crate::{Error, MemoryError, Result};
 
-/// Longer than any wait: each ends with a wakeup.
+/// The timeout of a wait that a wakeup ends: longer than any such wait takes.
 const LONG: Duration = Duration::from_secs(3600);
 
 impl<P: Clone + Eq> SharedReserve<P> {

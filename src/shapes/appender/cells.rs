@@ -145,7 +145,7 @@ impl Cells {
         let all = cells.host.padded_cpu()?;
         all.fill(0, USED, 0)?;
         all.write_at(CONSTANTS, &words)?;
-        // The first copy creates an event, which may wait for kernels: so not while they run.
+        // The first copy creates an event, and that call may wait for running kernels. So it is made before any run.
         if let Reserved::Later(look) = cells.reserved()? {
             seen(*look)?;
         }

@@ -33,7 +33,7 @@ pub(super) enum Told {
     Memory,
 }
 
-/// The caller's side, as the task needs it.
+/// The part of the slot's state that the task reads: what the caller wants and was told.
 #[derive(Clone, Debug, Default)]
 pub(super) struct View {
     /// Whether the caller waits, or has waited and given up.

@@ -219,7 +219,7 @@ impl Model {
         })
     }
 
-    /// Returns whether a block fits beside a gap, where growth learns of the free bytes.
+    /// Returns whether a block fits into free bytes beside a gap: growth is told about those alone.
     fn has_room(&self, units: usize, align: usize) -> bool {
         let base = (self.backing.start().0 / UNIT) as usize;
         let mut gaps = false;
