@@ -183,8 +183,8 @@ pub mod share {
     pub use egmem_share::{
         BootId, Channel, Closer, Credentials, DEFAULT_TIMEOUT, Description, Distrust, Error,
         GrowingImport, Identity, ImportOptions, ImportedBuffer, InstanceId, LentPoolBuffer,
-        Listener, MAX_PARTS, Offer, Origin, Part, Peers, Result, Shareable, Shared, Unreachable,
-        best_handle_types,
+        Listener, MAX_PARTS, Offer, Origin, Part, PartHandles, Peers, Result, Shareable, Shared,
+        Unreachable, best_handle_types, queue,
     };
 }
 

@@ -107,12 +107,12 @@ impl BufferOptions {
         chunk(bytes: u64) => chunk = Some(bytes);
 
         /// Sets how much memory on a host node one driver call creates, and how long the allocation rests between two
-        /// of them. The default is [`Growth::steady`]: 64 MiB, or 1 GiB of memory that can be shared, without a rest.
+        /// of them. The default is [`Growth::steady`]: 64 MiB without a rest.
         ///
         /// Larger parts are created in chunks, which lie side by side: [`physical`](Buffer::physical) and
-        /// [`mappings`](Buffer::mappings) have one element for each. Memory that can be shared has at most 256 of
-        /// them for each part, because each is exported as a handle of its own; its chunks are as large as that
-        /// takes. Memory of GPUs is not divided.
+        /// [`mappings`](Buffer::mappings) have one element for each. Memory that can be shared is exported as a handle for
+        /// each chunk. All of its parts together are at most 512 chunks, and one more for each part: beyond 32 GiB
+        /// chunks are larger than this says. Memory of GPUs is not divided.
         growth(growth: Growth) => growth = growth;
 
         /// Sets whether to ask the driver for more memory than the node has free. It then refuses only the chunk for
@@ -265,7 +265,7 @@ impl Buffer {
     cpu_accessors!(|this, offset, len| (this.cpu_at(offset, len)?, 0));
 
     /// Returns the physical memory, to export it or to map it again, in the order of addresses: one piece for each
-    /// share or chunk, so several for more than 1 GiB of host memory ([`BufferOptions::growth`]).
+    /// share or chunk, so several for more than 64 MiB of host memory ([`BufferOptions::growth`]).
     pub fn physical(&self) -> &[PhysicalMemory] {
         self.range.parts()
     }

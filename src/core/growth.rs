@@ -43,8 +43,6 @@ impl Progress {
 #[must_use = "it does nothing until an allocation has it"]
 pub struct Growth {
     chunk: u64,
-    /// The chunks of memory that can be shared.
-    shareable_chunk: u64,
     /// In percent of the time that the chunk before took.
     rest: u32,
 }
@@ -52,8 +50,9 @@ pub struct Growth {
 /// The longest rest after one chunk.
 const LONGEST_REST: Duration = Duration::from_secs(1);
 
-/// The most chunks of memory that can be shared: each is exported as a handle, and a process has 1024 fds by default.
-const MAX_SHAREABLE_CHUNKS: u64 = 256;
+/// The most chunks of memory that can be shared: importers need a handle of each. With 512 a description has 60 KB, and memory of 32
+/// GiB has chunks of 64 MiB.
+const MAX_SHAREABLE_CHUNKS: u64 = 512;
 
 impl Growth {
     /// The largest chunk: 4 GiB − 2 MiB. Drivers from 590.44 on were reported to fault below each 4 GiB boundary of one
@@ -61,12 +60,11 @@ impl Growth {
     pub const MAX_CHUNK: u64 = (4 << 30) - (2 << 20);
 
     /// Returns the default: chunks of 64 MiB without a rest. They grew at 0.98 of the speed of one piece on two H100, and
-    /// 99.9 % of the calls of other processes took at most 18 ms. Memory that can be shared, which has a handle for each
-    /// chunk, has chunks of 1 GiB: other processes then waited up to 310 ms.
+    /// 99.9 % of the calls of other processes took at most 18 ms. Memory that can be shared has a handle for each
+    /// chunk, and at most 512 of them: beyond 32 GiB its chunks are larger, such as 96 MiB for 48 GiB.
     pub const fn steady() -> Self {
         Self {
             chunk: 64 << 20,
-            shareable_chunk: 1 << 30,
             rest: 0,
         }
     }
@@ -85,7 +83,6 @@ impl Growth {
     /// [`MAX_CHUNK`](Self::MAX_CHUNK).
     pub const fn chunk(mut self, bytes: u64) -> Self {
         self.chunk = bytes;
-        self.shareable_chunk = bytes;
         self
     }
 
@@ -101,21 +98,14 @@ impl Growth {
         bytes <= self.chunk
     }
 
-    /// Returns the size of the chunks for `bytes` of memory in units of `granularity`.
+    /// Returns the size of the chunks of memory in units of `granularity`, of which `shareable` bytes can be shared: all
+    /// of the buffer that can.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for chunks of another size than [`chunk`](Self::chunk) says.
-    pub(crate) fn chunk_for(
-        self,
-        bytes: u64,
-        granularity: Granularity,
-        is_shareable: bool,
-    ) -> Result<u64> {
-        let mut chunk = self.checked_chunk()?;
-        if is_shareable {
-            let least = bytes.div_ceil(MAX_SHAREABLE_CHUNKS).min(Self::MAX_CHUNK);
-            chunk = self.shareable_chunk.max(least);
-        }
+    pub(crate) fn chunk_for(self, granularity: Granularity, shareable: Option<u64>) -> Result<u64> {
+        let least = shareable.unwrap_or(0).div_ceil(MAX_SHAREABLE_CHUNKS);
+        let chunk = self.checked_chunk()?.max(least.min(Self::MAX_CHUNK));
         // At most 2^32 and less than 2^63: no overflow.
         Ok(chunk.next_multiple_of(granularity.bytes()))
     }
@@ -202,21 +192,28 @@ mod tests {
         let gib = 1 << 30;
         for (growth, bytes, granularity, is_shareable, expected) in [
             (Growth::steady(), 600 * gib, two, false, 64 * MIB),
-            (Growth::steady(), 60 * gib, two, true, gib),
-            (Growth::steady(), 600 * gib, two, true, 2400 * MIB),
+            (Growth::steady(), 2 * MIB, two, true, 64 * MIB),
+            (Growth::steady(), 32 * gib, two, true, 64 * MIB),
+            (Growth::steady(), 32 * gib + 1, two, true, 66 * MIB),
+            (Growth::steady(), 48 * gib, two, true, 96 * MIB),
+            (Growth::steady(), 48 * gib, large, true, 128 * MIB),
+            (Growth::steady(), 512 * gib, two, true, gib),
+            (Growth::steady(), 600 * gib, two, true, 1200 * MIB),
+            (Growth::steady(), 2047 * gib, two, true, Growth::MAX_CHUNK),
             (Growth::steady().chunk(4 * MIB), gib, two, true, 4 * MIB),
             (Growth::gentle(), 600 * gib, two, false, 16 * MIB),
             (Growth::gentle(), gib, large, false, 64 * MIB),
             (Growth::gentle(), gib, two, true, 16 * MIB),
-            (Growth::gentle(), 64 * gib, two, true, 256 * MIB),
+            (Growth::gentle(), 8 * gib, two, true, 16 * MIB),
+            (Growth::gentle(), 64 * gib, two, true, 128 * MIB),
             (Growth::steady(), u64::MAX, two, true, Growth::MAX_CHUNK),
         ] {
-            let chunk = growth.chunk_for(bytes, granularity, is_shareable);
+            let chunk = growth.chunk_for(granularity, is_shareable.then_some(bytes));
             assert_eq!(chunk, Ok(expected), "{growth:?} {bytes} {is_shareable}");
         }
         for chunk in [0, 3 * MIB, Growth::MAX_CHUNK + 2 * MIB, u64::MAX] {
             let growth = Growth::steady().chunk(chunk);
-            let error = growth.chunk_for(gib, two, false).unwrap_err();
+            let error = growth.chunk_for(two, None).unwrap_err();
             assert!(
                 matches!(error, Error::InvalidArgument { what: "growth", .. }),
                 "{error}"

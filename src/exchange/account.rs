@@ -32,6 +32,7 @@
 //! | `offer`: handles, and a page of members | answered; then they are the rank's | `requests_in_flight`, 4096 handles of 64 bytes | [`REQUEST`] and its bytes |
 //! | `gather`: a rank's contribution, and its part of the result | the next gather completes, `request` and a lease have passed, or it fails | for each group one gather in progress and one complete, each of 64 KiB from a rank and 16 MiB from all, or of memory and its handles | [`REQUEST`], its bytes twice, its parts and handles; once complete, [`REQUEST`] and its share of the result |
 //! | `gather`: the request | answered | `requests_in_flight` | [`REQUEST`] |
+//! | a queue of fds, and the task that fills it | all were sent, or the client has closed its end, or `write` is over for a batch | fds: 18 for a queue | [`REQUEST`] |
 //! | fds | they are closed | `fds_per_connection`, `fds_per_peer` | counted separately |
 
 mod sizes;

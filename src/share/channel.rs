@@ -11,10 +11,11 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
-use super::fd::{self, MAX_FDS};
+use super::fd::{self, MAX_FDS, posix};
 use super::frame::{self, Body};
+use super::queue::{self, MAX_WITH_MESSAGE};
 use super::socket;
-use super::{Credentials, Offer, Peers, Shared};
+use super::{Credentials, Description, Offer, PartHandles, Peers, Shared};
 use crate::driver::{Access, HandleType, ShareableHandle};
 use crate::{Error, MemoryError, Result};
 
@@ -125,16 +126,40 @@ impl Channel {
     ///
     /// From now on the other process may use all of the memory, and keeps it alive for as long as it likes.
     ///
+    /// Of memory with more than 32 parts the fds are exported, sent and closed 16 at a time. The kernel holds them until
+    /// the other process imports them, and this waits if it has no room: for instance if more are in flight than the
+    /// user may have fds open in one process. A process with an older version of this library gets a protocol error for such
+    /// memory.
+    ///
     /// # Errors
-    /// Those of [`Shared::describe`] and [`Shared::export`] as POSIX fd, before anything is sent;
+    /// Those of [`Shared::describe`] and [`Shared::export`] as POSIX fd, before anything is sent (of memory with many
+    /// parts, of the first one);
     /// [`Error::PeerLost`], [`Error::TimedOut`], the system's errors.
     pub fn send(&mut self, shared: &Shared, access: Access) -> Result<()> {
         let description = shared.describe(access)?;
+        if description.parts.len() > MAX_WITH_MESSAGE {
+            return self.send_queued(shared, description);
+        }
         let handles = shared.export(HandleType::PosixFd)?;
         let fds: Vec<_> = handles.iter().filter_map(posix).collect();
         self.send_body(&Body::Memory(description), &fds)?;
         shared.sent_to(&self.peer.into());
         Ok(())
+    }
+
+    /// Sends memory whose fds come through a queue.
+    fn send_queued(&mut self, shared: &Shared, description: Description) -> Result<()> {
+        // Before anything is sent: whether the memory can be exported at all.
+        drop(shared.export_parts(0..1, HandleType::PosixFd)?);
+        let (queue, theirs) = queue::pair()?;
+        self.send_body(&Body::Queued(description), &[theirs.as_fd()])?;
+        drop(theirs);
+        shared.sent_to(&self.peer.into());
+        match queue::fill(&queue, shared, &self.peer.to_string(), self.timeout) {
+            // It does not want the memory, and may want other.
+            Err(Error::PeerLost { .. }) if !self.is_gone() => Ok(()),
+            filled => filled,
+        }
     }
 
     /// Waits for memory from the other process.
@@ -143,14 +168,22 @@ impl Channel {
     /// [`Error::TimedOut`], after which the caller may retry if no byte had arrived; [`Error::PeerLost`],
     /// [`Error::Protocol`], the system's errors.
     pub fn receive(&mut self) -> Result<Offer> {
-        match self.receive_body()? {
-            (Body::Memory(description), fds) => Ok(Offer {
-                description,
-                handles: fds.into_iter().map(ShareableHandle::PosixFd).collect(),
-                peer: self.peer,
-            }),
-            (other, _) => Err(self.unexpected(&other)),
-        }
+        let (description, handles) = match self.receive_body()? {
+            (Body::Memory(description), fds) => {
+                let handles: Vec<_> = fds.into_iter().map(ShareableHandle::PosixFd).collect();
+                (description, handles.into())
+            }
+            (Body::Queued(description), mut fds) => match fds.pop() {
+                Some(queue) => (description, PartHandles::from_queue(queue)),
+                None => return Err(self.refuse("memory without its fds")),
+            },
+            (other, _) => return Err(self.unexpected(&other)),
+        };
+        Ok(Offer {
+            description,
+            handles,
+            peer: self.peer,
+        })
     }
 
     /// Returns whether the other end is closed, and has left nothing to read.
@@ -374,13 +407,5 @@ impl Wait<'_> {
             fds.extend(more);
         }
         Ok(())
-    }
-}
-
-/// Returns the fd of a POSIX handle.
-pub(super) fn posix(handle: &ShareableHandle) -> Option<BorrowedFd<'_>> {
-    match handle {
-        ShareableHandle::PosixFd(fd) => Some(fd.as_fd()),
-        ShareableHandle::Fabric(_) => None,
     }
 }

@@ -1,9 +1,10 @@
-//! The exports and the CPU mapping of one shared physical memory: each is created once, however often the
-//! memory is shared.
+//! The exports and the CPU mapping of one shared physical memory: each is created on first use, for all that share
+//! the memory. A process keeps only some fds open ([`MAX_KEPT`](super::kept::MAX_KEPT)).
 
 use std::fmt;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
+use super::kept::{self, Place};
 use crate::driver::{Access, AccessDesc, HandleType, Location, ShareableHandle};
 use crate::memory::CpuView;
 use crate::per_driver::lock;
@@ -19,39 +20,46 @@ pub trait Holds: fmt::Debug + Send + Sync {
     fn exports(&self) -> &Exports;
 }
 
-/// The handles of one physical memory and the CPU's mapping of it, each created on first use.
+/// The handles of one physical memory and the CPU's mapping of it, each created on first use. An fd is closed when
+/// others were exported since, and created again for the next export.
 #[derive(Debug, Default)]
 pub struct Exports {
     // In this order: unmapped first, then closed.
     cpu: Mutex<Option<Mapping>>,
-    fd: Mutex<Option<ShareableHandle>>,
+    fd: Arc<Place>,
     fabric: Mutex<Option<ShareableHandle>>,
 }
 
 impl Exports {
-    /// Returns a handle of `memory`, which is the same memory in every call: a copy of the cached one.
+    /// Returns a handle of `memory`, which is the same memory in every call: a copy of the one that is kept, if it is.
     /// Drivers have been seen to refuse the CPU's access to memory with more than about 250 exports, imports
-    /// and CPU mappings together.
+    /// and CPU mappings together; an export whose copies are all closed no longer counts.
     pub fn export(
         &self,
         memory: &PhysicalMemory,
         handle_type: HandleType,
     ) -> Result<ShareableHandle> {
         let mut kept = lock(match handle_type {
-            HandleType::PosixFd => &self.fd,
+            HandleType::PosixFd => &*self.fd,
             HandleType::Fabric => &self.fabric,
         });
+        let is_new = kept.is_none();
         let handle = match &mut *kept {
             Some(handle) => handle,
             none => none.insert(memory.export(handle_type)?),
         };
-        match handle {
+        let copy = match handle {
             ShareableHandle::PosixFd(fd) => fd
                 .try_clone()
                 .map(ShareableHandle::PosixFd)
                 .map_err(|error| Error::system("duplicating a file descriptor", &error)),
             ShareableHandle::Fabric(handle) => Ok(ShareableHandle::Fabric(handle.clone())),
+        };
+        drop(kept);
+        if is_new && handle_type == HandleType::PosixFd {
+            kept::note(memory.driver(), &self.fd);
         }
+        copy
     }
 
     /// Lends the CPU's view of all of `memory`, through a mapping that is created for it and kept.

@@ -4,7 +4,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::{MaybeUninit, size_of};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::io::retry_on_intr;
 use rustix::net::{
@@ -13,6 +13,7 @@ use rustix::net::{
 };
 
 use super::Credentials;
+use crate::driver::ShareableHandle;
 
 /// The most fds that one message can carry. Source: unix(7), `SCM_MAX_FD`.
 pub const MAX_FDS: usize = 253;
@@ -24,6 +25,23 @@ pub const MAX_FDS: usize = 253;
 /// The system's errors; `InvalidInput` for fds without a byte to carry them, or too many. Nothing was sent
 /// then.
 pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
+    send_with(socket, bytes, fds, SendFlags::empty())
+}
+
+/// As [`send`], and never waits, whatever the socket's mode: another process may have the same socket.
+///
+/// # Errors
+/// As [`send`]; `WouldBlock` if there is no room.
+pub fn try_send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
+    send_with(socket, bytes, fds, SendFlags::DONTWAIT)
+}
+
+fn send_with(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    fds: &[BorrowedFd<'_>],
+    flags: SendFlags,
+) -> io::Result<usize> {
     if fds.len() > MAX_FDS || (bytes.is_empty() && !fds.is_empty()) {
         return Err(io::ErrorKind::InvalidInput.into());
     }
@@ -35,7 +53,7 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io:
     let sent = retry_on_intr(|| {
         // NOSIGNAL: a peer that has closed causes an error, not a signal.
         let iov = [IoSlice::new(bytes)];
-        sendmsg(socket, &iov, &mut control, SendFlags::NOSIGNAL)
+        sendmsg(socket, &iov, &mut control, SendFlags::NOSIGNAL | flags)
     })?;
     Ok(sent)
 }
@@ -135,11 +153,18 @@ pub fn peer_process(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
     Some(unsafe { OwnedFd::from_raw_fd(found) })
 }
 
+/// Returns the fd of a POSIX handle.
+pub(super) fn posix(handle: &ShareableHandle) -> Option<BorrowedFd<'_>> {
+    match handle {
+        ShareableHandle::PosixFd(fd) => Some(fd.as_fd()),
+        ShareableHandle::Fabric(_) => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs::File;
     use std::io::{Read, Seek, Write};
-    use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
 
     use super::*;

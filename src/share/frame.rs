@@ -20,6 +20,8 @@ pub(super) const MAX_FRAME: usize = 1 << 20;
 pub(super) enum Body {
     /// Memory, with an fd for each of its parts.
     Memory(Description),
+    /// Memory with many parts, with one fd: a [queue](super::queue) of those of its parts.
+    Queued(Description),
     /// A pool, with its fd.
     Pool {
         /// The memory's location, as the exporter claims.
@@ -47,7 +49,7 @@ impl Body {
     pub(super) fn fds(&self) -> usize {
         match self {
             Self::Memory(description) => description.parts.len(),
-            Self::Pool { .. } | Self::PoolBuffer { .. } => 1,
+            Self::Queued(_) | Self::Pool { .. } | Self::PoolBuffer { .. } => 1,
             Self::Text { .. } => 0,
         }
     }
@@ -55,7 +57,7 @@ impl Body {
     /// Returns the message's name, for errors.
     pub(super) const fn name(&self) -> &'static str {
         match self {
-            Self::Memory(_) => "memory",
+            Self::Memory(_) | Self::Queued(_) => "memory",
             Self::Pool { .. } => "a pool",
             Self::PoolBuffer { .. } => "a pool's memory",
             Self::Text { .. } => "a text",
@@ -64,7 +66,7 @@ impl Body {
 
     fn check(&self) -> Result<()> {
         match self {
-            Self::Memory(description) => description.check(),
+            Self::Memory(description) | Self::Queued(description) => description.check(),
             Self::PoolBuffer { bytes: 0, .. } => Err(Error::invalid("size", "0 bytes")),
             _ => Ok(()),
         }

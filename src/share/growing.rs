@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::cache::Cached;
 use super::imports::{Origin, PartKey};
-use super::{ImportOptions, Offer};
+use super::{ImportOptions, Offer, PartHandles};
 use crate::driver::{Access, DevicePtr, Driver, Location};
 use crate::memory::{AccessChecks, CpuView, Engine, Memory, check_range, impl_cpu_memory};
 use crate::vmm::{Adjacent, Mapped, MappedPart, PhysicalMemory, Reservation};
@@ -75,6 +75,16 @@ impl GrowingImport {
         handles: Vec<crate::driver::ShareableHandle>,
         options: &ImportOptions,
     ) -> Result<()> {
+        self.add_from(description, handles.into(), options)
+    }
+
+    #[track_caller]
+    fn add_from(
+        &mut self,
+        description: &super::Description,
+        handles: PartHandles,
+        options: &ImportOptions,
+    ) -> Result<()> {
         self.driver.expect_this_process("imported memory")?;
         description.check()?;
         let all = description.padded();
@@ -104,9 +114,13 @@ impl GrowingImport {
     #[track_caller]
     pub fn add_offer(&mut self, offer: Offer, options: &ImportOptions) -> Result<()> {
         let peer = offer.peer();
-        let (description, handles) = offer.into_parts();
+        let Offer {
+            description,
+            handles,
+            ..
+        } = offer;
         let options = options.clone().or_origin(Origin::User(peer.uid));
-        self.add(&description, handles, &options.sender(peer.into()))
+        self.add_from(&description, handles, &options.sender(peer.into()))
     }
 
     /// Returns the bytes that are mapped.

@@ -6,7 +6,7 @@ use std::panic::Location as Caller;
 use super::cache::Cached;
 use super::imported::{ImportedBuffer, map};
 use super::imports::{Imports, MappedKey, Origin, PartKey, Source};
-use super::{Description, Part};
+use super::{Description, Part, PartHandles};
 use crate::buffer::reachable_gpus;
 use crate::capability::ImexChannel;
 use crate::driver::{Access, AccessDesc, Code, Driver, HandleType, Location, ShareableHandle};
@@ -166,6 +166,21 @@ impl ImportOptions {
         description: &Description,
         handles: Vec<ShareableHandle>,
     ) -> Result<ImportedBuffer> {
+        self.import_from(driver, description, handles.into())
+    }
+
+    /// As [`import`](Self::import), with handles that may be received meanwhile: of many fds only a few are open at a
+    /// time.
+    ///
+    /// # Errors
+    /// As [`import`](Self::import); [`Error::System`] if the exporter has ended before it sent all handles.
+    #[track_caller]
+    pub fn import_from(
+        self,
+        driver: &Driver,
+        description: &Description,
+        handles: PartHandles,
+    ) -> Result<ImportedBuffer> {
         let (parts, via) = self.import_parts(driver, description, handles)?;
         let (access, optional_host) = self.resolve(driver, description, &parts)?;
         let key = MappedKey {
@@ -188,18 +203,21 @@ impl ImportOptions {
         &self,
         driver: &Driver,
         description: &Description,
-        handles: Vec<ShareableHandle>,
+        handles: PartHandles,
     ) -> Result<(Vec<Cached<PartKey, PhysicalMemory>>, HandleType)> {
         description.check()?;
-        let via = one_type(&handles, description.parts.len())?;
+        let count = description.parts.len();
+        let via = handles.handle_type().unwrap_or(HandleType::PosixFd);
+        let mut handles = handles.open(count)?;
         let imports = Imports::of(driver);
         let site = self.site.unwrap_or(Caller::caller());
         let source = match self.origin.clone() {
             Some(origin) => Source::Origin(origin),
             None => Source::unshared(),
         };
-        let mut parts = Vec::with_capacity(handles.len());
-        for (part, handle) in description.parts.iter().zip(handles) {
+        let mut parts = Vec::with_capacity(count);
+        for part in &description.parts {
+            let handle = handles.next()?;
             let key = PartKey {
                 source: source.clone(),
                 identity: part.identity,
@@ -271,21 +289,6 @@ impl ImportOptions {
         let here = super::BootId::current()?;
         let elsewhere = description.parts.iter().any(|p| p.identity.boot != here);
         Ok((list, self.host.is_none() && elsewhere))
-    }
-}
-
-/// Returns the type of all handles; there must be `count`.
-fn one_type(handles: &[ShareableHandle], count: usize) -> Result<HandleType> {
-    let first = match handles {
-        [first, ..] if handles.len() == count => first.handle_type(),
-        _ => {
-            let why = format!("{} for {count} parts", handles.len());
-            return Err(Error::invalid("handles", why));
-        }
-    };
-    match handles.iter().all(|handle| handle.handle_type() == first) {
-        true => Ok(first),
-        false => Err(Error::invalid("handles", "they are of different types")),
     }
 }
 

@@ -1,16 +1,16 @@
 //! Memory received over a channel and not imported yet.
 
-use super::{Credentials, Description, ImportOptions, ImportedBuffer, Origin};
+use super::{Credentials, Description, ImportOptions, ImportedBuffer, Origin, PartHandles};
 use crate::Driver;
 use crate::driver::ShareableHandle;
 use egmem_core::Result;
 
 /// Memory that another process offers: its description and its handles, not imported yet. Dropping it closes
-/// the handles.
+/// the handles. Those of memory with many parts are received only when it is imported, a few at a time.
 #[derive(Debug)]
 pub struct Offer {
     pub(super) description: Description,
-    pub(super) handles: Vec<ShareableHandle>,
+    pub(super) handles: PartHandles,
     pub(super) peer: Credentials,
 }
 
@@ -34,11 +34,14 @@ impl Offer {
         options
             .or_origin(Origin::User(self.peer.uid))
             .sender(self.peer.into())
-            .import(driver, &self.description, self.handles)
+            .import_from(driver, &self.description, self.handles)
     }
 
-    /// Returns the description and the handles, to import them by other means.
+    /// Returns the description and the handles, to import them by other means. It receives the fds of memory with more
+    /// than 32 parts, and all are open then. If the other process has ended before it sent them, or this one may open no
+    /// more, there are no handles: the memory's import fails.
     pub fn into_parts(self) -> (Description, Vec<ShareableHandle>) {
-        (self.description, self.handles)
+        let handles = self.handles.all(self.description.parts.len());
+        (self.description, handles.unwrap_or_default())
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
-use super::channel::posix;
+use super::fd::posix;
 use super::frame::{Body, Pointer};
 use super::{Channel, Credentials};
 use crate::driver::{HandleType, ShareableHandle};

@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::exports::Holds;
@@ -231,19 +232,42 @@ impl Shared {
     /// Returns handles to import the memory: one for each part of the description, in order.
     ///
     /// A process that has them can read and write the memory, also beyond the description: for a window,
-    /// all of the parts that it touches. Each part is exported once and its handle copied, because drivers
+    /// all of the parts that it touches. A part's handle is kept and copied, because drivers
     /// have been seen to refuse the CPU's access to memory with more than about 250 exports, imports and CPU
-    /// mappings together.
+    /// mappings together; of all memory, a process keeps only the last 16 fds.
+    ///
+    /// Memory of many parts has as many fds: [`Channel::send`](super::Channel::send) and the exchange pass them a few
+    /// at a time.
     ///
     /// # Errors
     /// Those of [`PhysicalMemory::export`]; [`Error::System`] if no more fds are available.
     pub fn export(&self, handle_type: HandleType) -> Result<Vec<ShareableHandle>> {
-        let parts = self.view.parts();
+        self.export_parts(0..self.part_count(), handle_type)
+    }
+
+    /// Returns handles of some parts of the description, as [`export`](Self::export) does of all. Parts beyond the last
+    /// are left out.
+    ///
+    /// # Errors
+    /// As [`export`](Self::export).
+    pub fn export_parts(
+        &self,
+        parts: Range<usize>,
+        handle_type: HandleType,
+    ) -> Result<Vec<ShareableHandle>> {
+        let all = self.view.parts();
+        let at = |part: usize| all.start.saturating_add(part).min(all.end);
+        let parts = at(parts.start)..at(parts.end);
         let export = |index| {
             let memory = self.whole.part(index);
             self.whole.exports(index).export(memory, handle_type)
         };
         parts.map(export).collect()
+    }
+
+    /// Returns the number of the description's parts.
+    pub fn part_count(&self) -> usize {
+        self.view.parts().len()
     }
 
     /// Notes in the [ledger](egmem_core::ledger) a process that handles were sent to.

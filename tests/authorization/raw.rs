@@ -76,6 +76,7 @@ impl Raw {
             resume,
             held: None,
             agent: String::new(),
+            queues: false,
         };
         self.write(&encode(&hello))?;
         decode(&self.read()?).map_err(io::Error::other)

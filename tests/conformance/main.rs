@@ -96,6 +96,7 @@ cases! {
         an_imported_handle_is_mapped_for_the_cpu_252_times,
         imports_of_one_fd_are_mapped_for_the_cpu_126_times,
         a_gpu_is_granted_what_the_cpu_is_refused,
+        exports_that_are_closed_do_not_count,
         separate_exports_count_and_duplicates_do_not,
     }
     pointers {

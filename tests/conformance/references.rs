@@ -162,6 +162,20 @@ pub fn imports_for_a_gpu(ctx: &Ctx) {
     }
 }
 
+/// Row: exports of one handle, each closed before the next.
+pub fn exports_that_are_closed_do_not_count(ctx: &Ctx) {
+    if !ctx.knows_references() {
+        return;
+    }
+    let mut many = Many::new(ctx);
+    let handle = many.create();
+    let exports = || (0..MANY).for_each(|_| drop(export(ctx, handle)));
+    exports();
+    many.map(handle, Location::Host).unwrap();
+    exports();
+    many.cpu_mappings(ctx.expect.references.map(|all| all - 1), |_| handle);
+}
+
 /// Rows: separate exports of one handle, not closed; duplicates of one exported fd.
 pub fn separate_exports_count_and_duplicates_do_not(ctx: &Ctx) {
     ctx.run_child("exports_and_duplicates");

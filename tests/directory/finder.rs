@@ -230,6 +230,7 @@ fn session_and_ticket(address: &str) -> Vec<Vec<u8>> {
         resume: None,
         held: None,
         agent: String::new(),
+        queues: false,
     };
     write_frame(&mut stream, &encode(&hello));
     let Greeting::Welcome(welcome) = decode(&read_frame(&mut stream)).unwrap() else {

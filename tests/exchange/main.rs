@@ -2,8 +2,10 @@
 #![cfg(all(feature = "exchange", feature = "certs"))]
 
 mod failures;
+mod few_fds;
 mod follow;
 mod names;
+mod parts;
 #[path = "../common/refused.rs"]
 mod refused;
 mod windows;

@@ -169,6 +169,7 @@ pub fn hello(resume: Option<Secret>) -> Vec<u8> {
         resume,
         held: None,
         agent: "a test".into(),
+        queues: false,
     })
     .to_vec()
 }

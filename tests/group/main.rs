@@ -4,6 +4,7 @@
 mod admission;
 mod gathers;
 mod leaving;
+mod parts;
 mod processes;
 mod refusals;
 #[path = "../common/refused.rs"]

@@ -390,6 +390,7 @@ fn child_that_only_joins() {
         resume: None,
         held: None,
         agent: String::new(),
+        queues: false,
     };
     write_frame(&mut stream, &encode(&hello));
     let greeting: Greeting = decode(&read_frame(&mut stream)).unwrap();

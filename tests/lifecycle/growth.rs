@@ -7,6 +7,8 @@ use egmem::ledger::{self, Located};
 use egmem::proof::Prover;
 use egmem::{Buffer, BufferOptions, Driver, Error, Growth, Stream};
 
+use egmem_support::FdLess;
+
 use crate::{MIB, grace, grant, last, node, nothing_held};
 
 const GIB: u64 = 1 << 30;
@@ -152,8 +154,9 @@ fn host_memory_is_divided_and_a_gpus_is_not() {
     assert_eq!(sizes(on_node(64 * MIB)), [64 * MIB]);
     // Each chunk of shared memory is a handle.
     let shared = |bytes| on_node(bytes).handle_types(HandleTypes::POSIX_FD);
-    assert_eq!(sizes(shared((2 << 30) + 1)), [GIB, GIB, 2 * MIB]);
-    assert_eq!(sizes(shared(GIB)), [GIB]);
+    assert_eq!(sizes(shared(64 * MIB)), [64 * MIB]);
+    assert_eq!(sizes(shared(64 * MIB + 1)), [64 * MIB, 2 * MIB]);
+    assert_eq!(sizes(shared(GIB)), [64 * MIB; 16]);
     let on_gpu = Buffer::on(Location::Device(0)).bytes(3 * GIB);
     assert_eq!(sizes(on_gpu), [3 * GIB]);
     // Chunks for access are divided too, each by itself.
@@ -164,6 +167,57 @@ fn host_memory_is_divided_and_a_gpus_is_not() {
     buffer.put(GIB - 4, 7_u64).unwrap();
     assert_eq!(buffer.get::<u32>(GIB - 4), Ok(7));
     drop(buffer);
+    nothing_held(driver);
+}
+
+#[test]
+fn memory_that_can_be_shared_has_at_most_512_chunks_however_it_is_spread() {
+    let (_, driver) = FdLess::open();
+    let small = Growth::steady().chunk(2 * MIB);
+    let sizes = |options: BufferOptions| {
+        let options = options.shareable().growth(small).overcommit(true);
+        let buffer = options.allocate(&driver).unwrap();
+        let parts = buffer.physical().iter();
+        parts.map(|part| part.size().padded()).collect::<Vec<_>>()
+    };
+    let on_node = |bytes| Buffer::on(NodeId(0)).bytes(bytes);
+    assert_eq!(sizes(on_node(GIB)), [2 * MIB; 512]);
+    let larger = sizes(on_node(GIB + 1));
+    assert_eq!((larger.len(), larger[0]), (257, 4 * MIB));
+    assert_eq!(larger[256], 2 * MIB);
+    // Two shares of 600 MiB together.
+    let share = |bytes| egmem::topology::Share {
+        node: NodeId(0),
+        bytes,
+    };
+    let spread = sizes(Buffer::spread(&[share(600 * MIB), share(600 * MIB)]));
+    assert_eq!(spread, [4 * MIB; 300]);
+    // Other memory is not bounded so.
+    let other = on_node(GIB + 2 * MIB).growth(small).overcommit(true);
+    assert_eq!(other.allocate(&driver).unwrap().physical().len(), 513);
+}
+
+/// With rests, too.
+#[test]
+fn growth_of_memory_that_can_be_shared_is_reported_and_can_be_cancelled() {
+    let driver = &grace();
+    let options = in_chunks(driver).handle_types(HandleTypes::POSIX_FD);
+    let options = options.growth(Growth::gentle().chunk(4 * MIB));
+    let mut seen = Vec::new();
+    let buffer = options.clone().allocate_with(driver, |progress| {
+        seen.push((progress.done, progress.total));
+        ControlFlow::Continue(())
+    });
+    let all = 12 * MIB;
+    assert_eq!(seen, [(4 * MIB, all), (8 * MIB, all), (all, all)]);
+    drop(buffer.unwrap());
+    nothing_held(driver);
+    let error = options.allocate_with(driver, |progress| match progress.done {
+        done if done == 8 * MIB => ControlFlow::Break(()),
+        _ => ControlFlow::Continue(()),
+    });
+    let (done, total) = (8 * MIB, all);
+    assert_eq!(error.unwrap_err(), Error::Cancelled { done, total });
     nothing_held(driver);
 }
 

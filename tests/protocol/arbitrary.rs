@@ -95,9 +95,18 @@ fn description() -> impl Strategy<Value = Description> {
 fn handles() -> impl Strategy<Value = Handles> {
     prop_oneof![
         vec(secret(), 0..4).prop_map(Handles::Fabric),
-        any::<u32>().prop_map(|count| Handles::Fds(Fds { count })),
+        fds().prop_map(Handles::Fds),
         secret().prop_map(Handles::Ticket),
     ]
+}
+
+fn fds() -> impl Strategy<Value = Fds> {
+    let fds = (any::<u32>(), any::<bool>(), any::<bool>());
+    fds.prop_map(|(count, queue, source)| Fds {
+        count,
+        queue,
+        source,
+    })
 }
 
 fn refused() -> impl Strategy<Value = Refused> {
@@ -130,8 +139,9 @@ fn leases() -> impl Strategy<Value = Vec<u64>> {
 
 pub fn hello() -> impl Strategy<Value = Hello> {
     let first = (text(), any::<u16>(), any::<u16>(), boot(), any::<bool>());
-    (first, of(secret()), of(leases()), text()).prop_map(
-        |((magic, oldest, newest, boot, fabric), resume, held, agent)| Hello {
+    let last = (text(), any::<bool>());
+    (first, of(secret()), of(leases()), last).prop_map(
+        |((magic, oldest, newest, boot, fabric), resume, held, (agent, queues))| Hello {
             magic,
             oldest,
             newest,
@@ -140,6 +150,7 @@ pub fn hello() -> impl Strategy<Value = Hello> {
             resume,
             held,
             agent,
+            queues,
         },
     )
 }
@@ -321,18 +332,21 @@ fn answer() -> impl Strategy<Value = Answer> {
                 owner
             })
         ),
-        any::<u32>().prop_map(|count| Answer::Fds(Fds { count })),
+        fds().prop_map(Answer::Fds),
         (any::<u64>(), any::<u64>())
             .prop_map(|(found, wrote)| Answer::Probed(Probed { found, wrote })),
-        (any::<u64>(), any::<bool>()).prop_map(|(round, fabric)| Answer::Agreed(Agreed {
-            round,
-            via: if fabric {
-                HandleType::Fabric
-            } else {
-                HandleType::PosixFd
-            },
-            handles: 8,
-        })),
+        (any::<u64>(), any::<bool>(), any::<bool>()).prop_map(|(round, fabric, sources)| {
+            Answer::Agreed(Agreed {
+                round,
+                via: if fabric {
+                    HandleType::Fabric
+                } else {
+                    HandleType::PosixFd
+                },
+                handles: 8,
+                sources,
+            })
+        }),
         (vec(member, 0..3), any::<bool>())
             .prop_map(|(members, more)| Answer::Members(Members { members, more })),
         incomplete.prop_map(|(reason, detail, ranks, size, reasons)| {

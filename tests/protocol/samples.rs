@@ -49,8 +49,10 @@ pub fn hellos() -> Vec<(&'static str, Hello)> {
         resume: None,
         held: None,
         agent: "sample".into(),
+        queues: false,
     };
     let again = Hello {
+        queues: true,
         resume: Some(secret(1)),
         held: Some(vec![1, 300]),
         ..new.clone()
@@ -283,9 +285,9 @@ pub fn from_server() -> Vec<(&'static str, FromServer)> {
             }),
         ),
         ("granted-fabric", granted(fabric())),
-        ("granted-fds", granted(Handles::Fds(Fds { count: 2 }))),
+        ("granted-fds", granted(Handles::Fds(Fds::of(2)))),
         ("granted-ticket", granted(Handles::Ticket(secret(8)))),
-        ("fds", Answer::Fds(Fds { count: 2 })),
+        ("fds", Answer::Fds(Fds::of(2))),
         (
             "probed",
             Answer::Probed(Probed {
@@ -299,8 +301,20 @@ pub fn from_server() -> Vec<(&'static str, FromServer)> {
                 round: 5,
                 via: HandleType::Fabric,
                 handles: 72,
+                sources: false,
             }),
         ),
+        (
+            "agreed-sources",
+            Answer::Agreed(Agreed {
+                round: 5,
+                via: HandleType::PosixFd,
+                handles: 8,
+                sources: true,
+            }),
+        ),
+        ("fds-queue", Answer::Fds(Fds::in_queue())),
+        ("granted-source", granted(Handles::Fds(Fds::from_source()))),
         (
             "members",
             Answer::Members(Members {
@@ -336,7 +350,7 @@ pub fn from_server() -> Vec<(&'static str, FromServer)> {
             Answer::Granted(Granted {
                 lease: 10,
                 memory: window(),
-                handles: Handles::Fds(Fds { count: 1 }),
+                handles: Handles::Fds(Fds::of(1)),
                 probe: None,
                 no_fabric: None,
                 owner: Owner::Server,

@@ -48,6 +48,7 @@ fn come_and_go(service: &Service) {
         resume: None,
         held: None,
         agent: "x".repeat(255),
+        queues: false,
     };
     let bytes = encode(&hello);
     let mut stream = UnixStream::connect(service.path("egmem.sock")).unwrap();

@@ -2,6 +2,7 @@
 //! the first GPU, its peer with the last.
 #![cfg(feature = "share")]
 
+mod few_fds;
 mod frames;
 #[cfg(feature = "shapes")]
 mod growing;
@@ -90,6 +91,9 @@ fn child_process() {
         "poor" => leftovers::poor(&driver, &path),
         "windows" => windows::peer(&driver, &path),
         "many" => memory::many(&driver, &path),
+        "few-owner" => few_fds::owner(&path),
+        "few-peer" => few_fds::peer(&path),
+        "few-half" => few_fds::half(&path),
         #[cfg(feature = "shapes")]
         "follower" => growing::follower(&driver, &path),
         other => panic!("no role {other}"),

@@ -83,6 +83,7 @@ pub fn hello(resume: Option<Secret>, held: Option<Vec<u64>>) -> Vec<u8> {
         resume,
         held,
         agent: "hostile".into(),
+        queues: true,
     })
     .to_vec()
 }

@@ -169,9 +169,20 @@ impl BufferOptions {
         Ok(types)
     }
 
+    /// Returns the bytes of the parts on host nodes that can be shared. Those of GPUs are not divided.
+    fn shareable_bytes(&self, sites: &[Site]) -> u64 {
+        let is_shareable = |at: Location| {
+            let site = sites.iter().find(|site| site.location == at);
+            at.is_host() && site.is_some_and(|site| site.is_shareable)
+        };
+        let sums = self.parts.iter().filter(|(at, _)| is_shareable(*at));
+        sums.fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
+    }
+
     /// Returns the parts with their sizes.
     fn parts_at<'a>(&self, sites: &'a [Site]) -> Result<Vec<Part<'a>>> {
         let last = self.parts.len().saturating_sub(1);
+        let shareable = self.shareable_bytes(sites);
         let mut parts = Vec::with_capacity(self.parts.len());
         for (index, &(location, bytes)) in self.parts.iter().enumerate() {
             let Some(site) = sites.iter().find(|site| site.location == location) else {
@@ -189,9 +200,8 @@ impl BufferOptions {
                     format!("{bytes} bytes in the middle are not a multiple of the granularity");
                 return Err(Error::invalid("share", why));
             }
-            let chunk = self
-                .growth
-                .chunk_for(bytes, site.granularity, site.is_shareable)?;
+            let shareable = site.is_shareable.then_some(shareable);
+            let chunk = self.growth.chunk_for(site.granularity, shareable)?;
             parts.push(Part { site, size, chunk });
         }
         let chunks = parts

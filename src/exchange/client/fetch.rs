@@ -1,18 +1,16 @@
 //! Fetches memory: a lease, its handles, and the import.
 
 use std::future::{Future, IntoFuture};
-use std::os::fd::OwnedFd;
 use std::panic::Location as Caller;
 use std::pin::Pin;
-use std::sync::Arc;
 
 use super::lease::Grant;
 use super::leased::Leased;
 use super::remote::RemoteBuffer;
-use super::session::{Answered, ClientSession};
+use super::session::Answered;
 use super::{Client, open, probe};
-use crate::driver::{Access, FabricHandle, HandleType, Location, ShareableHandle};
-use crate::protocol::{Answer, Ask, Fetch, Granted, Handles, Secret};
+use crate::driver::{Access, HandleType, Location};
+use crate::protocol::{Answer, Ask, Fetch, Granted, Handles};
 use crate::share::{Description, ImportOptions, InstanceId};
 use crate::{Error, MemoryError, Mismatch, Owner, Refusal, Result};
 
@@ -169,7 +167,7 @@ impl FetchOptions {
         let mut accept = self.accept()?;
         loop {
             match self.lease_by(&accept).await {
-                Ok(leased) => return Ok(leased),
+                Ok(leased) => return leased.receive().await,
                 Err((Some(via), _)) if accept.len() > 1 => accept.retain(|&other| other != via),
                 Err((_, error)) => return Err(error),
             }
@@ -261,10 +259,9 @@ impl FetchOptions {
             let why = "handles of a type that is not accepted";
             return Err((None, self.client.broken(why)));
         }
-        let opened = opened(session, handles, answered.fds).await;
+        let opened = open::opened(session, handles, answered.fds, memory.parts.len()).await;
         let handles = opened
             .map_err(|error| (Some(via), error))?
-            .filter(|handles| handles.len() == memory.parts.len())
             .ok_or_else(|| (None, self.client.broken("not one handle for each part")))?;
         let no_fabric = match via {
             HandleType::Fabric => None,
@@ -341,38 +338,11 @@ impl IntoFuture for FetchOptions {
     }
 }
 
-fn fds_of(fds: Vec<OwnedFd>) -> Vec<ShareableHandle> {
-    fds.into_iter().map(ShareableHandle::PosixFd).collect()
-}
-
 const fn type_of(handles: &Handles) -> HandleType {
     match handles {
         Handles::Fabric(_) => HandleType::Fabric,
         Handles::Fds(_) | Handles::Ticket(_) => HandleType::PosixFd,
     }
-}
-
-/// Returns the handles that an answer with `came` names, if they are complete; redeems a ticket.
-async fn opened(
-    session: &Arc<ClientSession>,
-    handles: Handles,
-    came: Vec<OwnedFd>,
-) -> Result<Option<Vec<ShareableHandle>>> {
-    Ok(match handles {
-        Handles::Fabric(secrets) => fabric(&secrets),
-        Handles::Fds(fds) if fds.count as usize == came.len() => Some(fds_of(came)),
-        Handles::Fds(_) => None,
-        Handles::Ticket(ticket) => Some(fds_of(open::redeem(session, ticket).await?)),
-    })
-}
-
-/// Returns fabric handles, unless one has another length.
-pub(crate) fn fabric(secrets: &[Secret]) -> Option<Vec<ShareableHandle>> {
-    let handle = |secret: &Secret| {
-        let bytes = secret.expose().try_into().ok()?;
-        Some(ShareableHandle::Fabric(FabricHandle::from_bytes(bytes)))
-    };
-    secrets.iter().map(handle).collect()
 }
 
 /// Checks an exporter's description of its memory.

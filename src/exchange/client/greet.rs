@@ -120,6 +120,7 @@ async fn greet(
         resume,
         held,
         agent: options.agent.clone(),
+        queues: true,
     };
     let hello = fitting(hello, options.limits.hello_bytes);
     connection.writer.write(&hello, &[]).await?;
@@ -187,6 +188,7 @@ mod tests {
             resume: Secret::new(b"token"),
             held: Some((1 << 40..(1 << 40) + held).collect()),
             agent: String::new(),
+            queues: true,
         };
         for (held, most, listed) in [
             (3, 256 << 10, true),

@@ -8,14 +8,14 @@ use super::probe::Proof;
 use super::remote::RemoteBuffer;
 use crate::driver::{HandleType, ShareableHandle};
 use crate::ledger::Party;
-use crate::share::{Description, ImportOptions, Origin};
+use crate::share::{Description, ImportOptions, Origin, PartHandles};
 use crate::{End, Error, Owner, PeerName, Result};
 
 /// Memory that is leased and not imported yet; dropping it releases the lease.
 #[derive(Debug)]
 pub struct Leased {
     // In this order: the handles are closed before the lease is released.
-    pub(super) handles: Vec<ShareableHandle>,
+    pub(super) handles: PartHandles,
     pub(super) grant: Grant,
     pub(super) description: Description,
     pub(super) via: HandleType,
@@ -37,12 +37,21 @@ impl Leased {
     /// Returns the handles, one for each part: secrets. Code that imports them without
     /// [`import`](Self::import) unmaps the memory before this is dropped.
     pub fn handles(&self) -> &[ShareableHandle] {
-        &self.handles
+        self.handles.here()
     }
 
     /// Returns the type of the handles.
     pub const fn via(&self) -> HandleType {
         self.via
+    }
+
+    /// Receives the fds that come through a queue, so that all are here.
+    pub(super) async fn receive(mut self) -> Result<Self> {
+        let handles = std::mem::replace(&mut self.handles, Vec::new().into());
+        let count = self.description.parts.len();
+        let handles = open::attempt("receiving handles", move || handles.all(count)).await?;
+        self.handles = handles?.into();
+        Ok(self)
     }
 
     /// Ends the lease, and waits until the exporter has recorded it. Code that imported the handles has
@@ -87,7 +96,7 @@ impl Leased {
             let options = options.sender(server).or_label(grant.name.as_str());
             let options = options.or_called_at(site);
             // On every path the lease is dropped after the import.
-            let imported = options.import(&session.driver, &description, handles);
+            let imported = options.import_from(&session.driver, &description, handles);
             let memory = imported.map_err(|error| Error::Import {
                 what: format!("'{}'", grant.name),
                 peer: terms.peer.clone(),

@@ -1,4 +1,4 @@
-//! Redeems tickets at a server's fd socket, and runs blocking work.
+//! Opens the handles of an answer, redeems tickets at a server's fd socket, and runs blocking work.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -9,11 +9,15 @@ use tokio::time::timeout_at;
 use super::greet::{self, Dial, Established};
 use super::session::ClientSession;
 use super::text;
-use crate::protocol::{Answer, Ask, FromServer, Redeem, Reply, Request, Secret, decode, encode};
+use crate::driver::{FabricHandle, ShareableHandle};
+use crate::protocol::{
+    Answer, Ask, Fds, FromServer, Handles, Redeem, Reply, Request, Secret, decode, encode,
+};
+use crate::share::PartHandles;
 use crate::{Address, Error, Result, Security, limits};
 
 /// Returns the fds for a ticket, from the Unix socket that the server has named.
-pub(super) async fn redeem(session: &Arc<ClientSession>, ticket: Secret) -> Result<Vec<OwnedFd>> {
+async fn redeem(session: &Arc<ClientSession>, ticket: Secret) -> Result<(Fds, Vec<OwnedFd>)> {
     let terms = session.terms();
     let patience = session.patience();
     let deadline = limits::deadline(patience);
@@ -50,7 +54,7 @@ pub(super) async fn redeem(session: &Arc<ClientSession>, ticket: Secret) -> Resu
 }
 
 /// Reads the answer to request 1, in frames of at most `limit` bytes.
-async fn read_fds(connection: &mut Established, limit: u32) -> Result<Vec<OwnedFd>> {
+async fn read_fds(connection: &mut Established, limit: u32) -> Result<(Fds, Vec<OwnedFd>)> {
     let peer = &connection.terms.peer;
     loop {
         let Some(mut frame) = connection.reader.read(limit).await? else {
@@ -62,7 +66,7 @@ async fn read_fds(connection: &mut Established, limit: u32) -> Result<Vec<OwnedF
         };
         return match answer {
             Some(Answer::Fds(fds)) if fds.count as usize == frame.fds.len() => {
-                Ok(frame.uncounted_fds())
+                Ok((fds, frame.uncounted_fds()))
             }
             Some(Answer::Refused(why)) => Err(text::refused(peer, "redeeming a ticket", &why)),
             _ => {
@@ -71,6 +75,52 @@ async fn read_fds(connection: &mut Established, limit: u32) -> Result<Vec<OwnedF
             }
         };
     }
+}
+
+fn fds_of(fds: Vec<OwnedFd>) -> Vec<ShareableHandle> {
+    fds.into_iter().map(ShareableHandle::PosixFd).collect()
+}
+
+/// Returns the handles of so many parts that an answer with `came` names, if they are complete or come through a queue;
+/// redeems a ticket.
+pub(super) async fn opened(
+    session: &Arc<ClientSession>,
+    handles: Handles,
+    came: Vec<OwnedFd>,
+    parts: usize,
+) -> Result<Option<PartHandles>> {
+    let (fds, came) = match handles {
+        Handles::Fabric(secrets) => {
+            let handles = fabric(&secrets).filter(|handles| handles.len() == parts);
+            return Ok(handles.map(PartHandles::from));
+        }
+        Handles::Fds(fds) => (fds, came),
+        Handles::Ticket(ticket) => redeem(session, ticket).await?,
+    };
+    Ok(came_with(fds, came, parts))
+}
+
+/// Returns the handles of so many parts, of fds that came with a message.
+pub(crate) fn came_with(fds: Fds, mut came: Vec<OwnedFd>, parts: usize) -> Option<PartHandles> {
+    if fds.count as usize != came.len() {
+        return None;
+    }
+    match (fds.queue, fds.source) {
+        (false, false) => (came.len() == parts).then(|| fds_of(came).into()),
+        _ if came.len() != 1 => None,
+        (true, false) => came.pop().map(PartHandles::from_queue),
+        (false, true) => came.pop().map(PartHandles::from_source),
+        (true, true) => None,
+    }
+}
+
+/// Returns fabric handles, unless one has another length.
+pub(crate) fn fabric(secrets: &[Secret]) -> Option<Vec<ShareableHandle>> {
+    let handle = |secret: &Secret| {
+        let bytes = secret.expose().try_into().ok()?;
+        Some(ShareableHandle::Fabric(FabricHandle::from_bytes(bytes)))
+    };
+    secrets.iter().map(handle).collect()
 }
 
 /// Runs blocking work on a separate thread. If this is dropped, the work continues, and its result is dropped

@@ -1,6 +1,7 @@
 //! Which of two ends a failure is at.
 
 use std::fmt;
+use std::io::ErrorKind;
 
 use crate::MemoryError;
 use crate::driver::{Code, HandleType};
@@ -36,6 +37,11 @@ impl End {
             {
                 Self::There
             }
+            // The exporter has ended before it sent all handles.
+            MemoryError::System {
+                kind: ErrorKind::UnexpectedEof | ErrorKind::BrokenPipe,
+                ..
+            } => Self::There,
             // The handle refers to nothing, or to nothing reachable.
             MemoryError::Driver(source) => match source.code {
                 Code::OUT_OF_MEMORY | Code::NOT_PERMITTED => Self::Here,

@@ -11,13 +11,12 @@ use super::asking::{Asking, SLACK};
 use super::error::{Error, Result};
 use super::gathered::GatheredMemory;
 use super::group::Group;
-use super::handles::export;
+use super::handles::{Passing, export};
 use super::kept::Calls;
 use super::member::{Slot, note_sent};
 use super::options::Map;
 use super::state::server_lost;
 use crate::client::{Answered, discard};
-use crate::driver::HandleType;
 use crate::limits::deadline;
 use crate::protocol::{Answer, Ask, Brought, Gather, MAX_GATHER, Operation, Payload};
 use crate::share::Shared;
@@ -121,7 +120,7 @@ impl Group {
     ) -> impl Future<Output = Result<GatheredMemory>> {
         let site = Caller::caller();
         async move {
-            let via = self.via();
+            let passing = self.joined.passing;
             let access = self.joined.access;
             let described = memory
                 .as_ref()
@@ -129,7 +128,7 @@ impl Group {
                 .transpose()?;
             // Finds out before the call whether the memory can be shared this way, so that the others do not wait
             // in vain.
-            drop(export(memory.clone(), via).await?);
+            drop(export(memory.clone(), passing).await?);
             let operation = Operation::Memory(Brought {
                 memory: described,
                 fabric: Vec::new(),
@@ -204,7 +203,7 @@ impl Group {
             },
             operation,
             memory,
-            via: self.via(),
+            passing: self.joined.passing,
             round: self.joined.leave.round,
             number,
         };
@@ -227,7 +226,7 @@ struct Call {
     operation: Operation,
     /// This rank's memory, in a gather of memory.
     memory: Option<Shared>,
-    via: HandleType,
+    passing: Passing,
     round: u64,
     number: u64,
 }
@@ -276,7 +275,7 @@ impl Call {
         };
         let request = |first| self.request(Some(first));
         self.server
-            .members((self.via, agreed.handles), SLACK, request)
+            .members((self.passing.via, agreed.handles), SLACK, request)
             .await
     }
 
@@ -290,7 +289,7 @@ impl Call {
             None => (self.operation.clone(), self.memory.clone()),
             Some(_) => (Operation::Barrier, None),
         };
-        let (handles, fds) = export(memory, self.via).await?;
+        let (handles, fds) = export(memory, self.passing).await?;
         if let Operation::Memory(brought) = &mut operation {
             brought.fabric = handles;
         }

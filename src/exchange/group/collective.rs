@@ -43,6 +43,8 @@ pub(super) enum Given {
     Fabric(Vec<Secret>),
     /// Counted for their peer as long as the round keeps them.
     Fds(Vec<HeldFd>),
+    /// One fd, through which each rank requests those of the parts.
+    Source(Vec<HeldFd>),
 }
 
 impl Given {
@@ -53,7 +55,11 @@ impl Given {
             Self::Fds(own) => {
                 let count = u32::try_from(own.len()).unwrap_or(u32::MAX);
                 fds.extend(own);
-                Handles::Fds(Fds { count })
+                Handles::Fds(Fds::of(count))
+            }
+            Self::Source(own) => {
+                fds.extend(own);
+                Handles::Fds(Fds::from_source())
             }
         }
     }
@@ -79,6 +85,14 @@ impl Contribution {
         match self {
             Self::Memory(Some(memory), _) => memory.parts.len(),
             _ => 0,
+        }
+    }
+
+    /// Returns the number of handles.
+    pub(super) fn handles(&self) -> usize {
+        match self {
+            Self::Memory(Some(_), Given::Source(own)) => own.len(),
+            _ => self.parts(),
         }
     }
 }
@@ -159,6 +173,8 @@ pub(super) struct Collective {
     failures: VecDeque<(u64, Arc<Incomplete>)>,
     /// The handle type by which memory is gathered.
     pub(super) via: Option<HandleType>,
+    /// Whether ranks offer sources instead of many fds.
+    pub(super) sources: bool,
 }
 
 /// The number of failures whose reasons are kept.

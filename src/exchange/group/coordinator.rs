@@ -127,7 +127,7 @@ impl Groups {
         session: u64,
         peer: &PeerName,
         boot: BootId,
-        local: bool,
+        (local, queues): (bool, bool),
         ask: Join,
         charge: Option<Arc<Charge>>,
     ) -> Answer {
@@ -136,6 +136,7 @@ impl Groups {
             peer: peer.clone(),
             boot,
             local,
+            queues,
             charge,
         };
         let told = self

@@ -120,10 +120,11 @@ impl Rounds {
             // Its connection broke before it got the answer; its contribution is already here.
             return self.waiters.wait(&mut entered.waiter, waiter, (id, rank));
         }
-        let (contribution, wrong) = match contribution(collective.via, ask.operation, fds) {
-            Ok(contribution) => (contribution, None),
-            Err(wrong) => (Contribution::Nothing, Some(wrong)),
-        };
+        let (contribution, wrong) =
+            match contribution((collective.via, collective.sources), ask.operation, fds) {
+                Ok(contribution) => (contribution, None),
+                Err(wrong) => (Contribution::Nothing, Some(wrong)),
+            };
         let shape = contribution.shape();
         let other = collective.other_shape(shape);
         let mut entered = Entered {
@@ -265,7 +266,7 @@ fn objection(
 
 /// Returns a rank's contribution, or its fault.
 fn contribution(
-    via: Option<HandleType>,
+    (via, sources): (Option<HandleType>, bool),
     operation: Operation,
     fds: Vec<HeldFd>,
 ) -> Result<Contribution, String> {
@@ -276,7 +277,7 @@ fn contribution(
             }
             let parts = memory.as_ref().map_or(0, |memory| memory.parts.len());
             let via = via.unwrap_or(HandleType::Fabric);
-            let given = given(via, parts, fabric, fds)?;
+            let given = given((via, sources), parts, fabric, fds)?;
             Ok(Contribution::Memory(memory, given))
         }
         _ if !fds.is_empty() => Err("fds without memory".into()),
@@ -297,7 +298,7 @@ fn result(
     let (mut shape, mut count) = (Shape::Barrier, 0);
     for entered in all {
         shape = entered.contribution.shape();
-        count += entered.contribution.parts();
+        count += entered.contribution.handles();
         let mut member = Member::default();
         match entered.contribution {
             Contribution::Nothing => {}
@@ -318,6 +319,7 @@ fn result(
         round: id,
         via: round.collective.via.unwrap_or(HandleType::Fabric),
         handles: u32::try_from(count).unwrap_or(u32::MAX),
+        sources: round.collective.sources,
     };
     let roster = Arc::new(Roster::new(members, fds, limits).charged(charges));
     Outcome::Members(roster, (shape == Shape::Memory).then_some(agreed), until)

@@ -215,11 +215,15 @@ impl Rounds {
                     via,
                     until: now.saturating_add(self.rules.offer),
                 };
-                let handles = round.seats.values().map(|seat| seat.parts()).sum::<usize>();
+                let sources = via == HandleType::PosixFd
+                    && round.seats.values().all(|seat| seat.asker.queues);
+                let handles = round.seats.values().map(|seat| seat.handles(sources));
+                let handles = handles.sum::<usize>();
                 let agreed = Agreed {
                     round: id,
                     via,
                     handles: u32::try_from(handles).unwrap_or(u32::MAX),
+                    sources,
                 };
                 for seat in round.seats.values_mut() {
                     // Only needed for this answer.
@@ -228,6 +232,7 @@ impl Rounds {
                         .answer(seat.waiter.take(), Told::Agreed(agreed));
                 }
                 round.collective.via = Some(via);
+                round.collective.sources = sources;
                 self.schedule(id);
             }
             Err(reasons) => {

@@ -8,6 +8,7 @@ use tokio::sync::{Mutex, broadcast, watch};
 use tokio::task::JoinHandle;
 
 use super::gathered::GatheredMemory;
+use super::handles::Passing;
 use super::host::Hosted;
 use super::kept::Calls;
 use super::leave::{leave_behind, say_leave, unmapped};
@@ -81,7 +82,7 @@ pub struct Group {
 pub(super) struct Joined {
     pub name: String,
     pub rank: u32,
-    pub via: HandleType,
+    pub passing: Passing,
     pub leave: Leave,
     pub members: GatheredMemory,
     pub access: Access,
@@ -126,7 +127,7 @@ impl Group {
 
     /// Returns the handle type by which all ranks share their memory.
     pub const fn via(&self) -> HandleType {
-        self.joined.via
+        self.joined.passing.via
     }
 
     /// Returns this rank's own memory.
@@ -282,7 +283,7 @@ impl fmt::Debug for Group {
             .field("name", &self.joined.name)
             .field("rank", &self.joined.rank)
             .field("size", &self.size())
-            .field("via", &self.joined.via)
+            .field("via", &self.joined.passing.via)
             .field("state", &*self.state.borrow())
             .finish_non_exhaustive()
     }

@@ -4,24 +4,51 @@ use std::os::fd::OwnedFd;
 
 use super::agree::cut;
 use super::member::Slot;
-use crate::client::{attempt, fabric};
+use crate::client::{attempt, came_with, fabric};
 use crate::driver::{HandleType, ShareableHandle};
-use crate::protocol::{Handles, Member, Secret};
-use crate::share::{Description, Shared};
+use crate::protocol::{Agreed, Handles, Member, Secret};
+use crate::share::queue::{self, MAX_WITH_MESSAGE};
+use crate::share::{Description, PartHandles, Shared};
 use crate::text::{MAX_TEXT, bounded};
 use crate::{Error, Result};
 
 /// File descriptors that must remain free for the rest of the process.
 const SPARE: u64 = 32;
 
+/// How the memory of ranks is passed on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Passing {
+    pub via: HandleType,
+    /// Whether a rank passes the fds of many parts by a source, which is one fd.
+    pub sources: bool,
+}
+
+impl Passing {
+    pub const fn agreed(agreed: &Agreed) -> Self {
+        Self {
+            via: agreed.via,
+            sources: agreed.sources,
+        }
+    }
+}
+
 /// Exports this rank's own memory.
 pub(super) async fn export(
     memory: Option<Shared>,
-    via: HandleType,
+    Passing { via, sources }: Passing,
 ) -> Result<(Vec<Secret>, Vec<OwnedFd>)> {
     let Some(memory) = memory else {
         return Ok((Vec::new(), Vec::new()));
     };
+    if sources && via == HandleType::PosixFd && memory.part_count() > MAX_WITH_MESSAGE {
+        let source = move || {
+            // Whether the driver exports the memory at all is known before others wait for it.
+            drop(memory.export_parts(0..1, via)?);
+            queue::source(&memory)
+        };
+        let source = attempt("exporting memory", source).await??;
+        return Ok((Vec::new(), vec![source]));
+    }
     let handles = attempt("exporting memory", move || memory.export(via)).await??;
     let (mut fabric, mut fds) = (Vec::new(), Vec::new());
     for handle in handles {
@@ -50,10 +77,10 @@ pub(super) fn take(
         if slots.len() == size as usize {
             return Err("more members than the group's size".into());
         }
-        let handles: Option<Vec<_>> = match (&member.memory, member.handles) {
-            (None, None) => Some(Vec::new()),
+        let handles: Option<PartHandles> = match (&member.memory, member.handles) {
+            (None, None) => Some(Vec::new().into()),
             (Some(memory), Some(handles)) => {
-                let handles = own_handles(via, memory, &handles, &mut fds);
+                let handles = own_handles(via, memory, handles, &mut fds);
                 handles.filter(|_| memory.check().is_ok())
             }
             _ => None,
@@ -74,15 +101,16 @@ pub(super) fn take(
 fn own_handles(
     via: HandleType,
     memory: &Description,
-    handles: &Handles,
+    handles: Handles,
     fds: &mut impl Iterator<Item = OwnedFd>,
-) -> Option<Vec<ShareableHandle>> {
+) -> Option<PartHandles> {
     let parts = memory.parts.len();
     match (via, handles) {
-        (HandleType::Fabric, Handles::Fabric(secrets)) if secrets.len() == parts => fabric(secrets),
-        (HandleType::PosixFd, Handles::Fds(count)) if count.count as usize == parts => {
-            let own: Vec<_> = fds.take(parts).map(ShareableHandle::PosixFd).collect();
-            (own.len() == parts).then_some(own)
+        (HandleType::Fabric, Handles::Fabric(secrets)) if secrets.len() == parts => {
+            fabric(&secrets).map(PartHandles::from)
+        }
+        (HandleType::PosixFd, Handles::Fds(own)) if own.count as usize <= parts => {
+            came_with(own, fds.take(own.count as usize).collect(), parts)
         }
         _ => None,
     }
@@ -139,7 +167,7 @@ mod tests {
     }
 
     fn count(count: u32) -> Option<Handles> {
-        Some(Handles::Fds(Fds { count }))
+        Some(Handles::Fds(Fds::of(count)))
     }
 
     #[test]

@@ -12,7 +12,7 @@ use super::asking::{Asking, SLACK};
 use super::error::{Error, Result};
 use super::gathered::GatheredMemory;
 use super::group::{Group, Joined};
-use super::handles::export;
+use super::handles::{Passing, export};
 use super::host::Hosted;
 use super::leave::Leaving;
 use super::local::connect_local;
@@ -174,7 +174,7 @@ async fn join(
     let joined = Joined {
         name: options.name,
         rank: options.rank,
-        via: agreed.via,
+        passing: Passing::agreed(&agreed),
         leave: leaving.leave.clone(),
         members,
         access: options.access,
@@ -313,7 +313,7 @@ impl Joining<'_> {
         let request = async |first| {
             // A rank that asks for a later page has offered before.
             let memory = self.options.memory.clone().filter(|_| first == 0);
-            let (fabric, fds) = export(memory, agreed.via).await?;
+            let (fabric, fds) = export(memory, Passing::agreed(agreed)).await?;
             let ask = Ask::Offer(Offer {
                 group: self.options.name.clone(),
                 round: agreed.round,

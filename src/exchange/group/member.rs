@@ -3,10 +3,10 @@
 use std::panic::Location as Caller;
 use std::sync::{Mutex, OnceLock};
 
-use crate::driver::{Driver, HandleType, ShareableHandle};
+use crate::driver::{Driver, HandleType};
 use crate::ledger::Party;
 use crate::per_driver::lock;
-use crate::share::{Description, ImportOptions, ImportedBuffer, Shared};
+use crate::share::{Description, ImportOptions, ImportedBuffer, PartHandles, Shared};
 use crate::{End, Error, Result};
 
 /// A rank.
@@ -14,12 +14,12 @@ pub(super) struct Slot {
     pub peer: String,
     memory: Option<Description>,
     /// Present until they are imported, or the import has failed.
-    handles: Mutex<Vec<ShareableHandle>>,
+    handles: Mutex<PartHandles>,
     buffer: OnceLock<Result<ImportedBuffer>>,
 }
 
 impl Slot {
-    pub fn new(peer: String, memory: Option<Description>, handles: Vec<ShareableHandle>) -> Self {
+    pub fn new(peer: String, memory: Option<Description>, handles: PartHandles) -> Self {
         Self {
             peer,
             memory,
@@ -60,15 +60,13 @@ impl Slot {
         };
         let buffer = self.buffer.get_or_init(|| {
             let mut handles = lock(&self.handles);
-            let handles = std::mem::take(&mut *handles);
-            let via = handles
-                .first()
-                .map_or(HandleType::Fabric, ShareableHandle::handle_type);
+            let handles = std::mem::replace(&mut *handles, Vec::new().into());
+            let via = handles.handle_type().unwrap_or(HandleType::Fabric);
             // Not shared with other imports: the server only forwards a rank's description of its memory, so
             // a rank could claim another's identity.
             let import = import.clone().unshared().sender(self.party(rank));
             let import = import.or_called_at(site);
-            let imported = import.import(driver, memory, handles);
+            let imported = import.import_from(driver, memory, handles);
             imported.map_err(|error| Error::Import {
                 what: format!("the memory of rank {rank}"),
                 peer: self.peer.clone(),
@@ -115,7 +113,7 @@ mod tests {
         let claimed = honest.describe(Access::ReadWrite).unwrap();
         let slot = |of: &Shared| {
             let handles = of.export(HandleType::PosixFd).unwrap();
-            Slot::new("a".into(), Some(claimed.clone()), handles)
+            Slot::new("a".into(), Some(claimed.clone()), handles.into())
         };
         let (first, second) = (slot(&honest), slot(&liar));
         let import = ImportOptions::new().origin(Origin::User(1));

@@ -11,6 +11,7 @@ use super::told::{Told, Waiter, refused};
 use crate::Refusal;
 use crate::driver::HandleType;
 use crate::protocol::{Leave, Lost, Member, Offer, Secret};
+use crate::share::queue::MAX_WITH_MESSAGE;
 use crate::transport::HeldFd;
 
 impl Rounds {
@@ -48,7 +49,8 @@ impl Rounds {
                 let place = (ask.round, rank);
                 self.waiters.wait(&mut seat.waiter, waiter, place);
                 if seat.given.is_none() {
-                    match given(*via, seat.parts(), ask.fabric, fds) {
+                    let way = (*via, round.collective.sources);
+                    match given(way, seat.parts(), ask.fabric, fds) {
                         Ok(given) => seat.given = Some(given),
                         Err(wrong) => {
                             let detail = format!("rank {rank} offers {wrong}");
@@ -247,9 +249,9 @@ impl Rounds {
     }
 }
 
-/// Checks a rank's handles: of the agreed type, and one for each part.
+/// Checks a rank's handles: of the agreed type, and one for each part, or a source of many fds.
 pub(super) fn given(
-    via: HandleType,
+    (via, sources): (HandleType, bool),
     parts: usize,
     fabric: Vec<Secret>,
     fds: Vec<HeldFd>,
@@ -261,6 +263,9 @@ pub(super) fn given(
                 && fabric.iter().all(|handle| handle.expose().len() == 64),
             Given::Fabric(fabric),
         ),
+        HandleType::PosixFd if sources && parts > MAX_WITH_MESSAGE => {
+            (fabric.is_empty() && fds.len() == 1, Given::Source(fds))
+        }
         HandleType::PosixFd => (fabric.is_empty() && fds.len() == parts, Given::Fds(fds)),
     };
     match right {

@@ -194,7 +194,7 @@ mod tests {
             bytes: None,
             peer: String::new(),
             memory: None,
-            handles: Some(Handles::Fds(Fds { count })),
+            handles: Some(Handles::Fds(Fds::of(count))),
         };
         let fd = || {
             let file = std::fs::File::open("/dev/null").unwrap();

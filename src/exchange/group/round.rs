@@ -11,6 +11,7 @@ use super::told::Waiter;
 use crate::account::Charge;
 use crate::driver::HandleType;
 use crate::protocol::{Incomplete, MAX_GATHER_TOTAL};
+use crate::share::queue::MAX_WITH_MESSAGE;
 use crate::share::{BootId, Description};
 use crate::{Limits, PeerName, Refusal};
 
@@ -110,6 +111,8 @@ pub(super) struct Asker {
     pub boot: BootId,
     /// Whether fds can be passed on its connection.
     pub local: bool,
+    /// Whether the rank takes fds from queues.
+    pub queues: bool,
     /// Covers the memory kept for the rank.
     #[expect(dead_code, reason = "it is there to be dropped")]
     pub charge: Option<Arc<Charge>>,
@@ -140,6 +143,14 @@ pub(super) struct Seat {
 impl Seat {
     pub(super) fn parts(&self) -> usize {
         self.memory.as_ref().map_or(0, |memory| memory.parts.len())
+    }
+
+    /// Returns how many handles the rank offers.
+    pub(super) fn handles(&self, sources: bool) -> usize {
+        match sources && self.parts() > MAX_WITH_MESSAGE {
+            true => 1,
+            false => self.parts(),
+        }
     }
 }
 

@@ -199,6 +199,7 @@ mod tests {
                 resume: None,
                 held: Some(held),
                 agent: String::new(),
+                queues: false,
             };
             decode::<Hello>(&encode(&hello)).is_ok_and(|read| read == hello)
         };

@@ -199,6 +199,7 @@ async fn hello(
         let detail = format!("versions {OLDEST} to {VERSION} are spoken here");
         return Err(refuse(inner, connection, Refusal::Version, detail, deadline).await);
     }
+    connection.queues = hello.queues;
     Ok((connection, hello))
 }
 

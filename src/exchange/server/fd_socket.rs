@@ -116,7 +116,8 @@ async fn converse(inner: &ServerCore, mut connection: Connection, of_peer: &OfPe
             Some(Ask::Ping(_)) => done(),
             Some(Ask::Redeem(redeem)) => {
                 let at = (&fds, &of_peer.account);
-                (inner.redeem(peer, process.as_ref(), at, &redeem.ticket)).await
+                let ticket = (&redeem.ticket, connection.queues);
+                (inner.redeem(peer, process.as_ref(), at, ticket)).await
             }
             _ => Err((Refusal::Unsupported, "tickets are redeemed here".into())),
         };

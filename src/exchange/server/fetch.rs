@@ -12,10 +12,11 @@ use super::state::ServerState;
 use super::{ServerCore, ServerEvent};
 use crate::PeerName;
 use crate::Refusal;
-use crate::account::{Account, REQUEST};
+use crate::account::{Account, Charge, REQUEST};
 use crate::driver::{Access, HandleType};
 use crate::ledger::Party;
 use crate::protocol::{Answer, Fds, Fetch, Granted, Handles, Secret, check_name};
+use crate::share::queue::MAX_WITH_MESSAGE;
 use crate::transport::HeldFd;
 
 /// The most handle types that a client may ask for.
@@ -32,7 +33,17 @@ struct Answered {
 enum Via {
     Fabric,
     Fds(Vec<HeldFd>),
+    /// The fds are sent through a queue.
+    Queue,
     Ticket,
+}
+
+/// What is reserved for the answer to a ticket.
+enum Room {
+    /// So many fds.
+    Fds(usize, Charge),
+    /// A queue, and the task that fills it.
+    Queue(Vec<HeldFd>),
 }
 
 enum Choice {
@@ -108,6 +119,8 @@ impl ServerCore {
         answered: &mut Answered,
     ) -> Result<Choice, No> {
         let most_fds = self.limits.frame_fds as usize;
+        let parts = publication.description.parts.len();
+        let is_queued = link.is_queued(parts);
         let mut no_fabric = None;
         let mut reasons = Vec::new();
         for &wanted in &ask.accept {
@@ -129,10 +142,11 @@ impl ServerCore {
                 HandleType::PosixFd if !link.local && link.boot != self.boot => {
                     reasons.push("POSIX fds do not go to another machine".to_owned());
                 }
-                HandleType::PosixFd if publication.description.parts.len() > most_fds => {
+                HandleType::PosixFd if parts > most_fds && !is_queued => {
                     reasons.push(format!("more than {most_fds} POSIX fds"));
                 }
                 HandleType::PosixFd if link.local => match answered.fds.take() {
+                    Some(Ok(_)) if is_queued => return Ok(Choice::Grant(Via::Queue, no_fabric)),
                     Some(Ok(fds)) => return Ok(Choice::Grant(Via::Fds(fds), no_fabric)),
                     Some(Err(why)) => {
                         reasons.push(why.clone());
@@ -164,9 +178,12 @@ impl ServerCore {
         let account = link.session.account();
         match wanted {
             HandleType::PosixFd => {
-                let room = link.fds.charge(publication.description.parts.len())?;
+                let parts = publication.description.parts.len();
+                // Of fds that come through a queue, one tells whether the driver exports them.
+                let count = if link.is_queued(parts) { 1 } else { parts };
+                let room = link.fds.charge(count)?;
                 let export = move || {
-                    let fds = publication.export_fds().map_err(|e| e.to_string());
+                    let fds = publication.export_fds(count).map_err(|e| e.to_string());
                     Ok(fds.map(|fds| HeldFd::counted(fds, room)))
                 };
                 answered.fds = Some(self.driver_call(account, export).await?);
@@ -189,6 +206,11 @@ impl ServerCore {
         no_fabric: Option<String>,
     ) -> Outcome {
         let session = &link.session;
+        // Before the lease: beyond a limit there is none.
+        let queue = match via {
+            Via::Queue => self.feed(publication, (&link.fds, session.account()))?,
+            _ => Vec::new(),
+        };
         let now = Instant::now();
         let mut state = self.state();
         if !session.is_of(link.id) {
@@ -203,8 +225,9 @@ impl ServerCore {
             Via::Fabric => (None, Vec::new()),
             Via::Fds(fds) => {
                 let count = fds.len() as u32;
-                (Some(Handles::Fds(Fds { count })), fds)
+                (Some(Handles::Fds(Fds::of(count))), fds)
             }
+            Via::Queue => (Some(Handles::Fds(Fds::in_queue())), queue),
             Via::Ticket => {
                 let until = now + self.ticket;
                 let ticket = self.ticket_for(&mut state, session, publication, lease, until)?;
@@ -261,13 +284,14 @@ impl ServerCore {
         })
     }
 
-    /// Returns the fds for a ticket, which is then used up: for the peer, and its process if known.
+    /// Returns the fds for a ticket, which is then used up: for the peer, and its process if known. A client that takes
+    /// fds from `queues` gets a queue of many.
     pub(super) async fn redeem(
         &self,
         by: &PeerName,
         process: Option<&Known>,
         (fds, account): (&Arc<Account>, &Arc<Account>),
-        ticket: &Secret,
+        (ticket, queues): (&Secret, bool),
     ) -> Outcome {
         // Only then is the ticket used up: beyond a limit, the client can retry later.
         let charge = account.charge(REQUEST)?;
@@ -275,7 +299,15 @@ impl ServerCore {
             let state = self.state();
             let publication = state.tickets.peek(ticket, Instant::now());
             let publication = publication.ok_or_else(not_found)?;
-            fds.charge(publication.description.parts.len())?
+            let parts = publication.description.parts.len();
+            match queues && parts > MAX_WITH_MESSAGE {
+                true => Room::Queue(self.feed(publication, (fds, account))?),
+                false if parts > self.limits.frame_fds as usize => {
+                    let detail = format!("{parts} fds, more than a frame has");
+                    return Err((Refusal::Limit, detail));
+                }
+                false => Room::Fds(parts, fds.charge(parts)?),
+            }
         };
         let (lease, publication, peer) = {
             let mut state = self.state();
@@ -291,12 +323,17 @@ impl ServerCore {
         let pid = process.map(|known| known.shown.pid);
         self.audit.redeemed(by, pid, lease, &publication);
         let name = Arc::clone(&publication.name);
-        let export = move || Ok(HeldFd::counted(publication.export_fds()?, room));
-        let fds = self.charged_call(charge, export).await?;
+        let (answer, fds) = match room {
+            Room::Queue(queue) => (Fds::in_queue(), queue),
+            Room::Fds(count, room) => {
+                let export = move || Ok(HeldFd::counted(publication.export_fds(count)?, room));
+                let fds = self.charged_call(charge, export).await?;
+                (Fds::of(fds.len() as u32), fds)
+            }
+        };
         self.counters.count(|counters| &counters.redeemed);
         tracing::info!(%peer, %by, name = &*name, "ticket redeemed");
-        let count = fds.len() as u32;
-        Ok(Content::Answer(Answer::Fds(Fds { count }), fds))
+        Ok(Content::Answer(Answer::Fds(answer), fds))
     }
 }
 

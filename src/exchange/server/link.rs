@@ -15,6 +15,8 @@ pub(super) struct Link {
     pub session: Arc<ServerSession>,
     /// A Unix socket: frames may carry fds.
     pub local: bool,
+    /// Whether the client takes fds from queues.
+    pub queues: bool,
     /// Counts the connection's fds at this end.
     pub fds: Arc<Account>,
     /// Over a Unix socket, the process that connected.

@@ -14,6 +14,7 @@ mod deadlines;
 mod dismiss;
 mod events;
 pub(super) mod fd_socket;
+mod feed;
 mod fetch;
 mod folder;
 mod handshakes;

@@ -100,9 +100,9 @@ impl Publication {
         Ok(())
     }
 
-    /// Exports fds. It calls the driver.
-    pub fn export_fds(&self) -> Result<Vec<std::os::fd::OwnedFd>> {
-        let handles = self.shared()?.export(HandleType::PosixFd)?;
+    /// Exports the fds of the first `count` parts. It calls the driver.
+    pub fn export_fds(&self, count: usize) -> Result<Vec<std::os::fd::OwnedFd>> {
+        let handles = self.shared()?.export_parts(0..count, HandleType::PosixFd)?;
         let fd = |handle| match handle {
             ShareableHandle::PosixFd(fd) => Ok(fd),
             ShareableHandle::Fabric(_) => Err(wrong_type(HandleType::PosixFd)),

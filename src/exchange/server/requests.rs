@@ -56,7 +56,8 @@ pub(super) fn begin(
             Step::later(async move {
                 let (session, process) = (&link.session, link.process.as_ref());
                 let at = (&link.fds, session.account());
-                (inner.redeem(&session.peer, process, at, &redeem.ticket)).await
+                let ticket = (&redeem.ticket, link.queues);
+                (inner.redeem(&session.peer, process, at, ticket)).await
             })
         }
         _ => Err((Refusal::Unsupported, String::new())),
@@ -173,7 +174,8 @@ impl ServerCore {
         Step::later(async move {
             let session = &link.session;
             let (peer, charge) = (&session.peer, Some(charge));
-            let joined = (inner.groups).join(session.id, peer, link.boot, link.local, ask, charge);
+            let fds = (link.local, link.queues);
+            let joined = (inner.groups).join(session.id, peer, link.boot, fds, ask, charge);
             let answer = joined.await;
             if matches!(answer, Answer::Agreed(_)) {
                 // The rank's memory is in use while the session lasts, with or without leases.

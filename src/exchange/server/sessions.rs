@@ -88,6 +88,7 @@ impl ServerCore {
             id,
             session,
             local: connection.local,
+            queues: hello.queues,
             fds: self.fds_of(&connection.peer),
             process: Known::of(connection),
             boot: hello.boot,

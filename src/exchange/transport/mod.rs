@@ -67,6 +67,8 @@ pub(crate) struct Connection {
     pub credential: Option<Arc<Credential>>,
     /// The peer's name and address, for errors.
     pub label: Arc<str>,
+    /// Whether the client has said in its hello that it takes fds from queues.
+    pub queues: bool,
 }
 
 impl Connection {
@@ -92,6 +94,7 @@ impl Connection {
             writer: FrameWriter::new(writing, label.clone(), limits),
             peer,
             label,
+            queues: false,
         }
     }
 

@@ -1,6 +1,7 @@
 //! Sharing within one process, on the simulator.
 
 mod once;
+mod queues;
 mod windows;
 
 use crate::driver::sim::Held;

@@ -2,6 +2,7 @@
 
 mod connection;
 pub mod drivers;
+mod fdless;
 mod frames;
 pub mod pki;
 mod program;
@@ -10,6 +11,7 @@ mod subscriber;
 mod tls;
 
 pub use connection::{Connection, framed};
+pub use fdless::FdLess;
 pub use frames::{read_frame, write_frame};
 pub use program::this_program;
 pub use slow::ms;

@@ -22,6 +22,8 @@ pub enum Way {
     Calls(Calls),
     /// A buffer.
     Buffer(Growth),
+    /// A buffer that can be shared.
+    Shareable(Growth),
     /// One block of a heap.
     Heap(Option<Growth>),
     /// `cuMemHostAlloc`.
@@ -82,6 +84,11 @@ pub const GROWTHS: &[(&str, Way)] = &[
     ("64 MiB, one GPU", calls(64, Grant::One, 0)),
     ("cuMemHostAlloc", Way::Pinned),
     ("buffer, gentle", Way::Buffer(Growth::gentle())),
+    ("buffer, shareable", Way::Shareable(Growth::steady())),
+    (
+        "buffer, shareable, gentle",
+        Way::Shareable(Growth::gentle()),
+    ),
 ];
 
 impl Way {
@@ -136,6 +143,12 @@ impl Way {
             Self::Calls(calls) => Grown::Chunks(calls.grow(place, steps)?),
             Self::Buffer(growth) => {
                 let options = Buffer::on(place.node).access_by(gpus());
+                Grown::Whole(Box::new(
+                    options.bytes(bytes).growth(growth).allocate(driver)?,
+                ))
+            }
+            Self::Shareable(growth) => {
+                let options = Buffer::on(place.node).access_by(gpus()).shareable();
                 Grown::Whole(Box::new(
                     options.bytes(bytes).growth(growth).allocate(driver)?,
                 ))

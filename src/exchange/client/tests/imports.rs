@@ -42,7 +42,7 @@ async fn grants_that_cannot_be_are_refused_and_released() {
     with(&|granted| granted.memory.parts.clear());
     with(&|granted| granted.handles = Handles::Fabric(vec![]));
     with(&|granted| granted.handles = Handles::Fabric(vec![Secret::new(&[0; 63]).unwrap()]));
-    with(&|granted| granted.handles = Handles::Fds(Fds { count: 1 }));
+    with(&|granted| granted.handles = Handles::Fds(Fds::of(1)));
     with(&|granted| granted.handles = Handles::Ticket(Secret::new(&[0; 16]).unwrap()));
     with(&|granted| granted.probe = Some(granted.memory.padded()));
     with(&|granted| granted.probe = Some(u64::MAX));

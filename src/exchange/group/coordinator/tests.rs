@@ -46,8 +46,8 @@ fn boot() -> BootId {
 
 async fn both(groups: &Groups) -> u64 {
     let (a, b) = tokio::join!(
-        groups.join(0, &PEER, boot(), true, join(0, 2), None),
-        groups.join(1, &PEER, boot(), true, join(1, 2), None),
+        groups.join(0, &PEER, boot(), (true, true), join(0, 2), None),
+        groups.join(1, &PEER, boot(), (true, true), join(1, 2), None),
     );
     assert_eq!(a, b);
     let Answer::Agreed(Agreed { round, via, .. }) = a else {
@@ -81,8 +81,9 @@ async fn ranks_come_together_and_part() {
 async fn who_is_missing_is_said_at_the_deadline() {
     let (groups, _news) = groups();
     let before = Instant::now();
-    let Answer::Incomplete(Incomplete { reason, ranks, .. }) =
-        groups.join(0, &PEER, boot(), true, join(0, 3), None).await
+    let Answer::Incomplete(Incomplete { reason, ranks, .. }) = groups
+        .join(0, &PEER, boot(), (true, true), join(0, 3), None)
+        .await
     else {
         panic!("not incomplete");
     };
@@ -106,7 +107,7 @@ async fn a_rank_that_does_not_offer_fails_the_others_in_time() {
 #[tokio::test(start_paused = true)]
 async fn who_hangs_up_while_gathering_has_not_joined() {
     let (groups, _news) = groups();
-    let hasty = groups.join(0, &PEER, boot(), true, join(0, 2), None);
+    let hasty = groups.join(0, &PEER, boot(), (true, true), join(0, 2), None);
     assert!(
         tokio::time::timeout(Duration::from_millis(10), hasty)
             .await
@@ -119,7 +120,7 @@ async fn who_hangs_up_while_gathering_has_not_joined() {
 async fn others_are_refused() {
     let (groups, _news) = groups();
     let answer = groups
-        .join(0, &PeerName::Local, boot(), true, join(0, 1), None)
+        .join(0, &PeerName::Local, boot(), (true, true), join(0, 1), None)
         .await;
     let Answer::Refused(no) = answer else {
         panic!("{answer:?}");
@@ -191,7 +192,7 @@ async fn many_ranks_that_are_gone_leave_no_room_behind() {
         ranks.spawn(async move {
             let ask = join(rank, 1024);
             groups
-                .join(rank.into(), &PEER, boot(), true, ask, None)
+                .join(rank.into(), &PEER, boot(), (true, true), ask, None)
                 .await
         });
     }

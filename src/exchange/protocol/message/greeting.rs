@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::is_false;
 use crate::protocol::Secret;
 use crate::protocol::at_most::{leases, some_leases};
 use crate::protocol::choice::choice;
@@ -48,6 +49,10 @@ pub struct Hello {
     /// The client's name for itself, for display: at most 255 bytes.
     #[serde(default)]
     pub agent: String,
+    /// Whether the client can receive the fds of a memory's parts through a queue: see
+    /// [`Fds::queue`](super::Fds::queue).
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub queues: bool,
 }
 
 choice! {

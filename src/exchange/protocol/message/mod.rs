@@ -12,3 +12,9 @@ pub use event::*;
 pub use greeting::*;
 pub use reply::*;
 pub use request::*;
+
+/// Leaves a flag that is not set out of a message.
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+const fn is_false(flag: &bool) -> bool {
+    !*flag
+}

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Empty, Refused};
+use super::{Empty, Refused, is_false};
 use crate::Owner;
 use crate::driver::HandleType;
 use crate::protocol::choice::choice;
@@ -110,11 +110,46 @@ pub enum Handles {
     Ticket(Secret),
 }
 
-/// This many fds come with the frame.
+/// This many fds come with the frame: one for each part, or one through which those are received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fds {
     /// The number of fds.
     pub count: u32,
+    /// The one fd is a socket: the fds of the parts come through it, 16 at a time. Only for clients whose
+    /// [`Hello::queues`](super::Hello::queues) allows it.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub queue: bool,
+    /// The one fd is a socket through which a rank requests a queue. Only in rounds whose
+    /// [`Agreed::sources`] allows it.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub source: bool,
+}
+
+impl Fds {
+    /// Returns so many fds of parts.
+    pub const fn of(count: u32) -> Self {
+        Self {
+            count,
+            queue: false,
+            source: false,
+        }
+    }
+
+    /// Returns a queue.
+    pub const fn in_queue() -> Self {
+        Self {
+            queue: true,
+            ..Self::of(1)
+        }
+    }
+
+    /// Returns a source.
+    pub const fn from_source() -> Self {
+        Self {
+            source: true,
+            ..Self::of(1)
+        }
+    }
 }
 
 /// See [`Ask::Probe`](super::Ask::Probe).
@@ -136,6 +171,9 @@ pub struct Agreed {
     /// How many handles all ranks have together: as many fds will follow.
     #[serde(default)]
     pub handles: u32,
+    /// Whether ranks offer one fd, a source, for memory of many parts: all ranks can take fds from queues.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub sources: bool,
 }
 
 /// See [`Ask::Offer`](super::Ask::Offer).

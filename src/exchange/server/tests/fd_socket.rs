@@ -43,7 +43,7 @@ async fn a_ticket_is_redeemed_for_fds_once() {
     let wrong = Secret::new(&[0; 40]).unwrap();
     assert_eq!(fd_socket.refusal(redeem(&wrong)).await, Refusal::NotFound);
     let (answer, fds) = fd_socket.ask(redeem(&ticket)).await;
-    assert_eq!(answer, Answer::Fds(Fds { count: 1 }));
+    assert_eq!(answer, Answer::Fds(Fds::of(1)));
     let handles = fds.into_iter().map(ShareableHandle::PosixFd).collect();
     let imported = ImportOptions::new()
         .import(&driver, &granted.memory, handles)
@@ -87,7 +87,7 @@ async fn a_ticket_that_a_byte_limit_refuses_can_be_redeemed_later() {
     assert_eq!(server.stats().redeemed, 0);
     drop((charges, account));
     let (answer, fds) = fd_socket.ask(ask()).await;
-    assert_eq!(answer, Answer::Fds(Fds { count: 1 }));
+    assert_eq!(answer, Answer::Fds(Fds::of(1)));
     raw.release(granted.lease).await;
     drop((published, fds));
     close(server, &driver).await;

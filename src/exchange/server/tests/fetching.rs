@@ -73,7 +73,7 @@ async fn over_a_unix_socket_fds_come_with_the_answer() {
     let published = server.publish("a", memory(&driver)).now().unwrap();
     let mut raw = Raw::open_at(&address, &Security::Plain, &hello()).await;
     let (granted, fds) = raw.fetch(fetch_fds("a")).await.unwrap();
-    assert_eq!(granted.handles, Handles::Fds(Fds { count: 1 }));
+    assert_eq!(granted.handles, Handles::Fds(Fds::of(1)));
     assert_eq!(granted.no_fabric, None, "none was wanted");
     let handles = fds.into_iter().map(ShareableHandle::PosixFd).collect();
     let imported = ImportOptions::new()
@@ -86,6 +86,99 @@ async fn over_a_unix_socket_fds_come_with_the_answer() {
     drop(published);
     close(server, &driver).await;
     assert!(!PathBuf::from(address.to_string().trim_start_matches("unix:")).exists());
+}
+
+/// Memory with so many parts.
+fn in_parts(driver: &Driver, parts: u64) -> Buffer {
+    let options = Buffer::on(NodeId(0)).bytes(parts * 2 * MIB).shareable();
+    let options = options.growth(egmem_core::Growth::steady().chunk(2 * MIB));
+    options.allocate(driver).unwrap()
+}
+
+#[tokio::test]
+async fn only_a_client_that_knows_queues_gets_one_and_only_for_many_parts() {
+    let driver = driver();
+    let (_directory, address) = at_unix();
+    let server = Server::options().listen(address.clone()).start();
+    let server = server.await.unwrap();
+    let few = server.publish("few", in_parts(&driver, 32)).now().unwrap();
+    let many = server.publish("many", in_parts(&driver, 33)).now().unwrap();
+    for (queues, name, count, queue) in [
+        (false, "few", 32, false),
+        (false, "many", 33, false),
+        (true, "few", 32, false),
+        (true, "many", 1, true),
+    ] {
+        let hello = Hello { queues, ..hello() };
+        let mut raw = Raw::open_at(&address, &Security::Plain, &hello).await;
+        let (granted, fds) = raw.fetch(fetch_fds(name)).await.unwrap();
+        let expected = Fds {
+            queue,
+            ..Fds::of(count)
+        };
+        assert_eq!(granted.handles, Handles::Fds(expected), "{queues} {name}");
+        assert_eq!(fds.len(), count as usize);
+        raw.release(granted.lease).await;
+    }
+    drop((few, many));
+    close(server, &driver).await;
+}
+
+/// A client that closes its queue, or does not read from it, keeps no fds of the server.
+#[tokio::test]
+async fn a_queue_ends_with_its_client_or_with_its_time() {
+    let driver = driver();
+    let (_directory, address) = at_unix();
+    let limits = Limits {
+        write: short(),
+        fds_per_connection: 18,
+        ..Limits::default()
+    };
+    let options = Server::options().listen(address.clone()).limits(limits);
+    let server = options.start().await.unwrap();
+    let published = server.publish("a", in_parts(&driver, 200)).now().unwrap();
+    let hello = Hello {
+        queues: true,
+        ..hello()
+    };
+    for dies in [true, false] {
+        let mut raw = Raw::open_at(&address, &Security::Plain, &hello).await;
+        let (granted, queue) = raw.fetch(fetch_fds("a")).await.unwrap();
+        assert_eq!(granted.handles, Handles::Fds(Fds::in_queue()));
+        // The server waits with the next of them: there is no room for a second queue.
+        let refused = raw.fetch(fetch_fds("a")).await.unwrap_err();
+        assert_eq!(refused, Refusal::Limit);
+        assert_eq!(published.importers().len(), 1, "no lease without a queue");
+        let kept = (!dies).then_some(queue);
+        until("the fds are closed", || server.stats().fds == 0).await;
+        raw.release(granted.lease).await;
+        drop(kept);
+    }
+    drop(published);
+    close(server, &driver).await;
+}
+
+#[tokio::test]
+async fn an_importer_whose_server_ends_gets_an_error_and_no_part() {
+    let driver = driver();
+    let (_directory, address) = at_unix();
+    let server = Server::options().listen(address.clone()).start();
+    let server = server.await.unwrap();
+    let published = server.publish("a", in_parts(&driver, 200)).now().unwrap();
+    let hello = Hello {
+        queues: true,
+        ..hello()
+    };
+    let mut raw = Raw::open_at(&address, &Security::Plain, &hello).await;
+    let (granted, mut fds) = raw.fetch(fetch_fds("a")).await.unwrap();
+    // It does not wait for the lease.
+    let _ = server.close(Duration::ZERO).await;
+    drop((published, server));
+    let handles = crate::share::PartHandles::from_queue(fds.pop().unwrap());
+    let importing = move || ImportOptions::new().import_from(&driver, &granted.memory, handles);
+    let imported = tokio::task::spawn_blocking(importing).await.unwrap();
+    let error = imported.unwrap_err().to_string();
+    assert!(error.contains("the exporter has ended"), "{error}");
 }
 
 #[tokio::test]

@@ -253,7 +253,7 @@ async fn over_tls_lists_go_by_certificates() {
     let fd_socket = Address::Unix(good.welcome().door.clone().unwrap().into());
     let mut fd_socket = Raw::open_at(&fd_socket, &Security::Plain, &hello()).await;
     let (answer, fds) = fd_socket.ask(Ask::Redeem(Redeem { ticket })).await;
-    assert_eq!((answer, fds.len()), (Answer::Fds(Fds { count: 1 }), 1));
+    assert_eq!((answer, fds.len()), (Answer::Fds(Fds::of(1)), 1));
     drop(fds);
     good.release(granted.lease).await;
     // Another peer's session is not resumed, even with its token.

@@ -110,6 +110,7 @@ fn hello() -> Hello {
         resume: None,
         held: None,
         agent: "test".into(),
+        queues: false,
     }
 }
 

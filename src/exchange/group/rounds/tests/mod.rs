@@ -5,6 +5,7 @@ mod gathers;
 mod random;
 mod random_gathers;
 mod refusals;
+mod sources;
 mod strangers;
 
 use super::*;
@@ -13,7 +14,7 @@ use crate::driver::HandleType;
 use crate::driver::{Access, Location};
 use crate::group::collective::Outcome;
 use crate::group::round::Asker;
-use crate::protocol::{Answer, Join, Leave, Members, Offer, Reply, Secret, Texts, decode};
+use crate::protocol::{Agreed, Answer, Join, Leave, Members, Offer, Reply, Secret, Texts, decode};
 use crate::share::{BootId, Description};
 use crate::share::{Identity, InstanceId, Part};
 
@@ -48,6 +49,7 @@ fn asker(session: u64) -> Asker {
         peer: PeerName::certificate("node").unwrap(),
         boot: BootId::from_bytes([1; 16]),
         local: true,
+        queues: false,
         charge: None,
     }
 }

@@ -136,6 +136,7 @@ fn over_tcp_there_are_no_fds() {
     let mut story = Story::new(Rules::default());
     let far = Asker {
         local: false,
+        queues: false,
         ..asker(1)
     };
     let mut fd = ask(1, 2);
