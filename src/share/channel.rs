@@ -13,7 +13,7 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
 use super::fd::{self, MAX_FDS, posix};
 use super::frame::{self, Body};
-use super::queue::{self, MAX_WITH_MESSAGE};
+use super::queue::{self, IN_FLIGHT_PAUSE};
 use super::socket;
 use super::{Credentials, Description, Offer, PartHandles, Peers, Shared};
 use crate::driver::{Access, HandleType, ShareableHandle};
@@ -137,7 +137,7 @@ impl Channel {
     /// [`Error::PeerLost`], [`Error::TimedOut`], the system's errors.
     pub fn send(&mut self, shared: &Shared, access: Access) -> Result<()> {
         let description = shared.describe(access)?;
-        if description.parts.len() > MAX_WITH_MESSAGE {
+        if queue::is_needed(description.parts.len()) {
             return self.send_queued(shared, description);
         }
         let handles = shared.export(HandleType::PosixFd)?;
@@ -371,10 +371,8 @@ impl Wait<'_> {
             self.arm(Timeout::Send)?;
             match fd::send(self.channel.stream.as_fd(), bytes, fds) {
                 Ok(sent) => return Ok(sent),
-                // The kernel limits the fds that a user may have in flight: wait until the peer has received
-                // some.
-                Err(error) if error.raw_os_error() == Some(libc::ETOOMANYREFS) => {
-                    std::thread::sleep(Duration::from_millis(1));
+                Err(error) if queue::is_too_many_in_flight(&error) => {
+                    std::thread::sleep(IN_FLIGHT_PAUSE);
                 }
                 Err(error) => return Err(self.explain(error)),
             }

@@ -35,7 +35,18 @@ pub const MAX_WITH_MESSAGE: usize = 32;
 const SOURCE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long to wait for other processes of the same user to receive fds, of which the kernel has too many in flight.
-const IN_FLIGHT_PAUSE: Duration = Duration::from_millis(1);
+pub(super) const IN_FLIGHT_PAUSE: Duration = Duration::from_millis(1);
+
+/// Returns whether the fds of so many parts come through a queue.
+pub const fn is_needed(parts: usize) -> bool {
+    parts > MAX_WITH_MESSAGE
+}
+
+/// Returns whether a send failed because too many fds of this user are in flight: it succeeds once their receivers have
+/// taken some.
+pub fn is_too_many_in_flight(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ETOOMANYREFS)
+}
 
 /// Creates a queue: this process's end, and the importer's.
 ///
@@ -83,7 +94,7 @@ pub fn fill(queue: &UnixStream, shared: &Shared, peer: &str, within: Duration) -
                 ));
             }
             match error.raw_os_error() {
-                Some(libc::ETOOMANYREFS) => thread::sleep(IN_FLIGHT_PAUSE),
+                _ if is_too_many_in_flight(&error) => thread::sleep(IN_FLIGHT_PAUSE),
                 Some(libc::EAGAIN) => wait_for_room(queue, left)?,
                 Some(libc::EPIPE | libc::ECONNRESET) => {
                     return Err(Error::peer_lost(

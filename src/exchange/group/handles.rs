@@ -7,7 +7,7 @@ use super::member::Slot;
 use crate::client::{attempt, came_with, fabric};
 use crate::driver::{HandleType, ShareableHandle};
 use crate::protocol::{Agreed, Handles, Member, Secret};
-use crate::share::queue::{self, MAX_WITH_MESSAGE};
+use crate::share::queue;
 use crate::share::{Description, PartHandles, Shared};
 use crate::text::{MAX_TEXT, bounded};
 use crate::{Error, Result};
@@ -40,7 +40,7 @@ pub(super) async fn export(
     let Some(memory) = memory else {
         return Ok((Vec::new(), Vec::new()));
     };
-    if sources && via == HandleType::PosixFd && memory.part_count() > MAX_WITH_MESSAGE {
+    if sources && via == HandleType::PosixFd && queue::is_needed(memory.part_count()) {
         let source = move || {
             // Whether the driver exports the memory at all is known before others wait for it.
             drop(memory.export_parts(0..1, via)?);

@@ -11,7 +11,7 @@ use super::told::{Told, Waiter, refused};
 use crate::Refusal;
 use crate::driver::HandleType;
 use crate::protocol::{Leave, Lost, Member, Offer, Secret};
-use crate::share::queue::MAX_WITH_MESSAGE;
+use crate::share::queue;
 use crate::transport::HeldFd;
 
 impl Rounds {
@@ -263,7 +263,7 @@ pub(super) fn given(
                 && fabric.iter().all(|handle| handle.expose().len() == 64),
             Given::Fabric(fabric),
         ),
-        HandleType::PosixFd if sources && parts > MAX_WITH_MESSAGE => {
+        HandleType::PosixFd if sources && queue::is_needed(parts) => {
             (fabric.is_empty() && fds.len() == 1, Given::Source(fds))
         }
         HandleType::PosixFd => (fabric.is_empty() && fds.len() == parts, Given::Fds(fds)),

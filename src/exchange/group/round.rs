@@ -11,7 +11,7 @@ use super::told::Waiter;
 use crate::account::Charge;
 use crate::driver::HandleType;
 use crate::protocol::{Incomplete, MAX_GATHER_TOTAL};
-use crate::share::queue::MAX_WITH_MESSAGE;
+use crate::share::queue;
 use crate::share::{BootId, Description};
 use crate::{Limits, PeerName, Refusal};
 
@@ -147,7 +147,7 @@ impl Seat {
 
     /// Returns how many handles the rank offers.
     pub(super) fn handles(&self, sources: bool) -> usize {
-        match sources && self.parts() > MAX_WITH_MESSAGE {
+        match sources && queue::is_needed(self.parts()) {
             true => 1,
             false => self.parts(),
         }

@@ -1,6 +1,5 @@
 //! Sends the fds of memory with many parts to a client, a few at a time: see [`queue`].
 
-use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +17,7 @@ use super::publication::Publication;
 use crate::account::{Account, REQUEST};
 use crate::driver::{HandleType, ShareableHandle};
 use crate::limits::deadline;
-use crate::share::queue::{self, BATCH, MAX_WITH_MESSAGE};
+use crate::share::queue::{self, BATCH, is_too_many_in_flight};
 use crate::transport::HeldFd;
 use crate::{Error, Refusal, Result};
 
@@ -32,7 +31,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 impl Link {
     /// Returns whether the client gets the fds of so many parts through a queue.
     pub(super) const fn is_queued(&self, parts: usize) -> bool {
-        self.queues && parts > MAX_WITH_MESSAGE
+        self.queues && queue::is_needed(parts)
     }
 }
 
@@ -109,14 +108,11 @@ async fn send(queue: &UnixStream, batch: &[ShareableHandle], within: Duration) -
         let sent = queue.async_io(Interest::WRITABLE, try_send);
         match timeout_at(until, sent).await.map_err(|_| late())? {
             Ok(()) => return Ok(()),
-            Err(error) if is_too_many(&error) && Instant::now() < until => sleep(PAUSE).await,
-            Err(error) if is_too_many(&error) => return Err(late()),
-            Err(error) => return Err(Error::system("sending handles", &error)),
+            Err(error) if !is_too_many_in_flight(&error) => {
+                return Err(Error::system("sending handles", &error));
+            }
+            Err(_) if Instant::now() < until => sleep(PAUSE).await,
+            Err(_) => return Err(late()),
         }
     }
-}
-
-/// Returns whether too many fds of this user are in flight.
-fn is_too_many(error: &io::Error) -> bool {
-    error.raw_os_error() == Some(rustix::io::Errno::TOOMANYREFS.raw_os_error())
 }

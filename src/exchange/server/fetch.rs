@@ -16,7 +16,7 @@ use crate::account::{Account, Charge, REQUEST};
 use crate::driver::{Access, HandleType};
 use crate::ledger::Party;
 use crate::protocol::{Answer, Fds, Fetch, Granted, Handles, Secret, check_name};
-use crate::share::queue::MAX_WITH_MESSAGE;
+use crate::share::queue;
 use crate::transport::HeldFd;
 
 /// The most handle types that a client may ask for.
@@ -300,7 +300,7 @@ impl ServerCore {
             let publication = state.tickets.peek(ticket, Instant::now());
             let publication = publication.ok_or_else(not_found)?;
             let parts = publication.description.parts.len();
-            match queues && parts > MAX_WITH_MESSAGE {
+            match queues && queue::is_needed(parts) {
                 true => Room::Queue(self.feed(publication, (fds, account))?),
                 false if parts > self.limits.frame_fds as usize => {
                     let detail = format!("{parts} fds, more than a frame has");
