@@ -22,9 +22,7 @@ async fn there_are_so_many_connections() {
     (limits.connections, limits.connections_per_peer) = (3, 2);
     limits.handshake = LONG;
     limits.leases_per_peer = 1;
-    let (_directory, address) = at_unix();
-    let server = loopback().listen(address.clone()).limits(limits);
-    let server = server.start().await.unwrap();
+    let (_directory, address, server) = start_at_unix(loopback().limits(limits)).await;
     let published = server.publish("a", memory(&driver)).now().unwrap();
     let mut one = Raw::open(&server).await;
     let two = Raw::open(&server).await;
@@ -51,9 +49,7 @@ async fn there_are_so_many_sessions_and_so_many_of_a_peer() {
     let driver = driver();
     let mut limits = limits();
     (limits.sessions, limits.sessions_per_peer) = (3, 2);
-    let (_directory, address) = at_unix();
-    let server = loopback().listen(address.clone()).limits(limits);
-    let server = server.start().await.unwrap();
+    let (_directory, address, server) = start_at_unix(loopback().limits(limits)).await;
     let published = server.publish("a", memory(&driver)).now().unwrap();
     let mut one = Raw::open(&server).await;
     let (granted, _) = one.fetch(fetch("a")).await.unwrap();
@@ -142,9 +138,7 @@ fn news() -> Event {
 async fn a_peer_with_many_notices_is_heard_meanwhile() {
     const MUCH: usize = 5000;
     let driver = driver();
-    let (_directory, address) = at_unix();
-    let server = Server::options().listen(address.clone());
-    let server = server.start().await.unwrap();
+    let (_directory, address, server) = start_at_unix(Server::options()).await;
     let mut raw = Raw::open_at(&address, &Security::Plain, &hello()).await;
     let id = raw.send(Ask::Ping(Empty {})).await;
     for _ in 0..MUCH {
@@ -164,14 +158,8 @@ async fn a_peer_with_many_notices_is_heard_meanwhile() {
 #[tokio::test]
 async fn news_without_end_is_no_sign_of_life() {
     let driver = driver();
-    let (_directory, address) = at_unix();
-    let server = Server::options().listen(address.clone());
-    let server = server
-        .heartbeat(short())
-        .lease(soon_over())
-        .start()
-        .await
-        .unwrap();
+    let options = Server::options().heartbeat(short()).lease(soon_over());
+    let (_directory, address, server) = start_at_unix(options).await;
     let mut raw = Raw::open_at(&address, &Security::Plain, &hello()).await;
     let telling = tokio::spawn({
         let server = server.clone();

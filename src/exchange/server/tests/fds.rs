@@ -69,14 +69,12 @@ async fn closed(mut pipe: std::io::PipeReader) {
 #[tokio::test]
 async fn fds_come_with_offers_of_ranks_that_have_joined_alone() {
     let driver = driver();
-    let (_directory, address) = at_unix();
     let limits = Limits {
         frame: LONG * 10,
         ..Limits::default()
     };
-    let server = Server::options().listen(address.clone()).limits(limits);
-    let server = server.groups("*", Who::anyone());
-    let server = server.start().await.unwrap();
+    let options = Server::options().limits(limits);
+    let (_directory, address, server) = start_at_unix(options.groups("*", Who::anyone())).await;
     let mut raw = Raw::open_at(&address, &Security::Plain, &hello()).await;
     // They are closed before the frame is complete.
     let Address::Unix(path) = &address else {
@@ -137,10 +135,8 @@ async fn a_peer_has_so_many_fds_here() {
     let driver = driver();
     let mut limits = limits();
     (limits.fds_per_connection, limits.fds_per_peer) = (2, 3);
-    let (_directory, address) = at_unix();
-    let server = Server::options().listen(address.clone()).limits(limits);
-    let server = server.groups("*", Who::anyone());
-    let server = server.start().await.unwrap();
+    let options = Server::options().limits(limits);
+    let (_directory, address, server) = start_at_unix(options.groups("*", Who::anyone())).await;
     let shared = memory(&driver);
     let published = server.publish("a", shared.clone()).now().unwrap();
     let mut one = Raw::open_at(&address, &Security::Plain, &hello()).await;
@@ -187,10 +183,8 @@ async fn a_peer_has_so_many_fds_here() {
 #[tokio::test]
 async fn fds_of_a_gather_are_kept_until_the_next() {
     let driver = driver();
-    let (_directory, address) = at_unix();
-    let server = Server::options().listen(address.clone());
-    let server = server.groups("*", Who::anyone());
-    let server = server.start().await.unwrap();
+    let options = Server::options().groups("*", Who::anyone());
+    let (_directory, address, server) = start_at_unix(options).await;
     let shared = memory(&driver);
     let described = shared.describe(Access::ReadWrite).unwrap();
     let gather = |round, number, operation| {

@@ -67,9 +67,7 @@ async fn fabric_handles_are_imported_and_proved() {
 #[tokio::test]
 async fn over_a_unix_socket_fds_come_with_the_answer() {
     let driver = driver();
-    let (_directory, address) = at_unix();
-    let server = Server::options().listen(address.clone()).start();
-    let server = server.await.unwrap();
+    let (_directory, address, server) = start_at_unix(Server::options()).await;
     let published = server.publish("a", memory(&driver)).now().unwrap();
     let mut raw = Raw::open_at(&address, &Security::Plain, &hello()).await;
     let (granted, fds) = raw.fetch(fetch_fds("a")).await.unwrap();
@@ -98,9 +96,7 @@ fn in_parts(driver: &Driver, parts: u64) -> Buffer {
 #[tokio::test]
 async fn only_a_client_that_knows_queues_gets_one_and_only_for_many_parts() {
     let driver = driver();
-    let (_directory, address) = at_unix();
-    let server = Server::options().listen(address.clone()).start();
-    let server = server.await.unwrap();
+    let (_directory, address, server) = start_at_unix(Server::options()).await;
     let few = server.publish("few", in_parts(&driver, 32)).now().unwrap();
     let many = server.publish("many", in_parts(&driver, 33)).now().unwrap();
     for (queues, name, count, queue) in [
@@ -128,14 +124,13 @@ async fn only_a_client_that_knows_queues_gets_one_and_only_for_many_parts() {
 #[tokio::test]
 async fn a_queue_ends_with_its_client_or_with_its_time() {
     let driver = driver();
-    let (_directory, address) = at_unix();
     let limits = Limits {
         write: short(),
         fds_per_connection: 18,
         ..Limits::default()
     };
-    let options = Server::options().listen(address.clone()).limits(limits);
-    let server = options.start().await.unwrap();
+    let options = Server::options().limits(limits);
+    let (_directory, address, server) = start_at_unix(options).await;
     let published = server.publish("a", in_parts(&driver, 200)).now().unwrap();
     let hello = Hello {
         queues: true,
@@ -161,9 +156,7 @@ async fn a_queue_ends_with_its_client_or_with_its_time() {
 #[tokio::test]
 async fn an_importer_whose_server_ends_gets_an_error_and_no_part() {
     let driver = driver();
-    let (_directory, address) = at_unix();
-    let server = Server::options().listen(address.clone()).start();
-    let server = server.await.unwrap();
+    let (_directory, address, server) = start_at_unix(Server::options()).await;
     let published = server.publish("a", in_parts(&driver, 200)).now().unwrap();
     let hello = Hello {
         queues: true,

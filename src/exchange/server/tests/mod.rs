@@ -304,3 +304,10 @@ fn at_unix() -> (tempfile::TempDir, Address) {
     let path: PathBuf = directory.path().join("exchange.sock");
     (directory, Address::Unix(path))
 }
+
+/// Starts a server that also listens at a Unix socket, in a folder that has to be kept.
+async fn start_at_unix(options: ServerOptions) -> (tempfile::TempDir, Address, Server) {
+    let (directory, address) = at_unix();
+    let server = options.listen(address.clone()).start().await.unwrap();
+    (directory, address, server)
+}

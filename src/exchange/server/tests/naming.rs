@@ -77,8 +77,7 @@ async fn names_among_many_that_a_peer_may_not_see_are_listed() {
 #[tokio::test]
 async fn to_others_a_name_does_not_exist() {
     let driver = driver();
-    let (_directory, address) = at_unix();
-    let server = loopback().listen(address.clone()).start().await.unwrap();
+    let (_directory, address, server) = start_at_unix(loopback()).await;
     let own = PeerName::User(rustix::process::geteuid().as_raw());
     let shared = memory(&driver);
     let hidden = server.publish("hidden", shared.clone());

@@ -43,8 +43,7 @@ async fn a_session_outlives_its_connection() {
 #[tokio::test]
 async fn a_session_is_its_own_peers_alone() {
     let driver = driver();
-    let (_directory, address) = at_unix();
-    let server = loopback().listen(address.clone()).start().await.unwrap();
+    let (_directory, address, server) = start_at_unix(loopback()).await;
     let published = server.publish("a", memory(&driver)).now().unwrap();
     let mut raw = Raw::open(&server).await;
     assert_eq!(

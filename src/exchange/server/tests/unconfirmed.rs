@@ -8,9 +8,9 @@ use crate::{Error, MemoryError, ShareError};
 
 /// Its peers have names: over plain TCP any local process could be another one.
 async fn server_at_unix() -> (tempfile::TempDir, Server) {
-    let (directory, address) = at_unix();
-    let options = Server::options().listen(address).heartbeat(soon_over() / 4);
-    (directory, options.lease(soon_over()).start().await.unwrap())
+    let options = Server::options().heartbeat(soon_over() / 4);
+    let (directory, _, server) = start_at_unix(options.lease(soon_over())).await;
+    (directory, server)
 }
 
 #[tokio::test]
