@@ -4,9 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use egmem::driver::{
-    AccessDesc, AllocationProps, Backend, CudaVersion, DeviceAttribute, DevicePtr, Driver,
-    EventHandle, GranularityKind, Location, PhysicalHandle, PoolAttribute, PoolCalls, PoolHandle,
-    PoolProps, StreamHandle,
+    AccessDesc, AllocationProps, Backend, DevicePtr, Driver, EventHandle, Location, PhysicalHandle,
+    PoolAttribute, PoolCalls, PoolHandle, PoolProps, StreamHandle,
 };
 use egmem::{Error, Result};
 
@@ -65,62 +64,18 @@ unsafe impl Backend for Null {
     fn name(&self) -> &'static str {
         "null"
     }
-    fn driver_pools(&self) -> &dyn PoolCalls {
-        self
-    }
-    fn driver_version(&self) -> Result<CudaVersion> {
-        Ok(CudaVersion(13000))
-    }
-    fn device_count(&self) -> Result<i32> {
-        Ok(1)
-    }
-    fn device_attribute(&self, _device: i32, attribute: DeviceAttribute) -> Result<i32> {
-        Ok(match attribute {
-            DeviceAttribute::HOST_NUMA_ID => 0,
-            DeviceAttribute::NUMA_ID => -1,
-            _ => 1,
-        })
-    }
+    egmem_support::quiet_calls!();
     fn device_can_access_peer(&self, _device: i32, _peer: i32) -> Result<bool> {
         Ok(true)
     }
-    fn mem_granularity(&self, _props: &AllocationProps, _kind: GranularityKind) -> Result<u64> {
-        Ok(2 << 20)
-    }
     fn mem_create(&self, _size: u64, _props: &AllocationProps) -> Result<PhysicalHandle> {
         Ok(PhysicalHandle(self.next()))
-    }
-    unsafe fn mem_release(&self, _handle: PhysicalHandle) -> Result<()> {
-        Ok(())
     }
     fn mem_address_reserve(&self, _size: u64, _alignment: u64, _hint: u64) -> Result<DevicePtr> {
         Ok(self.memory)
     }
     unsafe fn mem_address_free(&self, _ptr: DevicePtr, _size: u64) -> Result<()> {
         Ok(())
-    }
-    unsafe fn mem_map(
-        &self,
-        _ptr: DevicePtr,
-        _size: u64,
-        _offset: u64,
-        _handle: PhysicalHandle,
-    ) -> Result<()> {
-        Ok(())
-    }
-    unsafe fn mem_unmap(&self, _ptr: DevicePtr, _size: u64) -> Result<()> {
-        Ok(())
-    }
-    unsafe fn mem_set_access(
-        &self,
-        _ptr: DevicePtr,
-        _size: u64,
-        _access: &[AccessDesc],
-    ) -> Result<()> {
-        Ok(())
-    }
-    fn mem_get_access(&self, _location: Location, _ptr: DevicePtr) -> Result<u64> {
-        Ok(3)
     }
     fn stream_create(&self, device: i32) -> Result<StreamHandle> {
         Ok(StreamHandle {

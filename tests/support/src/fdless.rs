@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use egmem::driver::{
-    AccessDesc, AllocationProps, Backend, Call, Code, CudaVersion, DeviceAttribute, DevicePtr,
-    GranularityKind, HandleType, HandleTypes, Location, PhysicalHandle, PoolCalls, ShareableHandle,
+    AllocationProps, Backend, Call, Code, DevicePtr, HandleType, HandleTypes, Location,
+    PhysicalHandle, PoolCalls, ShareableHandle,
 };
 use egmem::{Driver, Error, Result};
 
@@ -46,33 +46,12 @@ unsafe impl Backend for FdLess {
     fn name(&self) -> &'static str {
         "fdless"
     }
-    fn driver_pools(&self) -> &dyn PoolCalls {
-        self
-    }
-    fn driver_version(&self) -> Result<CudaVersion> {
-        Ok(CudaVersion(13000))
-    }
-    fn device_count(&self) -> Result<i32> {
-        Ok(1)
-    }
-    fn device_attribute(&self, _device: i32, attribute: DeviceAttribute) -> Result<i32> {
-        Ok(match attribute {
-            DeviceAttribute::HOST_NUMA_ID => 0,
-            DeviceAttribute::NUMA_ID => -1,
-            _ => 1,
-        })
-    }
-    fn mem_granularity(&self, _props: &AllocationProps, _kind: GranularityKind) -> Result<u64> {
-        Ok(2 << 20)
-    }
+    crate::quiet_calls!();
     fn mem_create(&self, _size: u64, props: &AllocationProps) -> Result<PhysicalHandle> {
         match props.handle_types.contains(HandleTypes::FABRIC) {
             true => Err(Error::driver(Call::MemCreate, Code::NOT_PERMITTED)),
             false => self.next(),
         }
-    }
-    unsafe fn mem_release(&self, _handle: PhysicalHandle) -> Result<()> {
-        Ok(())
     }
     unsafe fn mem_properties(&self, _handle: PhysicalHandle) -> Result<AllocationProps> {
         Ok(AllocationProps::at(Location::HostNuma(0)))
@@ -87,29 +66,6 @@ unsafe impl Backend for FdLess {
     unsafe fn mem_address_free(&self, ptr: DevicePtr, _size: u64) -> Result<()> {
         self.reserved.lock().unwrap().remove(&ptr.0);
         Ok(())
-    }
-    unsafe fn mem_map(
-        &self,
-        _ptr: DevicePtr,
-        _size: u64,
-        _offset: u64,
-        _handle: PhysicalHandle,
-    ) -> Result<()> {
-        Ok(())
-    }
-    unsafe fn mem_unmap(&self, _ptr: DevicePtr, _size: u64) -> Result<()> {
-        Ok(())
-    }
-    unsafe fn mem_set_access(
-        &self,
-        _ptr: DevicePtr,
-        _size: u64,
-        _access: &[AccessDesc],
-    ) -> Result<()> {
-        Ok(())
-    }
-    fn mem_get_access(&self, _location: Location, _ptr: DevicePtr) -> Result<u64> {
-        Ok(3)
     }
     unsafe fn mem_export(
         &self,

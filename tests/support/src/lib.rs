@@ -6,6 +6,7 @@ mod fdless;
 mod frames;
 pub mod pki;
 mod program;
+mod quiet;
 mod slow;
 mod subscriber;
 mod tls;
