@@ -1,4 +1,4 @@
-//! Every recorded trace, replayed on the simulated machine that it was recorded on the likes of.
+//! Replays every recorded trace on the simulated machine that resembles the one where it was recorded.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};

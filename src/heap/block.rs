@@ -208,7 +208,7 @@ unsafe impl AccessChecks for Block {
             .mem_get_access(who, self.device_ptr())
             .map_err(|error| name_missing(driver, error, who))?;
         Access::from_flags(flags)
-            .ok_or_else(|| Error::invalid("access flags", format!("the driver says {flags:#x}")))
+            .ok_or_else(|| Error::invalid_of("access flags", format!("{flags:#x}"), "0, 1 or 3"))
     }
 
     fn may_be_on_host(&self, _: u64, _: u64) -> bool {

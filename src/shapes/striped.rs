@@ -68,11 +68,7 @@ impl Stripes {
         }
         if self.stripe == 0 || bytes == 0 {
             let what = if bytes == 0 { "size" } else { "stripe" };
-            return Err(Error::invalid_of(
-                what,
-                "0 bytes hold nothing",
-                "1 byte or more",
-            ));
+            return Err(Error::invalid_of(what, "it is 0 bytes", "1 byte or more"));
         }
         let front = self
             .front

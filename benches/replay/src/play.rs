@@ -36,7 +36,7 @@ impl<'a> Script<'a> {
 /// Figures of an allocator at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sight {
-    /// 1 − largest free stretch / all free bytes, of memory that it has.
+    /// 1 − largest free range / all free bytes, of memory that it has.
     pub fragmentation: Option<f64>,
 }
 

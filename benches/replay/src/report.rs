@@ -176,7 +176,7 @@ impl Report {
             text,
             "\nNS/OP: CPU time for an allocation or a free, median of {}{}; FIRST: in the first replay,\n\
              while the allocator grows. SPAN: from the first byte given out to the last. FRAGMENTED: 1 − largest\n\
-             free stretch / all free bytes, at the worst. –: not known, or without meaning.\n",
+             free range / all free bytes, at the worst. –: not known, or without meaning.\n",
             counted(self.repeat.into(), "replay", "replays"),
             match self.threads {
                 true => format!(

@@ -66,7 +66,7 @@ impl<'a> Granting<'a> {
         // SAFETY: the pool lives, as `new` requires.
         let flags = unsafe { calls.pool_get_access(self.handle, location)? };
         Access::from_flags(flags)
-            .ok_or_else(|| Error::invalid("access flags", format!("the driver says {flags:#x}")))
+            .ok_or_else(|| Error::invalid_of("access flags", format!("{flags:#x}"), "0, 1 or 3"))
     }
 }
 

@@ -234,7 +234,7 @@ impl Mapping {
             .mem_get_access(self.host_terms(location), self.start)
             .map_err(|error| name_missing(self.driver(), error, location))?;
         Access::from_flags(flags)
-            .ok_or_else(|| Error::invalid("access flags", format!("the driver says {flags:#x}")))
+            .ok_or_else(|| Error::invalid_of("access flags", format!("{flags:#x}"), "0, 1 or 3"))
     }
 
     /// Returns the CPU's view of the bytes requested.

@@ -98,7 +98,7 @@ impl Directory {
         match &self.0 {
             DirectoryKind::Fixed(_) => Err(Error::invalid(
                 "directory",
-                "one of fixed addresses cannot be watched",
+                "a directory of fixed addresses has no names to watch",
             )),
             #[cfg(feature = "etcd")]
             DirectoryKind::Etcd(etcd) => etcd.watch(prefix),

@@ -58,7 +58,7 @@ impl FdSocketPath {
             Some(std::env::temp_dir()),
             Some("/tmp".into()),
         ];
-        let mut last = Error::invalid("door", "no directory can hold its socket: set its path");
+        let mut last = Error::invalid("fd socket", "no directory can hold it: set its path");
         for place in places.into_iter().flatten() {
             let path = Folder::path_in(&place, instance).join(FD_SOCKET);
             if !path.is_absolute() || path.as_os_str().len() > MAX_PATH {

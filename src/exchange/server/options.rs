@@ -214,13 +214,13 @@ impl ServerOptions {
         let address = path
             .to_str()
             .map_or_else(
-                || Err(Error::invalid("door", "it is not UTF-8")),
+                || Err(Error::invalid("fd socket", "it is not UTF-8")),
                 |path| format!("unix:{path}").parse::<Address>(),
             )
-            .map_err(|error| Error::invalid("door", format!("{}: {error}", path.display())))?;
+            .map_err(|error| Error::invalid("fd socket", format!("{}: {error}", path.display())))?;
         match self.addresses.contains(&address) {
             true => Err(Error::invalid(
-                "door",
+                "fd socket",
                 format!("{address} is an address to listen at, too; choose another path"),
             )),
             false => Ok(()),

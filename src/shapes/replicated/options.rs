@@ -65,7 +65,7 @@ impl<T: AnyBitPattern + NoUninit> ReplicatedOptions<T> {
         let site = Caller::caller();
         let bytes = size_of_val(values) as u64;
         if bytes == 0 {
-            let why = "0 bytes hold nothing";
+            let why = "they have 0 bytes";
             return Err(Error::invalid_of("values", why, "1 byte or more"));
         }
         self.check_places()?;

@@ -121,7 +121,10 @@ impl<T: AnyBitPattern + NoUninit> Replicated<T> {
         (offset, len): (u64, u64),
     ) -> Result<Copy> {
         let Some(stream) = &self.streams[to] else {
-            return Err(Error::invalid("copy", "it is written by the CPU"));
+            return Err(Error::invalid(
+                "copy",
+                "the CPU writes this place, which has no stream",
+            ));
         };
         let to = (Arc::clone(&buffers[to]), offset);
         Ok(stream.start_copy(to, (Arc::clone(from), 0), len)?)

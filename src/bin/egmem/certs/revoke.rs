@@ -24,7 +24,7 @@ pub(super) struct Revoke {
     /// The revocation list; by default, crl.pem in the authority's folder
     #[arg(long, value_name = "FILE")]
     crl: Option<PathBuf>,
-    /// Validity of the list in days: renew it before
+    /// Validity of the list in days; renew the list before it ends
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=36_500))]
     days: u32,
 }
