@@ -19,9 +19,7 @@ use crate::{Error, Result};
 /// size.
 const BETWEEN_STEPS: Duration = Duration::from_micros(100);
 
-/// How often a search lets other threads have the core: enough for millions of ranges, unless these keep changing.
-const MOST_TURNS: u32 = 1 << 12;
-/// How often it then spins: a microsecond.
+/// How often a thread spins when it lets others have the core: for a microsecond.
 const SPINS: u32 = 64;
 
 impl HeapInner {
@@ -131,16 +129,17 @@ impl HeapInner {
         attempt: &impl Fn(&mut Core) -> Option<R>,
     ) -> Option<R> {
         let request = Request::new(bytes, align);
-        for _ in 0..MOST_TURNS {
+        let mut turns = 0;
+        loop {
             let mut core = self.core();
-            if !core.search_on(&request) {
+            if turns >= core.enough_turns() || !core.search_on(&request) {
                 return attempt(&mut core);
             }
             drop(core);
+            turns += 1;
             // A waiting thread that spins comes in. The processor is not given away: that may take milliseconds.
             (0..SPINS).for_each(|_| std::hint::spin_loop());
         }
-        attempt(&mut self.core())
     }
 
     /// Adds memory until the attempt succeeds, or returns the soft limit that this would exceed.

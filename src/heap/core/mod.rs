@@ -131,6 +131,13 @@ impl Core {
         request.class().is_none() && self.ranges.search_on(request.size, request.align)
     }
 
+    /// Returns how many calls of [`search_on`](Self::search_on) are enough for any request, unless other threads
+    /// change many ranges or replace its result.
+    pub(super) fn enough_turns(&self) -> usize {
+        // A search may go back to a list's front.
+        2 * self.ranges.nodes.count / search::SLICE + 2
+    }
+
     /// Returns a shard without memory, which belongs to this core.
     pub(super) fn new_shard(&mut self) -> Shard {
         let ended = self.shards.pop();

@@ -69,6 +69,7 @@ struct Known {
 
 /// The results of the last long searches.
 pub(super) struct Searches {
+    /// The one used last comes last.
     known: Vec<Known>,
     /// The size of the least request among them. Smaller ranges cannot fit.
     pub(super) least: u32,
@@ -87,7 +88,7 @@ impl Searches {
         let at = self.known.iter().position(|known| {
             known.need == *need || known.rest.is_none() && need.is_harder_than(&known.need)
         })?;
-        Some(self.known.swap_remove(at))
+        Some(self.known.remove(at))
     }
 
     /// Remembers a result, in the place of those that it answers too, or of the one used least lately.
@@ -98,12 +99,7 @@ impl Searches {
                 .retain(|other| !other.need.is_harder_than(&known.need));
         }
         if self.known.len() == MOST_KNOWN {
-            let left = self
-                .known
-                .iter()
-                .enumerate()
-                .map(|(at, one)| (one.left, at));
-            self.known.swap_remove(left.min().map_or(0, |(_, at)| at));
+            self.known.remove(0);
         }
         self.known.push(known);
     }

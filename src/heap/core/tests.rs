@@ -318,6 +318,27 @@ impl Numbers {
     }
 }
 
+/// The turns that are enough grow with the heap, and are few in a small one.
+#[test]
+fn a_search_alone_ends_within_enough_turns() {
+    let mut core = Core::new(0, 1 << 30).unwrap();
+    core.add(0..CHUNK, true);
+    let blocks: Vec<Extent> = std::iter::from_fn(|| core.allocate(PAGE, 1)).collect();
+    for block in blocks.iter().skip(1).step_by(2) {
+        core.free(block.node());
+    }
+    let request = Request::new(PAGE, 2 * PAGE);
+    let mut turns = 1;
+    while core.search_on(&request) {
+        turns += 1;
+    }
+    let enough = core.enough_turns();
+    assert!(
+        turns > 100 && turns <= enough && enough <= 5 * turns,
+        "{turns} of {enough}"
+    );
+}
+
 #[test]
 #[cfg_attr(
     egmem_slow,

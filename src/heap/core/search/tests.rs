@@ -130,6 +130,33 @@ fn a_search_goes_on_whatever_changed() {
     }
 }
 
+/// Four results that do not answer each other are remembered, and two further requests are searched for in turns.
+#[test]
+fn searches_in_turns_keep_what_the_other_has_found() {
+    let mut nodes = Nodes::new(1 << 20).unwrap();
+    for at in 0..3000 {
+        add(&mut nodes, at * 4096 + 1, 40);
+    }
+    let need = |number: u32| Need {
+        size: 10 + number,
+        align: 4096 >> number,
+        origin: 0,
+    };
+    for number in 1..=MOST_KNOWN as u32 {
+        assert_eq!(nodes.find(need(number), usize::MAX), Found::Nothing);
+    }
+    assert_eq!(nodes.searches.known.len(), MOST_KNOWN);
+    let both = [need(0), need(5)];
+    for turn in 0..3000 / SLICE {
+        for need in both {
+            assert_eq!(nodes.find(need, SLICE), Found::Unfinished, "{turn}");
+        }
+    }
+    for need in both {
+        assert_eq!(nodes.find(need, SLICE), Found::Nothing);
+    }
+}
+
 proptest! {
     #[test]
     fn what_fits_is_found(
