@@ -116,9 +116,13 @@ impl HeapInner {
         {
             return Ok(ControlFlow::Break(found));
         }
-        let grown = self.grow_for(&mut locked, bytes, align, soft_limit, attempt)?;
-        let backed = locked.backing()?.backed();
-        Ok(grown.map_continue(|soft| (soft, backed)))
+        match self.grow_for(&mut locked, bytes, align, soft_limit, attempt)? {
+            // An error here would lose what was found.
+            ControlFlow::Break(found) => Ok(ControlFlow::Break(found)),
+            ControlFlow::Continue(soft) => {
+                Ok(ControlFlow::Continue((soft, locked.backing()?.backed())))
+            }
+        }
     }
 
     /// Returns the result of `attempt`. Other threads have the core between the parts of a long search for it.
