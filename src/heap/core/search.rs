@@ -175,7 +175,7 @@ impl Nodes {
         inside.or(growable)
     }
 
-    /// Goes on to search until a range fits, or `most` were searched.
+    /// Goes on to search until a range fits that is not at a growable end, or `most` were searched.
     fn look(&self, known: &mut Known, most: usize) {
         while let Some((bin, at)) = known.rest
             && known.looks < most
@@ -197,7 +197,10 @@ impl Nodes {
             known.looks += 1;
             if known.need.fits(node) {
                 known.fitting.push(at);
-                return;
+                // One at a growable end is no result yet: to return for each of many would take quadratic time.
+                if !node.growable_end {
+                    return;
+                }
             }
         }
     }

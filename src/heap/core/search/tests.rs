@@ -157,6 +157,33 @@ fn searches_in_turns_keep_what_the_other_has_found() {
     }
 }
 
+/// Each range at a growable end fits, but one elsewhere might still be found.
+#[test]
+fn ranges_at_growable_ends_are_collected_a_slice_at_a_time() {
+    let mut nodes = Nodes::new(1 << 20).unwrap();
+    let many = 100 * SLICE;
+    for at in 0..many as u64 {
+        let node = nodes.add(at * 16, 8, RangeId::NONE, RangeId::NONE);
+        nodes.get_mut(node).growable_end = true;
+        nodes.link(node);
+    }
+    let mut known = Known {
+        need: plain(8),
+        fitting: Vec::new(),
+        rest: Some((bins::GROWABLE_END, nodes.heads[bins::GROWABLE_END])),
+        looks: 0,
+        left: 0,
+    };
+    for slice in 1..=100 {
+        nodes.look(&mut known, slice * SLICE);
+        assert_eq!(known.fitting.len(), slice * SLICE);
+        assert_eq!(nodes.choose(&known, &plain(8)), None);
+    }
+    nodes.look(&mut known, usize::MAX);
+    assert!(known.rest.is_none() && known.fitting.len() == many);
+    assert!(nodes.choose(&known, &plain(8)).is_some());
+}
+
 proptest! {
     #[test]
     fn what_fits_is_found(
