@@ -6,7 +6,7 @@ use hashbrown::hash_table::Entry;
 
 use super::Table;
 use crate::page::{Change, PageId, Slot, State};
-use crate::room::{list_for, no_room_in_index};
+use crate::room::{list_for, make_room_in, no_room_in_index};
 use crate::{Key, Result};
 
 /// If a restored stamp is later, all stamps are renumbered.
@@ -55,12 +55,16 @@ impl Table {
                 }
                 Entry::Occupied(_) => {
                     self.slots[page].state = State::Free;
+                    make_room_in(&mut changes, 1)?;
                     changes.push(Change::Freed(id));
                 }
             }
         }
         order.sort_unstable();
         let is_late = order.last().is_some_and(|&(stamp, _)| stamp > LAST_STAMP);
+        if is_late {
+            make_room_in(&mut changes, order.len())?;
+        }
         for ((stamp, page), new) in order.into_iter().zip(1..) {
             self.clock = if is_late { new } else { stamp };
             if is_late {
