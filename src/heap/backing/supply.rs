@@ -22,6 +22,10 @@ pub(crate) struct Supply {
     waiting: AtomicUsize,
     /// Growth that other threads may wait for has ended.
     grown: Condvar,
+    /// How many threads wait for that. Changes only under the lock.
+    sleeping: AtomicUsize,
+    /// How often growth has ended. Changes only under the lock.
+    endings: AtomicUsize,
     pub(crate) growth: Growth,
 }
 
@@ -38,6 +42,8 @@ impl Supply {
             backing: Mutex::new(Some(backing)),
             waiting: AtomicUsize::new(0),
             grown: Condvar::new(),
+            sleeping: AtomicUsize::new(0),
+            endings: AtomicUsize::new(0),
             growth,
         }
     }
@@ -61,11 +67,6 @@ impl Supply {
             supply: self,
             guard: Some(self.backing()),
         }
-    }
-
-    /// Wakes the threads that wait for growth of another to end.
-    pub(crate) fn growth_ended(&self) {
-        self.grown.notify_all();
     }
 }
 
@@ -97,14 +98,24 @@ impl Locked<'_> {
                 Ok(true) => self.release(began.elapsed()),
                 Ok(false) => break,
                 Err(error) => {
-                    self.supply.growth_ended();
+                    self.growth_ended();
                     return self.wait_for_others(error).map(|()| Some(Vec::new()));
                 }
             }
         }
         let grown = self.backing()?.deliver(order);
-        self.supply.growth_ended();
+        self.growth_ended();
         Ok(Some(grown))
+    }
+
+    /// Wakes the threads that wait for growth of another to end. From now on they wait for the lock; before,
+    /// growth need not let them have it.
+    pub(crate) fn growth_ended(&self) {
+        let supply = self.supply;
+        let woken = supply.sleeping.swap(0, Relaxed);
+        supply.waiting.fetch_add(woken, Relaxed);
+        supply.endings.fetch_add(1, Relaxed);
+        supply.grown.notify_all();
     }
 
     /// Rests after a chunk that took this long, as [`Growth`] says, and lets threads that wait for the lock have it. With
@@ -133,9 +144,17 @@ impl Locked<'_> {
         if !self.backing()?.is_growing() {
             return Ok(false);
         }
-        if let Some(guard) = self.guard.take() {
-            let woken = self.supply.grown.wait(guard);
-            self.guard = Some(woken.unwrap_or_else(|poisoned| poisoned.into_inner()));
+        if let Some(mut guard) = self.guard.take() {
+            let supply = self.supply;
+            supply.sleeping.fetch_add(1, Relaxed);
+            let endings = supply.endings.load(Relaxed);
+            // A thread that wakes up without reason is not counted in `waiting`.
+            while supply.endings.load(Relaxed) == endings {
+                let woken = supply.grown.wait(guard);
+                guard = woken.unwrap_or_else(|poisoned| poisoned.into_inner());
+            }
+            supply.waiting.fetch_sub(1, Relaxed);
+            self.guard = Some(guard);
         }
         Ok(true)
     }

@@ -149,15 +149,49 @@ fn a_thread_that_waits_gets_the_lock_between_two_chunks() {
             drop(supply.locked());
             was_there.store(true, Relaxed);
         });
-        // As after chunks that take 50 ms.
-        let turns = 0..10_000;
-        let got_it = turns.into_iter().any(|_| {
-            locked.release(Duration::from_millis(50));
-            thread::sleep(Duration::from_millis(1));
-            was_there.load(Relaxed)
-        });
+        let got_it = lets_in(&mut locked, &was_there);
         drop(locked);
         assert!(got_it);
+    });
+}
+
+/// Returns whether another thread gets the lock between chunks that take 50 ms.
+fn lets_in(locked: &mut Locked<'_>, was_there: &AtomicBool) -> bool {
+    (0..10_000).any(|_| {
+        locked.release(Duration::from_millis(50));
+        thread::sleep(Duration::from_millis(1));
+        was_there.load(Relaxed)
+    })
+}
+
+#[test]
+fn a_thread_that_waited_for_growth_gets_the_lock_between_two_chunks_of_the_next() {
+    let options = Heap::on(NodeId(0)).limit(64 << 20);
+    with_growth_begun(options, 12 << 20, |heap, mut order| {
+        let supply = &heap.inner().supply;
+        let (has_lock, was_there) = (AtomicBool::new(false), AtomicBool::new(false));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut locked = supply.locked();
+                has_lock.store(true, SeqCst);
+                let refused = Error::invalid("heap", "a test's");
+                locked.wait_for_others(refused).unwrap();
+                was_there.store(true, Relaxed);
+            });
+            while !has_lock.load(SeqCst) {
+                thread::yield_now();
+            }
+            // The other thread holds the lock until it waits.
+            let mut locked = supply.locked();
+            let backing = locked.backing().unwrap();
+            while backing.step(&mut order).unwrap() {}
+            let grown = backing.deliver(order);
+            drop(heap.inner().with_new(backing, grown));
+            locked.growth_ended();
+            let got_it = lets_in(&mut locked, &was_there);
+            drop(locked);
+            assert!(got_it);
+        });
     });
 }
 
@@ -206,7 +240,7 @@ fn is_decided_after_growth(options: HeapOptions, request: fn(&Heap) -> Result<()
                 .unwrap()
                 .step(&mut order);
             assert!(failed.is_err());
-            heap.inner().supply.growth_ended();
+            heap.inner().supply.locked().growth_ended();
             second.join().unwrap().unwrap();
         });
     });
@@ -235,7 +269,7 @@ fn growth_of_another_thread_is_not_reported() {
             while backing.step(&mut order).unwrap() {}
             let grown = backing.deliver(order);
             drop(heap.inner().with_new(backing, grown));
-            heap.inner().supply.growth_ended();
+            locked.growth_ended();
             drop(locked);
             second.join().unwrap().unwrap();
         });
