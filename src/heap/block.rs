@@ -170,10 +170,7 @@ impl Block {
         };
         let put = |deferred: &mut Deferred<Piece>| put(deferred, block.piece);
         heap.free_later(std::iter::once(block.piece), Caller::caller(), put)
-            .map_err(|error| NotFreed {
-                error: Box::new(error),
-                block: ManuallyDrop::into_inner(block),
-            })
+            .map_err(|error| NotFreed::new(error, ManuallyDrop::into_inner(block)))
     }
 }
 
@@ -271,6 +268,11 @@ impl std::error::Error for NotFreed {
 }
 
 impl NotFreed {
+    pub(super) fn new(error: Error, block: Block) -> Self {
+        let error = Box::new(error);
+        Self { error, block }
+    }
+
     /// Returns the error and leaks the block: no thread gets it again, and the heap's memory is never
     /// released. Two users of one block would be worse.
     ///

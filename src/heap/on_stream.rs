@@ -6,15 +6,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::mem::ManuallyDrop;
 
+use super::deferred::PER_THREAD;
 use super::{Block, Heap, NotAllFreed, NotFreed};
 use crate::accessors::cpu_accessors;
 use crate::driver::{Access, DevicePtr, Driver, Location, StreamHandle};
 use crate::memory::{AccessChecks, CpuView, Engine, Memory, impl_cpu_memory};
 use crate::stream::is_capturing;
 use crate::{Error, Event, Result, Stream};
-
-/// `CU_STREAM_PER_THREAD`
-const PER_THREAD: u64 = 2;
 
 /// The most that a handle keeps of freed blocks: bytes, at most a 16th of the heap's limit, and blocks.
 const MOST_BYTES: u64 = 64 << 20;
@@ -165,13 +163,12 @@ impl OnStream {
     #[track_caller]
     pub fn free(&self, block: Block) -> Result<(), NotFreed> {
         if !std::ptr::eq(block.heap(), &**self.heap.inner()) {
-            let error = Box::new(Error::invalid("block", "it is another heap's"));
-            return Err(NotFreed { error, block });
+            let error = Error::invalid("block", "it is another heap's");
+            return Err(NotFreed::new(error, block));
         }
         // A forked child frees nothing, asks the driver nothing, and takes no lock that another thread may have had.
         if let Err(error) = self.heap.driver().expect_this_process("heap") {
-            let error = Box::new(error);
-            return Err(NotFreed { error, block });
+            return Err(NotFreed::new(error, block));
         }
         if self.stream.is_capturing() != Ok(false) {
             return block.free_after(&self.stream);

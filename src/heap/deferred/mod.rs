@@ -37,7 +37,7 @@ use crate::teardown::log_lost;
 use crate::{Error, Result};
 
 /// `CU_STREAM_PER_THREAD`
-const PER_THREAD: u64 = 2;
+pub(super) const PER_THREAD: u64 = 2;
 
 /// A stream, as far as it orders work.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -108,15 +108,7 @@ impl<T: Copy> Deferred<T> {
     /// [`Error::InvalidArgument`] for another driver's stream, and for one that is being captured into a
     /// graph: the graph's work runs later, more than once or never. The driver's errors. The payload does not wait then.
     pub(crate) fn after_stream(&mut self, stream: &Stream, payload: T) -> Result<()> {
-        match self.mark(stream)? {
-            Some(mut batch) => {
-                batch.payloads.push(payload);
-                self.enqueue(stream, batch);
-            }
-            None => self.lost.push(payload),
-        }
-        self.pending += 1;
-        Ok(())
+        self.add(stream, 1, |list| list.push(payload))
     }
 
     /// As [`after_stream`](Self::after_stream) for many payloads, with one event for all. Takes the list itself, because
@@ -133,20 +125,24 @@ impl<T: Copy> Deferred<T> {
         if count == 0 {
             return Ok(());
         }
+        self.add(stream, count, |list| match list.is_empty() {
+            true => std::mem::swap(list, payloads),
+            false => list.append(payloads), // to those of a lost GPU
+        })
+    }
+
+    /// Lets `put` add `count` payloads to the list of those that wait for the stream's work so far.
+    fn add(&mut self, stream: &Stream, count: usize, put: impl FnOnce(&mut Vec<T>)) -> Result<()> {
         match self.mark(stream)? {
             Some(mut batch) => {
-                std::mem::swap(&mut batch.payloads, payloads);
-                self.enqueue(stream, batch);
+                put(&mut batch.payloads);
+                let queue = self.streams.entry(Key::of(stream)).or_default();
+                queue.push_back(batch);
             }
-            None => self.lost.append(payloads),
+            None => put(&mut self.lost),
         }
         self.pending += count;
         Ok(())
-    }
-
-    fn enqueue(&mut self, stream: &Stream, batch: Batch<T>) {
-        let queue = self.streams.entry(Key::of(stream)).or_default();
-        queue.push_back(batch);
     }
 
     /// Records an event after all work on `stream`; returns `None` if the GPU is lost.
@@ -274,32 +270,32 @@ impl<T: Copy> Deferred<T> {
         let _relaxed = Relaxed::new(&self.driver);
         let lost_before = self.lost.len();
         let mut result = Ok(());
-        self.streams.retain(|key, queue| {
-            while let Some(batch) = queue.front_mut() {
-                match fate(ask(&batch.event)) {
-                    Ok(Fate::Done) => passed.append(&mut batch.payloads),
-                    Ok(Fate::Lost) => self.lost.append(&mut batch.payloads),
-                    Ok(Fate::Ahead) => break,
-                    Err(error) => {
-                        note(&mut result, error);
-                        break;
+        // Moves the payloads of an event that has passed, and returns whether it has.
+        let mut settle = |event: &Event, payloads: &mut Vec<T>| {
+            match fate(ask(event)) {
+                Ok(Fate::Done) => passed.append(payloads),
+                Ok(Fate::Lost) => self.lost.append(payloads),
+                Ok(Fate::Ahead) => return false,
+                Err(error) => {
+                    if result.is_ok() {
+                        result = Err(error);
                     }
+                    return false;
                 }
-                if let Some(batch) = queue.pop_front() {
-                    self.spares.put(key.0.device, batch);
-                }
+            }
+            true
+        };
+        self.streams.retain(|key, queue| {
+            while let Some(batch) = queue.front_mut()
+                && settle(&batch.event, &mut batch.payloads)
+                && let Some(batch) = queue.pop_front()
+            {
+                self.spares.put(key.0.device, batch);
             }
             !queue.is_empty()
         });
-        self.events.retain(|_, waiting| {
-            match fate(ask(&waiting.event)) {
-                Ok(Fate::Done) => passed.append(&mut waiting.payloads),
-                Ok(Fate::Lost) => self.lost.append(&mut waiting.payloads),
-                Ok(Fate::Ahead) => {}
-                Err(error) => note(&mut result, error),
-            }
-            !waiting.payloads.is_empty()
-        });
+        self.events
+            .retain(|_, waiting| !settle(&waiting.event, &mut waiting.payloads));
         if self.lost.len() > lost_before {
             tracing::warn!("memory no longer waits for a GPU's work: the GPU is lost");
         }
@@ -316,12 +312,6 @@ impl<T: Copy> Deferred<T> {
             }
         }
         Ok(())
-    }
-}
-
-fn note(result: &mut Result<()>, error: Error) {
-    if result.is_ok() {
-        *result = Err(error);
     }
 }
 
