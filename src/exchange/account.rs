@@ -28,7 +28,7 @@
 //! | a lease, its ticket and its record after expiry | it is released, or its name is gone | `leases_per_peer`, `tickets_per_peer` | [`LEASE`] |
 //! | `create`: the request, `peers` | answered | 1024 peers | [`REQUEST`] and its bytes |
 //! | a name that a peer owns: its entry, `peers` and parts, from its publication on | it is deleted | `names`, quotas | [`REQUEST`], `peers` and its parts |
-//! | `join`: a rank's admission, reasons, memory and handles | it has left, or the round has failed | `groups`, `groups_per_peer`, 8 reasons, 65,536 parts | [`REQUEST`], its bytes and its parts |
+//! | `join`: a rank's admission, reasons, memory and handles | it has left, or the round has failed | `groups`, `groups_per_peer`, 8 reasons, 262,144 parts | [`REQUEST`], its bytes and its parts |
 //! | `offer`: handles, and a page of members | answered; then they are the rank's | `requests_in_flight`, 4096 handles of 64 bytes | [`REQUEST`] and its bytes |
 //! | `gather`: a rank's contribution, and its part of the result | the next gather completes, `request` and a lease have passed, or it fails | for each group one gather in progress and one complete, each of 64 KiB from a rank and 16 MiB from all, or of memory and its handles | [`REQUEST`], its bytes twice, its parts and handles; once complete, [`REQUEST`] and its share of the result |
 //! | `gather`: the request | answered | `requests_in_flight` | [`REQUEST`] |

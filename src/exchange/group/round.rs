@@ -65,7 +65,8 @@ impl Rules {
             groups_per_peer: limits.groups_per_peer,
             groups_per_session: 64,
             size: limits.group_size,
-            parts: 1 << 16,
+            // 128 ranks with the most chunks of one buffer: 151 MB for descriptions and handles, also charged to the peers.
+            parts: 1 << 18,
             gather_bytes: MAX_GATHER_TOTAL,
             wait: limits.wait,
             offer: limits.request,

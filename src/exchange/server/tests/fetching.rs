@@ -120,6 +120,31 @@ async fn only_a_client_that_knows_queues_gets_one_and_only_for_many_parts() {
     close(server, &driver).await;
 }
 
+/// Memory of more parts than a frame has fds needs a client that knows queues.
+#[tokio::test]
+async fn a_client_without_queues_is_refused_more_fds_than_a_frame_has() {
+    let driver = driver();
+    let limits = Limits {
+        frame_fds: 40,
+        ..Limits::default()
+    };
+    let options = Server::options().limits(limits);
+    let (_directory, address, server) = start_at_unix(options).await;
+    let published = server.publish("a", in_parts(&driver, 41)).now().unwrap();
+    let mut old = Raw::open_at(&address, &Security::Plain, &hello()).await;
+    let refused = old.fetch(fetch_fds("a")).await.unwrap_err();
+    assert_eq!(refused, Refusal::NoCommonHandle);
+    let hello = Hello {
+        queues: true,
+        ..hello()
+    };
+    let mut raw = Raw::open_at(&address, &Security::Plain, &hello).await;
+    let (granted, _) = raw.fetch(fetch_fds("a")).await.unwrap();
+    raw.release(granted.lease).await;
+    drop(published);
+    close(server, &driver).await;
+}
+
 /// A client that closes its queue, or does not read from it, keeps no fds of the server.
 #[tokio::test]
 async fn a_queue_ends_with_its_client_or_with_its_time() {
