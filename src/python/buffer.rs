@@ -19,7 +19,7 @@ use crate::region::{Owner, Region};
 /// `access_by` lists the GPUs that may use it (default: all that can), `host` is the CPU's access: `"rw"`, `"r"` or
 /// `""`. `label` names it in `egmem ps`. `overcommit` asks for more than the node has free.
 ///
-/// Host memory is allocated in chunks of 64 MiB, of a 512th if it can be shared and has more than 32 GiB; `gentle`
+/// Host memory is allocated in chunks of 64 MiB, of a 2048th if it can be shared and has more than 128 GiB; `gentle`
 /// takes chunks of 16 MiB with rests between them, so that other processes' driver calls wait less. `progress(done,
 /// total)` is called after each chunk, in bytes and with no lock held. If it raises, or a signal does, such as Ctrl-C
 /// between two chunks, everything is given back.

@@ -171,7 +171,7 @@ fn host_memory_is_divided_and_a_gpus_is_not() {
 }
 
 #[test]
-fn memory_that_can_be_shared_has_at_most_512_chunks_however_it_is_spread() {
+fn memory_that_can_be_shared_has_at_most_2048_chunks_however_it_is_spread() {
     let (_, driver) = FdLess::open();
     let small = Growth::steady().chunk(2 * MIB);
     let sizes = |options: BufferOptions| {
@@ -181,20 +181,20 @@ fn memory_that_can_be_shared_has_at_most_512_chunks_however_it_is_spread() {
         parts.map(|part| part.size().padded()).collect::<Vec<_>>()
     };
     let on_node = |bytes| Buffer::on(NodeId(0)).bytes(bytes);
-    assert_eq!(sizes(on_node(GIB)), [2 * MIB; 512]);
-    let larger = sizes(on_node(GIB + 1));
-    assert_eq!((larger.len(), larger[0]), (257, 4 * MIB));
-    assert_eq!(larger[256], 2 * MIB);
-    // Two shares of 600 MiB together.
+    assert_eq!(sizes(on_node(4 * GIB)), [2 * MIB; 2048]);
+    let larger = sizes(on_node(4 * GIB + 1));
+    assert_eq!((larger.len(), larger[0]), (1025, 4 * MIB));
+    assert_eq!(larger[1024], 2 * MIB);
+    // Two shares of 2400 MiB together.
     let share = |bytes| egmem::topology::Share {
         node: NodeId(0),
         bytes,
     };
-    let spread = sizes(Buffer::spread(&[share(600 * MIB), share(600 * MIB)]));
-    assert_eq!(spread, [4 * MIB; 300]);
+    let spread = sizes(Buffer::spread(&[share(2400 * MIB), share(2400 * MIB)]));
+    assert_eq!(spread, [4 * MIB; 1200]);
     // Other memory is not bounded so.
-    let other = on_node(GIB + 2 * MIB).growth(small).overcommit(true);
-    assert_eq!(other.allocate(&driver).unwrap().physical().len(), 513);
+    let other = on_node(4 * GIB + 2 * MIB).growth(small).overcommit(true);
+    assert_eq!(other.allocate(&driver).unwrap().physical().len(), 2049);
 }
 
 /// With rests, too.

@@ -4,6 +4,7 @@
 
 mod few_fds;
 mod frames;
+mod gentle;
 #[cfg(feature = "shapes")]
 mod growing;
 mod leftovers;
@@ -94,6 +95,8 @@ fn child_process() {
         "few-owner" => few_fds::owner(&path),
         "few-peer" => few_fds::peer(&path),
         "few-half" => few_fds::half(&path),
+        "gentle-owner" => gentle::owner(&path),
+        "gentle-peer" => gentle::peer(&path),
         #[cfg(feature = "shapes")]
         "follower" => growing::follower(&driver, &path),
         other => panic!("no role {other}"),
