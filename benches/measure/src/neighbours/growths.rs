@@ -138,20 +138,16 @@ impl Way {
                 } else {
                     2
                 }));
-                Grown::Whole(Box::new(()))
+                Grown::Whole(Box::new(()), None)
             }
             Self::Calls(calls) => Grown::Chunks(calls.grow(place, steps)?),
             Self::Buffer(growth) => {
                 let options = Buffer::on(place.node).access_by(gpus());
-                Grown::Whole(Box::new(
-                    options.bytes(bytes).growth(growth).allocate(driver)?,
-                ))
+                Grown::buffer(options.bytes(bytes).growth(growth).allocate(driver)?)
             }
             Self::Shareable(growth) => {
                 let options = Buffer::on(place.node).access_by(gpus()).shareable();
-                Grown::Whole(Box::new(
-                    options.bytes(bytes).growth(growth).allocate(driver)?,
-                ))
+                Grown::buffer(options.bytes(bytes).growth(growth).allocate(driver)?)
             }
             Self::Heap(growth) => {
                 let mut options = Heap::on(place.node).access_by(gpus()).limit(bytes);
@@ -162,9 +158,11 @@ impl Way {
                     .map_err(|error| egmem::Error::invalid("size", error.to_string()))?;
                 let heap = options.build(driver)?;
                 let block = heap.allocate(layout)?;
-                Grown::Whole(Box::new((block, heap)))
+                Grown::Whole(Box::new((block, heap)), None)
             }
-            Self::Pinned => Grown::Whole(Box::new(PinnedHost::new(driver, place.gpu, bytes)?)),
+            Self::Pinned => {
+                Grown::Whole(Box::new(PinnedHost::new(driver, place.gpu, bytes)?), None)
+            }
         })
     }
 }
@@ -172,17 +170,31 @@ impl Way {
 /// The memory.
 pub enum Grown {
     Chunks(Vec<(Mapping, PhysicalMemory)>),
-    Whole(Box<dyn Any>),
+    /// With the size of a buffer's chunks, in bytes.
+    Whole(Box<dyn Any>, Option<u64>),
 }
 
 impl Grown {
+    fn buffer(buffer: Buffer) -> Self {
+        let chunk = buffer.physical().first().map(|part| part.size().padded());
+        Self::Whole(Box::new(buffer), chunk)
+    }
+
+    /// Returns the size of the chunks, in bytes, if it is known.
+    pub fn chunk(&self) -> Option<u64> {
+        match self {
+            Self::Chunks(chunks) => chunks.first().map(|(_, memory)| memory.size().padded()),
+            Self::Whole(_, chunk) => *chunk,
+        }
+    }
+
     /// Gives it back, the last chunk first.
     ///
     /// # Errors
     /// The driver's.
     pub fn give_back(self, steps: &mut Steps) -> Result<()> {
         let chunks = match self {
-            Self::Whole(memory) => {
+            Self::Whole(memory, _) => {
                 drop(memory);
                 return Ok(());
             }

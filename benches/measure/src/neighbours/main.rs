@@ -25,7 +25,7 @@ use clap::Parser;
 use egmem::driver::{Location, NodeId};
 use egmem::{Driver, Explained, Machine, Result, Topology};
 
-use growths::{GROWTHS, Way};
+use growths::{GROWTHS, Grown, Way};
 use neighbour::{CALLS, Call, Neighbour};
 use report::{Phase, Row};
 use steps::Steps;
@@ -157,10 +157,12 @@ fn measure(
 ) -> Result<Row> {
     let mut steps = Steps::default();
     let (memory, grow) = during(neighbours, &mut steps, |steps| way.grow(place, steps))?;
+    let chunk = memory.as_ref().ok().and_then(Grown::chunk);
     let (gone, free) = during(neighbours, &mut steps, |steps| memory?.give_back(steps))?;
     gone?;
     Ok(Row {
         name,
+        chunk,
         plain_chunk: way.plain_chunk(),
         grow,
         free,

@@ -14,6 +14,8 @@ use crate::{Place, growths};
 /// The effect of one growth, and of giving its memory back, on the neighbours.
 pub struct Row {
     pub name: &'static str,
+    /// The bytes of a chunk, as they were created.
+    pub chunk: Option<u64>,
     pub plain_chunk: Option<u64>,
     pub grow: Phase,
     pub free: Phase,
@@ -47,7 +49,8 @@ fn finish(mut table: Table) -> Table {
 /// Returns the table of the latencies of the neighbours' calls.
 pub fn waits(rows: &[Row], bytes: u64) -> Table {
     let mut table = empty(&[
-        "chunks", "phase", "s", "GB/s", "call", "calls", "p50", "p99", "p99.9", "max ms", "waiting",
+        "growth", "phase", "MiB", "s", "GB/s", "call", "calls", "p50", "p99", "p99.9", "max ms",
+        "waiting",
     ]);
     for row in rows {
         for (phase, name) in [(&row.grow, "grow"), (&row.free, "free")] {
@@ -59,10 +62,12 @@ pub fn waits(rows: &[Row], bytes: u64) -> Table {
                     true => vec![
                         row.name.into(),
                         name.into(),
+                        row.chunk
+                            .map_or(String::new(), |bytes| (bytes >> 20).to_string()),
                         format!("{:.2}", phase.seconds),
                         format!("{:.2}", gb_per_second(bytes, phase.seconds)),
                     ],
-                    false => vec![String::new(); 4],
+                    false => vec![String::new(); 5],
                 };
                 cells.push(call.name().into());
                 cells.push(waits.calls.to_string());
@@ -113,7 +118,7 @@ pub fn json(rows: &[Row], place: &Place) -> Value {
             "neighbours": waits.collect::<Vec<_>>(), "steps": phase.blame,
         })
     };
-    let row = |row: &Row| json!({ "growth": row.name, "grow": phase(&row.grow), "free": phase(&row.free) });
+    let row = |row: &Row| json!({ "growth": row.name, "chunk": row.chunk, "grow": phase(&row.grow), "free": phase(&row.free) });
     json!({
         "about": place.about(), "bytes": place.bytes,
         "rows": rows.iter().map(row).collect::<Vec<_>>(),
