@@ -185,9 +185,11 @@ impl Region {
     /// Checks that GPU `gpu` reaches the memory; returns whether it may write.
     ///
     /// # Errors
-    /// `NotSupported` on a simulated driver, whose addresses mean nothing to a GPU; `NotAccessible`.
+    /// `NoSuchPlace` for a GPU that the machine lacks; `NoDeviceInterface` on a simulated driver, whose addresses mean nothing
+    /// to a GPU; `NotAccessible`.
     pub fn gpu(&self, py: Python<'_>, gpu: i32) -> PyResult<bool> {
         self.expect_here()?;
+        crate::device::expect_gpu(gpu, &self.driver)?;
         if self.driver.is_simulated() {
             let message = "memory of a simulated driver has no address that a GPU can use";
             return Err(crate::error::raise(

@@ -28,7 +28,8 @@ impl Span {
     /// Checks and makes a view. Without a device it is the CPU's, or the GPU's whose own memory this is.
     ///
     /// # Errors
-    /// `InvalidArgument` for a type, shape, offset or device that the memory does not have.
+    /// `InvalidArgument` for a type, shape, offset or device that the memory does not have; `NoSuchPlace` for a GPU
+    /// that the machine does not have.
     pub fn new(
         region: Arc<Region>,
         dtype: Option<&Bound<'_, PyAny>>,
@@ -65,7 +66,7 @@ impl Span {
             )));
         }
         let device = match (device, region.location()) {
-            (Some(device), _) => device::parse(device)?,
+            (Some(device), _) => device::parse(device, region.driver())?,
             (None, Location::Device(gpu)) => (device::CUDA, gpu),
             (None, _) => (device::CPU, 0),
         };

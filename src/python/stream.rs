@@ -3,6 +3,7 @@
 use egmem::driver::{Driver as Native, StreamHandle};
 use pyo3::prelude::*;
 
+use crate::device;
 use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, invalid};
 use crate::region::expect_real;
@@ -66,7 +67,8 @@ impl Stream {
 ///
 /// # Errors
 /// `InvalidArgument` for anything else, and for a default stream whose GPU is unknown where there are several;
-/// `NotSupported` for another library's stream under a simulated driver.
+/// `NoSuchPlace` for a `gpu` that the machine does not have; `NotSupported` for another library's stream under a
+/// simulated driver.
 pub fn given(
     driver: &Native,
     stream: &Bound<'_, PyAny>,
@@ -91,7 +93,11 @@ pub fn given(
     let told = |name| stream.getattr(name).and_then(|gpu| gpu.extract::<i32>());
     let told = told("device_index").or_else(|_| told("device_id"));
     // CuPy's default streams have -1: they are those of the current GPU.
-    let gpu = told.ok().filter(|gpu| *gpu >= 0).or(gpu);
+    let told = told.ok().filter(|gpu| *gpu >= 0);
+    if let (None, Some(gpu)) = (told, gpu) {
+        device::expect_gpu(gpu, driver)?;
+    }
+    let gpu = told.or(gpu);
     let count = || stream.py().detach(|| driver.device_count()).or_raise();
     if gpu.is_none() && raw <= LAST_DEFAULT && count()? > 1 {
         return Err(invalid(&format!(

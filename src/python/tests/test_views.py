@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import egmem
+import egmem.kv
 
 
 @pytest.fixture
@@ -64,6 +65,42 @@ def test_dlpack_devices_and_refusals(buffer):
     for name in ("gpu", "cuda:-1", "cuda:x", ""):
         with pytest.raises(egmem.InvalidArgument, match="device"):
             buffer.on(name)
+
+
+@pytest.mark.parametrize("gpu", [4, 9])
+def test_a_gpu_that_the_machine_lacks_is_named(buffer, driver, gpu):
+    pool = egmem.Pool(0, driver=driver)
+    heap = egmem.Heap(0, limit=2 << 20, driver=driver)
+    on = {"driver": driver}
+    requests = [
+        lambda: buffer.on(f"cuda:{gpu}"),
+        lambda: buffer.view("f4", device=f"cuda:{gpu}"),
+        lambda: buffer.access(gpu),
+        lambda: buffer.__dlpack__(dl_device=(2, gpu)),
+        lambda: buffer.on("cpu").__dlpack__(dl_device=(2, gpu)),
+        lambda: buffer.on("cpu").ready_on(5, gpu=gpu),
+        lambda: heap.allocate(64).free_after(5, gpu=gpu),
+        lambda: pool.allocate(64, 5, gpu=gpu),
+        lambda: pool.allocate(64).free_on(5, gpu=gpu),
+        lambda: egmem.Stream(gpu, **on),
+        lambda: egmem.Buffer(64, gpu=gpu, **on),
+        lambda: egmem.Buffer(64, device=gpu, **on),
+        lambda: egmem.Buffer(64, access_by=[0, gpu], **on),
+        lambda: egmem.Heap(gpu=gpu, limit=2 << 20, **on),
+        lambda: egmem.Heap(device=gpu, limit=2 << 20, **on),
+        lambda: egmem.Heap(0, limit=2 << 20, access_by=[gpu], **on),
+        lambda: egmem.Pool(near=gpu, **on),
+        lambda: egmem.Pool(device=gpu, **on),
+        lambda: egmem.Pool(0, gpu=gpu, **on),
+        lambda: egmem.Pool(0, access_by=[gpu], **on),
+        lambda: egmem.kv.Tier(4, 4096, gpu=gpu, **on),
+        lambda: egmem.kv.Tier(4, 4096, node=0, access_by=[gpu], **on),
+    ]
+    for nth, request in enumerate(requests):
+        with pytest.raises(egmem.NoSuchPlace) as caught:
+            request()
+        assert f"no GPU {gpu}; this machine has 4" in caught.value.message, (nth, caught.value)
+        assert caught.value.remedy == "choose one that `egmem topo` lists"
 
 
 def test_unconsumed_capsules_free_their_share(buffer):
