@@ -204,12 +204,18 @@ impl HeapInner {
             return watch.piece_at(address, bytes, align);
         }
         let offset = address.wrapping_sub(self.facts.start);
-        if let Some(class) = Class::of(bytes, align) {
+        let class = Class::of(bytes, align);
+        if let Some(class) = class.filter(|class| !class.takes_page()) {
             return Ok(Piece::small(offset, bytes, class));
         }
-        let Some(Owner::Range(node)) = self.pages.get(offset) else {
-            let why = format!("no block of {bytes} bytes begins at {address:#x}");
-            return Err(Error::invalid("address", why));
+        // A block that takes a page is a small one or a range.
+        let node = match (self.pages.get(offset), class) {
+            (Some(Owner::Range(node)), _) => node,
+            (_, Some(class)) => return Ok(Piece::small(offset, bytes, class)),
+            (_, None) => {
+                let why = format!("no block of {bytes} bytes begins at {address:#x}");
+                return Err(Error::invalid("address", why));
+            }
         };
         let key = Key::range(node, Core::range_granules(bytes) as u32); // no more than the block has
         Ok(Piece { offset, bytes, key })

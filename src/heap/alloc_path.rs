@@ -10,6 +10,9 @@ use super::inner::HeapInner;
 use super::piece::{Key, Kind, Piece};
 use crate::Result;
 
+/// After so many ranges from the core, a thread looks for classes that it does not use any more.
+const LOOK_EVERY: u32 = 128;
+
 impl HeapInner {
     /// Takes a block of `bytes`, more than 0, at a multiple of `align` from the thread's cache, which refills
     /// itself if necessary. Returns its offset and key; [`Key::NONE`] if there is none.
@@ -22,29 +25,16 @@ impl HeapInner {
         let mut key = Key::NONE;
         if let Some(class) = Class::of(bytes, align) {
             member::with(self, |local| {
-                let found = match local.small[class.index()].pop() {
-                    Some(found) => found,
-                    None => self.refill(local, class)?,
+                (offset, key) = match local.small[class.index()].pop() {
+                    Some(found) => (found, Key::small(class)),
+                    None => self.refill(local, class, bytes, align)?,
                 };
-                offset = found;
-                key = Key::small(class);
                 local.tally.allocate(bytes);
                 Some(())
             });
         } else {
             member::with(self, |local| {
-                let cached = bytes <= MAX_CACHED && align <= GRANULE;
-                let size = Core::range_granules(bytes) as u32; // exact if the core has such a range
-                let found = match cached {
-                    true => local.medium.pop(size),
-                    false => None,
-                };
-                let found = match found {
-                    Some(found) => found,
-                    None => self.fetch(local, bytes, align)?,
-                };
-                offset = found.offset;
-                key = Key::range(found.node(), size);
+                (offset, key) = self.take_range(local, bytes, align)?;
                 local.tally.allocate(bytes);
                 Some(())
             });
@@ -52,11 +42,39 @@ impl HeapInner {
         (offset, key)
     }
 
-    /// Gets a small block from other threads or from the core.
+    #[inline(always)]
+    fn take_range(&self, local: &mut Local, bytes: u64, align: u64) -> Option<(u64, Key)> {
+        let cached = bytes <= MAX_CACHED && align <= GRANULE;
+        let size = Core::range_granules(bytes) as u32; // exact if the core has such a range
+        let found = match cached {
+            true => local.medium.pop(size),
+            false => None,
+        };
+        let found = match found {
+            Some(found) => found,
+            None => self.fetch(local, bytes, align)?,
+        };
+        Some((found.offset, Key::range(found.node(), size)))
+    }
+
+    /// Gets a small block from other threads or from the core, or a range in its place.
     #[cold]
     #[inline(never)]
-    fn refill(&self, local: &mut Local, class: Class) -> Option<u64> {
+    fn refill(
+        &self,
+        local: &mut Local,
+        class: Class,
+        bytes: u64,
+        align: u64,
+    ) -> Option<(u64, Key)> {
         let shelf = &mut local.small[class.index()];
+        shelf.unpark();
+        if let Some(found) = shelf.pop() {
+            return Some((found, Key::small(class)));
+        }
+        if local.grants[class.index()].is_rare(class) {
+            return self.take_range(local, bytes, align);
+        }
         // Before the blocks leave their present place.
         local.kept.note(Kept::small(class));
         match self.front.depots[class.index()].take() {
@@ -70,7 +88,7 @@ impl HeapInner {
                 shelf.load(magazine);
             }
         }
-        shelf.pop()
+        Some((shelf.pop()?, Key::small(class)))
     }
 
     /// Gets a larger block from the thread's shard or the core, from which it gets more of its size if the
@@ -89,6 +107,10 @@ impl HeapInner {
             local.medium.make_way(bytes);
             0
         };
+        local.fetched = local.fetched.wrapping_add(1);
+        if local.fetched.is_multiple_of(LOOK_EVERY) {
+            self.return_idle(local);
+        }
         self.sort_leaving(local);
         let Local {
             medium, visitor, ..
@@ -104,6 +126,21 @@ impl HeapInner {
             }
             Some(extent)
         })
+    }
+
+    /// Returns the cached blocks that take a page each, of classes that the thread does not use any more, to the core.
+    #[cold]
+    #[inline(never)]
+    fn return_idle(&self, local: &mut Local) {
+        local.give_idle(|visitor, class, full| {
+            let waiting = std::iter::from_fn(|| self.front.depots[class.index()].take());
+            self.with_core(visitor, |core| {
+                for full in waiting.chain([full]) {
+                    let strays = full.offsets().iter().filter(|&&at| !core.give_last(at));
+                    self.counters.note_strays(strays.count());
+                }
+            });
+        });
     }
 
     /// Notes whether threads share the core now. Returns how many more blocks than one to get.

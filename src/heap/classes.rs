@@ -99,6 +99,11 @@ impl Class {
         (PAGE / self.bytes()) as u32
     }
 
+    /// Returns whether no page has room for two blocks.
+    pub(super) const fn takes_page(self) -> bool {
+        self.blocks_in_page() == 1
+    }
+
     /// Returns the fewest blocks that end where a pair of cache lines does, if they begin there. A new slab gives out such
     /// parts, so that two threads that write to their blocks do not take lines from each other; of sizes that do not
     /// divide a page, the end of a slab may put later parts across lines.

@@ -94,7 +94,7 @@ mod tests {
         for bytes in [1, 100, 2048, 2049, 1 << 20] {
             let layout = Layout::from_size_align(bytes, 1).unwrap();
             let raw = heap.allocate(layout).unwrap().into_raw();
-            assert_eq!((raw.bytes, raw.is_small()), (bytes as u64, bytes <= 2048));
+            assert_eq!((raw.bytes, raw.is_small()), (bytes as u64, bytes <= 1024));
             assert_eq!(heap.stats().live_blocks, 1);
             // SAFETY: `into_raw` has just returned it.
             let block = unsafe { Block::from_raw(&heap, raw) };

@@ -301,3 +301,35 @@ fn small_blocks_lie_in_whatever_holes_there_are() {
         }
     }
 }
+
+/// Frees blocks of 1500 bytes between large ones, and returns whether the free memory is in one piece.
+fn leaves_one_piece(small: usize, rounds: usize) -> bool {
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let heap = Heap::on(NodeId(0)).limit(64 << 20).build(&driver).unwrap();
+    heap.reserve(64 << 20).unwrap();
+    let block = |bytes| {
+        heap.allocate(Layout::from_size_align(bytes, 16).unwrap())
+            .unwrap()
+    };
+    let large = block(1 << 20);
+    let blocks: Vec<_> = (0..small).map(|_| block(1500)).collect();
+    drop((large, blocks));
+    for _ in 0..rounds {
+        drop(block(1 << 20));
+    }
+    heap.stats().fragmentation() == 0.0
+}
+
+#[test]
+fn a_small_block_that_is_seldom_needed_leaves_no_page_behind() {
+    assert!(leaves_one_piece(4, 1));
+}
+
+#[test]
+fn small_blocks_that_are_no_longer_needed_go_back_after_large_ones() {
+    assert!(
+        !leaves_one_piece(100, 0),
+        "a thread keeps blocks of a class that it often needs"
+    );
+    assert!(leaves_one_piece(100, 300));
+}

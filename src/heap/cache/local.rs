@@ -18,6 +18,8 @@ pub(crate) struct Shelf {
     loaded: Option<Box<Magazine>>,
     /// Full or empty, if present.
     spare: Option<Box<Magazine>>,
+    /// The loaded one until the class's next allocation or free, which loads it again.
+    parked: Option<Box<Magazine>>,
 }
 
 impl Shelf {
@@ -32,6 +34,13 @@ impl Shelf {
         }
     }
 
+    /// Loads the parked magazine again, if there is one.
+    pub(crate) fn unpark(&mut self) {
+        if let Some(parked) = self.parked.take() {
+            self.loaded = Some(parked);
+        }
+    }
+
     /// Pushes a block of `class`. Returns a full magazine that has no place here, to be handed on.
     #[inline]
     pub(crate) fn push(&mut self, class: Class, offset: u64, kept: &Kept) -> Option<Box<Magazine>> {
@@ -43,12 +52,16 @@ impl Shelf {
             loaded.len += 1;
             return None;
         }
-        kept.note(Kept::small(class));
-        self.push_to_next(offset)
+        self.push_slowly(class, offset, kept)
     }
 
     #[cold]
-    fn push_to_next(&mut self, offset: u64) -> Option<Box<Magazine>> {
+    fn push_slowly(&mut self, class: Class, offset: u64, kept: &Kept) -> Option<Box<Magazine>> {
+        if self.parked.is_some() {
+            self.unpark();
+            return self.push(class, offset, kept);
+        }
+        kept.note(Kept::small(class));
         let full = match &self.spare {
             Some(spare) if spare.len == 0 => None,
             _ => self.spare.take(),
@@ -72,9 +85,14 @@ impl Shelf {
         self.loaded.take().unwrap_or_else(Magazine::empty)
     }
 
+    fn all(&self) -> impl Iterator<Item = &Magazine> {
+        let all = [&self.loaded, &self.spare, &self.parked];
+        all.into_iter().flatten().map(|full| &**full)
+    }
+
     fn take_all(&mut self) -> impl Iterator<Item = Box<Magazine>> {
-        let both = [self.loaded.take(), self.spare.take()];
-        both.into_iter().flatten().filter(|full| full.len > 0)
+        let all = [self.loaded.take(), self.spare.take(), self.parked.take()];
+        all.into_iter().flatten().filter(|full| full.len > 0)
     }
 
     fn bytes(&self, class: Class) -> u64 {
@@ -82,8 +100,7 @@ impl Shelf {
     }
 
     fn blocks(&self) -> usize {
-        let both = [&self.loaded, &self.spare];
-        both.into_iter().flatten().map(|full| full.len).sum()
+        self.all().map(|full| full.len).sum()
     }
 }
 
@@ -144,16 +161,41 @@ impl Tally {
 /// How many blocks of a class a thread gets from the core next: at first the fewest that fill cache lines, then twice
 /// as many each time, so that a thread that needs few withholds few from others.
 #[derive(Clone, Copy)]
-pub(crate) struct Grant(u8);
+pub(crate) struct Grant {
+    next: u8,
+    /// How many requests came since the thread looked for idle classes, at most [`OFTEN`](Self::OFTEN).
+    requests: u8,
+}
 
 impl Grant {
-    const FIRST: Self = Self(0);
+    const FIRST: Self = Self {
+        next: 0,
+        requests: 0,
+    };
+
+    /// So many requests between two looks are worth a slab.
+    const OFTEN: u8 = 8;
 
     pub(crate) fn next(&mut self, class: Class) -> usize {
-        let now = self.0.max(class.blocks_in_lines() as u8);
+        let now = self.next.max(class.blocks_in_lines() as u8);
         // At most half a magazine.
-        self.0 = (now * 2).min(Magazine::rounds(class) as u8 / 2);
+        self.next = (now * 2).min(Magazine::rounds(class) as u8 / 2);
         now.into()
+    }
+
+    /// Counts a request. Returns whether its block should be a range: one that takes a page anyway, of a class that the
+    /// thread seldom uses. Cached, such blocks would stay in the middle of free memory.
+    pub(crate) fn is_rare(&mut self, class: Class) -> bool {
+        let rare = class.takes_page() && self.requests < Self::OFTEN;
+        self.requests += u8::from(rare);
+        rare
+    }
+
+    /// Begins to count anew, unless the class is used often.
+    fn look(&mut self) {
+        if self.requests < Self::OFTEN {
+            self.requests = 0;
+        }
     }
 }
 
@@ -165,6 +207,8 @@ pub(crate) struct Local {
     pub(crate) shard: Option<Box<Own>>,
     /// How often in a row this thread found that others use the core too.
     pub(crate) crowded: u32,
+    /// How many ranges came from the core.
+    pub(crate) fetched: u32,
     /// This thread's identity to the core's lock.
     pub(crate) visitor: Visitor,
     pub(crate) tally: Tally,
@@ -183,6 +227,7 @@ impl Local {
             medium: Medium::new(Arc::clone(&kept)),
             shard: None,
             crowded: 0,
+            fetched: 0,
             kept,
             visitor: Visitor::new(),
             tally: Tally::default(),
@@ -201,6 +246,25 @@ impl Local {
         self.medium.forget_if_empty();
     }
 
+    /// Calls `give` with the blocks that take a page each, of the classes that the thread has not used since the last
+    /// call.
+    pub(crate) fn give_idle(&mut self, mut give: impl FnMut(&mut Visitor, Class, Box<Magazine>)) {
+        for class in Class::all().filter(|class| class.takes_page()) {
+            let shelf = &mut self.small[class.index()];
+            let grant = &mut self.grants[class.index()];
+            grant.look();
+            if shelf.parked.is_none() {
+                shelf.parked = shelf.loaded.take();
+                continue;
+            }
+            *grant = Grant::FIRST;
+            shelf
+                .take_all()
+                .for_each(|full| give(&mut self.visitor, class, full));
+            self.kept.forget(Kept::small(class));
+        }
+    }
+
     /// Takes all contents, and lends the visitor to return them to the core.
     pub(crate) fn empty(&mut self) -> (Contents<'_>, &mut Visitor) {
         self.grants = [Grant::FIRST; CLASSES];
@@ -216,7 +280,7 @@ impl Local {
     /// Calls `name` with the offset and bytes of each block.
     pub(crate) fn each(&self, mut name: impl FnMut(u64, u64)) {
         for (class, shelf) in Class::all().zip(&self.small) {
-            for full in [&shelf.loaded, &shelf.spare].into_iter().flatten() {
+            for full in shelf.all() {
                 for &offset in full.offsets() {
                     name(offset, class.bytes());
                 }
@@ -253,6 +317,21 @@ mod tests {
             }
             assert_eq!(expected, most);
         }
+    }
+
+    #[test]
+    fn a_class_is_rare_until_it_is_requested_often_between_two_looks() {
+        let (small, large) = (Class::from_index(0), Class::from_index(CLASSES - 1));
+        let mut grant = Grant::FIRST;
+        assert!(!grant.is_rare(small), "its page has room for others");
+        for _ in 0..3 {
+            (1..Grant::OFTEN).for_each(|_| assert!(grant.is_rare(large)));
+            grant.look();
+        }
+        (0..Grant::OFTEN).for_each(|_| assert!(grant.is_rare(large)));
+        assert!(!grant.is_rare(large));
+        grant.look();
+        assert!(!grant.is_rare(large), "only an idle class is rare again");
     }
 
     proptest! {
