@@ -29,8 +29,8 @@ impl RawBlock {
     /// The alignment of every block in bytes.
     pub const MIN_ALIGN: u64 = 16;
 
-    /// Returns whether the block is small: other blocks may begin in its [page](Self::PAGE). Blocks of up to 1 KiB are, and of up
-    /// to 2 KiB some.
+    /// Returns whether the block is small: other blocks may begin in its [page](Self::PAGE). Those of up to
+    /// 1 KiB at an alignment of up to 256 bytes are, and some of up to 2 KiB.
     #[inline]
     pub fn is_small(&self) -> bool {
         matches!(Key::from_number(self.key).kind(), Kind::Small(_))
