@@ -205,10 +205,10 @@ impl HeapInner {
         }
         let offset = address.wrapping_sub(self.facts.start);
         let class = Class::of(bytes, align);
-        if let Some(class) = class.filter(|class| !class.takes_page()) {
+        if let Some(class) = class.filter(|class| !class.may_be_range(align)) {
             return Ok(Piece::small(offset, bytes, class));
         }
-        // A block that takes a page is a small one or a range.
+        // Other small blocks may be ranges.
         let node = match (self.pages.get(offset), class) {
             (Some(Owner::Range(node)), _) => node,
             (_, Some(class)) => return Ok(Piece::small(offset, bytes, class)),
@@ -233,7 +233,7 @@ impl HeapInner {
     }
 
     /// [Resizes](Self::resize) a block whose owner knows only its layout. Succeeds only if a block of the new
-    /// layout has the same kind and may start at this address.
+    /// layout may have this kind and start at this address.
     ///
     /// # Safety
     /// As [`resize`](Self::resize).
@@ -242,7 +242,9 @@ impl HeapInner {
         let same = match (piece.key.kind(), Class::of(bytes, align)) {
             (Kind::Small(class), Some(wanted)) => class == wanted,
             (Kind::Range(_), None) => true,
-            _ => false,
+            // It keeps its page.
+            (Kind::Range(_), Some(wanted)) => wanted.may_be_range(align),
+            (Kind::Small(_), None) => false,
         };
         // SAFETY: the caller's promise.
         fits && same && unsafe { self.resize(piece, bytes) }

@@ -72,11 +72,15 @@ impl HeapInner {
         if let Some(found) = shelf.pop() {
             return Some((found, Key::small(class)));
         }
-        if local.grants[class.index()].is_rare(class) {
-            return self.take_range(local, bytes, align);
+        if class.may_be_range(align)
+            && local.grants[class.index()].is_rare()
+            && let Some(found) = self.take_range(local, bytes, align)
+        {
+            return Some(found);
         }
         // Before the blocks leave their present place.
         local.kept.note(Kept::small(class));
+        let shelf = &mut local.small[class.index()];
         match self.front.depots[class.index()].take() {
             Some(full) => shelf.load(full),
             None => {
@@ -187,8 +191,13 @@ impl HeapInner {
             let piece = match class {
                 Some(class) => {
                     let mut offset = [0];
-                    let filled = core.fill(class, &mut offset);
-                    (filled == 1).then(|| Piece::small(offset[0], bytes, class))?
+                    match core.fill(class, &mut offset) {
+                        0 if class.may_be_range(align) => {
+                            Piece::range(core.allocate(bytes, align)?, bytes)
+                        }
+                        0 => return None,
+                        _ => Piece::small(offset[0], bytes, class),
+                    }
                 }
                 None => Piece::range(core.allocate(bytes, align)?, bytes),
             };

@@ -313,6 +313,23 @@ proptest! {
     }
 }
 
+/// No other block would fit beside it.
+#[test]
+fn a_vector_of_over_a_kilobyte_is_resized_within_its_class_in_a_full_heap() {
+    let driver = simulated();
+    let heap = on(&driver).limit(2 * MIB).build(&driver).unwrap();
+    heap.reserve(2 * MIB).unwrap();
+    let mut bytes: HeapVec<u8, &Heap> = HeapVec::with_capacity_in(1450, &heap);
+    let _rest = heap.allocate(layout(heap.limit() - 2048)).unwrap();
+    let first = bytes.as_ptr();
+    bytes.extend([7; 1100]);
+    for capacity in [1500, 1460] {
+        bytes.shrink_to(capacity);
+        bytes.try_reserve_exact(capacity - bytes.len()).unwrap();
+        assert_eq!((bytes.as_ptr(), bytes[1099]), (first, 7));
+    }
+}
+
 #[test]
 fn a_map_lives_in_the_heap_and_keeps_it() {
     let driver = simulated();

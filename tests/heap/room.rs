@@ -333,3 +333,46 @@ fn small_blocks_that_are_no_longer_needed_go_back_after_large_ones() {
     );
     assert!(leaves_one_piece(100, 300));
 }
+
+/// A large block moves a page off its borders.
+#[test]
+fn a_page_between_other_blocks_is_free_for_its_size_again() {
+    let driver = simulated();
+    let heap = on(&driver).limit(2 * MIB).build(&driver).unwrap();
+    let mut blocks = vec![heap.allocate(layout(2304)).unwrap()];
+    blocks.extend((0..8).map(|_| heap.allocate(layout(2048)).unwrap()));
+    while let free @ 1.. = heap
+        .stats()
+        .largest_free
+        .max(u64::from(heap.stats().backed == 0))
+    {
+        blocks.push(heap.allocate(layout(free)).unwrap());
+    }
+    drop(blocks.remove(1));
+    // Twice: a thread does not keep it either.
+    for _ in 0..2 {
+        heap.allocate(layout(2048)).unwrap();
+    }
+    let other = std::thread::scope(|scope| {
+        let thread = scope.spawn(|| heap.allocate(layout(1500)).map(drop));
+        thread.join().unwrap()
+    });
+    other.unwrap();
+}
+
+#[test]
+fn blocks_that_another_thread_has_put_aside_are_used_before_all_caches_are_taken() {
+    let driver = simulated();
+    let heap = on(&driver).limit(2 * MIB).build(&driver).unwrap();
+    let all = std::iter::from_fn(|| heap.allocate(layout(2048)).ok());
+    let mut blocks: Vec<_> = all.collect();
+    // The thread keeps 32 of these and puts 16 aside, where others find them.
+    blocks.truncate(blocks.len() - 49);
+    let before = heap.stats().cache_takings;
+    let other = std::thread::scope(|scope| {
+        let thread = scope.spawn(|| heap.allocate(layout(2048)).map(drop));
+        thread.join().unwrap()
+    });
+    other.unwrap();
+    assert_eq!(heap.stats().cache_takings, before);
+}

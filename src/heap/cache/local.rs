@@ -75,6 +75,7 @@ impl Shelf {
 
     /// Takes a magazine in when no blocks are left; drops the empty one, if any.
     pub(crate) fn load(&mut self, magazine: Box<Magazine>) {
+        self.unpark();
         if let Some(empty) = self.loaded.replace(magazine) {
             self.spare.get_or_insert(empty);
         }
@@ -183,10 +184,10 @@ impl Grant {
         now.into()
     }
 
-    /// Counts a request. Returns whether its block should be a range: one that takes a page anyway, of a class that the
-    /// thread seldom uses. Cached, such blocks would stay in the middle of free memory.
-    pub(crate) fn is_rare(&mut self, class: Class) -> bool {
-        let rare = class.takes_page() && self.requests < Self::OFTEN;
+    /// Counts a request. Returns whether the thread seldom uses the class, so that its block should be a range if it may be:
+    /// cached, it would stay in the middle of free memory.
+    pub(crate) fn is_rare(&mut self) -> bool {
+        let rare = self.requests < Self::OFTEN;
         self.requests += u8::from(rare);
         rare
     }
@@ -321,17 +322,15 @@ mod tests {
 
     #[test]
     fn a_class_is_rare_until_it_is_requested_often_between_two_looks() {
-        let (small, large) = (Class::from_index(0), Class::from_index(CLASSES - 1));
         let mut grant = Grant::FIRST;
-        assert!(!grant.is_rare(small), "its page has room for others");
         for _ in 0..3 {
-            (1..Grant::OFTEN).for_each(|_| assert!(grant.is_rare(large)));
+            (1..Grant::OFTEN).for_each(|_| assert!(grant.is_rare()));
             grant.look();
         }
-        (0..Grant::OFTEN).for_each(|_| assert!(grant.is_rare(large)));
-        assert!(!grant.is_rare(large));
+        (0..Grant::OFTEN).for_each(|_| assert!(grant.is_rare()));
+        assert!(!grant.is_rare());
         grant.look();
-        assert!(!grant.is_rare(large), "only an idle class is rare again");
+        assert!(!grant.is_rare(), "only an idle class is rare again");
     }
 
     proptest! {

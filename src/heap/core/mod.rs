@@ -265,7 +265,7 @@ impl Core {
         self.give_but(1, offset)
     }
 
-    /// As [`give`](Self::give), but keeps no slab of the class that has no block in use.
+    /// As [`give`](Self::give), but ends the block's slab even if it is the class's last one with free blocks.
     pub(super) fn give_last(&mut self, offset: u64) -> bool {
         self.give_but(0, offset)
     }

@@ -23,7 +23,7 @@ fn a_freed_block_is_the_same_streams_again_without_an_event() {
         heap.on_stream(&stream).unwrap(),
         heap.on_stream(&stream).unwrap(),
     );
-    for bytes in [100, 2000, 5000, 65_536, 1 << 20] {
+    for bytes in [100, 1200, 2000, 5000, 65_536, 1 << 20] {
         let first = on.allocate(layout(bytes)).unwrap().device_ptr();
         let elsewhere = heap.allocate(layout(bytes)).unwrap();
         assert_ne!(elsewhere.device_ptr(), first, "another thread may have it");
