@@ -7,21 +7,11 @@ use egmem::driver::{Access, NodeId};
 use egmem::share::{Channel, ImportOptions, Listener, Peers, Shared};
 use egmem::{Buffer, Driver, Growth};
 use egmem_support::FdLess;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::process::{Place, Process, connect, say, wait_for_go};
+use super::process::{Place, Process, connect, few_files, say, wait_for_go};
 use super::{MIB, PATIENCE};
 
 const PARTS: u64 = 400;
-/// The most files that each process may have open, its own included.
-const MOST: u64 = 64;
-
-fn few_files() {
-    let current = Some(MOST);
-    let limit = getrlimit(Resource::Nofile);
-    setrlimit(Resource::Nofile, Rlimit { current, ..limit }).unwrap();
-}
-
 fn files() -> usize {
     fs::read_dir("/proc/self/fd").unwrap().count()
 }

@@ -6,28 +6,16 @@ use egmem::driver::{Access, NodeId};
 use egmem::share::{ImportOptions, Listener, Peers, Shared};
 use egmem::{Buffer, Driver, Growth};
 use egmem_support::FdLess;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::process::{Place, Process, connect, say};
+use super::process::{Place, Process, accept, connect, few_files, say};
 use super::{MIB, PATIENCE};
 
-/// Bytes of each buffer, of its chunks, and their number: a gentle buffer, and one with the most chunks.
-const BUFFERS: [(u64, u64, u64); 2] = [(8 << 30, 16 * MIB, 512), (4 << 30, 2 * MIB, 2048)];
-/// The most files that each process may have open.
-const MOST: u64 = 64;
-
-fn few_files() {
-    let current = Some(MOST);
-    let limit = getrlimit(Resource::Nofile);
-    setrlimit(Resource::Nofile, Rlimit { current, ..limit }).unwrap();
-}
-
-fn buffer(driver: &Driver, bytes: u64, chunk: u64) -> Shared {
-    let growth = if chunk == 16 * MIB {
-        Growth::gentle()
-    } else {
-        Growth::gentle().chunk(chunk)
-    };
+/// Growth and bytes of each buffer, and the bytes of its chunks: a gentle buffer, and one with the most chunks.
+const BUFFERS: [(Growth, u64, u64); 2] = [
+    (Growth::gentle(), 8 << 30, 16 * MIB),
+    (Growth::gentle().chunk(2 * MIB), 4 << 30, 2 * MIB),
+];
+fn buffer(driver: &Driver, growth: Growth, bytes: u64) -> Shared {
     let options = Buffer::on(NodeId(0)).bytes(bytes).shareable();
     let options = options.growth(growth).overcommit(true);
     Shared::from(options.allocate(driver).unwrap())
@@ -50,10 +38,9 @@ pub fn owner(path: &Path) {
     let mut listener = Listener::bind(path, Peers::same_user()).unwrap();
     listener.set_timeout(PATIENCE).unwrap();
     say("listening");
-    let mut channel = listener.accept().unwrap();
-    channel.set_timeout(PATIENCE);
-    for (bytes, chunk, _) in BUFFERS {
-        let shared = buffer(&driver, bytes, chunk);
+    let mut channel = accept(&listener);
+    for (growth, bytes, _) in BUFFERS {
+        let shared = buffer(&driver, growth, bytes);
         channel.send(&shared, Access::ReadWrite).unwrap();
     }
 }
@@ -62,7 +49,8 @@ pub fn peer(path: &Path) {
     let (backend, driver) = FdLess::open();
     let mut channel = connect(path);
     few_files();
-    for (bytes, chunk, chunks) in BUFFERS {
+    for (_, bytes, chunk) in BUFFERS {
+        let chunks = bytes / chunk;
         let before = backend.imported().len();
         let offer = channel.receive().unwrap();
         let imported = offer.import(&driver, ImportOptions::new()).unwrap();

@@ -11,6 +11,7 @@ use egmem::share::{Channel, ImportOptions, ImportedBuffer, Listener, Peers};
 
 use super::PATIENCE;
 use egmem_support::this_program;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// A folder of this test's own, with a socket in it.
 pub struct Place {
@@ -142,4 +143,11 @@ pub fn accept(listener: &Listener) -> Channel {
 fn patient(mut channel: Channel) -> Channel {
     channel.set_timeout(PATIENCE);
     channel
+}
+
+/// Lets this process have at most 64 files open, its own included.
+pub fn few_files() {
+    let current = Some(64);
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current, ..limit }).unwrap();
 }
