@@ -141,13 +141,13 @@ impl Way {
                 Grown::Whole(Box::new(()), None)
             }
             Self::Calls(calls) => Grown::Chunks(calls.grow(place, steps)?),
-            Self::Buffer(growth) => {
-                let options = Buffer::on(place.node).access_by(gpus());
-                Grown::buffer(options.bytes(bytes).growth(growth).allocate(driver)?)
-            }
-            Self::Shareable(growth) => {
-                let options = Buffer::on(place.node).access_by(gpus()).shareable();
-                Grown::buffer(options.bytes(bytes).growth(growth).allocate(driver)?)
+            Self::Buffer(growth) | Self::Shareable(growth) => {
+                let options = Buffer::on(place.node).access_by(gpus()).bytes(bytes);
+                let options = match self {
+                    Self::Shareable(_) => options.shareable(),
+                    _ => options,
+                };
+                Grown::buffer(options.growth(growth).allocate(driver)?)
             }
             Self::Heap(growth) => {
                 let mut options = Heap::on(place.node).access_by(gpus()).limit(bytes);
