@@ -193,12 +193,9 @@ impl Shape {
                 }
                 let start = gap.start.max(block.start / self.unit * self.unit);
                 let need = gap.end.min(round_up(block.end, self.unit)?);
+                first.get_or_insert_with(|| self.fill(start, need, gap.end));
                 let end = need;
                 let fill = Fill { start, need, end };
-                if first.is_none() {
-                    let end = self.whole_chunks(start, need, gap.end);
-                    first = Some(Fill { end, ..fill });
-                }
                 if leanest.is_none_or(|least| fill.needed() < least.needed()) {
                     leanest = Some(fill);
                 }
@@ -233,12 +230,7 @@ impl Shape {
         }
         let gap = gaps.iter().find(|gap| gap.start == wanted.start)?;
         let need = round_up(wanted.end, self.unit)?;
-        let fill = Fill {
-            start: gap.start,
-            need,
-            end: self.whole_chunks(gap.start, need, gap.end),
-        };
-        (need <= gap.end).then(|| Places::only(vec![fill]))
+        (need <= gap.end).then(|| Places::only(vec![self.fill(gap.start, need, gap.end)]))
     }
 
     fn more(self, gaps: &[Range<u64>], bytes: u64) -> Option<Places> {
@@ -246,12 +238,7 @@ impl Shape {
         let mut first = Vec::new();
         for gap in gaps {
             let needed = left.min(gap.end - gap.start);
-            let need = gap.start + needed;
-            first.push(Fill {
-                start: gap.start,
-                need,
-                end: self.whole_chunks(gap.start, need, gap.end),
-            });
+            first.push(self.fill(gap.start, gap.start + needed, gap.end));
             left -= needed;
             if left == 0 {
                 return Some(Places::only(first));
@@ -260,13 +247,12 @@ impl Shape {
         None
     }
 
-    /// Rounds `need` up so that whole chunks fill the range from `start`, if `most` allows it.
-    fn whole_chunks(self, start: u64, need: u64, most: u64) -> u64 {
-        let chunks = (need - start).div_ceil(self.chunk);
-        let end = chunks
-            .checked_mul(self.chunk)
-            .and_then(|bytes| start.checked_add(bytes));
-        end.map_or(most, |end| end.min(most))
+    /// Returns the range from `start` to `need`, and to the end of its last chunk if `most` allows that.
+    fn fill(self, start: u64, need: u64, most: u64) -> Fill {
+        let whole = (need - start).checked_next_multiple_of(self.chunk);
+        let end = whole.and_then(|bytes| start.checked_add(bytes));
+        let end = end.map_or(most, |end| end.min(most));
+        Fill { start, need, end }
     }
 
     /// Returns the lowest place for a block in `room`.

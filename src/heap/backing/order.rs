@@ -115,11 +115,7 @@ impl Backing {
     }
 
     fn unclaim(&mut self, order: &Order<'_>) {
-        for claim in &order.claims {
-            if let Some(at) = self.claims.iter().position(|other| other == claim) {
-                self.claims.swap_remove(at);
-            }
-        }
+        self.claims.retain(|claim| !order.claims.contains(claim));
     }
 
     /// Gives everything back, and begins again at the place that needs the least, or ends the growth.
