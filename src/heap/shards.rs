@@ -273,14 +273,7 @@ impl HeapInner {
     /// Opens all posts for blocks that are the core's by now; the rest stays there.
     pub(super) fn open_posts(&self, core: &mut Core) {
         for post in self.front.shards.posts() {
-            let mut rest = Vec::new();
-            post.open(|extent| match self.front.shards.of(extent.offset) {
-                0 => self.give_range(core, extent.node()),
-                id => rest.push((id, extent)),
-            });
-            for (id, extent) in rest {
-                self.front.shards.send_one(id, extent);
-            }
+            post.open(|extent| self.give_or_send(core, extent));
         }
     }
 
