@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::nodes::NodeState;
+use super::nodes::{Node, NodeState};
 use super::pages::PageMap;
 use super::ranges::{self, Ranges};
 use super::slabs::Slabs;
@@ -142,16 +142,12 @@ impl Core {
             },
         };
         let mut sum = bytes(node);
-        let before = std::iter::successors(Some(nodes.get(node).previous), |&node| {
-            Some(nodes.get(node).previous)
-        });
-        let after = std::iter::successors(Some(nodes.get(node).next), |&node| {
-            Some(nodes.get(node).next)
-        });
-        for node in before
-            .take_while(may_be_free)
-            .chain(after.take_while(may_be_free))
-        {
+        let side = |step: fn(&Node) -> RangeId| {
+            let beside =
+                std::iter::successors(Some(node), move |&node| Some(step(nodes.get(node))));
+            beside.skip(1).take_while(may_be_free)
+        };
+        for node in side(|node| node.previous).chain(side(|node| node.next)) {
             sum += bytes(node);
             if sum >= enough {
                 break;

@@ -138,6 +138,10 @@ impl Slabs {
         id
     }
 
+    fn there(&self) -> impl Iterator<Item = &Slab> {
+        self.slabs.iter().filter(|slab| !slab.words.is_empty())
+    }
+
     /// Returns the slab's class, if a block in use begins at `offset`.
     #[cfg(test)]
     pub(super) fn block_at(&self, id: SlabId, offset: u64) -> Option<Class> {
@@ -160,8 +164,7 @@ impl Slabs {
         in_use: u64,
         most: usize,
     ) -> Option<impl Iterator<Item = RangeId>> {
-        let there = self.slabs.iter().filter(|slab| !slab.words.is_empty());
-        let few = there.filter(move |slab| slab.in_use() <= in_use);
+        let few = self.there().filter(move |slab| slab.in_use() <= in_use);
         (self.slabs.len() <= most).then(|| few.map(|slab| slab.node))
     }
 
@@ -238,8 +241,7 @@ impl Slabs {
 
     /// Iterates over free blocks, and over the unusable ends.
     pub(super) fn free_ranges(&self) -> impl Iterator<Item = Range<u64>> {
-        let there = self.slabs.iter().filter(|slab| !slab.words.is_empty());
-        there.flat_map(|slab| {
+        self.there().flat_map(|slab| {
             let size = slab.class.bytes();
             let end = slab.start + u64::from(slab.blocks) * size;
             let is_free = |block: &u32| slab.words[*block as usize / 64] & (1 << (block % 64)) != 0;
@@ -254,7 +256,7 @@ impl Slabs {
     /// Returns, for each class, how many blocks are free and how many there are.
     pub(super) fn counts(&self) -> [(u64, u64); CLASSES] {
         let mut counts = [(0, 0); CLASSES];
-        for slab in self.slabs.iter().filter(|slab| !slab.words.is_empty()) {
+        for slab in self.there() {
             let (free, all) = &mut counts[slab.class.index()];
             *free += u64::from(slab.free);
             *all += u64::from(slab.blocks);
