@@ -59,10 +59,15 @@ impl OccupancyTotals {
     /// Returns the fragmentation of the free bytes: 1 − largest range / all. 0 if they are contiguous or
     /// there are none, near 1 if they are scattered over many small holes.
     pub fn fragmentation(&self) -> f64 {
-        match self.free {
-            0 => 0.0,
-            free => 1.0 - self.largest_free as f64 / free as f64,
-        }
+        fragmentation(self.free, self.largest_free)
+    }
+}
+
+/// Returns the fraction of the free bytes that is not in the largest free range; 0 if none are free.
+pub(super) fn fragmentation(free: u64, largest: u64) -> f64 {
+    match free {
+        0 => 0.0,
+        free => 1.0 - largest as f64 / free as f64,
     }
 }
 

@@ -5,8 +5,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use serde::{Deserialize, Serialize};
 
 use super::DriverCounts;
+use super::backing::Backing;
 use super::classes::Class;
 use super::inner::HeapInner;
+use super::occupancy::fragmentation;
 
 /// A heap's statistics at one moment, from [`Heap::stats`](super::Heap::stats). Sizes are in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -78,58 +80,55 @@ impl HeapStats {
     /// Returns the fraction of the free memory that is not in the largest free range: 0 if all is contiguous,
     /// up to nearly 1.
     pub fn fragmentation(&self) -> f64 {
-        match self.free {
-            0 => 0.0,
-            free => 1.0 - self.largest_free as f64 / free as f64,
-        }
+        fragmentation(self.free, self.largest_free)
     }
 }
 
 impl HeapInner {
     pub(super) fn stats(&self) -> HeapStats {
-        let (tally, kept) = self.front.tally();
+        let (tally, kept, threads) = self.front.tally();
+        let backing = self.supply.backing();
+        let driver = backing.as_ref().map(Backing::counts).unwrap_or_default();
+        drop(backing);
+        let quarantined = self.watch.as_ref().map_or(0, |watch| watch.quarantined());
         let deferred = self.deferral.pending();
-        let mut stats = HeapStats {
+        let core = self.core();
+        let (free, backed) = (core.free_bytes(), core.total());
+        let (free_in_slabs, slab_ends) = core.slab_bytes();
+        let out = backed.saturating_sub(free + free_in_slabs + slab_ends);
+        let cached = (kept + self.front.waiting_bytes()).min(out);
+        let quarantined = quarantined.min(out - cached);
+        let classes = Class::all().zip(core.class_counts());
+        let classes = classes.filter(|(_, (_, blocks))| *blocks > 0);
+        HeapStats {
             live_blocks: tally.live(),
             live: tally.live_bytes(),
+            used: out - cached - quarantined,
+            cached,
+            quarantined,
             deferred_blocks: deferred as u64,
+            free,
+            free_in_slabs,
+            slab_ends,
+            largest_free: core.ranges().largest_free(),
+            backed,
+            backed_high_water: core.total_high_water(),
+            used_high_water: core.used_high_water(),
             limit: self.facts.limit,
+            metadata: core.metadata() as u64,
             allocated_blocks: tally.allocated,
             freed_blocks: tally.freed,
             failed: self.counters.failed.load(Relaxed),
             cache_takings: self.counters.takings.load(Relaxed),
-            threads: self.front.threads() as u64,
-            ..HeapStats::default()
-        };
-        if let Some(backing) = self.supply.backing().as_ref() {
-            stats.driver = backing.counts();
+            threads: threads as u64,
+            classes: classes
+                .map(|(class, (free, blocks))| ClassStats {
+                    bytes: class.bytes(),
+                    blocks,
+                    free,
+                })
+                .collect(),
+            driver,
         }
-        let quarantined = self.watch.as_ref().map_or(0, |watch| watch.quarantined());
-        let core = self.core();
-        let (free_in_slabs, slab_ends) = core.slab_bytes();
-        stats.backed = core.total();
-        stats.backed_high_water = core.total_high_water();
-        stats.free = core.free_bytes();
-        stats.free_in_slabs = free_in_slabs;
-        stats.largest_free = core.ranges().largest_free();
-        stats.slab_ends = slab_ends;
-        let idle = stats.free + free_in_slabs + slab_ends;
-        let out = stats.backed.saturating_sub(idle);
-        stats.used_high_water = core.used_high_water();
-        let waiting: u64 = self.front.waiting_bytes();
-        stats.cached = (kept + waiting).min(out);
-        stats.quarantined = quarantined.min(out - stats.cached);
-        stats.used = out - stats.cached - stats.quarantined;
-        stats.metadata = core.metadata() as u64;
-        let classes = Class::all().zip(core.class_counts());
-        stats.classes = classes
-            .filter(|(_, (_, blocks))| *blocks > 0)
-            .map(|(class, (free, blocks))| ClassStats {
-                bytes: class.bytes(),
-                blocks,
-                free,
-            })
-            .collect();
-        stats
     }
 }

@@ -93,8 +93,8 @@ impl Front {
         members.list.iter().map(|member| f(&member.kept)).sum()
     }
 
-    /// Returns the counts of users' blocks, and the bytes that threads cache.
-    pub(crate) fn tally(&self) -> (Tally, u64) {
+    /// Returns the counts of users' blocks, the bytes that threads cache, and the number of threads that have a cache.
+    pub(crate) fn tally(&self) -> (Tally, u64, usize) {
         let members = lock(&self.members);
         let held = members.hold_all();
         let mut tally = members.tally;
@@ -103,11 +103,6 @@ impl Front {
             tally.add(&local.tally);
             kept += local.bytes();
         }
-        (tally, kept)
-    }
-
-    /// Returns the number of threads that have a cache.
-    pub(crate) fn threads(&self) -> usize {
-        lock(&self.members).list.len()
+        (tally, kept, members.list.len())
     }
 }
