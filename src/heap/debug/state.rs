@@ -87,12 +87,12 @@ impl WatchState {
 
     pub(super) fn look_or_log(&mut self, record: &Record, options: &DebugOptions, seen: Seen) {
         if let Err(error) = self.look(record, options, seen) {
-            self.news.push(News::Trouble(
-                "a block cannot be checked",
-                error,
-                record.offset,
-            ));
+            self.trouble("a block cannot be checked", error, record);
         }
+    }
+
+    pub(super) fn trouble(&mut self, what: &'static str, error: Error, record: &Record) {
+        self.news.push(News::Trouble(what, error, record.offset));
     }
 
     /// Checks all bytes of a block that the program may not have written. Restores damaged ones, so that each

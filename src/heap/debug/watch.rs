@@ -81,9 +81,7 @@ impl Watch {
         };
         match state.write_new(&record, &self.options) {
             Ok(()) => record.written = true,
-            Err(error) => state
-                .news
-                .push(News::Trouble(UNGUARDED, error, record.offset)),
+            Err(error) => state.trouble(UNGUARDED, error, &record),
         }
         let piece = Piece {
             offset: record.offset,
@@ -154,9 +152,7 @@ impl Watch {
                 if record.written
                     && let Err(error) = state.write_freed(&record, &self.options)
                 {
-                    state
-                        .news
-                        .push(News::Trouble(UNGUARDED, error, record.offset));
+                    state.trouble(UNGUARDED, error, &record);
                     record.written = false;
                     state.table.insert(record);
                 }
