@@ -67,7 +67,7 @@ impl<T: AnyBitPattern + NoUninit> AppenderOptions<T> {
     }
 
     /// Sets for how many records memory is kept mapped beyond those reserved. The default is 16 MiB of them. Too few make
-    /// kernels wait for memory: 2 MiB took 0.7 ms on an H100's host node (docs/performance.md). It is also for how many
+    /// kernels wait for memory: 2 MiB took 0.7 ms on an H100's host node (docs/performance-shapes.md). It is also for how many
     /// records a count that a kernel has damaged can map memory, before it is found out.
     pub const fn ahead(mut self, records: usize) -> Self {
         self.ahead = Some(records);
