@@ -32,6 +32,6 @@ pub use ring::{Consumer, Producer, Ring};
 pub use striped::{Stripe, Stripes, stripes};
 
 use egmem_core::{
-    Buffer, BufferOptions, Driver, Error, Event, Result, Stream, Transfer, buffer, driver, explain,
-    guard, ledger, memory, pinned, size, topology, vmm,
+    Buffer, BufferOptions, Driver, Error, Event, Growth, Result, Stream, Transfer, buffer, driver,
+    explain, guard, ledger, memory, pinned, size, topology, vmm,
 };

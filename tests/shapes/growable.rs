@@ -266,6 +266,27 @@ impl<T> MemoryLen for Growable<T> {
     }
 }
 
+/// Some drivers fault at each 4 GiB of a larger one.
+#[test]
+fn no_chunk_has_4_gib_or_more() {
+    let driver = Driver::simulated(egmem::Machine::gh200()).unwrap();
+    let options = Growable::<u64>::on(node(&driver)).max_len(2 << 30);
+    let mut vector = options.create(&driver).unwrap();
+    let sim = driver.sim().unwrap();
+    sim.fail(Call::MemCreate, 3, Code::OUT_OF_MEMORY);
+    vector.reserve((9 << 30) / 8).unwrap_err();
+    assert_eq!((vector.chunks(), vector.mapped_bytes()), (0, 0));
+    vector.reserve((9 << 30) / 8).unwrap();
+    assert_eq!((vector.chunks(), vector.mapped_bytes()), (3, 9 << 30));
+    vector.push(1).unwrap();
+    assert_eq!(
+        vector.shrink_to_fit().unwrap(),
+        (9 << 30) - (4 << 30) + (2 << 20)
+    );
+    drop(vector);
+    nothing_held(&driver);
+}
+
 #[test]
 fn failures_leave_the_vector_as_it_was() {
     for call in [Call::MemCreate, Call::MemMap, Call::MemSetAccess] {

@@ -18,7 +18,7 @@ use crate::guard::{WORTH_ASKING, check_free_now};
 use crate::memory::{CpuView, check_range};
 use crate::size::Granularity;
 use crate::vmm::{Adjacent, Mapped, MappedPart, PhysicalOptions, Reservation};
-use crate::{Driver, Error, Result};
+use crate::{Driver, Error, Growth, Result};
 
 pub use options::GrowableOptions;
 pub use prefix::Prefix;
@@ -111,8 +111,8 @@ impl<T: AnyBitPattern + NoUninit> Growable<T> {
 
     /// Adds memory until `additional` more elements have room. Nothing is copied, and no address changes.
     ///
-    /// Source: `cuMemCreate`, `cuMemMap`, `cuMemSetAccess`: once each, and for fewer bytes again where the first try
-    /// found no room.
+    /// Source: `cuMemCreate`, `cuMemMap`, `cuMemSetAccess`: once each for at most [`Growth::MAX_CHUNK`] bytes, and for fewer bytes
+    /// again where the first try found no room.
     ///
     /// # Errors
     /// [`Error::OutOfRange`] beyond [`max_len`](Self::max_len); those of
@@ -140,14 +140,32 @@ impl<T: AnyBitPattern + NoUninit> Growable<T> {
         let need = need.next_multiple_of(self.granularity.bytes());
         let room = self.reservation.size() - self.mapped;
         let bytes = growth::growth((self.mapped, need, room), self.step, self.granularity);
-        let (chunk, unchecked) = match self.create(bytes) {
+        match self.map(bytes) {
             // The smaller size that is needed may still fit.
-            Err(error) if bytes > need => self.create(need).map_err(|_| error)?,
-            created => created?,
-        };
-        self.unchecked = unchecked;
-        self.mapped = chunk.mapping().range().end;
-        self.chunks.push(Arc::new(chunk));
+            Err(error) if bytes > need => self.map(need).map_err(|_| error),
+            mapped => mapped,
+        }
+    }
+
+    /// Maps `bytes` more, in as few chunks as may be. All or nothing.
+    fn map(&mut self, bytes: u64) -> Result<()> {
+        let most = Growth::MAX_CHUNK / self.granularity.bytes() * self.granularity.bytes();
+        let (before, chunks) = (self.mapped, self.chunks.len());
+        while self.mapped < before + bytes {
+            let left = before + bytes - self.mapped;
+            match self.create(left.min(most)) {
+                Ok((chunk, unchecked)) => {
+                    self.unchecked = unchecked;
+                    self.mapped = chunk.mapping().range().end;
+                    self.chunks.push(Arc::new(chunk));
+                }
+                Err(error) => {
+                    self.chunks.truncate(chunks);
+                    self.mapped = before;
+                    return Err(error);
+                }
+            }
+        }
         Ok(())
     }
 

@@ -9,7 +9,7 @@ use crate::driver::{Access, AccessDesc, DevicePtr, Driver, Location};
 use crate::memory::{CpuView, Memory};
 use crate::pinned::PinnedHost;
 use crate::vmm::{Mapping, PhysicalMemory, PhysicalOptions, Reservation};
-use crate::{Error, Result, Stream};
+use crate::{Error, Growth, Result, Stream};
 
 /// Where the counters and the constants lie in the first part, in bytes. `device/egmem_ring.cuh` says the same. Each
 /// counter has a cache line of its own, and none that a processor would fetch together with the other's.
@@ -41,7 +41,9 @@ impl Shape {
             let why = "records of 0 bytes need no memory";
             return Err(Error::invalid("record type", why));
         }
-        let valid = || format!("1 to {}", (1_u64 << 46) / record);
+        // A power of two in one physical memory, so half of what one may have.
+        const MOST: u64 = (Growth::MAX_CHUNK + 1).next_power_of_two() / 2;
+        let valid = || format!("1 to {}", MOST / record);
         let capacity = match capacity {
             Some(0) => {
                 let why = "a ring without room passes nothing on";
@@ -50,10 +52,9 @@ impl Shape {
             Some(records) => records as u64,
             None => (granule / record).max(1),
         };
-        // Two mappings of more would not fit into the address space.
-        let bytes = capacity.checked_mul(record).filter(|&n| n <= 1 << 46);
+        let bytes = capacity.checked_mul(record).filter(|&n| n <= MOST);
         let Some(bytes) = bytes else {
-            let why = "no addresses can hold that many records twice";
+            let why = "a ring's records have at most 2 GiB";
             return Err(Error::invalid_of("records", why, valid()));
         };
         Ok(Self {
