@@ -60,7 +60,7 @@ mod without_etcd;
 #[cfg(test)]
 use egmem_core::Machine;
 use egmem_core::{
-    Driver, Error as MemoryError, Result as MemoryResult, Stream, Topology, driver, memory,
+    Driver, Error as MemoryError, Growth, Result as MemoryResult, Stream, Topology, driver, memory,
     per_driver, size, text, topology, vmm,
 };
 use egmem_exchange::{self as exchange, Error, Refusal, Result};

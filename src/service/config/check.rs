@@ -8,7 +8,7 @@ use crate::exchange::group::Rights;
 use crate::exchange::protocol::check_name;
 use crate::exchange::{PeerName, Who};
 use crate::size::Granularity;
-use crate::{Error, Result};
+use crate::{Error, Growth, Result};
 
 impl ServiceConfig {
     /// Checks the configuration beyond its types.
@@ -184,8 +184,8 @@ impl ReserveConfig {
         refuse! { wrong; self.node.0 < 0 => "`node` is negative"; }
         for (key, bytes) in [("chunk", self.chunk), ("min_chunk", self.min_chunk)] {
             refuse! { wrong;
-                bytes == 0 || !Granularity::TWO_MIB.divides(bytes) || bytes > 1 << 40 =>
-                    "`{key}` is not a multiple of 2 MiB up to 1 TiB";
+                bytes == 0 || !Granularity::TWO_MIB.divides(bytes) || bytes > Growth::MAX_CHUNK =>
+                    "`{key}` is not a multiple of 2 MiB up to 4094 MiB, the most that one driver call creates";
             }
         }
         refuse! { wrong;

@@ -78,6 +78,10 @@ fn what_is_wrong_is_named() {
             "`chunk`",
         ),
         (
+            "@[[reserve]]\nnode = 0\nbytes = \"1G\"\nchunk = \"4GiB\"",
+            "4094 MiB",
+        ),
+        (
             "@[[reserve]]\nnode = 0\nbytes = \"1G\"\nchunk = \"8MiB\"",
             "min_chunk",
         ),
