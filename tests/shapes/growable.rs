@@ -270,12 +270,16 @@ impl<T> MemoryLen for Growable<T> {
 #[test]
 fn no_chunk_has_4_gib_or_more() {
     let driver = Driver::simulated(egmem::Machine::gh200()).unwrap();
-    let options = Growable::<u64>::on(node(&driver)).max_len(2 << 30);
+    let options = Growable::<u64>::on(node(&driver)).max_len(100 << 30);
     let mut vector = options.create(&driver).unwrap();
     let sim = driver.sim().unwrap();
     sim.fail(Call::MemCreate, 3, Code::OUT_OF_MEMORY);
     vector.reserve((9 << 30) / 8).unwrap_err();
     assert_eq!((vector.chunks(), vector.mapped_bytes()), (0, 0));
+    // More than the node has is refused before any is created.
+    let before = sim.count(Call::MemCreate);
+    vector.reserve((600 << 30) / 8).unwrap_err();
+    assert_eq!(sim.count(Call::MemCreate), before);
     vector.reserve((9 << 30) / 8).unwrap();
     assert_eq!((vector.chunks(), vector.mapped_bytes()), (3, 9 << 30));
     vector.push(1).unwrap();

@@ -149,13 +149,13 @@ impl<T: AnyBitPattern + NoUninit> Growable<T> {
 
     /// Maps `bytes` more, in as few chunks as may be. All or nothing.
     fn map(&mut self, bytes: u64) -> Result<()> {
+        let unchecked = self.check_room(bytes)?;
         let most = Growth::MAX_CHUNK / self.granularity.bytes() * self.granularity.bytes();
         let (before, chunks) = (self.mapped, self.chunks.len());
         while self.mapped < before + bytes {
             let left = before + bytes - self.mapped;
             match self.create(left.min(most)) {
-                Ok((chunk, unchecked)) => {
-                    self.unchecked = unchecked;
+                Ok(chunk) => {
                     self.mapped = chunk.mapping().range().end;
                     self.chunks.push(Arc::new(chunk));
                 }
@@ -166,13 +166,14 @@ impl<T: AnyBitPattern + NoUninit> Growable<T> {
                 }
             }
         }
+        self.unchecked = unchecked;
         Ok(())
     }
 
-    /// Creates a chunk of `bytes` behind the others, and returns how many more may be created before the node is
-    /// asked for its free memory again: small chunks add up.
-    fn create(&self, bytes: u64) -> Result<(MappedPart, u64)> {
-        let unchecked = match self.unchecked {
+    /// Returns how many more bytes may be created after `bytes` before the node is asked for its free memory again: small
+    /// chunks add up.
+    fn check_room(&self, bytes: u64) -> Result<u64> {
+        Ok(match self.unchecked {
             _ if self.overcommit => WORTH_ASKING,
             known if bytes <= known => known - bytes,
             _ => {
@@ -181,10 +182,13 @@ impl<T: AnyBitPattern + NoUninit> Growable<T> {
                 let left = free.map_or(WORTH_ASKING, |free| WORTH_ASKING.min(free / 2));
                 left.saturating_sub(bytes)
             }
-        };
+        })
+    }
+
+    /// Creates a chunk of `bytes` behind the others.
+    fn create(&self, bytes: u64) -> Result<MappedPart> {
         let memory = self.memory.clone().create(&self.driver, bytes)?;
-        let chunk = MappedPart::map(&self.reservation, self.mapped, memory, &self.access)?;
-        Ok((chunk, unchecked))
+        MappedPart::map(&self.reservation, self.mapped, memory, &self.access)
     }
 
     /// Removes all elements behind the first `len`. Their memory stays: see [`shrink_to_fit`](Self::shrink_to_fit).
