@@ -272,7 +272,7 @@ fn deletion_asks_the_holders_and_reports_the_result() {
     holder.signal(Signal::CONT);
     assert_eq!(holder.end().code(), Some(0));
     service.until("egmem_names", 2);
-    assert_eq!(service.metric("egmem_owners"), 0);
+    service.until("egmem_owners", 0);
     assert_eq!(egmem(&["delete"]).output().unwrap().status.code(), Some(2));
     service.drained();
 }

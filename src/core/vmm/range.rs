@@ -1,6 +1,7 @@
 //! Several physical memories at one range of addresses.
 
 mod growing;
+mod pairs;
 #[cfg(test)]
 mod tests;
 
@@ -12,6 +13,7 @@ use crate::memory::{AccessChecks, CpuView, Engine, check_range};
 use crate::{Error, Result};
 
 pub use growing::GrowingRange;
+use pairs::Pairs;
 
 /// Physical memories mapped side by side in one reservation, unmapped and released when dropped.
 ///
@@ -33,9 +35,8 @@ pub use growing::GrowingRange;
 /// ```
 #[derive(Debug)]
 pub struct MappedRange<P = PhysicalMemory> {
-    // In this order: unmapped first, then released. Adjacent, in the order of addresses; at least one.
-    mappings: Vec<Mapping>,
-    parts: Vec<P>,
+    /// Adjacent, in the order of addresses; at least one.
+    pairs: Pairs<P>,
     start: DevicePtr,
     /// The sum of the mappings' sizes.
     padded: u64,
@@ -102,8 +103,7 @@ impl<P: AsRef<PhysicalMemory>> MappedRange<P> {
             start: reservation.start(),
             padded,
             host: least(&mappings),
-            mappings,
-            parts,
+            pairs: Pairs { mappings, parts },
         })
     }
 }
@@ -111,18 +111,18 @@ impl<P: AsRef<PhysicalMemory>> MappedRange<P> {
 impl<P> MappedRange<P> {
     /// Returns the mappings, in the order of addresses.
     pub fn mappings(&self) -> &[Mapping] {
-        &self.mappings
+        &self.pairs.mappings
     }
 
     /// Returns the physical memories, in the same order.
     pub fn parts(&self) -> &[P] {
-        &self.parts
+        &self.pairs.parts
     }
 
     /// Returns the first mapping.
     pub fn first(&self) -> &Mapping {
         // Never empty: `map_granting` refuses that.
-        &self.mappings[0]
+        &self.pairs.mappings[0]
     }
 
     /// Returns the first address.
@@ -152,17 +152,17 @@ impl<P> MappedRange<P> {
         check_range(offset, len, self.padded)?;
         let first = self.parts_before(offset)?;
         let last = self.parts_before(offset + len)?;
-        let mut mappings = self.mappings[first..last].iter_mut();
+        let mut mappings = self.pairs.mappings[first..last].iter_mut();
         let result = mappings.try_for_each(|mapping| mapping.set_access(access));
-        self.host = least(&self.mappings);
+        self.host = least(&self.pairs.mappings);
         result
     }
 
     /// Returns how many parts end at `offset` or before, if a part begins or the last one ends there.
     fn parts_before(&self, offset: u64) -> Result<usize> {
         let before = |mapping: &Mapping| mapping.range().end <= offset;
-        let parts = self.mappings.partition_point(before);
-        match self.mappings.get(parts).map(Mapping::range) {
+        let parts = self.pairs.mappings.partition_point(before);
+        match self.pairs.mappings.get(parts).map(Mapping::range) {
             Some(next) if next.start != offset => {
                 let why = format!("byte {offset} is inside a part, whose access cannot be divided");
                 let valid = format!(
@@ -177,7 +177,8 @@ impl<P> MappedRange<P> {
 
     /// Notes that something besides GPUs may write the memory from now on.
     pub(crate) fn note_other_writers(&mut self) {
-        self.mappings
+        self.pairs
+            .mappings
             .iter_mut()
             .for_each(Mapping::note_other_writers);
     }
@@ -221,7 +222,7 @@ impl<P> MappedRange<P> {
     }
 
     fn all(&self) -> Adjacent<'_, Mapping> {
-        Adjacent(&self.mappings)
+        Adjacent(&self.pairs.mappings)
     }
 }
 

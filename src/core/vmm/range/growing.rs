@@ -2,17 +2,15 @@
 
 use std::sync::Arc;
 
-use super::{MappedRange, least};
+use super::{MappedRange, Pairs, least};
 use crate::driver::{AccessDesc, Driver};
-use crate::vmm::{Mapping, PhysicalMemory, Reservation};
+use crate::vmm::{PhysicalMemory, Reservation};
 use crate::{Error, Result};
 
 /// The front of a range. Dropped before it is complete, it unmaps and releases its parts.
 #[derive(Debug)]
 pub struct GrowingRange {
-    // In this order: unmapped first, then released.
-    mappings: Vec<Mapping>,
-    parts: Vec<PhysicalMemory>,
+    pairs: Pairs<PhysicalMemory>,
     reservation: Option<Arc<Reservation>>,
     padded: u64,
     /// Bytes that have parts.
@@ -23,8 +21,10 @@ impl GrowingRange {
     /// Begins a range of `padded` bytes.
     pub const fn new(padded: u64) -> Self {
         Self {
-            mappings: Vec::new(),
-            parts: Vec::new(),
+            pairs: Pairs {
+                mappings: Vec::new(),
+                parts: Vec::new(),
+            },
             reservation: None,
             padded,
             done: 0,
@@ -33,7 +33,7 @@ impl GrowingRange {
 
     /// Returns the parts so far.
     pub fn parts(&self) -> &[PhysicalMemory] {
-        &self.parts
+        &self.pairs.parts
     }
 
     /// Maps the next part and grants it. The first one reserves the range's addresses.
@@ -57,8 +57,8 @@ impl GrowingRange {
         let mut mapping = reservation.map(self.done, &part)?;
         mapping.set_access(access)?;
         self.done += mapping.size().padded();
-        self.mappings.push(mapping);
-        self.parts.push(part);
+        self.pairs.mappings.push(mapping);
+        self.pairs.parts.push(part);
         Ok(())
     }
 
@@ -67,15 +67,14 @@ impl GrowingRange {
     /// # Errors
     /// [`Error::InvalidArgument`] if it has no part.
     pub fn finish(self) -> Result<MappedRange> {
-        let Some(first) = self.mappings.first() else {
+        let Some(first) = self.pairs.mappings.first() else {
             return Err(Error::invalid("parts", "the list is empty"));
         };
         Ok(MappedRange {
             start: first.reservation().start(),
             padded: self.done,
-            host: least(&self.mappings),
-            mappings: self.mappings,
-            parts: self.parts,
+            host: least(&self.pairs.mappings),
+            pairs: self.pairs,
         })
     }
 }

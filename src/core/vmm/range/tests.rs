@@ -1,3 +1,5 @@
+use std::sync::Mutex;
+
 use super::*;
 use crate::Machine;
 use crate::driver::{Call, Location};
@@ -142,4 +144,34 @@ fn a_step_that_fails_undoes_those_before_it() {
         error,
         Error::InvalidArgument { what: "parts", .. }
     ));
+}
+
+/// Records how many mappings and memories were given back before it.
+struct Watched(PhysicalMemory, Driver, Arc<Mutex<Vec<(u64, u64)>>>);
+
+impl AsRef<PhysicalMemory> for Watched {
+    fn as_ref(&self) -> &PhysicalMemory {
+        &self.0
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        let count = |call| self.1.sim().unwrap().count(call);
+        let now = (count(Call::MemUnmap), count(Call::MemRelease));
+        self.2.lock().unwrap().push(now);
+    }
+}
+
+/// Other processes would wait for releases that follow each other at once.
+#[test]
+fn each_part_is_released_before_the_next_is_unmapped() {
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let seen = Arc::default();
+    let parts = (0..3).map(|_| {
+        let memory = PhysicalMemory::options(Location::HostNuma(0)).create(&driver, 2 * MIB);
+        Watched(memory.unwrap(), driver.clone(), Arc::clone(&seen))
+    });
+    drop(MappedRange::map(&driver, parts.collect(), &[]).unwrap());
+    assert_eq!(*seen.lock().unwrap(), [(1, 0), (2, 1), (3, 2)]);
 }
