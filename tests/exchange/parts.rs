@@ -33,7 +33,7 @@ async fn fetched(client: &Client, own: &Driver, published: &Published, via: Hand
     assert!(published.importers().is_empty());
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_parts_go_over_each_way() {
     let folder = tempfile::tempdir().unwrap();
     let unix = Address::Unix(folder.path().join("socket"));
@@ -55,7 +55,7 @@ async fn many_parts_go_over_each_way() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_parts_go_over_tls() {
     for (of, via) in [
         (fabric as fn() -> Driver, HandleType::Fabric),
@@ -72,7 +72,7 @@ async fn many_parts_go_over_tls() {
 }
 
 /// The lease ends, and neither side keeps anything.
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_import_that_fails_in_the_middle_leaves_nothing() {
     let (own, other) = (no_fabric(), no_fabric());
     let server = server().await;
