@@ -6,7 +6,8 @@ use egmem::exchange::{Address, Client, End};
 
 use super::*;
 
-const PARTS: u64 = 100;
+/// More than go with a message (32), in several turns of 16.
+const PARTS: u64 = 40;
 const PART: u64 = 2 << 20;
 
 /// A buffer of so many chunks, with room for a probe in the last.
