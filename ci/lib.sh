@@ -121,12 +121,13 @@ SLOW="--cfg egmem_slow"
 # For RUSTFLAGS in the Debian root, whose rustc links by gcc's linker if not told.
 MOLD="-Clink-arg=-B/usr/libexec/mold"
 
-# select_tests [slowly|threads]: sets TESTS to the arguments that name the programs under tests/ to cargo. Where
+# select_tests slowly|threads: sets TESTS to the arguments that name the programs under tests/ to cargo. Where
 # everything runs slowly, these are left out:
 # - most tests of the exchange and of the service, and these crates' unit tests (LOW): most of the time goes there,
 #   and their only unsafe code is the implementations of `AccessChecks`, which pass calls on. `exchange` and
 #   `exchange_leaks` stay, because their threads use the crates below;
-# - tests whose processes must meet deadlines: tests with one process run the same code there.
+# - tests whose processes must meet deadlines: tests with one process run the same code there;
+# - tests of the command line and of `replay`: their own code is safe, and they start many processes.
 # `threads` also leaves out the programs that have one thread, or start others that have. Programs that
 # measure a server's memory are always left out: a sanitizer replaces glibc's allocator by one that keeps
 # freed memory, and its own tables are resident too; under an emulator the kernel counts the emulator's
@@ -138,12 +139,12 @@ select_tests() {
         name=${path#tests/}
         name=${name%/main.rs}
         name=${name%.rs}
-        case ${1:-}:$name in
+        case $1:$name in
             *:exchange_bytes | *:soak | *:structure) ;;
-            ?*:authorization | ?*:exchange_failures | ?*:group | ?*:protocol | ?*:serve_cli | ?*:service) ;;
-            threads:cli | threads:cli_errors | threads:cycles | threads:demo | threads:demo_parts) ;;
-            threads:fault_sweep | threads:mistakes | threads:replay) ;;
-            threads:topology | threads:topology_xml | threads:trace) ;;
+            *:authorization | *:exchange_failures | *:group | *:protocol | *:serve_cli | *:service) ;;
+            *:cli | *:cli_errors | *:replay | *:trace) ;;
+            threads:cycles | threads:demo | threads:demo_parts) ;;
+            threads:fault_sweep | threads:mistakes | threads:topology | threads:topology_xml) ;;
             *) TESTS+=(--test "$name") ;;
         esac
     done
