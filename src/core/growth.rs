@@ -60,9 +60,10 @@ impl Growth {
     /// allocation, on arm64 kernels with pages of 64 KiB (NVIDIA/open-gpu-kernel-modules #1269).
     pub const MAX_CHUNK: u64 = (4 << 30) - (2 << 20);
 
-    /// Returns the default: chunks of 64 MiB without a rest. They grew at 0.89 to 0.98 of the speed of one piece on machines with two
-    /// GPUs, and 99.9 % of the calls of other processes took at most 28 ms. Memory that can be shared has a handle for each
-    /// chunk, and at most 2048 of them: beyond 128 GiB its chunks are larger, such as 96 MiB for 192 GiB.
+    /// Returns the default: chunks of 64 MiB without a rest. They grew at 0.97 to 1.01 of the speed of one piece by turns,
+    /// and 0.81 to 1.10 in single runs (docs/driver-behaviour.md), and 99.9 % of the calls of other processes took at
+    /// most 28 ms. Memory that can be shared has a handle for each chunk, and at most 2048 of them: beyond 128 GiB its
+    /// chunks are larger, such as 96 MiB for 192 GiB.
     pub const fn steady() -> Self {
         Self {
             chunk: 64 << 20,
@@ -71,7 +72,7 @@ impl Growth {
     }
 
     /// Returns growth for machines whose other processes must not wait for it: chunks of 16 MiB, each followed by a rest
-    /// of a quarter of its time. On two H100 and two H200 it grew at 0.60 to 0.73 of the speed of one piece, and other processes
+    /// of a quarter of its time. On H100 and H200 it grew at 0.60 to 0.80 of the speed of one piece, and other processes
     /// waited 5.0 to 8.1 ms for 99.9 % of their calls, in one of 39 runs 10.6, and 2 to 8.3 ms while it was freed
     /// (docs/driver-behaviour.md). Memory that can be shared has larger chunks beyond 32 GiB: at most 2048.
     pub const fn gentle() -> Self {
