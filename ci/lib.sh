@@ -7,7 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 PACKAGES=(-p egmem -p egmem-driver -p egmem-core -p egmem-heap -p egmem-kv -p egmem-ledger -p egmem-shapes -p egmem-share -p egmem-exchange -p egmem-service -p egmem-doctor)
 BASE=(-p egmem -p egmem-driver -p egmem-core -p egmem-heap)
 # Those whose results depend on the processor's memory model or instructions: the others are safe code above them.
-LOW=("${BASE[@]}" -p egmem-kv -p egmem-shapes -p egmem-share)
+LOW=("${BASE[@]}" -p egmem-kv -p egmem-ledger -p egmem-shapes -p egmem-share)
 # Published too, but built on the face `egmem` with features of their own choice, which they would turn on in the
 # others.
 FACES=(-p egmem-capi)
