@@ -109,8 +109,18 @@ impl Growth {
     pub(crate) fn chunk_for(self, granularity: Granularity, shareable: Option<u64>) -> Result<u64> {
         let least = shareable.unwrap_or(0).div_ceil(MAX_SHAREABLE_CHUNKS);
         let chunk = self.checked_chunk()?.max(least.min(Self::MAX_CHUNK));
-        // At most 2^32 and less than 2^63: no overflow.
-        Ok(chunk.next_multiple_of(granularity.bytes()))
+        Ok(Self::chunk_in(granularity, chunk))
+    }
+
+    /// Returns the size of a chunk for `bytes` in whole units of `granularity`: at least one unit, else at most
+    /// [`MAX_CHUNK`](Self::MAX_CHUNK).
+    pub fn chunk_in(granularity: Granularity, bytes: u64) -> u64 {
+        let unit = granularity.bytes();
+        let most = granularity.round_down(Self::MAX_CHUNK).max(unit);
+        // At most 2^32 or one unit: no overflow.
+        granularity
+            .round_down(bytes.min(most) + (unit - 1))
+            .max(unit)
     }
 
     /// Returns the size of the chunks.
@@ -210,6 +220,27 @@ mod tests {
             (Growth::gentle(), 32 * gib, two, true, 16 * MIB),
             (Growth::gentle(), 64 * gib, two, true, 32 * MIB),
             (Growth::steady(), u64::MAX, two, true, Growth::MAX_CHUNK),
+            (
+                Growth::steady(),
+                u64::MAX,
+                large,
+                true,
+                (4 << 30) - 64 * MIB,
+            ),
+            (
+                Growth::steady().chunk(Growth::MAX_CHUNK),
+                gib,
+                large,
+                false,
+                (4 << 30) - 64 * MIB,
+            ),
+            (
+                Growth::steady(),
+                gib,
+                Granularity::new(8 * gib).unwrap(),
+                true,
+                8 * gib,
+            ),
         ] {
             let chunk = growth.chunk_for(granularity, is_shareable.then_some(bytes));
             assert_eq!(chunk, Ok(expected), "{growth:?} {bytes} {is_shareable}");

@@ -34,6 +34,11 @@ impl Granularity {
         self.0
     }
 
+    /// Returns `bytes` in whole units, rounded down.
+    pub const fn round_down(self, bytes: u64) -> u64 {
+        bytes & !(self.0 - 1)
+    }
+
     /// Returns whether `bytes` is a whole number of units.
     pub const fn divides(self, bytes: u64) -> bool {
         bytes & (self.0 - 1) == 0

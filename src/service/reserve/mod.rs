@@ -20,7 +20,7 @@ use crate::driver::{HandleTypes, NodeId};
 use crate::per_driver::lock;
 use crate::size::{Granularity, PaddedSize};
 use crate::vmm::PhysicalMemory;
-use crate::{Driver, Error, Result};
+use crate::{Driver, Error, Growth, Result};
 
 /// The parameters of a node's reserve.
 #[derive(Clone, Debug)]
@@ -179,8 +179,8 @@ impl<P: Clone + Eq + Send + 'static> Reserve<P> {
             bytes => PaddedSize::new(bytes, granule).map(PaddedSize::padded),
         };
         plan.target = whole(plan.target)?;
-        plan.min_chunk = whole(plan.min_chunk.max(1))?;
-        plan.chunk = whole(plan.chunk.max(1))?.max(plan.min_chunk);
+        plan.min_chunk = Growth::chunk_in(granule, plan.min_chunk);
+        plan.chunk = Growth::chunk_in(granule, plan.chunk.max(plan.min_chunk));
         let shared = Arc::new(SharedReserve {
             driver: driver.clone(),
             granule,
