@@ -93,17 +93,21 @@ impl<P: AsRef<PhysicalMemory>> MappedRange<P> {
         let reservation = Arc::new(Reservation::options().reserve(driver, padded)?);
         let mut mappings = Vec::with_capacity(memories.len());
         let mut offset = 0;
-        for memory in memories {
+        let result: Result<()> = memories.into_iter().try_for_each(|memory| {
             let mut mapping = reservation.map(offset, memory)?;
             grant(&mut mapping)?;
             offset += mapping.size().padded();
             mappings.push(mapping);
-        }
+            Ok(())
+        });
+        // Before an error is returned: pairs are undone one after the other.
+        let pairs = Pairs { mappings, parts };
+        result?;
         Ok(Self {
             start: reservation.start(),
             padded,
-            host: least(&mappings),
-            pairs: Pairs { mappings, parts },
+            host: least(&pairs.mappings),
+            pairs,
         })
     }
 }

@@ -2,8 +2,10 @@
 
 use crate::vmm::Mapping;
 
-/// Mappings, and the memory of each in the same order. When dropped, each mapping is unmapped first, and then its memory
-/// released, before the next: other processes wait for a release, and for several that follow each other at once.
+/// Mappings, and the memory of each in the same order. Memory behind the last mapping has none yet.
+///
+/// When dropped, the first mapping is unmapped and its memory released, then the second, and so on: other processes wait
+/// longer for releases that follow one another without a pause (docs/driver-behaviour.md).
 #[derive(Debug)]
 pub(super) struct Pairs<P> {
     pub mappings: Vec<Mapping>,

@@ -147,6 +147,7 @@ fn a_step_that_fails_undoes_those_before_it() {
 }
 
 /// Records how many mappings and memories were given back before it.
+#[derive(Debug)]
 struct Watched(PhysicalMemory, Driver, Arc<Mutex<Vec<(u64, u64)>>>);
 
 impl AsRef<PhysicalMemory> for Watched {
@@ -163,15 +164,28 @@ impl Drop for Watched {
     }
 }
 
+/// Returns three memories that record when they are dropped.
+fn watched(driver: &Driver, seen: &Arc<Mutex<Vec<(u64, u64)>>>) -> Vec<Watched> {
+    let part = |_| {
+        let memory = PhysicalMemory::options(Location::HostNuma(0)).create(driver, 2 * MIB);
+        Watched(memory.unwrap(), driver.clone(), Arc::clone(seen))
+    };
+    (0..3).map(part).collect()
+}
+
 /// Other processes would wait for releases that follow each other at once.
 #[test]
 fn each_part_is_released_before_the_next_is_unmapped() {
     let driver = Driver::simulated(Machine::gh200()).unwrap();
     let seen = Arc::default();
-    let parts = (0..3).map(|_| {
-        let memory = PhysicalMemory::options(Location::HostNuma(0)).create(&driver, 2 * MIB);
-        Watched(memory.unwrap(), driver.clone(), Arc::clone(&seen))
-    });
-    drop(MappedRange::map(&driver, parts.collect(), &[]).unwrap());
+    drop(MappedRange::map(&driver, watched(&driver, &seen), &[]).unwrap());
     assert_eq!(*seen.lock().unwrap(), [(1, 0), (2, 1), (3, 2)]);
+    // So it is after a failure. The mapping that is refused its access has been unmapped by itself.
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let seen = Arc::default();
+    let sim = driver.sim().unwrap();
+    sim.fail(Call::MemSetAccess, 3, crate::driver::Code::UNKNOWN);
+    let host = [rw(Location::Host)];
+    MappedRange::map(&driver, watched(&driver, &seen), &host).unwrap_err();
+    assert_eq!(*seen.lock().unwrap(), [(2, 0), (3, 1), (3, 2)]);
 }
