@@ -291,6 +291,31 @@ fn no_chunk_has_4_gib_or_more() {
     nothing_held(&driver);
 }
 
+/// Chunks that the driver does not unmap after a failure are there for later elements.
+#[test]
+fn chunks_that_cannot_be_unmapped_after_a_failure_stay() {
+    let more = (9 << 30) / 8;
+    // The last chunk that was added is refused, or the one before. The driver is asked twice.
+    for (first_refusal, chunks) in [(1, 3), (2, 2)] {
+        let driver = Driver::simulated(egmem::Machine::gh200()).unwrap();
+        let options = Growable::<u64>::on(node(&driver)).max_len(more + 1);
+        let mut vector = options.create(&driver).unwrap();
+        vector.push(5).unwrap();
+        let sim = driver.sim().unwrap();
+        sim.fail(Call::MemCreate, 3, Code::OUT_OF_MEMORY);
+        for nth in [first_refusal, first_refusal + 1] {
+            sim.fail(Call::MemUnmap, nth, Code::UNKNOWN);
+        }
+        vector.reserve(more).unwrap_err();
+        assert_eq!((vector.len(), vector.chunks()), (1, chunks));
+        vector.extend_unwritten(more).unwrap();
+        vector.set(more, 7).unwrap();
+        assert_eq!((vector.get(0), vector.get(more)), (Ok(5), Ok(7)));
+        drop(vector);
+        nothing_held(&driver);
+    }
+}
+
 #[test]
 fn failures_leave_the_vector_as_it_was() {
     for call in [Call::MemCreate, Call::MemMap, Call::MemSetAccess] {

@@ -117,7 +117,8 @@ impl<T: AnyBitPattern + NoUninit> Growable<T> {
     /// # Errors
     /// [`Error::OutOfRange`] beyond [`max_len`](Self::max_len); those of
     /// [`PhysicalOptions::create`](crate::vmm::PhysicalOptions::create) and
-    /// [`Mapping::set_access`](crate::vmm::Mapping::set_access). The vector is unchanged then.
+    /// [`Mapping::set_access`](crate::vmm::Mapping::set_access). The elements are unchanged then, and so is the memory,
+    /// unless the driver refuses to unmap what was added: that stays, for later elements.
     pub fn reserve(&mut self, additional: usize) -> Result<()> {
         let end = self.len.checked_add(additional);
         let Some(end) = end.filter(|&end| end <= self.max_len) else {
@@ -140,33 +141,41 @@ impl<T: AnyBitPattern + NoUninit> Growable<T> {
         let need = need.next_multiple_of(self.granularity.bytes());
         let room = self.reservation.size() - self.mapped;
         let bytes = growth::growth((self.mapped, need, room), self.step, self.granularity);
+        let end = self.mapped + need;
         match self.map(bytes) {
             // The smaller size that is needed may still fit.
-            Err(error) if bytes > need => self.map(need).map_err(|_| error),
+            Err(error) if bytes > need => {
+                let need = end.saturating_sub(self.mapped);
+                self.map(need).map_err(|_| error)
+            }
             mapped => mapped,
         }
     }
 
-    /// Maps `bytes` more, in as few chunks as may be. All or nothing.
+    /// Maps `bytes` more. After an error it removes the chunks that it added.
     fn map(&mut self, bytes: u64) -> Result<()> {
         let unchecked = self.check_room(bytes)?;
-        let most = Growth::MAX_CHUNK / self.granularity.bytes() * self.granularity.bytes();
-        let (before, chunks) = (self.mapped, self.chunks.len());
-        while self.mapped < before + bytes {
-            let left = before + bytes - self.mapped;
-            match self.create(left.min(most)) {
-                Ok(chunk) => {
-                    self.mapped = chunk.mapping().range().end;
-                    self.chunks.push(Arc::new(chunk));
-                }
-                Err(error) => {
-                    self.chunks.truncate(chunks);
-                    self.mapped = before;
-                    return Err(error);
-                }
+        let before = self.chunks.len();
+        match self.add_chunks(self.mapped + bytes) {
+            Ok(()) => self.unchecked = unchecked,
+            Err(error) => {
+                while self.chunks.len() > before && self.remove_last() == Ok(true) {}
+                return Err(error);
             }
         }
-        self.unchecked = unchecked;
+        Ok(())
+    }
+
+    /// Adds chunks of the largest size, and a smaller last one, until `end` bytes are mapped.
+    fn add_chunks(&mut self, end: u64) -> Result<()> {
+        let most = Growth::chunk_in(self.granularity, Growth::MAX_CHUNK);
+        while self.mapped < end {
+            let bytes = most.min(end - self.mapped);
+            let memory = self.memory.clone().create(&self.driver, bytes)?;
+            let chunk = MappedPart::map(&self.reservation, self.mapped, memory, &self.access)?;
+            self.mapped += bytes;
+            self.chunks.push(Arc::new(chunk));
+        }
         Ok(())
     }
 
@@ -185,12 +194,6 @@ impl<T: AnyBitPattern + NoUninit> Growable<T> {
         })
     }
 
-    /// Creates a chunk of `bytes` behind the others.
-    fn create(&self, bytes: u64) -> Result<MappedPart> {
-        let memory = self.memory.clone().create(&self.driver, bytes)?;
-        MappedPart::map(&self.reservation, self.mapped, memory, &self.access)
-    }
-
     /// Removes all elements behind the first `len`. Their memory stays: see [`shrink_to_fit`](Self::shrink_to_fit).
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
@@ -205,32 +208,43 @@ impl<T: AnyBitPattern + NoUninit> Growable<T> {
     /// The driver's error; chunks that could not be given back stay.
     pub fn shrink_to_fit(&mut self) -> Result<u64> {
         let before = self.mapped;
-        while let Some(last) = self.chunks.pop() {
+        while let Some(last) = self.chunks.last() {
             let bytes = last.mapping().size().padded();
-            let unused = self.mapped - bytes >= self.bytes();
-            let chunk = match Arc::try_unwrap(last) {
-                Ok(chunk) if unused => chunk,
-                Ok(chunk) => {
-                    self.chunks.push(Arc::new(chunk));
-                    break;
-                }
-                Err(shared) => {
-                    self.chunks.push(shared);
-                    break;
-                }
-            };
-            self.mapped -= bytes;
-            match chunk.unmap() {
-                Ok(memory) => memory.release()?,
-                Err(refused) => {
-                    let (chunk, error) = *refused;
-                    self.chunks.push(Arc::new(chunk));
-                    self.mapped += bytes;
-                    return Err(error);
-                }
+            if self.mapped - bytes < self.bytes() || !self.remove_last()? {
+                break;
             }
         }
         Ok(before - self.mapped)
+    }
+
+    /// Unmaps and releases the last chunk. Returns `false` if there is none, or a [`Prefix`] keeps it.
+    ///
+    /// # Errors
+    /// The driver's error. A chunk that it does not unmap stays.
+    fn remove_last(&mut self) -> Result<bool> {
+        let Some(last) = self.chunks.pop() else {
+            return Ok(false);
+        };
+        let bytes = last.mapping().size().padded();
+        let chunk = match Arc::try_unwrap(last) {
+            Ok(chunk) => chunk,
+            Err(shared) => {
+                self.chunks.push(shared);
+                return Ok(false);
+            }
+        };
+        match chunk.unmap() {
+            Ok(memory) => {
+                self.mapped -= bytes;
+                memory.release()?;
+                Ok(true)
+            }
+            Err(refused) => {
+                let (chunk, error) = *refused;
+                self.chunks.push(Arc::new(chunk));
+                Err(error)
+            }
+        }
     }
 
     /// Returns the element at `index`.

@@ -41,9 +41,13 @@ impl Shape {
             let why = "records of 0 bytes need no memory";
             return Err(Error::invalid("record type", why));
         }
-        // A power of two in one physical memory, so half of what one may have.
-        const MOST: u64 = (Growth::MAX_CHUNK + 1).next_power_of_two() / 2;
-        let valid = || format!("1 to {}", MOST / record);
+        // A power of two in one physical memory.
+        let most = Growth::MAX_CHUNK.next_power_of_two() / 2;
+        if record > most {
+            let why = format!("one record of {record} bytes exceeds a ring's memory");
+            return Err(Error::invalid_of("record type", why, "1 byte to 2 GiB"));
+        }
+        let valid = || format!("1 to {}", most / record);
         let capacity = match capacity {
             Some(0) => {
                 let why = "a ring without room passes nothing on";
@@ -52,9 +56,9 @@ impl Shape {
             Some(records) => records as u64,
             None => (granule / record).max(1),
         };
-        let bytes = capacity.checked_mul(record).filter(|&n| n <= MOST);
+        let bytes = capacity.checked_mul(record).filter(|&n| n <= most);
         let Some(bytes) = bytes else {
-            let why = "a ring's records have at most 2 GiB";
+            let why = format!("{capacity} records of {record} bytes exceed 2 GiB, a ring's most");
             return Err(Error::invalid_of("records", why, valid()));
         };
         Ok(Self {
@@ -244,9 +248,24 @@ mod tests {
         assert_eq!((default.capacity, default.bytes), (131_072, GRANULE));
         let large = Shape::new(None, 3 * GRANULE, GRANULE).unwrap();
         assert_eq!((large.capacity, large.bytes), (1, 4 * GRANULE));
-        for (capacity, record) in [(Some(0), 8), (None, 0), (Some(usize::MAX), 8)] {
+        let most = Shape::new(Some(256 << 20), 8, GRANULE).unwrap();
+        assert_eq!(most.bytes, 2 << 30);
+        let one = Shape::new(Some(1), 2 << 30, GRANULE).unwrap();
+        assert_eq!(one.bytes, 2 << 30);
+        for (capacity, record, refused) in [
+            (Some(0), 8, "records"),
+            (Some((256 << 20) + 1), 8, "records"),
+            (Some(2), 2 << 30, "records"),
+            (Some(usize::MAX), 8, "records"),
+            (None, 0, "record type"),
+            (None, (2 << 30) + 1, "record type"),
+            (Some(0), u64::MAX, "record type"),
+        ] {
             let error = Shape::new(capacity, record, GRANULE).unwrap_err();
-            assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+            assert!(
+                matches!(error, Error::InvalidArgument { what, .. } if what == refused),
+                "{error}"
+            );
         }
     }
 }

@@ -37,8 +37,8 @@ impl<T: AnyBitPattern + NoUninit> Ring<T> {
 }
 
 impl<T: AnyBitPattern + NoUninit> RingOptions<T> {
-    /// Sets the most records that the ring holds: at least 1. By default as many as one granule of memory has room for,
-    /// which is 2 MiB on every driver measured so far.
+    /// Sets the most records that the ring holds: at least 1, and at most 2 GiB together. By default as many as one granule
+    /// of memory has room for, which is 2 MiB on every driver measured so far.
     pub const fn records(mut self, records: usize) -> Self {
         self.records = Some(records);
         self
@@ -51,8 +51,8 @@ impl<T: AnyBitPattern + NoUninit> RingOptions<T> {
     /// Source: `cuMemCreate` twice, `cuMemMap` and `cuMemSetAccess` three times.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for records of no size, for room for none, and for more
-    /// than any address space has room for; those of [`PhysicalOptions::create`](crate::vmm::PhysicalOptions::create),
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for records of 0 bytes, for room for none, and for records
+    /// of more than 2 GiB, alone or together; those of [`PhysicalOptions::create`](crate::vmm::PhysicalOptions::create),
     /// [`Reservation::map`](crate::vmm::Reservation::map) and
     /// [`Mapping::set_access`](crate::vmm::Mapping::set_access). Nothing stays behind then.
     #[track_caller]
