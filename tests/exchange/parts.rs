@@ -6,7 +6,7 @@ use egmem::exchange::{Address, Client, End};
 
 use super::*;
 
-/// More than go with a message (32), in several turns of 16.
+/// More fds than one message carries (32): they are sent 16 at a time.
 const PARTS: u64 = 40;
 const PART: u64 = 2 << 20;
 

@@ -260,6 +260,7 @@ fn deletion_asks_the_holders_and_reports_the_result() {
 
     // A stopped holder does not react: no other peer gets the memory, and the name is deleted later.
     let mut holder = service.hold(&["kept", "--create", "--bytes", "2MiB"]);
+    assert_eq!(service.metric("egmem_owners"), 1);
     holder.stop();
     let (code, _, errors) = delete(&["kept", "--wait", "0"]);
     assert_eq!(code, Some(3), "{errors}");
