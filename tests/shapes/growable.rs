@@ -3,7 +3,7 @@
 use egmem::driver::{Access, AccessDesc, Call, Code, Location};
 use egmem::proof::Prover;
 use egmem::shapes::Growable;
-use egmem::{Buffer, Driver, Error, Memory, Stream};
+use egmem::{Buffer, Driver, Error, Growth, Memory, Stream};
 
 use crate::{MIB, grace, node, nothing_held};
 
@@ -307,13 +307,36 @@ fn chunks_that_cannot_be_unmapped_after_a_failure_stay() {
             sim.fail(Call::MemUnmap, nth, Code::UNKNOWN);
         }
         vector.reserve(more).unwrap_err();
+        assert_eq!(sim.cancel_all(), 0, "all faults have happened");
         assert_eq!((vector.len(), vector.chunks()), (1, chunks));
+        let stayed = (chunks as u64 - 1) * Growth::MAX_CHUNK;
+        assert_eq!(vector.mapped_bytes(), 2 * MIB + stayed);
         vector.extend_unwritten(more).unwrap();
         vector.set(more, 7).unwrap();
         assert_eq!((vector.get(0), vector.get(more)), (Ok(5), Ok(7)));
         drop(vector);
         nothing_held(&driver);
     }
+}
+
+/// Where the larger step fails, chunks that stay may be room enough.
+#[test]
+fn chunks_that_stay_count_for_the_smaller_step() {
+    let driver = Driver::simulated(egmem::Machine::gh200()).unwrap();
+    let options = Growable::<u64>::on(node(&driver)).max_len(2 << 30);
+    let mut vector = options.step(9 << 30).create(&driver).unwrap();
+    let sim = driver.sim().unwrap();
+    sim.fail(Call::MemCreate, 3, Code::OUT_OF_MEMORY);
+    for nth in [1, 2] {
+        sim.fail(Call::MemUnmap, nth, Code::UNKNOWN);
+    }
+    vector.push(5).unwrap();
+    assert_eq!(sim.cancel_all(), 0, "all faults have happened");
+    let stayed = 2 * Growth::MAX_CHUNK;
+    assert_eq!((vector.chunks(), vector.mapped_bytes()), (2, stayed));
+    assert_eq!((sim.count(Call::MemCreate), vector.get(0)), (3, Ok(5)));
+    drop(vector);
+    nothing_held(&driver);
 }
 
 #[test]

@@ -117,8 +117,9 @@ impl<T: AnyBitPattern + NoUninit> Growable<T> {
     /// # Errors
     /// [`Error::OutOfRange`] beyond [`max_len`](Self::max_len); those of
     /// [`PhysicalOptions::create`](crate::vmm::PhysicalOptions::create) and
-    /// [`Mapping::set_access`](crate::vmm::Mapping::set_access). The elements are unchanged then, and so is the memory,
-    /// unless the driver refuses to unmap what was added: that stays, for later elements.
+    /// [`Mapping::set_access`](crate::vmm::Mapping::set_access). The elements are unchanged then. The added memory is
+    /// given back. A chunk that the driver refuses to unmap stays for later elements; if it has refused the chunk's
+    /// access before, the vector cannot grow beyond that chunk's address.
     pub fn reserve(&mut self, additional: usize) -> Result<()> {
         let end = self.len.checked_add(additional);
         let Some(end) = end.filter(|&end| end <= self.max_len) else {
@@ -154,16 +155,26 @@ impl<T: AnyBitPattern + NoUninit> Growable<T> {
 
     /// Maps `bytes` more. After an error it removes the chunks that it added.
     fn map(&mut self, bytes: u64) -> Result<()> {
-        let unchecked = self.check_room(bytes)?;
+        self.unchecked = self.check_room(bytes)?;
         let before = self.chunks.len();
-        match self.add_chunks(self.mapped + bytes) {
-            Ok(()) => self.unchecked = unchecked,
-            Err(error) => {
-                while self.chunks.len() > before && self.remove_last() == Ok(true) {}
-                return Err(error);
+        let added = self.add_chunks(self.mapped + bytes);
+        if added.is_err() {
+            self.unchecked = 0;
+            self.remove_behind(before);
+        }
+        added
+    }
+
+    /// Removes the chunks behind the first `kept`, up to one that the driver does not unmap.
+    fn remove_behind(&mut self, kept: usize) {
+        while self.chunks.len() > kept {
+            let chunks = self.chunks.len();
+            // The caller has an error already.
+            let _ = self.remove_last();
+            if self.chunks.len() == chunks {
+                break;
             }
         }
-        Ok(())
     }
 
     /// Adds chunks of the largest size, and a smaller last one, until `end` bytes are mapped.

@@ -58,7 +58,8 @@ impl Shape {
         };
         let bytes = capacity.checked_mul(record).filter(|&n| n <= most);
         let Some(bytes) = bytes else {
-            let why = format!("{capacity} records of {record} bytes exceed 2 GiB, a ring's most");
+            let why =
+                format!("{capacity} records of {record} bytes exceed 2 GiB, the limit of a ring");
             return Err(Error::invalid_of("records", why, valid()));
         };
         Ok(Self {

@@ -37,8 +37,8 @@ impl<T: AnyBitPattern + NoUninit> Ring<T> {
 }
 
 impl<T: AnyBitPattern + NoUninit> RingOptions<T> {
-    /// Sets the most records that the ring holds: at least 1, and at most 2 GiB together. By default as many as one granule
-    /// of memory has room for, which is 2 MiB on every driver measured so far.
+    /// Sets the most records that the ring holds: at least 1. All records together have at most 2 GiB. By default as many
+    /// as one granule of memory has room for, which is 2 MiB on every driver measured so far.
     pub const fn records(mut self, records: usize) -> Self {
         self.records = Some(records);
         self
