@@ -62,7 +62,7 @@ impl Growth {
 
     /// Returns the default: chunks of 64 MiB without a rest. They grew at 0.97 to 1.01 of the speed of one piece by turns,
     /// and 0.81 to 1.10 in single runs (docs/driver-behaviour.md), and 99.9 % of the calls of other processes took at
-    /// most 28 ms. Memory that can be shared has a handle for each chunk, and at most 2048 of them: beyond 128 GiB its
+    /// most 28.3 ms. Memory that can be shared has a handle for each chunk, and at most 2048 of them: beyond 128 GiB its
     /// chunks are larger, such as 96 MiB for 192 GiB.
     pub const fn steady() -> Self {
         Self {
@@ -73,7 +73,7 @@ impl Growth {
 
     /// Returns growth for machines whose other processes must not wait for it: chunks of 16 MiB, each followed by a rest
     /// of a quarter of its time. On H100 and H200 it grew at 0.60 to 0.80 of the speed of one piece, and other processes
-    /// waited 5.0 to 8.1 ms for 99.9 % of their calls, in one of 39 runs 10.6, and 2 to 8.3 ms while it was freed
+    /// waited 5.0 to 8.1 ms for 99.9 % of their calls, in one of 38 runs 10.6, and 2 to 8.3 ms while it was freed
     /// (docs/driver-behaviour.md). Memory that can be shared has larger chunks beyond 32 GiB: at most 2048.
     pub const fn gentle() -> Self {
         Self {
@@ -96,9 +96,10 @@ impl Growth {
         self
     }
 
-    /// Returns whether `bytes` of memory are not divided, whether they can be shared or not.
+    /// Returns whether `bytes` of memory are not divided in any granularity, whether they can be shared or not.
     pub(crate) const fn is_one_chunk(self, bytes: u64) -> bool {
-        bytes <= self.chunk
+        // `MAX_CHUNK` in whole units is at least half of it.
+        bytes <= self.chunk && bytes <= Self::MAX_CHUNK / 2
     }
 
     /// Returns the size of the chunks of memory in units of `granularity`, of which `shareable` bytes can be shared: all
@@ -117,7 +118,7 @@ impl Growth {
     pub fn chunk_in(granularity: Granularity, bytes: u64) -> u64 {
         let unit = granularity.bytes();
         let most = granularity.round_down(Self::MAX_CHUNK).max(unit);
-        // At most 2^32 or one unit: no overflow.
+        // `most` is less than 2^32, or the unit: the sum fits.
         granularity
             .round_down(bytes.min(most) + (unit - 1))
             .max(unit)
@@ -245,6 +246,9 @@ mod tests {
             let chunk = growth.chunk_for(granularity, is_shareable.then_some(bytes));
             assert_eq!(chunk, Ok(expected), "{growth:?} {bytes} {is_shareable}");
         }
+        let largest = Granularity::new(1 << 63).unwrap();
+        assert_eq!(Growth::chunk_in(largest, u64::MAX), 1 << 63);
+        assert_eq!(Growth::chunk_in(two, 0), 2 * MIB);
         for chunk in [0, 3 * MIB, Growth::MAX_CHUNK + 2 * MIB, u64::MAX] {
             let growth = Growth::steady().chunk(chunk);
             let error = growth.chunk_for(two, None).unwrap_err();

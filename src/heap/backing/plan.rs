@@ -78,16 +78,15 @@ impl Plan {
         let unit = sites
             .iter()
             .map(|site| site.granularity)
-            .fold(Granularity::TWO_MIB, Granularity::max)
-            .bytes();
+            .fold(Granularity::TWO_MIB, Granularity::max);
         for (site, share) in sites.iter_mut().zip(&self.shares) {
-            site.share = share / unit * unit;
+            site.share = unit.round_down(*share);
         }
         let access = self.access(driver)?;
         let mut settled = Settled {
             shape: Shape {
                 base: 0,
-                unit,
+                unit: unit.bytes(),
                 chunk: 0,
                 limit: 0,
                 joins: sites
@@ -105,22 +104,17 @@ impl Plan {
             None => settled.total(driver, &topology)?,
         };
         settled.shape.limit = settled.checked_limit(limit)?;
-        settled.shape.chunk = self.checked_chunk(&settled.shape)?;
+        settled.shape.chunk = self.checked_chunk(unit)?.min(settled.shape.limit);
         Ok(settled)
     }
 
-    fn checked_chunk(&self, shape: &Shape) -> Result<u64> {
-        if self.chunk == Some(0) {
-            return Err(Error::invalid("chunk", "chunks of 0 bytes add nothing"));
-        }
-        let growth = self.growth.unwrap_or_default();
-        Ok(self
-            .chunk
-            .unwrap_or(growth.checked_chunk()?)
-            .checked_next_multiple_of(shape.unit)
-            .unwrap_or(shape.limit)
-            .min(shape.limit)
-            .min(Growth::MAX_CHUNK / shape.unit * shape.unit))
+    fn checked_chunk(&self, unit: Granularity) -> Result<u64> {
+        let chunk = match self.chunk {
+            Some(0) => return Err(Error::invalid("chunk", "chunks of 0 bytes add nothing")),
+            Some(bytes) => bytes,
+            None => self.growth.unwrap_or_default().checked_chunk()?,
+        };
+        Ok(Growth::chunk_in(unit, chunk))
     }
 
     fn site(&self, driver: &Driver, topology: &Topology, location: Location) -> Result<Site> {

@@ -2,7 +2,7 @@
 
 use crate::vmm::Mapping;
 
-/// Mappings, and the memory of each in the same order. Memory behind the last mapping has none yet.
+/// Mappings, and the memory of each in the same order. Memory behind the last mapping is not mapped.
 ///
 /// When dropped, the first mapping is unmapped and its memory released, then the second, and so on: other processes wait
 /// longer for releases that follow one another without a pause (docs/driver-behaviour.md).

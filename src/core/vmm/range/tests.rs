@@ -180,7 +180,7 @@ fn each_part_is_released_before_the_next_is_unmapped() {
     let seen = Arc::default();
     drop(MappedRange::map(&driver, watched(&driver, &seen), &[]).unwrap());
     assert_eq!(*seen.lock().unwrap(), [(1, 0), (2, 1), (3, 2)]);
-    // So it is after a failure. The mapping that is refused its access has been unmapped by itself.
+    // The same holds after a failure. The mapping whose access is refused is unmapped before them.
     let driver = Driver::simulated(Machine::gh200()).unwrap();
     let seen = Arc::default();
     let sim = driver.sim().unwrap();
