@@ -127,7 +127,7 @@ MOLD="-Clink-arg=-B/usr/libexec/mold"
 #   and their only unsafe code is the implementations of `AccessChecks`, which pass calls on. `exchange` and
 #   `exchange_leaks` stay, because their threads use the crates below;
 # - tests whose processes must meet deadlines: tests with one process run the same code there;
-# - tests of the command line and of `replay`: their own code is safe, and they start many processes.
+# - tests of the command line: its own code is safe, and the tests start many processes.
 # `threads` also leaves out the programs that have one thread, or start others that have. Programs that
 # measure a server's memory are always left out: a sanitizer replaces glibc's allocator by one that keeps
 # freed memory, and its own tables are resident too; under an emulator the kernel counts the emulator's
@@ -142,9 +142,9 @@ select_tests() {
         case $1:$name in
             *:exchange_bytes | *:soak | *:structure) ;;
             *:authorization | *:exchange_failures | *:group | *:protocol | *:serve_cli | *:service) ;;
-            *:cli | *:cli_errors | *:replay | *:trace) ;;
-            threads:cycles | threads:demo | threads:demo_parts) ;;
-            threads:fault_sweep | threads:mistakes | threads:topology | threads:topology_xml) ;;
+            *:cli | *:cli_errors) ;;
+            threads:cycles | threads:demo | threads:demo_parts | threads:fault_sweep | threads:mistakes) ;;
+            threads:replay | threads:topology | threads:topology_xml | threads:trace) ;;
             *) TESTS+=(--test "$name") ;;
         esac
     done

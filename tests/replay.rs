@@ -15,21 +15,9 @@ fn data() -> PathBuf {
     }
 }
 
-/// ThreadSanitizer ends programs that reserve terabytes, as recorded sequences do; they have one
-/// thread.
-fn no_room() -> bool {
-    let no = std::env::var("EGMEM_SANITIZER").is_ok_and(|name| name == "thread");
-    if no {
-        println!("skipped under ThreadSanitizer");
-    }
-    no
-}
-
 #[test]
+#[cfg_attr(egmem_slow, ignore = "makes 130 000 calls of the simulator")]
 fn the_h200x8_preset_answers_as_the_recorded_machines_did() {
-    if no_room() {
-        return;
-    }
     let mut files: Vec<_> = fs::read_dir(data())
         .unwrap()
         .map(|entry| entry.unwrap().path())

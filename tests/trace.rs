@@ -18,15 +18,10 @@ fn h200() -> Driver {
     Driver::simulated(Machine::h200x8()).unwrap()
 }
 
-/// Sequences reserve 64 TiB, half of a process's addresses: one test at a time may. `None` under
-/// ThreadSanitizer, which ends programs that reserve so much.
-fn room() -> Option<MutexGuard<'static, ()>> {
+/// Sequences reserve 64 TiB, half of a process's addresses: one test at a time may.
+fn room() -> MutexGuard<'static, ()> {
     static ROOM: Mutex<()> = Mutex::new(());
-    if std::env::var("EGMEM_SANITIZER").is_ok_and(|name| name == "thread") {
-        println!("skipped under ThreadSanitizer");
-        return None;
-    }
-    Some(ROOM.lock().unwrap_or_else(PoisonError::into_inner))
+    ROOM.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[test]
@@ -41,7 +36,7 @@ fn a_seed_makes_one_sequence_of_the_length_asked_for() {
 
 #[test]
 fn sequences_and_records_survive_json() {
-    let Some(_room) = room() else { return };
+    let _room = room();
     let driver = h200();
     for seed in 0..20 {
         let sequence = generate(seed, &SHAPE);
@@ -55,7 +50,7 @@ fn sequences_and_records_survive_json() {
 
 #[test]
 fn every_preset_answers_a_sequence_the_same_every_time_eager_or_lazy() {
-    let Some(_room) = room() else { return };
+    let _room = room();
     for preset in Machine::PRESETS {
         let machine = Machine::preset(preset).unwrap();
         let devices = machine.gpus.len() as i32;
@@ -111,7 +106,7 @@ const CANNOT_SUCCEED: &[&str] = &["dma_buf"];
 
 #[test]
 fn every_kind_of_operation_succeeds_and_fails_and_few_are_skipped() {
-    let Some(_room) = room() else { return };
+    let _room = room();
     let driver = h200();
     let mut counts: BTreeMap<&str, [usize; 3]> = BTreeMap::new();
     for seed in 1..=240 {
@@ -149,7 +144,7 @@ fn every_kind_of_operation_succeeds_and_fails_and_few_are_skipped() {
 
 #[test]
 fn a_driver_that_answers_otherwise_is_found_with_the_history() {
-    let Some(_room) = room() else { return };
+    let _room = room();
     let driver = h200();
     let sequence = generate(7, &SHAPE);
     let expected = run(&driver, &sequence);
@@ -201,7 +196,7 @@ fn different_outputs_and_missing_answers_are_differences() {
 
 #[test]
 fn sequences_by_hand_cannot_reach_memory_that_is_not_theirs() {
-    let Some(_room) = room() else { return };
+    let _room = room();
     // Outside the range, beyond its end, and on mappings without access: skipped, not tried.
     let at = |of, offset| Addr { of, offset };
     let range = Memory::Range(0);

@@ -7,13 +7,7 @@ use egmem_support::pki::Pki;
 #[test]
 fn a_thousand_clients_at_once_are_all_served() {
     let _alone = alone();
-    let emulated = std::env::var_os("EGMEM_TEST_RUNNER").is_some();
-    let watched = std::env::var_os("EGMEM_SANITIZER").is_some();
-    let (processes, each) = match (emulated, watched) {
-        (true, _) => (2, 10),
-        (_, true) => (2, 50),
-        _ => (4, 250),
-    };
+    let (processes, each) = (4, 250);
     let folder = tempfile::tempdir().expect("a folder");
     let pki = Pki::new(folder.path(), "ca");
     let mut setup = Setup::owner("tcp://127.0.0.1:0", Some(&pki.issue("owner")));

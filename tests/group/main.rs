@@ -212,10 +212,7 @@ async fn ranks_with_windows() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn seventy_two_ranks() {
     // One driver for all ranks, so that its end releases the imports; one rank's memory each.
-    // ThreadSanitizer and emulators make each ten times as slow.
-    let thread_sanitizer = std::env::var("EGMEM_SANITIZER").is_ok_and(|which| which == "thread");
-    let slow = thread_sanitizer || std::env::var_os("EGMEM_TEST_RUNNER").is_some();
-    let size = if slow { 16 } else { 72 };
+    let size = 72;
     let address = free_address();
     let driver = fabric();
     let results = all(size, |rank| {
