@@ -117,11 +117,10 @@ impl Growth {
     /// [`MAX_CHUNK`](Self::MAX_CHUNK).
     pub fn chunk_in(granularity: Granularity, bytes: u64) -> u64 {
         let unit = granularity.bytes();
-        let most = granularity.round_down(Self::MAX_CHUNK).max(unit);
-        // `most` is less than 2^32, or the unit: the sum fits.
-        granularity
-            .round_down(bytes.min(most) + (unit - 1))
-            .max(unit)
+        let most = granularity.round_down(Self::MAX_CHUNK);
+        // `most` is less than 2^32: the sum fits.
+        let whole = granularity.round_down(bytes.min(most) + (unit - 1));
+        whole.max(unit)
     }
 
     /// Returns the size of the chunks.
