@@ -109,12 +109,11 @@ impl Plan {
     }
 
     fn checked_chunk(&self, unit: Granularity) -> Result<u64> {
-        let chunk = match self.chunk {
-            Some(0) => return Err(Error::invalid("chunk", "chunks of 0 bytes add nothing")),
-            Some(bytes) => bytes,
-            None => self.growth.unwrap_or_default().checked_chunk()?,
-        };
-        Ok(Growth::chunk_in(unit, chunk))
+        if self.chunk == Some(0) {
+            return Err(Error::invalid("chunk", "chunks of 0 bytes add nothing"));
+        }
+        let default = self.growth.unwrap_or_default().checked_chunk()?;
+        Ok(Growth::chunk_in(unit, self.chunk.unwrap_or(default)))
     }
 
     fn site(&self, driver: &Driver, topology: &Topology, location: Location) -> Result<Site> {

@@ -327,12 +327,13 @@ fn growth_decides_the_chunks_unless_they_are_set() {
         let heap = options.build(&driver).unwrap();
         assert_eq!(heap.stats().driver.create, chunks);
     }
-    let error = gentle
-        .growth(Growth::steady().chunk(3))
-        .build(&driver)
-        .unwrap_err();
-    assert!(
-        matches!(error, Error::InvalidArgument { what: "growth", .. }),
-        "{error}"
-    );
+    // Also where the heap's own chunk is used.
+    let wrong = gentle.growth(Growth::steady().chunk(3));
+    for options in [wrong.clone(), wrong.chunk(4 << 20)] {
+        let error = options.build(&driver).unwrap_err();
+        assert!(
+            matches!(error, Error::InvalidArgument { what: "growth", .. }),
+            "{error}"
+        );
+    }
 }
