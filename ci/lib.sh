@@ -2,25 +2,23 @@
 # Sourced by the scripts beside it: goes to the repository's root, prints headings and timings.
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 
-# The published packages; those of them that the least features build; and those that are not published. Only
-# commands that name the last build them: cargo would turn on the features that they need in the others too.
-PACKAGES=(-p egmem -p egmem-driver -p egmem-core -p egmem-heap -p egmem-kv -p egmem-ledger -p egmem-shapes -p egmem-share -p egmem-exchange -p egmem-service -p egmem-doctor)
+# All packages but Python's native module, which maturin builds (ci/python); the published ones; those of them that the
+# least features build; and those with unsafe code of their own.
+ALL=(--workspace --exclude egmem-python)
+PUBLISHED=(-p egmem -p egmem-driver -p egmem-core -p egmem-heap -p egmem-kv -p egmem-ledger -p egmem-shapes -p egmem-share -p egmem-exchange -p egmem-service -p egmem-doctor)
 BASE=(-p egmem -p egmem-driver -p egmem-core -p egmem-heap)
-# Those whose results depend on the processor's memory model or instructions: the others are safe code above them.
-LOW=("${BASE[@]}" -p egmem-kv -p egmem-ledger -p egmem-shapes -p egmem-share)
-# Published too, but built on the face `egmem` with features of their own choice, which they would turn on in the
-# others.
+UNSAFE=(-p egmem-driver -p egmem-core -p egmem-heap -p egmem-kv -p egmem-ledger -p egmem-shapes -p egmem-share)
+# Published too: the C API.
 FACES=(-p egmem-capi)
-MEMBERS=(-p egmem-chart -p egmem-measure -p egmem-replay -p egmem-support -p egmem-trace)
-# The Python package's native module, which maturin builds (ci/python).
-PYTHON=(-p egmem-python)
 
-# The feature sets that CI builds: everything the packages have; the features that need no program
-# beside the compilers, for the sanitizers, aarch64 and GPUs; and the least it builds with. Tests, examples and
-# benchmarks turn the simulator on, with every set: the root package's development dependencies ask for it.
+# The feature sets that CI builds: everything the packages have; the features that need no program beside the
+# compilers, for the sanitizers, aarch64 and GPUs; and the least it builds with. Tests, examples and benchmarks turn the
+# simulator on, with every set.
 FULL=(--features "async,interop,kv,cli,etcd")
 PORTABLE=(--features "async,interop,kv,cli")
 BARE=(--no-default-features)
+# The programs that tests start.
+PROGRAMS=(--bin egmem --example egm-demo --example fabric-exchange)
 
 # For ci/setup: the programs and files to build and test the feature etcd, to cut a network in tests, and to convert
 # traces for replay; those that make and enter the Debian root; libFuzzer, which comes as C++ with its crate.
@@ -114,38 +112,12 @@ links_hwloc() {
 # Cases of a property test where everything runs slowly, if the test does not say how many; elsewhere 256.
 SLOW_CASES=32
 
-# For RUSTFLAGS where everything runs slowly (ThreadSanitizer, emulators): tests say by
+# For RUSTFLAGS where the crates with unsafe code are tested alone, because their results depend on the processor's
+# memory model or instructions: tests/all leaves out the others' topics.
+UNSAFE_ONLY="--cfg egmem_unsafe_only"
+# For RUSTFLAGS where everything runs slowly too (ThreadSanitizer, emulators): tests say by
 # `cfg_attr(egmem_slow, ignore = "…")` why they are left out there.
-SLOW="--cfg egmem_slow"
+SLOW="$UNSAFE_ONLY --cfg egmem_slow"
 
 # For RUSTFLAGS in the Debian root, whose rustc links by gcc's linker if not told.
 MOLD="-Clink-arg=-B/usr/libexec/mold"
-
-# select_tests slowly|threads: sets TESTS to the arguments that name the programs under tests/ to cargo. Where
-# everything runs slowly, these are left out:
-# - most tests of the exchange and of the service, and these crates' unit tests (LOW): most of the time goes there,
-#   and their only unsafe code is the implementations of `AccessChecks`, which pass calls on. `exchange` and
-#   `exchange_leaks` stay, because their threads use the crates below;
-# - tests whose processes must meet deadlines: tests with one process run the same code there;
-# - tests of the command line: its own code is safe, and the tests start many processes.
-# `threads` also leaves out the programs that have one thread, or start others that have. Programs that
-# measure a server's memory are always left out: a sanitizer replaces glibc's allocator by one that keeps
-# freed memory, and its own tables are resident too; under an emulator the kernel counts the emulator's
-# pages. The bounds are not about those. `structure`, which reads source files, is left out too.
-select_tests() {
-    local path name
-    TESTS=()
-    for path in tests/*.rs tests/*/main.rs; do
-        name=${path#tests/}
-        name=${name%/main.rs}
-        name=${name%.rs}
-        case $1:$name in
-            *:exchange_bytes | *:soak | *:structure) ;;
-            *:authorization | *:exchange_failures | *:group | *:protocol | *:serve_cli | *:service) ;;
-            *:cli | *:cli_errors) ;;
-            threads:cycles | threads:demo | threads:demo_parts | threads:fault_sweep | threads:mistakes) ;;
-            threads:replay | threads:topology | threads:topology_xml | threads:trace) ;;
-            *) TESTS+=(--test "$name") ;;
-        esac
-    done
-}

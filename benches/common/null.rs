@@ -64,7 +64,7 @@ unsafe impl Backend for Null {
     fn name(&self) -> &'static str {
         "null"
     }
-    egmem_support::quiet_calls!();
+    egmem_tests::quiet_calls!();
     fn device_can_access_peer(&self, _device: i32, _peer: i32) -> Result<bool> {
         Ok(true)
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStdin, Stdio};
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
@@ -34,13 +34,7 @@ struct Process {
 
 impl Process {
     fn start(setup: &Setup) -> Self {
-        let mut child = Command::new(std::env::current_exe().expect("this program's path"))
-            .args([
-                "--exact",
-                "child_process",
-                "--nocapture",
-                "--test-threads=1",
-            ])
+        let mut child = egmem_tests::child("", "child_process")
             .env(ROLE, serde_json::to_string(setup).expect("JSON"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

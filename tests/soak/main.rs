@@ -3,7 +3,6 @@
 //!
 //! Whenever the load stops, each service must return to its baseline. docs/service.md says how to run
 //! it for longer, and lists its checks.
-#![cfg(feature = "cli")]
 
 mod bytes;
 mod chaos;

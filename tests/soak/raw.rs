@@ -8,7 +8,7 @@ use std::time::Duration;
 use ciborium::Value;
 use egmem::exchange::protocol::{Hello, MAGIC, Secret, VERSION, encode};
 use egmem::share::BootId;
-use egmem_support::Connection;
+use egmem_tests::Connection;
 use rustls::ClientConfig;
 
 /// How long a hostile peer waits for anything.

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use crate::{ranks, worker};
-use egmem_support::pki::Files;
+use egmem_tests::pki::Files;
 
 /// The variable that makes this program a client.
 pub const ROLE: &str = "EGMEM_SOAK_ROLE";

@@ -17,7 +17,7 @@ use crate::role::{Kind, Setup};
 use crate::service::{PATIENCE, Service};
 use crate::table::{Row, Table};
 use crate::trend::Trend;
-use egmem_support::pki::{Files, Pki};
+use egmem_tests::pki::{Files, Pki};
 
 /// How far resident bytes of a service's own may lie above its first quiesced point.
 const TOLERANCE: u64 = 24 << 20;

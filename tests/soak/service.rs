@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::journal::Journal;
-use egmem_support::pki::Files;
+use egmem_tests::pki::Files;
 
 /// Nothing takes as long, on the slowest machine.
 pub const PATIENCE: Duration = Duration::from_secs(120);
@@ -183,17 +183,11 @@ impl Service {
     fn spawn(&mut self, policy: &str) {
         assert!(self.process.is_none(), "it runs already");
         self.write_config(policy, "2s");
-        let program = std::env::var("EGMEM_TEST_PROGRAM");
-        let program = program.unwrap_or_else(|_| env!("CARGO_BIN_EXE_egmem").into());
-        let mut child = Command::new(program)
-            .arg("serve")
+        let mut child = egmem_tests::egmem(&["serve"])
             .arg("--config")
             .arg(self.folder.join("egmem.toml"))
             .args(["--sim", "gh200"])
             .env("GLIBC_TUNABLES", TUNABLES)
-            .env_remove("RUST_LOG")
-            .env_remove("NOTIFY_SOCKET")
-            .env_remove("XDG_RUNTIME_DIR")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

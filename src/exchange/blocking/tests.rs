@@ -9,7 +9,7 @@ use crate::{
     Absence, Address, Buffer, ClientOptions, Driver, LeaseState, Machine, MemoryError, ShareError,
     WatchEvent, ledger,
 };
-use egmem_support::ms;
+use egmem_tests::ms;
 
 const LONG: Duration = Duration::from_secs(300);
 

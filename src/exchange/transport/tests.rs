@@ -9,7 +9,7 @@ use tokio::net::{TcpStream, UnixStream};
 
 use super::*;
 use crate::ShareError;
-use egmem_support::ms;
+use egmem_tests::ms;
 
 fn quick() -> Limits {
     Limits {

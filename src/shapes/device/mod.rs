@@ -52,7 +52,7 @@ pub const HEADERS: [(&str, &str); 3] = [
 
 /// The kernels below as PTX, and the headers' functions for PTX of other sources, to be linked by `cuLinkAddData`:
 /// `egmem_ring_fn_open`, `_look`, `_wait`, `_at`, `_fence` and `_advance`, for a side of 72 bytes; `egmem_append_fn_open`,
-/// `_reserve` and `_at`, for an appender's state of 48 bytes; both at multiples of 8. `tests/shapes/linked.cu` declares and
+/// `_reserve` and `_at`, for an appender's state of 48 bytes; both at multiples of 8. `tests/all/shapes/linked.cu` declares and
 /// calls them.
 pub const PTX: &CStr =
     match CStr::from_bytes_with_nul(concat!(include_str!("shapes.ptx"), "\0").as_bytes()) {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use super::{Hostile, Target};
-use egmem_support::framed;
+use egmem_tests::framed;
 
 use crate::raw::{Raw, request};
 

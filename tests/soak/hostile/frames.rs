@@ -6,7 +6,7 @@ use std::time::Duration;
 use egmem::exchange::protocol::Secret;
 
 use super::{Hostile, Target};
-use egmem_support::framed;
+use egmem_tests::framed;
 
 use crate::raw::{Raw, hello};
 

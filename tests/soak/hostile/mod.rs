@@ -15,8 +15,8 @@ use rustls::ClientConfig;
 use crate::journal::Journal;
 use crate::raw::Raw;
 use crate::service::Service;
-use egmem_support::pki::{Files, Pki};
-use egmem_support::tls_config;
+use egmem_tests::pki::{Files, Pki};
+use egmem_tests::tls_config;
 
 /// A service as a hostile peer knows it.
 #[derive(Clone)]

@@ -24,7 +24,7 @@ use crate::share::{BootId, Peers, Shared};
 use crate::transport::{Connection, connect};
 use crate::{Address, Limits, Owner, PeerName, Security, Who};
 use crate::{Buffer, Driver, Machine, Refusal};
-use egmem_support::ms;
+use egmem_tests::ms;
 
 /// Long enough for everything that must happen.
 const LONG: Duration = Duration::from_secs(300);

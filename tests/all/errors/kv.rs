@@ -1,0 +1,62 @@
+//! Errors of a KV-cache tier.
+
+use egmem::Error as MemoryError;
+use egmem::kv::{Error, Key};
+
+use crate::errors::listing::compare;
+
+fn examples() -> Vec<Error> {
+    let in_use = |is_elsewhere| Error::InUse {
+        pid: 4711,
+        is_elsewhere,
+    };
+    vec![
+        MemoryError::invalid_of("key", "33 bytes are too many", "0 to 32 bytes").into(),
+        Error::Full {
+            needed: 8,
+            pages: 100,
+            available: 3,
+            pinned: 90,
+            writing: 7,
+        },
+        Error::NotReady {
+            key: Key::new([0xab; 32]),
+            index: 2,
+        },
+        Error::WrongState {
+            page: 7,
+            is: "free",
+            need: "being written",
+        },
+        in_use(false),
+        in_use(true),
+        Error::NotATier {
+            why: "it begins with other bytes than a tier's header".into(),
+        },
+        Error::OtherTier {
+            what: "page_bytes",
+            found: "4096".into(),
+            wanted: "8192".into(),
+        },
+        Error::CopyFailed { pages: 4 },
+        Error::StillCopying { pages: 4 },
+    ]
+}
+
+#[test]
+fn the_listing_shows_every_error_as_it_reads() {
+    compare("kv", "egmem::kv", "kv/error.rs", &examples(), |_| None);
+}
+
+/// Returns errors of every kind that contains text from elsewhere.
+pub fn with_text(text: &str) -> Vec<Error> {
+    vec![
+        MemoryError::invalid("key", text).into(),
+        Error::NotATier { why: text.into() },
+        Error::OtherTier {
+            what: "page_bytes",
+            found: text.into(),
+            wanted: text.into(),
+        },
+    ]
+}

@@ -1,0 +1,182 @@
+//! Peers and requests that are refused; nothing is left of failed ones.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use egmem::driver::{Access, HandleType};
+use egmem::exchange::{Address, Client, End, Error, Refusal, Security, Server, Who};
+use tokio::time::timeout;
+
+use super::{
+    buffer, client, fabric, let_go, no_fabric, nothing_held, options, server, server_at, tls,
+    verify, within,
+};
+use crate::refused::assert_refused;
+
+#[tokio::test]
+async fn whom_the_certificate_does_not_name_is_not_let_in() {
+    let driver = fabric();
+    let (ends, others) = (tls(), tls());
+    let server = ends.server().await;
+    let connect = |security: Security| options(&server).security(security).connect(&driver);
+    let error = within(connect(others.client.clone())).await.unwrap_err();
+    assert!(
+        matches!(error, Error::Share(egmem::share::Error::NotTrusted { .. })),
+        "{error}"
+    );
+    let error = within(connect(Security::Plain)).await.unwrap_err();
+    assert!(
+        matches!(
+            error,
+            Error::Share(
+                egmem::share::Error::PeerLost { .. }
+                    | egmem::share::Error::Protocol { .. }
+                    | egmem::share::Error::NotTrusted { .. }
+            )
+        ),
+        "{error}"
+    );
+    let client = within(connect(ends.client.clone())).await.unwrap();
+    let mine = buffer(&driver, 1 << 20);
+    let who = Who::list(["node-c"]).unwrap();
+    let published = server.publish("x", mine).who(who).now().unwrap();
+    let error = within(client.fetch("x").go()).await.unwrap_err();
+    assert_refused(&error, Refusal::NotFound);
+    assert!(within(client.list("")).await.unwrap().is_empty());
+    published.set_who(Who::list(["node-b"]).unwrap());
+    assert_eq!(within(client.list("")).await.unwrap().len(), 1);
+}
+
+#[test]
+fn addresses_without_a_server() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let driver = fabric();
+        let nowhere = Address::Unix(PathBuf::from("/nonexistent/socket"));
+        let error = within(Client::options(nowhere).connect(&driver))
+            .await
+            .unwrap_err();
+        assert!(
+            matches!(error, Error::Share(egmem::share::Error::Unreachable { .. })),
+            "{error}"
+        );
+        let far: Address = "192.0.2.1:1".parse().unwrap();
+        let error = within(Client::options(far).connect(&driver))
+            .await
+            .unwrap_err();
+        assert!(matches!(error, Error::Insecure { .. }), "{error}");
+    });
+}
+
+#[tokio::test]
+async fn reading_is_all_that_some_memory_allows() {
+    let (own, other) = (fabric(), fabric());
+    let server = server().await;
+    let client = client(&server, &other).await;
+    let publish = server
+        .publish("x", buffer(&own, 1 << 20))
+        .access(Access::Read);
+    let published = publish.now().unwrap();
+    let remote = within(client.fetch("x").go()).await.unwrap();
+    assert!(remote.proved().cpu && !remote.proved().both_ways);
+    published.shared().unwrap().put_word(8, 3).unwrap();
+    assert_eq!(remote.get::<u64>(8).unwrap(), 3);
+    assert!(matches!(
+        remote.put(0, 1_u8),
+        Err(egmem::Error::NotAccessible { .. })
+    ));
+    let error = within(client.fetch("x").read_write().go())
+        .await
+        .unwrap_err();
+    assert_refused(&error, Refusal::ReadOnly);
+    let writable = server.publish("y", buffer(&own, 1 << 20)).now().unwrap();
+    let remote = within(client.fetch("y").read_only().go()).await.unwrap();
+    assert!(matches!(
+        remote.put(0, 1_u8),
+        Err(egmem::Error::NotAccessible { .. })
+    ));
+    drop(writable);
+}
+
+#[tokio::test]
+async fn an_import_that_fails_says_where_to_look() {
+    let (own, other) = (fabric(), no_fabric());
+    let server = Server::options()
+        .listen(Address::loopback(0))
+        .fd_socket(None);
+    let server = server.start().await.unwrap();
+    // The client claims fabric handles that it cannot import, and without an fd socket there is no other path.
+    let client = within(options(&server).fabric(true).connect(&other))
+        .await
+        .unwrap();
+    let published = server.publish("y", buffer(&own, 1 << 20)).now().unwrap();
+    let error = within(client.fetch("y").go()).await.unwrap_err();
+    match &error {
+        Error::Import { end, source, .. } => {
+            assert_eq!(*end, End::Here);
+            assert!(
+                matches!(**source, egmem::Error::NoImexChannel { .. }),
+                "{error}"
+            );
+        }
+        _ => panic!("{error}"),
+    }
+    let_go(&published).await;
+    nothing_held(&other).await;
+}
+
+#[tokio::test]
+async fn without_the_fd_socket_fabric_handles_are_tried() {
+    let (own, other) = (fabric(), fabric());
+    let folder = tempfile::tempdir().unwrap();
+    let fd_socket = folder.path().join("door");
+    let options = Server::options().listen(Address::loopback(0));
+    let server = options
+        .fd_socket(Some(fd_socket.clone()))
+        .start()
+        .await
+        .unwrap();
+    let published = server.publish("x", buffer(&own, 1 << 20)).now().unwrap();
+    let client = client(&server, &other).await;
+    let remote = within(client.fetch("x").go()).await.unwrap();
+    assert_eq!(remote.via(), HandleType::PosixFd);
+    drop(remote);
+    std::fs::remove_file(&fd_socket).unwrap();
+    let remote = within(client.fetch("x").go()).await.unwrap();
+    assert_eq!(remote.via(), HandleType::Fabric);
+    verify(&own, &published, &remote);
+    drop(remote);
+    let error = within(client.fetch("x").via(HandleType::PosixFd))
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(error, Error::Share(egmem::share::Error::Unreachable { .. })),
+        "{error}"
+    );
+    let_go(&published).await;
+}
+
+#[tokio::test]
+async fn a_fetch_given_up_at_any_time_leaves_nothing() {
+    let (own, other) = (fabric(), fabric());
+    let folder = tempfile::tempdir().unwrap();
+    let server = server_at(Address::Unix(folder.path().join("socket"))).await;
+    let published = server.publish("x", buffer(&own, 1 << 20)).now().unwrap();
+    let client = client(&server, &other).await;
+    drop(within(client.fetch("x").go()).await.unwrap());
+    let mut done = 0;
+    for round in 0..200_u64 {
+        let fetch = client.fetch("x").probe(round % 2 == 0).go();
+        done += usize::from(
+            timeout(Duration::from_micros(round * 20), fetch)
+                .await
+                .is_ok(),
+        );
+    }
+    let_go(&published).await;
+    nothing_held(&other).await;
+    println!("{done} of 200 were in time");
+}

@@ -1,0 +1,240 @@
+//! Frames that are none: garbage, cut off, far too large, far too slow.
+
+use std::time::Duration;
+
+use egmem::exchange::protocol::{Answer, Request, encode};
+
+use crate::exchange_failures::crash::parts;
+use crate::exchange_failures::harness::{Role, Setup, eventually, ms, patience};
+use crate::exchange_failures::raw::{Raw, hello, ping};
+use egmem_tests::pki::Pki;
+use egmem_tests::tls_config;
+
+/// An owner that gives each step of a connection so much time.
+struct Target {
+    owner: Role,
+    address: String,
+    pki: Option<Pki>,
+    _folder: tempfile::TempDir,
+}
+
+impl Target {
+    fn new(tls: bool, step: Duration) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let pki = tls.then(|| Pki::new(folder.path(), "ca"));
+        let files = pki.as_ref().map(|pki| pki.issue("owner"));
+        let mut setup = Setup::owner("tcp://127.0.0.1:0", files.as_ref());
+        setup.step = Some(step);
+        // This test is not about silent peers.
+        setup.heartbeat = ms(60_000);
+        setup.lease = ms(60_000);
+        let (mut owner, ready) = Role::start(&setup);
+        owner.must("publish weights 3000000 1");
+        Self {
+            owner,
+            address: parts(&ready).0,
+            pki,
+            _folder: folder,
+        }
+    }
+
+    /// A connection, under TLS where the target wants it, before the hello.
+    fn connect(&self) -> Raw {
+        match &self.pki {
+            None => Raw::plain(&self.address),
+            Some(pki) => Raw::tls(
+                &self.address,
+                tls_config(pki.ca(), Some(&pki.issue("peer"))),
+            ),
+        }
+    }
+
+    /// The same after the hello.
+    fn session(&self) -> Raw {
+        let mut raw = self.connect();
+        raw.welcome(None);
+        raw
+    }
+
+    /// After all that, nothing is left, and a good peer is served.
+    fn end(mut self) {
+        eventually("connections end", || {
+            self.owner.must("stats").contains("connections: 0,")
+        });
+        assert_eq!(self.owner.must("importers weights"), "");
+        let files = self.pki.as_ref().map(|pki| pki.issue("good"));
+        let (mut peer, _) = Role::start(&Setup::peer(&self.address, files.as_ref()));
+        peer.must("fetch weights fabric");
+        peer.must("check weights 1");
+        peer.must("release weights");
+        peer.finish();
+        self.owner.finish();
+    }
+}
+
+/// Bytes that cannot be a frame, or not a message.
+fn nonsense() -> Vec<(&'static str, Vec<u8>)> {
+    let framed = |bytes: &[u8]| [&(bytes.len() as u32).to_be_bytes(), bytes].concat();
+    let trailing = [hello(None), b"more".to_vec()].concat();
+    vec![
+        ("an empty frame", framed(b"")),
+        ("4 GiB", u32::MAX.to_be_bytes().to_vec()),
+        (
+            "more than a frame may have",
+            0x0100_0000_u32.to_be_bytes().to_vec(),
+        ),
+        ("no CBOR", framed(&[0xff; 64])),
+        (
+            "text",
+            b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec(),
+        ),
+        ("arrays in arrays", framed(&[0x81; 3000])),
+        ("maps in maps", framed(&b"\xa1\x61a".repeat(1000))),
+        // A string, an array and a map that claim to be huge, with nothing in them.
+        (
+            "a huge string",
+            framed(b"\x5b\x00\x00\x00\x7f\xff\xff\xff\xff"),
+        ),
+        (
+            "a huge array",
+            framed(b"\x9b\x00\x00\x00\x7f\xff\xff\xff\xff"),
+        ),
+        (
+            "a huge map",
+            framed(b"\xbb\x00\x00\x00\x7f\xff\xff\xff\xff"),
+        ),
+        ("an endless string", framed(b"\x5f\x41a\x41b")),
+        ("bytes after the message", framed(&trailing)),
+        ("a number", framed(b"\x01")),
+        ("another protocol's hello", framed(b"\xa1\x65magic\x63abc")),
+    ]
+}
+
+fn garbage(tls: bool) {
+    // No deadline may help: the server must see the error itself.
+    let target = Target::new(tls, patience() * 2);
+    for (what, bytes) in nonsense() {
+        let mut raw = target.connect();
+        raw.send(&bytes).ok();
+        assert!(raw.closes(), "{what}, instead of a hello");
+
+        let mut raw = target.session();
+        raw.send(&bytes).ok();
+        if what == "bytes after the message" || !what.contains("hello") {
+            assert!(raw.closes(), "{what}, in a session");
+        }
+    }
+    target.end();
+}
+
+#[test]
+fn garbage_ends_a_plain_connection() {
+    garbage(false);
+}
+
+#[test]
+fn garbage_under_tls_ends_the_connection() {
+    garbage(true);
+}
+
+#[test]
+fn frames_that_stop_half_way_end_the_connection() {
+    for tls in [false, true] {
+        let target = Target::new(tls, ms(400));
+        let whole = hello(None);
+        let framed = [&(whole.len() as u32).to_be_bytes(), &whole[..]].concat();
+        for cut in [1, 3, 4, 5, framed.len() - 1] {
+            // The rest never comes, and the connection stays open.
+            let mut raw = target.connect();
+            raw.send(&framed[..cut]).expect("sent");
+            assert!(raw.closes(), "{cut} bytes of a hello, then nothing");
+            // The connection is closed.
+            let mut raw = target.connect();
+            raw.send(&framed[..cut]).expect("sent");
+            raw.half_close();
+            assert!(raw.closes(), "{cut} bytes of a hello, then the end");
+            // In a session.
+            let mut raw = target.session();
+            raw.send(&framed[..cut]).expect("sent");
+            assert!(raw.closes(), "{cut} bytes of a request, then nothing");
+        }
+        target.end();
+    }
+}
+
+#[test]
+fn silent_and_slow_peers_are_dropped() {
+    for tls in [false, true] {
+        let target = Target::new(tls, ms(400));
+        // Not a byte, not even of TLS.
+        let silent = Raw::plain(&target.address);
+        // TLS, or nothing, and then not a byte.
+        let mut mute = target.connect();
+        if tls {
+            mute.send(b"").ok();
+        }
+        // A byte now and then, so that no single wait is long.
+        let mut slow = Raw::plain(&target.address);
+        let first = if tls {
+            vec![0x16, 3, 1, 2, 0, 1]
+        } else {
+            vec![0, 0, 3, 0, 1, 1, 1]
+        };
+        assert!(
+            slow.drips(&first, Duration::from_millis(25)),
+            "slow before the hello"
+        );
+        assert!(silent.closes(), "silent");
+        assert!(mute.closes(), "silent before the hello");
+        let mut slow = target.session();
+        assert!(
+            slow.drips(&[0, 0, 3, 0, 1, 1, 1], Duration::from_millis(25)),
+            "slow in a session"
+        );
+        target.end();
+    }
+}
+
+#[test]
+fn unknown_requests_are_refused_and_the_connection_stays() {
+    let target = Target::new(false, ms(400));
+    let mut raw = target.session();
+    // A request of tomorrow, {"id": 1, "teleport": {}}, and a good one.
+    raw.frame(b"\xa2\x62id\x01\x68teleport\xa0").expect("sent");
+    match raw.reply(1).expect("an answer").answer {
+        Some(Answer::Refused(refused)) => assert_eq!(refused.reason, "unsupported"),
+        other => panic!("{other:?}"),
+    }
+    // A field of tomorrow: {"id": 2, "ping": {"x": 1}, "y": 2}.
+    raw.frame(b"\xa3\x62id\x02\x64ping\xa1\x61x\x01\x61y\x02")
+        .expect("sent");
+    assert!(matches!(
+        raw.reply(2).expect("an answer").answer,
+        Some(Answer::Done(_))
+    ));
+    let reply = raw.ask(3, ping()).expect("an answer");
+    assert!(matches!(reply.answer, Some(Answer::Done(_))));
+    drop(raw);
+    target.end();
+}
+
+#[test]
+fn a_peer_that_asks_and_never_reads_is_dropped() {
+    let target = Target::new(false, ms(400));
+    let mut raw = target.session();
+    let request = encode(&Request {
+        id: 1,
+        ask: Some(ping()),
+    });
+    let one = [&(request.len() as u32).to_be_bytes(), &request[..]].concat();
+    let many = one.repeat(2000);
+    // Answers fill its receive buffer, then the server's queue; then it is dropped.
+    let mut dropped = false;
+    let end = std::time::Instant::now() + patience();
+    while !dropped && std::time::Instant::now() < end {
+        dropped = raw.send(&many).is_err();
+    }
+    assert!(dropped, "it may ask for ever");
+    drop(raw);
+    target.end();
+}

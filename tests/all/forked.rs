@@ -1,0 +1,513 @@
+//! Children that are forked while other threads use a heap: they can exit and drop their values without hanging.
+//!
+//! A program of its own, since the child has a copy of all locks that other tests' threads held.
+
+use std::alloc::Layout;
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+#[cfg(feature = "portable")]
+use std::{
+    pin::Pin,
+    task::{Context, Poll, Waker},
+};
+
+use egmem::driver::NodeId;
+use egmem::heap::DebugOptions;
+use egmem::vmm::PhysicalMemory;
+use egmem::{Block, Buffer, Driver, Error, Heap, HeapOptions, Machine, Pool, Stream};
+#[cfg(feature = "portable")]
+use egmem::{
+    Transfer,
+    driver::{Call, Code},
+    stream::TransferFailed,
+};
+
+/// Children of each test.
+const CHILDREN: usize = 40;
+/// A child needs milliseconds; one that hangs needs for ever.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Runs the test of this name in a process without leak checking, since the memory of a child's lost threads looks
+/// leaked there, and without ThreadSanitizer's second of waiting before each exit for threads that a child has not
+/// got.
+fn alone(name: &str, test: impl FnOnce()) {
+    const ROLE: &str = "EGMEM_FORKING";
+    if std::env::var_os(ROLE).is_some() {
+        return test();
+    }
+    let with = |name: &str, option: &str| std::env::var(name).unwrap_or_default() + option;
+    let status = egmem_tests::child(module_path!(), name)
+        .env(ROLE, "1")
+        .env("ASAN_OPTIONS", with("ASAN_OPTIONS", ":detect_leaks=0"))
+        .env("TSAN_OPTIONS", with("TSAN_OPTIONS", ":atexit_sleep_ms=0"))
+        .status()
+        .unwrap();
+    assert!(status.success(), "{status}");
+}
+
+/// Forks a child that runs `work` and then `end`, and waits for it.
+fn in_a_child(work: impl FnOnce(), end: unsafe extern "C" fn(libc::c_int) -> !) {
+    // SAFETY: the child runs the functions under test, which are said to work there, and ends.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0, "fork: {}", std::io::Error::last_os_error());
+    if child == 0 {
+        // A thread of a test that panics would end alone, and the process with status 0.
+        let status = match catch_unwind(AssertUnwindSafe(work)) {
+            Ok(()) => 0,
+            Err(_) => 1,
+        };
+        // SAFETY: ends this process, which has one thread.
+        unsafe { end(status) }
+    }
+    let (begun, mut status) = (Instant::now(), 0);
+    loop {
+        // SAFETY: `status` is this function's own, and nothing else waits for the child.
+        let found = unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) };
+        if found == child {
+            break;
+        }
+        assert_eq!(found, 0, "waitpid: {}", std::io::Error::last_os_error());
+        if begun.elapsed() > PATIENCE {
+            // SAFETY: the child is this process's, and has not been waited for.
+            unsafe { libc::kill(child, libc::SIGKILL) };
+            // SAFETY: as above.
+            unsafe { libc::waitpid(child, &mut status, 0) };
+            panic!("a forked child hangs");
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(status, 0, "the child's status");
+}
+
+fn layout(bytes: usize) -> Layout {
+    Layout::from_size_align(bytes, 1).unwrap()
+}
+
+fn options() -> HeapOptions {
+    Heap::on(NodeId(0)).limit(64 << 20).chunk(4 << 20)
+}
+
+/// Runs `test` while other threads allocate, free and take each other's caches.
+fn beside_busy_threads(heap: &Heap, test: impl FnOnce()) {
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for number in 1..=3_usize {
+            let stop = &stop;
+            scope.spawn(move || {
+                while !stop.load(Relaxed) {
+                    let blocks = (1..50).map(|n| heap.allocate(layout(n * 100 * number)));
+                    drop(blocks.collect::<Vec<_>>());
+                }
+            });
+        }
+        scope.spawn(|| {
+            while !stop.load(Relaxed) {
+                heap.stats();
+                drop(heap.trim());
+            }
+        });
+        // Also where the test panics: the scope waits for its threads.
+        let _stop = StopOnDrop(&stop);
+        test();
+    });
+}
+
+struct StopOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
+thread_local! {
+    static KEPT: RefCell<Vec<(Block, Heap)>> = const { RefCell::new(Vec::new()) };
+}
+
+#[test]
+fn a_forked_child_exits_while_other_threads_were_inside_of_the_heap() {
+    alone(
+        "a_forked_child_exits_while_other_threads_were_inside_of_the_heap",
+        || {
+            let driver = Driver::simulated(Machine::gh200()).unwrap();
+            let heap = options().build(&driver).unwrap();
+            let block = heap.allocate(layout(5000)).unwrap();
+            KEPT.with(|kept| kept.borrow_mut().push((block, heap.clone())));
+            beside_busy_threads(&heap, || {
+                for _ in 0..CHILDREN {
+                    drop(heap.allocate(layout(3000)).unwrap());
+                    // `exit` runs the destructors of this thread's thread-locals.
+                    in_a_child(|| (), libc::exit);
+                }
+            });
+            KEPT.with(|kept| kept.borrow_mut().clear());
+            assert_eq!(heap.stats().live_blocks, 0);
+        },
+    );
+}
+
+#[test]
+fn a_forked_child_drops_what_it_has_and_takes_nothing_from_its_parent() {
+    alone(
+        "a_forked_child_drops_what_it_has_and_takes_nothing_from_its_parent",
+        || {
+            let driver = Driver::simulated(Machine::gh200()).unwrap();
+            for options in [
+                options(),
+                options().scrub_on_free(true).grow_ahead(16 << 20),
+                options().debug(DebugOptions::new()),
+            ] {
+                let heap = options.build(&driver).unwrap();
+                let block = heap.allocate(layout(5000)).unwrap();
+                block.fill(7).unwrap();
+                let mut shared = Some((heap.allocate(layout(100)).unwrap(), heap.clone()));
+                let buffer = Buffer::near(&driver, 0, 1 << 20).unwrap();
+                let stream = Stream::new(&driver, 0).unwrap();
+                let mut theirs = Some((block, buffer, stream));
+                beside_busy_threads(&heap, || {
+                    for _ in 0..CHILDREN / 4 {
+                        in_a_child(
+                            || {
+                                theirs.take();
+                                shared.take();
+                            },
+                            libc::_exit,
+                        );
+                    }
+                });
+                let (block, ..) = theirs.unwrap();
+                let mut bytes = vec![0_u8; 5000];
+                block.read_at(0, &mut bytes).unwrap();
+                assert!(
+                    bytes.iter().all(|&byte| byte == 7),
+                    "a child has scrubbed it"
+                );
+                drop(block);
+                drop(shared);
+                assert_eq!(heap.stats().live_blocks, 0);
+            }
+        },
+    );
+}
+
+/// The driver is never asked: in a child its locks may be held for ever.
+#[test]
+fn a_forked_child_is_told_that_what_it_gives_back_is_its_parents() {
+    let name = "a_forked_child_is_told_that_what_it_gives_back_is_its_parents";
+    alone(name, || {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let memory = || {
+            PhysicalMemory::options(NodeId(0))
+                .create(&driver, 2 << 20)
+                .unwrap()
+        };
+        let mut pool = Some(Pool::options(NodeId(0)).create(&driver).unwrap());
+        let mut memories = Some([memory(), memory()]);
+        let mut mapping = Some(memory().map().unwrap());
+        in_a_child(
+            || {
+                let told = |error: &Error| assert!(error.to_string().contains("forked"), "{error}");
+                let [released, kept] = memories.take().unwrap();
+                told(&released.release().unwrap_err());
+                told(&kept.try_release().unwrap_err().1);
+                let failed = mapping.take().unwrap().unmap().unwrap_err();
+                told(&failed.1);
+                drop(failed);
+                told(&pool.take().unwrap().destroy().unwrap_err());
+            },
+            libc::_exit,
+        );
+        for memory in memories.unwrap() {
+            memory.release().unwrap();
+        }
+        mapping.unwrap().unmap().unwrap();
+        assert!(matches!(pool.unwrap().destroy(), Ok(Ok(()))));
+    });
+}
+
+/// Other threads may have held the driver's locks, so access is refused before the driver is called.
+#[test]
+fn a_forked_child_changes_no_access() {
+    use egmem::driver::{Access, AccessDesc, Location};
+    use egmem::vmm::Mapping;
+    alone("a_forked_child_changes_no_access", || {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let mut buffer = Buffer::near(&driver, 0, 4096).unwrap();
+        let memory = PhysicalMemory::options(NodeId(0)).create(&driver, 4096);
+        let mut mapping = memory.unwrap().map().unwrap();
+        let access = [AccessDesc::new(Location::Host, Access::ReadWrite)];
+        mapping.set_access(&access).unwrap();
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Relaxed) {
+                    Buffer::near(&driver, 0, 4096).unwrap();
+                }
+            });
+            let _stop = StopOnDrop(&stop);
+            for _ in 0..CHILDREN {
+                in_a_child(
+                    || {
+                        let told = |result: egmem::Result<()>| {
+                            let error = result.unwrap_err();
+                            assert!(error.to_string().contains("forked"), "{error}");
+                        };
+                        told(mapping.set_access(&access));
+                        told(Mapping::set_access_together(&mut [&mut mapping], &access));
+                        told(buffer.set_access_at(0, 4096, &access));
+                    },
+                    libc::_exit,
+                );
+            }
+        });
+        mapping.set_access(&access).unwrap();
+    });
+}
+
+#[cfg(feature = "portable")]
+#[test]
+fn a_forked_child_leaves_copies_and_registered_pages_to_its_parent() {
+    use egmem::driver::Location;
+    use egmem::pinned::{PageSize, RegisteredHost};
+    use egmem::shapes::Replicated;
+    let name = "a_forked_child_leaves_copies_and_registered_pages_to_its_parent";
+    alone(name, || {
+        let driver = Driver::simulated(Machine::h200x8()).unwrap();
+        let stream = Stream::new(&driver, 0).unwrap();
+        let places = [Location::Device(0), Location::HostNuma(0)];
+        let data = Replicated::on(places).create(&driver, &[1_u64; 9]).unwrap();
+        // Its work has not run in the parent either.
+        data.local(Location::Device(0))
+            .unwrap()
+            .release_after(&stream)
+            .unwrap();
+        let held = data.local(Location::Host).unwrap();
+        let pages = RegisteredHost::new(&driver, 0, 4096, PageSize::Base).unwrap();
+        pages.cpu().put(0, 5_u64).unwrap();
+        let mut all = Some((data, held, pages));
+        in_a_child(
+            || {
+                let told = |error: Error| assert!(error.to_string().contains("forked"), "{error}");
+                let (data, held, pages) = all.take().unwrap();
+                told(data.local(Location::Host).unwrap_err());
+                told(data.publish(&[2; 9]).unwrap_err());
+                drop((held, data, pages));
+            },
+            libc::_exit,
+        );
+        let (data, held, pages) = all.unwrap();
+        assert_eq!((held.get(8), pages.cpu().get(0)), (Ok(1), Ok(5_u64)));
+        assert_eq!(data.publish(&[2; 9]), Ok(2));
+        drop((data, held, pages, stream));
+        assert!(driver.sim().unwrap().held().is_empty());
+    });
+}
+
+#[cfg(feature = "portable")]
+#[test]
+fn a_forked_child_leaves_its_parents_socket() {
+    use egmem::share::{Channel, Listener, Peers};
+    alone("a_forked_child_leaves_its_parents_socket", || {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let mut owned = Some(Listener::bind(&path, Peers::same_user()).unwrap());
+        in_a_child(|| drop(owned.take()), libc::_exit);
+        assert!(owned.is_some());
+        Channel::connect(&path, Peers::same_user()).unwrap();
+    });
+}
+
+#[cfg(feature = "portable")]
+fn poll<T>(ticket: &mut Transfer<T>) -> Poll<Result<T, TransferFailed<T>>> {
+    let mut context = Context::from_waker(Waker::noop());
+    Future::poll(Pin::new(ticket), &mut context)
+}
+
+#[cfg(feature = "portable")]
+fn polled_by_a_child<T>(mut ticket: Transfer<T>) -> Transfer<T> {
+    let Poll::Ready(Err(failed)) = poll(&mut ticket) else {
+        panic!("nobody would wake the task");
+    };
+    assert!(failed.to_string().contains("forked"));
+    ticket
+}
+
+/// A ticket takes no lock in a child, where another thread may have held it.
+#[test]
+fn a_forked_child_is_told_that_a_transfer_is_its_parents() {
+    alone(
+        "a_forked_child_is_told_that_a_transfer_is_its_parents",
+        || {
+            let driver = Driver::simulated(Machine::gh200()).unwrap();
+            let stream = Stream::new(&driver, 0).unwrap();
+            let memory = Arc::new(Buffer::near(&driver, 0, 1 << 20).unwrap());
+            let stop = AtomicBool::new(false);
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    while !stop.load(Relaxed) {
+                        let memory = Buffer::near(&driver, 0, 4096).unwrap();
+                        stream
+                            .start_fill((memory, 0), 4096, 1)
+                            .unwrap()
+                            .wait()
+                            .unwrap();
+                    }
+                });
+                let _stop = StopOnDrop(&stop);
+                for _ in 0..CHILDREN {
+                    let fill = |byte| stream.start_fill((Arc::clone(&memory), 0), 4096, byte);
+                    let tickets = [fill(1), fill(2), fill(3)].map(Result::unwrap);
+                    #[cfg(feature = "portable")]
+                    let tickets = tickets.map(|mut ticket| {
+                        // More questions than the tickets' thread asks until the child has ended.
+                        for nth in 1..=3000 {
+                            driver
+                                .sim()
+                                .unwrap()
+                                .fail(Call::EventQuery, nth, Code::NOT_READY);
+                        }
+                        assert!(poll(&mut ticket).is_pending());
+                        ticket
+                    });
+                    let mut tickets = Some(tickets);
+                    in_a_child(
+                        || {
+                            let [asked, waited, dropped] = tickets.take().unwrap();
+                            #[cfg(feature = "portable")]
+                            let asked = polled_by_a_child(asked);
+                            let told =
+                                |error: &Error| assert!(error.to_string().contains("forked"));
+                            told(&asked.is_done().unwrap_err());
+                            let failed = waited.wait().unwrap_err();
+                            told(&failed.error);
+                            assert!(failed.operands.is_none());
+                            drop(dropped);
+                            told(&fill(4).unwrap_err().error);
+                        },
+                        libc::_exit,
+                    );
+                    driver.sim().unwrap().cancel_all();
+                    for ticket in tickets.into_iter().flatten() {
+                        ticket.wait().unwrap();
+                    }
+                    assert_eq!(memory.get::<u8>(0).unwrap(), 3);
+                }
+            });
+            assert_eq!(Arc::strong_count(&memory), 1);
+        },
+    );
+}
+
+/// The last handle, dropped by a child, ends nothing.
+#[test]
+fn a_heap_that_is_dropped_in_a_child_lives_on_in_its_parent() {
+    alone(
+        "a_heap_that_is_dropped_in_a_child_lives_on_in_its_parent",
+        || {
+            let driver = Driver::simulated(Machine::gh200()).unwrap();
+            let heap = options()
+                .scrub_on_free(true)
+                .grow_ahead(16 << 20)
+                .build(&driver)
+                .unwrap();
+            let block = heap.allocate(layout(1 << 20)).unwrap();
+            block.fill(9).unwrap();
+            let mut owned = Some((heap, block));
+            for _ in 0..CHILDREN {
+                in_a_child(|| drop(owned.take()), libc::exit);
+            }
+            let (heap, block) = owned.unwrap();
+            assert_eq!(block.get::<u8>((1 << 20) - 1).unwrap(), 9);
+            drop((heap, block));
+            assert!(driver.sim().unwrap().held().is_empty());
+        },
+    );
+}
+
+#[cfg(feature = "portable")]
+#[test]
+fn a_child_changes_nothing_in_its_parents_shapes() {
+    use egmem::shapes::{Appender, Growable, Ring};
+
+    alone("a_child_changes_nothing_in_its_parents_shapes", || {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let ring = Ring::<u64>::on(NodeId(0)).records(10);
+        let Ring {
+            mut producer,
+            mut consumer,
+        } = ring.create(&driver).unwrap();
+        assert!(producer.try_push(1).unwrap());
+        let mut output = Appender::<u64>::on(NodeId(0)).create(&driver).unwrap();
+        let stream = Stream::new(&driver, 0).unwrap();
+        let mut vector = Growable::<u64>::on(NodeId(0)).create(&driver).unwrap();
+        let refused =
+            |error: Error| assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+        in_a_child(
+            || {
+                refused(producer.try_push(2).unwrap_err());
+                refused(consumer.try_pop().unwrap_err());
+                output.pump();
+                refused(output.pump_while(&stream).unwrap_err());
+                refused(output.append(&[3]).unwrap_err());
+                refused(output.collect().unwrap_err());
+                refused(vector.push(4).unwrap_err());
+            },
+            libc::_exit,
+        );
+        assert!(producer.try_push(5).unwrap());
+        assert_eq!(consumer.try_pop().unwrap(), Some(1));
+        assert_eq!(consumer.try_pop().unwrap(), Some(5));
+        assert_eq!(output.append(&[6]).unwrap(), 1);
+        assert_eq!(output.collect().unwrap().missed, 0);
+    });
+}
+
+/// A child drops a tier, and the values that hold its pages, while another thread of the parent uses it.
+#[cfg(feature = "portable")]
+#[test]
+fn a_forked_childs_tier_stays_its_parents() {
+    use egmem::kv::{Key, Tier};
+
+    alone("a_forked_childs_tier_stays_its_parents", || {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let memory = Arc::new(Buffer::near(&driver, 0, 2 << 20).unwrap());
+        let tier = Tier::attach(memory.clone()).page_bytes(4096);
+        let tier = tier.open().unwrap();
+        let [ready, new, busy] = [1, 2, 3].map(|number| [Key::new([number; 32])]);
+        tier.prepare_store(&ready).unwrap().commit().unwrap();
+        let owner: u64 = memory.get(136).unwrap();
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Relaxed) {
+                    drop(tier.prepare_store(&busy).unwrap());
+                }
+            });
+            let _stop = StopOnDrop(&stop);
+            for _ in 0..CHILDREN {
+                let store = tier.prepare_store(&new).unwrap();
+                let load = tier.prepare_load(&ready).unwrap();
+                let mut held = Some((store, load, tier.clone()));
+                in_a_child(
+                    || {
+                        let (mut store, load, tier) = held.take().unwrap();
+                        assert_eq!(tier.lookup(&ready), 0);
+                        assert!(tier.prepare_store(&ready).is_err());
+                        assert!(store.commit().is_err());
+                        assert!(store.view(0).is_err() && load.view(0).is_err());
+                        drop((store, load, tier));
+                    },
+                    libc::exit,
+                );
+                assert_eq!(tier.stats().pinned, 1);
+                assert_eq!(memory.get::<u64>(136).unwrap(), owner);
+            }
+        });
+        assert_eq!((tier.stats().ready, tier.stats().pinned), (1, 0));
+        assert_eq!(tier.lookup(&ready), 1);
+    });
+}
