@@ -53,6 +53,34 @@ def test_pin_copies_and_requires_grad_is_kept(default):
     assert et.empty(4, requires_grad=True, node=0).requires_grad
 
 
+PERMUTED = {
+    "channels_last": lambda: torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "transposed": lambda: torch.randn(6, 4).t(),
+    "part": lambda: torch.randn(6, 4)[2:4],
+    "columns": lambda: torch.randn(6, 9)[:, 2:5],
+    "expanded": lambda: torch.randn(1, 9).expand(5, 9),
+    "windows that overlap": lambda: torch.randn(20).unfold(0, 5, 1),
+    "empty": lambda: torch.randn(0, 3).t(),
+}
+
+
+@pytest.mark.parametrize("name", PERMUTED)
+def test_strides_are_kept(default, name):
+    tensor = PERMUTED[name]()
+    like, theirs = et.empty_like(tensor, node=0), torch.empty_like(tensor)
+    assert (like.size(), like.stride(), like.dtype) == (theirs.size(), theirs.stride(), theirs.dtype)
+    pinned = et.pin(tensor, node=0)
+    assert pinned.stride() == tensor.stride() and torch.equal(pinned, tensor)
+    assert pinned.data_ptr() != tensor.data_ptr() or not tensor.numel()
+
+
+def test_a_pinned_expanded_tensor_takes_its_distinct_elements(default):
+    heap = egmem.Heap(0, driver=default)
+    pinned = et.pin(torch.randn(1, 64).expand(1 << 16, 64), heap=heap)
+    assert pinned.shape == (1 << 16, 64) and heap.stats()["used"] <= 1024
+    assert not et.empty_like(torch.nn.Parameter(torch.ones(3)), heap=heap).requires_grad
+
+
 class OnGpu(torch.Tensor):
     """A tensor that says it is a GPU's."""
 
@@ -88,44 +116,6 @@ def test_an_offloaded_optimizer_is_saved_and_copied(monkeypatch, tmp_path):
     del moved
     gc.collect()
     assert alive() is None
-
-
-def test_nothing_is_offloaded_within_a_capture(default, monkeypatch):
-    heap = egmem.Heap(0, driver=default)
-    weight = torch.ones(1 << 18, requires_grad=True)
-    activations = (weight * 1).detach().as_subclass(OnGpu)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    with et.offload(heap=heap):
-        with pytest.raises(egmem.NotSupported, match="CUDA graph") as refused:
-            weight * activations
-    assert "without a graph" in refused.value.remedy
-    saved = object.__new__(et._Saved)
-    with pytest.raises(egmem.NotSupported, match="CUDA graph"):
-        saved.load()
-    assert heap.stats()["allocated_blocks"] == 0
-
-
-def test_an_offloaded_tensor_ends_on_a_stream_that_is_not_captured(monkeypatch):
-    def current_stream(device):
-        raise AssertionError("it may be captured by the thread that collects garbage")
-
-    class Stream:
-        waited = None
-
-        def wait_event(self, event):
-            self.waited = event
-
-    class Block:
-        freed_after = None
-
-        def free_after(self, stream):
-            self.freed_after = stream
-
-    monkeypatch.setattr(torch.cuda, "current_stream", current_stream)
-    saved, stream, block, ready = object.__new__(et._Saved), Stream(), Block(), object()
-    saved._block, saved._cpu, saved._frees, saved._ready, saved._device = block, None, stream, ready, None
-    del saved
-    assert block.freed_after is stream and stream.waited is ready
 
 
 def test_captures_of_this_pytorch_are_noticed():

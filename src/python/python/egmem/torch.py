@@ -19,7 +19,7 @@ from typing import Any, Dict, Iterator, Optional, Sequence, Tuple, Union
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from . import _captures, _egmem
+from . import _captures, _egmem, _offload
 from ._errors import NotSupported
 
 __all__ = [
@@ -74,10 +74,6 @@ def heap_on(node: Optional[int] = None, *, driver: Optional[_egmem.Driver] = Non
     return heap
 
 
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).split(".", 1)[1]
-
-
 def _shape(size: Tuple[Any, ...]) -> Tuple[int, ...]:
     if len(size) == 1 and not isinstance(size[0], int):
         size = tuple(size[0])
@@ -122,63 +118,21 @@ def _tensor(memory: Any, dtype: torch.dtype, shape: Tuple[int, ...]) -> torch.Te
 
 
 def empty_like(tensor: torch.Tensor, *, node: Optional[int] = None, heap: Optional[_egmem.Heap] = None) -> torch.Tensor:
-    """Returns a pinned CPU tensor with another one's shape and type. See :func:`empty`."""
-    return empty(tensor.shape, dtype=tensor.dtype, node=node, heap=heap)
+    """Returns a pinned CPU tensor with another one's shape and type, and with the strides that ``torch.empty_like`` gives it. See
+    :func:`empty`."""
+    like = torch.empty_like(tensor, device="meta", requires_grad=False)
+    return empty(like.numel(), dtype=like.dtype, node=node, heap=heap).as_strided(like.size(), like.stride())
 
 
 def pin(tensor: torch.Tensor, *, node: Optional[int] = None, heap: Optional[_egmem.Heap] = None) -> torch.Tensor:
-    """Returns a copy of a tensor in pinned memory of exactly its size, on a host node."""
-    pinned = empty_like(tensor, node=node, heap=heap)
-    pinned.copy_(tensor)
-    return pinned
-
-
-class _Saved:
-    """A tensor of a GPU, while its values are in CPU memory."""
-
-    __slots__ = ("_block", "_cpu", "_device", "_frees", "_ready")
-
-    def __init__(self, tensor: torch.Tensor, heap: _egmem.Heap, stream: Any, frees: Any) -> None:
-        self._device = tensor.device
-        self._frees = frees
-        self._block = heap.allocate(tensor.numel() * tensor.element_size())
-        self._cpu = _tensor(self._block, tensor.dtype, tuple(tensor.shape))
-        stream.wait_stream(torch.cuda.current_stream(tensor.device))
-        with torch.cuda.stream(stream):
-            self._cpu.copy_(tensor, non_blocking=True)
-            self._ready = stream.record_event()
-        tensor.record_stream(stream)
-
-    def load(self) -> torch.Tensor:
-        """Returns the values on the GPU. The block may be freed as soon as the current stream's copy has run."""
-        _expect_no_capture()
-        current = torch.cuda.current_stream(self._device)
-        current.wait_event(self._ready)
-        tensor = torch.empty_like(self._cpu, device=self._device)
-        tensor.copy_(self._cpu, non_blocking=True)
-        self._ready = current.record_event()
-        return tensor
-
-    def __del__(self) -> None:
-        block, self._cpu = getattr(self, "_block", None), None
-        ready = getattr(self, "_ready", None)
-        if block is None or ready is None:
-            return
-        # Freed in the order of a stream that waits for the copies: no GPU is waited for. It is a stream of its own:
-        # the thread that collects garbage may be capturing its current one. Where that fails, the block's own end
-        # waits.
-        with contextlib.suppress(Exception):
-            self._frees.wait_event(ready)
-            block.free_after(self._frees)
-
-
-def _expect_no_capture() -> None:
-    """A graph would copy to and from the blocks at each replay, when they belong to other tensors."""
-    if torch.cuda.is_current_stream_capturing():
-        raise NotSupported(
-            "tensors cannot be offloaded while a stream is being captured into a CUDA graph",
-            "capture outside of egmem.torch.offload, or run this part without a graph",
-        )
+    """Returns a copy of a tensor in pinned memory on a host node, with the same strides. As with PyTorch's ``pin_memory``, it takes
+    the memory from the tensor's first element to its last: less than its size for one that was expanded, more for one with gaps."""
+    if tensor.numel() == 0:
+        return empty_like(tensor, node=node, heap=heap)
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride()))
+    pinned = empty(extent, dtype=tensor.dtype, node=node, heap=heap)
+    pinned.copy_(tensor.as_strided((extent,), (1,)))
+    return pinned.as_strided(tensor.size(), tensor.stride())
 
 
 @contextlib.contextmanager
@@ -187,35 +141,25 @@ def offload(
     *,
     min_bytes: int = 1 << 20,
     heap: Optional[_egmem.Heap] = None,
+    ahead: int = 2,
 ) -> Iterator[_egmem.Heap]:
     """Keeps the tensors that autograd saves within the block in CPU memory, until the backward pass asks for them.
 
-    Tensors of GPUs of ``min_bytes`` or more are copied out on a stream of their own, beside the forward pass, and copied back
-    when they are needed. Parameters and other leaves stay. The heap that has the memory is the context's value. While a stream is
-    captured into a CUDA graph nothing can be offloaded: such a forward or backward pass raises ``egmem.NotSupported``.
+    Tensors of GPUs with ``min_bytes`` or more of distinct elements are copied out on a stream of their own, beside the forward pass.
+    The backward pass fetches those that were saved before the one that it asks for, ``ahead`` of them, on another stream. Parameters
+    and other leaves stay. Tensors come back with their strides, and views of one storage that overlap or adjoin as views of one
+    storage; their common elements are copied once. That storage stays on the GPU until the last of these views was asked for. The heap
+    that has the memory is the context's value. While a stream is captured into a CUDA graph nothing can be offloaded: such a
+    forward or backward pass raises ``egmem.NotSupported``. A tensor that stays and is modified in place after it was saved raises
+    ``RuntimeError`` in the backward pass, as without ``offload``.
 
     >>> with egmem.torch.offload(node=0):     # doctest: +SKIP
     ...     loss = model(batch).sum()
     >>> loss.backward()                       # doctest: +SKIP
     """
     heap = heap if heap is not None else heap_on(node)
-    streams: Dict[torch.device, Tuple[Any, Any]] = {}
-
-    def pack(tensor: torch.Tensor) -> Any:
-        small = tensor.numel() * tensor.element_size() < min_bytes
-        if not tensor.is_cuda or small or isinstance(tensor, torch.nn.Parameter) or tensor.is_leaf and tensor.requires_grad:
-            return tensor
-        _expect_no_capture()
-        found = streams.get(tensor.device)
-        if found is None:
-            made = torch.cuda.Stream(tensor.device), torch.cuda.Stream(tensor.device)
-            found = streams.setdefault(tensor.device, made)
-        return _Saved(tensor.detach().contiguous(), heap, *found)
-
-    def unpack(saved: Any) -> torch.Tensor:
-        return saved.load() if isinstance(saved, _Saved) else saved
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+    saved = _offload.Offload(heap, min_bytes, ahead)
+    with torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack):
         yield heap
 
 

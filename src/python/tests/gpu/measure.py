@@ -173,6 +173,52 @@ def copies():
         print(f"  is_pinned {pinned}, asked in {(time.perf_counter() - start) * 1e6:.1f} us", flush=True)
 
 
+def offload():
+    """Measures a training step of 24 linear layers with GELU, by where the tensors are that autograd saves."""
+    import contextlib
+
+    import torch
+
+    import egmem.torch as et
+
+    rows, width, layers = 16384, 4096, 24
+    options = {"device": "cuda", "dtype": torch.bfloat16}
+    blocks = [torch.nn.Sequential(torch.nn.Linear(width, width, **options), torch.nn.GELU()) for _ in range(layers)]
+    model = torch.nn.Sequential(*blocks)
+    batch = torch.randn(rows, width, **options)
+
+    def step(context):
+        with context:
+            loss = model(batch).sum()
+        loss.backward()
+
+    def print_step(name, work):
+        times = []
+        for _ in range(10):
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            work()
+            torch.cuda.synchronize()
+            times.append((time.perf_counter() - began) * 1e3)
+        print(f"a step of {layers} linear layers with GELU at {rows} x {width}, {name}: {statistics.median(times[3:]):.0f} ms", flush=True)
+
+    print_step("on the GPU", lambda: step(contextlib.nullcontext()))
+    for ahead in (0, 1, 2, 3, 4):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        print_step(f"egmem.torch.offload(ahead={ahead})", lambda: step(et.offload(ahead=ahead)))
+        print(f"  peak of the GPU's memory: {torch.cuda.max_memory_allocated() / (1 << 30):.2f} GiB", flush=True)
+    print_step("save_on_cpu(pin_memory=True)", lambda: step(torch.autograd.graph.save_on_cpu(pin_memory=True)))
+    host = et.empty(rows, width, dtype=torch.bfloat16)
+
+    def link():
+        for _ in range(2 * layers):
+            host.copy_(batch, non_blocking=True)
+            batch.copy_(host, non_blocking=True)
+
+    print_step("the link alone, one direction at a time", link)
+
+
 TIER_PAGES, TIER_PAGE = 4096, 4 << 20  # 16 GiB
 
 # The program of a process until it has 16 GiB of pinned memory that GPU 0 can use.
@@ -416,6 +462,7 @@ if __name__ == "__main__":
         "cuda.core": cuda_core,
         "exact": exact,
         "copies": copies,
+        "offload": offload,
         "kv": kv,
         "start": start,
     }

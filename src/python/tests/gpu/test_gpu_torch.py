@@ -92,65 +92,7 @@ class Pinned(unittest.TestCase):
 
 
 @needs("torch")
-class Offload(unittest.TestCase):
-    def test_gradients_are_the_same(self):
-        import torch
-
-        import egmem.torch as et
-
-        torch.manual_seed(1)
-        model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(6)], torch.nn.GELU()).cuda()
-        batch = torch.randn(2048, 512, device="cuda")
-
-        def gradients(context):
-            model.zero_grad()
-            with context:
-                loss = model(batch).pow(2).mean()
-            loss.backward()
-            return [parameter.grad.clone() for parameter in model.parameters()]
-
-        import contextlib
-
-        plain = gradients(contextlib.nullcontext())
-        heap = egmem.Heap(gpu=0, driver=egmem.open())
-        for _ in range(3):
-            offloaded = gradients(et.offload(heap=heap, min_bytes=1 << 16))
-            for one, other in zip(plain, offloaded):
-                self.assertTrue(torch.equal(one, other))
-        torch.cuda.synchronize()
-        gc.collect()
-        heap.collect(wait=True)
-        self.assertGreater(heap.stats()["allocated_blocks"], 0)
-        self.assertEqual(heap.stats()["live_blocks"], 0)
-
-    def test_the_gpu_needs_less_memory(self):
-        import torch
-
-        import egmem.torch as et
-
-        layers = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.GELU()) for _ in range(12)])
-        layers = layers.cuda()
-        batch = torch.randn(16384, 1024, device="cuda")
-
-        def peak(offloaded):
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-            if offloaded:
-                with et.offload():
-                    loss = layers(batch).sum()
-                    torch.cuda.synchronize()
-            else:
-                loss = layers(batch).sum()
-            used = torch.cuda.memory_allocated()
-            loss.backward()
-            return used
-
-        without = peak(False)
-        with_offload = peak(True)
-        print(f"\nallocated after the forward pass: {without >> 20} MiB, offloaded {with_offload >> 20} MiB")
-        self.assertLess(with_offload, without / 2)
-
-
+class Optimizers(unittest.TestCase):
     def test_an_optimizer_s_state_is_in_cpu_memory(self):
         import torch
 
