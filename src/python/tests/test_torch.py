@@ -1,9 +1,6 @@
 """egmem.torch with the real package on the simulator: tensors of the CPU, which need no GPU. Skipped where PyTorch is missing."""
 
-import contextlib
-import copy
 import gc
-import weakref
 
 import pytest
 
@@ -79,43 +76,6 @@ def test_a_pinned_expanded_tensor_takes_its_distinct_elements(default):
     pinned = et.pin(torch.randn(1, 64).expand(1 << 16, 64), heap=heap)
     assert pinned.shape == (1 << 16, 64) and heap.stats()["used"] <= 1024
     assert not et.empty_like(torch.nn.Parameter(torch.ones(3)), heap=heap).requires_grad
-
-
-class OnGpu(torch.Tensor):
-    """A tensor that says it is a GPU's."""
-
-    is_cuda = True
-    __torch_function__ = torch._C._disabled_torch_function_impl  # tensors made from it are plain ones
-
-
-def test_an_offloaded_optimizer_is_saved_and_copied(monkeypatch, tmp_path):
-    class Pool:
-        """A MemPool cannot be copied, nor saved."""
-
-        def __reduce_ex__(self, protocol):
-            raise TypeError("a pool")
-
-    parameter = torch.nn.Parameter(torch.zeros(1 << 15))
-    optimizer = torch.optim.SGD([parameter], momentum=0.9)
-    state = optimizer.state[parameter]
-    state["momentum_buffer"] = torch.ones(1 << 15).as_subclass(OnGpu)
-    pool = Pool()
-    alive = weakref.ref(pool)
-    monkeypatch.setattr(torch.cuda, "use_mem_pool", lambda pool, device: contextlib.nullcontext())
-    assert et.offload_optimizer(optimizer, pool=pool) is pool
-    moved = state["momentum_buffer"]
-    copied = copy.deepcopy(optimizer.state_dict())
-    torch.save(optimizer.state_dict(), tmp_path / "state")
-    loaded = torch.load(tmp_path / "state", weights_only=False)
-    for saved in (copied, loaded):
-        assert bool((saved["state"][0]["momentum_buffer"] == 1).all())
-    del pool, optimizer
-    gc.collect()
-    assert alive() is not None, "the pool lives as long as its tensors"
-    state.clear()
-    del moved
-    gc.collect()
-    assert alive() is None
 
 
 def test_captures_of_this_pytorch_are_noticed():

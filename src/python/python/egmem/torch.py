@@ -11,16 +11,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import threading
-from typing import Any, Dict, Iterator, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple, Union
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from . import _captures, _egmem, _offload
-from ._errors import NotSupported
+from ._errors import InvalidArgument, NotAccessible, NotSupported, OutOfMemory
 
 __all__ = [
     "MemPool",
@@ -49,21 +50,29 @@ _lock = threading.Lock()
 _heaps: Dict[Tuple[int, int, int], _egmem.Heap] = {}
 
 
-def _device_index(device: Any = None) -> int:
-    if device is None:
-        return torch.cuda.current_device() if torch.cuda.is_available() else 0
-    index = torch.device(device).index
-    return torch.cuda.current_device() if index is None else index
+def _gpu(device: Any = None) -> int:
+    """Returns a device's GPU; by default the current one."""
+    if isinstance(device, int):
+        return device
+    if device is not None:
+        device = torch.device(device)
+        if device.type != "cuda":
+            raise InvalidArgument(f"device is {str(device)!r}, which is no GPU", "pass a GPU, such as \"cuda:0\"")
+        if device.index is not None:
+            return int(device.index)
+    # Until PyTorch initialises CUDA, which fixes its allocator, no other GPU was made current.
+    return torch.cuda.current_device() if torch.cuda.is_initialized() else 0
 
 
-def _node(node: Optional[int], driver: _egmem.Driver) -> int:
-    return driver.topology().gpu(_device_index()).host_node if node is None else node
+def _node(node: Optional[int], driver: _egmem.Driver, device: Any = None) -> int:
+    return driver.topology().gpu(_gpu(device)).host_node if node is None else node
 
 
-def heap_on(node: Optional[int] = None, *, driver: Optional[_egmem.Driver] = None) -> _egmem.Heap:
-    """Returns the heap that this module's functions share for a node; by default the node nearest to the current GPU."""
+def heap_on(node: Optional[int] = None, *, device: Any = None, driver: Optional[_egmem.Driver] = None) -> _egmem.Heap:
+    """Returns the heap that this module's functions share for a node; by default the node nearest to ``device``, or to the current
+    GPU."""
     driver = driver if driver is not None else _egmem.default_driver()
-    node = _node(node, driver)
+    node = _node(node, driver, device)
     # The heap of a parent process would be refused: a forked child has its own key.
     key = (os.getpid(), hash(driver), node)
     with _lock:
@@ -187,7 +196,10 @@ def _custom_allocator(heap: _egmem.Heap, keep: int, *, segments: bool) -> Tuple[
 
 
 class MemPool(torch.cuda.MemPool):
-    """A ``torch.cuda.MemPool`` whose memory comes from a heap on a host node.
+    """A ``torch.cuda.MemPool`` of one GPU, whose memory comes from a heap on a host node.
+
+    The GPU is ``device``, by default the current one; which GPU is current later makes no difference. Without ``node`` or ``heap`` the
+    memory is on the node nearest to that GPU.
 
     PyTorch's caching allocator takes segments from it, so ``record_stream``, CUDA graphs, statistics and
     ``torch.OutOfMemoryError`` are PyTorch's own. PyTorch routes by thread: the backward pass runs in other threads, whose
@@ -196,20 +208,39 @@ class MemPool(torch.cuda.MemPool):
     PyTorch frees segments, which hold several tensors. As with ``cudaFree``, their memory has another user only after all work of
     the GPUs. The heap and its functions stay until the process ends: PyTorch may return segments after the pool is gone.
 
+    Raises ``NotAccessible`` if the GPU has no access to the heap's memory.
+
     >>> pool = egmem.torch.MemPool(node=0)            # doctest: +SKIP
     >>> with torch.cuda.use_mem_pool(pool):           # doctest: +SKIP
     ...     weights = torch.zeros(1 << 30, device="cuda")
     """
 
     heap: _egmem.Heap
+    gpu: int
 
-    def __init__(self, node: Optional[int] = None, *, heap: Optional[_egmem.Heap] = None) -> None:
+    def __init__(
+        self, node: Optional[int] = None, *, heap: Optional[_egmem.Heap] = None, device: Any = None
+    ) -> None:
         torch.cuda.init()
-        heap = heap if heap is not None else heap_on(node)
+        gpu = _gpu(device)
+        heap = heap if heap is not None else heap_on(node, device=gpu)
+        _expect_access(heap, gpu)
         slot, allocator = _custom_allocator(heap, _KEEP, segments=True)
-        super().__init__(allocator)
+        with torch.cuda.device(gpu):  # PyTorch's pool is the current GPU's
+            super().__init__(allocator)
+        self.gpu = gpu
         self.heap = heap
         self.slot = slot
+
+    def expect_on(self, device: Any) -> None:
+        """Raises ``InvalidArgument`` unless ``device``, by default the current one, is the pool's GPU: PyTorch would take the
+        memory of another GPU for it."""
+        gpu = _gpu(device)
+        if gpu != self.gpu:
+            raise InvalidArgument(
+                f"the pool is of GPU {self.gpu}, and cannot allocate for GPU {gpu}",
+                f"make a pool of that GPU: egmem.torch.MemPool(device={gpu})",
+            )
 
     def last_error(self) -> Optional[BaseException]:
         """Returns why the heap last had no memory, as egmem's exception."""
@@ -217,11 +248,45 @@ class MemPool(torch.cuda.MemPool):
         return error
 
 
+def _expect_access(heap: _egmem.Heap, gpu: int) -> None:
+    with contextlib.suppress(OutOfMemory):  # of a full heap, the first allocation tells
+        access = heap.allocate(1).access(gpu)
+        if access != "rw":
+            raise NotAccessible(
+                f"GPU {gpu} has {'only read' if access else 'no'} access to the heap's memory", f"name it in the heap's access_by: {gpu}"
+            )
+
+
+def _of_its_gpu(use_mem_pool: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns ``use_mem_pool`` with a check of this module's pools."""
+
+    @functools.wraps(use_mem_pool)
+    def checked(pool: Any, device: Any = None) -> Any:
+        if isinstance(pool, MemPool):
+            pool.expect_on(device)
+        return use_mem_pool(pool, device)
+
+    return checked
+
+
+# PyTorch does not compare the pool's GPU with the device.
+_use_mem_pool = torch.cuda.use_mem_pool
+torch.cuda.use_mem_pool = torch.cuda.memory.use_mem_pool = _of_its_gpu(_use_mem_pool)
+
+
 @contextlib.contextmanager
 def use(pool: Union[MemPool, int, None] = None, device: Any = None) -> Iterator[MemPool]:
-    """Allocates the CUDA tensors that this thread makes within the block in a pool, or in a new one on a node."""
-    pool = pool if isinstance(pool, MemPool) else MemPool(pool)
-    with torch.cuda.use_mem_pool(pool, device):
+    """Allocates the CUDA tensors that this thread makes within the block in a pool, or in a new one on a node.
+
+    A new pool is of the GPU ``device``, by default the current one. The pool's GPU is current within the block, as a stream's is within
+    ``torch.cuda.stream``; tensors that the block makes on other GPUs are in their own memory. Raises ``InvalidArgument`` if ``device``
+    is not the pool's GPU.
+    """
+    if not isinstance(pool, MemPool):
+        pool = MemPool(pool, device=device)
+    elif device is not None:
+        pool.expect_on(device)
+    with torch.cuda.device(pool.gpu), _use_mem_pool(pool, pool.gpu):
         yield pool
 
 
@@ -240,9 +305,24 @@ def offload_optimizer(
     """Keeps an optimizer's state in CPU memory: after each step, new state of ``min_bytes`` or more moves to a pool on a node.
 
     The state stays CUDA tensors, which the GPU reads and writes where they are, so a step copies nothing and needs no room for
-    them in the GPU. Call it before or after the first step; the pool is the result.
+    them in the GPU. Call it before or after the first step.
+
+    Each GPU that has state has a pool. The result is ``pool``, or else that of the first parameter's GPU. Those of other GPUs
+    have the same heap if ``pool`` is given; without ``node`` each is on the node nearest to its GPU.
     """
-    memory = pool if pool is not None else MemPool(node)
+    if pool is None:
+        on_gpu = (each.device for group in optimizer.param_groups for each in group["params"] if each.is_cuda)
+        pool = MemPool(node, device=next(on_gpu, None))
+        heap = None
+    else:
+        heap = pool.heap
+    pools = {pool.gpu: pool}
+
+    def pool_of(device: torch.device) -> MemPool:
+        gpu = _gpu(device)
+        if gpu not in pools:
+            pools[gpu] = MemPool(node, heap=heap, device=gpu)
+        return pools[gpu]
 
     def move(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for state in optimizer.state.values():
@@ -251,7 +331,8 @@ def offload_optimizer(
                     continue
                 if value.numel() * value.element_size() < min_bytes:
                     continue
-                with torch.cuda.use_mem_pool(memory, value.device):
+                memory = pool_of(value.device)
+                with use(memory):
                     moved = torch.empty_like(value)
                 moved.copy_(value)
                 _pools[moved] = memory
@@ -259,7 +340,7 @@ def offload_optimizer(
 
     optimizer.register_step_post_hook(move)
     move(optimizer)
-    return memory
+    return pool
 
 
 _current: Optional[_egmem.Heap] = None

@@ -3,19 +3,19 @@
 import gc
 import unittest
 
-from support import child, needs
+from support import GpuTest, needs
 
 import egmem
 
 
 @needs("cupy")
-class Pools(unittest.TestCase):
+class Pools(GpuTest):
     def test_arrays_are_in_the_heap(self):
         import cupy
 
         import egmem.cupy
 
-        heap = egmem.Heap(gpu=0, driver=egmem.open())
+        heap = egmem.Heap(gpu=self.gpu, driver=egmem.open())
         pool = egmem.cupy.memory_pool(heap=heap)
         with cupy.cuda.using_allocator(pool.malloc):
             array = cupy.arange(1 << 20, dtype="f4")
@@ -33,7 +33,7 @@ class Pools(unittest.TestCase):
 
         import egmem.cupy
 
-        pool = egmem.cupy.memory_pool(heap=egmem.Heap(gpu=0, limit=32 << 20, driver=egmem.open()))
+        pool = egmem.cupy.memory_pool(heap=egmem.Heap(gpu=self.gpu, limit=32 << 20, driver=egmem.open()))
         with cupy.cuda.using_allocator(pool.malloc):
             with self.assertRaises(cupy.cuda.memory.OutOfMemoryError):
                 cupy.empty(64 << 20, dtype="u1")
@@ -44,7 +44,7 @@ class Pools(unittest.TestCase):
 
         import egmem.cupy
 
-        heap = egmem.Heap(gpu=0, driver=egmem.open())
+        heap = egmem.Heap(gpu=self.gpu, driver=egmem.open())
         cupy.cuda.set_pinned_memory_allocator(egmem.cupy.pinned_allocator(heap=heap))
         try:
             source = cupy.cuda.alloc_pinned_memory(1000 * 4)
@@ -60,21 +60,22 @@ class Pools(unittest.TestCase):
     def test_asarray_copies_nothing(self):
         import egmem.cupy
 
-        buffer = egmem.Buffer(1 << 20, gpu=0, driver=egmem.open())
+        buffer = egmem.Buffer(1 << 20, gpu=self.gpu, driver=egmem.open())
         array = egmem.cupy.asarray(buffer, "float32", (1 << 18,))
         self.assertEqual(array.data.ptr, buffer.address)
 
     def test_memory_that_ends_meanwhile_disturbs_no_capture(self):
         """The driver reports captures of blocking streams; the program reports others."""
         for non_blocking in (False, True):
-            child(
+            self.child(
                 f"""
 import contextlib, cupy, egmem, egmem.cupy
+cupy.cuda.Device(GPU).use()
 pool = egmem.cupy.memory_pool(0)
 with cupy.cuda.using_allocator(pool.malloc):
     array = cupy.ones(1 << 20)
 source = cupy.ones(1 << 20)
-kept = [memoryview(egmem.Buffer(1 << 20, gpu=0))]
+kept = [memoryview(egmem.Buffer(1 << 20, gpu=GPU))]
 stream = cupy.cuda.Stream(non_blocking={non_blocking})
 with stream:
     result = cupy.empty_like(source)
@@ -96,9 +97,10 @@ assert float(result[0]) == 3.0
             )
 
     def test_an_exit_with_live_arrays_is_clean(self):
-        child(
+        self.child(
             """
 import cupy, egmem, egmem.cupy
+cupy.cuda.Device(GPU).use()
 pool = egmem.cupy.memory_pool(0)
 cupy.cuda.set_allocator(pool.malloc)
 kept = cupy.arange(1 << 20)

@@ -4,7 +4,7 @@ import contextlib
 import gc
 import unittest
 
-from support import needs
+from support import GpuTest, needs
 
 import egmem
 
@@ -32,7 +32,7 @@ def keeper(views):
 
 
 @needs("torch")
-class Offload(unittest.TestCase):
+class Offload(GpuTest):
     def test_gradients_are_the_same(self):
         import torch
 
@@ -50,7 +50,7 @@ class Offload(unittest.TestCase):
             return [parameter.grad.clone() for parameter in model.parameters()]
 
         plain = gradients(contextlib.nullcontext())
-        heap = egmem.Heap(gpu=0, driver=egmem.open())
+        heap = egmem.Heap(gpu=self.gpu, driver=egmem.open())
         for _ in range(3):
             offloaded = gradients(et.offload(heap=heap, min_bytes=1 << 16))
             for one, other in zip(plain, offloaded):
@@ -94,7 +94,7 @@ class Offload(unittest.TestCase):
 
         import egmem.torch as et
 
-        heap = egmem.Heap(gpu=0, chunk=2 * MIB, driver=egmem.open())
+        heap = egmem.Heap(gpu=self.gpu, chunk=2 * MIB, driver=egmem.open())
         keep = keeper(views)
         source.requires_grad_()
         with et.offload(heap=heap, min_bytes=1 << 10):
@@ -143,7 +143,7 @@ class Offload(unittest.TestCase):
 
         import egmem.torch as et
 
-        heap = egmem.Heap(gpu=0, limit=64 * MIB, wait_for_gpu=True, driver=egmem.open())
+        heap = egmem.Heap(gpu=self.gpu, limit=64 * MIB, wait_for_gpu=True, driver=egmem.open())
         source = torch.full((12 * MIB,), 3.0, device="cuda", requires_grad=True)
         one, other = torch.cuda.Stream(), torch.cuda.Stream()
         with et.offload(heap=heap):

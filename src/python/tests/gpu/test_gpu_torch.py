@@ -10,7 +10,7 @@ import tempfile
 import threading
 import unittest
 
-from support import child, needs
+from support import GpuTest, needs
 
 import egmem
 
@@ -18,13 +18,13 @@ GIB = 1 << 30
 
 
 @needs("torch")
-class Pinned(unittest.TestCase):
+class Pinned(GpuTest):
     def test_tensors_are_pinned_and_of_their_own_size(self):
         import torch
 
         import egmem.torch as et
 
-        heap = egmem.Heap(gpu=0, driver=egmem.open())
+        heap = egmem.Heap(gpu=self.gpu, driver=egmem.open())
         tensor = et.empty(3, 5, dtype=torch.float16, heap=heap)
         self.assertEqual((tensor.shape, tensor.dtype, tensor.device.type), ((3, 5), torch.float16, "cpu"))
         self.assertTrue(tensor.is_pinned())
@@ -79,7 +79,7 @@ class Pinned(unittest.TestCase):
 
         import egmem.torch as et
 
-        heap = egmem.Heap(gpu=0, driver=egmem.open())
+        heap = egmem.Heap(gpu=self.gpu, driver=egmem.open())
         tensors = [et.empty(1 << 20, heap=heap, dtype=torch.uint8) for _ in range(50)]
 
         def end(all):
@@ -92,7 +92,7 @@ class Pinned(unittest.TestCase):
 
 
 @needs("torch")
-class Optimizers(unittest.TestCase):
+class Optimizers(GpuTest):
     def test_an_optimizer_s_state_is_in_cpu_memory(self):
         import torch
 
@@ -104,7 +104,7 @@ class Optimizers(unittest.TestCase):
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
             pool = None
             if offloaded:
-                pool = et.offload_optimizer(optimizer, pool=et.MemPool(heap=egmem.Heap(gpu=0, driver=egmem.open())))
+                pool = et.offload_optimizer(optimizer, pool=et.MemPool(heap=egmem.Heap(gpu=self.gpu, driver=egmem.open())))
             for _ in range(4):
                 model(torch.ones(8, 2048, device="cuda")).pow(2).mean().backward()
                 optimizer.step()
@@ -120,15 +120,35 @@ class Optimizers(unittest.TestCase):
             self.assertTrue(torch.equal(one, other))
         self.assertGreaterEqual(pool.heap.stats()["used_high_water"], 4 * 2048 * 2048 * 4)
 
+    def test_the_state_on_all_gpus_is_in_cpu_memory(self):
+        import torch
+
+        import egmem.torch as et
+
+        layers = [torch.nn.Linear(2048, 2048).cuda(gpu) for gpu in range(torch.cuda.device_count())]
+        parameters = [parameter for layer in layers for parameter in layer.parameters()]
+        optimizer = torch.optim.AdamW(parameters, lr=1e-3)
+        pool = et.offload_optimizer(optimizer, pool=et.MemPool(heap=egmem.Heap(gpu=self.gpu, driver=egmem.open())))
+        for _ in range(3):
+            for gpu, layer in enumerate(layers):
+                layer(torch.ones(8, 2048, device=f"cuda:{gpu}")).pow(2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        for layer in layers:
+            state = optimizer.state[layer.weight]["exp_avg"]
+            self.assertEqual(state.device, layer.weight.device)
+            self.assertTrue(bool(state.isfinite().all()))
+        self.assertGreaterEqual(pool.heap.stats()["used"], len(layers) * 2 * 2048 * 2048 * 4)
+
 
 @needs("torch")
-class Pools(unittest.TestCase):
+class Pools(GpuTest):
     def test_tensors_of_a_pool_are_in_cpu_memory(self):
         import torch
 
         import egmem.torch as et
 
-        pool = et.MemPool(heap=egmem.Heap(gpu=0, driver=egmem.open()))
+        pool = et.MemPool(heap=egmem.Heap(gpu=self.gpu, driver=egmem.open()))
         with torch.cuda.use_mem_pool(pool):
             tensor = torch.ones(64 << 20, device="cuda", dtype=torch.uint8)
             product = torch.randn(512, 512, device="cuda")
@@ -145,7 +165,7 @@ class Pools(unittest.TestCase):
 
         import egmem.torch as et
 
-        pool = et.MemPool(heap=egmem.Heap(gpu=0, driver=egmem.open()))
+        pool = et.MemPool(heap=egmem.Heap(gpu=self.gpu, driver=egmem.open()))
         side = torch.cuda.Stream()
         with torch.cuda.use_mem_pool(pool):
             for round in range(30):
@@ -164,7 +184,7 @@ class Pools(unittest.TestCase):
 
         import egmem.torch as et
 
-        pool = et.MemPool(heap=egmem.Heap(gpu=0, driver=egmem.open()))
+        pool = et.MemPool(heap=egmem.Heap(gpu=self.gpu, driver=egmem.open()))
         static = torch.zeros(1 << 20, device="cuda")
         warm = torch.cuda.Stream()
         warm.wait_stream(torch.cuda.current_stream())
@@ -185,7 +205,7 @@ class Pools(unittest.TestCase):
 
         import egmem.torch as et
 
-        pool = et.MemPool(heap=egmem.Heap(gpu=0, limit=64 << 20, driver=egmem.open()))
+        pool = et.MemPool(heap=egmem.Heap(gpu=self.gpu, limit=64 << 20, driver=egmem.open()))
         with torch.cuda.use_mem_pool(pool):
             with self.assertRaises(torch.OutOfMemoryError):
                 torch.empty(256 << 20, device="cuda", dtype=torch.uint8)
@@ -202,12 +222,56 @@ except egmem.NotSupported as error:
     print("refused", error.remedy)
 """
         for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
-            out = child(code, environment={name: "expandable_segments:True"})
+            out = self.child(code, environment={name: "expandable_segments:True"})
             self.assertIn("refused", out)
+
+    def test_a_pool_keeps_its_gpu(self):
+        import torch
+
+        import egmem.torch as et
+
+        others = [gpu for gpu in range(torch.cuda.device_count()) if gpu != self.gpu]
+        pool = et.MemPool()
+        self.assertEqual(pool.gpu, self.gpu)
+        for current in (self.gpu, *others):
+            torch.cuda.set_device(current)
+            before = torch.cuda.mem_get_info(self.gpu)[0]
+            with et.use(pool):
+                tensor = torch.ones(256 << 20, dtype=torch.uint8, device="cuda")
+            self.assertEqual(torch.cuda.current_device(), current)
+            self.assertEqual(tensor.device.index, self.gpu)
+            self.assertEqual(int(tensor.sum()), 256 << 20)
+            self.assertGreaterEqual(pool.heap.stats()["used"], 256 << 20)
+            self.assertLess(before - torch.cuda.mem_get_info(self.gpu)[0], 128 << 20)
+            del tensor
+        for other in others:
+            for use in (et.use, torch.cuda.use_mem_pool):
+                with self.assertRaises(egmem.InvalidArgument):
+                    with use(pool, device=f"cuda:{other}"):
+                        pass
+        if others:
+            torch.cuda.set_device(others[0])
+            with self.assertRaises(egmem.InvalidArgument):
+                with torch.cuda.use_mem_pool(pool):
+                    pass
+
+    def test_a_device_that_is_not_current_has_a_pool(self):
+        import torch
+
+        import egmem.torch as et
+
+        torch.cuda.set_device(0)
+        free = torch.cuda.mem_get_info(self.gpu)[0]
+        with et.use(device=f"cuda:{self.gpu}") as pool:
+            table = torch.ones(1 << 30, dtype=torch.uint8, device=f"cuda:{self.gpu}")
+        self.assertGreaterEqual(pool.heap.stats()["used"], 1 << 30)
+        self.assertLess(free - torch.cuda.mem_get_info(self.gpu)[0], 512 << 20)
+        self.assertEqual(int(table[::4096].sum()), 1 << 18)
 
 
 CAPTURE = """
 import gc, threading, torch, egmem, egmem.torch as et
+torch.cuda.set_device(GPU)
 static = torch.ones(1 << 20, device="cuda")
 warm = torch.cuda.Stream()
 warm.wait_stream(torch.cuda.current_stream())
@@ -223,16 +287,16 @@ def in_a_thread(function):
 
 
 @needs("torch")
-class Captures(unittest.TestCase):
+class Captures(GpuTest):
     """Each in a process of its own: an invalid capture disturbs the next test's too."""
 
     def test_memory_that_ends_meanwhile_disturbs_no_capture(self):
-        child(
+        self.child(
             CAPTURE
             + """
 pinned = et.empty(1 << 20)
 on_gpu = pinned.to("cuda", non_blocking=True)
-kept = [pinned, egmem.Buffer(1 << 20, gpu=0).on("cuda:0").__dlpack__(), memoryview(egmem.Buffer(1 << 20, gpu=0))]
+kept = [pinned, egmem.Buffer(1 << 20, gpu=GPU).on(f"cuda:{GPU}").__dlpack__(), memoryview(egmem.Buffer(1 << 20, gpu=GPU))]
 del pinned
 with torch.cuda.graph(graph):
     doubled = static * 2
@@ -246,10 +310,10 @@ assert float(total) == 2.0 * (1 << 20)
         )
 
     def test_tensors_outlive_their_pool(self):
-        child(
+        self.child(
             CAPTURE
             + """
-heap = egmem.Heap(gpu=0, driver=egmem.open())
+heap = egmem.Heap(gpu=GPU, driver=egmem.open())
 for round in range(3):
     with et.use(et.MemPool(heap=heap)):
         table = torch.ones(32 << 20, dtype=torch.uint8, device="cuda")
@@ -263,7 +327,7 @@ assert heap.stats()["live_blocks"] == 0, heap.stats()
         )
 
     def test_nothing_is_offloaded(self):
-        child(
+        self.child(
             CAPTURE
             + """
 weight = torch.ones(1 << 20, device="cuda", requires_grad=True)
@@ -278,7 +342,7 @@ else:
         )
 
     def test_an_output_outlives_its_graph(self):
-        child(
+        self.child(
             ALL_TENSORS
             + CAPTURE
             + """
@@ -302,15 +366,16 @@ assert all(float(tensor.sum()) == 7.0 * (1 << 20) for tensor in other), "the rep
 
 ALL_TENSORS = """
 import gc, torch, egmem, egmem.torch as et
-heap = egmem.Heap(gpu=0, limit=2 << 30, driver=egmem.open())
+heap = egmem.Heap(gpu=GPU, limit=2 << 30, driver=egmem.open())
 et.set_current_allocator(heap=heap)
+torch.cuda.set_device(GPU)
 """
 
 
 @needs("torch")
-class WholeProcess(unittest.TestCase):
+class WholeProcess(GpuTest):
     def test_every_tensor_is_in_cpu_memory(self):
-        child(
+        self.child(
             ALL_TENSORS
             + """
 x = torch.randn(1024, 1024, device="cuda")
@@ -333,7 +398,7 @@ print("done")
         )
 
     def test_no_room_raises(self):
-        out = child(
+        out = self.child(
             ALL_TENSORS
             + """
 try:
@@ -348,7 +413,7 @@ assert int(torch.ones(1 << 20, dtype=torch.uint8, device="cuda").sum()) == 1 << 
         print("\n" + out.strip())
 
     def test_a_graph(self):
-        child(
+        self.child(
             ALL_TENSORS
             + """
 static = torch.zeros(1 << 20, device="cuda")
@@ -375,7 +440,7 @@ print("done")
         )
 
     def test_a_graph_keeps_blocks_of_recorded_streams(self):
-        child(
+        self.child(
             ALL_TENSORS
             + """
 static = torch.zeros(1 << 20, device="cuda")
@@ -412,32 +477,33 @@ print("done")
 
 
 @needs("torch")
-class Processes(unittest.TestCase):
+class Processes(GpuTest):
     def test_an_exit_with_live_objects_is_clean(self):
-        child(
+        self.child(
             """
 import torch, egmem, egmem.torch as et
+torch.cuda.set_device(GPU)
 kept = [et.empty(1 << 20), et.pin(torch.ones(1000))]
 pool = et.MemPool(0)
 with torch.cuda.use_mem_pool(pool):
     tensor = torch.ones(1 << 20, device="cuda")
-buffer = egmem.Buffer(1 << 20, gpu=0)
-view = torch.from_dlpack(buffer.on("cuda:0"))
-heap = egmem.Heap(gpu=0, grow_ahead=64 << 20)
+buffer = egmem.Buffer(1 << 20, gpu=GPU)
+view = torch.from_dlpack(buffer.on(f"cuda:{GPU}"))
+heap = egmem.Heap(gpu=GPU, grow_ahead=64 << 20)
 block = heap.allocate(1 << 20)
 """
         )
 
     def test_a_forked_child_is_refused_and_ends(self):
-        child(
+        self.child(
             """
 import os, torch, egmem, egmem.torch as et
-buffer = egmem.Buffer(1 << 20, gpu=0)
+buffer = egmem.Buffer(1 << 20, gpu=GPU)
 tensor = et.empty(1 << 20)
 child = os.fork()
 if child == 0:
     try:
-        egmem.Buffer(1 << 20)
+        egmem.Buffer(1 << 20, gpu=GPU)
     except egmem.InvalidArgument:
         try:
             et.empty(10)
