@@ -15,8 +15,6 @@ use crate::error::{OrRaise, invalid, raise};
 use crate::region::Region;
 use crate::span::Span;
 
-/// The version of the layout below.
-const VERSION: [u32; 2] = [1, 0];
 /// `DLPACK_FLAG_BITMASK_READ_ONLY`
 const READ_ONLY: u64 = 1;
 
@@ -99,7 +97,7 @@ pub fn export<'py>(
     if versioned {
         let flags = if writable { 0 } else { READ_ONLY };
         let managed = |tensor, context| ManagedVersioned {
-            version: VERSION,
+            version: view.dtype.dlpack_version(),
             context,
             deleter: Some(delete::<ManagedVersioned>),
             flags,

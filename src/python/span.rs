@@ -51,7 +51,10 @@ impl Span {
         let shape: Vec<i64> = match shape {
             None => vec![(rest / size) as i64],
             Some(one) if one.extract::<i64>().is_ok() => vec![one.extract()?],
-            Some(all) => all.extract()?,
+            Some(all) => all
+                .try_iter()?
+                .map(|dimension| dimension?.extract())
+                .collect::<PyResult<_>>()?,
         };
         let count = shape.iter().try_fold(1_u64, |count, dimension| {
             count.checked_mul(u64::try_from(*dimension).ok()?)

@@ -2,6 +2,7 @@
 
 import gc
 
+import numpy
 import pytest
 
 import egmem
@@ -48,6 +49,31 @@ def test_pin_copies_and_requires_grad_is_kept(default):
     pinned = et.pin(source, node=0)
     assert torch.equal(pinned, source) and pinned.data_ptr() != source.data_ptr()
     assert et.empty(4, requires_grad=True, node=0).requires_grad
+
+
+def test_sizes_of_any_integers(default):
+    heap = egmem.Heap(0, driver=default)
+    for size in ((numpy.int64(4),), (numpy.array([4]),), ([numpy.int32(4)],), (torch.Size([4]),), (torch.tensor(4),)):
+        assert et.empty(*size, heap=heap).shape == (4,)
+    assert et.empty(numpy.int64(2), 3, heap=heap).shape == et.empty((2, numpy.int16(3)), heap=heap).shape == (2, 3)
+    assert et.empty(heap=heap).shape == et.empty((), heap=heap).shape == ()
+    with pytest.raises(egmem.InvalidArgument, match="-2"):
+        et.empty(-2, heap=heap)
+    with pytest.raises(TypeError):
+        et.empty(2.0, heap=heap)
+
+
+FLOAT8 = [name for name in dir(torch) if name.startswith("float8_")]
+
+
+@pytest.mark.parametrize("name", FLOAT8)
+def test_float8_tensors(default, name):
+    dtype = getattr(torch, name)
+    buffer = egmem.Buffer(4096, driver=default)
+    assert buffer.view(dtype, (4, 4)).dtype == name
+    assert et.empty(4, dtype=dtype, node=0).dtype == dtype
+    tensor = torch.from_dlpack(buffer.view(dtype, (4, 4)))
+    assert tensor.dtype == dtype and tensor.data_ptr() == buffer.address
 
 
 PERMUTED = {

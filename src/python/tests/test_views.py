@@ -178,6 +178,85 @@ def test_types_and_shapes(buffer):
     assert "float32 [4, 2] on cpu" in repr(buffer.view("float32", (4, 2)))
 
 
+FLOAT8 = {
+    "float8_e3m4": 7,
+    "float8_e4m3": 8,
+    "float8_e4m3b11fnuz": 9,
+    "float8_e4m3fn": 10,
+    "float8_e4m3fnuz": 11,
+    "float8_e5m2": 12,
+    "float8_e5m2fnuz": 13,
+    "float8_e8m0fnu": 14,
+}
+
+
+class Tensor(ctypes.Structure):
+    """The head of DLPack's managed tensor with a version."""
+
+    _fields_ = [
+        ("version", ctypes.c_uint32 * 2),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("data", ctypes.c_void_p),
+        ("device", ctypes.c_int32 * 2),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+    ]
+
+
+def dlpack_type(view):
+    """Returns the code, the size and the version in a view's capsule."""
+    capsule = view.__dlpack__(max_version=(1, 1))
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    tensor = Tensor.from_address(pointer(capsule, b"dltensor_versioned"))
+    return tensor.code, tensor.bits, tensor.lanes, tuple(tensor.version)
+
+
+@pytest.mark.parametrize("name", FLOAT8)
+def test_float8_types_have_dlpack_s_codes(buffer, name):
+    view = buffer.view(name, (2, 3))
+    assert (view.dtype, view.nbytes, view.__array_interface__["typestr"]) == (name, 6, "|V1")
+    assert dlpack_type(view) == (FLOAT8[name], 8, 1, (1, 1))
+    assert dlpack_type(buffer.view("bfloat16"))[3] == (1, 0)
+    assert buffer.view(type(name, (), {})).dtype == name, "a class, as of ml_dtypes"
+
+
+def test_a_type_of_the_other_byte_order_is_refused(buffer):
+    """Its name is that of the type in the machine's order."""
+    for given in (np.dtype(">f4"), np.dtype("f8").newbyteorder(), ">f4", ">i2", np.dtype(">c16")):
+        with pytest.raises(egmem.InvalidArgument, match="byte order") as caught:
+            buffer.view(given)
+        assert "little-endian" in caught.value.remedy
+    for given in (np.dtype("<f4"), np.dtype("=f4"), "<f4", "=f4", "f4"):
+        assert buffer.view(given).dtype == "float32"
+    assert buffer.view(np.dtype(">u1")).dtype == buffer.view("|u1").dtype == "uint8"
+
+
+def test_types_without_a_meaning_for_gpus_are_refused(buffer):
+    for given in (np.dtype("V2"), np.dtype("V1"), "|V2", np.dtype([("x", "f4")]), np.dtype(("f4", (2,))), np.dtype("M8[ns]"), ">x"):
+        with pytest.raises(egmem.InvalidArgument, match="no element type"):
+            buffer.view(given)
+
+
+def test_shapes_of_any_integers(buffer):
+    import egmem.numpy as en
+
+    for shape in (np.int64(6), 6, np.array(6), [np.int32(6)], np.array([6]), (np.uint8(6),)):
+        assert buffer.view("f4", shape).shape == (6,)
+    assert buffer.view("f4", np.array([2, 3])).shape == (2, 3)
+    heap = egmem.Heap(0, limit=2 << 20, driver=buffer.driver)
+    for shape in (np.int64(4), np.array(4), [np.int32(4)], np.array([4]), (np.uint8(4),)):
+        assert en.zeros(shape, heap=heap).shape == (4,)
+    assert en.empty((np.int64(2), 3), heap=heap).shape == (2, 3) and en.empty((), heap=heap).shape == ()
+    for wrong, error in ((-1, ValueError), ((2, -3), ValueError), (2.0, TypeError), ((2.5,), TypeError), ("4", TypeError)):
+        with pytest.raises(error):
+            en.zeros(wrong, heap=heap)
+
+
 def test_memory_of_a_gpu_is_not_the_cpus(driver):
     buffer = egmem.Buffer(100, device=1, driver=driver)
     assert buffer.__dlpack_device__() == (2, 1)

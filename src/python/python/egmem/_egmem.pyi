@@ -2,7 +2,7 @@
 
 import os
 import sys
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, TypeVar, Union, final
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, SupportsIndex, Tuple, TypeVar, Union, final
 
 if sys.version_info >= (3, 12):
     from collections.abc import Buffer as _Bytes
@@ -14,7 +14,7 @@ _Self = TypeVar("_Self")
 _Stream = Any
 # Sequences of int, or arrays of NumPy.
 _Numbers = Any
-_Shape = Union[int, Sequence[int]]
+_Shape = Union[SupportsIndex, Sequence[SupportsIndex]]
 
 @final
 class Driver:

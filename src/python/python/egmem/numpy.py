@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Optional, Sequence, Union
+from typing import Any, Optional, Sequence, SupportsIndex, Union
 
 import numpy
 
 from . import _egmem
+from ._shapes import dimensions_of
 
 __all__ = ["array", "empty", "zeros"]
 
-_Shape = Union[int, Sequence[int]]
+_Shape = Union[SupportsIndex, Sequence[SupportsIndex]]
 
 
 def _allocate(shape: _Shape, dtype: Any, node: Optional[int], heap: Optional[_egmem.Heap], zeroed: bool) -> Any:
     dtype = numpy.dtype(dtype)
     if dtype.hasobject:
         raise TypeError("arrays of Python objects cannot be in memory of GPUs")
-    dimensions = (shape,) if isinstance(shape, int) else tuple(shape)
+    dimensions = dimensions_of(shape)
     nbytes = math.prod(dimensions) * dtype.itemsize
     if nbytes == 0:
         return numpy.empty(dimensions, dtype)

@@ -13,15 +13,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import operator
 import os
 import threading
-from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, Optional, Sequence, SupportsIndex, Tuple, Union
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from . import _captures, _egmem, _offload
 from ._errors import InvalidArgument, NotAccessible, NotSupported, OutOfMemory
+from ._shapes import dimensions_of
 
 __all__ = [
     "MemPool",
@@ -52,8 +54,8 @@ _heaps: Dict[Tuple[int, int, int], _egmem.Heap] = {}
 
 def _gpu(device: Any = None) -> int:
     """Returns a device's GPU; by default the current one."""
-    if isinstance(device, int):
-        return device
+    with contextlib.suppress(TypeError):
+        return operator.index(device)
     if device is not None:
         device = torch.device(device)
         if device.type != "cuda":
@@ -83,14 +85,8 @@ def heap_on(node: Optional[int] = None, *, device: Any = None, driver: Optional[
     return heap
 
 
-def _shape(size: Tuple[Any, ...]) -> Tuple[int, ...]:
-    if len(size) == 1 and not isinstance(size[0], int):
-        size = tuple(size[0])
-    return tuple(int(dimension) for dimension in size)
-
-
 def empty(
-    *size: Union[int, Sequence[int]],
+    *size: Union[SupportsIndex, Sequence[SupportsIndex]],
     dtype: Optional[torch.dtype] = None,
     node: Optional[int] = None,
     heap: Optional[_egmem.Heap] = None,
@@ -104,7 +100,7 @@ def empty(
     wait. The memory goes back with the last tensor that shares it, after the GPUs' work: copies that still run are waited for. A
     tensor that ends while a stream is captured into a graph is freed after the capture.
     """
-    shape = _shape(size)
+    shape = dimensions_of(size[0] if len(size) == 1 else size)
     dtype = dtype if dtype is not None else torch.get_default_dtype()
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes == 0:
