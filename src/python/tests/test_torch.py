@@ -32,6 +32,24 @@ def test_large_tensors_are_mapped_for_themselves(default):
     assert float(rows[3, -1]) == 1.5
 
 
+def test_the_machine_is_read_once_for_a_driver(default, monkeypatch):
+    class Driver:
+        """The driver, which counts."""
+
+        read = 0
+
+        def topology(self):
+            self.read += 1
+            return default.topology()
+
+    drivers = [Driver(), Driver()]
+    for driver in drivers * 3:
+        for gpu in range(4):
+            assert et._node(None, driver, gpu) == gpu
+    assert [driver.read for driver in drivers] == [1, 1]
+    assert et._node(3, Driver()) == 3
+
+
 def test_small_tensors_and_those_of_a_given_heap_are_blocks(default):
     heap = egmem.Heap(2, driver=default)
     tensors = [et.empty(64 << 20, dtype=torch.uint8, heap=heap), et.empty(3, 5, dtype=torch.float16, heap=heap)]

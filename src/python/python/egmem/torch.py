@@ -50,6 +50,8 @@ _captures.watch_torch()
 
 _lock = threading.Lock()
 _heaps: Dict[Tuple[int, int, int], _egmem.Heap] = {}
+# What the machine of a driver was when it was first needed. The driver stays, so that no other has its hash.
+_topologies: Dict[Tuple[int, int], Tuple[_egmem.Driver, _egmem.Topology]] = {}
 
 
 def _gpu(device: Any = None) -> int:
@@ -67,7 +69,13 @@ def _gpu(device: Any = None) -> int:
 
 
 def _node(node: Optional[int], driver: _egmem.Driver, device: Any = None) -> int:
-    return driver.topology().gpu(_gpu(device)).host_node if node is None else node
+    """Returns ``node``, or the one nearest to a GPU. The machine is read once for each driver."""
+    if node is not None:
+        return node
+    key = os.getpid(), hash(driver)
+    if key not in _topologies:
+        _topologies[key] = driver, driver.topology()
+    return _topologies[key][1].gpu(_gpu(device)).host_node
 
 
 def heap_on(node: Optional[int] = None, *, device: Any = None, driver: Optional[_egmem.Driver] = None) -> _egmem.Heap:
