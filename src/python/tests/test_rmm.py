@@ -65,6 +65,7 @@ def test_a_block_that_is_not_freed_stays_known(driver, monkeypatch):
             return Block(heap.allocate(nbytes))
 
     calls = {}
+    monkeypatch.setattr(egmem.rmm, "_current_gpu", lambda: 0)
     monkeypatch.setattr(mr, "CallbackMemoryResource", lambda allocate, deallocate: calls.update(a=allocate, d=deallocate))
     egmem.rmm.memory_resource(heap=Heap())
     stream = egmem.Stream(0, driver=driver)
@@ -76,3 +77,36 @@ def test_a_block_that_is_not_freed_stays_known(driver, monkeypatch):
     Block.refused = False
     calls["d"](address, 1000, stream)
     assert heap.stats()["live_blocks"] == 0
+
+
+def test_blocks_are_freed_on_the_gpu_that_was_current(driver, monkeypatch):
+    """A default stream has the same handle on each GPU."""
+    heap = egmem.Heap(0, driver=driver)
+    freed = []
+
+    class Block:
+        def __init__(self, block):
+            self.block, self.address = block, block.address
+
+        def free_after(self, stream):
+            freed.append((stream.cuda_stream, stream.device_index))
+
+    class Heap:
+        driver = type("Driver", (), {"is_simulated": False})
+
+        def allocate(self, nbytes):
+            return Block(heap.allocate(nbytes))
+
+    class Legacy:
+        def __cuda_stream__(self):
+            return 0, 0
+
+    calls, current = {}, [1]
+    monkeypatch.setattr(egmem.rmm, "_current_gpu", lambda: current[0])
+    monkeypatch.setattr(mr, "CallbackMemoryResource", lambda allocate, deallocate: calls.update(a=allocate, d=deallocate))
+    egmem.rmm.memory_resource(heap=Heap())
+    calls["d"](calls["a"](1000, Legacy()), 1000, Legacy())
+    assert freed == [(0, 1)]
+    current[0] = 0
+    with pytest.raises(egmem.InvalidArgument, match="GPU 1.*GPU 0"):
+        calls["a"](1000, Legacy())

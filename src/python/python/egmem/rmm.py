@@ -7,6 +7,7 @@ from typing import Any, Dict, Optional
 import rmm.mr
 
 from . import _egmem
+from ._errors import InvalidArgument
 
 __all__ = ["memory_resource"]
 
@@ -21,8 +22,15 @@ class _Stream:
         self.device_index = gpu
 
 
-def memory_resource(node: Optional[int] = None, *, gpu: int = 0, heap: Optional[_egmem.Heap] = None) -> Any:
-    """Returns an ``rmm.mr.CallbackMemoryResource`` for GPU ``gpu`` whose memory comes from a heap on a host node.
+def _current_gpu() -> int:
+    from rmm._cuda.gpu import getDevice
+
+    return int(getDevice())
+
+
+def memory_resource(node: Optional[int] = None, *, gpu: Optional[int] = None, heap: Optional[_egmem.Heap] = None) -> Any:
+    """Returns an ``rmm.mr.CallbackMemoryResource`` for GPU ``gpu``, by default the current one, whose memory comes from a heap on a host
+    node. An allocation while another GPU is current raises ``InvalidArgument``: its stream would be taken for one of ``gpu``.
 
     Without ``node`` and ``heap`` the memory is on the node nearest to the GPU. A block is freed in the order of the stream that
     RMM frees it on, without waiting for the GPU. On a stream that is being captured into a graph that is an error, and the block
@@ -34,13 +42,19 @@ def memory_resource(node: Optional[int] = None, *, gpu: int = 0, heap: Optional[
     >>> pool = rmm.mr.PoolMemoryResource(upstream, initial_pool_size=1 << 30)         # doctest: +SKIP
     >>> rmm.mr.set_current_device_resource(pool)                                      # doctest: +SKIP
     """
+    simulated = (heap.driver if heap is not None else _egmem.default_driver()).is_simulated
+    own_gpu = gpu if gpu is not None else 0 if simulated else _current_gpu()
     if heap is None:
-        heap = _egmem.Heap(gpu=gpu, label="egmem.rmm") if node is None else _egmem.Heap(node, label="egmem.rmm")
+        heap = _egmem.Heap(gpu=own_gpu, label="egmem.rmm") if node is None else _egmem.Heap(node, label="egmem.rmm")
     source = heap
-    simulated = heap.driver.is_simulated
     blocks: Dict[int, Any] = {}
 
     def allocate(nbytes: int, stream: Any) -> int:
+        current = own_gpu if simulated else _current_gpu()
+        if current != own_gpu:
+            raise InvalidArgument(
+                f"the resource is for GPU {own_gpu}, and GPU {current} is current", f"make one of that GPU: memory_resource(gpu={current})"
+            )
         block = source.allocate(max(nbytes, 1))
         address: int = block.address
         blocks[address] = block
@@ -52,7 +66,7 @@ def memory_resource(node: Optional[int] = None, *, gpu: int = 0, heap: Optional[
             if simulated:  # there is no GPU whose work could use the block
                 block.close()
             else:
-                block.free_after(_Stream(stream.__cuda_stream__()[1], gpu))
+                block.free_after(_Stream(stream.__cuda_stream__()[1], own_gpu))
         except BaseException:
             blocks[address] = block  # a graph may use it at each replay: it stays allocated
             raise
