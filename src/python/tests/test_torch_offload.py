@@ -70,6 +70,7 @@ class Block:
     def free_after(self, stream):
         early = [work for work in self.gpu.copies_of(self.address, self.nbytes) if not stream.is_after(work)]
         assert not early, "freed before its copies"
+        self.block.close()  # refused while a tensor has it
         self.gpu.freed.append(self.address)
 
 
@@ -408,6 +409,17 @@ def test_small_tensors_stay_and_expanded_ones_count_their_distinct_elements(gpu)
     assert not gpu.copies
     sparse = rows(500, 500).to_sparse()
     assert saved.unpack(saved.pack(sparse)).layout == torch.sparse_coo
+
+
+def test_parameters_and_their_views_stay(gpu, saved):
+    parameter = torch.nn.Parameter(rows(10, 10))
+    leaf = rows(10, 10).clone().requires_grad_()
+    for tensor in (parameter, leaf):
+        for view in (tensor, tensor.t(), tensor.t()[2:]):
+            assert saved.unpack(saved.pack(on_gpu(view))).data_ptr() == view.data_ptr()
+    assert not gpu.copies
+    saved.pack(on_gpu(leaf * 1))
+    assert len(gpu.copies) == 1
 
 
 def test_nothing_is_offloaded_within_a_capture(gpu):

@@ -293,6 +293,10 @@ class _Kept:
         return self._tensor
 
 
+def _is_parameter(tensor: Optional[torch.Tensor]) -> bool:
+    return tensor is not None and (isinstance(tensor, torch.nn.Parameter) or (tensor.is_leaf and tensor.requires_grad))
+
+
 class Offload:
     """Packs and unpacks what autograd saves."""
 
@@ -340,9 +344,9 @@ class Offload:
         return tensor
 
     def _moves(self, tensor: torch.Tensor) -> bool:
-        stays = isinstance(tensor, torch.nn.Parameter) or (tensor.is_leaf and tensor.requires_grad)
         plain = tensor.is_cuda and tensor.layout == torch.strided and not is_traceable_wrapper_subclass(tensor)
-        return plain and not stays and tensor.numel() > 0
+        # Of a parameter's view, such as the transposed weight of a linear layer, the memory stays in any case.
+        return plain and not _is_parameter(tensor) and not _is_parameter(tensor._base) and tensor.numel() > 0
 
     def _streams_of(self, device: torch.device) -> Streams:
         if device not in self._streams:

@@ -160,7 +160,7 @@ def offload(
 
     Tensors of GPUs with ``min_bytes`` or more of distinct elements are copied out on a stream of their own, beside the forward pass.
     The backward pass fetches those that were saved before the one that it asks for, ``ahead`` of them, on another stream. Parameters
-    and other leaves stay. Tensors come back with their strides, and views of one storage that overlap or adjoin as views of one
+    and other leaves stay, and views of them. Tensors come back with their strides, and views of one storage that overlap or adjoin as views of one
     storage; their common elements are copied once. That storage stays on the GPU until the last of these views was asked for. The heap
     that has the memory is the context's value. While a stream is captured into a CUDA graph nothing can be offloaded: such a
     forward or backward pass raises ``egmem.NotSupported``. A tensor that stays and is modified in place after it was saved raises
