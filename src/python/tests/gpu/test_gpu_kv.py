@@ -2,17 +2,18 @@
 
 import unittest
 
-from support import child, needs
+from support import GpuTest, needs
 
 import egmem
 import egmem.kv
 
 
 @needs("torch")
-class Kv(unittest.TestCase):
+class Kv(GpuTest):
     def setUp(self):
         import torch
 
+        super().setUp()
         self.driver = egmem.open()
         torch.manual_seed(3)
         # Four layers with keys and values: 64 blocks of 16 tokens, 8 heads of 64.
@@ -23,7 +24,7 @@ class Kv(unittest.TestCase):
     def round_trip(self, method, stream):
         import torch
 
-        tier = egmem.kv.Tier(48, self.page_bytes, gpu=0, driver=self.driver)
+        tier = egmem.kv.Tier(48, self.page_bytes, gpu=self.gpu, driver=self.driver)
         gpu_pages = egmem.kv.GpuPages.from_tensors(self.layers)
         self.assertEqual((gpu_pages.blocks, gpu_pages.block_bytes), (64, self.page_bytes))
         wanted = [layer[:32].clone() for layer in self.layers]
@@ -68,14 +69,15 @@ class Kv(unittest.TestCase):
 
     def test_tensors_of_several_allocations(self):
         """PyTorch's expandable segments put a tensor over several allocations: a copy by the driver goes over their borders."""
-        out = child(
+        out = self.child(
             """
 import torch, egmem, egmem.kv
+torch.cuda.set_device(GPU)
 page, count = 300 << 10, 205  # 60 MiB, in allocations of 20 MiB
 cache = torch.randint(0, 255, (count, page), dtype=torch.uint8, device="cuda")
 wanted = cache.clone()
 stream = torch.cuda.Stream()
-tier = egmem.kv.Tier(count, page, gpu=0, driver=egmem.open())
+tier = egmem.kv.Tier(count, page, gpu=GPU, driver=egmem.open())
 gpu_pages = egmem.kv.GpuPages.from_tensors([cache])
 keys = [number.to_bytes(4, "little") for number in range(count)]
 for method in ("auto", "kernel", "loop", "batch"):
@@ -113,7 +115,7 @@ for method in ("auto", "kernel", "loop", "batch"):
 
         cache = torch.arange(4 * 1024, dtype=torch.int32, device="cuda").reshape(4, 1024)
         torch.cuda.synchronize()
-        tier = egmem.kv.Tier(4, 4096, gpu=0, driver=self.driver)
+        tier = egmem.kv.Tier(4, 4096, gpu=self.gpu, driver=self.driver)
         gpu_pages = egmem.kv.GpuPages.from_tensors([cache])
         with tier.prepare_store(self.keys[:2]) as store:
             tier.store(store.pages, [1, 3], gpu_pages).wait()
@@ -126,7 +128,7 @@ for method in ("auto", "kernel", "loop", "batch"):
     def test_tensors_live_as_long_as_their_copies(self):
         import torch
 
-        tier = egmem.kv.Tier(32, 1 << 20, gpu=0, driver=self.driver)
+        tier = egmem.kv.Tier(32, 1 << 20, gpu=self.gpu, driver=self.driver)
         cache = torch.full((32, 1 << 20), 5, dtype=torch.uint8, device="cuda")
         torch.cuda.synchronize()
         with tier.prepare_store(self.keys) as store:
