@@ -127,6 +127,7 @@ def gpu(driver, monkeypatch):
     egmem.set_default_driver(driver)
     gpu = Gpu(egmem.Heap(0, driver=driver))
     monkeypatch.setattr(_offload, "cuda", gpu)
+    monkeypatch.setattr(_offload, "_streams", {})
     monkeypatch.setattr(_offload, "_copy", gpu.copy)
     monkeypatch.setattr(_offload, "_used_on", gpu.use)
     return gpu
@@ -367,7 +368,7 @@ def test_copies_back_wait_for_the_work_before_their_memory_was_allocated_alone(g
     earlier = gpu.current.work()
     saved.unpack(packed[5])
     later = gpu.current.work()
-    back = next(iter(saved._streams.values())).back
+    back = next(iter(_offload._streams.values())).back
     assert back.is_after(earlier) and not back.is_after(later)
     unpacked = saved.unpack(packed[4])
     gpu.expect_ready(unpacked)
@@ -377,11 +378,19 @@ def test_an_image_that_was_not_asked_for_ends_after_its_copy(gpu):
     saved, _, packed = packed_in_turn(gpu, 1)
     saved.unpack(packed[5])
     written = gpu.copies[-1][0]
-    back = next(iter(saved._streams.values())).back
+    back = next(iter(_offload._streams.values())).back
     assert (written, back) not in gpu.used_on
     del packed
     gc.collect()
     assert (written, back) in gpu.used_on
+
+
+def test_each_use_has_the_same_streams(gpu):
+    for _ in range(3):
+        saved, _, packed = packed_in_turn(gpu, 1)
+        saved.unpack(packed[0])
+    assert len(_offload._streams) == 1
+    assert len({stream for *_, (stream, _) in gpu.copies}) == 2, "one for copies out, one for copies back"
 
 
 def test_no_room_ahead_is_no_failure(gpu, monkeypatch):

@@ -128,6 +128,15 @@ class Streams:
         return copied
 
 
+# By GPU, for all threads: PyTorch has 32 streams, which it gives out in turn, and a program's own may be among them.
+_streams: Dict[torch.device, Streams] = {}
+
+
+def _streams_of(device: torch.device) -> Streams:
+    found = _streams.get(device)
+    return found if found is not None else _streams.setdefault(device, Streams(device))
+
+
 class _Part:
     """Elements of a storage in CPU memory."""
 
@@ -306,7 +315,6 @@ class Offload:
         self._ahead = ahead
         # A collection of garbage within it may end parts and images, which take no lock.
         self._lock = threading.RLock()
-        self._streams: Dict[torch.device, Streams] = {}
         # By storage and version: what was changed in place since is another state.
         self._storages: Any = weakref.WeakValueDictionary()
         # The view that was saved last, for each GPU.
@@ -324,7 +332,7 @@ class Offload:
             key = StorageWeakRef(tensor.untyped_storage()), tensor._version
             storage = self._storages.get(key)
             if storage is None:
-                storage = self._storages[key] = _Storage(self._streams_of(tensor.device))
+                storage = self._storages[key] = _Storage(_streams_of(tensor.device))
             saved: _Saved = storage.save(tensor, elements, self._heap)
             saved.previous = self._last.get(tensor.device)
             self._last[tensor.device] = weakref.ref(saved)
@@ -347,11 +355,6 @@ class Offload:
         plain = tensor.is_cuda and tensor.layout == torch.strided and not is_traceable_wrapper_subclass(tensor)
         # Of a parameter's view, such as the transposed weight of a linear layer, the memory stays in any case.
         return plain and not _is_parameter(tensor) and not _is_parameter(tensor._base) and tensor.numel() > 0
-
-    def _streams_of(self, device: torch.device) -> Streams:
-        if device not in self._streams:
-            self._streams[device] = Streams(device)
-        return self._streams[device]
 
     def _saved_before(self, saved: _Saved) -> Iterator[_Saved]:
         for _ in range(self._ahead):
