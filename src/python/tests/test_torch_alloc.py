@@ -283,3 +283,20 @@ def test_an_allocation_without_room_waits_without_the_gil(driver, stream):
     for address in blocks:
         without.free_segment(address, stream)
     assert heap.stats()["live_blocks"] == 0
+
+
+def test_a_gpu_without_access_gets_no_memory(driver):
+    heap = egmem.Heap(0, access_by=[0], driver=driver)
+    allocator = Allocator(heap)
+    streams = [egmem.Stream(gpu, driver=driver) for gpu in range(2)]
+    for allocate, free in ((allocator._allocate, allocator._free), (allocator._allocate_segment, allocator._free_segment)):
+        for _ in range(2):
+            assert allocate(SIZE, 1, streams[1].handle) is None
+            error = allocator.slot.last_error()
+            assert isinstance(error, egmem.NotAccessible) and "GPU 1" in error.message
+            address = allocate(SIZE, 0, streams[0].handle)
+            assert address
+            free(address, SIZE, 0, streams[0].handle)
+    allocator.slot.give_back_idle()
+    heap.collect(wait=True)
+    assert heap.stats()["live_blocks"] == 0

@@ -13,7 +13,8 @@ use std::alloc::Layout;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard};
 
-use egmem::driver::{Driver, StreamHandle};
+use egmem::driver::{Access, Driver, Location, StreamHandle};
+use egmem::memory::{AccessChecks, Engine};
 use egmem::{Block, Error, Heap, Stream};
 
 use super::graphs::{Graphs, PoolId};
@@ -86,6 +87,8 @@ pub struct StreamPool {
     /// How many captures have begun: without one, no stream is asked whether it is captured.
     captures: AtomicU32,
     allocated: AtomicU64,
+    /// The GPUs that are known to have access to the heap's memory: a bit for each of the first 64.
+    reached_by: AtomicU64,
 }
 
 impl StreamPool {
@@ -97,6 +100,7 @@ impl StreamPool {
             state: Mutex::default(),
             captures: AtomicU32::new(0),
             allocated: AtomicU64::new(0),
+            reached_by: AtomicU64::new(0),
         }
     }
 
@@ -124,7 +128,8 @@ impl StreamPool {
     /// A caller with a lock and the GIL waits with both, as for `cudaMalloc`, if the heap has no room otherwise.
     ///
     /// # Errors
-    /// As [`Heap::allocate`], after idle blocks and blocks that wait for GPU work were given back.
+    /// As [`Heap::allocate`], after idle blocks and blocks that wait for GPU work were given back; `NotAccessible` for
+    /// a GPU that has no access to the heap's memory, and would lose its context by using it.
     pub fn allocate(&self, bytes: u64, stream: StreamHandle, caller: Caller) -> Result<u64, Error> {
         self.driver().expect_this_process("heap")?;
         let size = bytes
@@ -142,7 +147,10 @@ impl StreamPool {
             None => {
                 // Growing takes the driver's time, which other threads need not wait for.
                 drop(state);
-                let allocated = self.allocate_for(caller, size);
+                let allocated = self.allocate_for(caller, size).and_then(|block| {
+                    self.expect_access(&block, stream.device)?;
+                    Ok(block)
+                });
                 state = lock(&self.state);
                 allocated.inspect_err(|error| state.last_error = Some(error.clone()))?
             }
@@ -161,6 +169,24 @@ impl StreamPool {
         state.live.insert(address, live);
         self.allocated.fetch_add(size, Relaxed);
         Ok(address)
+    }
+
+    fn expect_access(&self, block: &Block, gpu: i32) -> Result<(), Error> {
+        let bit = 1_u64.checked_shl(gpu as u32).unwrap_or(0);
+        if self.reached_by.load(Relaxed) & bit != 0 {
+            return Ok(());
+        }
+        match block.gpu_access(gpu, Engine::Kernel, 0, block.len())? {
+            Access::ReadWrite => {
+                self.reached_by.fetch_or(bit, Relaxed);
+                Ok(())
+            }
+            have => Err(Error::NotAccessible {
+                who: Location::Device(gpu),
+                have,
+                need: Access::ReadWrite,
+            }),
+        }
     }
 
     fn allocate_for(&self, caller: Caller, size: u64) -> Result<Block, Error> {
