@@ -1,7 +1,7 @@
 //! The time of a ledger's entry beside the time of the allocation that it belongs to, in one run: by bare calls on a
 //! GPU where there is one, else on the simulator, whose times mean nothing.
 //!
-//! `cargo bench --bench ledger`
+//! `cargo bench -p egmem-benches --bench ledger`
 
 mod common;
 

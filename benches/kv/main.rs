@@ -1,7 +1,7 @@
 //! The KV-cache tier: copies of random pages by method, a kernel beside them, restarts through the service.
 //!
 //! ```text
-//! cargo bench --bench kv --features kv,service -- [--part copies|borders|beside|restart|start] [--cuda] [--rounds 5]
+//! cargo bench -p egmem-benches --bench kv -- [--part copies|borders|beside|restart|start] [--cuda] [--rounds 5]
 //! ```
 //! Without `--cuda` on the simulator, with little memory: times mean nothing there.
 

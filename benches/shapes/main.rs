@@ -1,7 +1,7 @@
 //! Shapes of memory beside their alternatives, in one table for each part.
 //!
 //! ```text
-//! cargo bench --bench shapes -- [--part growing|striped|replicated|peer|ring|appender|device-malloc] [--cuda] [--rounds 5] [--size 64MiB] [--on-gpu]
+//! cargo bench -p egmem-benches --bench shapes -- [--part growing|striped|replicated|peer|ring|appender|device-malloc] [--cuda] [--rounds 5] [--size 64MiB] [--on-gpu]
 //! ```
 //! Times on the simulator are not those of any GPU: only work of CPUs alone has a meaning there.
 

@@ -1,6 +1,6 @@
 //! The CPU's copies through a `CpuView` beside libc's `memcpy` and `memset` on the same memory.
 //!
-//! `cargo bench --bench view` runs criterion; with `-- --table` all take turns in rounds instead, and
+//! `cargo bench -p egmem-benches --bench view` runs criterion; with `-- --table` all take turns in rounds instead, and
 //! ratios of the medians are printed. The memory is the simulator's, which is this machine's, unless
 //! `--cuda` asks for pinned memory on GPU 0's host node.
 
