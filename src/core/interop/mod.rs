@@ -11,7 +11,7 @@
 //!
 //! The driver must come from [`Driver::open`](crate::Driver::open). Open it first: without libcuda it returns
 //! an error, but cudarc panics. Both use the devices' primary contexts, so they can share addresses, streams
-//! and events. `examples/cudarc-interop.rs` and `examples/cudarc-stream.rs` are complete examples.
+//! and events. `examples/cudarc` has complete examples.
 
 mod slice;
 

@@ -58,7 +58,11 @@ fn every_message_has_a_row() {
         group: "",
     };
     let sent = crate::authorization::requests::all(&target).len();
-    assert_eq!(sent + 1, requests.len(), "tests/all/authorization/requests.rs");
+    assert_eq!(
+        sent + 1,
+        requests.len(),
+        "tests/all/authorization/requests.rs"
+    );
     let greetings = ["hello", "resume"].into_iter();
     for message in requests.iter().map(|row| word(row[0])).chain(greetings) {
         let mut found = table.iter().filter(|row| word(row[0]) == message);

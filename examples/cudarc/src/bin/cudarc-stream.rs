@@ -1,7 +1,7 @@
 //! A copy on cudarc's stream goes on while the CPU works: its ticket owns the memory until the copy has ended.
 //!
 //! ```text
-//! cargo run --features interop --example cudarc-stream
+//! cargo run -p egmem-cudarc --bin cudarc-stream
 //! ```
 //! Without a GPU it says so.
 

@@ -1,7 +1,7 @@
 //! Memory of this crate in a program that uses cudarc: launched on, copied from, copied to.
 //!
 //! ```text
-//! cargo run --features interop --example cudarc-interop
+//! cargo run -p egmem-cudarc --bin cudarc-interop
 //! ```
 //! Without a GPU it says so.
 
