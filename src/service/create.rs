@@ -25,12 +25,33 @@ const ENDING: &str = "the service is ending";
 /// How often a creation that waits for memory checks whether its client still waits.
 const LOOK: Duration = Duration::from_millis(100);
 
+/// The outcome of an attempt to create a name.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Attempt {
+    Published,
+    /// Another request of the same peer is creating the name: try again when [`ServiceState::made`] changes.
+    BeingMade,
+}
+
+/// The outcome of an attempt to take a name.
+enum Claim {
+    /// The name is taken, and its owner, if a peer, charged.
+    Taken(Option<Charge>),
+    BeingMade,
+}
+
 impl ServiceState {
     /// Creates memory that a peer asks for and publishes it. Blocks.
-    pub fn create(&self, peer: &PeerName, ask: &Create, abandoned: &AtomicBool) -> Result<(), No> {
+    pub fn create(
+        &self,
+        peer: &PeerName,
+        ask: &Create,
+        abandoned: &AtomicBool,
+    ) -> Result<Attempt, No> {
         let made = self.try_create(peer, ask, abandoned);
         let count = match &made {
-            Ok(()) => &self.asked.created,
+            Ok(Attempt::BeingMade) => return made,
+            Ok(Attempt::Published) => &self.asked.created,
             Err((reason, detail)) => {
                 tracing::info!(%peer, name = ask.name, %reason, detail, "creation refused");
                 &self.asked.refused
@@ -40,13 +61,18 @@ impl ServiceState {
         made
     }
 
-    fn try_create(&self, peer: &PeerName, ask: &Create, abandoned: &AtomicBool) -> Result<(), No> {
+    fn try_create(
+        &self,
+        peer: &PeerName,
+        ask: &Create,
+        abandoned: &AtomicBool,
+    ) -> Result<Attempt, No> {
         if self.draining.load(Relaxed) {
             return Err((Refusal::Closing, "the service is ending".into()));
         }
         let invalid = |error: Error| (Refusal::Invalid, error.to_string());
-        // Checks the peer's rights first, then its request, its quota and last the name: a refusal must not
-        // reveal which names exist outside the peer's prefixes.
+        // Checks the peer's rights first, then its request, its quota and last another peer's name: a refusal must
+        // not reveal which names exist outside the peer's prefixes.
         let preferred = self.may_create(peer, &ask.name)?;
         check_name(&ask.name).map_err(invalid)?;
         let others = Who::list(&ask.peers).map_err(invalid)?;
@@ -96,7 +122,7 @@ impl ServiceState {
     /// # Errors
     /// [`Error::Refused`] for a name that is taken and beyond the owner's quota; those of creating and of
     /// publishing memory. After an error nothing is left.
-    pub fn publish(&self, wanted: &Wanted<'_>, abandoned: &AtomicBool) -> Result<()> {
+    pub fn publish(&self, wanted: &Wanted<'_>, abandoned: &AtomicBool) -> Result<Attempt> {
         let reserve = self
             .nodes
             .get(&wanted.node)
@@ -112,7 +138,10 @@ impl ServiceState {
             true => reserve.granule(),
             false => 0,
         };
-        let charge = self.claim(wanted, padded, more)?;
+        let charge = match self.claim(wanted, padded, more)? {
+            Claim::Taken(charge) => charge,
+            Claim::BeingMade => return Ok(Attempt::BeingMade),
+        };
         let extra = match &charge {
             Some(charge) => charge.bytes() > padded,
             None => more > 0,
@@ -120,15 +149,28 @@ impl ServiceState {
         let made = self.make(wanted, reserve, extra, charge, abandoned);
         let published = self.enter(wanted, made);
         self.made.send_replace(());
-        published
+        published.map(|()| Attempt::Published)
     }
 
     /// Takes the name, and charges the owner for `bytes` and, if they fit its quota, `more`.
-    fn claim(&self, wanted: &Wanted<'_>, bytes: u64, more: u64) -> Result<Option<Charge>> {
+    fn claim(&self, wanted: &Wanted<'_>, bytes: u64, more: u64) -> Result<Claim> {
         let mut table = lock(&self.table);
         // Under the lock: either `vacate` sees this creation, or the service drains and it does not begin.
         if self.draining.load(Relaxed) {
             return Err(wanted.refused(Refusal::Closing, ENDING));
+        }
+        // The owner's own name before its quota, which has charged it already: a client that was restarted then
+        // takes its memory instead of a refusal. Any other peer's name stays unknown to one over its quota.
+        match table.own(wanted.name, wanted.owner) {
+            Some(NameState::Making(_)) => return Ok(Claim::BeingMade),
+            Some(NameState::There(named)) => {
+                let detail = match named.ending.load(Relaxed) {
+                    true => "it is being deleted; create it again when its holders have let go",
+                    false => "",
+                };
+                return Err(wanted.refused(Refusal::Exists, detail));
+            }
+            None => {}
         }
         let charge = wanted
             .owner
@@ -139,10 +181,9 @@ impl ServiceState {
         if table.is_taken(wanted.name, wanted.owner) {
             return Err(wanted.refused(Refusal::Exists, ""));
         }
-        table
-            .names
-            .insert(wanted.name.to_owned(), NameState::Making);
-        Ok(charge)
+        let making = NameState::Making(wanted.owner.cloned());
+        table.names.insert(wanted.name.to_owned(), making);
+        Ok(Claim::Taken(charge))
     }
 
     /// Enters what was made under the claimed name; if that failed, the name is free again.
@@ -357,3 +398,6 @@ fn refusal(error: Error) -> No {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use super::Service;
 use super::audit::AuditFile;
 use super::config::{self, BufferConfig, ServiceConfig, TlsConfig, server_options};
+use super::create::Attempt;
 use super::etcd;
 use super::http::Endpoint;
 use super::reserve::{OnFilled, Plan, Reserve};
@@ -44,7 +45,7 @@ impl OnFilled for Countdown {
 }
 
 /// The service as the exchange's server sees it.
-struct Allocator(Arc<ServiceState>);
+pub(super) struct Allocator(pub Arc<ServiceState>);
 
 impl Allocate for Allocator {
     /// [`ServiceState::create`] checks this, and counts and logs its refusals.
@@ -55,13 +56,24 @@ impl Allocate for Allocator {
     fn create<'a>(&'a self, peer: &'a PeerName, ask: &'a Create) -> Allocation<'a> {
         let (state, peer, ask) = (Arc::clone(&self.0), peer.clone(), ask.clone());
         Box::pin(async move {
+            let request = Arc::new((peer, ask));
             // Set when this future is dropped: the creation in progress is then undone.
             let abandoned = Abandoned::default();
-            let flag = abandoned.flag();
-            let made = move || state.create(&peer, &ask, &flag);
-            let made = tokio::task::spawn_blocking(made).await;
-            drop(abandoned);
-            made.unwrap_or_else(|_| Err((Refusal::Internal, "it has failed".into())))
+            loop {
+                // Before the attempt, so that no change after it is missed.
+                let mut made = state.made.subscribe();
+                let (state, request) = (Arc::clone(&state), Arc::clone(&request));
+                let flag = abandoned.flag();
+                let attempt = move || state.create(&request.0, &request.1, &flag);
+                let attempt = tokio::task::spawn_blocking(attempt).await;
+                match attempt
+                    .unwrap_or_else(|_| Err((Refusal::Internal, "it has failed".into())))?
+                {
+                    Attempt::Published => return Ok(()),
+                    // This future holds the state, and so the sender: the wait cannot fail.
+                    Attempt::BeingMade => drop(made.changed().await),
+                }
+            }
         })
     }
 
@@ -279,5 +291,5 @@ fn publish(state: &ServiceState, buffer: &BufferConfig, node: NodeId) -> Result<
         access: buffer.access,
         probe: buffer.probe,
     };
-    state.publish(&wanted, &AtomicBool::new(false))
+    state.publish(&wanted, &AtomicBool::new(false)).map(drop)
 }

@@ -25,8 +25,8 @@ pub(super) type No = (Refusal, String);
 
 #[derive(Debug)]
 pub(super) enum NameState {
-    /// Its memory is being created.
-    Making,
+    /// Its memory is being created, for this owner.
+    Making(Option<PeerName>),
     There(Arc<Named>),
 }
 
@@ -43,6 +43,16 @@ impl Table {
     /// Returns whether this owner cannot have the name.
     pub fn is_taken(&self, name: &str, owner: Option<&PeerName>) -> bool {
         self.names.contains_key(name) || (owner.is_some() && self.configured.contains(name))
+    }
+
+    /// Returns the name's state if this peer owns it.
+    pub fn own(&self, name: &str, peer: Option<&PeerName>) -> Option<&NameState> {
+        let state = self.names.get(name)?;
+        let owner = match state {
+            NameState::Making(owner) => owner.as_ref(),
+            NameState::There(named) => named.owner.as_ref(),
+        };
+        (peer.is_some() && owner == peer).then_some(state)
     }
 }
 
@@ -172,7 +182,7 @@ impl ServiceState {
         let table = lock(&self.table);
         let there = table.names.values().filter_map(|entry| match entry {
             NameState::There(named) => Some(Arc::clone(named)),
-            NameState::Making => None,
+            NameState::Making(_) => None,
         });
         let there: Vec<_> = there.collect();
         let making = table.names.len() - there.len();

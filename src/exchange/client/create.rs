@@ -73,7 +73,9 @@ impl Client {
     /// Creates memory under a name, or returns the entry of the memory that this client's peer created there
     /// before.
     ///
-    /// A process that crashed finds its bytes again in this way. [Fetch](Self::fetch) the name with
+    /// A process that crashed finds its bytes again in this way, whatever its quota and its rights to create memory
+    /// are by then: the name is looked up first. If another client of this peer is creating the name, `egmem serve`
+    /// answers when that has ended. [Fetch](Self::fetch) the name with
     /// [`expect_owner`](super::FetchOptions::expect_owner), because it may be deleted and created again in
     /// between. The access list of existing memory stays as it was.
     ///
@@ -86,7 +88,11 @@ impl Client {
     /// As [`create`](Self::create).
     pub async fn create_or_get(&self, options: CreateOptions) -> Result<Entry> {
         let asked = options.create.clone();
+        if let Some(entry) = self.entry(&asked.name).await? {
+            return self.check_existing(&asked, entry);
+        }
         match self.create(options).await {
+            // Another client has created it meanwhile.
             Err(exists) if exists.refusal() == Some(&Refusal::Exists) => {
                 let entry = self.entry(&asked.name).await?.ok_or(exists)?;
                 self.check_existing(&asked, entry)

@@ -31,8 +31,9 @@ pub trait Allocate: Send + Sync {
     /// `peer` as its [owner](crate::server::PublishOptions::owner): the owner is charged for the
     /// name. The name must exist when the future is done.
     ///
-    /// Check the peer's rights and quota before the name: a refusal with `exists` reveals to the peer that
-    /// the name exists.
+    /// Check the peer's rights and quota before another peer's name: a refusal with `exists` reveals to the peer
+    /// that the name exists. Check `peer`'s own names before its quota, and refuse an existing one with `exists`:
+    /// [`Client::create_or_get`](crate::Client::create_or_get) then takes its memory.
     fn create<'a>(&'a self, peer: &'a PeerName, ask: &'a Create) -> Allocation<'a>;
 
     /// Ends a name that `peer` created, after waiting at most `wait` for its holders.

@@ -31,7 +31,7 @@ async fn a_name_that_comes_to_be_while_it_drains_is_asked_back_too() {
 
     // The state while the memory is being created.
     let insert = |entry| lock(&state.table).names.insert("late".into(), entry);
-    let Some(NameState::There(named)) = insert(NameState::Making) else {
+    let Some(NameState::There(named)) = insert(NameState::Making(None)) else {
         panic!()
     };
     state.draining.store(true, Relaxed);

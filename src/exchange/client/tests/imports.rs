@@ -285,8 +285,6 @@ async fn existing_memory_is_taken_only_if_owner_size_and_node_match() {
             options = options.node(NodeId(node));
         }
         let serve = async {
-            let (id, _) = peer.request().await.unwrap();
-            peer.refuse(id, "exists").await;
             let (id, ask) = peer.request().await.unwrap();
             assert!(matches!(ask, Ask::List(list) if list.prefix == "x"));
             let there = vec![entry(owner.clone().into()), memory.entry("x/1")];
@@ -299,16 +297,26 @@ async fn existing_memory_is_taken_only_if_owner_size_and_node_match() {
             other => panic!("{other:?}"),
         }
     }
-    // A name that this peer may not see.
-    let serve = async {
-        let (id, _) = peer.request().await.unwrap();
-        peer.refuse(id, "exists").await;
-        let (id, _) = peer.request().await.unwrap();
-        peer.answer(id, names(vec![memory.entry("x/1")], false))
-            .await;
-    };
-    let ask = client.create_or_get(CreateOptions::new("x", 1));
-    let (got, ()) = within(async { tokio::join!(ask, serve) }).await;
-    let exists = matches!(&got, Err(Error::Refused { reason, .. }) if *reason == Refusal::Exists);
-    assert!(exists, "{got:?}");
+    // A name that comes to be between the list and the request, and one that this peer may not see.
+    for seen in [true, false] {
+        let serve = async {
+            let (id, _) = peer.request().await.unwrap();
+            peer.answer(id, names(vec![memory.entry("x/1")], false))
+                .await;
+            let (id, ask) = peer.request().await.unwrap();
+            assert!(matches!(ask, Ask::Create(create) if create.name == "x"));
+            peer.refuse(id, "exists").await;
+            let (id, _) = peer.request().await.unwrap();
+            let there = seen.then(|| entry(own.clone().into()));
+            let there = there.into_iter().chain([memory.entry("x/1")]).collect();
+            peer.answer(id, names(there, false)).await;
+        };
+        let ask = client.create_or_get(CreateOptions::new("x", 1 << 20));
+        let (got, ()) = within(async { tokio::join!(ask, serve) }).await;
+        match (got, seen) {
+            (Ok(got), true) => assert_eq!(got, entry(own.clone().into())),
+            (Err(Error::Refused { reason, .. }), false) => assert_eq!(reason, Refusal::Exists),
+            other => panic!("{other:?}"),
+        }
+    }
 }

@@ -1,0 +1,79 @@
+use super::super::start::Allocator;
+use super::super::{Service, ServiceConfig};
+use super::*;
+use crate::exchange::protocol::Texts;
+use crate::exchange::server::Allocate;
+use crate::{Driver, Machine};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const MIB: u64 = 1 << 20;
+
+/// A service whose peers may create every name, with a quota of 32 MiB.
+async fn start(driver: &Driver) -> Service {
+    let text = r#"
+        listen = ["tcp://127.0.0.1:0"]
+        [create]
+        who = ["*"]
+        peer_bytes = "32MiB"
+        [[create.prefix]]
+        peers = ["*"]
+        names = [""]
+        [node]
+        headroom = "0"
+        quiet = "0s"
+    "#;
+    let config = ServiceConfig::from_toml(text).unwrap();
+    Service::start(config, driver).await.unwrap()
+}
+
+fn ask(name: &str, bytes: u64) -> Create {
+    Create {
+        name: name.into(),
+        bytes,
+        node: Some(NodeId(0)),
+        peers: Texts::new(),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_creation_waits_for_the_same_peers_of_that_name_and_follows_it_if_it_fails() {
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let service = start(&driver).await;
+    let state = Arc::clone(&service.state);
+    let allocator = Allocator(Arc::clone(&state));
+    let [one, other] = [PeerName::User(1), PeerName::User(2)];
+    // Another process of the first peer, killed since, had begun to create the name.
+    let charge = state.ledger.charge(&one, 20 * MIB, 0).unwrap();
+    let making = NameState::Making(Some(one.clone()));
+    lock(&state.table).names.insert("kv".into(), making);
+    let asked = ask("kv", 20 * MIB);
+    let mut again = allocator.create(&one, &asked);
+    let attempt = state.create(&one, &asked, &AtomicBool::new(false));
+    assert_eq!(attempt.unwrap(), Attempt::BeingMade);
+    let waited = tokio::time::timeout(Duration::ZERO, &mut again).await;
+    waited.expect_err("the name is being made");
+    // For another peer the name is taken, and beyond its quota there is nothing to learn.
+    let refused = allocator.create(&other, &ask("kv", 1)).await;
+    assert_eq!(refused.unwrap_err(), (Refusal::Exists, String::new()));
+    let (taken, free) = (ask("kv", 64 * MIB), ask("free", 64 * MIB));
+    let refused = allocator.create(&other, &taken).await.unwrap_err();
+    assert_eq!(refused.0, Refusal::Quota);
+    assert_eq!(refused, allocator.create(&other, &free).await.unwrap_err());
+
+    lock(&state.table).names.remove("kv");
+    drop(charge);
+    state.made.send_replace(());
+    let made = tokio::time::timeout(PATIENCE, again).await;
+    made.unwrap().unwrap();
+    let (charged, _) = state.ledger.all();
+    let refused = allocator.create(&one, &asked).await;
+    assert_eq!(refused.unwrap_err().0, Refusal::Exists, "not `quota`");
+    assert_eq!(state.ledger.all(), (charged, 1));
+    assert_eq!(
+        [&state.asked.created, &state.asked.refused].map(|count| count.load(Relaxed)),
+        [1, 4],
+        "a wait is not counted"
+    );
+    service.drain(PATIENCE).await.unwrap();
+    assert!(driver.sim().unwrap().held().is_empty());
+}
