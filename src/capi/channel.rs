@@ -2,10 +2,12 @@
 
 use std::ffi::{c_char, c_void};
 use std::os::fd::{FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use egmem::share::{Channel, ImportOptions, Listener, Peers, Shared};
+use egmem::driver::Access;
+use egmem::share::{Channel, DEFAULT_TIMEOUT, ImportOptions, Listener, Offer, Peers, Shared};
 
 use crate::buffer::Kind;
 use crate::call::call;
@@ -18,12 +20,39 @@ pub struct egm_listener {
     listener: Mutex<Listener>,
 }
 
-/// A connection to another process of this user, which sends and receives memory. Any thread may use it; calls take
-/// turns.
+/// A connection to another process of this user, which sends and receives memory. Any thread may use it: one sends while
+/// another waits to receive; calls of the same direction take turns.
 ///
 /// Any error except a timeout before the first byte closes the connection.
 pub struct egm_channel {
-    channel: Mutex<Channel>,
+    sender: Mutex<Channel>,
+    receiver: Mutex<Channel>,
+    /// Set apart from the two, so that setting it waits for no call.
+    timeout_ms: AtomicU64,
+}
+
+impl egm_channel {
+    fn new(channel: Channel) -> Outcome<Self> {
+        Ok(Self {
+            sender: Mutex::new(channel.try_clone()?),
+            receiver: Mutex::new(channel),
+            timeout_ms: AtomicU64::new(DEFAULT_TIMEOUT.as_millis() as u64),
+        })
+    }
+
+    fn send(&self, shared: &Shared, access: Access) -> Outcome {
+        Ok(self.lock(&self.sender).send(shared, access)?)
+    }
+
+    fn receive(&self) -> Outcome<Offer> {
+        Ok(self.lock(&self.receiver).receive()?)
+    }
+
+    fn lock<'a>(&self, direction: &'a Mutex<Channel>) -> MutexGuard<'a, Channel> {
+        let mut channel = lock(direction);
+        channel.set_timeout(Duration::from_millis(self.timeout_ms.load(Relaxed)));
+        channel
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -77,9 +106,9 @@ pub unsafe extern "C" fn egm_listener_accept(
         let timeout = milliseconds(timeout_ms)?;
         let mut listener = lock(&listener.listener);
         listener.set_timeout(timeout)?;
-        let channel = Mutex::new(listener.accept()?);
+        let channel = egm_channel::new(listener.accept()?)?;
         // SAFETY: the caller's promise.
-        unsafe { args::give(out, egm_channel { channel }) };
+        unsafe { args::give(out, channel) };
         Ok(())
     })
 }
@@ -112,9 +141,9 @@ pub unsafe extern "C" fn egm_channel_connect(
         let out = args::out(out, "out")?;
         // SAFETY: the caller's promise.
         let path = unsafe { args::text(path, "path")? };
-        let channel = Mutex::new(Channel::connect(path, Peers::same_user())?);
+        let channel = egm_channel::new(Channel::connect(path, Peers::same_user())?)?;
         // SAFETY: the caller's promise.
-        unsafe { args::give(out, egm_channel { channel }) };
+        unsafe { args::give(out, channel) };
         Ok(())
     })
 }
@@ -137,14 +166,14 @@ pub unsafe extern "C" fn egm_channel_from_fd(fd: i32, out: *mut *mut egm_channel
         }
         // SAFETY: the caller gives an open file descriptor away.
         let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-        let channel = Mutex::new(Channel::new(socket.into(), &Peers::same_user())?);
+        let channel = egm_channel::new(Channel::new(socket.into(), &Peers::same_user())?)?;
         // SAFETY: the caller's promise.
-        unsafe { args::give(out, egm_channel { channel }) };
+        unsafe { args::give(out, channel) };
         Ok(())
     })
 }
 
-/// Sets how long each call with the channel may take from now on, in milliseconds, at least 1; 30 s at first.
+/// Sets how long each call that begins from now on may take, in milliseconds, at least 1; 30 s at first.
 ///
 /// # Safety
 /// `channel` is null or a channel. Any thread may call this.
@@ -156,7 +185,8 @@ pub unsafe extern "C" fn egm_channel_set_timeout(
     call(|| {
         // SAFETY: the caller's promise.
         let channel = unsafe { args::object(channel, "channel")? };
-        lock(&channel.channel).set_timeout(milliseconds(timeout_ms)?);
+        milliseconds(timeout_ms)?;
+        channel.timeout_ms.store(timeout_ms, Relaxed);
         Ok(())
     })
 }
@@ -184,7 +214,7 @@ pub unsafe extern "C" fn egm_channel_send(
             return Err(Failure::invalid("buffer", "it was not allocated here"));
         };
         let shared = Shared::from(Arc::clone(buffer));
-        Ok(lock(&channel.channel).send(&shared, access)?)
+        channel.send(&shared, access)
     })
 }
 
@@ -210,9 +240,7 @@ pub unsafe extern "C" fn egm_channel_send_block(
         // SAFETY: the caller's promise.
         let heap = unsafe { args::object(heap, "heap")? };
         let access = read_access(access)?;
-        heap.with_shared(block, |shared| {
-            Ok(lock(&channel.channel).send(shared, access)?)
-        })
+        heap.with_shared(block, |shared| channel.send(shared, access))
     })
 }
 
@@ -237,7 +265,7 @@ pub unsafe extern "C" fn egm_channel_receive(
         // SAFETY: the caller's promise.
         let driver = unsafe { args::object(driver, "driver")? };
         let out = args::out(out, "out")?;
-        let offer = lock(&channel.channel).receive()?;
+        let offer = channel.receive()?;
         let memory = Kind::Imported(offer.import(&driver.driver, ImportOptions::new())?);
         // SAFETY: the caller's promise.
         unsafe { args::give(out, egm_buffer { memory }) };
@@ -256,4 +284,64 @@ pub unsafe extern "C" fn egm_channel_destroy(channel: *mut egm_channel) -> egm_s
         drop(unsafe { args::take(channel) });
         Ok(())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixStream;
+
+    use egmem::driver::NodeId;
+    use egmem::{Buffer, Driver, Machine};
+
+    use super::*;
+    use crate::EGM_ACCESS_READ;
+
+    /// Returns how many bytes wait to be read.
+    fn unread(socket: &UnixStream) -> i32 {
+        let mut bytes = 0;
+        // SAFETY: the socket is open, and `FIONREAD` writes one `int`.
+        let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::FIONREAD, &raw mut bytes) };
+        assert_eq!(result, 0);
+        bytes
+    }
+
+    #[test]
+    fn one_thread_sends_while_another_waits_to_receive() {
+        let driver = egm_driver {
+            driver: Driver::simulated(Machine::gh200()).unwrap(),
+            machine: None,
+        };
+        let (end, mut other_end) = UnixStream::pair().unwrap();
+        let seen = end.try_clone().unwrap();
+        let channel = Channel::new(end, &Peers::same_user()).unwrap();
+        let channel = egm_channel::new(channel).unwrap_or_else(|_| panic!());
+        let buffer = Buffer::on(NodeId(0)).bytes(2 << 20).shareable();
+        let buffer = Arc::new(buffer.allocate(&driver.driver).unwrap());
+        let memory = Kind::Own(buffer);
+        let buffer = egm_buffer { memory };
+        std::thread::scope(|scope| {
+            let receiving = scope.spawn(|| {
+                let mut out = std::ptr::null_mut();
+                // SAFETY: all three are alive.
+                unsafe { egm_channel_receive(&channel, &driver, &mut out) }
+            });
+            // A message has begun, and the thread that reads it waits for the rest.
+            other_end.write_all(&[0]).unwrap();
+            while unread(&seen) > 0 {
+                std::thread::yield_now();
+            }
+            // SAFETY: both are alive.
+            let sent = unsafe { egm_channel_send(&channel, &buffer, EGM_ACCESS_READ) };
+            assert_eq!(sent, egm_status::EGM_OK);
+            // SAFETY: it is alive.
+            let set = unsafe { egm_channel_set_timeout(&channel, 60_000) };
+            assert_eq!(set, egm_status::EGM_OK);
+            let mut other = Channel::new(other_end, &Peers::same_user()).unwrap();
+            assert_eq!(other.receive().unwrap().description().len, 2 << 20);
+            drop(other);
+            assert_eq!(receiving.join().unwrap(), egm_status::EGM_PEER_LOST);
+        });
+    }
 }

@@ -112,6 +112,23 @@ impl Channel {
         self.peer
     }
 
+    /// Returns another handle of the same connection, so that one thread can send while another waits to receive.
+    ///
+    /// At most one handle may send at a time, and one receive: the messages of several would mix, and the other process
+    /// would close the connection. Each handle has its own [time limit](Self::set_timeout), which begins as this one's.
+    /// An error that closes the connection closes it for both; memory that had arrived by then may still be received.
+    ///
+    /// # Errors
+    /// [`System`](MemoryError::System) if this process may open no more file descriptors.
+    pub fn try_clone(&self) -> Result<Self> {
+        let stream = self.stream.try_clone();
+        Ok(Self {
+            stream: stream.map_err(|error| MemoryError::system("duplicating a socket", &error))?,
+            until: None,
+            ..*self
+        })
+    }
+
     /// Returns a handle by which another thread can end an operation that waits.
     ///
     /// # Errors

@@ -187,8 +187,8 @@ typedef int32_t egm_status;
 /// server, or from a pool. Any thread may use it, several at a time, except where a function says otherwise.
 typedef struct egm_buffer egm_buffer;
 
-/// A connection to another process of this user, which sends and receives memory. Any thread may use it; calls take
-/// turns.
+/// A connection to another process of this user, which sends and receives memory. Any thread may use it: one sends while
+/// another waits to receive; calls of the same direction take turns.
 ///
 /// Any error except a timeout before the first byte closes the connection.
 typedef struct egm_channel egm_channel;
@@ -561,7 +561,7 @@ egm_status egm_channel_connect(const char *path, struct egm_channel **out);
 /// may call this.
 egm_status egm_channel_from_fd(int32_t fd, struct egm_channel **out);
 
-/// Sets how long each call with the channel may take from now on, in milliseconds, at least 1; 30 s at first.
+/// Sets how long each call that begins from now on may take, in milliseconds, at least 1; 30 s at first.
 ///
 /// Contract:
 /// `channel` is null or a channel. Any thread may call this.
