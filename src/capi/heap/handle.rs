@@ -226,8 +226,12 @@ impl egm_heap {
             .map_err(Failure::from)
             .and_then(|shared| send(&shared));
         // The shared block is dropped: this is the last owner, which ends without freeing.
-        if let Ok(block) = Arc::try_unwrap(ManuallyDrop::into_inner(block)) {
-            block.into_raw();
+        match Arc::try_unwrap(ManuallyDrop::into_inner(block)) {
+            Ok(block) => {
+                block.into_raw();
+            }
+            // `send` kept an owner. It must not be the last one: it would free a block that the program still has.
+            Err(kept) => std::mem::forget(kept),
         }
         sent
     }
@@ -266,4 +270,37 @@ fn no_block(block: *const c_void) -> Failure {
 #[cold]
 fn beyond_the_limit() -> Failure {
     Failure::panicked(&"a block lies beyond its heap's limit")
+}
+
+#[cfg(test)]
+mod tests {
+    use egmem::Machine;
+    use egmem::driver::NodeId;
+
+    use super::*;
+
+    #[test]
+    fn a_block_whose_sharing_outlasts_the_call_is_freed_once_and_by_the_program() {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let heap = Heap::on(NodeId(0)).limit(64 << 20).shareable();
+        let heap = heap.build(&driver).unwrap();
+        let heap = egm_heap {
+            start: heap.device_ptr().0,
+            blocks: Blocks::new(heap.limit(), false).unwrap(),
+            heap,
+        };
+        let ok = |outcome: Outcome| assert!(outcome.is_ok());
+        let block = heap.allocate(4096, 0).unwrap_or_else(|_| panic!());
+        let mut kept = None;
+        ok(heap.with_shared(block, |shared| {
+            kept = Some(shared.clone());
+            Ok(())
+        }));
+        drop(kept);
+        assert_eq!(heap.heap.stats().live_blocks, 1, "the program has it");
+        ok(heap.with_shared(block, |_| Ok(())));
+        // SAFETY: nothing uses the block.
+        ok(unsafe { heap.free(block) });
+        assert_eq!(heap.heap.stats().live_blocks, 0);
+    }
 }
