@@ -13,16 +13,14 @@ impl<T> Growable<T> {
     /// [`Mapping::set_access`](crate::vmm::Mapping::set_access).
     ///
     /// # Errors
-    /// [`Error::StillHeld`] while a [`Prefix`](super::Prefix) or an export exists; as `Mapping::set_access`. Where a chunk
-    /// fails, those before it are changed, and memory that is added later is granted as before.
+    /// [`Error::StillHeld`] while a [`Prefix`](super::Prefix) or an export exists; as `Mapping::set_access`. All chunks have
+    /// their access from before then, as memory that is added later, unless the driver refuses that too.
     pub fn set_access(&mut self, access: &[AccessDesc]) -> Result<()> {
         let mut chunks = Vec::with_capacity(self.chunks.len());
         for chunk in &mut self.chunks {
             chunks.push(Arc::get_mut(chunk).ok_or_else(held)?);
         }
-        for chunk in chunks {
-            chunk.mapping_mut().set_access(access)?;
-        }
+        set_all(&mut chunks, access)?;
         for new in access {
             self.access.retain(|old| old.location != new.location);
             self.access.push(*new);
@@ -78,9 +76,7 @@ impl<T> Growable<T> {
         let mut chunks = touched
             .map(|chunk| Arc::get_mut(chunk).ok_or_else(held))
             .collect::<Result<Vec<_>>>()?;
-        for chunk in &mut chunks {
-            chunk.mapping_mut().set_access(access)?;
-        }
+        set_all(&mut chunks, access)?;
         Ok(match (chunks.first(), chunks.last()) {
             (Some(first), Some(last)) => {
                 let end = last.mapping().range().end.div_ceil(element);
@@ -91,9 +87,91 @@ impl<T> Growable<T> {
     }
 }
 
+/// Changes the access to all chunks. After an error they have the access that they had before.
+fn set_all(chunks: &mut [&mut MappedPart], access: &[AccessDesc]) -> Result<()> {
+    let mut before = Vec::with_capacity(chunks.len());
+    for chunk in &*chunks {
+        let mapping = chunk.mapping();
+        let has = |desc: &AccessDesc| {
+            let has = mapping.access(desc.location)?;
+            Ok(AccessDesc::new(desc.location, has))
+        };
+        before.push(access.iter().map(has).collect::<Result<Vec<_>>>()?);
+    }
+    for index in 0..chunks.len() {
+        let Err(error) = chunks[index].mapping_mut().set_access(access) else {
+            continue;
+        };
+        // Also that of the refused chunk: CUDA does not document its access after a failed call.
+        for (chunk, before) in chunks.iter_mut().zip(&before).take(index + 1) {
+            // The first error has the reason.
+            let _ = chunk.mapping_mut().set_access(before);
+        }
+        return Err(error);
+    }
+    Ok(())
+}
+
 fn held() -> Error {
     Error::StillHeld {
         name: "a growable vector".into(),
         holders: vec!["a prefix or an export of it".into()],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Driver;
+    use crate::driver::{Access, Call, Code, Location, NodeId};
+    use egmem_core::Machine;
+
+    #[test]
+    fn a_refusal_in_the_middle_changes_the_access_to_no_chunk() {
+        const MIB: u64 = 1 << 20;
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let gpu = Location::Device(0);
+        let mut vector = Growable::<u64>::on(NodeId(0))
+            .access_by([gpu])
+            .max_len(1 << 20)
+            .step(2 * MIB)
+            .create(&driver)
+            .unwrap();
+        let chunk = (2 * MIB / 8) as usize;
+        for _ in 0..3 {
+            vector.extend_from_slice(&vec![1; chunk]).unwrap();
+        }
+        // The first chunk differs from the others before.
+        let hidden = [AccessDesc::new(gpu, Access::None)];
+        vector.set_chunk_access(0, &hidden).unwrap();
+        let new = [
+            AccessDesc::new(Location::Host, Access::Read),
+            AccessDesc::new(gpu, Access::Read),
+        ];
+        let access = |vector: &Growable<u64>| -> Vec<_> {
+            let chunks = vector.chunks.iter().map(|chunk| chunk.mapping());
+            chunks
+                .map(|mapping| (mapping.host(), mapping.access(gpu).unwrap()))
+                .collect()
+        };
+        let before = access(&vector);
+        assert_eq!(before[0], (Access::ReadWrite, Access::None));
+        assert_eq!(before[1..], [(Access::ReadWrite, Access::ReadWrite); 2]);
+        let sim = driver.sim().unwrap();
+        for nth in 1..=3 {
+            sim.fail(Call::MemSetAccess, nth, Code::UNKNOWN);
+            let error = vector.set_access(&new).unwrap_err();
+            assert_eq!(error.code(), Some(Code::UNKNOWN));
+            assert_eq!(access(&vector), before, "chunk {nth}");
+            sim.fail(Call::MemSetAccess, nth, Code::UNKNOWN);
+            let all = 0..3 * chunk;
+            assert!(vector.set_access_of(all, &new).is_err());
+            assert_eq!(access(&vector), before, "chunk {nth}");
+        }
+        // Memory that is added later is granted as before too.
+        vector.push(1).unwrap();
+        assert_eq!(access(&vector)[3], before[2]);
+        vector.set_access(&new).unwrap();
+        assert_eq!(access(&vector), [(Access::Read, Access::Read); 4]);
     }
 }
