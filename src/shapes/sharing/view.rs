@@ -28,7 +28,7 @@ impl<T: AnyBitPattern + NoUninit> GrowableView<T> {
     const ELEMENT: u64 = size_of::<T>() as u64;
 
     /// Waits for the first update, reserves addresses for as many elements as the other process's vector can have,
-    /// and maps the chunks that were sent.
+    /// and maps the chunks that were sent. Nothing is reserved for an update that is refused.
     ///
     /// # Errors
     /// As [`follow`](Self::follow); [`Error::OutOfAddresses`].
@@ -39,7 +39,8 @@ impl<T: AnyBitPattern + NoUninit> GrowableView<T> {
         options: ImportOptions,
     ) -> egmem_share::Result<Self> {
         let first = Update::read(&channel.receive_text(MAX_TEXT)?)?;
-        let bytes = first.max_len.checked_mul(first.element);
+        Self::check(&first, first.max_len, 0)?;
+        let bytes = first.max_len.checked_mul(Self::ELEMENT);
         let bytes = bytes.ok_or_else(|| refused("it can have more elements than addresses"))?;
         let mut view = Self {
             memory: GrowingImport::reserve(driver, bytes)?,
@@ -69,7 +70,7 @@ impl<T: AnyBitPattern + NoUninit> GrowableView<T> {
     fn apply(&mut self, first: Update, channel: &mut Channel) -> egmem_share::Result<usize> {
         let mut update = first;
         loop {
-            self.check(&update)?;
+            Self::check(&update, self.max_len, self.memory.len())?;
             if update.chunks > 0 {
                 let offer = channel.receive()?;
                 if offer.description().parts.len() as u64 != update.chunks {
@@ -90,17 +91,18 @@ impl<T: AnyBitPattern + NoUninit> GrowableView<T> {
         Ok(self.len)
     }
 
-    /// Checks that an update continues the chunks received so far.
-    fn check(&self, update: &Update) -> Result<()> {
+    /// Checks that an update is of this type, of a vector of `max_len` elements, and continues the chunks received so
+    /// far, which have `mapped` bytes.
+    fn check(update: &Update, max_len: u64, mapped: u64) -> Result<()> {
         if update.element != Self::ELEMENT {
             let why = format!("its elements have {} bytes", update.element);
             let valid = format!("{} bytes", Self::ELEMENT);
             return Err(Error::invalid_of(VECTOR, why, valid));
         }
-        if update.max_len != self.max_len || update.len > update.max_len {
+        if update.max_len != max_len || update.len > update.max_len {
             return Err(refused("it has other sizes than before"));
         }
-        if update.before != self.memory.len() {
+        if update.before != mapped {
             return Err(refused("chunks before those sent are missing"));
         }
         Ok(())
@@ -232,5 +234,59 @@ impl<T> Memory for GrowableView<T> {
     }
     fn location(&self) -> Location {
         self.memory.location()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use egmem_share::Peers;
+
+    use super::*;
+    use crate::driver::Call;
+    use egmem_core::Machine;
+
+    #[test]
+    fn no_addresses_are_reserved_for_an_update_that_is_refused() {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let sim = driver.sim().unwrap();
+        let right = Update {
+            element: 8,
+            max_len: 1 << 20,
+            len: 0,
+            before: 0,
+            chunks: 0,
+            more: 0,
+        };
+        let other_type = Update {
+            element: 1 << 20,
+            max_len: 1 << 27,
+            ..right
+        };
+        let too_many = Update {
+            len: right.max_len + 1,
+            ..right
+        };
+        let not_the_first = Update {
+            before: 2 << 20,
+            ..right
+        };
+        let before = sim.count(Call::MemAddressReserve);
+        for (update, valid) in [
+            (other_type, false),
+            (too_many, false),
+            (not_the_first, false),
+            (right, true),
+        ] {
+            let (one, other) = UnixStream::pair().unwrap();
+            let [mut one, mut other] =
+                [one, other].map(|end| Channel::new(end, &Peers::same_user()).unwrap());
+            one.send_text(&update.to_string()).unwrap();
+            let view = GrowableView::<u64>::receive(&driver, &mut other, ImportOptions::new());
+            assert_eq!(view.is_ok(), valid, "{update:?}");
+            let reserved = sim.count(Call::MemAddressReserve) - before;
+            assert_eq!(reserved, u64::from(valid), "{update:?}");
+        }
     }
 }
