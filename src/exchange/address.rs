@@ -89,6 +89,11 @@ impl FromStr for Address {
             Ok(port) if !digits.starts_with('+') => port,
             _ => return Err(wrong("no port from 0 to 65535")),
         };
+        if host.contains('%') {
+            let why = "an IPv6 address with a scope id, such as %eth0, which is not supported: \
+                       write a host name, or an address that is not link-local (fe80::)";
+            return Err(wrong(why));
+        }
         let host = match host.strip_prefix('[') {
             Some(inner) => inner
                 .strip_suffix(']')
@@ -161,6 +166,21 @@ mod tests {
             &long,
         ] {
             assert!(text.parse::<Address>().is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_scope_id_is_named_in_its_refusal() {
+        for text in [
+            "[fe80::1%eth0]:7740",
+            "tcp://[fe80::1%2]:7740",
+            "fe80::1%eth0:7740",
+        ] {
+            let error = text.parse::<Address>().unwrap_err().to_string();
+            assert!(
+                error.contains("scope id") && error.contains("host name"),
+                "{error}"
+            );
         }
     }
 

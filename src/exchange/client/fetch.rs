@@ -194,7 +194,10 @@ impl FetchOptions {
         let mut reasons = Vec::new();
         if wanted.contains(&HandleType::PosixFd) {
             reasons.push(match same_machine {
-                true => format!("{} has no Unix socket for POSIX fds", terms.peer),
+                true => format!(
+                    "{} is on this machine, but only TCP leads to it: it has no fd socket",
+                    terms.peer
+                ),
                 false => format!("POSIX fds do not leave the machine of {}", terms.peer),
             });
         }

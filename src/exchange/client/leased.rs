@@ -100,7 +100,7 @@ impl Leased {
             let memory = imported.map_err(|error| Error::Import {
                 what: format!("'{}'", grant.name),
                 peer: terms.peer.clone(),
-                end: End::of(&error, via),
+                end: End::of(&error, via, terms.welcome.boot == session.dial.boot),
                 source: Box::new(error),
             })?;
             let proof = Proof::none("no probe was asked for");

@@ -14,7 +14,7 @@ use crate::protocol::{
     Answer, Ask, Fds, FromServer, Handles, Redeem, Reply, Request, Secret, decode, encode,
 };
 use crate::share::PartHandles;
-use crate::{Address, Error, Result, Security, limits};
+use crate::{Address, Error, Result, Security, ShareError, limits};
 
 /// Returns the fds for a ticket, from the Unix socket that the server has named.
 async fn redeem(session: &Arc<ClientSession>, ticket: Secret) -> Result<(Fds, Vec<OwnedFd>)> {
@@ -37,7 +37,8 @@ async fn redeem(session: &Arc<ClientSession>, ticket: Secret) -> Result<(Fds, Ve
     };
     let what = format!("redeeming a ticket at {}", dial.options.address);
     let work = async {
-        let mut connection = greet::establish(&dial, None, deadline).await?;
+        let connection = greet::establish(&dial, None, deadline).await;
+        let mut connection = connection.map_err(|error| no_fd_socket(error.into()))?;
         if connection.terms.welcome.instance != terms.welcome.instance {
             return Err(Error::Stale {
                 what: format!("a ticket from {}", terms.peer),
@@ -51,6 +52,20 @@ async fn redeem(session: &Arc<ClientSession>, ticket: Secret) -> Result<(Fds, Ve
     };
     let done = timeout_at(deadline, work).await;
     done.unwrap_or(Err(Error::timed_out(what, patience)))
+}
+
+/// Adds to an error of connecting to an fd socket how a process in a container reaches it.
+fn no_fd_socket(error: Error) -> Error {
+    match error {
+        Error::Share(ShareError::Unreachable { peer, cause, why }) => {
+            let why = format!(
+                "{why}; the server of this machine passes POSIX fds there: mount the socket's folder into this \
+                 container at the same path"
+            );
+            Error::Share(ShareError::Unreachable { peer, cause, why })
+        }
+        error => error,
+    }
 }
 
 /// Reads the answer to request 1, in frames of at most `limit` bytes.

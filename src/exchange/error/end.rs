@@ -16,6 +16,8 @@ pub enum End {
     There,
     /// At both ends, or between them: the IMEX domain, the links.
     Between,
+    /// At the way between two processes of one machine: a fabric handle was refused there, and no POSIX fd came.
+    SameMachine,
 }
 
 impl fmt::Display for End {
@@ -24,13 +26,17 @@ impl fmt::Display for End {
             Self::Here => "look at this end",
             Self::There => "look at its end",
             Self::Between => "look at both ends and the fabric between them",
+            Self::SameMachine => {
+                "both ends are on this machine, and no POSIX fd came, only a fabric handle"
+            }
         })
     }
 }
 
 impl End {
-    /// Returns where to look when memory that arrived as `via` cannot be imported for this reason.
-    pub(crate) fn of(error: &MemoryError, via: HandleType) -> Self {
+    /// Returns where to look when memory that arrived as `via`, from this machine or from another, cannot be imported
+    /// for this reason.
+    pub(crate) fn of(error: &MemoryError, via: HandleType, same_machine: bool) -> Self {
         match error {
             MemoryError::InvalidArgument { what, .. }
                 if matches!(*what, "description" | "handles") =>
@@ -45,6 +51,7 @@ impl End {
             // The handle refers to nothing, or to nothing reachable.
             MemoryError::Driver(source) => match source.code {
                 Code::OUT_OF_MEMORY | Code::NOT_PERMITTED => Self::Here,
+                _ if via == HandleType::Fabric && same_machine => Self::SameMachine,
                 _ if via == HandleType::Fabric => Self::Between,
                 Code::INVALID_VALUE | Code::INVALID_HANDLE | Code::UNKNOWN => Self::There,
                 _ => Self::Here,
@@ -81,7 +88,12 @@ mod tests {
                 End::Here,
             ),
         ] {
-            assert_eq!(End::of(&error, via), end, "{error} {via}");
+            assert_eq!(End::of(&error, via, false), end, "{error} {via}");
+            let here = match end {
+                End::Between => End::SameMachine,
+                end => end,
+            };
+            assert_eq!(End::of(&error, via, true), here, "{error} {via}");
         }
     }
 }

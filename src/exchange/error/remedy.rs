@@ -25,6 +25,10 @@ impl Error {
                     "check that both nodes are in one IMEX domain and its links are up (nvidia-imex-ctl -N); \
                      fetch it again, because the exporter may have ended meanwhile"
                 }
+                End::SameMachine => {
+                    "take a POSIX fd: connect to the server's unix: address, or set its fd socket (`[local] door` of \
+                     `egmem serve`); mount the folder of that socket into this container at the same path"
+                }
             },
             Self::DataPlane { .. } => {
                 "the control connection works, the memory's does not: check the IMEX domain's state and \

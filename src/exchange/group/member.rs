@@ -70,7 +70,7 @@ impl Slot {
             imported.map_err(|error| Error::Import {
                 what: format!("the memory of rank {rank}"),
                 peer: self.peer.clone(),
-                end: End::of(&error, via),
+                end: End::of(&error, via, false),
                 source: Box::new(error),
             })
         });

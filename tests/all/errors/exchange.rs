@@ -69,7 +69,7 @@ fn examples() -> Vec<Error> {
         peer: peer(),
         what: Box::new(what),
     }));
-    let ends = [End::Here, End::There, End::Between];
+    let ends = [End::Here, End::There, End::Between, End::SameMachine];
     expect_all("exchange/error/end.rs", "End", &ends);
     errors.extend(ends.map(|end| Error::Import {
         what: name(),

@@ -4,26 +4,75 @@ use super::*;
 use crate::driver::{Call, Location, NodeId};
 use crate::{Mismatch, Owner, ShareError};
 
+/// Where only TCP leads to a server of the same machine, its handles are fabric handles too.
 #[tokio::test]
 async fn memory_that_cannot_be_imported_is_released() {
-    let (driver, fake, memory) = (importer(), Fake::new().await, Memory::new());
+    let (driver, mut fake, memory) = (importer(), Fake::new().await, Memory::new());
+    let elsewhere = fake.welcome.boot;
+    for (boot, expected) in [
+        (elsewhere, crate::End::Between),
+        (BootId::current().unwrap(), crate::End::SameMachine),
+    ] {
+        fake.welcome.boot = boot;
+        let (client, mut peer) = fake.client(&driver).await;
+        let serve = async {
+            let (id, _) = peer.request().await.unwrap();
+            let mut granted = memory.granted(9);
+            granted.handles = Handles::Fabric(vec![Secret::new(&[3; 64]).unwrap()]);
+            peer.answer(id, Answer::Granted(granted)).await;
+            assert_eq!(peer.released().await, 9);
+        };
+        let (remote, ()) = within(async { tokio::join!(client.fetch("x").go(), serve) }).await;
+        match expect_err(remote) {
+            Error::Import { end, source, .. } => {
+                assert_eq!(end, expected);
+                assert!(source.driver_error().is_some());
+            }
+            other => panic!("{other}"),
+        }
+        assert!(driver.sim().unwrap().held().is_empty());
+    }
+}
+
+/// Two containers of one machine, of which one does not see the other's fd socket.
+#[tokio::test]
+async fn an_fd_socket_that_is_not_in_the_container_is_named_with_what_to_mount() {
+    let (driver, mut fake, memory) = (importer(), Fake::new().await, Memory::new());
+    fake.welcome.boot = BootId::current().unwrap();
+    fake.welcome.door = Some("/nowhere/door".into());
     let (client, mut peer) = fake.client(&driver).await;
     let serve = async {
-        let (id, _) = peer.request().await.unwrap();
+        let (id, ask) = peer.request().await.unwrap();
+        use crate::driver::HandleType::{Fabric, PosixFd};
+        assert!(matches!(ask, Ask::Fetch(fetch) if fetch.accept == [PosixFd, Fabric]));
         let mut granted = memory.granted(9);
-        granted.handles = Handles::Fabric(vec![Secret::new(&[3; 64]).unwrap()]);
+        granted.handles = Handles::Ticket(Secret::new(&[0; 16]).unwrap());
         peer.answer(id, Answer::Granted(granted)).await;
-        assert_eq!(peer.released().await, 9);
+        // The lease ends in the background, before or after the next fetch.
+        let mut seen = (false, false);
+        while seen != (true, true) {
+            let (id, ask) = peer.request().await.unwrap();
+            match ask {
+                Ask::Release(release) => {
+                    seen.0 = release.lease == 9;
+                    peer.done(id).await;
+                }
+                Ask::Fetch(fetch) => {
+                    seen.1 = fetch.accept == [Fabric];
+                    peer.refuse(id, "no_common_handle").await;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
     };
     let (remote, ()) = within(async { tokio::join!(client.fetch("x").go(), serve) }).await;
-    match expect_err(remote) {
-        Error::Import { end, source, .. } => {
-            assert_eq!(end, crate::End::Between);
-            assert!(source.driver_error().is_some());
-        }
-        other => panic!("{other}"),
-    }
-    assert!(driver.sim().unwrap().held().is_empty());
+    let error = expect_err(remote).to_string();
+    let names = [
+        "unix:/nowhere/door",
+        "this machine",
+        "mount the socket's folder",
+    ];
+    assert!(names.iter().all(|name| error.contains(name)), "{error}");
 }
 
 #[tokio::test]
@@ -141,8 +190,12 @@ async fn handle_types_that_do_not_go_are_told() {
         matches!(&error, Error::NoCommonHandle { reasons } if reasons.len() == 2),
         "{error}"
     );
-    // On the same machine, fds come first.
+    // On the same machine, fds come first, and without an fd socket the error says what is missing.
     fake.welcome.boot = BootId::current().unwrap();
+    let options = fake.options().fabric(false);
+    let (client, _greeted) = tokio::join!(options.connect(&driver), fake.greet());
+    let error = expect_err(client.unwrap().fetch("x").go().await).to_string();
+    assert!(error.contains("only TCP leads to it"), "{error}");
     fake.welcome.door = Some("/nowhere/door".into());
     let (client, mut peer) = fake.client(&driver).await;
     let serve = async {
