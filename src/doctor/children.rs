@@ -3,16 +3,11 @@
 use std::collections::HashSet;
 use std::ffi::OsString;
 use std::fmt;
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::capability::{Path, Trial};
+use crate::child::Guarded;
 use crate::driver::HandleTypes;
-use crate::probe::MARK;
 use crate::{Answer, Error, Prober, Reason};
 
 /// Runs each batch of trials in a child process; after a crash, runs each remaining trial in a child of its own.
@@ -139,17 +134,17 @@ impl Children {
     }
 
     fn answer(&self, trials: &[Trial], answers: &mut Vec<Answer>) -> Result<(), Problem> {
-        let mut child = Guarded::start(&self.command, trials)?;
-        match child.next(self.patience)? {
+        let mut child = Guarded::start(&self.command, trials, self.patience)?;
+        match child.next()? {
             Answer::Yes => {}
             Answer::No { reason } | Answer::Unknown { reason } => {
                 return Err(Problem::Refused(reason));
             }
         }
         for _ in trials {
-            answers.push(child.next(self.patience)?);
+            answers.push(child.next()?);
         }
-        match child.end(self.patience)? {
+        match child.end()? {
             status if status.success() => Ok(()),
             status => Err(child.died(status)),
         }
@@ -171,7 +166,7 @@ fn not_tried(trial: &Trial) -> Answer {
 }
 
 #[derive(Debug)]
-enum Problem {
+pub(crate) enum Problem {
     /// The driver cannot be opened.
     Refused(Reason),
     /// The child exited, or never started.
@@ -190,126 +185,4 @@ impl Problem {
         let what = what.to_owned();
         Error::ProbeDied { what, how }.into()
     }
-}
-
-/// A running child; if it still runs when dropped, it is killed.
-struct Guarded {
-    child: Child,
-    answers: Receiver<Answer>,
-    last_words: Option<JoinHandle<String>>,
-}
-
-impl Guarded {
-    fn start(command: &[OsString], trials: &[Trial]) -> Result<Self, Problem> {
-        let not_started = |why: String| Problem::Died(format!("it could not be started: {why}"));
-        let (program, args) = command
-            .split_first()
-            .ok_or_else(|| not_started("no command".into()))?;
-        let input = serde_json::to_vec(trials).map_err(|error| not_started(error.to_string()))?;
-        let mut child = Command::new(program)
-            .args(args)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .map_err(|error| not_started(format!("{}: {error}", program.display())))?;
-        // If the child is dead already, the code below finds out.
-        if let Some(mut stdin) = child.stdin.take() {
-            stdin.write_all(&input).ok();
-        }
-        let (sender, answers) = mpsc::channel();
-        if let Some(stdout) = child.stdout.take() {
-            thread::spawn(move || {
-                for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                    let answer = line.strip_prefix(MARK).map(serde_json::from_str);
-                    if let Some(Ok(answer)) = answer
-                        && sender.send(answer).is_err()
-                    {
-                        break;
-                    }
-                }
-            });
-        }
-        let last_words = child.stderr.take().map(|stderr| {
-            thread::spawn(move || {
-                let mut last = String::new();
-                for line in BufReader::new(stderr).split(b'\n').map_while(Result::ok) {
-                    let line = String::from_utf8_lossy(&line);
-                    if !line.trim().is_empty() {
-                        tracing::info!("a child says: {line}");
-                        last = line.trim().chars().take(200).collect();
-                    }
-                }
-                last
-            })
-        });
-        Ok(Self {
-            child,
-            answers,
-            last_words,
-        })
-    }
-
-    /// Waits for the next answer.
-    fn next(&mut self, patience: Duration) -> Result<Answer, Problem> {
-        match self.answers.recv_timeout(patience) {
-            Ok(answer) => Ok(answer),
-            Err(RecvTimeoutError::Timeout) => Err(Problem::Hung(patience)),
-            Err(RecvTimeoutError::Disconnected) => {
-                let status = self.end(patience)?;
-                Err(self.died(status))
-            }
-        }
-    }
-
-    /// Waits for the exit, but not forever.
-    fn end(&mut self, patience: Duration) -> Result<ExitStatus, Problem> {
-        let start = Instant::now();
-        loop {
-            match self.child.try_wait() {
-                Ok(Some(status)) => return Ok(status),
-                Ok(None) if start.elapsed() > patience => return Err(Problem::Hung(patience)),
-                Ok(None) => thread::sleep(Duration::from_millis(2)),
-                Err(error) => return Err(Problem::Died(format!("it was lost: {error}"))),
-            }
-        }
-    }
-
-    fn died(&mut self, status: ExitStatus) -> Problem {
-        let mut how = match status.signal() {
-            Some(signal) => format!("killed by {}", signal_name(signal)),
-            None => status.to_string(),
-        };
-        let words = self.last_words.take().map(JoinHandle::join);
-        if let Some(Ok(words)) = words
-            && !words.is_empty()
-        {
-            how = format!("{how}: {words}");
-        }
-        Problem::Died(how)
-    }
-}
-
-impl Drop for Guarded {
-    fn drop(&mut self) {
-        if !matches!(self.child.try_wait(), Ok(Some(_))) {
-            self.child.kill().ok();
-            self.child.wait().ok();
-        }
-    }
-}
-
-fn signal_name(signal: i32) -> String {
-    let name = match signal {
-        4 => "SIGILL",
-        6 => "SIGABRT",
-        7 => "SIGBUS",
-        8 => "SIGFPE",
-        9 => "SIGKILL",
-        11 => "SIGSEGV",
-        15 => "SIGTERM",
-        31 => "SIGSYS",
-        _ => return format!("signal {signal}"),
-    };
-    name.to_owned()
 }

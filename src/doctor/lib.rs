@@ -7,6 +7,7 @@
 //! Programs depend on the crate `egmem`, which re-exports these items.
 #![deny(missing_docs)]
 
+mod child;
 mod children;
 mod host;
 mod probe;
