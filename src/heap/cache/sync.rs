@@ -199,9 +199,39 @@ mod tests {
         status == 0
     }
 
+    /// Runs one case of a test in a process of its own, which may start threads: the test of this name, started again.
+    /// Returns whether `check` holds there; `true` in the processes of other cases.
+    fn in_a_process(test: &str, case: &str, check: impl FnOnce() -> bool) -> bool {
+        const CASE: &str = "EGMEM_FENCE_CASE";
+        if let Ok(running) = std::env::var(CASE) {
+            if running == case {
+                std::process::exit(i32::from(!check()));
+            }
+            return true;
+        }
+        // Programs of another architecture start through an emulator.
+        let runner = std::env::var("EGMEM_TEST_RUNNER").unwrap_or_default();
+        let mut words: Vec<std::path::PathBuf> =
+            runner.split_whitespace().map(Into::into).collect();
+        words.push(std::env::current_exe().unwrap());
+        let mut process = std::process::Command::new(&words[0]);
+        process.args(&words[1..]).env(CASE, case);
+        process.args([
+            &format!("cache::sync::tests::{test}"),
+            "--exact",
+            "--nocapture",
+        ]);
+        process.status().unwrap().success()
+    }
+
     /// Makes the kernel answer these calls of this thread with EPERM. Returns whether that worked: emulators
     /// of Linux have no seccomp filters.
     fn refuse(calls: [libc::c_long; 2]) -> bool {
+        answer(calls, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32)
+    }
+
+    /// As [`refuse`], with another action of a filter.
+    fn answer(calls: [libc::c_long; 2], action: u32) -> bool {
         let statement = |code: u32, yes: u8, no: u8, k: u32| libc::sock_filter {
             code: code as u16, // all below 2^16
             jt: yes,
@@ -214,12 +244,7 @@ mod tests {
             statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
             statement(equals, 1, 0, calls[0] as u32),
             statement(equals, 0, 1, calls[1] as u32),
-            statement(
-                libc::BPF_RET | libc::BPF_K,
-                0,
-                0,
-                libc::SECCOMP_RET_ERRNO | libc::EPERM as u32,
-            ),
+            statement(libc::BPF_RET | libc::BPF_K, 0, 0, action),
             statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
         ];
         let program = libc::sock_fprog {
@@ -267,13 +292,43 @@ mod tests {
             fence.heavy();
             every_cpu::was_needed()
         };
-        assert!(in_a_child(|| refuse_membarrier()
+        let test = "a_refusal_later_on_is_made_up_for";
+        assert!(in_a_process(test, "walk", || refuse_membarrier()
             && falls_back(Fence::Membarrier)
             && Fence::of_process() == Fence::Mutual));
-        assert!(in_a_child(
-            || refuse_membarrier() && !falls_back(Fence::Mutual)
-        ));
+        assert!(in_a_process(test, "mutual", || refuse_membarrier()
+            && !falls_back(Fence::Mutual)));
         let calls = [libc::SYS_membarrier, libc::SYS_sched_setaffinity];
-        assert!(in_a_child(|| refuse(calls) && falls_back(Fence::Membarrier)));
+        assert!(in_a_process(test, "wait", || refuse(calls)
+            && falls_back(Fence::Membarrier)));
+    }
+
+    /// A thread that leaves its set of CPUs may not get it back.
+    #[test]
+    fn a_barrier_moves_no_thread_of_its_caller() {
+        static MOVED: std::sync::atomic::AtomicI32 = std::sync::atomic::AtomicI32::new(0);
+        extern "C" fn note(_: libc::c_int) {
+            // SAFETY: takes no arguments.
+            let thread = unsafe { libc::syscall(libc::SYS_gettid) };
+            MOVED.store(thread as i32, Ordering::Relaxed);
+        }
+        let trap = || answer([libc::SYS_sched_setaffinity; 2], libc::SECCOMP_RET_TRAP);
+        if !in_a_child(trap) {
+            return println!("skipped: no seccomp filters here");
+        }
+        assert!(in_a_process(
+            "a_barrier_moves_no_thread_of_its_caller",
+            "",
+            || {
+                // SAFETY: the handler makes one system call and stores a number.
+                unsafe { libc::signal(libc::SIGSYS, note as *const () as libc::sighandler_t) };
+                let trapped = trap();
+                every_cpu::barrier();
+                // SAFETY: takes no arguments.
+                let own = unsafe { libc::syscall(libc::SYS_gettid) };
+                let moved = MOVED.load(Ordering::Relaxed);
+                trapped && moved != 0 && i64::from(moved) != own
+            }
+        ));
     }
 }

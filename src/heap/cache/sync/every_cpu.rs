@@ -4,15 +4,18 @@
 //! Frequent sides have relied on the rare side's barrier and cannot be asked for one of their own: a sleeping
 //! thread would never answer. So the rare side makes every thread execute one by a context switch, which is a
 //! full barrier in Linux (Documentation/scheduler/membarrier.rst relies on the same for threads that do not
-//! run). It moves its own thread from CPU to CPU. When it runs on a CPU, the thread that ran there before was
+//! run). It starts a thread that moves from CPU to CPU. When that runs on a CPU, the thread that ran there before was
 //! switched out after the walk began; a thread that changed CPUs meanwhile was switched out for that. So at
 //! the end of the walk every thread has executed a barrier since its beginning.
+//!
+//! The walk has a thread of its own because a thread that leaves its set of CPUs may not get it back: the kernel
+//! refuses a set of which a cpuset, changed meanwhile, allows no CPU.
 //!
 //! The walk is complete if it visited every CPU that a thread of the process may run on: the union of their
 //! `Cpus_allowed` in `/proc/self/task`, read before the walk begins. A thread whose set changes after that
 //! was moved, which is a context switch, and a thread that starts after that begins with one.
 //!
-//! If the kernel refuses the walk too (`sched_setaffinity`, no `/proc`), the remaining method is to wait: a
+//! If the kernel refuses the walk too (`sched_setaffinity`, no `/proc`, no thread), the remaining method is to wait: a
 //! store that is older than [`DRAIN`] has left the store buffer. The architectures do not promise that. It
 //! holds on x86 because a CPU drains its store buffer at every interrupt (Intel SDM, volume 3A, "Store
 //! Buffer") and takes a timer interrupt at least every 10 ms, except on `nohz_full` CPUs. An Arm CPU makes
@@ -22,7 +25,7 @@
 //! broadcast the invalidation in hardware); signals need a handler, and handlers belong to the program.
 
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::thread::sleep;
+use std::thread::{Builder, sleep};
 use std::time::Duration;
 
 /// The time after which no store is still in a store buffer: five of the longest timer periods.
@@ -40,10 +43,18 @@ pub(super) fn was_needed() -> bool {
 #[cold]
 pub(super) fn barrier() {
     NEEDED.store(true, Ordering::Relaxed);
-    if !visit_all() {
+    if !walk() {
         sleep(DRAIN);
     }
     fence(Ordering::SeqCst);
+}
+
+/// Visits every CPU in a thread of its own. Returns whether that reached all of them.
+pub(super) fn walk() -> bool {
+    let walker = Builder::new().name("egmem-barrier".into());
+    walker
+        .spawn(visit_all)
+        .is_ok_and(|thread| thread.join().unwrap_or(false))
 }
 
 /// Logs the refusal, the first time.
@@ -73,15 +84,6 @@ impl Cpus {
     fn each(&self) -> impl Iterator<Item = usize> {
         let all = 0..Self::WORDS * 64;
         all.filter(|cpu| self.0[cpu / 64] & (1 << (cpu % 64)) != 0)
-    }
-
-    /// Returns the CPUs that the calling thread may run on.
-    fn allowed() -> Option<Self> {
-        let mut cpus = Self([0; Self::WORDS]);
-        let first = (&raw mut cpus).cast();
-        // SAFETY: writes at most as many bytes as the set has. The bits of `cpu_set_t` are those of words.
-        let read = unsafe { libc::sched_getaffinity(0, size_of::<Self>(), first) };
-        (read == 0).then_some(cpus)
     }
 
     /// Returns the CPUs that any thread of the process may run on; `None` if `/proc` does not say.
@@ -126,9 +128,10 @@ impl Cpus {
     }
 }
 
-/// Runs once on every CPU that a thread of the process may run on. Returns whether it reached all of them.
+/// Runs once on every CPU that a thread of the process may run on. Returns whether it reached all of them. The calling
+/// thread ends afterwards: it stays on the last CPU.
 fn visit_all() -> bool {
-    let (Some(before), Some(needed)) = (Cpus::allowed(), Cpus::of_all_threads()) else {
+    let Some(needed) = Cpus::of_all_threads() else {
         return false;
     };
     let visit = |cpu: usize| {
@@ -140,11 +143,6 @@ fn visit_all() -> bool {
     for cpu in needed.each() {
         complete &= visit(cpu);
     }
-    // If a cpuset has changed meanwhile, the kernel may refuse the old set: then the thread takes every CPU
-    // it may have.
-    if !before.allow() {
-        needed.allow();
-    }
     complete
 }
 
@@ -152,13 +150,21 @@ fn visit_all() -> bool {
 mod tests {
     use super::*;
 
+    /// Returns the CPUs that the calling thread may run on.
+    fn allowed() -> Vec<usize> {
+        let mut cpus = Cpus([0; Cpus::WORDS]);
+        let first = (&raw mut cpus).cast();
+        // SAFETY: writes at most as many bytes as the set has. The bits of `cpu_set_t` are those of words.
+        let read = unsafe { libc::sched_getaffinity(0, size_of::<Cpus>(), first) };
+        assert_eq!(read, 0);
+        cpus.each().collect()
+    }
+
     #[test]
     fn a_walk_leaves_the_thread_where_it_may_run() {
-        let before = Cpus::allowed().unwrap();
-        let complete = visit_all();
-        let after = Cpus::allowed().unwrap();
-        assert!(before.each().eq(after.each()));
-        println!("the walk reached all CPUs: {complete}");
+        let before = allowed();
+        println!("the walk reached all CPUs: {}", walk());
+        assert_eq!(allowed(), before);
     }
 
     #[test]
@@ -172,9 +178,8 @@ mod tests {
         assert!(cpus.add("Cpus_allowed:\tx\n").is_none());
         assert!(cpus.add("Name:\tx\n").is_none());
         let own = Cpus::of_all_threads().unwrap();
-        let allowed: Vec<_> = Cpus::allowed().unwrap().each().collect();
         assert!(
-            allowed
+            allowed()
                 .iter()
                 .all(|cpu| own.each().any(|other| other == *cpu))
         );
