@@ -109,18 +109,16 @@ impl Heap {
     /// This heap's functions in this file returned `ptr` for `layout`, or for one of the same alignment and at most its
     /// size, with at least its size as the length; and it is no longer in use.
     unsafe fn deallocate_for_cpu(&self, ptr: NonNull<u8>, layout: Layout) {
-        if !self.inner().facts.born.is_current() {
-            return; // in a forked child the lookup may block on a lock whose owner does not exist
-        }
         if let Some(piece) = self.piece_of(ptr, layout) {
             // SAFETY: the caller promises that this is an unused block of this heap; `self` is a handle.
             unsafe { self.inner().release(&piece) }
         }
     }
 
-    /// Returns the block behind a collection's memory, or `None` for memory without bytes.
+    /// Returns the block behind a collection's memory, or `None` for memory without bytes, and in a forked child: there
+    /// the lookup may block on a lock whose owner does not exist.
     fn piece_of(&self, ptr: NonNull<u8>, layout: Layout) -> Option<Piece> {
-        if layout.size() == 0 {
+        if layout.size() == 0 || !self.inner().facts.born.is_current() {
             return None;
         }
         let address = ptr.as_ptr().expose_provenance() as u64;

@@ -163,6 +163,9 @@ impl Block {
         self,
         put: impl FnOnce(&mut Deferred<Piece>, Piece) -> Result<()>,
     ) -> Result<(), NotFreed> {
+        if let Err(error) = self.heap().expect_this_process() {
+            return Err(NotFreed::new(error, self));
+        }
         let block = ManuallyDrop::new(self);
         // Keeps the heap alive until the block is counted as freed and this function is done with it.
         let Some(heap) = block.heap().this.upgrade() else {

@@ -26,12 +26,13 @@ use crate::{Error, Progress, Result};
 /// it holds them, so a `tracing` subscriber must not use the heap that logs: it may deadlock.
 ///
 /// A child that is forked without `exec` may drop handles and blocks, which frees nothing, and may terminate,
-/// also by `exit`. It may do nothing else with a heap of its parent: threads that the child does not have may
-/// hold the locks, and CUDA does not work in the child either.
+/// also by `exit`. It gets nothing else from a heap of its parent: threads that the child does not have may
+/// hold the locks, and CUDA does not work in the child either. Calls that return a `Result` fail there with
+/// [`Error::InvalidArgument`], and numbers are 0.
 ///
 /// If a seccomp filter refuses `membarrier(2)` after the heap was built, calls that take other threads'
 /// caches ([`stats`](Self::stats), [`trim`](Self::trim), the heap's end) take milliseconds, at most about 50
-/// plus one for each CPU, and move the calling thread from CPU to CPU meanwhile.
+/// plus one for each CPU, and start a thread that moves from CPU to CPU meanwhile.
 ///
 /// ```
 /// use std::alloc::Layout;
@@ -71,8 +72,8 @@ impl Heap {
     /// `Allocator::allocate(&heap, layout)`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for 0 bytes, for more than the maximum, and for an alignment that no such
-    /// block can have at the heap's addresses; [`Error::HeapFull`] if the heap has no room and may not grow,
+    /// [`Error::InvalidArgument`] for 0 bytes, for more than the maximum, for an alignment that no such
+    /// block can have at the heap's addresses, and in a forked child; [`Error::HeapFull`] if the heap has no room and may not grow,
     /// with the reason; if it has to grow, [`Error::NodeTooFull`], [`Error::NodesTooFull`],
     /// [`Error::OutOfMemory`] or the driver's errors. Requests of 64 MiB or more are checked against the host
     /// nodes' free memory before any memory is created, unless the heap may
@@ -104,6 +105,8 @@ impl Heap {
         if bytes == 0 {
             return Err(no_bytes());
         }
+        // A forked child always comes here: it finds no cache of its parent's heap.
+        self.inner.expect_this_process()?;
         self.inner.allocate_slowly(bytes, align, place)
     }
 
@@ -124,6 +127,9 @@ impl Heap {
     /// take microseconds, and the time grows with their number. Threads that need more than their caches hold
     /// wait meanwhile. While the heap is growing, this waits for the driver.
     pub fn stats(&self) -> HeapStats {
+        if !self.inner.facts.born.is_current() {
+            return HeapStats::default();
+        }
         self.inner.stats()
     }
 
@@ -131,6 +137,9 @@ impl Heap {
     /// feature `pictures`, to draw. Blocks that touch form one range. Visits every block while the heap's
     /// threads wait.
     pub fn occupancy(&self) -> Occupancy {
+        if !self.inner.facts.born.is_current() {
+            return Occupancy::default();
+        }
         self.inner.occupancy()
     }
 
@@ -176,6 +185,7 @@ impl Heap {
         bytes: u64,
         mut progress: impl FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<()> {
+        self.inner.expect_this_process()?;
         let before = self.inner.core().free_bytes();
         let mut done = 0;
         let added = self.inner.add_memory(bytes, false, |step, left| {
@@ -209,6 +219,7 @@ impl Heap {
     /// # Errors
     /// As [`trim`](Self::trim).
     pub fn trim_to(&self, bytes: u64) -> Result<u64> {
+        self.inner.expect_this_process()?;
         let given = self.inner.trim(bytes);
         self.inner.tell();
         given
@@ -220,6 +231,7 @@ impl Heap {
     /// # Errors
     /// The driver's errors; blocks whose work has finished are collected anyway.
     pub fn collect(&self) -> Result<usize> {
+        self.inner.expect_this_process()?;
         self.inner.collect_passed()
     }
 
@@ -254,12 +266,16 @@ impl Heap {
     }
 
     fn watch(&self) -> Result<&Watch> {
+        self.inner.expect_this_process()?;
         let watch = self.inner.watch.as_ref();
         watch.ok_or_else(|| Error::invalid("heap", "it was built without `debug`"))
     }
 
     /// Returns the number of bytes that have memory now.
     pub fn backed(&self) -> u64 {
+        if !self.inner.facts.born.is_current() {
+            return 0;
+        }
         self.inner
             .supply
             .backing()

@@ -88,6 +88,16 @@ impl HeapInner {
         Ok(Arc::new_cyclic(inner))
     }
 
+    /// Checks that this process built the heap: in a forked child its locks may be held for ever, and its blocks are the
+    /// parent's.
+    pub(super) fn expect_this_process(&self) -> Result<()> {
+        if self.facts.born.is_current() {
+            return Ok(());
+        }
+        // The driver is no younger than the heap.
+        self.facts.driver.expect_this_process("heap")
+    }
+
     /// Enters the core, after applying the frees in the inbox. Not allowed while a driver call runs. Allowed
     /// after taking a thread's cache, never before.
     pub(super) fn core(&self) -> Inside<'_, Core> {

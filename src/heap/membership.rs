@@ -18,6 +18,10 @@ impl Home for HeapInner {
     }
 
     fn join(&self) -> Option<Arc<Member>> {
+        // A forked child gets nothing from its parent's heap, and the lock may be held for ever there.
+        if !self.facts.born.is_current() {
+            return None;
+        }
         let mut members = lock(&self.front.members);
         // Debug mode caches nothing, so every block takes the slow path.
         if members.closed || self.watch.is_some() {

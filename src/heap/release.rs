@@ -31,6 +31,9 @@ impl Heap {
     ) -> Result<(), NotAllFreed> {
         let blocks: Vec<Block> = blocks.into_iter().collect();
         let heap = self.inner();
+        if let Err(error) = heap.expect_this_process() {
+            return Err(NotAllFreed::new(error, blocks));
+        }
         let foreign = |block: &Block| !std::ptr::eq(block.heap(), &**heap);
         if let Some(at) = blocks.iter().position(foreign) {
             let why = format!("number {at} of them, counted from 0, is another heap's");
@@ -63,6 +66,7 @@ impl Heap {
     /// The driver's errors; blocks whose work has finished are collected anyway, and the rest stay
     /// deferred.
     pub fn collect_all(&self) -> Result<usize> {
+        self.inner().expect_this_process()?;
         self.inner().wait_and_collect()
     }
 }

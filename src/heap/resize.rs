@@ -17,7 +17,7 @@ impl Block {
     /// there, up to its limit and its soft limit. Added bytes are not initialised. In a
     /// shareable heap a block stays in its chunk, and no memory is added.
     ///
-    /// Returns `false` in a heap in [debug mode](super::debug).
+    /// Returns `false` in a heap in [debug mode](super::debug), and in a forked child.
     ///
     /// Shrinking is host-ordered, like dropping: no GPU may still use the bytes that the block loses.
     ///
@@ -53,6 +53,7 @@ impl HeapInner {
         // In debug mode the bytes beside a block are its guard.
         let resized = bytes > 0
             && self.watch.is_none()
+            && self.facts.born.is_current()
             && match piece.key.kind() {
                 Kind::Small(class) => bytes <= class.bytes(),
                 // SAFETY: the caller's promise.

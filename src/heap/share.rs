@@ -32,8 +32,8 @@ impl Block {
     /// GPU work are done.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the heap was not built [`shareable`](super::HeapOptions::shareable). The
-    /// block is freed then.
+    /// [`Error::InvalidArgument`] if the heap was not built [`shareable`](super::HeapOptions::shareable), and in a
+    /// forked child. The block is freed then, except in a forked child.
     ///
     /// ```
     /// use std::alloc::Layout;
@@ -68,6 +68,7 @@ impl Block {
     /// As [`share`](Self::share).
     pub fn share_arc(self: Arc<Self>) -> Result<Shared> {
         let heap = self.heap();
+        heap.expect_this_process()?;
         let backing = heap.supply.backing();
         // Every block has a chunk behind it.
         let chunk = backing.as_ref().and_then(|all| all.chunk_at(self.offset()));

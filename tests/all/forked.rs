@@ -194,6 +194,82 @@ fn a_forked_child_drops_what_it_has_and_takes_nothing_from_its_parent() {
     );
 }
 
+#[test]
+fn a_forked_child_gets_no_memory_of_its_parents_heap() {
+    alone("a_forked_child_gets_no_memory_of_its_parents_heap", || {
+        let told = |error: Error| {
+            let is_typed = matches!(error, Error::InvalidArgument { .. });
+            assert!(is_typed && error.to_string().contains("forked"), "{error}");
+        };
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        for options in [
+            options(),
+            options().scrub_on_free(true),
+            options().debug(DebugOptions::new()),
+        ] {
+            let heap = options.build(&driver).unwrap();
+            let stream = Stream::new(&driver, 0).unwrap();
+            // This thread's cache has blocks of these sizes.
+            for bytes in [64, 3000, 1 << 20] {
+                drop(heap.allocate(layout(bytes)).unwrap());
+            }
+            let mut blocks = Some([64, 3000, 1 << 20].map(|n| heap.allocate(layout(n)).unwrap()));
+            beside_busy_threads(&heap, || {
+                for _ in 0..CHILDREN / 4 {
+                    let in_child = || {
+                        for bytes in [64, 3000, 1 << 20, 8 << 20] {
+                            told(heap.allocate(layout(bytes)).unwrap_err());
+                            told(heap.allocate_zeroed(layout(bytes)).unwrap_err());
+                        }
+                        told(heap.reserve(1 << 20).unwrap_err());
+                        told(heap.trim().unwrap_err());
+                        told(heap.collect().unwrap_err());
+                        told(heap.collect_all().unwrap_err());
+                        told(heap.check().unwrap_err());
+                        let [mut small, medium, large] = blocks.take().unwrap();
+                        assert!(!small.resize_in_place(60));
+                        told(*medium.free_after(&stream).unwrap_err().error);
+                        told(
+                            *heap
+                                .free_all_after([small, large], &stream)
+                                .unwrap_err()
+                                .error,
+                        );
+                        assert_eq!(heap.stats(), egmem::heap::HeapStats::default());
+                        assert_eq!(heap.backed(), 0);
+                    };
+                    in_a_child(in_child, libc::_exit);
+                }
+            });
+            drop(blocks);
+            assert_eq!(heap.stats().live_blocks, 0);
+        }
+    });
+}
+
+/// A child's heap caches for the thread whose caches of the parent's heap are lost.
+#[test]
+fn a_forked_child_has_heaps_of_its_own() {
+    alone("a_forked_child_has_heaps_of_its_own", || {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let heap = options().build(&driver).unwrap();
+        drop(heap.allocate(layout(100)).unwrap());
+        in_a_child(
+            || {
+                let driver = Driver::simulated(Machine::gh200()).unwrap();
+                let own = options().build(&driver).unwrap();
+                assert!(heap.allocate(layout(100)).is_err());
+                let blocks = [100, 100, 100].map(|bytes| own.allocate(layout(bytes)).unwrap());
+                assert_eq!(own.stats().live_blocks, 3);
+                drop(blocks);
+                assert_eq!(own.stats().live_blocks, 0);
+            },
+            libc::_exit,
+        );
+        drop(heap.allocate(layout(100)).unwrap());
+    });
+}
+
 /// The driver is never asked: in a child its locks may be held for ever.
 #[test]
 fn a_forked_child_is_told_that_what_it_gives_back_is_its_parents() {

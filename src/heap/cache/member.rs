@@ -36,6 +36,7 @@ pub(crate) struct Member {
 impl Member {
     /// Creates a member of the heap with the number `id`, which the process `born` created.
     pub(crate) fn new(heap: Weak<dyn Home>, id: u64, born: Generation) -> Self {
+        forget_members_in_children();
         let local = Local::new();
         Self {
             heap,
@@ -176,6 +177,28 @@ fn join(heap: &impl Home) -> Option<*const Member> {
     joined.ok().flatten()
 }
 
+/// Makes a forked child find no member of its parent's, so that [`with`] need not ask which process it runs in.
+#[cfg(not(any(loom, miri)))]
+fn forget_members_in_children() {
+    extern "C" fn in_child() {
+        publish(&[]);
+    }
+    static REGISTERED: std::sync::Once = std::sync::Once::new();
+    REGISTERED.call_once(|| {
+        // SAFETY: the handler sets two thread-locals without a destructor. It takes no lock, as required in a child of
+        // a process with several threads.
+        let code = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+        if code != 0 {
+            let error = std::io::Error::from_raw_os_error(code);
+            tracing::warn!(%error, "forked children may allocate from their parent's heaps");
+        }
+    });
+}
+
+/// Neither forks.
+#[cfg(any(loom, miri))]
+fn forget_members_in_children() {}
+
 /// Makes `table` the one that this thread searches.
 fn publish(table: &[Entry]) {
     NEAR_MEMBERS.set([EMPTY; NEAR]);
@@ -246,6 +269,26 @@ mod tests {
             assert_eq!(local.tally.allocated_bytes, local.tally.allocated * club.id);
             Some(local.tally.allocated)
         })
+    }
+
+    #[cfg(not(miri))]
+    #[test]
+    fn a_forked_child_finds_no_member_of_its_parents() {
+        let club = Club::new(12_345);
+        assert_eq!((visit(&club), visit(&club)), (Some(1), Some(2)));
+        // SAFETY: the child's thread uses what only this thread uses, and the C library's allocator, and ends.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0, "fork: {}", std::io::Error::last_os_error());
+        if child == 0 {
+            let joined_anew = visit(&club) == Some(1);
+            // SAFETY: ends the child without running the parent's exit handlers.
+            unsafe { libc::_exit(i32::from(!joined_anew)) }
+        }
+        let mut status = -1;
+        // SAFETY: `status` is a local variable, and no other thread waits for the child.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0);
+        assert_eq!(visit(&club), Some(3));
     }
 
     #[test]
