@@ -312,6 +312,6 @@ fn host_node(driver: &Driver, gpu: i32) -> Result<NodeId> {
         Ok(node) if node >= 0 => Ok(NodeId(node)),
         Err(error) if error.code() != Some(Code::INVALID_VALUE) => Err(error),
         // Unknown, or a driver without the attribute.
-        _ => Topology::discover(driver)?.gpu(gpu)?.host_node(),
+        _ => Topology::of(driver)?.gpu(gpu)?.host_node(),
     }
 }

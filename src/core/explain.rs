@@ -77,7 +77,7 @@ fn explain(
 }
 
 /// Replaces the driver's INVALID_VALUE or INVALID_DEVICE for a node or a GPU that does not exist according to
-/// the topology.
+/// the topology, and for a node that has no CPUs.
 pub fn name_missing(driver: &Driver, error: Error, location: Location) -> Error {
     if !matches!(
         error.code(),
@@ -91,20 +91,32 @@ pub fn name_missing(driver: &Driver, error: Error, location: Location) -> Error 
             Err(_) => error,
         },
         Location::HostNuma(node) => match Topology::discover(driver) {
-            Ok(topology)
-                if topology.source() != TopologySource::Driver
-                    && topology.node(NodeId(node)).is_err() =>
-            {
-                Error::NoSuchNode {
-                    node: NodeId(node),
-                    gpu: topology.gpu_with_memory(NodeId(node)),
-                    choices: topology.node_ids(),
-                }
+            Ok(topology) if topology.source() != TopologySource::Driver => {
+                why_not_on(&topology, NodeId(node)).unwrap_or(error)
             }
             _ => error,
         },
         Location::Host | Location::HostNumaCurrent => error,
     }
+}
+
+/// Returns why a driver may refuse memory on a node: it does not exist, or it has no CPUs while others have.
+fn why_not_on(topology: &Topology, id: NodeId) -> Option<Error> {
+    let node = match topology.node(id) {
+        Ok(node) => node,
+        Err(error) => return Some(error),
+    };
+    let nodes = topology.nodes().iter();
+    let with_cpus: Vec<String> = nodes
+        .filter(|node| !node.cpus.is_empty())
+        .map(|node| node.id.to_string())
+        .collect();
+    if !node.lacks_cpus() || with_cpus.is_empty() {
+        return None;
+    }
+    let why =
+        format!("NUMA node {id} has memory but no CPUs, and this driver creates no memory on it");
+    Some(Error::invalid_of("node", why, with_cpus.join(", ")))
 }
 
 /// As [`name_missing`], for a GPU's ordinal alone.
@@ -270,6 +282,38 @@ mod tests {
         assert_eq!(too_old(&pool(12050, refused, NODE)), Some(12060));
         assert_eq!(too_old(&pool(12060, Code::NOT_SUPPORTED, NODE)), None);
         assert_eq!(too_old(&pool(12090, refused, Location::Host)), Some(13000));
+    }
+
+    #[test]
+    fn memory_on_a_node_without_cpus_is_refused_with_the_nodes_that_have_some() {
+        use crate::driver::sim::NodeSpec;
+        let node = |id, cpus: &str| NodeSpec {
+            id,
+            cpus: cpus.into(),
+            memory: 1 << 30,
+            ..NodeSpec::default()
+        };
+        let mut machine = crate::Machine {
+            nodes: vec![node(0, "0-1"), node(1, "2-3"), node(2, "")],
+            gpus: crate::Machine::h200x8().gpus[..1].to_vec(),
+            ..crate::Machine::default()
+        };
+        machine.gpus[0].host_numa = 0;
+        let create = |machine: &crate::Machine, node| {
+            let driver = Driver::simulated(machine.clone()).unwrap();
+            let memory = crate::vmm::PhysicalMemory::options(NodeId(node));
+            let memory = memory.create(&driver, 2 << 20).map(drop);
+            let pool = crate::Pool::options(NodeId(node)).create(&driver).map(drop);
+            assert_eq!(memory, pool);
+            memory
+        };
+        assert_eq!(create(&machine, 1), Ok(()));
+        let why = "NUMA node 2 has memory but no CPUs, and this driver creates no memory on it";
+        let error = Error::invalid_of("node", why, "0, 1");
+        assert_eq!(create(&machine, 2), Err(error));
+        // Such a description does not say which nodes have none.
+        machine.nodes.iter_mut().for_each(|node| node.cpus.clear());
+        assert_eq!(create(&machine, 2), Ok(()));
     }
 
     #[test]

@@ -152,8 +152,7 @@ impl HostFacts {
             cgroup_memory_limit: cgroup::memory_limit(kernel),
             cgroup_memory_room: cgroup::memory_room(kernel),
             allowed_cpus: parse::list(&status, "Cpus_allowed_list"),
-            allowed_nodes: parse::list(&status, "Mems_allowed_list")
-                .map(|nodes| nodes.iter().map(|id| NodeId(id as i32)).collect()),
+            allowed_nodes: kernel.allowed_nodes(),
             container: Container::find(kernel),
             cap_sys_nice: capability(23),
             cap_ipc_lock: capability(14),

@@ -1,11 +1,13 @@
 //! Sources of a topology: the driver with hwloc, the kernel or a simulated host.
 
 use std::collections::BTreeSet;
+use std::sync::{Arc, OnceLock};
 
 use super::kernel::Kernel;
 use super::{Gpu, Live, NumaNode, Topology, TopologySource};
 use crate::Result;
 use crate::driver::{Driver, NodeId, SimulatedHost, SimulatedNode};
+use crate::per_driver::PerDriver;
 
 impl Topology {
     /// Discovers the topology of the machine of `driver`.
@@ -24,9 +26,33 @@ impl Topology {
             .map(|ordinal| Gpu::of_driver(driver, ordinal, count))
             .collect::<Result<Vec<_>>>()?;
         match driver.simulated_host() {
-            Some(host) => Self::on_host(host, gpus, Some(Live::Simulator(driver.clone()))),
+            Some(host) => Self::on_host(host, gpus, Some(Live::of(driver))),
             None => Ok(Self::here(gpus)),
         }
+    }
+
+    /// Returns the topology of the machine of `driver`, which the first call for the driver [discovers](Self::discover).
+    /// [`NumaNode::memory_free`] is as of then; [`free_memory`](Self::free_memory) and
+    /// [`refresh_free`](Self::refresh_free) read it anew.
+    ///
+    /// # Errors
+    /// As [`discover`](Self::discover). The next call tries again.
+    pub fn of(driver: &Driver) -> Result<Self> {
+        static KNOWN: PerDriver<Arc<OnceLock<Topology>>> = PerDriver::new();
+        let known = KNOWN.of(driver);
+        let topology = match known.get() {
+            Some(topology) => topology,
+            None => {
+                // The registry keeps no driver alive.
+                let live = None;
+                let topology = Self::discover(driver)?;
+                known.get_or_init(|| Self { live, ..topology })
+            }
+        };
+        Ok(Self {
+            live: Some(Live::of(driver)),
+            ..topology.clone()
+        })
     }
 
     /// Returns this machine's host nodes without GPUs, for machines without a driver.
@@ -68,7 +94,17 @@ impl Topology {
         for gpu in &mut gpus {
             gpu.locate(&nodes, |bus_id| kernel.pci_node(bus_id));
         }
+        mark_allowed(&mut nodes, kernel);
         Self::new(source, None, gpus, nodes, Some(Live::Kernel))
+    }
+}
+
+/// Notes which nodes this process may allocate on.
+pub(super) fn mark_allowed(nodes: &mut [NumaNode], kernel: &Kernel) {
+    if let Some(allowed) = kernel.allowed_nodes() {
+        for node in nodes {
+            node.allowed = allowed.contains(&node.id);
+        }
     }
 }
 

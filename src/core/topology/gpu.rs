@@ -121,11 +121,12 @@ impl Gpu {
         let peer_links: Vec<PeerLink> = others
             .map(|peer| PeerLink::of_driver(driver, ordinal, peer))
             .collect::<Result<_>>()?;
+        let name = driver.device_name(ordinal)?;
         Ok(Self {
             ordinal,
-            name: driver.device_name(ordinal)?,
             pci_bus_id: driver.device_pci_bus_id(ordinal)?,
-            uuid: Some(GpuUuid(driver.device_uuid(ordinal)?)),
+            uuid: Some(GpuUuid::of_device(driver.device_uuid(ordinal)?, &name)),
+            name,
             memory: driver.device_total_mem(ordinal)?,
             compute_capability,
             host_numa,
@@ -231,15 +232,31 @@ crate::driver::display_texts! {
     }
 }
 
-/// A GPU's UUID, formatted like `nvidia-smi`: `GPU-` and five groups of hexadecimal digits.
+/// A GPU's UUID, formatted like `nvidia-smi`: `GPU-`, or `MIG-` for an instance of a divided GPU, and five groups of
+/// hexadecimal digits. CUDA_VISIBLE_DEVICES takes it in this form.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct GpuUuid(pub [u8; 16]);
+#[non_exhaustive]
+pub struct GpuUuid {
+    /// The number, the most significant byte first.
+    pub bytes: [u8; 16],
+    /// Whether it is a MIG instance's.
+    pub is_mig: bool,
+}
+
+impl GpuUuid {
+    /// Returns the UUID of the device with this product name. The driver reports a MIG instance's own UUID for it, and
+    /// has no attribute for such instances: their names are like `NVIDIA H100 80GB HBM3 MIG 1g.10gb`.
+    pub(super) fn of_device(bytes: [u8; 16], name: &str) -> Self {
+        let is_mig = name.contains(" MIG ");
+        Self { bytes, is_mig }
+    }
+}
 
 impl fmt::Display for GpuUuid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("GPU-")?;
-        for (i, byte) in self.0.iter().enumerate() {
+        f.write_str(if self.is_mig { "MIG-" } else { "GPU-" })?;
+        for (i, byte) in self.bytes.iter().enumerate() {
             if matches!(i, 4 | 6 | 8 | 10) {
                 f.write_str("-")?;
             }
@@ -262,11 +279,17 @@ impl std::str::FromStr for GpuUuid {
         let bad = || {
             Error::invalid(
                 "GPU UUID",
-                format!("'{text}' is not GPU- and 32 hex digits"),
+                format!("'{text}' is not GPU- or MIG- and 32 hex digits"),
             )
         };
-        let uuid = text.strip_prefix("GPU-").and_then(crate::text::hex_id);
-        uuid.map(Self).ok_or_else(bad)
+        let (kind, digits) = text.split_once('-').ok_or_else(bad)?;
+        let is_mig = match kind {
+            "GPU" => false,
+            "MIG" => true,
+            _ => return Err(bad()),
+        };
+        let bytes = crate::text::hex_id(digits).ok_or_else(bad)?;
+        Ok(Self { bytes, is_mig })
     }
 }
 
@@ -289,11 +312,17 @@ mod tests {
 
     #[test]
     fn a_uuid_reads_back_from_its_text() {
-        let uuid = GpuUuid(std::array::from_fn(|i| 17 * i as u8));
-        assert_eq!(uuid.to_string(), "GPU-00112233-4455-6677-8899-aabbccddeeff");
-        assert_eq!(uuid.to_string().parse::<GpuUuid>().unwrap(), uuid);
+        let bytes = std::array::from_fn(|i| 17 * i as u8);
+        let text = "00112233-4455-6677-8899-aabbccddeeff";
+        for (name, kind) in [("NVIDIA H200", "GPU"), ("NVIDIA H200 MIG 1g.18gb", "MIG")] {
+            let uuid = GpuUuid::of_device(bytes, name);
+            assert_eq!(uuid.to_string(), format!("{kind}-{text}"));
+            assert_eq!(uuid.to_string().parse::<GpuUuid>().unwrap(), uuid);
+        }
         for text in [
             "",
+            "MIG-",
+            "MIG-GPU-00112233-4455-6677-8899-aabbccddeeff/1/0",
             "GPU-",
             "00112233-4455-6677-8899-aabbccddeeff",
             "GPU-0011223g-4455-6677-8899-aabbccddeeff",

@@ -60,7 +60,13 @@ impl Machine {
                 .build()?)
         };
         build().map(Self).map_err(|error| Error::Topology {
-            detail: format!("this is not an hwloc XML: {error}"),
+            detail: match newer_version(xml) {
+                Some(version) => format!(
+                    "this XML is of hwloc {version}, and the hwloc of this build reads those of 1 and 2: write it with \
+                     `lstopo --export-xml-flags v2`"
+                ),
+                None => format!("this is not an hwloc XML: {error}"),
+            },
         })
     }
 
@@ -68,7 +74,6 @@ impl Machine {
     ///
     /// hwloc does not report free memory: it is `None`.
     pub(super) fn nodes(&self, gpu_memory: &BTreeSet<NodeId>) -> Vec<NumaNode> {
-        let mut taken = BTreeSet::new();
         let hosts: Vec<&TopologyObject> = self
             .0
             .objects_with_type(ObjectType::NUMANode)
@@ -76,24 +81,17 @@ impl Machine {
             .filter(|object| id(object).is_some_and(|id| !gpu_memory.contains(&id)))
             .collect();
         let mut nodes: Vec<NumaNode> = hosts
-            .into_iter()
-            .filter_map(|object| {
-                let cpus = object.cpuset();
-                // hwloc gives a node without CPUs those of its neighbours. In Linux a CPU belongs to one
-                // node: if several claim it, to the one with the lowest id.
-                let own: CpuSet = cpus
-                    .iter()
-                    .flat_map(|set| set.iter_set())
-                    .filter_map(|cpu| u32::try_from(usize::from(cpu)).ok())
-                    .filter(|cpu| taken.insert(*cpu))
-                    .collect();
+            .iter()
+            .filter_map(|&object| {
+                let own = own_cpus(object, &hosts);
                 Some(NumaNode {
-                    cpus: own,
+                    cpus_known: own.is_some(),
+                    cpus: own.unwrap_or_default(),
                     memory_total: local_memory(object),
                     ..NumaNode::new(id(object)?)
                 })
             })
-            .filter(|node| node.memory_total > 0 || !node.cpus.is_empty())
+            .filter(|node| node.memory_total > 0 || !node.lacks_cpus())
             .collect();
         self.add_distances(&mut nodes);
         nodes
@@ -158,6 +156,16 @@ impl Machine {
             })
             .collect()
     }
+}
+
+/// Returns the version of an XML of hwloc 3 or later.
+fn newer_version(xml: &str) -> Option<&str> {
+    let (_, after) = xml.split_once("<topology")?;
+    let (attributes, _) = after.split_once('>')?;
+    let (_, version) = attributes.split_once("version=\"")?;
+    let (version, _) = version.split_once('"')?;
+    let (major, _) = version.split_once('.').unwrap_or((version, ""));
+    (major.parse::<u32>().ok()? > 2).then_some(version)
 }
 
 fn gpu(
@@ -236,6 +244,39 @@ fn local_memory(node: &TopologyObject) -> u64 {
     }
 }
 
+/// Returns the CPUs of one of the nodes `hosts`; `None` if unknown.
+///
+/// In Linux a CPU belongs to one node, but hwloc gives a node without CPUs those of its neighbours. They belong to the
+/// only one of these nodes that hwloc calls DRAM, if there is one: the others are HBM, NVM or the like, which have no
+/// CPUs.
+fn own_cpus(node: &TopologyObject, hosts: &[&TopologyObject]) -> Option<CpuSet> {
+    let claimed = cpus(node);
+    let others = hosts.iter().filter(|other| id(other) != id(node));
+    let mut rivals = others
+        .filter(|other| !cpus(other).intersection(&claimed).is_empty())
+        .peekable();
+    if rivals.peek().is_none() {
+        return Some(claimed);
+    }
+    match (is_dram(node), rivals.filter(|rival| is_dram(rival)).count()) {
+        (true, 0) => Some(claimed),
+        (false, 1) => Some(CpuSet::default()),
+        _ => None,
+    }
+}
+
+/// Returns the CPUs that hwloc gives to a node.
+fn cpus(node: &TopologyObject) -> CpuSet {
+    let set = node.cpuset();
+    let cpus = set.iter().flat_map(|set| set.iter_set());
+    cpus.filter_map(|cpu| u32::try_from(usize::from(cpu)).ok())
+        .collect()
+}
+
+fn is_dram(node: &TopologyObject) -> bool {
+    node.subtype().is_some_and(|subtype| subtype == c"DRAM")
+}
+
 fn is_gpu_memory(node: &TopologyObject) -> bool {
     node.subtype()
         .is_some_and(|subtype| subtype == c"GPUMemory")
@@ -280,11 +321,13 @@ mod tests {
 
     #[test]
     fn hwloc_and_the_kernel_agree_about_this_machine() {
-        let of_kernel = Kernel::here().nodes(&BTreeSet::new());
+        let kernel = Kernel::here();
+        let of_kernel = kernel.nodes(&kernel.gpu_memory_nodes());
         let Ok(machine) = Machine::here() else {
             return; // HWLOC_XMLFILE or HWLOC_SYNTHETIC is set
         };
-        let of_hwloc = machine.nodes(&BTreeSet::new());
+        let topology = Topology::with_hwloc(&machine, &kernel, Vec::new());
+        let of_hwloc = topology.nodes();
         if of_kernel.is_empty() {
             return; // a system without /sys
         }
@@ -331,6 +374,80 @@ mod tests {
             .collect();
         assert_eq!(free, [None, Some(5 << 10)]);
         assert_eq!(topology.nodes()[0].memory_total, 512 << 30);
+    }
+
+    const FIRST_WITHOUT_CPUS: &str =
+        include_str!("../../../tests/data/node-without-cpus-first.xml");
+    const THREE_WITHOUT_CPUS: &str =
+        include_str!("../../../tests/data/three-nodes-without-cpus-first.xml");
+
+    /// Returns the CPUs of an XML's nodes; `None` where they are unknown.
+    fn cpus_of(xml: &str) -> Vec<Option<String>> {
+        let nodes = Machine::from_xml(xml).unwrap().nodes(&BTreeSet::new());
+        let known = |node: NumaNode| node.cpus_known.then(|| node.cpus.to_string());
+        nodes.into_iter().map(known).collect()
+    }
+
+    #[test]
+    fn a_node_without_cpus_keeps_no_cpus_of_its_neighbours() {
+        let own = |cpus: &str| Some(cpus.to_owned());
+        assert_eq!(cpus_of(FIRST_WITHOUT_CPUS), [None, None, own("4-7")]);
+        assert_eq!(
+            cpus_of(THREE_WITHOUT_CPUS),
+            [None, None, None, None, own("")]
+        );
+        let kind = |id: &str, kind: &str| {
+            let node = format!("type=\"NUMANode\" os_index=\"{id}\"");
+            (node.clone(), format!("{node} subtype=\"{kind}\""))
+        };
+        let ((old, dram), (_, hbm)) = (kind("1", "DRAM"), kind("1", "HBM"));
+        let with = |new: &str| FIRST_WITHOUT_CPUS.replace(&old, new);
+        assert_eq!(cpus_of(&with(&dram)), [own(""), own("0-3"), own("4-7")]);
+        assert_eq!(cpus_of(&with(&hbm)), [None, None, own("4-7")]);
+        let (old, both) = kind("0", "DRAM");
+        assert_eq!(
+            cpus_of(&with(&dram).replace(&old, &both)),
+            [None, None, own("4-7")]
+        );
+    }
+
+    #[test]
+    fn unknown_cpus_are_said_to_be_unknown_and_count_as_some() {
+        let topology = Topology::from_xml(FIRST_WITHOUT_CPUS).unwrap();
+        assert_eq!(topology.to_text().matches("CPUs unknown").count(), 2);
+        assert!(!topology.to_text().contains("no CPUs"));
+        let mut nodes = topology.to_machine().nodes.into_iter();
+        assert!(nodes.all(|node| node.cpus.is_empty()));
+        let shares = crate::topology::Placement::Spread.request(6 << 30);
+        assert_eq!(shares.place(&topology).unwrap().len(), 3);
+    }
+
+    #[test]
+    fn the_kernel_says_which_node_has_cpus() {
+        let machine = Machine::from_xml(FIRST_WITHOUT_CPUS).unwrap();
+        let tree = Tree::new();
+        tree.file("sys/devices/system/node/online", "0-2\n");
+        for (id, cpus) in [(0, "\n"), (1, "0-3\n"), (2, "4-7\n")] {
+            let folder = format!("sys/devices/system/node/node{id}");
+            tree.file(&format!("{folder}/cpulist"), cpus);
+            tree.file(&format!("{folder}/meminfo"), "Node 0 MemTotal: 9 kB\n");
+        }
+        let topology = Topology::with_hwloc(&machine, &tree.kernel(), Vec::new());
+        let cpus = topology.nodes().iter().map(|node| node.cpus.to_string());
+        assert_eq!(cpus.collect::<Vec<_>>(), ["", "0-3", "4-7"]);
+        assert!(topology.nodes().iter().all(|node| node.cpus_known));
+    }
+
+    #[test]
+    fn an_xml_of_a_later_hwloc_is_named_as_one() {
+        let xml = TWO_SOCKETS.replacen("version=\"2.0\"", "version=\"3.0\"", 1);
+        assert_ne!(xml, TWO_SOCKETS);
+        match Machine::from_xml(&xml).map(|_| ()) {
+            Err(error) => assert!(error.to_string().contains("of hwloc 3.0"), "{error}"),
+            Ok(()) => println!("this hwloc reads it"),
+        }
+        let error = Machine::from_xml("<xml>").map(|_| ()).unwrap_err();
+        assert!(error.to_string().contains("not an hwloc XML"), "{error}");
     }
 
     #[test]

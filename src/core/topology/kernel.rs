@@ -94,8 +94,11 @@ impl Kernel {
         let whole = (columns.len() == 1).then(|| self.whole_machine()).flatten();
         let total = meminfo.total().max(whole.as_ref().and_then(MemInfo::total));
         let available = whole.and_then(|whole| whole.available());
+        let cpus = self.read(&format!("{folder}/cpulist"));
+        let cpus = cpus.and_then(|list| list.parse().ok());
         NumaNode {
-            cpus: file("cpulist").parse().unwrap_or_default(),
+            cpus_known: cpus.is_some(),
+            cpus: cpus.unwrap_or_default(),
             memory_total: total.unwrap_or(0),
             memory_free: self.bound_by_cgroup(available.or(meminfo.available())),
             distances: if distances.len() == columns.len() {
@@ -110,13 +113,25 @@ impl Kernel {
     fn single_node(&self) -> Option<NumaNode> {
         let meminfo = self.whole_machine()?;
         let cpus = self.read("/sys/devices/system/cpu/online");
+        let cpus = cpus.and_then(|list| list.parse().ok());
         Some(NumaNode {
-            cpus: cpus.and_then(|list| list.parse().ok()).unwrap_or_default(),
+            cpus_known: cpus.is_some(),
+            cpus: cpus.unwrap_or_default(),
             memory_total: meminfo.total()?,
             memory_free: self.bound_by_cgroup(meminfo.available()),
             distances: BTreeMap::from([(NodeId(0), 10)]),
             ..NumaNode::new(NodeId(0))
         })
+    }
+
+    /// Returns the nodes that this process may allocate on (`cpuset.mems`), if the kernel reports them.
+    pub(crate) fn allowed_nodes(&self) -> Option<Vec<NodeId>> {
+        let status = self.read("/proc/self/status")?;
+        let list = status
+            .lines()
+            .find_map(|line| line.strip_prefix("Mems_allowed_list:"))?;
+        let nodes: CpuSet = list.parse().ok()?;
+        Some(nodes.iter().filter_map(node_id).collect())
     }
 
     /// Returns the bytes that an allocation on `node` could get now.

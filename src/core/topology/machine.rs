@@ -24,15 +24,19 @@ impl Topology {
     /// [`Driver::simulated`](crate::Driver::simulated).
     ///
     /// Fields that a topology does not know are as in [`Machine::default`]. Nodes without memory are left
-    /// out. A GPU whose memory is unknown has 0 bytes, which the simulator refuses: fill it in.
+    /// out. A GPU whose memory is unknown has 0 bytes, which the simulator refuses: fill it in. If a node's CPUs are
+    /// unknown, no node of the description has CPUs.
     pub fn to_machine(&self) -> Machine {
+        // The simulator refuses memory on a node without CPUs beside nodes that have some.
+        let cpus_known = self.nodes.iter().all(|node| node.cpus_known);
+        let cpus = |node: &NumaNode| cpus_known.then(|| node.cpus.to_string());
         let nodes: Vec<NodeSpec> = self
             .nodes
             .iter()
             .filter(|node| node.memory_total > 0)
             .map(|node| NodeSpec {
                 id: node.id.0,
-                cpus: node.cpus.to_string(),
+                cpus: cpus(node).unwrap_or_default(),
                 memory: node.memory_total,
                 distances: self.spec_distances(node),
             })
@@ -111,7 +115,9 @@ impl Gpu {
             ordinal,
             name: spec.name.clone(),
             pci_bus_id: machine.pci_bus_id(ordinal).unwrap_or_default(),
-            uuid: machine.uuid(ordinal).map(GpuUuid),
+            uuid: machine
+                .uuid(ordinal)
+                .map(|bytes| GpuUuid::of_device(bytes, &spec.name)),
             memory: spec.memory,
             compute_capability: Some(spec.compute_capability),
             host_numa,

@@ -60,6 +60,15 @@ enum Live {
     Simulator(Driver),
 }
 
+impl Live {
+    fn of(driver: &Driver) -> Self {
+        if driver.simulated_host().is_some() {
+            return Self::Simulator(driver.clone());
+        }
+        Self::Kernel
+    }
+}
+
 impl Topology {
     fn new(
         source: TopologySource,

@@ -13,8 +13,18 @@ use crate::driver::{Location, NodeId};
 pub struct NumaNode {
     /// The operating system's id, which is also the id of [`Location::HostNuma`].
     pub id: NodeId,
-    /// The CPUs of the node.
+    /// The CPUs of the node; none if [unknown](Self::cpus_known).
     pub cpus: CpuSet,
+    /// Whether the node's CPUs are known. An XML of hwloc gives a node without CPUs those of its neighbour, and does
+    /// not always say which of the two has them.
+    #[serde(skip_serializing_if = "is_true")]
+    pub cpus_known: bool,
+    /// Whether this process may allocate on the node (`cpuset.mems`), when the topology was read; `true` if unknown, and
+    /// on other machines. [`Placement::Spread`](super::Placement::Spread) leaves out nodes that are not allowed.
+    ///
+    /// Source: `Mems_allowed_list`.
+    #[serde(skip_serializing_if = "is_true")]
+    pub allowed: bool,
     /// The node's memory in bytes; 0 if unknown.
     pub memory_total: u64,
     /// Bytes that an allocation could get when the topology was read: free pages and page cache that can be
@@ -32,12 +42,23 @@ impl NumaNode {
         Self {
             id,
             cpus: CpuSet::default(),
+            cpus_known: true,
+            allowed: true,
             memory_total: 0,
             memory_free: None,
             distances: BTreeMap::new(),
             gpus: Vec::new(),
         }
     }
+
+    /// Returns whether the node is known to have no CPUs.
+    pub(crate) fn lacks_cpus(&self) -> bool {
+        self.cpus_known && self.cpus.is_empty()
+    }
+}
+
+const fn is_true(value: &bool) -> bool {
+    *value
 }
 
 impl From<&NumaNode> for Location {

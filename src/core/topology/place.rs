@@ -39,7 +39,8 @@ pub enum Placement {
     /// On this host node.
     Node(NodeId),
     /// In equal parts on all host nodes that have CPUs (on all nodes, if none has any), in whole units of the
-    /// granularity. A node with less free memory than its part gives all it has and the others take the rest.
+    /// granularity. A node whose CPUs are unknown counts as one that has some. Nodes on which this
+    /// process may not [allocate](NumaNode::allowed) take no part, unless it may on none. A node with less free memory than its part gives all it has and the others take the rest.
     /// Odd units go to the nodes with the most free memory.
     Spread,
 }
@@ -160,11 +161,13 @@ impl PlacementRequest {
     }
 
     fn spread(self, nodes: &[NumaNode]) -> Result<Vec<Share>> {
-        let with_cpus = nodes.iter().any(|node| !node.cpus.is_empty());
+        let some_allowed = nodes.iter().any(|node| node.allowed);
+        let is_allowed = |node: &&NumaNode| node.allowed || !some_allowed;
+        let nodes = || nodes.iter().filter(is_allowed);
+        let with_cpus = nodes().any(|node| !node.lacks_cpus());
         // (units that fit, units given, id); nodes without memory take no part.
-        let mut parts: Vec<(u64, u64, NodeId)> = nodes
-            .iter()
-            .filter(|node| !(with_cpus && node.cpus.is_empty()))
+        let mut parts: Vec<(u64, u64, NodeId)> = nodes()
+            .filter(|node| !(with_cpus && node.lacks_cpus()))
             .filter(|node| !(node.memory_total == 0 && node.memory_free == Some(0)))
             .map(|node| (self.capacity(node), 0, node.id))
             .collect();
@@ -314,6 +317,27 @@ mod tests {
                 .len(),
             2
         );
+    }
+
+    #[test]
+    fn a_spread_keeps_to_the_nodes_that_the_process_may_allocate_on() {
+        let mut nodes = topology(&[(Some(1 << 30), true), (Some(1 << 30), true), (None, false)]);
+        let placed = |nodes: &Topology, bytes| {
+            let shares = Placement::Spread.request(bytes).place(nodes);
+            shares.map(|shares| shares.iter().map(|share| share.node.0).collect::<Vec<_>>())
+        };
+        nodes.nodes[0].allowed = false;
+        assert_eq!(placed(&nodes, 64 << 20), Ok(vec![1]));
+        let full = placed(&nodes, 2 << 30).unwrap_err();
+        assert!(
+            matches!(&full, Error::NodesTooFull { nodes, .. } if *nodes == [NodeId(1)]),
+            "{full}"
+        );
+        // The only node allowed has no CPUs.
+        nodes.nodes[1].allowed = false;
+        assert_eq!(placed(&nodes, 64 << 20), Ok(vec![2]));
+        nodes.nodes[2].allowed = false;
+        assert_eq!(placed(&nodes, 64 << 20), Ok(vec![0, 1]));
     }
 
     #[test]

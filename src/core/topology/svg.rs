@@ -179,6 +179,7 @@ fn draw_column(out: &mut Drawing, column: &Column<'_>, x: f64, y: f64) -> Vec<(i
 fn draw_node(out: &mut Drawing, node: &NumaNode, x: f64, y: f64, width: f64) {
     let (left, inner) = (x + 16.0, width - 32.0);
     let cpus = match node.cpus.len() {
+        0 if !node.cpus_known => "CPUs unknown".into(),
         0 => "no CPUs".into(),
         n => format!("{}: {}", count(n, "CPU"), node.cpus),
     };

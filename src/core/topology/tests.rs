@@ -8,7 +8,7 @@ fn gpu(ordinal: i32, host_numa: Option<i32>) -> Gpu {
         ordinal,
         name: "NVIDIA H200".into(),
         pci_bus_id: format!("0000:{:02x}:00.0", 0x10 + ordinal),
-        uuid: Some(GpuUuid([ordinal as u8; 16])),
+        uuid: Some(GpuUuid::of_device([ordinal as u8; 16], "NVIDIA H200")),
         memory: 141 << 30,
         compute_capability: Some((9, 0)),
         host_numa: host_numa.map(NodeId),
@@ -153,4 +153,48 @@ fn gpus_that_are_linked_alike_are_a_group() {
     assert_eq!(chain, [(vec![0, 1], nvlink()), (vec![1, 2], nvlink())]);
     let triangle = groups(3, &[(0, 1, true), (1, 2, true), (0, 2, true)]);
     assert_eq!(triangle, [(vec![0, 1, 2], nvlink())]);
+}
+
+#[test]
+fn the_kernel_says_which_nodes_the_process_may_allocate_on() {
+    let tree = two_nodes();
+    let allowed = || {
+        let topology = Topology::of_this_machine(&tree.kernel(), Vec::new());
+        let nodes = topology.nodes().iter().map(|node| node.allowed);
+        (nodes.collect::<Vec<_>>(), topology.to_text())
+    };
+    assert_eq!(allowed().0, [true, true], "unknown");
+    tree.file("proc/self/status", "Mems_allowed_list:\t1\n");
+    let (nodes, text) = allowed();
+    assert_eq!(nodes, [false, true]);
+    assert_eq!(text.matches("cpuset.mems").count(), 1, "{text}");
+}
+
+#[test]
+fn a_drivers_topology_is_discovered_once() {
+    use crate::driver::Call;
+    let driver = Driver::simulated(crate::Machine::gh200x4()).unwrap();
+    let sim = driver.sim().unwrap();
+    let first = Topology::of(&driver).unwrap();
+    assert_eq!(sim.count(Call::DeviceGetName), 4);
+    let second = Topology::of(&driver.clone()).unwrap();
+    assert_eq!(sim.count(Call::DeviceGetName), 4);
+    assert_eq!(first.gpus(), second.gpus());
+    let free = |topology: &Topology| topology.free_memory(NodeId(1)).unwrap();
+    assert_eq!(free(&second), free(&Topology::discover(&driver).unwrap()));
+    // Another driver has a topology of its own, and a failure is not kept.
+    let other = Driver::simulated(crate::Machine::gh200()).unwrap();
+    let sim = other.sim().unwrap();
+    sim.fail(Call::DeviceGetName, 1, crate::driver::Code::OUT_OF_MEMORY);
+    assert!(Topology::of(&other).is_err());
+    assert_eq!(Topology::of(&other).unwrap().gpus().len(), 1);
+}
+
+#[test]
+fn a_known_topology_keeps_no_driver() {
+    let driver = Driver::simulated(crate::Machine::gh200()).unwrap();
+    let weak = driver.downgrade();
+    drop(Topology::of(&driver).unwrap());
+    drop(driver);
+    assert!(!weak.is_alive());
 }

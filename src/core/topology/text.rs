@@ -119,6 +119,7 @@ fn node_cells(node: &NumaNode) -> Vec<String> {
     vec![
         format!("node {}", node.id),
         match node.cpus.len() {
+            0 if !node.cpus_known => "CPUs unknown".into(),
             0 => "no CPUs".into(),
             n => format!("{} ({})", count(n, "CPU"), node.cpus),
         },
@@ -129,6 +130,10 @@ fn node_cells(node: &NumaNode) -> Vec<String> {
         match node.memory_free {
             Some(free) => format!("{} free", Bytes(free)),
             None => String::new(),
+        },
+        match node.allowed {
+            true => String::new(),
+            false => "not in this process's cpuset.mems".into(),
         },
     ]
 }

@@ -73,7 +73,8 @@ pub struct NodeSpec {
     /// The operating system's id. 0 if not given.
     #[serde(default)]
     pub id: i32,
-    /// Its CPUs as a list, such as `0-71`; may be empty.
+    /// Its CPUs as a list, such as `0-71`; may be empty. The driver refuses memory on a node without CPUs if another
+    /// node has some.
     #[serde(default)]
     pub cpus: String,
     /// Its memory in bytes.
@@ -95,7 +96,7 @@ pub struct GpuSpec {
     /// `domain:bus:device.function`; empty: derived from the ordinal.
     #[serde(default)]
     pub pci_bus_id: String,
-    /// Its UUID as 32 hexadecimal digits, dashes and `GPU-` allowed; empty: derived from the ordinal.
+    /// Its UUID as 32 hexadecimal digits, dashes and `GPU-` or `MIG-` allowed; empty: derived from the ordinal.
     #[serde(default)]
     pub uuid: String,
     /// Its memory in bytes.
@@ -270,6 +271,14 @@ impl Machine {
         self.nodes.iter().find(|node| node.id == id.0)
     }
 
+    /// Returns whether the driver creates memory on this host node: drivers were reported to refuse nodes without
+    /// CPUs. A description in which no node has CPUs does not say which have none.
+    pub(super) fn gives_memory_on(&self, id: NodeId) -> bool {
+        let some_have_cpus = self.nodes.iter().any(|node| !node.cpus.is_empty());
+        self.node(id)
+            .is_some_and(|node| !(some_have_cpus && node.cpus.is_empty()))
+    }
+
     /// Returns the GPU with this ordinal.
     pub fn gpu(&self, ordinal: i32) -> Option<&GpuSpec> {
         usize::try_from(ordinal)
@@ -326,5 +335,6 @@ impl Machine {
 }
 
 pub(super) fn parse_uuid(text: &str) -> Option<[u8; 16]> {
-    crate::text::hex_id(text.trim_start_matches("GPU-"))
+    let digits = text.strip_prefix("GPU-").or(text.strip_prefix("MIG-"));
+    crate::text::hex_id(digits.unwrap_or(text))
 }

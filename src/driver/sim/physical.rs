@@ -53,7 +53,7 @@ impl State {
         }
         match location {
             Location::Device(device) => self.device(device).map(drop),
-            Location::HostNuma(node) if self.machine.node(NodeId(node)).is_some() => Ok(()),
+            Location::HostNuma(node) if self.machine.gives_memory_on(NodeId(node)) => Ok(()),
             Location::Host if version >= CudaVersion(13000) => Ok(()),
             _ => fail(Code::INVALID_VALUE),
         }

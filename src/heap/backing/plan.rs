@@ -69,7 +69,7 @@ impl Plan {
 
     /// Checks the plan, and fills it in from the driver and the topology.
     pub(super) fn settle(&self, driver: &Driver) -> Result<Settled> {
-        let topology = Topology::discover(driver)?;
+        let topology = Topology::of(driver)?;
         let mut sites = self
             .nodes
             .iter()

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use super::Machine;
 use crate::driver::NodeId;
+use crate::topology::discover::mark_allowed;
 use crate::topology::kernel::Kernel;
 use crate::topology::{Gpu, Live, NumaNode, Topology, TopologySource};
 use crate::{Error, Result};
@@ -26,6 +27,10 @@ impl Topology {
             node.memory_total = same
                 .map_or(0, |same| same.memory_total)
                 .max(node.memory_total);
+            // hwloc gives a node without CPUs those of its neighbour.
+            if let Some(same) = same.filter(|same| same.cpus_known) {
+                (node.cpus, node.cpus_known) = (same.cpus.clone(), true);
+            }
         }
         if nodes.is_empty() {
             return Self::of_this_machine(kernel, gpus);
@@ -37,6 +42,7 @@ impl Topology {
                     .or_else(|| kernel.pci_node(bus_id))
             });
         }
+        mark_allowed(&mut nodes, kernel);
         Self::new(TopologySource::Hwloc, None, gpus, nodes, Some(Live::Kernel))
     }
 
