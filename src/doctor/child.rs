@@ -14,13 +14,14 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use egmem_core::doctor::Libraries;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{ioctl_fionread, retry_on_intr};
 
 use crate::Answer;
 use crate::capability::Trial;
 use crate::children::Problem;
-use crate::probe::MARK;
+use crate::probe::{LIBRARIES, MARK};
 
 /// How often the parent looks whether the child has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
@@ -31,6 +32,7 @@ pub(crate) struct Guarded {
     /// How long the child may take for each answer and to exit.
     patience: Duration,
     answers: Receiver<Answer>,
+    libraries: Receiver<Libraries>,
     last_words: Option<JoinHandle<String>>,
     /// Shut down when the child has ended: then the readers take what it has written, and end.
     ended: UnixStream,
@@ -63,9 +65,10 @@ impl Guarded {
             thread::spawn(move || stdin.write_all(&input));
         }
         let (sender, answers) = mpsc::channel();
+        let (of_process, libraries) = mpsc::channel();
         if let Some(stdout) = child.stdout.take() {
             let stdout = UntilItEnds::new(stdout, of_readers);
-            thread::spawn(move || read_answers(stdout, &sender));
+            thread::spawn(move || read_answers(stdout, &sender, &of_process));
         }
         let last_words = child.stderr.take().map(|stderr| {
             let stderr = UntilItEnds::new(stderr, of_words);
@@ -75,6 +78,7 @@ impl Guarded {
             child,
             patience,
             answers,
+            libraries,
             last_words,
             ended,
         })
@@ -98,6 +102,11 @@ impl Guarded {
                 }
             }
         }
+    }
+
+    /// Returns the child's libraries, once it has [answered](Self::next) or ended.
+    pub(crate) fn libraries(&self) -> Libraries {
+        self.libraries.try_recv().unwrap_or_default()
     }
 
     /// Waits for the exit, but not forever.
@@ -150,9 +159,13 @@ impl Drop for Guarded {
     }
 }
 
-/// Sends the answers in a child's output.
-fn read_answers(stdout: impl Read, answers: &Sender<Answer>) {
+/// Sends the answers in a child's output, and its libraries.
+fn read_answers(stdout: impl Read, answers: &Sender<Answer>, libraries: &Sender<Libraries>) {
     for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+        let told = line.strip_prefix(LIBRARIES).map(serde_json::from_str);
+        if let Some(Ok(told)) = told {
+            libraries.send(told).ok();
+        }
         let answer = line.strip_prefix(MARK).map(serde_json::from_str);
         if let Some(Ok(answer)) = answer
             && answers.send(answer).is_err()

@@ -5,6 +5,8 @@ use std::ffi::OsString;
 use std::fmt;
 use std::time::Duration;
 
+use egmem_core::doctor::Libraries;
+
 use crate::capability::{Path, Trial};
 use crate::child::Guarded;
 use crate::driver::HandleTypes;
@@ -31,6 +33,8 @@ pub struct Children {
     hung: HashSet<(Path, HandleTypes)>,
     /// Called with a text before each batch, and with none after it.
     progress: Box<dyn FnMut(&str) + Send>,
+    /// Those of the child that opened the driver last.
+    libraries: Libraries,
 }
 
 impl fmt::Debug for Children {
@@ -51,6 +55,10 @@ impl Prober for Children {
             None => Ok(()),
             Some(problem) => Err(problem.reason("the driver")),
         }
+    }
+
+    fn libraries(&self) -> Libraries {
+        self.libraries.clone()
     }
 
     fn try_all(&mut self, trials: &[Trial]) -> Vec<Answer> {
@@ -94,6 +102,7 @@ impl Children {
             patience,
             hung: HashSet::new(),
             progress: Box::new(|_| ()),
+            libraries: Libraries::default(),
         }
     }
 
@@ -121,7 +130,7 @@ impl Children {
         }
     }
 
-    fn run(&self, trials: &[Trial]) -> Run {
+    fn run(&mut self, trials: &[Trial]) -> Run {
         let mut answers = Vec::with_capacity(trials.len());
         let problem = self.answer(trials, &mut answers).err();
         tracing::info!(
@@ -133,9 +142,11 @@ impl Children {
         Run { answers, problem }
     }
 
-    fn answer(&self, trials: &[Trial], answers: &mut Vec<Answer>) -> Result<(), Problem> {
+    fn answer(&mut self, trials: &[Trial], answers: &mut Vec<Answer>) -> Result<(), Problem> {
         let mut child = Guarded::start(&self.command, trials, self.patience)?;
-        match child.next()? {
+        let opened = child.next();
+        self.libraries = child.libraries();
+        match opened? {
             Answer::Yes => {}
             Answer::No { reason } | Answer::Unknown { reason } => {
                 return Err(Problem::Refused(reason));

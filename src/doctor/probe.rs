@@ -2,16 +2,23 @@
 
 use std::io::{self, Read, Write};
 
+use egmem_core::doctor::Libraries;
+use serde::Serialize;
+
 use crate::capability::{Capabilities, Trial};
 use crate::{Answer, Driver, Error, Reason, Result};
 
 /// The prefix of the child's own lines: libraries may print others.
 pub(crate) const MARK: &str = "egmem-probe ";
 
+/// The prefix of the line with the child's libraries, before the first answer.
+pub(crate) const LIBRARIES: &str = "egmem-libraries ";
+
 /// Runs trials for the parent's [`Children`](crate::Children), in its child process.
 ///
 /// Reads the trials as one JSON array from standard input, opens the driver with `open`, and writes to standard
-/// output: first whether the driver opens, then an answer per trial, each as JSON on a line of its own. Calls
+/// output: first the libraries that answer for the driver, whether it opens, then an answer per trial, each as JSON on a
+/// line of its own. Calls
 /// `before` for each trial. Returns the number of trials.
 ///
 /// # Errors
@@ -26,7 +33,9 @@ pub fn answer_trials(
     io::stdin().read_to_string(&mut text).map_err(fail)?;
     let trials: Vec<Trial> =
         serde_json::from_str(&text).map_err(|error| Error::invalid("trials", error.to_string()))?;
-    let driver = match open() {
+    let opened = open();
+    tell(LIBRARIES, &Libraries::of_this_process()).map_err(fail)?;
+    let driver = match opened {
         Ok(driver) => driver,
         Err(error) => {
             let reason = Reason::from(error);
@@ -44,8 +53,12 @@ pub fn answer_trials(
 }
 
 fn say(answer: &Answer) -> io::Result<()> {
-    let text = serde_json::to_string(answer)?;
+    tell(MARK, answer)
+}
+
+fn tell(mark: &str, value: &impl Serialize) -> io::Result<()> {
+    let text = serde_json::to_string(value)?;
     let mut out = io::stdout().lock();
-    writeln!(out, "{MARK}{text}")?;
+    writeln!(out, "{mark}{text}")?;
     out.flush()
 }

@@ -115,7 +115,7 @@ fn driver_rows(report: &Report) -> Vec<(&'static str, String)> {
         let kind = if module.open { "open" } else { "closed" };
         words.push(format!("kernel module {} ({kind})", module.version));
     }
-    words.extend(driver.library.clone());
+    words.extend(driver.libraries.driver.clone());
     rows.push(("Driver", words.join(", ")));
     rows
 }

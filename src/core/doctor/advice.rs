@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::Report;
 use super::traps::{self, Machine as At};
-use crate::driver::versions;
+use crate::driver::{Code, versions};
 use crate::size::Bytes;
 use crate::topology::TopologySource;
 
@@ -26,6 +26,7 @@ pub(super) fn advise(report: &Report) -> Vec<Advice> {
     advice.on_driver(report);
     advice.on_nodes(report);
     if report.simulated.is_none() {
+        advice.on_libraries(report);
         advice.on_access_to_gpus(report);
         advice.on_limits(report);
         advice.on_kernel(report);
@@ -67,6 +68,46 @@ impl Advisor {
         advise! { self;
             !lacks.is_empty() => "driver", ("the driver, for CUDA {cuda}, lacks {}", lacks.join(", ")),
                 "install a newer driver if you need them";
+        }
+    }
+
+    /// What stands between this process and the kernel module, if something does not work.
+    fn on_libraries(&mut self, report: &Report) {
+        let (driver, host) = (&report.driver, &report.host);
+        let has_failed = driver.problem.is_some()
+            || report
+                .capabilities
+                .iter()
+                .any(|tried| !tried.answer.is_yes());
+        if !has_failed {
+            return;
+        }
+        if let (Some(problem), Some(module)) = (&driver.problem, &host.driver_module)
+            && let Some((library, folder, version)) = driver.libraries.driver_file()
+        {
+            let codes = [
+                Code::SYSTEM_DRIVER_MISMATCH,
+                Code::COMPAT_NOT_SUPPORTED_ON_DEVICE,
+            ];
+            let is_told = problem.code.is_some_and(|code| codes.contains(&code));
+            let kernel = &module.version;
+            advise! { self;
+                is_told || version.is_some_and(|version| version != kernel) => "driver",
+                    ("the driver library is {library}, in the folder {folder}, and the kernel module's version is {kernel}"),
+                    "remove that folder from LD_LIBRARY_PATH and /etc/ld.so.conf.d (then run ldconfig), if it is a \
+                     container's cuda-compat; otherwise reboot, or reload the kernel module";
+            }
+        }
+        let shims = driver.libraries.shims.join(", ");
+        let all = host.ld_so_preload.join(", ");
+        let own = host.ld_preload.as_deref().unwrap_or_default();
+        advise! { self;
+            !shims.is_empty() => "preload", ("{shims} answers driver calls in the driver's place"),
+                "try without it: it may refuse host memory that the driver would create";
+            !all.is_empty() => "preload", ("/etc/ld.so.preload loads {all} into every process"),
+                "try without it: a library loaded first may answer driver calls in the driver's place";
+            !own.is_empty() => "preload", ("LD_PRELOAD is {own}"),
+                "try without it: a library loaded first may answer driver calls in the driver's place";
         }
     }
 
@@ -164,170 +205,4 @@ impl Advisor {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::capability::{Capabilities, ImexChannel};
-    use crate::doctor::InProcess;
-    use crate::driver::CudaVersion;
-    use crate::host::{Container, DriverModule, HostFacts, Limit};
-    use crate::{Driver, Machine};
-
-    const LOW: Limit = Limit {
-        soft: Some(8 << 20),
-        hard: None,
-    };
-
-    /// Returns the report of a simulated machine as if it were a real one without problems.
-    fn healthy(machine: Machine) -> Report {
-        let driver = Driver::simulated(machine.clone()).unwrap();
-        let mut prober = InProcess(Capabilities::of(&driver));
-        let mut report = Report::gather_simulated(&mut prober, &machine);
-        assert!(report.works);
-        report.simulated = None;
-        report.host = HostFacts {
-            driver_module: None,
-            device_nodes: Vec::new(),
-            memlock: None,
-            cgroup_memory_room: None,
-            container: None,
-            numa_balancing: None,
-            page_size: None,
-            cuda_visible_devices: None,
-            ..report.host
-        };
-        report
-    }
-
-    fn abouts(report: &Report) -> Vec<&'static str> {
-        advise(report).iter().map(|advice| advice.about).collect()
-    }
-
-    #[test]
-    fn a_healthy_machine_gets_no_advice_and_each_fault_its_own() {
-        let good = healthy(Machine::gh200x4());
-        assert_eq!(abouts(&good), [""; 0]);
-
-        type Break = fn(&mut Report);
-        let faults: [(&str, Break); 7] = [
-            ("container", |report| {
-                report.host.container = Some(Container::Docker);
-                report.host.cap_sys_nice = Some(false);
-            }),
-            ("cgroup", |report| {
-                let nodes = (0..6).map(|i| format!("/dev/nvidia{i}").into());
-                report.host.device_nodes = nodes.collect();
-                report.host.device_nodes.push("/dev/nvidiactl".into());
-            }),
-            ("cgroup", |report| {
-                report.host.cgroup_memory_room = Some(5 << 20);
-            }),
-            ("numa", |report| report.host.numa_balancing = Some(true)),
-            ("pages", |report| report.host.page_size = Some(4096)),
-            ("driver", |report| {
-                report.driver.cuda = Some(CudaVersion(12040));
-            }),
-            ("memlock", |report| {
-                report.host.memlock = Some(LOW);
-                report.host.cap_ipc_lock = Some(false);
-            }),
-        ];
-        for (about, break_it) in faults {
-            let mut report = good.clone();
-            break_it(&mut report);
-            assert_eq!(abouts(&report), [about]);
-            // A simulated machine has another host.
-            report.simulated = Some("gh200x4".into());
-            let of_driver = about == "driver";
-            assert_eq!(abouts(&report).len(), usize::from(of_driver), "{about}");
-        }
-    }
-
-    #[test]
-    fn chosen_gpus_are_no_denied_ones_and_capabilities_lift_limits() {
-        let mut report = healthy(Machine::gh200());
-        let nodes = (0..6).map(|i| format!("/dev/nvidia{i}").into());
-        report.host.device_nodes = nodes.collect();
-        report.host.cuda_visible_devices = Some("0".into());
-        report.host.memlock = Some(LOW);
-        report.host.cap_ipc_lock = Some(true);
-        assert_eq!(abouts(&report), [""; 0]);
-    }
-
-    #[test]
-    fn settings_of_coherent_machines_matter_to_them_alone() {
-        let mut report = healthy(Machine::h200x8());
-        report.host.numa_balancing = Some(true);
-        report.host.page_size = Some(4096);
-        assert_eq!(abouts(&report), [""; 0]);
-    }
-
-    #[test]
-    fn a_gpu_whose_node_is_unknown_is_named() {
-        let mut machine = Machine::gh200x4();
-        machine.gpus[2].host_numa = -1;
-        let report = healthy(machine);
-        let advice = advise(&report);
-        assert_eq!(advice.len(), 1);
-        assert!(advice[0].finding.contains("GPU 2"), "{advice:?}");
-    }
-
-    /// Returns the faults that the report shows for a driver of this version. A simulated machine has none.
-    fn traps(report: &Report, version: &str) -> Vec<String> {
-        let mut report = report.clone();
-        report.host.driver_module = Some(DriverModule {
-            version: version.into(),
-            open: true,
-        });
-        let told = |report: &Report| {
-            let advice = advise(report).into_iter();
-            let traps = advice.filter(|advice| advice.about == "trap");
-            traps.map(|advice| advice.finding).collect::<Vec<_>>()
-        };
-        let found = told(&report);
-        report.simulated = Some("gh200".into());
-        assert_eq!(told(&report), [""; 0]);
-        found
-    }
-
-    #[test]
-    fn faults_of_drivers_are_told_by_version_to_machines_that_meet_them() {
-        let mut report = healthy(Machine::gh200());
-        report.imex = ImexChannel::Absent { path: "x".into() };
-        report.host.architecture = "aarch64";
-        report.host.page_size = Some(4096);
-        let has = |report: &Report, version, part: &str| {
-            let traps = traps(report, version);
-            traps.iter().any(|finding| finding.contains(part))
-        };
-        assert!(has(&report, "580.159.04", "crash inside cuMemCreate"));
-        assert!(has(&report, "594.99", "crash inside cuMemCreate"));
-        assert!(!has(&report, "595.10", "crash inside cuMemCreate"));
-        assert_eq!(traps(&report, "600.1"), [""; 0]);
-
-        // 512 GiB.
-        assert!(!has(&report, "580.1", "512 GiB"));
-        let mut large = Machine::gh200();
-        large.nodes[0].memory = 512 << 30;
-        report.topology = healthy(large).topology;
-        assert!(has(&report, "580.1", "512 GiB"));
-        assert!(!has(&report, "590.1", "512 GiB"));
-
-        // Pages of 64 KiB.
-        assert!(!has(&report, "590.44", "4 GiB boundary"));
-        report.host.page_size = Some(65_536);
-        assert!(has(&report, "590.44", "4 GiB boundary"));
-        assert!(!has(&report, "590.43.9", "4 GiB boundary"));
-        report.host.architecture = "x86_64";
-        assert!(!has(&report, "590.44", "4 GiB boundary"));
-
-        // Fabric handles.
-        assert!(!has(&report, "615.1", "fabric state"));
-        report.imex = ImexChannel::Accessible { path: "x".into() };
-        assert!(has(&report, "615.1", "fabric state") && !has(&report, "614.9", "fabric state"));
-
-        // Addresses.
-        assert!(!has(&report, "600.1", "addresses"));
-        report.host.address_space = Some(LOW);
-        assert!(has(&report, "600.1", "addresses"));
-    }
-}
+mod tests;

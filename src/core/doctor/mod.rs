@@ -5,17 +5,17 @@
 //! have crashed inside such calls.
 
 mod advice;
+mod libraries;
 mod prober;
 mod reason;
 #[cfg(feature = "simulator")]
 mod simulated;
 mod traps;
 
-use std::fs;
-
 use serde::Serialize;
 
 pub use advice::Advice;
+pub use libraries::Libraries;
 pub use prober::{Answer, InProcess, Prober, Tried};
 pub use reason::Reason;
 
@@ -58,8 +58,9 @@ pub struct DriverFacts {
     pub backend: &'static str,
     /// The newest CUDA version that the driver supports.
     pub cuda: Option<CudaVersion>,
-    /// The driver library's file.
-    pub library: Option<String>,
+    /// The libraries of the process that opened it, also if it cannot be used.
+    #[serde(flatten)]
+    pub libraries: Libraries,
     /// The reason why it cannot be used.
     pub problem: Option<Reason>,
 }
@@ -90,7 +91,7 @@ impl Report {
         let host = HostFacts::read();
         match driver {
             Ok((topology, driver)) => Self::with_driver(&driver, topology, host, prober),
-            Err(problem) => Self::without_driver(problem, host),
+            Err(problem) => Self::without_driver(problem, host, prober.libraries()),
         }
     }
 
@@ -135,13 +136,14 @@ impl Report {
         }
     }
 
-    fn without_driver(problem: Reason, host: HostFacts) -> Self {
+    fn without_driver(problem: Reason, host: HostFacts, libraries: Libraries) -> Self {
         Self {
             simulated: None,
             works: false,
             working_gpus: Vec::new(),
             driver: DriverFacts {
                 problem: Some(problem),
+                libraries,
                 ..DriverFacts::of_this_machine(false)
             },
             topology: Topology::of_host(),
@@ -159,7 +161,11 @@ impl DriverFacts {
         Self {
             backend: if simulated { "simulated" } else { "cuda" },
             cuda: None,
-            library: if simulated { None } else { loaded_library() },
+            libraries: if simulated {
+                Libraries::default()
+            } else {
+                Libraries::of_this_process()
+            },
             problem: None,
         }
     }
@@ -195,13 +201,4 @@ fn try_all(topology: &Topology, prober: &mut dyn Prober) -> Vec<Tried> {
         }
     }
     all
-}
-
-/// Finds the driver library that is mapped into this process.
-fn loaded_library() -> Option<String> {
-    let maps = fs::read_to_string("/proc/self/maps").ok()?;
-    maps.lines()
-        .filter_map(|line| line.find('/').map(|at| &line[at..]))
-        .find(|path| path.contains("/libcuda.so"))
-        .map(str::to_owned)
 }

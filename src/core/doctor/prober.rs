@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Reason;
+use super::{Libraries, Reason};
 use crate::capability::{Capabilities, Support, Trial};
 
 /// The result of a trial, as text.
@@ -60,6 +60,11 @@ pub trait Prober {
     /// As text, those of [`Driver::open`](crate::Driver::open), and
     /// [`Error::ProbeDied`](crate::Error::ProbeDied).
     fn open(&mut self) -> Result<(), Reason>;
+
+    /// Returns the libraries of the process that [`open`](Self::open) opened the driver in, as far as they are known.
+    fn libraries(&self) -> Libraries {
+        Libraries::of_this_process()
+    }
 
     /// Runs all of `trials`, which share one location and path. Returns one answer each, in order.
     fn try_all(&mut self, trials: &[Trial]) -> Vec<Answer>;

@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::driver::{Call, Code};
+use crate::error::RUN_DOCTOR;
 use crate::{Error, Explained};
 
 /// Why something does not work, and what to do: an [`Error`] as text.
@@ -32,7 +33,7 @@ impl From<&Error> for Reason {
             kind.truncate(end);
         }
         let source = error.driver_error();
-        let remedy = error.remedy().to_owned();
+        let remedy = in_report(error).to_owned();
         Self {
             kind,
             message: Explained(error).message(),
@@ -40,6 +41,21 @@ impl From<&Error> for Reason {
             call: source.map(|source| source.call),
             code: source.map(|source| source.code),
         }
+    }
+}
+
+/// Returns an error's remedy, without the advice to run the doctor, which shows it.
+fn in_report(error: &Error) -> &'static str {
+    match (error, error.remedy()) {
+        (Error::PlatformUnsupported { .. }, _) => "use a path that this report answers with yes",
+        (_, RUN_DOCTOR) => {
+            "look the code up in the documentation of the CUDA driver API, and look for NVRM and Xid in the kernel's \
+             log (dmesg)"
+        }
+        (_, remedy) => match remedy.split_once(" (`egmem doctor` shows") {
+            Some((remedy, _)) => remedy,
+            None => remedy,
+        },
     }
 }
 
@@ -76,10 +92,21 @@ mod tests {
              (cuMemCreate failed: CUDA_ERROR_NOT_SUPPORTED (801))"
         );
         assert_eq!(reason.code, Some(Code::NOT_SUPPORTED));
-        assert_eq!(reason.to_string(), Explained(&error).to_string());
+        assert!(reason.to_string().starts_with(&Explained(&error).message()));
 
         let unit = Reason::from(Error::driver(Call::MemCreate, Code(4242)));
         assert_eq!(unit.kind, "Driver");
         assert_eq!(unit.message, "cuMemCreate failed: unknown code 4242");
+    }
+
+    #[test]
+    fn no_remedy_in_a_report_is_to_run_the_doctor() {
+        let codes = (0..1000).map(Code);
+        let errors = codes.map(|code| Error::driver(Call::Init, code));
+        let unsupported = Error::unsupported("fabric handles", None);
+        for error in errors.chain([unsupported]) {
+            let reason = Reason::from(error);
+            assert!(!reason.remedy.contains("egmem doctor"), "{reason}");
+        }
     }
 }

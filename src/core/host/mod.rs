@@ -65,6 +65,10 @@ pub struct HostFacts {
     pub gpu_memory_nodes: Vec<NodeId>,
     /// The environment variable CUDA_VISIBLE_DEVICES, if set.
     pub cuda_visible_devices: Option<String>,
+    /// The environment variable LD_PRELOAD, if set: libraries whose functions replace others', the driver's too.
+    pub ld_preload: Option<String>,
+    /// The libraries that every process loads first. Source: `/etc/ld.so.preload`.
+    pub ld_so_preload: Vec<String>,
     /// Whether EGMEM_ALLOW_OVERCOMMIT allows requests beyond the free memory.
     pub overcommit_allowed: bool,
 }
@@ -117,6 +121,9 @@ impl HostFacts {
         let kernel = Kernel::here();
         Self {
             cuda_visible_devices: std::env::var("CUDA_VISIBLE_DEVICES").ok(),
+            ld_preload: std::env::var("LD_PRELOAD")
+                .ok()
+                .filter(|list| !list.is_empty()),
             overcommit_allowed: crate::topology::Overcommit::from_env()
                 == crate::topology::Overcommit::Allow,
             ..Self::of(&kernel)
@@ -159,6 +166,11 @@ impl HostFacts {
             numa_balancing: line("/proc/sys/kernel/numa_balancing").map(|text| text != "0"),
             gpu_memory_nodes: kernel.gpu_memory_nodes().into_iter().collect(),
             cuda_visible_devices: None,
+            ld_preload: None,
+            ld_so_preload: kernel
+                .read("/etc/ld.so.preload")
+                .map(|text| parse::preloaded(&text))
+                .unwrap_or_default(),
             overcommit_allowed: false,
         }
     }
@@ -234,6 +246,10 @@ mod tests {
         tree.file("dev/nvidia-caps-imex-channels/channel2", "");
         tree.file("dev/nvidia-caps-imex-channels/other", "");
         tree.file("dev/nvidiactl", "");
+        tree.file(
+            "etc/ld.so.preload",
+            "# all\n/usr/local/vgpu/libvgpu.so /a.so:/b.so # more\n",
+        );
         tree.file("dev/null", "");
         for (size, total) in [("524288kB", 0), ("2048kB", 7)] {
             let pool = format!("sys/kernel/mm/hugepages/hugepages-{size}");
@@ -246,6 +262,10 @@ mod tests {
         );
         let facts = HostFacts::of(&tree.kernel());
 
+        assert_eq!(
+            facts.ld_so_preload,
+            ["/usr/local/vgpu/libvgpu.so", "/a.so", "/b.so"]
+        );
         assert_eq!(facts.kernel.as_deref(), Some("6.8.0-1013-nvidia-64k"));
         assert_eq!(facts.numa_balancing, Some(false));
         assert_eq!(

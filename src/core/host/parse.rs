@@ -19,6 +19,16 @@ pub(super) fn list(status: &str, name: &str) -> Option<CpuSet> {
     field(status, name)?.parse().ok()
 }
 
+/// Parses `/etc/ld.so.preload`: names with spaces or colons between them, and comments.
+pub(super) fn preloaded(text: &str) -> Vec<String> {
+    let lines = text.lines().filter_map(|line| line.split('#').next());
+    let names = lines.flat_map(|line| line.split([' ', '\t', ':']));
+    names
+        .filter(|name| !name.is_empty())
+        .map(str::to_owned)
+        .collect()
+}
+
 /// Returns whether a capability is in the effective set.
 pub(super) fn capability(status: &str, bit: u32) -> Option<bool> {
     let effective = u64::from_str_radix(field(status, "CapEff")?, 16).ok()?;

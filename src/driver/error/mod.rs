@@ -14,6 +14,8 @@ pub use damage::{
     BlockInfo, Damage, DamageKind, DamageReport, Seen, Site, WrongBytes, blocks, bytes,
 };
 pub use driver::DriverError;
+#[doc(hidden)]
+pub use remedy::RUN_DOCTOR;
 pub use room::NoRoom;
 pub use words::{Explain, Explained};
 

@@ -25,12 +25,34 @@ pub(super) fn of_system(kind: ErrorKind) -> &'static str {
     }
 }
 
+/// The remedy for codes without a better one. A report of the doctor has another.
+#[doc(hidden)]
+pub const RUN_DOCTOR: &str = "run `egmem doctor` to see what works on this machine";
+
 pub(super) fn of_code(code: Code) -> &'static str {
     match code {
         Code::NO_DEVICE => "check nvidia-smi and CUDA_VISIBLE_DEVICES",
         Code::STUB_LIBRARY => "remove the CUDA toolkit's stubs folder from LD_LIBRARY_PATH",
         Code::SYSTEM_DRIVER_MISMATCH => {
-            "reboot or reload the kernel module: it is not the library's version"
+            "load the libcuda of the kernel module's version: in a container remove the folder of its cuda-compat \
+             library from LD_LIBRARY_PATH and /etc/ld.so.conf.d; after an update of the driver reboot, or reload the \
+             kernel module (`egmem doctor` shows both versions)"
+        }
+        Code::COMPAT_NOT_SUPPORTED_ON_DEVICE => {
+            "remove the folder of the cuda-compat library from LD_LIBRARY_PATH and /etc/ld.so.conf.d: this GPU does not \
+             support it (`egmem doctor` shows which libcuda is loaded)"
+        }
+        Code::DEVICE_UNAVAILABLE => {
+            "end the process that has the GPU for itself, or set its compute mode to DEFAULT (nvidia-smi -c DEFAULT); \
+             with MIG on, create an instance"
+        }
+        Code::OPERATING_SYSTEM => {
+            "check the owner and mode of /dev/nvidia*, the container's device nodes, its filter of system calls, and \
+             this process's limits (ulimit -a)"
+        }
+        Code::UNKNOWN => {
+            "look for NVRM and Xid in the kernel's log (dmesg), and check that /dev/nvidia-uvm exists here; after a \
+             suspend reload the module nvidia_uvm"
         }
         Code::SYSTEM_NOT_READY => "start nvidia-fabricmanager (or nvidia-imex) and try again",
         Code::NOT_PERMITTED => {
@@ -40,6 +62,6 @@ pub(super) fn of_code(code: Code) -> &'static str {
         Code::INVALID_VALUE | Code::INVALID_DEVICE | Code::INVALID_HANDLE => {
             "check the arguments of the call: node, GPU, size and handle (`egmem topo` lists nodes and GPUs)"
         }
-        _ => "run `egmem doctor` to see what works on this machine",
+        _ => RUN_DOCTOR,
     }
 }
