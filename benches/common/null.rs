@@ -95,8 +95,11 @@ unsafe impl Backend for Null {
     unsafe fn stream_wait_event(&self, _stream: StreamHandle, _event: EventHandle) -> Result<()> {
         Ok(())
     }
-    fn event_create(&self, _device: i32, _timing: bool) -> Result<EventHandle> {
-        Ok(EventHandle(self.next()))
+    fn event_create(&self, device: i32, _timing: bool) -> Result<EventHandle> {
+        Ok(EventHandle {
+            device,
+            raw: self.next(),
+        })
     }
     unsafe fn event_destroy(&self, _event: EventHandle) -> Result<()> {
         Ok(())

@@ -268,8 +268,6 @@ handles! {
     PhysicalHandle,
     /// A memory pool: `CUmemoryPool` or `cudaMemPool_t`, the same object.
     PoolHandle,
-    /// An event: `CUevent`.
-    EventHandle,
     /// A loaded module: `CUmodule`.
     ModuleHandle,
     /// A kernel: `CUfunction`.
@@ -283,6 +281,16 @@ pub struct StreamHandle {
     /// The device's ordinal.
     pub device: i32,
     /// The driver's pointer; 0 is the legacy default stream.
+    pub raw: u64,
+}
+
+/// An event with the device that it belongs to: `CUevent`. A plain value: it owns nothing,
+/// and using it is unsafe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct EventHandle {
+    /// The device's ordinal.
+    pub device: i32,
+    /// The driver's pointer.
     pub raw: u64,
 }
 

@@ -8,8 +8,8 @@ use super::context::Contexts;
 use super::library::Library;
 use super::symbols::DriverApi;
 use crate::{
-    AllocationProps, CudaVersion, Error, EventHandle, GranularityKind, HandleTypes, Location,
-    Result, lock, versions,
+    AllocationProps, CudaVersion, Error, GranularityKind, HandleTypes, Location, Result, lock,
+    versions,
 };
 
 /// The driver's own name comes first: the other may be the toolkit's stub, which is only for linking.
@@ -22,8 +22,6 @@ const VMM_WITHOUT_CONTEXTS: CudaVersion = CudaVersion(12040);
 pub(super) struct Core {
     pub(super) api: DriverApi,
     contexts: Contexts,
-    /// The device of each event, because a handle does not show it.
-    events: Mutex<HashMap<EventHandle, i32>>,
     /// Granularities never change, and a query takes over 1 % of the time to create 2 MiB.
     granularities: Mutex<Granularities>,
 }
@@ -46,7 +44,6 @@ impl Core {
         let core = Self {
             contexts: Contexts::new(&api)?,
             api,
-            events: Mutex::default(),
             granularities: Mutex::default(),
         };
         if have < VMM_WITHOUT_CONTEXTS {
@@ -82,29 +79,8 @@ impl Core {
         versions::explain(error, self.api.version(), location, handle_types)
     }
 
-    pub(super) fn events(&self) -> std::sync::MutexGuard<'_, HashMap<EventHandle, i32>> {
-        lock(&self.events)
-    }
-
     pub(super) fn granularities(&self) -> std::sync::MutexGuard<'_, Granularities> {
         lock(&self.granularities)
-    }
-
-    /// Returns the device of `event`; `None` if the event was created elsewhere.
-    pub(super) fn device_of(&self, event: EventHandle) -> Option<i32> {
-        self.events().get(&event).copied()
-    }
-
-    /// Runs `work` on `device`; in the caller's context if there is none.
-    pub(super) fn on_or_here<T>(
-        &self,
-        device: Option<i32>,
-        work: impl FnOnce() -> Result<T>,
-    ) -> Result<T> {
-        match device {
-            Some(device) => self.on(device, work),
-            None => work(),
-        }
     }
 }
 

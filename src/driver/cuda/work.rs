@@ -36,7 +36,7 @@ impl Core {
         @on(stream.device) stream_query(opaque(stream.raw)) => ()
     }
     [pub(super) unsafe fn] stream_wait_event(stream: StreamHandle, event: EventHandle) -> () {
-        @on(stream.device) stream_wait_event(opaque(stream.raw), opaque(event.0), 0) => ()
+        @on(stream.device) stream_wait_event(opaque(stream.raw), opaque(event.raw), 0) => ()
     }
     [pub(super) unsafe fn] stream_is_capturing(stream: StreamHandle) -> bool {
         let mut status = abi::STREAM_CAPTURE_STATUS_NONE;
@@ -53,30 +53,24 @@ impl Core {
     [pub(super) fn] event_create(device: i32, timing: bool) -> EventHandle {
         let flags = if timing { abi::EVENT_DEFAULT } else { abi::EVENT_DISABLE_TIMING };
         let mut event = ptr::null_mut();
-        @on(device) event_create(&mut event, flags) => {
-            let event = EventHandle(event as u64);
-            this.events().insert(event, device);
-            event
-        }
+        @on(device) event_create(&mut event, flags) => EventHandle { device, raw: event as u64 }
     }
     [pub(super) unsafe fn] event_destroy(event: EventHandle) -> () {
-        // Removed first: once the event is destroyed, another thread may get the same handle for a new event.
-        let device = this.events().remove(&event);
-        @on_or_here(device) event_destroy(opaque(event.0)) => ()
+        @on(event.device) event_destroy(opaque(event.raw)) => ()
     }
     [pub(super) unsafe fn] event_record(event: EventHandle, stream: StreamHandle) -> () {
-        @on(stream.device) event_record(opaque(event.0), opaque(stream.raw)) => ()
+        @on(stream.device) event_record(opaque(event.raw), opaque(stream.raw)) => ()
     }
     [pub(super) unsafe fn] event_synchronize(event: EventHandle) -> () {
-        @on_or_here(this.device_of(event)) event_synchronize(opaque(event.0)) => ()
+        @on(event.device) event_synchronize(opaque(event.raw)) => ()
     }
     [unsafe fn] query_event(event: EventHandle) -> () {
-        @on_or_here(this.device_of(event)) event_query(opaque(event.0)) => ()
+        @on(event.device) event_query(opaque(event.raw)) => ()
     }
     [pub(super) unsafe fn] event_elapsed_ms(start: EventHandle, end: EventHandle) -> f32 {
         let mut milliseconds = 0.0;
-        @on_or_here(this.device_of(end))
-            event_elapsed_time(&mut milliseconds, opaque(start.0), opaque(end.0)) => milliseconds
+        @on(end.device)
+            event_elapsed_time(&mut milliseconds, opaque(start.raw), opaque(end.raw)) => milliseconds
     }
     [pub(super) unsafe fn] memcpy_async
         (dst: DevicePtr, src: DevicePtr, bytes: u64, stream: StreamHandle) -> () {

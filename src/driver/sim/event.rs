@@ -12,7 +12,7 @@ impl State {
         event: EventHandle,
     ) -> Answer<()> {
         let key = self.stream(handle)?;
-        let event = self.events.get(&event.0).ok_or(Code::INVALID_HANDLE)?;
+        let event = self.events.get(&event.raw).ok_or(Code::INVALID_HANDLE)?;
         let Some(point) = event.recorded else {
             return Ok(());
         };
@@ -33,24 +33,24 @@ impl State {
 
     pub(super) fn event_create(&mut self, device: i32, timing: bool) -> Answer<EventHandle> {
         self.context(device)?;
-        let event = self.number();
+        let raw = self.number();
         let recorded = None;
         let new = Event {
             device,
             timing,
             recorded,
         };
-        self.events.insert(event, new);
-        Ok(EventHandle(event))
+        self.events.insert(raw, new);
+        Ok(EventHandle { device, raw })
     }
 
     pub(super) fn event_destroy(&mut self, event: EventHandle) -> Answer<()> {
-        let event = self.events.remove(&event.0).ok_or(Code::INVALID_HANDLE)?;
+        let event = self.events.remove(&event.raw).ok_or(Code::INVALID_HANDLE)?;
         self.context(event.device).map(drop)
     }
 
     fn event(&self, event: EventHandle) -> Answer<&Event> {
-        let event = self.events.get(&event.0).ok_or(Code::INVALID_HANDLE)?;
+        let event = self.events.get(&event.raw).ok_or(Code::INVALID_HANDLE)?;
         self.context(event.device).map(|_| event)
     }
 
@@ -60,7 +60,7 @@ impl State {
             return fail(Code::INVALID_HANDLE);
         }
         let point = self.submit(key, Work::Record);
-        if let Some(event) = self.events.get_mut(&event.0) {
+        if let Some(event) = self.events.get_mut(&event.raw) {
             event.recorded = Some(point);
         }
         Ok(())

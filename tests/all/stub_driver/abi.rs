@@ -207,8 +207,9 @@ stubbed! {
         let (driver, stub) = open();
         let stream = driver.stream_create(0).unwrap();
         assert_eq!((stream.device, stream.raw), (0, 0x8000));
+        let event = |raw| EventHandle { device: 0, raw };
         let (timed, plain) = (driver.event_create(0, true).unwrap(), driver.event_create(0, false).unwrap());
-        assert_eq!((timed, plain), (EventHandle(0x9000), EventHandle(0x9002)));
+        assert_eq!((timed, plain), (event(0x9000), event(0x9002)));
         // SAFETY: the stub follows no handle and no address but those of the arguments.
         unsafe {
             assert_eq!(driver.event_elapsed_ms(timed, plain), Ok(1.5));

@@ -17,6 +17,8 @@ fn stream(driver: &Driver) -> StreamHandle {
     driver.stream_create(1).unwrap()
 }
 
+const EVENT: EventHandle = EventHandle { device: 1, raw: 1 };
+
 type CallOnDriver = fn(&Driver) -> Result<()>;
 
 /// Every call that runs in a device's context, on device 1.
@@ -42,28 +44,19 @@ fn calls_in_context() -> Vec<(&'static str, CallOnDriver)> {
             ("cuStreamSynchronize", |d| d.stream_synchronize(stream(d))),
             ("cuStreamQuery", |d| d.stream_query(stream(d)).map(drop)),
             ("cuStreamWaitEvent", |d| {
-                d.stream_wait_event(stream(d), EventHandle(1))
+                d.stream_wait_event(stream(d), EVENT)
             }),
             ("cuStreamIsCapturing", |d| {
                 d.stream_is_capturing(stream(d)).map(drop)
             }),
             ("cuCtxSynchronize", |d| d.ctx_synchronize(1)),
             ("cuEventCreate", |d| d.event_create(1, true).map(drop)),
-            ("cuEventDestroy_v2", |d| {
-                d.event_destroy(d.event_create(1, true)?)
-            }),
-            ("cuEventRecord", |d| {
-                d.event_record(EventHandle(1), stream(d))
-            }),
-            ("cuEventSynchronize", |d| {
-                d.event_synchronize(d.event_create(1, true)?)
-            }),
-            ("cuEventQuery", |d| {
-                d.event_query(d.event_create(1, true)?).map(drop)
-            }),
+            ("cuEventDestroy_v2", |d| d.event_destroy(EVENT)),
+            ("cuEventRecord", |d| d.event_record(EVENT, stream(d))),
+            ("cuEventSynchronize", |d| d.event_synchronize(EVENT)),
+            ("cuEventQuery", |d| d.event_query(EVENT).map(drop)),
             ("cuEventElapsedTime", |d| {
-                let event = d.event_create(1, true)?;
-                d.event_elapsed_ms(event, event).map(drop)
+                d.event_elapsed_ms(EVENT, EVENT).map(drop)
             }),
             ("cuMemcpyAsync", |d| d.memcpy_async(PTR, PTR, 8, stream(d))),
             ("cuMemsetD8Async", |d| {

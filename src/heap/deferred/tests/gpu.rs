@@ -242,7 +242,8 @@ unsafe impl Backend for Gpus {
             |_| Some(device),
             |state| {
                 state.numbers += 16;
-                let event = EventHandle(state.numbers);
+                let raw = state.numbers;
+                let event = EventHandle { device, raw };
                 let mark = Mark {
                     device,
                     at: None,
