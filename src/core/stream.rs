@@ -1,6 +1,7 @@
 //! Streams and events, and the work that runs on them.
 
 mod batch;
+pub mod captures;
 mod event;
 mod marks;
 mod order;
@@ -71,7 +72,9 @@ impl Stream {
     ///
     /// # Safety
     /// `handle` is a stream of that device's primary context and outlives the result's clones and everything
-    /// that received one: pool memory, and [tickets](Transfer) for copies and fills.
+    /// that received one: pool memory, and [tickets](Transfer) for copies and fills. Memory that is freed while one of
+    /// its streams is being captured into a graph keeps its streams until a pool or a heap's handle for a stream is used
+    /// after the capture.
     pub unsafe fn borrowed(driver: &Driver, handle: StreamHandle) -> Self {
         Self(Arc::new(Inner {
             driver: driver.clone(),
@@ -81,11 +84,13 @@ impl Stream {
         }))
     }
 
-    /// Waits until all work on the stream is done.
+    /// Waits until all work on the stream is done. Captures of other streams into CUDA graphs are not disturbed.
     ///
     /// # Errors
-    /// The error of earlier work: [`Error::ContextLost`] after an illegal access.
+    /// The error of earlier work: [`Error::ContextLost`] after an illegal access. STREAM_CAPTURE_UNSUPPORTED if the
+    /// stream itself is being captured, which makes the capture invalid.
     pub fn synchronize(&self) -> Result<()> {
+        let _relaxed = Relaxed::new(self.driver());
         // SAFETY: `self` keeps the handle alive.
         unsafe { self.driver().stream_synchronize(self.handle()) }
     }
@@ -279,5 +284,20 @@ mod tests {
         }
         let waited = stream.wait_until_over();
         assert!(!waited.over && waited.result.is_err(), "{waited:?}");
+    }
+
+    #[test]
+    fn waits_leave_the_captures_of_other_streams_alone() {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let sim = driver.sim().unwrap();
+        let [captured, stream] = [(); 2].map(|()| Stream::new(&driver, 0).unwrap());
+        let event = Event::new(&driver, 0, false).unwrap();
+        sim.begin_capture(captured.handle(), false);
+        event.record(&stream).unwrap();
+        assert_eq!((event.is_done(), stream.is_done()), (Ok(true), Ok(true)));
+        event.synchronize().unwrap();
+        stream.synchronize().unwrap();
+        captured.wait_for(&stream).unwrap();
+        assert!(sim.end_capture(captured.handle()));
     }
 }

@@ -1,8 +1,14 @@
 //! Leaves captures of streams into CUDA graphs undisturbed.
 
+use std::cell::Cell;
 use std::marker::PhantomData;
 
 use crate::{CaptureMode, Driver};
+
+thread_local! {
+    /// The driver whose mode a value of this thread has relaxed, by its address; `None` if none has.
+    static RELAXED: Cell<Option<usize>> = const { Cell::new(None) };
+}
 
 /// Sets the calling thread's capture mode to [`CaptureMode::RELAXED`] until dropped, on that thread.
 ///
@@ -18,22 +24,38 @@ use crate::{CaptureMode, Driver};
 /// Source: `cuThreadExchangeStreamCaptureMode`.
 pub struct Relaxed<'a> {
     driver: &'a Driver,
+    /// `None`: the mode was not changed.
     before: Option<CaptureMode>,
+    /// [`RELAXED`] before.
+    outer: Option<usize>,
     /// Stays on its thread.
     _not_send: PhantomData<*const ()>,
 }
 
 impl<'a> Relaxed<'a> {
-    /// Sets the mode.
+    /// Sets the mode. Inside the life of another value for the driver this costs no call.
     pub fn new(driver: &'a Driver) -> Self {
+        let (own, outer) = (Some(driver.address()), RELAXED.get());
+        if outer == own {
+            return Self {
+                driver,
+                before: None,
+                outer,
+                _not_send: PhantomData,
+            };
+        }
         // A driver without this call cannot capture either, or the later calls return an error.
         let before = driver
             .thread_exchange_capture_mode(CaptureMode::RELAXED)
             .inspect_err(|error| tracing::debug!(%error, "the capture mode cannot be relaxed: a capture may fail"))
             .ok();
+        if before.is_some() {
+            RELAXED.set(own);
+        }
         Self {
             driver,
             before,
+            outer,
             _not_send: PhantomData,
         }
     }
@@ -42,6 +64,7 @@ impl<'a> Relaxed<'a> {
 impl Drop for Relaxed<'_> {
     fn drop(&mut self) {
         let Some(before) = self.before else { return };
+        RELAXED.set(self.outer);
         if before == CaptureMode::RELAXED {
             return;
         }

@@ -12,8 +12,8 @@ use super::{Block, Heap, NotAllFreed, NotFreed};
 use crate::accessors::cpu_accessors;
 use crate::driver::{Access, DevicePtr, Driver, Location, StreamHandle};
 use crate::memory::{AccessChecks, CpuView, Engine, Memory, impl_cpu_memory};
-use crate::stream::is_capturing;
-use crate::{Error, Event, Result, Stream};
+use crate::stream::captures::{after_captures, run_due};
+use crate::{Error, Result, Stream};
 
 /// The most that a handle keeps of freed blocks: bytes, at most a 16th of the heap's limit, and blocks.
 const MOST_BYTES: u64 = 64 << 20;
@@ -32,8 +32,9 @@ const MOST_BLOCKS: usize = 1024;
 /// A handle is [`Send`], not [`Sync`]: several threads that submit to one stream have a handle each.
 ///
 /// # Captures
-/// While the stream is captured into a CUDA graph, allocations and [`flush`](Self::flush) fail. A block that is dropped, or a
-/// handle, is then lost, and the heap's memory never released: the graph could use it at any later time.
+/// While the stream is captured into a CUDA graph, allocations and [`flush`](Self::flush) fail. A block that is dropped
+/// then stays with the handle until the capture has ended, and those of a dropped handle are freed when a handle or a pool is
+/// used after that. A graph that uses them must not run after that.
 ///
 /// In a heap that is in [debug mode](super::debug), or that [scrubs](super::HeapOptions::scrub_on_free) freed blocks, no block is
 /// used again before its work has ended.
@@ -61,6 +62,8 @@ pub struct OnStream {
     stream: Stream,
     most: u64,
     kept: RefCell<Kept>,
+    /// Blocks that were dropped and not taken, above all while the stream was captured.
+    refused: RefCell<Vec<Block>>,
 }
 
 /// Freed blocks by the bytes that they take.
@@ -112,6 +115,7 @@ impl Heap {
             let why = "the per-thread default stream is another stream in each thread: create one";
             return Err(Error::invalid("stream", why));
         }
+        run_due(self.driver());
         let inner = self.inner();
         let keeps_none = inner.facts.scrub || inner.watch.is_some();
         Ok(OnStream {
@@ -122,6 +126,7 @@ impl Heap {
                 false => MOST_BYTES.min(self.limit() / PART),
             },
             kept: RefCell::default(),
+            refused: RefCell::default(),
         })
     }
 }
@@ -135,6 +140,7 @@ impl OnStream {
     #[track_caller]
     pub fn allocate(&self, layout: Layout) -> Result<StreamBlock<'_>> {
         self.stream.expect_no_capture()?;
+        self.take_refused();
         let (bytes, align) = (Heap::usable_size(layout), layout.align() as u64);
         // Blocks that have to be scrubbed, or have guards, cannot be flushed, so they are not reused here.
         let may_reuse = layout.size() > 0 && self.most > 0;
@@ -180,6 +186,13 @@ impl OnStream {
         if self.stream.is_capturing() != Ok(false) {
             return block.free_after(&self.stream);
         }
+        self.take_refused();
+        self.keep(block);
+        Ok(())
+    }
+
+    /// Keeps a freed block for later allocations, or frees all that are kept if they are too many.
+    fn keep(&self, block: Block) {
         let is_full = {
             let mut kept = self.kept.borrow_mut();
             kept.push(block);
@@ -188,7 +201,13 @@ impl OnStream {
         if is_full && let Err(error) = self.flush() {
             tracing::warn!(%error, "blocks stay with the stream that they were freed on");
         }
-        Ok(())
+    }
+
+    /// Keeps the blocks that were refused during a capture, which has ended.
+    fn take_refused(&self) {
+        run_due(self.heap.driver());
+        let blocks = self.refused.take();
+        blocks.into_iter().for_each(|block| self.keep(block));
     }
 
     /// Frees all blocks that the handle keeps, once all work submitted to the stream so far has run, with one event.
@@ -196,7 +215,8 @@ impl OnStream {
     /// # Errors
     /// As [`Heap::free_all_after`]; the handle then keeps the blocks.
     pub fn flush(&self) -> Result<()> {
-        let blocks = self.kept.borrow_mut().take_all();
+        let mut blocks = self.kept.borrow_mut().take_all();
+        blocks.append(&mut self.refused.borrow_mut());
         if blocks.is_empty() {
             return Ok(());
         }
@@ -209,7 +229,7 @@ impl OnStream {
         Err(*error)
     }
 
-    /// Returns the bytes of freed blocks that the handle keeps.
+    /// Returns the bytes of freed blocks that the handle keeps for allocations.
     pub fn kept(&self) -> u64 {
         self.kept.borrow().bytes
     }
@@ -230,14 +250,29 @@ impl Drop for OnStream {
         if !self.is_at_home() {
             return;
         }
-        let Err(error) = self.flush() else { return };
-        // Waiting for a stream that is being captured would end the capture.
-        let is_over = self.stream.is_capturing() == Ok(false) && self.stream.wait_until_over().over;
-        if !is_over {
-            let blocks = self.kept.get_mut().take_all();
-            tracing::error!(%error, blocks = blocks.len(), "blocks that a GPU may still use are lost");
-            blocks.into_iter().for_each(std::mem::forget);
-        }
+        let mut blocks = self.kept.get_mut().take_all();
+        blocks.append(self.refused.get_mut());
+        end(self.heap.clone(), self.stream.clone(), blocks);
+    }
+}
+
+/// Frees blocks of a handle that is gone, once the stream is no longer captured: an event then would be the graph's, and a wait
+/// would make the capture invalid.
+fn end(heap: Heap, stream: Stream, blocks: Vec<Block>) {
+    if blocks.is_empty() {
+        return;
+    }
+    if stream.may_be_captured() {
+        let streams = vec![stream.clone()];
+        return after_captures(streams, move || end(heap, stream, blocks));
+    }
+    let Err(NotAllFreed { error, blocks }) = heap.free_all_after(blocks, &stream) else {
+        return;
+    };
+    // Dropping the blocks frees them.
+    if !stream.wait_until_over().over {
+        tracing::error!(%error, blocks = blocks.len(), "blocks that a GPU may still use are lost");
+        blocks.into_iter().for_each(std::mem::forget);
     }
 }
 
@@ -303,10 +338,13 @@ impl Drop for StreamBlock<'_> {
     fn drop(&mut self) {
         // SAFETY: nothing uses the block after this.
         let block = unsafe { ManuallyDrop::take(&mut self.block) };
-        if let Err(refused) = self.home.free(block) {
-            if self.home.is_at_home() {
-                tracing::error!(error = %refused.error, "a block that a GPU may still use is lost");
-            }
+        let Err(refused) = self.home.free(block) else {
+            return;
+        };
+        // Later work on the stream comes after the block's, so the handle may use it again after the capture.
+        if self.home.is_at_home() {
+            self.home.refused.borrow_mut().push(refused.block);
+        } else {
             std::mem::forget(refused.block);
         }
     }
@@ -343,20 +381,8 @@ unsafe impl AccessChecks for StreamBlock<'_> {
     }
 
     unsafe fn ready_on(&self, stream: StreamHandle) -> Result<()> {
-        let home = &self.home.stream;
-        if stream == home.handle() {
-            return Ok(());
-        }
-        // An event of a captured stream would make `stream` part of the capture.
-        // SAFETY: the stream is live by the caller's word.
-        if home.is_capturing()? && !unsafe { is_capturing(home.driver(), stream)? } {
-            let why = "the block's stream is being captured into a graph: work on another stream cannot wait for it";
-            return Err(Error::invalid("block", why));
-        }
-        let event = Event::new(home.driver(), home.device(), false)?;
-        event.record(home)?;
-        // SAFETY: the caller promises that the stream is live; the event is owned here.
-        unsafe { home.driver().stream_wait_event(stream, event.handle()) }
+        // SAFETY: the caller promises that the stream is live.
+        unsafe { self.home.stream.order_use(stream, "block") }
     }
 }
 

@@ -4,7 +4,7 @@ use std::panic::Location as Caller;
 use std::sync::Arc;
 
 use super::handle::{Inner, Pool};
-use crate::driver::{Access, DevicePtr, Location, StreamHandle};
+use crate::driver::{Access, DevicePtr, Driver, Location, Relaxed, StreamHandle};
 use crate::explain::explain_pool;
 use crate::guard::check_free;
 use crate::ledger::{AllocPath, Entry, Label, NewEntry, Party};
@@ -12,24 +12,36 @@ use crate::memory::{
     AccessChecks, CpuView, Engine, GrantUse, Memory, impl_cpu_memory, impl_memory,
 };
 use crate::size::not_empty;
-use crate::stream::{Event, Stream, is_capturing};
+use crate::stream::Stream;
+use crate::stream::captures::{after_captures, run_due};
 use crate::teardown::{give_back, log_lost};
 use crate::{Error, Result};
+
+const POOL_MEMORY: &str = "pool memory";
 
 /// Memory of a pool, freed in the order of a stream.
 ///
 /// It belongs to the stream it was allocated on. Another stream may use it after [`use_on`](Self::use_on),
 /// which orders that stream after the allocation and the free after that stream. Dropping it frees it on its
 /// own stream, after the work of all streams that used it.
+///
+/// Memory that is freed while one of these streams is being captured into a CUDA graph is freed after the capture, when a
+/// pool of the driver is used next. A graph that uses it must not run after that.
 #[derive(Debug)]
 pub struct PoolBuffer {
+    memory: Arc<Allocation>,
+    users: Vec<Stream>,
+    freed: bool,
+}
+
+/// Memory of a pool. A free that waits for the end of a capture keeps it.
+#[derive(Debug)]
+struct Allocation {
     pool: Arc<Inner>,
     start: DevicePtr,
     len: u64,
     stream: Stream,
-    users: Vec<Stream>,
     entry: Entry,
-    freed: bool,
 }
 
 impl Pool {
@@ -38,16 +50,20 @@ impl Pool {
     /// Source: `cuMemAllocFromPoolAsync`, `cudaMallocFromPoolAsync`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for 0 bytes or another driver's stream; [`Error::NodeTooFull`];
-    /// [`Error::OutOfMemory`], also beyond the pool's largest size.
+    /// [`Error::InvalidArgument`] for 0 bytes, for another driver's stream, and for one that is being captured into a graph,
+    /// whose memory the allocation would be; [`Error::NodeTooFull`]; [`Error::OutOfMemory`], also beyond the pool's largest
+    /// size.
     #[track_caller]
     pub fn allocate(&self, bytes: u64, stream: &Stream) -> Result<PoolBuffer> {
         self.0.driver.expect_same(stream.driver(), "stream")?;
         not_empty(bytes)?;
+        stream.expect_no_capture()?;
+        run_due(&self.0.driver);
         if !self.0.overcommit {
             check_free(&self.0.driver, self.0.props.location, bytes, || self.idle())?;
         }
         let calls = self.0.calls()?;
+        let _relaxed = Relaxed::new(&self.0.driver);
         // SAFETY: `self` and `stream` keep their handles alive.
         let start = unsafe { calls.alloc_from_pool_async(self.0.handle, bytes, stream.handle()) }
             .map_err(|error| explain_pool(&self.0.driver, error, &self.0.props, bytes))?;
@@ -66,12 +82,15 @@ impl PoolBuffer {
             label: pool.label.clone(),
             site: Some(Caller::caller()),
         };
-        Self {
+        let memory = Allocation {
             entry: Entry::mapped(new, start, Arc::clone(&pool.grants)),
             pool,
             start,
             len,
             stream: stream.clone(),
+        };
+        Self {
+            memory: Arc::new(memory),
             users: Vec::new(),
             freed: false,
         }
@@ -79,90 +98,133 @@ impl PoolBuffer {
 
     /// Sets the memory's name in the [ledger](crate::ledger); by default its pool's.
     pub fn labelled(self, label: impl Into<Label>) -> Self {
-        self.entry.set_label(label.into());
+        self.memory.entry.set_label(label.into());
         self
     }
 
     /// Notes in the [ledger](crate::ledger) a process that may import it.
     pub fn sent_to(&self, party: Party) {
-        self.entry.exported(None);
-        self.entry.sent_to(party);
+        self.memory.entry.exported(None);
+        self.memory.entry.sent_to(party);
     }
 
     /// Lets work submitted to `stream` from now on use the memory.
     ///
     /// # Errors
-    /// The driver's errors, and [`Error::InvalidArgument`] for another driver's stream.
+    /// The driver's errors. [`Error::InvalidArgument`] for another driver's stream, and while the memory's stream is being
+    /// captured into a graph and `stream` is not. If only `stream` is, the call waits for the memory's stream.
     pub fn use_on(&mut self, stream: &Stream) -> Result<()> {
-        self.pool.driver.expect_same(stream.driver(), "stream")?;
+        self.driver().expect_same(stream.driver(), "stream")?;
         if self.is_user(stream) {
             return Ok(());
         }
-        stream.wait_for(&self.stream)?;
+        // SAFETY: `stream` keeps its handle alive; the driver is the same.
+        unsafe { self.stream().order_use(stream.handle(), POOL_MEMORY)? };
         self.users.push(stream.clone());
         Ok(())
     }
 
     /// Frees the memory after all work submitted so far to `stream` and to every stream that used it.
     ///
+    /// While one of them is being captured into a CUDA graph, the free waits for the end of the capture.
+    ///
     /// Source: `cuMemFreeAsync`, `cudaFreeAsync`.
     ///
     /// # Errors
-    /// The driver's errors, after a second try if that is possible. [`Error::InvalidArgument`] for another
-    /// driver's stream: the memory is then freed on its own.
+    /// The driver's errors, after a second try if that is possible; if it does not say that the work has ended, the memory
+    /// is never freed. [`Error::InvalidArgument`] for another driver's stream: the memory is then freed on its own.
     pub fn free_on(mut self, stream: &Stream) -> Result<()> {
-        self.pool.driver.expect_same(stream.driver(), "stream")?;
-        self.freed = true;
-        self.free(stream)
+        self.driver().expect_same(stream.driver(), "stream")?;
+        self.free(stream.clone())
     }
 
     /// Returns the CPU's view of the bytes, after the work of every stream that uses them.
     ///
     /// # Errors
-    /// [`Error::NotAccessible`] if the CPU cannot reach the pool's memory, and the error of earlier work on
-    /// the streams.
+    /// [`Error::NotAccessible`] if the CPU cannot reach the pool's memory; [`Error::InvalidArgument`] while one of the streams
+    /// is being captured into a graph; the error of earlier work on the streams.
     pub fn cpu(&self) -> Result<CpuView<'_>> {
-        if !self.pool.props.location.is_host() {
+        if !self.memory.pool.props.location.is_host() {
             let (have, need) = (Access::None, Access::ReadWrite);
             return Err(Error::not_accessible(Location::Host, have, need));
         }
-        for stream in std::iter::once(&self.stream).chain(&self.users) {
+        for stream in self.streams() {
+            stream.expect_no_capture()?;
             stream.synchronize()?;
         }
         // SAFETY: the allocation has happened and lasts until `self` is freed, in units
         // larger than a word; a host pool is readable and writable by the CPU; safe code reaches it
         // through atomic views only.
-        Ok(unsafe { CpuView::new(self.start, self.len, true) })
+        Ok(unsafe { CpuView::new(self.memory.start, self.memory.len, true) })
     }
 
     /// Returns the pool that it was allocated from.
     pub fn pool(&self) -> Pool {
-        Pool(Arc::clone(&self.pool))
+        Pool(Arc::clone(&self.memory.pool))
     }
 
     /// Returns the stream that the memory was allocated on.
-    pub const fn stream(&self) -> &Stream {
-        &self.stream
+    pub fn stream(&self) -> &Stream {
+        &self.memory.stream
+    }
+
+    fn driver(&self) -> &Driver {
+        &self.memory.pool.driver
+    }
+
+    fn streams(&self) -> impl Iterator<Item = &Stream> {
+        std::iter::once(self.stream()).chain(&self.users)
     }
 
     fn is_user(&self, stream: &Stream) -> bool {
-        std::iter::once(&self.stream)
-            .chain(&self.users)
-            .any(|user| user.handle() == stream.handle())
+        self.streams().any(|user| user.handle() == stream.handle())
     }
 
-    /// Frees the memory; called at most once, because the address may be reused afterwards.
-    fn free(&self, stream: &Stream) -> Result<()> {
+    /// Frees the memory on `stream`, the first time that it is called.
+    fn free(&mut self, stream: Stream) -> Result<()> {
+        if std::mem::replace(&mut self.freed, true) {
+            return Ok(());
+        }
+        run_due(self.driver());
+        let users = self.streams().cloned().collect();
+        Arc::clone(&self.memory).free(users, stream)
+    }
+}
+
+impl Allocation {
+    /// Frees the memory on `stream` after the work of `users`, once none of them is being captured. Called once, because the
+    /// address may be reused afterwards.
+    fn free(self: Arc<Self>, users: Vec<Stream>, stream: Stream) -> Result<()> {
+        if users.iter().any(Stream::may_be_captured) || stream.may_be_captured() {
+            let streams = users.iter().chain([&stream]).cloned().collect();
+            after_captures(streams, move || {
+                log_lost(POOL_MEMORY, self.free(users, stream));
+            });
+            return Ok(());
+        }
+        self.free_after(&users, &stream)
+    }
+
+    fn free_after(&self, users: &[Stream], stream: &Stream) -> Result<()> {
+        let _relaxed = Relaxed::new(&self.pool.driver);
         let mut ordered = Ok(());
-        for user in std::iter::once(&self.stream).chain(&self.users) {
+        for user in users {
+            if stream.wait_for(user).is_ok() {
+                continue;
+            }
             // If an event cannot order a stream, waiting for it does.
-            let result = stream.wait_for(user).or_else(|_| user.synchronize());
-            ordered = ordered.and(result);
+            let waited = user.wait_until_over();
+            if !waited.over {
+                // A GPU may still use it.
+                self.entry.give_back(&self.pool.driver, || true);
+                return waited.result;
+            }
+            ordered = ordered.and(waited.result);
         }
         let mut freed = Ok(());
         self.entry.give_back(&self.pool.driver, || {
             freed = give_back(&self.pool.driver, "a pool's memory", || {
-                // SAFETY: owned by `self`, which is being dropped; the free comes after all known work.
+                // SAFETY: owned by `self`, which frees it once; the free comes after all known work.
                 unsafe { self.pool.calls()?.free_async(self.start, stream.handle()) }
             });
             freed.is_err()
@@ -188,38 +250,127 @@ unsafe impl AccessChecks for PoolBuffer {
     }
 
     fn hold_grants(&self) -> Option<GrantUse> {
-        Some(self.pool.uses.begin())
+        Some(self.memory.pool.uses.begin())
     }
 
     unsafe fn ready_on(&self, stream: StreamHandle) -> Result<()> {
-        if stream == self.stream.handle() {
-            return Ok(());
-        }
-        // An event of a captured stream would make `stream` part of the capture.
-        // SAFETY: the stream is live by the caller's word.
-        if self.stream.is_capturing()? && !unsafe { is_capturing(&self.pool.driver, stream)? } {
-            let why = "the stream that it was allocated on is being captured into a graph, so work on another stream \
-                       cannot wait for the allocation: end the capture first, or use that stream";
-            return Err(Error::invalid("pool memory", why));
-        }
-        let allocated = Event::new(&self.pool.driver, self.stream.device(), false)?;
-        allocated.record(&self.stream)?;
-        // SAFETY: the caller promises that the stream is live; the event is owned here.
-        unsafe {
-            self.pool
-                .driver
-                .stream_wait_event(stream, allocated.handle())
-        }
+        // SAFETY: the caller promises that the stream is live.
+        unsafe { self.stream().order_use(stream, POOL_MEMORY) }
     }
 }
 
-impl_memory! { for PoolBuffer, |this| &this.pool.driver, this.start, this.len, this.pool.props.location }
+impl_memory! { for PoolBuffer, |this| &this.memory.pool.driver, this.memory.start, this.memory.len, this.memory.pool.props.location }
 
 impl Drop for PoolBuffer {
     fn drop(&mut self) {
         // A forked child frees nothing.
-        if !self.freed && self.pool.driver.is_of_this_process() {
-            log_lost("pool memory", self.free(&self.stream));
+        if self.driver().is_of_this_process() {
+            let stream = self.stream().clone();
+            log_lost(POOL_MEMORY, self.free(stream));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Machine;
+    use crate::driver::{Call, Code, NodeId};
+
+    fn place() -> (Driver, Pool, Stream, Stream) {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let pool = Pool::options(NodeId(0)).create(&driver).unwrap();
+        let [own, other] = [(); 2].map(|()| Stream::new(&driver, 0).unwrap());
+        (driver, pool, own, other)
+    }
+
+    #[test]
+    fn a_free_waits_for_the_end_of_a_capture_and_leaves_it_alone() {
+        let ways: [fn(PoolBuffer, &Stream); 3] = [
+            |memory, _| drop(memory),
+            |memory, other| memory.free_on(other).unwrap(),
+            |memory, _| {
+                let own = memory.stream().clone();
+                memory.free_on(&own).unwrap();
+            },
+        ];
+        for (captured, free) in [0, 1].into_iter().flat_map(|n| ways.map(|way| (n, way))) {
+            let (driver, pool, own, other) = place();
+            let sim = driver.sim().unwrap();
+            let mut memory = pool.allocate(4096, &own).unwrap();
+            memory.use_on(&other).unwrap();
+            let stream = [&own, &other][captured].clone();
+            sim.begin_capture(stream.handle(), false);
+            free(memory, &other);
+            assert_eq!(
+                (sim.count(Call::MemFreeAsync), own.is_capturing()),
+                (0, Ok(captured == 0))
+            );
+            assert_eq!(pool.stats().unwrap().used, 4096, "still captured");
+            assert!(sim.end_capture(stream.handle()), "the capture is valid");
+            pool.stats().unwrap();
+            assert_eq!(sim.count(Call::MemFreeAsync), 1);
+            own.synchronize().unwrap();
+            other.synchronize().unwrap();
+            assert_eq!(pool.stats().unwrap().used, 0);
+            pool.destroy().unwrap().unwrap();
+        }
+    }
+
+    #[test]
+    fn memory_is_ordered_after_its_allocation_without_a_wait_over_a_captures_border() {
+        let (driver, pool, own, other) = place();
+        let sim = driver.sim().unwrap();
+        let mut memory = pool.allocate(4096, &own).unwrap();
+        let refused = |result: Result<()>| matches!(result, Err(Error::InvalidArgument { .. }));
+        sim.begin_capture(own.handle(), false);
+        assert!(refused(memory.use_on(&other)));
+        assert!(refused(memory.cpu().map(drop)));
+        assert!(refused(pool.allocate(4096, &own).map(drop)));
+        assert_eq!(other.is_capturing(), Ok(false));
+        assert!(sim.end_capture(own.handle()));
+        sim.begin_capture(other.handle(), false);
+        memory.use_on(&other).unwrap();
+        assert_eq!(sim.count(Call::StreamWaitEvent), 0, "the thread has waited");
+        assert!(sim.end_capture(other.handle()));
+    }
+
+    /// Of a driver that tells nothing: the work may still run.
+    #[test]
+    fn memory_whose_users_can_be_neither_ordered_nor_waited_for_is_leaked() {
+        let (driver, pool, own, other) = place();
+        let sim = driver.sim().unwrap();
+        let mut memory = pool.allocate(4096, &own).unwrap();
+        memory.use_on(&other).unwrap();
+        for nth in 1..100 {
+            for call in [
+                Call::EventRecord,
+                Call::StreamSynchronize,
+                Call::StreamQuery,
+            ] {
+                sim.fail(call, nth, Code::UNKNOWN);
+            }
+        }
+        memory.free_on(&own).unwrap_err();
+        assert_eq!(sim.count(Call::MemFreeAsync), 0);
+        sim.cancel_all();
+        assert_eq!(pool.stats().unwrap().used, 4096);
+    }
+
+    #[test]
+    fn waits_use_the_same_event_again() {
+        let (driver, pool, own, other) = place();
+        let sim = driver.sim().unwrap();
+        for _ in 0..5 {
+            let mut memory = pool.allocate(4096, &own).unwrap();
+            memory.use_on(&other).unwrap();
+            other.fill(&memory, 0, 8, 1).unwrap();
+            drop(memory);
+        }
+        // One of each stream.
+        assert_eq!(
+            (sim.count(Call::EventCreate), sim.count(Call::EventDestroy)),
+            (2, 0)
+        );
     }
 }

@@ -3,10 +3,11 @@
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::{Pool, PoolBuffer};
-use crate::driver::{Code, PoolHandle};
+use crate::driver::{Code, PoolHandle, Relaxed};
 use crate::explain::{explain_pool, name_missing_gpu};
 use crate::per_driver::lock;
 use crate::stream::Stream;
+use crate::stream::captures::run_due;
 use crate::teardown::give_back_or_log;
 use crate::{Error, Result};
 
@@ -90,6 +91,9 @@ impl DevicePoolGuard {
         }
         let inner = &self.pool.0;
         let calls = inner.calls()?;
+        stream.expect_no_capture()?;
+        run_due(&inner.driver);
+        let _relaxed = Relaxed::new(&inner.driver);
         let _unchanged = current();
         if calls.device_pool(self.device)? != inner.handle {
             let why = format!("it is no longer the current one of GPU {}", self.device);

@@ -11,6 +11,7 @@ use crate::driver::{
 };
 use crate::ledger::{Grants, Label};
 use crate::memory::GrantUses;
+use crate::stream::captures::run_due;
 use crate::teardown::{give_back, give_back_or_log};
 
 /// A memory pool. Clones are the same pool; it is destroyed with the last clone and allocation.
@@ -137,6 +138,7 @@ impl Pool {
     /// # Errors
     /// The driver's errors.
     pub fn trim_to(&self, keep: u64) -> Result<()> {
+        run_due(&self.0.driver);
         // SAFETY: `self` keeps the handle alive.
         unsafe { self.0.calls()?.pool_trim_to(self.0.handle, keep) }
     }
@@ -155,6 +157,7 @@ impl Pool {
     /// # Errors
     /// The driver's errors.
     pub fn stats(&self) -> Result<PoolStats> {
+        run_due(&self.0.driver);
         Ok(PoolStats {
             reserved: self.get(PoolAttribute::ReservedCurrent)?,
             reserved_high: self.get(PoolAttribute::ReservedHigh)?,
@@ -212,6 +215,7 @@ impl Pool {
     /// # Errors
     /// The driver's errors.
     pub fn destroy(self) -> Result<Result<(), Self>> {
+        run_due(&self.0.driver);
         match Arc::try_unwrap(self.0) {
             Ok(mut inner) => {
                 inner.destroyed = true;

@@ -60,6 +60,7 @@ impl PoolBuffer {
     /// The allocation is freed only after every importer has freed it: `LentPoolBuffer` of the crate
     /// `egmem-share` sees to that.
     pub unsafe fn export_pointer(&self) -> Result<PoolPtrExport> {
+        self.stream().expect_no_capture()?;
         self.stream().synchronize()?;
         let driver = self.driver();
         driver.driver_pools().pool_export_pointer(self.device_ptr())

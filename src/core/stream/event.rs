@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use super::over::{self, Waited};
 use crate::Result;
-use crate::driver::{Driver, EventHandle};
+use crate::driver::{Driver, EventHandle, Relaxed};
 use crate::explain::name_missing_gpu;
 use crate::per_driver::lock;
 use crate::teardown::give_back_or_log;
@@ -36,20 +36,24 @@ impl Event {
         })
     }
 
-    /// Waits until the marked work is done; at once if the event was never recorded.
+    /// Waits until the marked work is done; at once if the event was never recorded. Captures of streams into CUDA graphs are
+    /// not disturbed.
     ///
     /// # Errors
-    /// As [`Stream::synchronize`](super::Stream::synchronize).
+    /// As [`Stream::synchronize`](super::Stream::synchronize); CAPTURED_EVENT for an event that was recorded on a stream
+    /// during its capture.
     pub fn synchronize(&self) -> Result<()> {
+        let _relaxed = Relaxed::new(&self.driver);
         // SAFETY: `self` keeps the handle alive.
         unsafe { self.driver.event_synchronize(self.handle) }
     }
 
-    /// Returns whether the marked work is done.
+    /// Returns whether the marked work is done. Captures of streams into CUDA graphs are not disturbed.
     ///
     /// # Errors
-    /// As [`Stream::synchronize`](super::Stream::synchronize).
+    /// As [`synchronize`](Self::synchronize).
     pub fn is_done(&self) -> Result<bool> {
+        let _relaxed = Relaxed::new(&self.driver);
         // SAFETY: `self` keeps the handle alive.
         unsafe { self.driver.event_query(self.handle) }
     }

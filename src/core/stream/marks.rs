@@ -82,9 +82,13 @@ impl Marks {
 
     /// Keeps the event of a mark whose work has ended, unless another thread still queries it.
     pub(super) fn keep(&self, mark: Mark) {
-        let Ok(event) = Arc::try_unwrap(mark.event) else {
-            return;
-        };
+        if let Ok(event) = Arc::try_unwrap(mark.event) {
+            self.put(event);
+        }
+    }
+
+    /// Keeps an event that nothing needs where it is.
+    pub(super) fn put(&self, event: Event) {
         // Does not wait for the lock: a thread that records waits for the GPU if the stream is full.
         let mut state = match self.state.try_lock() {
             Ok(state) => state,

@@ -1,8 +1,9 @@
 //! Orders streams by events, and marks work on them.
 
-use super::Stream;
 use super::event::Event;
 use super::marks::Mark;
+use super::{Stream, is_capturing};
+use crate::driver::StreamHandle;
 use crate::per_driver::lock;
 use crate::{Error, Result};
 
@@ -43,6 +44,9 @@ impl Stream {
 
     /// Makes work submitted to this stream from now on wait for everything submitted to `other` so far.
     ///
+    /// If `other` is being captured into a CUDA graph, this stream becomes part of the capture. If only this stream is, the
+    /// calling thread waits for `other` instead: a graph's work cannot wait for work outside, but it runs later than this call.
+    ///
     /// # Errors
     /// As [`wait`](Self::wait).
     pub fn wait_for(&self, other: &Self) -> Result<()> {
@@ -50,9 +54,53 @@ impl Stream {
         if self.handle() == other.handle() {
             return Ok(());
         }
-        let event = Event::new(other.driver(), other.device(), false)?;
-        event.record(other)?;
-        self.wait(&event)
+        let captured = (other.is_capturing()?, self.is_capturing()?);
+        // SAFETY: `self` keeps its handle alive; the driver is the same.
+        unsafe { other.order_before(self.handle(), captured) }
+    }
+
+    /// Makes work submitted to `user` from now on wait for everything submitted to this stream so far, of which memory called
+    /// `what` is part. As [`wait_for`](Self::wait_for), but draws no stream into a capture.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] while this stream is being captured into a graph and `user` is not; the driver's errors.
+    ///
+    /// # Safety
+    /// `user` is a live stream of this stream's driver.
+    pub unsafe fn order_use(&self, user: StreamHandle, what: &'static str) -> Result<()> {
+        if user == self.handle() {
+            return Ok(());
+        }
+        // SAFETY: the caller's promise.
+        let captured = (self.is_capturing()?, unsafe {
+            is_capturing(self.driver(), user)?
+        });
+        if captured == (true, false) {
+            let why = "the stream that it was allocated on is being captured into a graph, so work on another stream \
+                       cannot wait for the allocation: end the capture first, or use that stream";
+            return Err(Error::invalid(what, why));
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.order_before(user, captured) }
+    }
+
+    /// Orders `later` after this stream, of which the first or the second or both are being captured as `captured` says.
+    ///
+    /// # Safety
+    /// `later` is a live stream of this stream's driver.
+    unsafe fn order_before(&self, later: StreamHandle, (own, theirs): (bool, bool)) -> Result<()> {
+        if theirs && !own {
+            return self.synchronize();
+        }
+        let event = self.spare_event()?;
+        event.record(self)?;
+        // SAFETY: the caller's promise; the event is owned here.
+        unsafe { self.driver().stream_wait_event(later, event.handle())? };
+        // The wait is for the present mark, wherever the event is recorded next. One of a capture is the graph's.
+        if !own {
+            self.marks().put(event);
+        }
+        Ok(())
     }
 
     /// Returns an event for [`mark`](Self::mark): a spare one, or a new one.

@@ -18,14 +18,96 @@ impl State {
     }
 
     pub(super) fn begin_capture(&mut self, stream: StreamHandle, blocking: bool) {
-        let valid = true;
-        let key = (stream.device, stream.raw);
-        self.captures.insert(key, Capture { blocking, valid });
+        let capture = Capture {
+            id: self.number(),
+            is_joined: true,
+            blocking,
+            valid: true,
+        };
+        self.captures.insert((stream.device, stream.raw), capture);
     }
 
+    /// Ends the capture that began on `stream`, for all of its streams. It is valid if no call has disturbed it and each
+    /// stream that was drawn in has joined again.
     pub(super) fn end_capture(&mut self, stream: StreamHandle) -> bool {
-        let ended = self.captures.remove(&(stream.device, stream.raw));
-        ended.is_some_and(|capture| capture.valid)
+        let key = (stream.device, stream.raw);
+        let Some(id) = self.captures.get(&key).map(|capture| capture.id) else {
+            return false;
+        };
+        let parts = self.captures.extract_if(|_, capture| capture.id == id);
+        let parts: Vec<Capture> = parts.map(|(_, capture)| capture).collect();
+        parts
+            .iter()
+            .all(|capture| capture.valid && capture.is_joined)
+    }
+
+    /// Returns the number of the capture that the stream is part of.
+    ///
+    /// # Errors
+    /// STREAM_CAPTURE_INVALIDATED if a call has disturbed it.
+    pub(super) fn valid_capture_of(&self, key: StreamKey) -> Answer<Option<u64>> {
+        match self.captures.get(&key) {
+            Some(capture) if !capture.valid => fail(Code::STREAM_CAPTURE_INVALIDATED),
+            capture => Ok(capture.map(|capture| capture.id)),
+        }
+    }
+
+    /// Refuses a call on a captured stream with `code`, and makes the capture invalid.
+    pub(super) fn expect_not_captured(&mut self, key: StreamKey, code: Code) -> Answer<()> {
+        match self.captures.get(&key).map(|capture| capture.id) {
+            Some(id) => {
+                self.spoil(id);
+                fail(code)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Draws a stream into a capture that waits for work of it, and refuses a wait over the border of a capture.
+    pub(super) fn wait_in_captures(
+        &mut self,
+        key: StreamKey,
+        of: StreamKey,
+        captured: Option<u64>,
+    ) -> Answer<()> {
+        match (self.valid_capture_of(key)?, captured) {
+            (None, None) => Ok(()),
+            (Some(own), None) => {
+                self.spoil(own);
+                fail(Code::STREAM_CAPTURE_ISOLATION)
+            }
+            (None, Some(id)) => {
+                if self.captures.get(&of).is_none_or(|other| other.id != id) {
+                    return fail(Code::CAPTURED_EVENT); // the capture has ended
+                }
+                let drawn_in = Capture {
+                    id,
+                    is_joined: false,
+                    blocking: false,
+                    valid: true,
+                };
+                self.captures.insert(key, drawn_in);
+                Ok(())
+            }
+            (Some(own), Some(id)) if own != id => {
+                self.spoil(own);
+                self.spoil(id);
+                fail(Code::STREAM_CAPTURE_MERGE)
+            }
+            (Some(_), Some(_)) => {
+                if let Some(other) = self.captures.get_mut(&of).filter(|_| key != of) {
+                    other.is_joined = true;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn spoil(&mut self, id: u64) {
+        let parts = self.captures.values_mut();
+        parts
+            .filter(|capture| capture.id == id)
+            .for_each(|capture| capture.valid = false);
     }
 
     /// Refuses a call that the calling thread's mode forbids while a stream is captured, and makes the captures

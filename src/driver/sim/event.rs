@@ -2,7 +2,7 @@
 
 use super::answer::{Answer, fail};
 use super::state::State;
-use super::work::{Event, StreamKey, Work};
+use super::work::{Event, Point, StreamKey, Work};
 use crate::{Code, EventHandle, StreamHandle};
 
 impl State {
@@ -16,6 +16,13 @@ impl State {
         let Some(point) = event.recorded else {
             return Ok(());
         };
+        let captured = event.captured;
+        self.wait_in_captures(key, point.0, captured)?;
+        self.wait_for_point(key, point);
+        Ok(())
+    }
+
+    fn wait_for_point(&mut self, key: StreamKey, point: Point) {
         let streams = &self.streams;
         let alive: Vec<StreamKey> = streams.keys().copied().collect();
         if let Some(stream) = self.streams.get_mut(&key) {
@@ -28,17 +35,16 @@ impl State {
         if !self.is_complete(point) {
             self.submit(key, Work::Wait(point));
         }
-        Ok(())
     }
 
     pub(super) fn event_create(&mut self, device: i32, timing: bool) -> Answer<EventHandle> {
         self.context(device)?;
         let raw = self.number();
-        let recorded = None;
         let new = Event {
             device,
             timing,
-            recorded,
+            recorded: None,
+            captured: None,
         };
         self.events.insert(raw, new);
         Ok(EventHandle { device, raw })
@@ -59,9 +65,11 @@ impl State {
         if self.event(event)?.device != stream.device {
             return fail(Code::INVALID_HANDLE);
         }
+        let captured = self.valid_capture_of(key)?;
         let point = self.submit(key, Work::Record);
         if let Some(event) = self.events.get_mut(&event.raw) {
             event.recorded = Some(point);
+            event.captured = captured;
         }
         Ok(())
     }
@@ -69,6 +77,9 @@ impl State {
     pub(super) fn event_synchronize(&mut self, handle: EventHandle) -> Answer<()> {
         let event = self.event(handle)?;
         let device = event.device;
+        if event.captured.is_some() {
+            return fail(Code::CAPTURED_EVENT);
+        }
         if let Some(point) = event.recorded {
             self.run(point);
             self.release_pools();

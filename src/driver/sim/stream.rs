@@ -62,6 +62,7 @@ impl State {
 
     pub(super) fn stream_synchronize(&mut self, handle: StreamHandle) -> Answer<()> {
         let key = self.stream(handle)?;
+        self.expect_not_captured(key, Code::STREAM_CAPTURE_UNSUPPORTED)?;
         self.synchronize(key);
         self.context(handle.device).map(drop)
     }

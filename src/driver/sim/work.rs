@@ -44,9 +44,14 @@ pub(super) enum Work {
     },
 }
 
-/// A capture of a stream that has begun, in global mode.
+/// A stream's part in a capture that has begun, in global mode.
 #[derive(Debug)]
 pub(super) struct Capture {
+    /// The capture's number, which its streams and the events recorded on them share.
+    pub(super) id: u64,
+    /// Whether the capture began on the stream, or another of its streams has waited for this one since it was drawn in by a
+    /// wait. The capture's end needs that.
+    pub(super) is_joined: bool,
     /// Whether the stream and the legacy default stream wait for each other.
     pub(super) blocking: bool,
     /// Whether no call has disturbed it.
@@ -59,6 +64,8 @@ pub(super) struct Event {
     pub(super) device: i32,
     pub(super) timing: bool,
     pub(super) recorded: Option<Point>,
+    /// The capture that its stream was part of when it was recorded.
+    pub(super) captured: Option<u64>,
 }
 
 /// A kernel that the simulator can run.

@@ -173,3 +173,30 @@ fn blocks_that_cannot_be_freed_after_their_work_are_waited_for_or_lost() {
         sim.cancel_all();
     }
 }
+
+#[test]
+fn blocks_that_are_dropped_during_a_capture_are_freed_after_it() {
+    for keeps_handle in [true, false] {
+        let (driver, heap, stream) = with(|options| options);
+        let sim = driver.sim().unwrap();
+        let on = heap.on_stream(&stream).unwrap();
+        let first = on.allocate(layout(64)).unwrap();
+        let address = first.device_ptr();
+        let other = Stream::new(&driver, 0).unwrap();
+        sim.begin_capture(stream.handle(), false);
+        other.fill(&first, 0, 64, 1).unwrap_err();
+        drop(first);
+        assert!(on.allocate(layout(64)).is_err() && on.flush().is_err());
+        if keeps_handle {
+            assert!(sim.end_capture(stream.handle()));
+            assert_eq!(on.allocate(layout(64)).unwrap().device_ptr(), address);
+        } else {
+            drop(on);
+            assert_eq!(heap.stats().live_blocks, 1);
+            assert!(sim.end_capture(stream.handle()));
+            heap.on_stream(&stream).unwrap();
+            assert_eq!(heap.collect_all(), Ok(1));
+            assert_eq!(heap.stats().live_blocks, 0);
+        }
+    }
+}

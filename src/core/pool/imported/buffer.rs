@@ -7,17 +7,20 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 
 use super::{Imported, ImportedPool};
 use crate::driver::{
-    Access, AccessDesc, Code, DevicePtr, Location, PointerAttribute, PoolPtrExport,
+    Access, AccessDesc, Code, DevicePtr, Location, PointerAttribute, PoolPtrExport, Relaxed,
 };
 use crate::ledger::{AllocPath, Entry, Imported as From, NewEntry, Party};
 use crate::memory::{AccessChecks, CpuView, Engine, GrantUse, impl_cpu_memory, impl_memory};
 use crate::per_driver::lock;
 use crate::stream::Stream;
+use crate::stream::captures::{after_captures, run_due};
 use crate::teardown::{give_back, log_lost};
 use crate::{Error, Result};
 
 /// `CU_MEMORYTYPE_HOST`
 const HOST_MEMORY: u64 = 1;
+
+const WHAT: &str = "another process's pool memory";
 
 impl ImportedPool {
     /// Returns whether the driver says that the CPU reaches the pool's memory.
@@ -53,6 +56,7 @@ impl ImportedPool {
     ) -> Result<ImportedPoolBuffer> {
         let driver = &self.0.driver;
         driver.expect_same(stream.driver(), "stream")?;
+        run_due(driver);
         let start = self.import_once(pointer)?;
         let new = NewEntry {
             driver,
@@ -63,13 +67,16 @@ impl ImportedPool {
             site: Some(Caller::caller()),
         };
         // Owned from here on, so that a failing step releases it.
-        let mut buffer = ImportedPoolBuffer {
+        let memory = Allocation {
             entry: Entry::mapped(new, start, Arc::clone(&self.0.grants)),
             pool: Arc::clone(&self.0),
             start,
+            stream: stream.clone(),
+        };
+        let mut buffer = ImportedPoolBuffer {
+            memory: Arc::new(memory),
             len: bytes,
             cpu: false,
-            stream: stream.clone(),
             tether: Some(tether),
         };
         // The driver, not the peer, decides its size and whether the CPU reaches it.
@@ -126,17 +133,24 @@ fn live() -> MutexGuard<'static, HashSet<(usize, DevicePtr)>> {
 /// An allocation of another process's pool.
 ///
 /// Dropping it frees it on its stream, after the work there, and tells the exporter once that is done; so the
-/// drop waits for the stream. Work on other streams must have finished before.
+/// drop waits for the stream. Work on other streams must have finished before. While the stream is being captured into a
+/// CUDA graph, the free waits for the end of the capture, as that of a [`PoolBuffer`](crate::PoolBuffer) does.
 #[derive(Debug)]
 pub struct ImportedPoolBuffer {
-    pool: Arc<Imported>,
-    start: DevicePtr,
+    memory: Arc<Allocation>,
     len: u64,
     /// Whether the CPU reaches it.
     cpu: bool,
-    stream: Stream,
     /// Closing it tells the exporter that this process has freed the memory.
     tether: Option<OwnedFd>,
+}
+
+/// Imported memory. A free that waits for the end of a capture keeps it.
+#[derive(Debug)]
+struct Allocation {
+    pool: Arc<Imported>,
+    start: DevicePtr,
+    stream: Stream,
     entry: Entry,
 }
 
@@ -144,28 +158,29 @@ impl ImportedPoolBuffer {
     /// Returns the CPU's view of the bytes, after the work on the stream.
     ///
     /// # Errors
-    /// [`Error::NotAccessible`] if the CPU cannot reach the memory, and the error of earlier work on the
-    /// stream.
+    /// [`Error::NotAccessible`] if the CPU cannot reach the memory; [`Error::InvalidArgument`] while the stream is being
+    /// captured into a graph; the error of earlier work on the stream.
     pub fn cpu(&self) -> Result<CpuView<'_>> {
         if !self.cpu {
             let (have, need) = (Access::None, Access::ReadWrite);
             return Err(Error::not_accessible(Location::Host, have, need));
         }
-        self.stream.synchronize()?;
+        self.stream().expect_no_capture()?;
+        self.stream().synchronize()?;
         // SAFETY: mapped for the CPU, and at least `len` bytes, as the driver reported at the import; until
         // `self` is freed. Pools allocate in units larger than a word, and their only access is reading and
         // writing. Safe code reaches it through atomic views only.
-        Ok(unsafe { CpuView::new(self.start, self.len, true) })
+        Ok(unsafe { CpuView::new(self.memory.start, self.len, true) })
     }
 
     /// Returns the pool that it belongs to.
     pub fn pool(&self) -> ImportedPool {
-        ImportedPool(Arc::clone(&self.pool))
+        ImportedPool(Arc::clone(&self.memory.pool))
     }
 
     /// Returns the stream that it will be freed on.
-    pub const fn stream(&self) -> &Stream {
-        &self.stream
+    pub fn stream(&self) -> &Stream {
+        &self.memory.stream
     }
 
     /// Notes in the [ledger](crate::ledger) which process lends it.
@@ -174,7 +189,7 @@ impl ImportedPoolBuffer {
             from: Some(from),
             identity: None,
         };
-        self.entry.imported(from, None, None);
+        self.memory.entry.imported(from, None, None);
     }
 
     /// Frees the allocation.
@@ -191,12 +206,30 @@ impl ImportedPoolBuffer {
         let Some(tether) = self.tether.take() else {
             return Ok(());
         };
+        run_due(&self.memory.pool.driver);
+        Arc::clone(&self.memory).free(tether)
+    }
+}
+
+impl Allocation {
+    /// Frees the memory once its stream is not being captured.
+    fn free(self: Arc<Self>, tether: OwnedFd) -> Result<()> {
+        if !self.stream.may_be_captured() {
+            return self.free_now(tether);
+        }
+        let streams = vec![self.stream.clone()];
+        after_captures(streams, move || log_lost(WHAT, self.free(tether)));
+        Ok(())
+    }
+
+    fn free_now(&self, tether: OwnedFd) -> Result<()> {
+        let _relaxed = Relaxed::new(&self.pool.driver);
         let freed = {
             let mut live = live();
             let mut freed = Ok(());
             self.entry.give_back(&self.pool.driver, || {
                 freed = give_back(&self.pool.driver, "a pool's memory", || {
-                    // SAFETY: owned by `self`, which is being dropped, and by no other value, as `live` shows;
+                    // SAFETY: owned by `self`, which frees it once, and by no other value, as `live` shows;
                     // the free comes after the stream's work.
                     unsafe {
                         self.pool
@@ -233,17 +266,17 @@ unsafe impl AccessChecks for ImportedPoolBuffer {
     }
 
     fn hold_grants(&self) -> Option<GrantUse> {
-        Some(self.pool.uses.begin())
+        Some(self.memory.pool.uses.begin())
     }
 }
 
-impl_memory! { for ImportedPoolBuffer, |this| &this.pool.driver, this.start, this.len, this.pool.location }
+impl_memory! { for ImportedPoolBuffer, |this| &this.memory.pool.driver, this.memory.start, this.len, this.memory.pool.location }
 
 impl Drop for ImportedPoolBuffer {
     fn drop(&mut self) {
         // A forked child frees nothing. The pipe stays open in its parent.
-        if self.pool.driver.is_of_this_process() {
-            log_lost("another process's pool memory", self.free_once());
+        if self.memory.pool.driver.is_of_this_process() {
+            log_lost(WHAT, self.free_once());
         }
     }
 }

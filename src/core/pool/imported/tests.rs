@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::driver::sim::Machine;
-use crate::driver::{HandleTypes, NodeId};
+use crate::driver::{Call, HandleTypes, NodeId};
 use crate::stream::Stream;
 
 #[test]
@@ -72,4 +72,34 @@ fn all_imports_of_a_pool_keep_what_a_ticket_relies_on() {
     drop((second, third, own, pool, stream));
     let held = driver.sim().unwrap().held();
     assert!(held.is_empty(), "still held: {held}");
+}
+
+#[test]
+fn an_imported_allocation_is_freed_after_a_capture_of_its_stream() {
+    let driver = Driver::simulated(Machine::h200x8()).unwrap();
+    let pool = Pool::options(NodeId(0)).handle_types(HandleTypes::POSIX_FD);
+    let pool = pool.create(&driver).unwrap();
+    let fd = pool.export(HandleType::PosixFd).unwrap();
+    let stream = Stream::new(&driver, 0).unwrap();
+    let own = pool.allocate(4096, &stream).unwrap();
+    // SAFETY: the import is freed before `own`.
+    let pointer = unsafe { own.export_pointer() }.unwrap();
+    let imported = ImportedPool::import(&driver, &fd, Location::HostNuma(0)).unwrap();
+    let (mut freed, tether) = std::io::pipe().unwrap();
+    // SAFETY: `own` lives longer.
+    let memory = unsafe { imported.import_pointer(&pointer, 4096, &stream, tether.into()) };
+    let memory = memory.unwrap();
+    let sim = driver.sim().unwrap();
+    sim.begin_capture(stream.handle(), false);
+    assert!(memory.cpu().is_err());
+    memory.free().unwrap();
+    assert_eq!(sim.count(Call::MemFreeAsync), 0);
+    assert!(sim.end_capture(stream.handle()));
+    pool.stats().unwrap();
+    assert_eq!(sim.count(Call::MemFreeAsync), 1);
+    assert_eq!(
+        std::io::Read::read(&mut freed, &mut [0]).unwrap(),
+        0,
+        "the exporter hears of it"
+    );
 }

@@ -74,6 +74,8 @@ impl State {
             return answer.map(drop);
         }
         let key = (stream.device, stream.raw);
+        // The memory is not the graph's.
+        self.expect_not_captured(key, Code::INVALID_VALUE)?;
         let point = self.next_point(key);
         let pool = self.pools.get_mut(&handle).ok_or(Code::INVALID_VALUE)?;
         let allocation = pool.end_use(ptr)?;

@@ -268,3 +268,62 @@ fn captures_are_disturbed_as_on_a_gpu() {
     assert!(!sim.end_capture(elsewhere));
     driver.ctx_synchronize(0).unwrap();
 }
+
+/// As a GPU answers: docs/driver-behaviour.md, "Captures".
+#[test]
+fn a_wait_draws_a_stream_into_a_capture_where_frees_are_refused() {
+    let driver = driver(Machine::gh200());
+    let sim = sim(&driver);
+    let [user, own] = [(); 2].map(|()| driver.stream_create(0).unwrap());
+    let event = driver.event_create(0, false).unwrap();
+    let wait = |stream| driver.stream_wait_event(stream, event);
+    let record = |stream| driver.event_record(event, stream);
+    // SAFETY: the stream lives.
+    let is_capturing = |stream| unsafe { driver.stream_is_capturing(stream) };
+    let props = PoolProps {
+        location: Location::HostNuma(0),
+        handle_types: HandleTypes::NONE,
+        max_size: 0,
+    };
+    let pools = OwnPools(driver.pools(PoolApi::Driver).unwrap());
+    let pool = pools.pool_create(&props).unwrap();
+    let memory = pools.alloc_from_pool_async(pool, 4096, own).unwrap();
+    // SAFETY: nothing uses the memory.
+    let free = || unsafe { pools.free_async(memory, own) };
+    let before = driver.thread_exchange_capture_mode(CaptureMode::RELAXED);
+    let draw_in = || {
+        sim.begin_capture(user, false);
+        record(user).unwrap();
+        wait(own).unwrap();
+        assert_eq!(is_capturing(own), Ok(true));
+    };
+
+    draw_in();
+    assert_eq!(code(driver.event_query(event)), Code::CAPTURED_EVENT);
+    record(own).unwrap();
+    wait(user).unwrap();
+    assert!(sim.end_capture(user), "the other stream has joined again");
+    assert_eq!(is_capturing(own), Ok(false));
+    assert_eq!(code(wait(own)), Code::CAPTURED_EVENT);
+
+    draw_in();
+    assert!(!sim.end_capture(user), "the other stream has not joined");
+
+    draw_in();
+    assert_eq!(code(free()), Code::INVALID_VALUE);
+    assert_eq!(code(record(user)), Code::STREAM_CAPTURE_INVALIDATED);
+    assert!(!sim.end_capture(user));
+    free().unwrap();
+
+    record(own).unwrap();
+    sim.begin_capture(user, false);
+    assert_eq!(code(wait(user)), Code::STREAM_CAPTURE_ISOLATION);
+    assert!(!sim.end_capture(user));
+    sim.begin_capture(user, false);
+    let unsupported = Code::STREAM_CAPTURE_UNSUPPORTED;
+    assert_eq!(code(driver.stream_query(user)), unsupported);
+    assert!(!sim.end_capture(user));
+    driver
+        .thread_exchange_capture_mode(before.unwrap())
+        .unwrap();
+}
