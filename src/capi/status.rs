@@ -113,7 +113,7 @@ impl From<&Error> for egm_status {
             Error::NoImexChannel { .. } => EGM_NO_IMEX_CHANNEL,
             Error::PlatformUnsupported { .. } => EGM_UNSUPPORTED,
             Error::TooManyReferences { .. } => EGM_TOO_MANY_REFERENCES,
-            Error::OutOfMemory { .. } => EGM_OUT_OF_MEMORY,
+            Error::OutOfMemory { .. } | Error::TooManyMappings { .. } => EGM_OUT_OF_MEMORY,
             Error::NodeTooFull { .. } | Error::NodesTooFull { .. } => EGM_NODE_TOO_FULL,
             Error::NodeUnknown { .. } => EGM_NODE_UNKNOWN,
             Error::NoSuchNode { .. } => EGM_NO_SUCH_NODE,

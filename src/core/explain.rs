@@ -5,6 +5,7 @@ use crate::driver::{
     Access, AccessDesc, AllocationProps, Code, CudaVersion, HandleTypes, Location, NodeId,
     PoolProps, versions,
 };
+use crate::host::mappings::too_many_mappings;
 use crate::topology::{Topology, TopologySource};
 use crate::{Driver, DriverError, Error};
 
@@ -44,6 +45,9 @@ fn explain(
         return error;
     };
     let fabric = handle_types.contains(HandleTypes::FABRIC);
+    if let Some(error) = too_many_mappings(driver, source) {
+        return error;
+    }
     match source.code {
         Code::OUT_OF_MEMORY => Error::OutOfMemory {
             location,
@@ -124,13 +128,19 @@ pub fn name_missing_gpu(driver: &Driver, error: Error, gpu: i32) -> Error {
     name_missing(driver, error, Location::Device(gpu))
 }
 
-/// As [`name_missing`], for the first GPU in `access` that does not exist, or that cannot access memory at `location`.
+/// As [`name_missing`], for the first GPU in `access` that does not exist, or that cannot access memory at `location`. Names
+/// the limit if the process has too many mappings.
 pub fn explain_access(
     driver: &Driver,
     error: Error,
     location: Location,
     access: &[AccessDesc],
 ) -> Error {
+    if let Error::Driver(source) = error
+        && let Some(error) = too_many_mappings(driver, source)
+    {
+        return error;
+    }
     let gpus = access.iter().filter_map(|desc| match desc.location {
         Location::Device(gpu) => Some((gpu, desc.access)),
         _ => None,

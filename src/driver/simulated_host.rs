@@ -14,6 +14,10 @@ pub struct SimulatedHost {
     pub nodes: Vec<SimulatedNode>,
     /// Whether there is an IMEX channel.
     pub imex_channel: bool,
+    /// The process's memory mappings.
+    pub mappings: u64,
+    /// The most that it may have; `None`: no limit.
+    pub max_mappings: Option<u64>,
     /// An `lstopo` XML file of the machine, which stands for hwloc's answer.
     pub topology_xml: Option<PathBuf>,
 }

@@ -74,7 +74,7 @@ impl HeapOptions {
     }
 
     /// Sets how much memory the heap adds at a time, in bytes: at least 1, rounded up to a multiple of 2 MiB;
-    /// by default 64 MiB. A chunk has at most [`Growth::MAX_CHUNK`] bytes, and so has a block that can be shared. Larger
+    /// by default 64 MiB, or a 16,384th of a limit above 1 TiB, because Linux allows a process 65,530 mappings by default. A chunk has at most [`Growth::MAX_CHUNK`] bytes, and so has a block that can be shared. Larger
     /// chunks need fewer driver calls; smaller ones can be given back sooner. The heap uses smaller chunks if memory is short
     /// or a limit is near.
     pub const fn chunk(mut self, bytes: u64) -> Self {

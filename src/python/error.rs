@@ -87,7 +87,7 @@ fn class_of(error: &egmem::Error) -> &'static str {
         OutOfMemory { .. } | NodeTooFull { .. } | NodesTooFull { .. } | HeapFull { .. } => {
             "OutOfMemory"
         }
-        OutOfAddresses { .. } | TooManyReferences { .. } => "OutOfMemory",
+        OutOfAddresses { .. } | TooManyReferences { .. } | TooManyMappings { .. } => "OutOfMemory",
         InvalidArgument { .. } | OutOfRange { .. } => "InvalidArgument",
         NoSuchNode { .. } | NoSuchGpu { .. } | NodeUnknown { .. } => "NoSuchPlace",
         NotAccessible { .. } => "NotAccessible",

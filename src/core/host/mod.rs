@@ -4,6 +4,7 @@
 //! fact that cannot be read is `None`, which does not mean "no".
 
 mod container;
+pub(crate) mod mappings;
 mod parse;
 
 use std::fs::OpenOptions;

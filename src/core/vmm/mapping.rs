@@ -92,6 +92,7 @@ impl Mapping {
     /// # Errors
     /// [`Error::NoSuchGpu`]; [`Error::NoPeerAccess`] for a GPU that cannot access the memory of another one;
     /// [`Error::TooManyReferences`] if the host is refused because the memory is shared too often;
+    /// [`Error::TooManyMappings`] if the kernel allows the process no more mappings;
     /// [`Error::InvalidArgument`] in a forked child, whose memory it is not; or the driver's: NOT_SUPPORTED for the
     /// host if it cannot reach a GPU's memory.
     pub fn set_access(&mut self, access: &[AccessDesc]) -> Result<()> {

@@ -1,6 +1,7 @@
 //! Reserved addresses.
 
 use crate::driver::{Code, DevicePtr, Driver};
+use crate::host::mappings::too_many_mappings;
 use crate::size::{Granularity, PaddedSize};
 use crate::teardown::give_back_or_log;
 use crate::{Error, Result};
@@ -41,7 +42,8 @@ impl ReservationOptions {
             .map_err(|error| match error {
                 Error::Driver(source) if source.code == Code::OUT_OF_MEMORY => {
                     let requested = size;
-                    Error::OutOfAddresses { requested, source }
+                    too_many_mappings(driver, source)
+                        .unwrap_or(Error::OutOfAddresses { requested, source })
                 }
                 other => other,
             })?;

@@ -27,6 +27,7 @@ impl Error {
             | Self::OutOfMemory { source, .. }
             | Self::OutOfAddresses { source, .. }
             | Self::TooManyReferences { source }
+            | Self::TooManyMappings { source, .. }
             | Self::NoPeerAccess { source, .. }
             | Self::ContextLost { source, .. } => Some(*source),
             Self::PlatformUnsupported { source, .. } => *source,

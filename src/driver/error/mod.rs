@@ -82,6 +82,15 @@ pub enum Error {
         /// The refused call.
         source: DriverError,
     },
+    /// The process has as many memory mappings as the kernel allows it. The driver reports that as a lack of memory.
+    TooManyMappings {
+        /// The process's mappings.
+        mappings: u64,
+        /// The kernel's limit: `vm.max_map_count`.
+        limit: u64,
+        /// The refused call.
+        source: DriverError,
+    },
     /// The driver had no memory left.
     OutOfMemory {
         /// The location.

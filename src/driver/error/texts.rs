@@ -49,6 +49,10 @@ error_texts! { Error {
         "drop imports and CPU mappings of it that are not needed, export an fd once and send \
          duplicates (share::Shared does), import it once per process (with an origin), or grant \
          it only to GPUs: access(Location::Host, Access::None)";
+    Error::TooManyMappings { mappings, limit, .. } =>
+        ("the process has {mappings} memory mappings, and the kernel allows it {limit} (vm.max_map_count): there is no room for more"),
+        "use larger chunks (Growth::chunk, HeapOptions::chunk), drop memory that is mapped and not needed, or raise the \
+         limit: sysctl -w vm.max_map_count=1048576";
     Error::OutOfMemory { location, requested, .. } =>
         ("out of memory: {} requested at {location}", Bytes(*requested)),
         "ask for less, free memory on the node, or choose another node";

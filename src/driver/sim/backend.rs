@@ -53,6 +53,7 @@ unsafe impl Backend for Simulator {
         let shared = self.shared();
         let mut host = shared.machine.host();
         let state = shared.lock();
+        host.mappings = state.host_mappings();
         for node in &mut host.nodes {
             node.free = state.capacity.free(node.id.into());
         }

@@ -73,6 +73,13 @@ impl State {
         let mut new_count = None;
         if is_host {
             if desc.access != Access::None && counted.is_none() {
+                if self
+                    .machine
+                    .max_mappings
+                    .is_some_and(|most| self.host_mappings() >= most)
+                {
+                    return fail(Code::OUT_OF_MEMORY);
+                }
                 let limit = self.machine.memory_references;
                 new_count = Some(Counted::within(memory, limit).ok_or(Code::INVALID_VALUE)?);
             }
@@ -108,6 +115,12 @@ impl State {
         }
         *access = desc.access;
         Ok(())
+    }
+
+    /// Returns the number of mappings that the CPU has access to.
+    pub(super) fn host_mappings(&self) -> u64 {
+        let granted = |region: &&Region| matches!(&region.kind, Kind::Mapping { counted, .. } if counted.is_some());
+        self.regions.values().filter(granted).count() as u64
     }
 
     /// Checks that `desc` can be granted for memory at `location`.

@@ -57,6 +57,10 @@ pub struct Machine {
     /// 254 was measured on H200 (docs/driver-behaviour.md). Not 0; `None`, the default: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_references: Option<u32>,
+    /// The most mappings that the kernel allows the process (`vm.max_map_count`), of which the simulator counts those that
+    /// the CPU has access to. `None`, the default: no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_mappings: Option<u64>,
     /// Answers of `cuDeviceGetAttribute` that differ from those that the other fields imply, by the attribute's
     /// number.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -224,6 +228,7 @@ impl Default for Machine {
             host_pool_for_device: false,
             pool_chunk: default_chunk(),
             memory_references: None,
+            max_mappings: None,
             attributes: BTreeMap::new(),
             topology_xml: None,
         }
@@ -262,6 +267,8 @@ impl Machine {
             machine: self.name.clone(),
             nodes: self.nodes.iter().map(node).collect(),
             imex_channel: self.imex_channel,
+            mappings: 0,
+            max_mappings: self.max_mappings,
             topology_xml: self.topology_xml.clone(),
         }
     }

@@ -281,8 +281,10 @@ const fn free_in(error: &Error) -> u64 {
 
 /// Returns whether a smaller request, or one on another node, might succeed.
 pub(super) fn is_shortage(error: &Error) -> bool {
-    matches!(
-        error,
-        Error::NodeTooFull { .. } | Error::NodesTooFull { .. }
-    ) || error.code() == Some(Code::OUT_OF_MEMORY)
+    match error {
+        Error::NodeTooFull { .. } | Error::NodesTooFull { .. } => true,
+        // Smaller chunks need more mappings.
+        Error::TooManyMappings { .. } => false,
+        _ => error.code() == Some(Code::OUT_OF_MEMORY),
+    }
 }

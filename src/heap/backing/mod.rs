@@ -33,7 +33,7 @@ pub(crate) use order::Order;
 pub(crate) use plan::Plan;
 pub(crate) use supply::{Locked, Supply};
 
-use crate::driver::{Access, Code, DevicePtr, Driver};
+use crate::driver::{Access, DevicePtr, Driver};
 use crate::guard::WORTH_ASKING;
 use crate::vmm::{PhysicalMemory, Reservation};
 use crate::{Error, Result};
@@ -84,7 +84,7 @@ impl Backing {
             let options = Reservation::options().alignment(settled.shape.unit);
             match options.reserve(driver, settled.shape.limit) {
                 Ok(reservation) => break reservation,
-                Err(error) if plan.limit.is_none() && error.code() == Some(Code::OUT_OF_MEMORY) => {
+                Err(error @ Error::OutOfAddresses { .. }) if plan.limit.is_none() => {
                     let half = settled.shape.limit / 2 / settled.shape.unit * settled.shape.unit;
                     if half < settled.shape.chunk {
                         return Err(error);

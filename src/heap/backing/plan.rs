@@ -16,6 +16,10 @@ use crate::{Error, Growth, Result};
 /// The default limit for a node whose memory size is unknown.
 const UNKNOWN_TOTAL: u64 = 1 << 40;
 
+/// The most chunks of a heap that was told no size: a quarter of the memory mappings that Linux allows a process by default
+/// (65,530), of which each chunk takes one.
+const MOST_CHUNKS: u64 = 1 << 14;
+
 /// The most addresses of any processor, in bytes: 5-level page tables have 57 bits.
 const MOST_ADDRESSES: u64 = 1 << 57;
 
@@ -104,15 +108,19 @@ impl Plan {
             None => settled.total(driver, &topology)?,
         };
         settled.shape.limit = settled.checked_limit(limit)?;
-        settled.shape.chunk = self.checked_chunk(unit)?.min(settled.shape.limit);
+        let limit = settled.shape.limit;
+        settled.shape.chunk = self.checked_chunk(unit, limit)?.min(limit);
         Ok(settled)
     }
 
-    fn checked_chunk(&self, unit: Granularity) -> Result<u64> {
+    fn checked_chunk(&self, unit: Granularity, limit: u64) -> Result<u64> {
         if self.chunk == Some(0) {
             return Err(Error::invalid("chunk", "chunks of 0 bytes add nothing"));
         }
-        let default = self.growth.unwrap_or_default().checked_chunk()?;
+        let default = match self.growth {
+            Some(growth) => growth.checked_chunk()?,
+            None => Growth::steady().checked_chunk()?.max(limit / MOST_CHUNKS),
+        };
         Ok(Growth::chunk_in(unit, self.chunk.unwrap_or(default)))
     }
 
@@ -244,5 +252,27 @@ impl Settled {
         places.sort_unstable();
         places.dedup();
         places
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Machine;
+
+    #[test]
+    fn chunks_by_default_are_no_more_than_a_process_can_map() {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let chunk = |limit, growth| {
+            let plan = Plan {
+                limit: Some(limit),
+                growth,
+                ..Plan::on(NodeId(0))
+            };
+            plan.settle(&driver).unwrap().shape.chunk
+        };
+        assert_eq!(chunk(1 << 40, None), 64 << 20);
+        assert_eq!(chunk(4 << 40, None), 256 << 20);
+        assert_eq!(chunk(4 << 40, Some(Growth::gentle())), 16 << 20);
     }
 }

@@ -62,6 +62,11 @@ fn of_the_machine() -> Vec<Error> {
         Error::TooManyReferences {
             source: failed(Call::MemSetAccess, Code::UNKNOWN),
         },
+        Error::TooManyMappings {
+            mappings: 65_528,
+            limit: 65_530,
+            source: failed(Call::MemSetAccess, Code::OUT_OF_MEMORY),
+        },
         Error::OutOfMemory {
             location: Location::HostNuma(1),
             requested: 64 << 20,

@@ -14,7 +14,7 @@ use super::*;
 use crate::Machine;
 use crate::buffer::RequestedAccess;
 use crate::driver::sim::{GpuSpec, NodeSpec, PeerAccess};
-use crate::driver::{AccessDesc, Call, HandleTypes, Location, NodeId};
+use crate::driver::{AccessDesc, Call, Code, HandleTypes, Location, NodeId};
 use crate::proof::Prover;
 
 pub(super) const MIB: u64 = 1 << 20;

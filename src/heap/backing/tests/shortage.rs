@@ -173,3 +173,24 @@ fn a_shareable_block_has_one_chunk_or_none() {
     // In a hole that is smaller than a chunk, if the block fits.
     assert_eq!(grown(&mut backing, block(32 * MIB)), [0..32]);
 }
+
+/// Half the size would need more mappings, so it is not tried.
+#[test]
+fn growth_that_the_kernel_has_no_mappings_for_is_undone() {
+    let mut machine = Machine::gh200();
+    machine.max_mappings = Some(3);
+    let driver = Driver::simulated(machine).unwrap();
+    let mut backing = Backing::new(&driver, &plan(512, 4)).unwrap();
+    assert_eq!(grown(&mut backing, block(8 * MIB)), [0..8]);
+    let held = driver.sim().unwrap().held();
+    let error = backing.grow(block(8 * MIB)).unwrap_err();
+    assert!(
+        matches!(error, Error::TooManyMappings { limit: 3, .. }),
+        "{error}"
+    );
+    assert_eq!(
+        (backing.counts().halvings, driver.sim().unwrap().held()),
+        (0, held)
+    );
+    assert_eq!(grown(&mut backing, block(4 * MIB)), [8..12]);
+}
