@@ -45,6 +45,7 @@ calls! {
     Init, DriverGetVersion, DeviceGetCount, DeviceGet, DeviceGetName, DeviceGetUuid,
     DeviceGetPciBusId = "cuDeviceGetPCIBusId", DeviceTotalMem, DeviceGetAttribute,
     DeviceCanAccessPeer, DeviceGetP2PAttribute, DevicePrimaryCtxRetain, DevicePrimaryCtxRelease,
+    DevicePrimaryCtxGetState,
     CtxPushCurrent, CtxPopCurrent, CtxGetCurrent, CtxSynchronize, MemGetInfo,
     MemGetAllocationGranularity, MemCreate, MemRelease, MemAddressReserve, MemAddressFree,
     MemMap, MemUnmap, MemSetAccess, MemGetAccess, MemExportToShareableHandle,
@@ -78,6 +79,7 @@ calls! {
     RtDeviceGetMemPool = "cudaDeviceGetMemPool",
     RtDeviceSetMemPool = "cudaDeviceSetMemPool",
     RtRuntimeGetVersion = "cudaRuntimeGetVersion",
+    RtGetLastError = "cudaGetLastError",
 }
 
 impl Call {

@@ -9,7 +9,7 @@ typedef int Device; /* not the ordinal, to see whether cuDeviceGet is asked */
 typedef uint64_t DevicePtr, Handle;
 
 static struct context primary[devices] = {{0}, {1}};
-static int retained[devices], released[devices];
+static int retained[devices], released[devices], destroyed[devices];
 static __thread Context stack[16];
 static __thread int depth;
 
@@ -17,13 +17,21 @@ int stub_depth(void) { return depth; }
 int stub_retained(int i) { return retained[i]; }
 int stub_released(int i) { return released[i]; }
 static Context current(void) { return depth ? stack[depth - 1] : NULL; }
+/* As cuDevicePrimaryCtxReset, and as a library that makes the context anew. */
+void stub_reset(int i) { destroyed[i] = 1; }
+void stub_make_anew(int i) { destroyed[i] = 0; }
+static int is_destroyed(Context context) {
+    for (int i = 0; i < devices; i++)
+        if (context == &primary[i]) return destroyed[i];
+    return 0;
+}
 int stub_current_device(void) { return current() ? current()->device : -1; }
 static int known(Device d) { return d >= handle_of_device_0 && d < handle_of_device_0 + devices; }
 
 /* Calls that work in the current context: without one they say INVALID_CONTEXT. */
 #define IN_CONTEXT(name, format, ...)                                                 \
     do {                                                                              \
-        if (!current()) return 201;                                                   \
+        if (!current() || is_destroyed(current())) return 201;                                                   \
         CALL(name, " gpu%d" format, current()->device __VA_OPT__(,) __VA_ARGS__);     \
     } while (0)
 
@@ -104,8 +112,15 @@ int cuDevicePrimaryCtxRelease_v2(Device device) {
     __atomic_add_fetch(&released[device - handle_of_device_0], 1, __ATOMIC_SEQ_CST);
     return 0;
 }
+int cuDevicePrimaryCtxGetState(Device device, unsigned *flags, int *active) {
+    CALL("cuDevicePrimaryCtxGetState", " device=%d", device);
+    *flags = 0;
+    *active = !destroyed[device - handle_of_device_0];
+    return 0;
+}
 int cuCtxPushCurrent_v2(Context context) {
     CALL("cuCtxPushCurrent_v2", " ");
+    if (is_destroyed(context)) return 201;
     if (depth == 16) return 999;
     stack[depth++] = context;
     return stub_setting("STUB_PUSH_CODE", 0); /* pushed all the same */

@@ -4,8 +4,7 @@ use std::ptr;
 use std::sync::{Mutex, OnceLock};
 
 use super::symbols::{DriverApi, Opaque};
-use crate::{Call, Code};
-use crate::{Error, Result, lock};
+use crate::{Call, Code, DriverError, Error, Result, lock};
 
 /// The devices, and the primary contexts retained so far.
 pub(super) struct Contexts {
@@ -22,6 +21,9 @@ struct Device {
     id: OnceLock<i32>,
     /// `CUcontext`, as a number so that it can be shared; never dereferenced here.
     context: OnceLock<usize>,
+    /// The call that showed that the context was destroyed. Its streams and events are gone, and a context that another
+    /// library makes anew may have the same address.
+    destroyed: OnceLock<DriverError>,
 }
 
 impl Contexts {
@@ -36,11 +38,13 @@ impl Contexts {
         })
     }
 
+    fn slot(&self, ordinal: i32) -> Option<&Device> {
+        self.devices.get(usize::try_from(ordinal).ok()?)
+    }
+
     /// Returns the `CUdevice` of an ordinal. The driver refuses ordinals that do not exist.
     pub(super) fn device(&self, api: &DriverApi, ordinal: i32) -> Result<i32> {
-        let known = usize::try_from(ordinal)
-            .ok()
-            .and_then(|i| self.devices.get(i));
+        let known = self.slot(ordinal);
         if let Some(id) = known.and_then(|device| device.id.get()) {
             return Ok(*id);
         }
@@ -53,9 +57,8 @@ impl Contexts {
     /// Returns the primary context of an ordinal; retains it on first use.
     fn primary(&self, api: &DriverApi, ordinal: i32) -> Result<Opaque> {
         let id = self.device(api, ordinal)?;
-        let slot = usize::try_from(ordinal)
-            .ok()
-            .and_then(|i| self.devices.get(i))
+        let slot = self
+            .slot(ordinal)
             .ok_or(Error::driver(Call::DeviceGet, Code::INVALID_DEVICE))?;
         if let Some(context) = slot.context.get() {
             return Ok(*context as Opaque);
@@ -75,16 +78,52 @@ impl Contexts {
         (0..self.devices.len()).try_for_each(|ordinal| self.primary(api, ordinal as i32).map(drop))
     }
 
-    /// Runs `work` with the primary context of `ordinal` current, and restores the caller's.
+    /// Runs `work` with the primary context of `ordinal` current, and restores the caller's. A context that was destroyed is
+    /// never used again.
     pub(super) fn with<T>(
         &self,
         api: &DriverApi,
         ordinal: i32,
         work: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
+        if let Some(&source) = self.slot(ordinal).and_then(|slot| slot.destroyed.get()) {
+            let device = ordinal;
+            return Err(Error::ContextLost { device, source });
+        }
         let context = self.primary(api, ordinal)?;
-        let _guard = Current::enter(api, context).map_err(|error| lost(error, ordinal))?;
-        work().map_err(|error| lost(error, ordinal))
+        let explain = |error| self.lost(api, error, ordinal);
+        let _guard = Current::enter(api, context).map_err(explain)?;
+        work().map_err(explain)
+    }
+
+    /// Converts the error if its code means that the device's context is lost, and notes that it was destroyed.
+    fn lost(&self, api: &DriverApi, error: Error, device: i32) -> Error {
+        let Error::Driver(source) = error else {
+            return error;
+        };
+        let is_destroyed = match source.code {
+            Code::CONTEXT_IS_DESTROYED => true,
+            Code::INVALID_CONTEXT => {
+                source.call == Call::CtxPushCurrent || self.is_inactive(api, device)
+            }
+            _ => false,
+        };
+        if is_destroyed && let Some(slot) = self.slot(device) {
+            let _first = slot.destroyed.set(source);
+        }
+        match is_destroyed || source.code.loses_context() {
+            true => Error::ContextLost { device, source },
+            false => error,
+        }
+    }
+
+    /// Returns whether the driver says that a primary context, which is retained, does not exist.
+    fn is_inactive(&self, api: &DriverApi, ordinal: i32) -> bool {
+        let (mut flags, mut active) = (0, 1);
+        self.device(api, ordinal).is_ok_and(|id| {
+            // SAFETY: both are live integers.
+            unsafe { api.device_primary_ctx_get_state(id, &mut flags, &mut active) }.is_ok()
+        }) && active == 0
     }
 
     /// Runs `work`, which needs no particular context, in the caller's; in the first device's if the driver
@@ -156,15 +195,5 @@ impl Drop for Current<'_> {
         if let Err(error) = unsafe { api.ctx_pop_current(&mut popped) } {
             tracing::debug!(%error, "the context was not popped cleanly");
         }
-    }
-}
-
-/// Converts the error if its code means that the device's context is lost.
-pub(super) fn lost(error: Error, device: i32) -> Error {
-    match error {
-        Error::Driver(source) if source.code.loses_context() => {
-            Error::ContextLost { device, source }
-        }
-        error => error,
     }
 }

@@ -177,7 +177,7 @@ pub enum Error {
         /// The access that it needs.
         need: Access,
     },
-    /// A GPU's context is lost to an earlier fault; only a new process gets a new one.
+    /// A GPU's context is lost to an earlier fault, or was destroyed; only a new process gets a new one.
     ContextLost {
         /// The GPU's ordinal.
         device: i32,

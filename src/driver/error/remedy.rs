@@ -28,6 +28,9 @@ pub(super) fn of_system(kind: ErrorKind) -> &'static str {
 /// The remedy for codes without a better one. A report of the doctor has another.
 #[doc(hidden)]
 pub const RUN_DOCTOR: &str = "run `egmem doctor` to see what works on this machine";
+pub(super) const DESTROYED: &str = "restart the process, and let nothing in it reset the GPU: cudaDeviceReset, \
+    cuDevicePrimaryCtxReset, and the teardown of a library that calls one of them, destroy the context that all libraries \
+    of the process share";
 
 pub(super) fn of_code(code: Code) -> &'static str {
     match code {
@@ -58,6 +61,7 @@ pub(super) fn of_code(code: Code) -> &'static str {
         Code::NOT_PERMITTED => {
             "check the IMEX channel, the container's device nodes and its capabilities"
         }
+        Code::INVALID_CONTEXT | Code::CONTEXT_IS_DESTROYED => DESTROYED,
         Code::OUT_OF_MEMORY => "ask for less, or free memory",
         Code::INVALID_VALUE | Code::INVALID_DEVICE | Code::INVALID_HANDLE => {
             "check the arguments of the call: node, GPU, size and handle (`egmem topo` lists nodes and GPUs)"

@@ -2,10 +2,11 @@
 
 use std::fmt;
 
-use super::Error;
-use super::remedy::{of_code, of_system};
+use super::remedy::{DESTROYED, of_code, of_system};
 use super::room::asked;
 use super::words::list;
+use super::{DriverError, Error};
+use crate::Code;
 use crate::size::Bytes;
 use crate::text::Escaping;
 
@@ -82,6 +83,10 @@ error_texts! { Error {
     Error::NotAccessible { who, have, need } => ("{who} has {have}, the operation needs {need}"),
         "grant the access: with set_access on a buffer or a mapping, with HeapOptions::access when a heap is \
          built, with ImportOptions::access when memory is imported";
+    Error::ContextLost {
+        device,
+        source: source @ DriverError { code: Code::INVALID_CONTEXT | Code::CONTEXT_IS_DESTROYED, .. }
+    } => ("the CUDA context of GPU {device} was destroyed ({source})"), DESTROYED;
     Error::ContextLost { device, source } =>
         ("GPU {device} is lost to this process after an earlier fault ({source})"),
         "restart the process; compute-sanitizer finds the faulty access";

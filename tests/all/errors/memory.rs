@@ -107,6 +107,10 @@ fn of_the_machine() -> Vec<Error> {
             device: 0,
             source: failed(Call::StreamSynchronize, Code::ILLEGAL_ADDRESS),
         },
+        Error::ContextLost {
+            device: 0,
+            source: failed(Call::CtxPushCurrent, Code::INVALID_CONTEXT),
+        },
         Error::ProbeDied {
             what: "VMM on node 0 with GPU 0".into(),
             how: "signal 11 (SIGSEGV)".into(),

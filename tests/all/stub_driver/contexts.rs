@@ -165,6 +165,31 @@ stubbed! {
         }
     }
 
+    fn a_context_that_was_destroyed_is_named_and_never_used_again(cuda()) {
+        for is_current in [false, true] {
+            let (driver, stub) = (Driver::open().unwrap(), Stub::open("libcuda.so.1"));
+            let stream = stream(&driver);
+            if is_current {
+                let context = stub.primary(8);
+                stub.push(context);
+            }
+            let synchronize = || {
+                // SAFETY: the stub follows no handle.
+                let error = unsafe { driver.stream_synchronize(stream) }.unwrap_err();
+                assert!(matches!(error, Error::ContextLost { device: 1, .. }), "{error:?}");
+                assert!(error.to_string().contains("GPU 1 was destroyed"), "{error}");
+                assert!(error.remedy().contains("cuDevicePrimaryCtxReset"), "{}", error.remedy());
+            };
+            stub.reset(1);
+            synchronize();
+            stub.make_anew(1);
+            stub.calls();
+            synchronize();
+            assert_eq!(stub.calls(), [""; 0], "its streams are gone with it");
+            driver.mem_info(0).unwrap();
+        }
+    }
+
     fn work_that_is_not_done_is_no_error(cuda()) {
         let (driver, stub) = (Driver::open().unwrap(), Stub::open("libcuda.so.1"));
         let (stream, event) = (stream(&driver), driver.event_create(0, false).unwrap());

@@ -257,6 +257,18 @@ impl Stub {
         }
     }
 
+    /// Destroys the primary context of a device, as a program's own code would.
+    pub fn reset(&self, device: i32) {
+        // SAFETY: the stub has two devices, and the tests name no other.
+        unsafe { self.function::<unsafe extern "C" fn(c_int)>("stub_reset")(device) };
+    }
+
+    /// Makes the primary context of a device anew, at the same address.
+    pub fn make_anew(&self, device: i32) {
+        // SAFETY: as above.
+        unsafe { self.function::<unsafe extern "C" fn(c_int)>("stub_make_anew")(device) };
+    }
+
     /// This thread's current context and how many lie below it.
     pub fn context(&self) -> (usize, i32) {
         let mut context: *mut c_void = std::ptr::null_mut();
