@@ -13,13 +13,22 @@ static int current_device(void) {
     return get ? get() : -2;
 }
 
+static __thread int last_error;
+
+int cudaGetLastError(void) {
+    int code = last_error;
+    last_error = 0;
+    return stub_call("cudaGetLastError", " of=%d", code), code;
+}
+
 /* A context is current, or the runtime would make device 0's current for good. */
 #define RUN(name, format, ...)                                                     \
     do {                                                                           \
         int device_ = current_device();                                            \
         if (device_ < 0) return 201;                                               \
-        if (stub_setting("STUB_RUNTIME_CODE", 0)) return stub_setting("STUB_RUNTIME_CODE", 0); \
-        CALL(name, " gpu%d" format, device_ __VA_OPT__(,) __VA_ARGS__);            \
+        int code_ = stub_call(name, " gpu%d" format, device_ __VA_OPT__(,) __VA_ARGS__); \
+        if (!code_) code_ = stub_setting("STUB_RUNTIME_CODE", 0);                  \
+        if (code_) return last_error = code_;                                      \
     } while (0)
 
 int cudaRuntimeGetVersion(int *version) {

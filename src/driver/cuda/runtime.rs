@@ -22,6 +22,7 @@ functions! {
     /// libcudart. Structs, flags and attribute numbers are those of the driver API.
     RuntimeApi;
 
+    get_last_error = RtGetLastError since 2020 ();
     runtime_get_version = RtRuntimeGetVersion since 2020 (version: *mut i32);
     pool_create = RtMemPoolCreate since 11020 (pool: *mut Opaque, props: *const MemPoolProps);
     pool_destroy = RtMemPoolDestroy since 11020 (pool: Opaque);
@@ -105,9 +106,19 @@ impl Runtime {
 
     /// Runs `work` with the primary context of `device` current.
     fn at<T>(&self, device: i32, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let work = || work().inspect_err(|error| self.forget(error));
         self.core
             .on(device, work)
             .map_err(|error| self.explain(error))
+    }
+
+    /// Clears the runtime's last error of this thread after a call of this crate was refused. The caller knows the error, and
+    /// other code that asks the runtime for its own would get this one. After a success the last error may be other code's.
+    fn forget(&self, error: &Error) {
+        if error.driver_error().is_some() {
+            // SAFETY: the call takes nothing. Its result is the error that it clears.
+            let _cleared = unsafe { self.api.get_last_error() };
+        }
     }
 
     /// Returns the device's number, which is its ordinal in this API.

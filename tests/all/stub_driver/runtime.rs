@@ -162,4 +162,18 @@ stubbed! {
         );
         assert_eq!(stub.context(), (0, 0));
     }
+
+    fn a_refused_call_leaves_no_error_for_others_and_a_success_clears_none(both()) {
+        let driver = Driver::open().unwrap();
+        let pools = driver.pools(PoolApi::Runtime).unwrap();
+        let runtime = Stub::open("libcudart.so.13");
+        pools.device_pool(1).unwrap();
+        assert_eq!(runtime.calls(), ["cudaDeviceGetMemPool gpu1 device=1"]);
+        runtime.fail("cudaDeviceGetMemPool", 801);
+        pools.device_pool(1).unwrap_err();
+        assert_eq!(
+            runtime.calls(),
+            ["cudaDeviceGetMemPool gpu1 device=1", "cudaGetLastError of=801"]
+        );
+    }
 }
