@@ -18,8 +18,9 @@ type Part = Arc<dyn Memory + Send + Sync>;
 
 /// A serving engine's cache on a GPU: tensors, each of which has a part of every block. Clones are the same.
 ///
-/// Block `b` of part `p` lies at the address of part `p` plus `b` times the stride. A page of the tier has the parts
-/// of one block side by side, in their order. Parts are for instance the keys and the values of each layer.
+/// Block `b` of part `p` lies at the address of part `p` plus `b` times the part's stride. A page of the tier has the
+/// parts of one block side by side, in their order. Parts are for instance the keys and the values of each layer, and
+/// may have different sizes.
 #[derive(Clone)]
 pub struct GpuPages {
     layout: Arc<Layout>,
@@ -27,14 +28,31 @@ pub struct GpuPages {
     owner: Option<Arc<dyn Any + Send + Sync>>,
 }
 
+/// How a part's blocks lie: block `b` has `bytes` bytes, `b` × `stride` bytes from the part's beginning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PartShape {
+    /// The bytes between two blocks.
+    pub stride: u64,
+    /// The bytes of the part in one block: 1 to the stride.
+    pub bytes: u64,
+}
+
+/// A part, and where it lies in a page.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) base: DevicePtr,
+    pub(crate) shape: PartShape,
+    /// The bytes of the parts before it.
+    pub(crate) at: u64,
+}
+
 struct Layout {
-    bases: Vec<DevicePtr>,
+    parts: Vec<Place>,
+    block_bytes: u64,
     /// For each part, at which bytes from its base it continues in another allocation; none if that is not known. For
     /// memory that the caller keeps, the driver reports it.
     borders: OnceLock<Vec<Vec<u64>>>,
     has_unknown_borders: bool,
-    stride: u64,
-    part_bytes: u64,
     blocks: u64,
     /// The memory and the offset of each part; none if the caller keeps it.
     memory: Vec<(Part, u64)>,
@@ -68,14 +86,28 @@ impl GpuPages {
     /// # Errors
     /// As [`over`](Self::over).
     pub fn over_any(parts: Vec<(Part, u64)>, stride: u64, part_bytes: u64) -> Result<Self> {
-        check(parts.len(), stride, part_bytes)?;
+        let shape = PartShape {
+            stride,
+            bytes: part_bytes,
+        };
+        let parts = parts.into_iter();
+        Self::over_parts(parts.map(|(memory, at)| (memory, at, shape)).collect())
+    }
+
+    /// As [`over_any`](Self::over_any), for parts of different sizes: each part's memory, where in it the part
+    /// begins, in bytes, and its shape.
+    ///
+    /// # Errors
+    /// As [`over`](Self::over).
+    pub fn over_parts(parts: Vec<(Part, u64, PartShape)>) -> Result<Self> {
+        check(parts.iter().map(|(_, _, shape)| *shape))?;
         let mut blocks = u64::MAX;
         let mut bases = Vec::with_capacity(parts.len());
         let mut borders = Vec::with_capacity(parts.len());
-        for (memory, at) in &parts {
-            bases.push(memory.range(*at, part_bytes)?);
-            let room = memory.len() - at - part_bytes;
-            blocks = blocks.min(room / stride + 1);
+        for (memory, at, shape) in &parts {
+            bases.push((memory.range(*at, shape.bytes)?, *shape));
+            let room = memory.len() - at - shape.bytes;
+            blocks = blocks.min(room / shape.stride + 1);
             if memory.of_one_kind(*at, memory.len() - at) < memory.len() - at {
                 let why = "it has memory of the CPU and of a GPU";
                 return Err(MemoryError::invalid("part", why).into());
@@ -90,11 +122,10 @@ impl GpuPages {
                     .map(Option::unwrap_or_default)
                     .collect::<Vec<_>>(),
             ),
-            bases,
-            stride,
-            part_bytes,
+            block_bytes: block_bytes(&bases),
+            parts: places(&bases),
             blocks,
-            memory: parts,
+            memory: parts.into_iter().map(|(part, at, _)| (part, at)).collect(),
         }))
     }
 
@@ -123,23 +154,42 @@ impl GpuPages {
         part_bytes: u64,
         blocks: u64,
     ) -> Result<Self> {
-        check(bases.len(), stride, part_bytes)?;
-        let bytes = blocks
-            .checked_sub(1)
-            .and_then(|last| last.checked_mul(stride))
-            .and_then(|at| at.checked_add(part_bytes));
-        let ends = |base: &DevicePtr| bytes.and_then(|bytes| base.0.checked_add(bytes)).is_some();
-        if !bases.iter().all(ends) {
-            let why =
-                format!("{blocks} blocks, {stride} bytes apart, do not end in the address space");
-            return Err(MemoryError::invalid("blocks", why).into());
+        let shape = PartShape {
+            stride,
+            bytes: part_bytes,
+        };
+        let parts = bases.into_iter().map(|base| (base, shape)).collect();
+        // SAFETY: the caller's promise is that of `from_raw_parts` for parts of one shape.
+        unsafe { Self::from_raw_parts(parts, blocks) }
+    }
+
+    /// As [`from_raw`](Self::from_raw), for parts of different sizes: each part's address and shape.
+    ///
+    /// # Errors
+    /// As [`from_raw`](Self::from_raw).
+    ///
+    /// # Safety
+    /// As for [`from_raw`](Self::from_raw), with each part's own stride and bytes.
+    pub unsafe fn from_raw_parts(parts: Vec<(DevicePtr, PartShape)>, blocks: u64) -> Result<Self> {
+        check(parts.iter().map(|(_, shape)| *shape))?;
+        for (base, shape) in &parts {
+            let bytes = blocks
+                .checked_sub(1)
+                .and_then(|last| last.checked_mul(shape.stride))
+                .and_then(|at| at.checked_add(shape.bytes));
+            if bytes.and_then(|bytes| base.0.checked_add(bytes)).is_none() {
+                let stride = shape.stride;
+                let why = format!(
+                    "{blocks} blocks, {stride} bytes apart, do not end in the address space"
+                );
+                return Err(MemoryError::invalid("blocks", why).into());
+            }
         }
         Ok(Self::of(Layout {
             borders: OnceLock::new(),
             has_unknown_borders: false,
-            bases,
-            stride,
-            part_bytes,
+            block_bytes: block_bytes(&parts),
+            parts: places(&parts),
             blocks,
             memory: Vec::new(),
         }))
@@ -159,23 +209,17 @@ impl GpuPages {
 
     /// Returns the number of parts.
     pub fn parts(&self) -> usize {
-        self.layout.bases.len()
+        self.layout.parts.len()
     }
 
-    /// Returns the bytes of a part of one block.
-    pub fn part_bytes(&self) -> u64 {
-        self.layout.part_bytes
-    }
-
-    /// Returns the bytes between two blocks.
-    pub fn stride(&self) -> u64 {
-        self.layout.stride
+    /// Returns the shape of a part; `None` for a number from [`parts`](Self::parts) on.
+    pub fn shape(&self, part: usize) -> Option<PartShape> {
+        self.layout.parts.get(part).map(|place| place.shape)
     }
 
     /// Returns the bytes of a block in all parts: those of a page.
     pub fn block_bytes(&self) -> u64 {
-        // At most 2^16 parts that fit into the address space; saturated, it equals no page.
-        (self.parts() as u64).saturating_mul(self.part_bytes())
+        self.layout.block_bytes
     }
 
     /// Keeps `owner` until the last clone and the last job is gone; for ever, if the driver does not report the end
@@ -192,40 +236,47 @@ impl GpuPages {
         }
     }
 
-    pub(crate) fn bases(&self) -> &[DevicePtr] {
-        &self.layout.bases
+    /// Returns the parts, in their order.
+    pub(crate) fn places(&self) -> &[Place] {
+        &self.layout.parts
+    }
+
+    /// Returns the bytes of the smallest part in one block.
+    pub(crate) fn least_part_bytes(&self) -> u64 {
+        let bytes = self.layout.parts.iter().map(|place| place.shape.bytes);
+        bytes.min().unwrap_or_default()
     }
 
     /// Finds where parts in memory that the caller keeps continue in another allocation: one query for each
     /// allocation, once.
     pub(crate) fn find_borders(&self, driver: &Driver) {
         let Layout {
-            bases,
-            stride,
-            part_bytes,
+            parts,
             blocks,
             borders,
             ..
         } = &*self.layout;
-        // Below the last address, as `from_raw` has checked.
-        let bytes = (blocks - 1) * stride + part_bytes;
         borders.get_or_init(|| {
-            let of = |base: &DevicePtr| borders::of_raw(driver, *base, bytes);
-            bases.iter().map(of).collect()
+            let of = |place: &Place| {
+                // Below the last address, as `from_raw_parts` has checked.
+                let bytes = (blocks - 1) * place.shape.stride + place.shape.bytes;
+                borders::of_raw(driver, place.base, bytes)
+            };
+            parts.iter().map(of).collect()
         });
     }
 
-    /// Iterates over the parts: each one's base, and at which bytes from there it continues in another allocation, if
+    /// Iterates over the parts: each one, and at which bytes from its base it continues in another allocation, if
     /// that is known.
-    pub(crate) fn bordered_bases(&self) -> impl Iterator<Item = (DevicePtr, &[u64])> {
+    pub(crate) fn bordered_places(&self) -> impl Iterator<Item = (Place, &[u64])> {
         let borders = self.layout.borders.get();
         let of = move |part: usize| {
             borders
                 .and_then(|all| all.get(part))
                 .map_or(&[][..], Vec::as_slice)
         };
-        let bases = self.layout.bases.iter().copied().enumerate();
-        bases.map(move |(part, base)| (base, of(part)))
+        let places = self.layout.parts.iter().copied().enumerate();
+        places.map(move |(part, place)| (place, of(part)))
     }
 
     /// Returns whether some part is in memory that does not report where it continues in another allocation.
@@ -266,24 +317,43 @@ impl GpuPages {
 
 /// # Errors
 /// [`InvalidArgument`](crate::MemoryError::InvalidArgument).
-fn check(parts: usize, stride: u64, part_bytes: u64) -> Result<()> {
+fn check(shapes: impl ExactSizeIterator<Item = PartShape>) -> Result<()> {
+    let parts = shapes.len();
     if parts == 0 || parts > MAX_PARTS {
         let valid = format!("1 to {MAX_PARTS}");
         return Err(MemoryError::invalid_of("parts", format!("{parts} parts"), valid).into());
     }
-    if part_bytes == 0 || stride < part_bytes {
-        let why = format!("parts of {part_bytes} bytes that are {stride} bytes apart");
-        return Err(MemoryError::invalid_of("part_bytes", why, "1 to the stride").into());
+    for PartShape { stride, bytes } in shapes {
+        if bytes == 0 || stride < bytes {
+            let why = format!("parts of {bytes} bytes that are {stride} bytes apart");
+            return Err(MemoryError::invalid_of("part_bytes", why, "1 to the stride").into());
+        }
     }
     Ok(())
+}
+
+/// Returns the bytes of all parts, saturated: a page has fewer then.
+fn block_bytes(parts: &[(DevicePtr, PartShape)]) -> u64 {
+    let bytes = parts.iter().map(|(_, shape)| shape.bytes);
+    bytes.fold(0, u64::saturating_add)
+}
+
+/// Puts the parts side by side. Of parts that are no page together the places saturate, and nothing is copied there.
+fn places(parts: &[(DevicePtr, PartShape)]) -> Vec<Place> {
+    let mut next = 0_u64;
+    let place = |&(base, shape): &(DevicePtr, PartShape)| {
+        let at = next;
+        next = next.saturating_add(shape.bytes);
+        Place { base, shape, at }
+    };
+    parts.iter().map(place).collect()
 }
 
 impl fmt::Debug for GpuPages {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GpuPages")
             .field("parts", &self.parts())
-            .field("part_bytes", &self.part_bytes())
-            .field("stride", &self.stride())
+            .field("block_bytes", &self.block_bytes())
             .field("blocks", &self.blocks())
             .finish_non_exhaustive()
     }

@@ -63,7 +63,7 @@ pub use attach::AttachOptions;
 pub use copy::{CopyMethod, Job};
 pub use error::{Error, Result};
 pub use found::Found;
-pub use gpu::GpuPages;
+pub use gpu::{GpuPages, PartShape};
 pub use key::Key;
 pub use load::Load;
 pub use options::TierOptions;

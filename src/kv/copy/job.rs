@@ -80,7 +80,7 @@ pub(crate) fn start(
     }
     let is_auto = method == CopyMethod::Auto;
     let mut refused = None;
-    for method in method.choices(gpu.part_bytes()) {
+    for method in method.choices(gpu.least_part_bytes()) {
         if method == CopyMethod::Batch {
             if tier.borders().is_none() || gpu.has_unknown_borders() {
                 refused.get_or_insert_with(|| unsupported(NO_BORDERS));
@@ -209,8 +209,9 @@ impl Job {
                 let kernel = kernel.map_err(no_kernel)?;
                 let launch = plan.launch(&tier, &stream, direction, &gpu, dims);
                 let launch = launch.ok_or_else(|| unsupported(UNALIGNED))?;
-                let bytes = (launch.pairs.len() as u64 * 2 + launch.bases.len() as u64) * 8;
-                let list = tier.kernels.list(tier.driver(), device, bytes)?;
+                let list = tier
+                    .kernels
+                    .list(tier.driver(), device, launch.list_bytes())?;
                 held.list = Some(Arc::clone(&list));
                 // SAFETY: as said above.
                 self.submit(|| unsafe { kernel.launch(&launch, &list) })

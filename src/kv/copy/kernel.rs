@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::ffi::CStr;
 use std::sync::{Arc, Mutex};
 
+use super::launch::{Group, Launch};
 use crate::driver::{FunctionHandle, LaunchDims, ModuleHandle};
-use crate::memory::{CpuView, Memory};
-use crate::page::PageId;
-use crate::{Driver, MemoryError, Stream};
+use crate::memory::Memory;
+use crate::{Driver, MemoryError};
 use egmem_core::per_driver::lock;
 use egmem_core::pinned::PinnedHost;
 use egmem_core::teardown::give_back_or_log;
@@ -32,8 +32,6 @@ const SPARES: usize = 16;
 const SPARE: u64 = 4 << 20;
 /// The least bytes of a list.
 const LIST: u64 = 64 << 10;
-/// The pairs of the first of two launches.
-const FIRST: usize = 2048;
 
 const PAGES_PTX: &CStr =
     match CStr::from_bytes_with_nul(concat!(include_str!("pages.ptx"), "\0").as_bytes()) {
@@ -91,51 +89,6 @@ pub(crate) struct Kernel {
     device: i32,
     module: ModuleHandle,
     function: FunctionHandle,
-}
-
-/// The arguments of a launch.
-#[derive(Debug)]
-pub(crate) struct Launch<'a> {
-    /// Pages and blocks.
-    pub(crate) pairs: &'a [(PageId, u64)],
-    /// The address of the tier's first page.
-    pub(crate) pages_at: u64,
-    pub(crate) page_bytes: u64,
-    /// The bytes between two blocks.
-    pub(crate) stride: u64,
-    pub(crate) bases: Vec<u64>,
-    pub(crate) part_bytes: u64,
-    /// From pages to blocks.
-    pub(crate) is_load: bool,
-    pub(crate) blocks: u32,
-    pub(crate) shape: Shape,
-    pub(crate) stream: &'a Stream,
-}
-
-impl Launch<'_> {
-    /// Writes the list: for each pair the address of the page and where its block lies in each part, in bytes.
-    ///
-    /// # Errors
-    /// Those of the view.
-    fn write(
-        &self,
-        view: &CpuView<'_>,
-        mut at: u64,
-        pairs: &[(PageId, u64)],
-    ) -> Result<(), MemoryError> {
-        let mut words = [[0; 2]; 128];
-        for pairs in pairs.chunks(words.len()) {
-            for (words, &(page, block)) in words.iter_mut().zip(pairs) {
-                // Of a page of the tier, and below the blocks' end.
-                let page = self.pages_at + u64::from(page.number()) * self.page_bytes;
-                *words = [page, block * self.stride];
-            }
-            let words = words[..pairs.len()].as_flattened();
-            view.write_at(at, words)?;
-            at += size_of_val(words) as u64;
-        }
-        Ok(())
-    }
 }
 
 impl Kernels {
@@ -213,38 +166,34 @@ impl Kernel {
     /// # Safety
     /// - The kernel is that of the launch's shape. The stream is of this kernel's GPU and driver. The GPU may access
     ///   pages and blocks: read those that are copied from, and write the others.
-    /// - Each pair's page and block, in each part, are memory of `part_bytes` × parts and of `part_bytes` bytes.
-    ///   They, `list` and this kernel live until the work has ended.
-    /// - Addresses and sizes are multiples of [`ALIGN`]; `list` has room for the pairs and bases.
+    /// - Each pair's page and block have all parts of all groups, of `part_bytes` bytes each. They, `list` and this
+    ///   kernel live until the work has ended.
+    /// - Addresses and sizes are multiples of [`ALIGN`]; `list` has room for [`Launch::list_bytes`].
     pub(crate) unsafe fn launch(
         &self,
         launch: &Launch<'_>,
         list: &PinnedHost,
     ) -> Result<(), MemoryError> {
-        let all = launch.pairs.len();
         let view = list.cpu();
-        let bases_at = all as u64 * 16;
-        view.write_at(bases_at, &launch.bases)?;
-        // The first launch begins while the CPU writes the rest of the list.
-        let first = if all > 2 * FIRST { FIRST } else { all };
-        for range in [0..first, first..all] {
-            let pairs = &launch.pairs[range.clone()];
-            if pairs.is_empty() {
-                continue;
+        let mut at = 0;
+        for group in &launch.groups {
+            // The bases come after the entries of all pairs.
+            let bases_at = at + group.entries(launch.pairs.len()) * 16;
+            view.write_at(bases_at, &group.bases)?;
+            for pairs in group.launches(launch.pairs.len()) {
+                let entries = group.entries(pairs.len());
+                let list_at = at + group.entries(pairs.start) * 16;
+                launch.write(&view, list_at, group, pairs)?;
+                let at = [list_at, bases_at].map(|at| list.device_ptr().add(at).0);
+                // SAFETY: the caller's promise; this part of the list is written, and the bases are.
+                unsafe { self.launch_part(launch, group, entries, at)? };
             }
-            let at = range.start as u64 * 16;
-            launch.write(&view, at, pairs)?;
-            let at = [
-                list.device_ptr().add(at).0,
-                list.device_ptr().add(bases_at).0,
-            ];
-            // SAFETY: the caller's promise; this part of the list is written, and the bases are.
-            unsafe { self.launch_part(launch, pairs.len() as u64, at)? };
+            at = (bases_at + size_of_val(&*group.bases) as u64).next_multiple_of(16);
         }
         Ok(())
     }
 
-    /// Launches the copies of some pairs, whose list and bases lie at `at`.
+    /// Launches the copies of some entries of a group, whose list and bases lie at `at`.
     ///
     /// # Errors
     /// The driver's.
@@ -255,18 +204,19 @@ impl Kernel {
     unsafe fn launch_part(
         &self,
         launch: &Launch<'_>,
-        pairs: u64,
+        group: &Group,
+        entries: u64,
         at: [u64; 2],
     ) -> Result<(), MemoryError> {
-        let parts = launch.bases.len() as u64;
+        let parts = group.bases.len() as u64;
         let [list, bases] = at;
         let (threads, chunk) = launch.shape.sizes();
         let args = [
             list,
-            pairs,
+            entries,
             bases,
             parts,
-            launch.part_bytes,
+            group.part_bytes,
             launch.is_load.into(),
             chunk,
         ];
@@ -276,14 +226,14 @@ impl Kernel {
             Shape::Bulk { .. } => &args[..],
         };
         // At most 2^24 × 2^32 / 2^4.
-        let chunks = pairs * parts * launch.part_bytes.div_ceil(chunk);
+        let chunks = entries * parts * group.part_bytes.div_ceil(chunk);
         let useful = chunks.div_ceil(u64::from(threads / 32));
         let dims = LaunchDims {
             blocks: useful.clamp(1, u64::from(launch.blocks.clamp(1, MAX_BLOCKS))) as u32,
             threads,
         };
-        // SAFETY: the arguments are the kernel's: it reads the list, and copies `part_bytes` bytes for each pair and
-        // part, which by the caller's promise lie in live memory that the GPU may access, at multiples of 16. The
+        // SAFETY: the arguments are the kernel's: it reads the list, and copies `part_bytes` bytes for each entry and
+        // base, which by the caller's promise lie in live memory that the GPU may access, at multiples of 16. The
         // CPU's writes to the list come before the launch.
         unsafe {
             self.driver
@@ -305,34 +255,6 @@ impl Drop for Kernel {
 mod tests {
     use super::*;
     use egmem_core::Machine;
-
-    #[test]
-    fn a_list_has_each_page_and_its_block() {
-        let driver = Driver::simulated(Machine::gh200()).unwrap();
-        let stream = Stream::new(&driver, 0).unwrap();
-        let pairs: Vec<_> = (0..300)
-            .map(|number| (PageId::first(number), u64::from(number) + 7))
-            .collect();
-        let launch = Launch {
-            pairs: &pairs,
-            pages_at: 1 << 40,
-            page_bytes: 48,
-            stride: 4096,
-            bases: vec![0],
-            part_bytes: 48,
-            is_load: true,
-            blocks: 1,
-            shape: Shape::Loads,
-            stream: &stream,
-        };
-        let list = PinnedHost::new(&driver, 0, 8192).unwrap();
-        launch.write(&list.cpu(), 16, &pairs).unwrap();
-        let mut words = [0_u64; 1024];
-        list.cpu().read_at(0, &mut words).unwrap();
-        let expected = (0..300_u64).flat_map(|page| [(1 << 40) + page * 48, (page + 7) * 4096]);
-        assert!(words[2..602].iter().copied().eq(expected));
-        assert_eq!((words[1], words[602]), (0, 0));
-    }
 
     #[test]
     fn every_shape_has_its_code_and_room_for_its_copies() {

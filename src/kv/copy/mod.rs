@@ -2,6 +2,7 @@
 
 mod job;
 mod kernel;
+mod launch;
 mod method;
 mod plan;
 

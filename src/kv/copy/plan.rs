@@ -3,9 +3,11 @@
 use std::iter;
 use std::ops::Range;
 
-use super::kernel::{ALIGN, Launch, Shape};
+use super::kernel::{ALIGN, Shape};
+use super::launch::{Group, Launch};
 use crate::driver::{DevicePtr, MemcpyDesc};
 use crate::geometry::Geometry;
+use crate::gpu::Place;
 use crate::inner::Inner;
 use crate::page::{Direction, PageId};
 use crate::{GpuPages, MemoryError, Result, Stream};
@@ -34,9 +36,9 @@ impl<'a> Plan<'a> {
     ) -> Result<Self> {
         if gpu.block_bytes() != geometry.page_bytes {
             let why = format!(
-                "{} parts of {} bytes are not a page of {}",
+                "{} parts of {} bytes together are not a page of {}",
                 gpu.parts(),
-                gpu.part_bytes(),
+                gpu.block_bytes(),
                 geometry.page_bytes
             );
             return Err(MemoryError::invalid("GPU pages", why).into());
@@ -73,16 +75,17 @@ impl<'a> Plan<'a> {
         gpu: &GpuPages,
     ) -> impl Iterator<Item = MemcpyDesc> {
         let start = tier.memory.device_ptr();
-        let part_bytes = gpu.part_bytes();
         let parts = move |(page, block): (PageId, u64)| {
-            // Below the blocks' end, which is in the address space.
-            let block_at = block * gpu.stride();
             let page_at = tier.geometry.page_at(page);
-            let bases = gpu.bordered_bases().enumerate();
-            bases.map(move |(part, base)| (page_at + part as u64 * part_bytes, block_at, base))
+            let places = gpu.bordered_places();
+            places.map(move |(place, borders)| (page_at, block, place, borders))
         };
-        let cut = move |(at, block_at, (base, borders))| {
-            let ours = pieces(tier.borders().unwrap_or_default(), at..at + part_bytes);
+        let cut = move |(page_at, block, place, borders): (u64, u64, Place, _)| {
+            let Place { base, shape, at } = place;
+            let at = page_at + at;
+            // Below the blocks' end, which is in the address space.
+            let block_at = block * shape.stride;
+            let ours = pieces(tier.borders().unwrap_or_default(), at..at + shape.bytes);
             ours.flat_map(move |ours| {
                 let theirs = block_at + (ours.start - at)..block_at + (ours.end - at);
                 pieces(borders, theirs).map(move |theirs| {
@@ -163,8 +166,9 @@ impl<'a> Plan<'a> {
     ) -> Option<Launch<'a>> {
         let start = tier.memory.device_ptr().add(tier.geometry.pages_at).0;
         let page_bytes = tier.geometry.page_bytes;
-        let all = start | page_bytes | gpu.part_bytes() | gpu.stride();
-        let all = gpu.bases().iter().fold(all, |all, base| all | base.0);
+        let all = gpu.places().iter().fold(start | page_bytes, |all, place| {
+            all | place.base.0 | place.shape.stride | place.shape.bytes | place.at
+        });
         if !all.is_multiple_of(ALIGN) {
             return None;
         }
@@ -172,9 +176,7 @@ impl<'a> Plan<'a> {
             pairs: self.pairs,
             pages_at: start,
             page_bytes,
-            stride: gpu.stride(),
-            bases: gpu.bases().iter().map(|base| base.0).collect(),
-            part_bytes: gpu.part_bytes(),
+            groups: Group::of(gpu.places()),
             is_load: direction == Direction::Load,
             blocks,
             shape,

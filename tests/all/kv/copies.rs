@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use egmem::driver::{Call, CudaVersion, DeviceAttribute, DevicePtr};
-use egmem::kv::{CopyMethod, Error, GpuPages, Tier};
-use egmem::{Buffer, Driver};
+use egmem::kv::{CopyMethod, Error, GpuPages, PartShape, Tier};
+use egmem::memory::Memory;
+use egmem::{Buffer, Driver, Stream};
 
 use crate::kv::setup::{Cache, keys, tier};
 
@@ -117,8 +118,8 @@ pub fn round_trip(tier: &Tier, cache: &Cache, method: CopyMethod, random: &mut f
     let pages = tier.pages() as usize;
     let keys = keys(0..pages as u64);
     tier.remove(&keys).unwrap();
-    let stride = cache.pages.stride() as usize;
-    let part_bytes = cache.pages.part_bytes() as usize;
+    let shape = cache.pages.shape(0).unwrap();
+    let (stride, part_bytes) = (shape.stride as usize, shape.bytes as usize);
     let mut order: Vec<u64> = (0..cache.pages.blocks()).collect();
     random.shuffle(&mut order);
     let before = cache.randomise(random);
@@ -126,7 +127,9 @@ pub fn round_trip(tier: &Tier, cache: &Cache, method: CopyMethod, random: &mut f
     let pairs = store.pairs(&order[..pages]).unwrap();
     match tier.store_by(method, &cache.stream, &pairs, &cache.pages) {
         Ok(job) => job.wait().unwrap(),
-        Err(error) => return expect_unsupported(method, cache, &error),
+        Err(error) => {
+            return expect_unsupported(method, &cache.stream, shape.bytes, &error);
+        }
     }
     store.commit().unwrap();
     let between = cache.randomise(random);
@@ -163,16 +166,14 @@ pub fn a_job_of_many_pages_moves_all_of_them(driver: &Driver) {
 
 /// The simulator runs no kernel of the tier's, a kernel needs aligned bytes, bulk copies need a GPU from Hopper on, and old drivers have
 /// no batches.
-fn expect_unsupported(method: CopyMethod, cache: &Cache, error: &Error) {
-    let driver = cache.stream.driver();
+fn expect_unsupported(method: CopyMethod, stream: &Stream, part_bytes: u64, error: &Error) {
+    let driver = stream.driver();
     let may = match method {
-        CopyMethod::Kernel { .. } => {
-            driver.is_simulated() || !cache.pages.part_bytes().is_multiple_of(16)
-        }
+        CopyMethod::Kernel { .. } => driver.is_simulated() || !part_bytes.is_multiple_of(16),
         CopyMethod::Bulk { .. } => {
             driver.is_simulated()
-                || !cache.pages.part_bytes().is_multiple_of(16)
-                || !has_bulk_copies(driver, cache.stream.device())
+                || !part_bytes.is_multiple_of(16)
+                || !has_bulk_copies(driver, stream.device())
         }
         CopyMethod::Batch => driver.driver_version().unwrap() < CudaVersion(12080),
         _ => false,
@@ -267,6 +268,75 @@ pub fn parts_lie_where_the_cache_says(driver: &Driver) {
     store.view(0).unwrap().read_at(0, &mut page).unwrap();
     assert!(page[..4096].iter().all(|&byte| byte == 3));
     assert!(page[4096..].iter().all(|&byte| byte == 11));
+}
+
+/// Parts of two sizes in turn, with gaps between the blocks, as the caches of attention and of its index.
+pub fn parts_of_a_page_may_have_different_sizes(driver: &Driver) {
+    const SHAPES: [(u64, u64); 4] = [(48, 32), (4112, 4112), (64, 32), (5120, 4112)];
+    const BLOCKS: u64 = 2100; // more than a kernel's first launch takes
+    let mut random = fastrand::Rng::new();
+    println!("seed {}", random.get_seed());
+    let stream = egmem::Stream::new(driver, 0).unwrap();
+    let bases: Vec<u64> = (0..=4)
+        .map(|part| {
+            SHAPES[..part]
+                .iter()
+                .map(|(stride, _)| stride * BLOCKS)
+                .sum()
+        })
+        .collect();
+    let memory = Arc::new(Buffer::near(driver, 0, bases[4]).unwrap());
+    let parts = SHAPES.iter().zip(&bases).map(|(&(stride, bytes), &at)| {
+        let memory: Arc<dyn Memory + Send + Sync> = memory.clone();
+        (memory, at, PartShape { stride, bytes })
+    });
+    let gpu = GpuPages::over_parts(parts.collect()).unwrap();
+    assert_eq!((gpu.parts(), gpu.block_bytes()), (4, 8288));
+    assert_eq!((gpu.shape(2).unwrap().stride, gpu.shape(4)), (64, None));
+    let tier = tier(driver, BLOCKS, 8288);
+    let all = keys(0..BLOCKS);
+    let mut randomise = || {
+        let mut bytes = vec![0_u8; memory.len() as usize];
+        random.fill(&mut bytes);
+        memory.write_at(0, &bytes).unwrap();
+        bytes
+    };
+    for method in [
+        CopyMethod::Auto,
+        CopyMethod::KERNEL,
+        CopyMethod::BULK,
+        CopyMethod::Batch,
+        CopyMethod::Loop,
+    ] {
+        tier.remove(&all).unwrap();
+        let before = randomise();
+        let mut store = tier.prepare_store(&all).unwrap();
+        let pairs = store.pairs(&(0..BLOCKS).collect::<Vec<_>>()).unwrap();
+        match tier.store_by(method, &stream, &pairs, &gpu) {
+            Ok(job) => job.wait().unwrap(),
+            Err(error) => {
+                expect_unsupported(method, &stream, 16, &error);
+                continue;
+            }
+        }
+        store.commit().unwrap();
+        let mut expected = randomise();
+        let load = tier.prepare_load(&all).unwrap();
+        let pairs = load.pairs(&(0..BLOCKS).rev().collect::<Vec<_>>()).unwrap();
+        let job = tier.load_by(method, &stream, &pairs, &gpu);
+        job.unwrap().wait().unwrap();
+        for (&(stride, bytes), base) in SHAPES.iter().zip(&bases) {
+            for block in 0..BLOCKS {
+                let at = |block: u64| (base + block * stride) as usize;
+                let from = at(block)..at(block) + bytes as usize;
+                let to = at(BLOCKS - 1 - block);
+                expected[to..to + bytes as usize].copy_from_slice(&before[from]);
+            }
+        }
+        let mut found = vec![0_u8; expected.len()];
+        memory.read_at(0, &mut found).unwrap();
+        assert!(found == expected, "by {method:?}");
+    }
 }
 
 pub fn what_does_not_fit_is_refused(driver: &Driver) {

@@ -29,6 +29,7 @@ drivers::on_both! { egmem::Machine::gh200();
         every_method_moves_the_same_bytes,
         a_job_of_many_pages_moves_all_of_them,
         parts_lie_where_the_cache_says,
+        parts_of_a_page_may_have_different_sizes,
         what_does_not_fit_is_refused,
     }
     borders {
