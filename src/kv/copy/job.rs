@@ -130,11 +130,6 @@ const NO_BORDERS: &str =
     "a batch of copies in memory that does not tell where its allocations border";
 const UNALIGNED: &str = "copies by a kernel of pages and blocks that are not multiples of 16 bytes";
 
-fn no_kernel(error: MemoryError) -> MemoryError {
-    let (what, source) = ("the kernel that copies pages", error.driver_error());
-    MemoryError::PlatformUnsupported { what, source }
-}
-
 fn not_submitted() -> MemoryError {
     MemoryError::failed("copies", "they were not submitted")
 }
@@ -205,8 +200,7 @@ impl Job {
         match (kernel, method) {
             (Some(dims), _) => {
                 let device = stream.device();
-                let kernel = tier.kernels.on(tier.driver(), device, dims.1);
-                let kernel = kernel.map_err(no_kernel)?;
+                let kernel = tier.kernels.on(tier.driver(), device, dims.1)?;
                 let launch = plan.launch(&tier, &stream, direction, &gpu, dims);
                 let launch = launch.ok_or_else(|| unsupported(UNALIGNED))?;
                 let list = tier

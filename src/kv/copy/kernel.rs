@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use std::sync::{Arc, Mutex};
 
 use super::launch::{Group, Launch};
-use crate::driver::{FunctionHandle, LaunchDims, ModuleHandle};
+use crate::driver::{Code, FunctionHandle, LaunchDims, ModuleHandle};
 use crate::memory::Memory;
 use crate::{Driver, MemoryError};
 use egmem_core::per_driver::lock;
@@ -95,7 +95,8 @@ impl Kernels {
     /// Returns a shape's kernel on a GPU, loaded at the first call.
     ///
     /// # Errors
-    /// The driver's, the same at each call.
+    /// [`PlatformUnsupported`](MemoryError::PlatformUnsupported) if the GPU or the driver cannot run it, the same at
+    /// each call. The driver's errors otherwise: the next call loads it again.
     pub(crate) fn on(
         &self,
         driver: &Driver,
@@ -104,10 +105,16 @@ impl Kernels {
     ) -> Result<Arc<Kernel>, MemoryError> {
         let code = shape.code();
         let mut loaded = lock(&self.loaded);
-        let kernel = loaded.entry((device, code.1));
+        if let Some(known) = loaded.get(&(device, code.1)) {
+            return known.clone();
+        }
+        let kernel = match Kernel::load(driver, device, code) {
+            Ok(kernel) => Ok(Arc::new(kernel)),
+            Err(error) if never_runs(&error) => Err(no_kernel(&error)),
+            Err(error) => return Err(error),
+        };
+        loaded.insert((device, code.1), kernel.clone());
         kernel
-            .or_insert_with(|| Kernel::load(driver, device, code).map(Arc::new))
-            .clone()
     }
 
     /// Returns a list for a job of `bytes` bytes, which the kernel reads.
@@ -136,6 +143,32 @@ impl Kernels {
             spares.push(list);
         }
     }
+}
+
+/// Returns whether an error of loading a kernel says that this GPU or this driver cannot run it, now or later.
+fn never_runs(error: &MemoryError) -> bool {
+    matches!(
+        error,
+        MemoryError::PlatformUnsupported { .. }
+            | MemoryError::DriverTooOld { .. }
+            | MemoryError::MissingSymbol { .. }
+    ) || matches!(
+        error.code(),
+        Some(
+            Code::NOT_SUPPORTED
+                | Code::INVALID_IMAGE
+                | Code::NO_BINARY_FOR_GPU
+                | Code::INVALID_PTX
+                | Code::JIT_COMPILER_NOT_FOUND
+                | Code::UNSUPPORTED_PTX_VERSION
+                | Code::JIT_COMPILATION_DISABLED
+        )
+    )
+}
+
+fn no_kernel(error: &MemoryError) -> MemoryError {
+    let (what, source) = ("the kernel that copies pages", error.driver_error());
+    MemoryError::PlatformUnsupported { what, source }
 }
 
 impl Kernel {
@@ -254,6 +287,7 @@ impl Drop for Kernel {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::driver::Call;
     use egmem_core::Machine;
 
     #[test]
@@ -272,6 +306,21 @@ mod tests {
             let room = 45_056 / warps / 128 * 128;
             assert!(warps <= BULK_WARPS && room / chunk >= 5, "{chunk}");
             assert_eq!(most, u64::from(chunk));
+        }
+    }
+
+    /// The simulator knows no kernel of the tier's: once it is asked, it refuses for good.
+    #[test]
+    fn a_kernel_that_could_not_be_loaded_for_want_of_memory_is_loaded_again() {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let sim = driver.sim().unwrap();
+        let kernels = Kernels::default();
+        sim.fail(Call::ModuleLoadData, 1, Code::OUT_OF_MEMORY);
+        let code = || kernels.on(&driver, 0, Shape::Loads).unwrap_err().code();
+        assert_eq!(code(), Some(Code::OUT_OF_MEMORY));
+        for _ in 0..2 {
+            assert_eq!(code(), Some(Code::INVALID_PTX));
+            assert_eq!(sim.count(Call::ModuleLoadData), 2, "a refusal is kept");
         }
     }
 

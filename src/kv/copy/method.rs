@@ -107,7 +107,8 @@ impl CopyMethod {
     }
 }
 
-/// Returns whether an error says that a method does not work here, and not that copies fail.
+/// Returns whether an error says that a method does not work here or now, and not that copies fail. Without memory for
+/// a kernel, or for its list, copies by the driver may go on.
 pub(super) fn may_do_otherwise(error: &crate::Error) -> bool {
     let is_refusal = |error: &MemoryError| {
         matches!(
@@ -118,7 +119,12 @@ pub(super) fn may_do_otherwise(error: &crate::Error) -> bool {
                 | MemoryError::NotAccessible { .. }
         ) || matches!(
             error.code(),
-            Some(Code::INVALID_VALUE | Code::NOT_SUPPORTED | Code::INVALID_HANDLE)
+            Some(
+                Code::OUT_OF_MEMORY
+                    | Code::INVALID_VALUE
+                    | Code::NOT_SUPPORTED
+                    | Code::INVALID_HANDLE
+            )
         )
     };
     error.memory().is_some_and(is_refusal)
