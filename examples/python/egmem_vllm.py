@@ -46,9 +46,7 @@ class PageSpec(BlockIDsLoadStoreSpec):
         self.block_ids = numpy.array(pages, dtype=numpy.uint64)
 
 
-def _key(key):
-    """vLLM's keys are a hash and a group's index, longer than a tier's."""
-    return hashlib.blake2b(key, digest_size=32).digest()
+_key = egmem.kv.Tier.stored_key  # what the tier tells of vLLM's keys: a hash and a group's index
 
 
 class EgmemOffloadingSpec(OffloadingSpec):

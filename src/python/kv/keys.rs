@@ -4,15 +4,11 @@ use egmem::kv::{Error, Key};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 
-use crate::error::{OrRaise, ToPy, raise};
+use crate::error::{ToPy, raise};
 
-/// Reads keys of at most 32 bytes.
-///
-/// # Errors
-/// `InvalidArgument` for longer ones.
-pub fn keys(given: &[PyBackedBytes]) -> PyResult<Vec<Key>> {
-    let keys = given.iter().map(|key| Key::from_bytes(key));
-    keys.collect::<Result<_, _>>().or_raise()
+/// Reads keys.
+pub fn keys(given: &[PyBackedBytes]) -> Vec<Key> {
+    given.iter().map(|key| Key::from_bytes(key)).collect()
 }
 
 impl ToPy for Error {

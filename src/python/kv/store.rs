@@ -64,7 +64,7 @@ impl Store {
         self.read(|store| bits(store.pages()))
     }
 
-    /// The keys, of 32 bytes, that made room: the tier has them no longer.
+    /// The keys that made room, as `Tier.stored_key` returns them: the tier has them no longer.
     #[getter]
     fn evicted<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyBytes>>> {
         let keys = self.read(|store| {

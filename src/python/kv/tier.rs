@@ -24,8 +24,8 @@ use super::store::{Load, Store};
 /// Fixed pages of pinned host memory by key, in least-recently-used order: the tier below a serving engine's cache.
 ///
 /// `Tier(pages=4096, page_bytes=65536, node=0)` allocates the memory. Pages lie side by side, and none is rounded up.
-/// A key is at most 32 bytes: the hash of a block of tokens and of all before it. `access_by` and `label` are as for
-/// `Buffer`.
+/// A key is `bytes` of any length, such as the hash of a block of tokens and of all before it. The tier keeps 32 bytes
+/// of each: `stored_key`. `access_by` and `label` are as for `Buffer`.
 #[pyclass(frozen, module = "egmem.kv")]
 pub struct Tier {
     inner: Mutex<Option<kv::Tier>>,
@@ -131,7 +131,7 @@ impl Tier {
     /// tier takes the memory over, and the object is closed. Memory of zeros becomes a new tier, which needs
     /// `page_bytes`; of a tier, the ready pages are kept with their keys and their order of use.
     ///
-    /// `pages` and `page_bytes` must be those of the tier, if they are given. `tag`, at most 32 bytes, identifies the
+    /// `pages` and `page_bytes` must be those of the tier, if they are given. `tag`, bytes of any length, identifies the
     /// contents: the model and the cache's layout; another tag is refused. `take_over` takes the tier from an owner
     /// in another container, which must have ended; `reset` creates a new tier over any data. Raises `InUse`
     /// while another process has the tier, and `InvalidArgument` for other data or another tier; the memory is then
@@ -153,7 +153,7 @@ impl Tier {
         let location = region.location();
         drop(region);
         let tag = match tag {
-            Some(tag) => *Key::from_bytes(&tag).or_raise()?.as_bytes(),
+            Some(tag) => *Key::from_bytes(&tag).as_bytes(),
             None => [0; Key::BYTES],
         };
         let with = |options: kv::AttachOptions| {
@@ -194,6 +194,13 @@ impl Tier {
         kv::Tier::bytes_needed(pages, page_bytes).or_raise()
     }
 
+    /// Returns the 32 bytes that a tier keeps for a key, which `keys` and `Store.evicted` return: a key of 32 bytes
+    /// itself, and a hash of any other.
+    #[staticmethod]
+    fn stored_key<'py>(py: Python<'py>, key: &[u8]) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, Key::from_bytes(key).as_bytes())
+    }
+
     /// The contents that `attach` found, as a dictionary: `generation` (how often the tier was attached), `ready`
     /// (pages kept), `unfinished` (pages that were being written), `damaged`, and `is_new`.
     #[getter]
@@ -212,12 +219,12 @@ impl Tier {
 
     /// Returns how many of the first keys are ready. Changes no order.
     fn lookup(&self, given: Vec<PyBackedBytes>) -> PyResult<usize> {
-        Ok(self.handle()?.lookup(&keys(&given)?))
+        Ok(self.handle()?.lookup(&keys(&given)))
     }
 
     /// Makes the ready ones among the keys the most recently used pages.
     fn touch(&self, given: Vec<PyBackedBytes>) -> PyResult<()> {
-        self.handle()?.touch(&keys(&given)?);
+        self.handle()?.touch(&keys(&given));
         Ok(())
     }
 
@@ -226,7 +233,7 @@ impl Tier {
     fn prepare_store(&self, py: Python<'_>, given: Vec<Bound<'_, PyBytes>>) -> PyResult<Store> {
         let tier = self.handle()?;
         let asked: Vec<PyBackedBytes> = given.iter().cloned().map(PyBackedBytes::from).collect();
-        let asked = keys(&asked)?;
+        let asked = keys(&asked);
         let store = py.detach(|| tier.prepare_store(&asked)).or_raise()?;
         Ok(Store::new(store, &given, self.place(&tier)))
     }
@@ -234,7 +241,7 @@ impl Tier {
     /// Pins the pages of the keys, all of which must be ready; raises `NotReady` otherwise.
     fn prepare_load(&self, py: Python<'_>, given: Vec<PyBackedBytes>) -> PyResult<Load> {
         let tier = self.handle()?;
-        let asked = keys(&given)?;
+        let asked = keys(&given);
         let load = py.detach(|| tier.prepare_load(&asked)).or_raise()?;
         Ok(Load::new(load, self.place(&tier)))
     }
@@ -242,11 +249,11 @@ impl Tier {
     /// Frees the pages of the keys that are ready and not pinned; returns how many.
     fn remove(&self, py: Python<'_>, given: Vec<PyBackedBytes>) -> PyResult<usize> {
         let tier = self.handle()?;
-        let asked = keys(&given)?;
+        let asked = keys(&given);
         py.detach(|| tier.remove(&asked)).or_raise()
     }
 
-    /// Returns the keys that are ready, of 32 bytes, with their pages; the least recently used first.
+    /// Returns the keys that are ready, as `stored_key` returns them, with their pages; the least recently used first.
     fn keys<'py>(&self, py: Python<'py>) -> PyResult<Vec<(Bound<'py, PyBytes>, u64)>> {
         let keys = self.handle()?.keys().into_iter();
         Ok(keys

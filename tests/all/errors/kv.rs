@@ -11,7 +11,7 @@ fn examples() -> Vec<Error> {
         is_elsewhere,
     };
     vec![
-        MemoryError::invalid_of("key", "33 bytes are too many", "0 to 32 bytes").into(),
+        MemoryError::invalid_of("pages", "0 pages", "1 to 1073741824").into(),
         Error::Full {
             needed: 8,
             pages: 100,
