@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import logging
 import time
+from functools import partial
 
 import numpy
 import torch
@@ -206,12 +207,14 @@ class EgmemOffloadingWorker(OffloadingWorker):
     def __init__(self, tier, kv_caches):
         self.tier = tier
         self.gpu_pages = _gpu_pages(kv_caches)
-        on_gpu = kv_caches.tensors[0].tensor.is_cuda
-        self._streams = (torch.cuda.Stream(), torch.cuda.Stream()) if on_gpu else (None, None)
+        self._on_gpu = kv_caches.tensors[0].tensor.is_cuda
+        # The tests have tensors of the CPU, on the simulator.
+        new = torch.cuda.Stream if self._on_gpu else partial(egmem.Stream, driver=tier.driver)
+        self._streams = new(), new()
         self._jobs = {}
 
     def _start(self, job_id, copy, stream, pages, blocks):
-        if stream is not None:
+        if self._on_gpu:
             stream.wait_stream(torch.cuda.current_stream())  # the model writes the blocks there
         job = copy(pages.block_ids, blocks.block_ids, self.gpu_pages, stream=stream)
         self._jobs[job_id] = (job, time.perf_counter())
@@ -249,10 +252,10 @@ def _gpu_pages(kv_caches):
     """Describes vLLM's tensors: each is a part of every block."""
     (refs,) = kv_caches.group_data_refs
     tensors = [kv_caches.tensors[ref.tensor_idx].tensor for ref in refs]
-    strides = {tensor.stride(0) * tensor.element_size() for tensor in tensors}
-    sizes = {ref.page_size_bytes for ref in refs}
+    strides = [tensor.stride(0) * tensor.element_size() for tensor in tensors]
+    sizes = [ref.page_size_bytes for ref in refs]
     counts = {tensor.shape[0] for tensor in tensors}
-    if len(strides) != 1 or len(sizes) != 1 or len(counts) != 1:
-        raise ValueError("EgmemOffloadingSpec needs layers with as many blocks of one size")
+    if len(counts) != 1:
+        raise ValueError("EgmemOffloadingSpec needs layers with as many blocks as each other")
     bases = [tensor.data_ptr() for tensor in tensors]
-    return egmem.kv.GpuPages(bases, strides.pop(), sizes.pop(), counts.pop(), keep=tensors)
+    return egmem.kv.GpuPages(bases, strides, sizes, counts.pop(), keep=tensors)

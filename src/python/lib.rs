@@ -23,6 +23,7 @@ mod holds;
 mod interfaces;
 mod json;
 mod kv;
+mod library;
 mod memory;
 mod per_process;
 mod pool;

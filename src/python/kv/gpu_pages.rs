@@ -3,18 +3,22 @@
 use std::any::Any;
 
 use egmem::driver::DevicePtr;
-use egmem::kv;
+use egmem::kv::{self, PartShape};
 use pyo3::prelude::*;
 
 use crate::error::{OrRaise, invalid};
+use crate::library::Library;
+
+use super::gpu_array::GpuArray;
 
 /// A serving engine's cache on a GPU: parts, for instance the keys and the values of each layer, each with a piece of
 /// every block. Block `b` of a part is at its base plus `b * stride`, and has `part_bytes` there. A page of the tier
 /// has the pieces of one block side by side, in the parts' order.
 ///
-/// `bases` are addresses, `stride` and `part_bytes` bytes, and `blocks` is how many there are. `keep` is an object
-/// that owns the memory: it lives as long as this object and its jobs. The addresses must be valid: others crash the
-/// process, or the GPU.
+/// `bases` are addresses, `stride` and `part_bytes` bytes: a number for all parts, or a sequence with one for each.
+/// `blocks` is how many there are. `keep` is an object that owns the memory: it lives as long as this object and its
+/// jobs. The addresses must be valid: others crash the process, or the GPU. Copies of a cache that is given as
+/// addresses need `stream=`.
 ///
 /// A part may lie in several allocations of a GPU side by side, as in PyTorch's expandable segments. They stay mapped
 /// as they are while this object and its jobs live. Batches of copies end at their borders, for which the driver is
@@ -24,49 +28,102 @@ use crate::error::{OrRaise, invalid};
 pub struct GpuPages {
     /// It keeps the owners of the memory.
     inner: kv::GpuPages,
-    /// The GPU of all parts, if it is known.
-    pub(super) gpu: Option<i32>,
+    /// The GPU of all parts, and the library whose current stream orders copies. Unknown for addresses.
+    arrays: Option<(i32, Option<Library>)>,
 }
 
 impl GpuPages {
     /// # Errors
-    /// Those of `kv::GpuPages::from_raw`.
+    /// Those of `kv::GpuPages::from_raw_parts`.
     fn of(
-        bases: Vec<u64>,
-        (stride, part_bytes, blocks): (u64, u64, u64),
-        gpu: Option<i32>,
+        parts: Vec<(DevicePtr, PartShape)>,
+        blocks: u64,
+        arrays: Option<(i32, Option<Library>)>,
         owner: impl Any + Send + Sync,
     ) -> PyResult<Self> {
-        let bases = bases.into_iter().map(DevicePtr).collect();
         // SAFETY: the caller of the Python class names memory that has all blocks, and passes its owner, which this
-        // object and every job keep; the order of other work is the caller's, as with any copy in Python.
-        let inner = unsafe { kv::GpuPages::from_raw(bases, stride, part_bytes, blocks) };
+        // object and every job keep; the stream of the copies orders them, and is the caller's or the one that the
+        // arrays' library orders its own work by.
+        let inner = unsafe { kv::GpuPages::from_raw_parts(parts, blocks) };
         Ok(Self {
             inner: inner.or_raise()?.keeping(owner),
-            gpu,
+            arrays,
         })
     }
 }
 
+/// A number of bytes for all parts, or for each.
+#[derive(FromPyObject)]
+enum Bytes {
+    All(u64),
+    Each(Vec<u64>),
+}
+
+impl Bytes {
+    /// Returns the number for each of `parts` parts.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for another count.
+    fn each(self, name: &str, parts: usize) -> PyResult<Vec<u64>> {
+        match self {
+            Self::All(bytes) => Ok(vec![bytes; parts]),
+            Self::Each(bytes) if bytes.len() == parts => Ok(bytes),
+            Self::Each(bytes) => Err(invalid(&format!(
+                "{name} has {} numbers for {parts} bases; pass one number, or one for each base",
+                bytes.len()
+            ))),
+        }
+    }
+}
+
 impl GpuPages {
+    /// Returns the GPU of the arrays, if it is known.
+    pub(super) fn gpu(&self) -> Option<i32> {
+        self.arrays.map(|(gpu, _)| gpu)
+    }
+
+    /// Returns the stream for copies that name none: the current one of the arrays' library.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for addresses, for arrays of a library whose stream is not known, and for another GPU than
+    /// the arrays'; Python's errors.
+    pub(super) fn current_stream<'py>(
+        &self,
+        py: Python<'py>,
+        gpu: Option<i32>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let given = match self.arrays {
+            Some((of_arrays, Some(library))) => {
+                self.expect_gpu(gpu.unwrap_or(of_arrays))?;
+                return library.current_stream(py, of_arrays);
+            }
+            Some((_, None)) => "arrays of another library than PyTorch and CuPy",
+            None => "addresses",
+        };
+        Err(invalid(&format!(
+            "stream is not given, and the cache was given as {given}: pass stream=, the stream whose work the copies \
+             are to follow"
+        )))
+    }
+
+    /// # Errors
+    /// `InvalidArgument` if the arrays are on another GPU.
+    fn expect_gpu(&self, device: i32) -> PyResult<()> {
+        match self.gpu() {
+            Some(gpu) if gpu != device => Err(invalid(&format!(
+                "the cache's tensors are on GPU {gpu}, and the stream is of GPU {device}"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
     /// Returns the cache for copies on a stream of a GPU, which keep the stream's object.
     ///
     /// # Errors
     /// `InvalidArgument` for tensors on another GPU.
-    pub(super) fn on(
-        &self,
-        device: i32,
-        stream: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<kv::GpuPages> {
-        match self.gpu {
-            Some(gpu) if gpu != device => Err(invalid(&format!(
-                "the cache's tensors are on GPU {gpu}, and the stream is of GPU {device}"
-            ))),
-            _ => Ok(match stream {
-                Some(stream) => self.inner.clone().keeping(stream.clone().unbind()),
-                None => self.inner.clone(),
-            }),
-        }
+    pub(super) fn on(&self, device: i32, stream: &Bound<'_, PyAny>) -> PyResult<kv::GpuPages> {
+        self.expect_gpu(device)?;
+        Ok(self.inner.clone().keeping(stream.clone().unbind()))
     }
 }
 
@@ -76,53 +133,57 @@ impl GpuPages {
     #[pyo3(signature = (bases, stride, part_bytes, blocks, *, keep=None))]
     fn new(
         bases: Vec<u64>,
-        stride: u64,
-        part_bytes: u64,
+        stride: Bytes,
+        part_bytes: Bytes,
         blocks: u64,
         keep: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
-        Self::of(bases, (stride, part_bytes, blocks), None, keep)
+        let strides = stride.each("stride", bases.len())?;
+        let bytes = part_bytes.each("part_bytes", bases.len())?;
+        let shapes = strides.into_iter().zip(bytes);
+        let shapes = shapes.map(|(stride, bytes)| PartShape { stride, bytes });
+        let bases = bases.into_iter().map(DevicePtr);
+        Self::of(bases.zip(shapes).collect(), blocks, None, keep)
     }
 
-    /// Describes PyTorch tensors of one shape and type on one GPU, whose first dimension counts the blocks; in a
-    /// block the elements are contiguous. The tensors that `tensors` has now are kept, even if the list changes
-    /// later. They may lie in PyTorch's expandable segments.
+    /// Describes tensors of PyTorch, or arrays of CuPy, on one GPU, which may have different shapes and types and have
+    /// as many blocks as each other. The arrays that `tensors` has now are kept, even if the list changes later. They
+    /// may lie in PyTorch's expandable segments.
+    ///
+    /// Dimension `block_dim` of each counts the blocks. In the dimensions behind it a block's elements are contiguous,
+    /// in any order of these dimensions: an array may be stored permuted, and pages have the bytes in the order in
+    /// which they are stored. Each index in the dimensions before it is a part of its own: `block_dim=1` is for arrays of
+    /// `(2, blocks, ...)`, such as FlashAttention's keys and values. Without `block_dim` the first dimension counts the
+    /// blocks, and arrays of three dimensions or more whose first one is 2 are refused, because either may be meant.
     #[staticmethod]
-    fn from_tensors(tensors: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let mut bases = Vec::new();
-        let mut layout = None;
-        let mut gpu = None;
+    #[pyo3(signature = (tensors, *, block_dim=None))]
+    fn from_tensors(tensors: &Bound<'_, PyAny>, block_dim: Option<usize>) -> PyResult<Self> {
+        let mut parts = Vec::new();
+        let mut first: Option<(i32, Option<Library>, u64)> = None;
         let mut kept: Vec<Py<PyAny>> = Vec::new();
         for tensor in tensors.try_iter()? {
             let tensor = tensor?;
-            let on = gpu_of(&tensor)?;
-            if *gpu.get_or_insert(on) != on {
+            let array = GpuArray::of(&tensor)?;
+            let (of_array, blocks) = array.blocks(block_dim)?;
+            let (gpu, library, count) = *first.get_or_insert((array.gpu, array.library, blocks));
+            if gpu != array.gpu {
                 return Err(invalid("the tensors of a cache are on one GPU"));
             }
-            let blocks: u64 = tensor.getattr("shape")?.get_item(0)?.extract()?;
-            if blocks == 0 {
-                return Err(invalid("a tensor of the cache has no block"));
+            if library != array.library {
+                return Err(invalid("the tensors of a cache are of one library"));
             }
-            let size: u64 = tensor.call_method0("element_size")?.extract()?;
-            let stride: u64 = tensor.call_method1("stride", (0,))?.extract()?;
-            let count: u64 = tensor.call_method0("numel")?.extract()?;
-            let first = tensor.get_item(0)?;
-            if !first.call_method0("is_contiguous")?.extract::<bool>()? {
-                return Err(invalid(
-                    "the elements of a block are not contiguous in a tensor",
-                ));
+            if count != blocks {
+                return Err(invalid(&format!(
+                    "the tensors of a cache have {count} and {blocks} blocks; valid: as many blocks in each, which \
+                     dimension block_dim= counts"
+                )));
             }
-            let this = (stride * size, count / blocks * size, blocks);
-            if *layout.get_or_insert(this) != this {
-                return Err(invalid(
-                    "the tensors of a cache have the same shape and type",
-                ));
-            }
-            bases.push(tensor.call_method0("data_ptr")?.extract()?);
+            parts.extend(of_array);
             kept.push(tensor.unbind());
         }
-        let layout = layout.ok_or_else(|| invalid("a cache has at least one tensor"))?;
-        Self::of(bases, layout, gpu, kept)
+        let (gpu, library, blocks) =
+            first.ok_or_else(|| invalid("a cache has at least one tensor"))?;
+        Self::of(parts, blocks, Some((gpu, library)), kept)
     }
 
     /// The number of blocks.
@@ -151,19 +212,4 @@ impl GpuPages {
             self.inner.parts()
         )
     }
-}
-
-/// Returns the GPU of a tensor. A kernel that accesses memory of the CPU that is not pinned loses the GPU's context.
-///
-/// # Errors
-/// `InvalidArgument` for a tensor that is on no GPU.
-fn gpu_of(tensor: &Bound<'_, PyAny>) -> PyResult<i32> {
-    let device = tensor.getattr("device")?;
-    let kind: String = device.getattr("type")?.extract()?;
-    if kind != "cuda" {
-        return Err(invalid(&format!(
-            "a tensor of the cache is on {kind:?}; valid: tensors on a GPU"
-        )));
-    }
-    device.getattr("index")?.extract()
 }

@@ -1,5 +1,6 @@
 //! `egmem.kv`: the KV-cache tier.
 
+mod gpu_array;
 mod gpu_pages;
 mod job;
 mod keys;

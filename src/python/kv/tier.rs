@@ -1,6 +1,5 @@
 //! `egmem.kv.Tier`: pages by key.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use egmem::driver::Location;
@@ -32,8 +31,6 @@ pub struct Tier {
     location: Location,
     pages: u32,
     page_bytes: u64,
-    /// The streams of copies that name none, by GPU.
-    streams: Mutex<HashMap<i32, egmem::Stream>>,
 }
 
 impl Tier {
@@ -45,32 +42,6 @@ impl Tier {
 
     fn place(&self, tier: &kv::Tier) -> (egmem::Driver, Location) {
         (tier.driver().clone(), self.location)
-    }
-
-    /// Returns the stream for copies: the caller's, or the tier's own.
-    fn stream(
-        &self,
-        py: Python<'_>,
-        tier: &kv::Tier,
-        given: Option<&Bound<'_, PyAny>>,
-        gpu: Option<i32>,
-    ) -> PyResult<egmem::Stream> {
-        if let Some(stream) = given {
-            // The job keeps the object, so the stream lives until the copies have ended.
-            return crate::stream::given(tier.driver(), stream, gpu, 0);
-        }
-        let gpu = gpu.unwrap_or(0);
-        let known = lock(&self.streams).get(&gpu).cloned();
-        if let Some(stream) = known {
-            return Ok(stream);
-        }
-        let made: egmem::Result<_> = py.detach(|| {
-            let made = egmem::Stream::new(tier.driver(), gpu)?;
-            // Another thread's, if it was faster.
-            let mut streams = lock(&self.streams);
-            Ok(streams.entry(gpu).or_insert_with(|| made.clone()).clone())
-        });
-        made.or_raise()
     }
 
     fn copy(
@@ -88,9 +59,14 @@ impl Tier {
         }
         let tier = self.handle()?;
         let method = copy_method(method)?;
-        let of_cache = gpu_pages.get().gpu;
-        let on = self.stream(py, &tier, stream, gpu.or(of_cache))?;
-        let layout = gpu_pages.get().on(on.device(), stream)?;
+        let cache = gpu_pages.get();
+        let stream = match stream {
+            Some(stream) => stream.clone(),
+            None => cache.current_stream(py, gpu)?,
+        };
+        let on = crate::stream::given(tier.driver(), &stream, gpu.or(cache.gpu()), 0)?;
+        // The job keeps the object, so the stream lives until the copies have ended.
+        let layout = cache.on(on.device(), &stream)?;
         let ids = pages.into_iter().map(PageId::from_bits);
         let pairs: Vec<_> = ids.zip(blocks).collect();
         let job = py.detach(|| match is_load {
@@ -264,11 +240,11 @@ impl Tier {
     /// Copies pages, which a `Load` has pinned, to blocks of a GPU's cache, and returns at once with a `Job`. `pages`
     /// and `blocks` are lists of numbers, or NumPy arrays of 64 bits, which are read faster.
     ///
-    /// The copies run on `stream`: an `egmem.Stream`, or PyTorch's, CuPy's or another library's, which orders them
-    /// against that library's kernels. Without it they run on a stream of the tier's own, ordered after nothing.
-    /// `gpu` is the GPU of a stream whose GPU is unknown, and of the tier's stream: by default that of the cache's
-    /// tensors, or GPU 0. `method` is `"auto"`, `"kernel"` or `"bulk"`, which `"kernel:16"` and `"bulk:8"` give a
-    /// number of blocks, `"batch"` or `"loop"`.
+    /// The copies run on `stream`, in its order: an `egmem.Stream`, or PyTorch's, CuPy's or another library's. Without
+    /// it they run on the current stream of the library whose arrays `GpuPages.from_tensors` was given, on their GPU.
+    /// For a cache that was given as addresses, `stream` must be given: `InvalidArgument` otherwise. `gpu` is the GPU
+    /// of a stream whose GPU is unknown: by default that of the cache's arrays, or GPU 0. `method` is `"auto"`,
+    /// `"kernel"` or `"bulk"`, which `"kernel:16"` and `"bulk:8"` give a number of blocks, `"batch"` or `"loop"`.
     #[pyo3(signature = (pages, blocks, gpu_pages, *, stream=None, gpu=None, method="auto"))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn load(
@@ -356,8 +332,7 @@ impl Tier {
     /// Ends the tier's use. Its memory is given back with its last store, load, job and view.
     fn close(&self, py: Python<'_>) {
         let tier = lock(&self.inner).take();
-        let streams = std::mem::take(&mut *lock(&self.streams));
-        py.detach(|| drop((tier, streams)));
+        py.detach(|| drop(tier));
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {
@@ -387,7 +362,6 @@ impl Tier {
             page_bytes: tier.page_bytes(),
             inner: Mutex::new(Some(tier)),
             location,
-            streams: Mutex::default(),
         }
     }
 }
@@ -395,8 +369,7 @@ impl Tier {
 impl Drop for Tier {
     fn drop(&mut self) {
         let tier = lock(&self.inner).take();
-        let streams = std::mem::take(&mut *lock(&self.streams));
-        crate::region::drop_detached((tier, streams));
+        crate::region::drop_detached(tier);
     }
 }
 

@@ -110,7 +110,7 @@ def test_a_lost_gpu_keeps_nothing(driver, stream):
     others = egmem.kv.Tier(pages=1, page_bytes=4096, node=0, driver=driver)
     gpu_pages = egmem.kv.GpuPages([others.page_address(0)], 4096, 4096, 1)
     with tier.prepare_load([b"key"]) as load:
-        job = tier.load(load.pages, [0], gpu_pages)
+        job = tier.load(load.pages, [0], gpu_pages, stream=egmem.Stream(0, driver=driver))
     others.close()  # too early: the GPU's context is lost
     with pytest.raises(egmem.ContextLost):
         job.wait()

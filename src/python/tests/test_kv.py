@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 import threading
 import types
 import weakref
@@ -33,6 +34,7 @@ class Cache:
         self.arrays = [np.asarray(part).reshape(BLOCKS, PAGE)[:, : PAGE // 2] for part in self.parts]
         bases = [part.address for part in self.parts]
         self.gpu_pages = egmem.kv.GpuPages(bases, PAGE, PAGE // 2, BLOCKS, keep=self.parts)
+        self.stream = egmem.Stream(0, driver=driver)
 
     def fill(self, block, value):
         for part, array in enumerate(self.arrays):
@@ -52,7 +54,7 @@ def store(tier, cache, numbers, first_block=0):
         blocks = list(range(first_block, first_block + len(pages)))
         for block, index in zip(blocks, pages.indices):
             cache.fill(block, numbers[index])
-        job = tier.store(pages.pages, blocks, cache.gpu_pages)
+        job = tier.store(pages.pages, blocks, cache.gpu_pages, stream=cache.stream)
         assert job.nbytes == len(pages) * PAGE
         job.wait()
         pages.commit()
@@ -66,7 +68,7 @@ def test_pages_come_back(tier, cache):
     assert tier.lookup([key(10), key(20), key(30), key(40)]) == 3
     assert tier.lookup([key(40), key(10)]) == 0
     with tier.prepare_load([key(30), key(10)]) as load:
-        job = tier.load(load.pages, [5, 15], cache.gpu_pages)
+        job = tier.load(load.pages, [5, 15], cache.gpu_pages, stream=cache.stream)
         job.wait()
         assert job.is_done() and "ended" in repr(job)
     assert cache.values(5) == [{30}, {31}] and cache.values(15) == [{10}, {11}]
@@ -135,21 +137,21 @@ def test_views_of_pages(tier):
 
 def test_wrong_arguments_are_typed(tier, cache, driver):
     with pytest.raises(egmem.InvalidArgument, match="2 blocks"):
-        tier.load([0], [0, 1], cache.gpu_pages)
+        tier.load([0], [0, 1], cache.gpu_pages, stream=cache.stream)
     with pytest.raises(egmem.InvalidArgument):
-        tier.load([0], [0], cache.gpu_pages)  # not pinned
+        tier.load([0], [0], cache.gpu_pages, stream=cache.stream)  # not pinned
     with pytest.raises(egmem.InvalidArgument, match="method"):
-        tier.load([], [], cache.gpu_pages, method="fast")
+        tier.load([], [], cache.gpu_pages, stream=cache.stream, method="fast")
     for method in ("kernel:0", "kernel:", "kernel:4:4", "bulk:0", "bulk:4:24", "bulk:4:8192", "bulk:1:16:1", "batch:2"):
         with pytest.raises(egmem.InvalidArgument):
-            tier.load([], [], cache.gpu_pages, method=method)
+            tier.load([], [], cache.gpu_pages, stream=cache.stream, method=method)
     for method in ("kernel", "kernel:16", "bulk", "bulk:8", "bulk:8:1024", "batch", "loop"):
-        tier.load([], [], cache.gpu_pages, method=method).wait()
+        tier.load([], [], cache.gpu_pages, stream=cache.stream, method=method).wait()
     with pytest.raises(egmem.InvalidArgument):
         egmem.kv.GpuPages([0], 10, 20, 1)
     with tier.prepare_store([key(1)]) as pages:
         with pytest.raises(egmem.Error):
-            tier.store(pages.pages, [BLOCKS], cache.gpu_pages)
+            tier.store(pages.pages, [BLOCKS], cache.gpu_pages, stream=cache.stream)
         with pytest.raises(egmem.Error):
             tier.store(pages.pages, [0], cache.gpu_pages, stream=egmem.Stream(0, driver=egmem.simulated()))
         tier.store(pages.pages, [0], cache.gpu_pages, stream=egmem.Stream(3, driver=driver)).wait()
@@ -162,9 +164,9 @@ def test_a_page_that_has_another_key_by_now_is_refused(tier, cache):
     with tier.prepare_store([key(2)]) as new:
         assert new.pages != pages and tier.page_address(new.pages[0]) == tier.page_address(pages[0])
         with pytest.raises(egmem.InvalidArgument, match="another key"):
-            tier.store(pages, [0], cache.gpu_pages)
+            tier.store(pages, [0], cache.gpu_pages, stream=cache.stream)
         cache.fill(3, 9)
-        tier.store(np.array(new.pages), [3], cache.gpu_pages).wait()
+        tier.store(np.array(new.pages), [3], cache.gpu_pages, stream=cache.stream).wait()
         new.commit()
 
 
@@ -173,17 +175,17 @@ def test_numbers_are_sequences_or_arrays(tier, cache):
     with tier.prepare_load([key(1), key(2), key(3)]) as load:
         for kind in ("u4", "i8", ">i2"):
             cache.fill(9, 0)
-            tier.load(np.array(load.pages, kind), np.array([7, 8, 9, 0], kind)[:3], cache.gpu_pages).wait()
+            tier.load(np.array(load.pages, kind), np.array([7, 8, 9, 0], kind)[:3], cache.gpu_pages, stream=cache.stream).wait()
             assert cache.values(9) == [{3}, {4}]
-        tier.load(tuple(load.pages), range(3), cache.gpu_pages).wait()
+        tier.load(tuple(load.pages), range(3), cache.gpu_pages, stream=cache.stream).wait()
         with pytest.raises(egmem.InvalidArgument, match="integers"):
-            tier.load(np.array(load.pages, "f4"), [1, 2, 3], cache.gpu_pages)
+            tier.load(np.array(load.pages, "f4"), [1, 2, 3], cache.gpu_pages, stream=cache.stream)
         with pytest.raises(egmem.InvalidArgument, match="one dimension"):
-            tier.load(load.pages, np.zeros((3, 1), int), cache.gpu_pages)
+            tier.load(load.pages, np.zeros((3, 1), int), cache.gpu_pages, stream=cache.stream)
         with pytest.raises(egmem.InvalidArgument, match="not of this tier"):
-            tier.load(np.array([-1]), [1], cache.gpu_pages)
+            tier.load(np.array([-1]), [1], cache.gpu_pages, stream=cache.stream)
         with pytest.raises(egmem.Error):
-            tier.load(load.pages, np.array([0, 1, -1]), cache.gpu_pages)
+            tier.load(load.pages, np.array([0, 1, -1]), cache.gpu_pages, stream=cache.stream)
 
 
 class Tensor:
@@ -200,17 +202,86 @@ class Tensor:
     def element_size(self):
         return self.array.itemsize
 
-    def stride(self, dimension):
-        return self.array.strides[dimension] // self.array.itemsize
+    def stride(self):
+        return tuple(stride // self.array.itemsize for stride in self.array.strides)
 
-    def numel(self):
-        return self.array.size
 
-    def is_contiguous(self):
-        return self.array.flags.c_contiguous
+class Ndarray:
+    """As much of a CuPy array as is asked for."""
 
-    def __getitem__(self, index):
-        return Tensor(self.array[index])
+    def __init__(self, array, gpu=0):
+        self.shape, self.strides, self.itemsize = array.shape, array.strides, array.itemsize
+        self.data = types.SimpleNamespace(ptr=array.ctypes.data)
+        self.device = types.SimpleNamespace(id=gpu)
+        self.array = array
+
+
+class Library:
+    """PyTorch or CuPy, with a current stream for each GPU and a record of the GPUs whose stream was asked for."""
+
+    def __init__(self, driver):
+        self.streams = [egmem.Stream(gpu, driver=driver) for gpu in range(4)]
+        self.asked = []
+        self.cuda = types.SimpleNamespace(current_stream=self.current, get_current_stream=self.current)
+
+    def current(self, gpu):
+        self.asked.append(gpu)
+        return self.streams[gpu]
+
+
+@pytest.fixture
+def torch(driver, monkeypatch):
+    library = Library(driver)
+    library.Tensor = Tensor
+    monkeypatch.setitem(sys.modules, "torch", library)
+    return library
+
+
+@pytest.fixture
+def cupy(driver, monkeypatch):
+    library = Library(driver)
+    library.ndarray = Ndarray
+    monkeypatch.setitem(sys.modules, "cupy", library)
+    return library
+
+
+def test_copies_of_tensors_follow_the_current_stream(driver, torch):
+    """On a stream of its own, a store would copy what the cache had before PyTorch's kernels."""
+    tier = egmem.kv.Tier(pages=4, page_bytes=PAGE, driver=driver)
+    gpu_pages = egmem.kv.GpuPages.from_tensors([Tensor(np.zeros((8, PAGE), "u1"), index=3)])
+    with tier.prepare_store([key(1)]) as pages:
+        tier.store(pages.pages, [0], gpu_pages).wait()
+        assert torch.asked == [3]
+        pages.commit()
+    with tier.prepare_load([key(1)]) as load:
+        tier.load(load.pages, [1], gpu_pages, gpu=3).wait()
+        assert torch.asked == [3, 3]
+        tier.load(load.pages, [1], gpu_pages, stream=egmem.Stream(3, driver=driver)).wait()
+        assert torch.asked == [3, 3], "the caller's stream is taken"
+
+
+def test_copies_of_cupys_arrays_follow_its_current_stream(driver, torch, cupy):
+    tier = egmem.kv.Tier(pages=4, page_bytes=PAGE, driver=driver)
+    array = np.arange(8 * PAGE, dtype="u2").reshape(8, PAGE // 2, 2)[:, :, :1]
+    gpu_pages = egmem.kv.GpuPages.from_tensors([Ndarray(np.ascontiguousarray(array), gpu=2)])
+    assert (gpu_pages.blocks, gpu_pages.block_bytes) == (8, PAGE)
+    with tier.prepare_store([key(1)]) as pages:
+        tier.store(pages.pages, [0], gpu_pages).wait()
+        assert (cupy.asked, torch.asked) == ([2], [])
+        with pytest.raises(egmem.InvalidArgument, match="negative"):
+            egmem.kv.GpuPages.from_tensors([Ndarray(np.zeros((8, PAGE), "u1")[::-1])])
+
+
+def test_copies_of_addresses_need_a_stream(driver, tier, cache):
+    unknown = egmem.kv.GpuPages.from_tensors([Tensor(np.zeros((8, PAGE), "u1"))])
+    with tier.prepare_store([key(1)]) as pages:
+        for gpu_pages, given in ((cache.gpu_pages, "addresses"), (unknown, "another library")):
+            for call in (tier.store, tier.load):
+                with pytest.raises(egmem.InvalidArgument, match=f"{given}.*pass stream="):
+                    call(pages.pages, [0], gpu_pages)
+                with pytest.raises(egmem.InvalidArgument, match="pass stream="):
+                    call([], [], gpu_pages, gpu=0)
+        tier.store(pages.pages, [0], unknown, stream=cache.stream).wait()
 
 
 def test_tensors_tell_their_layout(driver):
@@ -219,12 +290,94 @@ def test_tensors_tell_their_layout(driver):
     assert (pages.blocks, pages.parts, pages.block_bytes) == (8, 3, 3 * 2 * 16 * 4)
     strided = Tensor(np.zeros((8, 4, 16), "f4")[:, :2])
     assert egmem.kv.GpuPages.from_tensors([strided]).block_bytes == 2 * 16 * 4
-    with pytest.raises(egmem.InvalidArgument, match="same shape"):
-        egmem.kv.GpuPages.from_tensors([layers[0], strided])
-    with pytest.raises(egmem.InvalidArgument, match="contiguous"):
+    with pytest.raises(egmem.InvalidArgument, match="contiguous.*block_dim"):
         egmem.kv.GpuPages.from_tensors([Tensor(np.zeros((8, 4, 16), "f4")[:, :, :2])])
+    with pytest.raises(egmem.InvalidArgument, match="8 and 9 blocks"):
+        egmem.kv.GpuPages.from_tensors([layers[0], Tensor(np.zeros((9, 2, 16), "f4"))])
+    with pytest.raises(egmem.InvalidArgument, match="block_dim is 3"):
+        egmem.kv.GpuPages.from_tensors(layers, block_dim=3)
+    for shape in ((0, 4), (4, 0)):
+        with pytest.raises(egmem.InvalidArgument, match="no block"):
+            egmem.kv.GpuPages.from_tensors([Tensor(np.zeros(shape, "f4"))])
     with pytest.raises(egmem.InvalidArgument):
         egmem.kv.GpuPages.from_tensors([])
+
+
+def stored(driver, gpu_pages, block):
+    """Returns the bytes of the page that a block is stored to, and loads it into the first block."""
+    tier = egmem.kv.Tier(pages=1, page_bytes=gpu_pages.block_bytes, driver=driver)
+    stream = egmem.Stream(0, driver=driver)
+    with tier.prepare_store([b"block"]) as store:
+        tier.store(store.pages, [block], gpu_pages, stream=stream).wait()
+        store.commit()
+    with tier.prepare_load([b"block"]) as load:
+        tier.load(load.pages, [0], gpu_pages, stream=stream).wait()
+        return load.view(0).read()
+
+
+def numbers_of(driver, shape):
+    """An array of different bytes on the simulator's host node, which GPUs may use too."""
+    count = int(np.prod(shape))
+    array = np.asarray(egmem.Buffer(2 * count, node=0, driver=driver)).view("u2")
+    array[:] = np.arange(count)
+    return array.reshape(shape)
+
+
+def test_blocks_may_be_stored_permuted(driver):
+    """vLLM's preferred layout (HND): the shape is (blocks, tokens, heads, size), stored as (blocks, heads, tokens, size)."""
+    cache = numbers_of(driver, (6, 2, 4, 8)).transpose(0, 2, 1, 3)
+    wanted = cache[5].copy()
+    gpu_pages = egmem.kv.GpuPages.from_tensors([Tensor(cache)])
+    assert (gpu_pages.blocks, gpu_pages.parts, gpu_pages.block_bytes) == (6, 1, 2 * 4 * 8 * 2)
+    stored(driver, gpu_pages, 5)
+    assert (cache[0] == wanted).all() and (cache[1] != wanted).all()
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (1, 0, 2, 3), (0, 1, 3, 2)])
+def test_keys_and_values_before_the_blocks_are_two_parts(driver, order):
+    """FlashAttention's (2, blocks, ...), also where the blocks are the outermost dimension in memory."""
+    shape = [2, 6, 4, 8]
+    cache = numbers_of(driver, [shape[axis] for axis in order]).transpose(np.argsort(order))
+    assert cache.shape == tuple(shape)
+    wanted = cache[:, 5].copy()
+    gpu_pages = egmem.kv.GpuPages.from_tensors([Tensor(cache)], block_dim=1)
+    assert (gpu_pages.blocks, gpu_pages.block_bytes) == (6, 2 * 4 * 8 * 2)
+    assert gpu_pages.parts == (1 if order[0] else 2), "keys and values side by side are one part"
+    page = stored(driver, gpu_pages, 5)
+    assert (cache[:, 0] == wanted).all() and (cache[:, 1] != wanted).all()
+    if order == (0, 1, 2, 3):
+        assert page == wanted.tobytes()
+
+
+def test_a_first_dimension_of_two_is_refused_until_it_is_named(driver):
+    cache = Tensor(np.zeros((2, 6, 4, 8), "f2"))
+    with pytest.raises(egmem.InvalidArgument, match="block_dim=1 for keys and values, block_dim=0 for 2 blocks"):
+        egmem.kv.GpuPages.from_tensors([cache])
+    assert egmem.kv.GpuPages.from_tensors([cache], block_dim=0).blocks == 2
+    assert egmem.kv.GpuPages.from_tensors([cache], block_dim=1).blocks == 6
+    assert egmem.kv.GpuPages.from_tensors([Tensor(np.zeros((2, 6), "f2"))]).blocks == 2
+
+
+def test_parts_of_a_page_may_have_different_sizes(driver):
+    """As the caches of attention (36,864 bytes a block) and of its index (8,448)."""
+    layers = [numbers_of(driver, (4, size // 2)) for size in (36_864, 8_448, 36_864, 8_448)]
+    for number, layer in enumerate(layers):
+        layer += number
+    wanted = [layer[3].copy() for layer in layers]
+    page = b"".join(block.tobytes() for block in wanted)
+    of_tensors = egmem.kv.GpuPages.from_tensors([Tensor(layer) for layer in layers])
+    sizes = [layer[0].nbytes for layer in layers]
+    of_addresses = egmem.kv.GpuPages([layer.ctypes.data for layer in layers], sizes, sizes, 4, keep=layers)
+    for gpu_pages in (of_tensors, of_addresses):
+        assert (gpu_pages.blocks, gpu_pages.parts, gpu_pages.block_bytes) == (4, 4, sum(sizes))
+        for layer in layers:
+            layer[0] = 0
+        assert stored(driver, gpu_pages, 3) == page
+        assert all((layer[0] == block).all() for layer, block in zip(layers, wanted))
+    with pytest.raises(egmem.InvalidArgument, match="3 numbers for 4 bases"):
+        egmem.kv.GpuPages([0] * 4, [16] * 3, 16, 1)
+    with pytest.raises(egmem.InvalidArgument, match="32 bytes that are 16 bytes apart"):
+        egmem.kv.GpuPages([0] * 2, 16, [16, 32], 1)
 
 
 def test_keys_have_any_length(driver, cache):
@@ -241,13 +394,15 @@ def test_keys_have_any_length(driver, cache):
     assert tier.remove([name for name, _ in tier.keys()]) == len(given), "a stored key is a key"
 
 
-def test_tensors_are_on_one_gpu(driver):
+def test_tensors_are_on_one_gpu(driver, torch, cupy):
     """A kernel that reads a tensor of the CPU, or of another GPU, loses the context of its own."""
     array = np.zeros((8, PAGE), "u1")
     with pytest.raises(egmem.InvalidArgument, match="cpu"):
         egmem.kv.GpuPages.from_tensors([Tensor(array), Tensor(array, "cpu", None)])
     with pytest.raises(egmem.InvalidArgument, match="one GPU"):
         egmem.kv.GpuPages.from_tensors([Tensor(array), Tensor(array, index=1)])
+    with pytest.raises(egmem.InvalidArgument, match="one library"):
+        egmem.kv.GpuPages.from_tensors([Tensor(array), Ndarray(array)])
     tier = egmem.kv.Tier(pages=4, page_bytes=PAGE, driver=driver)
     second = egmem.kv.GpuPages.from_tensors([Tensor(array, index=1)])
     with tier.prepare_store([key(1)]) as pages:
@@ -261,7 +416,7 @@ def test_tensors_are_on_one_gpu(driver):
 
 
 @pytest.mark.parametrize("given", ["generator", "list", "tuple"])
-def test_tensors_live_as_long_as_their_copies(driver, given):
+def test_tensors_live_as_long_as_their_copies(driver, given, torch):
     tier = egmem.kv.Tier(pages=4, page_bytes=2 * PAGE, driver=driver)
     tensors = [Tensor(np.full((8, PAGE), 7, "u1")) for _ in range(2)]
     alive = [weakref.ref(tensor) for tensor in tensors]
@@ -309,7 +464,7 @@ def test_threads_and_lifetimes(driver, cache):
         thread.join()
     assert not failures
     load = tier.prepare_load([tier.keys()[-1][0]])
-    job = tier.load(load.pages, [0], cache.gpu_pages)
+    job = tier.load(load.pages, [0], cache.gpu_pages, stream=cache.stream)
     tier.close()
     assert tier.closed
     with pytest.raises(egmem.Closed):

@@ -150,7 +150,7 @@ class Copy:
         self.array = np.asarray(self.cache)
         gpu_pages = egmem.kv.GpuPages([self.cache.address], self.PAGE, self.PAGE, self.PAGES, keep=self.cache)
         with tier.prepare_load(keys) as load:
-            self.job = tier.load(load.pages, range(self.PAGES), gpu_pages)
+            self.job = tier.load(load.pages, range(self.PAGES), gpu_pages, stream=egmem.Stream(0, driver=driver))
 
     def is_whole(self):
         return bool((self.array[:: 1 << 20] == 7).all())
@@ -194,7 +194,7 @@ def test_a_failure_is_raised_each_time(driver):
     others = egmem.kv.Tier(pages=1, page_bytes=4096, node=0, driver=driver)
     gpu_pages = egmem.kv.GpuPages([others.page_address(0)], 4096, 4096, 1)
     with tier.prepare_load([b"key"]) as load:
-        job = tier.load(load.pages, [0], gpu_pages)
+        job = tier.load(load.pages, [0], gpu_pages, stream=egmem.Stream(0, driver=driver))
     others.close()  # too early: the GPU finds no memory there, and its context is lost
     for call in (job.wait, job.is_done, job.wait, job.is_done):
         with pytest.raises(egmem.ContextLost):
@@ -275,7 +275,7 @@ def test_the_end_of_a_view_waits_for_copies(share, driver):
     with tier.prepare_store([b"key"]) as store:
         store.commit()
     with tier.prepare_load([b"key"]) as load:
-        job = tier.load(load.pages, [0], egmem.kv.GpuPages([address], 4096, 4096, 1))
+        job = tier.load(load.pages, [0], egmem.kv.GpuPages([address], 4096, 4096, 1), stream=egmem.Stream(0, driver=driver))
     del cache
     job.wait()
 

@@ -337,9 +337,17 @@ class Page(Memory):
 
 @final
 class GpuPages:
-    def __new__(cls, bases: Sequence[int], stride: int, part_bytes: int, blocks: int, *, keep: Any = None) -> GpuPages: ...
+    def __new__(
+        cls,
+        bases: Sequence[int],
+        stride: Union[int, Sequence[int]],
+        part_bytes: Union[int, Sequence[int]],
+        blocks: int,
+        *,
+        keep: Any = None,
+    ) -> GpuPages: ...
     @staticmethod
-    def from_tensors(tensors: Iterable[Any]) -> GpuPages: ...
+    def from_tensors(tensors: Iterable[Any], *, block_dim: Optional[int] = None) -> GpuPages: ...
     @property
     def blocks(self) -> int: ...
     @property

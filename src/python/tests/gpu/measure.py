@@ -301,20 +301,22 @@ def kv():
         cache = torch.zeros(2 * count, page, dtype=torch.uint8, device="cuda")
         torch.cuda.synchronize()
         gpu_pages = egmem.kv.GpuPages.from_tensors([cache])
+        stream = egmem.Stream(0, driver=tier.driver)  # not PyTorch's current one, which takes no batches
+        store_on, load_on = partial(tier.store, stream=stream), partial(tier.load, stream=stream)
         keys = [number.to_bytes(8, "little") for number in range(2 * count)]
         chance = random.Random(7)
         with tier.prepare_store(keys) as store:
             pages = numpy.array(chance.sample(store.pages, count))
             blocks = numpy.array(chance.sample(range(2 * count), count))
-            methods("GPU to tier", page, total, lambda method: tier.store(pages, blocks, gpu_pages, method=method))
+            methods("GPU to tier", page, total, lambda method: store_on(pages, blocks, gpu_pages, method=method))
             if page <= 64 << 10:
-                beside("stores", page, total, partial(tier.store, pages, blocks, gpu_pages))
+                beside("stores", page, total, partial(store_on, pages, blocks, gpu_pages))
             store.commit()
         with tier.prepare_load(keys):
-            methods("tier to GPU", page, total, lambda method: tier.load(pages, blocks, gpu_pages, method=method))
-            beside("loads", page, total, partial(tier.load, pages, blocks, gpu_pages))
+            methods("tier to GPU", page, total, lambda method: load_on(pages, blocks, gpu_pages, method=method))
+            beside("loads", page, total, partial(load_on, pages, blocks, gpu_pages))
         check(tier, cache, keys, gpu_pages)
-        del tier
+        del tier, store_on, load_on
         others(page, total, cache, torch.tensor(blocks))
         del cache, gpu_pages
         torch.cuda.empty_cache()
