@@ -1,81 +1,40 @@
 //! `egmem.kv.Job`: copies in progress.
 
-use std::mem;
-use std::sync::{Condvar, Mutex, PoisonError};
-
 use egmem::kv::{self, CopyMethod};
 use pyo3::prelude::*;
 
 use crate::error::{OrRaise, invalid};
-use crate::region::{drop_detached, lock};
+use crate::region::drop_detached;
+
+use super::once::Once;
 
 /// Copies in progress. It keeps the tier, its pages, the cache's tensors and the stream until they have ended; its
 /// end waits. If the driver never reports their end, all of that is kept for ever.
 #[pyclass(frozen, module = "egmem.kv")]
 pub struct Job {
-    state: Mutex<State>,
-    /// Notified when `state` is over.
-    ended: Condvar,
+    copies: Once<kv::Job, Result<(), kv::Error>>,
     driver: egmem::Driver,
     bytes: u64,
-}
-
-enum State {
-    Running(kv::Job),
-    /// A thread waits for the copies.
-    Waiting,
-    Over(Result<(), kv::Error>),
 }
 
 impl Job {
     /// Wraps a job, which keeps its memory alive.
     pub fn new(job: kv::Job) -> Self {
+        let lost = egmem::Error::failed("copies", "the thread that waited for them panicked");
         Self {
             driver: job.stream().driver().clone(),
             bytes: job.bytes(),
-            state: Mutex::new(State::Running(job)),
-            ended: Condvar::new(),
+            copies: Once::new(job, Err(lost.into())),
         }
     }
 
-    /// Waits until the copies have ended. The caller has no GIL: other threads need it for their calls.
-    fn finish(&self) -> Result<(), kv::Error> {
-        let mut state = lock(&self.state);
-        loop {
-            match mem::replace(&mut *state, State::Waiting) {
-                State::Running(job) => {
-                    drop(state);
-                    let result = job.wait();
-                    *lock(&self.state) = State::Over(result.clone());
-                    self.ended.notify_all();
-                    return result;
-                }
-                State::Waiting => {
-                    let woken = self.ended.wait(state);
-                    state = woken.unwrap_or_else(PoisonError::into_inner);
-                }
-                State::Over(result) => {
-                    *state = State::Over(result.clone());
-                    return result;
-                }
-            }
-        }
-    }
-
-    /// Returns whether the copies have ended. The caller has no GIL, as in [`finish`](Self::finish).
+    /// Returns whether the copies have ended. The caller has no GIL: other threads need it for their calls.
     fn ask(&self) -> Result<bool, kv::Error> {
-        let mut state = lock(&self.state);
-        match &mut *state {
-            State::Waiting => Ok(false),
-            State::Over(result) => result.clone().map(|()| true),
-            // After an error it stays: the query may have been refused while the copies run.
-            State::Running(job) => {
-                let done = job.is_done()?;
-                if done {
-                    *state = State::Over(Ok(()));
-                }
-                Ok(done)
-            }
+        // After an error the job stays: the query may have been refused while the copies run.
+        let ask = |job: &mut kv::Job| Ok::<_, kv::Error>(job.is_done()?.then_some(Ok(())));
+        match self.copies.poll(ask)? {
+            Some(result) => result.map(|()| true),
+            None => Ok(false),
         }
     }
 }
@@ -83,8 +42,7 @@ impl Job {
 impl Drop for Job {
     /// Waits without the GIL, which other threads may need for the copies to go on.
     fn drop(&mut self) {
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        drop_detached(mem::replace(state, State::Waiting));
+        drop_detached(self.copies.take());
     }
 }
 
@@ -101,7 +59,7 @@ impl Job {
     /// copies, at each call.
     fn wait(&self, py: Python<'_>) -> PyResult<()> {
         self.driver.expect_this_process("job").or_raise()?;
-        py.detach(|| self.finish()).or_raise()
+        py.detach(|| self.copies.wait(kv::Job::wait)).or_raise()
     }
 
     /// The bytes that are copied.
@@ -111,7 +69,7 @@ impl Job {
     }
 
     fn __repr__(&self, py: Python<'_>) -> String {
-        let is_over = py.detach(|| matches!(*lock(&self.state), State::Over(_)));
+        let is_over = py.detach(|| self.copies.is_over());
         let state = if is_over { "ended" } else { "started" };
         format!("<egmem.kv.Job of {} bytes, {state}>", self.bytes)
     }

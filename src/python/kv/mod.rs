@@ -5,6 +5,7 @@ mod gpu_pages;
 mod job;
 mod keys;
 mod numbers;
+mod once;
 mod page;
 mod store;
 mod tier;
