@@ -144,7 +144,6 @@ for method in ("auto", "kernel", "loop", "batch"):
         tier = egmem.kv.Tier(count, page, gpu=cache.device.index, driver=self.driver)
         gpu_pages = egmem.kv.GpuPages.from_tensors([cache])
         keys = [number.to_bytes(4, "little") for number in range(count)]
-        jobs = []
         for value in range(1, 9):
             tier.remove(keys)
             with tier.prepare_store(keys) as store:
@@ -161,9 +160,9 @@ for method in ("auto", "kernel", "loop", "batch"):
                 for _ in range(8):
                     work = work @ work * 1e-4
                 cache.fill_(99)
-                jobs.append(tier.load(load.pages, range(count), gpu_pages))
+                job = tier.load(load.pages, range(count), gpu_pages)
                 self.assertTrue(bool((cache == value).all()))  # on the stream, behind the copies
-                jobs.pop().wait()
+                job.wait()
 
     def test_copies_of_cupys_arrays_follow_its_current_stream(self):
         try:
@@ -240,7 +239,7 @@ for method in ("auto", "kernel", "loop", "batch"):
         import torch
 
         for sizes in ((36_864, 8_448) * 3, (65_536, 32_768)):
-            layers = [torch.randint(0, 255, (4096 // 4, size), device="cuda", dtype=torch.uint8) for size in sizes]
+            layers = [torch.randint(0, 255, (1024, size), device="cuda", dtype=torch.uint8) for size in sizes]
             self.check_layout(layers, sum(sizes), lambda tensor: tensor)
 
     def test_many_pages_of_parts_of_different_sizes(self):
