@@ -28,6 +28,7 @@ pub(super) fn of_system(kind: ErrorKind) -> &'static str {
 /// The remedy for codes without a better one. A report of the doctor has another.
 #[doc(hidden)]
 pub const RUN_DOCTOR: &str = "run `egmem doctor` to see what works on this machine";
+
 pub(super) const DESTROYED: &str = "restart the process, and let nothing in it reset the GPU: cudaDeviceReset, \
     cuDevicePrimaryCtxReset, and the teardown of a library that calls one of them, destroy the context that all libraries \
     of the process share";
