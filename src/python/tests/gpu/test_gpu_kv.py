@@ -129,19 +129,18 @@ for method in ("auto", "kernel", "loop", "batch"):
         """In turn with PyTorch's kernels, on several streams and without a synchronisation: no block is copied too early."""
         import torch
 
-        gpus = {0, torch.cuda.device_count() - 1}
-        for gpu in gpus:
-            for stream in (torch.cuda.default_stream(gpu), torch.cuda.Stream(gpu)):
-                with self.subTest(gpu=gpu, stream=stream), torch.cuda.stream(stream):
-                    self.fill_and_copy(f"cuda:{gpu}")
+        for stream in (torch.cuda.default_stream(self.gpu), torch.cuda.Stream(self.gpu)):
+            with self.subTest(stream=stream), torch.cuda.stream(stream):
+                self.fill_and_copy()
 
-    def fill_and_copy(self, device):
+    def fill_and_copy(self):
         import torch
 
+        device = f"cuda:{self.gpu}"
         page, count = 64 << 10, 64
         work = torch.randn(4096, 4096, device=device)
         cache = torch.zeros(count, page, dtype=torch.uint8, device=device)
-        tier = egmem.kv.Tier(count, page, gpu=cache.device.index, driver=self.driver)
+        tier = egmem.kv.Tier(count, page, gpu=self.gpu, driver=self.driver)
         gpu_pages = egmem.kv.GpuPages.from_tensors([cache])
         keys = [number.to_bytes(4, "little") for number in range(count)]
         for value in range(1, 9):
@@ -170,10 +169,12 @@ for method in ("auto", "kernel", "loop", "batch"):
         except ImportError:
             self.skipTest("cupy is missing")
         page, count = 64 << 10, 64
-        tier = egmem.kv.Tier(count, page, gpu=0, driver=self.driver)
+        tier = egmem.kv.Tier(count, page, gpu=self.gpu, driver=self.driver)
         keys = [number.to_bytes(4, "little") for number in range(count)]
-        for stream in (cupy.cuda.Stream.null, cupy.cuda.Stream(non_blocking=True)):
-            with self.subTest(stream=stream), stream:
+        with cupy.cuda.Device(self.gpu):
+            streams = cupy.cuda.Stream.null, cupy.cuda.Stream(non_blocking=True)
+        for stream in streams:
+            with self.subTest(stream=stream), cupy.cuda.Device(self.gpu), stream:
                 cache = cupy.zeros((count, page), dtype=cupy.uint8)
                 work = cupy.random.rand(4096, 4096)
                 gpu_pages = egmem.kv.GpuPages.from_tensors([cache])
@@ -188,7 +189,7 @@ for method in ("auto", "kernel", "loop", "batch"):
                     self.assertEqual({byte for n in range(count) for byte in load.view(n).read()}, {7})
 
     def test_addresses_need_a_stream(self):
-        tier = egmem.kv.Tier(4, 4096, gpu=0, driver=self.driver)
+        tier = egmem.kv.Tier(4, 4096, gpu=self.gpu, driver=self.driver)
         layer = self.layers[0]
         gpu_pages = egmem.kv.GpuPages([layer.data_ptr()], 4096, 4096, 4, keep=layer)
         with tier.prepare_store(self.keys[:1]) as store:
@@ -199,7 +200,7 @@ for method in ("auto", "kernel", "loop", "batch"):
         """Stores block 5, clears it and loads it into block 9, by each method; `blocks_of` returns a tensor's blocks first."""
         import torch
 
-        tier = egmem.kv.Tier(4, page_bytes, gpu=0, driver=self.driver)
+        tier = egmem.kv.Tier(4, page_bytes, gpu=self.gpu, driver=self.driver)
         gpu_pages = egmem.kv.GpuPages.from_tensors(tensors, block_dim=block_dim)
         self.assertEqual(gpu_pages.block_bytes, page_bytes)
         stream = torch.cuda.Stream()
@@ -250,7 +251,7 @@ for method in ("auto", "kernel", "loop", "batch"):
         sizes = (48, 16, 4096, 16)
         layers = [torch.randint(0, 255, (count, size), device="cuda", dtype=torch.uint8) for size in sizes]
         wanted = [layer.clone() for layer in layers]
-        tier = egmem.kv.Tier(count, sum(sizes), gpu=0, driver=self.driver)
+        tier = egmem.kv.Tier(count, sum(sizes), gpu=self.gpu, driver=self.driver)
         gpu_pages = egmem.kv.GpuPages.from_tensors(layers)
         keys = [number.to_bytes(4, "little") for number in range(count)]
         with tier.prepare_store(keys) as store:
