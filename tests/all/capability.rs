@@ -199,8 +199,15 @@ fn check_fault(trial: Trial, call: Call, nth: u64, code: Code) {
             Call::MemFreeAsync,
             Call::StreamDestroy,
             Call::EventDestroy,
+            // Captures are left alone where the driver knows of them.
+            Call::ThreadExchangeStreamCaptureMode,
         ];
-        assert!(gives_back.contains(&call), "{what}: went unnoticed");
+        // Before a free the driver is asked twice whether the stream is being captured.
+        let asked_again = call == Call::StreamIsCapturing && nth > 2;
+        assert!(
+            gives_back.contains(&call) || asked_again,
+            "{what}: went unnoticed"
+        );
     }
     sim.cancel_all();
     let held = sim.held();
