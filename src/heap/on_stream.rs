@@ -139,6 +139,8 @@ impl OnStream {
     /// As [`Heap::allocate`]; [`Error::InvalidArgument`] while the stream is being captured into a graph.
     #[track_caller]
     pub fn allocate(&self, layout: Layout) -> Result<StreamBlock<'_>> {
+        // A forked child must get no block that its parent may get too.
+        self.heap.driver().expect_this_process("heap")?;
         self.stream.expect_no_capture()?;
         self.take_refused();
         let (bytes, align) = (Heap::usable_size(layout), layout.align() as u64);

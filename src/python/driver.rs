@@ -241,7 +241,7 @@ pub fn location(
 fn host_node(driver: &egmem::Driver, gpu: i32) -> egmem::Result<NodeId> {
     match driver.device_attribute(gpu, DeviceAttribute::HOST_NUMA_ID) {
         Ok(node) if node >= 0 => Ok(NodeId(node)),
-        _ => egmem::Topology::discover(driver)?.gpu(gpu)?.host_node(),
+        _ => egmem::Topology::of(driver)?.gpu(gpu)?.host_node(),
     }
 }
 

@@ -214,9 +214,12 @@ fn a_forked_child_gets_no_memory_of_its_parents_heap() {
                 drop(heap.allocate(layout(bytes)).unwrap());
             }
             let mut blocks = Some([64, 3000, 1 << 20].map(|n| heap.allocate(layout(n)).unwrap()));
+            let on_stream = heap.on_stream(&stream).unwrap();
+            drop(on_stream.allocate(layout(64)).unwrap());
             beside_busy_threads(&heap, || {
                 for _ in 0..CHILDREN / 4 {
                     let in_child = || {
+                        told(on_stream.allocate(layout(64)).unwrap_err());
                         for bytes in [64, 3000, 1 << 20, 8 << 20] {
                             told(heap.allocate(layout(bytes)).unwrap_err());
                             told(heap.allocate_zeroed(layout(bytes)).unwrap_err());

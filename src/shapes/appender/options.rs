@@ -106,7 +106,7 @@ impl<T: AnyBitPattern + NoUninit> AppenderOptions<T> {
         let ahead = self.ahead.unwrap_or((AHEAD / size) as usize);
         let ahead = ahead.clamp(1, records.max_len());
         let host = match placement.location {
-            Location::Device(gpu) => Topology::discover(driver)?.gpu(gpu)?.host_node()?.into(),
+            Location::Device(gpu) => Topology::of(driver)?.gpu(gpu)?.host_node()?.into(),
             host => host,
         };
         let site = Caller::caller();

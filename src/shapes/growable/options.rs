@@ -141,11 +141,9 @@ impl<T: AnyBitPattern + NoUninit> GrowableOptions<T> {
 fn memory_of(driver: &Driver, location: Location) -> Result<u64> {
     match location {
         Location::Device(gpu) => driver.device_total_mem(gpu),
-        Location::HostNuma(node) => {
-            Ok(Topology::discover(driver)?.node(NodeId(node))?.memory_total)
-        }
+        Location::HostNuma(node) => Ok(Topology::of(driver)?.node(NodeId(node))?.memory_total),
         _ => {
-            let topology = Topology::discover(driver)?;
+            let topology = Topology::of(driver)?;
             Ok(topology.nodes().iter().map(|node| node.memory_total).sum())
         }
     }

@@ -69,7 +69,7 @@ impl<T: AnyBitPattern + NoUninit> ReplicatedOptions<T> {
             return Err(Error::invalid_of("values", why, "1 byte or more"));
         }
         self.check_places()?;
-        let topology = Topology::discover(driver)?;
+        let topology = Topology::of(driver)?;
         let mut versions = Vec::with_capacity(2);
         for _ in 0..2 {
             let mut buffers = Vec::with_capacity(self.places.len());
