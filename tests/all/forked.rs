@@ -244,7 +244,7 @@ fn a_forked_child_gets_no_memory_of_its_parents_heap() {
                     in_a_child(in_child, libc::_exit);
                 }
             });
-            drop(blocks);
+            drop((blocks, on_stream));
             assert_eq!(heap.stats().live_blocks, 0);
         }
     });

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use egmem::{Driver, Machine};
 use egmem_tests::data;
+use egmem_tests::drivers::half_of_the_addresses;
 use egmem_trace::{Line, Outcome, Report, Runner, compare};
 use flate2::read::GzDecoder;
 
@@ -46,6 +47,7 @@ fn lines(path: &Path) -> Box<dyn Iterator<Item = String>> {
 
 /// How many sequences of 50 operations or more are from a real driver.
 fn replay(file: &Path) -> usize {
+    let _room = half_of_the_addresses();
     let driver = Driver::simulated(Machine::h200x8()).unwrap();
     let mut runner = Runner::new(&driver);
     let mut report = Report::default();

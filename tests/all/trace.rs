@@ -1,10 +1,10 @@
 //! The generator, the runner and the comparison, on the simulator.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use egmem::driver::Call;
 use egmem::{Driver, Machine};
+use egmem_tests::drivers::half_of_the_addresses;
 use egmem_trace::{
     Addr, Memory, Op, Outcome, Record, Recorded, Sequence, Shape, Value, compare, generate, run,
 };
@@ -16,12 +16,6 @@ const SHAPE: Shape = Shape {
 
 fn h200() -> Driver {
     Driver::simulated(Machine::h200x8()).unwrap()
-}
-
-/// Sequences reserve 64 TiB, half of a process's addresses: one test at a time may.
-fn room() -> MutexGuard<'static, ()> {
-    static ROOM: Mutex<()> = Mutex::new(());
-    ROOM.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[test]
@@ -36,7 +30,7 @@ fn a_seed_makes_one_sequence_of_the_length_asked_for() {
 
 #[test]
 fn sequences_and_records_survive_json() {
-    let _room = room();
+    let _room = half_of_the_addresses();
     let driver = h200();
     for seed in 0..20 {
         let sequence = generate(seed, &SHAPE);
@@ -50,7 +44,7 @@ fn sequences_and_records_survive_json() {
 
 #[test]
 fn every_preset_answers_a_sequence_the_same_every_time_eager_or_lazy() {
-    let _room = room();
+    let _room = half_of_the_addresses();
     for preset in Machine::PRESETS {
         let machine = Machine::preset(preset).unwrap();
         let devices = machine.gpus.len() as i32;
@@ -106,7 +100,7 @@ const CANNOT_SUCCEED: &[&str] = &["dma_buf"];
 
 #[test]
 fn every_kind_of_operation_succeeds_and_fails_and_few_are_skipped() {
-    let _room = room();
+    let _room = half_of_the_addresses();
     let driver = h200();
     let mut counts: BTreeMap<&str, [usize; 3]> = BTreeMap::new();
     for seed in 1..=240 {
@@ -144,7 +138,7 @@ fn every_kind_of_operation_succeeds_and_fails_and_few_are_skipped() {
 
 #[test]
 fn a_driver_that_answers_otherwise_is_found_with_the_history() {
-    let _room = room();
+    let _room = half_of_the_addresses();
     let driver = h200();
     let sequence = generate(7, &SHAPE);
     let expected = run(&driver, &sequence);
@@ -196,7 +190,7 @@ fn different_outputs_and_missing_answers_are_differences() {
 
 #[test]
 fn sequences_by_hand_cannot_reach_memory_that_is_not_theirs() {
-    let _room = room();
+    let _room = half_of_the_addresses();
     // Outside the range, beyond its end, and on mappings without access: skipped, not tried.
     let at = |of, offset| Addr { of, offset };
     let range = Memory::Range(0);

@@ -1,6 +1,8 @@
 //! The drivers that tests run on: simulated ones, and this machine's own where it has one. With `EGMEM_REQUIRE_CUDA` set, a
 //! missing one is a failure.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use egmem::driver::NodeId;
 use egmem::{Driver, Machine, Topology};
 
@@ -44,6 +46,12 @@ pub fn node(driver: &Driver) -> NodeId {
 pub fn node_of(driver: &Driver, gpu: i32) -> NodeId {
     let topology = Topology::discover(driver).unwrap();
     topology.gpu(gpu).unwrap().host_node().unwrap()
+}
+
+/// Returns the right to reserve 64 TiB, half of a process's addresses: one test at a time may.
+pub fn half_of_the_addresses() -> MutexGuard<'static, ()> {
+    static ROOM: Mutex<()> = Mutex::new(());
+    ROOM.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Checks that a simulated driver holds nothing of its user's.

@@ -1,6 +1,6 @@
 //! Reserving, mapping and unmapping.
 
-use std::sync::{Mutex, PoisonError};
+use egmem_tests::drivers::half_of_the_addresses;
 
 use egmem::driver::*;
 
@@ -14,9 +14,7 @@ pub fn address_reserve_takes_whole_granules_up_to_64_tib(ctx: &Ctx) {
         if size > 1 << 39 && std::env::var("EGMEM_SANITIZER").is_ok_and(|name| name == "thread") {
             continue; // It ends programs that map so much.
         }
-        // 64 TiB are half of a process's addresses: one test at a time may.
-        static ROOM: Mutex<()> = Mutex::new(());
-        let _room = ROOM.lock().unwrap_or_else(PoisonError::into_inner);
+        let _room = half_of_the_addresses();
         if ctx.simulated() && !address_space_has(size + alignment.max(4 << 20)) {
             let refused = ctx.mem_address_reserve(size, alignment, 0);
             fails(refused, Code::OUT_OF_MEMORY);
