@@ -4,16 +4,17 @@ use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use egmem_tests::drivers::is_cuda_required;
-pub(crate) use egmem_tests::ms;
 use egmem_tests::pki::Files;
 use egmem_tests::{child_arguments, this_program};
 
@@ -22,26 +23,19 @@ pub const ROLE: &str = "EGMEM_EXCHANGE_ROLE";
 /// The beginning of a role's answers; other lines of its output are for the log.
 pub const MARK: &str = "@";
 
-/// How often clients ping.
-pub fn heartbeat() -> Duration {
-    ms(100)
-}
+/// How often clients ping in tests of silent processes. A healthy process may be silent for longer on a
+/// busy machine: it loses its connection then, and requests that wait for an answer fail.
+const HEARTBEAT: Duration = Duration::from_millis(100);
 
-/// How long a session lives without a word.
-pub fn lease() -> Duration {
-    ms(1000)
-}
+/// How long a session lives without a word in tests of its end.
+pub const LEASE: Duration = Duration::from_secs(1);
+
+/// How long a session lives without a word in all other tests.
+const LONG_LEASE: Duration = Duration::from_secs(3600);
 
 /// How long anything may take that must not hang.
 pub fn patience() -> Duration {
-    ms(20_000)
-}
-
-/// Tests that stop, cut or count take turns: with a core less than the others need, a process that
-/// was not stopped looks as if it were.
-pub fn alone() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+    Duration::from_secs(300)
 }
 
 /// The settings of a role.
@@ -61,7 +55,9 @@ pub struct Setup {
     pub place: Option<PathBuf>,
     pub heartbeat: Duration,
     pub lease: Duration,
-    /// How long each step of a connection may take, and a crowd's limits; none: the default.
+    /// How long the handshake of a connection may take; none: as each other step.
+    pub handshake: Option<Duration>,
+    /// How long each step of a connection may take; none: the default.
     pub step: Option<Duration>,
     /// How many file descriptors it may have; none: as many as a crowd needs.
     pub fds: Option<u64>,
@@ -77,9 +73,10 @@ impl Setup {
             files: files.cloned(),
             fd_socket: None,
             place: None,
-            heartbeat: heartbeat(),
-            lease: lease(),
-            step: None,
+            heartbeat: patience(),
+            lease: LONG_LEASE,
+            handshake: None,
+            step: Some(patience()),
             fds: None,
         }
     }
@@ -95,6 +92,19 @@ impl Setup {
     pub fn on(mut self, driver: &str) -> Self {
         self.driver = driver.into();
         self
+    }
+
+    /// With short heartbeats, so that each end notices soon that the other is gone or silent. Leases stay
+    /// long: no delay of a healthy process ends one. Such a process repeats its requests: see [`Role::insist`].
+    pub fn with_heartbeats(mut self) -> Self {
+        self.heartbeat = HEARTBEAT;
+        self
+    }
+
+    /// With short heartbeats, and leases that end after so much silence.
+    pub fn with_leases_of(mut self, lease: Duration) -> Self {
+        self.lease = lease;
+        self.with_heartbeats()
     }
 
     pub fn place(mut self, path: &Path) -> Self {
@@ -198,6 +208,12 @@ impl Role {
         }
     }
 
+    /// Returns whether a role that was spawned becomes ready.
+    #[track_caller]
+    pub fn begins(&mut self) -> bool {
+        self.line("its start").starts_with("ready ")
+    }
+
     pub fn pid(&self) -> i32 {
         self.child.id() as i32
     }
@@ -234,6 +250,17 @@ impl Role {
     pub fn must(&mut self, command: &str) -> String {
         self.ask(command)
             .unwrap_or_else(|error| panic!("{}: {command}: {error}\n{}", self.name, self.log()))
+    }
+
+    /// The answer to a command that succeeds once the connection lasts for as long as it takes.
+    #[track_caller]
+    pub fn insist(&mut self, command: &str) -> String {
+        let mut answer = Err(String::new());
+        eventually(command, || {
+            answer = self.ask(command);
+            answer.is_ok()
+        });
+        answer.expect("it has succeeded")
     }
 
     #[track_caller]
@@ -310,6 +337,15 @@ pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
         assert!(Instant::now() < end, "never: {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// A loopback address for one test alone. An owner that is to listen again on a port that was the last
+/// owner's listens here: no other test can take the port meanwhile.
+pub fn lone_host() -> String {
+    static LAST: AtomicU32 = AtomicU32::new(0);
+    let number = std::process::id() << 8 | LAST.fetch_add(1, Relaxed) & 0xff;
+    let [_, a, b, c] = number.to_be_bytes();
+    Ipv4Addr::new(127, a | 0x80, b, c).to_string()
 }
 
 /// The fds of this process but those that come and go with reading `/proc`.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use egmem::exchange::protocol::Answer;
 
 use crate::exchange_failures::crash::parts;
-use crate::exchange_failures::harness::{Role, Setup, eventually, patience};
+use crate::exchange_failures::harness::{Role, Setup, eventually};
 use crate::exchange_failures::raw::{Raw, fetch, hello, ping, socket};
 use egmem_tests::pki::Pki;
 use egmem_tests::tls_config;
@@ -24,8 +24,7 @@ fn target() -> Target {
     let pki = Pki::new(folder.path(), "ca");
     let mut setup = Setup::owner("tcp://127.0.0.1:0", Some(&pki.issue("owner")));
     // Raw clients do not ping.
-    setup.heartbeat = patience() * 3;
-    setup.lease = patience() * 3;
+    setup.heartbeat = setup.lease;
     let (mut owner, ready) = Role::start(&setup);
     owner.must("publish weights 3000000 1");
     Target {

@@ -1,20 +1,15 @@
 //! A thousand clients at once.
 
 use crate::exchange_failures::crash::parts;
-use crate::exchange_failures::harness::{Role, Setup, alone, eventually, patience};
+use crate::exchange_failures::harness::{Role, Setup, eventually};
 use egmem_tests::pki::Pki;
 
 #[test]
 fn a_thousand_clients_at_once_are_all_served() {
-    let _alone = alone();
     let (processes, each) = (4, 250);
     let folder = tempfile::tempdir().expect("a folder");
     let pki = Pki::new(folder.path(), "ca");
-    let mut setup = Setup::owner("tcp://127.0.0.1:0", Some(&pki.issue("owner")));
-    // They share a core or two with each other and with the owner: a slow client must not count as gone.
-    setup.heartbeat = patience();
-    setup.lease = patience() * 2;
-    setup.step = Some(patience() * 2);
+    let setup = Setup::owner("tcp://127.0.0.1:0", Some(&pki.issue("owner")));
     let (mut owner, ready) = Role::start(&setup);
     let address = parts(&ready).0;
     owner.must("publish weights 4000 1");
@@ -22,9 +17,7 @@ fn a_thousand_clients_at_once_are_all_served() {
     let mut crowds: Vec<Role> = (0..processes)
         .map(|i| {
             let files = pki.issue(&format!("crowd{i}"));
-            let mut setup = Setup::peer(&address, Some(&files));
-            setup.step = Some(patience() * 2);
-            Role::start(&setup).0
+            Role::start(&Setup::peer(&address, Some(&files))).0
         })
         .collect();
     let command = format!("crowd {each} weights fabric");

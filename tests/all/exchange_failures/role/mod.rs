@@ -159,7 +159,7 @@ fn bytes<'a, M: egmem::Memory>(
 fn limits(setup: &Setup) -> Limits {
     let mut limits = Limits::default();
     if let Some(step) = setup.step {
-        limits.handshake = step;
+        limits.handshake = setup.handshake.unwrap_or(step);
         limits.frame = step;
         limits.write = step;
         limits.request = step.max(limits.request);
