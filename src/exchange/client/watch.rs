@@ -261,7 +261,7 @@ mod tests {
 
     #[tokio::test]
     async fn that_the_server_is_gone_is_told_while_a_look_waits_for_it() {
-        let fake = Fake::new().await.times(20, 600_000);
+        let fake = Fake::at(lone_address()).await.times(20, 600_000);
         let (driver, address) = (importer(), fake.address());
         let (client, mut peer) = fake.client(&driver).await;
         let mut watch = watch(&client, &mut peer).await;

@@ -184,7 +184,7 @@ async fn the_exporter_wants_its_memory_back() {
     let (client, mut peer, remote) = leased(&fake, &driver, &memory).await;
     peer.notice(Event::Withdrawing(Withdrawing {
         lease: 5,
-        ms: 60_000,
+        ms: 3_600_000,
     }))
     .await;
     let state = within(remote.changed()).await;
@@ -214,7 +214,7 @@ async fn the_exporter_wants_its_memory_back() {
     // Final, and still mapped.
     peer.notice(Event::Withdrawing(Withdrawing {
         lease: 5,
-        ms: 60_000,
+        ms: 3_600_000,
     }))
     .await;
     assert!(within(remote.changed()).await.is_lost());
@@ -242,9 +242,9 @@ async fn a_server_that_ends_says_so() {
 async fn silence_loses_leases_after_their_time() {
     let driver = importer();
     let (fake, memory) = (Fake::new().await.times(50, 200), Memory::new());
+    let begun = Instant::now();
     let (_client, peer, remote) = leased(&fake, &driver, &memory).await;
     // The server answers nothing, neither on this connection nor on the next ones.
-    let begun = Instant::now();
     let state = within(remote.changed()).await;
     assert!(
         matches!(
@@ -287,8 +287,8 @@ async fn where_nobody_listens_leases_are_lost_sooner() {
 async fn pings_come_twice_in_a_heartbeat() {
     let driver = importer();
     let fake = Fake::new().await.times(60, 60_000);
-    let (_client, mut peer) = fake.client(&driver).await;
     let begun = Instant::now();
+    let (_client, mut peer) = fake.client(&driver).await;
     for _ in 0..5 {
         let Request { id, ask } = decode(&peer.frame().await.unwrap()).unwrap();
         assert_eq!(ask, Some(Ask::Ping(Empty {})));

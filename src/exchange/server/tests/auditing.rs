@@ -132,7 +132,8 @@ async fn sessions_grants_releases_revocations_and_refusals_are_reported() {
 #[tokio::test]
 async fn tickets_withdrawals_and_expired_leases_are_reported() {
     let (driver, book) = (driver(), Book::default());
-    let options = book.options().heartbeat(soon_over() / 4).lease(soon_over());
+    // No holder falls silent before the test makes it.
+    let options = book.options().heartbeat(LONG).lease(LONG);
     let server = options.start().await.unwrap();
     let published = server.publish("a", memory(&driver)).now().unwrap();
     let mut raw = Raw::open(&server).await;
@@ -157,16 +158,19 @@ async fn tickets_withdrawals_and_expired_leases_are_reported() {
         (Some("redeem"), redeemed.pid)
     );
 
-    // It is silent from now on.
     published.withdraw(short()).await.unwrap_err();
     assert_eq!(book.one("withdrawing").await.lease, Some(granted.lease));
+    let token = raw.welcome().session.clone();
+    drop(raw);
+    until("it is noticed", || server.stats().connections == 1).await;
+    (server.handle.inner).expire(std::time::Instant::now() + 2 * LONG);
     let expired = book.one("expired").await;
     assert_eq!(
         (expired.lease, expired.name.as_deref()),
         (Some(granted.lease), Some("a"))
     );
-    book.holds_none_of(&[ticket.expose(), raw.welcome().session.expose()]);
-    drop((raw, fd_socket, published));
+    book.holds_none_of(&[ticket.expose(), token.expose()]);
+    drop((fd_socket, published));
     close(server, &driver).await;
 }
 

@@ -25,10 +25,11 @@ pub(super) fn framed(bytes: &[u8]) -> Vec<u8> {
 }
 
 /// A server, and a session on it that the others must not disturb.
-async fn with_bystander() -> (Driver, Server, Raw) {
+async fn with_bystander(limits: Limits) -> (Driver, Server, Raw) {
     let driver = driver();
-    let server = loopback().limits(limits()).start().await.unwrap();
-    let bystander = Raw::open(&server).await;
+    let server = loopback().limits(limits).start().await.unwrap();
+    let bystander = Raw::open_in_time(&server).await;
+    until("it is alone", || server.stats().handshakes == 0).await;
     (driver, server, bystander)
 }
 
@@ -45,7 +46,13 @@ async fn unharmed(driver: Driver, server: Server, mut bystander: Raw) -> ServerS
 
 #[tokio::test]
 async fn before_a_hello_nobody_gets_anything() {
-    let (driver, server, bystander) = with_bystander().await;
+    let handshake = soon_over();
+    let limits = Limits {
+        handshake,
+        ..limits()
+    };
+    let (driver, server, bystander) = with_bystander(limits).await;
+    let before = server.stats().failed_handshakes;
     let wrong = |change: fn(&mut Hello)| {
         let mut hello = hello();
         change(&mut hello);
@@ -68,7 +75,8 @@ async fn before_a_hello_nobody_gets_anything() {
     ];
     for bytes in &hellos {
         let mut stream = tcp(&server).await;
-        stream.write_all(bytes).await.unwrap();
+        // On a busy machine the server may have hung up by now.
+        stream.write_all(bytes).await.ok();
         hung_up(&mut stream).await;
     }
     // One is silent, one sends half of it, one hangs up.
@@ -76,12 +84,12 @@ async fn before_a_hello_nobody_gets_anything() {
     hung_up(&mut silent).await;
     let mut slow = tcp(&server).await;
     let hello = framed(&encode(&hello()));
-    slow.write_all(&hello[..hello.len() / 2]).await.unwrap();
+    slow.write_all(&hello[..hello.len() / 2]).await.ok();
     hung_up(&mut slow).await;
     drop(tcp(&server).await);
     let failed = hellos.len() as u64 + 3;
     until("all are counted", || {
-        server.stats().failed_handshakes == failed
+        server.stats().failed_handshakes == before + failed
     })
     .await;
     unharmed(driver, server, bystander).await;
@@ -89,7 +97,7 @@ async fn before_a_hello_nobody_gets_anything() {
 
 #[tokio::test]
 async fn versions_that_are_not_spoken_are_refused_in_words() {
-    let (driver, server, bystander) = with_bystander().await;
+    let (driver, server, bystander) = with_bystander(limits()).await;
     let versions = |oldest, newest| Hello {
         oldest,
         newest,
@@ -112,7 +120,8 @@ async fn versions_that_are_not_spoken_are_refused_in_words() {
 
 #[tokio::test]
 async fn a_peer_that_breaks_the_protocol_is_dropped() {
-    let (driver, server, bystander) = with_bystander().await;
+    let frame = short();
+    let (driver, server, bystander) = with_bystander(Limits { frame, ..limits() }).await;
     let broken: [Vec<u8>; 5] = [
         // A second hello.
         framed(&encode(&hello())),
@@ -140,7 +149,7 @@ async fn a_peer_that_breaks_the_protocol_is_dropped() {
 
 #[tokio::test]
 async fn unknown_requests_are_refused_and_the_rest_goes_on() {
-    let (driver, server, mut bystander) = with_bystander().await;
+    let (driver, server, mut bystander) = with_bystander(limits()).await;
     // {"id": 1, "dance": {}}
     bystander.last = 1;
     let unknown = b"\xa2\x62id\x01\x65dance\xa0";
@@ -160,7 +169,8 @@ async fn unknown_requests_are_refused_and_the_rest_goes_on() {
 
 #[tokio::test]
 async fn a_peer_that_does_not_read_is_dropped() {
-    let (driver, server, bystander) = with_bystander().await;
+    let write = short();
+    let (driver, server, bystander) = with_bystander(Limits { write, ..limits() }).await;
     let shared = memory(&driver);
     let names: Vec<_> = (0..200)
         .map(|i| {

@@ -12,15 +12,17 @@ async fn hasty() -> Server {
 #[tokio::test]
 async fn the_janitor_forgets_a_groups_members() {
     let driver = driver();
-    // Kept for this long plus a lease: enough to query them twice on a busy machine.
+    // Kept for this long plus a lease.
+    let request = soon_over() * 3;
     let limits = Limits {
-        request: soon_over() * 3,
+        request,
         ..limits()
     };
     let options = loopback().heartbeat(soon_over() / 4).lease(soon_over());
     let options = options.limits(limits).groups("*", Who::anyone());
     let server = options.start().await.unwrap();
     let mut raw = Raw::open(&server).await;
+    let begun = std::time::Instant::now();
     let join = Join {
         group: "g".into(),
         rank: 0,
@@ -42,10 +44,13 @@ async fn the_janitor_forgets_a_groups_members() {
     });
     for _ in 0..2 {
         let (answer, _) = raw.ask(offer.clone()).await;
-        assert!(matches!(answer, Answer::Members(_)), "{answer:?}");
+        let in_time = begun.elapsed() < request;
+        assert!(
+            !in_time || matches!(answer, Answer::Members(_)),
+            "{answer:?}"
+        );
     }
     let groups = &server.handle.inner.groups;
-    let begun = std::time::Instant::now();
     while groups.deadline().is_some() {
         assert!(begun.elapsed() < LONG);
         raw.ask(Ask::Ping(Empty {})).await;
@@ -158,18 +163,35 @@ async fn pings_keep_a_lease() {
     let driver = driver();
     let server = hasty().await;
     let published = server.publish("a", memory(&driver)).now().unwrap();
-    let mut raw = Raw::open(&server).await;
-    let (granted, _) = raw.fetch(fetch("a")).await.unwrap();
-    let begun = std::time::Instant::now();
-    while begun.elapsed() < 2 * soon_over() {
-        let (answer, _) = raw.ask(Ask::Ping(Empty {})).await;
-        assert_eq!(answer, Answer::Done(Empty {}));
-        tokio::time::sleep(short() / 20).await;
-    }
-    assert_eq!(published.importers()[0].state, HolderState::Held);
-    raw.release(granted.lease).await;
+    let (mut raw, lease) = loop {
+        let mut raw = Raw::open(&server).await;
+        let (granted, _) = raw.fetch(fetch("a")).await.unwrap();
+        if pings_for_long(&mut raw).await {
+            break (raw, granted.lease);
+        }
+    };
+    let importers = published.importers();
+    let held = importers.iter().find(|holder| holder.lease == lease);
+    assert_eq!(held.unwrap().state, HolderState::Held);
+    raw.release(lease).await;
     drop(published);
     close(server, &driver).await;
+}
+
+/// Pings for longer than a lease. Returns `false` if a busy machine made a pause in which the lease may have ended.
+async fn pings_for_long(raw: &mut Raw) -> bool {
+    let begun = std::time::Instant::now();
+    let mut last = begun;
+    while begun.elapsed() < 2 * soon_over() {
+        let answered = raw.is_answered().await;
+        if last.elapsed() > soon_over() / 2 {
+            return false;
+        }
+        assert!(answered, "the server hung up");
+        last = std::time::Instant::now();
+        tokio::time::sleep(short() / 20).await;
+    }
+    true
 }
 
 #[tokio::test]
@@ -290,18 +312,20 @@ async fn dropped_it_ends_too() {
 async fn time_in_which_nothing_ran_is_no_silence() {
     let driver = driver();
     let server = hasty().await;
-    let mut raw = Raw::open(&server).await;
-    assert!(matches!(
-        raw.ask(Ask::Ping(Empty {})).await.0,
-        Answer::Done(_)
-    ));
-    // Both ends are in this thread.
-    std::thread::sleep(soon_over() * 2);
-    tokio::time::sleep(Duration::from_millis(1)).await;
-    assert!(matches!(
-        raw.ask(Ask::Ping(Empty {})).await.0,
-        Answer::Done(_)
-    ));
+    let mut raw = loop {
+        let mut raw = Raw::open(&server).await;
+        assert!(raw.is_answered().await);
+        // Both ends are in this thread.
+        let begun = std::time::Instant::now();
+        std::thread::sleep(soon_over() * 2);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        let answered = raw.is_answered().await;
+        // The server does not ignore more than some leases' time. A busy machine may take longer.
+        if begun.elapsed() < soon_over() * 3 {
+            assert!(answered, "the server hung up");
+            break raw;
+        }
+    };
     // Silence does end it.
     raw.hung_up().await;
     close(server, &driver).await;

@@ -79,7 +79,7 @@ async fn a_name_goes_and_its_silent_holder_is_still_listened_to() {
 #[tokio::test]
 async fn a_release_after_the_name_has_gone_is_reported_with_the_name() {
     let driver = driver();
-    let (_directory, server) = server_at_unix().await;
+    let (_directory, _, server) = start_at_unix(Server::options()).await;
     let mut events = server.events();
     let published = server.publish("a", memory(&driver)).now().unwrap();
     let mut raw = Raw::open(&server).await;

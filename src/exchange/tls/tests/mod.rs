@@ -74,7 +74,7 @@ struct Node {
 
 fn limits() -> Limits {
     Limits {
-        handshake: Duration::from_secs(20),
+        handshake: Duration::from_secs(300),
         ..Limits::default()
     }
 }
