@@ -50,4 +50,4 @@ def server(tmp_path):
     assert "listening" in first, first + process.stderr.read()
     yield f"unix:{tmp_path}/egmem.sock"
     process.terminate()
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)

@@ -109,7 +109,12 @@ def test_a_fork_while_a_driver_opens(tmp_path):
                 refused.append(error)
         opening = threading.Thread(target=open_driver, daemon=True)
         opening.start()
-        time.sleep(0.2)
+        description = None
+        while description is None:
+            try:  # fails until the thread has opened the description to read it
+                description = os.open(os.environ["EGMEM_SIM"], os.O_WRONLY | os.O_NONBLOCK)
+            except OSError:
+                time.sleep(0.001)
         child = os.fork()
         if child == 0:
             try:
@@ -117,7 +122,7 @@ def test_a_fork_while_a_driver_opens(tmp_path):
             except egmem.InvalidArgument as error:
                 os._exit(0 if "forked child" in str(error) else 1)
             os._exit(2)
-        for _ in range(300):
+        for _ in range(3000):
             ended, status = os.waitpid(child, os.WNOHANG)
             if ended:
                 break
@@ -126,8 +131,8 @@ def test_a_fork_while_a_driver_opens(tmp_path):
             os.kill(child, 9)
             raise AssertionError("the child hangs")
         assert os.waitstatus_to_exitcode(status) == 0, status
-        with open(os.environ["EGMEM_SIM"], "w") as description:
-            description.write("no description")
+        os.write(description, b"no description")
+        os.close(description)
         opening.join()
         assert refused
         """,

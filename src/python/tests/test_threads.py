@@ -17,7 +17,7 @@ import egmem.kv
 def run(program):
     """Runs a program, which prints "done"."""
     code = "import sys, threading, egmem, egmem.kv\n" + textwrap.dedent(program) + "\nprint('done')"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert (ended.returncode, ended.stdout) == (0, "done\n"), ended.stderr
 
 
@@ -203,7 +203,10 @@ def test_a_failure_is_raised_each_time(driver):
 
 
 def runs_beside(function):
-    """Returns whether another thread runs Python code during a call. The interpreter takes the GIL from no thread meanwhile."""
+    """Returns whether another thread runs Python code during a call. The interpreter takes the GIL from no thread meanwhile.
+
+    On a busy machine the other thread may have no core during a call that waits without the GIL: tests try several times.
+    """
     counted, stop = [0], threading.Event()
 
     def count():
@@ -237,7 +240,7 @@ def test_growth_releases_the_gil(driver):
         heap.trim()
         return runs_beside(grow)
 
-    assert any(turn() for _ in range(20))
+    assert any(turn() for _ in range(1000))
 
 
 def view(buffer):
@@ -255,15 +258,20 @@ def versioned_capsule(buffer):
 @pytest.mark.parametrize("share", [view, capsule, versioned_capsule, memoryview, np.asarray, np.from_dlpack])
 def test_the_last_share_waits_without_the_gil(share, driver):
     """The end of memory whose address was given away waits for the GPUs, whose work may need the GIL."""
-    buffer = egmem.Buffer(64 << 20, node=0, driver=driver)
-    buffer.fill(1)
-    kept = [share(buffer)]
-    assert buffer.address
-    del buffer
-    copy = Copy(driver)
-    assert not copy.is_whole()
-    assert runs_beside(kept.clear)
-    assert copy.is_whole(), "the end waits for the copy"
+
+    def turn():
+        buffer = egmem.Buffer(64 << 20, node=0, driver=driver)
+        buffer.fill(1)
+        kept = [share(buffer)]
+        assert buffer.address
+        del buffer
+        copy = Copy(driver)
+        assert not copy.is_whole()
+        beside = runs_beside(kept.clear)
+        assert copy.is_whole(), "the end waits for the copy"
+        return beside
+
+    assert any(turn() for _ in range(100))
 
 
 @pytest.mark.parametrize("share", [memoryview, np.asarray])
