@@ -231,7 +231,7 @@ mod tests {
 
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(60);
+    const PATIENCE: Duration = Duration::from_secs(300);
 
     /// Waits for a message before each line, and passes the line on.
     struct Slow(Receiver<()>, Sender<String>);

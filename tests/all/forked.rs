@@ -29,7 +29,7 @@ use egmem::{
 /// Children of each test.
 const CHILDREN: usize = 40;
 /// A child needs milliseconds; one that hangs needs for ever.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Runs the test of this name in a process without leak checking, since the memory of a child's lost threads looks
 /// leaked there, and without ThreadSanitizer's second of waiting before each exit for threads that a child has not

@@ -156,7 +156,7 @@ impl Setting {
     #[track_caller]
     fn charged(&mut self, what: &str, before: &Look) {
         let mut excess = usize::MAX;
-        for _ in 0..100 {
+        for _ in 0..6000 {
             let now = self.host.look();
             excess = now.live.saturating_sub(before.live + now.charged);
             if excess <= TABLES {

@@ -309,7 +309,7 @@ mod tests {
 
     /// Waits until only the registry and the test have the poller.
     fn ends(poller: &Arc<Poller>) {
-        let end = Instant::now() + Duration::from_secs(60);
+        let end = Instant::now() + Duration::from_secs(300);
         while Arc::strong_count(poller) > 2 {
             assert!(Instant::now() < end, "the thread does not end");
             thread::sleep(Duration::from_millis(1));

@@ -157,7 +157,7 @@ fn a_thread_that_waits_gets_the_lock_between_two_chunks() {
 
 /// Returns whether another thread gets the lock between chunks that take 50 ms.
 fn lets_in(locked: &mut Locked<'_>, was_there: &AtomicBool) -> bool {
-    (0..10_000).any(|_| {
+    (0..200_000).any(|_| {
         locked.release(Duration::from_millis(50));
         thread::sleep(Duration::from_millis(1));
         was_there.load(Relaxed)

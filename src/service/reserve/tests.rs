@@ -12,7 +12,7 @@ use crate::topology::free_now;
 use crate::{Driver, Machine, Refusal};
 
 const MIB: u64 = 1 << 20;
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 #[derive(Debug)]
 struct Tell(mpsc::Sender<Result<()>>);

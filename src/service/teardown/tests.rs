@@ -9,7 +9,7 @@ use crate::exchange::server::HolderState;
 use crate::exchange::{Client, Who};
 use crate::{Driver, Error, Machine};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_name_that_comes_to_be_while_it_drains_is_asked_back_too() {

@@ -226,7 +226,7 @@ fn a_source_serves_each_importer_until_the_last_copy_is_closed() {
     assert_eq!(handles.len(), 60);
     drop(handles);
     // The thread drops the memory once it has seen the end.
-    let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(300);
     while held(&driver) != before && std::time::Instant::now() < until {
         std::thread::sleep(std::time::Duration::from_millis(1));
     }

@@ -13,7 +13,7 @@ use egmem::exchange::{Address, Client, Error, Reconnect, Refusal, Server};
 use egmem::share::{BootId, Shared};
 use egmem::{Buffer, Driver, Machine};
 
-use super::{LONG, becomes_empty, directory, next_port};
+use super::{LONG, becomes_empty, directory, etcd};
 use crate::directory::etcd::Etcd;
 use egmem_tests::{read_frame, write_frame};
 
@@ -43,7 +43,7 @@ async fn server(directory: Option<&Directory>, address: Address) -> Server {
 fn finder(directory: Directory, driver: &Driver) -> Finder {
     Finder::with_clients(directory, driver, |address| {
         Client::options(address)
-            .timeout(Duration::from_secs(30))
+            .timeout(LONG)
             .reconnect(Reconnect::backoff(
                 Duration::from_millis(10),
                 Duration::from_millis(100),
@@ -69,7 +69,8 @@ async fn fixed_exporters_are_all_asked_and_a_dead_one_hides_nothing() {
     let (a, b) = (first.addresses()[0].clone(), second.addresses()[0].clone());
     let published = second.publish("x", memory(&driver, 7)).now().unwrap();
     let _longer = first.publish("x/y", memory(&driver, 8)).now().unwrap();
-    let dead = Address::loopback(next_port());
+    // At this process's own host no other test listens.
+    let dead = format!("tcp://{}:1", etcd::host()).parse().unwrap();
 
     let with_dead = finder(
         Directory::fixed([dead, a.clone(), b.clone()]).unwrap(),

@@ -231,7 +231,7 @@ async fn child_exporter() {
     registered(&registration).await;
     println!("registered {}", exporter.instance.unwrap());
     // Until it is killed, or its test is dead.
-    sleep(Duration::from_secs(120)).await;
+    sleep(LONG).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -297,10 +297,4 @@ async fn entries_of_other_writers_are_passed_over() {
 
 async fn becomes_empty(directory: &Directory, name: &str) {
     becomes(directory, name, &[]).await;
-}
-
-/// Returns a port at which nothing listened just now.
-fn next_port() -> u16 {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port()
 }

@@ -175,7 +175,8 @@ fn a_rank_without_async_lingers(end: fn(egmem::exchange::blocking::Group)) {
     let address = free_address();
     let join = |rank| {
         let driver = fabric();
-        let options = options(rank, 2, &address).memory(buffer(&driver, 1));
+        let options = options(rank, 2, &address).linger(LONG);
+        let options = options.memory(buffer(&driver, 1));
         egmem::exchange::blocking::Group::join(options, &driver).unwrap()
     };
     let (second, first) = std::thread::scope(|scope| {

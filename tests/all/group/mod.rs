@@ -67,7 +67,7 @@ fn secret(byte: u8) -> Admission {
 
 fn options(rank: u32, size: u32, address: &Address) -> GroupOptions {
     Group::options("job", rank, size, address.clone(), secret(7))
-        .deadline(ms(60_000))
+        .deadline(LONG)
         .lease(ms(10_000))
 }
 

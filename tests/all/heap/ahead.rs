@@ -16,7 +16,7 @@ const REST: Duration = Duration::from_millis(700);
 fn until(heap: &Heap, mut done: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !done() {
-        assert!(begun.elapsed().as_secs() < 60, "{:?}", heap.stats());
+        assert!(begun.elapsed().as_secs() < 300, "{:?}", heap.stats());
         thread::yield_now();
     }
 }
@@ -66,7 +66,9 @@ fn memory_is_added_before_it_is_needed() {
 fn it_lets_others_in_between_its_steps() {
     let driver = simulated();
     // It may be done before this thread has its turn.
-    let seen = (0..10).any(|_| {
+    let begun = Instant::now();
+    let mut tries = std::iter::repeat(()).take_while(|()| begun.elapsed().as_secs() < 300);
+    let seen = tries.any(|()| {
         let options = on(&driver).chunk(2 * MIB).grow_ahead(200 * MIB);
         let heap = options.build(&driver).unwrap();
         let mut between = 0;

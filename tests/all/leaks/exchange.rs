@@ -8,6 +8,9 @@ use egmem::{Buffer, Driver, Machine};
 
 use egmem_tests::alone;
 
+/// Nothing takes as long that does not hang.
+const PATIENCE: Duration = Duration::from_secs(300);
+
 fn count(what: &str) -> usize {
     std::fs::read_dir(format!("/proc/self/{what}"))
         .unwrap()
@@ -29,12 +32,12 @@ async fn once() {
     // One that is given up.
     let _ = tokio::time::timeout(Duration::from_millis(1), client.fetch("x").go()).await;
     drop((watch, remote, client));
-    server.close(Duration::from_secs(30)).await.unwrap();
+    server.close(PATIENCE).await.unwrap();
     drop((published, server));
     let metrics = tokio::runtime::Handle::current().metrics();
     let begun = Instant::now();
     while metrics.num_alive_tasks() > 0 {
-        assert!(begun.elapsed() < Duration::from_secs(30), "tasks are left");
+        assert!(begun.elapsed() < PATIENCE, "tasks are left");
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
     for driver in [exporter, importer] {
@@ -65,7 +68,7 @@ fn rounds() {
         let settled = loop {
             let now = (count("fd"), count("task"));
             let more = counts.first().is_none_or(|first| grown(first, &now));
-            if !more || begun.elapsed() > Duration::from_secs(10) {
+            if !more || begun.elapsed() > PATIENCE {
                 break now;
             }
             std::thread::sleep(Duration::from_millis(10));

@@ -306,8 +306,16 @@ impl Service {
     }
 
     pub fn until(&self, name: &str, value: u64) {
+        self.until_so(name, |found| found == value);
+    }
+
+    pub fn until_at_least(&self, name: &str, value: u64) {
+        self.until_so(name, |found| found >= value);
+    }
+
+    fn until_so(&self, name: &str, is_so: impl Fn(u64) -> bool) {
         let until = Instant::now() + PATIENCE;
-        while self.metric(name) != value {
+        while !is_so(self.metric(name)) {
             assert!(Instant::now() < until, "{name} is {}", self.metric(name));
             std::thread::sleep(Duration::from_millis(20));
         }

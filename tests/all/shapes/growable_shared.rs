@@ -21,7 +21,7 @@ fn channels() -> (Channel, Channel) {
     let (one, other) = UnixStream::pair().unwrap();
     let channel = |stream| {
         let mut channel = Channel::new(stream, &Peers::same_user()).unwrap();
-        channel.set_timeout(Duration::from_secs(60));
+        channel.set_timeout(Duration::from_secs(600));
         channel
     };
     (channel(one), channel(other))

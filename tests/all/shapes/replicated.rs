@@ -92,7 +92,7 @@ pub fn a_version_stays_while_it_has_readers(driver: &Driver) {
     assert!(read(driver, &again) == values(1));
     assert_eq!(data.local(gpu).unwrap().epoch(), 2);
     let waited = std::thread::scope(|threads| {
-        let publisher = threads.spawn(|| data.publish_within(&values(3), Duration::from_secs(60)));
+        let publisher = threads.spawn(|| data.publish_within(&values(3), Duration::from_secs(600)));
         std::thread::sleep(Duration::from_millis(20));
         drop(again);
         publisher.join().unwrap()
@@ -133,7 +133,7 @@ pub fn gpu_work_in_flight_reads_its_version(driver: &Driver) {
     read_by_address(&data, &target, &stream);
     // The slots are written again only after the copy has run, so it reads epoch 3.
     for epoch in 4..8 {
-        data.publish_within(&values(epoch), Duration::from_secs(60))
+        data.publish_within(&values(epoch), Duration::from_secs(600))
             .unwrap();
     }
     stream.synchronize().unwrap();
@@ -214,7 +214,7 @@ pub fn no_reader_sees_a_torn_version(driver: &Driver) {
             }
         });
         for epoch in 2..60 {
-            let published = data.publish_within(&[epoch; 20_000], Duration::from_secs(60));
+            let published = data.publish_within(&[epoch; 20_000], Duration::from_secs(600));
             assert_eq!(published, Ok(epoch));
         }
         done.store(true, Ordering::Relaxed);

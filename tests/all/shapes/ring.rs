@@ -13,7 +13,7 @@ use crate::shapes::{MIB, node, nothing_held};
 const TAIL: u64 = 128;
 
 pub fn soon() -> Instant {
-    Instant::now() + Duration::from_secs(60)
+    Instant::now() + Duration::from_secs(600)
 }
 
 fn ring(driver: &Driver, records: usize) -> (Producer<u64>, Consumer<u64>) {
