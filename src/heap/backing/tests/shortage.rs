@@ -192,5 +192,10 @@ fn growth_that_the_kernel_has_no_mappings_for_is_undone() {
         (backing.counts().halvings, driver.sim().unwrap().held()),
         (0, held)
     );
+    let sim = driver.sim().unwrap();
+    sim.fail(Call::MemCreate, 1, Code::OUT_OF_MEMORY);
+    let error = backing.grow(block(3 * MIB)).unwrap_err();
+    assert!(matches!(error, Error::TooManyMappings { .. }), "{error}");
+    assert_eq!(backing.counts().halvings, 0);
     assert_eq!(grown(&mut backing, block(4 * MIB)), [8..12]);
 }
