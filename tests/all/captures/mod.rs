@@ -6,3 +6,4 @@ mod cuda;
 mod heap;
 #[cfg(feature = "portable")]
 mod kv;
+mod pool;
