@@ -45,7 +45,7 @@ calls! {
     Init, DriverGetVersion, DeviceGetCount, DeviceGet, DeviceGetName, DeviceGetUuid,
     DeviceGetPciBusId = "cuDeviceGetPCIBusId", DeviceTotalMem, DeviceGetAttribute,
     DeviceCanAccessPeer, DeviceGetP2PAttribute, DevicePrimaryCtxRetain, DevicePrimaryCtxRelease,
-    DevicePrimaryCtxGetState,
+    DevicePrimaryCtxGetState, CtxGetId,
     CtxPushCurrent, CtxPopCurrent, CtxGetCurrent, CtxSynchronize, MemGetInfo,
     MemGetAllocationGranularity, MemCreate, MemRelease, MemAddressReserve, MemAddressFree,
     MemMap, MemUnmap, MemSetAccess, MemGetAccess, MemExportToShareableHandle,

@@ -1,6 +1,6 @@
 //! Children that are forked while other threads use a heap: they can exit and drop their values without hanging.
 //!
-//! A program of its own, since the child has a copy of all locks that other tests' threads held.
+//! Each test forks in a process of its own, since a child has a copy of all locks that other tests' threads held.
 
 use std::alloc::Layout;
 use std::cell::RefCell;
@@ -35,18 +35,12 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// leaked there, and without ThreadSanitizer's second of waiting before each exit for threads that a child has not
 /// got.
 fn alone(name: &str, test: impl FnOnce()) {
-    const ROLE: &str = "EGMEM_FORKING";
-    if std::env::var_os(ROLE).is_some() {
-        return test();
-    }
     let with = |name: &str, option: &str| std::env::var(name).unwrap_or_default() + option;
-    let status = egmem_tests::child(module_path!(), name)
-        .env(ROLE, "1")
+    let mut child = egmem_tests::child(module_path!(), name);
+    child
         .env("ASAN_OPTIONS", with("ASAN_OPTIONS", ":detect_leaks=0"))
-        .env("TSAN_OPTIONS", with("TSAN_OPTIONS", ":atexit_sleep_ms=0"))
-        .status()
-        .unwrap();
-    assert!(status.success(), "{status}");
+        .env("TSAN_OPTIONS", with("TSAN_OPTIONS", ":atexit_sleep_ms=0"));
+    egmem_tests::alone_as(child, test);
 }
 
 /// Forks a child that runs `work` and then `end`, and waits for it.

@@ -16,6 +16,7 @@ mod leaks;
 mod lifecycle;
 mod mistakes;
 mod replay;
+mod reset;
 mod stub_driver;
 mod topology;
 mod trace;

@@ -9,7 +9,7 @@ typedef int Device; /* not the ordinal, to see whether cuDeviceGet is asked */
 typedef uint64_t DevicePtr, Handle;
 
 static struct context primary[devices] = {{0}, {1}};
-static int retained[devices], released[devices], destroyed[devices];
+static int retained[devices], released[devices], destroyed[devices], generation[devices];
 static __thread Context stack[16];
 static __thread int depth;
 
@@ -19,7 +19,7 @@ int stub_released(int i) { return released[i]; }
 static Context current(void) { return depth ? stack[depth - 1] : NULL; }
 /* As cuDevicePrimaryCtxReset, and as a library that makes the context anew. */
 void stub_reset(int i) { destroyed[i] = 1; }
-void stub_make_anew(int i) { destroyed[i] = 0; }
+void stub_make_anew(int i) { destroyed[i] = 0; generation[i]++; }
 static int is_destroyed(Context context) {
     for (int i = 0; i < devices; i++)
         if (context == &primary[i]) return destroyed[i];
@@ -31,7 +31,7 @@ static int known(Device d) { return d >= handle_of_device_0 && d < handle_of_dev
 /* Calls that work in the current context: without one they say INVALID_CONTEXT. */
 #define IN_CONTEXT(name, format, ...)                                                 \
     do {                                                                              \
-        if (!current() || is_destroyed(current())) return 201;                                                   \
+        if (!current() || is_destroyed(current())) return 201;                        \
         CALL(name, " gpu%d" format, current()->device __VA_OPT__(,) __VA_ARGS__);     \
     } while (0)
 
@@ -116,6 +116,11 @@ int cuDevicePrimaryCtxGetState(Device device, unsigned *flags, int *active) {
     CALL("cuDevicePrimaryCtxGetState", " device=%d", device);
     *flags = 0;
     *active = !destroyed[device - handle_of_device_0];
+    return 0;
+}
+int cuCtxGetId(Context context, uint64_t *id) {
+    CALL("cuCtxGetId", " ");
+    *id = (uint64_t)(context - primary) + devices * generation[context - primary];
     return 0;
 }
 int cuCtxPushCurrent_v2(Context context) {

@@ -17,7 +17,7 @@ pub use fdless::FdLess;
 pub use files::{leave_files, open_files, set_file_limit};
 pub use frames::{read_frame, write_frame};
 pub use program::{
-    alone, child, child_arguments, command, data, egmem, egmem_program, example, root,
+    alone, alone_as, child, child_arguments, command, data, egmem, egmem_program, example, root,
     this_program, words,
 };
 pub use slow::ms;

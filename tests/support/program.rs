@@ -35,18 +35,24 @@ pub fn child(module: &str, test: &str) -> Command {
 /// Runs `test`, the body of the test `name` of `module`, in a process of its own.
 ///
 /// # Panics
-/// If it fails there, with its output.
+/// If it fails there, with its output, or if the module has no such test.
 pub fn alone(module: &str, name: &str, test: impl FnOnce()) {
+    alone_as(child(module, name), test);
+}
+
+/// As [`alone`], in the process that `child` starts.
+pub fn alone_as(mut child: Command, test: impl FnOnce()) {
     const ALONE: &str = "EGMEM_TEST_ALONE";
     if std::env::var_os(ALONE).is_some() {
         return test();
     }
-    let ended = child(module, name).env(ALONE, "1").output().unwrap();
+    let ended = child.env(ALONE, "1").output().unwrap();
     let (out, error) = (
         String::from_utf8_lossy(&ended.stdout),
         String::from_utf8_lossy(&ended.stderr),
     );
-    assert!(ended.status.success(), "{}\n{out}\n{error}", ended.status);
+    let passed = ended.status.success() && out.contains("1 passed");
+    assert!(passed, "{}\n{out}\n{error}", ended.status);
     println!("{out}");
 }
 

@@ -51,6 +51,6 @@ fn the_header_is_what_the_sources_say() {
     let kept = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(
         kept == made,
-        "{HEADER} is not current: EGMEM_UPDATE_HEADER=1 cargo test -p egmem-capi --test header rewrites it"
+        "{HEADER} is not current: EGMEM_UPDATE_HEADER=1 cargo test -p egmem-capi --test capi rewrites it"
     );
 }

@@ -135,6 +135,7 @@ impl PoolBuffer {
     /// is never freed. [`Error::InvalidArgument`] for another driver's stream: the memory is then freed on its own.
     pub fn free_on(mut self, stream: &Stream) -> Result<()> {
         self.driver().expect_same(stream.driver(), "stream")?;
+        self.driver().expect_this_process("pool memory")?;
         self.free(stream.clone())
     }
 
@@ -185,7 +186,6 @@ impl PoolBuffer {
         if std::mem::replace(&mut self.freed, true) {
             return Ok(());
         }
-        run_due(self.driver());
         let users = self.streams().cloned().collect();
         Arc::clone(&self.memory).free(users, stream)
     }
@@ -202,6 +202,7 @@ impl Allocation {
             });
             return Ok(());
         }
+        run_due(&self.pool.driver);
         self.free_after(&users, &stream)
     }
 

@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use super::Stream;
+use crate::Driver;
+use crate::driver::{Code, StreamHandle};
 use crate::per_driver::{PerDriver, lock};
-use crate::{Driver, Error};
 
 /// What is to be done once, by any thread, with no lock held.
 type Task = Box<dyn FnOnce() + Send>;
@@ -24,22 +25,47 @@ struct Waiting {
     task: Task,
 }
 
-impl Waiting {
-    fn is_due(&self) -> bool {
-        !self.streams.iter().any(Stream::may_be_captured)
+/// Which streams may be captured: the driver is asked once for each.
+#[derive(Default)]
+struct Asked(Vec<(StreamHandle, bool)>);
+
+impl Asked {
+    fn may_be_captured(&mut self, stream: &Stream) -> bool {
+        let handle = stream.handle();
+        if let Some((_, answer)) = self.0.iter().find(|(asked, _)| *asked == handle) {
+            return *answer;
+        }
+        let answer = stream.may_be_captured();
+        self.0.push((handle, answer));
+        answer
+    }
+
+    fn is_due(&mut self, waiting: &Waiting) -> bool {
+        !waiting
+            .streams
+            .iter()
+            .any(|stream| self.may_be_captured(stream))
     }
 }
 
 impl Stream {
-    /// Returns whether the stream may be captured into a graph, as far as the driver says. Nothing runs any more on a GPU
-    /// whose context is lost.
+    /// Returns whether the stream may be captured into a graph, as far as the driver says. Of other errors than those of
+    /// captures, the caller's next call tells.
     pub fn may_be_captured(&self) -> bool {
         // A refusal that may pass is tried once more.
         match self.is_capturing().or_else(|_| self.is_capturing()) {
             Ok(is_captured) => is_captured,
-            Err(error) => !matches!(error, Error::ContextLost { .. }),
+            Err(error) => error.code().is_some_and(is_of_captures),
         }
     }
+}
+
+/// Returns whether a code is about the capture of a stream: `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` to
+/// `CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD`.
+const fn is_of_captures(code: Code) -> bool {
+    let first = Code::STREAM_CAPTURE_UNSUPPORTED.0;
+    let last = Code::STREAM_CAPTURE_WRONG_THREAD.0;
+    first <= code.0 && code.0 <= last
 }
 
 /// Keeps `task` until none of the streams, at least one, [may be captured](Stream::may_be_captured). The first call of
@@ -60,8 +86,9 @@ pub fn run_due(driver: &Driver) {
         return;
     }
     let waiting = WAITING.of(driver);
+    let mut asked = Asked::default();
     let due: Vec<Waiting> = lock(&waiting)
-        .extract_if(.., |waiting| waiting.is_due())
+        .extract_if(.., |waiting| asked.is_due(waiting))
         .collect();
     COUNT.fetch_sub(due.len(), Relaxed);
     for Waiting { task, .. } in due {

@@ -21,6 +21,8 @@ struct Device {
     id: OnceLock<i32>,
     /// `CUcontext`, as a number so that it can be shared; never dereferenced here.
     context: OnceLock<usize>,
+    /// The context's number, which the driver gives to no other one.
+    number: OnceLock<u64>,
     /// The call that showed that the context was destroyed. Its streams and events are gone, and a context that another
     /// library makes anew may have the same address.
     destroyed: OnceLock<DriverError>,
@@ -70,6 +72,9 @@ impl Contexts {
         let mut context = ptr::null_mut();
         // SAFETY: `context` is a live pointer; `id` is a device; `release` releases the context retained here.
         unsafe { api.device_primary_ctx_retain(&mut context, id)? };
+        if let Some(number) = number_of(api, context) {
+            let _first = slot.number.set(number);
+        }
         Ok(*slot.context.get_or_init(|| context as usize) as Opaque)
     }
 
@@ -92,6 +97,11 @@ impl Contexts {
         }
         let context = self.primary(api, ordinal)?;
         let explain = |error| self.lost(api, error, ordinal);
+        // The driver crashes where it is given a stream of a context that was reset.
+        if self.is_gone(api, ordinal, context) {
+            let code = Code::CONTEXT_IS_DESTROYED;
+            return Err(explain(Error::driver(Call::DevicePrimaryCtxGetState, code)));
+        }
         let _guard = Current::enter(api, context).map_err(explain)?;
         work().map_err(explain)
     }
@@ -104,7 +114,10 @@ impl Contexts {
         let is_destroyed = match source.code {
             Code::CONTEXT_IS_DESTROYED => true,
             Code::INVALID_CONTEXT => {
-                source.call == Call::CtxPushCurrent || self.is_inactive(api, device)
+                source.call == Call::CtxPushCurrent
+                    || self
+                        .primary(api, device)
+                        .is_ok_and(|context| self.is_gone(api, device, context))
             }
             _ => false,
         };
@@ -117,13 +130,18 @@ impl Contexts {
         }
     }
 
-    /// Returns whether the driver says that a primary context, which is retained, does not exist.
-    fn is_inactive(&self, api: &DriverApi, ordinal: i32) -> bool {
+    /// Returns whether the driver says that a primary context, which is retained, does not exist or is another one by now.
+    fn is_gone(&self, api: &DriverApi, ordinal: i32, context: Opaque) -> bool {
         let (mut flags, mut active) = (0, 1);
-        self.device(api, ordinal).is_ok_and(|id| {
+        let is_told = self.device(api, ordinal).is_ok_and(|id| {
             // SAFETY: both are live integers.
             unsafe { api.device_primary_ctx_get_state(id, &mut flags, &mut active) }.is_ok()
-        }) && active == 0
+        });
+        if is_told && active == 0 {
+            return true;
+        }
+        let known = self.slot(ordinal).and_then(|slot| slot.number.get());
+        known.is_some_and(|known| number_of(api, context).is_some_and(|now| now != *known))
     }
 
     /// Runs `work`, which needs no particular context, in the caller's; in the first device's if the driver
@@ -155,6 +173,14 @@ impl Contexts {
             }
         }
     }
+}
+
+/// Returns the number of a retained context; `None` of drivers before 12.0.
+fn number_of(api: &DriverApi, context: Opaque) -> Option<u64> {
+    let mut number = 0;
+    // SAFETY: `number` is a live integer; the primary context is retained.
+    unsafe { api.ctx_get_id(context, &mut number) }.ok()?;
+    Some(number)
 }
 
 /// Keeps a context current on this thread until dropped.

@@ -41,6 +41,7 @@ functions! {
         ["cuDevicePrimaryCtxRelease_v2", "cuDevicePrimaryCtxRelease"] since 7000 (device: i32);
     device_primary_ctx_get_state = DevicePrimaryCtxGetState since 7000
         (device: i32, flags: *mut u32, active: *mut i32);
+    ctx_get_id = CtxGetId since 12000 (context: Opaque, id: *mut u64);
     ctx_push_current = CtxPushCurrent ["cuCtxPushCurrent_v2"] since 4000 (context: Opaque);
     ctx_pop_current = CtxPopCurrent ["cuCtxPopCurrent_v2"] since 4000 (context: *mut Opaque);
     ctx_get_current = CtxGetCurrent since 4000 (context: *mut Opaque);

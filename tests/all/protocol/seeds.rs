@@ -104,7 +104,7 @@ fn seeds_are_those_of_the_messages_as_they_are_now() {
         let found = std::fs::read(&path).unwrap_or_default();
         assert!(
             found == bytes,
-            "{}: EGMEM_WRITE_SEEDS=1 cargo test --test protocol",
+            "{}: EGMEM_WRITE_SEEDS=1 cargo test -p egmem-tests --test all -- protocol::",
             path.display()
         );
     }

@@ -190,6 +190,18 @@ stubbed! {
         }
     }
 
+    fn a_context_that_was_made_anew_is_another_one(cuda()) {
+        let (driver, stub) = (Driver::open().unwrap(), Stub::open("libcuda.so.1"));
+        let stream = stream(&driver);
+        stub.reset(1);
+        stub.make_anew(1);
+        stub.calls();
+        // SAFETY: the stub follows no handle.
+        let error = unsafe { driver.stream_synchronize(stream) }.unwrap_err();
+        assert!(matches!(error, Error::ContextLost { device: 1, .. }), "{error:?}");
+        assert_eq!(stub.calls(), [""; 0]);
+    }
+
     fn work_that_is_not_done_is_no_error(cuda()) {
         let (driver, stub) = (Driver::open().unwrap(), Stub::open("libcuda.so.1"));
         let (stream, event) = (stream(&driver), driver.event_create(0, false).unwrap());

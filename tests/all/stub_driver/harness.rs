@@ -218,12 +218,18 @@ impl Stub {
 
     /// The calls since the last time, one a line; asking the driver about contexts is left out.
     pub fn calls(&self) -> Vec<String> {
+        /// Asked before calls that need a context.
+        const ASKED: [&str; 3] = [
+            "cuCtxGetCurrent",
+            "cuCtxGetId",
+            "cuDevicePrimaryCtxGetState",
+        ];
         let log = self.function::<unsafe extern "C" fn() -> *const c_char>("stub_log");
         // SAFETY: the stub's log is NUL-terminated and no other thread calls now.
         let text = unsafe { CStr::from_ptr(log()) }.to_str().unwrap();
         let calls = text
             .lines()
-            .filter(|line| !line.starts_with("cuCtxGetCurrent"))
+            .filter(|line| !ASKED.iter().any(|call| line.starts_with(call)))
             .map(|line| line.trim_end().to_owned())
             .collect();
         // SAFETY: the stub's function takes nothing.

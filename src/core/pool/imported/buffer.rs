@@ -199,6 +199,7 @@ impl ImportedPoolBuffer {
     /// # Errors
     /// The driver's errors: the exporter then keeps the memory until this process ends.
     pub fn free(mut self) -> Result<()> {
+        self.memory.pool.driver.expect_this_process(WHAT)?;
         self.free_once()
     }
 
@@ -206,7 +207,6 @@ impl ImportedPoolBuffer {
         let Some(tether) = self.tether.take() else {
             return Ok(());
         };
-        run_due(&self.memory.pool.driver);
         Arc::clone(&self.memory).free(tether)
     }
 }
@@ -215,6 +215,7 @@ impl Allocation {
     /// Frees the memory once its stream is not being captured.
     fn free(self: Arc<Self>, tether: OwnedFd) -> Result<()> {
         if !self.stream.may_be_captured() {
+            run_due(&self.pool.driver);
             return self.free_now(tether);
         }
         let streams = vec![self.stream.clone()];
