@@ -359,6 +359,19 @@ mod tests {
     }
 
     #[test]
+    fn an_error_that_is_not_of_captures_delays_no_free() {
+        let (driver, pool, own, _) = place();
+        let sim = driver.sim().unwrap();
+        let memory = pool.allocate(4096, &own).unwrap();
+        for nth in 1..100 {
+            sim.fail(Call::StreamIsCapturing, nth, Code::INVALID_HANDLE);
+        }
+        memory.free_on(&own).unwrap();
+        assert_eq!(sim.count(Call::MemFreeAsync), 1);
+        sim.cancel_all();
+    }
+
+    #[test]
     fn waits_use_the_same_event_again() {
         let (driver, pool, own, other) = place();
         let sim = driver.sim().unwrap();
