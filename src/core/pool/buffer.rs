@@ -135,7 +135,7 @@ impl PoolBuffer {
     /// is never freed. [`Error::InvalidArgument`] for another driver's stream: the memory is then freed on its own.
     pub fn free_on(mut self, stream: &Stream) -> Result<()> {
         self.driver().expect_same(stream.driver(), "stream")?;
-        self.driver().expect_this_process("pool memory")?;
+        self.driver().expect_this_process(POOL_MEMORY)?;
         self.free(stream.clone())
     }
 
