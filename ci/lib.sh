@@ -8,14 +8,14 @@ ALL=(--workspace --exclude egmem-python)
 PUBLISHED=(-p egmem -p egmem-driver -p egmem-core -p egmem-heap -p egmem-kv -p egmem-ledger -p egmem-shapes -p egmem-share -p egmem-exchange -p egmem-service -p egmem-doctor)
 BASE=(-p egmem -p egmem-driver -p egmem-core -p egmem-heap)
 UNSAFE=(-p egmem-driver -p egmem-core -p egmem-heap -p egmem-kv -p egmem-ledger -p egmem-shapes -p egmem-share)
-# Published too: the C API.
-FACES=(-p egmem-capi)
+# Published too: the C API and the command line.
+FACES=(-p egmem-capi -p egmem-cli)
 
 # The feature sets that CI builds: everything the packages have; the features that need no program beside the
 # compilers, for the sanitizers, aarch64 and GPUs; and the least it builds with. Tests, examples and benchmarks turn the
 # simulator on, with every set.
-FULL=(--features "async,interop,kv,cli,etcd")
-PORTABLE=(--features "async,interop,kv,cli")
+FULL=(--features "async,interop,kv,doctor,service,certs,etcd")
+PORTABLE=(--features "async,interop,kv,doctor,service,certs")
 BARE=(--no-default-features)
 # The programs that tests start.
 PROGRAMS=(--bin egmem --example egm-demo --example fabric-exchange)

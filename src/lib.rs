@@ -64,7 +64,6 @@
 //! | `certs` | no | creating certificates for the exchange |
 //! | `service` | no | a node's allocator service |
 //! | `etcd` | no | finding exporters through etcd |
-//! | `cli` | no | the command line `egmem`, with `service`, `certs`, `simulator`, `ledger` and `doctor` |
 //!
 //! # Non-goals
 //! Managed (unified) memory beside [`pinned::ManagedMemory`], multicast objects, Windows, and kernels for any purpose

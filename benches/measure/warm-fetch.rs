@@ -2,7 +2,7 @@
 //! cudaHostAlloc, in turns, in one run. The service is a child process, reached over a Unix socket.
 //!
 //! ```sh
-//! cargo build --release --features cli --bins
+//! cargo build --release -p egmem-cli
 //! cargo run --release -p egmem-benches --bin warm-fetch
 //! ```
 //!

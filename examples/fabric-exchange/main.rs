@@ -1,4 +1,4 @@
-//! Memory of one node, used by another: `cargo run --release --features cli --example fabric-exchange`.
+//! Memory of one node, used by another: `cargo run --release --features certs --example fabric-exchange`.
 //!
 //! The owner allocates Extended GPU Memory on its GPU's host node and publishes it under a name. The
 //! peer finds it, imports it, and takes a lease. Each writes, by CPU and by GPU, and each verifies

@@ -8,9 +8,9 @@ mod plot;
 mod read;
 mod report;
 // The options and the streams are those of the command line `egmem`.
-#[path = "../../../src/bin/egmem/source.rs"]
+#[path = "../../../src/cli/source.rs"]
 mod source;
-#[path = "../../../src/bin/egmem/stdio.rs"]
+#[path = "../../../src/cli/stdio.rs"]
 mod stdio;
 mod threads;
 mod trace;

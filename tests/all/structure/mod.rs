@@ -13,7 +13,6 @@ use modules::Modules;
 /// The crates of `src/`.
 const ROOTS: [&str; 14] = [
     "src/lib.rs",
-    "src/bin/egmem/main.rs",
     "src/driver/lib.rs",
     "src/core/lib.rs",
     "src/heap/lib.rs",
@@ -25,6 +24,7 @@ const ROOTS: [&str; 14] = [
     "src/service/lib.rs",
     "src/doctor/lib.rs",
     "src/capi/lib.rs",
+    "src/cli/lib.rs",
     "src/python/lib.rs",
 ];
 

@@ -1,4 +1,7 @@
 //! The command line `egmem`: what works on this machine, its topology, its service and memory by name.
+//!
+//! The program `egmem` and the script of the Python package call [`run`]. It belongs to a whole process: it starts the log,
+//! handles signals, and ends the process where it must not wait for a driver.
 
 mod certs;
 mod connect;
@@ -20,8 +23,9 @@ mod topo;
 mod trace;
 mod watch;
 
+use std::ffi::OsString;
+use std::iter::once;
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -91,20 +95,36 @@ enum Command {
     Probe(probe::Probe),
 }
 
-fn main() -> ExitCode {
+/// The exit status of success.
+const DONE: u8 = 0;
+/// The exit status of any failure that has none of its own.
+const FAILED: u8 = 1;
+/// The exit status for wrong usage.
+const WRONG_USAGE: u8 = 2;
+
+/// Runs the command that `arguments` name, without the program's name, and returns the exit status.
+///
+/// `program` holds the words that start this program again: `egmem doctor` runs its trials in children.
+pub fn run(program: &[OsString], arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let command = help::complete(Cli::command());
-    let cli = match Cli::from_arg_matches(&command.clone().get_matches()) {
+    let words = once("egmem".into()).chain(arguments);
+    let matches = command.clone().try_get_matches_from(words);
+    let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
-        Err(error) => error.exit(),
+        Err(error) => {
+            // Nobody is left to be told that it cannot be written.
+            let _ = error.print();
+            return u8::try_from(error.exit_code()).unwrap_or(WRONG_USAGE);
+        }
     };
     let service = matches!(cli.command, Command::Serve(_));
     if let Err(error) = log::start(cli.verbose, service, cli.trace.as_deref()) {
         output::complain(&format!("error: {error}; what to do: {}\n", error.remedy()));
-        return ExitCode::FAILURE;
+        return FAILED;
     }
-    let success = |()| ExitCode::SUCCESS;
+    let success = |()| DONE;
     let done = match &cli.command {
-        Command::Doctor(doctor) => doctor.run(cli.verbose).map_err(Error::from),
+        Command::Doctor(doctor) => doctor.run(program, cli.verbose).map_err(Error::from),
         Command::Topo(topo) => topo.run().map(success).map_err(Error::from),
         Command::Serve(serve) => serve.run(),
         Command::Ls(ls) => ls.run().map(success),
@@ -127,8 +147,8 @@ fn main() -> ExitCode {
         ));
         // Not an error that an import carries: that is no fault of the command line.
         match error.share().and_then(|error| error.memory()) {
-            Some(MemoryError::InvalidArgument { .. }) => ExitCode::from(2),
-            _ => ExitCode::FAILURE,
+            Some(MemoryError::InvalidArgument { .. }) => WRONG_USAGE,
+            _ => FAILED,
         }
     });
     log::flush(LAST);

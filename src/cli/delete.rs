@@ -1,11 +1,11 @@
 //! `egmem delete`: ends a name that this peer has created.
 
-use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
 use egmem::exchange::{Address, Error, Refusal, Result};
 
+use crate::DONE;
 use crate::connect::{self, Connect, block_on};
 use crate::output::{complain, print};
 
@@ -31,7 +31,7 @@ pub struct Delete {
 
 impl Delete {
     /// Deletes the name and reports the result.
-    pub fn run(&self) -> Result<ExitCode> {
+    pub fn run(&self) -> Result<u8> {
         let deleted = block_on(async {
             let client = self.connect.onlooker(&self.address).await?;
             let wait = Duration::from_secs(self.wait);
@@ -42,7 +42,7 @@ impl Delete {
         match deleted {
             Ok(()) => {
                 print(&format!("deleted {}\n", self.name))?;
-                Ok(ExitCode::SUCCESS)
+                Ok(DONE)
             }
             Err(Error::Refused {
                 reason: Refusal::TimedOut,
@@ -55,7 +55,7 @@ impl Delete {
                     self.name,
                     if detail.is_empty() { "held" } else { &detail },
                 ));
-                Ok(ExitCode::from(STILL_HELD))
+                Ok(STILL_HELD)
             }
             Err(error) => Err(error),
         }

@@ -1,7 +1,6 @@
 //! `egmem serve`: a node's allocator service, until a signal ends it.
 
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
@@ -10,6 +9,7 @@ use egmem::exchange::{Error, Result};
 use egmem::service::{Service, ServiceConfig};
 use sd_notify::NotifyState;
 
+use crate::DONE;
 use crate::connect::first_of;
 use crate::log;
 use crate::output::{complain, print};
@@ -38,12 +38,12 @@ pub struct Serve {
 
 impl Serve {
     /// Serves until a signal.
-    pub fn run(&self) -> Result<ExitCode> {
+    pub fn run(&self) -> Result<u8> {
         let path = self.config.clone().map_or_else(default_config, Ok)?;
         let config = read(&path)?;
         if self.check {
             print("the configuration is good\n")?;
-            return Ok(ExitCode::SUCCESS);
+            return Ok(DONE);
         }
         // Before anything is created, so that no signal is lost or kills the process.
         let signals = Signals::new()?;
@@ -65,12 +65,12 @@ impl Serve {
         config: ServiceConfig,
         driver: &Driver,
         mut signals: Signals,
-    ) -> Result<ExitCode> {
+    ) -> Result<u8> {
         let mut deadline = config.drain.deadline;
         let start = Service::start(config, driver);
         let service = tokio::select! {
             started = start => started.inspect_err(|_| signals.leaves(Left::Driver))?,
-            () = signals.end() => return Ok(ExitCode::SUCCESS),
+            () = signals.end() => return Ok(DONE),
         };
         if let Some(log) = log::queue() {
             service.count_lost_lines_of(log);
@@ -134,7 +134,7 @@ fn reload(path: &Path, service: &Service, deadline: &mut Duration) -> Result<()>
     }
 }
 
-async fn drain(service: Service, deadline: Duration, signals: &Signals) -> Result<ExitCode> {
+async fn drain(service: Service, deadline: Duration, signals: &Signals) -> Result<u8> {
     notify(&[NotifyState::Stopping, NotifyState::Status("draining")]);
     print(&format!("draining for up to {deadline:?}\n"))?;
     let drained = service.drain(deadline).await;
@@ -142,11 +142,11 @@ async fn drain(service: Service, deadline: Duration, signals: &Signals) -> Resul
     match drained {
         Ok(()) => {
             print("drained\n")?;
-            Ok(ExitCode::SUCCESS)
+            Ok(DONE)
         }
         Err(error @ Error::Share(egmem::share::Error::Memory(egmem::Error::StillHeld { .. }))) => {
             complain(&format!("error: {error}; what to do: {}\n", error.remedy()));
-            Ok(ExitCode::from(STILL_HELD))
+            Ok(STILL_HELD)
         }
         Err(error) => Err(error),
     }

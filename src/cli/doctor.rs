@@ -2,16 +2,16 @@
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};
-use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use egmem::Result;
 use egmem::doctor::{Children, Report, to_text};
-use egmem::{Error, Result};
 
 use crate::output::{print_json, print_painted, progress};
 use crate::probe::Fault;
 use crate::source::Source;
+use crate::{DONE, FAILED};
 
 /// `egmem doctor`
 #[derive(Args, Debug)]
@@ -36,13 +36,13 @@ pub struct Doctor {
 }
 
 impl Doctor {
-    /// Shows the report. The exit status says whether Extended GPU Memory works.
-    pub fn run(&self, verbose: u8) -> Result<ExitCode> {
+    /// Shows the report. The exit status says whether Extended GPU Memory works. `program` starts this program.
+    pub fn run(&self, program: &[OsString], verbose: u8) -> Result<u8> {
         // A description that cannot be read is the user's mistake, not the machine's state.
         let machine = self.source.machine()?;
         let patience = Duration::from_secs_f64(self.timeout);
         let mut children =
-            Children::new(self.probe_command(verbose)?, patience).on_progress(progress);
+            Children::new(self.probe_command(program, verbose), patience).on_progress(progress);
         let report = match machine {
             Some(machine) => Report::gather_simulated(&mut children, &machine),
             None => Report::gather(&mut children),
@@ -53,16 +53,14 @@ impl Doctor {
             let colours = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
             print_painted(&to_text(&report, self.all, colours))?;
         }
-        Ok(ExitCode::from(if report.works { 0 } else { 1 }))
+        Ok(if report.works { DONE } else { FAILED })
     }
 
-    fn probe_command(&self, verbose: u8) -> Result<Vec<OsString>> {
-        let mut command = self.probe_command.clone();
-        if command.is_empty() {
-            let program = std::env::current_exe()
-                .map_err(|error| Error::system("cannot find this program", &error))?;
-            command.push(program.into());
-        }
+    fn probe_command(&self, program: &[OsString], verbose: u8) -> Vec<OsString> {
+        let mut command = match self.probe_command.is_empty() {
+            true => program.to_vec(),
+            false => self.probe_command.clone(),
+        };
         command.push("probe".into());
         command.extend((0..verbose).map(|_| "-v".into()));
         if let Some(sim) = &self.source.sim {
@@ -74,7 +72,7 @@ impl Doctor {
         {
             command.extend(["--sim-probe-fault".into(), fault.get_name().into()]);
         }
-        Ok(command)
+        command
     }
 }
 
