@@ -14,7 +14,7 @@ use egmem::{Error, Result};
 #[derive(Debug, Parser)]
 #[command(name = "egm-demo")]
 pub struct Args {
-    /// Simulate: a preset's name, or a file that describes a machine (JSON, or lstopo's XML).
+    /// Simulate: a preset's name, or a file that describes a machine (JSON, or lstopo's XML); or EGMEM_SIM (no XML).
     #[arg(long, value_name = "PRESET|FILE", conflicts_with = "cuda")]
     pub sim: Option<String>,
 

@@ -20,8 +20,13 @@ const DEFAULT_PRESET: &str = "gh200x4";
 
 /// The simulator if it was asked for, else the GPUs, else the simulator.
 pub fn choose(args: &Args) -> Result<Chosen> {
-    if let Some(name) = &args.sim {
-        return simulate(machine(name)?, None);
+    let machine = match &args.sim {
+        Some(name) => Some(machine(name)?),
+        None if args.cuda => None,
+        None => Machine::from_env()?,
+    };
+    if let Some(machine) = machine {
+        return simulate(machine, None);
     }
     match Driver::open().and_then(with_gpus) {
         Ok(driver) => Ok(Chosen {
@@ -52,23 +57,16 @@ fn simulate(machine: Machine, why: Option<Error>) -> Result<Chosen> {
 
 /// A preset by its name, else the file of that name: a description, or lstopo's XML.
 fn machine(name: &str) -> Result<Machine> {
-    let unknown = match Machine::preset(name) {
-        Ok(machine) => return Ok(machine),
-        Err(error) => error,
-    };
-    if !std::path::Path::new(name).exists() {
-        return Err(unknown);
+    match std::fs::read_to_string(name) {
+        Ok(text) if text.trim_start().starts_with('<') => {
+            let machine = from_lstopo(&text)?;
+            Ok(Machine {
+                name: name.to_owned(),
+                ..machine
+            })
+        }
+        _ => Machine::load(name),
     }
-    let text = std::fs::read_to_string(name)
-        .map_err(|error| Error::system(format!("reading {name}"), &error))?;
-    if text.trim_start().starts_with('<') {
-        return from_lstopo(&text).map(|machine| Machine {
-            name: name.to_owned(),
-            ..machine
-        });
-    }
-    serde_json::from_str(&text)
-        .map_err(|error| Error::invalid("machine description", format!("{name}: {error}")))
 }
 
 #[cfg(feature = "hwloc")]

@@ -60,11 +60,11 @@ pub struct Args {
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     pub wait: u64,
 
-    /// Simulate a machine: gh200, gb200, h200x8, gh200x4.
-    #[arg(long, value_name = "PRESET", conflicts_with = "cuda")]
+    /// Simulate a machine: gh200, gb200, h200x8, gh200x4, or a description as a JSON file; or EGMEM_SIM.
+    #[arg(long, value_name = "PRESET|FILE.json", conflicts_with = "cuda")]
     pub sim: Option<String>,
 
-    /// Without a role: use the GPUs, not the simulator.
+    /// Use the GPUs, not the simulator.
     #[arg(long)]
     pub cuda: bool,
 

@@ -6,6 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use egmem::Machine;
 use egmem::exchange::{Error, Result};
 
 use super::args::Args;
@@ -72,9 +73,13 @@ fn role(args: &Args, folder: &Folder, role: &str, files: &[String]) -> Result<Co
     if args.json {
         command.arg("--json");
     }
-    if !args.cuda {
-        command.args(["--sim", args.sim.as_deref().unwrap_or("gh200")]);
-    }
+    match &args.sim {
+        Some(name) => command.args(["--sim", name]),
+        None if args.cuda => command.arg("--cuda"),
+        // The role finds it in the environment too.
+        None if Machine::from_env()?.is_some() => &mut command,
+        None => command.args(["--sim", "gh200"]),
+    };
     Ok(command)
 }
 

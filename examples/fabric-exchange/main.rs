@@ -48,8 +48,9 @@ fn run(role: impl Future<Output = Result<report::Report>>) -> Result<bool> {
 /// The driver: the simulator if it was asked for, else this machine's.
 fn driver(args: &Args) -> Result<Driver> {
     let driver = match &args.sim {
-        Some(preset) => Driver::simulated(Machine::preset(preset)?)?,
-        None => Driver::open()?,
+        Some(name) => Driver::simulated(Machine::load(name)?)?,
+        None if args.cuda => Driver::open()?,
+        None => Driver::from_env()?,
     };
     match driver.device_count()? {
         0 => Err(Error::Share(egmem::share::Error::Memory(

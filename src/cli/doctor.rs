@@ -64,7 +64,7 @@ impl Doctor {
         command.push("probe".into());
         command.extend((0..verbose).map(|_| "-v".into()));
         if let Some(sim) = &self.source.sim {
-            command.extend(["--sim".into(), sim.clone()]);
+            command.extend(["--sim".into(), sim.into()]);
         }
         if let Some(fault) = self
             .sim_probe_fault

@@ -25,19 +25,14 @@ pub struct Ps {
 impl Ps {
     /// Shows the report.
     pub fn run(&self) -> Result<()> {
-        let driver = match self.source.open() {
-            Ok(driver) => Some(driver),
-            // The ledgers can be shown without a driver.
-            Err(error) if self.source.sim.is_none() => {
-                complain(&format!(
-                    "warning: {error}; what to do: {}\nGPUs are not shown.\n",
-                    error.remedy()
-                ));
-                None
-            }
-            Err(error) => return Err(error.into()),
-        };
-        let report = Report::gather(driver.as_ref());
+        // The ledgers can be shown without a driver.
+        let driver = self.source.find()?.inspect_err(|error| {
+            complain(&format!(
+                "warning: {error}; what to do: {}\nGPUs are not shown.\n",
+                error.remedy()
+            ));
+        });
+        let report = Report::gather(driver.as_ref().ok());
         let svg = self.svg.as_deref();
         Ok(show(
             &report,

@@ -1,47 +1,37 @@
 //! Which driver the commands use: the machine's, or a simulated one.
 
-use std::ffi::OsString;
-use std::path::Path;
+use std::path::PathBuf;
 
 use clap::Args;
-use egmem::{Driver, Error, Machine, Result};
+use egmem::{Driver, Machine, Result};
 
 /// The driver to use.
 #[derive(Args, Clone, Debug, Default)]
 pub struct Source {
-    /// Simulate a machine: gh200, gh200x4, gb200, h200x8, or a description as a JSON file
+    /// Simulate a machine: gh200, gh200x4, gb200, h200x8, or a description as a JSON file; or EGMEM_SIM
     #[arg(long, value_name = "PRESET|FILE.json")]
-    pub sim: Option<OsString>,
+    pub sim: Option<PathBuf>,
 }
 
 impl Source {
     /// Returns the machine to simulate, if any.
     pub fn machine(&self) -> Result<Option<Machine>> {
-        self.sim.as_deref().map(read_machine).transpose()
+        match &self.sim {
+            Some(name) => Machine::load(name).map(Some),
+            None => Machine::from_env(),
+        }
     }
 
     /// Opens the driver.
     pub fn open(&self) -> Result<Driver> {
+        self.find()?
+    }
+
+    /// Opens the driver; the inner error is that of a machine without a usable one.
+    pub fn find(&self) -> Result<Result<Driver>> {
         match self.machine()? {
-            Some(machine) => Driver::simulated(machine),
-            None => Driver::open(),
+            Some(machine) => Driver::simulated(machine).map(Ok),
+            None => Ok(Driver::open()),
         }
     }
-}
-
-fn read_machine(name: &std::ffi::OsStr) -> Result<Machine> {
-    let path = Path::new(name);
-    if path.extension().is_none_or(|extension| extension != "json") {
-        return Machine::preset(&name.to_string_lossy());
-    }
-    let text = std::fs::read_to_string(path).map_err(|error| {
-        let why = format!("{} cannot be read: {error}", path.display());
-        Error::invalid("machine description", why)
-    })?;
-    serde_json::from_str(&text).map_err(|error| {
-        Error::invalid(
-            "machine description",
-            format!("{}: {error}", path.display()),
-        )
-    })
 }

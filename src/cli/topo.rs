@@ -43,11 +43,9 @@ impl Topo {
         if let Some(path) = &self.xml {
             return read_xml(path);
         }
-        match self.source.open() {
+        match self.source.find()? {
             Ok(driver) => Topology::discover(&driver),
-            Err(error @ (Error::NoDriver { .. } | Error::Driver(_)))
-                if self.source.sim.is_none() =>
-            {
+            Err(error @ (Error::NoDriver { .. } | Error::Driver(_))) => {
                 let reason = Reason::from(error);
                 complain(&format!(
                     "warning: {}; what to do: {}\nOnly the host's nodes are shown.\n",

@@ -4,12 +4,12 @@ use std::ffi::OsString;
 use std::io::{self, IsTerminal};
 use std::time::Duration;
 
-use egmem::Topology;
+use egmem::{Machine, Topology};
 use egmem::doctor::{Children, Reason, Report as Native, answer_trials, to_text};
 use egmem::ledger;
 use pyo3::prelude::*;
 
-use crate::driver::{Driver, given_or_default, machine};
+use crate::driver::{Driver, given_or_default};
 use crate::error::OrRaise;
 use crate::json::to_python;
 
@@ -75,7 +75,11 @@ impl Report {
 #[pyfunction]
 #[pyo3(signature = (*, sim=None, timeout=30.0))]
 pub fn doctor(py: Python<'_>, sim: Option<&str>, timeout: f64) -> PyResult<Report> {
-    let described = sim.map(machine).transpose().or_raise()?;
+    let described = match sim {
+        Some(name) => Machine::load(name).map(Some),
+        None => Machine::from_env(),
+    };
+    let described = described.or_raise()?;
     let mut children = Children::new(
         command(py, sim)?,
         Duration::try_from_secs_f64(timeout).unwrap_or(Duration::MAX),
@@ -106,8 +110,8 @@ fn command(py: Python<'_>, sim: Option<&str>) -> PyResult<Vec<OsString>> {
 #[pyo3(signature = (sim=None))]
 pub fn _probe(py: Python<'_>, sim: Option<&str>) -> PyResult<()> {
     let open = || match sim {
-        Some(sim) => machine(sim).and_then(egmem::Driver::simulated),
-        None => egmem::Driver::open(),
+        Some(sim) => Machine::load(sim).and_then(egmem::Driver::simulated),
+        None => egmem::Driver::from_env(),
     };
     py.detach(|| answer_trials(open, |_| ())).or_raise()?;
     Ok(())

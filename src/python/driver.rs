@@ -1,6 +1,5 @@
 //! `egmem.Driver`, and the driver that functions use if none is given.
 
-use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -13,9 +12,6 @@ use crate::error::{OrRaise, invalid};
 use crate::per_process::PerProcess;
 use crate::region::lock;
 use crate::topology::Topology;
-
-/// The environment variable that names a machine to simulate.
-const SIM: &str = "EGMEM_SIM";
 
 /// A driver: CUDA's, or a simulated one. Made by `open()` and `simulated()`.
 #[pyclass(frozen, module = "egmem", name = "Driver")]
@@ -191,30 +187,9 @@ fn default() -> egmem::Result<egmem::Driver> {
         return Ok(driver.clone());
     }
     default.opened.store(true, Relaxed);
-    let driver = chosen().inspect_err(|_| default.opened.store(false, Relaxed))?;
+    let driver = egmem::Driver::from_env().inspect_err(|_| default.opened.store(false, Relaxed))?;
     *slot = Some(driver.clone());
     Ok(driver)
-}
-
-fn chosen() -> egmem::Result<egmem::Driver> {
-    match std::env::var(SIM).ok().filter(|name| !name.is_empty()) {
-        Some(name) => egmem::Driver::simulated(machine(&name)?),
-        None => egmem::Driver::open(),
-    }
-}
-
-/// Returns the machine of a preset's name, or of a JSON file.
-pub fn machine(name: &str) -> egmem::Result<Machine> {
-    if Path::new(name)
-        .extension()
-        .is_none_or(|extension| extension != "json")
-    {
-        return Machine::preset(name);
-    }
-    let fault =
-        |why: String| egmem::Error::invalid("machine description", format!("{name}: {why}"));
-    let text = std::fs::read_to_string(name).map_err(|error| fault(error.to_string()))?;
-    serde_json::from_str(&text).map_err(|error| fault(error.to_string()))
 }
 
 /// Returns the location that arguments name: a host node, the host node of a GPU, or a GPU's own memory. Without any
@@ -258,7 +233,7 @@ pub fn open(py: Python<'_>) -> PyResult<Driver> {
 #[pyfunction]
 #[pyo3(signature = (machine="gh200"))]
 pub fn simulated(py: Python<'_>, machine: &str) -> PyResult<Driver> {
-    let open = || egmem::Driver::simulated(self::machine(machine)?);
+    let open = || egmem::Driver::simulated(Machine::load(machine)?);
     py.detach(open).or_raise().map(Driver::wrap)
 }
 

@@ -1,6 +1,6 @@
 //! The command line as its users and their scripts see it.
 
-use std::process::{Output, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use egmem_tests::{egmem, egmem_program, words};
 use serde_json::Value;
@@ -8,12 +8,16 @@ use serde_json::Value;
 const PRESETS: [&str; 4] = ["gh200", "gh200x4", "gb200", "h200x8"];
 
 /// `egmem doctor`, whose children run as it does.
-fn doctor(args: &[&str]) -> Output {
+fn doctor_command() -> Command {
     let mut command = egmem(&["doctor"]);
     for word in words(egmem_program()) {
         command.arg("--probe-command").arg(word);
     }
-    command.args(args).output().unwrap()
+    command
+}
+
+fn doctor(args: &[&str]) -> Output {
+    doctor_command().args(args).output().unwrap()
 }
 
 fn stdout(output: &Output) -> String {
@@ -325,6 +329,36 @@ fn a_machine_can_be_described_in_a_file() {
     let output = doctor(&["--sim", path]);
     assert_eq!(status(&output), 2);
     assert!(stderr(&output).contains("desk.json"), "{}", stderr(&output));
+}
+
+#[test]
+fn the_environment_names_a_machine_and_an_option_wins() {
+    let topo = || egmem(&["topo"]);
+    let ps = || egmem(&["ps", "--json"]);
+    for command in [doctor_command, topo, ps] {
+        let run = |variable: &str, args: &[&str]| {
+            let mut command = command();
+            command.args(args).env("EGMEM_SIM", variable);
+            command.output().unwrap()
+        };
+        for (variable, args) in [("gb200", &[][..]), ("gh300", &["--sim", "gb200"])] {
+            let named = run(variable, args);
+            assert_eq!(status(&named), 0, "{}", stderr(&named));
+            // Of these machines gb200 alone has two nodes; `ps` also shows other tests' processes.
+            let of_gb200 = match serde_json::from_slice::<Value>(&named.stdout) {
+                Ok(report) => report["nodes"].as_array().unwrap().len() == 2,
+                Err(_) => stdout(&named).contains("gb200"),
+            };
+            assert!(of_gb200, "{}", stdout(&named));
+        }
+        let unknown = run("gh300", &[]);
+        assert_eq!(status(&unknown), 2, "{}", stderr(&unknown));
+        let why = "invalid EGMEM_SIM: 'gh300' is neither one of gh200, ";
+        assert!(stderr(&unknown).contains(why), "{}", stderr(&unknown));
+    }
+    // As if it were not set.
+    let empty = topo().env("EGMEM_SIM", "").output().unwrap();
+    assert!(!stdout(&empty).contains("SIMULATED"), "{}", stdout(&empty));
 }
 
 #[test]

@@ -31,6 +31,21 @@ fn json(args: &[&str]) -> Value {
 }
 
 #[test]
+fn the_environment_names_a_machine_and_an_option_wins() {
+    let machine = |variable: &str, args: &[&str]| {
+        let mut demo = command(example("egm-demo"));
+        demo.args(["--size", "64KiB", "--json"]).args(args);
+        let output = demo.env("EGMEM_SIM", variable).output().unwrap();
+        let report = serde_json::from_slice(&output.stdout).unwrap_or(Value::Null);
+        (report["machine"]["name"].clone(), stderr(&output))
+    };
+    assert_eq!(machine("gb200", &[]).0, "gb200");
+    assert_eq!(machine("gh300", &["--sim", "gh200"]).0, "gh200");
+    let (_, error) = machine("gh300", &[]);
+    assert!(error.contains("invalid EGMEM_SIM: 'gh300'"), "{error}");
+}
+
+#[test]
 fn every_preset_proves_every_pair_by_both_paths() {
     for preset in PRESETS {
         let report = json(&["--sim", preset, "--size", "256KiB", "--json"]);

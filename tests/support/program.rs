@@ -86,6 +86,7 @@ pub fn egmem(arguments: &[&str]) -> Command {
     egmem.args(arguments);
     for name in [
         "RUST_LOG",
+        "EGMEM_SIM",
         "EGMEM_CA",
         "EGMEM_CERT",
         "EGMEM_KEY",

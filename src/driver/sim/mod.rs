@@ -15,6 +15,7 @@ mod grants;
 mod granularity;
 mod held;
 mod kernels;
+mod load;
 mod machine;
 mod memory;
 mod physical;

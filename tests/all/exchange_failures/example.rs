@@ -52,6 +52,20 @@ fn without_a_role_both_run_and_verify() {
 }
 
 #[test]
+fn the_environment_names_the_machine_of_both_ends() {
+    let run = |variable: &str| {
+        let mut both = command(None, &["--size", "3MiB"]);
+        both.env("EGMEM_SIM", variable).output().expect("it starts")
+    };
+    // h200x8 has no fabric, and gh200, which is simulated otherwise, has.
+    let text = good(run("h200x8"));
+    assert!(text.contains("no fabric"), "{text}");
+    let unknown = run("gh300");
+    let errors = String::from_utf8_lossy(&unknown.stderr);
+    assert!(errors.contains("invalid EGMEM_SIM: 'gh300'"), "{errors}");
+}
+
+#[test]
 fn a_machine_without_fabric_says_so_and_takes_fds() {
     let text = good(
         command(None, &["--size", "3MiB", "--sim", "h200x8"])
