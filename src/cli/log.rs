@@ -60,11 +60,12 @@ pub fn start(verbose: u8, service: bool, trace: Option<&Path>) -> Result<()> {
 
 fn init(log: impl Layer<Registry> + Send + Sync, trace: Option<&Path>) -> Result<()> {
     let log = tracing_subscriber::registry().with(log);
-    match trace {
-        None => log.init(),
-        Some(path) => log.with(trace::layer(path)?).init(),
-    }
-    Ok(())
+    let started = match trace {
+        None => log.try_init(),
+        Some(path) => log.with(trace::layer(path)?).try_init(),
+    };
+    // The process has a log already: of an earlier run, or its own.
+    started.map_err(|error| egmem::Error::failed("starting the log", error.to_string()).into())
 }
 
 /// Returns a filter's directives. A service's audit events are on unless a directive names their target.

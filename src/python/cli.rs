@@ -1,12 +1,11 @@
-//! Functions for `python -m egmem`: the reports of the command line, whose code formats them.
+//! The command line, and its reports as Python functions.
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};
 use std::time::Duration;
 
-use egmem::{Machine, Topology};
-use egmem::doctor::{Children, Reason, Report as Native, answer_trials, to_text};
-use egmem::ledger;
+use egmem::doctor::{Children, Report as Native, to_text};
+use egmem::{Machine, ledger};
 use pyo3::prelude::*;
 
 use crate::driver::{Driver, given_or_default};
@@ -68,7 +67,7 @@ impl Report {
 }
 
 /// Finds out what works on this machine, or on a simulated one: `"gh200"`, `"gh200x4"`, `"gb200"`, `"h200x8"` or a
-/// JSON file.
+/// JSON file; by default the one that `EGMEM_SIM` names.
 ///
 /// Each trial runs in a process of its own (`python -m egmem probe`), because drivers have crashed inside such calls.
 /// `timeout` is in seconds, for each step.
@@ -80,8 +79,13 @@ pub fn doctor(py: Python<'_>, sim: Option<&str>, timeout: f64) -> PyResult<Repor
         None => Machine::from_env(),
     };
     let described = described.or_raise()?;
+    let mut command = program(py)?;
+    command.push("probe".into());
+    if let Some(sim) = sim {
+        command.extend(["--sim".into(), sim.into()]);
+    }
     let mut children = Children::new(
-        command(py, sim)?,
+        command,
         Duration::try_from_secs_f64(timeout).unwrap_or(Duration::MAX),
     );
     let inner = py.detach(|| match described {
@@ -96,42 +100,17 @@ fn wants_colours() -> bool {
     io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none()
 }
 
-fn command(py: Python<'_>, sim: Option<&str>) -> PyResult<Vec<OsString>> {
+/// Returns the words that start the command line again.
+fn program(py: Python<'_>) -> PyResult<Vec<OsString>> {
     let interpreter: OsString = py.import("sys")?.getattr("executable")?.extract()?;
-    let mut command: Vec<OsString> = vec![interpreter, "-m".into(), "egmem".into(), "probe".into()];
-    if let Some(sim) = sim {
-        command.extend(["--sim".into(), sim.into()]);
-    }
-    Ok(command)
+    Ok(vec![interpreter, "-m".into(), "egmem".into()])
 }
 
-/// Runs the trials of a parent's doctor, from standard input to standard output.
+/// Runs the command line `egmem` with these arguments, and returns the exit status.
 #[pyfunction]
-#[pyo3(signature = (sim=None))]
-pub fn _probe(py: Python<'_>, sim: Option<&str>) -> PyResult<()> {
-    let open = || match sim {
-        Some(sim) => Machine::load(sim).and_then(egmem::Driver::simulated),
-        None => egmem::Driver::from_env(),
-    };
-    py.detach(|| answer_trials(open, |_| ())).or_raise()?;
-    Ok(())
-}
-
-/// Returns the host's nodes without a driver, and why there is none: a message and what to do.
-#[pyfunction]
-pub fn _topology_or_why(
-    py: Python<'_>,
-) -> PyResult<(crate::topology::Topology, Option<(String, String)>)> {
-    let told =
-        py.detach(
-            || match egmem::Driver::open().and_then(|driver| Topology::discover(&driver)) {
-                Ok(topology) => (topology, None),
-                Err(error) => (Topology::of_host(), Some(Reason::from(error))),
-            },
-        );
-    let (topology, reason) = told;
-    let why = reason.map(|reason| (reason.message, reason.remedy));
-    Ok((crate::topology::Topology::wrap(topology), why))
+pub fn _run(py: Python<'_>, arguments: Vec<OsString>) -> PyResult<u8> {
+    let program = program(py)?;
+    Ok(py.detach(|| egmem_cli::run(&program, arguments)))
 }
 
 /// Memory by owner, for all processes of this user that offer their ledgers (`EGMEM_PS=1`): the text of `egmem ps`.

@@ -81,8 +81,7 @@ fn _egmem(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(frees::release, module)?)?;
     module.add_class::<cli::Report>()?;
     module.add_function(wrap_pyfunction!(cli::doctor, module)?)?;
-    module.add_function(wrap_pyfunction!(cli::_probe, module)?)?;
-    module.add_function(wrap_pyfunction!(cli::_topology_or_why, module)?)?;
+    module.add_function(wrap_pyfunction!(cli::_run, module)?)?;
     module.add_function(wrap_pyfunction!(cli::ps, module)?)?;
     module.add_function(wrap_pyfunction!(cli::ps_dict, module)?)?;
     module.add_class::<exchange::Client>()?;

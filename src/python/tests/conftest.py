@@ -1,7 +1,7 @@
 """Fixtures: simulated drivers. Tests that need a GPU are below gpu/, which pytest runs only on request."""
 
-import os
 import subprocess
+import sys
 
 import pytest
 
@@ -39,12 +39,9 @@ names = [""]
 @pytest.fixture
 def server(tmp_path):
     """A running `egmem serve` on the simulator; its address."""
-    program = os.environ.get("EGMEM_TEST_PROGRAM", "")
-    if not os.access(program, os.X_OK):
-        pytest.skip("EGMEM_TEST_PROGRAM names no program egmem")
     config = tmp_path / "egmem.toml"
     config.write_text(CONFIG.format(folder=tmp_path))
-    command = [program, "serve", "--config", str(config), "--sim", "gh200"]
+    command = [sys.executable, "-m", "egmem", "serve", "--config", str(config), "--sim", "gh200"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     first = process.stdout.readline()
     assert "listening" in first, first + process.stderr.read()

@@ -1,4 +1,4 @@
-"""`python -m egmem`, and that its output is the command line's."""
+"""The command line of the package: the same program as the binary `egmem`. test_serve.py has its service."""
 
 import json
 import os
@@ -57,16 +57,68 @@ def test_topo(tmp_path):
     assert len(json.loads(run("topo", "--sim", "gh200x4", "--json").stdout)["gpus"]) == 4
 
 
+def of_the_machine(report):
+    """What a report of `ps` has of the machine; the rest is of other processes, which come and go."""
+    report = json.loads(report)
+    totals = {kind: [entry["total"] for entry in report[kind]] for kind in ("gpus", "nodes")}
+    return sorted(report), totals
+
+
 def test_ps_and_wrong_usage():
-    assert run("ps", "--sim", "gh200").stdout == run("ps", "--sim", "gh200").stdout
-    assert isinstance(json.loads(run("ps", "--sim", "gh200", "--json").stdout), dict)
+    assert "host NUMA node 0" in run("ps", "--sim", "gh200").stdout
     assert "no-such" in run("topo", "--sim", "no-such", status=2).stderr
     run(status=2)
     assert run("--version").stdout.strip() == f"egmem {egmem.__version__}"
 
 
+def test_the_environment_names_a_machine(monkeypatch):
+    for command in ("doctor", "topo", "ps"):
+        by_name = run(command, "--json", EGMEM_SIM="gb200").stdout
+        by_option = run(command, "--json", "--sim", "gb200", EGMEM_SIM="no-such").stdout
+        same = of_the_machine if command == "ps" else str
+        assert same(by_name) == same(by_option)
+        assert "invalid EGMEM_SIM: 'no-such'" in run(command, status=2, EGMEM_SIM="no-such").stderr
+    monkeypatch.setenv("EGMEM_SIM", "gb200")
+    assert egmem.doctor().to_dict()["simulated"] == "gb200"
+    monkeypatch.setenv("EGMEM_SIM", "no-such")
+    for call in (egmem.doctor, egmem.topology):
+        with pytest.raises(egmem.InvalidArgument, match="EGMEM_SIM"):
+            call()
+
+
+def texts():
+    """Commands whose output does not depend on the moment."""
+    yield from ((command, "--sim", "gh200x4") for command in ("doctor", "topo"))
+    yield ("doctor", "--all", "--json", "--sim", "gb200")
+    yield ("topo", "--svg", "-", "--sim", "gb200")
+    yield from (("--version",), ("--help",), ("-h",), (), ("no-such",), ("topo", "--no-such"), ("completions", "bash"))
+    commands = ("serve", "ls", "fetch", "watch", "delete", "certs", "ps", "topo", "doctor", "completions", "man")
+    yield from ((command, "--help") for command in commands)
+    yield ("ls", "unix:/nonexistent/egmem.sock")
+    yield ("serve", "--config", "/nonexistent/egmem.toml")
+    yield ("fetch", "unix:/nonexistent/egmem.sock", "a", "--sim", "gh200")
+
+
 @needs_program
-@pytest.mark.parametrize("arguments", [("doctor", "--all"), ("doctor",), ("topo",), ("ps",)])
-def test_the_texts_are_the_command_line_s(arguments):
-    arguments = (*arguments, "--sim", "gh200x4")
-    assert run(*arguments).stdout == run(*arguments, program=(PROGRAM,)).stdout
+@pytest.mark.parametrize("arguments", list(texts()), ids=" ".join)
+def test_texts_and_statuses_are_the_binary_s(arguments):
+    def answer(*program):
+        ended = subprocess.run([*program, *arguments], capture_output=True, text=True)
+        return ended.returncode, ended.stdout, ended.stderr
+
+    assert answer(sys.executable, "-m", "egmem") == answer(PROGRAM)
+
+
+@needs_program
+def test_ps_is_the_binary_s():
+    arguments = ("ps", "--json", "--sim", "gb200")
+    assert of_the_machine(run(*arguments).stdout) == of_the_machine(run(*arguments, program=(PROGRAM,)).stdout)
+
+
+def test_the_script_is_this_program():
+    """Where the package is installed, and not only on the path."""
+    script = os.path.join(os.path.dirname(sys.executable), "egmem")
+    if not os.access(script, os.X_OK):
+        pytest.skip("the package is not installed")
+    assert run("topo", "--sim", "gh200", program=(script,)).stdout == run("topo", "--sim", "gh200").stdout
+    assert run("no-such", status=2, program=(script,)).stderr == run("no-such", status=2).stderr
