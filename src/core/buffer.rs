@@ -275,6 +275,28 @@ impl Buffer {
         self.range.mappings()
     }
 
+    /// Returns where the buffer's parts are, each location once and in ascending order: several for a
+    /// [spread](Self::spread) buffer.
+    ///
+    /// ```
+    /// use egmem::driver::Location::HostNuma;
+    /// use egmem::{Buffer, Driver, Machine, Topology, topology::Placement};
+    ///
+    /// let driver = Driver::simulated(Machine::gh200x4())?;
+    /// let topology = Topology::discover(&driver)?;
+    /// let shares = Placement::Spread.request(40 << 20).place(&topology)?;
+    /// let buffer = Buffer::spread(&shares).allocate(&driver)?;
+    /// assert_eq!(buffer.locations(), [0, 1, 2, 3].map(HostNuma));
+    /// # Ok::<(), egmem::Error>(())
+    /// ```
+    pub fn locations(&self) -> Vec<Location> {
+        let parts = self.physical().iter();
+        let mut locations: Vec<_> = parts.map(PhysicalMemory::location).collect();
+        locations.sort_unstable();
+        locations.dedup();
+        locations
+    }
+
     /// Returns the address, the same for every GPU and, on a host node, for the CPU.
     pub fn device_ptr(&self) -> DevicePtr {
         self.range.start()
@@ -301,7 +323,7 @@ impl_cpu_memory!(Buffer);
 access_checks!(unsafe impl for Buffer, |this| this.range);
 
 impl_memory! {
-    /// Returns the location of the first part.
+    /// Returns the location of the first part; [`locations`](Buffer::locations) has all.
     for Buffer, |this| this.range.first().driver(), this.range.start(), this.len, this.range.first().location()
 }
 

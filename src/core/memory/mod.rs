@@ -34,7 +34,8 @@ pub trait Memory: AccessChecks {
     fn device_ptr(&self) -> DevicePtr;
     /// Returns the number of usable bytes.
     fn len(&self) -> u64;
-    /// Returns the memory's location.
+    /// Returns the memory's location: of memory in several places, such as a spread [`Buffer`](crate::Buffer), that of
+    /// its first byte.
     fn location(&self) -> Location;
 
     /// Returns whether there are no bytes; memory of this crate always has some.
