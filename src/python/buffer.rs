@@ -5,6 +5,7 @@ use egmem::driver::{Access, Location};
 use egmem::topology::Placement;
 use pyo3::prelude::*;
 
+use crate::args::{GpuArg, NodeArg, Size};
 use crate::driver::{Driver, given_or_default, location};
 use crate::error::{OrRaise, invalid};
 use crate::memory::Memory;
@@ -13,8 +14,10 @@ use crate::region::{Owner, Region};
 
 /// Memory on a chosen node, mapped at one address for the CPU and the GPUs.
 ///
-/// `Buffer(nbytes, node=0)` is on a host node, `gpu=1` on the host node nearest to that GPU, `device=1` in the GPU's
-/// own memory, `spread=True` on all host nodes. Without any of them it is near GPU 0. Sizes are rounded up to 2 MiB.
+/// `Buffer(nbytes, node=0)` is on a host node, `near_gpu=1` on the host node nearest to that GPU, `device=1` in the
+/// GPU's own memory, `spread=True` on all host nodes. Without any of them it is near GPU 0. A node may be an
+/// `egmem.Node`, a GPU an `egmem.Gpu`. A size is a number of bytes, or text such as `"64MiB"`; the memory is rounded
+/// up to 2 MiB.
 ///
 /// `access_by` lists the GPUs that may use it (default: all that can), `host` is the CPU's access: `"rw"`, `"r"` or
 /// `""`. `label` names it in `egmem ps`. `overcommit` asks for more than the node has free.
@@ -30,18 +33,18 @@ pub struct BufferBase;
 impl BufferBase {
     #[new]
     #[pyo3(signature = (
-        nbytes, *, node=None, gpu=None, device=None, spread=false, access_by=None, host=None, shareable=false,
+        nbytes, node=None, *, near_gpu=None, device=None, spread=false, access_by=None, host=None, shareable=false,
         overcommit=false, label=None, progress=None, gentle=false, driver=None,
     ))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn new(
         py: Python<'_>,
-        nbytes: u64,
-        node: Option<i32>,
-        gpu: Option<i32>,
-        device: Option<i32>,
+        nbytes: Size,
+        node: Option<NodeArg>,
+        near_gpu: Option<GpuArg>,
+        device: Option<GpuArg>,
         spread: bool,
-        access_by: Option<Vec<i32>>,
+        access_by: Option<Vec<GpuArg>>,
         host: Option<&str>,
         shareable: bool,
         overcommit: bool,
@@ -53,9 +56,10 @@ impl BufferBase {
         let driver = given_or_default(py, driver)?;
         crate::frees::retry(py, &driver)?;
         let host = host.map(access).transpose()?;
+        let nbytes = nbytes.0;
         let mut options = if spread {
-            if node.or(gpu).or(device).is_some() {
-                return Err(invalid("spread excludes node, gpu and device"));
+            if node.is_some() || near_gpu.or(device).is_some() {
+                return Err(invalid("spread excludes node, near_gpu and device"));
             }
             let topology = py
                 .detach(|| egmem::Topology::discover(&driver))
@@ -66,10 +70,10 @@ impl BufferBase {
             }
             egmem::Buffer::spread(&request.place(&topology).or_raise()?)
         } else {
-            egmem::Buffer::on(location(&driver, node, gpu, device)?).bytes(nbytes)
+            egmem::Buffer::on(location(py, &driver, node, near_gpu, device)?).bytes(nbytes)
         };
         if let Some(gpus) = access_by {
-            options = options.access_by(gpus.into_iter().map(Location::Device));
+            options = options.access_by(gpus.into_iter().map(|gpu| Location::Device(gpu.0)));
         }
         if let Some(host) = host {
             options = options.access(Location::Host, host);

@@ -8,6 +8,7 @@ use egmem::driver::{Call, Code, DeviceAttribute, Location, NodeId, StreamHandle}
 use pyo3::prelude::*;
 use pyo3::types::PyAny;
 
+use crate::args::{GpuArg, NodeArg};
 use crate::error::{OrRaise, invalid};
 use crate::per_process::PerProcess;
 use crate::region::lock;
@@ -192,24 +193,26 @@ fn default() -> egmem::Result<egmem::Driver> {
     Ok(driver)
 }
 
-/// Returns the location that arguments name: a host node, the host node of a GPU, or a GPU's own memory. Without any
-/// of them it is the host node of GPU 0.
+/// Returns the location that arguments name: a host node, the host node nearest to a GPU, or a GPU's own memory.
+/// Without any of them it is the host node nearest to GPU 0.
 ///
 /// # Errors
 /// `InvalidArgument` for more than one; `NoSuchPlace`.
 pub fn location(
+    py: Python<'_>,
     driver: &egmem::Driver,
-    node: Option<i32>,
-    gpu: Option<i32>,
-    device: Option<i32>,
+    node: Option<NodeArg>,
+    near_gpu: Option<GpuArg>,
+    device: Option<GpuArg>,
 ) -> PyResult<Location> {
-    match (node, gpu, device) {
-        (Some(node), None, None) => Ok(NodeId(node).into()),
-        (None, None, Some(device)) => Ok(Location::Device(device)),
-        (None, gpu, None) => Python::attach(|py| py.detach(|| host_node(driver, gpu.unwrap_or(0))))
+    match (node, near_gpu, device) {
+        (Some(node), None, None) => Ok(NodeId(node.0).into()),
+        (None, None, Some(device)) => Ok(Location::Device(device.0)),
+        (None, gpu, None) => py
+            .detach(|| host_node(driver, gpu.map_or(0, |gpu| gpu.0)))
             .or_raise()
             .map(Into::into),
-        _ => Err(invalid("node, gpu and device exclude each other")),
+        _ => Err(invalid("node, near_gpu and device exclude each other")),
     }
 }
 

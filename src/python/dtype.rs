@@ -1,6 +1,7 @@
 //! Element types of views.
 
 use pyo3::prelude::*;
+use pyo3::types::{PyInt, PyList, PyTuple};
 
 use crate::error::{invalid, raise};
 
@@ -77,6 +78,17 @@ impl Dtype {
     /// # Errors
     /// `InvalidArgument` for a type that is not here, and for one of the other byte order.
     pub fn parse(given: &Bound<'_, PyAny>) -> PyResult<Self> {
+        if given.is_instance_of::<PyTuple>()
+            || given.is_instance_of::<PyList>()
+            || given.is_instance_of::<PyInt>()
+        {
+            return Err(raise(
+                "InvalidArgument",
+                &format!("dtype is {given}, which is a shape"),
+                &format!("pass shape={given}, and the element type as dtype"),
+                None,
+            ));
+        }
         // NumPy's types have the same name in each byte order.
         let native = given.getattr("isnative").and_then(|is| is.extract());
         if !native.unwrap_or(true) {

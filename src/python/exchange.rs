@@ -11,6 +11,7 @@ use egmem::share::Peers;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
+use crate::args::{NodeArg, Size};
 use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, closed, invalid};
 use crate::memory::Memory;
@@ -150,14 +151,14 @@ impl Client {
         &self,
         py: Python<'_>,
         name: &str,
-        nbytes: u64,
-        node: Option<i32>,
+        nbytes: Size,
+        node: Option<NodeArg>,
         share_with: Vec<String>,
         exist_ok: bool,
     ) -> PyResult<Entry> {
-        let mut options = CreateOptions::new(name, nbytes);
+        let mut options = CreateOptions::new(name, nbytes.0);
         if let Some(node) = node {
-            options = options.node(NodeId(node));
+            options = options.node(NodeId(node.0));
         }
         for peer in share_with {
             options = options.share_with(peer);

@@ -7,6 +7,7 @@ use egmem::driver::Location;
 use egmem::size::Bytes;
 use pyo3::prelude::*;
 
+use crate::args::{GpuArg, NodeArg, Size};
 use crate::buffer::access;
 use crate::driver::{Driver, given_or_default, location};
 use crate::error::{OrRaise, closed, invalid};
@@ -18,7 +19,7 @@ use crate::types::BLOCK;
 
 /// Suballocates blocks of memory on a node, for the CPU and the GPUs, without a driver call.
 ///
-/// `node`, `gpu`, `device`, `access_by`, `host`, `shareable`, `overcommit` and `label` are as for `Buffer`. `limit`
+/// `node`, `near_gpu`, `device`, `access_by`, `host`, `shareable`, `overcommit` and `label` are as for `Buffer`. `limit`
 /// is the most memory it may have, `chunk` how much it adds at a time, `reserve` how much it has from the start,
 /// `grow_ahead` how much it keeps free by a thread of its own, all in bytes. `wait_for_gpu` has an allocation wait
 /// for blocks freed after GPU work before it fails, `scrub_on_free` overwrites freed blocks with zeros, and
@@ -57,15 +58,11 @@ impl Heap {
     fn make<'py>(
         &self,
         py: Python<'py>,
-        nbytes: u64,
-        align: u64,
+        nbytes: Size,
+        align: Size,
         zeroed: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let layout = Layout::from_size_align(nbytes as usize, align as usize).map_err(|_| {
-            invalid(&format!(
-                "align is {align}; valid: a power of two, up to 2**62"
-            ))
-        })?;
+        let layout = layout(nbytes, align)?;
         let heap = self.handle()?;
         retry(py, heap.driver())?;
         let block = py.detach(move || match zeroed {
@@ -88,37 +85,37 @@ impl Drop for Heap {
 impl Heap {
     #[new]
     #[pyo3(signature = (
-        node=None, *, gpu=None, device=None, limit=None, chunk=None, reserve=None, grow_ahead=None, access_by=None, host=None,
+        node=None, *, near_gpu=None, device=None, limit=None, chunk=None, reserve=None, grow_ahead=None, access_by=None, host=None,
         wait_for_gpu=false, scrub_on_free=false, thread_cache=None, shareable=false, overcommit=false, label=None, driver=None,
     ))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn new(
         py: Python<'_>,
-        node: Option<i32>,
-        gpu: Option<i32>,
-        device: Option<i32>,
-        limit: Option<u64>,
-        chunk: Option<u64>,
-        reserve: Option<u64>,
-        grow_ahead: Option<u64>,
-        access_by: Option<Vec<i32>>,
+        node: Option<NodeArg>,
+        near_gpu: Option<GpuArg>,
+        device: Option<GpuArg>,
+        limit: Option<Size>,
+        chunk: Option<Size>,
+        reserve: Option<Size>,
+        grow_ahead: Option<Size>,
+        access_by: Option<Vec<GpuArg>>,
         host: Option<&str>,
         wait_for_gpu: bool,
         scrub_on_free: bool,
-        thread_cache: Option<u64>,
+        thread_cache: Option<Size>,
         shareable: bool,
         overcommit: bool,
         label: Option<String>,
         driver: Option<&Bound<'_, Driver>>,
     ) -> PyResult<Self> {
         let driver = given_or_default(py, driver)?;
-        let place = location(&driver, node, gpu, device)?;
+        let place = location(py, &driver, node, near_gpu, device)?;
         let mut options = egmem::Heap::on(place)
             .wait_for_gpu(wait_for_gpu)
             .scrub_on_free(scrub_on_free)
             .overcommit(overcommit);
         if let Some(gpus) = access_by {
-            options = options.access_by(gpus.into_iter().map(Location::Device));
+            options = options.access_by(gpus.into_iter().map(|gpu| Location::Device(gpu.0)));
         }
         if let Some(host) = host {
             options = options.access(Location::Host, access(host)?);
@@ -140,7 +137,7 @@ impl Heap {
             (thread_cache, egmem::HeapOptions::thread_cache),
         ] {
             if let Some(bytes) = value {
-                options = set(options, bytes);
+                options = set(options, bytes.0);
             }
         }
         let heap = py.detach(|| options.build(&driver)).or_raise()?;
@@ -151,23 +148,23 @@ impl Heap {
     }
 
     /// Allocates a block of `nbytes` at a multiple of `align`. Its bytes are not initialised.
-    #[pyo3(signature = (nbytes, align=256))]
+    #[pyo3(signature = (nbytes, align=Size(256)), text_signature = "($self, nbytes, align=256)")]
     fn allocate<'py>(
         &self,
         py: Python<'py>,
-        nbytes: u64,
-        align: u64,
+        nbytes: Size,
+        align: Size,
     ) -> PyResult<Bound<'py, PyAny>> {
         self.make(py, nbytes, align, false)
     }
 
     /// As `allocate`, with every byte 0.
-    #[pyo3(signature = (nbytes, align=256))]
+    #[pyo3(signature = (nbytes, align=Size(256)), text_signature = "($self, nbytes, align=256)")]
     fn allocate_zeroed<'py>(
         &self,
         py: Python<'py>,
-        nbytes: u64,
-        align: u64,
+        nbytes: Size,
+        align: Size,
     ) -> PyResult<Bound<'py, PyAny>> {
         self.make(py, nbytes, align, true)
     }
@@ -178,18 +175,18 @@ impl Heap {
     fn reserve(
         &self,
         py: Python<'_>,
-        nbytes: u64,
+        nbytes: Size,
         progress: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let heap = self.handle()?;
         // Dropped without the GIL: the last handle gives memory back.
-        told(py, progress, move |tell| heap.reserve_with(nbytes, tell))
+        told(py, progress, move |tell| heap.reserve_with(nbytes.0, tell))
     }
 
     /// Gives unused memory back in whole chunks, but leaves at least `keep` bytes free; returns the number of bytes.
-    #[pyo3(signature = (keep=0))]
-    fn trim(&self, py: Python<'_>, keep: u64) -> PyResult<u64> {
-        self.run(py, |heap| heap.trim_to(keep))
+    #[pyo3(signature = (keep=Size(0)), text_signature = "($self, keep=0)")]
+    fn trim(&self, py: Python<'_>, keep: Size) -> PyResult<u64> {
+        self.run(py, |heap| heap.trim_to(keep.0))
     }
 
     /// Collects the blocks that were freed after GPU work which has finished; returns their number. With `wait` it
@@ -281,4 +278,20 @@ impl Heap {
             self.place
         )
     }
+}
+
+/// Returns the layout of a block.
+///
+/// # Errors
+/// `InvalidArgument` for an alignment that is no power of two, and for more bytes than an address space has.
+fn layout(nbytes: Size, align: Size) -> PyResult<Layout> {
+    let (nbytes, align) = (nbytes.0, align.0);
+    Layout::from_size_align(nbytes as usize, align as usize).map_err(|_| {
+        if align.is_power_of_two() {
+            return invalid(&format!("a size is {nbytes} bytes; valid: below 2**63"));
+        }
+        invalid(&format!(
+            "align is {align}; valid: a power of two, up to 2**62"
+        ))
+    })
 }

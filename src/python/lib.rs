@@ -4,6 +4,7 @@
 //! errors. No lock of egmem is held while Python code runs, and no egmem code that holds a lock asks for the GIL.
 //! Making an exception runs Python code, so the error is built after the lock is released.
 
+mod args;
 mod block;
 mod buffer;
 mod cli;
@@ -79,6 +80,8 @@ fn _egmem(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(frees::free_deferred, module)?)?;
     module.add_function(wrap_pyfunction!(frees::hold, module)?)?;
     module.add_function(wrap_pyfunction!(frees::release, module)?)?;
+    module.add_function(wrap_pyfunction!(args::size, module)?)?;
+    module.add_function(wrap_pyfunction!(args::node, module)?)?;
     module.add_class::<cli::Report>()?;
     module.add_function(wrap_pyfunction!(cli::doctor, module)?)?;
     module.add_function(wrap_pyfunction!(cli::_run, module)?)?;

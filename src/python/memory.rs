@@ -5,12 +5,14 @@ use std::sync::{Arc, Mutex};
 
 use egmem::driver::{Access, Location};
 use egmem::size::Bytes;
+use pyo3::exceptions::PyOverflowError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyMemoryView, PySlice, PyTuple};
 
+use crate::args::{GpuArg, Size};
 use crate::driver::Driver;
-use crate::error::{OrRaise, closed, in_use, invalid};
+use crate::error::{OrRaise, closed, in_use, invalid, raise};
 use crate::region::{Owner, Region, access_text, drop_detached, lock};
 use crate::span::Span;
 use crate::view::View;
@@ -97,8 +99,12 @@ impl Memory {
             Views::Counted(views) => in_use(&format!(
                 "the memory cannot be closed: it has {views} live view(s)"
             )),
-            Views::Uncounted => in_use(
-                "the memory cannot be closed: an array interface of it was read, and nothing tells when such views end",
+            Views::Uncounted => raise(
+                "InUse",
+                "the memory cannot be closed: its array interface was read, and nothing tells when such views end",
+                "drop every reference to the memory and to its arrays: it is freed with the last one; or take views of \
+                 memory.on(...), which are counted",
+                None,
             ),
         })
     }
@@ -107,10 +113,6 @@ impl Memory {
     pub fn put_back(&self, region: Region) {
         region.expose();
         lock(&self.slot).region = Some(Arc::new(region));
-    }
-
-    fn place(&self) -> PyResult<Location> {
-        Ok(self.region()?.location())
     }
 }
 
@@ -144,19 +146,25 @@ impl Memory {
         Ok(region.address())
     }
 
-    /// The host NUMA node, or `None` for memory of a GPU or on no particular node.
+    /// The host NUMA node, or `None` for memory of a GPU and on several nodes.
     #[getter]
     fn node(&self) -> PyResult<Option<i32>> {
-        Ok(match self.place()? {
+        Ok(match self.region()?.only_location() {
             Location::HostNuma(node) => Some(node),
             _ => None,
         })
     }
 
-    /// Where the memory is, in words: `"host NUMA node 0"`, `"GPU 1"`.
+    /// The host NUMA nodes that have parts of the memory, in ascending order.
+    #[getter]
+    fn nodes(&self) -> PyResult<Vec<i32>> {
+        Ok(self.region()?.nodes())
+    }
+
+    /// Where the memory is, in words: `"host NUMA node 0"`, `"host NUMA nodes 0, 1"`, `"GPU 1"`.
     #[getter]
     fn location(&self) -> PyResult<String> {
-        Ok(self.place()?.to_string())
+        Ok(self.region()?.place())
     }
 
     /// The driver that the memory belongs to.
@@ -173,11 +181,11 @@ impl Memory {
 
     /// Returns the access of the CPU (`gpu=None`) or a GPU: `"rw"`, `"r"` or `""`.
     #[pyo3(signature = (gpu=None))]
-    fn access(&self, py: Python<'_>, gpu: Option<i32>) -> PyResult<&'static str> {
+    fn access(&self, py: Python<'_>, gpu: Option<GpuArg>) -> PyResult<&'static str> {
         let region = self.region()?;
         region.expect_here()?;
         let access = match gpu {
-            Some(gpu) => py.detach(|| region.gpu_access(gpu)).or_raise()?,
+            Some(gpu) => py.detach(|| region.gpu_access(gpu.0)).or_raise()?,
             None => match region.cpu(py) {
                 Ok(bytes) if bytes.writable => Access::ReadWrite,
                 Ok(_) => Access::Read,
@@ -196,35 +204,56 @@ impl Memory {
     }
 
     /// Copies bytes out: `nbytes` of them from `offset` on, or all that follow.
-    #[pyo3(signature = (offset=0, nbytes=None))]
+    #[pyo3(signature = (offset=Size(0), nbytes=None), text_signature = "($self, offset=0, nbytes=None)")]
     fn read<'py>(
         slf: &Bound<'py, Self>,
-        offset: u64,
-        nbytes: Option<u64>,
+        offset: Size,
+        nbytes: Option<Size>,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        with_part(slf, offset, nbytes, |part| {
+        with_part(slf, offset, nbytes, false, |part| {
             Ok(part.call_method0("tobytes")?.cast_into::<PyBytes>()?)
         })
     }
 
     /// Copies `data`, any object with the buffer protocol, to `offset`.
-    #[pyo3(signature = (data, offset=0))]
-    fn write(slf: &Bound<'_, Self>, data: &Bound<'_, PyAny>, offset: u64) -> PyResult<()> {
+    ///
+    /// Raises `NotAccessible` for memory that the CPU may not write.
+    #[pyo3(signature = (data, offset=Size(0)), text_signature = "($self, data, offset=0)")]
+    fn write(slf: &Bound<'_, Self>, data: &Bound<'_, PyAny>, offset: Size) -> PyResult<()> {
         let py = slf.py();
         let data = PyMemoryView::from(data)?.call_method1("cast", ("B",))?;
         let all = PySlice::full(py);
-        with_part(slf, offset, Some(data.len()? as u64), |part| {
+        let nbytes = Size(data.len()? as u64);
+        with_part(slf, offset, Some(nbytes), true, |part| {
             part.set_item(all, &data)
         })
     }
 
-    /// Sets `nbytes` bytes from `offset` on, or all that follow, to `byte`. Other threads run meanwhile.
-    #[pyo3(signature = (byte, offset=0, nbytes=None))]
-    fn fill(&self, py: Python<'_>, byte: u8, offset: u64, nbytes: Option<u64>) -> PyResult<()> {
+    /// Sets `nbytes` bytes from `offset` on, or all that follow, to `byte`, 0 to 255. Other threads run meanwhile.
+    ///
+    /// Raises `NotAccessible` for memory that the CPU may not write.
+    #[pyo3(
+        signature = (byte, offset=Size(0), nbytes=None),
+        text_signature = "($self, byte, offset=0, nbytes=None)"
+    )]
+    fn fill(
+        &self,
+        py: Python<'_>,
+        byte: &Bound<'_, PyAny>,
+        offset: Size,
+        nbytes: Option<Size>,
+    ) -> PyResult<()> {
+        let byte: u8 = byte.extract().map_err(|error: PyErr| {
+            match error.is_instance_of::<PyOverflowError>(py) {
+                true => invalid(&format!("byte is {byte}; valid: 0 to 255")),
+                false => error,
+            }
+        })?;
         let region = self.region()?;
+        let offset = offset.0;
         let rest = region.len().saturating_sub(offset);
-        let len = nbytes.unwrap_or(rest);
-        region.cpu(py)?;
+        let len = nbytes.map_or(rest, |nbytes| nbytes.0);
+        region.writable(py)?;
         py.detach(|| match region.owner()? {
             Owner::Buffer(memory) => memory.cpu().and_then(|cpu| cpu.fill(offset, len, byte)),
             Owner::Block(memory) => memory.cpu().and_then(|cpu| cpu.fill(offset, len, byte)),
@@ -241,16 +270,19 @@ impl Memory {
     /// nothing, and it exports DLPack and the array interfaces.
     ///
     /// `dtype` is a name such as `"float32"`, or a NumPy or PyTorch type. Without `shape` it has one dimension, to
-    /// the memory's end. `offset` is in bytes.
-    #[pyo3(signature = (dtype=None, shape=None, *, offset=0, device=None))]
+    /// the memory's end; one dimension may be -1, which is then all that follows. `offset` is in bytes.
+    #[pyo3(
+        signature = (dtype=None, shape=None, *, offset=Size(0), device=None),
+        text_signature = "($self, dtype=None, shape=None, *, offset=0, device=None)"
+    )]
     fn view(
         &self,
         dtype: Option<&Bound<'_, PyAny>>,
         shape: Option<&Bound<'_, PyAny>>,
-        offset: u64,
+        offset: Size,
         device: Option<&str>,
     ) -> PyResult<View> {
-        Span::new(self.region()?, dtype, shape, offset, device).map(View::wrap)
+        Span::new(self.region()?, dtype, shape, offset.0, device).map(View::wrap)
     }
 
     /// Returns a view of all bytes for a device: `"cpu"`, `"cuda_host"` or `"cuda:0"`.
@@ -344,7 +376,7 @@ impl Memory {
         } else {
             ""
         };
-        let (len, place, address) = (Bytes(region.len()), region.location(), region.address());
+        let (len, place, address) = (Bytes(region.len()), region.place(), region.address());
         let access = region.access_in_words(slf.py());
         Ok(format!(
             "<egmem.{name} of {len} on {place} at {address:#x}{access}{simulated}>"
@@ -366,20 +398,24 @@ const WRITE: c_int = 0x200;
 /// away.
 fn with_part<'py, T>(
     memory: &Bound<'py, Memory>,
-    offset: u64,
-    nbytes: Option<u64>,
+    offset: Size,
+    nbytes: Option<Size>,
+    to_write: bool,
     work: impl FnOnce(&Bound<'py, PyAny>) -> PyResult<T>,
 ) -> PyResult<T> {
     let py = memory.py();
     let region = memory.get().region()?;
-    let size = region.len();
-    let len = nbytes.unwrap_or(size.saturating_sub(offset));
+    let (size, offset) = (region.len(), offset.0);
+    let len = nbytes.map_or(size.saturating_sub(offset), |nbytes| nbytes.0);
     if offset.checked_add(len).is_none_or(|end| end > size) {
         return Err(invalid(&format!(
             "{len} bytes at offset {offset} are outside of {size} bytes"
         )));
     }
-    let bytes = region.cpu(py)?;
+    let bytes = match to_write {
+        true => region.writable(py)?,
+        false => region.cpu(py)?,
+    };
     let start = bytes.address.wrapping_add(offset as usize);
     let mode = if bytes.writable { WRITE } else { READ };
     // SAFETY: the thread is attached. The CPU may access the range, which lies in the memory; the region keeps it to

@@ -5,6 +5,7 @@ use std::sync::Mutex;
 use egmem::driver::{HandleTypes, Location};
 use pyo3::prelude::*;
 
+use crate::args::{GpuArg, NodeArg, Size};
 use crate::driver::{Driver, given_or_default, location};
 use crate::error::{OrRaise, closed, invalid};
 use crate::json::to_python;
@@ -16,8 +17,8 @@ use crate::types::{Made, POOL_BLOCK};
 /// A memory pool on a host node or a GPU: allocations in the order of a stream (`cuMemPoolCreate`).
 ///
 /// `max_size` limits it, `release_threshold` is how many bytes it keeps at a synchronisation, `gpu` is the GPU whose
-/// stream the pool has for its allocations. `node`, `near`, `device`, `access_by`, `overcommit` and `label` are as
-/// for `Buffer`, where `near` is called `gpu`.
+/// stream the pool has for its allocations. `node`, `near_gpu`, `device`, `access_by`, `overcommit` and `label` are as
+/// for `Buffer`; without a place the pool is near `gpu`.
 #[pyclass(frozen, module = "egmem", name = "Pool")]
 pub struct Pool {
     inner: Mutex<Option<(egmem::Pool, egmem::Stream)>>,
@@ -43,33 +44,35 @@ impl Drop for Pool {
 impl Pool {
     #[new]
     #[pyo3(signature = (
-        node=None, *, near=None, device=None, gpu=0, max_size=0, release_threshold=0, access_by=None, shareable=false,
+        node=None, *, near_gpu=None, device=None, gpu=GpuArg(0), max_size=Size(0), release_threshold=Size(0), access_by=None,
+        shareable=false,
         overcommit=false, label=None, driver=None,
-    ))]
+    ), text_signature = "(node=None, *, near_gpu=None, device=None, gpu=0, max_size=0, release_threshold=0, access_by=None, \
+        shareable=False, overcommit=False, label=None, driver=None)")]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn new(
         py: Python<'_>,
-        node: Option<i32>,
-        near: Option<i32>,
-        device: Option<i32>,
-        gpu: i32,
-        max_size: u64,
-        release_threshold: u64,
-        access_by: Option<Vec<i32>>,
+        node: Option<NodeArg>,
+        near_gpu: Option<GpuArg>,
+        device: Option<GpuArg>,
+        gpu: GpuArg,
+        max_size: Size,
+        release_threshold: Size,
+        access_by: Option<Vec<GpuArg>>,
         shareable: bool,
         overcommit: bool,
         label: Option<String>,
         driver: Option<&Bound<'_, Driver>>,
     ) -> PyResult<Self> {
         let driver = given_or_default(py, driver)?;
-        let near = near.or((node.is_none() && device.is_none()).then_some(gpu));
-        let place = location(&driver, node, near, device)?;
+        let near_gpu = near_gpu.or((node.is_none() && device.is_none()).then_some(gpu));
+        let place = location(py, &driver, node, near_gpu, device)?;
         let mut options = egmem::Pool::options(place)
-            .max_size(max_size)
-            .release_threshold(release_threshold)
+            .max_size(max_size.0)
+            .release_threshold(release_threshold.0)
             .overcommit(overcommit);
         if let Some(gpus) = access_by {
-            options = options.access_by(gpus.into_iter().map(Location::Device));
+            options = options.access_by(gpus.into_iter().map(|gpu| Location::Device(gpu.0)));
         }
         if shareable {
             options = options.handle_types(HandleTypes::POSIX_FD);
@@ -77,8 +80,12 @@ impl Pool {
         if let Some(label) = label {
             options = options.label(label);
         }
-        let made: egmem::Result<_> =
-            py.detach(|| Ok((options.create(&driver)?, egmem::Stream::new(&driver, gpu)?)));
+        let made: egmem::Result<_> = py.detach(|| {
+            Ok((
+                options.create(&driver)?,
+                egmem::Stream::new(&driver, gpu.0)?,
+            ))
+        });
         Ok(Self {
             inner: Mutex::new(Some(made.or_raise()?)),
             place,
@@ -91,7 +98,7 @@ impl Pool {
     fn allocate<'py>(
         &self,
         py: Python<'py>,
-        nbytes: u64,
+        nbytes: Size,
         stream: Option<&Bound<'py, PyAny>>,
         gpu: Option<i32>,
     ) -> PyResult<Bound<'py, PyAny>> {
@@ -101,7 +108,7 @@ impl Pool {
             .map(|stream| given(pool.driver(), stream, gpu, own.device()))
             .transpose()?;
         let block: egmem::Result<_> = py.detach(|| {
-            let block = pool.allocate(nbytes, &own)?;
+            let block = pool.allocate(nbytes.0, &own)?;
             match theirs {
                 Some(theirs) => theirs.wait_for(&own)?,
                 None => own.synchronize()?,
@@ -112,10 +119,10 @@ impl Pool {
     }
 
     /// Gives free memory back to the system until `keep` bytes are held.
-    #[pyo3(signature = (keep=0))]
-    fn trim(&self, py: Python<'_>, keep: u64) -> PyResult<()> {
+    #[pyo3(signature = (keep=Size(0)), text_signature = "($self, keep=0)")]
+    fn trim(&self, py: Python<'_>, keep: Size) -> PyResult<()> {
         let (pool, _) = self.handle()?;
-        py.detach(|| pool.trim_to(keep)).or_raise()
+        py.detach(|| pool.trim_to(keep.0)).or_raise()
     }
 
     /// Returns the bytes that the pool holds and has allocated, now and at most, as a dictionary.
@@ -188,7 +195,7 @@ impl PoolBlockBase {
     ///
     /// Raises `InUse` while a view lives.
     #[pyo3(signature = (stream, *, gpu=None))]
-    fn free_on(
+    fn free_after(
         slf: PyRef<'_, Self>,
         py: Python<'_>,
         stream: &Bound<'_, PyAny>,

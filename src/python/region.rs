@@ -10,7 +10,7 @@ use egmem::exchange::blocking::RemoteBuffer;
 use egmem::{Block, Buffer, Memory, PoolBuffer};
 use pyo3::prelude::*;
 
-use crate::error::{OrRaise, not_supported};
+use crate::error::{OrRaise, not_supported, raise};
 use crate::frees;
 use crate::gil::detached;
 
@@ -55,6 +55,8 @@ pub struct Region {
     address: u64,
     len: u64,
     location: Location,
+    /// Where the memory's parts are, each location once.
+    places: Vec<Location>,
     /// Whether code outside of this crate may have the address.
     exposed: AtomicBool,
     /// The stream that orders a pool's allocation.
@@ -85,6 +87,7 @@ impl Region {
             Owner::Remote(memory) => facts(&**memory),
             Owner::Page(page) => page.facts(),
         };
+        let places = places(&owner, location);
         let exposed = AtomicBool::new(false);
         // The owner's lock may be held while a thread waits for the stream.
         let stream = match &owner {
@@ -97,6 +100,7 @@ impl Region {
             address,
             len,
             location,
+            places,
             exposed,
             stream,
         }
@@ -148,9 +152,37 @@ impl Region {
         self.len
     }
 
-    /// Returns where the memory is.
+    /// Returns where the first byte is.
     pub fn location(&self) -> Location {
         self.location
+    }
+
+    /// Returns where the memory is, if that is one place; otherwise the host, without a node.
+    pub fn only_location(&self) -> Location {
+        match self.places[..] {
+            [location] => location,
+            _ => Location::Host,
+        }
+    }
+
+    /// Returns the host nodes that have parts of the memory.
+    pub fn nodes(&self) -> Vec<i32> {
+        let node = |place: &Location| match *place {
+            Location::HostNuma(node) => Some(node),
+            _ => None,
+        };
+        self.places.iter().filter_map(node).collect()
+    }
+
+    /// Returns where the memory is, in words.
+    pub fn place(&self) -> String {
+        let nodes = self.nodes();
+        if nodes.len() > 1 && nodes.len() == self.places.len() {
+            let nodes: Vec<_> = nodes.iter().map(i32::to_string).collect();
+            return format!("host NUMA nodes {}", nodes.join(", "));
+        }
+        let places: Vec<_> = self.places.iter().map(Location::to_string).collect();
+        places.join(", ")
     }
 
     /// Checks that this process made the memory, and is no child that was forked from it.
@@ -172,6 +204,17 @@ impl Region {
             len: view.len(),
             writable: view.is_writable(),
         };
+        if let Location::Device(gpu) = self.location {
+            return Err(raise(
+                "NotAccessible",
+                &format!("the CPU has no access to memory of GPU {gpu}"),
+                &format!(
+                    "use a view of the GPU (memory.on(\"cuda:{gpu}\")), or copy to memory on a host node \
+                     (memory.copy_to)"
+                ),
+                None,
+            ));
+        }
         let bytes = py.detach(|| match self.owner()? {
             Owner::Buffer(memory) => memory.cpu().map(view),
             Owner::Block(memory) => memory.cpu().map(view),
@@ -180,6 +223,30 @@ impl Region {
             Owner::Page(_) => Err(egmem::Error::invalid("memory", "it is a page")),
         });
         bytes.or_raise()
+    }
+
+    /// Returns the bytes as [`cpu`](Self::cpu) does, to write them.
+    ///
+    /// # Errors
+    /// Those of [`cpu`](Self::cpu); `NotAccessible` for memory that the CPU may only read.
+    pub fn writable(&self, py: Python<'_>) -> PyResult<CpuBytes> {
+        let bytes = self.cpu(py)?;
+        if bytes.writable {
+            return Ok(bytes);
+        }
+        let remedy = match &self.owner {
+            Some(Owner::Page(_)) => {
+                "write pages in a store (Tier.prepare_store): a load's are read-only"
+            }
+            Some(Owner::Remote(_)) => "fetch it with mode=\"rw\", if the exporter allows that",
+            _ => "allocate it with host=\"rw\"",
+        };
+        Err(raise(
+            "NotAccessible",
+            "the CPU may only read this memory",
+            remedy,
+            None,
+        ))
     }
 
     /// Checks that GPU `gpu` reaches the memory; returns whether it may write.
@@ -291,6 +358,21 @@ impl Drop for Region {
             true => frees::free_after_gpus(driver, bytes, owner),
             false => drop(owner),
         });
+    }
+}
+
+/// Returns where the parts of memory are, each location once and in ascending order.
+fn places(owner: &Owner, first: Location) -> Vec<Location> {
+    match owner {
+        Owner::Buffer(memory) => memory.locations(),
+        Owner::Remote(memory) => {
+            let parts = memory.description().parts.iter();
+            let mut places: Vec<_> = parts.map(|part| part.location).collect();
+            places.sort_unstable();
+            places.dedup();
+            places
+        }
+        _ => vec![first],
     }
 }
 

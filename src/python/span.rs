@@ -48,7 +48,7 @@ impl Span {
                 dtype.name
             )));
         }
-        let shape: Vec<i64> = match shape {
+        let mut shape: Vec<i64> = match shape {
             None => vec![(rest / size) as i64],
             Some(one) if one.extract::<i64>().is_ok() => vec![one.extract()?],
             Some(all) => all
@@ -56,6 +56,7 @@ impl Span {
                 .map(|dimension| dimension?.extract())
                 .collect::<PyResult<_>>()?,
         };
+        infer(&mut shape, rest, dtype)?;
         let count = shape.iter().try_fold(1_u64, |count, dimension| {
             count.checked_mul(u64::try_from(*dimension).ok()?)
         });
@@ -86,4 +87,27 @@ impl Span {
     pub fn address(&self) -> u64 {
         self.region.address() + self.offset
     }
+}
+
+/// Replaces the one dimension of -1 by all that the memory has.
+///
+/// # Errors
+/// `InvalidArgument` for two of them, and where the other dimensions do not divide the memory.
+fn infer(shape: &mut [i64], bytes: u64, dtype: Dtype) -> PyResult<()> {
+    let Some(at) = shape.iter().position(|&dimension| dimension == -1) else {
+        return Ok(());
+    };
+    let others = shape[..at].iter().chain(&shape[at + 1..]);
+    let unit = others.fold(Some(u64::from(dtype.size)), |unit, &dimension| {
+        unit?.checked_mul(u64::try_from(dimension).ok()?)
+    });
+    let divides = |unit: &u64| *unit > 0 && bytes.is_multiple_of(*unit);
+    let unit = unit.filter(divides).ok_or_else(|| {
+        invalid(&format!(
+            "shape {shape:?} of {} does not divide {bytes} bytes; valid: one dimension of -1, and others whose product divides them",
+            dtype.name
+        ))
+    })?;
+    shape[at] = (bytes / unit) as i64;
+    Ok(())
 }

@@ -3,6 +3,7 @@
 use egmem::driver::{Driver as Native, StreamHandle};
 use pyo3::prelude::*;
 
+use crate::args::GpuArg;
 use crate::device;
 use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, invalid};
@@ -18,10 +19,12 @@ pub struct Stream {
 impl Stream {
     /// Creates a stream on a GPU.
     #[new]
-    #[pyo3(signature = (gpu=0, *, driver=None))]
-    fn new(py: Python<'_>, gpu: i32, driver: Option<&Bound<'_, Driver>>) -> PyResult<Self> {
+    #[pyo3(signature = (gpu=GpuArg(0), *, driver=None), text_signature = "(gpu=0, *, driver=None)")]
+    fn new(py: Python<'_>, gpu: GpuArg, driver: Option<&Bound<'_, Driver>>) -> PyResult<Self> {
         let driver = given_or_default(py, driver)?;
-        let inner = py.detach(|| egmem::Stream::new(&driver, gpu)).or_raise()?;
+        let inner = py
+            .detach(|| egmem::Stream::new(&driver, gpu.0))
+            .or_raise()?;
         Ok(Self { inner })
     }
 

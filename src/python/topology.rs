@@ -3,6 +3,7 @@
 use egmem::driver::NodeId;
 use pyo3::prelude::*;
 
+use crate::args::NodeArg;
 use crate::driver::{Driver, given_or_default};
 use crate::error::OrRaise;
 use crate::json::to_python;
@@ -49,8 +50,8 @@ impl Topology {
     }
 
     /// Returns the bytes that an allocation on a host node could get now; `None` if unknown.
-    fn free_memory(&self, node: i32) -> PyResult<Option<u64>> {
-        self.inner.free_memory(NodeId(node)).or_raise()
+    fn free_memory(&self, node: NodeArg) -> PyResult<Option<u64>> {
+        self.inner.free_memory(NodeId(node.0)).or_raise()
     }
 
     /// Returns the text of `egmem topo`.
@@ -92,6 +93,11 @@ pub struct Gpu {
 impl Gpu {
     fn wrap(inner: egmem::topology::Gpu) -> Self {
         Self { inner }
+    }
+
+    /// Returns the CUDA ordinal.
+    pub fn number(&self) -> i32 {
+        self.inner.ordinal
     }
 }
 
@@ -174,6 +180,11 @@ pub struct Node {
 impl Node {
     fn wrap(inner: egmem::topology::NumaNode) -> Self {
         Self { inner }
+    }
+
+    /// Returns the operating system's id.
+    pub fn number(&self) -> i32 {
+        self.inner.id.0
     }
 }
 

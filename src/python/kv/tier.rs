@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{IntoPyDict, PyBytes, PyDict, PyTuple};
 
+use crate::args::{GpuArg, NodeArg, Size};
 use crate::driver::{Driver, given_or_default, location};
 use crate::error::{OrRaise, ToPy, closed, invalid};
 use crate::memory::Memory;
@@ -24,7 +25,7 @@ use super::store::{Load, Store};
 ///
 /// `Tier(pages=4096, page_bytes=65536, node=0)` allocates the memory. Pages lie side by side, and none is rounded up.
 /// A key is `bytes` of any length, such as the hash of a block of tokens and of all before it. The tier keeps 32 bytes
-/// of each: `stored_key`. `access_by` and `label` are as for `Buffer`.
+/// of each: `stored_key`. `near_gpu`, `access_by` and `label` are as for `Buffer`.
 #[pyclass(frozen, module = "egmem.kv")]
 pub struct Tier {
     inner: Mutex<Option<kv::Tier>>,
@@ -80,23 +81,23 @@ impl Tier {
 #[pymethods]
 impl Tier {
     #[new]
-    #[pyo3(signature = (pages, page_bytes, *, node=None, gpu=None, access_by=None, label=None, driver=None))]
+    #[pyo3(signature = (pages, page_bytes, *, node=None, near_gpu=None, access_by=None, label=None, driver=None))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn new(
         py: Python<'_>,
         pages: u64,
-        page_bytes: u64,
-        node: Option<i32>,
-        gpu: Option<i32>,
-        access_by: Option<Vec<i32>>,
+        page_bytes: Size,
+        node: Option<NodeArg>,
+        near_gpu: Option<GpuArg>,
+        access_by: Option<Vec<GpuArg>>,
         label: Option<String>,
         driver: Option<&Bound<'_, Driver>>,
     ) -> PyResult<Self> {
         let driver = given_or_default(py, driver)?;
-        let location = location(&driver, node, gpu, None)?;
-        let mut options = kv::Tier::on(location).pages(pages).page_bytes(page_bytes);
+        let location = location(py, &driver, node, near_gpu, None)?;
+        let mut options = kv::Tier::on(location).pages(pages).page_bytes(page_bytes.0);
         if let Some(gpus) = access_by {
-            options = options.access_by(gpus.into_iter().map(Location::Device));
+            options = options.access_by(gpus.into_iter().map(|gpu| Location::Device(gpu.0)));
         }
         options = options.label(label.unwrap_or_else(|| "egmem.kv".into()));
         let tier = py.detach(|| options.create(&driver)).or_raise()?;
@@ -118,7 +119,7 @@ impl Tier {
         py: Python<'_>,
         memory: &Bound<'_, Memory>,
         pages: Option<u64>,
-        page_bytes: Option<u64>,
+        page_bytes: Option<Size>,
         tag: Option<PyBackedBytes>,
         take_over: bool,
         reset: bool,
@@ -126,7 +127,7 @@ impl Tier {
         let object = memory.get();
         let region = object.region()?;
         region.expect_here()?;
-        let location = region.location();
+        let location = region.only_location();
         drop(region);
         let tag = match tag {
             Some(tag) => *Key::from_bytes(&tag).as_bytes(),
@@ -135,7 +136,7 @@ impl Tier {
         let with = |options: kv::AttachOptions| {
             let options = options.tag(tag).take_over(take_over).reset(reset);
             let options = pages.into_iter().fold(options, kv::AttachOptions::pages);
-            let page_bytes = page_bytes.into_iter();
+            let page_bytes = page_bytes.map(|size| size.0).into_iter();
             let options = page_bytes.fold(options, kv::AttachOptions::page_bytes);
             py.detach(|| options.open())
         };
@@ -166,8 +167,8 @@ impl Tier {
 
     /// Returns how many bytes of memory a tier takes, for the size of memory that it is to be attached in.
     #[staticmethod]
-    fn bytes_needed(pages: u64, page_bytes: u64) -> PyResult<u64> {
-        kv::Tier::bytes_needed(pages, page_bytes).or_raise()
+    fn bytes_needed(pages: u64, page_bytes: Size) -> PyResult<u64> {
+        kv::Tier::bytes_needed(pages, page_bytes.0).or_raise()
     }
 
     /// Returns the 32 bytes that a tier keeps for a key, which `keys` and `Store.evicted` return: a key of 32 bytes

@@ -112,7 +112,7 @@ def test_default_streams_of_other_libraries_need_a_gpu(driver):
     gpu_pages = egmem.kv.GpuPages([cache.address], 4096, 4096, 1, keep=cache)
     calls = (
         block.free_after,
-        of_pool.free_on,
+        of_pool.free_after,
         of_pool.on("cpu").ready_on,
         lambda stream, **gpu: pool.allocate(100, stream, **gpu),
         lambda stream, **gpu: tier.load([], [], gpu_pages, stream=stream, **gpu),
@@ -139,7 +139,7 @@ def test_pools(driver):
         assert isinstance(block, egmem.PoolBlock) and block.node == 1 and block.nbytes == 1 << 20
         np.asarray(block)[:] = 7
         assert pool.stats()["used"] == 1 << 20
-        block.free_on(stream)
+        block.free_after(stream)
         stream.synchronize()
         assert block.closed and pool.stats()["used"] == 0
         with pytest.raises(egmem.OutOfMemory):

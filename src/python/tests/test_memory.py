@@ -9,6 +9,7 @@ import threading
 import pytest
 
 import egmem
+import egmem.kv
 
 
 def test_a_buffer_tells_node_size_and_access(driver):
@@ -25,14 +26,38 @@ def test_a_buffer_tells_node_size_and_access(driver):
 
 def test_places(driver):
     assert egmem.Buffer(1, driver=driver).node == 0
-    assert egmem.Buffer(1, gpu=3, driver=driver).node == 3
+    assert egmem.Buffer(1, near_gpu=3, driver=driver).node == 3
     on_gpu = egmem.Buffer(1, device=1, driver=driver)
     assert on_gpu.node is None and on_gpu.location == "GPU 1" and on_gpu.access() == ""
-    assert egmem.Buffer(64 << 20, spread=True, driver=driver).nbytes == 64 << 20
     with pytest.raises(egmem.InvalidArgument, match="exclude"):
-        egmem.Buffer(1, node=0, gpu=1, driver=driver)
+        egmem.Buffer(1, node=0, near_gpu=1, driver=driver)
     with pytest.raises(egmem.InvalidArgument, match="spread"):
         egmem.Buffer(1, node=0, spread=True, driver=driver)
+
+
+def test_spread_memory_is_on_several_nodes(driver):
+    buffer = egmem.Buffer("64MiB", spread=True, driver=driver)
+    assert buffer.nbytes == 64 << 20
+    assert buffer.node is None and buffer.nodes == [0, 1, 2, 3]
+    assert buffer.location == "host NUMA nodes 0, 1, 2, 3" and "on host NUMA nodes 0, 1, 2, 3 at" in repr(buffer)
+    one = egmem.Buffer(1, spread=True, driver=egmem.simulated("gh200"))
+    assert (one.node, one.nodes, one.location) == (0, [0], "host NUMA node 0")
+    on_gpu = egmem.Buffer(1, device=1, driver=driver)
+    assert (on_gpu.node, on_gpu.nodes, on_gpu.location) == (None, [], "GPU 1")
+    tier = egmem.kv.Tier.attach(buffer, page_bytes="4KiB")
+    with tier.prepare_store([b"key"]) as store:
+        page = store.view(0)
+        assert page.node is None and page.location == "the host"
+        del page
+        store.close()
+
+
+def test_memory_of_a_gpu_is_not_the_cpus(driver):
+    buffer = egmem.Buffer(16, device=1, driver=driver)
+    for call in (lambda: buffer.write(b"x"), buffer.read, lambda: buffer.fill(0), lambda: memoryview(buffer)):
+        with pytest.raises(egmem.NotAccessible, match="no access to memory of GPU 1") as caught:
+            call()
+        assert "copy_to" in caught.value.remedy and 'on("cuda:1")' in caught.value.remedy
 
 
 def test_access_is_granted_as_told(driver):
@@ -41,8 +66,10 @@ def test_access_is_granted_as_told(driver):
     with pytest.raises(egmem.NotAccessible):
         buffer.fill(1)
     assert memoryview(buffer).readonly
-    with pytest.raises(TypeError):
-        buffer.write(b"x")
+    for call in (lambda: buffer.write(b"x"), lambda: buffer.fill(1)):
+        with pytest.raises(egmem.NotAccessible, match="the CPU may only read") as caught:
+            call()
+        assert 'host="rw"' in caught.value.remedy
     with pytest.raises(egmem.NotAccessible):
         memoryview(egmem.Buffer(1, host="", driver=driver))
     with pytest.raises(egmem.InvalidArgument, match="host"):

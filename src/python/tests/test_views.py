@@ -81,19 +81,19 @@ def test_a_gpu_that_the_machine_lacks_is_named(buffer, driver, gpu):
         lambda: buffer.on("cpu").ready_on(5, gpu=gpu),
         lambda: heap.allocate(64).free_after(5, gpu=gpu),
         lambda: pool.allocate(64, 5, gpu=gpu),
-        lambda: pool.allocate(64).free_on(5, gpu=gpu),
+        lambda: pool.allocate(64).free_after(5, gpu=gpu),
         lambda: egmem.Stream(gpu, **on),
-        lambda: egmem.Buffer(64, gpu=gpu, **on),
+        lambda: egmem.Buffer(64, near_gpu=gpu, **on),
         lambda: egmem.Buffer(64, device=gpu, **on),
         lambda: egmem.Buffer(64, access_by=[0, gpu], **on),
-        lambda: egmem.Heap(gpu=gpu, limit=2 << 20, **on),
+        lambda: egmem.Heap(near_gpu=gpu, limit=2 << 20, **on),
         lambda: egmem.Heap(device=gpu, limit=2 << 20, **on),
         lambda: egmem.Heap(0, limit=2 << 20, access_by=[gpu], **on),
-        lambda: egmem.Pool(near=gpu, **on),
+        lambda: egmem.Pool(near_gpu=gpu, **on),
         lambda: egmem.Pool(device=gpu, **on),
         lambda: egmem.Pool(0, gpu=gpu, **on),
         lambda: egmem.Pool(0, access_by=[gpu], **on),
-        lambda: egmem.kv.Tier(4, 4096, gpu=gpu, **on),
+        lambda: egmem.kv.Tier(4, 4096, near_gpu=gpu, **on),
         lambda: egmem.kv.Tier(4, 4096, node=0, access_by=[gpu], **on),
     ]
     for nth, request in enumerate(requests):
@@ -167,7 +167,7 @@ def test_types_and_shapes(buffer):
     assert np.from_dlpack(buffer.view("int8", (0, 5))).shape == (0, 5)
     for wrong in (
         lambda: buffer.view("float32", 1025),
-        lambda: buffer.view("float32", (-1,)),
+        lambda: buffer.view("float32", (-2,)),
         lambda: buffer.view("float32", (2**40, 2**40)),
         lambda: buffer.view("float32", offset=2),
         lambda: buffer.view("uint8", offset=4097),

@@ -19,7 +19,7 @@ def _heap(node: Optional[int], heap: Optional[_egmem.Heap]) -> _egmem.Heap:
     if heap is not None:
         return heap
     if node is None:
-        return _egmem.Heap(gpu=cupy.cuda.runtime.getDevice(), label="egmem.cupy")
+        return _egmem.Heap(near_gpu=cupy.cuda.runtime.getDevice(), label="egmem.cupy")
     return _egmem.Heap(node, label="egmem.cupy")
 
 

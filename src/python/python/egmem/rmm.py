@@ -45,7 +45,7 @@ def memory_resource(node: Optional[int] = None, *, gpu: Optional[int] = None, he
     simulated = (heap.driver if heap is not None else _egmem.default_driver()).is_simulated
     own_gpu = gpu if gpu is not None else 0 if simulated else _current_gpu()
     if heap is None:
-        heap = _egmem.Heap(gpu=own_gpu, label="egmem.rmm") if node is None else _egmem.Heap(node, label="egmem.rmm")
+        heap = _egmem.Heap(near_gpu=own_gpu, label="egmem.rmm") if node is None else _egmem.Heap(node, label="egmem.rmm")
     source = heap
     blocks: Dict[int, Any] = {}
 

@@ -45,7 +45,7 @@ def native():
 
     import egmem.torch as et
 
-    pool = et.MemPool(heap=egmem.Heap(gpu=0, reserve=256 << 20, driver=egmem.open()))
+    pool = et.MemPool(heap=egmem.Heap(near_gpu=0, reserve=256 << 20, driver=egmem.open()))
     pool.slot.measure(SIZE, 0, 0, 1000)
     times = [pool.slot.measure(SIZE, 0, 0, 100_000) / 100_000 / 1e3 for _ in range(7)]
     print(f"64 KiB alloc+free, PyTorch's allocator functions over egmem: {statistics.median(times):.3f} us", flush=True)
@@ -67,7 +67,7 @@ def torch_pinned():
     torch.empty(SIZE, dtype=torch.uint8, pin_memory=True)
     work = median_us(lambda: torch.empty(SIZE, dtype=torch.uint8, pin_memory=True), 10_000)
     print(f"64 KiB alloc+free, torch.empty(pin_memory=True), cached: {work:.3f} us", flush=True)
-    heap = egmem.Heap(gpu=0, reserve=256 << 20, driver=egmem.open())
+    heap = egmem.Heap(near_gpu=0, reserve=256 << 20, driver=egmem.open())
     work = median_us(lambda: et.empty(SIZE, dtype=torch.uint8, heap=heap), 2_000)
     print(f"64 KiB alloc+free, egmem.torch.empty (Python, with the wait): {work:.3f} us", flush=True)
     work = median_us(lambda: heap.allocate(SIZE), 10_000)
@@ -146,7 +146,7 @@ def copies():
     gpu = torch.empty(size, dtype=torch.uint8, device="cuda")
     torch.empty(16, pin_memory=True).to("cuda", non_blocking=True)
     torch.cuda.synchronize()
-    heap = egmem.Heap(gpu=0, reserve=2 << 30, driver=egmem.open())
+    heap = egmem.Heap(near_gpu=0, reserve=2 << 30, driver=egmem.open())
     for name, make in (
         ("torch pinned", lambda: torch.empty(size, dtype=torch.uint8, pin_memory=True)),
         ("egmem.torch.empty", lambda: et.empty(size, dtype=torch.uint8, heap=heap)),
@@ -228,7 +228,7 @@ STARTS = {
     "egmem.kv.attach(probe='gpu'), egmem serve": (
         "import egmem.kv; tier = egmem.kv.attach({address!r}, 'tier', page_bytes={page}, probe='gpu')"
     ),
-    "egmem.kv.Tier, cold": "import egmem.kv; tier = egmem.kv.Tier({pages}, {page}, gpu=0)",
+    "egmem.kv.Tier, cold": "import egmem.kv; tier = egmem.kv.Tier({pages}, {page}, near_gpu=0)",
     "only python, import torch, cuda.init()": "import torch; torch.cuda.init(); torch.empty(1, device='cuda')",
     "torch.empty(pin_memory=True)": "import torch; tensor = torch.empty({pages} * {page}, dtype=torch.uint8, pin_memory=True)",
     "cuMemHostAlloc": """
@@ -297,7 +297,7 @@ def kv():
     total = 512 << 20
     for page in (16 << 10, 64 << 10, 256 << 10, 2 << 20):
         count = total // page
-        tier = egmem.kv.Tier(2 * count, page, gpu=0, driver=egmem.open())
+        tier = egmem.kv.Tier(2 * count, page, near_gpu=0, driver=egmem.open())
         cache = torch.zeros(2 * count, page, dtype=torch.uint8, device="cuda")
         torch.cuda.synchronize()
         gpu_pages = egmem.kv.GpuPages.from_tensors([cache])
@@ -334,7 +334,7 @@ def others(page, total, cache, index):
     host = torch.empty(cache.shape, dtype=torch.uint8, pin_memory=True)
     print_rate(f"{page >> 10} KiB pages, torch index and copy to GPU", total, lambda: host[index].to("cuda"), 3)
     del host
-    memory = egmem.Buffer(cache.numel(), gpu=0, driver=egmem.open())
+    memory = egmem.Buffer(cache.numel(), near_gpu=0, driver=egmem.open())
     # The same bytes as a tensor of the GPU: its kernels read and write the CPU's memory.
     ours = torch.from_dlpack(memory.on("cuda:0")).view(torch.int64).view(len(cache), page // 8)
     index = index.to("cuda")

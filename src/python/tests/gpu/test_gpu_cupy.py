@@ -15,7 +15,7 @@ class Pools(GpuTest):
 
         import egmem.cupy
 
-        heap = egmem.Heap(gpu=self.gpu, driver=egmem.open())
+        heap = egmem.Heap(near_gpu=self.gpu, driver=egmem.open())
         pool = egmem.cupy.memory_pool(heap=heap)
         with cupy.cuda.using_allocator(pool.malloc):
             array = cupy.arange(1 << 20, dtype="f4")
@@ -33,7 +33,7 @@ class Pools(GpuTest):
 
         import egmem.cupy
 
-        pool = egmem.cupy.memory_pool(heap=egmem.Heap(gpu=self.gpu, limit=32 << 20, driver=egmem.open()))
+        pool = egmem.cupy.memory_pool(heap=egmem.Heap(near_gpu=self.gpu, limit=32 << 20, driver=egmem.open()))
         with cupy.cuda.using_allocator(pool.malloc):
             with self.assertRaises(cupy.cuda.memory.OutOfMemoryError):
                 cupy.empty(64 << 20, dtype="u1")
@@ -44,7 +44,7 @@ class Pools(GpuTest):
 
         import egmem.cupy
 
-        heap = egmem.Heap(gpu=self.gpu, driver=egmem.open())
+        heap = egmem.Heap(near_gpu=self.gpu, driver=egmem.open())
         cupy.cuda.set_pinned_memory_allocator(egmem.cupy.pinned_allocator(heap=heap))
         try:
             source = cupy.cuda.alloc_pinned_memory(1000 * 4)
@@ -60,7 +60,7 @@ class Pools(GpuTest):
     def test_asarray_copies_nothing(self):
         import egmem.cupy
 
-        buffer = egmem.Buffer(1 << 20, gpu=self.gpu, driver=egmem.open())
+        buffer = egmem.Buffer(1 << 20, near_gpu=self.gpu, driver=egmem.open())
         array = egmem.cupy.asarray(buffer, "float32", (1 << 18,))
         self.assertEqual(array.data.ptr, buffer.address)
 
@@ -75,7 +75,7 @@ pool = egmem.cupy.memory_pool(0)
 with cupy.cuda.using_allocator(pool.malloc):
     array = cupy.ones(1 << 20)
 source = cupy.ones(1 << 20)
-kept = [memoryview(egmem.Buffer(1 << 20, gpu=GPU))]
+kept = [memoryview(egmem.Buffer(1 << 20, near_gpu=GPU))]
 stream = cupy.cuda.Stream(non_blocking={non_blocking})
 with stream:
     result = cupy.empty_like(source)

@@ -24,7 +24,7 @@ class Kv(GpuTest):
     def round_trip(self, method, stream):
         import torch
 
-        tier = egmem.kv.Tier(48, self.page_bytes, gpu=self.gpu, driver=self.driver)
+        tier = egmem.kv.Tier(48, self.page_bytes, near_gpu=self.gpu, driver=self.driver)
         gpu_pages = egmem.kv.GpuPages.from_tensors(self.layers)
         self.assertEqual((gpu_pages.blocks, gpu_pages.block_bytes), (64, self.page_bytes))
         wanted = [layer[:32].clone() for layer in self.layers]
@@ -77,7 +77,7 @@ page, count = 300 << 10, 205  # 60 MiB, in allocations of 20 MiB
 cache = torch.randint(0, 255, (count, page), dtype=torch.uint8, device="cuda")
 wanted = cache.clone()
 stream = torch.cuda.Stream()
-tier = egmem.kv.Tier(count, page, gpu=GPU, driver=egmem.open())
+tier = egmem.kv.Tier(count, page, near_gpu=GPU, driver=egmem.open())
 gpu_pages = egmem.kv.GpuPages.from_tensors([cache])
 keys = [number.to_bytes(4, "little") for number in range(count)]
 for method in ("auto", "kernel", "loop", "batch"):
@@ -115,7 +115,7 @@ for method in ("auto", "kernel", "loop", "batch"):
 
         cache = torch.arange(4 * 1024, dtype=torch.int32, device="cuda").reshape(4, 1024)
         torch.cuda.synchronize()
-        tier = egmem.kv.Tier(4, 4096, gpu=self.gpu, driver=self.driver)
+        tier = egmem.kv.Tier(4, 4096, near_gpu=self.gpu, driver=self.driver)
         gpu_pages = egmem.kv.GpuPages.from_tensors([cache])
         with tier.prepare_store(self.keys[:2]) as store:
             tier.store(store.pages, [1, 3], gpu_pages).wait()
@@ -140,7 +140,7 @@ for method in ("auto", "kernel", "loop", "batch"):
         page, count = 64 << 10, 64
         work = torch.randn(4096, 4096, device=device)
         cache = torch.zeros(count, page, dtype=torch.uint8, device=device)
-        tier = egmem.kv.Tier(count, page, gpu=self.gpu, driver=self.driver)
+        tier = egmem.kv.Tier(count, page, near_gpu=self.gpu, driver=self.driver)
         gpu_pages = egmem.kv.GpuPages.from_tensors([cache])
         keys = [number.to_bytes(4, "little") for number in range(count)]
         for value in range(1, 9):
@@ -169,7 +169,7 @@ for method in ("auto", "kernel", "loop", "batch"):
         except ImportError:
             self.skipTest("cupy is missing")
         page, count = 64 << 10, 64
-        tier = egmem.kv.Tier(count, page, gpu=self.gpu, driver=self.driver)
+        tier = egmem.kv.Tier(count, page, near_gpu=self.gpu, driver=self.driver)
         keys = [number.to_bytes(4, "little") for number in range(count)]
         with cupy.cuda.Device(self.gpu):
             streams = cupy.cuda.Stream.null, cupy.cuda.Stream(non_blocking=True)
@@ -189,7 +189,7 @@ for method in ("auto", "kernel", "loop", "batch"):
                     self.assertEqual({byte for n in range(count) for byte in load.view(n).read()}, {7})
 
     def test_addresses_need_a_stream(self):
-        tier = egmem.kv.Tier(4, 4096, gpu=self.gpu, driver=self.driver)
+        tier = egmem.kv.Tier(4, 4096, near_gpu=self.gpu, driver=self.driver)
         layer = self.layers[0]
         gpu_pages = egmem.kv.GpuPages([layer.data_ptr()], 4096, 4096, 4, keep=layer)
         with tier.prepare_store(self.keys[:1]) as store:
@@ -200,7 +200,7 @@ for method in ("auto", "kernel", "loop", "batch"):
         """Stores block 5, clears it and loads it into block 9, by each method; `blocks_of` returns a tensor's blocks first."""
         import torch
 
-        tier = egmem.kv.Tier(4, page_bytes, gpu=self.gpu, driver=self.driver)
+        tier = egmem.kv.Tier(4, page_bytes, near_gpu=self.gpu, driver=self.driver)
         gpu_pages = egmem.kv.GpuPages.from_tensors(tensors, block_dim=block_dim)
         self.assertEqual(gpu_pages.block_bytes, page_bytes)
         stream = torch.cuda.Stream()
@@ -251,7 +251,7 @@ for method in ("auto", "kernel", "loop", "batch"):
         sizes = (48, 16, 4096, 16)
         layers = [torch.randint(0, 255, (count, size), device="cuda", dtype=torch.uint8) for size in sizes]
         wanted = [layer.clone() for layer in layers]
-        tier = egmem.kv.Tier(count, sum(sizes), gpu=self.gpu, driver=self.driver)
+        tier = egmem.kv.Tier(count, sum(sizes), near_gpu=self.gpu, driver=self.driver)
         gpu_pages = egmem.kv.GpuPages.from_tensors(layers)
         keys = [number.to_bytes(4, "little") for number in range(count)]
         with tier.prepare_store(keys) as store:
@@ -267,7 +267,7 @@ for method in ("auto", "kernel", "loop", "batch"):
     def test_tensors_live_as_long_as_their_copies(self):
         import torch
 
-        tier = egmem.kv.Tier(32, 1 << 20, gpu=self.gpu, driver=self.driver)
+        tier = egmem.kv.Tier(32, 1 << 20, near_gpu=self.gpu, driver=self.driver)
         cache = torch.full((32, 1 << 20), 5, dtype=torch.uint8, device="cuda")
         torch.cuda.synchronize()
         with tier.prepare_store(self.keys) as store:

@@ -50,7 +50,7 @@ class Offload(GpuTest):
             return [parameter.grad.clone() for parameter in model.parameters()]
 
         plain = gradients(contextlib.nullcontext())
-        heap = egmem.Heap(gpu=self.gpu, driver=egmem.open())
+        heap = egmem.Heap(near_gpu=self.gpu, driver=egmem.open())
         for _ in range(3):
             offloaded = gradients(et.offload(heap=heap, min_bytes=1 << 16))
             for one, other in zip(plain, offloaded):
@@ -94,7 +94,7 @@ class Offload(GpuTest):
 
         import egmem.torch as et
 
-        heap = egmem.Heap(gpu=self.gpu, chunk=2 * MIB, driver=egmem.open())
+        heap = egmem.Heap(near_gpu=self.gpu, chunk=2 * MIB, driver=egmem.open())
         keep = keeper(views)
         source = source.requires_grad_() * 1  # the leaf's own memory would stay
         with et.offload(heap=heap, min_bytes=1 << 10):
@@ -144,7 +144,7 @@ class Offload(GpuTest):
 
         import egmem.torch as et
 
-        heap = egmem.Heap(gpu=self.gpu, limit=64 * MIB, wait_for_gpu=True, driver=egmem.open())
+        heap = egmem.Heap(near_gpu=self.gpu, limit=64 * MIB, wait_for_gpu=True, driver=egmem.open())
         source = torch.full((12 * MIB,), 3.0, device="cuda", requires_grad=True)
         one, other = torch.cuda.Stream(), torch.cuda.Stream()
         with et.offload(heap=heap):

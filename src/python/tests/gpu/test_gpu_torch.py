@@ -24,7 +24,7 @@ class Pinned(GpuTest):
 
         import egmem.torch as et
 
-        heap = egmem.Heap(gpu=self.gpu, driver=egmem.open())
+        heap = egmem.Heap(near_gpu=self.gpu, driver=egmem.open())
         tensor = et.empty(3, 5, dtype=torch.float16, heap=heap)
         self.assertEqual((tensor.shape, tensor.dtype, tensor.device.type), ((3, 5), torch.float16, "cpu"))
         self.assertTrue(tensor.is_pinned())
@@ -79,7 +79,7 @@ class Pinned(GpuTest):
 
         import egmem.torch as et
 
-        heap = egmem.Heap(gpu=self.gpu, driver=egmem.open())
+        heap = egmem.Heap(near_gpu=self.gpu, driver=egmem.open())
         tensors = [et.empty(1 << 20, heap=heap, dtype=torch.uint8) for _ in range(50)]
 
         def end(all):
@@ -104,7 +104,7 @@ class Optimizers(GpuTest):
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
             pool = None
             if offloaded:
-                pool = et.offload_optimizer(optimizer, pool=et.MemPool(heap=egmem.Heap(gpu=self.gpu, driver=egmem.open())))
+                pool = et.offload_optimizer(optimizer, pool=et.MemPool(heap=egmem.Heap(near_gpu=self.gpu, driver=egmem.open())))
             for _ in range(4):
                 model(torch.ones(8, 2048, device="cuda")).pow(2).mean().backward()
                 optimizer.step()
@@ -128,7 +128,7 @@ class Optimizers(GpuTest):
         layers = [torch.nn.Linear(2048, 2048).cuda(gpu) for gpu in range(torch.cuda.device_count())]
         parameters = [parameter for layer in layers for parameter in layer.parameters()]
         optimizer = torch.optim.AdamW(parameters, lr=1e-3)
-        pool = et.offload_optimizer(optimizer, pool=et.MemPool(heap=egmem.Heap(gpu=self.gpu, driver=egmem.open())))
+        pool = et.offload_optimizer(optimizer, pool=et.MemPool(heap=egmem.Heap(near_gpu=self.gpu, driver=egmem.open())))
         for _ in range(3):
             for gpu, layer in enumerate(layers):
                 layer(torch.ones(8, 2048, device=f"cuda:{gpu}")).pow(2).mean().backward()
@@ -148,7 +148,7 @@ class Pools(GpuTest):
 
         import egmem.torch as et
 
-        pool = et.MemPool(heap=egmem.Heap(gpu=self.gpu, driver=egmem.open()))
+        pool = et.MemPool(heap=egmem.Heap(near_gpu=self.gpu, driver=egmem.open()))
         with torch.cuda.use_mem_pool(pool):
             tensor = torch.ones(64 << 20, device="cuda", dtype=torch.uint8)
             product = torch.randn(512, 512, device="cuda")
@@ -165,7 +165,7 @@ class Pools(GpuTest):
 
         import egmem.torch as et
 
-        pool = et.MemPool(heap=egmem.Heap(gpu=self.gpu, driver=egmem.open()))
+        pool = et.MemPool(heap=egmem.Heap(near_gpu=self.gpu, driver=egmem.open()))
         side = torch.cuda.Stream()
         with torch.cuda.use_mem_pool(pool):
             for round in range(30):
@@ -184,7 +184,7 @@ class Pools(GpuTest):
 
         import egmem.torch as et
 
-        pool = et.MemPool(heap=egmem.Heap(gpu=self.gpu, driver=egmem.open()))
+        pool = et.MemPool(heap=egmem.Heap(near_gpu=self.gpu, driver=egmem.open()))
         static = torch.zeros(1 << 20, device="cuda")
         warm = torch.cuda.Stream()
         warm.wait_stream(torch.cuda.current_stream())
@@ -205,7 +205,7 @@ class Pools(GpuTest):
 
         import egmem.torch as et
 
-        pool = et.MemPool(heap=egmem.Heap(gpu=self.gpu, limit=64 << 20, driver=egmem.open()))
+        pool = et.MemPool(heap=egmem.Heap(near_gpu=self.gpu, limit=64 << 20, driver=egmem.open()))
         with torch.cuda.use_mem_pool(pool):
             with self.assertRaises(torch.OutOfMemoryError):
                 torch.empty(256 << 20, device="cuda", dtype=torch.uint8)
@@ -296,7 +296,7 @@ class Captures(GpuTest):
             + """
 pinned = et.empty(1 << 20)
 on_gpu = pinned.to("cuda", non_blocking=True)
-kept = [pinned, egmem.Buffer(1 << 20, gpu=GPU).on(f"cuda:{GPU}").__dlpack__(), memoryview(egmem.Buffer(1 << 20, gpu=GPU))]
+kept = [pinned, egmem.Buffer(1 << 20, near_gpu=GPU).on(f"cuda:{GPU}").__dlpack__(), memoryview(egmem.Buffer(1 << 20, near_gpu=GPU))]
 del pinned
 with torch.cuda.graph(graph):
     doubled = static * 2
@@ -313,7 +313,7 @@ assert float(total) == 2.0 * (1 << 20)
         self.child(
             CAPTURE
             + """
-heap = egmem.Heap(gpu=GPU, driver=egmem.open())
+heap = egmem.Heap(near_gpu=GPU, driver=egmem.open())
 for round in range(3):
     with et.use(et.MemPool(heap=heap)):
         table = torch.ones(32 << 20, dtype=torch.uint8, device="cuda")
@@ -366,7 +366,7 @@ assert all(float(tensor.sum()) == 7.0 * (1 << 20) for tensor in other), "the rep
 
 ALL_TENSORS = """
 import gc, torch, egmem, egmem.torch as et
-heap = egmem.Heap(gpu=GPU, limit=2 << 30, driver=egmem.open())
+heap = egmem.Heap(near_gpu=GPU, limit=2 << 30, driver=egmem.open())
 et.set_current_allocator(heap=heap)
 torch.cuda.set_device(GPU)
 """
@@ -487,9 +487,9 @@ kept = [et.empty(1 << 20), et.pin(torch.ones(1000))]
 pool = et.MemPool(0)
 with torch.cuda.use_mem_pool(pool):
     tensor = torch.ones(1 << 20, device="cuda")
-buffer = egmem.Buffer(1 << 20, gpu=GPU)
+buffer = egmem.Buffer(1 << 20, near_gpu=GPU)
 view = torch.from_dlpack(buffer.on(f"cuda:{GPU}"))
-heap = egmem.Heap(gpu=GPU, grow_ahead=64 << 20)
+heap = egmem.Heap(near_gpu=GPU, grow_ahead=64 << 20)
 block = heap.allocate(1 << 20)
 """
         )
@@ -498,12 +498,12 @@ block = heap.allocate(1 << 20)
         self.child(
             """
 import os, torch, egmem, egmem.torch as et
-buffer = egmem.Buffer(1 << 20, gpu=GPU)
+buffer = egmem.Buffer(1 << 20, near_gpu=GPU)
 tensor = et.empty(1 << 20)
 child = os.fork()
 if child == 0:
     try:
-        egmem.Buffer(1 << 20, gpu=GPU)
+        egmem.Buffer(1 << 20, near_gpu=GPU)
     except egmem.InvalidArgument:
         try:
             et.empty(10)

@@ -18,7 +18,7 @@ class Torch(GpuTest):
         import numpy
         import torch
 
-        buffer = egmem.Buffer(4 << 20, gpu=self.gpu, driver=self.driver)
+        buffer = egmem.Buffer(4 << 20, near_gpu=self.gpu, driver=self.driver)
         host = torch.from_dlpack(buffer.view("float32", device="cpu"))
         gpu = torch.from_dlpack(buffer.view("float32", device=f"cuda:{self.gpu}"))
         self.assertEqual(gpu.device, torch.device(f"cuda:{self.gpu}"))
@@ -34,7 +34,7 @@ class Torch(GpuTest):
     def test_the_cuda_array_interface(self):
         import torch
 
-        buffer = egmem.Buffer(1 << 20, gpu=self.gpu, driver=self.driver)
+        buffer = egmem.Buffer(1 << 20, near_gpu=self.gpu, driver=self.driver)
         interface = buffer.__cuda_array_interface__
         self.assertEqual((interface["version"], interface["shape"], interface["stream"]), (3, (1 << 20,), None))
         tensor = torch.as_tensor(buffer.on(f"cuda:{self.gpu}"), device=f"cuda:{self.gpu}")
@@ -45,7 +45,7 @@ class Torch(GpuTest):
     def test_memory_lives_as_long_as_its_views(self):
         import torch
 
-        buffer = egmem.Buffer(8 << 20, gpu=self.gpu, driver=self.driver)
+        buffer = egmem.Buffer(8 << 20, near_gpu=self.gpu, driver=self.driver)
         tensor = torch.from_dlpack(buffer.view("int32", device=f"cuda:{self.gpu}"))
         tensor.fill_(5)
         with self.assertRaises(BufferError):
@@ -58,7 +58,7 @@ class Torch(GpuTest):
         import torch
 
         for _ in range(20):
-            buffer = egmem.Buffer(64 << 20, gpu=self.gpu, driver=self.driver)
+            buffer = egmem.Buffer(64 << 20, near_gpu=self.gpu, driver=self.driver)
             tensor = torch.from_dlpack(buffer.view("float32", device=f"cuda:{self.gpu}"))
             for _ in range(10):
                 tensor.add_(1.0)
@@ -78,7 +78,7 @@ class Torch(GpuTest):
     def test_a_block_is_freed_after_a_stream(self):
         import torch
 
-        heap = egmem.Heap(gpu=self.gpu, limit=64 << 20, driver=self.driver)
+        heap = egmem.Heap(near_gpu=self.gpu, limit=64 << 20, driver=self.driver)
         block = heap.allocate(16 << 20)
         tensor = torch.from_dlpack(block.view("float32", device=f"cuda:{self.gpu}"))
         tensor.fill_(2.0)
@@ -97,7 +97,7 @@ class Cupy(GpuTest):
         import cupy
         import numpy
 
-        buffer = egmem.Buffer(1 << 20, gpu=self.gpu, driver=egmem.open())
+        buffer = egmem.Buffer(1 << 20, near_gpu=self.gpu, driver=egmem.open())
         by_dlpack = cupy.from_dlpack(buffer.view("int64", device=f"cuda:{self.gpu}"))
         self.assertEqual(by_dlpack.data.ptr, buffer.address)
         if self.gpu == 0:  # the driver says of host memory that it is GPU 0's: on another one CuPy copies, without DLPack
@@ -112,7 +112,7 @@ class Cupy(GpuTest):
         import cupy
 
         driver = egmem.open()
-        block = egmem.Heap(gpu=self.gpu, driver=driver).allocate(1 << 20)
+        block = egmem.Heap(near_gpu=self.gpu, driver=driver).allocate(1 << 20)
         stream = cupy.cuda.Stream.null
         if driver.gpu_count > 1:
             with self.assertRaises(egmem.InvalidArgument):
@@ -120,7 +120,7 @@ class Cupy(GpuTest):
             self.assertFalse(block.closed)
         block.free_after(stream, gpu=cupy.cuda.runtime.getDevice())
         self.assertTrue(block.closed)
-        block = egmem.Heap(gpu=self.gpu, driver=driver).allocate(1 << 20)
+        block = egmem.Heap(near_gpu=self.gpu, driver=driver).allocate(1 << 20)
         block.free_after(cupy.cuda.Stream(non_blocking=True))
         self.assertTrue(block.closed)
 
@@ -145,23 +145,23 @@ print("done")
 
     def test_arrays_end_beside_a_host_function(self):
         self.end_beside_a_host_function(
-            "make = lambda: cupy.from_dlpack(egmem.Buffer(1 << 20, gpu=GPU, driver=driver).on(f'cuda:{GPU}'))"
+            "make = lambda: cupy.from_dlpack(egmem.Buffer(1 << 20, near_gpu=GPU, driver=driver).on(f'cuda:{GPU}'))"
         )
 
     def test_views_end_beside_a_host_function(self):
         self.end_beside_a_host_function(
             "def make():\n"
-            "    view = egmem.Buffer(1 << 20, gpu=GPU, driver=driver).on(f'cuda:{GPU}')\n"
+            "    view = egmem.Buffer(1 << 20, near_gpu=GPU, driver=driver).on(f'cuda:{GPU}')\n"
             "    view.__cuda_array_interface__\n"
             "    return view"
         )
 
     def test_capsules_end_beside_a_host_function(self):
-        self.end_beside_a_host_function("make = lambda: egmem.Buffer(1 << 20, gpu=GPU, driver=driver).on(f'cuda:{GPU}').__dlpack__()")
+        self.end_beside_a_host_function("make = lambda: egmem.Buffer(1 << 20, near_gpu=GPU, driver=driver).on(f'cuda:{GPU}').__dlpack__()")
 
     def test_a_pool_s_memory_ends_beside_a_host_function(self):
         self.end_beside_a_host_function(
-            "pool = egmem.cupy.memory_pool(heap=egmem.Heap(gpu=GPU, driver=driver))\n"
+            "pool = egmem.cupy.memory_pool(heap=egmem.Heap(near_gpu=GPU, driver=driver))\n"
             "def make():\n"
             "    pool.free_all_blocks()\n"
             "    pool.malloc(1 << 20)"
@@ -173,7 +173,7 @@ class Numba(GpuTest):
     def test_numba_takes_the_same_bytes(self):
         from numba import cuda
 
-        buffer = egmem.Buffer(1 << 20, gpu=self.gpu, driver=egmem.open())
+        buffer = egmem.Buffer(1 << 20, near_gpu=self.gpu, driver=egmem.open())
         array = cuda.as_cuda_array(buffer.view("float32", device=f"cuda:{self.gpu}"))
         self.assertEqual(array.device_ctypes_pointer.value, buffer.address)
 
@@ -183,7 +183,7 @@ class Jax(GpuTest):
     def test_jax_takes_the_same_bytes(self):
         code = """
 import egmem, jax, jax.numpy as jnp
-buffer = egmem.Buffer(1 << 20, gpu=GPU, driver=egmem.open())
+buffer = egmem.Buffer(1 << 20, near_gpu=GPU, driver=egmem.open())
 buffer.fill(1)
 array = jax.dlpack.from_dlpack(buffer.view("uint8", device=f"cuda:{GPU}"))
 assert int(array.sum()) == 1 << 20, array.sum()
@@ -213,7 +213,7 @@ class CudaCore(GpuTest):
             from cuda.core.experimental.utils import StridedMemoryView
 
         Device(self.gpu).set_current()
-        buffer = egmem.Buffer(1 << 20, gpu=self.gpu, driver=egmem.open())
+        buffer = egmem.Buffer(1 << 20, near_gpu=self.gpu, driver=egmem.open())
         for device in (f"cuda:{self.gpu}", "cuda_host"):
             make = getattr(StridedMemoryView, "from_dlpack", StridedMemoryView)
             view = make(buffer.on(device), stream_ptr=-1)

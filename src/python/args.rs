@@ -1,0 +1,113 @@
+//! Arguments as Python programs have them: sizes as numbers or text, nodes and GPUs as numbers or objects.
+
+use egmem::size::Bytes;
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::PyString;
+
+use crate::error::raise;
+use crate::topology::{Gpu, Node};
+
+/// A number of bytes: an integer of any type, or text such as `"64MiB"`.
+#[derive(Clone, Copy)]
+pub struct Size(pub u64);
+
+/// A host node: its id, or an `egmem.Node`.
+#[derive(Clone, Copy)]
+pub struct NodeArg(pub i32);
+
+/// A GPU: its ordinal, or an `egmem.Gpu`.
+#[derive(Clone, Copy)]
+pub struct GpuArg(pub i32);
+
+const SIZES: &str =
+    "pass 0 to 2**64 - 1 bytes, as an integer or as text such as \"64MiB\" or \"1.5 GiB\"";
+
+impl FromPyObject<'_, '_> for Size {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
+        if let Ok(bytes) = given.extract::<u64>() {
+            return Ok(Self(bytes));
+        }
+        if let Ok(text) = given.cast::<PyString>() {
+            let text = text.to_cow()?;
+            return text
+                .parse::<Bytes>()
+                .map(|bytes| Self(bytes.0))
+                .map_err(|_| {
+                    raise(
+                        "InvalidArgument",
+                        &format!("a size is {text:?}"),
+                        SIZES,
+                        None,
+                    )
+                });
+        }
+        // A number of another type, or out of range.
+        let is_number = given.hasattr("__index__")? || given.hasattr("__float__")?;
+        if is_number {
+            let why = format!("a size is {} bytes", given.str()?);
+            return Err(raise("InvalidArgument", &why, SIZES, None));
+        }
+        let kind = given.get_type().name()?;
+        Err(PyTypeError::new_err(format!(
+            "a size is an integer or text such as \"64MiB\", not {kind}"
+        )))
+    }
+}
+
+impl FromPyObject<'_, '_> for NodeArg {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
+        match given.cast::<Node>() {
+            Ok(node) => Ok(Self(node.get().number())),
+            Err(_) => number(given, "node", "egmem.Node").map(Self),
+        }
+    }
+}
+
+impl FromPyObject<'_, '_> for GpuArg {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
+        match given.cast::<Gpu>() {
+            Ok(gpu) => Ok(Self(gpu.get().number())),
+            Err(_) => number(given, "GPU", "egmem.Gpu").map(Self),
+        }
+    }
+}
+
+/// Reads the number of a node or a GPU.
+///
+/// # Errors
+/// `NoSuchPlace` for one that no machine has; `TypeError` for another object than an integer.
+fn number(given: Borrowed<'_, '_, PyAny>, what: &str, class: &str) -> PyResult<i32> {
+    if let Ok(number) = given.extract::<i32>() {
+        return Ok(number);
+    }
+    if given.hasattr("__index__")? {
+        let message = format!("there is no {what} {}", given.str()?);
+        let remedy = "pass one that egmem.topology() lists";
+        return Err(raise("NoSuchPlace", &message, remedy, None));
+    }
+    let kind = given.get_type().name()?;
+    Err(PyTypeError::new_err(format!(
+        "a {what} is an integer or an {class}, not {kind}"
+    )))
+}
+
+/// Returns an argument's number of bytes, for the package's modules in Python.
+#[pyfunction]
+#[pyo3(name = "_size")]
+pub fn size(nbytes: Size) -> u64 {
+    nbytes.0
+}
+
+/// Returns an argument's host node, for the package's modules in Python.
+#[pyfunction]
+#[pyo3(name = "_node")]
+pub fn node(node: NodeArg) -> i32 {
+    node.0
+}

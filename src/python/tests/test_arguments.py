@@ -1,0 +1,127 @@
+"""Arguments: sizes as numbers and text, nodes and GPUs as numbers and objects, and what is wrong with others."""
+
+import numpy as np
+import pytest
+
+import egmem
+import egmem.kv
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("size", [MIB, "1MiB", "1 MiB", "0.5 MiB", "1048576", np.int64(MIB), np.uint8(64)])
+def test_sizes_are_numbers_or_text(driver, size):
+    wanted = {"0.5 MiB": MIB // 2}.get(size, MIB) if isinstance(size, str) else int(size)
+    assert egmem.Buffer(size, driver=driver).nbytes == wanted
+    heap = egmem.Heap(limit="64MiB", chunk="2MiB", reserve=size, thread_cache="1KiB", driver=driver)
+    assert heap.limit == 64 * MIB and heap.backed == 2 * MIB
+    block = heap.allocate(size, align="4KiB")
+    assert block.nbytes == wanted and block.address % 4096 == 0
+    assert block.read("16B", "8B") == block.read(16, 8)
+    assert heap.trim(keep=size) >= 0
+    assert egmem.Pool(0, max_size="64MiB", driver=driver).allocate(size).nbytes == wanted
+    assert egmem.kv.Tier(2, size, driver=driver).page_bytes == wanted
+    assert egmem.kv.Tier.bytes_needed(2, size) == egmem.kv.Tier.bytes_needed(2, wanted)
+
+
+@pytest.mark.parametrize("size", [-1, 1 << 64, 1e9, 0.5, np.int8(-3), np.float32(2), "a lot", "-1", "", "1 MB/s"])
+def test_sizes_out_of_range_are_named(driver, size):
+    heap = egmem.Heap(0, driver=driver)
+    buffer = egmem.Buffer(1, driver=driver)
+    calls = [
+        lambda: egmem.Buffer(size, driver=driver),
+        lambda: egmem.Heap(0, limit=size, driver=driver),
+        lambda: heap.allocate(size),
+        lambda: heap.allocate(1, align=size),
+        lambda: heap.reserve(size),
+        lambda: egmem.Pool(0, max_size=size, driver=driver),
+        lambda: egmem.kv.Tier(1, size, driver=driver),
+        lambda: buffer.read(size),
+        lambda: buffer.write(b"x", size),
+        lambda: buffer.fill(0, 0, size),
+        lambda: buffer.view(offset=size),
+    ]
+    for call in calls:
+        with pytest.raises(egmem.InvalidArgument) as caught:
+            call()
+        assert str(size) in caught.value.message and "64MiB" in caught.value.remedy, caught.value
+
+
+def test_no_bytes_are_refused_where_memory_is_allocated(driver):
+    heap = egmem.Heap(0, driver=driver)
+    pool = egmem.Pool(0, driver=driver)
+    for zero in (0, "0", "0 GiB"):
+        for call in (
+            lambda: egmem.Buffer(zero, driver=driver),
+            lambda: heap.allocate(zero),
+            lambda: heap.allocate(1, align=zero),
+            lambda: pool.allocate(zero),
+            lambda: egmem.kv.Tier(1, zero, driver=driver),
+        ):
+            with pytest.raises(egmem.InvalidArgument):
+                call()
+    with pytest.raises(egmem.InvalidArgument, match="2..63"):
+        heap.allocate(1 << 63)
+
+
+@pytest.mark.parametrize("size", [None, [1], b"1", object()])
+def test_other_types_are_no_sizes(driver, size):
+    with pytest.raises(TypeError, match="64MiB"):
+        egmem.Buffer(size, driver=driver)
+
+
+def test_places_are_numbers_or_objects(driver):
+    topology = driver.topology()
+    node, gpu = topology.node(1), topology.gpu(2)
+    assert egmem.Buffer(1, node, driver=driver).node == egmem.Buffer(1, np.int16(1), driver=driver).node == 1
+    assert egmem.Buffer(1, near_gpu=gpu, driver=driver).node == 2
+    assert egmem.Buffer(1, device=gpu, driver=driver).location == "GPU 2"
+    only = egmem.Buffer(1, access_by=[gpu, 0], driver=driver)
+    assert [only.access(each) for each in topology.gpus] == ["rw", "", "rw", ""] and only.access(2) == "rw"
+    assert egmem.Heap(node, driver=driver).node == egmem.Pool(node, driver=driver).node == 1
+    assert egmem.Heap(near_gpu=gpu, driver=driver).node == egmem.Pool(near_gpu=gpu, driver=driver).node == 2
+    assert egmem.Heap(device=gpu, driver=driver).node is None
+    assert "node 2" in repr(egmem.kv.Tier(1, 4096, near_gpu=gpu, driver=driver))
+    assert egmem.Stream(gpu, driver=driver).gpu == egmem.Pool(gpu=gpu, driver=driver).node == 2
+    assert topology.free_memory(node) == topology.free_memory(1)
+
+
+def test_places_that_are_none(driver):
+    for place in (1 << 40, -(1 << 40)):
+        with pytest.raises(egmem.NoSuchPlace, match=str(place)):
+            egmem.Buffer(1, node=place, driver=driver)
+        with pytest.raises(egmem.NoSuchPlace, match=str(place)):
+            egmem.Buffer(1, near_gpu=place, driver=driver)
+    with pytest.raises(TypeError, match="integer or an egmem.Node, not str"):
+        egmem.Buffer(1, node="0", driver=driver)
+    with pytest.raises(TypeError, match="integer or an egmem.Gpu, not Node"):
+        egmem.Buffer(1, near_gpu=driver.topology().node(0), driver=driver)
+    with pytest.raises(TypeError, match="gpu"):
+        egmem.Buffer(1, gpu=0, driver=driver)
+    with pytest.raises(egmem.InvalidArgument, match="near_gpu"):
+        egmem.Buffer(1, 0, near_gpu=0, driver=driver)
+
+
+def test_fill_takes_a_byte(driver):
+    buffer = egmem.Buffer(16, driver=driver)
+    for byte in (256, -1, 1 << 70):
+        with pytest.raises(egmem.InvalidArgument, match=f"byte is {byte}; valid: 0 to 255"):
+            buffer.fill(byte)
+    with pytest.raises(TypeError):
+        buffer.fill(b"x")
+    buffer.fill(np.uint8(255))
+    assert buffer.read() == b"\xff" * 16
+
+
+def test_shapes_may_leave_one_dimension_open(driver):
+    buffer = egmem.Buffer(96, driver=driver)
+    assert buffer.view("f4", -1).shape == (24,)
+    assert buffer.view("f4", (-1, np.int64(6))).shape == (4, 6)
+    assert buffer.view(shape=(2, -1), offset=32).shape == (2, 32)
+    for shape in ((-1, 5), (-1, -1), (-1, 0), (-2, 3), (-1, 1 << 62, 4)):
+        with pytest.raises(egmem.InvalidArgument):
+            buffer.view("f4", shape)
+    for shape in ((-1, 24), [-1, 24], -1):
+        with pytest.raises(egmem.InvalidArgument, match="which is a shape") as caught:
+            buffer.view(shape)
+        assert "pass shape=" in caught.value.remedy
