@@ -47,9 +47,6 @@ class PageSpec(BlockIDsLoadStoreSpec):
         self.block_ids = numpy.array(pages, dtype=numpy.uint64)
 
 
-_key = egmem.kv.Tier.stored_key  # what the tier tells of vLLM's keys: a hash and a group's index
-
-
 class EgmemOffloadingSpec(OffloadingSpec):
     def __init__(self, config):
         super().__init__(config)
@@ -95,13 +92,12 @@ class EgmemOffloadingManager(OffloadingManager):
         self.tier = tier
         self._storing = {}  # vLLM's key: the store of its page
         self._loading = {}  # vLLM's key: the loads that pin its page
-        self._names = {}  # the tier's key: vLLM's key
+        self._known = set()  # the keys that this engine has stored
         self._flushing = []  # stores and loads of before a reset, whose jobs the worker may still have or get
-        self._outdated = set()  # the tier's keys of before a reset that could not be removed yet
+        self._outdated = set()  # keys of before a reset that could not be removed yet
 
     def lookup(self, key, req_context):
-        name = _key(key)
-        if name not in self._outdated and self.tier.lookup([name]):
+        if key not in self._outdated and self.tier.lookup([key]):
             return LookupResult.HIT
         return LookupResult.HIT_PENDING if key in self._storing else LookupResult.MISS
 
@@ -109,12 +105,12 @@ class EgmemOffloadingManager(OffloadingManager):
         return CacheHitSource.HOST
 
     def touch(self, keys, req_context):
-        self.tier.touch([_key(key) for key in keys])
+        self.tier.touch(keys)
 
     def prepare_load(self, keys, req_context):
         pages = []
         for key in keys:
-            load = self.tier.prepare_load([_key(key)])
+            load = self.tier.prepare_load([key])
             self._loading.setdefault(key, []).append(load)
             pages += load.pages
         return PageSpec(pages)
@@ -127,15 +123,14 @@ class EgmemOffloadingManager(OffloadingManager):
                 del self._loading[key]
 
     def prepare_store(self, keys, req_context):
-        keys = list(keys)
-        hashed = {key: _key(key) for key in keys}
+        keys = list(dict.fromkeys(keys))
         # Pages that are there already must stay until the new pages are found.
-        ready = [name for name in hashed.values() if self.tier.lookup([name])]
+        ready = [key for key in keys if self.tier.lookup([key])]
         stores, evicted = {}, []
         with self.tier.prepare_load(ready):
-            for key, name in hashed.items():
+            for key in keys:
                 try:
-                    store = self.tier.prepare_store([name])
+                    store = self.tier.prepare_store([key])
                 except egmem.OutOfMemory:
                     for store in stores.values():
                         store.close()
@@ -146,14 +141,15 @@ class EgmemOffloadingManager(OffloadingManager):
                     stores[key] = store
                     evicted += store.evicted
         self._storing.update(stores)
-        self._names.update({hashed[key]: key for key in stores})
+        self._known.update(stores)
         pages = [page for store in stores.values() for page in store.pages]
         return PrepareStoreOutput(list(stores), PageSpec(pages), self._forget(evicted))
 
     def _forget(self, evicted):
-        """Returns vLLM's keys of evicted pages; those of an engine before this one are not known."""
-        names = (self._names.pop(name, None) for name in evicted)
-        return [key for key in names if key is not None]
+        """Returns the keys of evicted pages that this engine has stored: vLLM knows of no others."""
+        known = [key for key in evicted if key in self._known]
+        self._known.difference_update(known)
+        return known
 
     def complete_store(self, keys, req_context, success=True):
         for key in keys:
@@ -188,7 +184,7 @@ class EgmemOffloadingManager(OffloadingManager):
     def _clear(self):
         self._storing.clear()
         self._loading.clear()
-        self._names.clear()
+        self._known.clear()
 
     def _end_flushing(self):
         for held in self._flushing:

@@ -6,7 +6,7 @@ use crate::{MemoryError, Result};
 /// The bytes of the header.
 pub(crate) const HEADER: u64 = 4096;
 /// The bytes of a slot of the table.
-pub(crate) const SLOT: u64 = 64;
+pub(crate) const SLOT: u64 = 96;
 /// The pages begin at a multiple of this.
 const PAGES_AT: u64 = 4096;
 
@@ -39,7 +39,7 @@ impl Geometry {
             let valid = format!("1 to {MAX_PAGE_BYTES}");
             return Err(MemoryError::invalid_of("page_bytes", why, valid).into());
         }
-        // At most 2^12 + 2^36 + 2^12 + 2^62.
+        // At most 2^12 + 2^37 + 2^12 + 2^62.
         let pages_at = (HEADER + pages * SLOT).next_multiple_of(PAGES_AT);
         Ok(Self {
             pages: pages as u32,

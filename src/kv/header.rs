@@ -8,7 +8,7 @@ use crate::{Error, MemoryError, Result};
 /// The first word of a tier, and of a tier that was not written completely.
 const MAGIC: u64 = u64::from_le_bytes(*b"EGMEM-KV");
 const UNFINISHED: u64 = u64::from_le_bytes(*b"egmem-k?");
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 
 // Where the fields lie. The fields from the magic to the tag do not change; the check is theirs.
 const FIELDS: usize = 10;

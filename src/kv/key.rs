@@ -1,65 +1,103 @@
 //! The name of a page's contents.
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 
 use ring::digest::{Context, SHA256};
 
 /// Distinguishes a tier's hash from the SHA-256 of the same bytes, which a caller may use as a key of 32 bytes.
 const PREFIX: &[u8] = b"egmem-kv key\0";
 
-/// The name of a page's contents: 32 bytes, such as the hash of a block of tokens and all tokens before it.
+/// The name of a page's contents: up to 64 bytes, such as the hash of a block of tokens and all tokens before it.
 ///
 /// The tier compares keys and interprets nothing. Keys must be hashes of the contents and of all that they depend on
 /// (model, layers, precision): two contents with one key are the same to the tier.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Key([u8; Key::BYTES]);
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Key {
+    /// The key's bytes, and zeros behind them.
+    bytes: [u8; Self::MAX_BYTES],
+    len: u8,
+}
 
 impl Key {
-    /// The bytes of a key.
+    /// The bytes of a [digest](Self::digest).
     pub const BYTES: usize = 32;
+
+    /// The most bytes of a key.
+    pub const MAX_BYTES: usize = 64;
 
     /// Creates a key of 32 bytes.
     pub const fn new(bytes: [u8; Self::BYTES]) -> Self {
-        Self(bytes)
+        let mut key = [0; Self::MAX_BYTES];
+        key.split_at_mut(Self::BYTES).0.copy_from_slice(&bytes);
+        Self {
+            bytes: key,
+            len: Self::BYTES as u8,
+        }
     }
 
-    /// Creates a key of bytes of any length. 32 bytes are the key itself, as in [`new`](Self::new). For other lengths
-    /// the key is a hash, SHA-256 after a prefix of the tier's, so that bytes of different lengths have different
-    /// keys.
-    ///
-    /// The hash stays the same between releases with one format of the tier's memory: a restarted process finds its
-    /// pages.
+    /// Creates a key of bytes of any length. Up to 64 bytes are the key itself; keys of different lengths differ. Of
+    /// more bytes the key is their [digest](Self::digest).
     pub fn from_bytes(bytes: &[u8]) -> Self {
+        if bytes.len() > Self::MAX_BYTES {
+            return Self::new(Self::digest(bytes));
+        }
+        let mut key = [0; Self::MAX_BYTES];
+        key[..bytes.len()].copy_from_slice(bytes);
+        Self {
+            bytes: key,
+            len: bytes.len() as u8,
+        }
+    }
+
+    /// Returns 32 bytes for any others: 32 bytes themselves, and of another number a SHA-256 after a prefix of the
+    /// tier's. It stays the same between releases with one format of the tier's memory.
+    pub fn digest(bytes: &[u8]) -> [u8; Self::BYTES] {
         if let Ok(bytes) = bytes.try_into() {
-            return Self(bytes);
+            return bytes;
         }
         let mut hash = Context::new(&SHA256);
         hash.update(PREFIX);
         hash.update(bytes);
-        let mut key = [0; Self::BYTES];
+        let mut digest = [0; Self::BYTES];
         // Both have 32 bytes.
-        for (byte, hashed) in key.iter_mut().zip(hash.finish().as_ref()) {
+        for (byte, hashed) in digest.iter_mut().zip(hash.finish().as_ref()) {
             *byte = *hashed;
         }
-        Self(key)
+        digest
     }
 
     /// Returns the key's bytes.
-    pub const fn as_bytes(&self) -> &[u8; Self::BYTES] {
-        &self.0
+    pub const fn as_bytes(&self) -> &[u8] {
+        self.bytes.split_at(self.len as usize).0
     }
 }
 
 impl From<[u8; Key::BYTES]> for Key {
     fn from(bytes: [u8; Key::BYTES]) -> Self {
-        Self(bytes)
+        Self::new(bytes)
     }
 }
 
+/// The zeros behind the bytes are left out.
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.as_bytes().hash(state);
+    }
+}
+
+/// Writes text as it is, and other bytes as hexadecimal digits.
 impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes = self.as_bytes();
+        let is_text = bytes.iter().all(|byte| matches!(byte, b' '..=b'~'));
+        if let Ok(text) = std::str::from_utf8(bytes)
+            && is_text
+        {
+            return write!(f, "Key({text:?})");
+        }
         f.write_str("Key(")?;
-        for byte in self.0 {
+        for byte in bytes {
             write!(f, "{byte:02x}")?;
         }
         f.write_str(")")
@@ -75,11 +113,8 @@ mod tests {
         let of = Key::from_bytes;
         assert_ne!(of(b"a"), of(b"a\0"));
         assert_ne!(of(b""), of(b"\0"));
+        assert!(of(b"a") < of(b"a\0") && of(b"a\0") < of(b"b"));
         assert_eq!(of(&[9; 32]), Key::new([9; 32]));
-        // A key of 31 bytes with its length behind it is another one than those 32 bytes.
-        let mut with_length = [9; 32];
-        with_length[31] = 31;
-        assert_ne!(of(&[9; 31]), of(&with_length));
         // As vLLM's, which end in the number of a group.
         let long = |last: u8| [&[7; 35][..], &[last]].concat();
         assert_ne!(of(&long(0)), of(&long(1)));
@@ -87,9 +122,21 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_the_same_in_every_process() {
+    fn keys_of_up_to_64_bytes_are_kept() {
+        for len in [0, 1, 31, 32, 33, 63, 64] {
+            let bytes: Vec<u8> = (1..=len).collect();
+            assert_eq!(Key::from_bytes(&bytes).as_bytes(), bytes);
+        }
+        let long = [5; 65];
+        assert_eq!(Key::from_bytes(&long).as_bytes(), Key::digest(&long));
+        assert_ne!(Key::from_bytes(&long), Key::from_bytes(&[5; 66]));
+    }
+
+    #[test]
+    fn a_digest_is_the_same_in_every_process() {
         // printf 'egmem-kv key\0block' | sha256sum
         let expected = "Key(842bb1d8e5823c27a4152f3b34e8ec44b2c4b478453cdfcef79bae251f809333)";
-        assert_eq!(format!("{:?}", Key::from_bytes(b"block")), expected);
+        assert_eq!(format!("{:?}", Key::new(Key::digest(b"block"))), expected);
+        assert_eq!(format!("{:?}", Key::from_bytes(b"block")), "Key(\"block\")");
     }
 }

@@ -60,6 +60,11 @@ impl Store {
         self.pages.is_empty()
     }
 
+    /// Returns whether [`commit`](Self::commit) has made the pages ready.
+    pub fn is_committed(&self) -> bool {
+        self.is_committed
+    }
+
     /// Pairs the pages with blocks of a GPU's cache, one for each of [`keys`](Self::keys), for
     /// [`Tier::store`](crate::Tier::store).
     ///

@@ -1,9 +1,12 @@
 //! `egmem.kv.Store` and `egmem.kv.Load`: pages that are being written, and pages that are pinned.
 
+use std::ptr::null_mut;
 use std::sync::{Arc, Mutex};
 
 use egmem::driver::{Driver, Location};
 use egmem::kv;
+use pyo3::exceptions::PyResourceWarning;
+use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
@@ -16,7 +19,8 @@ use super::page::{Keeper, Page};
 /// Pages for keys that the tier does not have, made by `Tier.prepare_store`. Copy the contents to them, wait, and
 /// `commit`.
 ///
-/// Without a commit the pages become free again, at the end of a `with` block or of the object.
+/// Without a commit the pages become free again, at the end of a `with` block or of the object. A `ResourceWarning` says
+/// so; not after `close`, nor if an exception ends the block.
 #[pyclass(frozen, module = "egmem.kv")]
 pub struct Store {
     inner: Mutex<Option<Arc<kv::Store>>>,
@@ -64,7 +68,8 @@ impl Store {
         self.read(|store| bits(store.pages()))
     }
 
-    /// The keys that made room, as `Tier.stored_key` returns them: the tier has them no longer.
+    /// The keys that made room: the tier has them no longer. Of a key of more than 64 bytes it is the hash that
+    /// `Tier.stored_key` returns.
     #[getter]
     fn evicted<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyBytes>>> {
         let keys = self.read(|store| {
@@ -112,14 +117,72 @@ impl Store {
         slf
     }
 
-    #[pyo3(signature = (*_args))]
-    fn __exit__(&self, py: Python<'_>, _args: &Bound<'_, PyTuple>) {
-        self.close(py);
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        kind: &Bound<'_, PyAny>,
+        _value: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let store = lock(&self.inner).take();
+        let discarded = match kind.is_none() {
+            true => discarded(store.as_deref()),
+            false => 0,
+        };
+        py.detach(|| drop(store));
+        warn_of(py, discarded)
     }
 
     fn __repr__(&self) -> String {
         format!("<egmem.kv.Store of {} page(s)>", self.keys.len())
     }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        let store = lock(&self.inner).take();
+        let discarded = discarded(store.as_deref());
+        crate::region::drop_detached(store);
+        if discarded > 0 {
+            warn_at_the_end(discarded);
+        }
+    }
+}
+
+/// Returns how many pages are discarded if a store ends now.
+fn discarded(store: Option<&kv::Store>) -> usize {
+    match store {
+        Some(store) if !store.is_committed() => store.pages().len(),
+        _ => 0,
+    }
+}
+
+/// # Errors
+/// The warning, where the program has warnings raised.
+fn warn_of(py: Python<'_>, discarded: usize) -> PyResult<()> {
+    if discarded == 0 {
+        return Ok(());
+    }
+    let text = format!(
+        "egmem.kv.Store ended without commit: {discarded} page(s) are discarded; call commit(), or close() to give them up"
+    );
+    let text = std::ffi::CString::new(text)?;
+    PyErr::warn(py, &py.get_type::<PyResourceWarning>(), &text, 1)
+}
+
+/// Warns while an object is freed, which may happen with an exception set: it stays set. At the interpreter's end there
+/// is no warning.
+fn warn_at_the_end(discarded: usize) {
+    Python::try_attach(|py| {
+        let (mut kind, mut value, mut traceback) = (null_mut(), null_mut(), null_mut());
+        // SAFETY: the thread is attached, and the three are writable. They own what they get.
+        unsafe { ffi::PyErr_Fetch(&raw mut kind, &raw mut value, &raw mut traceback) };
+        if let Err(error) = warn_of(py, discarded) {
+            error.write_unraisable(py, None);
+        }
+        // SAFETY: the thread is attached; this gives away what `PyErr_Fetch` returned.
+        unsafe { ffi::PyErr_Restore(kind, value, traceback) };
+    });
 }
 
 /// Pages that are pinned, made by `Tier.prepare_load`: none is evicted until `release`, the end of a `with` block or

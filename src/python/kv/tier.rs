@@ -17,15 +17,15 @@ use crate::region::{Owner, Region, copy_of, lock};
 
 use super::gpu_pages::GpuPages;
 use super::job::{Job, copy_method};
-use super::keys::keys;
+use super::keys::Keys;
 use super::numbers::numbers;
 use super::store::{Load, Store};
 
 /// Fixed pages of pinned host memory by key, in least-recently-used order: the tier below a serving engine's cache.
 ///
 /// `Tier(pages=4096, page_bytes=65536, node=0)` allocates the memory. Pages lie side by side, and none is rounded up.
-/// A key is `bytes` of any length, such as the hash of a block of tokens and of all before it. The tier keeps 32 bytes
-/// of each: `stored_key`. `near_gpu`, `access_by` and `label` are as for `Buffer`.
+/// A key is `bytes`, such as the hash of a block of tokens and of all before it. Keys of up to 64 bytes are kept as they
+/// are; of a longer one the tier keeps a hash of 32 bytes: `stored_key`. `near_gpu`, `access_by` and `label` are as for `Buffer`.
 #[pyclass(frozen, module = "egmem.kv")]
 pub struct Tier {
     inner: Mutex<Option<kv::Tier>>,
@@ -130,7 +130,7 @@ impl Tier {
         let location = region.only_location();
         drop(region);
         let tag = match tag {
-            Some(tag) => *Key::from_bytes(&tag).as_bytes(),
+            Some(tag) => Key::digest(&tag),
             None => [0; Key::BYTES],
         };
         let with = |options: kv::AttachOptions| {
@@ -171,8 +171,8 @@ impl Tier {
         kv::Tier::bytes_needed(pages, page_bytes.0).or_raise()
     }
 
-    /// Returns the 32 bytes that a tier keeps for a key, which `keys` and `Store.evicted` return: a key of 32 bytes
-    /// itself, and a hash of any other.
+    /// Returns the bytes that a tier keeps for a key, which `keys` and `Store.evicted` return: a key of up to 64 bytes
+    /// itself, and a hash of 32 bytes of a longer one.
     #[staticmethod]
     fn stored_key<'py>(py: Python<'py>, key: &[u8]) -> Bound<'py, PyBytes> {
         PyBytes::new(py, Key::from_bytes(key).as_bytes())
@@ -195,42 +195,42 @@ impl Tier {
     }
 
     /// Returns how many of the first keys are ready. Changes no order.
-    fn lookup(&self, given: Vec<PyBackedBytes>) -> PyResult<usize> {
-        Ok(self.handle()?.lookup(&keys(&given)))
+    fn lookup(&self, keys: Keys<'_>) -> PyResult<usize> {
+        Ok(self.handle()?.lookup(&keys.read()))
     }
 
     /// Makes the ready ones among the keys the most recently used pages.
-    fn touch(&self, given: Vec<PyBackedBytes>) -> PyResult<()> {
-        self.handle()?.touch(&keys(&given));
+    fn touch(&self, keys: Keys<'_>) -> PyResult<()> {
+        self.handle()?.touch(&keys.read());
         Ok(())
     }
 
     /// Finds a page for each of the keys that the tier does not have, and evicts the least recently used pages if
     /// there are too few: never pinned ones. Raises `OutOfMemory` if too few can be evicted.
-    fn prepare_store(&self, py: Python<'_>, given: Vec<Bound<'_, PyBytes>>) -> PyResult<Store> {
+    fn prepare_store(&self, py: Python<'_>, keys: Keys<'_>) -> PyResult<Store> {
         let tier = self.handle()?;
-        let asked: Vec<PyBackedBytes> = given.iter().cloned().map(PyBackedBytes::from).collect();
-        let asked = keys(&asked);
+        let asked = keys.read();
         let store = py.detach(|| tier.prepare_store(&asked)).or_raise()?;
-        Ok(Store::new(store, &given, self.place(&tier)))
+        Ok(Store::new(store, &keys.0, self.place(&tier)))
     }
 
     /// Pins the pages of the keys, all of which must be ready; raises `NotReady` otherwise.
-    fn prepare_load(&self, py: Python<'_>, given: Vec<PyBackedBytes>) -> PyResult<Load> {
+    fn prepare_load(&self, py: Python<'_>, keys: Keys<'_>) -> PyResult<Load> {
         let tier = self.handle()?;
-        let asked = keys(&given);
+        let asked = keys.read();
         let load = py.detach(|| tier.prepare_load(&asked)).or_raise()?;
         Ok(Load::new(load, self.place(&tier)))
     }
 
     /// Frees the pages of the keys that are ready and not pinned; returns how many.
-    fn remove(&self, py: Python<'_>, given: Vec<PyBackedBytes>) -> PyResult<usize> {
+    fn remove(&self, py: Python<'_>, keys: Keys<'_>) -> PyResult<usize> {
         let tier = self.handle()?;
-        let asked = keys(&given);
+        let asked = keys.read();
         py.detach(|| tier.remove(&asked)).or_raise()
     }
 
-    /// Returns the keys that are ready, as `stored_key` returns them, with their pages; the least recently used first.
+    /// Returns the keys that are ready with their pages; the least recently used first. Of a key of more than 64 bytes it
+    /// is the hash that `stored_key` returns.
     fn keys<'py>(&self, py: Python<'py>) -> PyResult<Vec<(Bound<'py, PyBytes>, u64)>> {
         let keys = self.handle()?.keys().into_iter();
         Ok(keys

@@ -2,9 +2,13 @@
 
 import gc
 import os
+import re
+import subprocess
 import sys
+import textwrap
 import threading
 import types
+import warnings
 import weakref
 
 import numpy as np
@@ -381,7 +385,7 @@ def test_parts_of_a_page_may_have_different_sizes(driver):
 
 
 def test_keys_have_any_length(driver, cache):
-    """vLLM's keys have 36 bytes: a hash, and the number of a group."""
+    """vLLM's keys have 36 bytes: a hash, and the number of a group. They come back as they were given."""
     tier = egmem.kv.Tier(pages=8, page_bytes=PAGE, driver=driver)
     padded = b"k" * 31 + bytes([31])
     given = [b"h" * 32 + bytes(4), b"h" * 32 + bytes([0, 0, 0, 1]), b"h" * 32, b"k" * 31, padded, b"", bytes(1000)]
@@ -389,9 +393,102 @@ def test_keys_have_any_length(driver, cache):
         assert store.keys == given, "no two are the same"
         store.commit()
     assert tier.lookup(given) == len(given)
-    assert sorted(name for name, _ in tier.keys()) == sorted(map(egmem.kv.Tier.stored_key, given))
-    assert egmem.kv.Tier.stored_key(b"h" * 32) == b"h" * 32
+    assert [name for name, _ in reversed(tier.keys())][:-1] == given[:-1]
+    assert tier.keys()[0][0] == egmem.kv.Tier.stored_key(bytes(1000)), "a hash"
+    assert egmem.kv.Tier.stored_key(b"h" * 64) == b"h" * 64 and len(egmem.kv.Tier.stored_key(b"h" * 65)) == 32
+    with tier.prepare_store([b"new"] + given[:-1]) as store:
+        assert store.keys == [b"new"] and not store.evicted, "there is a free page"
+        store.commit()
+    with tier.prepare_store([b"newer"] + given[:-1]) as store:
+        assert store.evicted == [egmem.kv.Tier.stored_key(bytes(1000))]
+        store.commit()
+    with tier.prepare_store([b"newest"] + [b"new"] + given[1:-1]) as store:
+        assert store.evicted == [given[0]]
+        store.commit()
+    tier = egmem.kv.Tier(pages=8, page_bytes=PAGE, driver=driver)
+    with tier.prepare_store(given) as store:
+        store.commit()
     assert tier.remove([name for name, _ in tier.keys()]) == len(given), "a stored key is a key"
+
+
+def test_one_key_is_no_list_of_keys(tier):
+    calls = (tier.prepare_store, tier.prepare_load, tier.lookup, tier.touch, tier.remove)
+    for call in calls:
+        with pytest.raises(TypeError, match=re.escape("keys is bytes: pass a list of keys: [b'one key']")):
+            call(b"one key")
+        with pytest.raises(TypeError, match=re.escape("pass a list of keys: ['one key'.encode()]")):
+            call("one key")
+        with pytest.raises(TypeError, match=re.escape("key 1 is str, and a key is bytes: pass 'b'.encode()")):
+            call([b"a", "b"])
+        with pytest.raises(TypeError, match="key 0 is int, and a key is bytes"):
+            call([5])
+        with pytest.raises(TypeError):
+            call(5)
+        call(iter([]))
+
+
+def resource_warnings(caught):
+    return [str(each.message) for each in caught if each.category is ResourceWarning]
+
+
+def test_a_store_without_commit_warns(tier):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        store = tier.prepare_store([b"a", b"b"])
+        del store
+        gc.collect()
+        assert len(resource_warnings(caught)) == 1 and "2 page(s) are discarded" in resource_warnings(caught)[0]
+        with tier.prepare_store([b"a"]):
+            pass
+        assert len(resource_warnings(caught)) == 2
+    assert tier.stats()["writing"] == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(ResourceWarning):
+            with tier.prepare_store([b"a"]):
+                pass
+    assert tier.stats()["writing"] == 0
+
+
+def test_a_store_that_was_given_up_is_silent(tier):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        store = tier.prepare_store([b"a"])
+        store.close()
+        with pytest.raises(KeyError):
+            with tier.prepare_store([b"a"]):
+                raise KeyError
+        with tier.prepare_store([b"a"]) as store:
+            store.commit()
+        store = tier.prepare_store([b"b"])
+        store.commit()
+        del store
+        tier.prepare_store([b"a"])  # nothing is to be stored
+        gc.collect()
+    assert not resource_warnings(caught)
+
+
+def test_a_store_may_end_while_an_exception_passes(tier):
+    """The temporary store ends with the exception set, which stays the one that is raised."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pytest.raises(ZeroDivisionError):
+            len(tier.prepare_store([b"a"])) / 0
+        with pytest.raises(TypeError):
+            egmem.Heap(tier.prepare_store([b"a"]), nothing=1)
+        gc.collect()
+    assert len(resource_warnings(caught)) == 2
+
+
+@pytest.mark.parametrize("how", ["always", "error", "default"])
+def test_a_store_at_the_interpreters_end(how):
+    code = """
+        import egmem, egmem.kv
+        tier = egmem.kv.Tier(4, 4096, driver=egmem.simulated("gh200"))
+        stores = [tier.prepare_store([b"a"]), tier.prepare_store([b"b"])]
+    """
+    done = subprocess.run([sys.executable, "-W", how, "-c", textwrap.dedent(code)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_tensors_are_on_one_gpu(driver, torch, cupy):

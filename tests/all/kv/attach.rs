@@ -148,7 +148,7 @@ pub fn one_of_many_opens_at_once_succeeds(driver: &Driver) {
 }
 
 pub fn a_damaged_header_gives_no_tier_away(driver: &Driver) {
-    for (at, what) in [(8, 2_u64), (16, 3), (80, 0), (0, 7)] {
+    for (at, what) in [(8, 3_u64), (16, 3), (80, 0), (0, 7)] {
         let memory = memory(driver);
         let tier = options(&memory).open().unwrap();
         let good: u64 = memory.get(at).unwrap();

@@ -11,6 +11,8 @@ use crate::kv::setup::{key, keys};
 
 const PAGE: u64 = 256;
 const PAGES: u64 = 40;
+/// The bytes of a slot of the table.
+const SLOT: usize = 96;
 
 /// A tier with some ready pages, whose bytes are those of their keys.
 fn image(memory: &Arc<Buffer>) -> Vec<u8> {
@@ -44,7 +46,7 @@ fn image(memory: &Arc<Buffer>) -> Vec<u8> {
 /// Uses all pages of a tier: for any content of the memory, each page is the tier's own and is given out once.
 fn exercise(tier: &Tier, memory: &Buffer) {
     let (start, end) = (memory.device_ptr().0, memory.device_ptr().0 + memory.len());
-    let table_end = start + 4096 + 64 * u64::from(tier.pages());
+    let table_end = start + 4096 + SLOT as u64 * u64::from(tier.pages());
     let ready = tier.keys();
     let mut pages: Vec<u32> = ready.iter().map(|(_, page)| page.number()).collect();
     let mut names: Vec<Key> = ready.iter().map(|(key, _)| *key).collect();
@@ -79,13 +81,13 @@ fn exercise(tier: &Tier, memory: &Buffer) {
 
 /// Changes some bytes of the header and the table.
 fn damage(image: &mut [u8], random: &mut Rng) {
-    let table = 4096..4096 + 64 * PAGES as usize;
+    let table = 4096..4096 + SLOT * PAGES as usize;
     match random.u32(0..6) {
         0 => random.fill(&mut image[table]),
         1 => random.fill(&mut image[..4096]),
         2 => {
             // Any state, with the rest as it was.
-            for slot in image[table].chunks_mut(64) {
+            for slot in image[table].chunks_mut(SLOT) {
                 slot[0] = random.u8(..);
             }
         }
@@ -93,8 +95,8 @@ fn damage(image: &mut [u8], random: &mut Rng) {
             // Slots that are copies of others: keys twice, and stamps at the end of time.
             for _ in 0..20 {
                 let [from, to] =
-                    [(); 2].map(|()| table.start + 64 * random.usize(0..PAGES as usize));
-                image.copy_within(from..from + 64, to);
+                    [(); 2].map(|()| table.start + SLOT * random.usize(0..PAGES as usize));
+                image.copy_within(from..from + SLOT, to);
                 image[to + 8..to + 16].fill(0xff);
             }
         }
@@ -177,11 +179,11 @@ fn a_page_that_is_kept_has_the_bytes_of_its_key() {
     let random = &mut Rng::with_seed(seed);
     // One bit of a slot: the entry is as before, or gone.
     let mut any = || {
-        let at = 4096 + random.usize(0..64 * PAGES as usize);
+        let at = 4096 + random.usize(0..SLOT * PAGES as usize);
         (at, random.u32(0..8))
     };
     let mut flips: Vec<(usize, u32)> = (0..200).map(|_| any()).collect();
-    let states = (0..PAGES as usize).flat_map(|page| [0, 1].map(|bit| (4096 + 64 * page, bit)));
+    let states = (0..PAGES as usize).flat_map(|page| [0, 1].map(|bit| (4096 + SLOT * page, bit)));
     flips.extend(states);
     for (at, bit) in flips {
         let mut image = good.clone();
