@@ -105,6 +105,13 @@ pub fn size(nbytes: Size) -> u64 {
     nbytes.0
 }
 
+/// Returns an argument's GPU, for the package's modules in Python.
+#[pyfunction]
+#[pyo3(name = "_gpu")]
+pub fn gpu(gpu: GpuArg) -> i32 {
+    gpu.0
+}
+
 /// Returns an argument's host node, for the package's modules in Python.
 #[pyfunction]
 #[pyo3(name = "_node")]

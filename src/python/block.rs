@@ -3,12 +3,12 @@
 use egmem::heap::NotFreed;
 use pyo3::prelude::*;
 
-use crate::error::{ToPy, closed};
+use crate::error::{OrRaise, ToPy, closed, raise};
 use crate::memory::Memory;
 use crate::region::{Owner, Region};
 use crate::types::Made;
 
-/// A block of a heap, made by `Heap.allocate`. It may outlive the heap's object.
+/// A block of a heap, made by `Heap.allocate`, or an element of `Blocks`. It may outlive the heap's object.
 ///
 /// The heap may give the memory to another block as soon as the last view of this one is gone. If a GPU's work may
 /// still use it then, the heap waits for the GPU; `free_after` frees without a wait.
@@ -37,6 +37,11 @@ impl BlockBase {
         let memory = slf.as_super();
         let region = memory.region()?;
         region.expect_here()?;
+        if let Owner::OfMany(_) = region.owner().or_raise()? {
+            let message = "the block is one of allocate_many, which are freed together";
+            let remedy = "delete it, and call free_after of its egmem.Blocks";
+            return Err(raise("InvalidArgument", message, remedy, None));
+        }
         let stream = crate::stream::given(region.driver(), stream, gpu, region.default_gpu())?;
         drop(region);
         let region = memory.take()?.ok_or_else(|| closed("block"))?;

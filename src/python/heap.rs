@@ -2,12 +2,14 @@
 
 use std::alloc::Layout;
 use std::sync::Mutex;
+use std::time::Duration;
 
 use egmem::driver::Location;
 use egmem::size::Bytes;
 use pyo3::prelude::*;
 
 use crate::args::{GpuArg, NodeArg, Size};
+use crate::blocks::Blocks;
 use crate::buffer::access;
 use crate::driver::{Driver, given_or_default, location};
 use crate::error::{OrRaise, closed, invalid};
@@ -22,8 +24,9 @@ use crate::types::BLOCK;
 /// `node`, `near_gpu`, `device`, `access_by`, `host`, `shareable`, `overcommit` and `label` are as for `Buffer`. `limit`
 /// is the most memory it may have, `chunk` how much it adds at a time, `reserve` how much it has from the start,
 /// `grow_ahead` how much it keeps free by a thread of its own, all in bytes. `wait_for_gpu` has an allocation wait
-/// for blocks freed after GPU work before it fails, `scrub_on_free` overwrites freed blocks with zeros, and
-/// `thread_cache` limits the bytes that each thread keeps.
+/// for blocks freed after GPU work before it fails, `scrub_on_free` overwrites freed blocks with zeros,
+/// `thread_cache` limits the bytes that each thread keeps, and memory that was not needed for `decay` seconds goes back
+/// to the machine by itself.
 #[pyclass(frozen, module = "egmem", name = "Heap")]
 pub struct Heap {
     inner: Mutex<Option<egmem::Heap>>,
@@ -86,7 +89,8 @@ impl Heap {
     #[new]
     #[pyo3(signature = (
         node=None, *, near_gpu=None, device=None, limit=None, chunk=None, reserve=None, grow_ahead=None, access_by=None, host=None,
-        wait_for_gpu=false, scrub_on_free=false, thread_cache=None, shareable=false, overcommit=false, label=None, driver=None,
+        wait_for_gpu=false, scrub_on_free=false, thread_cache=None, decay=None, shareable=false, overcommit=false, label=None,
+        driver=None,
     ))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn new(
@@ -103,6 +107,7 @@ impl Heap {
         wait_for_gpu: bool,
         scrub_on_free: bool,
         thread_cache: Option<Size>,
+        decay: Option<f64>,
         shareable: bool,
         overcommit: bool,
         label: Option<String>,
@@ -125,6 +130,9 @@ impl Heap {
         }
         if let Some(label) = label {
             options = options.label(label);
+        }
+        if let Some(seconds) = decay {
+            options = options.decay(idle(seconds)?);
         }
         for (value, set) in [
             (
@@ -169,6 +177,22 @@ impl Heap {
         self.make(py, nbytes, align, true)
     }
 
+    /// Allocates a block for each of `sizes`, or none if one fails: a `Blocks`, which takes 32 bytes for each block
+    /// where a `Block` takes several hundred. `sizes` is a list of sizes, or an array of integers.
+    #[pyo3(signature = (sizes, align=Size(256)), text_signature = "($self, sizes, align=256)")]
+    fn allocate_many(
+        &self,
+        py: Python<'_>,
+        sizes: &Bound<'_, PyAny>,
+        align: Size,
+    ) -> PyResult<Blocks> {
+        let layouts = layouts(sizes, align)?;
+        let heap = self.handle()?;
+        retry(py, heap.driver())?;
+        py.detach(move || Blocks::allocate(heap, layouts.into_iter()))
+            .or_raise()
+    }
+
     /// Adds memory until at least `nbytes` are free. `progress(done, total)` is called after each chunk, in bytes and
     /// with no lock held. If it raises, or a signal does, such as Ctrl-C, the added memory is given back.
     #[pyo3(signature = (nbytes, progress=None))]
@@ -202,7 +226,22 @@ impl Heap {
         })
     }
 
-    /// Returns the heap's statistics as a dictionary: blocks, bytes, fragmentation, driver calls.
+    /// Returns the heap's statistics as a dictionary. In bytes, unless the name says blocks:
+    ///
+    /// - `live_blocks`, `live`: blocks in use, and the bytes that were asked for in them
+    /// - `used`: what these blocks and the deferred ones take, with rounding
+    /// - `deferred_blocks`: blocks that `free_after` freed and whose GPU work has not finished
+    /// - `free`, `largest_free`: free bytes outside slabs, which are pages of blocks of one size, and the largest free range
+    /// - `free_in_slabs`, `slab_ends`: free bytes in slabs, and ends of slabs too small for a block
+    /// - `cached`: free bytes that threads keep for themselves; `threads`: the threads that do
+    /// - `backed`, `limit`: the memory that the heap has, and the most that it may have
+    /// - `backed_high_water`, `used_high_water`: the most that `backed` and `used` ever were
+    /// - `metadata`: the heap's own tables, in ordinary memory
+    /// - `allocated_blocks`, `freed_blocks`, `failed`: allocations, frees and failed allocations since the heap was made
+    /// - `cache_takings`: how often the heap emptied all threads' caches because memory was short
+    /// - `quarantined`: freed bytes that a debug mode holds back; 0 in Python
+    /// - `classes`: a list of the sizes of small blocks: `bytes` of a block, `blocks` that there is room for, and `free`
+    /// - `driver`: the driver calls that the heap has made, by kind
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let stats = self.run(py, |heap| Ok(heap.stats()))?;
         to_python(py, &stats)
@@ -294,4 +333,30 @@ fn layout(nbytes: Size, align: Size) -> PyResult<Layout> {
             "align is {align}; valid: a power of two, up to 2**62"
         ))
     })
+}
+
+/// # Errors
+/// `InvalidArgument` for a time that is no duration.
+fn idle(seconds: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(seconds)
+        .map_err(|_| invalid(&format!("decay is {seconds} s; valid: 0 or more")))
+}
+
+/// Returns the layouts of many blocks.
+///
+/// # Errors
+/// `InvalidArgument` as for [`layout`], and for a block of no bytes; `TypeError` for what is no list of sizes.
+fn layouts(sizes: &Bound<'_, PyAny>, align: Size) -> PyResult<Vec<Layout>> {
+    // An array's numbers are read as a whole.
+    let sizes: Vec<Size> = match sizes.getattr("tolist") {
+        Ok(list) => list.call0()?.extract()?,
+        Err(_) => sizes.extract()?,
+    };
+    if let Some(index) = sizes.iter().position(|size| size.0 == 0) {
+        return Err(invalid(&format!(
+            "size {index} of {} is 0 bytes; valid: 1 byte or more",
+            sizes.len()
+        )));
+    }
+    sizes.into_iter().map(|size| layout(size, align)).collect()
 }

@@ -6,6 +6,7 @@
 
 mod args;
 mod block;
+mod blocks;
 mod buffer;
 mod cli;
 mod contexts;
@@ -64,6 +65,7 @@ fn _egmem(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<memory::Memory>()?;
     module.add_class::<view::View>()?;
     module.add_class::<heap::Heap>()?;
+    module.add_class::<blocks::Blocks>()?;
     module.add_class::<pool::Pool>()?;
     add_memory::<buffer::BufferBase>(module, c"egmem.Buffer")?;
     types::BLOCK.set(&add_memory::<block::BlockBase>(module, c"egmem.Block")?);
@@ -82,6 +84,7 @@ fn _egmem(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(frees::release, module)?)?;
     module.add_function(wrap_pyfunction!(args::size, module)?)?;
     module.add_function(wrap_pyfunction!(args::node, module)?)?;
+    module.add_function(wrap_pyfunction!(args::gpu, module)?)?;
     module.add_class::<cli::Report>()?;
     module.add_function(wrap_pyfunction!(cli::doctor, module)?)?;
     module.add_function(wrap_pyfunction!(cli::_run, module)?)?;

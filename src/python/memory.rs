@@ -257,6 +257,10 @@ impl Memory {
         py.detach(|| match region.owner()? {
             Owner::Buffer(memory) => memory.cpu().and_then(|cpu| cpu.fill(offset, len, byte)),
             Owner::Block(memory) => memory.cpu().and_then(|cpu| cpu.fill(offset, len, byte)),
+            Owner::OfMany(one) => one
+                .block()
+                .cpu()
+                .and_then(|cpu| cpu.fill(offset, len, byte)),
             Owner::Pool(memory) => lock(memory)
                 .cpu()
                 .and_then(|cpu| cpu.fill(offset, len, byte)),

@@ -125,7 +125,10 @@ impl Pool {
         py.detach(|| pool.trim_to(keep.0)).or_raise()
     }
 
-    /// Returns the bytes that the pool holds and has allocated, now and at most, as a dictionary.
+    /// Returns the pool's statistics as a dictionary, in bytes:
+    ///
+    /// - `reserved`, `reserved_high`: the memory that the pool has from the system, now and at most
+    /// - `used`, `used_high`: the bytes of its allocations, now and at most
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let (pool, _) = self.handle()?;
         to_python(py, &py.detach(|| pool.stats()).or_raise()?)

@@ -10,6 +10,7 @@ use egmem::exchange::blocking::RemoteBuffer;
 use egmem::{Block, Buffer, Memory, PoolBuffer};
 use pyo3::prelude::*;
 
+use crate::blocks::OfMany;
 use crate::error::{OrRaise, not_supported, raise};
 use crate::frees;
 use crate::gil::detached;
@@ -20,6 +21,8 @@ pub enum Owner {
     Buffer(Buffer),
     /// A part of a heap's memory.
     Block(Block),
+    /// One of many blocks.
+    OfMany(OfMany),
     /// A pool's allocation. Streams are added to it, which needs it exclusively.
     Pool(Mutex<PoolBuffer>),
     /// Another process's memory.
@@ -83,6 +86,7 @@ impl Region {
         let (driver, address, len, location) = match &owner {
             Owner::Buffer(memory) => facts(memory),
             Owner::Block(memory) => facts(memory),
+            Owner::OfMany(one) => facts(one.block()),
             Owner::Pool(memory) => facts(&*lock(memory)),
             Owner::Remote(memory) => facts(&**memory),
             Owner::Page(page) => page.facts(),
@@ -135,6 +139,9 @@ impl Region {
     /// Notes that code outside of this crate has the address: it may have given a GPU work that uses the memory.
     pub fn expose(&self) {
         self.exposed.store(true, Relaxed);
+        if let Some(Owner::OfMany(one)) = &self.owner {
+            one.expose();
+        }
     }
 
     /// Returns the memory's driver.
@@ -218,6 +225,7 @@ impl Region {
         let bytes = py.detach(|| match self.owner()? {
             Owner::Buffer(memory) => memory.cpu().map(view),
             Owner::Block(memory) => memory.cpu().map(view),
+            Owner::OfMany(one) => one.block().cpu().map(view),
             Owner::Pool(memory) => lock(memory).cpu().map(view),
             Owner::Remote(memory) => memory.cpu().map(view),
             Owner::Page(_) => Err(egmem::Error::invalid("memory", "it is a page")),
@@ -286,6 +294,7 @@ impl Region {
         match self.owner()? {
             Owner::Buffer(memory) => ask(memory),
             Owner::Block(memory) => ask(memory),
+            Owner::OfMany(one) => ask(one.block()),
             Owner::Pool(memory) => ask(&*lock(memory)),
             Owner::Remote(memory) => ask(&**memory),
             Owner::Page(_) => Err(egmem::Error::invalid(
@@ -354,9 +363,11 @@ impl Drop for Region {
             return;
         }
         let (driver, bytes, exposed) = (&self.driver, self.len, *self.exposed.get_mut());
-        detached(|| match exposed {
-            true => frees::free_after_gpus(driver, bytes, owner),
-            false => drop(owner),
+        detached(|| match owner {
+            // They wait for the GPUs themselves, when the last of them ends.
+            Owner::OfMany(one) => drop(one),
+            owner if exposed => frees::free_after_gpus(driver, bytes, owner),
+            owner => drop(owner),
         });
     }
 }

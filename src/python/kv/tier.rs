@@ -286,7 +286,14 @@ impl Tier {
         Ok(self.handle()?.page_ptr(page).or_raise()?.0)
     }
 
-    /// Returns the tier's counters and contents, as a dictionary of numbers.
+    /// Returns the tier's statistics as a dictionary of numbers. The counters begin when the tier is created or attached.
+    ///
+    /// - `pages`, `page_bytes`: the pages of the tier, and the bytes of each
+    /// - `free`, `writing`, `ready`: the pages that are free, that stores are writing, and that can be loaded
+    /// - `pinned`: those of the ready pages that loads and copies hold
+    /// - `hits`, `misses`: the keys that `lookup` found, and did not find
+    /// - `stores`, `evictions`: the pages that became ready by a commit, and that made room for others
+    /// - `loaded_bytes`, `stored_bytes`: the bytes that jobs have copied to GPUs and from them
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.handle()?.stats();
         let numbers = [

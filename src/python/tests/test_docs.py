@@ -27,6 +27,13 @@ def test_docstrings():
         assert result.attempted and result.failed == 0
 
 
+def test_each_statistic_is_explained(driver):
+    heap, words = egmem.Heap(0, driver=driver), {"bytes", "blocks", "free_after", "lookup"}
+    for counted in (heap, egmem.Pool(0, driver=driver), egmem.kv.Tier(1, 1, driver=driver)):
+        told = re.findall(r"`(\w+)`", type(counted).stats.__doc__)
+        assert set(told) - words == set(counted.stats()) - words, type(counted)
+
+
 def test_everything_has_a_docstring():
     for module, name in [(egmem, name) for name in egmem.__all__] + [(egmem.kv, name) for name in egmem.kv.__all__]:
         value = getattr(module, name)

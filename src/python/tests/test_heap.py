@@ -1,6 +1,7 @@
 """Heaps, blocks, pools and streams."""
 
 import gc
+import sys
 import threading
 
 import numpy as np
@@ -177,3 +178,86 @@ def test_threads(driver):
     assert not failed
     gc.collect()
     assert heap.stats()["live_blocks"] == 0
+
+
+def test_many_blocks_in_one_object(driver):
+    heap = egmem.Heap(1, limit=64 << 20, driver=driver)
+    sizes = [3 + 7 * number for number in range(1000)]
+    with heap.allocate_many(sizes, align=64) as blocks:
+        assert len(blocks) == 1000 and blocks.nbytes == sum(sizes) and blocks.driver == driver
+        addresses = np.asarray(blocks.addresses)
+        assert addresses.dtype == np.uint64 and not (addresses % 64).any()
+        ends = addresses + np.array(sizes, np.uint64)
+        order = np.argsort(addresses)
+        assert (ends[order][:-1] <= addresses[order][1:]).all(), "none overlap"
+        assert heap.stats()["live_blocks"] == 1000
+        for number, block in enumerate(blocks):
+            assert isinstance(block, egmem.Block) and (block.nbytes, block.node) == (sizes[number], 1)
+            assert block.address == addresses[number]
+            block.write(b"%d" % number)
+        assert blocks[-1].address == addresses[-1] and blocks[999].read(0, 3) == b"999"
+        for index in (1000, -1001, 1 << 40):
+            with pytest.raises(IndexError):
+                blocks[index]
+        del block
+    assert blocks.closed and heap.stats()["live_blocks"] == 0 and "closed" in repr(blocks)
+    for use in (lambda: len(blocks), lambda: blocks[0], lambda: blocks.addresses):
+        with pytest.raises(egmem.Closed):
+            use()
+    blocks.close()
+
+
+def test_many_blocks_are_freed_with_their_last_reference(driver):
+    heap = egmem.Heap(0, driver=driver)
+    blocks = heap.allocate_many(np.full(100, 64))
+    array = np.asarray(blocks[7])
+    with pytest.raises(egmem.InUse, match="1 of"):
+        blocks.close()
+    with pytest.raises(egmem.InvalidArgument, match="together") as caught:
+        blocks[3].free_after(egmem.Stream(0, driver=driver))
+    assert "egmem.Blocks" in caught.value.remedy
+    blocks[3].fill(1)
+    heap.close()
+    del blocks
+    gc.collect()
+    array[:] = 9
+    assert array.sum() == 9 * 64
+    del array
+
+
+def test_many_blocks_or_none(driver):
+    heap = egmem.Heap(0, limit=4 << 20, chunk="2MiB", driver=driver)
+    with pytest.raises(egmem.OutOfMemory):
+        heap.allocate_many(["1MiB"] * 5)
+    assert heap.stats()["live_blocks"] == 0
+    assert len(heap.allocate_many(["1MiB"] * 4)) == 4 and len(heap.allocate_many([])) == 0
+    for sizes, why in (([1, 0], "size 1 of 2"), ([-1], "-1"), (["x"], "x")):
+        with pytest.raises(egmem.InvalidArgument, match=why):
+            heap.allocate_many(sizes)
+    for sizes in (5, "64MiB", [None]):
+        with pytest.raises(TypeError):
+            heap.allocate_many(sizes)
+
+
+def test_many_blocks_in_the_order_of_a_stream(driver):
+    heap = egmem.Heap(0, driver=driver)
+    stream = egmem.Stream(0, driver=driver)
+    blocks = heap.allocate_many([100] * 50)
+    element = blocks[0]
+    with pytest.raises(egmem.InUse):
+        blocks.free_after(stream)
+    del element
+    with pytest.raises(egmem.InvalidArgument):
+        blocks.free_after(egmem.Stream(0, driver=egmem.simulated()))
+    assert len(blocks) == 50
+    blocks.free_after(stream)
+    assert blocks.closed and heap.stats()["deferred_blocks"] == 50
+    assert heap.collect(wait=True) == 50
+
+
+def test_a_million_blocks_take_tens_of_bytes_each(driver):
+    heap = egmem.Heap(0, driver=driver)
+    count = 100_000
+    blocks = heap.allocate_many([16] * count, align=16)
+    assert sys.getsizeof(blocks) / count < 40
+    assert heap.stats()["live_blocks"] == count

@@ -45,9 +45,9 @@ def test_the_machine_is_read_once_for_a_driver(default, monkeypatch):
     drivers = [Driver(), Driver()]
     for driver in drivers * 3:
         for gpu in range(4):
-            assert et._node(None, driver, gpu) == gpu
+            assert et._heaps.node_of(driver, None, gpu) == gpu
     assert [driver.read for driver in drivers] == [1, 1]
-    assert et._node(3, Driver()) == 3
+    assert et._heaps.node_of(Driver(), 3) == 3
 
 
 def test_small_tensors_and_those_of_a_given_heap_are_blocks(default):

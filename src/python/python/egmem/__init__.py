@@ -12,6 +12,7 @@ from typing import Any
 
 from ._egmem import (
     Block,
+    Blocks,
     Buffer,
     Client,
     Driver,
@@ -64,6 +65,7 @@ from ._errors import (
 
 __all__ = [
     "Block",
+    "Blocks",
     "Buffer",
     "Client",
     "Closed",

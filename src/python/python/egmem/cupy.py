@@ -6,8 +6,9 @@ from typing import Any, Callable, Optional
 
 import cupy
 
-from . import _egmem
+from . import _egmem, _heaps
 from ._errors import OutOfMemory
+from ._heaps import GpuLike, NodeLike
 
 __all__ = ["asarray", "memory_pool", "pinned_allocator"]
 
@@ -15,16 +16,18 @@ __all__ = ["asarray", "memory_pool", "pinned_allocator"]
 _NO_ROOM = 2
 
 
-def _heap(node: Optional[int], heap: Optional[_egmem.Heap]) -> _egmem.Heap:
+def _heap(node: NodeLike, near_gpu: GpuLike, heap: Optional[_egmem.Heap]) -> _egmem.Heap:
     if heap is not None:
+        _heaps.expect_on(heap, node=node, near_gpu=near_gpu)
         return heap
-    if node is None:
-        return _egmem.Heap(near_gpu=cupy.cuda.runtime.getDevice(), label="egmem.cupy")
-    return _egmem.Heap(node, label="egmem.cupy")
+    if node is None and near_gpu is None:
+        near_gpu = cupy.cuda.runtime.getDevice()
+    return _egmem.Heap(node, near_gpu=near_gpu, label="egmem.cupy")
 
 
-def memory_pool(node: Optional[int] = None, *, heap: Optional[_egmem.Heap] = None) -> Any:
-    """Returns a ``cupy.cuda.MemoryPool`` whose memory comes from a heap on a host node.
+def memory_pool(node: NodeLike = None, *, near_gpu: GpuLike = None, heap: Optional[_egmem.Heap] = None) -> Any:
+    """Returns a ``cupy.cuda.MemoryPool`` whose memory comes from a heap on a host node, by default the one nearest to the current
+    GPU.
 
     The pool is CuPy's own: it orders reuse by streams and keeps freed memory. It asks the heap when it grows, and raises
     CuPy's ``OutOfMemoryError`` if the heap has no room.
@@ -33,7 +36,7 @@ def memory_pool(node: Optional[int] = None, *, heap: Optional[_egmem.Heap] = Non
     >>> with cupy.cuda.using_allocator(pool.malloc):                # doctest: +SKIP
     ...     array = cupy.zeros(1 << 30, dtype="u1")
     """
-    source = _egmem._CupySource(_heap(node, heap))
+    source = _egmem._CupySource(_heap(node, near_gpu, heap))
     allocator = cupy.cuda.CFunctionAllocator(*source.functions, source)
 
     def grow(nbytes: int) -> Any:
@@ -58,10 +61,10 @@ class _Pinned:
 
 
 def pinned_allocator(
-    node: Optional[int] = None, *, heap: Optional[_egmem.Heap] = None
+    node: NodeLike = None, *, near_gpu: GpuLike = None, heap: Optional[_egmem.Heap] = None
 ) -> Callable[[int], Any]:
     """Returns a function for ``cupy.cuda.set_pinned_memory_allocator``: pinned memory of exactly the size asked for."""
-    source = _heap(node, heap)
+    source = _heap(node, near_gpu, heap)
 
     def allocate(nbytes: int) -> Any:
         try:
@@ -74,6 +77,7 @@ def pinned_allocator(
 
 
 def asarray(memory: Any, dtype: Any = None, shape: Any = None, *, device: Optional[int] = None) -> Any:
-    """Returns a CuPy array over a buffer or a block, without a copy."""
+    """Returns a CuPy array over a buffer or a block, without a copy. ``device`` is CuPy's GPU that it is for, by default the current one;
+    one dimension of ``shape`` may be -1."""
     gpu = cupy.cuda.runtime.getDevice() if device is None else device
     return cupy.from_dlpack(memory.view(dtype, shape, device=f"cuda:{gpu}"))

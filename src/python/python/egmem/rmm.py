@@ -6,8 +6,9 @@ from typing import Any, Dict, Optional
 
 import rmm.mr
 
-from . import _egmem
+from . import _egmem, _heaps
 from ._errors import InvalidArgument
+from ._heaps import GpuLike, NodeLike
 
 __all__ = ["memory_resource"]
 
@@ -28,11 +29,11 @@ def _current_gpu() -> int:
     return int(getDevice())
 
 
-def memory_resource(node: Optional[int] = None, *, gpu: Optional[int] = None, heap: Optional[_egmem.Heap] = None) -> Any:
+def memory_resource(node: NodeLike = None, *, gpu: GpuLike = None, heap: Optional[_egmem.Heap] = None) -> Any:
     """Returns an ``rmm.mr.CallbackMemoryResource`` for GPU ``gpu``, by default the current one, whose memory comes from a heap on a host
     node. An allocation while another GPU is current raises ``InvalidArgument``: its stream would be taken for one of ``gpu``.
 
-    Without ``node`` and ``heap`` the memory is on the node nearest to the GPU. A block is freed in the order of the stream that
+    ``gpu`` is the GPU of the streams. Without ``node`` and ``heap`` the memory is on the node nearest to it. A block is freed in the order of the stream that
     RMM frees it on, without waiting for the GPU. On a stream that is being captured into a graph that is an error, and the block
     stays allocated. A request without room raises a ``MemoryError``, as every resource of RMM does.
 
@@ -43,9 +44,11 @@ def memory_resource(node: Optional[int] = None, *, gpu: Optional[int] = None, he
     >>> rmm.mr.set_current_device_resource(pool)                                      # doctest: +SKIP
     """
     simulated = (heap.driver if heap is not None else _egmem.default_driver()).is_simulated
-    own_gpu = gpu if gpu is not None else 0 if simulated else _current_gpu()
+    own_gpu = _egmem._gpu(gpu) if gpu is not None else 0 if simulated else _current_gpu()
     if heap is None:
-        heap = _egmem.Heap(near_gpu=own_gpu, label="egmem.rmm") if node is None else _egmem.Heap(node, label="egmem.rmm")
+        heap = _egmem.Heap(node, near_gpu=own_gpu if node is None else None, label="egmem.rmm")
+    else:
+        _heaps.expect_on(heap, node=node)
     source = heap
     blocks: Dict[int, Any] = {}
 

@@ -15,14 +15,14 @@ import functools
 import math
 import operator
 import os
-import threading
-from typing import Any, Callable, Dict, Iterator, Optional, Sequence, SupportsIndex, Tuple, Union
+from typing import Any, Callable, Iterator, Optional, Sequence, SupportsIndex, Tuple, Union
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from . import _captures, _egmem, _offload
+from . import _captures, _egmem, _heaps, _offload
 from ._errors import InvalidArgument, NotAccessible, NotSupported, OutOfMemory
+from ._heaps import GpuLike, NodeLike, Progress
 from ._shapes import dimensions_of
 
 __all__ = [
@@ -38,21 +38,12 @@ __all__ = [
     "use",
 ]
 
-# How much a shared heap grows at a time: little, so that tensors take no more memory than their size.
-_CHUNK = 16 << 20
-# A tensor of this many bytes or more is a buffer: its own mapping, rounded up to 2 MiB.
-_OWN_MAPPING = 64 << 20
+_LABEL = "egmem.torch"
 # How many bytes of freed blocks streams keep.
 _KEEP = 256 << 20
 
 # Memory that ends while PyTorch captures a graph is freed afterwards.
 _captures.watch_torch()
-
-_lock = threading.Lock()
-_heaps: Dict[Tuple[int, int, int], _egmem.Heap] = {}
-# What the machine of a driver was when it was first needed. The driver stays, so that no other has its hash.
-_topologies: Dict[Tuple[int, int], Tuple[_egmem.Driver, _egmem.Topology]] = {}
-
 
 def _gpu(device: Any = None) -> int:
     """Returns a device's GPU; by default the current one."""
@@ -68,58 +59,49 @@ def _gpu(device: Any = None) -> int:
     return torch.cuda.current_device() if torch.cuda.is_initialized() else 0
 
 
-def _node(node: Optional[int], driver: _egmem.Driver, device: Any = None) -> int:
-    """Returns ``node``, or the one nearest to a GPU. The machine is read once for each driver."""
-    if node is not None:
-        return node
-    key = os.getpid(), hash(driver)
-    if key not in _topologies:
-        _topologies[key] = driver, driver.topology()
-    return _topologies[key][1].gpu(_gpu(device)).host_node
+def _near(node: NodeLike, near_gpu: GpuLike) -> GpuLike:
+    """Returns the GPU whose nearest node is meant: without a place, the current one."""
+    return _gpu() if node is None and near_gpu is None else near_gpu
 
 
-def heap_on(node: Optional[int] = None, *, device: Any = None, driver: Optional[_egmem.Driver] = None) -> _egmem.Heap:
-    """Returns the heap that this module's functions share for a node; by default the node nearest to ``device``, or to the current
-    GPU."""
+def heap_on(node: NodeLike = None, *, near_gpu: GpuLike = None, driver: Optional[_egmem.Driver] = None) -> _egmem.Heap:
+    """Returns the heap that this module's functions share for a node; by default the node nearest to ``near_gpu``, or to the current
+    GPU. It gives memory that is no longer used back to the machine after 10 to 20 seconds."""
     driver = driver if driver is not None else _egmem.default_driver()
-    node = _node(node, driver, device)
-    # The heap of a parent process would be refused: a forked child has its own key.
-    key = (os.getpid(), hash(driver), node)
-    with _lock:
-        heap = _heaps.get(key)
-        if heap is None:
-            heap = _egmem.Heap(node, chunk=_CHUNK, label="egmem.torch", driver=driver)
-            _heaps[key] = heap
-    return heap
+    return _heaps.heap_on(driver, _heaps.node_of(driver, node, _near(node, near_gpu)), _LABEL)
 
 
 def empty(
     *size: Union[SupportsIndex, Sequence[SupportsIndex]],
     dtype: Optional[torch.dtype] = None,
-    node: Optional[int] = None,
+    node: NodeLike = None,
+    near_gpu: GpuLike = None,
     heap: Optional[_egmem.Heap] = None,
     requires_grad: bool = False,
+    driver: Optional[_egmem.Driver] = None,
+    label: Optional[str] = None,
+    progress: Optional[Progress] = None,
 ) -> torch.Tensor:
     """Returns a pinned CPU tensor on a host node, whose values are not initialised.
 
     A tensor below 64 MiB is a block of ``heap``, or of the node's shared heap: its size, rounded up to at most an eighth more
-    for small tensors and to 2 KiB for large ones. A larger one, without ``heap``, is mapped for itself: its size, rounded up to
-    2 MiB. PyTorch's own pinned tensors take the next power of two. ``is_pinned()`` is true, and ``non_blocking`` copies do not
-    wait. The memory goes back with the last tensor that shares it, after the GPUs' work: copies that still run are waited for. A
+    for small tensors and to 2 KiB for large ones. A larger one without ``heap``, and one with a ``label``, is mapped for itself: its size,
+    rounded up to 2 MiB. PyTorch's own pinned tensors take the next power of two. ``is_pinned()`` is true, and ``non_blocking`` copies do
+    not wait. The memory goes back with the last tensor that shares it, after the GPUs' work: copies that still run are waited for. A
     tensor that ends while a stream is captured into a graph is freed after the capture.
+
+    Without ``node``, ``near_gpu`` and ``heap`` it is on the node nearest to the current GPU. ``driver``, ``label`` and ``progress`` are as in
+    ``egmem.numpy``.
     """
     shape = dimensions_of(size[0] if len(size) == 1 else size)
     dtype = dtype if dtype is not None else torch.get_default_dtype()
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes == 0:
         return torch.empty(shape, dtype=dtype, requires_grad=requires_grad)
-    memory: Any
-    if heap is None and nbytes >= _OWN_MAPPING:
-        driver = _egmem.default_driver()
-        memory = _egmem.Buffer(nbytes, node=_node(node, driver), label="egmem.torch", driver=driver)
-    else:
-        heap = heap if heap is not None else heap_on(node)
-        memory = heap.allocate(nbytes, align=4096 if nbytes >= 1 << 20 else 256)
+    near_gpu = _near(node, near_gpu) if heap is None else near_gpu
+    memory = _heaps.allocate(
+        nbytes, _LABEL, node=node, near_gpu=near_gpu, heap=heap, driver=driver, label=label, progress=progress
+    )
     tensor = _tensor(memory, dtype, shape)
     return tensor.requires_grad_() if requires_grad else tensor
 
@@ -130,14 +112,14 @@ def _tensor(memory: Any, dtype: torch.dtype, shape: Tuple[int, ...]) -> torch.Te
     return flat.view(dtype).view(shape)
 
 
-def empty_like(tensor: torch.Tensor, *, node: Optional[int] = None, heap: Optional[_egmem.Heap] = None) -> torch.Tensor:
+def empty_like(tensor: torch.Tensor, *, node: NodeLike = None, heap: Optional[_egmem.Heap] = None) -> torch.Tensor:
     """Returns a pinned CPU tensor with another one's shape and type, and with the strides that ``torch.empty_like`` gives it. See
     :func:`empty`."""
     like = torch.empty_like(tensor, device="meta", requires_grad=False)
     return empty(like.numel(), dtype=like.dtype, node=node, heap=heap).as_strided(like.size(), like.stride())
 
 
-def pin(tensor: torch.Tensor, *, node: Optional[int] = None, heap: Optional[_egmem.Heap] = None) -> torch.Tensor:
+def pin(tensor: torch.Tensor, *, node: NodeLike = None, heap: Optional[_egmem.Heap] = None) -> torch.Tensor:
     """Returns a copy of a tensor in pinned memory on a host node, with the same strides. As with PyTorch's ``pin_memory``, it takes
     the memory from the tensor's first element to its last: less than its size for one that was expanded, more for one with gaps."""
     if tensor.numel() == 0:
@@ -150,9 +132,9 @@ def pin(tensor: torch.Tensor, *, node: Optional[int] = None, heap: Optional[_egm
 
 @contextlib.contextmanager
 def offload(
-    node: Optional[int] = None,
+    node: NodeLike = None,
     *,
-    min_bytes: int = 1 << 20,
+    min_bytes: Union[int, str] = 1 << 20,
     heap: Optional[_egmem.Heap] = None,
     ahead: int = 2,
 ) -> Iterator[_egmem.Heap]:
@@ -171,7 +153,7 @@ def offload(
     >>> loss.backward()                       # doctest: +SKIP
     """
     heap = heap if heap is not None else heap_on(node)
-    saved = _offload.Offload(heap, min_bytes, ahead)
+    saved = _offload.Offload(heap, _egmem._size(min_bytes), ahead)
     with torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack):
         yield heap
 
@@ -191,11 +173,11 @@ def _expect_no_expandable_segments() -> None:
         )
 
 
-def _custom_allocator(heap: _egmem.Heap, keep: int, *, segments: bool) -> Tuple[Any, Any]:
+def _custom_allocator(heap: _egmem.Heap, keep: Union[int, str], *, segments: bool) -> Tuple[Any, Any]:
     if heap.driver.is_simulated:
         raise NotSupported("PyTorch's GPUs cannot use memory of a simulated driver", "use a heap of egmem.open()")
     _expect_no_expandable_segments()
-    slot = _egmem._torch_register(heap, keep)
+    slot = _egmem._torch_register(heap, _egmem._size(keep))
     return slot, slot.allocator(torch._C._cuda_customAllocator, segments=segments)
 
 
@@ -223,11 +205,11 @@ class MemPool(torch.cuda.MemPool):
     gpu: int
 
     def __init__(
-        self, node: Optional[int] = None, *, heap: Optional[_egmem.Heap] = None, device: Any = None
+        self, node: NodeLike = None, *, heap: Optional[_egmem.Heap] = None, device: Any = None
     ) -> None:
         torch.cuda.init()
         gpu = _gpu(device)
-        heap = heap if heap is not None else heap_on(node, device=gpu)
+        heap = heap if heap is not None else heap_on(node, near_gpu=gpu if node is None else None)
         _expect_access(heap, gpu)
         slot, allocator = _custom_allocator(heap, _KEEP, segments=True)
         with torch.cuda.device(gpu):  # PyTorch's pool is the current GPU's
@@ -279,7 +261,7 @@ torch.cuda.use_mem_pool = torch.cuda.memory.use_mem_pool = _of_its_gpu(_use_mem_
 
 
 @contextlib.contextmanager
-def use(pool: Union[MemPool, int, None] = None, device: Any = None) -> Iterator[MemPool]:
+def use(pool: Union[MemPool, _egmem.Node, int, None] = None, device: Any = None) -> Iterator[MemPool]:
     """Allocates the CUDA tensors that this thread makes within the block in a pool, or in a new one on a node.
 
     A new pool is of the GPU ``device``, by default the current one. The pool's GPU is current within the block, as a stream's is within
@@ -301,10 +283,10 @@ _pools: Any = WeakIdKeyDictionary()
 
 def offload_optimizer(
     optimizer: torch.optim.Optimizer,
-    node: Optional[int] = None,
+    node: NodeLike = None,
     *,
     pool: Optional[MemPool] = None,
-    min_bytes: int = 1 << 16,
+    min_bytes: Union[int, str] = 1 << 16,
 ) -> MemPool:
     """Keeps an optimizer's state in CPU memory: after each step, new state of ``min_bytes`` or more moves to a pool on a node.
 
@@ -314,6 +296,7 @@ def offload_optimizer(
     Each GPU that has state has a pool. The result is ``pool``, or else that of the first parameter's GPU. Those of other GPUs
     have the same heap if ``pool`` is given; without ``node`` each is on the node nearest to its GPU.
     """
+    least = _egmem._size(min_bytes)
     if pool is None:
         on_gpu = (each.device for group in optimizer.param_groups for each in group["params"] if each.is_cuda)
         pool = MemPool(node, device=next(on_gpu, None))
@@ -333,7 +316,7 @@ def offload_optimizer(
             for name, value in state.items():
                 if not isinstance(value, torch.Tensor) or not value.is_cuda or value in _pools:
                     continue
-                if value.numel() * value.element_size() < min_bytes:
+                if value.numel() * value.element_size() < least:
                     continue
                 memory = pool_of(value.device)
                 with use(memory):
@@ -356,7 +339,7 @@ def current_allocator_heap() -> Optional[_egmem.Heap]:
 
 
 def set_current_allocator(
-    node: Optional[int] = None, *, heap: Optional[_egmem.Heap] = None, keep: int = _KEEP
+    node: NodeLike = None, *, heap: Optional[_egmem.Heap] = None, keep: Union[int, str] = _KEEP
 ) -> _egmem.Heap:
     """Allocates all CUDA tensors of this process from a heap on a host node. Call it before the first CUDA tensor is made.
 

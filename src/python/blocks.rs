@@ -1,0 +1,267 @@
+//! `egmem.Blocks`: many blocks of a heap in one object.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+
+use egmem::Block;
+use egmem::heap::NotAllFreed;
+use pyo3::exceptions::PyIndexError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyMemoryView};
+
+use crate::args::GpuArg;
+use crate::driver::Driver;
+use crate::error::{OrRaise, ToPy, closed, raise};
+use crate::frees::free_after_gpus;
+use crate::region::{Owner, copy_of, drop_detached, lock};
+use crate::types::BLOCK;
+
+/// Blocks that one call allocated: they are freed together. The last reference is dropped without the GIL.
+pub struct Many {
+    heap: egmem::Heap,
+    blocks: Vec<Block>,
+    bytes: u64,
+    /// Whether code outside of this crate may have an address.
+    exposed: AtomicBool,
+}
+
+impl Many {
+    /// Notes that code outside of this crate has the address of a block.
+    pub fn expose(&self) {
+        self.exposed.store(true, Relaxed);
+    }
+}
+
+impl Drop for Many {
+    /// Frees the blocks, if an address was given away only after the GPUs' work.
+    fn drop(&mut self) {
+        let blocks = std::mem::take(&mut self.blocks);
+        let driver = self.heap.driver();
+        if !driver.is_of_this_process() {
+            std::mem::forget(blocks);
+        } else if *self.exposed.get_mut() {
+            free_after_gpus(driver, self.bytes, blocks);
+        }
+    }
+}
+
+/// One of many blocks, which it keeps.
+pub struct OfMany {
+    many: Arc<Many>,
+    index: usize,
+}
+
+impl OfMany {
+    /// Returns the block.
+    pub fn block(&self) -> &Block {
+        &self.many.blocks[self.index]
+    }
+
+    /// Notes that code outside of this crate has the address.
+    pub fn expose(&self) {
+        self.many.expose();
+    }
+}
+
+/// Blocks of a heap, made by `Heap.allocate_many`: a sequence whose elements are made when they are asked for.
+///
+/// `blocks[i]` is a `Block` that keeps all of them. `addresses` has every address at once. The blocks are freed together:
+/// with the last reference to this object and to its elements, by `close`, or by `free_after`. It may outlive the heap's
+/// object.
+#[pyclass(frozen, module = "egmem")]
+pub struct Blocks {
+    inner: Mutex<Option<Arc<Many>>>,
+}
+
+impl Blocks {
+    /// Allocates a block of each size, or none. The caller has no GIL.
+    ///
+    /// # Errors
+    /// Those of the heap.
+    pub fn allocate(
+        heap: egmem::Heap,
+        layouts: impl ExactSizeIterator<Item = std::alloc::Layout>,
+    ) -> egmem::Result<Self> {
+        let mut blocks = Vec::with_capacity(layouts.len());
+        for layout in layouts {
+            blocks.push(heap.allocate(layout)?);
+        }
+        let many = Many {
+            heap,
+            bytes: blocks.iter().map(Block::len).sum(),
+            blocks,
+            exposed: AtomicBool::new(false),
+        };
+        Ok(Self {
+            inner: Mutex::new(Some(Arc::new(many))),
+        })
+    }
+
+    fn many(&self) -> PyResult<Arc<Many>> {
+        let many = copy_of(&self.inner).ok_or_else(|| closed("blocks"))?;
+        let driver = many.heap.driver();
+        driver.expect_this_process("blocks").or_raise()?;
+        Ok(many)
+    }
+
+    /// Takes the blocks out of the object; `None` if they were freed before.
+    ///
+    /// # Errors
+    /// `InUse` if an element lives.
+    fn take(&self) -> PyResult<Option<Many>> {
+        let taken = {
+            let mut inner = lock(&self.inner);
+            match inner.take().map(Arc::try_unwrap) {
+                None => Ok(None),
+                Some(Ok(many)) => Ok(Some(many)),
+                Some(Err(many)) => {
+                    let elements = Arc::strong_count(&many) - 1;
+                    *inner = Some(many);
+                    Err(elements)
+                }
+            }
+        };
+        taken.map_err(|elements| {
+            let message = format!("the blocks cannot be freed: {elements} of their elements or views live");
+            let remedy = "delete the elements and their views first, or drop all references: the last one frees the blocks";
+            raise("InUse", &message, remedy, None)
+        })
+    }
+}
+
+impl Drop for Blocks {
+    fn drop(&mut self) {
+        let many = lock(&self.inner).take();
+        drop_detached(many);
+    }
+}
+
+#[pymethods]
+impl Blocks {
+    fn __len__(&self) -> PyResult<usize> {
+        Ok(self.many()?.blocks.len())
+    }
+
+    fn __getitem__<'py>(&self, py: Python<'py>, index: isize) -> PyResult<Bound<'py, PyAny>> {
+        let many = self.many()?;
+        let len = many.blocks.len();
+        let at = match index {
+            0.. => Some(index as usize),
+            _ => len.checked_sub(index.unsigned_abs()),
+        };
+        let Some(index) = at.filter(|at| *at < len) else {
+            let why = format!("block {index} of {len}");
+            return Err(PyIndexError::new_err(why));
+        };
+        BLOCK.make(py, Owner::OfMany(OfMany { many, index }))
+    }
+
+    /// The addresses, as a memoryview of unsigned 64-bit numbers: `numpy.asarray(blocks.addresses)` copies nothing. They
+    /// are read anew at each access.
+    #[getter]
+    fn addresses<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let many = self.many()?;
+        many.expose();
+        let bytes = PyBytes::new_with(py, 8 * many.blocks.len(), |bytes| {
+            for (bytes, block) in bytes.chunks_exact_mut(8).zip(&many.blocks) {
+                bytes.copy_from_slice(&block.device_ptr().0.to_ne_bytes());
+            }
+            Ok(())
+        })?;
+        PyMemoryView::from(&bytes)?.call_method1("cast", ("Q",))
+    }
+
+    /// The bytes of all blocks together, as they were asked for.
+    #[getter]
+    fn nbytes(&self) -> PyResult<u64> {
+        Ok(self.many()?.bytes)
+    }
+
+    /// The driver that the blocks belong to.
+    #[getter]
+    fn driver(&self) -> PyResult<Driver> {
+        Ok(Driver::wrap(self.many()?.heap.driver().clone()))
+    }
+
+    /// Whether `close` or `free_after` was called.
+    #[getter]
+    fn closed(&self) -> bool {
+        lock(&self.inner).is_none()
+    }
+
+    /// Frees the blocks once all work submitted to `stream` so far has run. `gpu` is as for `Block.free_after`.
+    ///
+    /// Raises `InUse` while an element lives, and an error for a stream that is being captured into a graph. No block is
+    /// freed then.
+    #[pyo3(signature = (stream, *, gpu=None))]
+    fn free_after(
+        &self,
+        py: Python<'_>,
+        stream: &Bound<'_, PyAny>,
+        gpu: Option<GpuArg>,
+    ) -> PyResult<()> {
+        let gpu = gpu.map(|gpu| gpu.0);
+        let stream = crate::stream::given(self.many()?.heap.driver(), stream, gpu, 0)?;
+        let mut many = self.take()?.ok_or_else(|| closed("blocks"))?;
+        let blocks = std::mem::take(&mut many.blocks);
+        match py.detach(|| many.heap.free_all_after(blocks, &stream)) {
+            Ok(()) => Ok(()),
+            Err(NotAllFreed { error, blocks }) => {
+                many.blocks = blocks;
+                *lock(&self.inner) = Some(Arc::new(many));
+                Err(error.to_py())
+            }
+        }
+    }
+
+    /// Frees the blocks now.
+    ///
+    /// Raises `InUse`, a `BufferError`, while an element or a view of one lives.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        if self.closed() {
+            return Ok(());
+        }
+        self.many()?;
+        if let Some(many) = self.take()? {
+            py.detach(|| drop(many));
+        }
+        Ok(())
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    /// Closes. While an exception passes, blocks with views are left to their last view, so that the exception is not
+    /// hidden.
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        kind: &Bound<'_, PyAny>,
+        _value: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        match self.close(py) {
+            Err(_) if !kind.is_none() => Ok(()),
+            result => result,
+        }
+    }
+
+    /// Returns the object's size in ordinary memory, which has an entry for each block.
+    fn __sizeof__(&self) -> usize {
+        let many = copy_of(&self.inner);
+        let blocks = many.map_or(0, |many| many.blocks.capacity());
+        size_of::<Self>() + size_of::<Many>() + blocks * size_of::<Block>()
+    }
+
+    fn __repr__(&self) -> String {
+        match self.many() {
+            Ok(many) => format!(
+                "<egmem.Blocks: {} of {} bytes together>",
+                many.blocks.len(),
+                many.bytes
+            ),
+            Err(_) => "<egmem.Blocks closed>".into(),
+        }
+    }
+}
