@@ -66,6 +66,9 @@ impl State {
         let start = _range.start;
         let placed = _range.place(start, len, memory.file(), 0, host);
         placed.map_err(exhausted)?;
+        if matches!(by, Allocator::Managed) {
+            _range.keep_from_children().map_err(exhausted)?;
+        }
         let region = Region {
             len,
             memory,

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::granularity::GRANULARITY;
 use super::window::{Freed, Window};
 use crate::Access;
+use crate::fork::Generation;
 
 /// Linux lets no process map below this address (`vm.mmap_min_addr`).
 const LOWEST: u64 = 64 << 10;
@@ -27,6 +28,7 @@ pub(super) struct Range {
     pub(super) window: Option<Arc<Window>>,
     /// The size of the guard before it and behind it, which belongs to it.
     pub(super) guard: u64,
+    pub(super) born: Generation,
 }
 
 impl Range {
@@ -73,6 +75,7 @@ impl Range {
             len,
             window: None,
             guard: 0,
+            born: Generation::current(),
         }
     }
 
@@ -119,6 +122,16 @@ impl Range {
         .map(drop)
     }
 
+    /// Leaves the range out of forked children, which have nothing mapped there.
+    pub(super) fn keep_from_children(&self) -> io::Result<()> {
+        // SAFETY: the range is `self`'s; the advice changes what forked children have, and nothing in this process.
+        match unsafe { libc::madvise(self.start as *mut _, self.len as usize, libc::MADV_DONTFORK) }
+        {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
     /// Unmaps a part of the range, which stays reserved.
     pub(super) fn clear(&self, start: u64, len: u64) -> io::Result<()> {
         self.expect_within(start, len)?;
@@ -141,6 +154,10 @@ impl Range {
 
 impl Drop for Range {
     fn drop(&mut self) {
+        // In a forked child another mapping may lie where the parent's managed memory is.
+        if !self.born.is_current() {
+            return;
+        }
         if let Some(window) = &self.window {
             debug_assert!(window.all.contains(self.start, self.len));
             // If the kernel refuses, the addresses are not reused.

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use super::granularity::GRANULARITY;
 use super::ranges::FreeRanges;
 use super::space::Range;
+use crate::fork::Generation;
 use crate::{Error, Result, lock};
 
 /// How reservations lie in a window: `EGMEM_SIM_PLACEMENT`.
@@ -154,6 +155,7 @@ impl Window {
             len,
             window: Some(Arc::clone(self)),
             guard: place.guard,
+            born: Generation::current(),
         })
     }
 

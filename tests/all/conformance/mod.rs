@@ -8,6 +8,7 @@ mod access;
 mod attributes;
 mod context;
 mod details;
+mod forks;
 mod harness;
 mod kernels;
 mod mapping;
@@ -92,6 +93,10 @@ cases! {
         import_in_the_same_process_shows_the_same_bytes,
         import_in_a_second_process_shares_the_bytes,
         an_import_outlives_its_killed_exporter,
+    }
+    forks {
+        a_forked_child_shares_host_memory,
+        a_forked_child_has_no_managed_memory,
     }
     references {
         one_handle_is_mapped_for_the_cpu_254_times,
@@ -181,6 +186,11 @@ fn child_process() {
         ("importer", sharing::importer),
         ("exporter", sharing::exporter),
         ("orphan", sharing::orphan),
+        ("forks", forks::forks),
+        (
+            "forks_with_managed_memory",
+            forks::forks_with_managed_memory,
+        ),
         ("maps_an_import", references::maps_an_import),
         ("maps_imports", references::maps_imports),
         ("imports_for_a_gpu", references::imports_for_a_gpu),
