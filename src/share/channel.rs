@@ -9,6 +9,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
 use super::fd::{self, MAX_FDS, posix};
@@ -201,6 +202,22 @@ impl Channel {
             handles,
             peer: self.peer,
         })
+    }
+
+    /// Waits until a message has begun to arrive, or the other process has closed the connection; returns `false` if
+    /// neither comes within `timeout`, or a signal comes first. For callers that do other work between waits: a
+    /// [`receive`](Self::receive) whose time limit ends within a message closes the connection.
+    ///
+    /// # Errors
+    /// The system's errors.
+    pub fn wait_for_message(&self, timeout: Duration) -> Result<bool> {
+        let mut poll = [PollFd::new(&self.stream, PollFlags::IN)];
+        let timeout = Timespec::try_from(timeout).ok();
+        match rustix::event::poll(&mut poll, timeout.as_ref()) {
+            Ok(ready) => Ok(ready > 0),
+            Err(Errno::INTR) => Ok(false),
+            Err(error) => Err(MemoryError::system("waiting for a message", &error.into()).into()),
+        }
     }
 
     /// Returns whether the other end is closed, and has left nothing to read.

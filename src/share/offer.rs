@@ -2,7 +2,7 @@
 
 use super::{Credentials, Description, ImportOptions, ImportedBuffer, Origin, PartHandles};
 use crate::Driver;
-use crate::driver::ShareableHandle;
+use crate::driver::{Access, ShareableHandle};
 use egmem_core::Result;
 
 /// Memory that another process offers: its description and its handles, not imported yet. Dropping it closes
@@ -35,6 +35,13 @@ impl Offer {
             .or_origin(Origin::User(self.peer.uid))
             .sender(self.peer.into())
             .import_from(driver, &self.description, self.handles)
+    }
+
+    /// Returns the offer with access to read alone: an import maps the memory so, and a write through the mapping is a fault.
+    /// The handles would allow more: the kernel cannot limit them.
+    pub fn read_only(mut self) -> Self {
+        self.description.access = self.description.access.min(Access::Read);
+        self
     }
 
     /// Returns the description and the handles, to import them by other means. It receives the fds of memory with more

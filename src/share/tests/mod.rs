@@ -1,5 +1,6 @@
 //! Sharing within one process, on the simulator.
 
+mod offers;
 mod once;
 mod queues;
 mod windows;
