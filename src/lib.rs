@@ -152,8 +152,8 @@ pub mod ledger {
     #[doc(inline)]
     pub use egmem_core::ledger::{
         AllocPath, Allocation, BACKTRACES, CallSite, Foreign, Frames, Imported, Label, Located,
-        MAX_PARTIES, MappedAt, Party, all_allocations, allocations, capture_backtraces, count,
-        locate,
+        MAX_PARTIES, MappedAt, Party, all_allocations, allocations, called_from,
+        capture_backtraces, captures_backtraces, count, locate,
     };
     #[cfg(feature = "ledger")]
     #[doc(inline)]

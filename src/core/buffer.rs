@@ -5,14 +5,12 @@ mod allocate;
 mod dma_buf;
 mod slice;
 
-use std::panic::Location as Caller;
-
 use crate::accessors::cpu_accessors;
 use crate::driver::{
     Access, Code, DeviceAttribute, DevicePtr, Driver, HandleTypes, Location, NodeId,
 };
 use crate::growth::Growth;
-use crate::ledger::{AllocPath, Label};
+use crate::ledger::{AllocPath, Label, Site};
 use crate::memory::{CpuView, access_checks, check_range, impl_cpu_memory, impl_memory};
 use crate::size::Granularity;
 use crate::topology::{Share, Topology};
@@ -41,7 +39,7 @@ pub struct BufferOptions {
     label: Option<Label>,
     path: AllocPath,
     /// The program's call; `None`: the caller of [`BufferOptions::allocate`].
-    site: Option<&'static Caller<'static>>,
+    site: Option<Site>,
 }
 
 impl BufferOptions {
@@ -128,11 +126,7 @@ impl BufferOptions {
 
     /// Sets the path and the call in the memory's [ledger](crate::ledger) entry, for types that create memory on
     /// behalf of a program.
-    pub fn recorded_as(
-        mut self,
-        path: AllocPath,
-        site: impl Into<Option<&'static Caller<'static>>>,
-    ) -> Self {
+    pub fn recorded_as(mut self, path: AllocPath, site: impl Into<Option<Site>>) -> Self {
         self.path = path;
         self.site = site.into();
         self

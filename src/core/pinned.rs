@@ -22,12 +22,11 @@ pub use pages::PageSize;
 pub use registered::RegisteredHost;
 pub use system::SystemMemory;
 
-use std::panic::Location as Caller;
 use std::sync::Arc;
 
 use crate::driver::{Access, AccessDesc, Code, DeviceAttribute, DevicePtr, Driver, Location};
 use crate::explain::name_missing_gpu;
-use crate::ledger::{AllocPath, Entry, Grants, NewEntry};
+use crate::ledger::{AllocPath, Entry, Grants, NewEntry, Site};
 use crate::memory::{AccessChecks, Engine, impl_memory};
 use crate::size::not_empty;
 use crate::teardown::give_back_or_log;
@@ -68,7 +67,7 @@ impl Owned {
         (path, location): (AllocPath, Location),
         (start, len): (DevicePtr, u64),
         gpus: impl IntoIterator<Item = i32>,
-        site: &'static Caller<'static>,
+        site: Site,
     ) -> Self {
         let host = (path != AllocPath::Device).then_some(Location::Host);
         let locations = host
@@ -81,7 +80,7 @@ impl Owned {
             location,
             path,
             label: None,
-            site: Some(site),
+            site,
         };
         Self {
             entry: Entry::mapped(new, start, Arc::new(Grants::of(access.collect()))),
@@ -196,7 +195,7 @@ impl PinnedHost {
             .mem_host_alloc(device, bytes)
             .map_err(|error| name_missing_gpu(driver, error, device))?;
         let kind = (AllocPath::Pinned, Location::Host);
-        let memory = Owned::new(driver, kind, (start, bytes), gpus, Caller::caller());
+        let memory = Owned::new(driver, kind, (start, bytes), gpus, Site::here());
         Ok(Self { memory, device })
     }
 }
@@ -232,7 +231,7 @@ impl DeviceMemory {
             .mem_alloc(device, bytes)
             .map_err(|error| name_missing_gpu(driver, error, device))?;
         let kind = (AllocPath::Device, Location::Device(device));
-        let memory = Owned::new(driver, kind, (start, bytes), [device], Caller::caller());
+        let memory = Owned::new(driver, kind, (start, bytes), [device], Site::here());
         Ok(Self { memory, device })
     }
 }

@@ -1,7 +1,5 @@
 //! Builds a heap from its options.
 
-use std::panic::Location as Caller;
-
 use super::backing::Backing;
 use super::grower::{self, Decay};
 use super::inner::HeapInner;
@@ -68,7 +66,7 @@ impl HeapOptions {
     /// ahead](Self::grow_ahead) or [decay](Self::decay) cannot be started.
     #[track_caller]
     pub fn build(mut self, driver: &Driver) -> Result<Heap> {
-        self.plan.site = Caller::caller();
+        self.plan.site = crate::ledger::Site::here();
         Heap::new(driver, self)
     }
 }

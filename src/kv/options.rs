@@ -84,7 +84,7 @@ impl TierOptions {
     pub fn create(self, driver: &Driver) -> Result<Tier> {
         self.method.check()?;
         let geometry = Geometry::new(self.pages, self.page_bytes)?;
-        let site = std::panic::Location::caller();
+        let site = egmem_core::ledger::Site::here();
         let buffer = self.buffer.bytes(geometry.total);
         let buffer = buffer.recorded_as(egmem_core::ledger::AllocPath::Vmm, site);
         let memory = Arc::new(buffer.allocate(driver)?);

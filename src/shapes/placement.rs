@@ -1,11 +1,9 @@
 //! The options that all shapes share.
 
-use std::panic::Location as Caller;
-
 use crate::buffer::RequestedAccess;
 use crate::driver::{AccessDesc, Location};
 use crate::explain::name_missing;
-use crate::ledger::{AllocPath, Label};
+use crate::ledger::{AllocPath, Label, Site};
 use crate::vmm::{PhysicalMemory, PhysicalOptions};
 use crate::{Driver, Result};
 
@@ -27,7 +25,7 @@ impl Placement {
     }
 
     /// Returns options for memory of a shape that the call `site` creates.
-    pub fn memory(&self, site: &'static Caller<'static>) -> PhysicalOptions {
+    pub fn memory(&self, site: Site) -> PhysicalOptions {
         let options = PhysicalMemory::options(self.location);
         options.recorded_as(AllocPath::ShapeChunk, self.label.clone(), site)
     }

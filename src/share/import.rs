@@ -1,7 +1,6 @@
 //! Imports memory of another process: grants access to it, and reuses existing imports.
 
 use std::collections::BTreeMap;
-use std::panic::Location as Caller;
 
 use super::cache::Cached;
 use super::imported::{ImportedBuffer, map};
@@ -11,7 +10,7 @@ use crate::buffer::reachable_gpus;
 use crate::capability::ImexChannel;
 use crate::driver::{Access, AccessDesc, Code, Driver, HandleType, Location, ShareableHandle};
 use crate::explain::no_imex_channel;
-use crate::ledger::{Imported, Label, Party};
+use crate::ledger::{Imported, Label, Party, Site};
 use crate::vmm::PhysicalMemory;
 use egmem_core::{Error, Result};
 
@@ -24,7 +23,7 @@ pub struct ImportOptions {
     origin: Option<Origin>,
     sender: Option<Party>,
     label: Option<Label>,
-    site: Option<&'static Caller<'static>>,
+    site: Option<Site>,
 }
 
 /// The access to grant one location.
@@ -105,10 +104,8 @@ impl ImportOptions {
 
     /// Sets the program's call that the [ledger](egmem_core::ledger) shows, unless one was given: by default the call of
     /// [`import`](Self::import).
-    pub const fn or_called_at(mut self, site: &'static Caller<'static>) -> Self {
-        if self.site.is_none() {
-            self.site = Some(site);
-        }
+    pub fn or_called_at(mut self, site: Site) -> Self {
+        self.site.get_or_insert(site);
         self
     }
 
@@ -210,7 +207,7 @@ impl ImportOptions {
         let via = handles.handle_type().unwrap_or(HandleType::PosixFd);
         let mut handles = handles.open(count)?;
         let imports = Imports::of(driver);
-        let site = self.site.unwrap_or(Caller::caller());
+        let site = self.site.clone().unwrap_or(Site::here());
         let source = match self.origin.clone() {
             Some(origin) => Source::Origin(origin),
             None => Source::unshared(),
@@ -227,7 +224,7 @@ impl ImportOptions {
             parts.push(imports.parts.get_or_try(key, || {
                 let memory = PhysicalMemory::import(driver, &handle, part.bytes)
                     .map_err(|error| explain(driver, error, via))?;
-                memory.imported_from(self.sender_of(part), self.label.clone(), site);
+                memory.imported_from(self.sender_of(part), self.label.clone(), site.clone());
                 Ok(memory)
             })?);
         }

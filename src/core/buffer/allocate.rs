@@ -2,7 +2,6 @@
 
 use std::cell::OnceCell;
 use std::ops::ControlFlow;
-use std::panic::Location as Caller;
 
 use super::{Buffer, BufferOptions};
 use crate::driver::{AccessDesc, Driver, HandleTypes, Location};
@@ -11,7 +10,7 @@ use crate::guard::check_free;
 use crate::size::{Granularity, PaddedSize};
 use crate::topology::free_now;
 use crate::vmm::{GrowingRange, PhysicalMemory, PhysicalOptions};
-use crate::{Error, Result};
+use crate::{Error, Result, ledger};
 
 /// The properties that all parts at one location share.
 struct Site {
@@ -83,7 +82,7 @@ impl BufferOptions {
         driver: &Driver,
         progress: impl FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<Buffer> {
-        let caller = self.site.unwrap_or(Caller::caller());
+        let caller = self.site.clone().unwrap_or(ledger::Site::here());
         self.expect_free(driver)?;
         self.cut_into_chunks()?;
         let sites = self.sites(driver, caller)?;
@@ -140,13 +139,13 @@ impl BufferOptions {
         sums
     }
 
-    fn sites(&self, driver: &Driver, caller: &'static Caller<'static>) -> Result<Vec<Site>> {
+    fn sites(&self, driver: &Driver, caller: ledger::Site) -> Result<Vec<Site>> {
         let site = |location: Location| {
             let handle_types = self.handle_types_at(driver, location)?;
             let options = PhysicalMemory::options(location)
                 .handle_types(handle_types)
                 .overcommit(self.overcommit)
-                .recorded_as(self.path, self.label.clone(), caller);
+                .recorded_as(self.path, self.label.clone(), caller.clone());
             let granularity = options.granularity_of(driver)?;
             Ok(Site {
                 location,

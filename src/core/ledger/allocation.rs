@@ -104,16 +104,46 @@ pub struct Imported {
     pub identity: Option<Identity>,
 }
 
-/// The line of the program that allocated.
+/// The line of the program that allocated, in the program's own language.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct CallSite {
-    /// The source file, as the compiler knows it.
+    /// The source file, as the compiler or the interpreter knows it.
     #[serde(deserialize_with = "bounded::name")]
     pub file: String,
     /// The line.
     pub line: u32,
+    /// The function, of a program in Python or C. Rust's sites have none.
+    #[serde(default, deserialize_with = "bounded::optional_name")]
+    pub function: Option<String>,
     /// The frames of the call, if [`capture_backtraces`](super::capture_backtraces) was on.
     pub backtrace: Option<Frames>,
+}
+
+impl CallSite {
+    /// Returns the site of a line.
+    pub fn new(file: impl Into<String>, line: u32) -> Self {
+        Self {
+            file: file.into(),
+            line,
+            function: None,
+            backtrace: None,
+        }
+    }
+
+    /// Sets the function.
+    #[must_use]
+    pub fn function(mut self, name: impl Into<String>) -> Self {
+        self.function = Some(name.into());
+        self
+    }
+
+    /// Sets the frames of the call.
+    #[must_use]
+    pub fn backtrace(mut self, frames: Frames) -> Self {
+        self.backtrace = Some(frames);
+        self
+    }
 }
 
 impl fmt::Display for CallSite {

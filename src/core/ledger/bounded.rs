@@ -47,7 +47,7 @@ pub(super) fn text<'de, D: Deserializer<'de>, const MOST: usize>(
 }
 
 /// Returns the beginning of a text: at most `most` bytes, in whole characters.
-pub(super) fn cut(text: &str, most: usize) -> &str {
+pub fn cut(text: &str, most: usize) -> &str {
     let mut end = text.len().min(most);
     while !text.is_char_boundary(end) {
         end -= 1;

@@ -1,7 +1,6 @@
 //! Entries of the ledger, made and removed with the values that own memory.
 
 use std::backtrace::Backtrace;
-use std::panic::Location as Caller;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
@@ -14,6 +13,7 @@ use super::hook;
 use super::label::Label;
 use super::record::{Range, Ranges, Record};
 use super::registry::Registry;
+use super::site::Site;
 use crate::Driver;
 use crate::driver::{DevicePtr, Location};
 use crate::vmm::identity::Identity;
@@ -33,7 +33,8 @@ pub fn capture_backtraces(on: bool) {
     BACKTRACES_ON.store(1 + u8::from(on), Relaxed);
 }
 
-fn backtraces_on() -> bool {
+/// Returns whether entries made from now on have the frames of the call that allocated.
+pub fn captures_backtraces() -> bool {
     match BACKTRACES_ON.load(Relaxed) {
         0 => {
             let on = std::env::var_os(BACKTRACES).is_some_and(|set| !set.is_empty() && set != "0");
@@ -58,7 +59,7 @@ pub struct NewEntry<'a> {
     /// The program's name for it.
     pub label: Option<Label>,
     /// The program's call.
-    pub site: Option<&'static Caller<'static>>,
+    pub site: Site,
 }
 
 /// An entry of the ledger: the value that owns an allocation has it, and dropping it removes the entry. It keeps no
@@ -107,11 +108,16 @@ impl Entry {
             rare: None,
             lost: None,
         });
-        if backtraces_on() {
+        if captures_backtraces() && !record.site.has_frames() {
             record.rare().backtrace = Some(Arc::new(Backtrace::force_capture()));
         }
-        let label = match tracing::enabled!(target: TARGET, Level::TRACE) {
+        let is_traced = tracing::enabled!(target: TARGET, Level::TRACE);
+        let label = match is_traced {
             true => record.label.clone(),
+            false => None,
+        };
+        let site = match is_traced {
+            true => Some(record.site.clone()),
             false => None,
         };
         let (slot, number) = registry.add(record);
@@ -123,7 +129,7 @@ impl Entry {
             location = %new.location,
             path = new.path.name(),
             label = label.as_ref().map(Label::as_str),
-            site = new.site.map(tracing::field::display),
+            site = site.map(tracing::field::display),
             "allocated"
         );
         hook::first_entry();
@@ -191,17 +197,12 @@ impl Entry {
         self.change(|record| record.rare().add_party(party));
     }
 
-    /// Notes where imported memory comes from. A label and a site replace those known.
-    pub fn imported(
-        &self,
-        imported: Imported,
-        label: Option<Label>,
-        site: Option<&'static Caller<'static>>,
-    ) {
+    /// Notes where imported memory comes from, and the program's call. A label replaces the one known.
+    pub fn imported(&self, imported: Imported, label: Option<Label>, site: Site) {
         self.change(|record| {
             record.rare().imported = Some(imported);
             record.label = label.or_else(|| record.label.take());
-            record.site = site.or(record.site);
+            record.site = site;
         });
     }
 

@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::bounded;
 
-/// The most bytes of frames that are read from another process.
+/// The most bytes of frames that are read from another process, or kept as text.
 const MAX_READ: usize = 64 << 10;
 
 /// The frames of the call that allocated. Formatting them takes milliseconds: it is done where they are displayed or
@@ -19,7 +19,7 @@ pub struct Frames(Inner);
 #[derive(Clone)]
 enum Inner {
     Captured(Arc<Backtrace>),
-    Read(Arc<str>),
+    Text(Arc<str>),
 }
 
 impl Frames {
@@ -34,11 +34,18 @@ impl Frames {
     }
 }
 
+/// The frames of another language's stack, as text: at most 64 KiB are kept.
+impl From<&str> for Frames {
+    fn from(text: &str) -> Self {
+        Self(Inner::Text(bounded::cut(text, MAX_READ).into()))
+    }
+}
+
 impl fmt::Display for Frames {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             Inner::Captured(frames) => frames.fmt(f),
-            Inner::Read(text) => f.write_str(text),
+            Inner::Text(text) => f.write_str(text),
         }
     }
 }
@@ -70,6 +77,6 @@ impl Serialize for Frames {
 impl<'de> Deserialize<'de> for Frames {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let text = bounded::text::<D, MAX_READ>(from)?;
-        Ok(Self(Inner::Read(text.into())))
+        Ok(text.as_str().into())
     }
 }

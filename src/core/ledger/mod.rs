@@ -15,19 +15,23 @@ mod label;
 mod locate;
 mod record;
 mod registry;
+mod site;
 #[cfg(test)]
 mod tests;
 
 use std::time::Instant;
 
 pub use allocation::{AllocPath, Allocation, CallSite, Imported, MappedAt, Party};
-pub use entry::{BACKTRACES, Entry, MappedEntry, NewEntry, capture_backtraces};
+pub use entry::{
+    BACKTRACES, Entry, MappedEntry, NewEntry, capture_backtraces, captures_backtraces,
+};
 pub use frames::Frames;
 pub use grants::Grants;
 pub use hook::on_first_entry;
 pub use label::Label;
 pub use locate::{Foreign, Located, locate};
 pub use record::MAX_PARTIES;
+pub use site::{Site, called_from};
 
 use crate::Driver;
 use record::Record;

@@ -2,14 +2,14 @@
 
 use std::backtrace::Backtrace;
 use std::collections::VecDeque;
-use std::panic::Location as Caller;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::allocation::{AllocPath, Allocation, CallSite, Imported, MappedAt, Party};
+use super::allocation::{AllocPath, Allocation, Imported, MappedAt, Party};
 use super::frames::Frames;
 use super::grants::Grants;
 use super::label::Label;
+use super::site::Site;
 use crate::driver::{DevicePtr, Location, WeakDriver};
 use crate::vmm::identity::Identity;
 
@@ -86,7 +86,7 @@ pub(super) struct Record {
     pub(super) path: AllocPath,
     pub(super) label: Option<Label>,
     pub(super) since: Instant,
-    pub(super) site: Option<&'static Caller<'static>>,
+    pub(super) site: Site,
     pub(super) mapped: Ranges,
     /// Several chunks share the record: their ranges side by side are one.
     pub(super) in_chunks: bool,
@@ -140,11 +140,11 @@ impl Record {
     /// Returns the record's values.
     pub(super) fn to_allocation(&self, now: Instant) -> Allocation {
         let rare = self.rare.as_deref().cloned().unwrap_or_default();
-        let site = |caller: &'static Caller<'static>| CallSite {
-            file: caller.file().to_owned(),
-            line: caller.line(),
-            backtrace: rare.backtrace.clone().map(Frames::captured),
-        };
+        let mut site = self.site.to_call_site();
+        if let Some(site) = &mut site {
+            let native = rare.backtrace.clone().map(Frames::captured);
+            site.backtrace = site.backtrace.take().or(native);
+        }
         Allocation {
             number: self.number,
             driver: self.driver_name.to_owned(),
@@ -153,7 +153,7 @@ impl Record {
             path: self.path,
             label: self.label.as_ref().map(|label| label.as_str().to_owned()),
             age_ms: self.age_ms(now),
-            site: self.site.map(site),
+            site,
             mapped: self.mapped_at(),
             exports: rare.exports,
             exported_to: rare.exported_to.clone(),
@@ -166,6 +166,7 @@ impl Record {
 
 #[cfg(test)]
 mod tests {
+    use super::super::allocation::CallSite;
     use super::*;
 
     #[test]
@@ -179,7 +180,7 @@ mod tests {
             path: AllocPath::Pinned,
             label: None,
             since: Instant::now(),
-            site: Some(Caller::caller()),
+            site: Site::here(),
             mapped: Ranges::default(),
             in_chunks: false,
             rare: None,

@@ -87,6 +87,45 @@ fn physical_memory_lives_until_its_last_mapping_is_gone() {
     assert!(allocations(&driver).is_empty());
 }
 
+/// A binding's line is in the entry, and its frames in place of the native ones.
+#[test]
+fn a_binding_gives_the_line_of_its_program() {
+    let driver = machine();
+    let frames = "  File \"train.py\", line 12, in load\n";
+    let site = CallSite::new("train.py", 12).function("load");
+    let site = site.backtrace(Frames::from(frames));
+    let pool = Pool::options(NODE).create(&driver).unwrap();
+    let stream = Stream::new(&driver, 0).unwrap();
+    let (buffer, pooled) = called_from(Some(site.clone()), || {
+        let buffer = Buffer::on(NODE).bytes(1).allocate(&driver).unwrap();
+        (buffer, pool.allocate(100, &stream).unwrap())
+    });
+    let unknown = called_from(None, || PinnedHost::new(&driver, 0, 1).unwrap());
+    let rust = PinnedHost::new(&driver, 0, 1).unwrap();
+    let sites: Vec<_> = allocations(&driver)
+        .into_iter()
+        .map(|entry| entry.site)
+        .collect();
+    assert_eq!(sites[..3], [Some(site.clone()), Some(site), None]);
+    let own = sites[3].as_ref().unwrap();
+    assert!(own.file.ends_with("tests.rs") && own.function.is_none());
+    let read: CallSite = {
+        let text = serde_json::to_string(&sites[0]).unwrap();
+        assert!(
+            text.contains("train.py") && text.contains("in load"),
+            "{text}"
+        );
+        serde_json::from_str(&text).unwrap()
+    };
+    assert_eq!(Some(read), sites[0]);
+    // As an older version sends it.
+    let read: CallSite =
+        serde_json::from_str(r#"{"file":"a.rs","line":1,"backtrace":null}"#).unwrap();
+    assert_eq!(read, CallSite::new("a.rs", 1));
+    pooled.free_on(&stream).unwrap();
+    drop((buffer, unknown, rust));
+}
+
 #[test]
 fn pools_and_the_older_allocators_have_entries_too() {
     let driver = machine();
@@ -361,7 +400,7 @@ fn a_forked_child_has_a_ledger_of_its_own() {
             location: NODE,
             path: AllocPath::Vmm,
             label: None,
-            site: None,
+            site: Site::unknown(),
         });
         let own = count() == 1;
         drop(entry);

@@ -1,11 +1,9 @@
 //! Memory that the driver moves between the CPU and a GPU.
 
-use std::panic::Location as Caller;
-
 use super::{Owned, is_supported, owned};
 use crate::driver::{DeviceAttribute, Driver, Location};
 use crate::explain::name_missing_gpu;
-use crate::ledger::AllocPath;
+use crate::ledger::{AllocPath, Site};
 use crate::size::not_empty;
 use crate::{Error, Result};
 
@@ -44,7 +42,7 @@ impl ManagedMemory {
     #[track_caller]
     pub fn new(driver: &Driver, device: i32, bytes: u64) -> Result<Self> {
         not_empty(bytes)?;
-        let site = Caller::caller();
+        let site = Site::here();
         let attribute = DeviceAttribute::MANAGED_MEMORY;
         is_supported(driver, device, attribute, "managed memory")?;
         // Of every GPU: with one that cannot, the CPU must not touch managed memory while that one works.

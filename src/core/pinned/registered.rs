@@ -2,13 +2,12 @@
 
 use std::fs::File;
 use std::mem::ManuallyDrop;
-use std::panic::Location as Caller;
 
 use super::pages::{PageSize, Pages, expect_sealed};
 use super::{Owned, is_supported, owned};
 use crate::driver::{DeviceAttribute, Driver, Location};
 use crate::explain::name_missing_gpu;
-use crate::ledger::AllocPath;
+use crate::ledger::{AllocPath, Site};
 use crate::size::not_empty;
 use crate::{Error, Result};
 
@@ -45,7 +44,7 @@ impl RegisteredHost {
     #[track_caller]
     pub fn new(driver: &Driver, device: i32, bytes: u64, size: PageSize) -> Result<Self> {
         not_empty(bytes)?;
-        let site = Caller::caller();
+        let site = Site::here();
         let pages = Pages::anonymous(bytes, size)?;
         Self::register(driver, (device, site), pages, bytes, true)
     }
@@ -124,7 +123,7 @@ impl RegisteredHost {
         bytes: u64,
     ) -> Result<Self> {
         not_empty(bytes)?;
-        let site = Caller::caller();
+        let site = Site::here();
         let pages = Pages::of_file(file, offset, bytes, true)?;
         Self::register(driver, (device, site), pages, bytes, true)
     }
@@ -145,7 +144,7 @@ impl RegisteredHost {
         bytes: u64,
     ) -> Result<Self> {
         not_empty(bytes)?;
-        let site = Caller::caller();
+        let site = Site::here();
         let attribute = DeviceAttribute::READ_ONLY_HOST_REGISTER_SUPPORTED;
         let what = "registering memory that can only be read";
         is_supported(driver, device, attribute, what)?;
@@ -155,7 +154,7 @@ impl RegisteredHost {
 
     fn register(
         driver: &Driver,
-        (device, site): (i32, &'static Caller<'static>),
+        (device, site): (i32, Site),
         pages: Pages,
         bytes: u64,
         writable: bool,

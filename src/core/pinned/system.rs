@@ -1,11 +1,9 @@
 //! Memory of this process that GPUs reach through the CPU's page tables.
 
-use std::panic::Location as Caller;
-
 use super::pages::{PageSize, Pages};
 use super::{Owned, owned};
 use crate::driver::{DeviceAttribute, Driver, Location};
-use crate::ledger::AllocPath;
+use crate::ledger::{AllocPath, Site};
 use crate::size::not_empty;
 use crate::{Error, Result};
 
@@ -60,7 +58,7 @@ impl SystemMemory {
         let kind = (AllocPath::System, Location::Host);
         let range = (pages.start(), bytes);
         Ok(Self {
-            memory: Owned::new(driver, kind, range, gpus, Caller::caller()),
+            memory: Owned::new(driver, kind, range, gpus, Site::here()),
             _pages: pages,
         })
     }

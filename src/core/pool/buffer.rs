@@ -1,13 +1,12 @@
 //! One allocation of a pool.
 
-use std::panic::Location as Caller;
 use std::sync::Arc;
 
 use super::handle::{Inner, Pool};
 use crate::driver::{Access, DevicePtr, Driver, Location, Relaxed, StreamHandle};
 use crate::explain::explain_pool;
 use crate::guard::check_free;
-use crate::ledger::{AllocPath, Entry, Label, NewEntry, Party};
+use crate::ledger::{AllocPath, Entry, Label, NewEntry, Party, Site};
 use crate::memory::{
     AccessChecks, CpuView, Engine, GrantUse, Memory, impl_cpu_memory, impl_memory,
 };
@@ -80,7 +79,7 @@ impl PoolBuffer {
             location: pool.props.location,
             path: AllocPath::Pool,
             label: pool.label.clone(),
-            site: Some(Caller::caller()),
+            site: Site::here(),
         };
         let memory = Allocation {
             entry: Entry::mapped(new, start, Arc::clone(&pool.grants)),

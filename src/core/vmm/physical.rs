@@ -2,7 +2,6 @@
 
 mod options;
 
-use std::panic::Location as Caller;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, fence};
 use std::sync::{Arc, LazyLock, OnceLock};
@@ -14,7 +13,7 @@ use crate::driver::{
     AllocationProps, Driver, GranularityKind, HandleType, HandleTypes, Location, PhysicalHandle,
     ShareableHandle,
 };
-use crate::ledger::{AllocPath, Entry, Imported, Label, NewEntry, Party};
+use crate::ledger::{AllocPath, Entry, Imported, Label, NewEntry, Party, Site};
 use crate::numbers::Numbers;
 use crate::size::{Granularity, PaddedSize};
 use crate::teardown::{give_back, give_back_or_log, may_pass};
@@ -108,7 +107,7 @@ impl PhysicalMemory {
                     location: Location::Host,
                     path: AllocPath::Import,
                     label: None,
-                    site: Some(Caller::caller()),
+                    site: Site::here(),
                 })),
             }),
             released: false,
@@ -166,13 +165,8 @@ impl PhysicalMemory {
     }
 
     /// Notes in the [ledger](crate::ledger) where imported memory comes from, its name, and the program's call.
-    pub fn imported_from(
-        &self,
-        imported: Imported,
-        label: Option<Label>,
-        site: &'static Caller<'static>,
-    ) {
-        self.mapped.entry.imported(imported, label, Some(site));
+    pub fn imported_from(&self, imported: Imported, label: Option<Label>, site: Site) {
+        self.mapped.entry.imported(imported, label, site);
     }
 
     /// Returns the size requested and the size created.

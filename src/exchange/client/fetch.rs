@@ -1,7 +1,6 @@
 //! Fetches memory: a lease, its handles, and the import.
 
 use std::future::{Future, IntoFuture};
-use std::panic::Location as Caller;
 use std::pin::Pin;
 
 use super::lease::Grant;
@@ -10,6 +9,7 @@ use super::remote::RemoteBuffer;
 use super::session::Answered;
 use super::{Client, open, probe};
 use crate::driver::{Access, HandleType, Location};
+use crate::ledger::Site;
 use crate::protocol::{Answer, Ask, Fetch, Granted, Handles};
 use crate::share::{Description, ImportOptions, InstanceId};
 use crate::{Error, MemoryError, Mismatch, Owner, Refusal, Result};
@@ -29,12 +29,12 @@ pub struct FetchOptions {
     instance: Option<InstanceId>,
     owner: Option<Owner>,
     /// The program's call, for the ledger.
-    site: &'static Caller<'static>,
+    site: Site,
 }
 
 impl FetchOptions {
     /// Sets the program's call that the ledger shows.
-    pub(crate) const fn called_at(mut self, site: &'static Caller<'static>) -> Self {
+    pub(crate) fn called_at(mut self, site: Site) -> Self {
         self.site = site;
         self
     }
@@ -284,7 +284,7 @@ impl FetchOptions {
             grant,
             description: memory,
             via,
-            site: self.site,
+            site: self.site.clone(),
         })
     }
 
@@ -327,7 +327,7 @@ impl Client {
             probe_by_gpu: true,
             instance: None,
             owner: self.0.session().dial.options.owner.clone(),
-            site: Caller::caller(),
+            site: Site::here(),
         }
     }
 }

@@ -1,13 +1,11 @@
 //! Memory that is leased and not imported yet.
 
-use std::panic::Location as Caller;
-
 use super::lease::Grant;
 use super::open;
 use super::probe::Proof;
 use super::remote::RemoteBuffer;
 use crate::driver::{HandleType, ShareableHandle};
-use crate::ledger::Party;
+use crate::ledger::{Party, Site};
 use crate::share::{Description, ImportOptions, Origin, PartHandles};
 use crate::{End, Error, Owner, PeerName, Result};
 
@@ -20,7 +18,7 @@ pub struct Leased {
     pub(super) description: Description,
     pub(super) via: HandleType,
     /// The program's call, for the ledger.
-    pub(super) site: &'static Caller<'static>,
+    pub(super) site: Site,
 }
 
 impl Leased {

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::panic::Location as Caller;
 use std::sync::{Arc, Mutex as Lock};
 use std::time::Duration;
 
@@ -11,6 +10,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{Directory, Exporter};
+use crate::ledger::Site;
 use crate::limits::deadline;
 use crate::per_driver::lock;
 use crate::protocol::{Answer, Ask, List};
@@ -100,8 +100,8 @@ impl Finder {
         name: &str,
         options: impl Fn(FetchOptions) -> FetchOptions,
     ) -> impl Future<Output = Result<RemoteBuffer>> {
-        let site = Caller::caller();
-        let options = move |fetch: FetchOptions| options(fetch.called_at(site));
+        let site = Site::here();
+        let options = move |fetch: FetchOptions| options(fetch.called_at(site.clone()));
         async move {
             let exporters = self.0.directory.resolve(name).await?;
             if !self.0.directory.knows_names() {
@@ -137,8 +137,8 @@ impl Finder {
         patience: Duration,
         options: impl Fn(FetchOptions) -> FetchOptions,
     ) -> impl Future<Output = Result<RemoteBuffer>> {
-        let site = Caller::caller();
-        let options = move |fetch: FetchOptions| options(fetch.called_at(site));
+        let site = Site::here();
+        let options = move |fetch: FetchOptions| options(fetch.called_at(site.clone()));
         async move {
             let until = deadline(patience);
             let mut pause = PAUSE.0;

@@ -1,7 +1,6 @@
 //! The barriers and gathers of a rank.
 
 use std::os::fd::OwnedFd;
-use std::panic::Location as Caller;
 use std::time::Duration;
 
 use tokio::sync::MutexGuard;
@@ -17,6 +16,7 @@ use super::member::{Slot, note_sent};
 use super::options::Map;
 use super::state::server_lost;
 use crate::client::{Answered, discard};
+use crate::ledger::Site;
 use crate::limits::deadline;
 use crate::protocol::{Answer, Ask, Brought, Gather, MAX_GATHER, Operation, Payload};
 use crate::share::Shared;
@@ -118,7 +118,7 @@ impl Group {
         memory: Option<Shared>,
         within: Duration,
     ) -> impl Future<Output = Result<GatheredMemory>> {
-        let site = Caller::caller();
+        let site = Site::here();
         async move {
             let passing = self.joined.passing;
             let access = self.joined.access;

@@ -1,12 +1,12 @@
 //! Memory that ranks have shared in a gather.
 
 use std::fmt;
-use std::panic::Location as Caller;
 
 use super::member::{Slot, slot};
 use crate::Result;
 use crate::client::attempt;
 use crate::driver::Driver;
+use crate::ledger::Site;
 use crate::share::{Description, ImportOptions, ImportedBuffer, Shared};
 
 /// The memory that all ranks contributed to [`Group::gather_memory`](super::Group::gather_memory).
@@ -25,7 +25,7 @@ pub struct GatheredMemory {
 
 impl GatheredMemory {
     /// Maps the memory of all ranks but `own` on a blocking thread, for a call of the program.
-    pub(super) async fn mapped(self, own: u32, site: &'static Caller<'static>) -> Result<Self> {
+    pub(super) async fn mapped(self, own: u32, site: Site) -> Result<Self> {
         let map = move || {
             let import = self.import.clone().or_called_at(site);
             for (rank, slot) in self.slots.iter().enumerate() {

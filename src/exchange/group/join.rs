@@ -1,6 +1,5 @@
 //! Joining a group: connect, agree, offer, map.
 
-use std::panic::Location as Caller;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -20,6 +19,7 @@ use super::member::{Slot, note_sent};
 use super::options::{GroupOptions, Host, Map};
 use crate::client::{Notified, attempt};
 use crate::driver::{Access, Driver, HandleType, HandleTypes};
+use crate::ledger::Site;
 use crate::limits::deadline;
 use crate::protocol::{Agreed, Answer, Ask, Join, Leave, Offer, check_name};
 use crate::share::{BootId, ImportOptions, Peers, best_handle_types};
@@ -57,7 +57,7 @@ impl Group {
             access: Access::ReadWrite,
             import: ImportOptions::new(),
             map: Map::default(),
-            site: Caller::caller(),
+            site: Site::here(),
         }
     }
 }

@@ -1,10 +1,9 @@
 //! A rank's memory: mapped, or to be mapped later.
 
-use std::panic::Location as Caller;
 use std::sync::{Mutex, OnceLock};
 
 use crate::driver::{Driver, HandleType};
-use crate::ledger::Party;
+use crate::ledger::{Party, Site};
 use crate::per_driver::lock;
 use crate::share::{Description, ImportOptions, ImportedBuffer, PartHandles, Shared};
 use crate::{End, Error, Result};
@@ -53,7 +52,7 @@ impl Slot {
         driver: &Driver,
         import: &ImportOptions,
     ) -> Result<&ImportedBuffer> {
-        let site = Caller::caller();
+        let site = Site::here();
         let Some(memory) = &self.memory else {
             let why = format!("rank {rank} has brought no memory");
             return Err(Error::invalid("rank", why));

@@ -1,10 +1,10 @@
 //! A rank's contribution, and how long it waits.
 
-use std::panic::Location as Caller;
 use std::time::Duration;
 
 use super::Admission;
 use crate::driver::Access;
+use crate::ledger::Site;
 use crate::setters::setters;
 use crate::share::{ImportOptions, Peers, Shared};
 use crate::{Address, Limits, Security, Who};
@@ -60,7 +60,7 @@ pub struct GroupOptions {
     pub(super) import: ImportOptions,
     pub(super) map: Map,
     /// The program's call, for the ledger.
-    pub(super) site: &'static Caller<'static>,
+    pub(super) site: Site,
 }
 
 impl GroupOptions {

@@ -210,7 +210,7 @@ impl Backing {
             .recorded_as(
                 AllocPath::HeapChunk,
                 self.settled.label.clone(),
-                self.settled.site,
+                self.settled.site.clone(),
             )
             .create(&self.driver, bytes)?;
         self.trust[turn] = trust;

@@ -1,13 +1,11 @@
 //! The requirements of a heap's memory, checked before any is created.
 
-use std::panic::Location as Caller;
-
 use super::fit::Shape;
 use crate::buffer::RequestedAccess;
 use crate::capability::shareable::best_handle_types;
 use crate::core::MAX_RANGE;
 use crate::driver::{AccessDesc, Driver, HandleTypes, Location, NodeId};
-use crate::ledger::Label;
+use crate::ledger::{self, Label};
 use crate::size::Granularity;
 use crate::topology::{Topology, TopologySource};
 use crate::vmm::PhysicalMemory;
@@ -49,7 +47,7 @@ pub(crate) struct Plan {
     /// The chunks' name in the ledger.
     pub label: Option<Label>,
     /// The program's call that built the heap.
-    pub site: &'static Caller<'static>,
+    pub site: ledger::Site,
 }
 
 impl Plan {
@@ -67,7 +65,7 @@ impl Plan {
             growth: None,
             limit: None,
             label: None,
-            site: Caller::caller(),
+            site: ledger::Site::here(),
         }
     }
 
@@ -101,7 +99,7 @@ impl Plan {
             sites,
             access,
             label: self.label.clone(),
-            site: self.site,
+            site: self.site.clone(),
         };
         let limit = match self.limit {
             Some(bytes) => bytes,
@@ -186,7 +184,7 @@ pub(super) struct Settled {
     pub shape: Shape,
     /// For the ledger.
     pub label: Option<Label>,
-    pub site: &'static Caller<'static>,
+    pub site: ledger::Site,
 }
 
 /// A place where chunks are created.

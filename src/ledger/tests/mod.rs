@@ -7,7 +7,7 @@ mod sums;
 use egmem_core::{Buffer, Driver, Machine};
 
 use crate::driver::{Access, HandleTypes, Location, NodeId};
-use crate::entries::{AllocPath, Entry, NewEntry};
+use crate::entries::{AllocPath, Entry, NewEntry, Site};
 
 const MIB: u64 = 1 << 20;
 
@@ -39,6 +39,6 @@ fn entry(driver: &Driver, path: AllocPath, location: Location, bytes: u64) -> En
         location,
         path,
         label: None,
-        site: None,
+        site: Site::unknown(),
     })
 }

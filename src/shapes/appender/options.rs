@@ -1,6 +1,5 @@
 //! How an appender is created.
 
-use std::panic::Location as Caller;
 use std::sync::Arc;
 
 use bytemuck::{AnyBitPattern, NoUninit};
@@ -10,7 +9,7 @@ use super::belief::Belief;
 use super::cells::{Cells, Constants};
 use crate::driver::Location;
 use crate::growable::{Growable, GrowableOptions};
-use crate::ledger::Label;
+use crate::ledger::{Label, Site};
 use crate::placement::Placement;
 use crate::topology::Topology;
 use crate::{Driver, Error, Result};
@@ -109,13 +108,13 @@ impl<T: AnyBitPattern + NoUninit> AppenderOptions<T> {
             Location::Device(gpu) => Topology::of(driver)?.gpu(gpu)?.host_node()?.into(),
             host => host,
         };
-        let site = Caller::caller();
+        let site = Site::here();
         let memory = |location: Location| {
             let here = Placement {
                 location,
                 ..placement.clone()
             };
-            Ok::<_, Error>((location, here.memory(site), here.grants(driver)?))
+            Ok::<_, Error>((location, here.memory(site.clone()), here.grants(driver)?))
         };
         let cursor = match self.cursor {
             Some(location) if location != host => Some(memory(location)?),

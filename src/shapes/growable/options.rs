@@ -1,7 +1,6 @@
 //! How a growable vector is created.
 
 use std::marker::PhantomData;
-use std::panic::Location as Caller;
 use std::sync::Arc;
 
 use bytemuck::{AnyBitPattern, NoUninit};
@@ -9,7 +8,7 @@ use egmem_core::capability::shareable::best_handle_types;
 
 use super::Growable;
 use crate::driver::{Access, Location, NodeId};
-use crate::ledger::Label;
+use crate::ledger::{Label, Site};
 use crate::placement::{Placement, placement_setters};
 use crate::size::PaddedSize;
 use crate::topology::Topology;
@@ -92,7 +91,7 @@ impl<T: AnyBitPattern + NoUninit> GrowableOptions<T> {
             return Err(Error::invalid("element type", why));
         }
         let location = self.placement.location;
-        let memory = self.placement.memory(Caller::caller());
+        let memory = self.placement.memory(Site::here());
         let mut memory = memory.overcommit(true); // the vector checks
         if self.shareable {
             memory = memory.handle_types(best_handle_types(driver, location)?.handle_types);

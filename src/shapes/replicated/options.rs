@@ -1,7 +1,6 @@
 //! How replicated data are created.
 
 use std::marker::PhantomData;
-use std::panic::Location as Caller;
 use std::sync::{Arc, Mutex};
 
 use bytemuck::{AnyBitPattern, NoUninit};
@@ -11,7 +10,7 @@ use super::near::Near;
 use super::plan::waves;
 use super::version::Version;
 use crate::driver::{Access, Location};
-use crate::ledger::{AllocPath, Label};
+use crate::ledger::{AllocPath, Label, Site};
 use crate::topology::Topology;
 use crate::{Buffer, BufferOptions, Driver, Error, Result, Stream};
 
@@ -62,7 +61,7 @@ impl<T: AnyBitPattern + NoUninit> ReplicatedOptions<T> {
     /// [`Topology::discover`] and [`Stream::copy`].
     #[track_caller]
     pub fn create(self, driver: &Driver, values: &[T]) -> Result<Replicated<T>> {
-        let site = Caller::caller();
+        let site = Site::here();
         let bytes = size_of_val(values) as u64;
         if bytes == 0 {
             let why = "they have 0 bytes";
@@ -75,7 +74,9 @@ impl<T: AnyBitPattern + NoUninit> ReplicatedOptions<T> {
             let mut buffers = Vec::with_capacity(self.places.len());
             for &place in &self.places {
                 let options = self.copy_at(&topology, place).bytes(bytes);
-                buffers.push(Arc::new(self.named(options, site).allocate(driver)?));
+                buffers.push(Arc::new(
+                    self.named(options, site.clone()).allocate(driver)?,
+                ));
             }
             versions.push(Arc::new(Version::new(driver, buffers)));
         }
@@ -92,7 +93,9 @@ impl<T: AnyBitPattern + NoUninit> ReplicatedOptions<T> {
             Some(Location::Device(gpu)) => {
                 let node = topology.gpu(gpu)?.host_node()?;
                 let options = Buffer::on(node).bytes(bytes.min(STAGING));
-                Some(Arc::new(self.named(options, site).allocate(driver)?))
+                Some(Arc::new(
+                    self.named(options, site.clone()).allocate(driver)?,
+                ))
             }
             _ => None,
         };
@@ -145,7 +148,7 @@ impl<T: AnyBitPattern + NoUninit> ReplicatedOptions<T> {
     }
 
     /// Sets the path, the call and the label in a buffer's ledger entry.
-    fn named(&self, options: BufferOptions, site: &'static Caller<'static>) -> BufferOptions {
+    fn named(&self, options: BufferOptions, site: Site) -> BufferOptions {
         let options = options.recorded_as(AllocPath::ShapeChunk, site);
         match &self.label {
             Some(label) => options.label(label.as_str()),

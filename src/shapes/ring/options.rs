@@ -1,7 +1,6 @@
 //! How a ring is created.
 
 use std::marker::PhantomData;
-use std::panic::Location as Caller;
 use std::sync::Arc;
 
 use bytemuck::{AnyBitPattern, NoUninit};
@@ -9,7 +8,7 @@ use bytemuck::{AnyBitPattern, NoUninit};
 use super::memory::RingMemory;
 use super::{Consumer, Producer, Ring};
 use crate::driver::Location;
-use crate::ledger::Label;
+use crate::ledger::{Label, Site};
 use crate::placement::{Placement, placement_setters};
 use crate::{Driver, Result};
 
@@ -59,7 +58,7 @@ impl<T: AnyBitPattern + NoUninit> RingOptions<T> {
     pub fn create(self, driver: &Driver) -> Result<Ring<T>> {
         let access = self.placement.grants(driver)?;
         let shape = (self.records, size_of::<T>() as u64);
-        let options = self.placement.memory(Caller::caller());
+        let options = self.placement.memory(Site::here());
         let memory = (self.placement.location, options);
         let memory = RingMemory::create(driver, memory, &access, shape)?;
         Ok(Ring {

@@ -4,7 +4,7 @@ use std::alloc::Layout;
 use std::os::unix::net::UnixStream;
 
 use egmem::driver::{Access, DevicePtr, HandleTypes, Location};
-use egmem::ledger::{self, AllocPath, Allocation, Located};
+use egmem::ledger::{self, AllocPath, Allocation, CallSite, Located};
 use egmem::pinned::{DeviceMemory, PinnedHost};
 use egmem::shapes::{Growable, Replicated, Ring, Stripes};
 use egmem::share::{Channel, ImportOptions, Peers, Shared};
@@ -105,6 +105,27 @@ pub fn a_block_is_found_in_its_heaps_chunk(driver: &Driver) {
     );
     drop((block, heap));
     assert!(labelled(driver, "block's heap").is_empty());
+}
+
+/// Also those that other calls and other threads add later.
+pub fn chunks_have_the_line_that_built_their_heap(driver: &Driver) {
+    let label = "line of a heap";
+    let options = Heap::on(node(driver)).chunk(2 * MIB).label(label);
+    let site = CallSite::new("train.py", 7).function("setup");
+    let heap = ledger::called_from(Some(site.clone()), || options.build(driver)).unwrap();
+    heap.reserve(2 * MIB).unwrap();
+    let elsewhere = CallSite::new("other.py", 1);
+    std::thread::scope(|scope| {
+        let grow = || ledger::called_from(Some(elsewhere), || heap.reserve(6 * MIB));
+        scope.spawn(grow).join().unwrap().unwrap();
+    });
+    let entries = labelled(driver, label);
+    assert!(entries.len() > 1, "{entries:?}");
+    for entry in entries {
+        let mut found = entry.site.unwrap();
+        found.backtrace = None;
+        assert_eq!(found, site);
+    }
 }
 
 pub fn heaps_blocks_have_no_entries(driver: &Driver) {

@@ -44,6 +44,7 @@ on_both! {
         each_shape_has_its_entries,
         a_block_is_found_in_its_heaps_chunk,
         heaps_blocks_have_no_entries,
+        chunks_have_the_line_that_built_their_heap,
         an_import_tells_where_it_comes_from,
         foreign_memory_is_what_the_driver_says,
     }

@@ -2,14 +2,13 @@
 
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
-use std::panic::Location as Caller;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 
 use super::{Imported, ImportedPool};
 use crate::driver::{
     Access, AccessDesc, Code, DevicePtr, Location, PointerAttribute, PoolPtrExport, Relaxed,
 };
-use crate::ledger::{AllocPath, Entry, Imported as From, NewEntry, Party};
+use crate::ledger::{AllocPath, Entry, Imported as From, NewEntry, Party, Site};
 use crate::memory::{AccessChecks, CpuView, Engine, GrantUse, impl_cpu_memory, impl_memory};
 use crate::per_driver::lock;
 use crate::stream::Stream;
@@ -64,7 +63,7 @@ impl ImportedPool {
             location: self.0.location,
             path: AllocPath::ImportedPool,
             label: None,
-            site: Some(Caller::caller()),
+            site: Site::here(),
         };
         // Owned from here on, so that a failing step releases it.
         let memory = Allocation {
@@ -189,7 +188,7 @@ impl ImportedPoolBuffer {
             from: Some(from),
             identity: None,
         };
-        self.memory.entry.imported(from, None, None);
+        self.memory.entry.imported(from, None, Site::here());
     }
 
     /// Frees the allocation.

@@ -1,6 +1,5 @@
 //! Options for physical memory.
 
-use std::panic::Location as Caller;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 
@@ -9,7 +8,7 @@ use crate::Result;
 use crate::driver::{AllocationProps, Driver, GranularityKind, HandleTypes, Location};
 use crate::explain::explain_create;
 use crate::guard::check_free;
-use crate::ledger::{AllocPath, Entry, Label, NewEntry};
+use crate::ledger::{AllocPath, Entry, Label, NewEntry, Site};
 use crate::size::{Granularity, PaddedSize};
 
 /// Options for physical memory; [`create`](Self::create) creates it.
@@ -24,7 +23,7 @@ pub struct PhysicalOptions {
     path: AllocPath,
     label: Option<Label>,
     /// The program's call; `None`: the caller of [`PhysicalOptions::create`].
-    site: Option<&'static Caller<'static>>,
+    site: Option<Site>,
     /// The ledger's entry of the chunks before it, if it is not the first.
     entry: Option<Arc<Entry>>,
 }
@@ -58,12 +57,7 @@ impl PhysicalOptions {
 
     /// Sets the path and the call in the memory's [ledger](crate::ledger) entry, for types that create memory on
     /// behalf of a program.
-    pub fn recorded_as(
-        mut self,
-        path: AllocPath,
-        label: Option<Label>,
-        site: &'static Caller<'static>,
-    ) -> Self {
+    pub fn recorded_as(mut self, path: AllocPath, label: Option<Label>, site: Site) -> Self {
         self.path = path;
         self.label = label;
         self.site = Some(site);
@@ -92,7 +86,7 @@ impl PhysicalOptions {
     /// [`NoSuchGpu`](crate::Error::NoSuchGpu), or the driver's own code.
     #[track_caller]
     pub fn create(self, driver: &Driver, bytes: u64) -> Result<PhysicalMemory> {
-        let site = self.site.unwrap_or(Caller::caller());
+        let site = self.site.clone().unwrap_or(Site::here());
         let size = PaddedSize::new(bytes, self.granularity_of(driver)?)?;
         if !self.overcommit {
             check_free(driver, self.props.location, size.padded(), || 0)?;
@@ -111,7 +105,7 @@ impl PhysicalOptions {
                 location: self.props.location,
                 path: self.path,
                 label: self.label,
-                site: Some(site),
+                site,
             })),
         };
         Ok(PhysicalMemory {
