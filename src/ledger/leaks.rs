@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use crate::fork::Generation;
 use crate::ledger::Ledger;
 use crate::size::Bytes;
+use crate::text::count;
 use crate::texts::escape_lines;
 
 /// Which process has registered the report: one more than [`Generation::forks`], 0 for none.
@@ -52,9 +53,9 @@ fn text(ledger: &Ledger) -> String {
     let bytes = entries
         .iter()
         .fold(0_u64, |sum, entry| sum.saturating_add(entry.bytes));
-    let count = entries.len();
     let mut text = format!(
-        "egmem: not given back at exit: {count} allocations, {}\n{}",
+        "egmem: still allocated at exit: {}, {}\n{}",
+        count(entries.len() as u64, "allocation"),
         Bytes(bytes),
         ledger.to_text()
     );
@@ -64,8 +65,10 @@ fn text(ledger: &Ledger) -> String {
             // To a String it cannot fail.
             let _ = writeln!(
                 text,
-                "\nallocation {}:\n{}",
-                entry.number,
+                "\n{} of {}, allocated at {}:\n{}",
+                Bytes(entry.bytes),
+                entry.label.as_deref().unwrap_or("no label"),
+                site.map(ToString::to_string).unwrap_or_default(),
                 frames.to_string().trim_end()
             );
         }

@@ -20,6 +20,10 @@ pub struct Process {
     /// The name of its program, as the kernel has it: at most 15 bytes.
     #[serde(deserialize_with = "bounded::name")]
     pub name: String,
+    /// Its program and arguments, joined by blanks: at most 200 bytes. Empty if the kernel does not tell. Like the name it is
+    /// shown to processes of the same user, who may read it in `/proc` anyway.
+    #[serde(default, deserialize_with = "bounded::name")]
+    pub command: String,
     /// The process as exporter of memory. `None`: the kernel has no random bytes.
     pub instance: Option<InstanceId>,
 }
@@ -31,7 +35,16 @@ impl Process {
         Self {
             pid,
             name: procs::name(pid).unwrap_or_default(),
+            command: procs::command(pid).unwrap_or_default(),
             instance: InstanceId::current().ok(),
+        }
+    }
+
+    /// Returns the command line, or else the program's name.
+    pub fn title(&self) -> &str {
+        match self.command.as_str() {
+            "" => &self.name,
+            command => command,
         }
     }
 }

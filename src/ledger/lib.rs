@@ -16,6 +16,7 @@ mod offer;
 mod once;
 mod procs;
 mod report;
+mod report_text;
 mod svg;
 mod table;
 #[cfg(test)]

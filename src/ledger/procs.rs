@@ -1,5 +1,7 @@
 //! Processes, as `/proc` has them.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::PathBuf;
 
 fn path(pid: u32, file: &str) -> PathBuf {
@@ -10,6 +12,37 @@ fn path(pid: u32, file: &str) -> PathBuf {
 pub(crate) fn name(pid: u32) -> Option<String> {
     let name = std::fs::read_to_string(path(pid, "comm")).ok()?;
     Some(name.trim_end().to_owned())
+}
+
+/// The most bytes of a command line.
+const COMMAND: u64 = 200;
+
+/// Returns a process's program without its folder, and the arguments.
+pub(crate) fn command(pid: u32) -> Option<String> {
+    let mut bytes = Vec::new();
+    let file = File::open(path(pid, "cmdline")).ok()?;
+    // A folder in front of the program is not part of the answer.
+    file.take(COMMAND + 4096).read_to_end(&mut bytes).ok()?;
+    joined(&bytes)
+}
+
+/// Joins arguments, each of which ends with a zero byte.
+fn joined(arguments: &[u8]) -> Option<String> {
+    let end = arguments
+        .split_last()
+        .map_or(arguments, |(last, rest)| match last {
+            0 => rest,
+            _ => arguments,
+        });
+    let program = end.split(|&byte| byte == 0).next()?;
+    let folder = program.iter().rposition(|&byte| byte == b'/');
+    let shown: Vec<u8> = end[folder.map_or(0, |slash| slash + 1)..]
+        .iter()
+        .map(|&byte| if byte == 0 { b' ' } else { byte })
+        .collect();
+    let text = String::from_utf8_lossy(&shown);
+    let text = crate::entries::bounded::cut(text.trim(), COMMAND as usize);
+    (!text.is_empty()).then(|| text.to_owned())
 }
 
 /// Returns whether there is a process of this id.
@@ -43,6 +76,31 @@ mod tests {
         assert!(is_alive(this) && name(this).is_some_and(|name| !name.is_empty()));
         assert!(age_ms(this).is_some());
         assert!(!is_alive(u32::MAX) && name(u32::MAX).is_none() && age_ms(u32::MAX).is_none());
+    }
+
+    #[test]
+    fn commands_are_joined_and_bounded() {
+        for (bytes, text) in [
+            (
+                &b"python\0train.py\0--epochs\x003\0"[..],
+                Some("python train.py --epochs 3"),
+            ),
+            (
+                b"/usr/bin/python3\0/home/me/train.py\0",
+                Some("python3 /home/me/train.py"),
+            ),
+            (b"nginx: master process", Some("nginx: master process")),
+            (b"a\0\0b\0", Some("a  b")),
+            (b"\xff\0", Some("\u{fffd}")),
+            (b"/\0", None),
+            (b"", None),
+        ] {
+            assert_eq!(joined(bytes).as_deref(), text, "{bytes:?}");
+        }
+        let long = joined(format!("/bin/x\0{}", "ä".repeat(5000)).as_bytes()).unwrap();
+        assert_eq!(long.len(), 200);
+        let this = command(std::process::id()).unwrap();
+        assert!(!this.contains(['/', '\0']) || this.contains(' '), "{this}");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::ask::{Silent, processes};
 use crate::driver::{Driver, Location};
 use crate::entries::{AllocPath, Allocation, Party};
 use crate::ledger::{Ledger, Process};
-use crate::nodes::{Meminfo, NodeUse};
+use crate::nodes::NodeUse;
 use crate::once::{drawn_once, source};
 use crate::topology::Topology;
 use crate::{MemoryResult, procs};
@@ -97,13 +97,14 @@ pub struct Report {
 }
 
 impl Report {
-    /// Asks all processes of this user, and the machine; without a driver, the host's nodes alone.
+    /// Asks all processes of this user that offer their ledgers, this one, and the machine; without a driver, the host's nodes alone.
     ///
     /// Errors of the driver hide nothing else: they are in [`GpuUse::why`] and [`Report::warnings`].
     ///
     /// Source: `cuDeviceTotalMem`; `cuMemGetInfo`, which makes a context on each GPU; `/sys/devices/system/node`.
     pub fn gather(driver: Option<&Driver>) -> Self {
-        let (processes, silent) = processes();
+        let (mut processes, silent) = processes();
+        add_own(&mut processes, Ledger::of_this_process());
         Self::of(processes, silent, driver)
     }
 
@@ -120,6 +121,16 @@ impl Report {
             silent,
             warnings,
         }
+    }
+}
+
+/// Adds this process's ledger unless it is empty: it need not be offered to others.
+pub(crate) fn add_own(processes: &mut Vec<Ledger>, own: Ledger) {
+    let (pid, instance) = (own.process.pid, own.process.instance);
+    processes.retain(|ledger| (ledger.process.pid, ledger.process.instance) != (pid, instance));
+    if !own.allocations.is_empty() {
+        processes.push(own);
+        processes.sort_by_key(|ledger| ledger.process.pid);
     }
 }
 
@@ -215,25 +226,21 @@ fn nodes(driver: Option<&Driver>, sums: &Sums, warnings: &mut Vec<String>) -> Ve
             }
         }
     };
-    let is_simulated = driver.is_some_and(Driver::is_simulated);
     // Pinned memory is on no node that the driver tells: with one node, on that.
     let unplaced = match topology.nodes().len() {
         1 => sums.accounted(Location::Host),
         _ => 0,
     };
     let uses = topology.nodes().iter().map(|node| {
-        let known = match is_simulated {
-            true => None,
-            false => Meminfo::read(node.id),
-        };
-        let (total, free, kernel) = match known {
-            Some(known) => (known.total, Some(known.free), Some(known.kernel)),
-            None => (node.memory_total, node.memory_free, None),
-        };
+        let counts = topology.counts(node.id);
+        let free = counts.map_or(node.memory_free, |counts| Some(counts.free));
+        let kernel = counts.map(|counts| counts.ordinary);
+        let total = node.memory_total;
         let accounted = sums.accounted(node.id.into()).saturating_add(unplaced);
         let used = total.saturating_sub(free.unwrap_or(total));
         let explained = accounted.saturating_add(kernel.unwrap_or(0));
         // Where the kernel does not report its own use, the rest says nothing on a real machine.
+        let is_simulated = driver.is_some_and(Driver::is_simulated);
         let is_known = free.is_some() && (is_simulated || kernel.is_some());
         NodeUse {
             node: node.id,

@@ -26,7 +26,7 @@ impl Ledger {
     /// Returns a drawing: a bar for each location, with a part for each allocation. It is a complete SVG file without
     /// external fonts or style sheets.
     pub fn to_svg(&self) -> String {
-        draw(&self.process.name, std::slice::from_ref(self), &[])
+        draw(self.process.title(), std::slice::from_ref(self), &[])
     }
 }
 
@@ -224,6 +224,6 @@ fn words(ledger: &Ledger, entry: &Allocation) -> String {
         label,
         entry.path,
         process.pid,
-        process.name
+        process.title()
     )
 }

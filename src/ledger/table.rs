@@ -1,72 +1,134 @@
 //! Aligned columns.
 
 /// The most characters of a cell: formatting panics at widths above 65535, and other processes choose names.
-const MOST: usize = 120;
+const MOST: usize = 512;
 
-/// Cells and how a column is aligned: numbers to the right.
+/// The fewest characters to which a cell is cut, so that lines fit.
+const LEAST: usize = 8;
+
+/// A mark in the place of what was cut.
+const CUT: char = '…';
+
+/// How the cells of a column are shown.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Numbers, to the right.
+    Number,
+    /// Text of a few words.
+    Word,
+    /// Text that is cut at its end if lines would be too long.
+    Text,
+    /// Text that is cut at its beginning, such as a path.
+    Path,
+}
+
+/// Cells in columns; columns without any text are left out.
 pub(crate) struct Table {
-    right: Vec<bool>,
+    kinds: Vec<Kind>,
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    /// Begins a table; a heading that begins with `>` is a column of numbers.
+    /// Begins a table. A heading that begins with `>` is a column of numbers, with `~` of texts that may be cut, with
+    /// `/` of paths.
     pub(crate) fn new(heads: &[&str]) -> Self {
-        let head = |head: &&str| head.trim_start_matches('>').to_owned();
+        let kind = |head: &&str| match head.as_bytes() {
+            [b'>', ..] => Kind::Number,
+            [b'~', ..] => Kind::Text,
+            [b'/', ..] => Kind::Path,
+            _ => Kind::Word,
+        };
+        let head = |head: &&str| head.trim_start_matches(['>', '~', '/']).to_owned();
         Self {
-            right: heads.iter().map(|head| head.starts_with('>')).collect(),
+            kinds: heads.iter().map(kind).collect(),
             rows: vec![heads.iter().map(head).collect()],
         }
     }
 
     /// Adds a row with a cell for each heading.
     pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
-        self.rows.push(cells.into_iter().map(cut).collect());
+        let cells = cells.into_iter().map(|cell| end_cut(&cell, MOST));
+        self.rows.push(cells.collect());
     }
 
-    /// Returns the lines, each with a line break and without blanks at its end.
-    pub(crate) fn lines(&self) -> String {
-        let width = |column| {
-            let cells = self.rows.iter().filter_map(|row| row.get(column));
-            cells
-                .map(|cell: &String| cell.chars().count())
-                .max()
-                .unwrap_or(0)
-        };
-        let widths: Vec<usize> = (0..self.right.len()).map(width).collect();
+    /// Returns the lines, each with a line break and without blanks at its end, of at most `most` characters.
+    pub(crate) fn lines(&self, most: Option<usize>) -> String {
+        let widths = self.widths(most.unwrap_or(usize::MAX));
         let mut text = String::new();
         for row in &self.rows {
             let mut line = String::new();
-            for ((cell, &width), &right) in row.iter().zip(&widths).zip(&self.right) {
+            for ((cell, &width), &kind) in row.iter().zip(&widths).zip(&self.kinds) {
+                if width == 0 {
+                    continue;
+                }
                 if !line.is_empty() {
                     line += "  ";
                 }
-                line += &match right {
-                    true => format!("{cell:>width$}"),
-                    false => format!("{cell:<width$}"),
+                line += &match kind {
+                    Kind::Number => format!("{cell:>width$}"),
+                    Kind::Path => format!("{:<width$}", front_cut(cell, width)),
+                    Kind::Text | Kind::Word => format!("{:<width$}", end_cut(cell, width)),
                 };
             }
-            text += line.trim_end();
+            text += &end_cut(line.trim_end(), most.unwrap_or(usize::MAX));
             text.push('\n');
         }
         text
     }
+
+    /// Returns the columns' widths, 0 for one without text. The widest that may be cut give way until a line has `most`
+    /// characters.
+    fn widths(&self, most: usize) -> Vec<usize> {
+        let length = |cell: &String| cell.chars().count();
+        let widest = |column| {
+            let cells = self.rows[1..].iter().filter_map(|row| row.get(column));
+            let widest = cells.map(length).max().filter(|&widest| widest > 0);
+            widest.map_or(0, |widest: usize| widest.max(length(&self.rows[0][column])))
+        };
+        let mut widths: Vec<usize> = (0..self.kinds.len()).map(widest).collect();
+        let columns = widths.iter().filter(|&&width| width > 0).count();
+        let mut line = widths.iter().sum::<usize>() + 2 * columns.saturating_sub(1);
+        while line > most {
+            let columns = widths.iter_mut().zip(&self.kinds).zip(&self.rows[0]);
+            let may_be_cut = columns.filter(|((width, kind), head)| {
+                matches!(kind, Kind::Text | Kind::Path) && **width > LEAST.max(length(head))
+            });
+            let Some(((width, _), _)) = may_be_cut.max_by_key(|((width, _), _)| **width) else {
+                break;
+            };
+            *width -= 1;
+            line -= 1;
+        }
+        widths
+    }
 }
 
-/// Cuts a text of more than [`MOST`] characters, and marks where.
-fn cut(mut cell: String) -> String {
-    if cell.chars().nth(MOST).is_some()
-        && let Some((end, _)) = cell.char_indices().nth(MOST - 1)
-    {
-        cell.truncate(end);
-        cell.push('…');
+/// Cuts a text of more than `most` characters at its end, and marks it.
+pub(crate) fn end_cut(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        None => text.to_owned(),
+        Some(_) => {
+            let kept = text.chars().take(most.saturating_sub(1));
+            kept.chain([CUT]).collect()
+        }
     }
-    cell
+}
+
+/// Cuts a text of more than `most` characters at its beginning, and marks it.
+fn front_cut(text: &str, most: usize) -> String {
+    let count = text.chars().count();
+    match count > most {
+        false => text.to_owned(),
+        true => {
+            let kept = text.chars().skip(count + 1 - most.max(1));
+            [CUT].into_iter().chain(kept).collect()
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{MOST, Table};
+    use super::*;
 
     #[test]
     fn long_cells_are_cut() {
@@ -74,7 +136,7 @@ mod tests {
         let whole = "ä".repeat(MOST);
         table.row([whole.clone(), "1".into()]);
         table.row(["ö".repeat(70_000), "2".repeat(70_000)]);
-        let text = table.lines();
+        let text = table.lines(None);
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[1].starts_with(&whole), "{text}");
         assert!(
@@ -85,13 +147,36 @@ mod tests {
     }
 
     #[test]
-    fn columns_are_aligned() {
-        let mut table = Table::new(&["NAME", ">SIZE", "WHERE"]);
-        table.row(["ä", "1", "node 0"].map(String::from));
-        table.row(["longer", "1000", ""].map(String::from));
+    fn columns_are_aligned_and_empty_ones_left_out() {
+        let mut table = Table::new(&["NAME", ">SIZE", "~NONE", "WHERE"]);
+        table.row(["ä", "1", "", "node 0"].map(String::from));
+        table.row(["longer", "1000", "", ""].map(String::from));
         assert_eq!(
-            table.lines(),
+            table.lines(None),
             "NAME    SIZE  WHERE\nä          1  node 0\nlonger  1000\n"
         );
+    }
+
+    #[test]
+    fn texts_and_paths_give_way_to_the_widest_line() {
+        let mut table = Table::new(&[">SIZE", "~LABEL", "/AT"]);
+        let path = format!("/home/{}/train.py:87", "x".repeat(80));
+        table.row(["4 KiB".into(), "l".repeat(30), path.clone()]);
+        table.row(["4 KiB", "short", "a.py:1"].map(String::from));
+        let text = table.lines(Some(40));
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[1].chars().count(), 40);
+        assert!(lines[1].ends_with("x/train.py:87"), "{text}");
+        assert!(lines[1].contains("lll…  …"), "{text}");
+        assert!(lines[2].contains("short") && lines[2].ends_with("a.py:1"));
+        assert!(table.lines(None).contains(&path));
+        // Nothing is left that may be cut.
+        for most in [0, 1, 5, 20] {
+            let text = table.lines(Some(most));
+            assert!(
+                text.lines().all(|line| line.chars().count() <= most.max(1)),
+                "{text}"
+            );
+        }
     }
 }

@@ -1,32 +1,84 @@
 //! Ledgers as tables.
 
-use std::collections::{BTreeMap, HashMap};
+use std::cmp::Reverse;
+use std::collections::HashMap;
 
-use crate::driver::Location;
-use crate::entries::{Allocation, Party};
+use crate::driver::{AccessDesc, Location};
+use crate::entries::Allocation;
 use crate::ledger::{Ledger, Total};
-use crate::report::{Exporter, Report};
 use crate::size::Bytes;
-use crate::table::Table;
+use crate::table::{Table, end_cut};
 use crate::texts::escape;
 
-impl Ledger {
-    /// Returns a table of the allocations and one of the sums.
-    pub fn to_text(&self) -> String {
-        ledger(self)
-    }
-}
+/// The most characters of a line of tables that are not wide.
+pub(crate) const COLUMNS: usize = 100;
 
-impl Report {
-    /// Returns the report as tables.
+impl Ledger {
+    /// Returns a table of the allocations, those that take most memory first, and one of the sums: lines of at most 100
+    /// characters, in which long names are cut.
     pub fn to_text(&self) -> String {
-        report(self)
+        ledger(self, Some(COLUMNS))
+    }
+
+    /// Returns the tables with all that is known, in lines of any length.
+    pub fn to_wide_text(&self) -> String {
+        ledger(self, None)
     }
 }
 
 /// Text of programs and other processes, in one line.
-fn escaped(text: &str) -> String {
+pub(crate) fn escaped(text: &str) -> String {
     escape(text).into_owned()
+}
+
+/// Formats a number of things: `1 allocation`, `2 allocations`.
+pub(crate) fn count(number: u64, thing: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {thing}{plural}")
+}
+
+/// Formats a place in few characters: `node 0`, `GPU 1`.
+pub(crate) fn place(location: Location) -> String {
+    match location {
+        Location::HostNuma(node) => format!("node {node}"),
+        Location::Host => "host".into(),
+        other => other.to_string(),
+    }
+}
+
+/// Formats the processors that have access: `CPU, GPUs 0–3`.
+fn access(granted: &[AccessDesc]) -> String {
+    let mut words = Vec::new();
+    if granted.iter().any(|desc| desc.location.is_host()) {
+        words.push("CPU".to_owned());
+    }
+    let gpus = granted.iter().filter_map(|desc| match desc.location {
+        Location::Device(gpu) => Some(gpu),
+        _ => None,
+    });
+    let mut ranges: Vec<(i32, i32)> = Vec::new();
+    let mut gpus: Vec<i32> = gpus.collect();
+    gpus.sort_unstable();
+    for gpu in gpus {
+        match ranges.last_mut() {
+            Some((_, last)) if last.checked_add(1) == Some(gpu) => *last = gpu,
+            _ => ranges.push((gpu, gpu)),
+        }
+    }
+    let ranges: Vec<String> = ranges
+        .iter()
+        .map(|(first, last)| match last - first {
+            0 => first.to_string(),
+            1 => format!("{first}, {last}"),
+            _ => format!("{first}–{last}"),
+        })
+        .collect();
+    match ranges.as_slice() {
+        [] => {}
+        [one] if !one.contains(['–', ',']) => words.push(format!("GPU {one}")),
+        all => words.push(format!("GPUs {}", all.join(", "))),
+    }
+    words.join(", ")
 }
 
 /// Formats an age: `850 ms`, `12 s`, `5 min`, `3 h`, `2 d`.
@@ -66,11 +118,11 @@ struct Alike<'a> {
     count: u64,
     bytes: u64,
     age_ms: u64,
-    /// The cells that they share: from place to site.
+    /// The cells that they share: from the place to the line.
     cells: [String; 6],
 }
 
-/// Returns groups of allocations that are alike, by their oldest.
+/// Returns groups of allocations that are alike, the largest first.
 fn alike(entries: &[Allocation]) -> Vec<Alike<'_>> {
     let mut groups: Vec<Alike<'_>> = Vec::new();
     let mut known: HashMap<([String; 6], bool), usize> = HashMap::new();
@@ -95,44 +147,43 @@ fn alike(entries: &[Allocation]) -> Vec<Alike<'_>> {
             }
         }
     }
+    groups.sort_by_key(|group| Reverse(group.bytes));
     groups
 }
 
 fn cells(entry: &Allocation) -> [String; 6] {
-    let access = entry.mapped.first().map(|at| {
-        let who = at.access.iter();
-        let who: Vec<String> = who.map(|desc| desc.location.to_string()).collect();
-        who.join(", ")
-    });
+    let granted = entry.mapped.first();
     let lost = if entry.lost { " LOST" } else { "" };
     let label = entry.label.as_deref().unwrap_or("");
     let site = entry.site.as_ref().map(ToString::to_string);
     [
-        entry.location.to_string(),
+        place(entry.location),
         format!("{}{lost}", entry.path),
         escaped(label),
-        access.unwrap_or_default(),
+        granted.map_or_else(String::new, |at| access(&at.access)),
         others(entry),
         escaped(&site.unwrap_or_default()),
     ]
 }
 
 impl Alike<'_> {
-    fn row(self) -> Vec<String> {
+    /// Returns the cells; number and address only if the table is `wide`, the count if it has `counts`.
+    fn row(self, wide: bool, counts: bool) -> Vec<String> {
         let address = match self.first.mapped.as_slice() {
             [] => "not mapped".into(),
             [at, ..] => format!("{:#x}", at.start),
         };
         let [location, path, label, access, others, site] = self.cells;
+        let only_if = |shown: bool, text: String| if shown { text } else { String::new() };
         vec![
-            self.first.number.to_string(),
-            self.count.to_string(),
+            only_if(wide, self.first.number.to_string()),
+            only_if(counts, self.count.to_string()),
             Bytes(self.bytes).to_string(),
             location,
             path,
             age(self.age_ms),
             label,
-            address,
+            only_if(wide, address),
             access,
             others,
             site,
@@ -140,16 +191,24 @@ impl Alike<'_> {
     }
 }
 
+/// Formats a sum; none is no text, so that a column without any is left out.
+pub(crate) fn some_bytes(bytes: u64) -> String {
+    match bytes {
+        0 => String::new(),
+        bytes => Bytes(bytes).to_string(),
+    }
+}
+
 /// Formats sums by location.
-fn totals(totals: &[Total]) -> String {
+fn totals(totals: &[Total], most: Option<usize>) -> String {
     let mut table = Table::new(&[
         "WHERE",
         "DRIVER",
-        ">ENTRIES",
-        ">OWN",
+        ">COUNT",
+        ">ALLOCATED",
         ">MANAGED",
         ">IMPORTED",
-        "PATHS",
+        "~BY KIND",
     ]);
     for total in totals {
         let paths = total.by_path.iter();
@@ -157,168 +216,70 @@ fn totals(totals: &[Total]) -> String {
             .map(|(path, bytes)| format!("{path} {}", Bytes(*bytes)))
             .collect();
         table.row([
-            total.location.to_string(),
-            escaped(&total.driver),
+            place(total.location),
+            end_cut(&escaped(&total.driver), 16),
             total.allocations.to_string(),
-            Bytes(total.own).to_string(),
-            Bytes(total.managed).to_string(),
-            Bytes(total.imported).to_string(),
+            some_bytes(total.own),
+            some_bytes(total.managed),
+            some_bytes(total.imported),
             paths.join(", "),
         ]);
     }
-    table.lines()
+    table.lines(most)
 }
 
 /// Formats a process's allocations and their sums.
-fn ledger(ledger: &Ledger) -> String {
+pub(crate) fn ledger(ledger: &Ledger, most: Option<usize>) -> String {
     let process = &ledger.process;
-    let count = (ledger.allocations.len() as u64).saturating_add(ledger.omitted);
-    let mut text = format!(
-        "process {} ({}): {count} allocations\n",
+    let number = (ledger.allocations.len() as u64).saturating_add(ledger.omitted);
+    let rest = format!(
+        "process {} (): {}",
         process.pid,
-        escaped(&process.name)
+        count(number, "allocation")
     );
-    if count == 0 {
+    let room = most
+        .unwrap_or(usize::MAX)
+        .saturating_sub(rest.chars().count());
+    let mut text = format!(
+        "process {} ({}): {}\n",
+        process.pid,
+        end_cut(&escaped(process.title()), room),
+        count(number, "allocation")
+    );
+    if number == 0 {
         return text;
     }
     let mut table = Table::new(&[
-        ">FIRST", ">COUNT", ">SIZE", "WHERE", "PATH", ">AGE", "LABEL", "ADDRESS", "ACCESS",
-        "SHARED", "SITE",
+        ">NUMBER",
+        ">COUNT",
+        ">SIZE",
+        "WHERE",
+        "KIND",
+        ">AGE",
+        "~LABEL",
+        "ADDRESS",
+        "~ACCESS",
+        "~SHARED",
+        "/ALLOCATED AT",
     ]);
-    for group in alike(&ledger.allocations) {
-        table.row(group.row());
+    let groups = alike(&ledger.allocations);
+    let any_of_several = groups.iter().any(|group| group.count > 1);
+    for group in groups {
+        table.row(group.row(most.is_none(), any_of_several));
     }
-    text += &table.lines();
+    text += &table.lines(most);
     if ledger.omitted > 0 {
-        text += &format!("and {} smaller ones\n", ledger.omitted);
+        text += &format!("and {} smaller\n", ledger.omitted);
     }
     text.push('\n');
-    text += &totals(&ledger.totals);
+    text += &totals(&ledger.totals, most);
     text
-}
-
-/// Formats a report over all processes.
-fn report(report: &Report) -> String {
-    let mut text = String::new();
-    for process in &report.processes {
-        text += &ledger(process);
-        text.push('\n');
-    }
-    if report.processes.is_empty() {
-        text += "No process of this user offers its ledger: run programs with EGMEM_PS=1.\n\n";
-    }
-    for silent in &report.silent {
-        let who = match silent.pid {
-            Some(pid) => format!("process {pid} did not answer"),
-            None => "processes are missing".into(),
-        };
-        text += &format!("{who}: {}\n", escaped(&silent.why));
-    }
-    text += &capacities(report);
-    text += &kept(report);
-    text
-}
-
-/// Formats the memory of each node and GPU, with the part that no ledger accounts for.
-fn capacities(report: &Report) -> String {
-    let mut table = Table::new(&[
-        "WHERE",
-        ">TOTAL",
-        ">IN USE",
-        ">KERNEL",
-        ">LEDGERS",
-        ">MANAGED",
-        ">NOT ACCOUNTED FOR",
-    ]);
-    let unknown = |bytes: Option<u64>| bytes.map_or("?".into(), |bytes| Bytes(bytes).to_string());
-    for node in &report.nodes {
-        table.row([
-            Location::from(node.node).to_string(),
-            Bytes(node.total).to_string(),
-            Bytes(node.used).to_string(),
-            unknown(node.kernel),
-            Bytes(node.accounted).to_string(),
-            String::new(),
-            unknown(node.unaccounted),
-        ]);
-    }
-    for gpu in &report.gpus {
-        table.row([
-            Location::Device(gpu.gpu).to_string(),
-            unknown(gpu.total),
-            unknown(gpu.used),
-            String::new(),
-            Bytes(gpu.accounted).to_string(),
-            Bytes(gpu.managed).to_string(),
-            unknown(gpu.unaccounted),
-        ]);
-    }
-    let mut text = table.lines();
-    for gpu in &report.gpus {
-        if let Some(why) = &gpu.why {
-            let location = Location::Device(gpu.gpu);
-            text += &format!("{location}: {}\n", escaped(why));
-        }
-    }
-    for warning in &report.warnings {
-        text += &format!("{}\n", escaped(warning));
-    }
-    text
-}
-
-fn words(exporter: &Exporter) -> String {
-    let name = |party: &Option<Party>| match party {
-        Some(party) => party.name.clone(),
-        None => "unknown".into(),
-    };
-    match exporter {
-        Exporter::Ended(party) => format!("ended: {}", party.name),
-        Exporter::Running(party) => format!("runs: {}", party.name),
-        Exporter::Elsewhere(party) => format!("elsewhere: {}", name(party)),
-        Exporter::Unknown(party) => name(party),
-    }
-}
-
-/// Formats imported memory that no process has as its own.
-fn kept(report: &Report) -> String {
-    if report.kept.is_empty() {
-        return String::new();
-    }
-    // Parts of one memory have the same exporter and importers.
-    let mut sums: BTreeMap<[String; 3], (u64, u64)> = BTreeMap::new();
-    for kept in &report.kept {
-        let importers = kept.importers.iter();
-        let importers: Vec<String> = importers
-            .map(|importer| format!("{} ({})", importer.process.pid, importer.process.name))
-            .collect();
-        let cells = [
-            kept.location.to_string(),
-            escaped(&words(&kept.exporter)),
-            escaped(&importers.join(", ")),
-        ];
-        let (count, bytes) = sums.entry(cells).or_default();
-        *count += 1;
-        *bytes = bytes.saturating_add(kept.bytes);
-    }
-    let mut table = Table::new(&[">COUNT", ">SIZE", "WHERE", "EXPORTER", "KEPT BY"]);
-    for ([location, exporter, importers], (count, bytes)) in sums {
-        table.row([
-            count.to_string(),
-            Bytes(bytes).to_string(),
-            location,
-            exporter,
-            importers,
-        ]);
-    }
-    format!(
-        "\nImported memory that is in no ledger as a process's own:\n{}",
-        table.lines()
-    )
 }
 
 #[cfg(test)]
 mod tests {
-    use super::age;
+    use super::*;
+    use crate::driver::Access;
 
     #[test]
     fn ages_have_one_unit() {
@@ -333,5 +294,20 @@ mod tests {
         ] {
             assert_eq!(age(ms), text);
         }
+    }
+    #[test]
+    fn access_names_processors_once() {
+        let text = |host: bool, gpus: &[i32]| {
+            let gpus = gpus.iter().map(|&gpu| Location::Device(gpu));
+            let all = host.then_some(Location::Host).into_iter().chain(gpus);
+            let all: Vec<_> = all.map(|at| AccessDesc::new(at, Access::Read)).collect();
+            access(&all)
+        };
+        assert_eq!(text(true, &[0, 1, 2, 3]), "CPU, GPUs 0–3");
+        assert_eq!(text(false, &[3, 1, 0, 7, 5, 6]), "GPUs 0, 1, 3, 5–7");
+        assert_eq!(text(true, &[2]), "CPU, GPU 2");
+        assert_eq!(text(true, &[i32::MAX, 0]), "CPU, GPUs 0, 2147483647");
+        assert_eq!(text(true, &[]), "CPU");
+        assert_eq!(text(false, &[]), "");
     }
 }

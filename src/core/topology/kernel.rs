@@ -86,21 +86,17 @@ impl Kernel {
     fn node(&self, id: NodeId, columns: &[NodeId]) -> NumaNode {
         let folder = format!("/sys/devices/system/node/node{id}");
         let file = |name: &str| self.read(&format!("{folder}/{name}")).unwrap_or_default();
-        let meminfo = MemInfo::parse(&file("meminfo"));
         let distances: Vec<u32> = file("distance")
             .split_ascii_whitespace()
             .filter_map(|word| word.parse().ok())
             .collect();
-        let whole = (columns.len() == 1).then(|| self.whole_machine()).flatten();
-        let total = meminfo.total().max(whole.as_ref().and_then(MemInfo::total));
-        let available = whole.and_then(|whole| whole.available());
         let cpus = self.read(&format!("{folder}/cpulist"));
         let cpus = cpus.and_then(|list| list.parse().ok());
         NumaNode {
             cpus_known: cpus.is_some(),
             cpus: cpus.unwrap_or_default(),
-            memory_total: total.unwrap_or(0),
-            memory_free: self.bound_by_cgroup(available.or(meminfo.available())),
+            memory_total: self.counts(id).map_or(0, |counts| counts.total),
+            memory_free: self.free_memory(id),
             distances: if distances.len() == columns.len() {
                 columns.iter().copied().zip(distances).collect()
             } else {
@@ -136,15 +132,36 @@ impl Kernel {
 
     /// Returns the bytes that an allocation on `node` could get now.
     pub(crate) fn free_memory(&self, node: NodeId) -> Option<u64> {
+        let whole = self.whole_machine_of(node).and_then(|all| all.available());
+        let of_node = || self.node_meminfo(node)?.available();
+        self.bound_by_cgroup(whole.or_else(of_node))
+    }
+
+    /// Returns the use of a node's memory, all of it from one file. Of a machine with one node it is the file of the whole
+    /// machine, unless the node's has more.
+    pub(crate) fn counts(&self, node: NodeId) -> Option<NodeCounts> {
+        let files = [self.node_meminfo(node), self.whole_machine_of(node)];
+        let largest = files.iter().flatten().max_by_key(|file| file.total())?;
+        let huge_page = self
+            .whole_machine()
+            .map_or(0, |all| all.get("Hugepagesize"));
+        Some(NodeCounts {
+            total: largest.total()?,
+            free: largest.get("MemFree"),
+            ordinary: largest.ordinary(huge_page),
+        })
+    }
+
+    fn node_meminfo(&self, node: NodeId) -> Option<MemInfo> {
+        let path = format!("/sys/devices/system/node/node{node}/meminfo");
+        Some(MemInfo::parse(&self.read(&path)?))
+    }
+
+    /// Returns the whole machine's file if `node` is its only node.
+    fn whole_machine_of(&self, node: NodeId) -> Option<MemInfo> {
         let online = self.read("/sys/devices/system/node/online");
         let only = online.map_or(node.0 == 0, |list| list.trim() == node.to_string());
-        let meminfo = if only {
-            self.whole_machine()?
-        } else {
-            let path = format!("/sys/devices/system/node/node{node}/meminfo");
-            MemInfo::parse(&self.read(&path)?)
-        };
-        self.bound_by_cgroup(meminfo.available())
+        only.then(|| self.whole_machine()).flatten()
     }
 
     /// Returns the estimate of a machine with one node, which beats the node's file: it includes the kernel's
@@ -183,6 +200,17 @@ fn numa_status_node(text: &str) -> Option<NodeId> {
     (id >= 0).then_some(NodeId(id))
 }
 
+/// The use of a host node's memory in bytes, as the kernel counts it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodeCounts {
+    /// All of its memory: [`NumaNode::memory_total`].
+    pub total: u64,
+    /// The pages that nothing uses.
+    pub free: u64,
+    /// Page cache, programs' plain memory, slab, page tables, kernel stacks, huge pages.
+    pub ordinary: u64,
+}
+
 /// The lines of a `meminfo` file, in bytes, by name.
 #[derive(Debug)]
 struct MemInfo(BTreeMap<String, u64>);
@@ -208,6 +236,24 @@ impl MemInfo {
 
     fn total(&self) -> Option<u64> {
         self.0.get("MemTotal").copied()
+    }
+
+    /// Returns the bytes that the kernel accounts for. Only the whole machine's file divides `FilePages` up.
+    fn ordinary(&self, huge_page: u64) -> u64 {
+        let cache = self.0.get("FilePages").copied();
+        let cache = cache.unwrap_or_else(|| {
+            ["Cached", "Buffers", "SwapCached"]
+                .map(|name| self.get(name))
+                .iter()
+                .sum()
+        });
+        let rest = ["AnonPages", "Slab", "PageTables", "KernelStack"];
+        let huge = self.get("HugePages_Total").saturating_mul(huge_page);
+        let all = rest
+            .map(|name| self.get(name))
+            .into_iter()
+            .chain([cache, huge]);
+        all.fold(0, u64::saturating_add)
     }
 
     /// Returns the bytes that an allocation could get without killing a process: the kernel's `MemAvailable`.
@@ -321,6 +367,38 @@ mod tests {
         assert_eq!(tree.kernel().free_memory(NodeId(0)), Some(700 * KB));
         assert_eq!(nodes[0].cpus.len(), 4);
         assert!(Tree::new().kernel().nodes(&BTreeSet::new()).is_empty());
+    }
+
+    /// Where a virtual machine's host adds memory on demand, the node's file lacks it.
+    #[test]
+    fn the_counts_of_an_only_node_are_those_of_its_total() {
+        let tree = Tree::new();
+        let folder = "sys/devices/system/node";
+        tree.file(&format!("{folder}/online"), "0\n");
+        tree.file(
+            &format!("{folder}/node0/meminfo"),
+            "Node 0 MemTotal: 1000 kB\nNode 0 MemFree: 100 kB\nNode 0 FilePages: 200 kB\nNode 0 AnonPages: 50 kB\n\
+             Node 0 Mapped: 30 kB\nNode 0 HugePages_Total: 2\nnonsense\n",
+        );
+        let machine = |total: u64| {
+            format!(
+                "MemTotal: {total} kB\nMemFree: 600 kB\nBuffers: 1 kB\nCached: 20 kB\nSwapCached: 4 kB\n\
+                 Slab: 3 kB\nHugePages_Total: 1\nHugepagesize: 16 kB\n"
+            )
+        };
+        let counts = |total, free, ordinary| NodeCounts {
+            total: total * KB,
+            free: free * KB,
+            ordinary: ordinary * KB,
+        };
+        for (whole, expected) in [(1400, counts(1400, 600, 44)), (900, counts(1000, 100, 282))] {
+            tree.file("proc/meminfo", &machine(whole));
+            let kernel = tree.kernel();
+            assert_eq!(kernel.counts(NodeId(0)), Some(expected));
+            let nodes = kernel.nodes(&BTreeSet::new());
+            assert_eq!(nodes[0].memory_total, expected.total);
+        }
+        assert_eq!(tree.kernel().counts(NodeId(1)), None);
     }
 
     #[test]

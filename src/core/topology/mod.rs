@@ -30,6 +30,7 @@ pub use affinity::ThreadBinding;
 pub use cpuset::CpuSet;
 pub use gpu::{Gpu, GpuUuid, LinkKind, Locality};
 use kernel::Kernel;
+pub use kernel::NodeCounts;
 pub use node::NumaNode;
 pub use peer::{PeerLink, PeerLinkKind};
 pub use place::{ALLOW_OVERCOMMIT, Overcommit, Placement, PlacementRequest, Share};
@@ -158,6 +159,15 @@ impl Topology {
     /// [`Error::NoSuchNode`]
     pub fn free_memory(&self, id: NodeId) -> Result<Option<u64>> {
         Ok(self.live_free(self.node(id)?))
+    }
+
+    /// Returns the use of a node's memory, as the kernel counts it now; `None` for a simulated machine, one that was read
+    /// from a file, and a node that the kernel does not know.
+    pub fn counts(&self, id: NodeId) -> Option<NodeCounts> {
+        match &self.live {
+            Some(Live::Kernel) => Kernel::here().counts(id),
+            _ => None,
+        }
     }
 
     /// Reads again how much memory of each node is free.

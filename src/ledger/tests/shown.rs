@@ -46,15 +46,97 @@ fn a_table_has_one_line_for_allocations_that_are_alike() {
     let row = |label: &str| {
         let lines: Vec<&str> = text.lines().filter(|line| line.contains(label)).collect();
         assert_eq!(lines.len(), 1, "{text}");
-        lines[0]
-            .split_whitespace()
-            .skip(1)
-            .take(3)
-            .collect::<Vec<_>>()
+        lines[0].split_whitespace().take(3).collect::<Vec<_>>()
     };
     assert_eq!(row("parts"), ["3", "12", "MiB"]);
     assert_eq!(row("other"), ["1", "2", "MiB"]);
     drop((buffers, other));
+}
+
+/// Ledgers with long names, on a machine with 8 GPUs, in several processes.
+fn crowded() -> (Driver, Report) {
+    use crate::entries::{CallSite, called_from};
+    use crate::ledger::Process;
+
+    let driver = Driver::simulated(Machine::h200x8()).unwrap();
+    let folder = "/home/somebody/projects/a-long-name/experiments".repeat(3);
+    let buffers: Vec<_> = (0..4_u64)
+        .map(|n| {
+            let site = CallSite::new(format!("{folder}/train-{n}.py"), 187);
+            let label = format!("{n}: {}", "key/value cache of layer ".repeat(5));
+            called_from(Some(site), || {
+                let buffer = Buffer::on(NodeId(0)).bytes((n + 1) * 2 * MIB).label(label);
+                buffer
+                    .access_by((0..8).map(Location::Device))
+                    .allocate(&driver)
+            })
+        })
+        .collect();
+    let mut ledgers = vec![Ledger::of(&driver); 3];
+    drop(buffers);
+    for (pid, ledger) in [7, 70_000, 4_194_304].into_iter().zip(&mut ledgers) {
+        ledger.process.pid = pid;
+        ledger.process.command = format!("python3 {folder}/train.py {}", "--option ".repeat(9));
+        ledger.process.instance = Process::current().instance;
+        ledger.allocations[0].exported_to = vec![Party {
+            pid: Some(1),
+            name: "process 4194304 of user 4294967294 in another container".into(),
+        }];
+    }
+    let report = Report::of(ledgers, Vec::new(), Some(&driver));
+    (driver, report)
+}
+
+#[test]
+fn lines_have_at_most_100_columns_unless_they_are_wide() {
+    let (_driver, report) = crowded();
+    let text = report.to_text();
+    for line in text.lines() {
+        assert!(line.chars().count() <= 100, "{line}");
+    }
+    for words in [
+        "process 4194304 (python3 /home",
+        "4 allocations",
+        "CPU, GPUs 0–7",
+        "…",
+        "train-3.py:187",
+        "GPU 7",
+        "SHARED",
+    ] {
+        assert!(text.contains(words), "{words} in\n{text}");
+    }
+    let row = text.lines().nth(2).unwrap();
+    assert!(
+        row.contains("8 MiB") && row.contains("train-3"),
+        "the largest first: {row}"
+    );
+    let wide = report.to_wide_text();
+    for entry in &report.processes[0].allocations {
+        assert!(wide.contains(&entry.site.as_ref().unwrap().to_string()));
+        assert!(wide.contains(entry.label.as_ref().unwrap()));
+        assert!(wide.contains(&format!("{:#x}", entry.mapped[0].start)));
+    }
+    assert!(wide.contains(&report.processes[2].process.command));
+}
+
+#[test]
+fn numbers_of_one_are_singular_and_commands_are_escaped() {
+    let driver = machine();
+    let _buffer = buffer(&driver, "one", 2 * MIB);
+    let mut ledger = Ledger::of(&driver);
+    ledger.process.command = "python \u{1b}[2Jtrain.py".into();
+    let text = ledger.to_text();
+    assert!(text.contains("): 1 allocation\n"), "{text}");
+    assert!(
+        text.contains("train.py") && !text.contains('\u{1b}'),
+        "{text}"
+    );
+    ledger.process.command.clear();
+    let name = format!("({}): ", ledger.process.name);
+    assert!(
+        ledger.to_text().contains(&name),
+        "without a command line the name is shown"
+    );
 }
 
 #[test]
@@ -67,11 +149,12 @@ fn texts_of_other_processes_are_cut_and_newer_paths_are_kept() {
         name: name.into(),
     };
     ledger.process.name = "NAME".into();
+    ledger.process.command = "COMMAND".into();
     let entry = &mut ledger.allocations[0];
     entry.exported_to = vec![party("PARTY")];
     entry.site.as_mut().unwrap().file = "FILE".into();
     let mut text = serde_json::to_string(&ledger).unwrap();
-    for name in ["NAME", "LABEL", "PARTY", "FILE", "simulated"] {
+    for name in ["NAME", "COMMAND", "LABEL", "PARTY", "FILE", "simulated"] {
         let long = format!("{name}{}", "ä".repeat(5000));
         text = text.replace(name, &long);
     }
@@ -87,6 +170,7 @@ fn texts_of_other_processes_are_cut_and_newer_paths_are_kept() {
     let site = entry.site.as_ref().unwrap();
     let names = [
         &read.process.name,
+        &read.process.command,
         &read.totals[0].driver,
         &entry.driver,
         &entry.exported_to[0].name,

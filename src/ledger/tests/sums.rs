@@ -54,12 +54,57 @@ fn a_machines_memory_is_in_the_ledgers_or_not_accounted_for() {
     );
     let text = report.to_text();
     assert_eq!(report.kept, []);
-    for words in ["known", "NOT ACCOUNTED FOR", "host NUMA node 1", "GPU 0"] {
+    for words in ["known", "NOT ACCOUNTED FOR", "node 1", "GPU 0"] {
         assert!(text.contains(words), "{words} in\n{text}");
     }
     // SAFETY: allocated above, and used by nothing.
     unsafe { driver.mem_free(0, foreign).unwrap() };
     drop(known);
+}
+
+/// A node's total is the one that `egmem topo` shows.
+#[test]
+fn nodes_have_the_topologys_totals() {
+    use crate::topology::Topology;
+
+    let driver = machine();
+    for (driver, topology) in [
+        (Some(&driver), Topology::discover(&driver).unwrap()),
+        (None, Topology::of_host()),
+    ] {
+        let report = Report::of(Vec::new(), Vec::new(), driver);
+        let totals: Vec<_> = report
+            .nodes
+            .iter()
+            .map(|node| (node.node, node.total))
+            .collect();
+        let expected = topology
+            .nodes()
+            .iter()
+            .map(|node| (node.id, node.memory_total));
+        assert_eq!(totals, expected.collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn this_process_is_shown_once_and_only_with_allocations() {
+    use crate::report::add_own;
+
+    let driver = machine();
+    let kept = buffer(&driver, "own", 2 * MIB);
+    let own = Ledger::of(&driver);
+    let mut other = own.clone();
+    (other.process.pid, other.process.instance) = (1, None);
+    let mut processes = vec![other.clone(), own.clone()];
+    add_own(&mut processes, own.clone());
+    assert_eq!(processes, [other.clone(), own.clone()]);
+    let mut processes = vec![other.clone()];
+    add_own(&mut processes, own.clone());
+    assert_eq!(processes, [other, own]);
+    drop(kept);
+    let mut processes = Vec::new();
+    add_own(&mut processes, Ledger::of(&driver));
+    assert_eq!(processes, []);
 }
 
 #[test]
