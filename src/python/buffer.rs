@@ -11,6 +11,7 @@ use crate::error::{OrRaise, invalid};
 use crate::memory::Memory;
 use crate::progress::told;
 use crate::region::{Owner, Region};
+use crate::site::from_program;
 
 /// Memory on a chosen node, mapped at one address for the CPU and the GPUs.
 ///
@@ -88,7 +89,9 @@ impl BufferBase {
             options = options.growth(Growth::gentle());
         }
         let options = options.overcommit(overcommit);
-        let buffer = told(py, progress, |tell| options.allocate_with(&driver, tell))?;
+        let buffer = from_program(py, || {
+            told(py, progress, |tell| options.allocate_with(&driver, tell))
+        })?;
         let memory = Memory::new(Region::new(Owner::Buffer(buffer)));
         Ok(PyClassInitializer::from(memory).add_subclass(Self))
     }

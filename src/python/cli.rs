@@ -113,13 +113,18 @@ pub fn _run(py: Python<'_>, arguments: Vec<OsString>) -> PyResult<u8> {
     Ok(py.detach(|| egmem_cli::run(&program, arguments)))
 }
 
-/// Memory by owner, for all processes of this user that offer their ledgers (`EGMEM_PS=1`): the text of `egmem ps`.
+/// Memory by owner, for this process and all processes of this user that offer their ledgers (`EGMEM_PS=1`): the text of
+/// `egmem ps`, or with `wide` that of `egmem ps --wide`.
 #[pyfunction]
-#[pyo3(signature = (driver=None))]
-pub fn ps(py: Python<'_>, driver: Option<&Bound<'_, Driver>>) -> PyResult<String> {
+#[pyo3(signature = (driver=None, *, wide=false))]
+pub fn ps(py: Python<'_>, driver: Option<&Bound<'_, Driver>>, wide: bool) -> PyResult<String> {
     // The ledgers can be shown even without a driver.
     let driver = given_or_default(py, driver).ok();
-    Ok(py.detach(|| ledger::Report::gather(driver.as_ref()).to_text()))
+    let report = py.detach(|| ledger::Report::gather(driver.as_ref()));
+    Ok(match wide {
+        true => report.to_wide_text(),
+        false => report.to_text(),
+    })
 }
 
 /// As `ps`, as a dictionary: the output of `egmem ps --json`.

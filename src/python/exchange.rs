@@ -16,6 +16,7 @@ use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, closed, invalid};
 use crate::memory::Memory;
 use crate::region::{Owner, copy_of, drop_detached, lock};
+use crate::site::from_program;
 use crate::types::{Made, REMOTE_BUFFER};
 
 /// A connection to a server of memory by name. Made by `connect`.
@@ -128,7 +129,7 @@ impl Client {
         let owner = expect_owner
             .map(|owner| owner.parse::<Peer>().or_raise())
             .transpose()?;
-        let remote = self.run(py, |client| {
+        let fetch = |client: &blocking::Client| {
             client.fetch_with(name, |options| {
                 let mut options = options.probe(probe != "none").probe_by_gpu(probe == "gpu");
                 if let Some(owner) = owner {
@@ -140,7 +141,8 @@ impl Client {
                     None => options,
                 }
             })
-        })?;
+        };
+        let remote = from_program(py, || self.run(py, fetch))?;
         REMOTE_BUFFER.make(py, Owner::Remote(remote))
     }
 

@@ -17,6 +17,7 @@ use crate::frees::retry;
 use crate::json::to_python;
 use crate::progress::told;
 use crate::region::{Owner, copy_of, drop_detached, lock};
+use crate::site::from_program;
 use crate::types::BLOCK;
 
 /// Suballocates blocks of memory on a node, for the CPU and the GPUs, without a driver call.
@@ -148,7 +149,7 @@ impl Heap {
                 options = set(options, bytes.0);
             }
         }
-        let heap = py.detach(|| options.build(&driver)).or_raise()?;
+        let heap = from_program(py, || py.detach(|| options.build(&driver))).or_raise()?;
         Ok(Self {
             inner: Mutex::new(Some(heap)),
             place,

@@ -11,6 +11,7 @@ use crate::error::{OrRaise, closed, invalid};
 use crate::json::to_python;
 use crate::memory::Memory;
 use crate::region::{Owner, copy_of, drop_detached, lock};
+use crate::site::from_program;
 use crate::stream::given;
 use crate::types::{Made, POOL_BLOCK};
 
@@ -107,14 +108,15 @@ impl Pool {
         let theirs = stream
             .map(|stream| given(pool.driver(), stream, gpu, own.device()))
             .transpose()?;
-        let block: egmem::Result<_> = py.detach(|| {
+        let allocate = || {
             let block = pool.allocate(nbytes.0, &own)?;
             match theirs {
                 Some(theirs) => theirs.wait_for(&own)?,
                 None => own.synchronize()?,
             }
             Ok(block)
-        });
+        };
+        let block: egmem::Result<_> = from_program(py, || py.detach(allocate));
         POOL_BLOCK.make(py, Owner::Pool(Mutex::new(block.or_raise()?)))
     }
 

@@ -21,6 +21,11 @@ impl View {
     pub fn wrap(span: Span) -> Self {
         Self { span }
     }
+
+    /// Returns the part of memory.
+    pub fn span(&self) -> &Span {
+        &self.span
+    }
 }
 
 #[pymethods]

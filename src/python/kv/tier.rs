@@ -14,6 +14,7 @@ use crate::driver::{Driver, given_or_default, location};
 use crate::error::{OrRaise, ToPy, closed, invalid};
 use crate::memory::Memory;
 use crate::region::{Owner, Region, copy_of, lock};
+use crate::site::from_program;
 
 use super::gpu_pages::GpuPages;
 use super::job::{Job, copy_method};
@@ -100,7 +101,7 @@ impl Tier {
             options = options.access_by(gpus.into_iter().map(|gpu| Location::Device(gpu.0)));
         }
         options = options.label(label.unwrap_or_else(|| "egmem.kv".into()));
-        let tier = py.detach(|| options.create(&driver)).or_raise()?;
+        let tier = from_program(py, || py.detach(|| options.create(&driver))).or_raise()?;
         Ok(Self::of(tier, location))
     }
 

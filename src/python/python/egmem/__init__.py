@@ -11,6 +11,7 @@ b'hello'
 from typing import Any
 
 from ._egmem import (
+    Allocation,
     Block,
     Blocks,
     Buffer,
@@ -19,6 +20,7 @@ from ._egmem import (
     Entry,
     Gpu,
     Heap,
+    Located,
     Memory,
     Node,
     Pool,
@@ -29,11 +31,14 @@ from ._egmem import (
     Topology,
     View,
     __version__,
+    allocations,
     connect,
     default_driver,
     deferred,
     doctor,
     free_deferred,
+    locate,
+    memory_summary,
     open,
     ps,
     ps_dict,
@@ -64,6 +69,7 @@ from ._errors import (
 )
 
 __all__ = [
+    "Allocation",
     "Block",
     "Blocks",
     "Buffer",
@@ -81,6 +87,7 @@ __all__ = [
     "Heap",
     "InUse",
     "InvalidArgument",
+    "Located",
     "Memory",
     "NoDeviceInterface",
     "NoDriver",
@@ -100,6 +107,7 @@ __all__ = [
     "Topology",
     "View",
     "__version__",
+    "allocations",
     "connect",
     "default_driver",
     "defer_frees",
@@ -107,6 +115,8 @@ __all__ = [
     "doctor",
     "fetch",
     "free_deferred",
+    "locate",
+    "memory_summary",
     "open",
     "ps",
     "ps_dict",
