@@ -11,6 +11,7 @@ use egmem::share::ImportedBuffer;
 use egmem::{Buffer, Error, Memory, PoolBuffer};
 
 use crate::call::call;
+use crate::call_site::call_that_allocates;
 use crate::failure::{Failure, Outcome};
 use crate::options::{check_flags, read, read_grants};
 use crate::types::read_handle_types;
@@ -87,7 +88,7 @@ pub unsafe extern "C" fn egm_buffer_create(
     options: *const egm_buffer_options,
     out: *mut *mut egm_buffer,
 ) -> egm_status {
-    call(|| {
+    call_that_allocates(|| {
         // SAFETY: the caller's promise.
         let (driver, options) = unsafe { (args::object(driver, "driver")?, read(options)?) };
         let out = args::out(out, "out")?;
@@ -148,7 +149,7 @@ pub unsafe extern "C" fn egm_buffer_near(
     bytes: u64,
     out: *mut *mut egm_buffer,
 ) -> egm_status {
-    call(|| {
+    call_that_allocates(|| {
         // SAFETY: the caller's promise.
         let driver = unsafe { args::object(driver, "driver")? };
         let out = args::out(out, "out")?;

@@ -11,6 +11,7 @@ use egmem::share::{Channel, DEFAULT_TIMEOUT, ImportOptions, Listener, Offer, Pee
 
 use crate::buffer::Kind;
 use crate::call::call;
+use crate::call_site::call_that_allocates;
 use crate::failure::{Failure, Outcome};
 use crate::types::read_access;
 use crate::{args, egm_buffer, egm_driver, egm_heap, egm_status};
@@ -259,7 +260,7 @@ pub unsafe extern "C" fn egm_channel_receive(
     driver: *const egm_driver,
     out: *mut *mut egm_buffer,
 ) -> egm_status {
-    call(|| {
+    call_that_allocates(|| {
         // SAFETY: the caller's promise.
         let channel = unsafe { args::object(channel, "channel")? };
         // SAFETY: the caller's promise.

@@ -9,6 +9,7 @@ use egmem::share::Peers;
 
 use crate::buffer::Kind;
 use crate::call::call;
+use crate::call_site::call_that_allocates;
 use crate::failure::{Failure, Outcome};
 use crate::options::{check_flags, read};
 use crate::{
@@ -141,7 +142,7 @@ pub unsafe extern "C" fn egm_client_fetch(
     name: *const c_char,
     out: *mut *mut egm_buffer,
 ) -> egm_status {
-    call(|| {
+    call_that_allocates(|| {
         // SAFETY: the caller's promise.
         let client = unsafe { args::object(client, "client")? };
         // SAFETY: the caller's promise.

@@ -15,6 +15,7 @@ mod args;
 mod blocks;
 mod buffer;
 mod call;
+mod call_site;
 mod channel;
 mod client;
 mod driver;
@@ -31,6 +32,7 @@ mod topology;
 mod types;
 
 pub use buffer::*;
+pub use call_site::*;
 pub use channel::*;
 pub use client::*;
 pub use driver::*;

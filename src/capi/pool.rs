@@ -5,6 +5,7 @@ use egmem::driver::Location;
 
 use crate::buffer::Kind;
 use crate::call::call;
+use crate::call_site::call_that_allocates;
 use crate::failure::Outcome;
 use crate::options::{check_flags, read};
 use crate::types::read_handle_types;
@@ -89,7 +90,7 @@ pub unsafe extern "C" fn egm_pool_alloc(
     stream: *const egm_stream,
     out: *mut *mut egm_buffer,
 ) -> egm_status {
-    call(|| {
+    call_that_allocates(|| {
         // SAFETY: the caller's promise.
         let pool = unsafe { args::object(pool, "pool")? };
         // SAFETY: the caller's promise.

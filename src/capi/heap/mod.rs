@@ -9,6 +9,7 @@ use std::mem;
 use egmem::Stream;
 
 use crate::call::call;
+use crate::call_site::call_that_allocates;
 use crate::options::read;
 use crate::stream::borrowed_handle;
 use crate::{args, egm_driver, egm_event, egm_heap_options, egm_status, egm_stream, text};
@@ -27,7 +28,7 @@ pub unsafe extern "C" fn egm_heap_create(
     options: *const egm_heap_options,
     out: *mut *mut egm_heap,
 ) -> egm_status {
-    call(|| {
+    call_that_allocates(|| {
         // SAFETY: the caller's promise.
         let (driver, options) = unsafe { (args::object(driver, "driver")?, read(options)?) };
         let out = args::out(out, "out")?;

@@ -524,6 +524,18 @@ egm_status egm_buffer_free_on(struct egm_buffer *buffer, const struct egm_stream
 /// its memory.
 egm_status egm_buffer_destroy(struct egm_buffer *buffer);
 
+/// Tells the ledger the line of the program that the thread's next call has: one of egm_buffer_create(),
+/// egm_buffer_near(), egm_heap_create(), egm_pool_alloc(), egm_channel_receive(), egm_client_fetch(). In C, the macros at
+/// the end of this header call it, and in C++ egmem.hpp does; a binding of another language calls it itself.
+/// `function` may be null. A null `file` takes the line back.
+///
+/// Contract:
+/// `file` and `function` are null or end with a zero byte, and stay valid until that call returns. Any thread may call
+/// this.
+void egm_call_site(const char *file,
+                   uint32_t line,
+                   const char *function);
+
 /// Listens at a path of the file system, which only this user can open. Replaces a socket that a dead process has
 /// left.
 ///
@@ -995,3 +1007,17 @@ const char *egm_version(void);
 #endif  // __cplusplus
 
 #endif  /* EGMEM_H */
+
+/*
+ * In C, the calls below tell the ledger their line (egm_call_site()), which `egmem ps` and EGMEM_LEAKS=1 show. Define
+ * EGM_NO_CALL_SITES before this header is included to turn that off.
+ */
+#if !defined(__cplusplus) && !defined(EGM_NO_CALL_SITES) && !defined(EGM_FROM_HERE)
+#define EGM_FROM_HERE(call) (egm_call_site(__FILE__, __LINE__, __func__), call)
+#define egm_buffer_create(...) EGM_FROM_HERE(egm_buffer_create(__VA_ARGS__))
+#define egm_buffer_near(...) EGM_FROM_HERE(egm_buffer_near(__VA_ARGS__))
+#define egm_heap_create(...) EGM_FROM_HERE(egm_heap_create(__VA_ARGS__))
+#define egm_pool_alloc(...) EGM_FROM_HERE(egm_pool_alloc(__VA_ARGS__))
+#define egm_channel_receive(...) EGM_FROM_HERE(egm_channel_receive(__VA_ARGS__))
+#define egm_client_fetch(...) EGM_FROM_HERE(egm_client_fetch(__VA_ARGS__))
+#endif

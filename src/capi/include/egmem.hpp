@@ -76,6 +76,28 @@ inline void check(egm_status status)
     }
 }
 
+/// The line of a call, which the ledger shows (`egmem ps`, EGMEM_LEAKS=1). As a default argument it is the caller's.
+class call_site {
+public:
+    static call_site here(const char *file = __builtin_FILE(), std::uint32_t line = __builtin_LINE(),
+                          const char *function = __builtin_FUNCTION()) noexcept
+    {
+        return call_site(file, line, function);
+    }
+
+    /// Tells it to the library, for the thread's next call.
+    void tell() const noexcept { egm_call_site(file_, line_, function_); }
+
+private:
+    call_site(const char *file, std::uint32_t line, const char *function) noexcept
+        : file_(file), line_(line), function_(function)
+    {
+    }
+    const char *file_;
+    std::uint32_t line_;
+    const char *function_;
+};
+
 namespace detail {
 
 template <class T, egm_status (*Destroy)(T *)>
@@ -239,8 +261,11 @@ private:
 /// Memory at one address for the CPU and the GPUs.
 class buffer {
 public:
-    buffer(const driver &of, const egm_buffer_options &options)
-        : owned_(detail::made<owner>([&](auto out) { return egm_buffer_create(of.get(), &options, out); }))
+    buffer(const driver &of, const egm_buffer_options &options, call_site from = call_site::here())
+        : owned_(detail::made<owner>([&](auto out) {
+              from.tell();
+              return egm_buffer_create(of.get(), &options, out);
+          }))
     {
     }
 
@@ -248,9 +273,10 @@ public:
     explicit buffer(egm_buffer *handle) noexcept : owned_(handle) {}
 
     /// Allocates on the host node of a GPU, for the CPU and every GPU.
-    static buffer near(const driver &of, std::int32_t gpu, std::uint64_t bytes)
+    static buffer near(const driver &of, std::int32_t gpu, std::uint64_t bytes, call_site from = call_site::here())
     {
         egm_buffer *made = nullptr;
+        from.tell();
         check(egm_buffer_near(of.get(), gpu, bytes, &made));
         return buffer(made);
     }
@@ -298,9 +324,10 @@ public:
     {
     }
 
-    buffer allocate(std::uint64_t bytes, const stream &on) const
+    buffer allocate(std::uint64_t bytes, const stream &on, call_site from = call_site::here()) const
     {
         egm_buffer *made = nullptr;
+        from.tell();
         check(egm_pool_alloc(get(), bytes, on.get(), &made));
         return buffer(made);
     }
@@ -316,15 +343,16 @@ private:
 /// stays.
 class heap {
 public:
-    heap(const driver &of, const egm_heap_options &options)
+    heap(const driver &of, const egm_heap_options &options, call_site from = call_site::here())
     {
         egm_heap *made = nullptr;
+        from.tell();
         check(egm_heap_create(of.get(), &options, &made));
         owned_ = std::shared_ptr<egm_heap>(made, detail::destroy<egm_heap, egm_heap_destroy>());
     }
 
     /// A heap with default options.
-    heap(const driver &of, egm_location where) : heap(of, at(where)) {}
+    heap(const driver &of, egm_location where, call_site from = call_site::here()) : heap(of, at(where), from) {}
 
     void *allocate(std::size_t bytes, std::size_t align = 0) const
     {
@@ -506,9 +534,10 @@ public:
 
     void send(const buffer &what, std::int32_t access = EGM_ACCESS_READ_WRITE) { check(egm_channel_send(get(), what.get(), access)); }
 
-    buffer receive(const driver &into)
+    buffer receive(const driver &into, call_site from = call_site::here())
     {
         egm_buffer *made = nullptr;
+        from.tell();
         check(egm_channel_receive(get(), into.get(), &made));
         return buffer(made);
     }
@@ -545,9 +574,10 @@ public:
     {
     }
 
-    buffer fetch(const char *name) const
+    buffer fetch(const char *name, call_site from = call_site::here()) const
     {
         egm_buffer *made = nullptr;
+        from.tell();
         check(egm_client_fetch(owned_.get(), name, &made));
         return buffer(made);
     }

@@ -16,6 +16,23 @@ const INTRODUCTION: &str = "\
  * Made by cbindgen from src/capi: do not change it by hand.
  */";
 
+/// In C++ a name may be qualified, which a macro would break: there egmem.hpp tells the lines.
+const CALL_SITES: &str = "\
+/*
+ * In C, the calls below tell the ledger their line (egm_call_site()), which `egmem ps` and EGMEM_LEAKS=1 show. Define
+ * EGM_NO_CALL_SITES before this header is included to turn that off.
+ */
+#if !defined(__cplusplus) && !defined(EGM_NO_CALL_SITES) && !defined(EGM_FROM_HERE)
+#define EGM_FROM_HERE(call) (egm_call_site(__FILE__, __LINE__, __func__), call)
+#define egm_buffer_create(...) EGM_FROM_HERE(egm_buffer_create(__VA_ARGS__))
+#define egm_buffer_near(...) EGM_FROM_HERE(egm_buffer_near(__VA_ARGS__))
+#define egm_heap_create(...) EGM_FROM_HERE(egm_heap_create(__VA_ARGS__))
+#define egm_pool_alloc(...) EGM_FROM_HERE(egm_pool_alloc(__VA_ARGS__))
+#define egm_channel_receive(...) EGM_FROM_HERE(egm_channel_receive(__VA_ARGS__))
+#define egm_client_fetch(...) EGM_FROM_HERE(egm_client_fetch(__VA_ARGS__))
+#endif
+";
+
 fn generate() -> String {
     let folder = env!("CARGO_MANIFEST_DIR");
     let config = cbindgen::Config {
@@ -28,6 +45,7 @@ fn generate() -> String {
         documentation_style: cbindgen::DocumentationStyle::Cxx,
         line_length: 120,
         tab_width: 4,
+        trailer: Some(CALL_SITES.into()),
         ..cbindgen::Config::default()
     };
     let built = cbindgen::Builder::new()

@@ -5,7 +5,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "check.h"
+#include "self.h"
 #include "egmem.hpp"
 
 static void owners()
@@ -131,11 +131,42 @@ static void channels()
     CHECK(std::string(received.data<char>() + 8) == "both");
 }
 
-int main()
+/// The lines of the program, also through default arguments and a constructor that calls another.
+constexpr int heap_line = __LINE__ + 5, buffer_line = heap_line + 3, pool_line = buffer_line + 3;
+
+void leave_memory()
 {
+    auto driver = egm::driver::simulated("gh200");
+    auto heap = new egm::heap(driver, egm::host_node(0));
+    CHECK(heap->allocate(3000));
+
+    auto buffer = new egm::buffer(egm::buffer::near(driver, 0, 4096));
+    egm::stream stream(driver, 0);
+    egm::pool pool(driver, {sizeof(egm_pool_options), egm::host_node(0), nullptr, 0, 0, 0, 0, 0, nullptr});
+    auto pooled = new egm::buffer(pool.allocate(4096, stream));
+    CHECK(buffer && pooled);
+}
+
+void leaks()
+{
+    static char told[1 << 16];
+    self child = run_self("leaves", "EGMEM_LEAKS");
+    end_self(&child, told, sizeof told);
+    expect_word(told, "still allocated at exit: 3 allocations");
+    for (int line : {heap_line, buffer_line, pool_line})
+        expect_word(told, ("cpp.cpp:" + std::to_string(line) + "\n").c_str());
+}
+
+int main(int count, char **)
+{
+    if (count > 1) {
+        leave_memory();
+        return 0;
+    }
     owners();
     errors();
     containers();
     device_resources();
     channels();
+    leaks();
 }
