@@ -13,7 +13,7 @@ use common::{GRANULE, chain_by_calls, cuda};
 use egmem::driver::{Access, AccessDesc, Driver, Location};
 use egmem::ledger::AllocPath;
 use egmem::{Machine, Result};
-use egmem_core::ledger::{Entry, Grants, NewEntry};
+use egmem_core::ledger::{Entry, Grants, NewEntry, Site};
 
 /// Entries that live meanwhile, as in a large program.
 const OTHERS: usize = 1000;
@@ -28,7 +28,7 @@ fn entry(driver: &Driver, access: &[AccessDesc]) {
         location: Location::HostNuma(0),
         path: AllocPath::Vmm,
         label: None,
-        site: None,
+        site: Site::here(),
     });
     let grants = Arc::<Grants>::default();
     let mapped = entry.map(
@@ -49,7 +49,7 @@ fn pooled(driver: &Driver, grants: &Arc<Grants>) {
         location: Location::HostNuma(0),
         path: AllocPath::Pool,
         label: None,
-        site: None,
+        site: Site::here(),
     };
     let entry = Entry::mapped(new, egmem::driver::DevicePtr(GRANULE), Arc::clone(grants));
     black_box(&entry).give_back(driver, || false);
@@ -83,7 +83,7 @@ fn main() -> Result<()> {
             location: Location::Host,
             path: AllocPath::Pinned,
             label: None,
-            site: None,
+            site: Site::here(),
         })
     };
     let _others: Vec<Entry> = (0..OTHERS).map(other).collect();

@@ -65,7 +65,7 @@ def of_the_machine(report):
 
 
 def test_ps_and_wrong_usage():
-    assert "host NUMA node 0" in run("ps", "--sim", "gh200").stdout
+    assert "node 0" in run("ps", "--sim", "gh200").stdout
     assert "no-such" in run("topo", "--sim", "no-such", status=2).stderr
     run(status=2)
     assert run("--version").stdout.strip() == f"egmem {egmem.__version__}"
