@@ -5,12 +5,9 @@ use std::time::Duration;
 use clap::Args;
 use egmem::exchange::{Address, Error, Refusal, Result};
 
-use crate::DONE;
 use crate::connect::{self, Connect, block_on};
 use crate::output::{complain, print};
-
-/// The exit status if a peer still held it at the deadline.
-const STILL_HELD: u8 = 3;
+use crate::status::{DONE, STILL_HELD};
 
 /// `egmem delete`
 #[derive(Args, Debug)]

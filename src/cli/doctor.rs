@@ -11,7 +11,7 @@ use egmem::doctor::{Children, Report, to_text};
 use crate::output::{print_json, print_painted, progress};
 use crate::probe::Fault;
 use crate::source::Source;
-use crate::{DONE, FAILED};
+use crate::status::{DONE, FAILED};
 
 /// `egmem doctor`
 #[derive(Args, Debug)]

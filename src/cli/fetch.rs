@@ -3,7 +3,7 @@
 mod follow;
 
 use std::fs::File;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,8 @@ use egmem::proof::Prover;
 use egmem::size::Bytes;
 
 use crate::connect::{self, Connect, block_on};
-use crate::output::print;
+use crate::output::{print, progress};
+use crate::progress::ByteProgress;
 use crate::signals::Ends;
 use crate::source::Source;
 
@@ -278,7 +279,10 @@ fn verify(
         if memory.access(Location::Device(gpu))? == Access::None {
             continue;
         }
-        let found = Prover::new(driver, gpu)?.read(memory)?;
+        progress(&format!("verifying: GPU {gpu} reads"));
+        let found = Prover::new(driver, gpu)?.read(memory);
+        progress("");
+        let found = found?;
         if found != expected {
             return Err(Error::Share(egmem::share::Error::Memory(
                 egmem::Error::WrongBytes {
@@ -300,6 +304,7 @@ fn verify(
 /// Returns the exclusive or of all whole words, as [`Prover::read`] computes it; `None` if `stop` ended that
 /// early.
 fn words(cpu: &CpuView<'_>, stop: &dyn Fn() -> bool) -> Result<Option<u64>> {
+    let mut progress = ByteProgress::new("verifying, the CPU reads");
     let mut piece = vec![0_u64; PIECE / 8];
     let count = cpu.len() / 8;
     let mut all = 0;
@@ -308,6 +313,7 @@ fn words(cpu: &CpuView<'_>, stop: &dyn Fn() -> bool) -> Result<Option<u64>> {
         if stop() {
             return Ok(None);
         }
+        progress.show(done * 8, Some(count * 8));
         let now = (count - done).min(piece.len() as u64) as usize;
         cpu.read_at(done * 8, &mut piece[..now])?;
         all = piece[..now].iter().fold(all, |all, word| all ^ word);
@@ -319,9 +325,14 @@ fn words(cpu: &CpuView<'_>, stop: &dyn Fn() -> bool) -> Result<Option<u64>> {
 fn write(path: &Path, cpu: &CpuView<'_>) -> Result<u64> {
     let fail = |error| Error::system(format!("cannot read {}", path.display()), &error);
     let mut file = File::open(path).map_err(fail)?;
+    // A pipe has no size.
+    let data = file.metadata().ok().filter(|data| data.is_file());
+    let total = data.map(|data| data.len());
+    let mut progress = ByteProgress::new("writing");
     let mut piece = vec![0_u8; PIECE];
     let mut done = 0;
     loop {
+        progress.show(done, total);
         let count = file.read(&mut piece).map_err(fail)?;
         if count == 0 {
             return Ok(done);
@@ -339,11 +350,17 @@ fn read(path: &Path, cpu: &CpuView<'_>, stop: &dyn Fn() -> bool) -> Result<bool>
         true => Box::new(std::io::stdout().lock()),
         false => Box::new(File::create(path).map_err(fail)?),
     };
+    // On a terminal the bytes themselves are the progress.
+    let shown = !(to_stdout && std::io::stdout().is_terminal());
+    let mut progress = shown.then(|| ByteProgress::new("reading"));
     let mut piece = vec![0_u8; PIECE];
     let mut done = 0;
     while done < cpu.len() {
         if stop() {
             return Ok(false);
+        }
+        if let Some(progress) = &mut progress {
+            progress.show(done, Some(cpu.len()));
         }
         let count = (cpu.len() - done).min(PIECE as u64) as usize;
         cpu.read_at(done, &mut piece[..count])?;

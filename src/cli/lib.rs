@@ -14,10 +14,12 @@ mod ls;
 mod names;
 mod output;
 mod probe;
+mod progress;
 mod ps;
 mod serve;
 mod signals;
 mod source;
+mod status;
 mod stdio;
 mod topo;
 mod trace;
@@ -31,6 +33,8 @@ use std::time::Duration;
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 use egmem::exchange::Error;
 use egmem::{Error as MemoryError, Explained};
+
+use status::{DONE, FAILED, WRONG_USAGE};
 
 /// How long the exit waits for a reader of a service's log.
 const LAST: Duration = Duration::from_secs(1);
@@ -94,13 +98,6 @@ enum Command {
     #[command(hide = true)]
     Probe(probe::Probe),
 }
-
-/// The exit status of success.
-const DONE: u8 = 0;
-/// The exit status of any failure that has none of its own.
-const FAILED: u8 = 1;
-/// The exit status for wrong usage.
-const WRONG_USAGE: u8 = 2;
 
 /// Runs the command that `arguments` name, without the program's name, and returns the exit status.
 ///

@@ -9,15 +9,16 @@ use egmem::exchange::{Error, Result};
 use egmem::service::{Service, ServiceConfig};
 use sd_notify::NotifyState;
 
-use crate::DONE;
 use crate::connect::first_of;
 use crate::log;
 use crate::output::{complain, print};
+use crate::progress::ByteProgress;
 use crate::signals::{Asked, Left, Signals};
 use crate::source::Source;
+use crate::status::{DONE, STILL_HELD};
 
-/// The exit status if holders had not released everything at the end of the drain's time.
-const STILL_HELD: u8 = 3;
+/// How often the progress of filling the reserves is looked at.
+const TICK: Duration = Duration::from_millis(100);
 
 /// The configuration's path below a folder for configurations.
 const CONFIG: &str = "egmem/egmem.toml";
@@ -83,10 +84,18 @@ impl Serve {
             print(&format!("metrics at http://{address}/metrics\n"))?;
         }
         let mut ready = false;
+        let mut filling = Filling::of(&service);
+        let mut ticks = tokio::time::interval(TICK);
         loop {
             tokio::select! {
+                _ = ticks.tick(), if filling.is_some() => {
+                    if let Some(filling) = &mut filling {
+                        filling.show(&service);
+                    }
+                }
                 () = service.ready(), if !ready => {
                     ready = true;
+                    filling = None;
                     let simulated = match driver.is_simulated() {
                         true => " (simulated)",
                         false => "",
@@ -96,6 +105,7 @@ impl Serve {
                 }
                 asked = signals.next() => {
                     if asked == Asked::End {
+                        drop(filling);
                         break;
                     }
                     notify_reloading();
@@ -107,6 +117,27 @@ impl Serve {
             }
         }
         drain(service, deadline, &signals).await
+    }
+}
+
+/// The progress of filling the reserves, on a terminal.
+struct Filling(ByteProgress);
+
+impl Filling {
+    /// Begins, unless there is nothing to fill, or the log has it.
+    fn of(service: &Service) -> Option<Self> {
+        let logged = tracing::enabled!(target: "egmem_service", tracing::Level::INFO);
+        if logged || service.reserves().total == 0 {
+            return None;
+        }
+        let mut this = Self(ByteProgress::new("filling the reserves"));
+        this.show(service);
+        Some(this)
+    }
+
+    fn show(&mut self, service: &Service) {
+        let now = service.reserves();
+        self.0.show(now.done, Some(now.total));
     }
 }
 

@@ -34,8 +34,13 @@ pub fn complain_painted(text: &str) {
 /// Shows on a terminal the step that is under way, in place of the previous text; "" clears it.
 pub fn progress(text: &str) {
     if io::stderr().is_terminal() {
-        complain_painted(&format!("\r\x1b[2K{}", escape(text)));
+        complain_painted(&in_place(text));
     }
+}
+
+/// Returns what shows `text` in place of the previous one.
+pub fn in_place(text: &str) -> String {
+    format!("\r\x1b[2K{}", escape(text))
 }
 
 /// Writes `value` to standard output as JSON.

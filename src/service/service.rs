@@ -8,13 +8,14 @@ use std::time::Duration;
 use super::audit::AuditFile;
 use super::config::peers;
 use super::http::Endpoint;
+use super::reserve::Reserve;
 use super::state::ServiceState;
 use super::{LineWriter, ServiceConfig, metrics};
 use crate::exchange::server::ServerStats;
 use crate::exchange::{Address, Server, Tls};
 use crate::per_driver::lock;
 use crate::share::InstanceId;
-use crate::{Error, MemoryError, Result, ShareError};
+use crate::{Error, MemoryError, Progress, Result, ShareError};
 
 /// How long a directory may take to forget a service that ends.
 const DEREGISTER: Duration = Duration::from_secs(3);
@@ -66,6 +67,16 @@ impl Service {
         let mut unready = self.state.unready.clone();
         // If the sender is gone, nothing more is to be filled.
         let _ = unready.wait_for(|count| *count == 0).await;
+    }
+
+    /// Returns how many bytes the reserves of all nodes keep ready, of those that they are to keep.
+    pub fn reserves(&self) -> Progress {
+        let levels = self.state.nodes.values().map(Reserve::levels);
+        let (done, total) = levels.fold((0_u64, 0_u64), |(done, total), levels| {
+            let done = done.saturating_add(levels.warm);
+            (done, total.saturating_add(levels.target))
+        });
+        Progress::new(done, total)
     }
 
     /// Returns the metrics in Prometheus' text form (OpenMetrics 1.0); docs/service.md lists them.

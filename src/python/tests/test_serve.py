@@ -1,6 +1,7 @@
 """`egmem serve` and its clients, as the package's command line runs them."""
 
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -118,3 +119,66 @@ def test_ctrl_c_and_a_closed_pipe_end_a_watch(serve, start, address):
     watch.line(NAME)
     watch.process.stdout.close()
     assert watch.process.wait() == 0
+
+
+def test_closed_standard_files_stay_out_of_memory(serve, start, address, tmp_path):
+    """The lowest free number goes to the next file that is opened: memory must not get text."""
+    serve()
+    file = tmp_path / "data"
+    words = [sys.executable, "-m", "egmem", "fetch", address, NAME, "--create", "--bytes", "4MiB", "--sim", "gh200"]
+    for closed in (">&-", "<&- >&- 2>&-"):
+        ended = subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", *words, "--verify", "--read", str(file)])
+        assert ended.returncode == 0
+        assert file.read_bytes() == bytes(4 << 20)
+
+
+def on_a_terminal(*arguments):
+    """Runs a command whose standard error is a terminal; returns what that shows."""
+    terminal, error = pty.openpty()
+    command = [sys.executable, "-m", "egmem", *arguments]
+    with os.fdopen(terminal, "rb", buffering=0) as terminal:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=error)
+        os.close(error)
+        shown = b""
+        try:
+            while piece := terminal.read(4096):
+                shown += piece
+        except OSError:  # EIO: nobody has it open any more
+            pass
+    assert process.wait() == 0, shown
+    return shown.decode()
+
+
+def test_progress_is_shown_on_a_terminal_alone(serve, start, address, tmp_path):
+    serve()
+    file = tmp_path / "data"
+    file.write_bytes(b"x" * (3 << 20))
+    create = ("fetch", address, NAME, "--create", "--bytes", "4MiB", "--sim", "gh200")
+    for option, shown in (
+        (("--write", str(file)), "writing: 0 B of 3 MiB (0 %)"),
+        (("--read", str(file)), "reading: 0 B of 4 MiB (0 %)"),
+        (("--read", "-"), "reading: 0 B of 4 MiB (0 %)"),
+        (("--verify",), "verifying, the CPU reads: 0 B of 4 MiB (0 %)"),
+        (("--verify",), "verifying: GPU 0 reads"),
+    ):
+        text = on_a_terminal(*create, *option)
+        assert shown in text and text.endswith("\r\x1b[2K"), text
+        ended = subprocess.run([sys.executable, "-m", "egmem", *create, *option], capture_output=True)
+        assert ended.returncode == 0 and not ended.stderr
+
+
+def test_a_reserve_shows_its_progress(tmp_path):
+    config = tmp_path / "egmem.toml"
+    reserve = '[[reserve]]\nnode = 0\nbytes = "16MiB"\nchunk = "2MiB"\nmin_chunk = "2MiB"\n'
+    config.write_text(CONFIG.format(folder=tmp_path, deadline="1s") + reserve)
+    terminal, error = pty.openpty()
+    command = [sys.executable, "-m", "egmem", "serve", "--config", str(config), "--sim", "gh200"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=error, text=True)
+    os.close(error)
+    shown = ""
+    while "filling the reserves: " not in shown:
+        shown += os.read(terminal, 4096).decode()
+    process.terminate()
+    process.communicate(timeout=300)
+    os.close(terminal)
+    assert process.returncode == 0

@@ -112,6 +112,8 @@ struct ReserveState<P> {
     taken: Option<Instant>,
     /// The result of the first filling, once it has ended.
     filled: Option<Result<()>>,
+    /// How many tenths of the first filling the log has.
+    logged: u64,
     stop: bool,
 }
 
@@ -195,6 +197,7 @@ impl<P: Clone + Eq + Send + 'static> Reserve<P> {
                 demands: 0,
                 taken: None,
                 filled: None,
+                logged: 0,
                 stop: false,
             }),
             plan,

@@ -9,6 +9,7 @@ use super::{Chunk, ReserveState, SharedReserve};
 use crate::free_chunks::HasBytes;
 use crate::quota::Use;
 use crate::scrub::scrub;
+use crate::size::Bytes;
 use crate::{Error, MemoryError, Result};
 
 /// The timeout of a wait that a wakeup ends: longer than any such wait takes.
@@ -17,6 +18,7 @@ const LONG: Duration = Duration::from_secs(3600);
 impl<P: Clone + Eq> SharedReserve<P> {
     /// Runs the first thread: keeps the reserve full.
     pub(super) fn fill(&self) {
+        let begun = Instant::now();
         let mut state = self.state();
         loop {
             if state.stop {
@@ -66,7 +68,10 @@ impl<P: Clone + Eq> SharedReserve<P> {
             state = self.state();
             state.filling = 0;
             match made {
-                Ok(memory) => state.free_chunks.put(Chunk::fresh(memory), None),
+                Ok(memory) => {
+                    state.free_chunks.put(Chunk::fresh(memory), None);
+                    state = self.log_filling(state, begun);
+                }
                 Err(error) => state = self.not_created(state, bytes, error),
             }
         }
@@ -91,6 +96,25 @@ impl<P: Clone + Eq> SharedReserve<P> {
         // There may be room for whole chunks again.
         state.chunk = self.plan.chunk;
         state
+    }
+
+    /// Logs each tenth of the first filling.
+    fn log_filling<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, ReserveState<P>>,
+        begun: Instant,
+    ) -> MutexGuard<'a, ReserveState<P>> {
+        let (ready, target) = (state.free_chunks.warm(), self.plan.target);
+        let tenths = ready / target.div_ceil(10).max(1);
+        if state.filled.is_some() || tenths <= state.logged {
+            return state;
+        }
+        state.logged = tenths;
+        drop(state);
+        let (node, took) = (self.plan.node, begun.elapsed());
+        let rate = format!("{:.2} GB/s", ready as f64 / took.as_secs_f64() / 1e9);
+        tracing::info!(%node, ready = %Bytes(ready), target = %Bytes(target), %rate, "filling the reserve");
+        self.state()
     }
 
     fn first_filled<'a>(

@@ -40,6 +40,25 @@ fn a_log_that_nobody_reads_does_not_stop_the_service() {
     );
 }
 
+#[test]
+fn the_log_has_each_tenth_of_a_filling() {
+    let small = "bytes = \"16MiB\"\nchunk = \"8MiB\"";
+    let config = USUAL.replace(small, "bytes = \"80MiB\"\nchunk = \"2MiB\"");
+    let (tell, stderr) = mpsc::channel();
+    let service = Service::start_with_stderr(&config, &["-v"], tell);
+    service.drained();
+    let mut text = String::new();
+    stderr.recv().unwrap().read_to_string(&mut text).unwrap();
+    let lines: Vec<_> = text
+        .lines()
+        .filter(|line| line.contains("filling the reserve"))
+        .collect();
+    assert_eq!(lines.len(), 10, "{text}");
+    for words in ["node=0", "ready=80 MiB", "target=80 MiB", "GB/s"] {
+        assert!(lines[9].contains(words), "{}", lines[9]);
+    }
+}
+
 /// A session that is greeted, and ends.
 fn come_and_go(service: &Service) {
     let hello = Hello {
