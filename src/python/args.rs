@@ -1,7 +1,7 @@
 //! Arguments as Python programs have them: sizes as numbers or text, nodes and GPUs as numbers or objects.
 
 use egmem::size::Bytes;
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
@@ -11,6 +11,10 @@ use crate::topology::{Gpu, Node};
 /// A number of bytes: an integer of any type, or text such as `"64MiB"`.
 #[derive(Clone, Copy)]
 pub struct Size(pub u64);
+
+/// A number of pages or blocks, or the index of one.
+#[derive(Clone, Copy)]
+pub struct Count(pub u64);
 
 /// A host node: its id, or an `egmem.Node`.
 #[derive(Clone, Copy)]
@@ -54,6 +58,20 @@ impl FromPyObject<'_, '_> for Size {
         Err(PyTypeError::new_err(format!(
             "a size is an integer or text such as \"64MiB\", not {kind}"
         )))
+    }
+}
+
+impl FromPyObject<'_, '_> for Count {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
+        given.extract().map(Self).map_err(|error: PyErr| {
+            if !error.is_instance_of::<PyOverflowError>(given.py()) {
+                return error;
+            }
+            let message = format!("a number of pages or blocks, or an index, is {}", *given);
+            raise("InvalidArgument", &message, "pass 0 to 2**64 - 1", None)
+        })
     }
 }
 

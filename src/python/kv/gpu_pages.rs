@@ -6,6 +6,7 @@ use egmem::driver::DevicePtr;
 use egmem::kv::{self, PartShape};
 use pyo3::prelude::*;
 
+use crate::args::Count;
 use crate::error::{OrRaise, invalid};
 use crate::library::Library;
 
@@ -135,7 +136,7 @@ impl GpuPages {
         bases: Vec<u64>,
         stride: Bytes,
         part_bytes: Bytes,
-        blocks: u64,
+        blocks: Count,
         keep: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
         let strides = stride.each("stride", bases.len())?;
@@ -143,7 +144,7 @@ impl GpuPages {
         let shapes = strides.into_iter().zip(bytes);
         let shapes = shapes.map(|(stride, bytes)| PartShape { stride, bytes });
         let bases = bases.into_iter().map(DevicePtr);
-        Self::of(bases.zip(shapes).collect(), blocks, None, keep)
+        Self::of(bases.zip(shapes).collect(), blocks.0, None, keep)
     }
 
     /// Describes tensors of PyTorch, or arrays of CuPy, on one GPU, which may have different shapes and types and have

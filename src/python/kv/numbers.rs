@@ -4,6 +4,7 @@ use egmem::kv::PageId;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 
+use crate::args::Count;
 use crate::error::invalid;
 
 /// Reads a list or another sequence of numbers. A NumPy array is read as a whole, without a Python object for each
@@ -14,7 +15,8 @@ use crate::error::invalid;
 /// from 0 on.
 pub fn numbers(given: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
     if !given.hasattr("astype")? {
-        return given.extract();
+        let numbers: Vec<Count> = given.extract()?;
+        return Ok(numbers.into_iter().map(|number| number.0).collect());
     }
     let kind: String = given.getattr("dtype")?.getattr("kind")?.extract()?;
     let dimensions: usize = given.getattr("ndim")?.extract()?;

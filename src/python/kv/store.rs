@@ -10,6 +10,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
+use crate::args::Count;
 use crate::error::{OrRaise, closed, in_use};
 use crate::region::{copy_of, lock};
 
@@ -81,9 +82,9 @@ impl Store {
     }
 
     /// Returns the CPU's view of page `index` of `pages`, to write it.
-    fn view<'py>(&self, py: Python<'py>, index: usize) -> PyResult<Bound<'py, PyAny>> {
+    fn view<'py>(&self, py: Python<'py>, index: Count) -> PyResult<Bound<'py, PyAny>> {
         let store = copy_of(&self.inner).ok_or_else(|| closed("store"))?;
-        Page::make(py, Keeper::Store(store), index, &self.place)
+        Page::make(py, Keeper::Store(store), index.0 as usize, &self.place)
     }
 
     /// Makes the pages ready: lookups find them from now on. Raises `InUse` while a view or a copy into one of them
@@ -216,8 +217,8 @@ impl Load {
     }
 
     /// Returns the CPU's view of page `index` of `pages`, to read it.
-    fn view<'py>(&self, py: Python<'py>, index: usize) -> PyResult<Bound<'py, PyAny>> {
-        Page::make(py, Keeper::Load(self.get()?), index, &self.place)
+    fn view<'py>(&self, py: Python<'py>, index: Count) -> PyResult<Bound<'py, PyAny>> {
+        Page::make(py, Keeper::Load(self.get()?), index.0 as usize, &self.place)
     }
 
     /// Releases the pages. Views and copies that run keep theirs.

@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{IntoPyDict, PyBytes, PyDict, PyTuple};
 
-use crate::args::{GpuArg, NodeArg, Size};
+use crate::args::{Count, GpuArg, NodeArg, Size};
 use crate::driver::{Driver, given_or_default, location};
 use crate::error::{OrRaise, ToPy, closed, invalid};
 use crate::memory::Memory;
@@ -86,7 +86,7 @@ impl Tier {
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn new(
         py: Python<'_>,
-        pages: u64,
+        pages: Count,
         page_bytes: Size,
         node: Option<NodeArg>,
         near_gpu: Option<GpuArg>,
@@ -96,7 +96,9 @@ impl Tier {
     ) -> PyResult<Self> {
         let driver = given_or_default(py, driver)?;
         let location = location(py, &driver, node, near_gpu, None)?;
-        let mut options = kv::Tier::on(location).pages(pages).page_bytes(page_bytes.0);
+        let mut options = kv::Tier::on(location)
+            .pages(pages.0)
+            .page_bytes(page_bytes.0);
         if let Some(gpus) = access_by {
             options = options.access_by(gpus.into_iter().map(|gpu| Location::Device(gpu.0)));
         }
@@ -119,7 +121,7 @@ impl Tier {
     fn attach(
         py: Python<'_>,
         memory: &Bound<'_, Memory>,
-        pages: Option<u64>,
+        pages: Option<Count>,
         page_bytes: Option<Size>,
         tag: Option<PyBackedBytes>,
         take_over: bool,
@@ -136,7 +138,8 @@ impl Tier {
         };
         let with = |options: kv::AttachOptions| {
             let options = options.tag(tag).take_over(take_over).reset(reset);
-            let options = pages.into_iter().fold(options, kv::AttachOptions::pages);
+            let pages = pages.map(|pages| pages.0).into_iter();
+            let options = pages.fold(options, kv::AttachOptions::pages);
             let page_bytes = page_bytes.map(|size| size.0).into_iter();
             let options = page_bytes.fold(options, kv::AttachOptions::page_bytes);
             py.detach(|| options.open())
@@ -168,8 +171,8 @@ impl Tier {
 
     /// Returns how many bytes of memory a tier takes, for the size of memory that it is to be attached in.
     #[staticmethod]
-    fn bytes_needed(pages: u64, page_bytes: Size) -> PyResult<u64> {
-        kv::Tier::bytes_needed(pages, page_bytes.0).or_raise()
+    fn bytes_needed(pages: Count, page_bytes: Size) -> PyResult<u64> {
+        kv::Tier::bytes_needed(pages.0, page_bytes.0).or_raise()
     }
 
     /// Returns the bytes that a tier keeps for a key, which `keys` and `Store.evicted` return: a key of up to 64 bytes
@@ -282,8 +285,8 @@ impl Tier {
 
     /// Returns the address of a page, the same for the CPU and every GPU. Its contents are the caller's only while a
     /// store or a load has the page.
-    fn page_address(&self, page: u64) -> PyResult<u64> {
-        let page = PageId::from_bits(page);
+    fn page_address(&self, page: Count) -> PyResult<u64> {
+        let page = PageId::from_bits(page.0);
         Ok(self.handle()?.page_ptr(page).or_raise()?.0)
     }
 

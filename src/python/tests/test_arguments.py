@@ -102,6 +102,26 @@ def test_places_that_are_none(driver):
         egmem.Buffer(1, 0, near_gpu=0, driver=driver)
 
 
+@pytest.mark.parametrize("count", [-1, 1 << 64])
+def test_counts_out_of_range_are_named(driver, count):
+    tier = egmem.kv.Tier(2, 4096, driver=driver)
+    pages = egmem.kv.GpuPages([0], 4096, 4096, 1)
+    stream = egmem.Stream(0, driver=driver)
+    with tier.prepare_store([b"key"]) as store:
+        for call in (
+            lambda: egmem.kv.Tier(count, 4096, driver=driver),
+            lambda: egmem.kv.Tier.bytes_needed(count, 4096),
+            lambda: egmem.kv.GpuPages([0], 4096, 4096, count),
+            lambda: tier.page_address(count),
+            lambda: tier.load([count], [0], pages, stream=stream),
+            lambda: tier.load([0], [count], pages, stream=stream),
+            lambda: store.view(count),
+        ):
+            with pytest.raises(egmem.InvalidArgument, match=str(count)):
+                call()
+        store.close()
+
+
 def test_fill_takes_a_byte(driver):
     buffer = egmem.Buffer(16, driver=driver)
     for byte in (256, -1, 1 << 70):
