@@ -49,7 +49,25 @@ def a_block(driver):
     return [block], list.clear
 
 
-@pytest.mark.parametrize("make", [a_closed_buffer, a_view, a_numpy_array, a_capsule, a_block])
+def many_blocks(driver):
+    blocks = egmem.Heap(0, driver=driver).allocate_many([SIZE // 4] * 4)
+    assert len(blocks.addresses) == 4
+    return [blocks], list.clear
+
+
+def closed_blocks(driver):
+    blocks = egmem.Heap(0, driver=driver).allocate_many([SIZE])
+    assert blocks[0].address
+    return [blocks], lambda kept: kept.pop().close()
+
+
+def an_element_of_blocks(driver):
+    return [np.asarray(egmem.Heap(0, driver=driver).allocate_many([SIZE // 2] * 2)[1])], list.clear
+
+
+@pytest.mark.parametrize(
+    "make", [a_closed_buffer, a_view, a_numpy_array, a_capsule, a_block, many_blocks, closed_blocks, an_element_of_blocks]
+)
 def test_an_end_within_a_capture_waits_for_no_gpu(make, driver, stream):
     kept, end = make(driver)
     copy = Copy(driver)
