@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char};
 
 use egmem::Error;
-use egmem::exchange::Error as ExchangeError;
+use egmem::exchange::{Error as ExchangeError, Refusal};
 use egmem::share::Error as ShareError;
 
 /// The result of a call: ::EGM_OK, or the reason for a failure. The values never change; later versions may add some.
@@ -77,7 +77,7 @@ pub enum egm_status {
     EGM_TIMED_OUT = 44,
     /// Handles would be sent unencrypted over a network.
     EGM_INSECURE = 60,
-    /// Certificates, keys or their files cannot be used.
+    /// Certificates, keys or their files cannot be used, or only one end of a connection uses TLS.
     EGM_TLS = 61,
     /// A server understood a request and refused it.
     EGM_REFUSED = 62,
@@ -155,7 +155,11 @@ impl From<&ExchangeError> for egm_status {
         match error {
             ExchangeError::Share(error) => error.into(),
             ExchangeError::Insecure { .. } => EGM_INSECURE,
-            ExchangeError::Tls { .. } => EGM_TLS,
+            ExchangeError::Tls { .. } | ExchangeError::TlsAtOneEnd { .. } => EGM_TLS,
+            ExchangeError::Refused {
+                reason: Refusal::TimedOut,
+                ..
+            } => EGM_TIMED_OUT,
             ExchangeError::Refused { .. } => EGM_REFUSED,
             ExchangeError::Mismatched { .. } => EGM_MISMATCHED,
             ExchangeError::Stale { .. } => EGM_STALE,

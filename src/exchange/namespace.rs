@@ -88,7 +88,7 @@ impl Namespaces {
     /// Checks that the peer may create this name, for an answer to the peer.
     ///
     /// # Errors
-    /// [`Refusal::Forbidden`], with a message that lists the prefixes that this peer may use.
+    /// [`Refusal::WrongPrefix`], with a message that lists the prefixes that this peer may use.
     pub fn check(&self, peer: &PeerName, name: &str) -> Result<(), (Refusal, String)> {
         if self.admits(peer, name) {
             return Ok(());
@@ -99,7 +99,7 @@ impl Namespaces {
                 "the name of this peer is too long for names below it, which have at most {MAX_NAME} \
                  bytes; give it a shorter prefix"
             );
-            return Err((Refusal::Forbidden, why));
+            return Err((Refusal::WrongPrefix, why));
         }
         let more = match prefixes.len().saturating_sub(SHOWN) {
             0 => String::new(),
@@ -107,7 +107,7 @@ impl Namespaces {
         };
         let shown = prefixes[..prefixes.len().min(SHOWN)].join(", ");
         let why = format!("{peer} may create names only under {shown}{more}");
-        Err((Refusal::Forbidden, why))
+        Err((Refusal::WrongPrefix, why))
     }
 }
 
@@ -158,7 +158,7 @@ mod tests {
             assert_eq!(names.admits(&peer(who), name), may, "{who} {name}");
         }
         let (reason, why) = names.check(&peer("a.b"), "c").unwrap_err();
-        assert_eq!(reason, Refusal::Forbidden);
+        assert_eq!(reason, Refusal::WrongPrefix);
         assert!(why.ends_with("under a.b/"), "{why}");
         names.check(&peer("a.b"), "a.b/c").unwrap();
     }
@@ -193,7 +193,7 @@ mod tests {
         assert!(!names.admits(&above, "spiffe://td/a/b/x"));
         let long = peer(&format!("spiffe://td/{}", "x".repeat(300)));
         let (reason, why) = names.check(&long, "x").unwrap_err();
-        assert_eq!(reason, Refusal::Forbidden);
+        assert_eq!(reason, Refusal::WrongPrefix);
         assert!(why.contains("too long"), "{why}");
         let short = Namespaces::own().rule(Who::anyone(), ["x/"]).unwrap();
         short.check(&long, "x/1").unwrap();

@@ -1,6 +1,7 @@
 //! Errors as Python's exceptions, whose classes are in `egmem/_errors.py`.
 
 use egmem::driver::Code;
+use egmem::exchange::Refusal;
 use egmem::{DriverError, Explain, Explained};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -127,8 +128,12 @@ impl ToPy for egmem::exchange::Error {
         use egmem::exchange::Error::*;
         let class = match &self {
             Share(error) => return error.clone().to_py(),
+            Refused {
+                reason: Refusal::TimedOut,
+                ..
+            } => "TimedOut",
             Refused { .. } | Insecure { .. } => "Refused",
-            Tls { .. } => "ConnectionFailed",
+            Tls { .. } | TlsAtOneEnd { .. } => "ConnectionFailed",
             Import { source, .. } => class_of(source),
             NoCommonHandle { .. } => "NotSupported",
             _ => "ExchangeError",

@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write};
 
-use super::Error;
+use super::{Error, Refusal};
 use crate::text::Escaping;
 
 /// One line without control characters: fields may contain text of a peer, a file or the system.
@@ -21,17 +21,24 @@ impl Error {
                 f,
                 "{address} is not on this machine, and the connection would be without TLS"
             ),
+            Self::TlsAtOneEnd { peer, here } => match here {
+                true => write!(f, "{peer} does not speak TLS, and this process does"),
+                false => write!(f, "{peer} speaks TLS, and this process does not"),
+            },
             Self::Tls { what, detail } => write!(f, "TLS: {what}: {detail}"),
             Self::Refused {
                 peer,
                 what,
                 reason,
                 detail,
-            } => write!(
-                f,
-                "{peer} refuses {what}: {reason}{}{detail}",
-                if detail.is_empty() { "" } else { ": " }
-            ),
+            } => {
+                let colon = if detail.is_empty() { "" } else { ": " };
+                match reason {
+                    // Not for lack of a right.
+                    Refusal::TimedOut => write!(f, "{what} at {peer} took too long{colon}{detail}"),
+                    _ => write!(f, "{peer} refuses {what}: {reason}{colon}{detail}"),
+                }
+            }
             Self::Mismatched { name, peer, what } => {
                 write!(f, "'{name}' of {peer} does not match: {what}")
             }
@@ -49,6 +56,7 @@ impl Error {
             Self::NoCommonHandle { reasons } => {
                 write!(f, "no handle type works for all: {}", reasons.join("; "))
             }
+            Self::Interrupted => f.write_str("the program broke the wait off"),
             Self::LimitReached { what, limit } => {
                 write!(f, "the limit of {limit} {what} is reached")
             }

@@ -40,6 +40,13 @@ pub enum Error {
         /// The fault.
         detail: String,
     },
+    /// One end of a connection uses TLS, and the other does not.
+    TlsAtOneEnd {
+        /// The peer.
+        peer: String,
+        /// Whether this process uses it.
+        here: bool,
+    },
     /// A peer understood a request and refused it.
     Refused {
         /// The peer.
@@ -92,6 +99,8 @@ pub enum Error {
         /// Each participant's reasons.
         reasons: Vec<String>,
     },
+    /// The program broke a wait off: [`blocking::Check`](crate::blocking::Check).
+    Interrupted,
     /// A limit of this process, set by its options, is reached.
     LimitReached {
         /// The limited resource.
@@ -179,6 +188,12 @@ impl Error {
             Self::Refused { reason, .. } => Some(reason),
             _ => None,
         }
+    }
+
+    /// Returns whether a peer or this process gave the request up after its time.
+    pub(crate) const fn is_timed_out(&self) -> bool {
+        matches!(self, Self::Share(ShareError::TimedOut { .. }))
+            || matches!(self.refusal(), Some(Refusal::TimedOut))
     }
 
     /// Returns whether the connection broke before the answer.

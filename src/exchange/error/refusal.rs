@@ -59,6 +59,10 @@ refusals! {
     /// The peer's identity is not on the list.
     Forbidden = "forbidden", "this peer has no right to it",
         "have this peer's certificate name or user put on the other's list";
+    /// The name begins with none of the prefixes under which the peer may create names.
+    WrongPrefix = "wrong_prefix", "the name has no prefix of this peer",
+        "begin the name with a prefix of this peer, which the message shows; an administrator allows others \
+         (`[[create.prefix]]` of `egmem serve`)";
     /// The memory may only be read.
     ReadOnly = "read_only", "it may only be read",
         "fetch it read-only (`--read-only`), or have its owner publish it read-write";

@@ -14,6 +14,12 @@ impl Error {
                  anyone on the network path can read: `--plain-anywhere`, `plain_anywhere = true` of `egmem serve`, \
                  Security::PlainAnywhere"
             }
+            Self::TlsAtOneEnd { here: false, .. } => {
+                "give ca, cert and key: certificates of an authority that the other end trusts"
+            }
+            Self::TlsAtOneEnd { here: true, .. } => {
+                "give the other end certificates too, or connect to an address of it that has TLS"
+            }
             Self::Tls { .. } => "check the file's path, form, owner and dates",
             Self::Refused { reason, .. } => reason.remedy(),
             Self::Mismatched { what, .. } => what.remedy(),
@@ -37,6 +43,7 @@ impl Error {
             Self::NoCommonHandle { .. } => {
                 "give every node an IMEX channel of one domain, or keep to the processes of one machine"
             }
+            Self::Interrupted => "call it again; a creation or deletion may have happened",
             Self::LimitReached { .. } => "raise the limit, or use less",
             Self::Directory { .. } => {
                 "check the directory's address and credentials; exporters can be asked directly meanwhile"

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::{fmt, io};
 
-use rustls::{AlertDescription, CertificateError, OtherError};
+use rustls::{AlertDescription, CertificateError, InvalidMessage, OtherError};
 
 use crate::{Distrust, Error};
 
@@ -35,6 +35,10 @@ pub(super) fn refuse(peer: &str, error: &rustls::Error) -> Error {
         Tls::PeerIncompatible(_) => {
             let why = format!("no TLS 1.3 connection to it: {error}");
             (Distrust::Certificate, why)
+        }
+        Tls::InvalidMessage(InvalidMessage::InvalidContentType) => {
+            let peer = peer.into();
+            return Error::TlsAtOneEnd { peer, here: true };
         }
         Tls::NoApplicationProtocol => (Distrust::Certificate, "it does not speak egmem/1".into()),
         _ => return Error::protocol(peer, format!("TLS: {error}")),

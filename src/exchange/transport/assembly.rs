@@ -8,6 +8,15 @@ pub(super) const HEADER: usize = 4;
 /// they are part of a connection's charge.
 pub(super) const FIRST: usize = 4 << 10;
 
+/// Why no frame follows.
+#[derive(Debug, PartialEq)]
+pub(super) enum NoFrame {
+    /// The peer speaks TLS: its bytes are a record's.
+    Tls,
+    /// The length is not allowed.
+    Length(String),
+}
+
 /// Assembles frames from pieces of any size.
 #[derive(Default)]
 pub(super) struct Assembly {
@@ -20,16 +29,22 @@ pub(super) struct Assembly {
 impl Assembly {
     /// Returns where the next bytes belong. Never beyond the present frame, and a body's room grows only as
     /// it arrives: a header that announces many bytes gets few at first.
-    pub(super) fn room(&mut self, limit: u32) -> Result<&mut [u8], String> {
+    pub(super) fn room(&mut self, limit: u32) -> Result<&mut [u8], NoFrame> {
         if self.have < HEADER {
             return Ok(&mut self.header[self.have..]);
         }
         let want = self.want();
         if want == 0 {
-            return Err("an empty frame".into());
+            return Err(NoFrame::Length("an empty frame".into()));
         }
         if want > limit as usize {
-            return Err(format!("a frame of {want} bytes, at most {limit} go"));
+            // A TLS record begins with its type, here an alert or a handshake, and version 3.x.
+            return Err(match self.header {
+                [0x15 | 0x16, 3, _, _] => NoFrame::Tls,
+                _ => NoFrame::Length(format!(
+                    "a frame of {want} bytes; at most {limit} are allowed"
+                )),
+            });
         }
         let have = self.have - HEADER;
         if let Some(size) = self.growth() {

@@ -9,11 +9,11 @@ use tokio::time::{Instant, timeout, timeout_at};
 use zeroize::Zeroizing;
 
 use super::HeldFd;
-use super::assembly::{Assembly, FIRST, HEADER};
+use super::assembly::{Assembly, FIRST, HEADER, NoFrame};
 use super::stream::{Reading, Writing};
 use crate::account::{Account, Charge};
 use crate::limits::deadline;
-use crate::{Error, Result, ShareError};
+use crate::{Error, Result};
 use crate::{Limits, tls};
 
 /// A message, and the fds that arrived with it.
@@ -138,7 +138,7 @@ impl FrameReader {
     ///
     /// # Errors
     /// [`Protocol`](crate::ShareError::Protocol) for a frame that is empty or too big, or too many fds (all are
-    /// closed); [`TimedOut`](crate::ShareError::TimedOut) for one that takes longer than `limits.frame` from
+    /// closed); [`Error::TlsAtOneEnd`] for a TLS record; [`TimedOut`](crate::ShareError::TimedOut) for one that takes longer than `limits.frame` from
     /// its first byte on; [`Error::LimitReached`] for one whose charge exceeds a limit;
     /// [`PeerLost`](crate::ShareError::PeerLost); [`NotTrusted`](crate::ShareError::NotTrusted) if a TLS server
     /// refuses this client's certificate. After an error the stream is unusable.
@@ -163,8 +163,13 @@ impl FrameReader {
         loop {
             self.charge(limit)?;
             let room = self.assembly.room(limit);
-            let room =
-                room.map_err(|detail| ShareError::protocol(self.peer.to_string(), detail))?;
+            let room = room.map_err(|why| match why {
+                NoFrame::Tls => Error::TlsAtOneEnd {
+                    peer: self.peer.to_string(),
+                    here: false,
+                },
+                NoFrame::Length(detail) => Error::protocol(self.peer.to_string(), detail),
+            })?;
             let left = match self.rule {
                 FdRule::Forbid => 0,
                 _ => self.max_fds - self.came,
@@ -274,10 +279,8 @@ impl FrameWriter {
     /// # Cancel safety
     /// Not cancel safe: after a partial write every later one fails.
     pub(crate) async fn write(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
-        let length = u32::try_from(bytes.len())
-            .ok()
-            .filter(|&length| length > 0)
-            .ok_or_else(|| Error::invalid("frame", "it is empty or has more than 4 GiB"))?;
+        let mut whole = Zeroizing::new(Vec::with_capacity(HEADER + bytes.len()));
+        append(&mut whole, bytes)?;
         if !fds.is_empty() && !matches!(self.stream, Writing::Unix(_)) {
             return Err(Error::invalid(
                 "frame",
@@ -288,17 +291,28 @@ impl FrameWriter {
         let account = self.account.as_ref().filter(|_| bytes.len() > FIRST);
         let charge = account.map(|account| account.charge(2 * bytes.len()));
         let _charge = charge.transpose()?;
+        self.send(&whole, fds).await
+    }
+
+    /// Writes short frames in one piece: a peer gets all of them even if this end closes right afterwards. Errors and
+    /// cancel safety are those of [`write`](Self::write).
+    pub(crate) async fn write_together(&mut self, frames: &[Zeroizing<Vec<u8>>]) -> Result<()> {
+        let mut whole = Zeroizing::new(Vec::new());
+        for frame in frames {
+            append(&mut whole, frame)?;
+        }
+        self.send(&whole, &[]).await
+    }
+
+    /// Writes whole frames, in one write: one segment, one TLS record, one wakeup at the other end.
+    async fn send(&mut self, whole: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
         if std::mem::replace(&mut self.broken, true) {
             return Err(Error::peer_lost(
                 self.peer.to_string(),
                 "its connection was given up",
             ));
         }
-        // In one write: one segment, one TLS record, one wakeup at the other end.
-        let mut whole = Zeroizing::new(Vec::with_capacity(HEADER + bytes.len()));
-        whole.extend_from_slice(&length.to_be_bytes());
-        whole.extend_from_slice(bytes);
-        let written = timeout(self.within, self.stream.write(&whole, fds)).await;
+        let written = timeout(self.within, self.stream.write(whole, fds)).await;
         written
             .map_err(|_| Error::timed_out(format!("writing to {}", self.peer), self.within))?
             .map_err(|error| tls::explain(&self.peer, "writing", &error))?;
@@ -312,6 +326,17 @@ impl FrameWriter {
         self.broken = true;
         let _ = timeout(self.within, self.stream.finish()).await;
     }
+}
+
+/// Appends a frame: its length and its bytes.
+fn append(whole: &mut Vec<u8>, bytes: &[u8]) -> Result<()> {
+    let length = u32::try_from(bytes.len())
+        .ok()
+        .filter(|&length| length > 0)
+        .ok_or_else(|| Error::invalid("frame", "it is empty or has more than 4 GiB"))?;
+    whole.extend_from_slice(&length.to_be_bytes());
+    whole.extend_from_slice(bytes);
+    Ok(())
 }
 
 impl fmt::Debug for FrameWriter {

@@ -236,6 +236,7 @@ async fn connect_now(
         }
         Address::Tcp { host, port } => (host.as_str(), *port),
     };
+    net::check_target(address, security)?;
     let tls = match security {
         // Before any byte is sent.
         Security::Tls(tls) => Some((tls.basis(), tls.client()?, tls.server_name(host)?)),
@@ -250,7 +251,14 @@ async fn connect_now(
     let stream = TlsConnector::from(config)
         .connect(name, stream)
         .await
-        .map_err(|error| tls::explain(&remote, "TLS handshake", &error))?;
+        .map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
+                let why =
+                    "it closed the connection in the TLS handshake, as a server without TLS does";
+                Error::peer_lost(remote.as_str(), why)
+            }
+            _ => tls::explain(&remote, "TLS handshake", &error),
+        })?;
     let basis = (End::Server, basis);
     Ok(Connection::tls(stream.into(), ip, basis, &remote, limits)?)
 }

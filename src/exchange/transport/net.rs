@@ -1,11 +1,12 @@
 //! TCP sockets: looking up, checking and tuning.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
 use rustix::net::sockopt;
-use tokio::net::{TcpListener, TcpSocket, TcpStream, lookup_host};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::{Security, Unconnected};
@@ -45,6 +46,47 @@ pub(crate) fn check_literal(address: &Address, security: &Security) -> Result<()
     }
 }
 
+/// Checks that an address without TLS is one to connect to.
+///
+/// # Errors
+/// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for an address that only servers listen at.
+pub(super) fn check_target(address: &Address, security: &Security) -> Result<()> {
+    let Address::Tcp { host, port } = address else {
+        return Ok(());
+    };
+    let ip = host.parse::<IpAddr>().map(|ip| ip.to_canonical());
+    match (security, ip) {
+        (Security::Plain, Ok(ip)) if ip.is_unspecified() => Err(Error::invalid_of(
+            "address",
+            format!("{address} stands for every address of a machine: a server listens there"),
+            format!("the server's name or address, such as tcp://127.0.0.1:{port} on this machine"),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Looks a name up. The system's look-up may take minutes and cannot be ended, so it has a thread of its own: the end of
+/// the runtime waits for the runtime's threads.
+async fn look_up(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+    if let Ok(ip) = host.parse::<IpAddr>() {
+        return Ok(vec![(ip, port).into()]);
+    }
+    let host = host.to_owned();
+    let found = on_own_thread(move || (host.as_str(), port).to_socket_addrs());
+    Ok(found.await??.collect())
+}
+
+/// Runs blocking work on a thread that nothing waits for once this is dropped.
+async fn on_own_thread<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<T> {
+    let (sender, result) = oneshot::channel();
+    let thread = std::thread::Builder::new().name("egmem-lookup".into());
+    // An error means that the result is no longer awaited.
+    thread.spawn(move || drop(sender.send(work())))?;
+    result.await.map_err(io::Error::other)
+}
+
 async fn resolve(host: &str, port: u16, address: &Address) -> Result<Vec<SocketAddr>> {
     let unknown = |why: String| {
         Error::Share(ShareError::Unreachable {
@@ -53,10 +95,9 @@ async fn resolve(host: &str, port: u16, address: &Address) -> Result<Vec<SocketA
             why,
         })
     };
-    let found: Vec<_> = lookup_host((host, port))
+    let found = look_up(host, port)
         .await
-        .map_err(|error| unknown(format!("looking up its name: {error}")))?
-        .collect();
+        .map_err(|error| unknown(format!("looking up its name: {error}")))?;
     if found.is_empty() {
         return Err(unknown("its name has no address".into()));
     }
@@ -160,5 +201,29 @@ pub(super) fn tune(stream: &TcpStream, limits: &Limits) {
     });
     if let Err(error) = tuned {
         tracing::debug!(target: "egmem_exchange", %error, "a socket option is refused");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::task::{Context, Poll, Waker};
+
+    #[test]
+    fn the_end_of_a_runtime_does_not_wait_for_a_look_up() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap();
+        let (answer, waits) = std::sync::mpsc::channel::<()>();
+        let mut look_up = Box::pin(on_own_thread(move || waits.recv()));
+        {
+            let _inside = runtime.enter();
+            let mut context = Context::from_waker(Waker::noop());
+            assert!(matches!(look_up.as_mut().poll(&mut context), Poll::Pending));
+        }
+        drop(look_up);
+        // With a thread of the runtime this would never return.
+        drop(runtime);
+        drop(answer);
     }
 }

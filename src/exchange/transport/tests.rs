@@ -161,7 +161,10 @@ async fn bad_frames_are_refused_and_small_pieces_are_put_together() {
     let limits = quick();
     for (bytes, why) in [
         (&b"\0\0\0\0"[..], "empty"),
-        (b"\0\0\x10\x01xxxx", "4097 bytes"),
+        (
+            b"\0\0\x10\x01xxxx",
+            "a frame of 4097 bytes; at most 4096 are allowed",
+        ),
         (b"\xff\xff\xff\xff", "4294967295 bytes"),
         (b"GET / HTTP/1.1\r\n\r\n", "bytes"),
     ] {
@@ -182,6 +185,23 @@ async fn bad_frames_are_refused_and_small_pieces_are_put_together() {
         tokio::task::yield_now().await;
     }
     assert_eq!(*read.await.unwrap().unwrap().unwrap().bytes, b"abc");
+}
+
+#[tokio::test]
+async fn a_tls_record_is_told_from_a_frame() {
+    for record in [
+        // An alert, and the beginning of a client's first message.
+        &b"\x15\x03\x03\x00\x02\x02\x0a"[..],
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    ] {
+        let (mut server, mut client) = raw(&quick()).await;
+        client.write_all(record).await.unwrap();
+        let error = server.reader.read(4 << 20).await.unwrap_err();
+        assert!(
+            matches!(error, Error::TlsAtOneEnd { here: false, .. }),
+            "{error}"
+        );
+    }
 }
 
 #[tokio::test]
@@ -237,7 +257,13 @@ async fn without_tls_only_the_loopback_interface_is_open() {
             .await
             .unwrap_err()
             .error;
-        assert!(matches!(error, Error::Insecure { .. }), "{host}: {error}");
+        match host.parse::<IpAddr>().unwrap().is_unspecified() {
+            true => {
+                let error = error.to_string();
+                assert!(error.contains("such as tcp://127.0.0.1:0"), "{error}");
+            }
+            false => assert!(matches!(error, Error::Insecure { .. }), "{host}: {error}"),
+        }
     }
     let any = "0.0.0.0:0".parse().unwrap();
     bind(&any, &Security::PlainAnywhere, peers.clone(), &limits)

@@ -116,7 +116,7 @@ fn create_without_the_right() {
 fn create_under_a_prefix_of_others() {
     let stage = Stage::new();
     let raw = &mut stage.peer(OTHER);
-    stage.nothing_comes_of(raw, create(HIDDEN), create(ABSENT), "forbidden");
+    stage.nothing_comes_of(raw, create(HIDDEN), create(ABSENT), "wrong_prefix");
     stage.end();
 }
 

@@ -28,6 +28,15 @@ fn examples() -> Vec<Error> {
             what: "certs/node-a.pem".into(),
             detail: "no certificate in it".into(),
         },
+        Error::TlsAtOneEnd {
+            peer: peer(),
+            here: false,
+        },
+        Error::TlsAtOneEnd {
+            peer: peer(),
+            here: true,
+        },
+        Error::Interrupted,
         Error::Stale {
             what: "the lease of weights".into(),
             why: "the exporter has restarted".into(),
@@ -156,6 +165,10 @@ pub fn with_text(t: &str) -> Vec<Error> {
         Error::Tls {
             what: s(),
             detail: s(),
+        },
+        Error::TlsAtOneEnd {
+            peer: s(),
+            here: false,
         },
         Error::Refused {
             peer: s(),

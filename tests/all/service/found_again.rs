@@ -48,7 +48,7 @@ async fn own_memory_is_granted_again_without_quota_or_rights_and_is_not_charged(
     assert_eq!(a.create_or_get(ask("kv")).await.unwrap(), made);
     assert_eq!(
         refused(a.create_or_get(ask("new")).await),
-        Refusal::Forbidden
+        Refusal::WrongPrefix
     );
     assert!(charged >= BYTES && full > charged);
     assert_eq!(metric(&service, "egmem_charged_bytes"), full);

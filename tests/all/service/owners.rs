@@ -34,7 +34,7 @@ async fn a_peer_creates_names_under_its_own_prefixes_alone_and_is_told_which() {
     a.create(ask("a.test/1")).await.unwrap();
     for name in ["b.test/1", "one", "a.test", "a.test2/1", "node.test/1"] {
         let (reason, why) = detail(a.create(ask(name)).await);
-        assert_eq!(reason, Refusal::Forbidden, "{name}");
+        assert_eq!(reason, Refusal::WrongPrefix, "{name}");
         assert!(why.ends_with("under a.test/"), "{name}: {why}");
     }
     // Nothing is charged for a refused request.
@@ -46,9 +46,9 @@ async fn a_peer_creates_names_under_its_own_prefixes_alone_and_is_told_which() {
     b.create(ask("kv/1")).await.unwrap();
     b.create(ask("jobs/b.test/1")).await.unwrap();
     let (reason, why) = detail(b.create(ask("b.test/2")).await);
-    assert_eq!(reason, Refusal::Forbidden);
+    assert_eq!(reason, Refusal::WrongPrefix);
     assert!(why.ends_with("under kv/, jobs/b.test/"), "{why}");
-    assert_eq!(refused(a.create(ask("kv/2")).await), Refusal::Forbidden);
+    assert_eq!(refused(a.create(ask("kv/2")).await), Refusal::WrongPrefix);
     // A name that it may not create any more is still its own to delete.
     b.delete("b.test/1", PATIENCE).await.unwrap();
     assert!(service.reload(own).unwrap().is_empty());

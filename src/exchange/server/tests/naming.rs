@@ -262,7 +262,7 @@ async fn an_allocator_makes_memory_and_goes_with_the_server() {
     );
     assert_eq!(raw.refusal(create("a b", 1)).await, Refusal::Invalid);
     // Without rules of the allocator a peer creates names only under its own name.
-    assert_eq!(raw.refusal(create("a", 1)).await, Refusal::Forbidden);
+    assert_eq!(raw.refusal(create("a", 1)).await, Refusal::WrongPrefix);
     let Answer::Names(names) = raw.ask(create("local/a", MIB)).await.0 else {
         panic!()
     };

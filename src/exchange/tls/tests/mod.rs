@@ -339,9 +339,30 @@ async fn plain_text_and_silence_at_a_tls_port() {
     let incoming = listening.accept().await.unwrap().unwrap();
     let error = incoming.handshake(limits().handshake).await.unwrap_err();
     assert!(
-        matches!(error, Error::Share(ShareError::Protocol { .. })),
+        matches!(error, Error::TlsAtOneEnd { here: true, .. }),
         "{error}"
     );
+    // The client reads the server's alert where a frame would begin.
+    let peers = Peers::same_user();
+    let plain = async {
+        let address = listening.address();
+        let client = connect(address, &Security::Plain, &peers, &limits()).await;
+        let mut client = client.unwrap();
+        client.writer.write(b"hello", &[]).await.unwrap();
+        client.reader.read(4 << 20).await
+    };
+    let serve = async {
+        let incoming = listening.accept().await.unwrap().unwrap();
+        incoming.handshake(limits().handshake).await
+    };
+    let (read, served) = tokio::join!(plain, serve);
+    assert!(served.is_err());
+    let error = read.unwrap_err();
+    assert!(
+        matches!(error, Error::TlsAtOneEnd { here: false, .. }),
+        "{error}"
+    );
+    assert!(error.remedy().contains("ca, cert and key"));
 
     let _silent = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
     let incoming = listening.accept().await.unwrap().unwrap();
