@@ -122,7 +122,7 @@ pub struct egm_client_options {
     pub crl: *const c_char,
     /// The name that the server's certificate must have; null: the address.
     pub expect_peer: *const c_char,
-    /// How long connecting may take, in milliseconds; 0: 10 s.
+    /// How long connecting may take, and then each request until its answer, in milliseconds; 0: 10 s.
     pub timeout_ms: u64,
     /// A user besides your own whose server may be used over a Unix socket; 0: root's.
     pub server_user: u32,

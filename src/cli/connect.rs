@@ -36,7 +36,7 @@ pub struct Connect {
     /// Also trust a Unix socket of this user, besides your own and root's
     #[arg(long, value_name = "UID")]
     server_user: Vec<u32>,
-    /// Time limit for connecting, in seconds
+    /// Time limit for connecting, and then for each answer, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     connect_timeout: u64,
 }

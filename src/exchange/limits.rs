@@ -101,7 +101,8 @@ limits! {
         /// From connecting to the end of the greeting.
         #[serde(with = "ms")]
         pub handshake: Duration = Duration::from_secs(10),
-        /// From a request to its answer, for requests that do not wait.
+        /// A server's: from a request to its answer, for requests that do not wait. A client has
+        /// [`timeout`](crate::ClientOptions::timeout).
         #[serde(with = "ms")]
         pub request: Duration = Duration::from_secs(30),
         /// From a frame's first byte to its last.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::Blocking;
+use super::{Blocking, Check};
 use crate as exchange;
 use crate::driver::Driver;
 use crate::memory::{CpuMemory, CpuView, memory_through};
@@ -13,6 +13,10 @@ use crate::{
 };
 
 /// A connection to an exchange server. See [`exchange::Client`].
+///
+/// The connection closes when the client and everything fetched through it are dropped. The last drop hands pending
+/// releases to the connection and does not wait for the server: a program ends at once, even if the server does not
+/// answer. [`RemoteBuffer::release`] waits until the server has recorded the release.
 ///
 /// ```
 /// use egmem::driver::NodeId;
@@ -41,7 +45,29 @@ impl Client {
     /// As there; [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime;
     /// [`System`](crate::MemoryError::System) if no thread can be started.
     pub fn connect(options: ClientOptions, driver: &Driver) -> Result<Self> {
-        Self::start_on("egmem-client", options.connect(driver))
+        Self::connect_with(options, driver, None)
+    }
+
+    /// Connects, and has this call and every later one of the client and of what it fetches ask `check` while they
+    /// wait. A program that handles signals breaks its waits off in this way.
+    ///
+    /// A call that is broken off has been dropped: its documentation of cancel safety says what that leaves. A
+    /// fetch leaves nothing leased or mapped; a creation or deletion may have happened.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect); [`Error::Interrupted`] after a break.
+    pub fn connect_interruptible(
+        options: ClientOptions,
+        driver: &Driver,
+        check: Check,
+    ) -> Result<Self> {
+        Self::connect_with(options, driver, Some(check))
+    }
+
+    fn connect_with(options: ClientOptions, driver: &Driver, check: Option<Check>) -> Result<Self> {
+        let client = Self::start_on("egmem-client", check, options.connect(driver))?;
+        client.background.ends_with(client.inner.departing());
+        Ok(client)
     }
 
     /// See [`exchange::Client::list`].

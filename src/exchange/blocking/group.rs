@@ -28,7 +28,7 @@ impl Group {
     /// As there; [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime;
     /// [`System`](crate::MemoryError::System) if no thread can be started.
     pub fn join(options: GroupOptions, driver: &Driver) -> group::Result<Self> {
-        let background = Background::start("egmem-group")?;
+        let background = Background::start("egmem-group", None)?;
         let group = background.wait(options.join(driver))??;
         Ok(Self {
             group: Some(group),

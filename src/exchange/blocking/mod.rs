@@ -12,28 +12,37 @@ mod server;
 mod tests;
 
 use std::fmt;
-use std::ops::Deref;
-use std::sync::Arc;
+use std::ops::{ControlFlow, Deref};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tokio::runtime::{Builder, EnterGuard, Handle};
 use tokio::sync::oneshot;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 pub use client::{Client, Follow, Followed, RemoteBuffer, Watch};
 pub use group::Group;
 pub use server::{Events, Published, Server};
 
+use crate::client::Departing;
 use crate::fork::Generation;
 use crate::limits::deadline;
 use crate::{Error, Result};
 
-/// How long the thread continues the work that its last user has begun, such as releases.
-const GRACE: Duration = Duration::from_secs(5);
+/// How long the thread continues the work that its last user has begun, such as leaving a group. A client's work never
+/// takes it: no drop waits for a server's answer.
+const GRACE: Duration = Duration::from_secs(if cfg!(test) { 86_400 } else { 5 });
 
 /// How much longer than it lingers a server may take to end.
 const AFTER: Duration = Duration::from_secs(60);
+
+/// How often a call that waits asks whether to give up.
+const CHECK: Duration = Duration::from_millis(50);
+
+/// A function that calls ask while they wait, about every 50 ms and on their own thread: after a break the call fails
+/// with [`Error::Interrupted`]. It may call this module.
+pub type Check = Arc<dyn Fn() -> ControlFlow<()> + Send + Sync>;
 
 /// A value of the exchange, and the thread that runs its tasks. It has its own calls, which block, and the methods of
 /// the value that do not wait.
@@ -52,8 +61,12 @@ pub struct Blocking<T> {
 
 impl<T> Blocking<T> {
     /// Starts a thread, and waits for the value that its tasks belong to.
-    fn start_on(thread: &str, value: impl Future<Output = Result<T>>) -> Result<Self> {
-        let background = Background::start(thread)?;
+    fn start_on(
+        thread: &str,
+        check: Option<Check>,
+        value: impl Future<Output = Result<T>>,
+    ) -> Result<Self> {
+        let background = Background::start(thread, check)?;
         let inner = background.wait(value)??;
         Ok(Self { inner, background })
     }
@@ -80,14 +93,18 @@ pub(crate) struct Background(Arc<Running>);
 struct Running {
     handle: Handle,
     born: Generation,
+    /// Asked by calls that wait.
+    check: Option<Check>,
+    /// The client whose connection ends with the last user.
+    client: OnceLock<Departing>,
     /// Dropped to stop it after [`GRACE`]; a message sets another time.
     stop: Option<oneshot::Sender<Duration>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Background {
-    /// Starts the thread.
-    pub(crate) fn start(name: &str) -> Result<Self> {
+    /// Starts the thread. Calls that wait ask `check`.
+    pub(crate) fn start(name: &str, check: Option<Check>) -> Result<Self> {
         outside_async()?;
         let failed = |error| Error::system("starting a runtime", &error);
         let runtime = Builder::new_current_thread().enable_all().build();
@@ -110,6 +127,8 @@ impl Background {
         Ok(Self(Arc::new(Running {
             handle,
             born: Generation::current(),
+            check,
+            client: OnceLock::new(),
             stop: Some(stop),
             thread: Some(thread.map_err(failed)?),
         })))
@@ -118,6 +137,12 @@ impl Background {
     /// Enters the runtime, so that values dropped meanwhile can continue work in the background.
     pub(crate) fn enter(&self) -> EnterGuard<'_> {
         self.0.handle.enter()
+    }
+
+    /// Has the last user close this client's connection.
+    fn ends_with(&self, client: Departing) {
+        // There is one client for each thread.
+        let _ = self.0.client.set(client);
     }
 
     /// Lets the thread run by itself until its tasks have ended, at most `within` and a grace period: the
@@ -131,10 +156,28 @@ impl Background {
         }
     }
 
-    /// Waits for `work` on this thread.
+    /// Waits for `work` on this thread. Every call that blocks waits here.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`] if the check breaks, after `work` was dropped.
     pub(crate) fn wait<T>(&self, work: impl Future<Output = T>) -> Result<T> {
         outside_async()?;
-        Ok(self.0.handle.block_on(work))
+        let Some(check) = &self.0.check else {
+            return Ok(self.0.handle.block_on(work));
+        };
+        let mut work = Box::pin(work);
+        loop {
+            let slice = async { timeout(CHECK, work.as_mut()).await };
+            if let Ok(done) = self.0.handle.block_on(slice) {
+                return Ok(done);
+            }
+            // Outside of the runtime: it may call this module, as a signal handler does.
+            if check().is_break() {
+                let _context = self.enter();
+                drop(work);
+                return Err(Error::Interrupted);
+            }
+        }
     }
 
     /// Waits for `work`, at most `within`.
@@ -143,16 +186,19 @@ impl Background {
         patience: Duration,
         work: impl Future<Output = T>,
     ) -> Result<Option<T>> {
-        self.wait(async { tokio::time::timeout(patience, work).await.ok() })
+        self.wait(async { timeout(patience, work).await.ok() })
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        drop(self.stop.take());
         if !self.born.is_current() {
             return; // a forked child has no such thread
         }
+        if let Some(client) = self.client.get() {
+            client.depart();
+        }
+        drop(self.stop.take());
         // Within a runtime nothing may block: the thread then ends by itself.
         if let (Some(thread), true) = (self.thread.take(), outside_async().is_ok()) {
             // At worst it has panicked, which has been reported.

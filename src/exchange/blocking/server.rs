@@ -20,7 +20,7 @@ impl Server {
     /// As there; [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime;
     /// [`System`](crate::MemoryError::System) if no thread can be started.
     pub fn start(options: ServerOptions) -> Result<Self> {
-        Self::start_on("egmem-server", options.start())
+        Self::start_on("egmem-server", None, options.start())
     }
 
     /// Publishes memory under a name, for every peer that the server admits.

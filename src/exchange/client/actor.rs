@@ -94,12 +94,13 @@ async fn write(
     most: usize,
 ) -> Result<()> {
     loop {
-        while let Some(request) = session.own() {
-            writer.write(&encode(&request), &[]).await?;
+        let own: Vec<_> = std::iter::from_fn(|| session.own())
+            .map(|request| encode(&request))
+            .collect();
+        if !own.is_empty() {
+            writer.write_together(&own).await?;
         }
-        if let Some(since) = session.closing()
-            && (session.quiet() || since >= session.patience())
-        {
+        if session.may_end(session.patience()) {
             return Ok(());
         }
         let command = tokio::select! {
@@ -179,9 +180,7 @@ async fn redial(session: &ClientSession) -> Option<Established> {
             }
             () = session.wake.notified() => {}
         }
-        if let Some(since) = session.closing()
-            && (session.quiet() || since >= terms.lease)
-        {
+        if session.may_end(terms.lease) {
             return None;
         }
     }

@@ -41,12 +41,12 @@ use super::PeerName;
 use super::protocol::{Answer, Ask, Delete, Entry, List, Names, Wait};
 use crate::driver::Driver;
 use crate::share::{BootId, InstanceId};
-use crate::{Error, MemoryError, Refusal, Result};
+use crate::{Error, MemoryError, Result};
 pub(crate) use greet::may_pass;
 use lease::Keep;
 pub(crate) use open::{attempt, came_with, discard, fabric};
 use session::ClientSession;
-pub(crate) use session::{Answered, Notified};
+pub(crate) use session::{Answered, Departing, Notified};
 pub(crate) use text::cut;
 
 /// A connection to an exchange server. Clones are the same connection, which closes when the last clone and
@@ -83,7 +83,8 @@ impl Client {
     /// Returns the names that begin with `prefix` and that this client may fetch, in order.
     ///
     /// # Errors
-    /// [`PeerLost`](crate::ShareError::PeerLost), [`TimedOut`](crate::ShareError::TimedOut),
+    /// [`PeerLost`](crate::ShareError::PeerLost); [`TimedOut`](crate::ShareError::TimedOut) if the server does not
+    /// answer within the client's [`timeout`](ClientOptions::timeout);
     /// [`Protocol`](crate::ShareError::Protocol); [`Error::LimitReached`] for more names than
     /// [`Limits::names`](super::Limits).
     ///
@@ -132,7 +133,9 @@ impl Client {
     /// Returns a name's entry, as soon as there is one that this client may fetch.
     ///
     /// # Errors
-    /// [`TimedOut`](crate::ShareError::TimedOut) if there is none after `patience`; those of [`list`](Self::list).
+    /// [`TimedOut`](crate::ShareError::TimedOut) if there is none after `patience`, or if the server does not answer
+    /// within `patience` or the client's [`timeout`](ClientOptions::timeout), whichever is longer; those of
+    /// [`list`](Self::list).
     ///
     /// # Cancel safety
     /// If dropped before completion, nothing is left.
@@ -145,7 +148,7 @@ impl Client {
                 ms: u64::try_from(left.as_millis()).unwrap_or(u64::MAX),
             });
             let asked = Instant::now();
-            let allowed = left.saturating_add(self.patience());
+            let allowed = left.max(self.patience());
             let mut answered = self.again(ask, allowed).await;
             if let Ok(Answer::Names(names)) = &mut answered
                 && let Some(entry) = names.entries.pop().filter(|entry| entry.name == name)
@@ -153,7 +156,7 @@ impl Client {
                 return Ok(entry);
             }
             match answered {
-                Err(error) if error.refusal() == Some(&Refusal::TimedOut) => {
+                Err(error) if error.is_timed_out() => {
                     if begun.elapsed() >= patience {
                         let what = format!("waiting for '{name}' at {}", self.peer());
                         return Err(Error::timed_out(what, patience));
@@ -168,10 +171,11 @@ impl Client {
         }
     }
 
-    /// Ends a name that this client created, after waiting up to `patience` for its holders.
+    /// Ends a name that this client created, after waiting up to `patience` for its holders. The answer may take the
+    /// client's [`timeout`](ClientOptions::timeout) longer.
     ///
     /// # Errors
-    /// [`Error::Refused`]: `not_found`, `forbidden`, `timed_out` if it is still held; those of
+    /// [`Error::Refused`]: `not_found`, `forbidden`, `timed_out` if it is still held, with the holders; those of
     /// [`list`](Self::list).
     ///
     /// # Cancel safety
@@ -259,6 +263,11 @@ impl Client {
     /// Returns a receiver of the server's notices.
     pub(crate) fn notices(&self) -> broadcast::Receiver<Notified> {
         self.session().notices()
+    }
+
+    /// Returns how to close the connection when a program ends its use.
+    pub(crate) fn departing(&self) -> Departing {
+        self.session().into()
     }
 
     fn session(&self) -> &Arc<ClientSession> {

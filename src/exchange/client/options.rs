@@ -109,7 +109,9 @@ impl ClientOptions {
         /// Sets when to reconnect after the connection broke.
         reconnect: Reconnect;
 
-        /// Sets how long [`connect`](Self::connect) may take in all; 10 s by default.
+        /// Sets how long [`connect`](Self::connect) may take in all, and then each request until its answer; 10 s by
+        /// default. A creation has a [time of its own](crate::CreateOptions::timeout); waits and deletions add the
+        /// time that the caller gives them.
         timeout: Duration;
 
         /// Sets whether [`connect`](Self::connect) retries, until its time is over, if no process listens yet.

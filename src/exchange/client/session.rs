@@ -7,7 +7,7 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -108,6 +108,8 @@ struct SessionState {
     early: VecDeque<(u64, LeaseState)>,
     silence: Silence,
     closing: Option<Instant>,
+    /// Whether the program ends its use without waiting for the server.
+    departing: bool,
 }
 
 pub(crate) struct ClientSession {
@@ -172,6 +174,7 @@ impl ClientSession {
                     total: Duration::ZERO,
                 },
                 closing: None,
+                departing: false,
             }),
             dial,
         });
@@ -194,7 +197,7 @@ impl ClientSession {
 
     /// Returns how long a request may take.
     pub(super) fn patience(&self) -> Duration {
-        self.dial.options.limits.request
+        self.dial.options.timeout
     }
 
     pub(crate) fn notices(&self) -> broadcast::Receiver<Notified> {
@@ -291,6 +294,12 @@ impl ClientSession {
         self.wake.notify_one();
     }
 
+    /// Closes without waiting for the server: releases are sent if there is a connection, and not awaited.
+    fn depart(&self) {
+        self.lock().departing = true;
+        self.close();
+    }
+
     /// Returns whether there is a connection or may be one.
     pub(super) fn is_open(&self) -> bool {
         let state = self.lock();
@@ -321,6 +330,25 @@ impl ClientSession {
         let mut over = self.over.subscribe();
         // An error would mean that `self` is gone.
         let _ = over.wait_for(|&over| over).await;
+    }
+}
+
+/// Closes a client's connection for a program that ends its use. It does not keep the client.
+#[derive(Debug)]
+pub(crate) struct Departing(Weak<ClientSession>);
+
+impl Departing {
+    /// Closes the connection, without waiting for the server.
+    pub(crate) fn depart(&self) {
+        if let Some(session) = self.0.upgrade() {
+            session.depart();
+        }
+    }
+}
+
+impl From<&Arc<ClientSession>> for Departing {
+    fn from(session: &Arc<ClientSession>) -> Self {
+        Self(Arc::downgrade(session))
     }
 }
 

@@ -3,10 +3,10 @@
 use tokio::time::timeout;
 
 use super::*;
-use crate::ShareError;
 use crate::driver::NodeId;
 use crate::protocol::*;
 use crate::share::BootId;
+use crate::{Refusal, ShareError};
 use fake::*;
 
 pub(crate) mod fake;

@@ -13,9 +13,9 @@ use super::outcome::{Content, Outcome, Step};
 use super::session::Next;
 use super::{ServerCore, requests};
 use crate::account::{self, Charge};
-use crate::protocol::{Answer, Event, FromServer, Gone, Notice, Refused, Reply, Request};
+use crate::protocol::{Answer, Ask, Event, FromServer, Gone, Notice, Refused, Reply, Request};
 use crate::protocol::{decode, encode};
-use crate::transport::{Connection, Frame, FrameWriter};
+use crate::transport::{Connection, Frame, FrameReader, FrameWriter};
 use crate::{Error, Refusal, Result, ShareError};
 
 /// Why a connection ends.
@@ -71,6 +71,11 @@ pub(super) async fn serve(inner: &Arc<ServerCore>, mut connection: Connection, l
             tracing::warn!(%peer, session, why, "connection dropped");
         }
         Err(End::Failed(error)) => {
+            if error.is_peer_lost() {
+                let reading = last_releases(inner, &mut connection.reader, link);
+                // Bounded, because the client may go on writing.
+                let _ = tokio::time::timeout(inner.limits.write, reading).await;
+            }
             let counters = &inner.counters;
             match error {
                 Error::Share(ShareError::Protocol { .. }) => {
@@ -146,6 +151,25 @@ async fn converse(
             () = session.wake.notified(), if !more => {}
             // Lets other tasks of this thread run, and polls for input.
             () = tokio::task::yield_now(), if more => {}
+        }
+    }
+}
+
+/// Records the releases that a client sent before it closed the connection. A client that ends does not wait for the
+/// answers, so writing one may fail before all releases were read.
+async fn last_releases(inner: &Arc<ServerCore>, reader: &mut FrameReader, link: &Link) {
+    while let Ok(Some(frame)) = reader.read(inner.limits.frame_bytes).await {
+        let Ok(Request { ask, .. }) = decode(&frame.bytes) else {
+            return;
+        };
+        if let Some(Ask::Release(_)) = &ask
+            && !link.session.is_dismissed()
+        {
+            inner.counters.count(|counters| &counters.requests);
+            let pending = Pending::new(inner, link, ask.as_ref());
+            if let Ok(Step::Now(content)) = requests::begin(inner, link, ask, Vec::new(), None) {
+                pending.answered(&Ok(content));
+            }
         }
     }
 }

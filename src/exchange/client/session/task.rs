@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use super::{
-    Answered, ClientSession, Command, EARLY, Notified, PendingRequest, RELEASES, change,
+    Answered, ClientSession, Command, EARLY, Link, Notified, PendingRequest, RELEASES, change,
     withdrawing,
 };
 use crate::client::lease::{ClientLease, Held, Keep, LeaseKey, LeaseState};
@@ -16,15 +16,17 @@ use crate::protocol::{Answer, Ask, Empty, Ended, Event, Refused, Release, Reques
 use crate::{Error, Refusal, Result};
 
 impl ClientSession {
-    /// Returns how long it has been closing.
-    pub(in crate::client) fn closing(&self) -> Option<Duration> {
-        self.lock().closing.map(|since| since.elapsed())
-    }
-
-    /// Returns whether no release is outstanding.
-    pub(in crate::client) fn quiet(&self) -> bool {
+    /// Returns whether the connection may end: it is closing, and no release is outstanding or `patience` is over. A
+    /// program that departs waits for no answer, and for no new connection.
+    pub(in crate::client) fn may_end(&self, patience: Duration) -> bool {
         let state = self.lock();
-        state.releases.is_empty() && state.releases_sent == 0
+        let Some(since) = state.closing else {
+            return false;
+        };
+        let sent =
+            state.releases.is_empty() || (state.departing && !matches!(state.link, Link::Up));
+        let answered = state.releases_sent == 0 || state.departing;
+        (sent && answered) || since.elapsed() >= patience
     }
 
     /// Returns the next ping or release to write.
@@ -33,7 +35,7 @@ impl ClientSession {
         let (waiting, ask) = if std::mem::take(&mut state.ping_due) && !state.ping_sent {
             state.ping_sent = true;
             (PendingRequest::Ping, Ask::Ping(Empty {}))
-        } else if state.releases_sent < RELEASES {
+        } else if state.releases_sent < RELEASES || state.departing {
             let key = state.releases.pop_front()?;
             state.releases_sent += 1;
             let lease = key.lease;

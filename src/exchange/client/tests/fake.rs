@@ -77,7 +77,6 @@ impl Fake {
         let address = self.address();
         let limits = Limits {
             frame_bytes: 1 << 20,
-            request: LONG,
             // A client that gives up an attempt leaves its connection to be accepted.
             handshake: LONG,
             ..Limits::default()
@@ -87,6 +86,7 @@ impl Fake {
             port: address.port(),
         };
         Client::options(address)
+            .timeout(LONG)
             .limits(limits)
             .reconnect(Reconnect::backoff(soon(5), soon(20)))
     }

@@ -108,10 +108,11 @@ async fn what_is_not_known_is_passed_over() {
 
 #[tokio::test]
 async fn requests_have_deadlines_and_limits() {
-    let (driver, mut fake) = (importer(), Fake::new().await);
+    // No heartbeat is due within the test.
+    let mut fake = Fake::new().await.times(80_000_000, 86_000_000);
+    let driver = importer();
     fake.welcome.frame_bytes = 200;
     let mut options = fake.options();
-    options.limits.request = soon(50);
     options.limits.requests_in_flight = 11;
     let (client, mut peer) = fake.client_of(options, &driver).await;
     let error = expect_err(within(client.list(&"x".repeat(300))).await);
@@ -120,14 +121,16 @@ async fn requests_have_deadlines_and_limits() {
         "{error}"
     );
     // More requests than may be in flight: they wait for each other, but not forever.
+    tokio::time::pause();
     let lists = (0..4).map(|_| client.list(""));
     for list in lists.collect::<Vec<_>>() {
-        let error = expect_err(within(list).await);
+        let error = expect_err(list.await);
         assert!(
             matches!(error, Error::Share(ShareError::TimedOut { .. })),
             "{error}"
         );
     }
+    tokio::time::resume();
     // Late answers are valid.
     for _ in 0..2 {
         let (id, _) = peer.request().await.unwrap();
@@ -141,6 +144,41 @@ async fn requests_have_deadlines_and_limits() {
     })
     .await;
     list.unwrap();
+}
+
+#[tokio::test]
+async fn a_server_that_does_not_answer_is_waited_for_as_long_as_the_client_says() {
+    // No heartbeat is due within the test.
+    let fake = Fake::new().await.times(80_000_000, 86_000_000);
+    let driver = importer();
+    // Connecting may take as long, on a busy machine.
+    let timeout = LONG;
+    let (client, _peer) = fake
+        .client_of(fake.options().timeout(timeout), &driver)
+        .await;
+    tokio::time::pause();
+    let begun = tokio::time::Instant::now();
+    let mut errors = Vec::new();
+    errors.push(client.list("").await.map(drop));
+    errors.push(client.watch("").await.map(drop));
+    errors.push(client.fetch("x").go().await.map(drop));
+    errors.push(
+        client
+            .create_or_get(CreateOptions::new("x", 1))
+            .await
+            .map(drop),
+    );
+    errors.push(client.wait("x", Duration::ZERO).await.map(drop));
+    errors.push(client.wait("x", timeout).await.map(drop));
+    let each = begun.elapsed() / 6;
+    assert!(each >= timeout && each < timeout + soon(100), "{each:?}");
+    for error in errors {
+        let error = expect_err(error);
+        assert!(
+            matches!(error, Error::Share(ShareError::TimedOut { .. })),
+            "{error}"
+        );
+    }
 }
 
 #[tokio::test]

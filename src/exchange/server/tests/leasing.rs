@@ -1,3 +1,6 @@
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+
 use super::*;
 use crate::server::HolderState;
 use crate::{Error, MemoryError, ShareError};
@@ -59,6 +62,44 @@ async fn the_janitor_forgets_a_groups_members() {
     assert_eq!(groups.len(), 1, "it is a group all the same");
     assert_eq!(raw.refusal(offer).await, Refusal::Stale);
     drop(raw);
+    close(server, &driver).await;
+}
+
+#[tokio::test]
+async fn releases_count_although_their_answers_cannot_be_sent() {
+    async fn send(stream: &mut UnixStream, message: &impl serde::Serialize) {
+        let bytes = encode(message);
+        stream.write_u32(bytes.len() as u32).await.unwrap();
+        stream.write_all(&bytes).await.unwrap();
+    }
+    async fn receive(stream: &mut UnixStream) {
+        let mut bytes = vec![0; stream.read_u32().await.unwrap() as usize];
+        stream.read_exact(&mut bytes).await.unwrap();
+    }
+    let driver = driver();
+    let (_folder, address, server) = start_at_unix(loopback().limits(limits())).await;
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let Address::Unix(path) = address else {
+        panic!()
+    };
+    let mut client = UnixStream::connect(path).await.unwrap();
+    send(&mut client, &hello()).await;
+    receive(&mut client).await;
+    for id in 1..=3 {
+        let ask = Some(Ask::Fetch(fetch("a")));
+        send(&mut client, &Request { id, ask }).await;
+        receive(&mut client).await;
+    }
+    let leases: Vec<u64> = published.importers().iter().map(|one| one.lease).collect();
+    assert_eq!(leases.len(), 3);
+    // From here on the server's writes fail at once.
+    rustix::net::shutdown(&client, rustix::net::Shutdown::Read).unwrap();
+    for (id, lease) in (4..).zip(leases) {
+        let ask = Some(Ask::Release(Release { lease }));
+        send(&mut client, &Request { id, ask }).await;
+    }
+    until("all are released", || published.importers().is_empty()).await;
+    drop((client, published));
     close(server, &driver).await;
 }
 
