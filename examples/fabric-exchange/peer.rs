@@ -32,7 +32,9 @@ pub async fn visit(args: &Args) -> Result<Report> {
     client.wait(&args.name, args.patience()).await?;
     let mut fetch = client
         .fetch(&args.name)
-        .access_by([Location::Device(args.gpu)]);
+        .access_by([Location::Device(args.gpu)])
+        // The owner may be on another node, to which the GPU has a way of its own.
+        .probe_by_gpu(true);
     if let Some(via) = args.via {
         fetch = fetch.via(via.into());
     }

@@ -128,7 +128,8 @@ unsafe fn security(options: &egm_client_options) -> Outcome<Security> {
 }
 
 /// Fetches the memory under a name: takes a lease on it and maps it here, for the CPU and every GPU that can reach
-/// it. egm_buffer_destroy() ends the lease.
+/// it. egm_buffer_destroy() ends the lease. The CPU proves that the server sees the same memory, if there is room for
+/// the proof; no GPU's context is created for it.
 ///
 /// Fails with ::EGM_REFUSED, for instance if there is no such name; ::EGM_MISMATCHED for another owner than expected;
 /// ::EGM_NO_COMMON_HANDLE, ::EGM_IMPORT_FAILED, ::EGM_DATA_PLANE, ::EGM_PEER_LOST, ::EGM_TIMED_OUT.

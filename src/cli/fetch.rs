@@ -58,7 +58,7 @@ pub struct Fetch {
     /// Fetch it read-only
     #[arg(long, conflicts_with = "write")]
     read_only: bool,
-    /// Check that the CPU and each GPU read the same bytes; changes none
+    /// Check that the CPU and each GPU read the same bytes, and have a GPU take part in the fetch's proof; changes none
     #[arg(long)]
     verify: bool,
     /// Copy this file to the start of the memory
@@ -141,6 +141,8 @@ impl Fetch {
                 Via::Fabric => HandleType::Fabric,
             });
         }
+        // Otherwise the CPU alone proves the memory: a GPU's context takes hundreds of MiB.
+        options = options.probe_by_gpu(self.verify);
         if self.read_only {
             options = options.read_only();
         }

@@ -152,7 +152,7 @@ enum egm_status
     EGM_TIMED_OUT = 44,
     /// Handles would be sent unencrypted over a network.
     EGM_INSECURE = 60,
-    /// Certificates, keys or their files cannot be used.
+    /// Certificates, keys or their files cannot be used, or only one end of a connection uses TLS.
     EGM_TLS = 61,
     /// A server understood a request and refused it.
     EGM_REFUSED = 62,
@@ -274,7 +274,7 @@ typedef struct egm_client_options {
     const char *crl;
     /// The name that the server's certificate must have; null: the address.
     const char *expect_peer;
-    /// How long connecting may take, in milliseconds; 0: 10 s.
+    /// How long connecting may take, and then each request until its answer, in milliseconds; 0: 10 s.
     uint64_t timeout_ms;
     /// A user besides your own whose server may be used over a Unix socket; 0: root's.
     uint32_t server_user;
@@ -636,7 +636,8 @@ egm_status egm_client_connect(const struct egm_driver *driver,
                               struct egm_client **out);
 
 /// Fetches the memory under a name: takes a lease on it and maps it here, for the CPU and every GPU that can reach
-/// it. egm_buffer_destroy() ends the lease.
+/// it. egm_buffer_destroy() ends the lease. The CPU proves that the server sees the same memory, if there is room for
+/// the proof; no GPU's context is created for it.
 ///
 /// Fails with ::EGM_REFUSED, for instance if there is no such name; ::EGM_MISMATCHED for another owner than expected;
 /// ::EGM_NO_COMMON_HANDLE, ::EGM_IMPORT_FAILED, ::EGM_DATA_PLANE, ::EGM_PEER_LOST, ::EGM_TIMED_OUT.

@@ -80,11 +80,11 @@ impl FetchOptions {
         self
     }
 
-    /// Sets whether a GPU takes part in the [probe](Self::probe), besides the CPU. By default the first GPU that may
-    /// read the memory does. This creates the GPU's primary context if the process has none yet, which takes far
-    /// longer than the probe. Without a GPU only the CPU's way to the memory is proved. A POSIX fd names memory of
-    /// this machine, so a GPU that is granted access reaches the same pages; behind a fabric handle a link may be
-    /// down that the CPU does not use.
+    /// Sets whether the first GPU that may read the memory takes part in the [probe](Self::probe), besides the CPU. By
+    /// default none does: it would create the GPU's primary context if the process has none yet, which takes
+    /// hundreds of MiB of the GPU's memory and far longer than the probe. A POSIX fd names memory of this machine, so
+    /// a GPU that is granted access reaches the same pages. Behind a fabric handle a link may be down that the CPU
+    /// does not use: have a GPU probe memory of another node.
     pub const fn probe_by_gpu(mut self, on: bool) -> Self {
         self.probe_by_gpu = on;
         self
@@ -324,7 +324,7 @@ impl Client {
             access: None,
             via: None,
             probe: true,
-            probe_by_gpu: true,
+            probe_by_gpu: false,
             instance: None,
             owner: self.0.session().dial.options.owner.clone(),
             site: Site::here(),

@@ -135,7 +135,8 @@ async fn memory_goes_by_fd_over_a_unix_socket() {
     let published = server.publish("a/x", buffer(&own, 3 << 20)).now().unwrap();
     let client = client(&server, &other).await;
     assert_eq!(client.instance(), server.instance());
-    let remote = within(client.fetch("a/x").go()).await.unwrap();
+    let fetch = client.fetch("a/x").probe_by_gpu(true);
+    let remote = within(fetch.go()).await.unwrap();
     assert_eq!(remote.via(), HandleType::PosixFd);
     assert_eq!((remote.len(), remote.no_fabric()), (3 << 20, None));
     let proof = remote.proved();
@@ -235,11 +236,10 @@ async fn without_room_or_wish_nothing_is_probed() {
         .await
         .unwrap();
     assert!(!remote.proved().is_some());
-    // A probe by the CPU alone uses no context of a GPU.
+    // The default, a probe by the CPU alone, uses no context of a GPU.
     let sim = other.sim().unwrap();
     sim.reset_counts();
-    let fetch = client.fetch("some").probe_by_gpu(false);
-    let remote = within(fetch.go()).await.unwrap();
+    let remote = within(client.fetch("some").go()).await.unwrap();
     let proof = remote.proved();
     assert!(proof.cpu && proof.gpu.is_none() && proof.both_ways);
     assert_eq!(sim.count(Call::MemHostAlloc), 0);

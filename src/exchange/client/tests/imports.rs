@@ -160,7 +160,7 @@ async fn two_ends_prove_that_they_see_the_same_bytes() {
         words(&mut peer, false).await.1
     };
     let work = async {
-        let remote = client.fetch("x").go().await.unwrap();
+        let remote = client.fetch("x").probe_by_gpu(true).go().await.unwrap();
         assert_eq!(
             *remote.proved(),
             Proof {
@@ -171,7 +171,7 @@ async fn two_ends_prove_that_they_see_the_same_bytes() {
             }
         );
         remote.release().await.unwrap();
-        expect_err(client.fetch("x").go().await)
+        expect_err(client.fetch("x").probe_by_gpu(true).go().await)
     };
     let (lease, error) = within(async { tokio::join!(serve, work) }).await;
     assert_eq!(lease, 2);
