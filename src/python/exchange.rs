@@ -14,6 +14,7 @@ use pyo3::types::PyTuple;
 use crate::args::{NodeArg, Size};
 use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, closed, invalid};
+use crate::interrupts::{self, waiting};
 use crate::memory::Memory;
 use crate::region::{Owner, copy_of, drop_detached, lock};
 use crate::site::from_program;
@@ -35,12 +36,11 @@ impl Client {
     ) -> PyResult<T> {
         self.driver.expect_this_process("client").or_raise()?;
         let client = copy_of(&self.inner).ok_or_else(|| closed("client"))?;
-        py.detach(|| {
+        waiting(py, || {
             let done = work(&client);
             drop(client);
             done
         })
-        .or_raise()
     }
 }
 
@@ -98,7 +98,7 @@ impl Client {
         Ok(entries.iter().map(Entry::of).collect())
     }
 
-    /// Waits until a name exists, at most `timeout` seconds.
+    /// Waits until a name exists, at most `timeout` seconds; raises `TimedOut` then.
     #[pyo3(signature = (name, timeout=60.0))]
     fn wait(&self, py: Python<'_>, name: &str, timeout: f64) -> PyResult<Entry> {
         let patience = seconds(timeout)?;
@@ -109,9 +109,12 @@ impl Client {
     /// Takes a lease on a name's memory and maps it here: `mode` is `"rw"`, `"r"`, or by default the access
     /// that the exporter allows. `expect_owner` is the peer that must have created it.
     ///
-    /// `probe` selects the processors that prove that both ends see the same bytes: `"gpu"`, the CPU and a GPU;
-    /// `"cpu"`, which does not create the GPU's context in a process that has none yet; `"none"`.
-    #[pyo3(signature = (name, *, mode=None, expect_owner=None, probe="gpu"))]
+    /// `probe` selects the processors that prove that both ends see the same bytes: `"cpu"`; `"gpu"`, the CPU and a
+    /// GPU, which creates the GPU's context of hundreds of MiB in a process that has none yet; `"none"`. Choose `"gpu"`
+    /// for memory of another node, to which the GPU may have another way than the CPU.
+    ///
+    /// If a signal handler raises meanwhile, nothing stays leased or mapped.
+    #[pyo3(signature = (name, *, mode=None, expect_owner=None, probe="cpu"))]
     fn fetch<'py>(
         &self,
         py: Python<'py>,
@@ -147,7 +150,8 @@ impl Client {
     }
 
     /// Has the server create memory, which stays until it is deleted. With `exist_ok`, memory that this peer created
-    /// there before with the same size and node is accepted.
+    /// there before with the same size and node is accepted. If a signal handler raises meanwhile, the memory may have
+    /// been created: `list` shows it.
     #[pyo3(signature = (name, nbytes, *, node=None, share_with=Vec::new(), exist_ok=false))]
     fn create(
         &self,
@@ -172,7 +176,9 @@ impl Client {
         Ok(Entry::of(&entry))
     }
 
-    /// Deletes memory that this peer has created, and waits at most `timeout` seconds for its holders.
+    /// Deletes memory that this peer has created, and waits at most `timeout` seconds for its holders. Raises `TimedOut`
+    /// with the holders if there still are some; no process gets the memory meanwhile, and it goes with the last of
+    /// them.
     #[pyo3(signature = (name, timeout=10.0))]
     fn delete(&self, py: Python<'_>, name: &str, timeout: f64) -> PyResult<()> {
         let patience = seconds(timeout)?;
@@ -275,7 +281,7 @@ impl RemoteBufferBase {
         let Some(Owner::Remote(remote)) = region.into_owner() else {
             return Err(invalid("it is no fetched memory"));
         };
-        py.detach(|| remote.release()).or_raise()
+        waiting(py, || remote.release())
     }
 }
 
@@ -289,7 +295,9 @@ fn seconds(number: f64) -> PyResult<Duration> {
 ///
 /// Between machines `ca`, `cert` and `key` name files for mutual TLS, `crl` revocation lists, and `expect_peer` the
 /// name that the server's certificate must have. Unix sockets of this user, of root and of `server_users` are
-/// trusted. `timeout` is in seconds.
+/// trusted. `timeout` is in seconds: connecting may take as long in all, and then each request until its answer.
+///
+/// Signal handlers run while a call of the client waits: Ctrl-C raises `KeyboardInterrupt`.
 #[pyfunction]
 #[pyo3(signature = (
     address, *, driver=None, timeout=10.0, ca=None, cert=None, key=None, crl=None, expect_peer=None, server_users=Vec::new(),
@@ -331,9 +339,9 @@ pub fn connect(
         .peers(peers)
         .agent(concat!("egmem ", env!("CARGO_PKG_VERSION"), " (Python)"))
         .timeout(seconds(timeout)?);
-    let client = py
-        .detach(|| blocking::Client::connect(options, &driver))
-        .or_raise()?;
+    let client = waiting(py, || {
+        blocking::Client::connect_interruptible(options, &driver, interrupts::check())
+    })?;
     Ok(Client {
         inner: Mutex::new(Some(client)),
         address: address.to_owned(),

@@ -23,6 +23,7 @@ mod gil;
 mod heap;
 mod holds;
 mod interfaces;
+mod interrupts;
 mod json;
 mod kv;
 mod ledger;

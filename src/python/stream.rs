@@ -7,6 +7,7 @@ use crate::args::GpuArg;
 use crate::device;
 use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, invalid};
+use crate::interrupts;
 use crate::region::expect_real;
 
 /// A stream of a GPU. Other libraries take it by `__cuda_stream__`.
@@ -40,13 +41,19 @@ impl Stream {
         self.inner.handle().raw
     }
 
-    /// Waits until all work on the stream is done.
+    /// Waits until all work on the stream is done. A signal handler that raises ends the wait; the work goes on.
     fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
         self.inner
             .driver()
             .expect_this_process("stream")
             .or_raise()?;
-        py.detach(|| self.inner.synchronize()).or_raise()
+        interrupts::until(py, || match self.inner.is_done() {
+            Ok(true) => Some(Ok(())),
+            Ok(false) => None,
+            // A driver that refuses the question may answer the wait.
+            Err(_) => Some(self.inner.synchronize()),
+        })?
+        .or_raise()
     }
 
     /// CUDA's stream protocol: version and handle.

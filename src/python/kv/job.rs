@@ -4,6 +4,7 @@ use egmem::kv::{self, CopyMethod};
 use pyo3::prelude::*;
 
 use crate::error::{OrRaise, invalid};
+use crate::interrupts;
 use crate::region::drop_detached;
 
 use super::once::Once;
@@ -56,10 +57,16 @@ impl Job {
     }
 
     /// Waits until the copies have ended; other threads run meanwhile, and may wait too. Raises the error of the
-    /// copies, at each call.
+    /// copies, at each call. A signal handler that raises ends the wait; the copies go on.
     fn wait(&self, py: Python<'_>) -> PyResult<()> {
         self.driver.expect_this_process("job").or_raise()?;
-        py.detach(|| self.copies.wait(kv::Job::wait)).or_raise()
+        interrupts::until(py, || match self.ask() {
+            Ok(true) => Some(Ok(())),
+            Ok(false) => None,
+            // The copies' error, or a driver that refuses the question and may answer the wait.
+            Err(_) => Some(self.copies.wait(kv::Job::wait)),
+        })?
+        .or_raise()
     }
 
     /// The bytes that are copied.

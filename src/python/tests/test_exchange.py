@@ -1,9 +1,11 @@
 """Memory by name, from a running `egmem serve`."""
 
 import os
+import socket
 import subprocess
 import sys
 import textwrap
+import threading
 
 import numpy as np
 import pytest
@@ -51,7 +53,7 @@ def test_a_probe_is_by_the_cpu_and_a_gpu_or_as_told(server):
             memory = client.fetch("weights", probe=probe)
             assert memory.proved == proved
             memory.release()
-        assert client.fetch("weights").proved == ["cpu", "cuda:0"]
+        assert client.fetch("weights").proved == ["cpu"]
         with pytest.raises(egmem.InvalidArgument, match="probe"):
             client.fetch("weights", probe="all")
     assert egmem.fetch(server, "weights", driver=driver, probe="cpu").proved == ["cpu"]
@@ -80,6 +82,39 @@ def test_exit_and_fork_with_live_memory(server):
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code, server]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_memory_that_is_held_is_not_deleted_in_time(server):
+    with egmem.connect(server, driver=egmem.simulated("gh200")) as client:
+        client.create("weights", 1 << 20)
+        memory = client.fetch("weights")
+        with pytest.raises(egmem.TimedOut, match=f"weights.* held by .*{os.getpid()}") as caught:
+            client.delete("weights", timeout=0)
+        assert isinstance(caught.value, TimeoutError) and "refuses" not in str(caught.value)
+        memory.release()
+
+
+def test_a_server_with_tls_is_recognised(driver):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def alert():
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1)
+                connection.sendall(b"\x15\x03\x03\x00\x02\x02\x0a")
+                connection.recv(1 << 20)
+
+        server = threading.Thread(target=alert)
+        server.start()
+        port = listener.getsockname()[1]
+        with pytest.raises(egmem.ConnectionFailed, match="speaks TLS.*give ca, cert and key"):
+            egmem.connect(f"tcp://127.0.0.1:{port}", driver=driver, timeout=300)
+        server.join()
+
+
+def test_an_address_to_listen_at_is_none_to_connect_to(driver):
+    with pytest.raises(egmem.InvalidArgument, match="tcp://127.0.0.1:7740"):
+        egmem.connect("tcp://0.0.0.0:7740", driver=driver)
 
 
 def test_nobody_listens(driver, tmp_path):

@@ -88,8 +88,9 @@ def test_memory_must_be_large_enough(driver):
         egmem.kv.attach("unix:/nowhere", "kv", create=True)
 
 
-@pytest.mark.parametrize("options, probe", [({}, "cpu"), ({"probe": "gpu"}, "gpu")])
-def test_a_tier_is_attached_without_a_context_of_a_gpu(server, monkeypatch, options, probe):
+@pytest.fixture
+def fetches(monkeypatch):
+    """The options of each fetch of `egmem.kv.attach`."""
     asked = []
 
     class Client:
@@ -97,19 +98,35 @@ def test_a_tier_is_attached_without_a_context_of_a_gpu(server, monkeypatch, opti
             self.client = egmem.connect(*arguments, **options)
 
         def __enter__(self):
-            return self.client.__enter__() and self
+            return self
 
-        def __exit__(self, *error):
+        def __exit__(self, *_error):
             self.client.close()
 
-        def create(self, *arguments, **options):
-            return self.client.create(*arguments, **options)
+        def __getattr__(self, name):
+            return getattr(self.client, name)
 
         def fetch(self, *arguments, **options):
-            asked.append(options["probe"])
+            asked.append(options)
             return self.client.fetch(*arguments, **options)
 
     monkeypatch.setattr(egmem.kv, "connect", Client)
+    return asked
+
+
+@pytest.mark.parametrize("options, probe", [({}, "cpu"), ({"probe": "gpu"}, "gpu")])
+def test_a_tier_is_attached_without_a_context_of_a_gpu(server, fetches, options, probe):
     driver = egmem.simulated("gh200")
     with egmem.kv.attach(server, "kv", pages=4, page_bytes=PAGE, create=True, driver=driver, **options) as tier:
-        assert tier.found["is_new"] and asked == [probe]
+        assert tier.found["is_new"] and [fetch["probe"] for fetch in fetches] == [probe]
+
+
+def test_created_memory_must_be_the_users_own(server, fetches):
+    """Another peer may create the name between the creation and the fetch."""
+    driver = egmem.simulated("gh200")
+    egmem.kv.attach(server, "kv", pages=4, page_bytes=PAGE, create=True, driver=driver).close()
+    egmem.kv.attach(server, "kv", driver=driver).close()
+    with egmem.connect(server, driver=driver) as client:
+        assert [fetch["expect_owner"] for fetch in fetches] == [client.peer_name, None]
+    with pytest.raises(egmem.ExchangeError, match="owner"):
+        egmem.kv.attach(server, "kv", expect_owner="@server", driver=driver)

@@ -32,16 +32,15 @@ def attach(
     node: Optional[int] = None,
     create: bool = False,
     driver: Optional[Driver] = None,
+    expect_owner: Optional[str] = None,
     probe: str = "cpu",
     **options: Any,
 ) -> Tier:
     """Attaches the tier in memory that ``egmem serve`` keeps under a name, so that its pages outlive this process.
 
     With ``create``, which needs ``pages`` and ``page_bytes``, the server is asked to create the memory on ``node`` unless this
-    user has created it before. The other options are those of ``Tier.attach``.
-
-    ``probe`` is that of ``Client.fetch``. The CPU's is the default here: the memory is on this machine, where a GPU that is granted
-    access reaches the pages that the CPU sees, and a restart then needs no context of a GPU.
+    user has created it before. The memory must be the user's own then: ``expect_owner``, otherwise as for ``Client.fetch``, is this
+    peer. ``probe`` is that of ``Client.fetch``. The other options are those of ``Tier.attach``.
     """
     nbytes = None
     if create:
@@ -51,5 +50,7 @@ def attach(
     with connect(address, driver=driver) as client:
         if nbytes is not None:
             client.create(name, nbytes, node=node, exist_ok=True)
-        memory = client.fetch(name, mode="rw", probe=probe)
+            # Another peer may have taken the name since.
+            expect_owner = expect_owner or client.peer_name
+        memory = client.fetch(name, mode="rw", expect_owner=expect_owner, probe=probe)
     return Tier.attach(memory, pages=pages, page_bytes=page_bytes, **options)
