@@ -1,5 +1,6 @@
 //! State that a client's task and its users share: requests, leases, and the connection's state.
 
+mod departing;
 mod link;
 mod task;
 
@@ -7,12 +8,14 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, broadcast, mpsc, oneshot, watch};
 use tokio::time::{Instant, timeout_at};
+
+pub(crate) use departing::Departing;
 
 use super::greet::{Dial, Established, Terms};
 use super::lease::{ClientLease, Held, LeaseKey, LeaseState};
@@ -294,12 +297,6 @@ impl ClientSession {
         self.wake.notify_one();
     }
 
-    /// Closes without waiting for the server: releases are sent if there is a connection, and not awaited.
-    fn depart(&self) {
-        self.lock().departing = true;
-        self.close();
-    }
-
     /// Returns whether there is a connection or may be one.
     pub(super) fn is_open(&self) -> bool {
         let state = self.lock();
@@ -330,25 +327,6 @@ impl ClientSession {
         let mut over = self.over.subscribe();
         // An error would mean that `self` is gone.
         let _ = over.wait_for(|&over| over).await;
-    }
-}
-
-/// Closes a client's connection for a program that ends its use. It does not keep the client.
-#[derive(Debug)]
-pub(crate) struct Departing(Weak<ClientSession>);
-
-impl Departing {
-    /// Closes the connection, without waiting for the server.
-    pub(crate) fn depart(&self) {
-        if let Some(session) = self.0.upgrade() {
-            session.depart();
-        }
-    }
-}
-
-impl From<&Arc<ClientSession>> for Departing {
-    fn from(session: &Arc<ClientSession>) -> Self {
-        Self(Arc::downgrade(session))
     }
 }
 
