@@ -1,9 +1,11 @@
 //! `egmem.Block`: a part of a heap's memory.
 
+use std::sync::Arc;
+
 use egmem::heap::NotFreed;
 use pyo3::prelude::*;
 
-use crate::error::{OrRaise, ToPy, closed, raise};
+use crate::error::{OrRaise, ToPy, closed, in_use, raise};
 use crate::memory::Memory;
 use crate::region::{Owner, Region};
 use crate::types::Made;
@@ -48,10 +50,17 @@ impl BlockBase {
         let Some(Owner::Block(block)) = region.into_owner() else {
             return Ok(());
         };
+        let block = match Arc::try_unwrap(block) {
+            Ok(block) => block,
+            Err(block) => {
+                memory.put_back(Region::new(Owner::Block(block)));
+                return Err(in_use("the block is being sent to another process"));
+            }
+        };
         match py.detach(|| block.free_after(&stream)) {
             Ok(()) => Ok(()),
             Err(NotFreed { error, block }) => {
-                memory.put_back(Region::new(Owner::Block(block)));
+                memory.put_back(Region::new(Owner::Block(Arc::new(block))));
                 Err(error.to_py())
             }
         }

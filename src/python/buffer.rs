@@ -1,5 +1,7 @@
 //! `egmem.Buffer`: memory that is mapped for itself.
 
+use std::sync::Arc;
+
 use egmem::Growth;
 use egmem::driver::{Access, Location};
 use egmem::topology::Placement;
@@ -92,7 +94,7 @@ impl BufferBase {
         let buffer = from_program(py, || {
             told(py, progress, |tell| options.allocate_with(&driver, tell))
         })?;
-        let memory = Memory::new(Region::new(Owner::Buffer(buffer)));
+        let memory = Memory::new(Region::new(Owner::Buffer(Arc::new(buffer))));
         Ok(PyClassInitializer::from(memory).add_subclass(Self))
     }
 

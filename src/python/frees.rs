@@ -155,6 +155,7 @@ pub fn free_deferred_of(driver: &Driver) {
 /// # Errors
 /// The warning, where the program has warnings raised.
 pub fn retry(py: Python<'_>, driver: &Driver) -> PyResult<()> {
+    crate::copies::sweep(py);
     if COUNT.load(Relaxed) == 0 || !driver.is_of_this_process() {
         return Ok(());
     }

@@ -1,7 +1,7 @@
 //! `egmem.Heap`: blocks of any size without a driver call.
 
 use std::alloc::Layout;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use egmem::driver::Location;
@@ -74,7 +74,7 @@ impl Heap {
             false => heap.allocate(layout),
         });
         let block = block.or_raise()?;
-        BLOCK.make(py, Owner::Block(block))
+        BLOCK.make(py, Owner::Block(Arc::new(block)))
     }
 }
 

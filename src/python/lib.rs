@@ -10,6 +10,7 @@ mod blocks;
 mod buffer;
 mod cli;
 mod contexts;
+mod copies;
 mod cupy;
 mod device;
 mod dlpack;
@@ -33,7 +34,9 @@ mod per_process;
 mod pool;
 mod progress;
 mod region;
+mod share;
 mod site;
+mod slice;
 mod span;
 mod stream;
 mod topology;
@@ -76,6 +79,10 @@ fn _egmem(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module,
         c"egmem.PoolBlock",
     )?);
+    let shared_buffer = add_memory::<share::SharedBufferBase>(module, c"egmem.SharedBuffer")?;
+    types::SHARED_BUFFER.set(&shared_buffer);
+    types::SLICE.set(&add_memory::<slice::SliceBase>(module, c"egmem.Slice")?);
+    share::add(module)?;
     module.add_function(wrap_pyfunction!(driver::open, module)?)?;
     module.add_function(wrap_pyfunction!(driver::simulated, module)?)?;
     module.add_function(wrap_pyfunction!(driver::default_driver, module)?)?;

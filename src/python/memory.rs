@@ -1,6 +1,7 @@
 //! `egmem.Memory`: the base of buffers, blocks and fetched memory.
 
 use std::ffi::c_int;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use egmem::driver::{Access, Location};
@@ -8,15 +9,16 @@ use egmem::size::Bytes;
 use pyo3::exceptions::PyOverflowError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyMemoryView, PySlice, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyMemoryView, PySlice};
 
 use crate::args::{GpuArg, Size};
 use crate::driver::Driver;
 use crate::error::{OrRaise, closed, in_use, invalid, raise};
-use crate::region::{Owner, Region, access_text, drop_detached, lock};
+use crate::region::{Region, access_text, drop_detached, lock};
+use crate::share::Offer;
 use crate::span::Span;
 use crate::view::View;
-use crate::{device, dlpack, interfaces};
+use crate::{copies, device, dlpack, interfaces, share, slice};
 
 /// The memory of an object, until it is closed.
 struct Slot {
@@ -254,20 +256,7 @@ impl Memory {
         let rest = region.len().saturating_sub(offset);
         let len = nbytes.map_or(rest, |nbytes| nbytes.0);
         region.writable(py)?;
-        py.detach(|| match region.owner()? {
-            Owner::Buffer(memory) => memory.cpu().and_then(|cpu| cpu.fill(offset, len, byte)),
-            Owner::Block(memory) => memory.cpu().and_then(|cpu| cpu.fill(offset, len, byte)),
-            Owner::OfMany(one) => one
-                .block()
-                .cpu()
-                .and_then(|cpu| cpu.fill(offset, len, byte)),
-            Owner::Pool(memory) => lock(memory)
-                .cpu()
-                .and_then(|cpu| cpu.fill(offset, len, byte)),
-            Owner::Remote(memory) => memory.cpu().and_then(|cpu| cpu.fill(offset, len, byte)),
-            Owner::Page(page) => page.fill(offset, len, byte),
-        })
-        .or_raise()
+        py.detach(|| region.fill(offset, len, byte)).or_raise()
     }
 
     /// Returns a view with a type and a shape, for one device: `"cpu"`, `"cuda_host"` or `"cuda:0"`. It copies
@@ -302,6 +291,7 @@ impl Memory {
         if let Some(region) = region {
             region.expect_here()?;
         }
+        copies::sweep(py);
         if let Some(region) = self.take()? {
             py.detach(|| drop(region));
         }
@@ -387,11 +377,62 @@ impl Memory {
         ))
     }
 
-    fn __reduce__(&self) -> PyResult<Py<PyTuple>> {
-        Err(pyo3::exceptions::PyTypeError::new_err(
-            "memory cannot be pickled: share it by name (egmem.connect), or send a copy of the bytes (read)",
-        ))
+    /// Offers the memory at a Unix socket, to every process of this user that calls `receive` with its path, until the
+    /// result is closed or deleted. The memory cannot be closed meanwhile.
+    ///
+    /// The socket is the user's own (mode 0600). One at which a process listens is not replaced. With `mode="r"` other
+    /// processes map the memory read-only: that protects against mistakes, not against their intent, because the kernel
+    /// cannot limit an fd of this memory.
+    ///
+    /// Raises `TypeError` for memory that was not made with `shareable=True`.
+    #[pyo3(signature = (path, *, mode="rw"))]
+    fn share(slf: &Bound<'_, Self>, path: PathBuf, mode: &str) -> PyResult<Offer> {
+        share::offer(slf, path, mode)
     }
+
+    /// Copies all bytes to `other`, which has as many.
+    ///
+    /// Without `stream` the CPU copies, or a GPU where the CPU reaches one of them not, and the copy is done when this
+    /// returns: work of GPUs that writes the bytes must have finished. With `stream` a GPU copies after all work submitted
+    /// to it so far and before all that follows, and both memories live until then. `gpu` is the stream's GPU, for a
+    /// handle or an object without that attribute.
+    #[pyo3(signature = (other, stream=None, *, gpu=None))]
+    fn copy_to(
+        &self,
+        py: Python<'_>,
+        other: &Bound<'_, Self>,
+        stream: Option<&Bound<'_, PyAny>>,
+        gpu: Option<i32>,
+    ) -> PyResult<()> {
+        copies::copy(py, &self.region()?, &other.get().region()?, stream, gpu)
+    }
+
+    /// Returns a part as memory of its own, `memory[a:b]`: it copies nothing, and keeps this memory.
+    fn __getitem__<'py>(
+        slf: &Bound<'py, Self>,
+        index: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        slice::of(slf, index)
+    }
+
+    /// Pickles the memory itself, for one process of this user: it maps the same bytes. See docs/python.md.
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        share::reduce(slf)
+    }
+
+    fn __copy__(&self) -> PyResult<()> {
+        Err(copied())
+    }
+
+    fn __deepcopy__(&self, _memo: &Bound<'_, PyAny>) -> PyResult<()> {
+        Err(copied())
+    }
+}
+
+fn copied() -> PyErr {
+    pyo3::exceptions::PyTypeError::new_err(
+        "memory is not copied by the module copy; what to do: copy_to(other) copies the bytes to other memory, read() to a bytes object",
+    )
 }
 
 /// `PyBUF_READ` and `PyBUF_WRITE`.

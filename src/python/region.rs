@@ -3,10 +3,12 @@
 use std::fmt;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use egmem::driver::{Access, Driver, Location};
+use egmem::driver::{Access, Driver, HandleTypes, Location};
 use egmem::exchange::blocking::RemoteBuffer;
+use egmem::memory::{AccessChecks, CpuView, Engine};
+use egmem::share::{Description, ImportedBuffer, Shared};
 use egmem::{Block, Buffer, Memory, PoolBuffer};
 use pyo3::prelude::*;
 
@@ -18,15 +20,23 @@ use crate::gil::detached;
 /// The owner of the bytes.
 pub enum Owner {
     /// Memory that was mapped for itself.
-    Buffer(Buffer),
+    Buffer(Arc<Buffer>),
     /// A part of a heap's memory.
-    Block(Block),
+    Block(Arc<Block>),
     /// One of many blocks.
     OfMany(OfMany),
     /// A pool's allocation. Streams are added to it, which needs it exclusively.
     Pool(Mutex<PoolBuffer>),
     /// Another process's memory.
     Remote(RemoteBuffer),
+    /// Memory that another process shared without a name.
+    Imported(ImportedBuffer),
+    /// `len` bytes of other memory, from `offset` on. That is no part itself.
+    Part {
+        whole: Arc<Region>,
+        offset: u64,
+        len: u64,
+    },
     /// A page of a KV-cache tier.
     Page(Box<dyn PageBytes>),
 }
@@ -64,6 +74,8 @@ pub struct Region {
     exposed: AtomicBool,
     /// The stream that orders a pool's allocation.
     stream: Option<egmem::Stream>,
+    /// The memory as other processes get it, from the first time on that one does.
+    shared: Mutex<Option<Arc<Shared>>>,
 }
 
 /// A region as the CPU reaches it.
@@ -80,6 +92,18 @@ pub struct CpuBytes {
 // SAFETY: an address and a number and a flag; code that uses the address keeps the region.
 unsafe impl Send for CpuBytes {}
 
+impl CpuBytes {
+    /// Returns `len` of the bytes, from `offset` on.
+    fn part(self, offset: u64, len: u64) -> PyResult<Self> {
+        expect_within(offset, len, self.len).or_raise()?;
+        Ok(Self {
+            address: self.address.wrapping_add(offset as usize),
+            len,
+            writable: self.writable,
+        })
+    }
+}
+
 impl Region {
     /// Takes over the owner of the bytes.
     pub fn new(owner: Owner) -> Self {
@@ -89,6 +113,13 @@ impl Region {
             Owner::OfMany(one) => facts(one.block()),
             Owner::Pool(memory) => facts(&*lock(memory)),
             Owner::Remote(memory) => facts(&**memory),
+            Owner::Imported(memory) => facts(memory),
+            Owner::Part { whole, offset, len } => (
+                whole.driver.clone(),
+                whole.address.wrapping_add(*offset),
+                *len,
+                whole.location,
+            ),
             Owner::Page(page) => page.facts(),
         };
         let places = places(&owner, location);
@@ -96,6 +127,7 @@ impl Region {
         // The owner's lock may be held while a thread waits for the stream.
         let stream = match &owner {
             Owner::Pool(memory) => Some(lock(memory).stream().clone()),
+            Owner::Part { whole, .. } => whole.stream.clone(),
             _ => None,
         };
         Self {
@@ -107,6 +139,7 @@ impl Region {
             places,
             exposed,
             stream,
+            shared: Mutex::new(None),
         }
     }
 
@@ -133,14 +166,46 @@ impl Region {
 
     /// Gives the owner away, without waiting for GPUs.
     pub fn into_owner(mut self) -> Option<Owner> {
+        drop(lock(&self.shared).take());
         self.owner.take()
+    }
+
+    /// Returns the memory that this is a part of, or this, and where it begins there.
+    pub fn whole(self: &Arc<Self>) -> (&Arc<Self>, u64) {
+        match &self.owner {
+            Some(Owner::Part { whole, offset, .. }) => (whole, *offset),
+            _ => (self, 0),
+        }
+    }
+
+    /// Returns the memory for other processes; `None` if it was not made shareable by fd. A part has none of its own.
+    pub fn shared(&self) -> egmem::Result<Option<Arc<Shared>>> {
+        let mut slot = lock(&self.shared);
+        if slot.is_none() {
+            let made = match self.owner()? {
+                Owner::Buffer(memory) => Shared::from(Arc::clone(memory)),
+                Owner::Block(memory) => match Arc::clone(memory).share_arc() {
+                    Ok(made) => made,
+                    // Its heap was built without `shareable`.
+                    Err(egmem::Error::InvalidArgument { .. }) => return Ok(None),
+                    Err(error) => return Err(error),
+                },
+                _ => return Ok(None),
+            };
+            if made.handle_types().contains(HandleTypes::POSIX_FD) {
+                *slot = Some(Arc::new(made));
+            }
+        }
+        Ok(slot.clone())
     }
 
     /// Notes that code outside of this crate has the address: it may have given a GPU work that uses the memory.
     pub fn expose(&self) {
         self.exposed.store(true, Relaxed);
-        if let Some(Owner::OfMany(one)) = &self.owner {
-            one.expose();
+        match &self.owner {
+            Some(Owner::OfMany(one)) => one.expose(),
+            Some(Owner::Part { whole, .. }) => whole.expose(),
+            _ => {}
         }
     }
 
@@ -203,8 +268,10 @@ impl Region {
     /// `NotAccessible` unless the CPU may read; errors of earlier work on a pool's streams.
     pub fn cpu(&self, py: Python<'_>) -> PyResult<CpuBytes> {
         self.expect_here()?;
-        if let Some(Owner::Page(page)) = &self.owner {
-            return page.cpu();
+        match &self.owner {
+            Some(Owner::Page(page)) => return page.cpu(),
+            Some(Owner::Part { whole, offset, len }) => return whole.cpu(py)?.part(*offset, *len),
+            _ => {}
         }
         let view = |view: egmem::memory::CpuView<'_>| CpuBytes {
             address: view.as_ptr(),
@@ -228,7 +295,10 @@ impl Region {
             Owner::OfMany(one) => one.block().cpu().map(view),
             Owner::Pool(memory) => lock(memory).cpu().map(view),
             Owner::Remote(memory) => memory.cpu().map(view),
-            Owner::Page(_) => Err(egmem::Error::invalid("memory", "it is a page")),
+            Owner::Imported(memory) => memory.cpu().map(view),
+            Owner::Part { .. } | Owner::Page(_) => {
+                Err(egmem::Error::invalid("memory", "answered above"))
+            }
         });
         bytes.or_raise()
     }
@@ -289,18 +359,56 @@ impl Region {
 
     /// Returns a GPU's access.
     pub fn gpu_access(&self, gpu: i32) -> egmem::Result<Access> {
-        use egmem::memory::{AccessChecks, Engine};
-        let ask = |memory: &dyn AccessChecks| memory.gpu_access(gpu, Engine::Kernel, 0, self.len);
+        self.ask(|memory, start| memory.gpu_access(gpu, Engine::Kernel, start, self.len))?
+    }
+
+    /// Asks the memory, in which this begins at the offset that `question` gets.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a page.
+    pub fn ask<T>(&self, question: impl FnOnce(&dyn AccessChecks, u64) -> T) -> egmem::Result<T> {
+        let (owner, start) = match self.owner()? {
+            Owner::Part { whole, offset, .. } => (whole.owner()?, *offset),
+            owner => (owner, 0),
+        };
+        Ok(match owner {
+            Owner::Buffer(memory) => question(memory, start),
+            Owner::Block(memory) => question(memory, start),
+            Owner::OfMany(one) => question(one.block(), start),
+            Owner::Pool(memory) => question(&*lock(memory), start),
+            Owner::Remote(memory) => question(&**memory, start),
+            Owner::Imported(memory) => question(memory, start),
+            Owner::Part { .. } | Owner::Page(_) => {
+                return Err(egmem::Error::invalid(
+                    "device",
+                    "a page's view is the CPU's; GPUs use pages by Tier.load and Tier.store",
+                ));
+            }
+        })
+    }
+
+    /// Sets `len` bytes from `offset` on with the CPU.
+    ///
+    /// # Errors
+    /// `OutOfRange`; `NotAccessible`; those of a page.
+    pub fn fill(&self, offset: u64, len: u64, byte: u8) -> egmem::Result<()> {
+        let fill = |cpu: CpuView<'_>| cpu.fill(offset, len, byte);
         match self.owner()? {
-            Owner::Buffer(memory) => ask(memory),
-            Owner::Block(memory) => ask(memory),
-            Owner::OfMany(one) => ask(one.block()),
-            Owner::Pool(memory) => ask(&*lock(memory)),
-            Owner::Remote(memory) => ask(&**memory),
-            Owner::Page(_) => Err(egmem::Error::invalid(
-                "device",
-                "a page's view is the CPU's; GPUs use pages by Tier.load and Tier.store",
-            )),
+            Owner::Buffer(memory) => memory.cpu().and_then(fill),
+            Owner::Block(memory) => memory.cpu().and_then(fill),
+            Owner::OfMany(one) => one.block().cpu().and_then(fill),
+            Owner::Pool(memory) => lock(memory).cpu().and_then(fill),
+            Owner::Remote(memory) => memory.cpu().and_then(fill),
+            Owner::Imported(memory) => memory.cpu().and_then(fill),
+            Owner::Part {
+                whole,
+                offset: start,
+                len: all,
+            } => {
+                expect_within(offset, len, *all)?;
+                whole.fill(start.saturating_add(offset), len, byte)
+            }
+            Owner::Page(page) => page.fill(offset, len, byte),
         }
     }
 
@@ -359,15 +467,16 @@ impl Drop for Region {
             return;
         };
         if !self.driver.is_of_this_process() {
-            std::mem::forget(owner);
+            std::mem::forget((lock(&self.shared).take(), owner));
             return;
         }
+        let owner = (lock(&self.shared).take(), owner);
         let (driver, bytes, exposed) = (&self.driver, self.len, *self.exposed.get_mut());
-        detached(|| match owner {
-            // They wait for the GPUs themselves, when the last of them ends.
-            Owner::OfMany(one) => drop(one),
-            owner if exposed => frees::free_after_gpus(driver, bytes, owner),
-            owner => drop(owner),
+        detached(|| match owner.1 {
+            // They wait for the GPUs themselves, when the last of them ends; the whole of a part when it goes.
+            Owner::OfMany(_) | Owner::Part { .. } => drop(owner),
+            _ if exposed => frees::free_after_gpus(driver, bytes, owner),
+            _ => drop(owner),
         });
     }
 }
@@ -376,14 +485,29 @@ impl Drop for Region {
 fn places(owner: &Owner, first: Location) -> Vec<Location> {
     match owner {
         Owner::Buffer(memory) => memory.locations(),
-        Owner::Remote(memory) => {
-            let parts = memory.description().parts.iter();
-            let mut places: Vec<_> = parts.map(|part| part.location).collect();
-            places.sort_unstable();
-            places.dedup();
-            places
-        }
+        Owner::Part { whole, .. } => whole.places.clone(),
+        Owner::Imported(memory) => of_parts(memory.description()),
+        Owner::Remote(memory) => of_parts(memory.description()),
         _ => vec![first],
+    }
+}
+
+/// Returns the locations of a description's parts, each once.
+fn of_parts(description: &Description) -> Vec<Location> {
+    let mut places: Vec<_> = description.parts.iter().map(|part| part.location).collect();
+    places.sort_unstable();
+    places.dedup();
+    places
+}
+
+/// Checks that `len` bytes from `offset` on lie in `size` bytes.
+///
+/// # Errors
+/// `OutOfRange`.
+pub fn expect_within(offset: u64, len: u64, size: u64) -> egmem::Result<()> {
+    match offset.checked_add(len) {
+        Some(end) if end <= size => Ok(()),
+        _ => Err(egmem::Error::OutOfRange { offset, len, size }),
     }
 }
 

@@ -19,6 +19,10 @@ pub static BLOCK: Derived = Derived(PyOnceLock::new());
 pub static POOL_BLOCK: Derived = Derived(PyOnceLock::new());
 /// `egmem.RemoteBuffer`
 pub static REMOTE_BUFFER: Derived = Derived(PyOnceLock::new());
+/// `egmem.SharedBuffer`
+pub static SHARED_BUFFER: Derived = Derived(PyOnceLock::new());
+/// `egmem.Slice`
+pub static SLICE: Derived = Derived(PyOnceLock::new());
 /// `egmem.kv.Page`
 pub static PAGE: Derived = Derived(PyOnceLock::new());
 

@@ -155,7 +155,8 @@ impl Tier {
                 (tier, memory.map(Owner::Buffer))
             }
             Some(Owner::Remote(memory)) => {
-                let (tier, memory) = attach(memory, with);
+                let (tier, memory) = attach(Arc::new(memory), with);
+                let memory = memory.and_then(Arc::into_inner);
                 (tier, memory.map(Owner::Remote))
             }
             other => (
@@ -387,12 +388,11 @@ impl Drop for Tier {
 
 /// Attaches a tier in memory, or returns the memory with the error.
 fn attach<M: kv::TierMemory + 'static>(
-    memory: M,
+    memory: Arc<M>,
     open: impl FnOnce(kv::AttachOptions) -> Result<kv::Tier, kv::Error>,
-) -> (PyResult<kv::Tier>, Option<M>) {
-    let memory = Arc::new(memory);
+) -> (PyResult<kv::Tier>, Option<Arc<M>>) {
     match open(kv::Tier::attach(Arc::clone(&memory))) {
         Ok(tier) => (Ok(tier), None),
-        Err(error) => (Err(error.to_py()), Arc::try_unwrap(memory).ok()),
+        Err(error) => (Err(error.to_py()), Some(memory)),
     }
 }

@@ -2,7 +2,6 @@
 
 import gc
 import os
-import pickle
 import signal
 import threading
 
@@ -146,11 +145,6 @@ def test_memory_is_freed_with_its_last_view(driver):
     del view
     gc.collect()
     assert topology.free_memory(0) == free
-
-
-def test_memory_is_not_pickled(driver):
-    with pytest.raises(TypeError, match="by name"):
-        pickle.dumps(egmem.Buffer(1, driver=driver))
 
 
 def test_subclasses_work(driver):

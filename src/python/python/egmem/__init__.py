@@ -8,6 +8,7 @@
 b'hello'
 """
 
+import atexit
 from typing import Any
 
 from ._egmem import (
@@ -23,14 +24,18 @@ from ._egmem import (
     Located,
     Memory,
     Node,
+    Offer,
     Pool,
     PoolBlock,
     RemoteBuffer,
     Report,
+    SharedBuffer,
+    Slice,
     Stream,
     Topology,
     View,
     __version__,
+    _close_offers,
     allocations,
     connect,
     default_driver,
@@ -42,6 +47,7 @@ from ._egmem import (
     open,
     ps,
     ps_dict,
+    receive,
     set_default_driver,
     simulated,
     topology,
@@ -96,12 +102,15 @@ __all__ = [
     "NotAccessible",
     "NotReady",
     "NotSupported",
+    "Offer",
     "OutOfMemory",
     "Pool",
     "PoolBlock",
     "Refused",
     "RemoteBuffer",
     "Report",
+    "SharedBuffer",
+    "Slice",
     "Stream",
     "TimedOut",
     "Topology",
@@ -120,10 +129,13 @@ __all__ = [
     "open",
     "ps",
     "ps_dict",
+    "receive",
     "set_default_driver",
     "simulated",
     "topology",
 ]
+
+atexit.register(_close_offers)
 
 
 def fetch(address: str, name: str, **options: Any) -> RemoteBuffer:

@@ -1,0 +1,220 @@
+//! `Memory.copy_to`: by the CPU, or in the order of a stream.
+//!
+//! **Lifetime.** A copy on a stream has a ticket, which owns both memories until the copy has run. The tickets are in a
+//! list of the process. Those whose copies have run are dropped when a copy begins, when memory is closed, and when
+//! memory is allocated.
+
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+
+use egmem::driver::{Access, DevicePtr, Driver, Location, StreamHandle};
+use egmem::memory::{AccessChecks, Engine, GrantUse, Memory};
+use egmem::{Error, Stream, Transfer};
+use pyo3::prelude::*;
+
+use crate::error::{OrRaise, ToPy, invalid};
+use crate::per_process::PerProcess;
+use crate::region::{CpuBytes, Region, lock};
+
+/// One side of a copy.
+struct Side(Arc<Region>);
+
+// SAFETY: each answer is that of the memory that the region owns, which lives as long as the region, at the part's
+// place in it. A page, which has no answer for a GPU, allows it nothing.
+unsafe impl AccessChecks for Side {
+    fn gpu_access(&self, gpu: i32, engine: Engine, offset: u64, len: u64) -> egmem::Result<Access> {
+        self.0
+            .ask(|memory, start| memory.gpu_access(gpu, engine, start + offset, len))?
+    }
+    fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
+        self.0
+            .ask(|memory, start| memory.is_read_only_for_cpu(start + offset, len))
+            .unwrap_or(true)
+    }
+    fn may_be_on_host(&self, offset: u64, len: u64) -> bool {
+        self.0
+            .ask(|memory, start| memory.may_be_on_host(start + offset, len))
+            .unwrap_or(true)
+    }
+    fn of_one_kind(&self, offset: u64, len: u64) -> u64 {
+        self.0
+            .ask(|memory, start| memory.of_one_kind(start + offset, len))
+            .unwrap_or(len)
+    }
+    fn of_one_mapping(&self, offset: u64, len: u64) -> Option<u64> {
+        let asked = self
+            .0
+            .ask(|memory, start| memory.of_one_mapping(start + offset, len));
+        asked.ok().flatten()
+    }
+    fn hold_grants(&self) -> Option<GrantUse> {
+        self.0.ask(|memory, _| memory.hold_grants()).ok().flatten()
+    }
+    unsafe fn ready_on(&self, stream: StreamHandle) -> egmem::Result<()> {
+        // SAFETY: the caller's promise.
+        self.0.ask(|memory, _| unsafe { memory.ready_on(stream) })?
+    }
+}
+
+impl Memory for Side {
+    fn driver(&self) -> &Driver {
+        self.0.driver()
+    }
+    fn device_ptr(&self) -> DevicePtr {
+        DevicePtr(self.0.address())
+    }
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+    fn location(&self) -> Location {
+        self.0.location()
+    }
+}
+
+#[derive(Default)]
+struct Copies {
+    running: Mutex<Vec<Transfer<(Side, Side)>>>,
+    /// Streams of this module on which no copy runs: another stream may end at any time, so it has no ticket.
+    spare: Mutex<Vec<Stream>>,
+    count: AtomicUsize,
+}
+
+static COPIES: PerProcess<Copies> = PerProcess::new();
+
+fn copies() -> &'static Copies {
+    COPIES.get(|_| Copies::default())
+}
+
+impl Copies {
+    /// Returns a stream on which no copy runs.
+    fn stream(&self, driver: &Driver, gpu: i32) -> egmem::Result<Stream> {
+        let fits = |stream: &Stream| stream.driver().same(driver) && stream.device() == gpu;
+        let spare = {
+            let mut spare = lock(&self.spare);
+            spare.iter().position(fits).map(|at| spare.swap_remove(at))
+        };
+        spare.map_or_else(|| Stream::new(driver, gpu), Ok)
+    }
+
+    fn add(&self, ticket: Transfer<(Side, Side)>) {
+        let mut running = lock(&self.running);
+        running.push(ticket);
+        self.count.store(running.len(), Relaxed);
+    }
+
+    /// Drops the tickets of copies that have run.
+    fn sweep(&self) {
+        let over = |ticket: &mut Transfer<(Side, Side)>| match ticket.is_done() {
+            Ok(done) => done,
+            Err(error) => matches!(error, Error::ContextLost { .. }),
+        };
+        let mut running = lock(&self.running);
+        let ended: Vec<_> = running.extract_if(.., over).collect();
+        self.count.store(running.len(), Relaxed);
+        drop(running);
+        lock(&self.spare).extend(ended.iter().map(|ticket| ticket.stream().clone()));
+        drop(ended);
+    }
+}
+
+/// Drops the memory of copies that have run, without the GIL.
+pub fn sweep(py: Python<'_>) {
+    if copies().count.load(Relaxed) > 0 {
+        py.detach(|| copies().sweep());
+    }
+}
+
+/// Copies all bytes of `from` to `to`, which has as many.
+///
+/// # Errors
+/// `InvalidArgument` for other sizes, other drivers, parts that overlap, and a stream that is being captured;
+/// `NotAccessible`; the driver's errors.
+pub fn copy(
+    py: Python<'_>,
+    from: &Arc<Region>,
+    to: &Arc<Region>,
+    stream: Option<&Bound<'_, PyAny>>,
+    gpu: Option<i32>,
+) -> PyResult<()> {
+    from.expect_here()?;
+    to.expect_here()?;
+    if from.len() != to.len() {
+        return Err(invalid(&format!(
+            "the destination has {} bytes and the source {}; slices, memory[a:b], make them equal",
+            to.len(),
+            from.len()
+        )));
+    }
+    sweep(py);
+    let usual = match (from.location(), to.location()) {
+        (Location::Device(gpu), _) | (_, Location::Device(gpu)) => gpu,
+        _ => from.stream().or(to.stream()).map_or(0, Stream::device),
+    };
+    let Some(stream) = stream else {
+        if let (Ok(source), Ok(target)) = (from.cpu(py), to.cpu(py))
+            && target.writable
+        {
+            py.detach(move || by_cpu(source, target));
+            return Ok(());
+        }
+        return by_gpu(py, from, to, gpu.unwrap_or(usual));
+    };
+    let theirs = crate::stream::given(from.driver(), stream, gpu, usual)?;
+    on_stream(py, from, to, &theirs)
+}
+
+/// Copies, also between parts that overlap.
+fn by_cpu(from: CpuBytes, to: CpuBytes) {
+    // SAFETY: the CPU may read the one range and write the other, which have one length; the caller keeps both regions.
+    // Other threads may use the bytes meanwhile, as through any view in Python: the program orders such uses.
+    unsafe { std::ptr::copy(from.address, to.address, from.len as usize) };
+}
+
+fn expect_apart(from: &Arc<Region>, to: &Arc<Region>) -> PyResult<()> {
+    let (a, b, len) = (from.address(), to.address(), from.len());
+    if len > 0 && a < b.saturating_add(len) && b < a.saturating_add(len) {
+        return Err(invalid(
+            "source and destination overlap, and a GPU copies in no order; without stream= the CPU copies them",
+        ));
+    }
+    Ok(())
+}
+
+/// Copies with a GPU, and waits.
+fn by_gpu(py: Python<'_>, from: &Arc<Region>, to: &Arc<Region>, gpu: i32) -> PyResult<()> {
+    expect_apart(from, to)?;
+    let sides = (Side(Arc::clone(to)), Side(Arc::clone(from)));
+    py.detach(|| {
+        let stream = copies().stream(from.driver(), gpu)?;
+        let done = stream.copy(&sides.0, 0, &sides.1, 0, from.len());
+        lock(&copies().spare).push(stream);
+        done
+    })
+    .or_raise()
+}
+
+/// Has a stream of this module copy after all work of `theirs` so far, and `theirs` go on after the copy.
+fn on_stream(
+    py: Python<'_>,
+    from: &Arc<Region>,
+    to: &Arc<Region>,
+    theirs: &Stream,
+) -> PyResult<()> {
+    expect_apart(from, to)?;
+    let sides = ((Side(Arc::clone(to)), 0), (Side(Arc::clone(from)), 0));
+    py.detach(|| {
+        if theirs.is_capturing()? {
+            let why = "it is being captured into a graph: copy before or after the capture";
+            return Err(Error::invalid("stream", why));
+        }
+        let own = copies().stream(from.driver(), theirs.device())?;
+        own.wait_for(theirs)?;
+        let ticket = own
+            .start_copy(sides.0, sides.1, from.len())
+            .map_err(|failed| *failed.error)?;
+        let ordered = theirs.wait_for(&own);
+        copies().add(ticket);
+        ordered
+    })
+    .map_err(ToPy::to_py)
+}

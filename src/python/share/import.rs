@@ -1,0 +1,208 @@
+//! `egmem.SharedBuffer`: memory of another process, without a server.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use egmem::driver::{Access, Driver as Native, Location};
+use egmem::share::{Channel, Error, ImportOptions, Peers, Unreachable};
+use pyo3::prelude::*;
+
+use super::tickets::{self, Refused};
+use super::{SLICE, wait};
+use crate::driver::{Driver, given_or_default};
+use crate::error::{ToPy, invalid, not_supported, raise};
+use crate::memory::Memory;
+use crate::region::Owner;
+use crate::site::from_program;
+use crate::types::{Made, SHARED_BUFFER};
+
+/// Another process's memory, mapped here: unpickled, or received by `receive`.
+///
+/// It stays valid when the other process closes the memory or ends. A process maps the same memory once, however often
+/// it gets it. A block of a heap may have another use once its process has freed it: keep it there until this process is
+/// done with it.
+#[pyclass(extends = Memory, subclass, frozen, module = "egmem", name = "_SharedBuffer")]
+pub struct SharedBufferBase;
+
+#[pymethods]
+impl SharedBufferBase {
+    #[new]
+    fn new(made: &Bound<'_, Made>) -> PyResult<PyClassInitializer<Self>> {
+        Ok(PyClassInitializer::from(made.get().memory()?).add_subclass(Self))
+    }
+}
+
+/// Receives memory that another process has pickled.
+#[pyfunction]
+#[pyo3(name = "_unpickle")]
+pub fn unpickle<'py>(
+    py: Python<'py>,
+    name: &str,
+    ticket: &str,
+    process: u32,
+    simulated: bool,
+) -> PyResult<Bound<'py, PyAny>> {
+    let driver = given_or_default(py, None)?;
+    if driver.is_simulated() != simulated {
+        let kind = |simulated| if simulated { "a simulated" } else { "CUDA's" };
+        return Err(not_supported(
+            &format!(
+                "process {process} pickled memory of {} driver, and the default driver here is {} one",
+                kind(simulated),
+                kind(!simulated)
+            ),
+            "use one kind in both: set EGMEM_SIM for both processes, or call egmem.set_default_driver first",
+        ));
+    }
+    let found = from_program(py, || {
+        waiting(py, |go_on| {
+            let mut channel = tickets::redeem(name, ticket, go_on)?;
+            receive_from(&mut channel, &driver, None).map_err(Refused::Lost)
+        })
+    });
+    let imported = found.map_err(|failed| match failed {
+        Failed::Raised(error) => error,
+        Failed::Refused(refused) => explain(refused, process),
+    })?;
+    SHARED_BUFFER.make(py, Owner::Imported(imported))
+}
+
+fn explain(refused: Refused, process: u32) -> PyErr {
+    let (class, message, remedy) = match refused {
+        Refused::Lost(error) => return error.to_py(),
+        Refused::Ended => (
+            "ConnectionFailed",
+            format!("process {process}, which pickled the memory, has ended"),
+            "keep it until the processes that get its memory have unpickled it; after that it may end",
+        ),
+        Refused::Closed => (
+            "Closed",
+            format!("process {process} has closed the memory that it pickled"),
+            "keep the object there until the other process has unpickled it",
+        ),
+        Refused::Unknown => (
+            "Refused",
+            format!("process {process} does not know this pickle: it was unpickled before"),
+            "pickle the memory once for each process that gets it",
+        ),
+        Refused::Failed(why) => (
+            "Refused",
+            format!("process {process} could not export the memory: {why}"),
+            "see the reason",
+        ),
+        Refused::Stopped => ("Error", "the wait was stopped".into(), "try again"),
+    };
+    raise(class, &message, remedy, None)
+}
+
+enum Failed {
+    Raised(PyErr),
+    Refused(Refused),
+}
+
+/// Calls `work` without the GIL. The function that it gets looks for signals, and returns `false` if one raised.
+fn waiting<T: Send>(
+    py: Python<'_>,
+    work: impl FnOnce(&mut dyn FnMut() -> bool) -> Result<T, Refused> + Send,
+) -> Result<T, Failed> {
+    let mut raised = None;
+    let done = py.detach(|| {
+        work(&mut || match Python::attach(|py| py.check_signals()) {
+            Ok(()) => true,
+            Err(error) => {
+                raised = Some(error);
+                false
+            }
+        })
+    });
+    match raised {
+        Some(error) => Err(Failed::Raised(error)),
+        None => done.map_err(Failed::Refused),
+    }
+}
+
+/// Receives memory that another process of this user offers at a socket: by `Memory.share`, or by a program in Rust or C.
+///
+/// It waits at most `timeout` seconds, also for the socket. `mode` is `"rw"`, `"r"`, or by default as the other process
+/// offers it. Memory with `"r"` is mapped read-only: a write through it is a fault. That protects against mistakes of this
+/// process, not against its intent, because the kernel cannot limit the fd.
+///
+/// Raises `ConnectionFailed` if no process offers memory there, `TimedOut`, and `Refused` for another user's process.
+#[pyfunction]
+#[pyo3(signature = (path, *, driver=None, timeout=10.0, mode=None))]
+pub fn receive<'py>(
+    py: Python<'py>,
+    path: PathBuf,
+    driver: Option<&Bound<'_, Driver>>,
+    timeout: f64,
+    mode: Option<&str>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let driver = given_or_default(py, driver)?;
+    let access = mode.map(super::mode).transpose()?;
+    let patience = Duration::try_from_secs_f64(timeout)
+        .map_err(|_| invalid(&format!("a timeout of {timeout} s; valid: 0 or more")))?;
+    let found = from_program(py, || {
+        waiting(py, |go_on| {
+            let begun = Instant::now();
+            let mut channel = connect(&path, patience, go_on)?;
+            let left = patience.saturating_sub(begun.elapsed());
+            wait(&mut channel, left, go_on)?;
+            receive_from(&mut channel, &driver, access).map_err(Refused::Lost)
+        })
+    });
+    let imported = found.map_err(|failed| match failed {
+        Failed::Raised(error) => error,
+        Failed::Refused(Refused::Lost(error)) => error.to_py(),
+        Failed::Refused(refused) => explain(refused, 0),
+    })?;
+    SHARED_BUFFER.make(py, Owner::Imported(imported))
+}
+
+/// Connects to a socket, and waits until there is one.
+fn connect(
+    path: &std::path::Path,
+    patience: Duration,
+    go_on: &mut dyn FnMut() -> bool,
+) -> Result<Channel, Refused> {
+    let begun = Instant::now();
+    loop {
+        let left = patience.saturating_sub(begun.elapsed());
+        let error = match Channel::connect_within(path, Peers::same_user(), SLICE) {
+            Ok(channel) => return Ok(channel),
+            Err(error) => error,
+        };
+        let may_come = match &error {
+            Error::Unreachable { cause, .. } => {
+                matches!(cause, Unreachable::NoSocket | Unreachable::NobodyListens)
+            }
+            Error::TimedOut { .. } => true,
+            _ => false,
+        };
+        if !may_come || left.is_zero() {
+            return Err(Refused::Lost(error));
+        }
+        std::thread::sleep(SLICE.min(left));
+        if !go_on() {
+            return Err(Refused::Stopped);
+        }
+    }
+}
+
+/// Receives and maps the memory that has begun to arrive.
+fn receive_from(
+    channel: &mut Channel,
+    driver: &Native,
+    access: Option<Access>,
+) -> Result<egmem::share::ImportedBuffer, Error> {
+    let offer = channel.receive()?;
+    let have = offer.description().access;
+    let offer = match access {
+        Some(need) if need > have => {
+            let who = Location::Host;
+            return Err(egmem::Error::NotAccessible { who, have, need }.into());
+        }
+        Some(Access::Read) => offer.read_only(),
+        _ => offer,
+    };
+    Ok(offer.import(driver, ImportOptions::new())?)
+}

@@ -1,0 +1,190 @@
+//! `Memory.share`: memory at a Unix socket, for any process of the user.
+
+use std::ffi::OsStr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use egmem::driver::Access;
+use egmem::share::{Channel, Error, Listener, Peers, Shared};
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use crate::error::{OrRaise, ToPy};
+use crate::memory::Memory;
+use crate::per_process::PerProcess;
+use crate::region::{Region, drop_detached, lock};
+
+/// How long a process may take to receive the memory.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Memory that is offered at a Unix socket until this object is closed or deleted. Made by `Memory.share`.
+#[pyclass(frozen, module = "egmem", name = "Offer")]
+pub struct Offer {
+    open: Arc<Open>,
+    path: PathBuf,
+    driver: egmem::Driver,
+}
+
+/// An offer, until it ends.
+struct Open(Mutex<Option<Parts>>);
+
+struct Parts {
+    // In this order: the thread has ended before the socket's file is removed and the memory may be closed.
+    thread: Option<JoinHandle<()>>,
+    ended: Arc<AtomicBool>,
+    listener: Arc<Listener>,
+    _region: Arc<Region>,
+}
+
+/// The offers of this process, so that none leaves its socket at the end.
+static OFFERS: PerProcess<Mutex<Vec<Weak<Open>>>> = PerProcess::new();
+
+impl Open {
+    /// Ends the offer: no process gets the memory any more, and the socket's file is gone.
+    fn end(&self) {
+        let parts = lock(&self.0).take();
+        drop(parts);
+    }
+}
+
+impl Drop for Parts {
+    fn drop(&mut self) {
+        self.ended.store(true, Relaxed);
+        self.listener.close();
+        if let Some(thread) = self.thread.take() {
+            // It does not panic.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Offer {
+    fn drop(&mut self) {
+        let parts = lock(&self.open.0).take();
+        match self.driver.is_of_this_process() {
+            true => drop_detached(parts),
+            // The socket and its thread are the parent's.
+            false => std::mem::forget(parts),
+        }
+    }
+}
+
+#[pymethods]
+impl Offer {
+    /// The socket's path.
+    #[getter]
+    fn path(&self) -> &OsStr {
+        self.path.as_os_str()
+    }
+
+    /// Whether `close` was called.
+    #[getter]
+    fn closed(&self) -> bool {
+        lock(&self.open.0).is_none()
+    }
+
+    /// Ends the offer and removes the socket. Processes that have received the memory keep it.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.driver.expect_this_process("offer").or_raise()?;
+        py.detach(|| self.open.end());
+        Ok(())
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_args))]
+    fn __exit__(&self, py: Python<'_>, _args: &Bound<'_, PyTuple>) -> PyResult<()> {
+        self.close(py)
+    }
+
+    fn __repr__(&self) -> String {
+        let state = if self.closed() { " closed" } else { "" };
+        format!("<egmem.Offer at {}{state}>", self.path.display())
+    }
+}
+
+/// Offers memory at a socket.
+///
+/// # Errors
+/// `TypeError` for memory that was not made shareable; `InvalidArgument` for a mode; the system's errors.
+pub fn offer(memory: &Bound<'_, Memory>, path: PathBuf, mode: &str) -> PyResult<Offer> {
+    let access = super::mode(mode)?;
+    let region = memory.get().region()?;
+    let (shared, window) = super::shareable(memory, &region)?;
+    let driver = region.driver().clone();
+    let parts = memory.py().detach(|| {
+        let shared = match window {
+            None => (*shared).clone(),
+            Some((offset, len)) => shared.window(offset, len)?,
+        };
+        let listener = Arc::new(Listener::bind(&path, Peers::same_user())?);
+        let ended = Arc::new(AtomicBool::new(false));
+        let thread = serve(Arc::clone(&listener), shared, access, Arc::clone(&ended))?;
+        Ok::<_, Error>(Parts {
+            thread: Some(thread),
+            ended,
+            listener,
+            _region: region,
+        })
+    });
+    let open = Arc::new(Open(Mutex::new(Some(parts.map_err(ToPy::to_py)?))));
+    let mut offers = lock(OFFERS.get(|_| Mutex::default()));
+    offers.retain(|offer| offer.strong_count() > 0);
+    offers.push(Arc::downgrade(&open));
+    Ok(Offer { open, path, driver })
+}
+
+/// Starts the thread that sends the memory to each process that connects.
+fn serve(
+    listener: Arc<Listener>,
+    shared: Shared,
+    access: Access,
+    ended: Arc<AtomicBool>,
+) -> Result<JoinHandle<()>, Error> {
+    let send = move |mut channel: Channel, shared: Shared| {
+        channel.set_timeout(PATIENCE);
+        if let Err(error) = channel.send(&shared, access) {
+            tracing::debug!(%error, "a process that receives memory was lost");
+        }
+    };
+    let accept = move || {
+        while !ended.load(Relaxed) {
+            match listener.accept() {
+                // A thread for each, so that a process that is stopped delays no other.
+                Ok(channel) => {
+                    let shared = shared.clone();
+                    let thread = std::thread::Builder::new().name("egmem-offer".into());
+                    if let Err(error) = thread.spawn(move || send(channel, shared)) {
+                        tracing::warn!(%error, "a process that receives memory gets none");
+                    }
+                }
+                Err(Error::NotTrusted { .. }) => {}
+                // Too many open files, or the like: they may be closed again.
+                Err(_) if !ended.load(Relaxed) => std::thread::sleep(Duration::from_millis(10)),
+                Err(_) => {}
+            }
+        }
+    };
+    let thread = std::thread::Builder::new().name("egmem-offers".into());
+    thread
+        .spawn(accept)
+        .map_err(|error| egmem::Error::system("starting a thread for a socket", &error).into())
+}
+
+/// Ends this process's offers, so that their sockets are gone.
+#[pyfunction]
+#[pyo3(name = "_close_offers")]
+pub fn close_offers(py: Python<'_>) {
+    py.detach(|| {
+        let offers = std::mem::take(&mut *lock(OFFERS.get(|_| Mutex::default())));
+        offers
+            .iter()
+            .filter_map(Weak::upgrade)
+            .for_each(|open| open.end());
+    });
+}

@@ -1,0 +1,217 @@
+//! Pickled memory: tickets, and the private socket at which other processes redeem them.
+//!
+//! A pickle has no memory and no fd. It names the socket of the process that made it and a ticket: a random number that
+//! one process of the same user may present once. A ticket does not keep its memory, so a process that dies before it
+//! has unpickled leaves a number behind, and nothing else. The thread that answers begins with the first ticket. It never
+//! runs Python, and the process does not wait for it when it ends.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use egmem::driver::{Access, HandleType};
+use egmem::share::{Channel, Error, Peers, Result, Shared};
+
+use crate::per_process::PerProcess;
+use crate::region::lock;
+
+/// The most tickets that wait. Beyond that the oldest end.
+const MOST: usize = 1 << 16;
+/// The most bytes of a ticket and of an answer.
+const TEXT: usize = 1024;
+/// How long a process may take with its ticket.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The answer before the memory.
+const GRANTED: &str = "granted";
+/// The answer to a ticket whose memory is gone.
+const CLOSED: &str = "closed";
+/// The answer to an unknown ticket.
+const UNKNOWN: &str = "unknown";
+
+/// What a ticket admits to.
+struct Admits {
+    secret: String,
+    memory: Weak<Shared>,
+    /// Offset and length in the memory; `None` for all of it.
+    window: Option<(u64, u64)>,
+}
+
+#[derive(Default)]
+struct Tickets {
+    /// The socket's name, once there is one.
+    name: Mutex<Option<String>>,
+    /// By number, in the order in which they were made.
+    waiting: Mutex<BTreeMap<u64, Admits>>,
+}
+
+static TICKETS: PerProcess<Tickets> = PerProcess::new();
+
+fn tickets() -> &'static Tickets {
+    TICKETS.get(|_| Tickets::default())
+}
+
+/// Makes a ticket for memory, or for a window of it. Returns the socket's name and the ticket.
+///
+/// # Errors
+/// The system's.
+pub fn issue(
+    memory: &Arc<Shared>,
+    window: Option<(u64, u64)>,
+) -> std::io::Result<(String, String)> {
+    let tickets = tickets();
+    let name = tickets.listen()?;
+    let secret = random()?;
+    let admits = Admits {
+        secret: secret.clone(),
+        memory: Arc::downgrade(memory),
+        window,
+    };
+    let mut waiting = lock(&tickets.waiting);
+    if waiting.len() >= MOST {
+        waiting.retain(|_, admits| admits.memory.strong_count() > 0);
+    }
+    if waiting.len() >= MOST {
+        waiting.pop_first();
+    }
+    let number = waiting.last_key_value().map_or(0, |(number, _)| number + 1);
+    waiting.insert(number, admits);
+    Ok((name, format!("{number}-{secret}")))
+}
+
+/// Why a ticket admits to nothing.
+pub enum Refused {
+    /// The process that made it does not answer: it has ended.
+    Ended,
+    /// Its memory was closed.
+    Closed,
+    /// It was used before, or is no ticket.
+    Unknown,
+    /// The memory could not be exported.
+    Failed(String),
+    /// The connection failed.
+    Lost(Error),
+    /// The caller stopped the wait.
+    Stopped,
+}
+
+/// Presents a ticket at a socket, and returns the channel on which the memory comes. `go_on` is asked between waits.
+///
+/// # Errors
+/// Why there is no memory.
+pub fn redeem(
+    name: &str,
+    ticket: &str,
+    go_on: &mut dyn FnMut() -> bool,
+) -> std::result::Result<Channel, Refused> {
+    let connect = || {
+        let address = SocketAddr::from_abstract_name(name)?;
+        UnixStream::connect_addr(&address)
+    };
+    let stream = connect().map_err(|error| match error.kind() {
+        ErrorKind::ConnectionRefused | ErrorKind::NotFound => Refused::Ended,
+        _ => {
+            let what = "connecting to the process that pickled the memory";
+            Refused::Lost(egmem::Error::system(what, &error).into())
+        }
+    })?;
+    // Another user's process may have the name by now.
+    let mut channel = Channel::new(stream, &Peers::same_user()).map_err(Refused::Lost)?;
+    channel.set_timeout(PATIENCE);
+    channel.send_text(ticket).map_err(Refused::Lost)?;
+    super::wait(&mut channel, PATIENCE, go_on)?;
+    let answer = channel.receive_text(TEXT).map_err(Refused::Lost)?;
+    match answer.as_str() {
+        GRANTED => {
+            super::wait(&mut channel, PATIENCE, go_on)?;
+            Ok(channel)
+        }
+        CLOSED => Err(Refused::Closed),
+        UNKNOWN => Err(Refused::Unknown),
+        why => Err(Refused::Failed(why.to_owned())),
+    }
+}
+
+impl Tickets {
+    /// Returns the socket's name. The first call makes the socket, and the thread that answers there.
+    fn listen(&'static self) -> std::io::Result<String> {
+        let mut name = lock(&self.name);
+        if let Some(name) = &*name {
+            return Ok(name.clone());
+        }
+        let chosen = format!("egmem-{}", random()?);
+        let socket = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&chosen)?)?;
+        std::thread::Builder::new()
+            .name("egmem-tickets".into())
+            .spawn(move || self.answer_all(&socket))?;
+        Ok(name.insert(chosen).clone())
+    }
+
+    fn answer_all(&'static self, socket: &UnixListener) {
+        loop {
+            match socket.accept() {
+                // A thread for each, so that a process that is stopped delays no other.
+                Ok((stream, _)) => {
+                    let answer = move || self.answer(stream);
+                    let thread = std::thread::Builder::new().name("egmem-ticket".into());
+                    if let Err(error) = thread.spawn(answer) {
+                        tracing::warn!(%error, "a process that unpickles memory gets no answer");
+                    }
+                }
+                // Too many open files, or the like: they may be closed again.
+                Err(_) => std::thread::sleep(Duration::from_millis(10)),
+            }
+        }
+    }
+
+    fn answer(&self, stream: UnixStream) {
+        let answered = Channel::new(stream, &Peers::same_user()).and_then(|mut channel| {
+            channel.set_timeout(PATIENCE);
+            let ticket = channel.receive_text(TEXT)?;
+            self.serve(&mut channel, &ticket)
+        });
+        if let Err(error) = answered {
+            tracing::debug!(%error, "a process that unpickles memory was lost");
+        }
+    }
+
+    fn serve(&self, channel: &mut Channel, ticket: &str) -> Result<()> {
+        let memory = match self.take(ticket) {
+            None => return channel.send_text(UNKNOWN),
+            Some(admits) => match admits.memory.upgrade() {
+                None => return channel.send_text(CLOSED),
+                Some(memory) => match admits.window {
+                    None => (*memory).clone(),
+                    Some((offset, len)) => memory.window(offset, len)?,
+                },
+            },
+        };
+        if let Err(error) = memory.export_parts(0..1, HandleType::PosixFd) {
+            let why: String = error.to_string().chars().take(TEXT / 4).collect();
+            return channel.send_text(&why);
+        }
+        channel.send_text(GRANTED)?;
+        channel.send(&memory, Access::ReadWrite)
+    }
+
+    /// Takes a ticket off the list, if it is on it.
+    fn take(&self, ticket: &str) -> Option<Admits> {
+        let (number, secret) = ticket.split_once('-')?;
+        let number = number.parse().ok()?;
+        let mut waiting = lock(&self.waiting);
+        if waiting.get(&number)?.secret != secret {
+            return None;
+        }
+        waiting.remove(&number)
+    }
+}
+
+/// Returns 128 random bits as text.
+fn random() -> std::io::Result<String> {
+    let mut bytes = [0; 16];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
