@@ -1,12 +1,15 @@
 //! Shares blocks with other processes, as windows on their chunks.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use egmem_share::Shared;
 
-use super::Block;
+use super::inner::HeapInner;
+use super::{Block, Heap};
 use crate::{Error, Result};
 
+use self::chunks::SharedChunk;
 pub(super) use self::chunks::Shares;
 
 mod chunks;
@@ -67,20 +70,65 @@ impl Block {
     /// # Errors
     /// As [`share`](Self::share).
     pub fn share_arc(self: Arc<Self>) -> Result<Shared> {
-        let heap = self.heap();
-        heap.expect_this_process()?;
-        let backing = heap.supply.backing();
-        // Every block has a chunk behind it.
-        let chunk = backing.as_ref().and_then(|all| all.chunk_at(self.offset()));
-        let chunk = chunk.filter(|chunk| chunk.memory().props().handle_types.bits() != 0);
-        let Some(chunk) = chunk else {
-            let why = "its heap was built without `shareable`";
-            return Err(Error::invalid("block", why));
-        };
-        let within = self.offset() - chunk.range().start;
-        let held = heap.shares.hold(chunk);
-        drop(backing);
+        let (held, range) = self.heap().hold_chunk(self.offset(), "block")?;
+        let within = self.offset() - range.start;
         let len = crate::Memory::len(&*self);
         Shared::from_held(vec![held], within, len, self)
+    }
+}
+
+impl Heap {
+    /// Prepares the chunk that has the byte at `offset` from the heap's first address, as [`Block::share`] prepares one
+    /// block: for processes that learn of many blocks by their [offsets](Block::offset). Returns all of the chunk, and the
+    /// offset where it begins.
+    ///
+    /// The chunk is not trimmed until the last clone of the result is dropped. Its blocks are freed and reused meanwhile:
+    /// see [`Block::share`].
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the heap was not built [`shareable`](super::HeapOptions::shareable), if it has no
+    /// memory at the offset, and in a forked child.
+    ///
+    /// ```
+    /// use std::alloc::Layout;
+    /// use egmem::driver::NodeId;
+    /// use egmem::{Driver, Heap, Machine};
+    ///
+    /// let driver = Driver::simulated(Machine::gh200())?; // Driver::open() on a real machine
+    /// let heap = Heap::on(NodeId(0)).shareable().build(&driver)?;
+    /// let block = heap.allocate(Layout::new::<u64>())?;
+    /// block.put(0, 42_u64)?;
+    /// let (shared, start) = heap.share_chunk(block.offset())?;
+    /// assert_eq!(shared.word(block.offset() - start)?, 42);
+    /// # Ok::<(), egmem::Error>(())
+    /// ```
+    pub fn share_chunk(&self, offset: u64) -> Result<(Shared, u64)> {
+        let (held, range) = self.inner().hold_chunk(offset, "heap")?;
+        let shared = Shared::from_held(vec![held], 0, range.end - range.start, ())?;
+        Ok((shared, range.start))
+    }
+}
+
+impl HeapInner {
+    /// Keeps the chunk at an offset, and returns its range.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`].
+    fn hold_chunk(
+        &self,
+        offset: u64,
+        what: &'static str,
+    ) -> Result<(Arc<SharedChunk>, Range<u64>)> {
+        self.expect_this_process()?;
+        let backing = self.supply.backing();
+        let Some(chunk) = backing.as_ref().and_then(|all| all.chunk_at(offset)) else {
+            let why = format!("it has no memory at offset {offset}");
+            return Err(Error::invalid(what, why));
+        };
+        if chunk.memory().props().handle_types.bits() == 0 {
+            let why = "the heap was built without `shareable`";
+            return Err(Error::invalid(what, why));
+        }
+        Ok((self.shares.hold(chunk), chunk.range()))
     }
 }
