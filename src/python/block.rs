@@ -5,7 +5,7 @@ use std::sync::Arc;
 use egmem::heap::NotFreed;
 use pyo3::prelude::*;
 
-use crate::error::{OrRaise, ToPy, closed, in_use, raise};
+use crate::error::{OrRaise, ToPy, closed, in_use, invalid, raise};
 use crate::memory::Memory;
 use crate::region::{Owner, Region};
 use crate::types::Made;
@@ -22,6 +22,17 @@ impl BlockBase {
     #[new]
     fn new(made: &Bound<'_, Made>) -> PyResult<PyClassInitializer<Self>> {
         Ok(PyClassInitializer::from(made.get().memory()?).add_subclass(Self))
+    }
+
+    /// The block's offset in bytes from its heap's first address: `SharedHeap.block` finds it by that.
+    #[getter]
+    fn offset(slf: PyRef<'_, Self>) -> PyResult<u64> {
+        let region = slf.as_super().region()?;
+        match region.owner().or_raise()? {
+            Owner::Block(block) => Ok(block.offset()),
+            Owner::OfMany(one) => Ok(one.block().offset()),
+            _ => Err(invalid("it is no block")),
+        }
     }
 
     /// Closes the block, and frees it once all work submitted to `stream` so far has run. No other stream may use it.

@@ -30,7 +30,8 @@ use crate::types::BLOCK;
 /// to the machine by itself.
 #[pyclass(frozen, module = "egmem", name = "Heap")]
 pub struct Heap {
-    inner: Mutex<Option<egmem::Heap>>,
+    inner: Arc<Mutex<Option<egmem::Heap>>>,
+    shareable: bool,
     place: Location,
 }
 
@@ -151,7 +152,8 @@ impl Heap {
         }
         let heap = from_program(py, || py.detach(|| options.build(&driver))).or_raise()?;
         Ok(Self {
-            inner: Mutex::new(Some(heap)),
+            inner: Arc::new(Mutex::new(Some(heap))),
+            shareable,
             place,
         })
     }
@@ -284,6 +286,11 @@ impl Heap {
     #[getter]
     fn closed(&self) -> bool {
         lock(&self.inner).is_none()
+    }
+
+    /// Pickles the heap itself, for one process of this user: it finds blocks by their offsets. See docs/python.md.
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        crate::share::reduce_heap(py, &self.handle()?, &self.inner, self.shareable)
     }
 
     /// Ends the heap's use. Blocks stay valid; the memory is released with the last one.

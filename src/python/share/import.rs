@@ -7,7 +7,7 @@ use egmem::driver::{Access, Driver as Native, Location};
 use egmem::share::{Channel, Error, ImportOptions, Peers, Unreachable};
 use pyo3::prelude::*;
 
-use super::tickets::{self, Refused};
+use super::tickets::{self, PATIENCE, Refused};
 use super::{SLICE, wait};
 use crate::driver::{Driver, given_or_default};
 use crate::error::{ToPy, invalid, not_supported, raise};
@@ -43,20 +43,11 @@ pub fn unpickle<'py>(
     simulated: bool,
 ) -> PyResult<Bound<'py, PyAny>> {
     let driver = given_or_default(py, None)?;
-    if driver.is_simulated() != simulated {
-        let kind = |simulated| if simulated { "a simulated" } else { "CUDA's" };
-        return Err(not_supported(
-            &format!(
-                "process {process} pickled memory of {} driver, and the default driver here is {} one",
-                kind(simulated),
-                kind(!simulated)
-            ),
-            "use one kind in both: set EGMEM_SIM for both processes, or call egmem.set_default_driver first",
-        ));
-    }
+    expect_kind(&driver, process, simulated)?;
     let found = from_program(py, || {
         waiting(py, |go_on| {
             let mut channel = tickets::redeem(name, ticket, go_on)?;
+            wait(&mut channel, PATIENCE, go_on)?;
             receive_from(&mut channel, &driver, None).map_err(Refused::Lost)
         })
     });
@@ -67,7 +58,27 @@ pub fn unpickle<'py>(
     SHARED_BUFFER.make(py, Owner::Imported(imported))
 }
 
-fn explain(refused: Refused, process: u32) -> PyErr {
+/// Checks that this process's driver can import what another process pickled.
+///
+/// # Errors
+/// `NotSupported` if one is simulated and the other is not.
+pub fn expect_kind(driver: &Native, process: u32, simulated: bool) -> PyResult<()> {
+    if driver.is_simulated() == simulated {
+        return Ok(());
+    }
+    let kind = |simulated| if simulated { "a simulated" } else { "CUDA's" };
+    Err(not_supported(
+        &format!(
+            "process {process} pickled memory of {} driver, and the default driver here is {}",
+            kind(simulated),
+            kind(!simulated)
+        ),
+        "use one kind in both: set EGMEM_SIM for both processes, or call egmem.set_default_driver first",
+    ))
+}
+
+/// Returns the exception for memory that was not received from a process.
+pub fn explain(refused: Refused, process: u32) -> PyErr {
     let (class, message, remedy) = match refused {
         Refused::Lost(error) => return error.to_py(),
         Refused::Ended => (
@@ -95,13 +106,16 @@ fn explain(refused: Refused, process: u32) -> PyErr {
     raise(class, &message, remedy, None)
 }
 
-enum Failed {
+/// Why a wait failed.
+pub enum Failed {
+    /// A signal's handler raised.
     Raised(PyErr),
+    /// The other process refused, or was lost.
     Refused(Refused),
 }
 
 /// Calls `work` without the GIL. The function that it gets looks for signals, and returns `false` if one raised.
-fn waiting<T: Send>(
+pub fn waiting<T: Send>(
     py: Python<'_>,
     work: impl FnOnce(&mut dyn FnMut() -> bool) -> Result<T, Refused> + Send,
 ) -> Result<T, Failed> {
@@ -189,7 +203,7 @@ fn connect(
 }
 
 /// Receives and maps the memory that has begun to arrive.
-fn receive_from(
+pub fn receive_from(
     channel: &mut Channel,
     driver: &Native,
     access: Option<Access>,

@@ -1,13 +1,14 @@
 //! Memory for other processes without a server: pickling, `Memory.share` and `receive`.
 
+mod chunks;
 mod import;
 mod offer;
 mod tickets;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use egmem::driver::Access;
+use egmem::driver::{Access, Driver};
 use egmem::share::{Channel, Error, Shared};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -15,9 +16,13 @@ use pyo3::prelude::*;
 use crate::error::{OrRaise, ToPy, invalid};
 use crate::memory::Memory;
 use crate::region::{Owner, Region};
+use tickets::To;
 
 pub use import::SharedBufferBase;
 pub use offer::{Offer, offer};
+
+/// The offset and the length of a part; `None` for all of the memory.
+type Window = Option<(u64, u64)>;
 
 /// How long a wait may last before signals are looked for.
 const SLICE: Duration = Duration::from_millis(50);
@@ -25,6 +30,8 @@ const SLICE: Duration = Duration::from_millis(50);
 /// Adds the functions and types.
 pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Offer>()?;
+    module.add_class::<chunks::SharedHeap>()?;
+    module.add_function(wrap_pyfunction!(chunks::unpickle_heap, module)?)?;
     module.add_function(wrap_pyfunction!(import::receive, module)?)?;
     module.add_function(wrap_pyfunction!(import::unpickle, module)?)?;
     module.add_function(wrap_pyfunction!(offer::close_offers, module)?)?;
@@ -47,10 +54,7 @@ fn mode(text: &str) -> PyResult<Access> {
 ///
 /// # Errors
 /// `TypeError` for memory that was not made shareable, and for another process's.
-fn shareable(
-    memory: &Bound<'_, Memory>,
-    region: &Arc<Region>,
-) -> PyResult<(Arc<Shared>, Option<(u64, u64)>)> {
+fn shareable(memory: &Bound<'_, Memory>, region: &Arc<Region>) -> PyResult<(Arc<Shared>, Window)> {
     region.expect_here()?;
     let (whole, offset) = region.whole();
     let is_part = !Arc::ptr_eq(whole, region);
@@ -75,7 +79,7 @@ fn why_not(whole: &Region, name: &str) -> String {
         ),
         Ok(Owner::OfMany(_)) => (
             "it is one of many blocks",
-            "allocate it alone, by Heap.allocate of a heap with shareable=True",
+            "pickle the heap, and send the block's offset and nbytes",
         ),
         Ok(Owner::Pool(_)) => (
             "it belongs to a pool",
@@ -105,17 +109,42 @@ pub fn reduce<'py>(memory: &Bound<'py, Memory>) -> PyResult<Bound<'py, PyAny>> {
     let py = memory.py();
     let region = memory.get().region()?;
     let (shared, window) = shareable(memory, &region)?;
-    let issued = py.detach(|| tickets::issue(&shared, window));
+    let to = To::Memory(Arc::downgrade(&shared), window);
+    pickled(py, "_unpickle", to, region.driver())
+}
+
+/// Returns what `pickle` makes of a heap.
+///
+/// # Errors
+/// `TypeError` for a heap that was not made shareable; the system's.
+pub fn reduce_heap<'py>(
+    py: Python<'py>,
+    heap: &egmem::Heap,
+    slot: &Arc<Mutex<Option<egmem::Heap>>>,
+    shareable: bool,
+) -> PyResult<Bound<'py, PyAny>> {
+    if !shareable {
+        return Err(PyTypeError::new_err(
+            "this Heap cannot be sent to another process: it was made without shareable=True; what to do: make it with egmem.Heap(shareable=True)",
+        ));
+    }
+    let to = To::Heap(Arc::downgrade(slot));
+    pickled(py, "_unpickle_heap", to, heap.driver())
+}
+
+/// Returns a function's name and its arguments, as `pickle` takes them.
+fn pickled<'py>(
+    py: Python<'py>,
+    receive: &str,
+    to: To,
+    driver: &Driver,
+) -> PyResult<Bound<'py, PyAny>> {
+    let issued = py.detach(|| tickets::issue(to));
     let (name, ticket) = issued.map_err(|error| {
         egmem::Error::system("making a socket for pickled memory", &error).to_py()
     })?;
-    let receive = py.import("egmem._egmem")?.getattr("_unpickle")?;
-    let arguments = (
-        name,
-        ticket,
-        std::process::id(),
-        region.driver().is_simulated(),
-    );
+    let receive = py.import("egmem._egmem")?.getattr(receive)?;
+    let arguments = (name, ticket, std::process::id(), driver.is_simulated());
     Ok((receive, arguments).into_pyobject(py)?.into_any())
 }
 

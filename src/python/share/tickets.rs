@@ -10,34 +10,51 @@ use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Mutex, Weak};
 use std::time::Duration;
 
+use egmem::Heap;
 use egmem::driver::{Access, HandleType};
 use egmem::share::{Channel, Error, Peers, Result, Shared};
 
+use super::{Window, chunks};
 use crate::per_process::PerProcess;
 use crate::region::lock;
 
 /// The most tickets that wait. Beyond that the oldest end.
 const MOST: usize = 1 << 16;
 /// The most bytes of a ticket and of an answer.
-const TEXT: usize = 1024;
+pub const TEXT: usize = 1024;
 /// How long a process may take with its ticket.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub const PATIENCE: Duration = Duration::from_secs(10);
 /// The answer before the memory.
-const GRANTED: &str = "granted";
+pub const GRANTED: &str = "granted";
 /// The answer to a ticket whose memory is gone.
-const CLOSED: &str = "closed";
+pub const CLOSED: &str = "closed";
 /// The answer to an unknown ticket.
-const UNKNOWN: &str = "unknown";
+pub const UNKNOWN: &str = "unknown";
 
 /// What a ticket admits to.
 struct Admits {
     secret: String,
-    memory: Weak<Shared>,
-    /// Offset and length in the memory; `None` for all of it.
-    window: Option<(u64, u64)>,
+    to: To,
+}
+
+/// What other processes may get. It does not keep the memory.
+pub enum To {
+    /// Memory, or a window of it.
+    Memory(Weak<Shared>, Window),
+    /// The chunks of a heap, one by one.
+    Heap(Weak<Mutex<Option<Heap>>>),
+}
+
+impl To {
+    fn is_gone(&self) -> bool {
+        match self {
+            Self::Memory(memory, _) => memory.strong_count() == 0,
+            Self::Heap(heap) => heap.strong_count() == 0,
+        }
+    }
 }
 
 #[derive(Default)]
@@ -54,32 +71,25 @@ fn tickets() -> &'static Tickets {
     TICKETS.get(|_| Tickets::default())
 }
 
-/// Makes a ticket for memory, or for a window of it. Returns the socket's name and the ticket.
+/// Makes a ticket. Returns the socket's name and the ticket.
 ///
 /// # Errors
 /// The system's.
-pub fn issue(
-    memory: &Arc<Shared>,
-    window: Option<(u64, u64)>,
-) -> std::io::Result<(String, String)> {
+pub fn issue(to: To) -> std::io::Result<(String, String)> {
     let tickets = tickets();
     let name = tickets.listen()?;
     let secret = random()?;
-    let admits = Admits {
-        secret: secret.clone(),
-        memory: Arc::downgrade(memory),
-        window,
-    };
     let mut waiting = lock(&tickets.waiting);
     if waiting.len() >= MOST {
-        waiting.retain(|_, admits| admits.memory.strong_count() > 0);
+        waiting.retain(|_, admits| !admits.to.is_gone());
     }
     if waiting.len() >= MOST {
         waiting.pop_first();
     }
     let number = waiting.last_key_value().map_or(0, |(number, _)| number + 1);
-    waiting.insert(number, admits);
-    Ok((name, format!("{number}-{secret}")))
+    let ticket = format!("{number}-{secret}");
+    waiting.insert(number, Admits { secret, to });
+    Ok((name, ticket))
 }
 
 /// Why a ticket admits to nothing.
@@ -98,7 +108,8 @@ pub enum Refused {
     Stopped,
 }
 
-/// Presents a ticket at a socket, and returns the channel on which the memory comes. `go_on` is asked between waits.
+/// Presents a ticket at a socket, and returns the channel on which what it admits to comes. `go_on` is asked between
+/// waits.
 ///
 /// # Errors
 /// Why there is no memory.
@@ -122,16 +133,25 @@ pub fn redeem(
     let mut channel = Channel::new(stream, &Peers::same_user()).map_err(Refused::Lost)?;
     channel.set_timeout(PATIENCE);
     channel.send_text(ticket).map_err(Refused::Lost)?;
-    super::wait(&mut channel, PATIENCE, go_on)?;
+    granted(&mut channel, go_on)?;
+    Ok(channel)
+}
+
+/// Receives an answer: what follows the word that grants something.
+///
+/// # Errors
+/// Why nothing is granted.
+pub fn granted(
+    channel: &mut Channel,
+    go_on: &mut dyn FnMut() -> bool,
+) -> std::result::Result<String, Refused> {
+    super::wait(channel, PATIENCE, go_on)?;
     let answer = channel.receive_text(TEXT).map_err(Refused::Lost)?;
-    match answer.as_str() {
-        GRANTED => {
-            super::wait(&mut channel, PATIENCE, go_on)?;
-            Ok(channel)
-        }
-        CLOSED => Err(Refused::Closed),
-        UNKNOWN => Err(Refused::Unknown),
-        why => Err(Refused::Failed(why.to_owned())),
+    match (answer.as_str(), answer.strip_prefix(GRANTED)) {
+        (_, Some(rest)) => Ok(rest.trim().to_owned()),
+        (CLOSED, _) => Err(Refused::Closed),
+        (UNKNOWN, _) => Err(Refused::Unknown),
+        (why, _) => Err(Refused::Failed(why.to_owned())),
     }
 }
 
@@ -179,22 +199,16 @@ impl Tickets {
     }
 
     fn serve(&self, channel: &mut Channel, ticket: &str) -> Result<()> {
-        let memory = match self.take(ticket) {
+        let memory = match self.take(ticket).map(|admits| admits.to) {
             None => return channel.send_text(UNKNOWN),
-            Some(admits) => match admits.memory.upgrade() {
-                None => return channel.send_text(CLOSED),
-                Some(memory) => match admits.window {
-                    None => (*memory).clone(),
-                    Some((offset, len)) => memory.window(offset, len)?,
-                },
+            Some(To::Heap(heap)) => return chunks::serve(channel, &heap),
+            Some(To::Memory(memory, window)) => match (memory.upgrade(), window) {
+                (None, _) => return channel.send_text(CLOSED),
+                (Some(memory), None) => (*memory).clone(),
+                (Some(memory), Some((offset, len))) => memory.window(offset, len)?,
             },
         };
-        if let Err(error) = memory.export_parts(0..1, HandleType::PosixFd) {
-            let why: String = error.to_string().chars().take(TEXT / 4).collect();
-            return channel.send_text(&why);
-        }
-        channel.send_text(GRANTED)?;
-        channel.send(&memory, Access::ReadWrite)
+        send(channel, &memory, GRANTED)
     }
 
     /// Takes a ticket off the list, if it is on it.
@@ -207,6 +221,20 @@ impl Tickets {
         }
         waiting.remove(&number)
     }
+}
+
+/// Sends `granted` and memory, or why there is none.
+pub fn send(channel: &mut Channel, memory: &Shared, granted: &str) -> Result<()> {
+    if let Err(error) = memory.export_parts(0..1, HandleType::PosixFd) {
+        return channel.send_text(&reason(&error));
+    }
+    channel.send_text(granted)?;
+    channel.send(memory, Access::ReadWrite)
+}
+
+/// Returns an error's text, no longer than an answer.
+pub fn reason(error: &egmem::Error) -> String {
+    error.to_string().chars().take(TEXT / 4).collect()
 }
 
 /// Returns 128 random bits as text.

@@ -85,6 +85,85 @@ def test_a_worker_maps_the_same_memory_once():
     blocks[0].free_after(egmem.Stream(0))
 
 
+def write_blocks(heap, places):
+    """Writes each block's number into it; returns the number of addresses less the offset: that of chunks."""
+    blocks = [heap.block(*place) for place in places]
+    for number, block in enumerate(blocks):
+        block.fill(number)
+    assert heap.block(*places[0]).address == blocks[0].address
+    heap.close()
+    return type(heap).__name__
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_worker_finds_a_heaps_blocks(method):
+    with egmem.Heap(0, shareable=True, chunk=4 << 20) as heap:
+        blocks = [heap.allocate(size) for size in (100, 1000, 3 << 20, 4 << 20)]
+        places = [(block.offset, block.nbytes) for block in blocks]
+        assert run(method, (write_blocks, heap, places)) == ["SharedHeap"]
+        for number, block in enumerate(blocks):
+            assert block.read() == bytes([number]) * block.nbytes
+
+
+def test_a_heap_keeps_the_chunks_that_others_have():
+    heap = egmem.Heap(0, shareable=True, chunk=4 << 20)
+    block = heap.allocate(100)
+    place, pid = (block.offset, block.nbytes), os.getpid()
+    shared = pickle.loads(pickle.dumps(heap))
+    assert shared.process == pid and f"process {pid}" in repr(shared)
+    found = shared.block(*place)
+    found.write(b"x" * 100)
+    assert block.read() == b"x" * 100
+    block.close()
+    assert heap.trim() == 0, "the chunk is kept"
+    later = pickle.dumps(heap)
+    assert heap.allocate(100).read() == b"x" * 100, "a block is reused"
+    for place in [(1 << 30, 5), (1 << 60, 5)]:
+        with pytest.raises(egmem.Refused, match="no memory at offset"):
+            shared.block(*place)
+    with pytest.raises(egmem.InvalidArgument):
+        shared.block(block_end(found, shared), 8 << 20)
+    heap.close()
+    assert shared.block(0, 8).nbytes == 8, "it is mapped"
+    with pytest.raises(egmem.Closed, match="has closed the memory"):
+        shared.block(4 << 30, 8)
+    shared.close()
+    assert shared.closed and found.read(0, 1) == b"x"
+    with pytest.raises(egmem.Closed):
+        shared.block(0, 8)
+    with pytest.raises(egmem.Closed):
+        pickle.loads(later).block(0, 8)
+    with pytest.raises(TypeError, match=r"egmem.Heap\(shareable=True\)"):
+        pickle.dumps(egmem.Heap(0))
+
+
+def block_end(block, heap):
+    """The offset of the byte behind a block."""
+    return block.address - heap.block(0, 1).address + block.nbytes
+
+
+def test_the_end_of_another_process_ends_what_it_keeps():
+    heap = egmem.Heap(0, shareable=True, chunk=4 << 20)
+    block = heap.allocate(100)
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    worker = spawn.Process(target=hold_block, args=(heap, block.offset, theirs))
+    worker.start()
+    assert ours.recv_bytes() == b"ready"
+    block.close()
+    assert heap.trim() == 0
+    worker.kill()
+    worker.join()
+    while heap.trim() == 0:  # until the kernel has told the end of the connection
+        pass
+    assert heap.backed == 0
+
+
+def hold_block(heap, offset, ready):
+    KEPT.append(heap)
+    hold(heap.block(offset, 100), ready)
+
+
 def test_what_cannot_be_pickled_says_why():
     pickled = pickle.dumps(egmem.Buffer(10, shareable=True)[:5])
     with pytest.raises(egmem.Closed, match=r"has closed the memory .* keep the object"):

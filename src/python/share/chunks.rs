@@ -1,0 +1,229 @@
+//! A pickled heap: another process asks for its chunks by offset, on one connection.
+//!
+//! The process that has the heap keeps each chunk that it has sent until the connection ends, so that the heap does not
+//! give the chunk back and put other memory in its place. The kernel ends the connection of a process that dies.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use egmem::driver::Driver;
+use egmem::share::{Channel, Result};
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use super::SLICE;
+use super::import::{self, Failed};
+use super::tickets::{self, CLOSED, GRANTED, Refused, TEXT, UNKNOWN};
+use crate::driver::given_or_default;
+use crate::error::{OrRaise, closed};
+use crate::region::{Owner, Region, drop_detached, expect_within, lock};
+use crate::site::from_program;
+use crate::types::SHARED_BUFFER;
+
+/// Answers a process's questions for chunks, until it ends or asks no more.
+pub fn serve(channel: &mut Channel, heap: &Weak<Mutex<Option<egmem::Heap>>>) -> Result<()> {
+    channel.send_text(GRANTED)?;
+    let mut kept = BTreeMap::new();
+    loop {
+        while !channel.wait_for_message(Duration::MAX)? {}
+        let Ok(offset) = channel.receive_text(TEXT)?.parse::<u64>() else {
+            return channel.send_text(UNKNOWN);
+        };
+        let heap = heap.upgrade().and_then(|heap| lock(&heap).clone());
+        match heap.map(|heap| heap.share_chunk(offset)) {
+            None => channel.send_text(CLOSED)?,
+            Some(Err(error)) => channel.send_text(&tickets::reason(&error))?,
+            Some(Ok((shared, start))) => {
+                tickets::send(channel, &shared, &format!("{GRANTED} {start}"))?;
+                kept.insert(start, shared);
+            }
+        }
+    }
+}
+
+/// The connection to the process that has the heap.
+enum Connection {
+    Free(Channel),
+    /// A thread waits for an answer.
+    Used,
+    Closed,
+}
+
+/// Another process's heap, unpickled: it finds the heap's blocks by their offsets.
+///
+/// A chunk of the heap is mapped when the first of its blocks is asked for, and the heap does not give it back before this
+/// object is closed. The object allocates nothing.
+#[pyclass(frozen, module = "egmem", name = "SharedHeap")]
+pub struct SharedHeap {
+    connection: Mutex<Connection>,
+    /// By the offsets at which they begin.
+    chunks: Mutex<BTreeMap<u64, Arc<Region>>>,
+    driver: Driver,
+    process: u32,
+}
+
+impl SharedHeap {
+    /// Returns the chunk at an offset, if it is mapped here, and the offset at which it begins.
+    fn mapped(&self, offset: u64) -> Option<(u64, Arc<Region>)> {
+        let chunks = lock(&self.chunks);
+        let (start, chunk) = chunks.range(..=offset).next_back()?;
+        (offset - start < chunk.len()).then(|| (*start, Arc::clone(chunk)))
+    }
+
+    /// Asks the other process for the chunk at an offset.
+    fn ask(&self, offset: u64, go_on: &mut dyn FnMut() -> bool) -> Result<(), Refused> {
+        let mut channel = loop {
+            let mut connection = lock(&self.connection);
+            match std::mem::replace(&mut *connection, Connection::Used) {
+                Connection::Free(channel) => break channel,
+                Connection::Closed => {
+                    *connection = Connection::Closed;
+                    return Err(Refused::Closed);
+                }
+                Connection::Used => {}
+            }
+            drop(connection);
+            std::thread::sleep(SLICE / 50);
+            if !go_on() {
+                return Err(Refused::Stopped);
+            }
+        };
+        // Another thread may have asked for it meanwhile.
+        let answer = match self.mapped(offset) {
+            Some(_) => Ok(()),
+            None => self.ask_on(&mut channel, offset, go_on),
+        };
+        let mut connection = lock(&self.connection);
+        if let (Connection::Used, Ok(()) | Err(Refused::Closed | Refused::Failed(_))) =
+            (&*connection, &answer)
+        {
+            *connection = Connection::Free(channel);
+        } else {
+            // The rest of an answer may come.
+            *connection = Connection::Closed;
+        }
+        answer
+    }
+
+    fn ask_on(
+        &self,
+        channel: &mut Channel,
+        offset: u64,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Result<(), Refused> {
+        channel
+            .send_text(&offset.to_string())
+            .map_err(Refused::Lost)?;
+        let start = tickets::granted(channel, go_on)?;
+        let start = start.parse().map_err(|_| Refused::Unknown)?;
+        super::wait(channel, tickets::PATIENCE, go_on)?;
+        let imported = import::receive_from(channel, &self.driver, None).map_err(Refused::Lost)?;
+        let chunk = Arc::new(Region::new(Owner::Imported(imported)));
+        lock(&self.chunks).insert(start, chunk);
+        Ok(())
+    }
+
+    fn is_closed(&self) -> bool {
+        matches!(*lock(&self.connection), Connection::Closed)
+    }
+
+    fn end(&self) {
+        let connection = std::mem::replace(&mut *lock(&self.connection), Connection::Closed);
+        let chunks = std::mem::take(&mut *lock(&self.chunks));
+        drop_detached((connection, chunks));
+    }
+}
+
+impl Drop for SharedHeap {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+#[pymethods]
+impl SharedHeap {
+    /// Returns the block at an offset, which is its `offset` in the process that allocated it, with `nbytes` bytes.
+    ///
+    /// Keep the block there until this process is done with it: a freed block has another user soon.
+    ///
+    /// Raises `Closed` if either heap is closed, and `Refused` if the heap has no memory there.
+    fn block<'py>(&self, py: Python<'py>, offset: u64, nbytes: u64) -> PyResult<Bound<'py, PyAny>> {
+        self.driver.expect_this_process("heap").or_raise()?;
+        if self.is_closed() {
+            return Err(closed("heap"));
+        }
+        let found = import::waiting(py, |go_on| {
+            loop {
+                match self.mapped(offset) {
+                    Some(found) => return Ok(found),
+                    None => self.ask(offset, go_on)?,
+                }
+            }
+        });
+        let (start, whole) = found.map_err(|failed| match failed {
+            Failed::Raised(error) => error,
+            Failed::Refused(refused) => import::explain(refused, self.process),
+        })?;
+        let offset = offset - start;
+        expect_within(offset, nbytes, whole.len()).or_raise()?;
+        let len = nbytes;
+        SHARED_BUFFER.make(py, Owner::Part { whole, offset, len })
+    }
+
+    /// The process that has the heap.
+    #[getter]
+    fn process(&self) -> u32 {
+        self.process
+    }
+
+    /// Whether it was closed here, or the connection to the other process has ended.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.is_closed()
+    }
+
+    /// Ends the heap's use here. Blocks stay valid.
+    fn close(&self) {
+        self.end();
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_args))]
+    fn __exit__(&self, _args: &Bound<'_, PyTuple>) {
+        self.close();
+    }
+
+    fn __repr__(&self) -> String {
+        let state = if self.is_closed() { " closed" } else { "" };
+        format!("<egmem.SharedHeap of process {}{state}>", self.process)
+    }
+}
+
+/// Receives a heap that another process has pickled.
+#[pyfunction]
+#[pyo3(name = "_unpickle_heap")]
+pub fn unpickle_heap(
+    py: Python<'_>,
+    name: &str,
+    ticket: &str,
+    process: u32,
+    simulated: bool,
+) -> PyResult<SharedHeap> {
+    let driver = given_or_default(py, None)?;
+    import::expect_kind(&driver, process, simulated)?;
+    let found = import::waiting(py, |go_on| tickets::redeem(name, ticket, go_on));
+    let channel = found.map_err(|failed| match failed {
+        Failed::Raised(error) => error,
+        Failed::Refused(refused) => import::explain(refused, process),
+    })?;
+    Ok(SharedHeap {
+        connection: Mutex::new(Connection::Free(channel)),
+        chunks: Mutex::default(),
+        driver,
+        process,
+    })
+}
