@@ -23,7 +23,7 @@ const QUIET: Duration = Duration::from_millis(500);
 /// How many nodes to keep spare; more are prepared when half of them are used.
 const SPARE: usize = 4096;
 
-/// Grows the heap's own table ahead of need. The kernel's page faults for it take time, so the core's lock is
+/// Grows the heap's own table in advance. The kernel's page faults for it take time, so the core's lock is
 /// not held meanwhile.
 fn prepare(heap: &HeapInner, signal: &Signal) {
     if signal.spare.load(Relaxed) < SPARE / 2 {
@@ -91,7 +91,7 @@ fn follow(heap: &Weak<HeapInner>, signal: &Signal) -> Option<Option<Duration>> {
         prepare(&heap, signal);
         if signal.free.load(Relaxed) < signal.ahead && is_short(&heap, signal) {
             if let Err(error) = heap.add_memory(signal.ahead, true, |_, _| Ok(())) {
-                // An allocation that needs the memory gets the error itself; ahead of need this is no
+                // An allocation that needs the memory gets the error itself; in advance this is no
                 // failure.
                 tracing::debug!(%error, "a heap does not grow ahead");
                 signal.awake.store(false, Relaxed);

@@ -273,7 +273,7 @@ impl HeapInner {
             unchecked = false;
             let soft = self.facts.soft_limit.as_ref().filter(|_| ahead);
             let most = soft.map_or(u64::MAX, |soft| soft.bytes);
-            // In steps, so that threads that wait for memory have a turn after each; ahead of need, no more than
+            // In steps, so that threads that wait for memory have a turn after each; in advance, no more than
             // may still be added, or if that is nothing, 1 byte, which the backing refuses.
             let backing = locked.backing()?;
             let room = match ahead {

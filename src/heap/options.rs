@@ -105,7 +105,7 @@ impl HeapOptions {
         self
     }
 
-    /// Sets how many bytes the heap keeps free ahead of need: a background thread adds memory, so that an
+    /// Sets how many bytes the heap keeps free in advance: a background thread adds memory, so that an
     /// allocation need not wait for the driver. By default 0: memory is added when it is needed.
     ///
     /// The thread stops at the limit and at the [soft limit](Self::soft_limit). After an error from the

@@ -82,7 +82,7 @@ pub struct Args {
     #[arg(long, value_name = "BYTES", default_value_t = 1_000_000_000)]
     pub demand: u64,
 
-    /// Latency: how much memory is added ahead of need.
+    /// Latency: how much memory is added in advance.
     #[arg(long, value_name = "BYTES", default_value = "512MiB")]
     pub ahead: Bytes,
 

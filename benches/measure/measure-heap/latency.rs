@@ -67,7 +67,7 @@ pub struct Latency {
     demand: u64,
     /// The bytes of the heap at the end.
     bytes: u64,
-    /// The bytes that are added ahead of need.
+    /// The bytes that are added in advance.
     ahead: u64,
     /// The time to read the clock twice, in microseconds.
     clock: f64,

@@ -41,7 +41,7 @@ pub struct ServiceConfig {
     /// Memory that exists from the start.
     #[serde(default, rename = "buffer")]
     pub buffers: Vec<BufferConfig>,
-    /// Memory created ahead of need, for each node.
+    /// Memory allocated in advance, for each node.
     #[serde(default, rename = "reserve")]
     pub reserves: Vec<ReserveConfig>,
     /// Limits for each node.
@@ -185,7 +185,7 @@ pub struct BufferConfig {
     pub probe: bool,
 }
 
-/// Memory created ahead of need on one node.
+/// Memory allocated in advance on one node.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReserveConfig {

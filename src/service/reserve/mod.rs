@@ -1,4 +1,4 @@
-//! A node's memory created ahead of need: pinning is slow, handing out pinned memory is fast.
+//! A node's memory allocated in advance: pinning is slow, handing out pinned memory is fast.
 //!
 //! Each node has two threads. One creates chunks until the reserve is full, the other zeroes returned memory.
 //! Requests take chunks and create only the missing bytes.

@@ -1,4 +1,4 @@
-//! Growth ahead of need.
+//! Growth in advance.
 
 use std::thread;
 use std::time::{Duration, Instant};
