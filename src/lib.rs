@@ -77,7 +77,7 @@ pub use allocator_api2;
 #[doc(inline)]
 pub use egmem_core::Machine;
 #[doc(inline)]
-pub use egmem_core::error::{DriverError, Explain, Explained, NoRoom};
+pub use egmem_core::error::{DriverError, Explain, Explained, Language, NoRoom};
 #[cfg(feature = "interop")]
 #[doc(inline)]
 pub use egmem_core::interop;

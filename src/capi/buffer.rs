@@ -260,11 +260,17 @@ pub unsafe extern "C" fn egm_buffer_set_access(
         // SAFETY: the caller's promise.
         let grants = unsafe { read_grants(grants, grant_count)? }.unwrap_or_default();
         let Kind::Own(buffer) = &mut buffer.memory else {
-            return Err(Failure::invalid("buffer", "it was not allocated here"));
+            return Err(Failure::invalid(
+                "buffer",
+                "it was not allocated by egm_buffer_create or egm_buffer_near",
+            ));
         };
-        let buffer = Arc::get_mut(buffer).ok_or_else(|| Error::StillHeld {
-            name: "the buffer".into(),
-            holders: vec!["a channel that sends it".into()],
+        let buffer = Arc::get_mut(buffer).ok_or_else(|| {
+            let held = Error::StillHeld {
+                name: "the buffer".into(),
+                holders: vec!["a channel that sends it".into()],
+            };
+            Failure::from(held).with_remedy("call it again when egm_channel_send has returned")
         })?;
         Ok(buffer.set_access(&grants)?)
     })

@@ -1,10 +1,11 @@
 //! Why a call failed, as C programs see it.
 
 use std::any::Any;
+use std::borrow::Cow;
 
 use egmem::exchange::Error as ExchangeError;
 use egmem::share::Error as ShareError;
-use egmem::{Error, Explain, Explained};
+use egmem::{Error, Explain, Explained, Language};
 
 use crate::egm_status;
 
@@ -17,7 +18,7 @@ pub(crate) struct Failure(pub(crate) Box<Reason>);
 pub(crate) struct Reason {
     pub(crate) status: egm_status,
     pub(crate) message: String,
-    pub(crate) remedy: &'static str,
+    pub(crate) remedy: Cow<'static, str>,
     /// The result of the failed driver call, 0 without one.
     pub(crate) cuda_code: i32,
 }
@@ -27,15 +28,22 @@ pub(crate) type Outcome<T = ()> = Result<T, Failure>;
 
 impl Failure {
     fn new<E: Explain>(status: egm_status, error: &E, code: Option<egmem::DriverError>) -> Self {
+        let told = Explained(error);
         Self(Box::new(Reason {
             status,
-            message: Explained(error).message(),
-            remedy: error.remedy(),
+            message: told.message(),
+            remedy: told.remedy_in(Language::C),
             cuda_code: code.map_or(0, |call| call.code.0),
         }))
     }
 
-    /// Returns the failure of a call with an invalid argument.
+    /// Replaces the remedy by one that fits the call better.
+    pub(crate) fn with_remedy(mut self, remedy: &'static str) -> Self {
+        self.0.remedy = remedy.into();
+        self
+    }
+
+    /// Returns the failure of a call with an invalid argument. The message says what is valid.
     #[cold]
     pub(crate) fn invalid(what: &'static str, why: impl Into<String>) -> Self {
         Error::invalid(what, why).into()
@@ -52,7 +60,8 @@ impl Failure {
                 "the library has a defect: {}",
                 text.unwrap_or("no reason was given")
             ),
-            remedy: "report this message, and end the process soon: the objects of the call may be unusable",
+            remedy: "report this message, and end the process soon: the objects of the call may be unusable"
+                .into(),
             cuda_code: 0,
         }))
     }

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use egmem::driver::StreamHandle;
-use egmem::{Event, Stream};
+use egmem::{Error, Event, Stream};
 
 use crate::buffer::pointer;
 use crate::call::call;
@@ -64,6 +64,7 @@ pub unsafe extern "C" fn egm_stream_borrow(
         // SAFETY: the caller's promise.
         let driver = unsafe { args::object(driver, "driver")? };
         let out = args::out(out, "out")?;
+        Error::expect_gpu(gpu, driver.driver.device_count()?)?;
         let handle = borrowed_handle(gpu, handle);
         // SAFETY: the caller's promise.
         let stream = unsafe { Stream::borrowed(&driver.driver, handle) };

@@ -2,12 +2,11 @@
 
 use std::ffi::c_char;
 
-use egmem::Topology;
 use egmem::driver::NodeId;
 use egmem::topology::{Gpu, LinkKind, NumaNode};
+use egmem::{Error, Topology};
 
 use crate::call::call;
-use crate::failure::Failure;
 use crate::{args, egm_driver, egm_status, text};
 
 /// The GPUs and host nodes of a machine, read once. Any thread may use it, several at a time.
@@ -187,9 +186,9 @@ pub unsafe extern "C" fn egm_topology_node(
         let topology = unsafe { args::object(topology, "topology")? };
         let out = args::out(out, "out")?;
         let nodes = topology.topology.nodes();
-        let node = nodes.get(index).ok_or_else(|| {
-            Failure::invalid("index", format!("{index} of {} host nodes", nodes.len()))
-        })?;
+        let node = nodes
+            .get(index)
+            .ok_or_else(|| Error::invalid_index("host node", index as u64, nodes.len() as u64))?;
         // SAFETY: the caller's promise.
         unsafe { out.write(node.into()) };
         Ok(())

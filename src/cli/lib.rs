@@ -116,7 +116,7 @@ pub fn run(program: &[OsString], arguments: impl IntoIterator<Item = OsString>) 
     };
     let service = matches!(cli.command, Command::Serve(_));
     if let Err(error) = log::start(cli.verbose, service, cli.trace.as_deref()) {
-        output::complain(&format!("error: {error}; what to do: {}\n", error.remedy()));
+        output::complain(&format!("error: {}\n", Explained(&error).advice()));
         return FAILED;
     }
     let success = |()| DONE;
@@ -137,11 +137,7 @@ pub fn run(program: &[OsString], arguments: impl IntoIterator<Item = OsString>) 
         Command::Probe(probe) => probe.run().map(success).map_err(Error::from),
     };
     let status = done.unwrap_or_else(|error| {
-        let message = Explained(&error).message();
-        output::complain(&format!(
-            "error: {message}; what to do: {}\n",
-            error.remedy()
-        ));
+        output::complain(&format!("error: {}\n", Explained(&error).advice()));
         // Not an error that an import carries: that is no fault of the command line.
         match error.share().and_then(|error| error.memory()) {
             Some(MemoryError::InvalidArgument { .. }) => WRONG_USAGE,

@@ -9,7 +9,7 @@ use clap::Args;
 use egmem::ledger::Report;
 use egmem::share::Result;
 use egmem::text::escape_lines;
-use egmem::{Driver, Error};
+use egmem::{Driver, Error, Explained};
 
 use crate::output::{complain, print_painted, show};
 use crate::source::Source;
@@ -45,10 +45,8 @@ impl Ps {
     pub fn run(&self) -> Result<()> {
         // The ledgers can be shown without a driver.
         let driver = self.source.find()?.inspect_err(|error| {
-            complain(&format!(
-                "warning: {error}; what to do: {}\nGPUs are not shown.\n",
-                error.remedy()
-            ));
+            let why = Explained(error).advice();
+            complain(&format!("warning: {why}\nGPUs are not shown.\n"));
         });
         let driver = driver.ok();
         let text = match self.wide {

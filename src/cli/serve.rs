@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use egmem::Driver;
 use egmem::exchange::{Error, Result};
 use egmem::service::{Service, ServiceConfig};
+use egmem::{Driver, Explained};
 use sd_notify::NotifyState;
 
 use crate::connect::first_of;
@@ -156,10 +156,8 @@ fn reload(path: &Path, service: &Service, deadline: &mut Duration) -> Result<()>
             ))?)
         }
         Err(error) => {
-            let remedy = error.remedy();
-            complain(&format!(
-                "error: reload failed: {error}; what to do: {remedy}\n"
-            ));
+            let why = Explained(&error).advice();
+            complain(&format!("error: reload failed: {why}\n"));
             Ok(())
         }
     }
@@ -176,7 +174,7 @@ async fn drain(service: Service, deadline: Duration, signals: &Signals) -> Resul
             Ok(DONE)
         }
         Err(error @ Error::Share(egmem::share::Error::Memory(egmem::Error::StillHeld { .. }))) => {
-            complain(&format!("error: {error}; what to do: {}\n", error.remedy()));
+            complain(&format!("error: {}\n", Explained(&error).advice()));
             Ok(STILL_HELD)
         }
         Err(error) => Err(error),

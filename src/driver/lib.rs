@@ -44,7 +44,7 @@ pub use call::Call;
 pub use capture::Relaxed;
 pub use code::Code;
 pub use driver::{Driver, WeakDriver};
-pub use error::{DriverError, Error, Explain, Explained, NoRoom, Result};
+pub use error::{DriverError, Error, Explain, Explained, Language, NoRoom, Result};
 pub use lock::lock;
 pub use random::random;
 #[cfg(feature = "simulator")]

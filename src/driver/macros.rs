@@ -49,7 +49,7 @@ macro_rules! error_texts {
                 }
             }
 
-            /// Returns what to do about it, in a sentence.
+            /// Returns what to do about it, in a sentence; nothing where the text says it.
             #[allow(unused_variables)] // most are in the message alone; `_field`: in the remedy alone
             pub fn remedy(&self) -> &'static str {
                 match self {

@@ -268,7 +268,7 @@ impl Heap {
     fn watch(&self) -> Result<&Watch> {
         self.inner.expect_this_process()?;
         let watch = self.inner.watch.as_ref();
-        watch.ok_or_else(|| Error::invalid("heap", "it was built without `debug`"))
+        watch.ok_or_else(|| Error::invalid("heap", "it was built without debug mode"))
     }
 
     /// Returns the number of bytes that have memory now.

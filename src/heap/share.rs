@@ -126,7 +126,7 @@ impl HeapInner {
             return Err(Error::invalid(what, why));
         };
         if chunk.memory().props().handle_types.bits() == 0 {
-            let why = "the heap was built without `shareable`";
+            let why = "the heap is not shareable";
             return Err(Error::invalid(what, why));
         }
         Ok((self.shares.hold(chunk), chunk.range()))

@@ -114,8 +114,7 @@ impl AttachOptions {
     /// # Errors
     /// [`Error::InUse`] if another process, or another tier of this one, has it; [`Error::NotATier`] for other data;
     /// [`Error::OtherTier`] for another tier than asked for; [`InvalidArgument`](crate::MemoryError::InvalidArgument)
-    /// for a new tier whose sizes are out of range or not known; [`OutOfRange`](crate::MemoryError::OutOfRange) if it
-    /// does not fit; [`NotAccessible`](crate::MemoryError::NotAccessible) unless the CPU may read and write;
+    /// for a new tier whose sizes are out of range or not known, and for memory that is too small; [`NotAccessible`](crate::MemoryError::NotAccessible) unless the CPU may read and write;
     /// [`System`](crate::MemoryError::System) without `/proc`.
     pub fn open(self) -> Result<Tier> {
         self.method.check()?;
@@ -193,7 +192,7 @@ impl AttachOptions {
             .pages
             .unwrap_or_else(|| Geometry::fitting(view.len(), page_bytes));
         let geometry = Geometry::new(pages, page_bytes)?;
-        view.slice(0, geometry.total)?;
+        crate::inner::expect_room(view.len(), &geometry)?;
         Ok(geometry)
     }
 

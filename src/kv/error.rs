@@ -52,6 +52,13 @@ pub enum Error {
         /// Whether it is in another PID namespace, or on another boot, so that this process cannot know whether it lives.
         is_elsewhere: bool,
     },
+    /// The copy method is not for this driver, this GPU or these addresses.
+    UnusableMethod {
+        /// What the method needs.
+        what: &'static str,
+        /// The refused call, if there was one.
+        source: Option<DriverError>,
+    },
     /// A memory has other data than a tier.
     NotATier {
         /// Why its data is no tier's.
@@ -105,10 +112,16 @@ impl Error {
                  {writing} are being written"
             ),
             Self::NotReady { key, index } => {
-                write!(f, "{key:?}, number {index} of the list, has no ready page")
+                write!(
+                    f,
+                    "key {key}, at index {index} of the list, has no ready page"
+                )
             }
             Self::WrongState { page, is, need } => {
                 write!(f, "page {page} is {is}, and must be {need}")
+            }
+            Self::UnusableMethod { what, .. } => {
+                write!(f, "this copy method cannot be used here: {what}")
             }
             Self::InUse {
                 pid,
@@ -142,7 +155,7 @@ impl Error {
         }
     }
 
-    /// Returns what to do about it, in a sentence.
+    /// Returns what to do about it, in a sentence; nothing where the text says it.
     pub fn remedy(&self) -> &'static str {
         match self {
             Self::Memory(error) => error.remedy(),
@@ -155,10 +168,13 @@ impl Error {
             Self::WrongState { .. } => {
                 "use pages only while the `Store` or `Load` that returned them lives"
             }
+            Self::UnusableMethod { .. } => {
+                "use another method: `CopyMethod::Auto` takes one that works here"
+            }
             Self::InUse {
                 is_elsewhere: false,
                 ..
-            } => "drop the other tier, or wait until the process has ended",
+            } => "close the tier there, or wait until the process has ended",
             Self::InUse { .. } => {
                 "make sure that the process has ended, and attach with `take_over`"
             }
@@ -168,7 +184,7 @@ impl Error {
             Self::OtherTier { .. } => {
                 "ask for what the memory has, use another name, or attach with `reset` to lose its pages"
             }
-            Self::CopyFailed { .. } => "drop the store, and store the keys again",
+            Self::CopyFailed { .. } => "end the store without a commit, and store the keys again",
             Self::StillCopying { .. } => "wait for the store's jobs before the commit",
         }
     }
@@ -190,6 +206,7 @@ impl Explain for Error {
     fn untold_call(&self) -> Option<DriverError> {
         match self {
             Self::Memory(error) => error.untold_call(),
+            Self::UnusableMethod { source, .. } => *source,
             _ => None,
         }
     }

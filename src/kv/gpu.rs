@@ -172,6 +172,9 @@ impl GpuPages {
     /// As for [`from_raw`](Self::from_raw), with each part's own stride and bytes.
     pub unsafe fn from_raw_parts(parts: Vec<(DevicePtr, PartShape)>, blocks: u64) -> Result<Self> {
         check(parts.iter().map(|(_, shape)| *shape))?;
+        if blocks == 0 {
+            return Err(MemoryError::invalid_of("blocks", "it is 0", "1 or more").into());
+        }
         for (base, shape) in &parts {
             let bytes = blocks
                 .checked_sub(1)

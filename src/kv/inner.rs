@@ -34,17 +34,30 @@ pub(crate) struct Inner {
     _grants: Option<GrantUse>,
 }
 
+/// Checks that memory of `bytes` bytes has room for a tier.
+///
+/// # Errors
+/// [`InvalidArgument`](crate::MemoryError::InvalidArgument).
+pub(crate) fn expect_room(bytes: u64, geometry: &Geometry) -> Result<()> {
+    if bytes >= geometry.total {
+        return Ok(());
+    }
+    let why = format!("it has {bytes} bytes");
+    let valid = format!("{} bytes or more for this tier", geometry.total);
+    Err(MemoryError::invalid_of("memory", why, valid).into())
+}
+
 impl Inner {
     /// # Errors
     /// [`NotAccessible`](crate::MemoryError::NotAccessible) unless the CPU may read and write the memory;
-    /// [`OutOfRange`](crate::MemoryError::OutOfRange) if it is too small.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) if it is too small.
     pub(crate) fn new(
         memory: Arc<dyn TierMemory>,
         geometry: Geometry,
         table: Table,
     ) -> Result<Self> {
         let grants = memory.hold_grants();
-        memory.range(0, geometry.total)?;
+        expect_room(memory.len(), &geometry)?;
         let view = memory.cpu()?;
         expect_writable(&view)?;
         view.slice(0, geometry.total)?;

@@ -86,21 +86,23 @@ impl Hash for Key {
     }
 }
 
-/// Writes text as it is, and other bytes as hexadecimal digits.
-impl fmt::Debug for Key {
+/// Writes text as it is, in quotes, and other bytes as hexadecimal digits.
+impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bytes = self.as_bytes();
         let is_text = bytes.iter().all(|byte| matches!(byte, b' '..=b'~'));
         if let Ok(text) = std::str::from_utf8(bytes)
             && is_text
         {
-            return write!(f, "Key({text:?})");
+            return write!(f, "{text:?}");
         }
-        f.write_str("Key(")?;
-        for byte in bytes {
-            write!(f, "{byte:02x}")?;
-        }
-        f.write_str(")")
+        bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Key({self})")
     }
 }
 

@@ -40,8 +40,7 @@ impl Load {
     /// write to it only if no other load has it.
     ///
     /// # Errors
-    /// [`OutOfRange`](crate::MemoryError::OutOfRange) for no such page; [`InvalidArgument`](crate::MemoryError::InvalidArgument) in a
-    /// forked child; those of the memory's view.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for no such page, and in a forked child; those of the memory's view.
     pub fn view(&self, index: usize) -> Result<CpuView<'_>> {
         self.tier.page_view(page(&self.pages, index)?)
     }

@@ -77,8 +77,8 @@ impl Store {
     /// Returns the CPU's view of the page of key `index` of [`keys`](Self::keys), to write it.
     ///
     /// # Errors
-    /// [`OutOfRange`](crate::MemoryError::OutOfRange) for no such key; [`InvalidArgument`](crate::MemoryError::InvalidArgument)
-    /// after the commit, and in a forked child; those of the memory's view.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for no such key, after the commit, and in a forked child;
+    /// those of the memory's view.
     pub fn view(&self, index: usize) -> Result<CpuView<'_>> {
         if self.is_committed {
             return Err(committed().into());
@@ -141,10 +141,8 @@ pub(crate) fn pairs(pages: &[PageId], blocks: &[u64]) -> Result<Vec<(PageId, u64
 /// Returns page `index` of a list.
 ///
 /// # Errors
-/// [`OutOfRange`](crate::MemoryError::OutOfRange).
+/// [`InvalidArgument`](crate::MemoryError::InvalidArgument).
 pub(crate) fn page(pages: &[PageId], index: usize) -> Result<PageId> {
-    let (offset, size) = (index as u64, pages.len() as u64);
-    let len = 1;
-    let none = MemoryError::OutOfRange { offset, len, size };
-    pages.get(index).copied().ok_or_else(|| none.into())
+    let none = || MemoryError::invalid_index("page", index as u64, pages.len() as u64);
+    pages.get(index).copied().ok_or_else(|| none().into())
 }

@@ -109,8 +109,7 @@ impl Tier {
     ///
     /// # Errors
     /// [`Error::WrongState`](crate::Error::WrongState) for a page that is not pinned;
-    /// [`OutOfRange`](crate::MemoryError::OutOfRange) for a block that the cache does not have;
-    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for a cache whose parts together are not a page, for
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for a block that the cache does not have, for a cache whose parts together are not a page, for
     /// another driver's stream or memory, for a stream that is being captured into a graph, and in a forked child;
     /// [`NotAccessible`](crate::MemoryError::NotAccessible) if the GPU may not use the memory; the driver's errors.
     pub fn load(&self, stream: &Stream, pairs: &[(PageId, u64)], gpu: &GpuPages) -> Result<Job> {
@@ -130,8 +129,8 @@ impl Tier {
     /// As [`load`](Self::load), by a method of the caller's choice.
     ///
     /// # Errors
-    /// Those of [`load`](Self::load); [`PlatformUnsupported`](crate::MemoryError::PlatformUnsupported) for a method
-    /// that this driver or these addresses do not allow.
+    /// Those of [`load`](Self::load); [`UnusableMethod`](crate::Error::UnusableMethod) for a method that this driver or
+    /// these addresses do not allow.
     pub fn load_by(
         &self,
         method: CopyMethod,

@@ -2,7 +2,7 @@
 
 use egmem::driver::Code;
 use egmem::exchange::Refusal;
-use egmem::{DriverError, Explain, Explained};
+use egmem::{DriverError, Explain, Explained, Language};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyModule;
@@ -32,9 +32,9 @@ pub fn not_supported(message: &str, remedy: &str) -> PyErr {
     raise("NotSupported", message, remedy, None)
 }
 
-/// Creates an exception about an argument.
+/// Creates an exception about an argument. The message says what is valid.
 pub fn invalid(message: &str) -> PyErr {
-    raise("InvalidArgument", message, "correct the argument", None)
+    raise("InvalidArgument", message, "", None)
 }
 
 /// Creates an exception about memory that still has views.
@@ -68,14 +68,12 @@ impl<T, E: ToPy> OrRaise<T> for Result<T, E> {
     }
 }
 
-fn explained(class: &str, error: &impl Explain, driver: Option<DriverError>) -> PyErr {
-    let message = Explained(error).message();
-    raise(
-        class,
-        &message,
-        error.remedy(),
-        driver.map(|error| error.code.0),
-    )
+/// Creates an exception with an error's texts, in Python's words.
+pub fn explained(class: &str, error: &impl Explain, driver: Option<DriverError>) -> PyErr {
+    let error = Explained(error);
+    let remedy = error.remedy_in(Language::Python);
+    let code = driver.map(|error| error.code.0);
+    raise(class, &error.message(), &remedy, code)
 }
 
 fn class_of(error: &egmem::Error) -> &'static str {

@@ -124,10 +124,15 @@ impl Client {
         probe: &str,
     ) -> PyResult<Bound<'py, PyAny>> {
         if !matches!(probe, "gpu" | "cpu" | "none") {
-            return Err(invalid("probe is \"gpu\", \"cpu\" or \"none\""));
+            return Err(invalid(&format!(
+                "probe is {probe:?}; valid: \"gpu\", \"cpu\", \"none\""
+            )));
         }
         if !matches!(mode, None | Some("r" | "rw")) {
-            return Err(invalid("mode is \"r\", \"rw\" or None"));
+            return Err(invalid(&format!(
+                "mode is {:?}; valid: \"r\", \"rw\", None",
+                mode.unwrap_or_default()
+            )));
         }
         let owner = expect_owner
             .map(|owner| owner.parse::<Peer>().or_raise())

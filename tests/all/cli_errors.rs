@@ -64,12 +64,8 @@ fn certificates_are_for_names_that_can_be_and_authorities_that_are_there() {
     );
     assert!(run(&["certs", "init", "--out", text(&at)]).status.success());
     let wrong = issue(&["node1", "--ca", text(&at), "--san", "300.1.1.1"]);
-    let words = [
-        "'300.1.1.1' is not an IP address",
-        "0 to 255",
-        "correct the argument",
-    ];
-    expect(&wrong, 2, &words, &[]);
+    let words = ["'300.1.1.1' is not an IP address", "0 to 255"];
+    expect(&wrong, 2, &words, &["what to do"]);
     assert!(!at.join("node1.pem").exists());
     let list = issue(&["node1", "--ca", text(&at), "--san", "a.test,10.0.0.1"]);
     expect(&list, 0, &[], &[]);

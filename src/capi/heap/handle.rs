@@ -240,11 +240,14 @@ impl egm_heap {
     pub(super) fn expect_no_blocks(&self) -> Outcome {
         match self.heap.stats().live_blocks {
             0 => Ok(()),
-            count => Err(Error::StillHeld {
-                name: "the heap".into(),
-                holders: vec![format!("{count} of its blocks, which are not freed")],
+            count => {
+                let held = Error::StillHeld {
+                    name: "the heap".into(),
+                    holders: vec![format!("{count} of its blocks, which are not freed")],
+                };
+                let remedy = "free the blocks with egm_heap_free, then destroy the heap";
+                Err(Failure::from(held).with_remedy(remedy))
             }
-            .into()),
         }
     }
 }

@@ -6,10 +6,11 @@ mod stats;
 use std::ffi::{c_char, c_void};
 use std::mem;
 
-use egmem::Stream;
+use egmem::{Error, Stream};
 
 use crate::call::call;
 use crate::call_site::call_that_allocates;
+use crate::failure::Failure;
 use crate::options::read;
 use crate::stream::borrowed_handle;
 use crate::{args, egm_driver, egm_event, egm_heap_options, egm_status, egm_stream, text};
@@ -160,7 +161,10 @@ pub unsafe extern "C" fn egm_heap_free_after_cuda_stream(
         // SAFETY: the caller promises a stream, which is used within this call only: the heap keeps an event.
         let stream = unsafe { Stream::borrowed(heap.heap().driver(), handle) };
         // SAFETY: the caller's promise.
-        unsafe { heap.free_after(block, &stream) }
+        unsafe { heap.free_after(block, &stream) }.map_err(|failure| {
+            let count = heap.heap().driver().device_count().unwrap_or(i32::MAX);
+            Error::expect_gpu(gpu, count).map_or_else(Failure::from, |()| failure)
+        })
     })
 }
 

@@ -2,6 +2,7 @@
 
 mod damage;
 mod driver;
+mod language;
 mod remedy;
 mod room;
 mod texts;
@@ -14,6 +15,7 @@ pub use damage::{
     BlockInfo, Damage, DamageKind, DamageReport, Seen, Site, WrongBytes, blocks, bytes,
 };
 pub use driver::DriverError;
+pub use language::Language;
 #[doc(hidden)]
 pub use remedy::RUN_DOCTOR;
 pub use room::NoRoom;
@@ -298,6 +300,20 @@ impl Error {
             why: why.into(),
             valid: Some(valid.into()),
         }
+    }
+
+    /// Creates an error about an index of one of `count` things, which are numbered from 0.
+    pub fn invalid_index(what: &'static str, index: u64, count: u64) -> Self {
+        let valid = match count {
+            0 => None,
+            1 => Some("0".into()),
+            more => Some(format!("0 to {}", more - 1)),
+        };
+        let why = match valid {
+            Some(_) => format!("there is no {what} {index}"),
+            None => format!("there is no {what}"),
+        };
+        Self::InvalidArgument { what, why, valid }
     }
 
     /// Creates an error about memory to which the location `who` has less access than an operation needs.

@@ -31,18 +31,17 @@ pub enum NoRoom {
 remedies! {
     NoRoom {
         Self::Limit =>
-            "free blocks, ask for less, or build the heap with a larger limit (HeapOptions::limit)",
+            "free blocks, ask for less, or build the heap with a larger limit",
         Self::Fragments =>
-            "ask for smaller blocks, free those in between, or build the heap with a larger limit \
-             (HeapOptions::limit): unused addresses take no memory",
+            "ask for smaller blocks, free those in between, or build the heap with a larger limit: \
+             unused addresses take no memory",
         Self::Alignment =>
-            "ask for a smaller alignment, or build the heap with a larger limit (HeapOptions::limit): \
+            "ask for a smaller alignment, or build the heap with a larger limit: \
              unused addresses take no memory",
         Self::Share { .. } =>
-            "give a node a larger share (Heap::spread), or ask for smaller blocks",
+            "give a node a larger share when the heap is built, or ask for smaller blocks",
         Self::SoftLimit { .. } =>
-            "free blocks, have the soft limit's callback free some and answer Relief::Retry, or let it \
-             answer Relief::Grow",
+            "free blocks, raise the soft limit, or have its callback free some blocks or allow the growth",
     }
 }
 

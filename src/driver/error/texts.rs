@@ -6,9 +6,9 @@ use super::remedy::{DESTROYED, of_code, of_system};
 use super::room::asked;
 use super::words::list;
 use super::{DriverError, Error};
-use crate::Code;
 use crate::size::Bytes;
 use crate::text::Escaping;
+use crate::{Access, Code};
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -22,13 +22,14 @@ impl fmt::Display for Error {
 
 const CHOOSE: &str = "choose one that `egmem topo` lists";
 const LESS: &str = "ask for less, free memory on the node, choose another node, or allow it with \
-    overcommit(true) or EGMEM_ALLOW_OVERCOMMIT=1";
-const REMEDY_OF_ARGUMENT: &str =
-    "change what the message names, or the call, option or key that it came from";
+    `overcommit(true)` or EGMEM_ALLOW_OVERCOMMIT=1";
+const GRANT: &str = "grant the access when the memory, its heap or its pool is made or imported, or later with `set_access`";
+/// The text says what is wrong, and the valid values where they are short.
+const IN_TEXT: &str = "";
 
 error_texts! { Error {
     Error::NoDriver { detail } => ("no CUDA driver: {detail}"),
-        "install the NVIDIA driver (libcuda.so.1), or simulate one (Driver::simulated, --sim)";
+        "install the NVIDIA driver (libcuda.so.1), or simulate one (`Driver::simulated`, `--sim`)";
     Error::DriverTooOld { what, have, need } =>
         ("{what} needs a driver for CUDA {need}, this one is for CUDA {have}"),
         "install a newer NVIDIA driver";
@@ -47,13 +48,12 @@ error_texts! { Error {
         ("the driver refuses the CPU one more mapping of this memory: its exports, imports and CPU \
           mappings in all processes count together, and the tested drivers refuse the CPU more than \
           254 of them"),
-        "drop imports and CPU mappings of it that are not needed, export an fd once and send \
-         duplicates (share::Shared does), import it once per process (with an origin), or grant \
-         it only to GPUs: access(Location::Host, Access::None)";
+        "free imports and CPU mappings of it that are not needed, export an fd once and send duplicates, import it \
+         once per process, or grant it only to GPUs";
     Error::TooManyMappings { mappings, limit, .. } =>
         ("the process has {mappings} memory mappings, and the kernel allows it {limit} (vm.max_map_count): there is no room for more"),
-        "use larger chunks (Growth::chunk, HeapOptions::chunk), drop memory that is mapped and not needed, or raise the \
-         limit: sysctl -w vm.max_map_count=1048576";
+        "use larger chunks, free memory that is mapped and not needed, or raise the limit: sysctl -w \
+         vm.max_map_count=1048576";
     Error::OutOfMemory { location, requested, .. } =>
         ("out of memory: {} requested at {location}", Bytes(*requested)),
         "ask for less, free memory on the node, or choose another node";
@@ -74,15 +74,14 @@ error_texts! { Error {
     Error::NoPeerAccess { gpu, owner, .. } => ("GPU {gpu} cannot access the memory of GPU {owner}"),
         "put the memory on a host node, which every GPU reaches, or copy it between the GPUs; `egmem topo` shows \
          which GPUs reach each other";
-    Error::InvalidArgument { what, why, valid: Some(valid) } => ("invalid {what}: {why}; valid: {valid}"),
-        "correct the argument";
-    Error::InvalidArgument { what, why, valid: None } => ("invalid {what}: {why}"), REMEDY_OF_ARGUMENT;
+    Error::InvalidArgument { what, why, valid: Some(valid) } => ("invalid {what}: {why}; valid: {valid}"), IN_TEXT;
+    Error::InvalidArgument { what, why, valid: None } => ("invalid {what}: {why}"), IN_TEXT;
     Error::OutOfRange { offset, len, size } =>
         ("range of {len} bytes at offset {offset} is outside memory of {size} bytes"),
         "keep offset and length together within the memory's size";
-    Error::NotAccessible { who, have, need } => ("{who} has {have}, the operation needs {need}"),
-        "grant the access: with set_access on a buffer or a mapping, with HeapOptions::access when a heap is \
-         built, with ImportOptions::access when memory is imported";
+    Error::NotAccessible { who, have, need: Access::Read } =>
+        ("{who} has {have}, the operation needs access to read"), GRANT;
+    Error::NotAccessible { who, have, need } => ("{who} has {have}, the operation needs {need}"), GRANT;
     Error::ContextLost {
         device,
         source: source @ DriverError { code: Code::INVALID_CONTEXT | Code::CONTEXT_IS_DESTROYED, .. }
@@ -104,8 +103,8 @@ error_texts! { Error {
     Error::StillHeld { name, holders } => ("{name} is still held by {}", holders.join(", ")),
         "end or ask the holders; memory that a holder has mapped stays pinned until it unmaps it";
     Error::HeapDamaged { report } => ("{report}"),
-        "check the code that uses these blocks: kernels' indices and lengths, and work that \
-         still runs when a block is dropped (Block::free_after); compute-sanitizer finds the access";
+        "check the code that uses these blocks: kernels' indices and lengths, and GPU work that still runs when its block \
+         is freed; compute-sanitizer finds the access";
     Error::HeapFull { requested, align, guards, why, limit, used, free, largest_free } =>
         ("a heap has no room for {}: {why} (limit {}; {} in use, {} free, largest free range {})",
          asked(*requested, *align, *guards), Bytes(*limit), Bytes(*used), Bytes(*free), Bytes(*largest_free)),
@@ -117,5 +116,5 @@ error_texts! { Error {
          appender goes on after `collect`";
     Error::OutOfAddresses { requested, .. } =>
         ("this process has no {} of contiguous addresses left", Bytes(*requested)),
-        "reserve fewer (a heap reserves its whole limit, HeapOptions::limit), or drop other reservations";
+        "reserve fewer (a heap reserves addresses for its whole limit), or free other memory";
 } }

@@ -1,8 +1,9 @@
 //! Formats errors for people.
 
+use std::borrow::Cow;
 use std::fmt;
 
-use super::{DriverError, Error};
+use super::{DriverError, Error, Language};
 use crate::NodeId;
 
 pub(super) fn list(nodes: &[NodeId]) -> String {
@@ -15,7 +16,7 @@ pub(super) fn list(nodes: &[NodeId]) -> String {
 
 /// An error of any of egmem's crates, which says what to do about it: for [`Explained`].
 pub trait Explain: fmt::Display {
-    /// Returns what to do about the error, in a sentence.
+    /// Returns what to do about the error, in a sentence; nothing where the error's text says it.
     fn remedy(&self) -> &'static str;
 
     /// Returns the failed driver call behind the error, unless the error's text has it.
@@ -35,7 +36,7 @@ impl Explain for Error {
     }
 }
 
-/// An error with its remedy, for display: `{error}; {remedy}`.
+/// An error with its remedy, for display: `{error}; {remedy}`, or `{error}` without a remedy.
 #[derive(Debug)]
 pub struct Explained<'a, E: ?Sized = Error>(pub &'a E);
 
@@ -47,10 +48,28 @@ impl<E: Explain + ?Sized> Explained<'_, E> {
             None => self.0.to_string(),
         }
     }
+
+    /// Returns the remedy with the names that a language has.
+    pub fn remedy_in(&self, language: Language) -> Cow<'static, str> {
+        language.adapt(self.0.remedy())
+    }
+
+    /// Returns the text with the remedy, for a command line: `{error}; what to do: {remedy}`.
+    pub fn advice(&self) -> String {
+        self.joined("; what to do: ")
+    }
+
+    fn joined(&self, between: &str) -> String {
+        let mut text = self.message();
+        if !self.0.remedy().is_empty() {
+            text = text + between + self.0.remedy();
+        }
+        text
+    }
 }
 
 impl<E: Explain + ?Sized> fmt::Display for Explained<'_, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}; {}", self.message(), self.0.remedy())
+        f.write_str(&self.joined("; "))
     }
 }

@@ -77,13 +77,13 @@ refusals! {
     /// The two ends have no protocol version in common.
     Version = "version", "no common protocol version", "update the older of the two";
     /// The request is invalid.
-    Invalid = "invalid", "the request is invalid", "correct the part of the request that the message names";
+    Invalid = "invalid", "the request is invalid", "";
     /// A limit of the peer is reached: connections, names, leases, bytes.
     Limit = "limit", "a limit is reached", "release what is not needed, or have the peer's limits raised";
     /// More than the quota allows.
     Quota = "quota", "over the quota", "release what is not needed, or have the peer's limits raised";
     /// The name exists already.
-    Exists = "exists", "the name exists already", "choose another name, or withdraw the old one";
+    Exists = "exists", "the name exists already", "choose another name, or delete the old one";
     /// The name has another owner than the one named in the request.
     WrongOwner = "wrong_owner", "another peer owns the name",
         "do not use the memory: ask the administrator why another peer has the name";

@@ -5,14 +5,14 @@ use crate::DriverError;
 use crate::driver::Explain;
 
 impl Error {
-    /// Returns what to do about it, in a sentence.
+    /// Returns what to do about it, in a sentence; nothing where the text says it.
     pub fn remedy(&self) -> &'static str {
         match self {
             Self::Share(error) => error.remedy(),
             Self::Insecure { .. } => {
                 "give certificates (`egmem certs init`, `egmem certs issue`), or allow plain TCP, which \
                  anyone on the network path can read: `--plain-anywhere`, `plain_anywhere = true` of `egmem serve`, \
-                 Security::PlainAnywhere"
+                 `Security::PlainAnywhere`"
             }
             Self::TlsAtOneEnd { here: false, .. } => {
                 "give ca, cert and key: certificates of an authority that the other end trusts"

@@ -39,7 +39,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns what to do about it, in a sentence.
+    /// Returns what to do about it, in a sentence; nothing where the text says it.
     pub fn remedy(&self) -> &'static str {
         match self {
             Self::Exchange(error) => error.remedy(),

@@ -6,7 +6,7 @@ use crate::driver::{Driver, HandleType};
 use crate::ledger::{Party, Site};
 use crate::per_driver::lock;
 use crate::share::{Description, ImportOptions, ImportedBuffer, PartHandles, Shared};
-use crate::{End, Error, Result};
+use crate::{End, Error, MemoryError, Result};
 
 /// A rank.
 pub(super) struct Slot {
@@ -80,7 +80,7 @@ impl Slot {
 /// Returns a rank's slot.
 pub(super) fn slot(slots: &[Slot], rank: u32) -> Result<&Slot> {
     let slot = slots.get(rank as usize);
-    slot.ok_or_else(|| Error::invalid("rank", format!("rank {rank} of {}", slots.len())))
+    slot.ok_or_else(|| MemoryError::invalid_index("rank", rank.into(), slots.len() as u64).into())
 }
 
 /// Notes in the ledger that the other ranks have handles of this rank's memory.

@@ -100,7 +100,8 @@ pub(crate) fn start(
         }
     }
     // Dropping the job releases the pages.
-    Err(refused.unwrap_or_else(|| MemoryError::invalid("method", "there is none").into()))
+    let none = || MemoryError::invalid("method", "there is none").into();
+    Err(refused.map_or_else(none, of_method))
 }
 
 /// Returns whether a stream is the legacy default stream, which takes no batches: 0, and `CU_STREAM_LEGACY`.
@@ -126,9 +127,8 @@ fn expect_tier_access(tier: &Inner, stream: &Stream, engine: Engine, need: Acces
     Ok(())
 }
 
-const NO_BORDERS: &str =
-    "a batch of copies in memory that does not tell where its allocations border";
-const UNALIGNED: &str = "copies by a kernel of pages and blocks that are not multiples of 16 bytes";
+const NO_BORDERS: &str = "a batch needs memory that tells where its allocations border";
+const UNALIGNED: &str = "a kernel needs addresses and sizes that are multiples of 16 bytes";
 
 fn not_submitted() -> MemoryError {
     MemoryError::failed("copies", "they were not submitted")
@@ -136,6 +136,16 @@ fn not_submitted() -> MemoryError {
 
 fn unsupported(what: &'static str) -> crate::Error {
     MemoryError::PlatformUnsupported { what, source: None }.into()
+}
+
+/// Names the method where the platform lacks what it needs: another one may do.
+fn of_method(error: crate::Error) -> crate::Error {
+    match error {
+        crate::Error::Memory(MemoryError::PlatformUnsupported { what, source }) => {
+            crate::Error::UnusableMethod { what, source }
+        }
+        other => other,
+    }
 }
 
 impl Job {

@@ -110,7 +110,7 @@ impl Kernels {
         }
         let kernel = match Kernel::load(driver, device, code) {
             Ok(kernel) => Ok(Arc::new(kernel)),
-            Err(error) if never_runs(&error) => Err(no_kernel(&error)),
+            Err(error) if never_runs(&error) => Err(no_kernel(driver, &error)),
             Err(error) => return Err(error),
         };
         loaded.insert((device, code.1), kernel.clone());
@@ -166,8 +166,12 @@ fn never_runs(error: &MemoryError) -> bool {
     )
 }
 
-fn no_kernel(error: &MemoryError) -> MemoryError {
-    let (what, source) = ("the kernel that copies pages", error.driver_error());
+fn no_kernel(driver: &Driver, error: &MemoryError) -> MemoryError {
+    let what = match driver.is_simulated() {
+        true => "a simulated GPU runs no kernels",
+        false => "the GPU or its driver cannot run the kernel that copies pages",
+    };
+    let source = error.driver_error();
     MemoryError::PlatformUnsupported { what, source }
 }
 

@@ -27,8 +27,8 @@ pub(crate) struct Plan<'a> {
 
 impl<'a> Plan<'a> {
     /// # Errors
-    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for parts that are not a page together, and for too
-    /// many pairs; [`OutOfRange`](crate::MemoryError::OutOfRange) for a block that does not exist.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for parts that are not a page together, for too many
+    /// pairs, and for a block that does not exist.
     pub(crate) fn new(
         geometry: &Geometry,
         pairs: &'a [(PageId, u64)],
@@ -48,9 +48,8 @@ impl<'a> Plan<'a> {
             return Err(MemoryError::invalid_of("pairs", why, format!("0 to {MAX_PAIRS}")).into());
         }
         let size = gpu.blocks();
-        if let Some(&(_, offset)) = pairs.iter().find(|&&(_, block)| block >= size) {
-            let len = 1;
-            return Err(MemoryError::OutOfRange { offset, len, size }.into());
+        if let Some(&(_, block)) = pairs.iter().find(|&&(_, block)| block >= size) {
+            return Err(MemoryError::invalid_index("block", block, size).into());
         }
         Ok(Self {
             pairs,

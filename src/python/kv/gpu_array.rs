@@ -2,6 +2,7 @@
 
 use egmem::driver::DevicePtr;
 use egmem::kv::PartShape;
+use pyo3::exceptions::{PyAttributeError, PyTypeError};
 use pyo3::prelude::*;
 
 use crate::error::invalid;
@@ -27,8 +28,21 @@ impl GpuArray {
     /// Reads a PyTorch tensor, a CuPy array, or an array with a tensor's methods.
     ///
     /// # Errors
-    /// `InvalidArgument` for an array that is on no GPU, or that has a negative stride; Python's errors.
+    /// `TypeError` for another object; `InvalidArgument` for an array that is on no GPU, or that has a negative stride;
+    /// Python's errors.
     pub fn of(array: &Bound<'_, PyAny>) -> PyResult<Self> {
+        Self::read(array).map_err(|error| {
+            if !error.is_instance_of::<PyAttributeError>(array.py()) {
+                return error;
+            }
+            let kind = array.get_type();
+            PyTypeError::new_err(format!(
+                "{kind} is no tensor on a GPU; valid: tensors of PyTorch, arrays of CuPy"
+            ))
+        })
+    }
+
+    fn read(array: &Bound<'_, PyAny>) -> PyResult<Self> {
         let library = Library::of(array)?;
         let shape: Vec<u64> = array.getattr("shape")?.extract()?;
         let (gpu, address, strides, unit, item_bytes) = if library == Some(Library::CuPy) {

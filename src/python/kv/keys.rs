@@ -1,11 +1,12 @@
 //! Keys that Python gives, and the tier's errors.
 
+use egmem::Explain;
 use egmem::kv::{Error, Key};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyString};
 
-use crate::error::{ToPy, raise};
+use crate::error::{ToPy, explained};
 
 /// A list of keys, or another iterable of `bytes`.
 pub struct Keys<'py>(pub Vec<Bound<'py, PyBytes>>);
@@ -78,8 +79,9 @@ impl ToPy for Error {
                 "InvalidArgument"
             }
             Self::StillCopying { .. } | Self::InUse { .. } => "InUse",
+            Self::UnusableMethod { .. } => "NotSupported",
             _ => "Error",
         };
-        raise(class, &self.to_string(), self.remedy(), None)
+        explained(class, &self, self.untold_call())
     }
 }

@@ -4,6 +4,7 @@ use std::ffi::{CString, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use egmem::driver::StreamHandle;
+use egmem::{Explained, Language};
 
 use super::graphs::PoolId;
 use super::pool::Caller;
@@ -96,7 +97,8 @@ unsafe extern "C-unwind" fn allocate<const SLOT: usize, const SEGMENTS: bool>(
 
 /// Throws PyTorch's exception through this crate's frames, which have only values that may be dropped then.
 fn raise(address: usize, error: &egmem::Error) -> ! {
-    let text = format!("CUDA out of memory. egmem: {error}; {}", error.remedy());
+    let remedy = Explained(error).remedy_in(Language::Python);
+    let text = format!("CUDA out of memory. egmem: {error}; {remedy}");
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
     // SAFETY: `raise_by` was given the function's address.
     unsafe {

@@ -29,7 +29,7 @@ crate::driver::remedies! {
              `share::Peers` for a server's, `[local] users` of `egmem serve` for a client's",
         Self::Name =>
             "connect by a name that the certificate has, expect one of them (`--expect-peer`, \
-             Tls::expect_peer), or issue it anew for the expected name (`egmem certs issue --san`)",
+             `Tls::expect_peer`), or issue it anew for the expected name (`egmem certs issue --san`)",
         Self::Validity =>
             "renew the certificate (`egmem certs renew`) and load it, or set the clocks right",
         Self::Revoked =>

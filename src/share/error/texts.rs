@@ -22,7 +22,7 @@ error_texts! { Error {
     Self::NotTrusted { peer, why, cause: _cause } => ("{peer} is not trusted: {why}"), _cause.remedy();
     Self::Unreachable { peer, why, cause: _cause } => ("cannot connect to {peer}: {why}"), _cause.remedy();
     Self::PeerLost { peer, why } => ("{peer} is lost: {why}"),
-        "check the peer's process and its log, and the network; what was imported from it before stays mapped until dropped, but its \
+        "check the peer's process and its log, and the network; what was imported from it before stays mapped until it is freed, but its \
          contents are no longer maintained";
     Self::Protocol { peer, detail } => ("{peer} breaks the protocol: {detail}"),
         "check that the address is an egmem exchange and that both ends run compatible versions";

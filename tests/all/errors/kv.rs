@@ -1,7 +1,8 @@
 //! Errors of a KV-cache tier.
 
-use egmem::Error as MemoryError;
+use egmem::driver::{Call, Code};
 use egmem::kv::{Error, Key};
+use egmem::{DriverError, Error as MemoryError};
 
 use crate::errors::listing::compare;
 
@@ -30,6 +31,13 @@ fn examples() -> Vec<Error> {
         },
         in_use(false),
         in_use(true),
+        Error::UnusableMethod {
+            what: "a simulated GPU runs no kernels",
+            source: Some(DriverError {
+                call: Call::ModuleLoadData,
+                code: Code::INVALID_PTX,
+            }),
+        },
         Error::NotATier {
             why: "it begins with other bytes than a tier's header".into(),
         },

@@ -1,9 +1,9 @@
-//! Compares the texts of errors with a listing.
+//! Compares the texts of errors with a listing, and their words with those of each language.
 
 use std::fmt::{Debug, Write};
 use std::path::PathBuf;
 
-use egmem::Explain;
+use egmem::{Explain, Explained, Language};
 use syn::Item;
 
 /// Where set, a test writes its listing instead of comparing it.
@@ -53,6 +53,30 @@ pub fn expect_all<T: Debug>(file: &str, name: &str, values: &[T]) {
     assert_eq!(found, variants(file, name), "examples of {name}");
 }
 
+/// Returns the word of a text that a program in `language` does not know: of Rust, of the other language, or an option of
+/// the command line outside a command.
+pub fn foreign_word(text: &str, language: Language) -> Option<&str> {
+    let of_the_other: &[&str] = match language {
+        Language::Python => &["egm_", "EGM_"],
+        _ => &["=True", "egmem.simulated"],
+    };
+    // Commands are the same everywhere: `egmem certs issue --san`.
+    let outside_commands = text.split('`').filter(|part| !part.starts_with("egmem "));
+    let mut words = outside_commands.flat_map(str::split_whitespace);
+    words.find(|word| {
+        // Rust's types are in camel case. So are CUDA's calls, and its products.
+        let is_camel = word.as_bytes().windows(3).any(|three| {
+            let is_upper = three.iter().map(u8::is_ascii_uppercase);
+            is_upper.eq([false, true, false]) && three.iter().all(u8::is_ascii_alphabetic)
+        });
+        let is_cuda = word.starts_with("cu") || word.starts_with("(cu") || word.contains("NVLink");
+        (is_camel && !is_cuda)
+            || word.starts_with("--")
+            || ["::", "(true)"].iter().any(|rust| word.contains(rust))
+            || of_the_other.iter().any(|other| word.contains(other))
+    })
+}
+
 /// Compares the examples of the enum `Error` of the crate or module `of`, which is in the file `file`, with
 /// `tests/data/errors/{name}.txt`. `reason` returns which of several reasons an error has.
 ///
@@ -84,6 +108,24 @@ pub fn compare<E: Explain + Debug>(
     );
 }
 
+/// Lists the remedy: Rust's, and those of Python and C where they have other names.
+fn list_remedies(text: &mut String, example: &(impl Explain + Debug)) {
+    let told = Explained(example);
+    if !example.remedy().is_empty() {
+        writeln!(text, "  -> {}", example.remedy()).unwrap();
+    }
+    for (name, language) in [("Python", Language::Python), ("C", Language::C)] {
+        let remedy = told.remedy_in(language);
+        if remedy != example.remedy() {
+            writeln!(text, "  {name} -> {remedy}").unwrap();
+        }
+        for part in [&told.message(), &*remedy] {
+            let foreign = foreign_word(part, language);
+            assert_eq!(foreign, None, "{example:?} in {name}: {part}");
+        }
+    }
+}
+
 fn listed<E: Explain + Debug>(
     of: &str,
     all: &[String],
@@ -91,8 +133,8 @@ fn listed<E: Explain + Debug>(
     reason: impl Fn(&E) -> Option<String>,
 ) -> String {
     let mut text = format!(
-        "Every variant of {of}::Error, each with an example's message and remedy. The test\n\
-         program errors compares this file with the code; {UPDATE}=1 rewrites it.\n"
+        "Every variant of {of}::Error, each with an example's message and remedy, and with Python's and C's remedy where it has other\n\
+         names. The tests of `errors` compare this file with the code; {UPDATE}=1 rewrites it.\n"
     );
     for name in all {
         let mut examples = examples.iter().filter(|e| variant(e) == *name).peekable();
@@ -105,7 +147,7 @@ fn listed<E: Explain + Debug>(
             for line in example.to_string().lines() {
                 writeln!(text, "  {line}").unwrap();
             }
-            writeln!(text, "  -> {}", example.remedy()).unwrap();
+            list_remedies(&mut text, example);
         }
     }
     text

@@ -8,7 +8,8 @@ from typing import Optional
 class Error(Exception):
     """The base of egmem's exceptions.
 
-    ``message`` is what failed, ``remedy`` what to do about it, and ``code`` the driver's result if a driver call failed.
+    ``message`` is what failed, and ``code`` the driver's result if a driver call failed. ``remedy`` is what to do about it, or empty
+    where the message says what is valid.
     """
 
     message: str
@@ -91,3 +92,10 @@ class ConnectionFailed(ExchangeError, ConnectionError):
 
 class TimedOut(ExchangeError, TimeoutError):
     """An answer did not come in time."""
+
+
+# Their names are those of the package, in tracebacks too.
+for _class in list(globals().values()):
+    if isinstance(_class, type) and issubclass(_class, Error):
+        _class.__module__ = "egmem"
+del _class
