@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, c_char};
 use std::ptr::NonNull;
+use std::time::Duration;
 
 use crate::failure::{Failure, Outcome};
 
@@ -79,6 +80,14 @@ pub(crate) unsafe fn optional_text<'a>(
         .to_str()
         .map_err(|_| Failure::invalid(what, "it is not UTF-8"))?;
     Ok(Some(text))
+}
+
+/// Reads how long a call may take.
+pub(crate) fn milliseconds(timeout_ms: u64) -> Outcome<Duration> {
+    match timeout_ms {
+        0 => Err(Failure::invalid("timeout_ms", "it is 0; valid: 1 or more")),
+        some => Ok(Duration::from_millis(some)),
+    }
 }
 
 /// Borrows `count` values of an array; none at all may be at a null pointer.

@@ -9,6 +9,7 @@ use std::time::Duration;
 use egmem::driver::Access;
 use egmem::share::{Channel, DEFAULT_TIMEOUT, ImportOptions, Listener, Offer, Peers, Shared};
 
+use crate::args::milliseconds;
 use crate::buffer::Kind;
 use crate::call::call;
 use crate::call_site::call_that_allocates;
@@ -58,13 +59,6 @@ impl egm_channel {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn milliseconds(timeout_ms: u64) -> Outcome<Duration> {
-    match timeout_ms {
-        0 => Err(Failure::invalid("timeout_ms", "0 milliseconds")),
-        some => Ok(Duration::from_millis(some)),
-    }
 }
 
 /// Listens at a path of the file system, which only this user can open. Replaces a socket that a dead process has
@@ -212,7 +206,10 @@ pub unsafe extern "C" fn egm_channel_send(
         let buffer = unsafe { args::object(buffer, "buffer")? };
         let access = read_access(access)?;
         let Kind::Own(buffer) = &buffer.memory else {
-            return Err(Failure::invalid("buffer", "it was not allocated here"));
+            return Err(Failure::invalid(
+                "buffer",
+                "it was not allocated by egm_buffer_create or egm_buffer_near",
+            ));
         };
         let shared = Shared::from(Arc::clone(buffer));
         channel.send(&shared, access)

@@ -16,10 +16,10 @@ use crate::{
     EGM_PLAIN_ANYWHERE, EGM_READ_ONLY, args, egm_buffer, egm_client_options, egm_driver, egm_status,
 };
 
-/// A connection to a server, from which memory is fetched by name. Any thread may use it, several at a time. It has a
-/// thread of its own.
+/// A connection to a server, from which memory is fetched by name, and which creates memory. Any thread may use it, several
+/// at a time. It has a thread of its own.
 pub struct egm_client {
-    client: Client,
+    pub(crate) client: Client,
     read_only: bool,
 }
 

@@ -28,7 +28,7 @@ pub(crate) fn set(failure: Failure) -> egm_status {
     } = *failure.0;
     let last = LastError {
         message: text(message),
-        remedy: text(remedy.into()),
+        remedy: text(remedy.into_owned()),
         cuda_code,
     };
     // While the thread ends there is no place for it.
@@ -58,7 +58,8 @@ pub extern "C" fn egm_last_error_message() -> *const c_char {
     last(|last| last.message.as_ptr())
 }
 
-/// Returns the remedy for the calling thread's last failed call. Valid as long as egm_last_error_message()'s text.
+/// Returns the remedy for the calling thread's last failed call, or "" where the message says what is valid, as for most
+/// arguments. Valid as long as egm_last_error_message()'s text. Never null.
 #[unsafe(no_mangle)]
 pub extern "C" fn egm_last_error_remedy() -> *const c_char {
     last(|last| last.remedy.as_ptr())

@@ -25,6 +25,9 @@ pub const EGM_PLAIN_ANYWHERE: u32 = 64;
 /// For `flags` of a client: memory is fetched read-only.
 pub const EGM_READ_ONLY: u32 = 128;
 
+/// For `flags` of a creation: memory that this peer created before with the same size and node will do.
+pub const EGM_EXIST_OK: u32 = 256;
+
 /// Options of a buffer. Set `struct_size` to sizeof(egm_buffer_options), and the fields that you do not need to 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -68,7 +71,7 @@ pub struct egm_heap_options {
     pub chunk: u64,
     /// How much memory the heap has from the start, in bytes.
     pub reserve: u64,
-    /// How many bytes a background thread keeps free ahead of need.
+    /// How many bytes a background thread keeps free in advance.
     pub grow_ahead: u64,
     /// How many bytes of blocks above 2 KiB a thread may cache; 0: 4 MiB. UINT64_MAX: none.
     pub thread_cache: u64,
@@ -134,6 +137,23 @@ pub struct egm_client_options {
     pub expect_owner: *const c_char,
 }
 
+/// Options of memory that a server creates. Set `struct_size` to sizeof(egm_create_options), and the fields that you do not
+/// need to 0.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct egm_create_options {
+    /// The size of this structure, by which the library knows the program's version.
+    pub struct_size: usize,
+    /// The host node: of kind ::EGM_LOCATION_HOST_NUMA; of kind 0: one of the server's choice.
+    pub location: egm_location,
+    /// `share_count` peers that may fetch the memory besides this one: a certificate's name, "uid:1000", or "*" for all.
+    pub share_with: *const *const c_char,
+    /// The number of peers.
+    pub share_count: usize,
+    /// Bits: ::EGM_EXIST_OK.
+    pub flags: u32,
+}
+
 /// Structures that begin with their size.
 ///
 /// # Safety
@@ -148,6 +168,8 @@ unsafe impl Options for egm_heap_options {}
 unsafe impl Options for egm_pool_options {}
 // SAFETY: as above.
 unsafe impl Options for egm_client_options {}
+// SAFETY: as above.
+unsafe impl Options for egm_create_options {}
 
 /// Reads options of this or another version: fields that the program does not know are 0, and those that this library
 /// does not know must be.

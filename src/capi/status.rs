@@ -156,6 +156,7 @@ impl From<&ExchangeError> for egm_status {
             ExchangeError::Share(error) => error.into(),
             ExchangeError::Insecure { .. } => EGM_INSECURE,
             ExchangeError::Tls { .. } | ExchangeError::TlsAtOneEnd { .. } => EGM_TLS,
+            // Memory that is still held at the end of a delete.
             ExchangeError::Refused {
                 reason: Refusal::TimedOut,
                 ..

@@ -9,6 +9,15 @@ use crate::call::call;
 use crate::failure::{Failure, Outcome};
 use crate::{egm_status, last_error};
 
+/// Gives a text to the caller.
+///
+/// # Safety
+/// `out` may be written.
+pub(crate) unsafe fn give(out: NonNull<*mut c_char>, value: String) {
+    // SAFETY: the caller's promise.
+    unsafe { out.write(last_error::text(value).into_raw()) };
+}
+
 /// Gives a value to the caller as JSON.
 ///
 /// # Safety
@@ -18,7 +27,7 @@ pub(crate) unsafe fn give_json(out: NonNull<*mut c_char>, value: &impl Serialize
         Failure::invalid("value", format!("it cannot be written as JSON: {error}"))
     })?;
     // SAFETY: the caller's promise.
-    unsafe { out.write(last_error::text(json).into_raw()) };
+    unsafe { give(out, json) };
     Ok(())
 }
 
@@ -30,7 +39,7 @@ pub(crate) unsafe fn give_json(out: NonNull<*mut c_char>, value: &impl Serialize
 pub unsafe extern "C" fn egm_string_free(text: *mut c_char) -> egm_status {
     call(|| {
         if !text.is_null() {
-            // SAFETY: `give_json` made it, and the caller promises that this is its last use.
+            // SAFETY: `give` made it, and the caller promises that this is its last use.
             drop(unsafe { CString::from_raw(text) });
         }
         Ok(())

@@ -82,6 +82,20 @@ impl egm_grant {
     }
 }
 
+/// Memory under a name at a server.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct egm_entry {
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// Where its first part lies.
+    pub location: egm_location,
+    /// The number of leases on it.
+    pub leases: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
 pub(crate) fn read_access(access: i32) -> Outcome<Access> {
     let known = u64::try_from(access).ok().and_then(Access::from_flags);
     known.ok_or_else(|| {

@@ -42,6 +42,9 @@
 /// For `flags` of a client: memory is fetched read-only.
 #define EGM_READ_ONLY 128
 
+/// For `flags` of a creation: memory that this peer created before with the same size and node will do.
+#define EGM_EXIST_OK 256
+
 /// The link between a GPU and the CPU is unknown.
 #define EGM_LINK_UNKNOWN 0
 
@@ -193,8 +196,8 @@ typedef struct egm_buffer egm_buffer;
 /// Any error except a timeout before the first byte closes the connection.
 typedef struct egm_channel egm_channel;
 
-/// A connection to a server, from which memory is fetched by name. Any thread may use it, several at a time. It has a
-/// thread of its own.
+/// A connection to a server, from which memory is fetched by name, and which creates memory. Any thread may use it, several
+/// at a time. It has a thread of its own.
 typedef struct egm_client egm_client;
 
 /// A driver: CUDA's, or a simulated one. Everything that was made from it keeps it alive, so it may be destroyed
@@ -302,7 +305,7 @@ typedef struct egm_heap_options {
     uint64_t chunk;
     /// How much memory the heap has from the start, in bytes.
     uint64_t reserve;
-    /// How many bytes a background thread keeps free ahead of need.
+    /// How many bytes a background thread keeps free in advance.
     uint64_t grow_ahead;
     /// How many bytes of blocks above 2 KiB a thread may cache; 0: 4 MiB. UINT64_MAX: none.
     uint64_t thread_cache;
@@ -349,6 +352,33 @@ typedef struct egm_heap_stats {
     /// Allocations that failed.
     uint64_t failed;
 } egm_heap_stats;
+
+/// Options of memory that a server creates. Set `struct_size` to sizeof(egm_create_options), and the fields that you do not
+/// need to 0.
+typedef struct egm_create_options {
+    /// The size of this structure, by which the library knows the program's version.
+    size_t struct_size;
+    /// The host node: of kind ::EGM_LOCATION_HOST_NUMA; of kind 0: one of the server's choice.
+    struct egm_location location;
+    /// `share_count` peers that may fetch the memory besides this one: a certificate's name, "uid:1000", or "*" for all.
+    const char *const *share_with;
+    /// The number of peers.
+    size_t share_count;
+    /// Bits: ::EGM_EXIST_OK.
+    uint32_t flags;
+} egm_create_options;
+
+/// Memory under a name at a server.
+typedef struct egm_entry {
+    /// Its size in bytes.
+    uint64_t bytes;
+    /// Where its first part lies.
+    struct egm_location location;
+    /// The number of leases on it.
+    uint32_t leases;
+    /// 0.
+    uint32_t reserved;
+} egm_entry;
 
 /// Options of a pool. Set `struct_size` to sizeof(egm_pool_options), and the fields that you do not need to 0.
 typedef struct egm_pool_options {
@@ -825,12 +855,74 @@ egm_status egm_heap_destroy(struct egm_heap *heap);
 /// the thread ends. Never null.
 const char *egm_last_error_message(void);
 
-/// Returns the remedy for the calling thread's last failed call. Valid as long as egm_last_error_message()'s text.
+/// Returns the remedy for the calling thread's last failed call, or "" where the message says what is valid, as for most
+/// arguments. Valid as long as egm_last_error_message()'s text. Never null.
 const char *egm_last_error_remedy(void);
 
 /// Returns the result (`CUresult`) of the driver call behind the calling thread's last failed call, or 0 if there was
 /// none.
 int32_t egm_last_error_cuda_code(void);
+
+/// Has `egmem serve` create memory of `bytes` under a name. It stays until it is deleted, and outlives this process:
+/// fetch it by egm_client_fetch(). `options` may be null: a node of the server's choice, for this peer only. `out` may be
+/// null.
+///
+/// A server lets a peer create only names under its prefixes: by default those that begin with the text of
+/// egm_client_peer_name() and a slash. The call takes 5 minutes at most; drivers create 4 to 6 GB a second.
+///
+/// Fails with ::EGM_REFUSED for a name outside the prefixes, one that exists, and a quota; with ::EGM_EXIST_OK with
+/// ::EGM_MISMATCHED if the name has another owner, size or node; ::EGM_INVALID_ARGUMENT, ::EGM_PEER_LOST, ::EGM_TIMED_OUT.
+///
+/// Contract:
+/// `client` is null or a client; `name` is null or a string; `options` is null or points to as many bytes as its first field
+/// says; `out` is null or may be written. Any thread may call this.
+egm_status egm_client_create(const struct egm_client *client,
+                             const char *name,
+                             uint64_t bytes,
+                             const struct egm_create_options *options,
+                             struct egm_entry *out);
+
+/// Deletes memory that this peer has created, and waits at most `timeout_ms` milliseconds, at least 1, for the processes
+/// that hold it.
+///
+/// Fails with ::EGM_TIMED_OUT if it is still held: it is then being withdrawn, and no process can fetch it any more. Fails with
+/// ::EGM_REFUSED if there is no such name or another peer has created it; ::EGM_PEER_LOST.
+///
+/// Contract:
+/// `client` is null or a client; `name` is null or a string. Any thread may call this.
+egm_status egm_client_delete(const struct egm_client *client,
+                             const char *name,
+                             uint64_t timeout_ms);
+
+/// Waits at most `timeout_ms` milliseconds, at least 1, until there is memory under a name that this peer may fetch. `out`
+/// may be null.
+///
+/// Fails with ::EGM_TIMED_OUT if there is none by then; ::EGM_PEER_LOST.
+///
+/// Contract:
+/// `client` is null or a client; `name` is null or a string; `out` is null or may be written. Any thread may call this.
+egm_status egm_client_wait(const struct egm_client *client,
+                           const char *name,
+                           uint64_t timeout_ms,
+                           struct egm_entry *out);
+
+/// Gives the names that begin with `prefix` and that this peer may fetch, as a JSON array of objects with `name`,
+/// `bytes`, `access`, `locations`, `leases` and `owner` (null: the server itself), in the order of the names. Free the
+/// text by egm_string_free().
+///
+/// Fails with ::EGM_LIMIT_REACHED for very many names; ::EGM_PEER_LOST, ::EGM_TIMED_OUT.
+///
+/// Contract:
+/// `client` is null or a client; `prefix` is null or a string, "" for all names; `out` is null or may be written. Any
+/// thread may call this.
+egm_status egm_client_list_json(const struct egm_client *client, const char *prefix, char **out);
+
+/// Gives the server's name for this peer: that of its certificate, or "uid:1000" over a Unix socket. Free the text by
+/// egm_string_free().
+///
+/// Contract:
+/// `client` is null or a client; `out` is null or may be written. Any thread may call this.
+egm_status egm_client_peer_name(const struct egm_client *client, char **out);
 
 /// Creates a pool and grants access. It takes no memory before the first allocation.
 ///

@@ -123,6 +123,15 @@ inline std::string taken(char *text)
     return std::string(text);
 }
 
+/// Calls `make` with a place for a new text.
+template <class Make>
+std::string text(Make &&make)
+{
+    char *made = nullptr;
+    check(make(&made));
+    return taken(made);
+}
+
 } // namespace detail
 
 inline egm_location host_node(std::int32_t id) noexcept { return {EGM_LOCATION_HOST_NUMA, id}; }
@@ -566,7 +575,7 @@ private:
     owner owned_;
 };
 
-/// A connection to a server, from which memory is fetched by name.
+/// A connection to a server, from which memory is fetched by name, and which creates memory.
 class client {
 public:
     client(const driver &into, const char *address, const egm_client_options *options = nullptr)
@@ -580,6 +589,41 @@ public:
         from.tell();
         check(egm_client_fetch(owned_.get(), name, &made));
         return buffer(made);
+    }
+
+    /// Has the server create memory; fetch() it afterwards. The names must begin with peer_name() and a slash, unless the
+    /// server is configured otherwise.
+    egm_entry create(const char *name, std::uint64_t bytes, const egm_create_options *options = nullptr) const
+    {
+        egm_entry made{};
+        check(egm_client_create(owned_.get(), name, bytes, options, &made));
+        return made;
+    }
+
+    /// Deletes memory that this peer has created, and waits for its holders.
+    void remove(const char *name, std::uint64_t timeout_ms = 10000) const
+    {
+        check(egm_client_delete(owned_.get(), name, timeout_ms));
+    }
+
+    /// Waits until there is memory under a name.
+    egm_entry wait(const char *name, std::uint64_t timeout_ms = 60000) const
+    {
+        egm_entry found{};
+        check(egm_client_wait(owned_.get(), name, timeout_ms, &found));
+        return found;
+    }
+
+    /// The names that begin with a prefix, as JSON.
+    std::string list(const char *prefix = "") const
+    {
+        return detail::text([&](auto out) { return egm_client_list_json(owned_.get(), prefix, out); });
+    }
+
+    /// The server's name for this client.
+    std::string peer_name() const
+    {
+        return detail::text([&](auto out) { return egm_client_peer_name(owned_.get(), out); });
     }
 
 private:

@@ -1,6 +1,7 @@
 //! Memory by name, fetched through the C interface from a server in this process.
 
 use std::ffi::{CStr, CString, c_void};
+use std::mem::MaybeUninit;
 use std::ptr::{null, null_mut};
 
 use egmem::driver::NodeId;
@@ -40,6 +41,34 @@ unsafe fn expect_child_of_its_own(memory: *mut egm_buffer, client: *mut egm_clie
     }
 }
 
+/// The names at a server that creates no memory.
+///
+/// # Safety
+/// It is a client that is not destroyed.
+unsafe fn expect_names(client: *const egm_client) {
+    let (mut text, mut entry) = (null_mut(), MaybeUninit::uninit());
+    // SAFETY: the caller's promise, and results are places on the stack. What was written is read.
+    unsafe {
+        check(egm_client_peer_name(client, &mut text));
+        let uid = format!("uid:{}", libc::getuid());
+        assert_eq!(CStr::from_ptr(text).to_str(), Ok(&*uid));
+        check(egm_string_free(text));
+        check(egm_client_list_json(client, c"we".as_ptr(), &mut text));
+        let list = CStr::from_ptr(text).to_str().unwrap().to_owned();
+        assert!(list.contains(r#""name":"weights""#), "{list}");
+        assert!(list.contains(r#""bytes":3145728"#), "{list}");
+        check(egm_string_free(text));
+        let weights = c"weights".as_ptr();
+        check(egm_client_wait(client, weights, 10_000, entry.as_mut_ptr()));
+        assert_eq!(entry.assume_init().bytes, 3 << 20);
+        let refused = [
+            egm_client_create(client, c"mine".as_ptr(), 1, null(), null_mut()),
+            egm_client_delete(client, weights, 1),
+        ];
+        assert_eq!(refused, [egm_status::EGM_REFUSED; 2]);
+    }
+}
+
 #[test]
 fn memory_is_fetched_written_and_released() {
     let driver = Driver::simulated(Machine::gh200()).unwrap();
@@ -67,6 +96,7 @@ fn memory_is_fetched_written_and_released() {
             egm_client_fetch(client, c"nothing".as_ptr(), &mut memory),
             egm_status::EGM_REFUSED
         );
+        expect_names(client);
         check(egm_client_fetch(client, c"weights".as_ptr(), &mut memory));
         let (mut size, mut word, mut word_again) = (0, 0_u64, 0_u64);
         check(egm_buffer_size(memory, &mut size));

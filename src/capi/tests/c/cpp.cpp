@@ -157,10 +157,31 @@ void leaks()
         expect_word(told, ("cpp.cpp:" + std::to_string(line) + "\n").c_str());
 }
 
-int main(int count, char **)
+/// Memory that `egmem serve` creates: see names.c.
+static void names(const char *address)
+{
+    auto driver = egm::driver::simulated("gh200");
+    egm::client client(driver, address);
+    auto name = client.peer_name() + "/vector";
+    auto options = egm::options<egm_create_options>();
+    options.flags = EGM_EXIST_OK;
+    CHECK(client.create(name.c_str(), 2 << 20, &options).bytes == 2 << 20);
+    CHECK(client.create(name.c_str(), 2 << 20, &options).leases == 0);
+    CHECK(client.wait(name.c_str()).bytes == 2 << 20 && client.list("uid:").find(name) != std::string::npos);
+    client.fetch(name.c_str()).write(8, "both", 5);
+    client.remove(name.c_str());
+    try {
+        client.fetch(name.c_str());
+        CHECK(!"no exception");
+    } catch (const egm::error &error) {
+        CHECK(error.status() == EGM_REFUSED);
+    }
+}
+
+int main(int count, char **arguments)
 {
     if (count > 1) {
-        leave_memory();
+        std::string("leaves") == arguments[1] ? leave_memory() : names(arguments[1]);
         return 0;
     }
     owners();
