@@ -1,5 +1,6 @@
 """Fixtures: simulated drivers. Tests that need a GPU are below gpu/, which pytest runs only on request."""
 
+import contextlib
 import subprocess
 import sys
 
@@ -36,15 +37,22 @@ names = [""]
 """
 
 
-@pytest.fixture
-def server(tmp_path):
-    """A running `egmem serve` on the simulator; its address."""
-    config = tmp_path / "egmem.toml"
-    config.write_text(CONFIG.format(folder=tmp_path))
+@contextlib.contextmanager
+def serving(folder, settings=CONFIG):
+    """Runs `egmem serve` on the simulator, with its socket in a folder; returns its address."""
+    config = folder / "egmem.toml"
+    config.write_text(settings.format(folder=folder))
     command = [sys.executable, "-m", "egmem", "serve", "--config", str(config), "--sim", "gh200"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     first = process.stdout.readline()
     assert "listening" in first, first + process.stderr.read()
-    yield f"unix:{tmp_path}/egmem.sock"
+    yield f"unix:{folder}/egmem.sock"
     process.terminate()
     process.communicate(timeout=300)
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A running `egmem serve` on the simulator; its address."""
+    with serving(tmp_path) as address:
+        yield address
