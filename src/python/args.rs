@@ -42,7 +42,7 @@ impl FromPyObject<'_, '_> for Size {
                 .map_err(|_| {
                     raise(
                         "InvalidArgument",
-                        &format!("a size is {text:?}"),
+                        &format!("a size or offset is {text:?}"),
                         SIZES,
                         None,
                     )
@@ -51,12 +51,12 @@ impl FromPyObject<'_, '_> for Size {
         // A number of another type, or out of range.
         let is_number = given.hasattr("__index__")? || given.hasattr("__float__")?;
         if is_number {
-            let why = format!("a size is {} bytes", given.str()?);
+            let why = format!("a size or offset is {} bytes", given.str()?);
             return Err(raise("InvalidArgument", &why, SIZES, None));
         }
         let kind = given.get_type().name()?;
         Err(PyTypeError::new_err(format!(
-            "a size is an integer or text such as \"64MiB\", not {kind}"
+            "a size or offset is an integer or text such as \"64MiB\", not {kind}"
         )))
     }
 }

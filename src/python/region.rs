@@ -312,11 +312,14 @@ impl Region {
         if bytes.writable {
             return Ok(bytes);
         }
-        let remedy = match &self.owner {
+        // A part has the access of the whole.
+        let remedy = match self.owner.as_ref() {
+            Some(Owner::Part { whole, .. }) => return whole.writable(py).map(|_| bytes),
             Some(Owner::Page(_)) => {
                 "write pages in a store (Tier.prepare_store): a load's are read-only"
             }
             Some(Owner::Remote(_)) => "fetch it with mode=\"rw\", if the exporter allows that",
+            Some(Owner::Imported(_)) => "receive it with mode=\"rw\", if the exporter allows that",
             _ => "allocate it with host=\"rw\"",
         };
         Err(raise(

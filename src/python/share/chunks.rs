@@ -18,7 +18,6 @@ use super::tickets::{self, CLOSED, GRANTED, Refused, TEXT, UNKNOWN};
 use crate::driver::given_or_default;
 use crate::error::{OrRaise, closed};
 use crate::region::{Owner, Region, drop_detached, expect_within, lock};
-use crate::site::from_program;
 use crate::types::SHARED_BUFFER;
 
 /// Answers a process's questions for chunks, until it ends or asks no more.

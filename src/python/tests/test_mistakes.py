@@ -7,7 +7,7 @@ import sys
 import numpy
 import pytest
 from conftest import CONFIG, serving
-from mistakes import AWAITING, OF_SERVERS, ROWS
+from mistakes import OF_SERVERS, ROWS
 
 import egmem
 import egmem.kv
@@ -125,7 +125,7 @@ class Things(dict):
 
     def make_freed_pool_block(self):
         block = self["pool"].allocate(100, self["stream"])
-        block.free_on(self["stream"])
+        block.free_after(self["stream"])
         return block
 
     def make_client(self):
@@ -229,19 +229,16 @@ def check(row, things):
     assert not FOREIGN.search(f"{said} {advised}"), shown
 
 
-def awaited(rows):
-    """The rows; those that are awaited must fail."""
-    mark = pytest.mark.xfail(strict=True, reason="awaited")
-    marks = {True: [mark], False: []}
-    return [pytest.param(row, id=row[0], marks=marks[row[0] in AWAITING]) for row in rows]
+def named(rows):
+    return [pytest.param(row, id=row[0]) for row in rows]
 
 
-@pytest.mark.parametrize("row", awaited(ROWS))
+@pytest.mark.parametrize("row", named(ROWS))
 def test_a_mistake_is_explained(row):
     check(row, Things())
 
 
-@pytest.mark.parametrize("row", awaited(OF_SERVERS))
+@pytest.mark.parametrize("row", named(OF_SERVERS))
 def test_a_mistake_at_a_server_is_explained(row, names_server):
     things = Things(names_server)
     try:
@@ -253,7 +250,6 @@ def test_a_mistake_at_a_server_is_explained(row, names_server):
 def test_each_row_is_there_once():
     expressions = [row[0] for row in ROWS + OF_SERVERS]
     assert len(expressions) == len(set(expressions)) >= 168
-    assert AWAITING <= set(expressions)
 
 
 def test_tracebacks_name_the_package():
