@@ -21,7 +21,7 @@ def test_memory_is_created_fetched_and_kept(server):
         assert (entry.name, entry.nbytes) == ("weights", 1 << 20)
         with pytest.raises(egmem.Refused):
             client.create("weights", 1 << 20)
-        client.create("weights", 1 << 20, node=0, exist_ok=True)
+        client.create("weights", "1MiB", node=driver.topology().node(0), exist_ok=True)
         memory = client.fetch("weights", mode="rw")
         assert isinstance(memory, egmem.RemoteBuffer) and memory.name == "weights" and memory.state
         array = np.asarray(memory)
@@ -38,6 +38,9 @@ def test_memory_is_created_fetched_and_kept(server):
         client.list()
     other = egmem.fetch(server, "weights", driver=egmem.simulated("gh200"), mode="r")
     assert other.read(0, 6) == b"\7\7\7\7\7\0" and other.access() == "r"
+    with pytest.raises(egmem.NotAccessible) as caught:
+        other.write(b"x")
+    assert 'mode="rw"' in caught.value.remedy
     other.close()
     with egmem.connect(server, driver=driver) as client:
         client.delete("weights")

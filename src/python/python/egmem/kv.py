@@ -15,10 +15,10 @@
 ...     tier.load(load.pages, [0, 1], gpu_pages, stream=stream).wait()
 """
 
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 from . import connect
-from ._egmem import Driver, GpuPages, Job, Load, Page, Store, Tier
+from ._egmem import Driver, GpuPages, Job, Load, Node, Page, Store, Tier
 
 __all__ = ["GpuPages", "Job", "Load", "Page", "Store", "Tier", "attach"]
 
@@ -28,8 +28,8 @@ def attach(
     name: str,
     *,
     pages: Optional[int] = None,
-    page_bytes: Optional[int] = None,
-    node: Optional[int] = None,
+    page_bytes: Union[int, str, None] = None,
+    node: Union[Node, int, None] = None,
     create: bool = False,
     driver: Optional[Driver] = None,
     expect_owner: Optional[str] = None,
