@@ -30,6 +30,7 @@ mod kv;
 mod ledger;
 mod library;
 mod memory;
+mod owner;
 mod per_process;
 mod pool;
 mod progress;

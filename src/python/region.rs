@@ -6,58 +6,14 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use egmem::driver::{Access, Driver, HandleTypes, Location};
-use egmem::exchange::blocking::RemoteBuffer;
-use egmem::memory::{AccessChecks, CpuView, Engine};
-use egmem::share::{Description, ImportedBuffer, Shared};
-use egmem::{Block, Buffer, Memory, PoolBuffer};
+use egmem::memory::{AccessChecks, Engine};
+use egmem::share::Shared;
 use pyo3::prelude::*;
 
-use crate::blocks::OfMany;
 use crate::error::{OrRaise, not_supported, raise};
 use crate::frees;
 use crate::gil::detached;
-
-/// The owner of the bytes.
-pub enum Owner {
-    /// Memory that was mapped for itself.
-    Buffer(Arc<Buffer>),
-    /// A part of a heap's memory.
-    Block(Arc<Block>),
-    /// One of many blocks.
-    OfMany(OfMany),
-    /// A pool's allocation. Streams are added to it, which needs it exclusively.
-    Pool(Mutex<PoolBuffer>),
-    /// Another process's memory.
-    Remote(RemoteBuffer),
-    /// Memory that another process shared without a name.
-    Imported(ImportedBuffer),
-    /// `len` bytes of other memory, from `offset` on. That is no part itself.
-    Part {
-        whole: Arc<Region>,
-        offset: u64,
-        len: u64,
-    },
-    /// A page of a KV-cache tier.
-    Page(Box<dyn PageBytes>),
-}
-
-/// A page of a KV-cache tier, with the store or load that keeps it.
-pub trait PageBytes: Send + Sync {
-    /// Returns driver, address, number of bytes and location.
-    fn facts(&self) -> (Driver, u64, u64, Location);
-
-    /// Returns the bytes as the CPU reaches them.
-    ///
-    /// # Errors
-    /// Those of the tier's views.
-    fn cpu(&self) -> PyResult<CpuBytes>;
-
-    /// Sets `len` bytes from `offset` on.
-    ///
-    /// # Errors
-    /// `InvalidArgument` for a page that may only be read; those of the view.
-    fn fill(&self, offset: u64, len: u64, byte: u8) -> egmem::Result<()>;
-}
+pub use crate::owner::{CpuBytes, Owner, PageBytes, expect_within};
 
 /// Memory at one range of addresses. It has no reference to a Python object, so any thread may drop it, with the GIL
 /// or without.
@@ -78,51 +34,11 @@ pub struct Region {
     shared: Mutex<Option<Arc<Shared>>>,
 }
 
-/// A region as the CPU reaches it.
-#[derive(Clone, Copy)]
-pub struct CpuBytes {
-    /// The first byte.
-    pub address: *mut u8,
-    /// The number of bytes.
-    pub len: u64,
-    /// Whether the CPU may write.
-    pub writable: bool,
-}
-
-// SAFETY: an address and a number and a flag; code that uses the address keeps the region.
-unsafe impl Send for CpuBytes {}
-
-impl CpuBytes {
-    /// Returns `len` of the bytes, from `offset` on.
-    fn part(self, offset: u64, len: u64) -> PyResult<Self> {
-        expect_within(offset, len, self.len).or_raise()?;
-        Ok(Self {
-            address: self.address.wrapping_add(offset as usize),
-            len,
-            writable: self.writable,
-        })
-    }
-}
-
 impl Region {
     /// Takes over the owner of the bytes.
     pub fn new(owner: Owner) -> Self {
-        let (driver, address, len, location) = match &owner {
-            Owner::Buffer(memory) => facts(memory),
-            Owner::Block(memory) => facts(memory),
-            Owner::OfMany(one) => facts(one.block()),
-            Owner::Pool(memory) => facts(&*lock(memory)),
-            Owner::Remote(memory) => facts(&**memory),
-            Owner::Imported(memory) => facts(memory),
-            Owner::Part { whole, offset, len } => (
-                whole.driver.clone(),
-                whole.address.wrapping_add(*offset),
-                *len,
-                whole.location,
-            ),
-            Owner::Page(page) => page.facts(),
-        };
-        let places = places(&owner, location);
+        let (driver, address, len, location) = owner.facts();
+        let places = owner.places(location);
         let exposed = AtomicBool::new(false);
         // The owner's lock may be held while a thread waits for the stream.
         let stream = match &owner {
@@ -229,6 +145,11 @@ impl Region {
         self.location
     }
 
+    /// Returns where the memory's parts are, each location once.
+    pub fn places(&self) -> &[Location] {
+        &self.places
+    }
+
     /// Returns where the memory is, if that is one place; otherwise the host, without a node.
     pub fn only_location(&self) -> Location {
         match self.places[..] {
@@ -273,11 +194,6 @@ impl Region {
             Some(Owner::Part { whole, offset, len }) => return whole.cpu(py)?.part(*offset, *len),
             _ => {}
         }
-        let view = |view: egmem::memory::CpuView<'_>| CpuBytes {
-            address: view.as_ptr(),
-            len: view.len(),
-            writable: view.is_writable(),
-        };
         if let Location::Device(gpu) = self.location {
             return Err(raise(
                 "NotAccessible",
@@ -289,18 +205,8 @@ impl Region {
                 None,
             ));
         }
-        let bytes = py.detach(|| match self.owner()? {
-            Owner::Buffer(memory) => memory.cpu().map(view),
-            Owner::Block(memory) => memory.cpu().map(view),
-            Owner::OfMany(one) => one.block().cpu().map(view),
-            Owner::Pool(memory) => lock(memory).cpu().map(view),
-            Owner::Remote(memory) => memory.cpu().map(view),
-            Owner::Imported(memory) => memory.cpu().map(view),
-            Owner::Part { .. } | Owner::Page(_) => {
-                Err(egmem::Error::invalid("memory", "answered above"))
-            }
-        });
-        bytes.or_raise()
+        py.detach(|| self.owner()?.with_cpu(|cpu| Ok(CpuBytes::of(&cpu))))
+            .or_raise()
     }
 
     /// Returns the bytes as [`cpu`](Self::cpu) does, to write them.
@@ -308,6 +214,9 @@ impl Region {
     /// # Errors
     /// Those of [`cpu`](Self::cpu); `NotAccessible` for memory that the CPU may only read.
     pub fn writable(&self, py: Python<'_>) -> PyResult<CpuBytes> {
+        if let Some(Owner::Part { whole, offset, len }) = &self.owner {
+            return whole.writable(py)?.part(*offset, *len);
+        }
         let bytes = self.cpu(py)?;
         if bytes.writable {
             return Ok(bytes);
@@ -319,7 +228,7 @@ impl Region {
                 "write pages in a store (Tier.prepare_store): a load's are read-only"
             }
             Some(Owner::Remote(_)) => "fetch it with mode=\"rw\", if the exporter allows that",
-            Some(Owner::Imported(_)) => "receive it with mode=\"rw\", if the exporter allows that",
+            Some(Owner::Imported(_)) => "receive it with mode=\"rw\", if it is offered so",
             _ => "allocate it with host=\"rw\"",
         };
         Err(raise(
@@ -374,20 +283,7 @@ impl Region {
             Owner::Part { whole, offset, .. } => (whole.owner()?, *offset),
             owner => (owner, 0),
         };
-        Ok(match owner {
-            Owner::Buffer(memory) => question(memory, start),
-            Owner::Block(memory) => question(memory, start),
-            Owner::OfMany(one) => question(one.block(), start),
-            Owner::Pool(memory) => question(&*lock(memory), start),
-            Owner::Remote(memory) => question(&**memory, start),
-            Owner::Imported(memory) => question(memory, start),
-            Owner::Part { .. } | Owner::Page(_) => {
-                return Err(egmem::Error::invalid(
-                    "device",
-                    "a page's view is the CPU's; GPUs use pages by Tier.load and Tier.store",
-                ));
-            }
-        })
+        owner.ask(|memory| question(memory, start))
     }
 
     /// Sets `len` bytes from `offset` on with the CPU.
@@ -395,14 +291,7 @@ impl Region {
     /// # Errors
     /// `OutOfRange`; `NotAccessible`; those of a page.
     pub fn fill(&self, offset: u64, len: u64, byte: u8) -> egmem::Result<()> {
-        let fill = |cpu: CpuView<'_>| cpu.fill(offset, len, byte);
         match self.owner()? {
-            Owner::Buffer(memory) => memory.cpu().and_then(fill),
-            Owner::Block(memory) => memory.cpu().and_then(fill),
-            Owner::OfMany(one) => one.block().cpu().and_then(fill),
-            Owner::Pool(memory) => lock(memory).cpu().and_then(fill),
-            Owner::Remote(memory) => memory.cpu().and_then(fill),
-            Owner::Imported(memory) => memory.cpu().and_then(fill),
             Owner::Part {
                 whole,
                 offset: start,
@@ -412,6 +301,7 @@ impl Region {
                 whole.fill(start.saturating_add(offset), len, byte)
             }
             Owner::Page(page) => page.fill(offset, len, byte),
+            owner => owner.with_cpu(|cpu| cpu.fill(offset, len, byte)),
         }
     }
 
@@ -482,45 +372,6 @@ impl Drop for Region {
             _ => drop(owner),
         });
     }
-}
-
-/// Returns where the parts of memory are, each location once and in ascending order.
-fn places(owner: &Owner, first: Location) -> Vec<Location> {
-    match owner {
-        Owner::Buffer(memory) => memory.locations(),
-        Owner::Part { whole, .. } => whole.places.clone(),
-        Owner::Imported(memory) => of_parts(memory.description()),
-        Owner::Remote(memory) => of_parts(memory.description()),
-        _ => vec![first],
-    }
-}
-
-/// Returns the locations of a description's parts, each once.
-fn of_parts(description: &Description) -> Vec<Location> {
-    let mut places: Vec<_> = description.parts.iter().map(|part| part.location).collect();
-    places.sort_unstable();
-    places.dedup();
-    places
-}
-
-/// Checks that `len` bytes from `offset` on lie in `size` bytes.
-///
-/// # Errors
-/// `OutOfRange`.
-pub fn expect_within(offset: u64, len: u64, size: u64) -> egmem::Result<()> {
-    match offset.checked_add(len) {
-        Some(end) if end <= size => Ok(()),
-        _ => Err(egmem::Error::OutOfRange { offset, len, size }),
-    }
-}
-
-fn facts(memory: &impl Memory) -> (Driver, u64, u64, Location) {
-    (
-        memory.driver().clone(),
-        memory.device_ptr().0,
-        memory.len(),
-        memory.location(),
-    )
 }
 
 /// Formats access for Python programs: `"rw"`, `"r"` or `""`.
