@@ -221,9 +221,7 @@ impl Region {
         if bytes.writable {
             return Ok(bytes);
         }
-        // A part has the access of the whole.
-        let remedy = match self.owner.as_ref() {
-            Some(Owner::Part { whole, .. }) => return whole.writable(py).map(|_| bytes),
+        let remedy = match &self.owner {
             Some(Owner::Page(_)) => {
                 "write pages in a store (Tier.prepare_store): a load's are read-only"
             }
