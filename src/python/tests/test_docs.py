@@ -1,4 +1,4 @@
-"""The examples of docs/python.md and README.md that run on the simulator, and the package's doctest."""
+"""The Python programs of README.md and docs/ that run on the simulator, and the package's doctest."""
 
 import doctest
 import pathlib
@@ -12,13 +12,19 @@ import egmem.kv
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 
-@pytest.mark.parametrize("page", ["docs/python.md", "README.md"])
-def test_examples_run(page, capsys):
-    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.M | re.S)
-    assert blocks
-    for block in blocks:
+PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_examples_run(page, driver):
+    egmem.set_default_driver(driver)
+    for block in re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.M | re.S):
         exec(compile(block, page, "exec"), {})
-    assert "SIMULATED" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", ["README", "docs/coming-from", "docs/files", "docs/heap", "docs/ledger", "docs/python", "docs/sharing"])
+def test_guides_show_python(page):
+    assert "```python\n" in (ROOT / f"{page}.md").read_text(encoding="utf-8")
 
 
 def test_docstrings():

@@ -1,0 +1,37 @@
+"""The programs for beginners run as they are, on the simulator, and stay short."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+HERE = pathlib.Path(__file__).parent
+# The program, the most lines that it may have, and what it prints.
+PROGRAMS = [
+    ("feature_cache.py", 43, "20000 lookups"),
+    ("loader.py", 35, ""),
+    ("kv_restart.py", 51, "'ready': 40"),
+    ("million_blocks.py", 27, "1000000 blocks"),
+    ("who_uses_memory.py", 15, "who_uses_memory.py:9"),
+    ("tls.py", 60, "stranger has nothing"),
+    ("mistakes.py", 25, "what to do"),
+    ("questions.py", 25, "they overlap: False"),
+]
+
+
+@pytest.mark.parametrize("program, lines, says", PROGRAMS)
+def test_a_program_of_a_beginner(program, lines, says):
+    path = HERE / program
+    assert len(path.read_text().splitlines()) <= lines
+    environment = {**os.environ, "EGMEM_SIM": "gh200x4"}
+    done = subprocess.run([sys.executable, path], env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert says in done.stdout and not done.stderr, done.stdout + done.stderr
+
+
+def test_all_programs_are_tested():
+    programs = {path.name for path in HERE.glob("*.py")} - {"conftest.py"}
+    others = {name for name in programs if name.startswith(("egmem_", "test_"))}
+    assert programs - others == {program for program, _, _ in PROGRAMS}
