@@ -15,7 +15,8 @@ class FeatureCache:
     """Keeps the most recently used rows, at most `capacity` of them."""
 
     def __init__(self, capacity, width, compute):
-        self.rows = egmem.numpy.empty((capacity, width), "float32", near_gpu=0, label="features")
+        self.memory = egmem.Buffer(capacity * width * 4, near_gpu=0, label="features")
+        self.rows = egmem.numpy.asarray(self.memory, "float32", (capacity, width))
         self.row_of = collections.OrderedDict()  # key → row, the least recently used first
         self.compute, self.misses = compute, 0
 
@@ -38,5 +39,5 @@ print(f"{len(users)} lookups, {cache.misses} misses; the rows are on {found.loca
 if not egmem.default_driver().is_simulated:  # PyTorch's kernels read the same bytes
     import torch
 
-    rows = torch.from_dlpack(egmem.numpy.memory_of(cache.rows).view("float32", device="cuda:0"))
+    rows = torch.from_dlpack(cache.memory.view("float32", cache.rows.shape, device="cuda:0"))
     print("mean of all rows, by GPU 0:", rows.mean().item())

@@ -22,4 +22,4 @@ assert blocks[0].read(0, 5) == b"first" and len(blocks) == COUNT
 print(f"{COUNT} blocks, {sum(sizes) >> 20} MiB, in {took:.2f} s ({took / COUNT * 1e9:.0f} ns each)")
 print("addresses for a kernel:", hex(blocks.addresses[0]), "to", hex(blocks.addresses[-1]))
 del blocks  # frees all
-assert heap.stats()["allocated_blocks"] == 0
+assert heap.stats()["live_blocks"] == 0
