@@ -20,4 +20,4 @@ for buffer in (one, two):
 one.write(b"the same bytes for every processor")
 one.copy_to(two)
 print(two.read(0, 34).decode())
-print("address + 4096 is in:", egmem.locate(one.address + 4096).label)
+print("address + 4096 is in:", egmem.locate(one.address + 4096).allocation)

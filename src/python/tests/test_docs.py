@@ -24,7 +24,7 @@ def test_examples_run(page, driver):
 
 @pytest.mark.parametrize("page", ["README", "docs/coming-from", "docs/files", "docs/heap", "docs/ledger", "docs/python", "docs/sharing"])
 def test_guides_show_python(page):
-    assert "```python\n" in (ROOT / f"{page}.md").read_text(encoding="utf-8")
+    assert "```py" in (ROOT / f"{page}.md").read_text(encoding="utf-8")
 
 
 def test_docstrings():
