@@ -532,6 +532,36 @@ fn ps_shows_the_machine_and_the_owners_of_its_memory() {
 }
 
 #[test]
+fn ps_is_shown_again_until_ctrl_c_ends_it() {
+    use std::io::{BufRead, BufReader};
+    use std::os::unix::process::ExitStatusExt;
+
+    let folder = tempfile::tempdir().unwrap();
+    // Longer than any test may take.
+    let mut child = egmem(&["ps", "--sim", "gh200", "--watch", "3600"])
+        .env("XDG_RUNTIME_DIR", folder.path())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut lines = lines.map(Result::unwrap);
+    // The end of the first report.
+    assert!(lines.any(|line| line.starts_with("EGMEM: ")));
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    let status = child.wait().unwrap();
+    assert_eq!(status.signal(), Some(2), "{status}");
+    for wrong in [
+        &["--json", "--watch"][..],
+        &["--svg", "-", "--wide"],
+        &["--watch", "0"],
+    ] {
+        let output = egmem(&[&["ps", "--sim", "gh200"], wrong].concat());
+        assert_eq!(self::status(&{ output }.output().unwrap()), 2, "{wrong:?}");
+    }
+}
+
+#[test]
 fn a_trace_has_each_driver_call_and_allocation() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("trace.json");
