@@ -18,6 +18,7 @@ use super::tickets::{self, CLOSED, GRANTED, Refused, TEXT, UNKNOWN};
 use crate::driver::given_or_default;
 use crate::error::{OrRaise, closed};
 use crate::region::{Owner, Region, drop_detached, expect_within, lock};
+use crate::site::from_program;
 use crate::types::SHARED_BUFFER;
 
 /// Answers a process's questions for chunks, until it ends or asks no more.
@@ -152,14 +153,15 @@ impl SharedHeap {
         if self.is_closed() {
             return Err(closed("heap"));
         }
-        let found = import::waiting(py, |go_on| {
+        let find = |go_on: &mut dyn FnMut() -> bool| {
             loop {
                 match self.mapped(offset) {
                     Some(found) => return Ok(found),
                     None => self.ask(offset, go_on)?,
                 }
             }
-        });
+        };
+        let found = from_program(py, || import::waiting(py, find));
         let (start, whole) = found.map_err(|failed| match failed {
             Failed::Raised(error) => error,
             Failed::Refused(refused) => import::explain(refused, self.process),
