@@ -99,7 +99,8 @@ unsafe extern "C-unwind" fn allocate<const SLOT: usize, const SEGMENTS: bool>(
 fn raise(address: usize, error: &egmem::Error) -> ! {
     let remedy = Explained(error).remedy_in(Language::Python);
     let text = format!("CUDA out of memory. egmem: {error}; {remedy}");
-    let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
+    let text = text.trim_end_matches("; ").replace('\0', " ");
+    let text = CString::new(text).unwrap_or_default();
     // SAFETY: `raise_by` was given the function's address.
     unsafe {
         let check_fail = std::mem::transmute::<usize, CheckFail>(address);
