@@ -97,9 +97,9 @@ fn infer(shape: &mut [i64], bytes: u64, dtype: Dtype) -> PyResult<()> {
     let Some(at) = shape.iter().position(|&dimension| dimension == -1) else {
         return Ok(());
     };
-    let others = shape[..at].iter().chain(&shape[at + 1..]);
-    let unit = others.fold(Some(u64::from(dtype.size)), |unit, &dimension| {
-        unit?.checked_mul(u64::try_from(dimension).ok()?)
+    let mut others = shape[..at].iter().chain(&shape[at + 1..]);
+    let unit = others.try_fold(u64::from(dtype.size), |unit, &dimension| {
+        unit.checked_mul(u64::try_from(dimension).ok()?)
     });
     let divides = |unit: &u64| *unit > 0 && bytes.is_multiple_of(*unit);
     let unit = unit.filter(divides).ok_or_else(|| {

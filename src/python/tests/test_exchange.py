@@ -38,9 +38,11 @@ def test_memory_is_created_fetched_and_kept(server):
         client.list()
     other = egmem.fetch(server, "weights", driver=egmem.simulated("gh200"), mode="r")
     assert other.read(0, 6) == b"\7\7\7\7\7\0" and other.access() == "r"
-    with pytest.raises(egmem.NotAccessible) as caught:
-        other.write(b"x")
-    assert 'mode="rw"' in caught.value.remedy
+    for memory in (other, other[1:9]):
+        with pytest.raises(egmem.NotAccessible) as caught:
+            memory.write(b"x")
+        assert 'mode="rw"' in caught.value.remedy
+    del memory
     other.close()
     with egmem.connect(server, driver=driver) as client:
         client.delete("weights")
