@@ -10,6 +10,7 @@ use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, Weak};
 use std::time::Duration;
 
@@ -23,6 +24,9 @@ use crate::region::lock;
 
 /// The most tickets that wait. Beyond that the oldest end.
 const MOST: usize = 1 << 16;
+/// The most processes that are answered at a time; a process that has a heap is answered until it closes it. Beyond
+/// that a connection is closed.
+const MOST_AT_A_TIME: usize = 1024;
 /// The most bytes of a ticket and of an answer.
 pub const TEXT: usize = 1024;
 /// How long a process may take with its ticket.
@@ -63,6 +67,8 @@ struct Tickets {
     name: Mutex<Option<String>>,
     /// By number, in the order in which they were made.
     waiting: Mutex<BTreeMap<u64, Admits>>,
+    /// The number of threads that answer.
+    answering: AtomicUsize,
 }
 
 static TICKETS: PerProcess<Tickets> = PerProcess::new();
@@ -173,29 +179,40 @@ impl Tickets {
     fn answer_all(&'static self, socket: &UnixListener) {
         loop {
             match socket.accept() {
-                // A thread for each, so that a process that is stopped delays no other.
-                Ok((stream, _)) => {
-                    let answer = move || self.answer(stream);
-                    let thread = std::thread::Builder::new().name("egmem-ticket".into());
-                    if let Err(error) = thread.spawn(answer) {
-                        tracing::warn!(%error, "a process that unpickles memory gets no answer");
-                    }
-                }
+                Ok((stream, _)) => self.admit(stream),
                 // Too many open files, or the like: they may be closed again.
                 Err(_) => std::thread::sleep(Duration::from_millis(10)),
             }
         }
     }
 
-    fn answer(&self, stream: UnixStream) {
-        let answered = Channel::new(stream, &Peers::same_user()).and_then(|mut channel| {
-            channel.set_timeout(PATIENCE);
-            let ticket = channel.receive_text(TEXT)?;
-            self.serve(&mut channel, &ticket)
-        });
-        if let Err(error) = answered {
-            tracing::debug!(%error, "a process that unpickles memory was lost");
+    /// Answers a process of this user by a thread, so that a process that is stopped delays no other.
+    fn admit(&'static self, stream: UnixStream) {
+        let channel = match Channel::new(stream, &Peers::same_user()) {
+            Ok(channel) => channel,
+            Err(error) => return tracing::debug!(%error, "a process may not unpickle memory"),
+        };
+        if self.answering.fetch_add(1, Relaxed) >= MOST_AT_A_TIME {
+            self.answering.fetch_sub(1, Relaxed);
+            return tracing::warn!("too many processes unpickle memory at a time");
         }
+        let answer = move || {
+            if let Err(error) = self.answer(channel) {
+                tracing::debug!(%error, "a process that unpickles memory was lost");
+            }
+            self.answering.fetch_sub(1, Relaxed);
+        };
+        let thread = std::thread::Builder::new().name("egmem-ticket".into());
+        if let Err(error) = thread.spawn(answer) {
+            self.answering.fetch_sub(1, Relaxed);
+            tracing::warn!(%error, "a process that unpickles memory gets no answer");
+        }
+    }
+
+    fn answer(&self, mut channel: Channel) -> Result<()> {
+        channel.set_timeout(PATIENCE);
+        let ticket = channel.receive_text(TEXT)?;
+        self.serve(&mut channel, &ticket)
     }
 
     fn serve(&self, channel: &mut Channel, ticket: &str) -> Result<()> {
