@@ -24,7 +24,7 @@ def fill(part, byte, gpu):
     """In a worker: half of the bytes by the CPU, half by a copy of a GPU."""
     half = part.nbytes // 2
     part.fill(byte, 0, half)
-    source = egmem.Buffer(part.nbytes - half, gpu=gpu)
+    source = egmem.Buffer(part.nbytes - half, near_gpu=gpu)
     source.fill(byte + 1)
     stream = egmem.Stream(gpu)
     source.copy_to(part[half:], stream)
