@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use crate::error::raise;
-use crate::topology::{Gpu, Node};
+use crate::places::{Gpu, Node};
 
 /// A number of bytes: an integer of any type, or text such as `"64MiB"`.
 #[derive(Clone, Copy)]

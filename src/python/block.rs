@@ -21,7 +21,7 @@ pub struct BlockBase;
 impl BlockBase {
     #[new]
     fn new(made: &Bound<'_, Made>) -> PyResult<PyClassInitializer<Self>> {
-        Ok(PyClassInitializer::from(made.get().memory()?).add_subclass(Self))
+        Ok(PyClassInitializer::from(Memory::of(made.get())?).add_subclass(Self))
     }
 
     /// The block's offset in bytes from its heap's first address: `SharedHeap.block` finds it by that.

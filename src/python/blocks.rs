@@ -1,6 +1,6 @@
 //! `egmem.Blocks`: many blocks of a heap in one object.
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
 use egmem::Block;
@@ -12,56 +12,11 @@ use pyo3::types::{PyBytes, PyMemoryView};
 use crate::args::GpuArg;
 use crate::driver::Driver;
 use crate::error::{OrRaise, ToPy, closed, raise};
-use crate::frees::free_after_gpus;
-use crate::region::{Owner, copy_of, drop_detached, lock};
+use crate::gil::drop_detached;
+use crate::locks::{copy_of, lock};
+use crate::many::{Many, OfMany};
+use crate::region::Owner;
 use crate::types::BLOCK;
-
-/// Blocks that one call allocated: they are freed together. The last reference is dropped without the GIL.
-pub struct Many {
-    heap: egmem::Heap,
-    blocks: Vec<Block>,
-    bytes: u64,
-    /// Whether code outside of this crate may have an address.
-    exposed: AtomicBool,
-}
-
-impl Many {
-    /// Notes that code outside of this crate has the address of a block.
-    pub fn expose(&self) {
-        self.exposed.store(true, Relaxed);
-    }
-}
-
-impl Drop for Many {
-    /// Frees the blocks, if an address was given away only after the GPUs' work.
-    fn drop(&mut self) {
-        let blocks = std::mem::take(&mut self.blocks);
-        let driver = self.heap.driver();
-        if !driver.is_of_this_process() {
-            std::mem::forget(blocks);
-        } else if *self.exposed.get_mut() {
-            free_after_gpus(driver, self.bytes, blocks);
-        }
-    }
-}
-
-/// One of many blocks, which it keeps.
-pub struct OfMany {
-    many: Arc<Many>,
-    index: usize,
-}
-
-impl OfMany {
-    /// Returns the block.
-    pub fn block(&self) -> &Block {
-        &self.many.blocks[self.index]
-    }
-
-    /// Notes that code outside of this crate has the address.
-    pub fn expose(&self) {
-        self.many.expose();
-    }
-}
 
 /// Blocks of a heap, made by `Heap.allocate_many`: a sequence whose elements are made when they are asked for.
 ///

@@ -8,8 +8,9 @@ use egmem::topology::Placement;
 use pyo3::prelude::*;
 
 use crate::args::{GpuArg, NodeArg, Size};
-use crate::driver::{Driver, given_or_default, location};
+use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, invalid};
+use crate::location::location;
 use crate::memory::Memory;
 use crate::progress::told;
 use crate::region::{Owner, Region};

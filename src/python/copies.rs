@@ -4,7 +4,6 @@
 //! list of the process. Those whose copies have run are dropped when a copy begins, when memory is closed, and when
 //! memory is allocated.
 
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use egmem::driver::{Access, DevicePtr, Driver, Location, StreamHandle};
@@ -13,8 +12,10 @@ use egmem::{Error, Stream, Transfer};
 use pyo3::prelude::*;
 
 use crate::error::{OrRaise, ToPy, invalid};
+use crate::locks::lock;
 use crate::per_process::PerProcess;
-use crate::region::{CpuBytes, Region, lock};
+use crate::region::{CpuBytes, Region};
+use crate::running;
 
 /// One side of a copy.
 struct Side(Arc<Region>);
@@ -71,57 +72,35 @@ impl Memory for Side {
     }
 }
 
-#[derive(Default)]
-struct Copies {
-    running: Mutex<Vec<Transfer<(Side, Side)>>>,
-    /// Streams of this module on which no copy runs: another stream may end at any time, so it has no ticket.
-    spare: Mutex<Vec<Stream>>,
-    count: AtomicUsize,
+/// Streams of this module on which no copy runs: another stream may end at any time, so it has no ticket.
+static SPARE: PerProcess<Mutex<Vec<Stream>>> = PerProcess::new();
+
+fn spare() -> &'static Mutex<Vec<Stream>> {
+    SPARE.get(|_| Mutex::default())
 }
 
-static COPIES: PerProcess<Copies> = PerProcess::new();
-
-fn copies() -> &'static Copies {
-    COPIES.get(|_| Copies::default())
+/// Returns a stream on which no copy runs.
+fn own_stream(driver: &Driver, gpu: i32) -> egmem::Result<Stream> {
+    let fits = |stream: &Stream| stream.driver().same(driver) && stream.device() == gpu;
+    let found = {
+        let mut spare = lock(spare());
+        spare.iter().position(fits).map(|at| spare.swap_remove(at))
+    };
+    found.map_or_else(|| Stream::new(driver, gpu), Ok)
 }
 
-impl Copies {
-    /// Returns a stream on which no copy runs.
-    fn stream(&self, driver: &Driver, gpu: i32) -> egmem::Result<Stream> {
-        let fits = |stream: &Stream| stream.driver().same(driver) && stream.device() == gpu;
-        let spare = {
-            let mut spare = lock(&self.spare);
-            spare.iter().position(fits).map(|at| spare.swap_remove(at))
-        };
-        spare.map_or_else(|| Stream::new(driver, gpu), Ok)
-    }
-
-    fn add(&self, ticket: Transfer<(Side, Side)>) {
-        let mut running = lock(&self.running);
-        running.push(ticket);
-        self.count.store(running.len(), Relaxed);
-    }
-
-    /// Drops the tickets of copies that have run.
-    fn sweep(&self) {
-        let over = |ticket: &mut Transfer<(Side, Side)>| match ticket.is_done() {
+/// Keeps a ticket until its copy has run.
+fn keep(ticket: Transfer<(Side, Side)>) {
+    running::add(move || {
+        let is_over = match ticket.is_done() {
             Ok(done) => done,
             Err(error) => matches!(error, Error::ContextLost { .. }),
         };
-        let mut running = lock(&self.running);
-        let ended: Vec<_> = running.extract_if(.., over).collect();
-        self.count.store(running.len(), Relaxed);
-        drop(running);
-        lock(&self.spare).extend(ended.iter().map(|ticket| ticket.stream().clone()));
-        drop(ended);
-    }
-}
-
-/// Drops the memory of copies that have run, without the GIL.
-pub fn sweep(py: Python<'_>) {
-    if copies().count.load(Relaxed) > 0 {
-        py.detach(|| copies().sweep());
-    }
+        if is_over {
+            lock(spare()).push(ticket.stream().clone());
+        }
+        is_over
+    });
 }
 
 /// Copies all bytes of `from` to `to`, which has as many.
@@ -145,7 +124,7 @@ pub fn copy(
             from.len()
         )));
     }
-    sweep(py);
+    running::sweep(py);
     let usual = match (from.location(), to.location()) {
         (Location::Device(gpu), _) | (_, Location::Device(gpu)) => gpu,
         _ => from.stream().or(to.stream()).map_or(0, Stream::device),
@@ -185,9 +164,9 @@ fn by_gpu(py: Python<'_>, from: &Arc<Region>, to: &Arc<Region>, gpu: i32) -> PyR
     expect_apart(from, to)?;
     let sides = (Side(Arc::clone(to)), Side(Arc::clone(from)));
     py.detach(|| {
-        let stream = copies().stream(from.driver(), gpu)?;
+        let stream = own_stream(from.driver(), gpu)?;
         let done = stream.copy(&sides.0, 0, &sides.1, 0, from.len());
-        lock(&copies().spare).push(stream);
+        lock(spare()).push(stream);
         done
     })
     .or_raise()
@@ -207,13 +186,13 @@ fn on_stream(
             let why = "it is being captured into a graph: copy before or after the capture";
             return Err(Error::invalid("stream", why));
         }
-        let own = copies().stream(from.driver(), theirs.device())?;
+        let own = own_stream(from.driver(), theirs.device())?;
         own.wait_for(theirs)?;
         let ticket = own
             .start_copy(sides.0, sides.1, from.len())
             .map_err(|failed| *failed.error)?;
         let ordered = theirs.wait_for(&own);
-        copies().add(ticket);
+        keep(ticket);
         ordered
     })
     .map_err(ToPy::to_py)

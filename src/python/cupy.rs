@@ -12,7 +12,7 @@ use crate::error::invalid;
 use crate::frees::free_after_gpus;
 use crate::gil::detached;
 use crate::heap::Heap;
-use crate::region::lock;
+use crate::locks::lock;
 
 /// CuPy aligns its own memory to this.
 const ALIGN: usize = 512;

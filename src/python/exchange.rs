@@ -14,9 +14,11 @@ use pyo3::types::PyTuple;
 use crate::args::{NodeArg, Size};
 use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, closed, invalid};
+use crate::gil::drop_detached;
 use crate::interrupts::{self, waiting};
+use crate::locks::{copy_of, lock};
 use crate::memory::Memory;
-use crate::region::{Owner, copy_of, drop_detached, lock};
+use crate::region::Owner;
 use crate::site::from_program;
 use crate::types::{Made, REMOTE_BUFFER};
 
@@ -246,7 +248,7 @@ impl RemoteBufferBase {
 impl RemoteBufferBase {
     #[new]
     fn new(made: &Bound<'_, Made>) -> PyResult<PyClassInitializer<Self>> {
-        Ok(PyClassInitializer::from(made.get().memory()?).add_subclass(Self))
+        Ok(PyClassInitializer::from(Memory::of(made.get())?).add_subclass(Self))
     }
 
     /// The name that it was fetched by.

@@ -118,7 +118,7 @@ fn exported(
 unsafe extern "C" fn release_buffer(_slf: *mut PyObject, view: *mut PyBuffer) {
     // SAFETY: `internal` came from `Arc::into_raw` and is given back once.
     let region = unsafe { Arc::from_raw((*view).internal.cast::<Region>().cast_const()) };
-    crate::region::drop_detached(region);
+    crate::gil::drop_detached(region);
 }
 
 /// Derives a type with the buffer protocol from `base`, a class of this crate that extends [`Memory`].

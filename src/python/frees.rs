@@ -20,8 +20,8 @@ use pyo3::prelude::*;
 use crate::contexts::{NotWaited, wait};
 use crate::error::OrRaise;
 use crate::holds::Holds;
+use crate::locks::lock;
 use crate::per_process::PerProcess;
-use crate::region::lock;
 
 /// Memory that waits for GPUs.
 struct Kept {
@@ -155,7 +155,7 @@ pub fn free_deferred_of(driver: &Driver) {
 /// # Errors
 /// The warning, where the program has warnings raised.
 pub fn retry(py: Python<'_>, driver: &Driver) -> PyResult<()> {
-    crate::copies::sweep(py);
+    crate::running::sweep(py);
     if COUNT.load(Relaxed) == 0 || !driver.is_of_this_process() {
         return Ok(());
     }

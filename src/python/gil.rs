@@ -42,3 +42,8 @@ pub fn has_gil() -> bool {
     // SAFETY: the function may be called by any thread, with the GIL or without, also at the interpreter's end.
     check.is_none_or(|check| unsafe { check() } != 0)
 }
+
+/// Drops a value without the GIL: unmapping takes the driver's time.
+pub fn drop_detached<T: Send>(value: T) {
+    detached(|| drop(value));
+}

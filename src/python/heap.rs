@@ -11,12 +11,15 @@ use pyo3::prelude::*;
 use crate::args::{GpuArg, NodeArg, Size};
 use crate::blocks::Blocks;
 use crate::buffer::access;
-use crate::driver::{Driver, given_or_default, location};
+use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, closed, invalid};
 use crate::frees::retry;
+use crate::gil::drop_detached;
 use crate::json::to_python;
+use crate::location::location;
+use crate::locks::{copy_of, lock};
 use crate::progress::told;
-use crate::region::{Owner, copy_of, drop_detached, lock};
+use crate::region::Owner;
 use crate::site::from_program;
 use crate::types::BLOCK;
 
@@ -290,7 +293,7 @@ impl Heap {
 
     /// Pickles the heap itself, for one process of this user: it finds blocks by their offsets. See docs/python.md.
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        crate::share::reduce_heap(py, &self.handle()?, &self.inner, self.shareable)
+        crate::share::pickle::reduce_heap(py, &self.handle()?, &self.inner, self.shareable)
     }
 
     /// Ends the heap's use. Blocks stay valid; the memory is released with the last one.

@@ -14,11 +14,15 @@ use pyo3::types::{PyBytes, PyDict, PyMemoryView, PySlice};
 use crate::args::{GpuArg, Size};
 use crate::driver::Driver;
 use crate::error::{OrRaise, closed, in_use, invalid, raise};
-use crate::region::{Region, access_text, drop_detached, lock};
-use crate::share::Offer;
+use crate::gil::drop_detached;
+use crate::locks::lock;
+use crate::region::{Region, access_text};
+use crate::share::offer::{Offer, offer};
+use crate::share::pickle::reduce;
 use crate::span::Span;
+use crate::types::Made;
 use crate::view::View;
-use crate::{copies, device, dlpack, interfaces, share, slice};
+use crate::{copies, device, dlpack, interfaces, part, running};
 
 /// The memory of an object, until it is closed.
 struct Slot {
@@ -70,6 +74,14 @@ impl Memory {
                 uncounted: false,
             }),
         }
+    }
+
+    /// Takes the memory of an object that is being made, as its base.
+    ///
+    /// # Errors
+    /// `TypeError` the second time.
+    pub fn of(made: &Made) -> PyResult<Self> {
+        made.take().map(Self::new)
     }
 
     /// Returns the memory.
@@ -291,7 +303,7 @@ impl Memory {
         if let Some(region) = region {
             region.expect_here()?;
         }
-        copies::sweep(py);
+        running::sweep(py);
         if let Some(region) = self.take()? {
             py.detach(|| drop(region));
         }
@@ -387,7 +399,13 @@ impl Memory {
     /// Raises `TypeError` for memory that was not made with `shareable=True`.
     #[pyo3(signature = (path, *, mode="rw"))]
     fn share(slf: &Bound<'_, Self>, path: PathBuf, mode: &str) -> PyResult<Offer> {
-        share::offer(slf, path, mode)
+        offer(
+            slf.py(),
+            &slf.get().region()?,
+            &slf.get_type().name()?.to_string(),
+            path,
+            mode,
+        )
     }
 
     /// Copies all bytes to `other`, which has as many.
@@ -412,12 +430,16 @@ impl Memory {
         slf: &Bound<'py, Self>,
         index: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        slice::of(slf, index)
+        part::of(&slf.get().region()?, index)
     }
 
     /// Pickles the memory itself, for one process of this user: it maps the same bytes. See docs/python.md.
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        share::reduce(slf)
+        reduce(
+            slf.py(),
+            &slf.get().region()?,
+            &slf.get_type().name()?.to_string(),
+        )
     }
 
     fn __copy__(&self) -> PyResult<()> {

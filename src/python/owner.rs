@@ -9,9 +9,10 @@ use egmem::share::{Description, ImportedBuffer};
 use egmem::{Block, Buffer, Memory, PoolBuffer};
 use pyo3::prelude::*;
 
-use crate::blocks::OfMany;
 use crate::error::OrRaise;
-use crate::region::{Region, lock};
+use crate::locks::lock;
+use crate::many::OfMany;
+use crate::region::Region;
 
 /// The owner of the bytes.
 pub enum Owner {

@@ -6,11 +6,14 @@ use egmem::driver::{HandleTypes, Location};
 use pyo3::prelude::*;
 
 use crate::args::{GpuArg, NodeArg, Size};
-use crate::driver::{Driver, given_or_default, location};
+use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, closed, invalid};
+use crate::gil::drop_detached;
 use crate::json::to_python;
+use crate::location::location;
+use crate::locks::{copy_of, lock};
 use crate::memory::Memory;
-use crate::region::{Owner, copy_of, drop_detached, lock};
+use crate::region::Owner;
 use crate::site::from_program;
 use crate::stream::given;
 use crate::types::{Made, POOL_BLOCK};
@@ -192,7 +195,7 @@ pub struct PoolBlockBase;
 impl PoolBlockBase {
     #[new]
     fn new(made: &Bound<'_, Made>) -> PyResult<PyClassInitializer<Self>> {
-        Ok(PyClassInitializer::from(made.get().memory()?).add_subclass(Self))
+        Ok(PyClassInitializer::from(Memory::of(made.get())?).add_subclass(Self))
     }
 
     /// Closes the allocation, and frees it after all work submitted to `stream` so far. `gpu` is as for

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use egmem::driver::{Access, Driver, HandleTypes, Location};
 use egmem::memory::{AccessChecks, Engine};
@@ -13,6 +13,7 @@ use pyo3::prelude::*;
 use crate::error::{OrRaise, not_supported, raise};
 use crate::frees;
 use crate::gil::detached;
+use crate::locks::lock;
 pub use crate::owner::{CpuBytes, Owner, PageBytes, expect_within};
 
 /// Memory at one range of addresses. It has no reference to a Python object, so any thread may drop it, with the GIL
@@ -379,22 +380,6 @@ pub fn access_text(access: Access) -> &'static str {
         Access::Read => "r",
         Access::ReadWrite => "rw",
     }
-}
-
-/// Locks a mutex whose data is valid even after a holder panicked.
-pub fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Returns a copy of a mutex's value. The lock ends here: it must not be held while an exception is built, which runs
-/// Python code.
-pub fn copy_of<T: Clone>(mutex: &Mutex<T>) -> T {
-    lock(mutex).clone()
-}
-
-/// Drops a value without the GIL: unmapping takes the driver's time.
-pub fn drop_detached<T: Send>(value: T) {
-    detached(|| drop(value));
 }
 
 impl fmt::Debug for Region {

@@ -7,8 +7,8 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 
-use crate::memory::Memory;
-use crate::region::{Owner, Region, lock};
+use crate::locks::lock;
+use crate::region::{Owner, Region};
 
 /// A derived type, once the module is initialised.
 pub struct Derived(PyOnceLock<Py<PyType>>);
@@ -51,14 +51,13 @@ impl Derived {
 pub struct Made(Mutex<Option<Region>>);
 
 impl Made {
-    /// Returns the memory, as the base of an object.
+    /// Takes the memory.
     ///
     /// # Errors
     /// `TypeError` the second time.
-    pub fn memory(&self) -> PyResult<Memory> {
+    pub fn take(&self) -> PyResult<Region> {
         let region = lock(&self.0).take();
         region
-            .map(Memory::new)
             .ok_or_else(|| PyTypeError::new_err("objects of this type are not made by calling it"))
     }
 }

@@ -4,8 +4,8 @@ use egmem::kv::{self, CopyMethod};
 use pyo3::prelude::*;
 
 use crate::error::{OrRaise, invalid};
+use crate::gil::drop_detached;
 use crate::interrupts;
-use crate::region::drop_detached;
 
 use super::once::Once;
 

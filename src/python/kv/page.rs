@@ -103,6 +103,6 @@ pub struct PageBase;
 impl PageBase {
     #[new]
     fn new(made: &Bound<'_, Made>) -> PyResult<PyClassInitializer<Self>> {
-        Ok(PyClassInitializer::from(made.get().memory()?).add_subclass(Self))
+        Ok(PyClassInitializer::from(Memory::of(made.get())?).add_subclass(Self))
     }
 }

@@ -12,7 +12,7 @@ use pyo3::types::{PyBytes, PyTuple};
 
 use crate::args::Count;
 use crate::error::{OrRaise, closed, in_use};
-use crate::region::{copy_of, lock};
+use crate::locks::{copy_of, lock};
 
 use super::numbers::bits;
 use super::page::{Keeper, Page};
@@ -143,7 +143,7 @@ impl Drop for Store {
     fn drop(&mut self) {
         let store = lock(&self.inner).take();
         let discarded = discarded(store.as_deref());
-        crate::region::drop_detached(store);
+        crate::gil::drop_detached(store);
         if discarded > 0 {
             warn_at_the_end(discarded);
         }

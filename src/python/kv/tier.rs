@@ -10,10 +10,12 @@ use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{IntoPyDict, PyBytes, PyDict, PyTuple};
 
 use crate::args::{Count, GpuArg, NodeArg, Size};
-use crate::driver::{Driver, given_or_default, location};
+use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, ToPy, closed, invalid};
+use crate::location::location;
+use crate::locks::{copy_of, lock};
 use crate::memory::Memory;
-use crate::region::{Owner, Region, copy_of, lock};
+use crate::region::{Owner, Region};
 use crate::site::from_program;
 
 use super::gpu_pages::GpuPages;
@@ -382,7 +384,7 @@ impl Tier {
 impl Drop for Tier {
     fn drop(&mut self) {
         let tier = lock(&self.inner).take();
-        crate::region::drop_detached(tier);
+        crate::gil::drop_detached(tier);
     }
 }
 

@@ -4,43 +4,23 @@
 //! give the chunk back and put other memory in its place. The kernel ends the connection of a process that dies.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, Weak};
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
 
 use egmem::driver::Driver;
 use egmem::share::{Channel, Result};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use super::SLICE;
+use super::common::{Refused, SLICE, wait};
 use super::import::{self, Failed};
-use super::tickets::{self, CLOSED, GRANTED, Refused, TEXT, UNKNOWN};
+use super::tickets;
 use crate::driver::given_or_default;
 use crate::error::{OrRaise, closed};
-use crate::region::{Owner, Region, drop_detached, expect_within, lock};
+use crate::gil::drop_detached;
+use crate::locks::lock;
+use crate::region::{Owner, Region, expect_within};
 use crate::site::from_program;
 use crate::types::SHARED_BUFFER;
-
-/// Answers a process's questions for chunks, until it ends or asks no more.
-pub fn serve(channel: &mut Channel, heap: &Weak<Mutex<Option<egmem::Heap>>>) -> Result<()> {
-    channel.send_text(GRANTED)?;
-    let mut kept = BTreeMap::new();
-    loop {
-        while !channel.wait_for_message(Duration::MAX)? {}
-        let Ok(offset) = channel.receive_text(TEXT)?.parse::<u64>() else {
-            return channel.send_text(UNKNOWN);
-        };
-        let heap = heap.upgrade().and_then(|heap| lock(&heap).clone());
-        match heap.map(|heap| heap.share_chunk(offset)) {
-            None => channel.send_text(CLOSED)?,
-            Some(Err(error)) => channel.send_text(&tickets::reason(&error))?,
-            Some(Ok((shared, start))) => {
-                tickets::send(channel, &shared, &format!("{GRANTED} {start}"))?;
-                kept.insert(start, shared);
-            }
-        }
-    }
-}
 
 /// The connection to the process that has the heap.
 enum Connection {
@@ -117,7 +97,7 @@ impl SharedHeap {
             .map_err(Refused::Lost)?;
         let start = tickets::granted(channel, go_on)?;
         let start = start.parse().map_err(|_| Refused::Unknown)?;
-        super::wait(channel, tickets::PATIENCE, go_on)?;
+        wait(channel, tickets::PATIENCE, go_on)?;
         let imported = import::receive_from(channel, &self.driver, None).map_err(Refused::Lost)?;
         let chunk = Arc::new(Region::new(Owner::Imported(imported)));
         lock(&self.chunks).insert(start, chunk);

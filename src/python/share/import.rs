@@ -7,8 +7,8 @@ use egmem::driver::{Access, Driver as Native, Location};
 use egmem::share::{Channel, Error, ImportOptions, Peers, Unreachable};
 use pyo3::prelude::*;
 
-use super::tickets::{self, PATIENCE, Refused};
-use super::{SLICE, wait};
+use super::common::{self, Refused, SLICE, wait};
+use super::tickets::{self, PATIENCE};
 use crate::driver::{Driver, given_or_default};
 use crate::error::{ToPy, invalid, not_supported, raise};
 use crate::memory::Memory;
@@ -28,7 +28,7 @@ pub struct SharedBufferBase;
 impl SharedBufferBase {
     #[new]
     fn new(made: &Bound<'_, Made>) -> PyResult<PyClassInitializer<Self>> {
-        Ok(PyClassInitializer::from(made.get().memory()?).add_subclass(Self))
+        Ok(PyClassInitializer::from(Memory::of(made.get())?).add_subclass(Self))
     }
 }
 
@@ -152,7 +152,7 @@ pub fn receive<'py>(
     mode: Option<&str>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let driver = given_or_default(py, driver)?;
-    let access = mode.map(super::mode).transpose()?;
+    let access = mode.map(common::mode).transpose()?;
     let patience = Duration::try_from_secs_f64(timeout)
         .map_err(|_| invalid(&format!("a timeout of {timeout} s; valid: 0 or more")))?;
     let found = from_program(py, || {

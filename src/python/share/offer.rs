@@ -12,10 +12,13 @@ use egmem::share::{Channel, Error, Listener, Peers, Shared};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
+use super::common;
+use super::pickle::shareable;
 use crate::error::{OrRaise, ToPy};
-use crate::memory::Memory;
+use crate::gil::drop_detached;
+use crate::locks::lock;
 use crate::per_process::PerProcess;
-use crate::region::{Region, drop_detached, lock};
+use crate::region::Region;
 
 /// How long a process may take to receive the memory.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -112,12 +115,17 @@ impl Offer {
 ///
 /// # Errors
 /// `TypeError` for memory that was not made shareable; `InvalidArgument` for a mode; the system's errors.
-pub fn offer(memory: &Bound<'_, Memory>, path: PathBuf, mode: &str) -> PyResult<Offer> {
-    let access = super::mode(mode)?;
-    let region = memory.get().region()?;
-    let (shared, window) = super::shareable(memory, &region)?;
+pub fn offer(
+    py: Python<'_>,
+    region: &Arc<Region>,
+    name: &str,
+    path: PathBuf,
+    mode: &str,
+) -> PyResult<Offer> {
+    let access = common::mode(mode)?;
+    let (shared, window) = shareable(py, region, name)?;
     let driver = region.driver().clone();
-    let parts = memory.py().detach(|| {
+    let parts = py.detach(|| {
         let shared = match window {
             None => (*shared).clone(),
             Some((offset, len)) => shared.window(offset, len)?,
@@ -129,7 +137,7 @@ pub fn offer(memory: &Bound<'_, Memory>, path: PathBuf, mode: &str) -> PyResult<
             thread: Some(thread),
             ended,
             listener,
-            _region: region,
+            _region: Arc::clone(region),
         })
     });
     let open = Arc::new(Open(Mutex::new(Some(parts.map_err(ToPy::to_py)?))));

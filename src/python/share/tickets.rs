@@ -16,11 +16,12 @@ use std::time::Duration;
 
 use egmem::Heap;
 use egmem::driver::{Access, HandleType};
-use egmem::share::{Channel, Error, Peers, Result, Shared};
+use egmem::share::{Channel, Peers, Result, Shared};
 
-use super::{Window, chunks};
+use super::common::{Refused, Window, wait};
+use super::serve;
+use crate::locks::lock;
 use crate::per_process::PerProcess;
-use crate::region::lock;
 
 /// The most tickets that wait. Beyond that the oldest end.
 const MOST: usize = 1 << 16;
@@ -98,22 +99,6 @@ pub fn issue(to: To) -> std::io::Result<(String, String)> {
     Ok((name, ticket))
 }
 
-/// Why a ticket admits to nothing.
-pub enum Refused {
-    /// The process that made it does not answer: it has ended.
-    Ended,
-    /// Its memory was closed.
-    Closed,
-    /// It was used before, or is no ticket.
-    Unknown,
-    /// The memory could not be exported.
-    Failed(String),
-    /// The connection failed.
-    Lost(Error),
-    /// The caller stopped the wait.
-    Stopped,
-}
-
 /// Presents a ticket at a socket, and returns the channel on which what it admits to comes. `go_on` is asked between
 /// waits.
 ///
@@ -151,7 +136,7 @@ pub fn granted(
     channel: &mut Channel,
     go_on: &mut dyn FnMut() -> bool,
 ) -> std::result::Result<String, Refused> {
-    super::wait(channel, PATIENCE, go_on)?;
+    wait(channel, PATIENCE, go_on)?;
     let answer = channel.receive_text(TEXT).map_err(Refused::Lost)?;
     match (answer.as_str(), answer.strip_prefix(GRANTED)) {
         (_, Some(rest)) => Ok(rest.trim().to_owned()),
@@ -218,7 +203,7 @@ impl Tickets {
     fn serve(&self, channel: &mut Channel, ticket: &str) -> Result<()> {
         let memory = match self.take(ticket).map(|admits| admits.to) {
             None => return channel.send_text(UNKNOWN),
-            Some(To::Heap(heap)) => return chunks::serve(channel, &heap),
+            Some(To::Heap(heap)) => return serve::serve(channel, &heap),
             Some(To::Memory(memory, window)) => match (memory.upgrade(), window) {
                 (None, _) => return channel.send_text(CLOSED),
                 (Some(memory), None) => (*memory).clone(),

@@ -21,7 +21,7 @@ use super::graphs::{Graphs, PoolId};
 use super::idle::{Idle, Table};
 use crate::frees::{free_after_gpus, free_deferred_of, free_later};
 use crate::gil::{detached, has_gil};
-use crate::region::lock;
+use crate::locks::lock;
 
 /// Sizes are multiples of this, as PyTorch's are: similar requests find each other's blocks.
 const ROUND: u64 = 512;
