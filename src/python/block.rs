@@ -5,6 +5,7 @@ use std::sync::Arc;
 use egmem::heap::NotFreed;
 use pyo3::prelude::*;
 
+use crate::args::GpuArg;
 use crate::error::{OrRaise, ToPy, closed, in_use, invalid, raise};
 use crate::memory::Memory;
 use crate::region::{Owner, Region};
@@ -45,7 +46,7 @@ impl BlockBase {
         slf: PyRef<'_, Self>,
         py: Python<'_>,
         stream: &Bound<'_, PyAny>,
-        gpu: Option<i32>,
+        gpu: Option<GpuArg>,
     ) -> PyResult<()> {
         let memory = slf.as_super();
         let region = memory.region()?;
@@ -55,7 +56,12 @@ impl BlockBase {
             let remedy = "delete it, and call free_after of its egmem.Blocks";
             return Err(raise("InvalidArgument", message, remedy, None));
         }
-        let stream = crate::stream::given(region.driver(), stream, gpu, region.default_gpu())?;
+        let stream = crate::stream::given(
+            region.driver(),
+            stream,
+            gpu.map(|gpu| gpu.0),
+            region.default_gpu(),
+        )?;
         drop(region);
         let region = memory.take()?.ok_or_else(|| closed("block"))?;
         let Some(Owner::Block(block)) = region.into_owner() else {

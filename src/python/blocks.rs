@@ -105,7 +105,10 @@ impl Blocks {
             _ => len.checked_sub(index.unsigned_abs()),
         };
         let Some(index) = at.filter(|at| *at < len) else {
-            let why = format!("block {index} of {len}");
+            let why = format!(
+                "there is no block {index}; valid: -{len} to {}",
+                len.saturating_sub(1)
+            );
             return Err(PyIndexError::new_err(why));
         };
         BLOCK.make(py, Owner::OfMany(OfMany { many, index }))

@@ -11,6 +11,7 @@ use egmem::memory::{AccessChecks, Engine, GrantUse, Memory};
 use egmem::{Error, Stream, Transfer};
 use pyo3::prelude::*;
 
+use crate::device;
 use crate::error::{OrRaise, ToPy, invalid};
 use crate::locks::lock;
 use crate::per_process::PerProcess;
@@ -117,6 +118,11 @@ pub fn copy(
 ) -> PyResult<()> {
     from.expect_here()?;
     to.expect_here()?;
+    if !from.driver().same(to.driver()) {
+        return Err(invalid(
+            "source and destination belong to two drivers; valid: memory of one driver",
+        ));
+    }
     if from.len() != to.len() {
         return Err(invalid(&format!(
             "the destination has {} bytes and the source {}; slices, memory[a:b], make them equal",
@@ -125,6 +131,9 @@ pub fn copy(
         )));
     }
     running::sweep(py);
+    if let Some(gpu) = gpu {
+        device::expect_gpu(gpu, from.driver())?;
+    }
     let usual = match (from.location(), to.location()) {
         (Location::Device(gpu), _) | (_, Location::Device(gpu)) => gpu,
         _ => from.stream().or(to.stream()).map_or(0, Stream::device),

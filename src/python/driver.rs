@@ -178,8 +178,7 @@ pub fn given_or_default(
 fn default() -> egmem::Result<egmem::Driver> {
     let default = default_of_process();
     if default.of_parent.load(Relaxed) {
-        let why =
-            "the parent process opened it, and a forked child has no GPU: use it in the parent";
+        let why = "the parent process opened it, and a forked child has no GPU: start workers with spawn or forkserver";
         return Err(egmem::Error::invalid("driver", why));
     }
     let mut slot = lock(&default.driver);

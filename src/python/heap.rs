@@ -296,6 +296,14 @@ impl Heap {
         crate::share::pickle::reduce_heap(py, &self.handle()?, &self.inner, self.shareable)
     }
 
+    fn __copy__(&self) -> PyResult<()> {
+        Err(copied())
+    }
+
+    fn __deepcopy__(&self, _memo: &Bound<'_, PyAny>) -> PyResult<()> {
+        Err(copied())
+    }
+
     /// Ends the heap's use. Blocks stay valid; the memory is released with the last one.
     fn close(&self, py: Python<'_>) {
         let heap = lock(&self.inner).take();
@@ -370,4 +378,10 @@ fn layouts(sizes: &Bound<'_, PyAny>, align: Size) -> PyResult<Vec<Layout>> {
         )));
     }
     sizes.into_iter().map(|size| layout(size, align)).collect()
+}
+
+fn copied() -> PyErr {
+    pyo3::exceptions::PyTypeError::new_err(
+        "a heap is not copied; what to do: use the object itself, or pickle it for another process",
+    )
 }

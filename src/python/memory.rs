@@ -19,6 +19,7 @@ use crate::locks::lock;
 use crate::region::{Region, access_text};
 use crate::share::offer::{Offer, offer};
 use crate::share::pickle::reduce;
+use crate::share::tickets;
 use crate::span::Span;
 use crate::types::Made;
 use crate::view::View;
@@ -108,6 +109,10 @@ impl Memory {
     /// # Errors
     /// `InUse` if a view lives, or may live.
     pub fn take(&self) -> PyResult<Option<Region>> {
+        let region = lock(&self.slot).region.clone();
+        if let Some(shared) = region.and_then(|region| region.shared_before()) {
+            tickets::revoke(&shared);
+        }
         let taken = lock(&self.slot).take();
         taken.map_err(|views| match views {
             Views::Counted(views) => in_use(&format!(
@@ -420,8 +425,9 @@ impl Memory {
         py: Python<'_>,
         other: &Bound<'_, Self>,
         stream: Option<&Bound<'_, PyAny>>,
-        gpu: Option<i32>,
+        gpu: Option<GpuArg>,
     ) -> PyResult<()> {
+        let gpu = gpu.map(|gpu| gpu.0);
         copies::copy(py, &self.region()?, &other.get().region()?, stream, gpu)
     }
 

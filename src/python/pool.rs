@@ -104,12 +104,12 @@ impl Pool {
         py: Python<'py>,
         nbytes: Size,
         stream: Option<&Bound<'py, PyAny>>,
-        gpu: Option<i32>,
+        gpu: Option<GpuArg>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let (pool, own) = self.handle()?;
         crate::frees::retry(py, pool.driver())?;
         let theirs = stream
-            .map(|stream| given(pool.driver(), stream, gpu, own.device()))
+            .map(|stream| given(pool.driver(), stream, gpu.map(|gpu| gpu.0), own.device()))
             .transpose()?;
         let allocate = || {
             let block = pool.allocate(nbytes.0, &own)?;
@@ -207,12 +207,17 @@ impl PoolBlockBase {
         slf: PyRef<'_, Self>,
         py: Python<'_>,
         stream: &Bound<'_, PyAny>,
-        gpu: Option<i32>,
+        gpu: Option<GpuArg>,
     ) -> PyResult<()> {
         let memory = slf.as_super();
         let region = memory.region()?;
         region.expect_here()?;
-        let stream = given(region.driver(), stream, gpu, region.default_gpu())?;
+        let stream = given(
+            region.driver(),
+            stream,
+            gpu.map(|gpu| gpu.0),
+            region.default_gpu(),
+        )?;
         drop(region);
         let region = memory.take()?.ok_or_else(|| closed("memory"))?;
         let Some(Owner::Pool(block)) = region.into_owner() else {

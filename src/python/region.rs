@@ -95,6 +95,11 @@ impl Region {
         }
     }
 
+    /// Returns the memory as other processes get it, if one has got it or was sent it.
+    pub fn shared_before(&self) -> Option<Arc<Shared>> {
+        lock(&self.shared).clone()
+    }
+
     /// Returns the memory for other processes; `None` if it was not made shareable by fd. A part has none of its own.
     pub fn shared(&self) -> egmem::Result<Option<Arc<Shared>>> {
         let mut slot = lock(&self.shared);

@@ -3,6 +3,7 @@
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
+use crate::args::GpuArg;
 use crate::error::OrRaise;
 use crate::span::Span;
 use crate::{device, dlpack, interfaces};
@@ -91,9 +92,10 @@ impl View {
         &self,
         py: Python<'_>,
         stream: &Bound<'_, PyAny>,
-        gpu: Option<i32>,
+        gpu: Option<GpuArg>,
     ) -> PyResult<()> {
         let (kind, of_view) = self.span.device;
+        let gpu = gpu.map(|gpu| gpu.0);
         let gpu = gpu.or((kind == device::CUDA).then_some(of_view));
         let region = &self.span.region;
         let stream = crate::stream::given(region.driver(), stream, gpu, region.default_gpu())?;

@@ -14,8 +14,9 @@ use pyo3::types::PyTuple;
 use super::common::{Refused, SLICE, wait};
 use super::import::{self, Failed};
 use super::tickets;
+use crate::args::Size;
 use crate::driver::given_or_default;
-use crate::error::{OrRaise, closed};
+use crate::error::{OrRaise, raise};
 use crate::gil::drop_detached;
 use crate::locks::lock;
 use crate::region::{Owner, Region, expect_within};
@@ -96,10 +97,14 @@ impl SharedHeap {
             .send_text(&offset.to_string())
             .map_err(Refused::Lost)?;
         let start = tickets::granted(channel, go_on)?;
-        let start = start.parse().map_err(|_| Refused::Unknown)?;
+        let start: u64 = start.parse().map_err(|_| broken())?;
         wait(channel, tickets::PATIENCE, go_on)?;
         let imported = import::receive_from(channel, &self.driver, None).map_err(Refused::Lost)?;
         let chunk = Arc::new(Region::new(Owner::Imported(imported)));
+        // Otherwise the caller would ask for ever.
+        if offset.checked_sub(start).is_none_or(|at| at >= chunk.len()) {
+            return Err(broken());
+        }
         lock(&self.chunks).insert(start, chunk);
         Ok(())
     }
@@ -121,17 +126,34 @@ impl Drop for SharedHeap {
     }
 }
 
+/// Returns the refusal for an answer that makes no sense.
+fn broken() -> Refused {
+    Refused::Failed("its answer makes no sense".into())
+}
+
 #[pymethods]
 impl SharedHeap {
     /// Returns the block at an offset, which is its `offset` in the process that allocated it, with `nbytes` bytes.
     ///
-    /// Keep the block there until this process is done with it: a freed block has another user soon.
+    /// Do not free the block there before this process is done with it: a freed block has another user soon.
     ///
     /// Raises `Closed` if either heap is closed, and `Refused` if the heap has no memory there.
-    fn block<'py>(&self, py: Python<'py>, offset: u64, nbytes: u64) -> PyResult<Bound<'py, PyAny>> {
+    fn block<'py>(
+        &self,
+        py: Python<'py>,
+        offset: Size,
+        nbytes: Size,
+    ) -> PyResult<Bound<'py, PyAny>> {
         self.driver.expect_this_process("heap").or_raise()?;
-        if self.is_closed() {
-            return Err(closed("heap"));
+        let (offset, nbytes) = (offset.0, nbytes.0);
+        // Memory that is mapped here is valid without the other process.
+        if self.mapped(offset).is_none() && self.is_closed() {
+            return Err(raise(
+                "Closed",
+                "the heap is closed, or the connection to its process has ended",
+                "keep both heaps open, and ask again only after a call that was not interrupted",
+                None,
+            ));
         }
         let find = |go_on: &mut dyn FnMut() -> bool| {
             loop {

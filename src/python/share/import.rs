@@ -88,18 +88,20 @@ pub fn explain(refused: Refused, process: u32) -> PyErr {
         ),
         Refused::Closed => (
             "Closed",
-            format!("process {process} has closed the memory that it pickled"),
-            "keep the object there until the other process has unpickled it",
+            format!("process {process} has closed what it pickled"),
+            "keep it open there until the other process is done with it",
         ),
         Refused::Unknown => (
             "Refused",
-            format!("process {process} does not know this pickle: it was unpickled before"),
+            format!(
+                "process {process} does not know this pickle: it was unpickled before, or is too old"
+            ),
             "pickle the memory once for each process that gets it",
         ),
         Refused::Failed(why) => (
             "Refused",
             format!("process {process} could not export the memory: {why}"),
-            "see the reason",
+            "pass the offset of a live block, or pickle memory that can be exported",
         ),
         Refused::Stopped => ("Error", "the wait was stopped".into(), "try again"),
     };

@@ -6,7 +6,7 @@ mod import;
 pub mod offer;
 pub mod pickle;
 mod serve;
-mod tickets;
+pub mod tickets;
 
 use pyo3::prelude::*;
 

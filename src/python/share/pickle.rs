@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 
 use super::common::Window;
 use super::tickets::{self, To};
-use crate::error::{OrRaise, ToPy};
+use crate::error::{OrRaise, ToPy, raise};
 use crate::region::{Owner, Region};
 
 /// Returns the memory for other processes, and the window of it that a slice is.
@@ -22,6 +22,14 @@ pub fn shareable(
     name: &str,
 ) -> PyResult<(Arc<Shared>, Window)> {
     region.expect_here()?;
+    if region.len() == 0 {
+        return Err(raise(
+            "InvalidArgument",
+            "a slice of 0 bytes cannot be sent to another process",
+            "send one of 1 byte or more",
+            None,
+        ));
+    }
     let (whole, offset) = region.whole();
     let is_part = !Arc::ptr_eq(whole, region);
     match py.detach(|| whole.shared()).or_raise()? {
@@ -75,7 +83,7 @@ pub fn reduce<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let (shared, window) = shareable(py, region, name)?;
     let to = To::Memory(Arc::downgrade(&shared), window);
-    pickled(py, "_unpickle", to, region.driver())
+    pickled(py, "_unpickle", (to, Some(shared)), region.driver())
 }
 
 /// Returns what `pickle` makes of a heap.
@@ -94,17 +102,17 @@ pub fn reduce_heap<'py>(
         ));
     }
     let to = To::Heap(Arc::downgrade(slot));
-    pickled(py, "_unpickle_heap", to, heap.driver())
+    pickled(py, "_unpickle_heap", (to, None), heap.driver())
 }
 
 /// Returns a function's name and its arguments, as `pickle` takes them.
 fn pickled<'py>(
     py: Python<'py>,
     receive: &str,
-    to: To,
+    (to, memory): (To, Option<Arc<Shared>>),
     driver: &Driver,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let issued = py.detach(|| tickets::issue(to));
+    let issued = py.detach(|| tickets::issue(to, memory));
     let (name, ticket) = issued.map_err(|error| {
         egmem::Error::system("making a socket for pickled memory", &error).to_py()
     })?;

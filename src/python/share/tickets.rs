@@ -1,8 +1,8 @@
 //! Pickled memory: tickets, and the private socket at which other processes redeem them.
 //!
 //! A pickle has no memory and no fd. It names the socket of the process that made it and a ticket: a random number that
-//! one process of the same user may present once. A ticket does not keep its memory, so a process that dies before it
-//! has unpickled leaves a number behind, and nothing else. The thread that answers begins with the first ticket. It never
+//! one process of the same user may present once. A ticket keeps its memory for a minute, unless the program closes it, so
+//! that a temporary object can be sent; a process that dies before it has unpickled leaves a number behind, and nothing else. The thread that answers begins with the first ticket. It never
 //! runs Python, and the process does not wait for it when it ends.
 
 use std::collections::BTreeMap;
@@ -10,9 +10,9 @@ use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, Weak};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
 
 use egmem::Heap;
 use egmem::driver::{Access, HandleType};
@@ -39,13 +39,18 @@ pub const CLOSED: &str = "closed";
 /// The answer to an unknown ticket.
 pub const UNKNOWN: &str = "unknown";
 
+/// How long a ticket keeps memory whose object is gone, for the process that is to have it.
+const KEPT: Duration = Duration::from_secs(60);
+
 /// What a ticket admits to.
 struct Admits {
     secret: String,
     to: To,
+    /// The memory and since when it is kept: a program may drop the object as soon as it has sent it.
+    kept: Option<(Arc<Shared>, Instant)>,
 }
 
-/// What other processes may get. It does not keep the memory.
+/// What other processes may get.
 pub enum To {
     /// Memory, or a window of it.
     Memory(Weak<Shared>, Window),
@@ -70,6 +75,8 @@ struct Tickets {
     waiting: Mutex<BTreeMap<u64, Admits>>,
     /// The number of threads that answer.
     answering: AtomicUsize,
+    /// Whether a thread lets kept memory go.
+    is_letting_go: AtomicBool,
 }
 
 static TICKETS: PerProcess<Tickets> = PerProcess::new();
@@ -78,11 +85,11 @@ fn tickets() -> &'static Tickets {
     TICKETS.get(|_| Tickets::default())
 }
 
-/// Makes a ticket. Returns the socket's name and the ticket.
+/// Makes a ticket, which keeps `memory` for a time. Returns the socket's name and the ticket.
 ///
 /// # Errors
 /// The system's.
-pub fn issue(to: To) -> std::io::Result<(String, String)> {
+pub fn issue(to: To, memory: Option<Arc<Shared>>) -> std::io::Result<(String, String)> {
     let tickets = tickets();
     let name = tickets.listen()?;
     let secret = random()?;
@@ -95,8 +102,30 @@ pub fn issue(to: To) -> std::io::Result<(String, String)> {
     }
     let number = waiting.last_key_value().map_or(0, |(number, _)| number + 1);
     let ticket = format!("{number}-{secret}");
-    waiting.insert(number, Admits { secret, to });
+    let kept = memory.map(|memory| (memory, Instant::now()));
+    let keeps = kept.is_some();
+    waiting.insert(number, Admits { secret, to, kept });
+    if keeps && !tickets.is_letting_go.swap(true, Relaxed) {
+        let thread = std::thread::Builder::new().name("egmem-tickets".into());
+        if let Err(error) = thread.spawn(|| tickets.let_go()) {
+            tickets.is_letting_go.store(false, Relaxed);
+            waiting.remove(&number);
+            return Err(error);
+        }
+    }
     Ok((name, ticket))
+}
+
+/// Ends what tickets keep of this memory, which the program closes.
+pub fn revoke(memory: &Arc<Shared>) {
+    let is_it = |kept: &mut (Arc<Shared>, Instant)| Arc::ptr_eq(&kept.0, memory);
+    let mut waiting = lock(&tickets().waiting);
+    let ended: Vec<_> = waiting
+        .values_mut()
+        .filter_map(|admits| admits.kept.take_if(is_it))
+        .collect();
+    drop(waiting);
+    drop(ended);
 }
 
 /// Presents a ticket at a socket, and returns the channel on which what it admits to comes. `go_on` is asked between
@@ -161,6 +190,29 @@ impl Tickets {
         Ok(name.insert(chosen).clone())
     }
 
+    /// Lets memory go that was kept for long enough, until none is kept.
+    fn let_go(&self) {
+        loop {
+            std::thread::sleep(Duration::from_secs(1));
+            let mut waiting = lock(&self.waiting);
+            let is_over = |kept: &mut (Arc<Shared>, Instant)| kept.1.elapsed() >= KEPT;
+            let ended: Vec<_> = waiting
+                .values_mut()
+                .filter_map(|admits| admits.kept.take_if(is_over))
+                .collect();
+            let is_last = waiting.values().all(|admits| admits.kept.is_none());
+            if is_last {
+                self.is_letting_go.store(false, Relaxed);
+            }
+            drop(waiting);
+            // Unmapping takes the driver's time.
+            drop(ended);
+            if is_last {
+                return;
+            }
+        }
+    }
+
     fn answer_all(&'static self, socket: &UnixListener) {
         loop {
             match socket.accept() {
@@ -201,16 +253,25 @@ impl Tickets {
     }
 
     fn serve(&self, channel: &mut Channel, ticket: &str) -> Result<()> {
-        let memory = match self.take(ticket).map(|admits| admits.to) {
-            None => return channel.send_text(UNKNOWN),
-            Some(To::Heap(heap)) => return serve::serve(channel, &heap),
-            Some(To::Memory(memory, window)) => match (memory.upgrade(), window) {
-                (None, _) => return channel.send_text(CLOSED),
-                (Some(memory), None) => (*memory).clone(),
-                (Some(memory), Some((offset, len))) => memory.window(offset, len)?,
+        // What the ticket keeps lives until the memory was sent.
+        let Some(admits) = self.take(ticket) else {
+            return channel.send_text(UNKNOWN);
+        };
+        let (memory, window) = match &admits.to {
+            To::Heap(heap) => return serve::serve(channel, heap),
+            To::Memory(memory, window) => (memory.upgrade(), window),
+        };
+        let Some(memory) = memory else {
+            return channel.send_text(CLOSED);
+        };
+        let part = match *window {
+            None => (*memory).clone(),
+            Some((offset, len)) => match memory.window(offset, len) {
+                Ok(part) => part,
+                Err(error) => return channel.send_text(&reason(&error)),
             },
         };
-        send(channel, &memory, GRANTED)
+        send(channel, &part, GRANTED)
     }
 
     /// Takes a ticket off the list, if it is on it.

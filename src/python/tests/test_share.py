@@ -125,7 +125,7 @@ def test_a_heap_keeps_the_chunks_that_others_have():
         shared.block(block_end(found, shared), 8 << 20)
     heap.close()
     assert shared.block(0, 8).nbytes == 8, "it is mapped"
-    with pytest.raises(egmem.Closed, match="has closed the memory"):
+    with pytest.raises(egmem.Closed, match="has closed what it pickled"):
         shared.block(4 << 30, 8)
     shared.close()
     assert shared.closed and found.read(0, 1) == b"x"
@@ -164,9 +164,43 @@ def hold_block(heap, offset, ready):
     hold(heap.block(offset, 100), ready)
 
 
+def test_a_temporary_object_can_be_sent():
+    """As `Process(args=(buffer,))` does, which drops its arguments, and a worker of a pool that returns memory."""
+    buffer = egmem.Buffer(4096, shareable=True)
+    buffer.write(b"kept")
+    pickled = pickle.dumps(buffer)
+    del buffer
+    assert pickle.loads(pickled).read(0, 4) == b"kept"
+    part = pickle.dumps(egmem.Buffer(4096, shareable=True)[10:20])
+    assert pickle.loads(part).nbytes == 10
+    with pytest.raises(egmem.InvalidArgument, match="0 bytes"):
+        pickle.dumps(egmem.Buffer(4096, shareable=True)[5:5])
+
+
+def returned(number):
+    made = egmem.Buffer(4096, shareable=True)
+    made.fill(number)
+    return made
+
+
+def test_workers_return_memory():
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        found = pool.map(returned, range(4))
+    assert [memory.read(0, 1) for memory in found] == [bytes([number]) for number in range(4)]
+
+
+def test_a_heap_is_not_copied():
+    heap = egmem.Heap(0, shareable=True)
+    for copier in (copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match="not copied"):
+            copier(heap)
+
+
 def test_what_cannot_be_pickled_says_why():
-    pickled = pickle.dumps(egmem.Buffer(10, shareable=True)[:5])
-    with pytest.raises(egmem.Closed, match=r"has closed the memory .* keep the object"):
+    closed = egmem.Buffer(10, shareable=True)
+    pickled = pickle.dumps(closed[:5])
+    closed.close()
+    with pytest.raises(egmem.Closed, match=r"has closed what it pickled.* keep it open"):
         pickle.loads(pickled)
     shared = egmem.Buffer(10, shareable=True)
     received = pickle.loads(pickle.dumps(shared))
@@ -195,7 +229,7 @@ def test_a_pickle_is_for_one_process_and_needs_its_memory():
         pickle.loads(pickled)
     late = pickle.dumps(buffer)
     buffer.close()
-    with pytest.raises(egmem.Closed, match="keep the object there until"):
+    with pytest.raises(egmem.Closed, match="keep it open there until"):
         pickle.loads(late)
 
 
