@@ -164,7 +164,7 @@ async fn a_refused_creation_does_not_tell_which_names_exist() {
     // With a right under its own prefixes alone.
     let own = peers.config_of_names(kept, LEASES_STAY, "");
     assert!(service.reload(own).unwrap().is_empty());
-    assert_eq!(probe(&b, 1).await, Refusal::Forbidden);
+    assert_eq!(probe(&b, 1).await, Refusal::WrongPrefix);
 
     // Nor do the other requests reveal it: for a peer, a name that it may not see does not exist.
     for name in ["a.test/hidden", "kept", "free"] {
