@@ -63,6 +63,8 @@ pub enum Error {
     NotATier {
         /// Why its data is no tier's.
         why: String,
+        /// Whether it has a tier in another version of the format.
+        is_other_version: bool,
     },
     /// A memory has another tier than the one asked for.
     OtherTier {
@@ -135,7 +137,7 @@ impl Error {
                     "process {pid} of another PID namespace or boot has the tier"
                 )
             }
-            Self::NotATier { why } => write!(f, "the memory has no tier: {why}"),
+            Self::NotATier { why, .. } => write!(f, "the memory has no tier: {why}"),
             Self::OtherTier {
                 what,
                 found,
@@ -177,6 +179,12 @@ impl Error {
             } => "close the tier there, or wait until the process has ended",
             Self::InUse { .. } => {
                 "make sure that the process has ended, and attach with `take_over`"
+            }
+            Self::NotATier {
+                is_other_version: true,
+                ..
+            } => {
+                "attach with `reset` to begin a new tier, or use the version of egmem that wrote it"
             }
             Self::NotATier { .. } => {
                 "check the name of the memory, or attach with `reset` to lose what it has"

@@ -58,15 +58,18 @@ pub(crate) fn read(view: &CpuView<'_>) -> Result<There> {
     if words[0] == UNFINISHED || zeros.all(|(_, word)| *word == 0) {
         return Ok(There::Nothing);
     }
-    let not = |why: String| Error::NotATier { why };
+    let not = |why: String| Error::NotATier {
+        why,
+        is_other_version: false,
+    };
     if words[0] != MAGIC {
         return Err(not("it begins with other data".into()));
     }
     if words[1] != VERSION {
-        return Err(not(format!(
-            "its format is version {}, not {VERSION}",
-            words[1]
-        )));
+        return Err(Error::NotATier {
+            why: format!("its format is version {}, not {VERSION}", words[1]),
+            is_other_version: true,
+        });
     }
     if words[CHECK as usize / 8] != hash(&words[..FIELDS]) {
         return Err(not("its header is damaged".into()));

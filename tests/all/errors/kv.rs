@@ -40,6 +40,11 @@ fn examples() -> Vec<Error> {
         },
         Error::NotATier {
             why: "it begins with other bytes than a tier's header".into(),
+            is_other_version: false,
+        },
+        Error::NotATier {
+            why: "its format is version 1, not 2".into(),
+            is_other_version: true,
         },
         Error::OtherTier {
             what: "page_bytes",
@@ -60,7 +65,10 @@ fn the_listing_shows_every_error_as_it_reads() {
 pub fn with_text(text: &str) -> Vec<Error> {
     vec![
         MemoryError::invalid("key", text).into(),
-        Error::NotATier { why: text.into() },
+        Error::NotATier {
+            why: text.into(),
+            is_other_version: false,
+        },
         Error::OtherTier {
             what: "page_bytes",
             found: text.into(),
