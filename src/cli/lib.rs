@@ -109,7 +109,7 @@ pub fn run(program: &[OsString], arguments: impl IntoIterator<Item = OsString>) 
     let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) => {
-            // Nobody is left to be told that it cannot be written.
+            // A failed write to a closed standard error cannot be reported.
             let _ = error.print();
             return u8::try_from(error.exit_code()).unwrap_or(WRONG_USAGE);
         }

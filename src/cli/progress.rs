@@ -28,7 +28,7 @@ impl ByteProgress {
         }
     }
 
-    /// Shows that `done` bytes are done; `total` is `None` if nobody knows how many there are.
+    /// Shows that `done` bytes are done; `total` is `None` if it is unknown.
     pub fn show(&mut self, done: u64, total: Option<u64>) {
         let now = Instant::now();
         if now >= self.next {

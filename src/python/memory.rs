@@ -415,7 +415,7 @@ impl Memory {
 
     /// Copies all bytes to `other`, which has as many.
     ///
-    /// Without `stream` the CPU copies, or a GPU where the CPU reaches one of them not, and the copy is done when this
+    /// Without `stream` the CPU copies, or a GPU where the CPU cannot reach one of them, and the copy is done when this
     /// returns: work of GPUs that writes the bytes must have finished. With `stream` a GPU copies after all work submitted
     /// to it so far and before all that follows, and both memories live until then. `gpu` is the stream's GPU, for a
     /// handle or an object without that attribute.

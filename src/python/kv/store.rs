@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
 use crate::args::Count;
-use crate::error::{OrRaise, closed, in_use};
+use crate::error::{OrRaise, closed, raise};
 use crate::locks::{copy_of, lock};
 
 use super::numbers::bits;
@@ -98,8 +98,11 @@ impl Store {
         });
         match committed.ok_or_else(|| closed("store"))? {
             Some(committed) => committed.or_raise(),
-            None => Err(in_use(
+            None => Err(raise(
+                "InUse",
                 "the store cannot be committed: its pages have live views",
+                "delete the views, then commit",
+                None,
             )),
         }
     }

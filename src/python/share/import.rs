@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use egmem::driver::{Access, Driver as Native, Location};
+use egmem::driver::{Access, Driver as Native};
 use egmem::share::{Channel, Error, ImportOptions, Peers, Unreachable};
 use pyo3::prelude::*;
 
@@ -19,8 +19,8 @@ use crate::types::{Made, SHARED_BUFFER};
 /// Another process's memory, mapped here: unpickled, or received by `receive`.
 ///
 /// It stays valid when the other process closes the memory or ends. A process maps the same memory once, however often
-/// it gets it. A block of a heap may have another use once its process has freed it: keep it there until this process is
-/// done with it.
+/// it gets it. A block of a heap may have another use once its process has freed it: do not free it there before this
+/// process is done with it.
 #[pyclass(extends = Memory, subclass, frozen, module = "egmem", name = "_SharedBuffer")]
 pub struct SharedBufferBase;
 
@@ -214,8 +214,8 @@ pub fn receive_from(
     let have = offer.description().access;
     let offer = match access {
         Some(need) if need > have => {
-            let who = Location::Host;
-            return Err(egmem::Error::NotAccessible { who, have, need }.into());
+            let why = "the memory is shared read-only; receive it with mode=\"r\", or share it with mode=\"rw\"";
+            return Err(egmem::Error::invalid("mode", why).into());
         }
         Some(Access::Read) => offer.read_only(),
         _ => offer,

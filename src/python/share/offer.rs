@@ -22,6 +22,8 @@ use crate::region::Region;
 
 /// How long a process may take to receive the memory.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// The most processes that receive it at a time; beyond that a connection is closed.
+const MOST_AT_A_TIME: usize = 64;
 
 /// Memory that is offered at a Unix socket until this object is closed or deleted. Made by `Memory.share`.
 #[pyclass(frozen, module = "egmem", name = "Offer")]
@@ -160,19 +162,28 @@ fn serve(
             tracing::debug!(%error, "a process that receives memory was lost");
         }
     };
+    // Each thread that sends has one.
+    let sending = Arc::new(());
     let accept = move || {
         while !ended.load(Relaxed) {
             match listener.accept() {
                 // A thread for each, so that a process that is stopped delays no other.
+                Ok(_) if Arc::strong_count(&sending) > MOST_AT_A_TIME => {
+                    tracing::warn!("too many processes receive memory at a time");
+                }
                 Ok(channel) => {
-                    let shared = shared.clone();
+                    let (shared, one) = (shared.clone(), Arc::clone(&sending));
+                    let send = move || {
+                        send(channel, shared);
+                        drop(one);
+                    };
                     let thread = std::thread::Builder::new().name("egmem-offer".into());
-                    if let Err(error) = thread.spawn(move || send(channel, shared)) {
+                    if let Err(error) = thread.spawn(send) {
                         tracing::warn!(%error, "a process that receives memory gets none");
                     }
                 }
                 Err(Error::NotTrusted { .. }) => {}
-                // Too many open files, or the like: they may be closed again.
+                // The process has too many open files: it may close some.
                 Err(_) if !ended.load(Relaxed) => std::thread::sleep(Duration::from_millis(10)),
                 Err(_) => {}
             }

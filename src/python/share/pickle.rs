@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use egmem::driver::Driver;
+use egmem::driver::{Access, Driver};
 use egmem::share::Shared;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -82,7 +82,12 @@ pub fn reduce<'py>(
     name: &str,
 ) -> PyResult<Bound<'py, PyAny>> {
     let (shared, window) = shareable(py, region, name)?;
-    let to = To::Memory(Arc::downgrade(&shared), window);
+    // As the CPU here: memory that it may not access is a GPU's.
+    let access = match region.cpu(py) {
+        Ok(bytes) if !bytes.writable => Access::Read,
+        _ => Access::ReadWrite,
+    };
+    let to = To::Memory(Arc::downgrade(&shared), window, access);
     pickled(py, "_unpickle", (to, Some(shared)), region.driver())
 }
 

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, Weak};
 use std::time::Duration;
 
+use egmem::driver::Access;
 use egmem::share::{Channel, Result};
 
 use super::tickets::{self, CLOSED, GRANTED, TEXT, UNKNOWN};
 use crate::locks::lock;
 
-/// Answers a process's questions for chunks, until it ends or asks no more.
+/// Answers a process's questions for chunks, until the connection ends.
 pub fn serve(channel: &mut Channel, heap: &Weak<Mutex<Option<egmem::Heap>>>) -> Result<()> {
     channel.send_text(GRANTED)?;
     let mut kept = BTreeMap::new();
@@ -23,7 +24,8 @@ pub fn serve(channel: &mut Channel, heap: &Weak<Mutex<Option<egmem::Heap>>>) -> 
             None => channel.send_text(CLOSED)?,
             Some(Err(error)) => channel.send_text(&tickets::reason(&error))?,
             Some(Ok((shared, start))) => {
-                tickets::send(channel, &shared, &format!("{GRANTED} {start}"))?;
+                let granted = format!("{GRANTED} {start}");
+                tickets::send(channel, &shared, Access::ReadWrite, &granted)?;
                 kept.insert(start, shared);
             }
         }

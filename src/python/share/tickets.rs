@@ -52,8 +52,8 @@ struct Admits {
 
 /// What other processes may get.
 pub enum To {
-    /// Memory, or a window of it.
-    Memory(Weak<Shared>, Window),
+    /// Memory, or a window of it, and what the process may do with it.
+    Memory(Weak<Shared>, Window, Access),
     /// The chunks of a heap, one by one.
     Heap(Weak<Mutex<Option<Heap>>>),
 }
@@ -61,7 +61,7 @@ pub enum To {
 impl To {
     fn is_gone(&self) -> bool {
         match self {
-            Self::Memory(memory, _) => memory.strong_count() == 0,
+            Self::Memory(memory, ..) => memory.strong_count() == 0,
             Self::Heap(heap) => heap.strong_count() == 0,
         }
     }
@@ -217,7 +217,7 @@ impl Tickets {
         loop {
             match socket.accept() {
                 Ok((stream, _)) => self.admit(stream),
-                // Too many open files, or the like: they may be closed again.
+                // The process has too many open files: it may close some.
                 Err(_) => std::thread::sleep(Duration::from_millis(10)),
             }
         }
@@ -257,9 +257,9 @@ impl Tickets {
         let Some(admits) = self.take(ticket) else {
             return channel.send_text(UNKNOWN);
         };
-        let (memory, window) = match &admits.to {
+        let (memory, window, access) = match &admits.to {
             To::Heap(heap) => return serve::serve(channel, heap),
-            To::Memory(memory, window) => (memory.upgrade(), window),
+            To::Memory(memory, window, access) => (memory.upgrade(), window, *access),
         };
         let Some(memory) = memory else {
             return channel.send_text(CLOSED);
@@ -271,7 +271,7 @@ impl Tickets {
                 Err(error) => return channel.send_text(&reason(&error)),
             },
         };
-        send(channel, &part, GRANTED)
+        send(channel, &part, access, GRANTED)
     }
 
     /// Takes a ticket off the list, if it is on it.
@@ -287,12 +287,12 @@ impl Tickets {
 }
 
 /// Sends `granted` and memory, or why there is none.
-pub fn send(channel: &mut Channel, memory: &Shared, granted: &str) -> Result<()> {
+pub fn send(channel: &mut Channel, memory: &Shared, access: Access, granted: &str) -> Result<()> {
     if let Err(error) = memory.export_parts(0..1, HandleType::PosixFd) {
         return channel.send_text(&reason(&error));
     }
     channel.send_text(granted)?;
-    channel.send(memory, Access::ReadWrite)
+    channel.send(memory, access)
 }
 
 /// Returns an error's text, no longer than an answer.

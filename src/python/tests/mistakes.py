@@ -233,7 +233,7 @@ ROWS = [
     ("released_load.view(0)", "Closed", "the load is closed", KEEP),
     ("store.view(5)", "InvalidArgument", "no page 5; valid: 0", ""),
     ("load.view(5)", "InvalidArgument", "no page 5; valid: 0", ""),
-    ("store_with_view.commit()", "InUse", "live views", VIEWS),
+    ("store_with_view.commit()", "InUse", "live views", "then commit"),
     ("kv.GpuPages([], 4096, 4096, 8)", "InvalidArgument", "0 parts; valid: 1 to 65536", ""),
     ("kv.GpuPages([1 << 40], 4096, 8192, 8)", "InvalidArgument", "1 to the stride", ""),
     ("kv.GpuPages([1 << 40], 4096, 4096, 0)", "InvalidArgument", "blocks: it is 0; valid: 1 or more", ""),

@@ -189,6 +189,12 @@ def test_workers_return_memory():
     assert [memory.read(0, 1) for memory in found] == [bytes([number]) for number in range(4)]
 
 
+def test_a_worker_may_do_what_its_parent_may():
+    buffer = egmem.Buffer(4096, host="r", shareable=True)
+    received = pickle.loads(pickle.dumps(buffer))
+    assert received.access() == "r" and memoryview(received).readonly
+
+
 def test_a_heap_is_not_copied():
     heap = egmem.Heap(0, shareable=True)
     for copier in (copy.copy, copy.deepcopy):
@@ -365,7 +371,7 @@ def test_read_only(tmp_path):
             for memory in (received, received[1:]):
                 with pytest.raises(egmem.NotAccessible, match='receive it with mode="rw"'):
                     memory.write(b"x")
-        with pytest.raises(egmem.NotAccessible):
+        with pytest.raises(egmem.InvalidArgument, match='share it with mode="rw"'):
             egmem.receive(tmp_path / "r", mode="rw")
     for call in (lambda: buffer.share("x", mode=""), lambda: egmem.receive("x", mode="w", timeout=0)):
         with pytest.raises(egmem.InvalidArgument, match='valid: "rw", "r"'):
