@@ -131,19 +131,20 @@ static void channels()
     CHECK(std::string(received.data<char>() + 8) == "both");
 }
 
-/// The lines of the program, also through default arguments and a constructor that calls another.
+/// The lines of the program, also through default arguments and a constructor that calls another. The pointers are static,
+/// where a leak checker finds the memory.
 constexpr int heap_line = __LINE__ + 5, buffer_line = heap_line + 3, pool_line = buffer_line + 3;
 
 void leave_memory()
 {
     auto driver = egm::driver::simulated("gh200");
-    auto heap = new egm::heap(driver, egm::host_node(0));
+    static auto heap = new egm::heap(driver, egm::host_node(0));
     CHECK(heap->allocate(3000));
 
-    auto buffer = new egm::buffer(egm::buffer::near(driver, 0, 4096));
+    static auto buffer = new egm::buffer(egm::buffer::near(driver, 0, 4096));
     egm::stream stream(driver, 0);
     egm::pool pool(driver, {sizeof(egm_pool_options), egm::host_node(0), nullptr, 0, 0, 0, 0, 0, nullptr});
-    auto pooled = new egm::buffer(pool.allocate(4096, stream));
+    static auto pooled = new egm::buffer(pool.allocate(4096, stream));
     CHECK(buffer && pooled);
 }
 
