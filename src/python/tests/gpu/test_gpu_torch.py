@@ -192,7 +192,8 @@ class Pools(GpuTest):
             (static * 2 + 1).sum()
         torch.cuda.current_stream().wait_stream(warm)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool.id):
+        # Without a stream PyTorch captures on one of the GPU that the process captured on first.
+        with torch.cuda.graph(graph, pool=pool.id, stream=torch.cuda.Stream()):
             intermediate = static * 2
             result = (intermediate + 1).sum()
         for value in range(5):
