@@ -2,6 +2,7 @@
 
 use egmem::capability::{Capabilities, Path};
 use egmem::driver::{Access, AccessDesc, HandleTypes, Location, NodeId};
+use egmem::heap::NotFreed;
 use egmem::pinned::DeviceMemory;
 use egmem::{
     Buffer, Driver, Error, Event, Explain, Explained, Heap, Machine, Memory, Pool, Result, Stream,
@@ -242,8 +243,9 @@ fn mistakes_with_heaps_pools_and_streams_are_explained() {
     row(heap.check(), "without debug mode", "");
     let stream = Stream::new(&stranger, 0).unwrap();
     let block = heap.allocate(layout(64, 1)).unwrap();
-    let kept = block.free_after(&stream).unwrap_err();
-    row(Err::<(), _>(kept.forget()), "another driver", "");
+    let NotFreed { error, block } = block.free_after(&stream).unwrap_err();
+    drop(block);
+    row(Err::<(), _>(*error), "another driver", "");
 
     let pool = Pool::options(NodeId(0)).create(&driver).unwrap();
     row(pool.allocate(64, &stream), "another driver", "");
