@@ -1,6 +1,7 @@
 """Fixtures: simulated drivers. Tests that need a GPU are below gpu/, which pytest runs only on request."""
 
 import contextlib
+import signal
 import subprocess
 import sys
 
@@ -9,6 +10,9 @@ import pytest
 import egmem
 
 collect_ignore = ["gpu"]
+
+# A shell's job in the background ignores SIGINT, and so would the programs that the tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
