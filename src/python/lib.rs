@@ -44,12 +44,14 @@ mod running;
 mod share;
 mod site;
 mod slice;
+mod slot;
 mod span;
 mod stream;
 mod topology;
 mod torch_alloc;
 mod types;
 mod view;
+mod window;
 
 use std::ffi::CStr;
 

@@ -1,13 +1,11 @@
 //! `egmem.Memory`: the base of buffers, blocks and fetched memory.
 
-use std::ffi::c_int;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use egmem::driver::{Access, Location};
 use egmem::size::Bytes;
 use pyo3::exceptions::PyOverflowError;
-use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyMemoryView, PySlice};
 
@@ -20,40 +18,12 @@ use crate::region::{Region, access_text};
 use crate::share::offer::{Offer, offer};
 use crate::share::pickle::reduce;
 use crate::share::tickets;
+use crate::slot::{Slot, Views};
 use crate::span::Span;
 use crate::types::Made;
 use crate::view::View;
+use crate::window::with_part;
 use crate::{copies, device, dlpack, interfaces, part, running};
-
-/// The memory of an object, until it is closed.
-struct Slot {
-    region: Option<Arc<Region>>,
-    /// An array interface of the object itself was read, so uncounted views may exist.
-    uncounted: bool,
-}
-
-/// The views that keep memory from being closed.
-enum Views {
-    Counted(usize),
-    Uncounted,
-}
-
-impl Slot {
-    /// Takes the memory out; `None` if it was taken before. The error is no exception: the caller holds the lock.
-    fn take(&mut self) -> Result<Option<Region>, Views> {
-        if self.uncounted && self.region.is_some() {
-            return Err(Views::Uncounted);
-        }
-        let Some(region) = self.region.take() else {
-            return Ok(None);
-        };
-        Arc::try_unwrap(region).map(Some).map_err(|region| {
-            let views = Arc::strong_count(&region) - 1;
-            self.region = Some(region);
-            Views::Counted(views)
-        })
-    }
-}
 
 /// Memory at one address for the CPU and the GPUs.
 ///
@@ -229,9 +199,14 @@ impl Memory {
         offset: Size,
         nbytes: Option<Size>,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        with_part(slf, offset, nbytes, false, |part| {
-            Ok(part.call_method0("tobytes")?.cast_into::<PyBytes>()?)
-        })
+        with_part(
+            slf.py(),
+            &*slf.get().region()?,
+            offset,
+            nbytes,
+            false,
+            |part| Ok(part.call_method0("tobytes")?.cast_into::<PyBytes>()?),
+        )
     }
 
     /// Copies `data`, any object with the buffer protocol, to `offset`.
@@ -243,9 +218,14 @@ impl Memory {
         let data = PyMemoryView::from(data)?.call_method1("cast", ("B",))?;
         let all = PySlice::full(py);
         let nbytes = Size(data.len()? as u64);
-        with_part(slf, offset, Some(nbytes), true, |part| {
-            part.set_item(all, &data)
-        })
+        with_part(
+            slf.py(),
+            &*slf.get().region()?,
+            offset,
+            Some(nbytes),
+            true,
+            |part| part.set_item(all, &data),
+        )
     }
 
     /// Sets `nbytes` bytes from `offset` on, or all that follow, to `byte`, 0 to 255. Other threads run meanwhile.
@@ -461,43 +441,4 @@ fn copied() -> PyErr {
     pyo3::exceptions::PyTypeError::new_err(
         "memory is not copied by the module copy; what to do: copy_to(other) copies the bytes to other memory, read() to a bytes object",
     )
-}
-
-/// `PyBUF_READ` and `PyBUF_WRITE`.
-const READ: c_int = 0x100;
-const WRITE: c_int = 0x200;
-
-/// Calls `work` with a memoryview of a part. It is not made by the buffer protocol, which counts the address as given
-/// away.
-fn with_part<'py, T>(
-    memory: &Bound<'py, Memory>,
-    offset: Size,
-    nbytes: Option<Size>,
-    to_write: bool,
-    work: impl FnOnce(&Bound<'py, PyAny>) -> PyResult<T>,
-) -> PyResult<T> {
-    let py = memory.py();
-    let region = memory.get().region()?;
-    let (size, offset) = (region.len(), offset.0);
-    let len = nbytes.map_or(size.saturating_sub(offset), |nbytes| nbytes.0);
-    if offset.checked_add(len).is_none_or(|end| end > size) {
-        return Err(invalid(&format!(
-            "{len} bytes at offset {offset} are outside of {size} bytes"
-        )));
-    }
-    let bytes = match to_write {
-        true => region.writable(py)?,
-        false => region.cpu(py)?,
-    };
-    let start = bytes.address.wrapping_add(offset as usize);
-    let mode = if bytes.writable { WRITE } else { READ };
-    // SAFETY: the thread is attached. The CPU may access the range, which lies in the memory; the region keeps it to
-    // the end of this function, and the view is released before.
-    let part = unsafe {
-        let view = ffi::PyMemoryView_FromMemory(start.cast(), len as ffi::Py_ssize_t, mode);
-        Bound::from_owned_ptr_or_err(py, view)?
-    };
-    let done = work(&part);
-    part.call_method0("release")?;
-    done
 }
