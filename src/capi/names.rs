@@ -177,19 +177,11 @@ pub unsafe extern "C" fn egm_client_list_json(
 
 /// As `egmem ls --json` has it.
 fn as_json(entry: &Entry) -> serde_json::Value {
-    let mut locations: Vec<_> = entry
-        .memory
-        .parts
-        .iter()
-        .map(|part| part.location)
-        .collect();
-    locations.sort_unstable();
-    locations.dedup();
     serde_json::json!({
         "name": entry.name,
         "bytes": entry.memory.len,
         "access": entry.memory.access,
-        "locations": locations,
+        "locations": entry.memory.locations(),
         "leases": entry.leases,
         "owner": entry.owner.peer().map(ToString::to_string),
     })

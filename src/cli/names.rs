@@ -40,7 +40,7 @@ pub fn value(entry: &Entry) -> Value {
         "offset": entry.memory.offset,
         "padded_bytes": entry.memory.padded(),
         "access": entry.memory.access,
-        "locations": locations(entry),
+        "locations": entry.memory.locations(),
         "parts": entry.memory.parts.len(),
         "identity": entry.memory.parts.first().map(|part| part.identity.to_string()),
         "leases": entry.leases,
@@ -48,22 +48,11 @@ pub fn value(entry: &Entry) -> Value {
     })
 }
 
-/// Returns the locations of its parts, each once.
-fn locations(entry: &Entry) -> Vec<Location> {
-    let mut locations: Vec<_> = entry
-        .memory
-        .parts
-        .iter()
-        .map(|part| part.location)
-        .collect();
-    locations.sort_unstable();
-    locations.dedup();
-    locations
-}
-
 /// Formats the locations of its parts.
 pub fn places(entry: &Entry) -> String {
-    let places: Vec<_> = locations(entry)
+    let places: Vec<_> = entry
+        .memory
+        .locations()
         .iter()
         .map(|location| match location {
             Location::HostNuma(node) => format!("node {node}"),

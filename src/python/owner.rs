@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use egmem::driver::{Driver, Location};
 use egmem::exchange::blocking::RemoteBuffer;
 use egmem::memory::{AccessChecks, CpuView};
-use egmem::share::{Description, ImportedBuffer};
+use egmem::share::ImportedBuffer;
 use egmem::{Block, Buffer, Memory, PoolBuffer};
 use pyo3::prelude::*;
 
@@ -119,8 +119,8 @@ impl Owner {
         match self {
             Self::Buffer(memory) => memory.locations(),
             Self::Part { whole, .. } => whole.places().to_vec(),
-            Self::Imported(memory) => of_parts(memory.description()),
-            Self::Remote(memory) => of_parts(memory.description()),
+            Self::Imported(memory) => memory.description().locations(),
+            Self::Remote(memory) => memory.description().locations(),
             _ => vec![first],
         }
     }
@@ -166,14 +166,6 @@ impl Owner {
             }
         })
     }
-}
-
-/// Returns the locations of a description's parts, each once.
-fn of_parts(description: &Description) -> Vec<Location> {
-    let mut places: Vec<_> = description.parts.iter().map(|part| part.location).collect();
-    places.sort_unstable();
-    places.dedup();
-    places
 }
 
 /// Checks that `len` bytes from `offset` on lie in `size` bytes.

@@ -106,6 +106,14 @@ impl Description {
             .fold(0, |sum, part| sum.saturating_add(part.bytes))
     }
 
+    /// Returns where the parts are, each location once and in ascending order.
+    pub fn locations(&self) -> Vec<Location> {
+        let mut locations: Vec<_> = self.parts.iter().map(|part| part.location).collect();
+        locations.sort_unstable();
+        locations.dedup();
+        locations
+    }
+
     /// Checks a description from an untrusted source.
     ///
     /// # Errors

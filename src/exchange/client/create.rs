@@ -114,10 +114,7 @@ impl Client {
 
     fn check_existing(&self, asked: &Create, entry: Entry) -> Result<Entry> {
         let own = Owner::Peer(self.peer_name()?);
-        let parts = entry.memory.parts.iter();
-        let mut places: Vec<_> = parts.map(|part| part.location).collect();
-        places.sort_unstable();
-        places.dedup();
+        let places = entry.memory.locations();
         let node = asked.node;
         let elsewhere = node.filter(|node| places != [Location::HostNuma(node.0)]);
         let what = if entry.owner != own {
