@@ -18,6 +18,6 @@ for mistake in (
     try:
         mistake()
     except egmem.Error as error:  # OutOfMemory is a MemoryError too, InvalidArgument a ValueError
-        print(f"{type(error).__name__}: {error.message}\n    what to do: {error.remedy}")
+        print(f"{type(error).__name__}: {error}")  # with error.remedy, where the message does not say it
 view.release()
 buffer.close()

@@ -1,11 +1,13 @@
 //! Arguments as Python programs have them: sizes as numbers or text, nodes and GPUs as numbers or objects.
 
+use std::time::Duration;
+
 use egmem::size::Bytes;
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-use crate::error::raise;
+use crate::error::{invalid, raise};
 use crate::places::{Gpu, Node};
 
 /// A number of bytes: an integer of any type, or text such as `"64MiB"`.
@@ -95,6 +97,15 @@ impl FromPyObject<'_, '_> for GpuArg {
             Err(_) => number(given, "GPU", "egmem.Gpu").map(Self),
         }
     }
+}
+
+/// Reads a timeout in seconds.
+///
+/// # Errors
+/// `InvalidArgument`.
+pub fn timeout_of(seconds: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(seconds)
+        .map_err(|_| invalid(&format!("a timeout of {seconds} s; valid: 0 or more")))
 }
 
 /// Reads the number of a node or a GPU.

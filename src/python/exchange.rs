@@ -1,7 +1,6 @@
 //! `egmem.connect`: memory by name, of a running `egmem serve` or another exporter.
 
 use std::sync::Mutex;
-use std::time::Duration;
 
 use egmem::driver::NodeId;
 use egmem::exchange::blocking;
@@ -11,7 +10,7 @@ use egmem::share::Peers;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use crate::args::{NodeArg, Size};
+use crate::args::{NodeArg, Size, timeout_of};
 use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, closed, invalid};
 use crate::gil::drop_detached;
@@ -103,7 +102,7 @@ impl Client {
     /// Waits until a name exists, at most `timeout` seconds; raises `TimedOut` then.
     #[pyo3(signature = (name, timeout=60.0))]
     fn wait(&self, py: Python<'_>, name: &str, timeout: f64) -> PyResult<Entry> {
-        let patience = seconds(timeout)?;
+        let patience = timeout_of(timeout)?;
         self.run(py, |client| client.wait(name, patience))
             .map(|entry| Entry::of(&entry))
     }
@@ -188,7 +187,7 @@ impl Client {
     /// them.
     #[pyo3(signature = (name, timeout=10.0))]
     fn delete(&self, py: Python<'_>, name: &str, timeout: f64) -> PyResult<()> {
-        let patience = seconds(timeout)?;
+        let patience = timeout_of(timeout)?;
         self.run(py, |client| client.delete(name, patience))
     }
 
@@ -292,11 +291,6 @@ impl RemoteBufferBase {
     }
 }
 
-fn seconds(number: f64) -> PyResult<Duration> {
-    Duration::try_from_secs_f64(number)
-        .map_err(|_| invalid(&format!("a timeout of {number} s; valid: 0 or more")))
-}
-
 /// Connects to a server: `"unix:/path"` or `"tcp://host:port"`. Memory is imported into `driver`, or into the default
 /// one.
 ///
@@ -345,7 +339,7 @@ pub fn connect(
         .security(security)
         .peers(peers)
         .agent(concat!("egmem ", env!("CARGO_PKG_VERSION"), " (Python)"))
-        .timeout(seconds(timeout)?);
+        .timeout(timeout_of(timeout)?);
     let client = waiting(py, || {
         blocking::Client::connect_interruptible(options, &driver, interrupts::check())
     })?;

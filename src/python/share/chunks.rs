@@ -7,12 +7,12 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use egmem::driver::Driver;
-use egmem::share::{Channel, Result};
+use egmem::share::{Channel, Error};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use super::common::{Refused, SLICE, wait};
-use super::import::{self, Failed};
+use super::import;
 use super::tickets;
 use crate::args::Size;
 use crate::driver::given_or_default;
@@ -97,16 +97,22 @@ impl SharedHeap {
             .send_text(&offset.to_string())
             .map_err(Refused::Lost)?;
         let start = tickets::granted(channel, go_on)?;
-        let start: u64 = start.parse().map_err(|_| broken())?;
+        let start: u64 = start.parse().map_err(|_| self.broken())?;
         wait(channel, tickets::PATIENCE, go_on)?;
         let imported = import::receive_from(channel, &self.driver, None).map_err(Refused::Lost)?;
         let chunk = Arc::new(Region::new(Owner::Imported(imported)));
         // Otherwise the caller would ask for ever.
         if offset.checked_sub(start).is_none_or(|at| at >= chunk.len()) {
-            return Err(broken());
+            return Err(self.broken());
         }
         lock(&self.chunks).insert(start, chunk);
         Ok(())
+    }
+
+    /// Returns the refusal for an answer that makes no sense, which ends the connection: the rest of it may come.
+    fn broken(&self) -> Refused {
+        let peer = format!("process {}", self.process);
+        Refused::Lost(Error::protocol(peer, "no chunk of the heap at the offset"))
     }
 
     fn is_closed(&self) -> bool {
@@ -124,11 +130,6 @@ impl Drop for SharedHeap {
     fn drop(&mut self) {
         self.end();
     }
-}
-
-/// Returns the refusal for an answer that makes no sense.
-fn broken() -> Refused {
-    Refused::Failed("its answer makes no sense".into())
 }
 
 #[pymethods]
@@ -164,10 +165,7 @@ impl SharedHeap {
             }
         };
         let found = from_program(py, || import::waiting(py, find));
-        let (start, whole) = found.map_err(|failed| match failed {
-            Failed::Raised(error) => error,
-            Failed::Refused(refused) => import::explain(refused, self.process),
-        })?;
+        let (start, whole) = found.map_err(|failed| failed.into_exception(self.process))?;
         let offset = offset - start;
         expect_within(offset, nbytes, whole.len()).or_raise()?;
         let len = nbytes;
@@ -219,10 +217,7 @@ pub fn unpickle_heap(
     let driver = given_or_default(py, None)?;
     import::expect_kind(&driver, process, simulated)?;
     let found = import::waiting(py, |go_on| tickets::redeem(name, ticket, go_on));
-    let channel = found.map_err(|failed| match failed {
-        Failed::Raised(error) => error,
-        Failed::Refused(refused) => import::explain(refused, process),
-    })?;
+    let channel = found.map_err(|failed| failed.into_exception(process))?;
     Ok(SharedHeap {
         connection: Mutex::new(Connection::Free(channel)),
         chunks: Mutex::default(),

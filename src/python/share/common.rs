@@ -1,5 +1,6 @@
 //! The parts that both ends of shared memory have.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use egmem::driver::Access;
@@ -23,6 +24,23 @@ pub fn mode(text: &str) -> PyResult<Access> {
         "rw" => Ok(Access::ReadWrite),
         "r" => Ok(Access::Read),
         _ => Err(invalid(&format!("mode is {text:?}; valid: \"rw\", \"r\""))),
+    }
+}
+
+/// Answers a process by a thread of its own, so that a process that is stopped delays no other. Each such thread has a clone
+/// of `answering`; beyond `most` of them nothing is done, which closes the connection.
+pub fn answer(answering: &Arc<()>, most: usize, answer: impl FnOnce() + Send + 'static) {
+    if Arc::strong_count(answering) > most {
+        return tracing::warn!("too many processes get memory at a time");
+    }
+    let one = Arc::clone(answering);
+    let work = move || {
+        answer();
+        drop(one);
+    };
+    let thread = std::thread::Builder::new().name("egmem-answer".into());
+    if let Err(error) = thread.spawn(work) {
+        tracing::warn!(%error, "a process that asks for memory gets no answer");
     }
 }
 
@@ -54,10 +72,7 @@ pub fn wait(
             return Err(Refused::Stopped);
         }
         if begun.elapsed() >= patience {
-            let error = Error::TimedOut {
-                what: "waiting for memory".into(),
-                after: patience,
-            };
+            let error = Error::timed_out("waiting for memory", patience);
             return Err(Refused::Lost(error));
         }
     }

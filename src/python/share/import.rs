@@ -9,8 +9,9 @@ use pyo3::prelude::*;
 
 use super::common::{self, Refused, SLICE, wait};
 use super::tickets::{self, PATIENCE};
+use crate::args::timeout_of;
 use crate::driver::{Driver, given_or_default};
-use crate::error::{ToPy, invalid, not_supported, raise};
+use crate::error::{ToPy, not_supported, raise};
 use crate::memory::Memory;
 use crate::region::Owner;
 use crate::site::from_program;
@@ -51,10 +52,7 @@ pub fn unpickle<'py>(
             receive_from(&mut channel, &driver, None).map_err(Refused::Lost)
         })
     });
-    let imported = found.map_err(|failed| match failed {
-        Failed::Raised(error) => error,
-        Failed::Refused(refused) => explain(refused, process),
-    })?;
+    let imported = found.map_err(|failed| failed.into_exception(process))?;
     SHARED_BUFFER.make(py, Owner::Imported(imported))
 }
 
@@ -78,7 +76,7 @@ pub fn expect_kind(driver: &Native, process: u32, simulated: bool) -> PyResult<(
 }
 
 /// Returns the exception for memory that was not received from a process.
-pub fn explain(refused: Refused, process: u32) -> PyErr {
+fn explain(refused: Refused, process: u32) -> PyErr {
     let (class, message, remedy) = match refused {
         Refused::Lost(error) => return error.to_py(),
         Refused::Ended => (
@@ -114,6 +112,16 @@ pub enum Failed {
     Raised(PyErr),
     /// The other process refused, or was lost.
     Refused(Refused),
+}
+
+impl Failed {
+    /// Returns the exception, about memory of `process`.
+    pub fn into_exception(self, process: u32) -> PyErr {
+        match self {
+            Self::Raised(error) => error,
+            Self::Refused(refused) => explain(refused, process),
+        }
+    }
 }
 
 /// Calls `work` without the GIL. The function that it gets looks for signals, and returns `false` if one raised.
@@ -155,8 +163,7 @@ pub fn receive<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let driver = given_or_default(py, driver)?;
     let access = mode.map(common::mode).transpose()?;
-    let patience = Duration::try_from_secs_f64(timeout)
-        .map_err(|_| invalid(&format!("a timeout of {timeout} s; valid: 0 or more")))?;
+    let patience = timeout_of(timeout)?;
     let found = from_program(py, || {
         waiting(py, |go_on| {
             let begun = Instant::now();
@@ -166,11 +173,8 @@ pub fn receive<'py>(
             receive_from(&mut channel, &driver, access).map_err(Refused::Lost)
         })
     });
-    let imported = found.map_err(|failed| match failed {
-        Failed::Raised(error) => error,
-        Failed::Refused(Refused::Lost(error)) => error.to_py(),
-        Failed::Refused(refused) => explain(refused, 0),
-    })?;
+    // Without a ticket it is refused by no process, only lost.
+    let imported = found.map_err(|failed| failed.into_exception(0))?;
     SHARED_BUFFER.make(py, Owner::Imported(imported))
 }
 

@@ -162,25 +162,13 @@ fn serve(
             tracing::debug!(%error, "a process that receives memory was lost");
         }
     };
-    // Each thread that sends has one.
     let sending = Arc::new(());
     let accept = move || {
         while !ended.load(Relaxed) {
             match listener.accept() {
-                // A thread for each, so that a process that is stopped delays no other.
-                Ok(_) if Arc::strong_count(&sending) > MOST_AT_A_TIME => {
-                    tracing::warn!("too many processes receive memory at a time");
-                }
                 Ok(channel) => {
-                    let (shared, one) = (shared.clone(), Arc::clone(&sending));
-                    let send = move || {
-                        send(channel, shared);
-                        drop(one);
-                    };
-                    let thread = std::thread::Builder::new().name("egmem-offer".into());
-                    if let Err(error) = thread.spawn(send) {
-                        tracing::warn!(%error, "a process that receives memory gets none");
-                    }
+                    let shared = shared.clone();
+                    common::answer(&sending, MOST_AT_A_TIME, move || send(channel, shared));
                 }
                 Err(Error::NotTrusted { .. }) => {}
                 // The process has too many open files: it may close some.

@@ -10,7 +10,7 @@ use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use egmem::Heap;
 use egmem::driver::{Access, HandleType};
 use egmem::share::{Channel, Peers, Result, Shared};
 
-use super::common::{Refused, Window, wait};
+use super::common::{self, Refused, Window, wait};
 use super::serve;
 use crate::locks::lock;
 use crate::per_process::PerProcess;
@@ -42,12 +42,15 @@ pub const UNKNOWN: &str = "unknown";
 /// How long a ticket keeps memory whose object is gone, for the process that is to have it.
 const KEPT: Duration = Duration::from_secs(60);
 
+/// Memory, and since when a ticket keeps it.
+type Kept = (Arc<Shared>, Instant);
+
 /// What a ticket admits to.
 struct Admits {
     secret: String,
     to: To,
-    /// The memory and since when it is kept: a program may drop the object as soon as it has sent it.
-    kept: Option<(Arc<Shared>, Instant)>,
+    /// A program may drop the object as soon as it has sent it.
+    kept: Option<Kept>,
 }
 
 /// What other processes may get.
@@ -73,8 +76,8 @@ struct Tickets {
     name: Mutex<Option<String>>,
     /// By number, in the order in which they were made.
     waiting: Mutex<BTreeMap<u64, Admits>>,
-    /// The number of threads that answer.
-    answering: AtomicUsize,
+    /// The threads that answer.
+    answering: Arc<()>,
     /// Whether a thread lets kept memory go.
     is_letting_go: AtomicBool,
 }
@@ -116,14 +119,18 @@ pub fn issue(to: To, memory: Option<Arc<Shared>>) -> std::io::Result<(String, St
     Ok((name, ticket))
 }
 
+/// Takes memory from the tickets that keep it. The caller drops it without the lock: unmapping takes the driver's time.
+fn take_kept(waiting: &mut BTreeMap<u64, Admits>, ends: impl Fn(&Kept) -> bool) -> Vec<Kept> {
+    let taken = waiting.values_mut();
+    taken
+        .filter_map(|admits| admits.kept.take_if(|kept| ends(kept)))
+        .collect()
+}
+
 /// Ends what tickets keep of this memory, which the program closes.
 pub fn revoke(memory: &Arc<Shared>) {
-    let is_it = |kept: &mut (Arc<Shared>, Instant)| Arc::ptr_eq(&kept.0, memory);
     let mut waiting = lock(&tickets().waiting);
-    let ended: Vec<_> = waiting
-        .values_mut()
-        .filter_map(|admits| admits.kept.take_if(is_it))
-        .collect();
+    let ended = take_kept(&mut waiting, |(kept, _)| Arc::ptr_eq(kept, memory));
     drop(waiting);
     drop(ended);
 }
@@ -195,17 +202,12 @@ impl Tickets {
         loop {
             std::thread::sleep(Duration::from_secs(1));
             let mut waiting = lock(&self.waiting);
-            let is_over = |kept: &mut (Arc<Shared>, Instant)| kept.1.elapsed() >= KEPT;
-            let ended: Vec<_> = waiting
-                .values_mut()
-                .filter_map(|admits| admits.kept.take_if(is_over))
-                .collect();
+            let ended = take_kept(&mut waiting, |(_, since)| since.elapsed() >= KEPT);
             let is_last = waiting.values().all(|admits| admits.kept.is_none());
             if is_last {
                 self.is_letting_go.store(false, Relaxed);
             }
             drop(waiting);
-            // Unmapping takes the driver's time.
             drop(ended);
             if is_last {
                 return;
@@ -223,27 +225,17 @@ impl Tickets {
         }
     }
 
-    /// Answers a process of this user by a thread, so that a process that is stopped delays no other.
+    /// Answers a process of this user.
     fn admit(&'static self, stream: UnixStream) {
         let channel = match Channel::new(stream, &Peers::same_user()) {
             Ok(channel) => channel,
             Err(error) => return tracing::debug!(%error, "a process may not unpickle memory"),
         };
-        if self.answering.fetch_add(1, Relaxed) >= MOST_AT_A_TIME {
-            self.answering.fetch_sub(1, Relaxed);
-            return tracing::warn!("too many processes unpickle memory at a time");
-        }
-        let answer = move || {
+        common::answer(&self.answering, MOST_AT_A_TIME, move || {
             if let Err(error) = self.answer(channel) {
                 tracing::debug!(%error, "a process that unpickles memory was lost");
             }
-            self.answering.fetch_sub(1, Relaxed);
-        };
-        let thread = std::thread::Builder::new().name("egmem-ticket".into());
-        if let Err(error) = thread.spawn(answer) {
-            self.answering.fetch_sub(1, Relaxed);
-            tracing::warn!(%error, "a process that unpickles memory gets no answer");
-        }
+        });
     }
 
     fn answer(&self, mut channel: Channel) -> Result<()> {
