@@ -2,10 +2,12 @@
 
 mod access;
 mod allocate;
+mod chunks;
 mod dma_buf;
 mod slice;
 
 use crate::accessors::cpu_accessors;
+use crate::backing::{Backing, Chosen};
 use crate::driver::{
     Access, Code, DeviceAttribute, DevicePtr, Driver, HandleTypes, Location, NodeId,
 };
@@ -36,6 +38,7 @@ pub struct BufferOptions {
     chunk: Option<u64>,
     growth: Growth,
     overcommit: bool,
+    backing: Backing,
     label: Option<Label>,
     path: AllocPath,
     /// The program's call; `None`: the caller of [`BufferOptions::allocate`].
@@ -113,6 +116,12 @@ impl BufferOptions {
         /// GiB (32 GiB with [`Growth::gentle`]) chunks are larger than this says. Memory of GPUs is not divided.
         growth(growth: Growth) => growth = growth;
 
+        /// Sets what the memory is. The default is [`Backing::Driver`].
+        ///
+        /// A copy by the driver itself, of addresses alone, fails with INVALID_VALUE if it reaches over a border of two
+        /// chunks of [registered](Backing::Registered) memory. The copies of this library end there.
+        backing(backing: Backing) => backing = backing;
+
         /// Sets whether to ask the driver for more memory than the node has free. It then refuses only the chunk for
         /// which there is nothing left.
         overcommit(on: bool) => overcommit = on;
@@ -157,6 +166,7 @@ impl BufferOptions {
 pub struct Buffer {
     range: MappedRange,
     len: u64,
+    chosen: Chosen,
 }
 
 impl Buffer {
@@ -171,6 +181,7 @@ impl Buffer {
             chunk: None,
             growth: Growth::steady(),
             overcommit: false,
+            backing: Backing::Driver,
             label: None,
             path: AllocPath::Vmm,
             site: None,
@@ -289,6 +300,11 @@ impl Buffer {
         locations.sort_unstable();
         locations.dedup();
         locations
+    }
+
+    /// Returns what the memory is, and why.
+    pub const fn backing(&self) -> &Chosen {
+        &self.chosen
     }
 
     /// Returns the address, the same for every GPU and, on a host node, for the CPU.

@@ -4,6 +4,7 @@
 #![deny(missing_docs)]
 
 pub mod accessors;
+pub mod backing;
 pub mod buffer;
 pub mod capability;
 pub mod doctor;
@@ -25,6 +26,7 @@ pub mod teardown;
 pub mod topology;
 pub mod vmm;
 
+pub use backing::Backing;
 pub use buffer::{Buffer, BufferOptions};
 pub use growth::{Growth, Progress};
 pub use memory::Memory;

@@ -96,8 +96,10 @@ macro_rules! driver_calls {
     /// `cuMemFreeHost`
     [unsafe fn] mem_free_host(device: i32, ptr: DevicePtr) -> () = MemFreeHost;
     /// `cuMemHostRegister_v2` with PORTABLE and DEVICEMAP, and READ_ONLY if `read_only`. The range is mapped by this
-    /// process and stays so until it is unregistered.
-    [unsafe fn] mem_host_register(device: i32, ptr: DevicePtr, size: u64, read_only: bool)
+    /// process and stays so until it is unregistered. `node` is where the caller bound its pages: the simulator takes them
+    /// from that node.
+    [unsafe fn] mem_host_register
+        (device: i32, ptr: DevicePtr, size: u64, read_only: bool, node: Option<NodeId>)
         -> () = MemHostRegister;
     /// `cuMemHostUnregister`
     [unsafe fn] mem_host_unregister(device: i32, ptr: DevicePtr) -> () = MemHostUnregister;
@@ -251,6 +253,12 @@ pub unsafe trait Backend: Any + Debug + Send + Sync {
     /// Returns the simulated machine's host. `None`: the driver drives this machine, whose kernel describes
     /// the host.
     fn simulated_host(&self) -> Option<SimulatedHost> {
+        None
+    }
+
+    /// Returns the first GPU whose primary context this process uses already; `None` if there is none, or if the driver
+    /// does not tell. A call that needs any context is made there, so that it creates none.
+    fn active_device(&self) -> Option<i32> {
         None
     }
 

@@ -8,7 +8,7 @@ use crate::borders;
 use crate::driver::{Access, DevicePtr};
 use crate::memory::{Engine, GrantUse, Memory};
 use crate::{Driver, MemoryError, Result, Stream};
-use egmem_core::memory::expect_gpu_access;
+use egmem_core::memory::{expect_gpu_access, is_of_one_kind};
 
 /// The most parts of a page.
 const MAX_PARTS: usize = 1 << 16;
@@ -108,7 +108,7 @@ impl GpuPages {
             bases.push((memory.range(*at, shape.bytes)?, *shape));
             let room = memory.len() - at - shape.bytes;
             blocks = blocks.min(room / shape.stride + 1);
-            if memory.of_one_kind(*at, memory.len() - at) < memory.len() - at {
+            if !is_of_one_kind(&**memory, *at, memory.len() - at) {
                 let why = "it has memory of the CPU and of a GPU";
                 return Err(MemoryError::invalid("part", why).into());
             }

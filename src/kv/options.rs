@@ -9,7 +9,7 @@ use crate::inner::Inner;
 use crate::table::Table;
 use crate::tier::Tier;
 use crate::{Buffer, CopyMethod, Driver, Result};
-use egmem_core::{BufferOptions, Growth};
+use egmem_core::{Backing, BufferOptions, Growth};
 
 impl Tier {
     /// Returns options for a tier at `location`: a node's id, or any [`Location`] that the CPU can use.
@@ -31,7 +31,7 @@ pub struct TierOptions {
 impl TierOptions {
     fn on(location: Location) -> Self {
         Self {
-            buffer: Buffer::on(location),
+            buffer: Buffer::on(location).backing(Backing::Auto),
             pages: 0,
             page_bytes: 0,
             method: CopyMethod::Auto,
@@ -60,6 +60,12 @@ impl TierOptions {
     /// Sets which GPUs may use the tier. The default is every GPU that can reach the memory.
     pub fn access_by<L: Into<Location>>(mut self, who: impl IntoIterator<Item = L>) -> Self {
         self.buffer = self.buffer.access_by(who);
+        self
+    }
+
+    /// Sets what the memory is. The default is [`Backing::Auto`].
+    pub fn backing(mut self, backing: Backing) -> Self {
+        self.buffer = self.buffer.backing(backing);
         self
     }
 

@@ -38,9 +38,9 @@ unsafe impl AccessChecks for Side {
             .ask(|memory, start| memory.may_be_on_host(start + offset, len))
             .unwrap_or(true)
     }
-    fn of_one_kind(&self, offset: u64, len: u64) -> u64 {
+    fn of_one_copy(&self, offset: u64, len: u64) -> u64 {
         self.0
-            .ask(|memory, start| memory.of_one_kind(start + offset, len))
+            .ask(|memory, start| memory.of_one_copy(start + offset, len))
             .unwrap_or(len)
     }
     fn of_one_mapping(&self, offset: u64, len: u64) -> Option<u64> {

@@ -166,9 +166,9 @@ unsafe impl AccessChecks for ImportedBuffer {
         self.0.mapped.may_be_on_host(offset, len)
     }
 
-    fn of_one_kind(&self, offset: u64, len: u64) -> u64 {
+    fn of_one_copy(&self, offset: u64, len: u64) -> u64 {
         let offset = self.start().saturating_add(offset);
-        self.0.mapped.of_one_kind(offset, len)
+        self.0.mapped.of_one_copy(offset, len)
     }
 
     fn of_one_mapping(&self, offset: u64, len: u64) -> Option<u64> {

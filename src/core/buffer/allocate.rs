@@ -3,7 +3,10 @@
 use std::cell::OnceCell;
 use std::ops::ControlFlow;
 
+use super::chunks::{Chunk, Made, Maker};
 use super::{Buffer, BufferOptions};
+use crate::backing::choose::choose_for_all;
+use crate::backing::{Backing, Chosen};
 use crate::driver::{AccessDesc, Driver, HandleTypes, Location};
 use crate::growth::{Pace, Progress};
 use crate::guard::check_free;
@@ -33,7 +36,7 @@ struct Part<'a> {
 
 impl Part<'_> {
     /// Iterates over the bytes of its chunks. The last chunk has the rest, not rounded.
-    fn chunks(&self) -> impl Iterator<Item = u64> {
+    fn chunks(&self) -> impl Iterator<Item = u64> + use<> {
         let (all, chunk) = (self.size.requested(), self.chunk);
         let count = all.div_ceil(chunk);
         (0..count).map(move |index| chunk.min(all - index * chunk))
@@ -85,7 +88,8 @@ impl BufferOptions {
         let caller = self.site.clone().unwrap_or(ledger::Site::here());
         self.expect_free(driver)?;
         self.cut_into_chunks()?;
-        let sites = self.sites(driver, caller)?;
+        let chosen = self.choose(driver)?;
+        let sites = self.sites(driver, caller, &chosen)?;
         let parts = self.parts_at(&sites)?;
         if parts.is_empty() {
             return Err(Error::invalid("shares", "the list is empty"));
@@ -96,18 +100,38 @@ impl BufferOptions {
             .filter(|&sum| sum <= isize::MAX as u64)
             .ok_or_else(|| Error::invalid("parts", "their sum exceeds the address space"))?;
         let mut pace = Pace::new(self.growth, padded, progress);
-        let mut range = GrowingRange::new(padded);
-        for part in &parts {
-            if let Err(error) = self.add(driver, part, &mut range, &mut pace) {
-                // Given back first: the error reports the free memory without it.
-                drop(range);
-                return Err(self.with_all_requested(driver, &parts, error));
-            }
+        let mut range = GrowingRange::default();
+        let maker = Maker::new(driver, chosen.backing, padded, chunks_of(&parts));
+        let made = maker.run(|made| {
+            let bytes = made.memory.size().padded();
+            self.add(driver, &parts, made, &mut range)?;
+            pace.made(bytes)
+        });
+        if let Err(error) = made {
+            // Given back first: the error reports the free memory without it.
+            drop(range);
+            return Err(self.with_all_requested(driver, &parts, error));
         }
         Ok(Buffer {
             len: self.parts.iter().map(|&(_, bytes)| bytes).sum(),
             range: range.finish()?,
+            chosen,
         })
+    }
+
+    /// Decides what all parts are.
+    fn choose(&self, driver: &Driver) -> Result<Chosen> {
+        if self.backing == Backing::Driver {
+            return Ok(Chosen::DRIVER);
+        }
+        let mut sites = Vec::new();
+        for (location, _) in self.sums() {
+            let handle_types = self.handle_types_at(driver, location)?;
+            sites.push((location, handle_types, self.grants_at(driver, location)?));
+        }
+        let sites = sites.iter();
+        let sites = sites.map(|(location, types, access)| ((*location, *types), &access[..]));
+        choose_for_all(driver, self.backing, sites)
     }
 
     /// Refuses parts that together exceed their node's free memory: small ones are not checked one by one, and of large
@@ -139,13 +163,14 @@ impl BufferOptions {
         sums
     }
 
-    fn sites(&self, driver: &Driver, caller: ledger::Site) -> Result<Vec<Site>> {
+    fn sites(&self, driver: &Driver, caller: ledger::Site, chosen: &Chosen) -> Result<Vec<Site>> {
         let site = |location: Location| {
             let handle_types = self.handle_types_at(driver, location)?;
             let options = PhysicalMemory::options(location)
                 .handle_types(handle_types)
                 .overcommit(self.overcommit)
-                .recorded_as(self.path, self.label.clone(), caller.clone());
+                .recorded_as(self.path, self.label.clone(), caller.clone())
+                .chosen(chosen.clone());
             let granularity = options.granularity_of(driver)?;
             Ok(Site {
                 location,
@@ -242,33 +267,29 @@ impl BufferOptions {
         }
     }
 
-    /// Creates, maps and grants the chunks of a part.
+    /// Grants a chunk, and adds it to the range.
     fn add(
         &self,
         driver: &Driver,
-        part: &Part<'_>,
+        parts: &[Part<'_>],
+        made: Made,
         range: &mut GrowingRange,
-        pace: &mut Pace<impl FnMut(Progress) -> ControlFlow<()>>,
     ) -> Result<()> {
-        let first = range.parts().len();
-        for bytes in part.chunks() {
-            let mut options = part.site.options.clone();
-            // Importers know each chunk by its own identity, of which an entry of the ledger has one.
-            if let Some(first) = range.parts().get(first).filter(|_| !part.site.is_shareable) {
-                options = options.chunk_of(first);
+        let site = parts[made.part].site;
+        let access = match site.access.get() {
+            Some(access) => access,
+            None => {
+                let access = self.grants_at(driver, site.location)?;
+                site.access.get_or_init(|| access)
             }
-            let memory = options.create(driver, bytes)?;
-            let bytes = memory.size().padded();
-            let access = match part.site.access.get() {
-                Some(access) => access,
-                None => {
-                    let access = self.grants_at(driver, part.site.location)?;
-                    part.site.access.get_or_init(|| access)
-                }
-            };
-            range.push(driver, memory, access)?;
-            pace.made(bytes)?;
-        }
+        };
+        let Made {
+            memory,
+            mut mapping,
+            ..
+        } = made;
+        mapping.set_access(access)?;
+        range.push(memory, mapping);
         Ok(())
     }
 
@@ -280,4 +301,21 @@ impl BufferOptions {
         }
         Ok(grants)
     }
+}
+
+/// Iterates over the chunks of all parts, in the order of addresses.
+fn chunks_of(parts: &[Part<'_>]) -> impl Iterator<Item = Chunk> + Send {
+    let of_part = |(part, of): (usize, &Part<'_>)| {
+        let (options, has_own_entry) = (of.site.options.clone(), of.site.is_shareable);
+        // Importers know each chunk by its own identity, of which an entry of the ledger has one.
+        let chunk = move |bytes| Chunk {
+            bytes,
+            part,
+            has_own_entry,
+            options: options.clone(),
+        };
+        of.chunks().map(chunk)
+    };
+    let chunks: Vec<_> = parts.iter().enumerate().map(of_part).collect();
+    chunks.into_iter().flatten()
 }

@@ -52,8 +52,9 @@ struct Raw {
 /// each by one call, and from memory of any kind.
 fn expect_copies(memory: &impl Memory, need: Access) -> Result<()> {
     let len = memory.len();
-    if memory.of_one_kind(0, len) != len {
-        let why = "some of it is the CPU's and some a GPU's, and the driver copies only one kind at a time";
+    if memory.of_one_copy(0, len) != len {
+        let why = "one copy by the driver cannot take all of it: it has several registrations, or some of it is the CPU's \
+                   and some a GPU's";
         return Err(Error::invalid("memory", why));
     }
     if need == Access::ReadWrite && memory.is_read_only_for_cpu(0, len) {

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::bounded;
 use super::frames::Frames;
+use crate::backing::Chosen;
 use crate::driver::{AccessDesc, Location};
 use crate::vmm::identity::Identity;
 
@@ -206,6 +207,9 @@ pub struct Allocation {
     pub identity: Option<Identity>,
     /// Where it comes from, if it is another process's.
     pub imported: Option<Imported>,
+    /// Whether the memory is the driver's or registered pages, and why; `None`: the driver's, or a path that has no choice.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backing: Option<Chosen>,
     /// The driver refused to take it back: it stays until this process ends.
     pub lost: bool,
 }

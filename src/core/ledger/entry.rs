@@ -15,6 +15,7 @@ use super::record::{Range, Ranges, Record};
 use super::registry::Registry;
 use super::site::Site;
 use crate::Driver;
+use crate::backing::Chosen;
 use crate::driver::{DevicePtr, Location};
 use crate::vmm::identity::Identity;
 
@@ -181,6 +182,13 @@ impl Entry {
     /// Notes the driver's answers about imported memory.
     pub fn describe(&self, bytes: u64, location: Location) {
         self.change(|record| (record.bytes, record.location) = (bytes, location));
+    }
+
+    /// Notes a decision between the driver's memory and registered memory, unless the driver's was asked for.
+    pub fn backed_by(&self, chosen: &Chosen) {
+        if *chosen != Chosen::DRIVER {
+            self.change(|record| record.rare().backing = Some(chosen.clone()));
+        }
     }
 
     /// Notes that one more handle was exported, and the identity by which importers of that handle know the memory.

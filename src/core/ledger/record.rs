@@ -10,6 +10,7 @@ use super::frames::Frames;
 use super::grants::Grants;
 use super::label::Label;
 use super::site::Site;
+use crate::backing::Chosen;
 use crate::driver::{DevicePtr, Location, WeakDriver};
 use crate::vmm::identity::Identity;
 
@@ -60,6 +61,7 @@ pub(super) struct Rare {
     exported_to: Vec<Party>,
     pub(super) identity: Option<Identity>,
     pub(super) imported: Option<Imported>,
+    pub(super) backing: Option<Chosen>,
 }
 
 impl Rare {
@@ -159,6 +161,7 @@ impl Record {
             exported_to: rare.exported_to.clone(),
             identity: rare.identity,
             imported: rare.imported.clone(),
+            backing: rare.backing.clone(),
             lost: self.lost.is_some(),
         }
     }

@@ -49,10 +49,11 @@ pub unsafe trait AccessChecks {
         true
     }
 
-    /// Returns how many of `len` bytes from `offset` on lie in memory of the kind of the first one: the CPU's or a
-    /// GPU's. Memory that has both must answer this: the driver crashes the process when one copy touches both. The
-    /// default is that all are of one kind.
-    fn of_one_kind(&self, _offset: u64, len: u64) -> u64 {
+    /// Returns how many of `len` bytes from `offset` on one copy or fill by the driver may take. It ends where memory of
+    /// the CPU borders on a GPU's, because the driver crashes the process when one copy touches both, and where two
+    /// registrations border, because the driver refuses a copy across. Memory with such borders must answer this. The
+    /// default is all.
+    fn of_one_copy(&self, _offset: u64, len: u64) -> u64 {
         len
     }
 
@@ -81,6 +82,21 @@ pub unsafe trait AccessChecks {
     }
 }
 
+/// Returns whether `len` bytes from `offset` on are all the CPU's memory, or all a GPU's.
+pub fn is_of_one_kind(memory: &(impl AccessChecks + ?Sized), offset: u64, len: u64) -> bool {
+    let (mut at, end) = (offset, offset + len);
+    let mut kind = None;
+    while at < end {
+        let piece = memory.of_one_copy(at, end - at).clamp(1, end - at);
+        let is_on_host = memory.may_be_on_host(at, piece);
+        if *kind.get_or_insert(is_on_host) != is_on_host {
+            return false;
+        }
+        at += piece;
+    }
+    true
+}
+
 /// Implements [`AccessChecks`] for a type by memory that the value owns, borrows or points to:
 /// `access_checks!(unsafe impl for Wrapper, |this| &this.memory)`. `unsafe`, because the memory must live at least as
 /// long as the value, and its bytes must be the value's.
@@ -107,9 +123,9 @@ macro_rules! access_checks {
                 let $this = self;
                 $crate::memory::AccessChecks::may_be_on_host(&$memory, offset, len)
             }
-            fn of_one_kind(&self, offset: u64, len: u64) -> u64 {
+            fn of_one_copy(&self, offset: u64, len: u64) -> u64 {
                 let $this = self;
-                $crate::memory::AccessChecks::of_one_kind(&$memory, offset, len)
+                $crate::memory::AccessChecks::of_one_copy(&$memory, offset, len)
             }
             fn of_one_mapping(&self, offset: u64, len: u64) -> Option<u64> {
                 let $this = self;

@@ -10,7 +10,9 @@ mod reach;
 mod view;
 mod words;
 
-pub use checks::{AccessChecks, Engine, access_checks, impl_memory, memory_through};
+pub use checks::{
+    AccessChecks, Engine, access_checks, impl_memory, is_of_one_kind, memory_through,
+};
 pub use cursor::Cursor;
 pub use parallel::ParallelCopy;
 pub use reach::CpuMemory;

@@ -4,6 +4,7 @@
 mod tests;
 
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::sync::Mutex;
 use std::thread;
 
@@ -172,6 +173,23 @@ impl ParallelCopy {
         let ends = cut.offsets().skip(1).map(|end| end.min(len));
         let pieces = cut.offsets().take_while(|&at| at < len).zip(ends);
         self.run(cut.threads, pieces, |(at, end)| to.fill(at, end - at, byte))
+    }
+
+    /// Works on pieces of a range of addresses, of `piece` bytes each.
+    ///
+    /// # Errors
+    /// The first error of the work.
+    pub(crate) fn on_pieces(
+        &self,
+        range: Range<u64>,
+        piece: u64,
+        work: impl Fn(Range<u64>) -> Result<()> + Sync,
+    ) -> Result<()> {
+        let count = range.end.saturating_sub(range.start).div_ceil(piece);
+        let starts = (0..count).map(|index| range.start + index * piece);
+        let pieces = starts.map(|at| at..range.end.min(at + piece));
+        let threads = usize::try_from(count).map_or(self.threads, |count| self.threads.min(count));
+        self.run(threads, pieces, work)
     }
 
     /// Cuts a range into pieces; `None` if one thread is to do it.

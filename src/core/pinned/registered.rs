@@ -165,7 +165,7 @@ impl RegisteredHost {
         let gpus = 0..driver.device_count()?;
         let start = pages.start();
         // SAFETY: the pages are mapped, and unmapped after the registration.
-        unsafe { driver.mem_host_register(device, start, bytes, !writable) }
+        unsafe { driver.mem_host_register(device, start, bytes, !writable, None) }
             .map_err(|error| name_missing_gpu(driver, error, device))?;
         let kind = (AllocPath::Registered, Location::Host);
         let mut memory = Owned::new(driver, kind, (start, bytes), gpus, site);

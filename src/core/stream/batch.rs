@@ -183,7 +183,7 @@ impl Stream {
 
 /// Returns how many of `len` bytes one copy of a batch may take.
 fn whole(memory: &impl Memory, offset: u64, len: u64) -> u64 {
-    let kind = memory.of_one_kind(offset, len);
+    let kind = memory.of_one_copy(offset, len);
     kind.min(memory.of_one_mapping(offset, len).unwrap_or(len))
 }
 

@@ -76,8 +76,8 @@ impl Stream {
         expect_gpu_access(to, by, (to_offset, bytes), Access::ReadWrite)?;
         expect_gpu_access(from, by, (from_offset, bytes), Access::Read)?;
         let one_kind = |at, len| {
-            let to = to.of_one_kind(to_offset + at, len);
-            to.min(from.of_one_kind(from_offset + at, len))
+            let to = to.of_one_copy(to_offset + at, len);
+            to.min(from.of_one_copy(from_offset + at, len))
         };
         let work = in_pieces(bytes, one_kind, |at, bytes| {
             expect_no_cpu_fault((to, to_offset + at), (from, from_offset + at), bytes)?;
@@ -114,7 +114,7 @@ impl Stream {
         let grants = [to.hold_grants(), None];
         let by = (self.device(), Engine::Copy);
         expect_gpu_access(to, by, (offset, bytes), Access::ReadWrite)?;
-        let one_kind = |at, len| to.of_one_kind(offset + at, len);
+        let one_kind = |at, len| to.of_one_copy(offset + at, len);
         let work = in_pieces(bytes, one_kind, |at, bytes| {
             let dst = dst.add(at);
             Ok(What::Fill { dst, byte, bytes })

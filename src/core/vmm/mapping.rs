@@ -3,9 +3,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::pages::{Addresses, Pages, PagesMapping};
 use super::physical::Origin;
 use super::{PhysicalMemory, Reservation};
-use crate::driver::{Access, AccessDesc, Code, DevicePtr, Location};
+use crate::driver::{Access, AccessDesc, Code, DevicePtr, Driver, Location};
 use crate::explain::{explain_access, name_missing};
 use crate::ledger::{Grants, MappedEntry};
 use crate::memory::{
@@ -21,7 +22,8 @@ impl PhysicalMemory {
     /// # Errors
     /// The driver's errors; nothing stays reserved then.
     pub fn map(&self) -> Result<Mapping> {
-        Arc::new(Reservation::options().reserve(self.driver(), self.size().padded())?).map(0, self)
+        let options = Reservation::options().backing(self.backing());
+        Arc::new(options.reserve(self.driver(), self.size().padded())?).map(0, self)
     }
 }
 
@@ -40,12 +42,32 @@ impl Reservation {
         let size = physical.size();
         check_range(offset, size.padded(), self.size())?;
         let start = self.start().add(offset);
-        // SAFETY: the range is inside the reservation, and the driver refuses one that is in use.
-        unsafe {
-            self.driver()
-                .mem_map(start, size.padded(), 0, physical.handle())?
-        };
         let mapped = physical.mapped();
+        let pages = match (self.addresses(), physical.handle(), &mapped.pages) {
+            (None, Some(handle), None) => {
+                // SAFETY: the range is inside the reservation, and the driver refuses one that is in use.
+                unsafe { self.driver().mem_map(start, size.padded(), 0, handle)? };
+                None
+            }
+            (Some(addresses), None, Some(pages)) => {
+                let range = start.0..start.0 + size.padded();
+                Some(map_pages(
+                    self.driver(),
+                    addresses,
+                    pages,
+                    range,
+                    mapped.imported,
+                )?)
+            }
+            _ => {
+                let why = format!(
+                    "its addresses are for {} memory, and this is {} memory",
+                    self.backing(),
+                    physical.backing()
+                );
+                return Err(Error::invalid("reservation", why));
+            }
+        };
         let grants = Arc::<Grants>::default();
         Ok(Mapping {
             reservation: Arc::clone(self),
@@ -55,11 +77,27 @@ impl Reservation {
             host: Access::None,
             granted_to_gpus: false,
             unmapped: false,
+            pages,
             at: mapped.entry.map(start, size.padded(), Arc::clone(&grants)),
             grants,
             mapped,
         })
     }
+}
+
+fn map_pages(
+    driver: &Driver,
+    addresses: &Addresses,
+    pages: &Pages,
+    range: Range<u64>,
+    imported: bool,
+) -> Result<PagesMapping> {
+    addresses.take(&range)?;
+    let mapping = PagesMapping::new(driver, pages, range.clone(), imported);
+    if mapping.is_err() {
+        addresses.give_back(&range);
+    }
+    mapping
 }
 
 /// Physical memory mapped at an address, unmapped when dropped.
@@ -78,6 +116,8 @@ pub struct Mapping {
     /// Whether a grant to a GPU was ever attempted: work in flight may use the access.
     granted_to_gpus: bool,
     unmapped: bool,
+    /// The mapping of pages of this process; `None` if the driver maps the memory.
+    pages: Option<PagesMapping>,
     grants: Arc<Grants>,
     /// Counts the physical memory's mappings.
     mapped: Arc<Origin>,
@@ -154,6 +194,10 @@ impl Mapping {
         if own.is_empty() {
             return Ok(());
         }
+        if first.pages.is_some() {
+            let mut mappings = mappings.iter_mut();
+            return mappings.try_for_each(|mapping| mapping.set_access(access));
+        }
         for mapping in mappings.iter_mut() {
             mapping.granted_to_gpus |= names_a_gpu(access);
         }
@@ -177,7 +221,11 @@ impl Mapping {
     /// Records the present access in the ledger. CUDA does not document the access after a failed call.
     fn note_grants(&self, access: &[AccessDesc], granted: bool) {
         if granted {
-            return self.grants.set(access);
+            self.grants.set(access);
+            if let Some(pages) = &self.pages {
+                self.grants.set(&pages.gpus());
+            }
+            return;
         }
         for desc in access {
             if let Ok(has) = self.access(desc.location) {
@@ -187,6 +235,9 @@ impl Mapping {
     }
 
     fn grant(&mut self, access: &[AccessDesc]) -> Result<()> {
+        if let Some(pages) = &self.pages {
+            return pages.grant(self.driver(), access);
+        }
         // SAFETY: `&mut self` rules out CPU views of this mapping; the range is whole and ours.
         unsafe {
             self.driver()
@@ -230,6 +281,9 @@ impl Mapping {
     /// [`Error::NoSuchGpu`], the driver's errors, and [`Error::InvalidArgument`] for flags that this crate
     /// does not know.
     pub fn access(&self, location: Location) -> Result<Access> {
+        if let Some(pages) = &self.pages {
+            return pages.access(location);
+        }
         let flags = self
             .driver()
             .mem_get_access(self.host_terms(location), self.start)
@@ -279,6 +333,13 @@ impl Mapping {
     }
 
     fn unmap_once(&self) -> Result<()> {
+        if let (Some(mapping), Some(pages)) = (&self.pages, &self.mapped.pages) {
+            mapping.unmap(self.driver(), pages)?;
+            if let Some(addresses) = self.reservation.addresses() {
+                addresses.give_back(&(self.start.0..self.start.0 + self.size.padded()));
+            }
+            return Ok(());
+        }
         // SAFETY: `self` owns the range and is being dropped; views of it borrow `self`, so none exist.
         unsafe { self.driver().mem_unmap(self.start, self.size.padded()) }
     }
@@ -296,6 +357,11 @@ impl Mapping {
     /// Returns whether a grant to a GPU was ever attempted.
     pub const fn was_granted_to_gpus(&self) -> bool {
         self.granted_to_gpus
+    }
+
+    /// Returns whether the memory is registered pages, of which one copy by the driver takes no more than this mapping.
+    pub(super) const fn is_registered(&self) -> bool {
+        self.pages.is_some()
     }
 
     /// Returns the size requested and the size mapped.
@@ -377,6 +443,9 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         if !self.unmapped && give_back_or_log(self.driver(), "a mapping", || self.unmap_once()) {
             self.at.lost(self.reservation.driver());
+            if let Some(addresses) = self.reservation.addresses() {
+                addresses.keep();
+            }
         }
     }
 }

@@ -11,6 +11,7 @@
 
 pub mod identity;
 mod mapping;
+pub(crate) mod pages;
 mod part;
 mod physical;
 mod range;

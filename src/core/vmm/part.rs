@@ -144,15 +144,15 @@ impl<'a, M: Mapped> Adjacent<'a, M> {
         mappings.any(|mapping| mapping.location().is_host())
     }
 
-    /// Returns how many of `len` bytes from `offset` on lie in memory of the kind of the first one, the CPU's or a
-    /// GPU's; see [`AccessChecks::of_one_kind`](crate::memory::AccessChecks::of_one_kind).
-    pub fn of_one_kind(self, offset: u64, len: u64) -> u64 {
-        let mut kinds = self.mappings(offset, len);
-        let is_host = |mapping: &Mapping| mapping.location().is_host();
-        let Some(first) = kinds.next().map(is_host) else {
+    /// Returns how many of `len` bytes from `offset` on one copy may take; see [`AccessChecks::of_one_copy`](crate::memory::AccessChecks::of_one_copy).
+    pub fn of_one_copy(self, offset: u64, len: u64) -> u64 {
+        let mut mappings = self.mappings(offset, len);
+        let Some(first) = mappings.next() else {
             return len;
         };
-        let other = kinds.find(|mapping| is_host(mapping) != first);
+        let is_host = |mapping: &Mapping| mapping.location().is_host();
+        let is_registered = first.is_registered();
+        let other = mappings.find(|next| is_registered || is_host(next) != is_host(first));
         other.map_or(len, |mapping| up_to(mapping, offset))
     }
 

@@ -2,6 +2,7 @@
 
 mod options;
 
+use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, fence};
 use std::sync::{Arc, LazyLock, OnceLock};
@@ -9,6 +10,8 @@ use std::sync::{Arc, LazyLock, OnceLock};
 pub use options::PhysicalOptions;
 
 use super::identity::{BootId, Identity, InstanceId};
+use super::pages::{self, Pages};
+use crate::backing::Backing;
 use crate::driver::{
     AllocationProps, Driver, GranularityKind, HandleType, HandleTypes, Location, PhysicalHandle,
     ShareableHandle,
@@ -23,7 +26,9 @@ use crate::{Error, Result};
 #[derive(Debug)]
 pub(super) struct Origin {
     /// Whether another process created the memory.
-    imported: bool,
+    pub(super) imported: bool,
+    /// The pages of this process that are the memory; `None` if the driver created it.
+    pub(super) pages: Option<Pages>,
     /// Lives as long as the memory does in this process: until the last mapping is gone too. Chunks of one allocation
     /// share it.
     pub(super) entry: Arc<Entry>,
@@ -35,7 +40,8 @@ pub(super) struct Origin {
 #[derive(Debug)]
 pub struct PhysicalMemory {
     driver: Driver,
-    handle: PhysicalHandle,
+    /// `None` if it is pages of this process.
+    handle: Option<PhysicalHandle>,
     size: PaddedSize,
     props: AllocationProps,
     /// Unique among the memories of this process. Drawn when it is first asked for: most memory is never shared.
@@ -90,7 +96,22 @@ impl PhysicalMemory {
     /// ```
     #[track_caller]
     pub fn import(driver: &Driver, handle: &ShareableHandle, bytes: u64) -> Result<Self> {
-        let handle = driver.mem_import(handle)?;
+        let pages = match handle {
+            ShareableHandle::PosixFd(fd) => Pages::import(fd.as_fd(), bytes)?,
+            ShareableHandle::Fabric(_) => None,
+        };
+        let handle = match &pages {
+            Some(_) => None,
+            None => Some(driver.mem_import(handle)?),
+        };
+        let entry = Entry::new(NewEntry {
+            driver,
+            bytes,
+            location: Location::Host,
+            path: AllocPath::Import,
+            label: None,
+            site: Site::here(),
+        });
         // Owned from here on, so that a failing step releases it.
         let mut memory = Self {
             driver: driver.clone(),
@@ -101,21 +122,23 @@ impl PhysicalMemory {
             generation: AtomicU64::new(0),
             mapped: Arc::new(Origin {
                 imported: true,
-                entry: Arc::new(Entry::new(NewEntry {
-                    driver,
-                    bytes,
-                    location: Location::Host,
-                    path: AllocPath::Import,
-                    label: None,
-                    site: Site::here(),
-                })),
+                pages,
+                entry: Arc::new(entry),
             }),
             released: false,
         };
-        // SAFETY: `memory` keeps the handle alive.
-        memory.props = unsafe { driver.mem_properties(handle)? };
-        let granularity =
-            Granularity::new(driver.mem_granularity(&memory.props, GranularityKind::Minimum)?)?;
+        let granularity = match (&memory.mapped.pages, handle) {
+            (Some(pages), _) => {
+                memory.props.location = pages.node().into();
+                pages::GRANULARITY
+            }
+            (None, Some(handle)) => {
+                // SAFETY: `memory` keeps the handle alive.
+                memory.props = unsafe { driver.mem_properties(handle)? };
+                Granularity::new(driver.mem_granularity(&memory.props, GranularityKind::Minimum)?)?
+            }
+            (None, None) => return Err(Error::invalid("handle", "it is no memory")),
+        };
         if !granularity.divides(bytes) {
             let why = format!("{bytes} bytes is not a multiple of {}", granularity.bytes());
             return Err(Error::invalid("size", why));
@@ -144,8 +167,12 @@ impl PhysicalMemory {
             );
             return Err(Error::invalid("handle type", why));
         }
-        // SAFETY: `self` keeps the handle alive.
-        let handle = unsafe { self.driver.mem_export(self.handle, handle_type)? };
+        let handle = match (&self.mapped.pages, self.handle) {
+            (Some(pages), _) => ShareableHandle::PosixFd(pages.export()?),
+            // SAFETY: `self` keeps the handle alive.
+            (None, Some(handle)) => unsafe { self.driver.mem_export(handle, handle_type)? },
+            (None, None) => return Err(Error::invalid("memory", "it was released")),
+        };
         if handle.handle_type() != handle_type {
             let why = format!("the driver exported a handle of a type other than {handle_type}");
             return Err(Error::invalid("handle", why));
@@ -207,9 +234,18 @@ impl PhysicalMemory {
         self.generation.fetch_add(1, Relaxed);
     }
 
-    /// Returns the driver's handle, for calls of your own; `self` still owns it.
-    pub const fn handle(&self) -> PhysicalHandle {
+    /// Returns the driver's handle, for calls of your own; `self` still owns it. `None` for
+    /// [registered](Backing::Registered) memory, which has none.
+    pub const fn handle(&self) -> Option<PhysicalHandle> {
         self.handle
+    }
+
+    /// Returns what the memory is: [`Driver`](Backing::Driver) or [`Registered`](Backing::Registered).
+    pub fn backing(&self) -> Backing {
+        match self.mapped.pages {
+            Some(_) => Backing::Registered,
+            None => Backing::Driver,
+        }
     }
 
     /// Releases the memory and returns the result; dropping it ignores errors except for a log message.
@@ -261,8 +297,12 @@ impl PhysicalMemory {
     }
 
     fn release_once(&self) -> Result<()> {
-        // SAFETY: `self` owns the handle and is being dropped, and `released` lets this happen once.
-        unsafe { self.driver.mem_release(self.handle) }
+        match self.handle {
+            // SAFETY: `self` owns the handle and is being dropped, and `released` lets this happen once.
+            Some(handle) => unsafe { self.driver.mem_release(handle) },
+            // The pages live as long as their last mapping and fd.
+            None => Ok(()),
+        }
     }
 }
 

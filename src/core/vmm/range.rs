@@ -90,7 +90,8 @@ impl<P: AsRef<PhysicalMemory>> MappedRange<P> {
         let padded = sizes
             .try_fold(0_u64, u64::checked_add)
             .ok_or_else(|| Error::invalid("parts", "their sum exceeds the address space"))?;
-        let reservation = Arc::new(Reservation::options().reserve(driver, padded)?);
+        let options = Reservation::options().backing(memories[0].backing());
+        let reservation = Arc::new(options.reserve(driver, padded)?);
         let mut mappings = Vec::with_capacity(memories.len());
         let mut offset = 0;
         let result: Result<()> = memories.into_iter().try_for_each(|memory| {
@@ -246,8 +247,8 @@ unsafe impl<P> AccessChecks for MappedRange<P> {
         self.all().may_be_on_host(offset, len)
     }
 
-    fn of_one_kind(&self, offset: u64, len: u64) -> u64 {
-        self.all().of_one_kind(offset, len)
+    fn of_one_copy(&self, offset: u64, len: u64) -> u64 {
+        self.all().of_one_copy(offset, len)
     }
 
     fn of_one_mapping(&self, offset: u64, len: u64) -> Option<u64> {

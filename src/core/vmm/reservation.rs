@@ -1,5 +1,7 @@
 //! Reserved addresses.
 
+use super::pages::Addresses;
+use crate::backing::Backing;
 use crate::driver::{Code, DevicePtr, Driver};
 use crate::host::mappings::too_many_mappings;
 use crate::size::{Granularity, PaddedSize};
@@ -12,6 +14,8 @@ use crate::{Error, Result};
 pub struct ReservationOptions {
     alignment: u64,
     hint: u64,
+    /// Whether the kernel reserves them, for pages of this process.
+    for_pages: bool,
 }
 
 impl ReservationOptions {
@@ -23,9 +27,16 @@ impl ReservationOptions {
         hint(address: DevicePtr) => hint = address.0;
     }
 
+    /// Sets what memory will be mapped there, as [`PhysicalMemory::backing`](super::PhysicalMemory::backing) returns it. The
+    /// default is [`Backing::Driver`], which also stands for [`Backing::Auto`].
+    pub fn backing(mut self, backing: Backing) -> Self {
+        self.for_pages = backing == Backing::Registered;
+        self
+    }
+
     /// Reserves at least `bytes` of addresses, rounded up to 2 MiB. Takes no memory.
     ///
-    /// Source: `cuMemAddressReserve`.
+    /// Source: `cuMemAddressReserve`; `mmap` for [registered](Backing::Registered) memory.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for 0 bytes or an alignment that is not a power of two;
@@ -37,6 +48,16 @@ impl ReservationOptions {
             })?;
         }
         let size = PaddedSize::new(bytes, Granularity::TWO_MIB)?.padded();
+        if self.for_pages {
+            let alignment = self.alignment.max(Granularity::TWO_MIB.bytes());
+            let addresses = Addresses::reserve(size, alignment, self.hint)?;
+            return Ok(Reservation {
+                driver: driver.clone(),
+                start: DevicePtr(addresses.start()),
+                size,
+                addresses: Some(addresses),
+            });
+        }
         let start = driver
             .mem_address_reserve(size, self.alignment, self.hint)
             .map_err(|error| match error {
@@ -51,6 +72,7 @@ impl ReservationOptions {
             driver: driver.clone(),
             start,
             size,
+            addresses: None,
         })
     }
 }
@@ -63,6 +85,8 @@ pub struct Reservation {
     driver: Driver,
     start: DevicePtr,
     size: u64,
+    /// Reserved by the kernel, for pages of this process; `None`: by the driver.
+    addresses: Option<Addresses>,
 }
 
 impl Reservation {
@@ -81,6 +105,19 @@ impl Reservation {
         self.size
     }
 
+    /// Returns what memory can be mapped there.
+    pub const fn backing(&self) -> Backing {
+        match self.addresses {
+            Some(_) => Backing::Registered,
+            None => Backing::Driver,
+        }
+    }
+
+    /// Returns the addresses for pages of this process.
+    pub(super) const fn addresses(&self) -> Option<&Addresses> {
+        self.addresses.as_ref()
+    }
+
     pub(super) const fn driver(&self) -> &Driver {
         &self.driver
     }
@@ -88,6 +125,9 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
+        if self.addresses.is_some() {
+            return; // gives itself back
+        }
         give_back_or_log(&self.driver, "reserved addresses", || {
             // SAFETY: the range is owned by `self`; mappings hold a reference, so none is left.
             unsafe { self.driver.mem_address_free(self.start, self.size) }

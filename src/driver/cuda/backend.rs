@@ -49,6 +49,10 @@ unsafe impl Backend for Cuda {
         "cuda"
     }
 
+    fn active_device(&self) -> Option<i32> {
+        self.core.active_device()
+    }
+
     fn driver_pools(&self) -> &dyn PoolCalls {
         &*self.core
     }

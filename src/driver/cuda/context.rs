@@ -130,29 +130,41 @@ impl Contexts {
         }
     }
 
+    /// Returns whether the primary context of an ordinal exists in this process; `None` if the driver does not tell.
+    fn is_active(&self, api: &DriverApi, ordinal: i32) -> Option<bool> {
+        let (mut flags, mut active) = (0, 0);
+        let id = self.device(api, ordinal).ok()?;
+        // SAFETY: both are live integers.
+        unsafe { api.device_primary_ctx_get_state(id, &mut flags, &mut active) }.ok()?;
+        Some(active != 0)
+    }
+
+    /// Returns the first ordinal whose primary context exists in this process.
+    pub(super) fn active(&self, api: &DriverApi) -> Option<i32> {
+        let mut ordinals = 0..self.devices.len() as i32;
+        ordinals.find(|&ordinal| self.is_active(api, ordinal) == Some(true))
+    }
+
     /// Returns whether the driver says that a primary context, which is retained, does not exist or is another one by now.
     fn is_gone(&self, api: &DriverApi, ordinal: i32, context: Opaque) -> bool {
-        let (mut flags, mut active) = (0, 1);
-        let is_told = self.device(api, ordinal).is_ok_and(|id| {
-            // SAFETY: both are live integers.
-            unsafe { api.device_primary_ctx_get_state(id, &mut flags, &mut active) }.is_ok()
-        });
-        if is_told && active == 0 {
+        if self.is_active(api, ordinal) == Some(false) {
             return true;
         }
         let known = self.slot(ordinal).and_then(|slot| slot.number.get());
         known.is_some_and(|known| number_of(api, context).is_some_and(|now| now != *known))
     }
 
-    /// Runs `work`, which needs no particular context, in the caller's; in the first device's if the driver
-    /// needs one and the caller has none.
+    /// Runs `work`, which needs no particular context, in the caller's; in that of the first device that has one, or else
+    /// of the first device, if the driver needs one and the caller has none.
     pub(super) fn anywhere<T>(
         &self,
         api: &DriverApi,
         mut work: impl FnMut() -> Result<T>,
     ) -> Result<T> {
         match work() {
-            Err(error) if error.code() == Some(Code::INVALID_CONTEXT) => self.with(api, 0, work),
+            Err(error) if error.code() == Some(Code::INVALID_CONTEXT) => {
+                self.with(api, self.active(api).unwrap_or(0), work)
+            }
             result => result,
         }
     }

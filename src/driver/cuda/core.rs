@@ -60,6 +60,10 @@ impl Core {
         self.contexts.with(&self.api, ordinal, work)
     }
 
+    pub(super) fn active_device(&self) -> Option<i32> {
+        self.contexts.active(&self.api)
+    }
+
     /// Runs a call that needs no context.
     pub(super) fn here<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         work()

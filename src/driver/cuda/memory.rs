@@ -132,7 +132,8 @@ impl Core {
     [pub(super) unsafe fn] mem_free_host(device: i32, ptr: DevicePtr) -> () {
         @on(device) mem_free_host(opaque(ptr.0)) => ()
     }
-    [pub(super) unsafe fn] mem_host_register(device: i32, ptr: DevicePtr, size: u64, read_only: bool) -> () {
+    [pub(super) unsafe fn] mem_host_register
+        (device: i32, ptr: DevicePtr, size: u64, read_only: bool, _node: Option<NodeId>) -> () {
         let flags = abi::HOST_REGISTER_PORTABLE_DEVICEMAP
             | if read_only { abi::HOST_REGISTER_READ_ONLY } else { 0 };
         @on(device) mem_host_register(opaque(ptr.0), size as usize, flags) => ()

@@ -66,7 +66,7 @@ impl State {
             Ok(pieces)
         } else if pieces.is_empty()
             && !self.is_ours(start, len)
-            && (engine == Engine::Copy || coherent() || self.registration(start, len).is_some())
+            && (engine == Engine::Copy || coherent() || self.is_registered(start, len))
         {
             Ok(vec![Piece {
                 memory: None,
@@ -99,8 +99,12 @@ impl State {
         {
             return Err(Code::INVALID_VALUE);
         }
-        let is_pinned = || self.registration(start, len).is_some();
-        Ok(matches!(pieces[..], [Piece { memory: None, .. }]) && !is_pinned())
+        let is_of_process = matches!(pieces[..], [Piece { memory: None, .. }]);
+        match self.registration(start, 1) {
+            // Measured: the driver refuses a copy or fill that ends in another registration, or in none.
+            Some(_) if self.registration(start, len).is_none() => Err(Code::INVALID_VALUE),
+            registered => Ok(is_of_process && registered.is_none()),
+        }
     }
 }
 

@@ -1,17 +1,22 @@
 //! Memory of the process that the driver pins and maps: `cuMemHostRegister`.
 
+use std::sync::Arc;
+
 use super::answer::{Answer, fail};
+use super::capacity::Charge;
 use super::state::State;
-use crate::{Code, DevicePtr};
+use crate::{Code, DevicePtr, NodeId};
 
 /// Bytes that are checked at a time.
 const STEP: u64 = 1 << 30;
 
 /// A registered range.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) struct Registered {
     pub(super) len: u64,
     pub(super) device: i32,
+    /// The room that its pages take on a simulated node.
+    _charge: Option<Charge>,
 }
 
 impl State {
@@ -22,6 +27,7 @@ impl State {
         ptr: DevicePtr,
         size: u64,
         _read_only: bool,
+        node: Option<NodeId>,
     ) -> Answer<()> {
         self.context(device)?;
         let end = ptr.0.checked_add(size).ok_or(Code::INVALID_VALUE)?;
@@ -33,7 +39,16 @@ impl State {
         if before.is_some_and(overlaps) || self.is_ours(ptr.0, size) {
             return fail(Code::HOST_MEMORY_ALREADY_REGISTERED);
         }
-        let range = Registered { len: size, device };
+        let take = |node: NodeId| Arc::clone(&self.capacity).take(node.into(), size);
+        let charge = match node {
+            Some(node) => Some(take(node).ok_or(Code::OUT_OF_MEMORY)?),
+            None => None,
+        };
+        let range = Registered {
+            len: size,
+            device,
+            _charge: charge,
+        };
         self.registered.insert(ptr.0, range);
         Ok(())
     }
@@ -61,10 +76,26 @@ impl State {
     }
 
     /// Returns the registration that contains a whole range, with its start.
-    pub(super) fn registration(&self, start: u64, len: u64) -> Option<(u64, Registered)> {
-        let (&at, &range) = self.registered.range(..=start).next_back()?;
+    pub(super) fn registration(&self, start: u64, len: u64) -> Option<(u64, &Registered)> {
+        let (&at, range) = self.registered.range(..=start).next_back()?;
         let end = start.checked_add(len)?;
         (end <= at + range.len).then_some((at, range))
+    }
+
+    /// Returns whether registrations that lie side by side contain a whole range: kernels reach over their borders, copies
+    /// and fills do not.
+    pub(super) fn is_registered(&self, start: u64, len: u64) -> bool {
+        let Some(end) = start.checked_add(len) else {
+            return false;
+        };
+        let mut at = start;
+        while at < end {
+            let Some((first, range)) = self.registration(at, 1) else {
+                return false;
+            };
+            at = first + range.len;
+        }
+        true
     }
 }
 

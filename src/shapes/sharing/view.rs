@@ -209,8 +209,8 @@ unsafe impl<T> AccessChecks for GrowableView<T> {
         self.memory.may_be_on_host(offset, len)
     }
 
-    fn of_one_kind(&self, offset: u64, len: u64) -> u64 {
-        self.memory.of_one_kind(offset, len)
+    fn of_one_copy(&self, offset: u64, len: u64) -> u64 {
+        self.memory.of_one_copy(offset, len)
     }
 
     fn of_one_mapping(&self, offset: u64, len: u64) -> Option<u64> {

@@ -17,6 +17,7 @@ mod pointers;
 mod pools;
 mod raw;
 mod references;
+mod registered;
 mod runtime_pools;
 mod sharing;
 mod streams;
@@ -128,6 +129,10 @@ cases! {
         peers_reach_device_memory_that_is_granted_to_them,
         a_wrong_word_is_named,
         impossible_launches_are_refused,
+    }
+    registered {
+        a_copy_across_two_registrations_is_invalid,
+        registered_pages_are_registered_once,
     }
     pools {
         pool_create_on_nodes_that_exist,

@@ -42,6 +42,8 @@ raw! {
     set_access => mem_set_access(ptr: DevicePtr, size: u64, access: &[AccessDesc]) -> ();
     free => mem_free(device: i32, ptr: DevicePtr) -> ();
     free_host => mem_free_host(device: i32, ptr: DevicePtr) -> ();
+    register => mem_host_register(device: i32, ptr: DevicePtr, size: u64, read_only: bool, node: Option<NodeId>) -> ();
+    unregister => mem_host_unregister(device: i32, ptr: DevicePtr) -> ();
     destroy_stream => stream_destroy(stream: StreamHandle) -> ();
     destroy_event => event_destroy(event: EventHandle) -> ();
     copy => memcpy_async(dst: DevicePtr, src: DevicePtr, bytes: u64, stream: StreamHandle) -> ();

@@ -71,6 +71,25 @@ const OPERATIONS: &[Operation] = &[
         let imported = PhysicalMemory::import(driver, &shared, 2 * MIB)?;
         imported.map().map(drop)
     }),
+    ("registered buffer", |driver| {
+        let buffer = Buffer::on(NodeId(0))
+            .bytes(5 * MIB)
+            .growth(Growth::steady().chunk(2 * MIB))
+            .backing(egmem::Backing::Registered)
+            .allocate(driver)?;
+        buffer.put(4 * MIB, 7_u64)
+    }),
+    ("shareable registered memory", |driver| {
+        let physical = PhysicalMemory::options(NodeId(0))
+            .handle_types(HandleTypes::POSIX_FD)
+            .backing(egmem::Backing::Registered)
+            .create(driver, 2 * MIB)?;
+        let shared = physical.export(HandleType::PosixFd)?;
+        let imported = PhysicalMemory::import(driver, &shared, 2 * MIB)?;
+        let mut mapping = imported.map()?;
+        mapping.set_access(&[AccessDesc::read_write(Location::Device(0))])?;
+        mapping.unmap().map_err(|refused| refused.1)
+    }),
     ("fabric memory", |driver| {
         let memory = PhysicalMemory::options(NodeId(0))
             .handle_types(HandleTypes::FABRIC | HandleTypes::POSIX_FD)

@@ -11,6 +11,7 @@ mod leaked;
 mod objects;
 mod peers;
 mod pools;
+mod registered;
 mod streams;
 mod transfers;
 mod vmm;
@@ -53,6 +54,15 @@ on_both! {
         access_changes_and_reads_back,
         device_memory_is_shared_with_chosen_peers,
         a_slice_is_lent_only_of_memory_that_the_host_alone_reaches,
+    }
+    registered {
+        registered_chunks_are_one_range,
+        copies_end_at_borders_of_registrations,
+        private_pages_have_one_mapping,
+        shareable_pages_have_many_mappings_and_importers,
+        what_registered_memory_cannot_be_is_refused,
+        registered_memory_that_is_not_wanted_is_given_back,
+        addresses_are_for_one_kind_of_memory,
     }
     grants {
         a_gpu_that_may_only_read_is_refused_writes,

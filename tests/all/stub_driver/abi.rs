@@ -260,8 +260,8 @@ stubbed! {
         let ptr = DevicePtr(0x4000);
         // SAFETY: the stub follows no address.
         unsafe {
-            driver.mem_host_register(0, ptr, 4096, false).unwrap();
-            driver.mem_host_register(0, ptr, 4096, true).unwrap();
+            driver.mem_host_register(0, ptr, 4096, false, None).unwrap();
+            driver.mem_host_register(0, ptr, 4096, true, None).unwrap();
             assert_eq!(driver.mem_host_device_pointer(0, ptr), Ok(DevicePtr(0x4001)));
             driver.mem_host_unregister(0, ptr).unwrap();
         }

@@ -32,7 +32,7 @@ fn calls_in_context() -> Vec<(&'static str, CallOnDriver)> {
             ("cuMemHostAlloc", |d| d.mem_host_alloc(1, 8).map(drop)),
             ("cuMemFreeHost", |d| d.mem_free_host(1, PTR)),
             ("cuMemHostRegister_v2", |d| {
-                d.mem_host_register(1, PTR, 8, false)
+                d.mem_host_register(1, PTR, 8, false, None)
             }),
             ("cuMemHostUnregister", |d| d.mem_host_unregister(1, PTR)),
             ("cuMemHostGetDevicePointer_v2", |d| {

@@ -5,11 +5,15 @@ use std::sync::{Arc, OnceLock};
 
 use super::{Origin, PhysicalMemory};
 use crate::Result;
-use crate::driver::{AllocationProps, Driver, GranularityKind, HandleTypes, Location};
+use crate::backing::{Backing, Chosen};
+use crate::driver::{
+    AllocationProps, Driver, GranularityKind, HandleTypes, Location, PhysicalHandle,
+};
 use crate::explain::explain_create;
 use crate::guard::check_free;
 use crate::ledger::{AllocPath, Entry, Label, NewEntry, Site};
 use crate::size::{Granularity, PaddedSize};
+use crate::vmm::pages::{self, Pages};
 
 /// Options for physical memory; [`create`](Self::create) creates it.
 #[derive(Clone, Debug)]
@@ -20,6 +24,9 @@ pub struct PhysicalOptions {
     /// The driver's answer, if the caller knows it.
     granularity: Option<Granularity>,
     overcommit: bool,
+    backing: Backing,
+    /// The decision, if the caller has made it.
+    chosen: Option<Chosen>,
     path: AllocPath,
     label: Option<Label>,
     /// The program's call; `None`: the caller of [`PhysicalOptions::create`].
@@ -44,6 +51,10 @@ impl PhysicalOptions {
         /// granularity.
         known_granularity(granularity: Granularity) => granularity = Some(granularity);
 
+        /// Sets what the memory is. The default is [`Backing::Driver`], which also stands for [`Backing::Auto`] here:
+        /// buffers and heaps decide by all that they need.
+        backing(backing: Backing) => backing = backing;
+
         /// Sets whether to ask the driver for more memory than the node has free. Pinned memory cannot be swapped
         /// out, so the kernel may kill processes to provide it.
         overcommit(on: bool) => overcommit = on;
@@ -61,6 +72,12 @@ impl PhysicalOptions {
         self.path = path;
         self.label = label;
         self.site = Some(site);
+        self
+    }
+
+    /// Passes on a decision about the [`backing`](Self::backing) that the caller has made, for memory of several parts.
+    pub fn chosen(mut self, chosen: Chosen) -> Self {
+        self.chosen = Some(chosen);
         self
     }
 
@@ -91,9 +108,8 @@ impl PhysicalOptions {
         if !self.overcommit {
             check_free(driver, self.props.location, size.padded(), || 0)?;
         }
-        let handle = driver
-            .mem_create(size.padded(), &self.props)
-            .map_err(|error| explain_create(driver, error, &self.props, size.padded()))?;
+        let chosen = self.choose()?;
+        let (handle, pages) = self.make(driver, size.padded(), &chosen)?;
         let entry = match self.entry {
             Some(entry) => {
                 entry.add_chunk(size.padded());
@@ -103,11 +119,15 @@ impl PhysicalOptions {
                 driver,
                 bytes: size.padded(),
                 location: self.props.location,
-                path: self.path,
+                path: match pages {
+                    Some(_) => AllocPath::Registered,
+                    None => self.path,
+                },
                 label: self.label,
                 site,
             })),
         };
+        entry.backed_by(&chosen);
         Ok(PhysicalMemory {
             driver: driver.clone(),
             handle,
@@ -117,10 +137,38 @@ impl PhysicalOptions {
             generation: AtomicU64::new(0),
             mapped: Arc::new(Origin {
                 imported: false,
+                pages,
                 entry,
             }),
             released: false,
         })
+    }
+
+    /// Has the driver create `bytes`, or prepares pages.
+    fn make(
+        &self,
+        driver: &Driver,
+        bytes: u64,
+        chosen: &Chosen,
+    ) -> Result<(Option<PhysicalHandle>, Option<Pages>)> {
+        if let Some(node) = chosen.node_of_pages(self.props.location) {
+            let pages = match self.props.handle_types {
+                HandleTypes::NONE => Pages::private(node),
+                _ => Pages::shareable(node, bytes)?,
+            };
+            return Ok((None, Some(pages)));
+        }
+        let handle = driver
+            .mem_create(bytes, &self.props)
+            .map_err(|error| explain_create(driver, error, &self.props, bytes))?;
+        Ok((Some(handle), None))
+    }
+
+    fn choose(&self) -> Result<Chosen> {
+        match &self.chosen {
+            Some(chosen) => Ok(chosen.clone()),
+            None => Chosen::asked(self.backing, self.props.location, self.props.handle_types),
+        }
     }
 
     /// Returns the unit that sizes are rounded up to with exactly these options.
@@ -131,6 +179,7 @@ impl PhysicalOptions {
     pub fn granularity_of(&self, driver: &Driver) -> Result<Granularity> {
         match self.granularity {
             Some(granularity) => Ok(granularity),
+            None if self.choose()?.backing == Backing::Registered => Ok(pages::GRANULARITY),
             None => Granularity::new(driver.mem_granularity(&self.props, self.kind)?),
         }
     }
@@ -144,6 +193,8 @@ impl PhysicalMemory {
             kind: GranularityKind::Minimum,
             granularity: None,
             overcommit: false,
+            backing: Backing::Driver,
+            chosen: None,
             path: AllocPath::Vmm,
             label: None,
             site: None,

@@ -80,7 +80,7 @@ fn kinds_change_at_the_boundaries_of_parts() {
         (6 * MIB, 2 * MIB, 2 * MIB),
         (8 * MIB, 0, 0),
     ] {
-        assert_eq!(range.of_one_kind(offset, len), expected, "{offset}");
+        assert_eq!(range.of_one_copy(offset, len), expected, "{offset}");
     }
 }
 
@@ -100,7 +100,7 @@ fn mappings_out_of_order_have_wrong_answers_and_no_overflow() {
         .into();
     let all = || Adjacent(&mappings[..]);
     assert_eq!(all().of_one_mapping(3 * MIB, 2 * MIB), 0);
-    assert_eq!(all().of_one_kind(3 * MIB, 2 * MIB), 0);
+    assert_eq!(all().of_one_copy(3 * MIB, 2 * MIB), 0);
 }
 
 /// Another memory each time it is asked.

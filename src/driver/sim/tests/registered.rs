@@ -31,7 +31,7 @@ fn a_gpu_reaches_memory_while_it_is_registered() {
     let ptr = DevicePtr(words.as_ptr().expose_provenance() as u64);
     let register = |ptr, size| {
         // SAFETY: the range is registered only while `words` lives, or refused.
-        code(unsafe { driver.mem_host_register(0, ptr, size, false) })
+        code(unsafe { driver.mem_host_register(0, ptr, size, false, None) })
     };
     assert_eq!(register(ptr, 8192), Code::SUCCESS);
     assert_eq!(

@@ -1,0 +1,151 @@
+//! What memory on a host node is: the driver's, or registered pages of this process.
+
+pub mod choose;
+mod trial;
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::driver::{HandleTypes, Location, NodeId};
+use crate::{Error, Result};
+
+/// What memory on a host node is made of.
+///
+/// | | `Driver` | `Registered` |
+/// |---|---|---|
+/// | made by | `cuMemCreate`, on the node | `mmap` and `mbind`, touched by the node's CPUs, then `cuMemHostRegister` |
+/// | a fork's child | has the same memory | has no such memory (private), or the same (shareable) |
+/// | shared as | POSIX fd, fabric handle | POSIX fd |
+/// | access | of each GPU and the CPU apart | of the CPU apart, of all GPUs alike |
+/// | copies by the driver | over borders of chunks | within one chunk: others fail with INVALID_VALUE |
+/// | counted by the kernel | as no process's | as the process's, and by its control group |
+///
+/// docs/host-memory.md has figures.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Backing {
+    /// Memory that the driver creates on the node.
+    #[default]
+    Driver,
+    /// Pages of this process on the node, huge ones where the kernel has them, which the driver pins.
+    Registered,
+    /// Registered where that is as good or better, else the driver's; [`Why`] lists the reasons.
+    Auto,
+}
+
+crate::driver::display_texts! {
+    Backing {
+        Self::Driver => "driver",
+        Self::Registered => "registered",
+        Self::Auto => "auto",
+    }
+}
+
+/// A decision between the driver's memory and registered memory, with its reason.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Chosen {
+    /// [`Driver`](Backing::Driver) or [`Registered`](Backing::Registered).
+    pub backing: Backing,
+    /// The reason.
+    pub why: Why,
+}
+
+/// The reason of a decision.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Why {
+    /// The program asked for it.
+    Asked,
+    /// Registered memory is pinned several times as fast, and a trial of it succeeded.
+    Faster,
+    /// Registered memory lies on a host node that is named; this location is another.
+    Location,
+    /// The memory may have to be shared by fabric handles.
+    Fabric,
+    /// Registered memory is open to the CPU and to all GPUs, and less was asked for.
+    Access,
+    /// On coherent machines the driver's memory is what GPUs reach over their links; registered memory was never measured
+    /// there.
+    Coherent,
+    /// A trial of registered memory failed, or its pages were not huge.
+    Trial(String),
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Asked => "the program asked for it",
+            Self::Faster => "registered memory is pinned faster",
+            Self::Location => "registered memory needs a host node",
+            Self::Fabric => "registered memory has no fabric handles",
+            Self::Access => "registered memory is open to the CPU and all GPUs",
+            Self::Coherent => "registered memory was never measured on coherent machines",
+            Self::Trial(text) => return write!(f, "registered memory failed a trial: {text}"),
+        })
+    }
+}
+
+impl fmt::Display for Chosen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.backing, self.why)
+    }
+}
+
+impl Chosen {
+    /// The driver's memory, because that was asked for.
+    pub(crate) const DRIVER: Self = Self::driver(Why::Asked);
+
+    /// Returns what was asked for; for [`Auto`](Backing::Auto) the driver's memory.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if there is no registered memory at such a location, or with these handle types.
+    pub(crate) fn asked(
+        backing: Backing,
+        location: Location,
+        handle_types: HandleTypes,
+    ) -> Result<Self> {
+        match Why::unfit(location, handle_types) {
+            _ if backing != Backing::Registered => Ok(Self::DRIVER),
+            Some(why) => Err(why.refusal()),
+            None => Ok(Self::registered(Why::Asked)),
+        }
+    }
+
+    const fn driver(why: Why) -> Self {
+        let backing = Backing::Driver;
+        Self { backing, why }
+    }
+
+    const fn registered(why: Why) -> Self {
+        let backing = Backing::Registered;
+        Self { backing, why }
+    }
+
+    /// Returns the node for pages at `location`; `None` if the driver creates the memory.
+    pub(crate) fn node_of_pages(&self, location: Location) -> Option<NodeId> {
+        match (self.backing, location) {
+            (Backing::Registered, Location::HostNuma(node)) => Some(NodeId(node)),
+            _ => None,
+        }
+    }
+}
+
+impl Why {
+    /// Returns why there is no registered memory at a location, or with these handle types.
+    fn unfit(location: Location, handle_types: HandleTypes) -> Option<Self> {
+        if !matches!(location, Location::HostNuma(_)) {
+            return Some(Self::Location);
+        }
+        let is_fabric = handle_types.contains(HandleTypes::FABRIC);
+        is_fabric.then_some(Self::Fabric)
+    }
+
+    /// Returns the error for a program that asked for registered memory.
+    fn refusal(&self) -> Error {
+        let valid = "Backing::Driver, or Backing::Auto to have it chosen";
+        Error::invalid_of("backing", self.to_string(), valid)
+    }
+}

@@ -1,0 +1,139 @@
+//! The file behind pages that processes share: a memfd that nobody can shorten.
+//!
+//! Its name tells an importer that the fd is such memory, and the node that the pages were bound to.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io;
+use std::mem;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd};
+
+use super::GRANULARITY;
+use crate::driver::NodeId;
+use crate::{Error, Result};
+
+const NAME: &str = "egmem-pages node ";
+
+/// A file with these keeps its size for ever.
+const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+
+/// Creates a sealed file of `bytes`.
+pub(super) fn create(node: NodeId, bytes: u64) -> Result<File> {
+    let failed =
+        |error: io::Error| Error::system(format!("creating a memfd of {bytes} bytes"), &error);
+    let name = CString::new(format!("{NAME}{node}")).map_err(|error| failed(error.into()))?;
+    // SAFETY: the name ends with 0.
+    let fd =
+        unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+    if fd < 0 {
+        return Err(failed(io::Error::last_os_error()));
+    }
+    // SAFETY: the fd is new, and nothing else owns it.
+    let file = unsafe { File::from_raw_fd(fd) };
+    file.set_len(bytes).map_err(failed)?;
+    // SAFETY: the fd is open, and the argument is a number.
+    if unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, SEALS) } != 0 {
+        return Err(failed(io::Error::last_os_error()));
+    }
+    Ok(file)
+}
+
+/// Opens a file of [`create`], from any process; `None` for any other fd.
+pub(super) fn open(fd: BorrowedFd<'_>, bytes: u64) -> Result<Option<(File, NodeId)>> {
+    let Some(node) = node_in_name(fd) else {
+        return Ok(None);
+    };
+    let failed = |error: io::Error| Error::system("looking at the fd of memory", &error);
+    let file = File::from(fd.try_clone_to_owned().map_err(failed)?);
+    // SAFETY: the fd is open; the command has no argument.
+    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+    if seals < 0 || seals & SEALS != SEALS || is_in_hugetlbfs(&file).map_err(failed)? {
+        let why = "it is a file whose pages another process can take away";
+        return Err(Error::invalid_of(
+            "fd",
+            why,
+            "a sealed memfd, as an export is",
+        ));
+    }
+    let len = file.metadata().map_err(failed)?.len();
+    if len != bytes || !GRANULARITY.divides(len) {
+        let why = format!("the memory has {len} bytes, not {bytes}");
+        return Err(Error::invalid("size", why));
+    }
+    Ok(Some((file, node)))
+}
+
+fn node_in_name(fd: BorrowedFd<'_>) -> Option<NodeId> {
+    let name = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).ok()?;
+    let node = name.to_str()?.strip_prefix("/memfd:")?.strip_prefix(NAME)?;
+    let node = node
+        .strip_suffix(" (deleted)")
+        .unwrap_or(node)
+        .parse()
+        .ok()?;
+    (node >= 0).then_some(NodeId(node))
+}
+
+/// Returns whether the file has huge pages of the administrator's supply, in which another process can make holes that
+/// nothing can fill.
+fn is_in_hugetlbfs(file: &File) -> io::Result<bool> {
+    // SAFETY: plain numbers, for which zeros are valid.
+    let mut answer: libc::statfs = unsafe { mem::zeroed() };
+    // SAFETY: the fd is open, and the answer is ours.
+    match unsafe { libc::fstatfs(file.as_raw_fd(), &mut answer) } {
+        0 => Ok(answer.f_type == libc::HUGETLBFS_MAGIC),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn a_file_is_known_by_its_name_and_keeps_its_size() {
+        let file = create(NodeId(3), 4 * MIB).unwrap();
+        assert!(file.set_len(0).is_err() && file.set_len(8 * MIB).is_err());
+        let (opened, node) = open(file.as_fd(), 4 * MIB).unwrap().unwrap();
+        assert_eq!(
+            (opened.metadata().unwrap().len(), node),
+            (4 * MIB, NodeId(3))
+        );
+        for bytes in [0, 2 * MIB, 6 * MIB] {
+            let error = open(file.as_fd(), bytes).unwrap_err();
+            assert!(
+                matches!(error, Error::InvalidArgument { what: "size", .. }),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn other_files_are_not_memory_and_unsealed_ones_are_refused() {
+        let other = tempfile::tempfile().unwrap();
+        assert!(open(other.as_fd(), 0).unwrap().is_none());
+        let named = |name: &std::ffi::CStr| {
+            // SAFETY: the name ends with 0, and nothing else owns the new fd.
+            unsafe { File::from_raw_fd(libc::memfd_create(name.as_ptr(), libc::MFD_ALLOW_SEALING)) }
+        };
+        for name in [
+            c"egmem-sim-1",
+            c"egmem-pages node -1",
+            c"egmem-pages node x",
+            c"egmem-pages",
+        ] {
+            assert!(open(named(name).as_fd(), 0).unwrap().is_none(), "{name:?}");
+        }
+        let unsealed = named(c"egmem-pages node 0");
+        unsealed.set_len(2 * MIB).unwrap();
+        let error = open(unsealed.as_fd(), 2 * MIB).unwrap_err();
+        assert!(
+            matches!(error, Error::InvalidArgument { what: "fd", .. }),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,258 @@
+//! Pages at their addresses, registered once a GPU is granted access.
+
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::ptr;
+use std::sync::atomic::{AtomicI32, AtomicU8, Ordering::Relaxed};
+
+use super::addresses::map;
+use super::{Pages, place};
+use crate::driver::{Access, AccessDesc, Code, DevicePtr, Driver, Location, NodeId};
+use crate::explain::name_missing_gpu;
+use crate::{Error, Result};
+
+/// No registration.
+const NONE: i32 = -1;
+
+/// Pages mapped in addresses of the process.
+///
+/// Nothing is given back when this is dropped: the owner calls [`unmap`](Self::unmap).
+#[derive(Debug)]
+pub struct PagesMapping {
+    range: Range<u64>,
+    location: Location,
+    /// The number of GPUs, to all of which a registration opens the pages.
+    gpus: i32,
+    /// The GPU in whose primary context the pages are registered.
+    registered_by: AtomicI32,
+    /// The CPU's access, as `Access::flags`.
+    host: AtomicU8,
+}
+
+impl PagesMapping {
+    /// Maps pages at `range`, and creates them on their node unless another process did.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if private pages are mapped already; [`Error::System`] if the kernel refuses.
+    pub fn new(driver: &Driver, pages: &Pages, range: Range<u64>, imported: bool) -> Result<Self> {
+        let gpus = driver.device_count()?;
+        pages.claim()?;
+        let size = range.end - range.start;
+        let (flags, fd) = match &pages.file {
+            Some(file) => (libc::MAP_SHARED, Some(file.as_raw_fd())),
+            None => (
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                None,
+            ),
+        };
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let mapped = map(range.start, size, protection, flags | libc::MAP_FIXED, fd);
+        let mapped = mapped.map_err(|error| refused(&range, &error));
+        let placed = mapped.and_then(|_| {
+            advise(&range, libc::MADV_HUGEPAGE);
+            if fd.is_none() {
+                // The pages of a child would be copies, whose originals the GPU goes on writing.
+                advise(&range, libc::MADV_DONTFORK);
+            }
+            match imported {
+                true => Ok(()),
+                false => place::place(driver, pages.node, &range),
+            }
+        });
+        if let Err(error) = placed {
+            clear(&range).unwrap_or_else(
+                |error| tracing::error!(%error, "pages stay mapped until the process ends"),
+            );
+            pages.release();
+            return Err(error);
+        }
+        Ok(Self {
+            range,
+            location: pages.node.into(),
+            gpus,
+            registered_by: AtomicI32::new(NONE),
+            host: AtomicU8::new(Access::ReadWrite.flags() as u8),
+        })
+    }
+
+    /// Grants access. The first GPU that is named has the driver register the pages, which opens them to all.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for GPUs with less than read-write access, and to take it from one that has it;
+    /// [`Error::PlatformUnsupported`] if GPUs would know the pages by other addresses; [`Error::OutOfMemory`]; the driver's.
+    pub fn grant(&self, driver: &Driver, access: &[AccessDesc]) -> Result<()> {
+        let is_of_gpu = |desc: &&AccessDesc| !desc.location.is_host();
+        let is_registered = self.registered_by.load(Relaxed) != NONE;
+        for desc in access.iter().filter(is_of_gpu) {
+            let is_wanted = desc.access != Access::None;
+            if desc.access == Access::Read || (!is_wanted && is_registered) {
+                let why = format!(
+                    "{} for {}, but registered memory is open to every GPU",
+                    desc.access, desc.location
+                );
+                return Err(Error::invalid_of(
+                    "access",
+                    why,
+                    "read-write access, or memory of Backing::Driver",
+                ));
+            }
+        }
+        let mut gpus = access
+            .iter()
+            .filter(is_of_gpu)
+            .filter(|desc| desc.access != Access::None);
+        if let Some(Location::Device(first)) = gpus.next().map(|desc| desc.location)
+            && !is_registered
+        {
+            // The driver pins what the CPU may write.
+            self.protect(Access::ReadWrite)?;
+            self.register(driver, driver.active_device().unwrap_or(first))?;
+        }
+        match access.iter().rfind(|desc| desc.location.is_host()) {
+            Some(host) => self.protect(host.access),
+            None => Ok(()),
+        }
+    }
+
+    fn register(&self, driver: &Driver, device: i32) -> Result<()> {
+        let (start, size) = (
+            DevicePtr(self.range.start),
+            self.range.end - self.range.start,
+        );
+        let node = match self.location {
+            Location::HostNuma(node) => Some(NodeId(node)),
+            _ => None,
+        };
+        // SAFETY: the range is mapped, and its owner ends the registration before it unmaps it.
+        unsafe { driver.mem_host_register(device, start, size, false, node) }
+            .map_err(|error| self.explain(driver, error, device))?;
+        self.registered_by.store(device, Relaxed);
+        let is_same = match driver.mem_host_device_pointer(device, start) {
+            Ok(address) if address == start => return Ok(()),
+            Ok(_) => Error::unsupported("registered memory at the CPU's address", None),
+            Err(error) => error,
+        };
+        self.unregister(driver)?;
+        Err(is_same)
+    }
+
+    fn explain(&self, driver: &Driver, error: Error, device: i32) -> Error {
+        let Error::Driver(source) = error else {
+            return error;
+        };
+        match source.code {
+            Code::OUT_OF_MEMORY => Error::OutOfMemory {
+                location: self.location,
+                requested: self.range.end - self.range.start,
+                source,
+            },
+            _ => name_missing_gpu(driver, error, device),
+        }
+    }
+
+    fn unregister(&self, driver: &Driver) -> Result<()> {
+        let device = self.registered_by.load(Relaxed);
+        if device == NONE {
+            return Ok(());
+        }
+        // SAFETY: registered by `self`; the owner of the mapping makes sure that nothing uses it.
+        unsafe { driver.mem_host_unregister(device, DevicePtr(self.range.start)) }?;
+        self.registered_by.store(NONE, Relaxed);
+        Ok(())
+    }
+
+    /// Returns the access of a location.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchGpu`].
+    pub fn access(&self, location: Location) -> Result<Access> {
+        if let Location::Device(gpu) = location {
+            Error::expect_gpu(gpu, self.gpus)?;
+            return Ok(self.access_of_gpus());
+        }
+        let flags = self.host.load(Relaxed);
+        Ok(Access::from_flags(flags.into()).unwrap_or(Access::None))
+    }
+
+    fn access_of_gpus(&self) -> Access {
+        match self.registered_by.load(Relaxed) {
+            NONE => Access::None,
+            _ => Access::ReadWrite,
+        }
+    }
+
+    /// Returns the access of all GPUs, which nobody need have named.
+    pub fn gpus(&self) -> Vec<AccessDesc> {
+        let access = self.access_of_gpus();
+        let gpus = (0..self.gpus).map(Location::Device);
+        gpus.map(|gpu| AccessDesc::new(gpu, access)).collect()
+    }
+
+    fn protect(&self, access: Access) -> Result<()> {
+        let flags = access.flags() as u8;
+        if self.host.load(Relaxed) == flags {
+            return Ok(());
+        }
+        let protection = match access {
+            Access::None => libc::PROT_NONE,
+            Access::Read => libc::PROT_READ,
+            Access::ReadWrite => libc::PROT_READ | libc::PROT_WRITE,
+        };
+        let (start, size) = (
+            self.range.start as usize,
+            (self.range.end - self.range.start) as usize,
+        );
+        // SAFETY: the range is a mapping of ours; the caller borrows it exclusively, so no view relies on the access.
+        let result =
+            unsafe { libc::mprotect(ptr::with_exposed_provenance_mut(start), size, protection) };
+        if result != 0 {
+            let error = std::io::Error::last_os_error();
+            return Err(Error::system("changing the CPU's access to memory", &error));
+        }
+        self.host.store(flags, Relaxed);
+        Ok(())
+    }
+
+    /// Ends the registration and takes the pages out of the addresses, which stay reserved. After an error it may be tried
+    /// again.
+    ///
+    /// # Errors
+    /// The driver's error; [`Error::System`].
+    pub fn unmap(&self, driver: &Driver, pages: &Pages) -> Result<()> {
+        self.unregister(driver)?;
+        clear(&self.range).map_err(|error| refused(&self.range, &error))?;
+        pages.release();
+        Ok(())
+    }
+}
+
+/// Leaves addresses without pages.
+fn clear(range: &Range<u64>) -> std::io::Result<()> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+    map(
+        range.start,
+        range.end - range.start,
+        libc::PROT_NONE,
+        flags,
+        None,
+    )
+    .map(drop)
+}
+
+fn refused(range: &Range<u64>, error: &std::io::Error) -> Error {
+    let what = format!("mapping {} bytes", range.end - range.start);
+    match error.raw_os_error() {
+        Some(libc::ENOMEM) => Error::failed(
+            what,
+            format!("{error}: vm.max_map_count limits the mappings of a process"),
+        ),
+        _ => Error::system(what, error),
+    }
+}
+
+/// Advises the kernel, which may know no such advice.
+fn advise(range: &Range<u64>, advice: libc::c_int) {
+    let start = ptr::with_exposed_provenance_mut(range.start as usize);
+    // SAFETY: the range is a mapping of the caller's, whose contents the advice does not change.
+    unsafe { libc::madvise(start, (range.end - range.start) as usize, advice) };
+}

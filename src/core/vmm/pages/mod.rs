@@ -1,0 +1,101 @@
+//! Memory of this process behind physical memory: its pages exist from the mapping on, and the driver pins them when a GPU
+//! is granted access.
+//!
+//! ```text
+//! Pages ── map: mmap, mbind, touch ──▶ PagesMapping ── grant: cuMemHostRegister ──▶ CPU and every GPU
+//! ```
+
+mod addresses;
+mod file;
+mod mapped;
+mod place;
+mod sizes;
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering::AcqRel, Ordering::Release};
+
+pub use addresses::Addresses;
+pub use mapped::PagesMapping;
+pub use sizes::huge_bytes;
+
+use crate::driver::NodeId;
+use crate::size::Granularity;
+use crate::{Error, Result};
+
+/// The unit of sizes: a huge page.
+pub const GRANULARITY: Granularity = Granularity::TWO_MIB;
+
+/// Pages on a host node.
+#[derive(Debug)]
+pub struct Pages {
+    node: NodeId,
+    /// A sealed memfd; `None`: anonymous pages, which exist while they are mapped.
+    file: Option<File>,
+    /// Whether anonymous pages are mapped now. A second mapping would have pages of its own.
+    mapped: AtomicBool,
+}
+
+impl Pages {
+    /// Returns anonymous pages, which belong to this process alone.
+    pub const fn private(node: NodeId) -> Self {
+        Self {
+            node,
+            file: None,
+            mapped: AtomicBool::new(false),
+        }
+    }
+
+    /// Creates a file of `bytes`, whose pages another process can map. They exist once they are mapped and touched.
+    ///
+    /// # Errors
+    /// [`Error::System`].
+    pub fn shareable(node: NodeId, bytes: u64) -> Result<Self> {
+        Ok(Self {
+            file: Some(file::create(node, bytes)?),
+            ..Self::private(node)
+        })
+    }
+
+    /// Returns the pages behind an fd that [`export`](Self::export) made in any process; `None` for any other fd.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if they are not `bytes` bytes, or if another process could take them away.
+    pub fn import(fd: BorrowedFd<'_>, bytes: u64) -> Result<Option<Self>> {
+        let opened = file::open(fd, bytes)?;
+        Ok(opened.map(|(file, node)| Self {
+            file: Some(file),
+            ..Self::private(node)
+        }))
+    }
+
+    /// Returns an fd of shareable pages for another process.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for private pages; [`Error::System`].
+    pub fn export(&self) -> Result<OwnedFd> {
+        let Some(file) = &self.file else {
+            return Err(Error::invalid("memory", "its pages are private"));
+        };
+        let fd = file.as_fd().try_clone_to_owned();
+        fd.map_err(|error| Error::system("duplicating the fd of memory", &error))
+    }
+
+    /// Returns the node that the pages are bound to.
+    pub const fn node(&self) -> NodeId {
+        self.node
+    }
+
+    /// Claims private pages for a mapping, which releases them.
+    fn claim(&self) -> Result<()> {
+        if self.file.is_none() && self.mapped.swap(true, AcqRel) {
+            let why = "it is mapped already, and private registered memory has one mapping: make it shareable";
+            return Err(Error::invalid("memory", why));
+        }
+        Ok(())
+    }
+
+    fn release(&self) {
+        self.mapped.store(false, Release);
+    }
+}
