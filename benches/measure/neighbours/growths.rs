@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use egmem::driver::{Access, AccessDesc, Location};
 use egmem::pinned::PinnedHost;
 use egmem::vmm::{Mapping, PhysicalMemory, Reservation};
-use egmem::{Buffer, Growth, Heap, Result};
+use egmem::{Backing, Buffer, Growth, Heap, Result};
 
 use crate::Place;
 use crate::steps::{Kind, Steps};
@@ -22,6 +22,8 @@ pub enum Way {
     Calls(Calls),
     /// A buffer.
     Buffer(Growth),
+    /// A buffer of registered pages.
+    Registered(Growth),
     /// A buffer that can be shared.
     Shareable(Growth),
     /// One block of a heap.
@@ -69,6 +71,16 @@ const fn calls(mib: u64, grant: Grant, rest: u32) -> Way {
 /// All of them, with the names that the table shows; those that matter most first, because the time may end.
 pub const GROWTHS: &[(&str, Way)] = &[
     (IDLE, Way::Idle),
+    ("registered", Way::Registered(Growth::steady())),
+    (
+        "registered, 256 MiB",
+        Way::Registered(Growth::steady().chunk(256 * MIB)),
+    ),
+    (
+        "registered, 1 GiB",
+        Way::Registered(Growth::steady().chunk(1024 * MIB)),
+    ),
+    ("registered, gentle", Way::Registered(Growth::gentle())),
     ("2 MiB", calls(2, Grant::All, 0)),
     ("16 MiB", calls(16, Grant::All, 0)),
     ("64 MiB", calls(64, Grant::All, 0)),
@@ -141,10 +153,11 @@ impl Way {
                 Grown::Whole(Box::new(()), None)
             }
             Self::Calls(calls) => Grown::Chunks(calls.grow(place, steps)?),
-            Self::Buffer(growth) | Self::Shareable(growth) => {
+            Self::Buffer(growth) | Self::Shareable(growth) | Self::Registered(growth) => {
                 let options = Buffer::on(place.node).access_by(gpus()).bytes(bytes);
                 let options = match self {
                     Self::Shareable(_) => options.shareable(),
+                    Self::Registered(_) => options.backing(Backing::Registered),
                     _ => options,
                 };
                 Grown::buffer(options.growth(growth).allocate(driver)?)

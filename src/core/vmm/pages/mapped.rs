@@ -56,7 +56,7 @@ impl PagesMapping {
             }
             match imported {
                 true => Ok(()),
-                false => place::place(driver, pages.node, &range),
+                false => place::place(driver, pages.node, &range, fd.is_some()),
             }
         });
         if let Err(error) = placed {

@@ -3,6 +3,7 @@
 use std::io;
 use std::ops::Range;
 use std::ptr;
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 use crate::driver::{Driver, NodeId};
 use crate::memory::ParallelCopy;
@@ -16,20 +17,34 @@ const BITS: usize = u64::BITS as usize;
 /// Bytes that a thread touches at a time.
 const PIECE: u64 = 4 << 20;
 
+/// The sizes of pages.
+const SMALL: usize = 4096;
+const HUGE: usize = 2 << 20;
+
+/// Has the kernel make huge pages of small ones, at once and whatever its settings; from Linux 6.1 on.
+const MADV_COLLAPSE: libc::c_int = 25;
+
 /// Creates the pages of a range on `node`, by as many threads as the node has CPUs that this process may use.
 ///
 /// The nodes of a simulated machine are none of this machine's: its pages are created where and when they are touched.
 ///
 /// # Errors
 /// [`Error::System`] if the kernel refuses to bind or to create them, or if they are elsewhere.
-pub(super) fn place(driver: &Driver, node: NodeId, range: &Range<u64>) -> Result<()> {
+pub(super) fn place(
+    driver: &Driver,
+    node: NodeId,
+    range: &Range<u64>,
+    of_file: bool,
+) -> Result<()> {
     if driver.is_simulated() {
         return Ok(());
     }
     let topology = Topology::of(driver)?;
     let bound = bind(node, range);
     let threads = ParallelCopy::on(&topology, node)?;
-    threads.on_pieces(range.clone(), PIECE, |piece| populate(node, &piece))?;
+    threads.on_pieces(range.clone(), PIECE, |piece| {
+        populate(node, &piece, of_file)
+    })?;
     match bound {
         Ok(()) => Ok(()),
         // The only node has all pages.
@@ -78,38 +93,49 @@ fn bind(node: NodeId, range: &Range<u64>) -> io::Result<()> {
     }
 }
 
-/// Creates the pages of a range that has none yet, or keeps those that it has.
-fn populate(node: NodeId, range: &Range<u64>) -> Result<()> {
-    let (start, len) = (
-        ptr::with_exposed_provenance_mut(range.start as usize),
-        (range.end - range.start) as usize,
-    );
+/// Creates the pages of a range, a whole number of huge pages, or keeps those that it has.
+fn populate(node: NodeId, range: &Range<u64>, of_file: bool) -> Result<()> {
+    if of_file {
+        // The kernel gives the pages of a file huge ones by a setting that is off by default, but makes some of small ones.
+        range.clone().step_by(HUGE).for_each(touch);
+        advise(range, MADV_COLLAPSE)
+            .unwrap_or_else(|error| tracing::trace!(%error, "no huge pages"));
+    }
     loop {
-        // SAFETY: the range is a mapping of the caller's; the call writes nothing that can be read.
-        if unsafe { libc::madvise(start, len, libc::MADV_POPULATE_WRITE) } == 0 {
-            return Ok(());
-        }
-        let error = io::Error::last_os_error();
-        match error.raw_os_error() {
-            Some(libc::EINTR | libc::EAGAIN) => {}
-            // Kernels before 5.14.
-            Some(libc::EINVAL) => break,
-            _ => return Err(failed(node, "creating pages on", &error)),
+        match advise(range, libc::MADV_POPULATE_WRITE) {
+            Ok(()) => return Ok(()),
+            Err(error) => match error.raw_os_error() {
+                Some(libc::EINTR | libc::EAGAIN) => {}
+                // Kernels before 5.14.
+                Some(libc::EINVAL) => break,
+                _ => return Err(failed(node, "creating pages on", &error)),
+            },
         }
     }
-    for page in range.clone().step_by(4096) {
-        let byte = ptr::with_exposed_provenance::<std::sync::atomic::AtomicU8>(page as usize);
-        // SAFETY: the byte is in a mapping of the caller's that can be written, and lives during the call; other threads
-        // and processes may write it too, hence atomically.
-        unsafe { (*byte).fetch_or(0, std::sync::atomic::Ordering::Relaxed) };
-    }
+    range.clone().step_by(SMALL).for_each(touch);
     Ok(())
+}
+
+/// Creates the page of an address in a mapping of the caller's that can be written.
+fn touch(page: u64) {
+    let byte = ptr::with_exposed_provenance::<AtomicU8>(page as usize);
+    // SAFETY: the caller's promise; the byte lives during the call, and other processes may write it too, hence atomically.
+    unsafe { (*byte).fetch_or(0, Relaxed) };
+}
+
+/// Advises the kernel about a mapping of the caller's.
+fn advise(range: &Range<u64>, advice: libc::c_int) -> io::Result<()> {
+    let start = ptr::with_exposed_provenance_mut(range.start as usize);
+    // SAFETY: the range is a mapping of the caller's; the kinds of advice here change no byte of it.
+    match unsafe { libc::madvise(start, (range.end - range.start) as usize, advice) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// Refuses pages that are on another node. Source: `move_pages(2)`.
 fn expect_on(node: NodeId, range: &Range<u64>) -> Result<()> {
-    const STEP: u64 = 4096;
-    let pages: Vec<u64> = range.clone().step_by(STEP as usize).collect();
+    let pages: Vec<u64> = range.clone().step_by(SMALL).collect();
     let mut nodes = vec![-1_i32; pages.len()];
     // SAFETY: without nodes to move to, the kernel only writes where each page is, into a list as long as that of pages.
     let result = unsafe {
@@ -132,7 +158,7 @@ fn expect_on(node: NodeId, range: &Range<u64>) -> Result<()> {
         Some(at) => {
             let why = format!(
                 "byte {} is on node {}, and mbind is forbidden",
-                at as u64 * STEP,
+                at * SMALL,
                 nodes[at]
             );
             Err(Error::failed(
