@@ -15,12 +15,16 @@ use crate::topology::free_now;
 use crate::vmm::{GrowingRange, PhysicalMemory, PhysicalOptions};
 use crate::{Error, Result, ledger};
 
+/// Registered chunks between two looks at the node's free memory: a look takes a good part of the time of a chunk.
+const CHECK_EVERY: usize = 16;
+
 /// The properties that all parts at one location share.
 struct Site {
     location: Location,
     options: PhysicalOptions,
     granularity: Granularity,
     is_shareable: bool,
+    is_registered: bool,
     /// Asked for once memory was created there: only that tells a location that does not exist.
     access: OnceCell<Vec<AccessDesc>>,
 }
@@ -177,6 +181,7 @@ impl BufferOptions {
                 options: options.known_granularity(granularity),
                 granularity,
                 is_shareable: handle_types != HandleTypes::NONE,
+                is_registered: chosen.backing == Backing::Registered,
                 access: OnceCell::new(),
             })
         };
@@ -304,17 +309,19 @@ impl BufferOptions {
 }
 
 /// Iterates over the chunks of all parts, in the order of addresses.
-fn chunks_of(parts: &[Part<'_>]) -> impl Iterator<Item = Chunk> + Send {
+fn chunks_of(parts: &[Part<'_>]) -> impl Iterator<Item = Chunk> {
     let of_part = |(part, of): (usize, &Part<'_>)| {
         let (options, has_own_entry) = (of.site.options.clone(), of.site.is_shareable);
         // Importers know each chunk by its own identity, of which an entry of the ledger has one.
-        let chunk = move |bytes| Chunk {
+        let is_registered = of.site.is_registered;
+        let chunk = move |(index, bytes): (usize, u64)| Chunk {
             bytes,
             part,
             has_own_entry,
+            is_checked: !is_registered || index % CHECK_EVERY == 0,
             options: options.clone(),
         };
-        of.chunks().map(chunk)
+        of.chunks().enumerate().map(chunk)
     };
     let chunks: Vec<_> = parts.iter().enumerate().map(of_part).collect();
     chunks.into_iter().flatten()

@@ -1,17 +1,16 @@
 //! The chunks of a new buffer: created and mapped one after the other, and granted.
 //!
-//! The pages of registered memory are touched by a second thread, up to [`AHEAD`] chunks before the driver pins them.
+//! The pages of registered memory are created by threads, up to [`AHEAD`] chunks before the driver pins them.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::mpsc::sync_channel;
-use std::thread;
 
+use crate::Result;
 use crate::backing::Backing;
 use crate::driver::Driver;
 use crate::vmm::{Mapping, PhysicalMemory, PhysicalOptions, Reservation};
-use crate::{Error, Result};
 
-/// Chunks of registered memory that have their pages, but are not pinned yet.
+/// Chunks of registered memory that get their pages while one is pinned.
 const AHEAD: usize = 4;
 
 /// A chunk that is to be created.
@@ -21,6 +20,8 @@ pub(super) struct Chunk {
     /// The index of its part: chunks of a part that cannot be shared have one entry in the ledger.
     pub(super) part: usize,
     pub(super) has_own_entry: bool,
+    /// Whether the node's free memory is looked at first.
+    pub(super) is_checked: bool,
     pub(super) options: PhysicalOptions,
 }
 
@@ -46,7 +47,7 @@ pub(super) struct Maker<'a, I> {
     next: Option<(usize, PhysicalOptions)>,
 }
 
-impl<'a, I: Iterator<Item = Chunk> + Send> Maker<'a, I> {
+impl<'a, I: Iterator<Item = Chunk>> Maker<'a, I> {
     pub(super) const fn new(driver: &'a Driver, backing: Backing, padded: u64, chunks: I) -> Self {
         Self {
             driver,
@@ -64,7 +65,11 @@ impl<'a, I: Iterator<Item = Chunk> + Send> Maker<'a, I> {
             Some((part, options)) if part == chunk.part => options,
             _ => chunk.options,
         };
-        let memory = options.clone().create(self.driver, chunk.bytes)?;
+        let checked = match chunk.is_checked {
+            true => options.clone(),
+            false => options.clone().overcommit(true),
+        };
+        let memory = checked.create(self.driver, chunk.bytes)?;
         let options = match chunk.has_own_entry {
             true => options,
             false => options.chunk_of(&memory),
@@ -75,6 +80,9 @@ impl<'a, I: Iterator<Item = Chunk> + Send> Maker<'a, I> {
             None => {
                 let options = Reservation::options().backing(self.backing);
                 let all = options.reserve(self.driver, self.padded)?;
+                if !chunk.has_own_entry {
+                    all.prepare_for_private_pages()?;
+                }
                 self.reservation.insert(Arc::new(all))
             }
         };
@@ -87,39 +95,26 @@ impl<'a, I: Iterator<Item = Chunk> + Send> Maker<'a, I> {
         })
     }
 
-    /// Makes all chunks, and calls `take` with each in the calling thread, until it fails.
+    /// Makes all chunks, and calls `take` with each, until it fails.
     ///
     /// # Errors
     /// Those of creating and mapping, and those of `take`. Chunks that were not taken are given back.
     pub(super) fn run(mut self, mut take: impl FnMut(Made) -> Result<()>) -> Result<()> {
-        if self.backing == Backing::Driver {
-            while let Some(chunk) = self.chunks.next() {
-                take(self.make(chunk)?)?;
+        let ahead = match self.backing {
+            Backing::Registered => AHEAD,
+            _ => 1,
+        };
+        let mut made = VecDeque::new();
+        loop {
+            while made.len() < ahead
+                && let Some(chunk) = self.chunks.next()
+            {
+                made.push_back(self.make(chunk)?);
             }
-            return Ok(());
+            match made.pop_front() {
+                Some(next) => take(next)?,
+                None => return Ok(()),
+            }
         }
-        self.run_ahead(take)
-    }
-
-    fn run_ahead(mut self, mut take: impl FnMut(Made) -> Result<()>) -> Result<()> {
-        let (send, receive) = sync_channel(AHEAD - 1);
-        thread::scope(|scope| {
-            let feed = move || {
-                while let Some(chunk) = self.chunks.next() {
-                    let made = self.make(chunk);
-                    let is_last = made.is_err();
-                    if send.send(made).is_err() || is_last {
-                        break;
-                    }
-                }
-            };
-            thread::Builder::new()
-                .name("egmem-pages".into())
-                .spawn_scoped(scope, feed)
-                .map_err(|error| Error::system("starting a thread that creates pages", &error))?;
-            // Dropped before the thread is joined, so that it stops after an error.
-            let receive = receive;
-            receive.iter().try_for_each(|made| take(made?))
-        })
     }
 }

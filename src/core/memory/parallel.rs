@@ -4,7 +4,6 @@
 mod tests;
 
 use std::num::NonZeroUsize;
-use std::ops::Range;
 use std::sync::Mutex;
 use std::thread;
 
@@ -175,21 +174,9 @@ impl ParallelCopy {
         self.run(cut.threads, pieces, |(at, end)| to.fill(at, end - at, byte))
     }
 
-    /// Works on pieces of a range of addresses, of `piece` bytes each.
-    ///
-    /// # Errors
-    /// The first error of the work.
-    pub(crate) fn on_pieces(
-        &self,
-        range: Range<u64>,
-        piece: u64,
-        work: impl Fn(Range<u64>) -> Result<()> + Sync,
-    ) -> Result<()> {
-        let count = range.end.saturating_sub(range.start).div_ceil(piece);
-        let starts = (0..count).map(|index| range.start + index * piece);
-        let pieces = starts.map(|at| at..range.end.min(at + piece));
-        let threads = usize::try_from(count).map_or(self.threads, |count| self.threads.min(count));
-        self.run(threads, pieces, work)
+    /// Returns the most threads, including the calling one.
+    pub(crate) const fn most_threads(&self) -> usize {
+        self.threads
     }
 
     /// Cuts a range into pieces; `None` if one thread is to do it.
@@ -260,7 +247,8 @@ impl ParallelCopy {
             .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    fn bind(&self) -> Option<ThreadBinding> {
+    /// Binds the calling thread to the CPUs.
+    pub(crate) fn bind(&self) -> Option<ThreadBinding> {
         if self.cpus.is_empty() {
             return None;
         }

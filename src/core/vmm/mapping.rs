@@ -3,10 +3,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::pages::{Addresses, Pages, PagesMapping};
+use super::pages::PagesMapping;
 use super::physical::Origin;
 use super::{PhysicalMemory, Reservation};
-use crate::driver::{Access, AccessDesc, Code, DevicePtr, Driver, Location};
+use crate::driver::{Access, AccessDesc, Code, DevicePtr, Location};
 use crate::explain::{explain_access, name_missing};
 use crate::ledger::{Grants, MappedEntry};
 use crate::memory::{
@@ -51,7 +51,7 @@ impl Reservation {
             }
             (Some(addresses), None, Some(pages)) => {
                 let range = start.0..start.0 + size.padded();
-                Some(map_pages(
+                Some(PagesMapping::new(
                     self.driver(),
                     addresses,
                     pages,
@@ -83,21 +83,6 @@ impl Reservation {
             mapped,
         })
     }
-}
-
-fn map_pages(
-    driver: &Driver,
-    addresses: &Addresses,
-    pages: &Pages,
-    range: Range<u64>,
-    imported: bool,
-) -> Result<PagesMapping> {
-    addresses.take(&range)?;
-    let mapping = PagesMapping::new(driver, pages, range.clone(), imported);
-    if mapping.is_err() {
-        addresses.give_back(&range);
-    }
-    mapping
 }
 
 /// Physical memory mapped at an address, unmapped when dropped.
@@ -333,12 +318,12 @@ impl Mapping {
     }
 
     fn unmap_once(&self) -> Result<()> {
-        if let (Some(mapping), Some(pages)) = (&self.pages, &self.mapped.pages) {
-            mapping.unmap(self.driver(), pages)?;
-            if let Some(addresses) = self.reservation.addresses() {
-                addresses.give_back(&(self.start.0..self.start.0 + self.size.padded()));
-            }
-            return Ok(());
+        if let (Some(mapping), Some(pages), Some(addresses)) = (
+            &self.pages,
+            &self.mapped.pages,
+            self.reservation.addresses(),
+        ) {
+            return mapping.unmap(self.driver(), addresses, pages);
         }
         // SAFETY: `self` owns the range and is being dropped; views of it borrow `self`, so none exist.
         unsafe { self.driver().mem_unmap(self.start, self.size.padded()) }

@@ -113,6 +113,14 @@ impl Reservation {
         }
     }
 
+    /// Prepares all addresses for private pages, if they are for pages; see [`Addresses::prepare`].
+    ///
+    /// # Errors
+    /// [`Error::System`] if the kernel refuses.
+    pub(crate) fn prepare_for_private_pages(&self) -> Result<()> {
+        self.addresses.as_ref().map_or(Ok(()), Addresses::prepare)
+    }
+
     /// Returns the addresses for pages of this process.
     pub(super) const fn addresses(&self) -> Option<&Addresses> {
         self.addresses.as_ref()

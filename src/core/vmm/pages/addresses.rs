@@ -4,9 +4,12 @@ use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::ptr;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 
+use super::calls::{map, map_private};
+use super::pool::Pool;
+use crate::driver::NodeId;
 use crate::per_driver::lock;
 use crate::{Error, Result};
 
@@ -17,6 +20,10 @@ pub struct Addresses {
     size: u64,
     /// Where pages are mapped, by the start: a new mapping would replace them.
     taken: Mutex<BTreeMap<u64, u64>>,
+    /// Where private pages can be mapped without a call of the kernel.
+    prepared: Mutex<Range<u64>>,
+    /// The threads that create pages, by node.
+    pools: Mutex<BTreeMap<i32, Arc<Pool>>>,
     /// Whether pages there are lost: the driver still uses them.
     lost: AtomicBool,
 }
@@ -49,6 +56,8 @@ impl Addresses {
             start,
             size,
             taken: Mutex::default(),
+            prepared: Mutex::default(),
+            pools: Mutex::default(),
             lost: AtomicBool::new(false),
         })
     }
@@ -56,6 +65,34 @@ impl Addresses {
     /// Returns the first address.
     pub const fn start(&self) -> u64 {
         self.start
+    }
+
+    /// Prepares all addresses for private pages, of which none exists yet: the kernel makes each change of mappings wait for
+    /// the threads that create pages, so one change is better than one for each chunk.
+    ///
+    /// # Errors
+    /// [`Error::System`] if the kernel refuses.
+    pub fn prepare(&self) -> Result<()> {
+        let all = self.start..self.start + self.size;
+        let mapped = map_private(&all);
+        mapped.map_err(|error| Error::system("preparing addresses for pages", &error))?;
+        *lock(&self.prepared) = all;
+        Ok(())
+    }
+
+    /// Returns whether a range was [prepared](Self::prepare), and not used since. Ranges are used in order.
+    pub(super) fn use_prepared(&self, range: &Range<u64>) -> bool {
+        let mut prepared = lock(&self.prepared);
+        let is_next = prepared.start == range.start && range.end <= prepared.end;
+        if is_next {
+            prepared.start = range.end;
+        }
+        is_next
+    }
+
+    /// Returns the threads that create pages on a node.
+    pub(super) fn pool(&self, node: NodeId) -> Arc<Pool> {
+        Arc::clone(lock(&self.pools).entry(node.0).or_default())
     }
 
     /// Takes a range for a mapping.
@@ -85,30 +122,10 @@ impl Addresses {
 
 impl Drop for Addresses {
     fn drop(&mut self) {
+        lock(&self.pools).values().for_each(|pool| pool.close());
         if !self.lost.load(Relaxed) {
             unmap(self.start, self.size);
         }
-    }
-}
-
-/// Maps memory: anonymous, or a file from its start on. With MAP_FIXED the caller owns the addresses.
-pub(super) fn map(
-    at: u64,
-    size: u64,
-    protection: libc::c_int,
-    flags: libc::c_int,
-    file: Option<libc::c_int>,
-) -> io::Result<u64> {
-    let (at, size, fd) = (
-        ptr::with_exposed_provenance_mut(at as usize),
-        size as usize,
-        file.unwrap_or(-1),
-    );
-    // SAFETY: without MAP_FIXED nothing is replaced; with it, the caller owns the addresses, which no reference points to.
-    let base = unsafe { libc::mmap(at, size, protection, flags, fd, 0) };
-    match base {
-        libc::MAP_FAILED => Err(io::Error::last_os_error()),
-        base => Ok(base.expose_provenance() as u64),
     }
 }
 

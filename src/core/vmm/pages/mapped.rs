@@ -3,10 +3,13 @@
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::ptr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU8, Ordering::Relaxed};
 
-use super::addresses::map;
-use super::{Pages, place};
+use super::Pages;
+use super::addresses::Addresses;
+use super::calls::{advise, map, map_private};
+use super::pool::{Job, Pool};
 use crate::driver::{Access, AccessDesc, Code, DevicePtr, Driver, Location, NodeId};
 use crate::explain::name_missing_gpu;
 use crate::{Error, Result};
@@ -20,6 +23,8 @@ const NONE: i32 = -1;
 #[derive(Debug)]
 pub struct PagesMapping {
     range: Range<u64>,
+    /// The creation of the pages; `None` if they exist, or come when they are touched.
+    job: Option<Arc<Job>>,
     location: Location,
     /// The number of GPUs, to all of which a registration opens the pages.
     gpus: i32,
@@ -30,44 +35,47 @@ pub struct PagesMapping {
 }
 
 impl PagesMapping {
-    /// Maps pages at `range`, and creates them on their node unless another process did.
+    /// Maps pages at a range of `addresses`, and begins to create them on their node, unless another process did. Those of a
+    /// simulated machine, whose nodes are none of this machine's, come when they are touched.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if private pages are mapped already; [`Error::System`] if the kernel refuses.
-    pub fn new(driver: &Driver, pages: &Pages, range: Range<u64>, imported: bool) -> Result<Self> {
+    /// [`Error::InvalidArgument`] if private pages are mapped already, or something is mapped at the addresses;
+    /// [`Error::System`] if the kernel refuses.
+    pub fn new(
+        driver: &Driver,
+        addresses: &Addresses,
+        pages: &Pages,
+        range: Range<u64>,
+        imported: bool,
+    ) -> Result<Self> {
         let gpus = driver.device_count()?;
-        pages.claim()?;
-        let size = range.end - range.start;
-        let (flags, fd) = match &pages.file {
-            Some(file) => (libc::MAP_SHARED, Some(file.as_raw_fd())),
-            None => (
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                None,
-            ),
-        };
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let mapped = map(range.start, size, protection, flags | libc::MAP_FIXED, fd);
-        let mapped = mapped.map_err(|error| refused(&range, &error));
-        let placed = mapped.and_then(|_| {
-            advise(&range, libc::MADV_HUGEPAGE);
-            if fd.is_none() {
-                // The pages of a child would be copies, whose originals the GPU goes on writing.
-                advise(&range, libc::MADV_DONTFORK);
-            }
-            match imported {
-                true => Ok(()),
-                false => place::place(driver, pages.node, &range, fd.is_some()),
-            }
-        });
-        if let Err(error) = placed {
-            clear(&range).unwrap_or_else(
-                |error| tracing::error!(%error, "pages stay mapped until the process ends"),
-            );
-            pages.release();
+        addresses.take(&range)?;
+        if let Err(error) = pages.claim() {
+            addresses.give_back(&range);
             return Err(error);
         }
+        let begun = map_pages(addresses, pages, &range).and_then(|()| {
+            let exist = imported || driver.is_simulated();
+            let pool = (!exist).then(|| addresses.pool(pages.node));
+            let job = |pool: Arc<Pool>| {
+                pool.begin(driver, pages.node, range.clone(), pages.file.is_some())
+            };
+            pool.map(job).transpose()
+        });
+        let job = match begun {
+            Ok(job) => job,
+            Err(error) => {
+                clear(&range).unwrap_or_else(
+                    |error| tracing::error!(%error, "pages stay mapped until the process ends"),
+                );
+                pages.release();
+                addresses.give_back(&range);
+                return Err(error);
+            }
+        };
         Ok(Self {
             range,
+            job,
             location: pages.node.into(),
             gpus,
             registered_by: AtomicI32::new(NONE),
@@ -79,8 +87,10 @@ impl PagesMapping {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for GPUs with less than read-write access, and to take it from one that has it;
-    /// [`Error::PlatformUnsupported`] if GPUs would know the pages by other addresses; [`Error::OutOfMemory`]; the driver's.
+    /// [`Error::PlatformUnsupported`] if GPUs would know the pages by other addresses; [`Error::OutOfMemory`]; the driver's;
+    /// [`Error::System`] if the pages could not be created on their node.
     pub fn grant(&self, driver: &Driver, access: &[AccessDesc]) -> Result<()> {
+        self.wait()?;
         let is_of_gpu = |desc: &&AccessDesc| !desc.location.is_host();
         let is_registered = self.registered_by.load(Relaxed) != NONE;
         for desc in access.iter().filter(is_of_gpu) {
@@ -112,6 +122,11 @@ impl PagesMapping {
             Some(host) => self.protect(host.access),
             None => Ok(()),
         }
+    }
+
+    /// Waits until all pages exist.
+    fn wait(&self) -> Result<()> {
+        self.job.as_ref().map_or(Ok(()), |job| job.wait())
     }
 
     fn register(&self, driver: &Driver, device: i32) -> Result<()> {
@@ -218,10 +233,13 @@ impl PagesMapping {
     ///
     /// # Errors
     /// The driver's error; [`Error::System`].
-    pub fn unmap(&self, driver: &Driver, pages: &Pages) -> Result<()> {
+    pub fn unmap(&self, driver: &Driver, addresses: &Addresses, pages: &Pages) -> Result<()> {
+        // Threads create pages until then; whether they could does not matter any more.
+        let _ = self.wait();
         self.unregister(driver)?;
         clear(&self.range).map_err(|error| refused(&self.range, &error))?;
         pages.release();
+        addresses.give_back(&self.range);
         Ok(())
     }
 }
@@ -250,9 +268,21 @@ fn refused(range: &Range<u64>, error: &std::io::Error) -> Error {
     }
 }
 
-/// Advises the kernel, which may know no such advice.
-fn advise(range: &Range<u64>, advice: libc::c_int) {
-    let start = ptr::with_exposed_provenance_mut(range.start as usize);
-    // SAFETY: the range is a mapping of the caller's, whose contents the advice does not change.
-    unsafe { libc::madvise(start, (range.end - range.start) as usize, advice) };
+/// Maps pages, of which none need exist.
+fn map_pages(addresses: &Addresses, pages: &Pages, range: &Range<u64>) -> Result<()> {
+    let mapped = match &pages.file {
+        None if addresses.use_prepared(range) => Ok(()),
+        None => map_private(range),
+        Some(file) => {
+            let (protection, flags) = (
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_FIXED,
+            );
+            let fd = Some(file.as_raw_fd());
+            let mapped = map(range.start, range.end - range.start, protection, flags, fd);
+            // Heard where files may have huge pages from the first touch on.
+            mapped.map(|_| advise(range, libc::MADV_HUGEPAGE).unwrap_or_default())
+        }
+    };
+    mapped.map_err(|error| refused(range, &error))
 }

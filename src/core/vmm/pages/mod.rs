@@ -2,13 +2,15 @@
 //! is granted access.
 //!
 //! ```text
-//! Pages ── map: mmap, mbind, touch ──▶ PagesMapping ── grant: cuMemHostRegister ──▶ CPU and every GPU
+//! Pages ── map: mmap, touched by threads ──▶ PagesMapping ── grant: cuMemHostRegister ──▶ CPU and every GPU
 //! ```
 
 mod addresses;
+mod calls;
 mod file;
 mod mapped;
 mod place;
+mod pool;
 mod sizes;
 
 use std::fs::File;

@@ -1,21 +1,17 @@
-//! Puts pages on a node: binds them, creates all of them, and checks where they are if the kernel did not bind them.
+//! Creates pages on a node, and checks where they are if a thread may not choose the node.
 
 use std::io;
 use std::ops::Range;
 use std::ptr;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-use crate::driver::{Driver, NodeId};
-use crate::memory::ParallelCopy;
-use crate::topology::Topology;
+use super::calls::advise;
+use crate::driver::NodeId;
 use crate::{Error, Result};
 
 /// The bits of a mask of nodes: more nodes than any kernel supports.
 const NODES: usize = 1024;
 const BITS: usize = u64::BITS as usize;
-
-/// Bytes that a thread touches at a time.
-const PIECE: u64 = 4 << 20;
 
 /// The sizes of pages.
 const SMALL: usize = 4096;
@@ -24,34 +20,42 @@ const HUGE: usize = 2 << 20;
 /// Has the kernel make huge pages of small ones, at once and whatever its settings; from Linux 6.1 on.
 const MADV_COLLAPSE: libc::c_int = 25;
 
-/// Creates the pages of a range on `node`, by as many threads as the node has CPUs that this process may use.
-///
-/// The nodes of a simulated machine are none of this machine's: its pages are created where and when they are touched.
-///
-/// # Errors
-/// [`Error::System`] if the kernel refuses to bind or to create them, or if they are elsewhere.
-pub(super) fn place(
-    driver: &Driver,
-    node: NodeId,
-    range: &Range<u64>,
-    of_file: bool,
-) -> Result<()> {
-    if driver.is_simulated() {
-        return Ok(());
-    }
-    let topology = Topology::of(driver)?;
-    let bound = bind(node, range);
-    let threads = ParallelCopy::on(&topology, node)?;
-    threads.on_pieces(range.clone(), PIECE, |piece| {
-        populate(node, &piece, of_file)
-    })?;
-    match bound {
-        Ok(()) => Ok(()),
-        // The only node has all pages.
-        Err(_) if topology.nodes().len() == 1 => Ok(()),
-        // In containers the call may be forbidden: the threads' CPUs decided then.
-        Err(error) if is_forbidden(&error) => expect_on(node, range),
-        Err(error) => Err(failed(node, "binding pages to", &error)),
+/// Whether the pages that the calling thread creates are on the node of its choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Policy {
+    Bound,
+    /// The kernel, or a container's filter of system calls, does not let it choose.
+    Forbidden,
+}
+
+impl Policy {
+    /// Binds all pages that the calling thread creates from now on to a node.
+    ///
+    /// Source: `set_mempolicy(2)`. It takes no lock of the address space, as `mbind` does, for which other threads that
+    /// create pages would wait.
+    pub(super) fn of(node: NodeId) -> Self {
+        let mut mask = [0_u64; NODES / BITS];
+        let id = usize::try_from(node.0).unwrap_or(NODES);
+        if let Some(word) = mask.get_mut(id / BITS) {
+            *word |= 1 << (id % BITS);
+        }
+        // SAFETY: the kernel reads the mask, which has one bit less than it is told, as it expects.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_set_mempolicy,
+                libc::MPOL_BIND,
+                mask.as_ptr(),
+                NODES as u64 + 1,
+            )
+        };
+        match result {
+            0 => Self::Bound,
+            _ => {
+                let error = io::Error::last_os_error();
+                tracing::debug!(%error, %node, "a thread cannot choose the node of pages");
+                Self::Forbidden
+            }
+        }
     }
 }
 
@@ -59,47 +63,13 @@ fn failed(node: NodeId, what: &str, error: &io::Error) -> Error {
     Error::system(format!("{what} NUMA node {node}"), error)
 }
 
-fn is_forbidden(error: &io::Error) -> bool {
-    matches!(
-        error.raw_os_error(),
-        Some(libc::EPERM | libc::EACCES | libc::ENOSYS)
-    )
-}
-
-/// Binds the pages that a range will have to a node. Source: `mbind(2)`.
-fn bind(node: NodeId, range: &Range<u64>) -> io::Result<()> {
-    let mut mask = [0_u64; NODES / BITS];
-    let id = usize::try_from(node.0).ok().filter(|&id| id < NODES);
-    let Some(id) = id else {
-        return Err(io::ErrorKind::InvalidInput.into());
-    };
-    mask[id / BITS] |= 1 << (id % BITS);
-    // SAFETY: the kernel reads the mask, which has one bit less than it is told, as it expects; the policy of a mapping
-    // changes no contents.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_mbind,
-            range.start,
-            range.end - range.start,
-            libc::MPOL_BIND,
-            mask.as_ptr(),
-            NODES as u64 + 1,
-            0,
-        )
-    };
-    match result {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
 /// Creates the pages of a range, a whole number of huge pages, or keeps those that it has.
-fn populate(node: NodeId, range: &Range<u64>, of_file: bool) -> Result<()> {
+pub(super) fn populate(node: NodeId, range: &Range<u64>, of_file: bool) -> Result<()> {
     if of_file {
         // The kernel gives the pages of a file huge ones by a setting that is off by default, but makes some of small ones.
         range.clone().step_by(HUGE).for_each(touch);
         advise(range, MADV_COLLAPSE)
-            .unwrap_or_else(|error| tracing::trace!(%error, "no huge pages"));
+            .unwrap_or_else(|error| tracing::debug!(%error, "no huge pages"));
     }
     loop {
         match advise(range, libc::MADV_POPULATE_WRITE) {
@@ -120,21 +90,12 @@ fn populate(node: NodeId, range: &Range<u64>, of_file: bool) -> Result<()> {
 fn touch(page: u64) {
     let byte = ptr::with_exposed_provenance::<AtomicU8>(page as usize);
     // SAFETY: the caller's promise; the byte lives during the call, and other processes may write it too, hence atomically.
-    unsafe { (*byte).fetch_or(0, Relaxed) };
-}
-
-/// Advises the kernel about a mapping of the caller's.
-fn advise(range: &Range<u64>, advice: libc::c_int) -> io::Result<()> {
-    let start = ptr::with_exposed_provenance_mut(range.start as usize);
-    // SAFETY: the range is a mapping of the caller's; the kinds of advice here change no byte of it.
-    match unsafe { libc::madvise(start, (range.end - range.start) as usize, advice) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    // A fresh byte is 0, and compilers leave out operations that can change no value, but not this one.
+    let _ = unsafe { (*byte).compare_exchange(0, 0, Relaxed, Relaxed) };
 }
 
 /// Refuses pages that are on another node. Source: `move_pages(2)`.
-fn expect_on(node: NodeId, range: &Range<u64>) -> Result<()> {
+pub(super) fn expect_on(node: NodeId, range: &Range<u64>) -> Result<()> {
     let pages: Vec<u64> = range.clone().step_by(SMALL).collect();
     let mut nodes = vec![-1_i32; pages.len()];
     // SAFETY: without nodes to move to, the kernel only writes where each page is, into a list as long as that of pages.
@@ -157,7 +118,7 @@ fn expect_on(node: NodeId, range: &Range<u64>) -> Result<()> {
         None => Ok(()),
         Some(at) => {
             let why = format!(
-                "byte {} is on node {}, and mbind is forbidden",
+                "byte {} is on node {}, and this process may not choose nodes (set_mempolicy)",
                 at * SMALL,
                 nodes[at]
             );
@@ -165,6 +126,54 @@ fn expect_on(node: NodeId, range: &Range<u64>) -> Result<()> {
                 format!("placing pages on NUMA node {node}"),
                 why,
             ))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::AsRawFd;
+
+    use super::super::addresses::Addresses;
+    use super::super::calls::{map, map_private};
+    use super::super::{file, huge_bytes};
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// Maps a file, or private pages, at addresses that live as long as the first value.
+    fn mapped(bytes: u64, of_file: bool) -> (Addresses, Range<u64>) {
+        let addresses = Addresses::reserve(bytes, 2 * MIB, 0).unwrap();
+        let range = addresses.start()..addresses.start() + bytes;
+        if of_file {
+            let file = file::create(NodeId(0), bytes).unwrap();
+            let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
+            let fd = Some(File::as_raw_fd(&file));
+            map(range.start, bytes, protection, flags | libc::MAP_FIXED, fd).unwrap();
+        } else {
+            map_private(&range).unwrap();
+        }
+        (addresses, range)
+    }
+
+    #[test]
+    fn all_pages_exist_and_are_on_the_node() {
+        for of_file in [false, true] {
+            let (_addresses, range) = mapped(16 * MIB, of_file);
+            populate(NodeId(0), &range, of_file).unwrap();
+            let huge = huge_bytes(range.clone()).unwrap();
+            println!(
+                "of a file: {of_file}; {huge} of {} bytes are huge pages",
+                16 * MIB
+            );
+            // `move_pages` knows no page that does not exist.
+            assert!(expect_on(NodeId(99), &range).is_err());
+            if Policy::of(NodeId(0)) == Policy::Bound {
+                let (_addresses, range) = mapped(16 * MIB, of_file);
+                populate(NodeId(0), &range, of_file).unwrap();
+                expect_on(NodeId(0), &range).unwrap();
+            }
         }
     }
 }

@@ -1,0 +1,196 @@
+//! Threads that create pages on a node, while other threads register those that exist.
+//!
+//! A thread holds the pool and the job of its piece. The pages of a job stay mapped until it is done: the mapping that began
+//! it waits before it unmaps them, and one that is forgotten stays mapped. Threads that find no work for [`LINGER`] end.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use super::place::{self, Policy};
+use crate::driver::{Driver, NodeId};
+use crate::memory::ParallelCopy;
+use crate::per_driver::lock;
+use crate::topology::Topology;
+use crate::{Error, Result};
+
+/// Bytes that a thread creates at a time.
+const PIECE: u64 = 4 << 20;
+const STACK: usize = 256 << 10;
+
+/// Between two chunks of one growth, threads are not worth starting again.
+const LINGER: Duration = Duration::from_millis(200);
+
+/// The threads for pages in one range of addresses, on one node.
+#[derive(Debug, Default)]
+pub(super) struct Pool {
+    state: Mutex<State>,
+    /// There is work, or the pool is closed.
+    wake: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    jobs: VecDeque<Arc<Job>>,
+    threads: usize,
+    closed: bool,
+}
+
+/// Pages that are being created.
+#[derive(Debug)]
+pub(super) struct Job {
+    node: NodeId,
+    range: Range<u64>,
+    of_file: bool,
+    /// Whether the machine has one node, on which all pages are.
+    is_only_node: bool,
+    progress: Mutex<Progress>,
+    done: Condvar,
+}
+
+#[derive(Debug)]
+struct Progress {
+    /// Where the next piece begins.
+    next: u64,
+    /// Bytes that do not exist yet, unless their piece has failed.
+    left: u64,
+    /// Whether a thread was not allowed to choose the node.
+    unbound: bool,
+    failed: Option<Error>,
+}
+
+impl Job {
+    /// Returns the next piece, for the calling thread to create.
+    fn claim(&self) -> Option<Range<u64>> {
+        let mut progress = lock(&self.progress);
+        let start = progress.next;
+        let end = self.range.end.min(start + PIECE);
+        progress.next = end;
+        (start < end).then_some(start..end)
+    }
+
+    fn create(&self, piece: &Range<u64>, policy: Policy) {
+        let created = place::populate(self.node, piece, self.of_file);
+        let mut progress = lock(&self.progress);
+        progress.left -= piece.end - piece.start;
+        progress.unbound |= policy == Policy::Forbidden;
+        if let Err(error) = created {
+            progress.failed.get_or_insert(error);
+        }
+        if progress.left == 0 {
+            self.done.notify_all();
+        }
+    }
+
+    /// Waits until all pages exist.
+    ///
+    /// # Errors
+    /// [`Error::System`] if the kernel refused to create some, or if they are on another node.
+    pub(super) fn wait(&self) -> Result<()> {
+        let mut progress = lock(&self.progress);
+        while progress.left > 0 {
+            let woken = self.done.wait(progress);
+            progress = woken.unwrap_or_else(PoisonError::into_inner);
+        }
+        if progress.failed.is_none() && progress.unbound && !self.is_only_node {
+            // In containers the call may be forbidden: the threads' CPUs decided then.
+            progress.failed = place::expect_on(self.node, &self.range).err();
+            progress.unbound = false;
+        }
+        progress.failed.clone().map_or(Ok(()), Err)
+    }
+}
+
+impl Pool {
+    /// Begins to create the pages of a range, by as many threads as the node has CPUs that this thread may use.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchNode`]; those of the topology.
+    pub(super) fn begin(
+        self: &Arc<Self>,
+        driver: &Driver,
+        node: NodeId,
+        range: Range<u64>,
+        of_file: bool,
+    ) -> Result<Arc<Job>> {
+        let topology = Topology::of(driver)?;
+        let threads = ParallelCopy::on(&topology, node)?;
+        let bytes = range.end - range.start;
+        let job = Arc::new(Job {
+            node,
+            of_file,
+            is_only_node: topology.nodes().len() == 1,
+            progress: Mutex::new(Progress {
+                next: range.start,
+                left: bytes,
+                unbound: false,
+                failed: None,
+            }),
+            done: Condvar::new(),
+            range,
+        });
+        let pieces = usize::try_from(bytes.div_ceil(PIECE)).unwrap_or(usize::MAX);
+        let wanted = threads.most_threads().min(pieces);
+        let mut state = lock(&self.state);
+        state.jobs.push_back(Arc::clone(&job));
+        while state.threads < wanted && self.start(node, &threads) {
+            state.threads += 1;
+        }
+        let is_alone = state.threads == 0;
+        drop(state);
+        self.wake.notify_all();
+        if is_alone {
+            let policy = Policy::of(node);
+            while let Some(piece) = job.claim() {
+                job.create(&piece, policy);
+            }
+        }
+        Ok(job)
+    }
+
+    /// Starts a thread; returns whether the system let it.
+    fn start(self: &Arc<Self>, node: NodeId, threads: &ParallelCopy) -> bool {
+        let (pool, threads) = (Arc::clone(self), threads.clone());
+        let builder = thread::Builder::new().name("egmem-pages".into());
+        let started = builder.stack_size(STACK).spawn(move || {
+            let _bound = threads.bind();
+            let policy = Policy::of(node);
+            while let Some((job, piece)) = pool.next() {
+                job.create(&piece, policy);
+            }
+        });
+        if let Err(error) = &started {
+            tracing::debug!(%error, "a thread for pages cannot be started: fewer do the work");
+        }
+        started.is_ok()
+    }
+
+    /// Waits for a piece; `None` once there is none for [`LINGER`], or for ever.
+    fn next(&self) -> Option<(Arc<Job>, Range<u64>)> {
+        let mut state = lock(&self.state);
+        let mut has_waited = false;
+        loop {
+            while let Some(job) = state.jobs.front() {
+                if let Some(piece) = job.claim() {
+                    return Some((Arc::clone(job), piece));
+                }
+                state.jobs.pop_front();
+            }
+            if state.closed || has_waited {
+                state.threads -= 1;
+                return None;
+            }
+            let woken = self.wake.wait_timeout(state, LINGER);
+            let (woken, timeout) = woken.unwrap_or_else(PoisonError::into_inner);
+            (state, has_waited) = (woken, timeout.timed_out());
+        }
+    }
+
+    /// Ends the threads, which have no work left.
+    pub(super) fn close(&self) {
+        lock(&self.state).closed = true;
+        self.wake.notify_all();
+    }
+}
