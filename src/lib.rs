@@ -83,9 +83,9 @@ pub use egmem_core::error::{DriverError, Explain, Explained, Language, NoRoom};
 pub use egmem_core::interop;
 #[doc(inline)]
 pub use egmem_core::{
-    Backing, Buffer, BufferOptions, Driver, Error, Event, Growth, Memory, Pool, PoolBuffer,
-    Progress, Result, Stream, Topology, Transfer, backing, capability, host, kernels, pinned, pool,
-    proof, size, text, topology, vmm,
+    Backing, Buffer, BufferOptions, Driver, Error, Event, GrowingBuffer, Growth, GrowthState,
+    Memory, Pool, PoolBuffer, Progress, Result, Stream, Topology, Transfer, backing, capability,
+    host, kernels, pinned, pool, proof, size, text, topology, vmm,
 };
 #[cfg(feature = "certs")]
 #[doc(inline)]

@@ -4,6 +4,7 @@ mod access;
 mod allocate;
 mod chunks;
 mod dma_buf;
+mod growing;
 mod slice;
 
 use crate::accessors::cpu_accessors;
@@ -20,6 +21,7 @@ use crate::vmm::{MappedRange, Mapping, PhysicalMemory};
 use crate::{Error, Result};
 
 pub use access::{RequestedAccess, reachable_gpus};
+pub use growing::{GrowingBuffer, GrowthState};
 
 /// Room for the probes of 512 importers at a time, in bytes.
 const PROBES: u64 = 4096;

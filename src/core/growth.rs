@@ -1,7 +1,6 @@
 //! How much memory is created at a time, and the progress that the caller sees.
 
 use std::ops::ControlFlow;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::size::Granularity;
@@ -154,20 +153,26 @@ impl Default for Growth {
 }
 
 /// Reports progress and rests, between two chunks. The caller holds no lock.
-pub struct Pace<F> {
+pub struct Pace<F, R> {
     growth: Growth,
     progress: F,
+    rest: R,
     made: Progress,
     /// When the present chunk was begun.
     began: Instant,
 }
 
-impl<F: FnMut(Progress) -> ControlFlow<()>> Pace<F> {
-    /// Begins the first chunk of `total` bytes.
-    pub fn new(growth: Growth, total: u64, progress: F) -> Self {
+impl<F, R> Pace<F, R>
+where
+    F: FnMut(Progress) -> ControlFlow<()>,
+    R: FnMut(Duration) -> ControlFlow<()>,
+{
+    /// Begins the first chunk of `total` bytes. `rest` waits for the time that it is given, which may be none.
+    pub fn new(growth: Growth, total: u64, progress: F, rest: R) -> Self {
         Self {
             growth,
             progress,
+            rest,
             made: Progress::new(0, total),
             began: Instant::now(),
         }
@@ -176,19 +181,20 @@ impl<F: FnMut(Progress) -> ControlFlow<()>> Pace<F> {
     /// Notes that a chunk of `bytes` exists, reports it, and rests unless it was the last.
     ///
     /// # Errors
-    /// [`Error::Cancelled`] if the caller's function breaks.
+    /// [`Error::Cancelled`] if one of the caller's functions breaks.
     pub fn made(&mut self, bytes: u64) -> Result<()> {
         self.made.done = self.made.done.saturating_add(bytes);
         let Progress { done, total } = self.made;
         let took = (done < total).then(|| self.began.elapsed());
-        if (self.progress)(self.made).is_break() {
-            return Err(Error::Cancelled { done, total });
-        }
-        if let Some(took) = took {
-            thread::sleep(self.growth.rest_after(took));
+        let mut goes_on = (self.progress)(self.made);
+        if let (Some(took), ControlFlow::Continue(())) = (took, goes_on) {
+            goes_on = (self.rest)(self.growth.rest_after(took));
             self.began = Instant::now();
         }
-        Ok(())
+        match goes_on {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(Error::Cancelled { done, total }),
+        }
     }
 }
 

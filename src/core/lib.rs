@@ -27,7 +27,7 @@ pub mod topology;
 pub mod vmm;
 
 pub use backing::Backing;
-pub use buffer::{Buffer, BufferOptions};
+pub use buffer::{Buffer, BufferOptions, GrowingBuffer, GrowthState};
 pub use growth::{Growth, Progress};
 pub use memory::Memory;
 pub use pool::{Pool, PoolBuffer};

@@ -1,9 +1,11 @@
 //! How a buffer's memory is created: chunk after chunk, each mapped and granted before the next.
 
-use std::cell::OnceCell;
 use std::ops::ControlFlow;
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::Duration;
 
-use super::chunks::{Chunk, Made, Maker};
+use super::chunks::{Made, Maker};
 use super::{Buffer, BufferOptions};
 use crate::backing::choose::choose_for_all;
 use crate::backing::{Backing, Chosen};
@@ -16,9 +18,10 @@ use crate::vmm::{GrowingRange, PhysicalMemory, PhysicalOptions};
 use crate::{Error, Result, ledger};
 
 /// Registered chunks between two looks at the node's free memory: a look takes a good part of the time of a chunk.
-const CHECK_EVERY: usize = 16;
+const CHECK_EVERY: u64 = 16;
 
 /// The properties that all parts at one location share.
+#[derive(Debug)]
 struct Site {
     location: Location,
     options: PhysicalOptions,
@@ -26,24 +29,93 @@ struct Site {
     is_shareable: bool,
     is_registered: bool,
     /// Asked for once memory was created there: only that tells a location that does not exist.
-    access: OnceCell<Vec<AccessDesc>>,
+    access: OnceLock<Vec<AccessDesc>>,
 }
 
 /// A part of the buffer.
-struct Part<'a> {
-    site: &'a Site,
+#[derive(Debug)]
+pub(super) struct Part {
+    site: Arc<Site>,
     /// The bytes requested and padded; the last part's includes the room that was asked for behind the buffer.
     size: PaddedSize,
     /// The size of its chunks, in whole granules; the last one may be smaller.
     chunk: u64,
+    /// Of its chunks behind the first, which share the first one's entry of the ledger.
+    further: OnceLock<PhysicalOptions>,
 }
 
-impl Part<'_> {
-    /// Iterates over the bytes of its chunks. The last chunk has the rest, not rounded.
-    fn chunks(&self) -> impl Iterator<Item = u64> + use<> {
+impl Part {
+    /// Iterates over its chunks. The last one has the rest, not rounded.
+    fn chunks(self: Arc<Self>) -> impl Iterator<Item = Chunk> {
         let (all, chunk) = (self.size.requested(), self.chunk);
         let count = all.div_ceil(chunk);
-        (0..count).map(move |index| chunk.min(all - index * chunk))
+        (0..count).map(move |index| Chunk {
+            part: Arc::clone(&self),
+            bytes: chunk.min(all - index * chunk),
+            is_checked: !self.site.is_registered || index % CHECK_EVERY == 0,
+        })
+    }
+
+    /// Creates the memory of a chunk.
+    pub(super) fn create(&self, driver: &Driver, chunk: &Chunk) -> Result<PhysicalMemory> {
+        let options = self.further.get().unwrap_or(&self.site.options).clone();
+        let options = match chunk.is_checked {
+            true => options,
+            false => options.overcommit(true),
+        };
+        let memory = options.create(driver, chunk.bytes)?;
+        // Importers know each chunk by its own identity, of which an entry of the ledger has one.
+        if !self.site.is_shareable && self.chunk < self.size.padded() {
+            let further = || self.site.options.clone().chunk_of(&memory);
+            self.further.get_or_init(further);
+        }
+        Ok(memory)
+    }
+}
+
+/// A chunk that is to be created.
+#[derive(Debug)]
+pub(super) struct Chunk {
+    pub(super) part: Arc<Part>,
+    pub(super) bytes: u64,
+    /// Whether the node's free memory is looked at first.
+    is_checked: bool,
+}
+
+/// The memory of a buffer that is to be created.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) options: BufferOptions,
+    pub(super) parts: Vec<Arc<Part>>,
+    /// The bytes of all parts, in whole granules.
+    pub(super) padded: u64,
+    pub(super) chosen: Chosen,
+}
+
+impl Plan {
+    /// Returns the chunks, in the order of addresses, to be made.
+    pub(super) fn maker(&self) -> Maker<impl Iterator<Item = Chunk> + Send + use<>> {
+        let chunks = self.parts.clone().into_iter().flat_map(Part::chunks);
+        Maker::new(self.chosen.backing, chunks)
+    }
+
+    /// Returns a range for the chunks.
+    pub(super) fn range(&self) -> GrowingRange {
+        let is_private = self.parts.iter().all(|part| !part.site.is_shareable);
+        GrowingRange::new(self.padded, self.chosen.backing, is_private)
+    }
+
+    /// Returns the number of bytes requested.
+    pub(super) fn len(&self) -> u64 {
+        self.options.parts.iter().map(|&(_, bytes)| bytes).sum()
+    }
+
+    /// Returns the location of the first part.
+    pub(super) fn location(&self) -> Location {
+        self.options
+            .parts
+            .first()
+            .map_or(Location::Host, |&(location, _)| location)
     }
 }
 
@@ -85,11 +157,38 @@ impl BufferOptions {
     /// ```
     #[track_caller]
     pub fn allocate_with(
-        mut self,
+        self,
         driver: &Driver,
         progress: impl FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<Buffer> {
-        let caller = self.site.clone().unwrap_or(ledger::Site::here());
+        let plan = self.plan(driver, ledger::Site::here())?;
+        let rest = |time: Duration| {
+            thread::sleep(time);
+            ControlFlow::Continue(())
+        };
+        let mut pace = Pace::new(plan.options.growth, plan.padded, progress, rest);
+        let (range, mut maker) = (plan.range(), plan.maker());
+        while let Some(made) = maker.next(driver, &range) {
+            let added = made.and_then(|made| plan.options.add(driver, made, &range, &mut pace));
+            if let Err(error) = added {
+                // Given back first: the error reports the free memory without it.
+                drop((maker, range));
+                return Err(plan.options.with_all_requested(driver, &plan.parts, error));
+            }
+        }
+        Ok(Buffer {
+            len: plan.len(),
+            range: range.finish()?,
+            chosen: plan.chosen,
+        })
+    }
+
+    /// Checks the options, and decides which chunks there are to be.
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate); nothing has been created.
+    pub(super) fn plan(mut self, driver: &Driver, caller: ledger::Site) -> Result<Plan> {
+        let caller = self.site.clone().unwrap_or(caller);
         self.expect_free(driver)?;
         self.cut_into_chunks()?;
         let chosen = self.choose(driver)?;
@@ -103,22 +202,10 @@ impl BufferOptions {
             .try_fold(0_u64, u64::checked_add)
             .filter(|&sum| sum <= isize::MAX as u64)
             .ok_or_else(|| Error::invalid("parts", "their sum exceeds the address space"))?;
-        let mut pace = Pace::new(self.growth, padded, progress);
-        let mut range = GrowingRange::default();
-        let maker = Maker::new(driver, chosen.backing, padded, chunks_of(&parts));
-        let made = maker.run(|made| {
-            let bytes = made.memory.size().padded();
-            self.add(driver, &parts, made, &mut range)?;
-            pace.made(bytes)
-        });
-        if let Err(error) = made {
-            // Given back first: the error reports the free memory without it.
-            drop(range);
-            return Err(self.with_all_requested(driver, &parts, error));
-        }
-        Ok(Buffer {
-            len: self.parts.iter().map(|&(_, bytes)| bytes).sum(),
-            range: range.finish()?,
+        Ok(Plan {
+            options: self,
+            parts: parts.into_iter().map(Arc::new).collect(),
+            padded,
             chosen,
         })
     }
@@ -167,7 +254,12 @@ impl BufferOptions {
         sums
     }
 
-    fn sites(&self, driver: &Driver, caller: ledger::Site, chosen: &Chosen) -> Result<Vec<Site>> {
+    fn sites(
+        &self,
+        driver: &Driver,
+        caller: ledger::Site,
+        chosen: &Chosen,
+    ) -> Result<Vec<Arc<Site>>> {
         let site = |location: Location| {
             let handle_types = self.handle_types_at(driver, location)?;
             let options = PhysicalMemory::options(location)
@@ -176,14 +268,14 @@ impl BufferOptions {
                 .recorded_as(self.path, self.label.clone(), caller.clone())
                 .chosen(chosen.clone());
             let granularity = options.granularity_of(driver)?;
-            Ok(Site {
+            Ok(Arc::new(Site {
                 location,
                 options: options.known_granularity(granularity),
                 granularity,
                 is_shareable: handle_types != HandleTypes::NONE,
                 is_registered: chosen.backing == Backing::Registered,
-                access: OnceCell::new(),
-            })
+                access: OnceLock::new(),
+            }))
         };
         let sums = self.sums().into_iter();
         sums.map(|(location, _)| site(location)).collect()
@@ -199,7 +291,7 @@ impl BufferOptions {
     }
 
     /// Returns the bytes of the parts on host nodes that can be shared. Those of GPUs are not divided.
-    fn shareable_bytes(&self, sites: &[Site]) -> u64 {
+    fn shareable_bytes(&self, sites: &[Arc<Site>]) -> u64 {
         let is_shareable = |at: Location| {
             let site = sites.iter().find(|site| site.location == at);
             at.is_host() && site.is_some_and(|site| site.is_shareable)
@@ -209,7 +301,7 @@ impl BufferOptions {
     }
 
     /// Returns the parts with their sizes.
-    fn parts_at<'a>(&self, sites: &'a [Site]) -> Result<Vec<Part<'a>>> {
+    fn parts_at(&self, sites: &[Arc<Site>]) -> Result<Vec<Part>> {
         let last = self.parts.len().saturating_sub(1);
         let shareable = self.shareable_bytes(sites);
         let mut parts = Vec::with_capacity(self.parts.len());
@@ -231,7 +323,12 @@ impl BufferOptions {
             }
             let shareable = site.is_shareable.then_some(shareable);
             let chunk = self.growth.chunk_for(site.granularity, shareable)?;
-            parts.push(Part { site, size, chunk });
+            parts.push(Part {
+                site: Arc::clone(site),
+                size,
+                chunk,
+                further: OnceLock::new(),
+            });
         }
         let chunks = parts
             .iter()
@@ -247,7 +344,12 @@ impl BufferOptions {
     }
 
     /// Rewrites a shortage of one chunk to the shortage of all that is requested at its location.
-    fn with_all_requested(&self, driver: &Driver, parts: &[Part<'_>], error: Error) -> Error {
+    pub(super) fn with_all_requested(
+        &self,
+        driver: &Driver,
+        parts: &[Arc<Part>],
+        error: Error,
+    ) -> Error {
         if parts.len() < 2 && parts.iter().all(|part| part.chunk >= part.size.padded()) {
             return error;
         }
@@ -272,15 +374,22 @@ impl BufferOptions {
         }
     }
 
-    /// Grants a chunk, and adds it to the range.
-    fn add(
+    /// Grants a chunk, adds it behind those before it, and rests.
+    ///
+    /// # Errors
+    /// As [`allocate_with`](Self::allocate_with).
+    pub(super) fn add(
         &self,
         driver: &Driver,
-        parts: &[Part<'_>],
         made: Made,
-        range: &mut GrowingRange,
+        range: &GrowingRange,
+        pace: &mut Pace<
+            impl FnMut(Progress) -> ControlFlow<()>,
+            impl FnMut(Duration) -> ControlFlow<()>,
+        >,
     ) -> Result<()> {
-        let site = parts[made.part].site;
+        let part = Arc::clone(&made.part);
+        let site = &part.site;
         let access = match site.access.get() {
             Some(access) => access,
             None => {
@@ -294,8 +403,9 @@ impl BufferOptions {
             ..
         } = made;
         mapping.set_access(access)?;
+        let bytes = memory.size().padded();
         range.push(memory, mapping);
-        Ok(())
+        pace.made(bytes)
     }
 
     fn grants_at(&self, driver: &Driver, location: Location) -> Result<Vec<AccessDesc>> {
@@ -306,23 +416,4 @@ impl BufferOptions {
         }
         Ok(grants)
     }
-}
-
-/// Iterates over the chunks of all parts, in the order of addresses.
-fn chunks_of(parts: &[Part<'_>]) -> impl Iterator<Item = Chunk> {
-    let of_part = |(part, of): (usize, &Part<'_>)| {
-        let (options, has_own_entry) = (of.site.options.clone(), of.site.is_shareable);
-        // Importers know each chunk by its own identity, of which an entry of the ledger has one.
-        let is_registered = of.site.is_registered;
-        let chunk = move |(index, bytes): (usize, u64)| Chunk {
-            bytes,
-            part,
-            has_own_entry,
-            is_checked: !is_registered || index % CHECK_EVERY == 0,
-            options: options.clone(),
-        };
-        of.chunks().enumerate().map(chunk)
-    };
-    let chunks: Vec<_> = parts.iter().enumerate().map(of_part).collect();
-    chunks.into_iter().flatten()
 }

@@ -1,120 +1,74 @@
-//! The chunks of a new buffer: created and mapped one after the other, and granted.
+//! The chunks of new memory, created and mapped before they are granted.
 //!
 //! The pages of registered memory are created by threads, up to [`AHEAD`] chunks before the driver pins them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use super::allocate::{Chunk, Part};
 use crate::Result;
 use crate::backing::Backing;
 use crate::driver::Driver;
-use crate::vmm::{Mapping, PhysicalMemory, PhysicalOptions, Reservation};
+use crate::vmm::{GrowingRange, Mapping, PhysicalMemory};
 
 /// Chunks of registered memory that get their pages while one is pinned.
 const AHEAD: usize = 4;
-
-/// A chunk that is to be created.
-#[derive(Clone, Debug)]
-pub(super) struct Chunk {
-    pub(super) bytes: u64,
-    /// The index of its part: chunks of a part that cannot be shared have one entry in the ledger.
-    pub(super) part: usize,
-    pub(super) has_own_entry: bool,
-    /// Whether the node's free memory is looked at first.
-    pub(super) is_checked: bool,
-    pub(super) options: PhysicalOptions,
-}
 
 /// A chunk that is mapped, without access yet.
 pub(super) struct Made {
     // Unmapped before the memory is released.
     pub(super) mapping: Mapping,
     pub(super) memory: PhysicalMemory,
-    pub(super) part: usize,
+    pub(super) part: Arc<Part>,
 }
 
 /// Creates and maps chunks side by side.
-pub(super) struct Maker<'a, I> {
-    driver: &'a Driver,
-    backing: Backing,
+pub(super) struct Maker<I> {
     chunks: I,
-    /// Bytes of addresses for all chunks.
-    padded: u64,
-    /// Reserved once the first chunk exists.
-    reservation: Option<Arc<Reservation>>,
+    /// How many chunks there are at most before the first of them is taken.
+    ahead: usize,
+    made: VecDeque<Made>,
+    /// Where the next chunk goes.
     at: u64,
-    /// The options of the present part's next chunk, which name the entry of its first.
-    next: Option<(usize, PhysicalOptions)>,
 }
 
-impl<'a, I: Iterator<Item = Chunk>> Maker<'a, I> {
-    pub(super) const fn new(driver: &'a Driver, backing: Backing, padded: u64, chunks: I) -> Self {
+impl<I: Iterator<Item = Chunk>> Maker<I> {
+    pub(super) const fn new(backing: Backing, chunks: I) -> Self {
         Self {
-            driver,
-            backing,
             chunks,
-            padded,
-            reservation: None,
+            ahead: match backing {
+                Backing::Registered => AHEAD,
+                _ => 1,
+            },
+            made: VecDeque::new(),
             at: 0,
-            next: None,
         }
     }
 
-    fn make(&mut self, chunk: Chunk) -> Result<Made> {
-        let options = match self.next.take() {
-            Some((part, options)) if part == chunk.part => options,
-            _ => chunk.options,
-        };
-        let checked = match chunk.is_checked {
-            true => options.clone(),
-            false => options.clone().overcommit(true),
-        };
-        let memory = checked.create(self.driver, chunk.bytes)?;
-        let options = match chunk.has_own_entry {
-            true => options,
-            false => options.chunk_of(&memory),
-        };
-        self.next = Some((chunk.part, options));
-        let reservation = match &self.reservation {
-            Some(reservation) => reservation,
-            None => {
-                let options = Reservation::options().backing(self.backing);
-                let all = options.reserve(self.driver, self.padded)?;
-                if !chunk.has_own_entry {
-                    all.prepare_for_private_pages()?;
-                }
-                self.reservation.insert(Arc::new(all))
+    /// Returns the next chunk, mapped in the range's addresses; `None` after the last.
+    ///
+    /// # Errors
+    /// Those of creating and mapping.
+    pub(super) fn next(&mut self, driver: &Driver, range: &GrowingRange) -> Option<Result<Made>> {
+        while self.made.len() < self.ahead
+            && let Some(chunk) = self.chunks.next()
+        {
+            match self.make(driver, range, chunk) {
+                Ok(made) => self.made.push_back(made),
+                Err(error) => return Some(Err(error)),
             }
-        };
-        let mapping = reservation.map(self.at, &memory)?;
+        }
+        self.made.pop_front().map(Ok)
+    }
+
+    fn make(&mut self, driver: &Driver, range: &GrowingRange, chunk: Chunk) -> Result<Made> {
+        let memory = chunk.part.create(driver, &chunk)?;
+        let mapping = range.reserve(driver)?.map(self.at, &memory)?;
         self.at += memory.size().padded();
         Ok(Made {
             mapping,
             memory,
             part: chunk.part,
         })
-    }
-
-    /// Makes all chunks, and calls `take` with each, until it fails.
-    ///
-    /// # Errors
-    /// Those of creating and mapping, and those of `take`. Chunks that were not taken are given back.
-    pub(super) fn run(mut self, mut take: impl FnMut(Made) -> Result<()>) -> Result<()> {
-        let ahead = match self.backing {
-            Backing::Registered => AHEAD,
-            _ => 1,
-        };
-        let mut made = VecDeque::new();
-        loop {
-            while made.len() < ahead
-                && let Some(chunk) = self.chunks.next()
-            {
-                made.push_back(self.make(chunk)?);
-            }
-            match made.pop_front() {
-                Some(next) => take(next)?,
-                None => return Ok(()),
-            }
-        }
     }
 }

@@ -22,7 +22,7 @@ pub enum Engine {
 ///   CPU may write wherever it may read it, whose grants change only through `&mut`, and which is usable on every
 ///   stream at once.
 /// - The answers of [`Memory`](super::Memory) are true. They do not change when the value moves, nor while there is
-///   no exclusive borrow of it.
+///   no exclusive borrow of it, except that memory may be added at the end: the length only grows then.
 /// - The range is mapped while the value lives, and for ever if it is forgotten. Its grants only grow while a shared
 ///   borrow of it, or the value that [`hold_grants`](Self::hold_grants) returned, lives.
 /// - Safe code reads and writes the bytes through [`CpuView`](super::CpuView) alone: it gets no slice and no

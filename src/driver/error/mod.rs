@@ -218,7 +218,7 @@ pub enum Error {
         /// The fault.
         detail: String,
     },
-    /// The caller's progress function stopped an allocation.
+    /// The caller stopped an allocation, by its progress function for instance.
     Cancelled {
         /// Bytes that had been allocated by then.
         done: u64,

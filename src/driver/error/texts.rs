@@ -99,7 +99,8 @@ error_texts! { Error {
         "check /sys/devices/system/node, or the description that was given instead";
     Error::Cancelled { done, total } =>
         ("the allocation was cancelled after {} of {}", Bytes(*done), Bytes(*total)),
-        "allocate again without a break from the progress function: what had been allocated was given back";
+        "allocate again without a break from the progress function: what had been allocated was given back, unless it \
+         grew in the background";
     Error::StillHeld { name, holders } => ("{name} is still held by {}", holders.join(", ")),
         "end or ask the holders; memory that a holder has mapped stays pinned until it unmaps it";
     Error::HeapDamaged { report } => ("{report}"),

@@ -12,15 +12,6 @@ pub(super) struct Pairs<P> {
     pub parts: Vec<P>,
 }
 
-impl<P> Default for Pairs<P> {
-    fn default() -> Self {
-        Self {
-            mappings: Vec::new(),
-            parts: Vec::new(),
-        }
-    }
-}
-
 impl<P> Drop for Pairs<P> {
     fn drop(&mut self) {
         for (mapping, part) in self.mappings.drain(..).zip(self.parts.drain(..)) {

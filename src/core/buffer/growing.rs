@@ -1,0 +1,383 @@
+//! Memory that grows in a thread of its own while the program uses its front.
+
+use std::iter;
+use std::ops::ControlFlow;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use super::BufferOptions;
+use super::allocate::{Chunk, Plan};
+use super::chunks::Maker;
+use crate::backing::Chosen;
+use crate::driver::{Access, DevicePtr, Driver, Location};
+use crate::growth::{Pace, Progress};
+use crate::memory::{AccessChecks, CpuView, Engine, check_range, impl_cpu_memory, impl_memory};
+use crate::per_driver::lock;
+use crate::vmm::{Adjacent, GrowingRange};
+use crate::{Error, Result, ledger};
+
+impl BufferOptions {
+    /// Reserves the addresses of the whole memory, creates the chunks that have its first `front` bytes, and starts a
+    /// thread that creates the chunks behind them. Without such chunks there is no thread.
+    ///
+    /// `progress` is called after each chunk as by [`allocate_with`](Self::allocate_with): for the front by the calling
+    /// thread, and for the rest by the new one. If it breaks, a front is given back, and later memory stays and grows
+    /// no further.
+    ///
+    /// # Errors
+    /// As `allocate_with`, for the front; [`Error::System`] if the thread cannot be started. Errors of the thread are
+    /// [`GrowingBuffer::error`]'s.
+    ///
+    /// ```
+    /// use std::ops::ControlFlow;
+    ///
+    /// use egmem::driver::NodeId;
+    /// use egmem::{Buffer, Driver, Growth, GrowthState, Machine, Memory};
+    ///
+    /// let driver = Driver::simulated(Machine::gh200())?; // Driver::open() on a real machine
+    /// let options = Buffer::on(NodeId(0)).bytes(64 << 20).growth(Growth::steady().chunk(4 << 20));
+    /// let buffer = options.allocate_in_background(&driver, 4096, |_| ControlFlow::Continue(()))?;
+    /// buffer.cpu()?.put(0, 1_u64)?; // the front is there
+    /// assert!(buffer.len() >= 4096);
+    /// buffer.wait()?;
+    /// assert_eq!((buffer.len(), buffer.growth()), (64 << 20, GrowthState::Complete));
+    /// # Ok::<(), egmem::Error>(())
+    /// ```
+    #[track_caller]
+    pub fn allocate_in_background(
+        self,
+        driver: &Driver,
+        front: u64,
+        progress: impl FnMut(Progress) -> ControlFlow<()> + Send + 'static,
+    ) -> Result<GrowingBuffer> {
+        let plan = self.plan(driver, ledger::Site::here())?;
+        let shared = Arc::new(Shared {
+            range: plan.range(),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        let resting = Arc::clone(&shared);
+        let rest = move |time| resting.rest(time);
+        let mut pace = Pace::new(plan.options.growth, plan.padded, progress, rest);
+        let start = shared.range.reserve(driver)?.start();
+        let mut maker = plan.maker();
+        while shared.range.done() < front.min(plan.padded) {
+            let Some(made) = maker.next(driver, &shared.range) else {
+                break;
+            };
+            let added =
+                made.and_then(|made| plan.options.add(driver, made, &shared.range, &mut pace));
+            if let Err(error) = added {
+                // Given back first, as by `allocate_with`.
+                drop((maker, pace, shared));
+                return Err(plan.options.with_all_requested(driver, &plan.parts, error));
+            }
+        }
+        let mut buffer = GrowingBuffer {
+            driver: driver.clone(),
+            start,
+            location: plan.location(),
+            len: plan.len(),
+            shared,
+            chosen: plan.chosen.clone(),
+            thread: None,
+        };
+        if buffer.shared.range.done() < plan.padded {
+            buffer.start(plan, maker, pace)?;
+        } else {
+            lock(&buffer.shared.state).end = Some(Ok(()));
+        }
+        Ok(buffer)
+    }
+}
+
+/// How far the growth of memory in the background has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum GrowthState {
+    /// A thread adds memory.
+    Growing,
+    /// All memory is there.
+    #[default]
+    Complete,
+    /// No more memory is added: an error or the caller has ended the growth. The memory until then stays.
+    Stopped,
+}
+
+/// Memory that grows in a thread of its own, until it has all its bytes. [`BufferOptions::allocate_in_background`] creates it.
+///
+/// Its address does not change. [`len`](crate::Memory::len) and the CPU's view have the bytes that are there: chunks that are
+/// mapped and granted, side by side from the start on. A shared reference is enough to see more of them come.
+///
+/// Dropped, it ends the growth, waits for the chunk under way, and gives everything back. Before that, GPU work that uses
+/// it must have finished. Dropped by the progress function, it leaves the last two to the thread.
+#[derive(Debug)]
+pub struct GrowingBuffer {
+    driver: Driver,
+    start: DevicePtr,
+    location: Location,
+    /// The bytes requested.
+    len: u64,
+    /// The thread has it too, and keeps the memory until it ends.
+    shared: Arc<Shared>,
+    chosen: Chosen,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    range: GrowingRange,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    is_cancelled: bool,
+    /// The result of the growth once it has ended.
+    end: Option<Result<()>>,
+}
+
+impl Shared {
+    fn cancel(&self) {
+        lock(&self.state).is_cancelled = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits for `time`, or until the growth is cancelled.
+    fn rest(&self, time: Duration) -> ControlFlow<()> {
+        let goes_on = |state: &mut State| !state.is_cancelled;
+        let waited = self
+            .changed
+            .wait_timeout_while(lock(&self.state), time, goes_on);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        match state.is_cancelled {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    }
+
+    /// Ends the growth, unless it has ended.
+    fn end(&self, result: Result<()>) {
+        lock(&self.state).end.get_or_insert(result);
+        self.changed.notify_all();
+    }
+}
+
+/// Ends the growth when it is dropped, by a panic of the progress function for instance.
+struct Ending(Arc<Shared>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        let panicked = Error::failed("growth in the background", "the thread panicked");
+        self.0.end(Err(panicked));
+    }
+}
+
+impl GrowingBuffer {
+    fn start(
+        &mut self,
+        plan: Plan,
+        mut maker: Maker<impl Iterator<Item = Chunk> + Send + 'static>,
+        mut pace: Pace<
+            impl FnMut(Progress) -> ControlFlow<()> + Send + 'static,
+            impl FnMut(Duration) -> ControlFlow<()> + Send + 'static,
+        >,
+    ) -> Result<()> {
+        let ending = Ending(Arc::clone(&self.shared));
+        let driver = self.driver.clone();
+        let grow = move || {
+            let Ending(shared) = &ending;
+            let mut add = |made| plan.options.add(&driver, made, &shared.range, &mut pace);
+            let next = || maker.next(&driver, &shared.range);
+            let result = iter::from_fn(next).try_for_each(|made| add(made?));
+            // Chunks that nobody wants any more go before the waiting callers hear of the end.
+            drop(maker);
+            // The caller's function may own this buffer.
+            drop(pace);
+            // A break after the last chunk leaves nothing out.
+            let is_complete = shared.range.done() == plan.padded;
+            shared.end(if is_complete { Ok(()) } else { result });
+        };
+        let thread = thread::Builder::new().name("egmem-growth".into());
+        let thread = thread.spawn(grow);
+        self.thread =
+            Some(thread.map_err(|error| Error::system("starting a thread for growth", &error))?);
+        Ok(())
+    }
+
+    /// Returns what the memory is, and why.
+    pub const fn backing(&self) -> &Chosen {
+        &self.chosen
+    }
+
+    /// Returns the bytes requested, which [`len`](crate::Memory::len) is once the growth is complete.
+    pub const fn total(&self) -> u64 {
+        self.len
+    }
+
+    /// Returns whether the memory grows. A forked child sees it as stopped.
+    pub fn growth(&self) -> GrowthState {
+        match self.end() {
+            None => GrowthState::Growing,
+            Some(Ok(())) => GrowthState::Complete,
+            Some(Err(_)) => GrowthState::Stopped,
+        }
+    }
+
+    /// Returns the error that ended the growth: the driver's, or [`Error::Cancelled`]. A shortage is that of one chunk.
+    pub fn error(&self) -> Option<Error> {
+        self.end()?.err()
+    }
+
+    /// Returns the result of the growth if it has ended. A forked child, where the lock may be held for ever, has no thread.
+    fn end(&self) -> Option<Result<()>> {
+        match self.driver.expect_this_process("growing memory") {
+            Ok(()) => lock(&self.shared.state).end.clone(),
+            Err(error) => Some(Err(error)),
+        }
+    }
+
+    /// Ends the growth after the chunk under way. The memory until then stays. Returns at once, and has no effect in a
+    /// forked child.
+    pub fn cancel(&self) {
+        if self.driver.is_of_this_process() {
+            self.shared.cancel();
+        }
+    }
+
+    /// Waits until the growth has ended.
+    ///
+    /// # Errors
+    /// [`error`](Self::error)'s; [`Error::InvalidArgument`] if the progress function calls this, and in a forked child.
+    pub fn wait(&self) -> Result<()> {
+        loop {
+            if let Some(result) = self.wait_timeout(Duration::MAX) {
+                return result;
+            }
+        }
+    }
+
+    /// As [`wait`](Self::wait), for at most `time`. `None` if the memory still grows then.
+    ///
+    /// # Errors
+    /// As `wait`.
+    pub fn wait_timeout(&self, time: Duration) -> Option<Result<()>> {
+        if let Some(result) = self.end() {
+            return Some(result);
+        }
+        if self.is_own_thread() {
+            let why = "the progress function would wait for itself";
+            return Some(Err(Error::invalid("wait", why)));
+        }
+        let grows = |state: &mut State| state.end.is_none();
+        let state = lock(&self.shared.state);
+        let waited = self.shared.changed.wait_timeout_while(state, time, grows);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        state.end.clone()
+    }
+
+    fn is_own_thread(&self) -> bool {
+        let own = self.thread.as_ref().map(|thread| thread.thread().id());
+        own == Some(thread::current().id())
+    }
+
+    /// Returns the CPU's view of the bytes that are there.
+    ///
+    /// # Errors
+    /// [`Error::NotAccessible`] unless the host may at least read all of them.
+    pub fn cpu(&self) -> Result<CpuView<'_>> {
+        self.shared.range.cpu(self.len)
+    }
+}
+
+impl Drop for GrowingBuffer {
+    fn drop(&mut self) {
+        let Some(thread) = self.thread.take() else {
+            return;
+        };
+        if !self.driver.is_of_this_process() {
+            // A forked child does not have the thread, and unmaps nothing.
+            return std::mem::forget(thread);
+        }
+        self.shared.cancel();
+        if thread.thread().id() != thread::current().id() {
+            // A panic of the progress function was printed, and is `error`'s.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl_cpu_memory!(GrowingBuffer);
+
+impl_memory! {
+    /// Returns the location of the first part.
+    for GrowingBuffer, |this| &this.driver, this.start, this.shared.range.done().min(this.len), this.location
+}
+
+// SAFETY:
+// - The driver answers for the mappings, and the range for the bytes that it has: `done` counts them after they were mapped
+//   and granted, and only grows. The address is that of the reservation, made before the value.
+// - The memory lives as long as the value, which shares it with the thread, and for ever if the value is forgotten. The
+//   thread only adds mappings, and nothing changes their grants.
+// - Safe code reaches the bytes by a `CpuView` alone.
+// - A forked child takes no lock, and its answers allow nothing.
+unsafe impl AccessChecks for GrowingBuffer {
+    fn gpu_access(&self, gpu: i32, _: Engine, offset: u64, len: u64) -> Result<Access> {
+        self.driver.expect_this_process("growing memory")?;
+        let range = &self.shared.range;
+        check_range(offset, len, range.done())?;
+        let (mut at, end, mut least) = (offset, offset + len, Access::ReadWrite);
+        while at < end {
+            // One at a time: the thread can add a chunk in between.
+            let (have, bytes) = range.look(|parts| {
+                let bytes = Adjacent(parts.0).of_one_mapping(at, end - at);
+                (parts.gpu_access(gpu, at, bytes), bytes)
+            });
+            least = least.min(have?);
+            at += bytes.max(1);
+        }
+        Ok(least)
+    }
+
+    fn is_read_only_for_cpu(&self, offset: u64, len: u64) -> bool {
+        let look = || {
+            self.shared
+                .range
+                .look(|parts| parts.is_read_only_for_cpu(offset, len))
+        };
+        !self.driver.is_of_this_process() || look()
+    }
+
+    fn may_be_on_host(&self, offset: u64, len: u64) -> bool {
+        let look = || {
+            self.shared
+                .range
+                .look(|parts| parts.may_be_on_host(offset, len))
+        };
+        !self.driver.is_of_this_process() || look()
+    }
+
+    fn of_one_copy(&self, offset: u64, len: u64) -> u64 {
+        match self.driver.is_of_this_process() {
+            true => self
+                .shared
+                .range
+                .look(|parts| parts.of_one_copy(offset, len)),
+            false => len,
+        }
+    }
+
+    fn of_one_mapping(&self, offset: u64, len: u64) -> Option<u64> {
+        let is_here = self.driver.is_of_this_process();
+        is_here.then(|| {
+            self.shared
+                .range
+                .look(|parts| parts.of_one_mapping(offset, len))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;
