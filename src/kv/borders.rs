@@ -1,10 +1,35 @@
 //! Where memory continues in another mapping.
 
 use std::ops::Range;
+use std::sync::{Arc, Mutex};
 
 use crate::Driver;
 use crate::driver::DevicePtr;
 use crate::memory::AccessChecks;
+use egmem_core::per_driver::lock;
+
+/// The borders of a memory that may grow: each is looked for once.
+#[derive(Debug, Default)]
+pub(crate) struct Borders(Mutex<(u64, Arc<[u64]>)>);
+
+impl Borders {
+    /// Returns at which places in the first `bytes` bytes, which only grow, `memory` continues in another mapping; `None` if
+    /// it does not report that.
+    pub(crate) fn of(
+        &self,
+        memory: &(impl AccessChecks + ?Sized),
+        bytes: u64,
+    ) -> Option<Arc<[u64]>> {
+        let mut known = lock(&self.0);
+        if known.0 < bytes {
+            // A mapping that ended the memory until now is looked at again.
+            let last = known.1.last().copied().unwrap_or(0);
+            let more = of(memory, last..bytes)?.into_iter().map(|at| last + at);
+            *known = (bytes, known.1.iter().copied().chain(more).collect());
+        }
+        Some(Arc::clone(&known.1))
+    }
+}
 
 /// Returns at which places in `range` of `memory` it continues in another mapping, in bytes from the range's start
 /// and in ascending order: copies end there. `None` if the memory does not report it.

@@ -28,6 +28,10 @@ pub enum Error {
         pinned: usize,
         /// The pages that other stores are writing.
         writing: usize,
+        /// The pages without memory: of a tier that grows in the background, or whose growth was stopped.
+        missing: usize,
+        /// Whether the missing pages come by themselves.
+        is_growing: bool,
     },
     /// A key has no ready page.
     NotReady {
@@ -108,11 +112,22 @@ impl Error {
                 available,
                 pinned,
                 writing,
-            } => write!(
-                f,
-                "a store needs {needed} pages and {available} of {pages} are free or evictable: {pinned} are pinned, \
-                 {writing} are being written"
-            ),
+                missing,
+                is_growing,
+            } => {
+                write!(
+                    f,
+                    "a store needs {needed} pages and {available} of {pages} are free or evictable: {pinned} are pinned, \
+                     {writing} are being written"
+                )?;
+                match (missing, is_growing) {
+                    (0, _) => Ok(()),
+                    (_, true) => write!(f, ", {missing} are still to come: the tier is growing"),
+                    (_, false) => {
+                        write!(f, ", {missing} never came: the tier's growth was stopped")
+                    }
+                }
+            }
             Self::NotReady { key, index } => {
                 write!(
                     f,
@@ -161,6 +176,13 @@ impl Error {
     pub fn remedy(&self) -> &'static str {
         match self {
             Self::Memory(error) => error.remedy(),
+            Self::Full {
+                is_growing: true, ..
+            } => "wait until the tier has grown, or store fewer pages at a time",
+            Self::Full { missing: 1.., .. } => {
+                "release loads and wait for copies, store fewer pages at a time, or create the tier again when its node \
+                 has the memory"
+            }
             Self::Full { .. } => {
                 "release loads and wait for copies, store fewer pages at a time, or create the tier with more pages"
             }

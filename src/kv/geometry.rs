@@ -59,6 +59,17 @@ impl Geometry {
         (least..=most).rev().find(fits).unwrap_or(least)
     }
 
+    /// Returns the bytes of the header, the table and the first page.
+    pub(crate) const fn front(&self) -> u64 {
+        self.pages_at + self.page_bytes
+    }
+
+    /// Returns how many pages lie in the first `bytes` bytes.
+    pub(crate) fn pages_within(&self, bytes: u64) -> u32 {
+        let pages = bytes.saturating_sub(self.pages_at) / self.page_bytes;
+        pages.min(self.pages.into()) as u32
+    }
+
     /// Returns where the slot of a page lies.
     pub(crate) fn slot_at(&self, page: PageId) -> u64 {
         HEADER + u64::from(page.number()) * SLOT
@@ -85,6 +96,10 @@ mod tests {
             prop_assert!(geometry.slot_at(PageId::first(0)) >= HEADER);
             prop_assert!(geometry.slot_at(last) + SLOT <= geometry.page_at(PageId::first(0)));
             prop_assert_eq!(geometry.page_at(last) + page_bytes, geometry.total);
+            prop_assert_eq!(geometry.pages_within(geometry.front()), 1);
+            prop_assert_eq!(geometry.pages_within(geometry.front() - 1), 0);
+            prop_assert_eq!(geometry.pages_within(geometry.total - 1), geometry.pages - 1);
+            prop_assert_eq!(geometry.pages_within(u64::MAX), geometry.pages);
         }
     }
 

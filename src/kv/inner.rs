@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
-use crate::borders;
+use crate::borders::Borders;
 use crate::copy::{CopyMethod, Kernels};
 use crate::driver::{Access, Code, DevicePtr, Location};
 use crate::found::Found;
@@ -14,18 +14,22 @@ use crate::page::{Change, Direction, PageId};
 use crate::persist;
 use crate::table::Table;
 use crate::{Driver, Error, MemoryError, Result, TierMemory};
+use egmem_core::GrowingBuffer;
 use egmem_core::per_driver::lock;
 
 /// A tier's memory and its slots. It lives as long as a handle, a store, a load or a job does.
 pub(crate) struct Inner {
-    table: Mutex<Table>,
+    /// The thread that grows the memory has it too.
+    table: Arc<Mutex<Table>>,
     pub(crate) geometry: Geometry,
     pub(crate) memory: Arc<dyn TierMemory>,
+    /// The memory, if it grows in the background.
+    pub(crate) growing: Option<Arc<GrowingBuffer>>,
     pub(crate) kernels: Kernels,
     no_batches: AtomicBool,
     /// Where the memory continues in another allocation, if that is known. No copy goes over such a border: a batch
     /// was not tried there.
-    borders: Option<Vec<u64>>,
+    borders: Borders,
     /// The method of copies that name none.
     pub(crate) method: CopyMethod,
     /// The word of the owner, in memory that other processes can reach, and the contents found there.
@@ -56,21 +60,40 @@ impl Inner {
         geometry: Geometry,
         table: Table,
     ) -> Result<Self> {
-        let grants = memory.hold_grants();
         expect_room(memory.len(), &geometry)?;
+        Self::over(
+            memory,
+            geometry,
+            Arc::new(Mutex::new(table)),
+            geometry.total,
+        )
+    }
+
+    /// As [`new`](Self::new), for memory of which `front` bytes are there.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub(crate) fn over(
+        memory: Arc<dyn TierMemory>,
+        geometry: Geometry,
+        table: Arc<Mutex<Table>>,
+        front: u64,
+    ) -> Result<Self> {
+        let grants = memory.hold_grants();
         let view = memory.cpu()?;
         expect_writable(&view)?;
-        view.slice(0, geometry.total)?;
-        if !is_of_one_kind(&*memory, 0, geometry.total) {
+        view.slice(0, front)?;
+        if !is_of_one_kind(&*memory, 0, front) {
             // The driver crashes the process when one copy touches both.
             let why = "it has memory of the CPU and of a GPU";
             return Err(MemoryError::invalid("memory", why).into());
         }
         Ok(Self {
-            table: Mutex::new(table),
+            table,
             geometry,
-            borders: borders::of(&*memory, 0..geometry.total),
+            borders: Borders::default(),
             memory,
+            growing: None,
             kernels: Kernels::default(),
             no_batches: AtomicBool::new(false),
             method: CopyMethod::Auto,
@@ -86,8 +109,13 @@ impl Inner {
     }
 
     /// Returns at which offsets the memory continues in another allocation, if that is known: copies end there.
-    pub(crate) fn borders(&self) -> Option<&[u64]> {
-        self.borders.as_deref()
+    pub(crate) fn borders(&self) -> Option<Arc<[u64]>> {
+        self.borders.of(&*self.memory, self.bytes())
+    }
+
+    /// Returns the bytes of the tier that are there. They contain each page that was given out.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.geometry.total.min(self.memory.len())
     }
 
     /// Sets how copies are made that name no method.
@@ -214,12 +242,16 @@ impl Inner {
     }
 
     fn expect_page(&self, page: PageId) -> Result<()> {
-        if page.number() < self.geometry.pages {
+        let is = if page.number() >= self.geometry.pages {
+            "not of this tier"
+        } else if page.number() >= self.geometry.pages_within(self.memory.len()) {
+            "without memory"
+        } else {
             return Ok(());
-        }
+        };
         Err(Error::WrongState {
             page: page.number(),
-            is: "not of this tier",
+            is,
             need: "a page of this tier",
         })
     }

@@ -35,6 +35,7 @@
 #![deny(missing_docs)]
 
 mod attach;
+mod background;
 mod borders;
 mod copy;
 mod error;
@@ -47,7 +48,6 @@ mod inner;
 mod key;
 mod load;
 mod lru;
-
 mod options;
 mod owner;
 mod page;
@@ -73,4 +73,6 @@ pub use store::Store;
 pub use tier::Tier;
 pub use tier_memory::TierMemory;
 
-use egmem_core::{Buffer, Driver, Error as MemoryError, Event, Stream, driver, memory, stream};
+use egmem_core::{
+    Buffer, Driver, Error as MemoryError, Event, GrowthState, Stream, driver, memory, stream,
+};

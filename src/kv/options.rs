@@ -1,5 +1,6 @@
 //! How a tier is created.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use crate::driver::Location;
@@ -9,7 +10,8 @@ use crate::inner::Inner;
 use crate::table::Table;
 use crate::tier::Tier;
 use crate::{Buffer, CopyMethod, Driver, Result};
-use egmem_core::{Backing, BufferOptions, Growth};
+use egmem_core::ledger::{AllocPath, Site};
+use egmem_core::{Backing, BufferOptions, Growth, Progress};
 
 impl Tier {
     /// Returns options for a tier at `location`: a node's id, or any [`Location`] that the CPU can use.
@@ -25,7 +27,7 @@ pub struct TierOptions {
     buffer: BufferOptions,
     pages: u64,
     page_bytes: u64,
-    method: CopyMethod,
+    pub(crate) method: CopyMethod,
 }
 
 impl TierOptions {
@@ -88,15 +90,33 @@ impl TierOptions {
     /// [`BufferOptions::allocate`].
     #[track_caller]
     pub fn create(self, driver: &Driver) -> Result<Tier> {
-        self.method.check()?;
-        let geometry = Geometry::new(self.pages, self.page_bytes)?;
-        let site = egmem_core::ledger::Site::here();
-        let buffer = self.buffer.bytes(geometry.total);
-        let buffer = buffer.recorded_as(egmem_core::ledger::AllocPath::Vmm, site);
-        let memory = Arc::new(buffer.allocate(driver)?);
+        self.create_with(driver, |_| ControlFlow::Continue(()))
+    }
+
+    /// As [`create`](Self::create), and calls `progress` with the bytes that are there after each chunk, as
+    /// [`BufferOptions::allocate_with`] does. If it breaks, everything is given back.
+    ///
+    /// # Errors
+    /// As `create`, and [`Cancelled`](crate::MemoryError::Cancelled) after a break.
+    #[track_caller]
+    pub fn create_with(
+        self,
+        driver: &Driver,
+        progress: impl FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<Tier> {
+        let (geometry, buffer) = self.checked(Site::here())?;
+        let memory = Arc::new(buffer.allocate_with(driver, progress)?);
         header::format(&memory.cpu()?, &geometry, &Tag::default())?;
         let table = Table::new(geometry.pages, geometry.page_bytes)?;
         let inner = Inner::new(memory, geometry, table)?;
         Ok(Tier::new(inner.copying_by(self.method)))
+    }
+
+    /// Checks the options. Returns where everything lies, and the options of the memory.
+    pub(crate) fn checked(&self, caller: Site) -> Result<(Geometry, BufferOptions)> {
+        self.method.check()?;
+        let geometry = Geometry::new(self.pages, self.page_bytes)?;
+        let buffer = self.buffer.clone().bytes(geometry.total);
+        Ok((geometry, buffer.recorded_as(AllocPath::Vmm, caller)))
     }
 }

@@ -1,5 +1,7 @@
 //! Counters of a tier's work and of its pages.
 
+use crate::GrowthState;
+
 /// Counters of a tier since it was created or attached, and the states of its pages now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -8,6 +10,11 @@ pub struct Stats {
     pub pages: u64,
     /// The bytes of a page.
     pub page_bytes: u64,
+    /// The pages whose memory is there: fewer than `pages` while a tier grows in the background, or if its growth was
+    /// stopped. All other numbers of pages count these alone.
+    pub usable: u64,
+    /// Whether the tier grows.
+    pub growth: GrowthState,
     /// The pages that are free.
     pub free: u64,
     /// The pages that stores are writing.

@@ -2,7 +2,7 @@
 
 mod restore;
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 
 use hashbrown::HashTable;
@@ -16,11 +16,13 @@ use crate::{Error, Key, MemoryError, Result, Stats};
 #[derive(Debug)]
 pub(crate) struct Table {
     slots: Vec<Slot>,
+    /// The pages whose memory is there: the first ones.
+    usable: u32,
     /// The pages whose keys are being written or ready, by the hash of their slot's key.
     index: HashTable<u32>,
     hasher: RandomState,
     /// Taken from the end.
-    free: Vec<u32>,
+    free: VecDeque<u32>,
     /// Ready pages without users.
     lru: Lru,
     writing: usize,
@@ -30,15 +32,27 @@ pub(crate) struct Table {
 }
 
 impl Table {
+    /// A table of free pages.
+    ///
     /// # Errors
     /// [`System`](crate::MemoryError::System) without memory for it.
     pub(crate) fn new(pages: u32, page_bytes: u64) -> Result<Self> {
+        let mut table = Self::without_memory(pages, page_bytes)?;
+        table.grow_to(pages);
+        Ok(table)
+    }
+
+    /// A table of pages whose memory comes later.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub(crate) fn without_memory(pages: u32, page_bytes: u64) -> Result<Self> {
         let mut slots = list_for(pages as usize)?;
         slots.extend((0..pages).map(Slot::free));
-        let mut free = list_for(pages as usize)?;
-        free.extend((0..pages).rev());
+        let free = list_for(pages as usize)?.into();
         Ok(Self {
             slots,
+            usable: 0,
             index: HashTable::new(),
             hasher: RandomState::new(),
             free,
@@ -51,6 +65,14 @@ impl Table {
                 ..Stats::default()
             },
         })
+    }
+
+    /// Frees the pages up to `usable` that had no memory yet. They are given out after those that are free now.
+    pub(crate) fn grow_to(&mut self, usable: u32) {
+        for page in self.usable..usable {
+            self.free.push_front(page);
+        }
+        self.usable = self.usable.max(usable);
     }
 
     /// Returns the page that is being written or ready for a key.
@@ -132,6 +154,8 @@ impl Table {
             return Err(Error::Full {
                 needed: needed.len(),
                 pages: self.slots.len(),
+                missing: self.slots.len() - self.usable as usize,
+                is_growing: false,
                 available: self.free.len() + victims.len(),
                 pinned: self.pinned(),
                 writing: self.writing,
@@ -145,7 +169,9 @@ impl Table {
             reserved.evicted.push(Evicted { key, page: id });
         }
         for index in needed {
-            let Some(page) = self.free.pop() else { break };
+            let Some(page) = self.free.pop_back() else {
+                break;
+            };
             let slot = &mut self.slots[page as usize];
             slot.state = State::Writing { abandoned: false };
             slot.key = keys[index];
@@ -162,7 +188,7 @@ impl Table {
         self.remove_from_index(page);
         self.slots[page as usize].set_free();
         self.lru.remove(page);
-        self.free.push(page);
+        self.free.push_back(page);
     }
 
     /// Makes pages that a store has written ready, the first one the most recently used.
@@ -210,7 +236,7 @@ impl Table {
     fn free_written(&mut self, page: PageId) -> Change {
         self.slots[page.number() as usize].set_free();
         self.writing -= 1;
-        self.free.push(page.number());
+        self.free.push_back(page.number());
         Change::Freed(page)
     }
 
@@ -334,7 +360,7 @@ impl Table {
     }
 
     fn pinned(&self) -> usize {
-        self.slots.len() - self.free.len() - self.writing - self.lru.len()
+        self.usable as usize - self.free.len() - self.writing - self.lru.len()
     }
 
     /// Counts a copy that has ended.
@@ -349,7 +375,8 @@ impl Table {
         Stats {
             free: self.free.len() as u64,
             writing: self.writing as u64,
-            ready: (self.slots.len() - self.free.len() - self.writing) as u64,
+            usable: self.usable.into(),
+            ready: (self.usable as usize - self.free.len() - self.writing) as u64,
             pinned: self.pinned() as u64,
             ..self.counts
         }
@@ -357,20 +384,4 @@ impl Table {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_page_has_more_users_than_can_be_counted() {
-        let key = Key::new([1; Key::BYTES]);
-        let mut table = Table::new(1, 1).unwrap();
-        let reserved = table.reserve(&[key]).unwrap();
-        table.commit(&[reserved.placed[0].1]).unwrap();
-        table.slots[0].users = u32::MAX - 1;
-        assert!(table.pin(&[key, key]).is_err());
-        assert_eq!(table.slots[0].users, u32::MAX - 1, "nothing has changed");
-        let pages = table.pin(&[key]).unwrap();
-        assert!(table.begin_copy(&pages, Direction::Load).is_err());
-        assert_eq!(table.slots[0].users, u32::MAX);
-    }
-}
+mod tests;

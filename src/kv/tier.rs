@@ -17,7 +17,7 @@ use crate::{Driver, Found, GpuPages, Key, Load, Result, Stats, Store, Stream};
 ///
 /// See the [crate's](crate) example.
 #[derive(Clone)]
-pub struct Tier(Arc<Inner>);
+pub struct Tier(pub(crate) Arc<Inner>);
 
 impl Tier {
     /// Returns how many bytes of memory a tier takes, for the size of a buffer that one is to be attached in.
@@ -55,8 +55,8 @@ impl Tier {
     /// are too few: never pinned ones, and never those of `keys`.
     ///
     /// # Errors
-    /// [`Error::Full`](crate::Error::Full) if too few pages can be evicted; nothing has changed then.
-    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) in a forked child.
+    /// [`Error::Full`](crate::Error::Full) if too few pages can be evicted; nothing has changed then. It says whether the
+    /// tier still grows. [`InvalidArgument`](crate::MemoryError::InvalidArgument) in a forked child.
     pub fn prepare_store(&self, keys: &[Key]) -> Result<Store> {
         let reserved = self.0.with(|table| match table.reserve(keys) {
             Ok(reserved) => {
@@ -68,7 +68,8 @@ impl Tier {
                 (Ok(reserved), changes)
             }
             Err(error) => (Err(error), Vec::new()),
-        })??;
+        })?;
+        let reserved = reserved.map_err(|error| self.0.while_growing(error))?;
         Ok(Store::new(Arc::clone(&self.0), keys, reserved))
     }
 
@@ -166,10 +167,12 @@ impl Tier {
 
     /// Returns the tier's counters and its present contents. All are 0 in a forked child.
     pub fn stats(&self) -> Stats {
-        self.0.look(|table| table.stats()).unwrap_or_default()
+        let growth = self.growth();
+        let stats = self.0.look(|table| table.stats()).unwrap_or_default();
+        Stats { growth, ..stats }
     }
 
-    /// Returns the number of pages.
+    /// Returns the number of pages, those without memory included.
     pub fn pages(&self) -> u32 {
         self.0.geometry.pages
     }

@@ -584,3 +584,38 @@ fn a_forked_childs_tier_stays_its_parents() {
         assert_eq!(tier.lookup(&ready), 1);
     });
 }
+
+/// A child drops a tier that grows in a thread of its parent, which it has not got: it waits for nothing.
+#[cfg(feature = "portable")]
+#[test]
+fn a_forked_child_does_not_grow_its_parents_tier() {
+    use std::ops::ControlFlow;
+
+    use egmem::kv::{Key, Tier};
+    use egmem::{Growth, GrowthState};
+
+    alone("a_forked_child_does_not_grow_its_parents_tier", || {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let options = Tier::on(NodeId(0)).pages(200).page_bytes(1 << 20);
+        let options = options.growth(Growth::steady().chunk(2 << 20));
+        let goes_on = |_| ControlFlow::Continue(());
+        for _ in 0..CHILDREN {
+            let tier = options.clone().create_in_background(&driver, goes_on);
+            let mut held = Some(tier.unwrap());
+            in_a_child(
+                || {
+                    let tier = held.take().unwrap();
+                    assert!(tier.prepare_store(&[Key::new([1; 32])]).is_err());
+                    assert_eq!(tier.growth(), GrowthState::Stopped);
+                    assert!(tier.wait_grown().is_err());
+                    tier.cancel_growth();
+                    drop(tier);
+                },
+                libc::exit,
+            );
+            let tier = held.unwrap();
+            tier.wait_grown().unwrap();
+            assert_eq!(tier.stats().usable, 200);
+        }
+    });
+}

@@ -79,6 +79,7 @@ impl BufferOptions {
             start,
             location: plan.location(),
             len: plan.len(),
+            padded: plan.padded,
             shared,
             chosen: plan.chosen.clone(),
             thread: None,
@@ -119,6 +120,8 @@ pub struct GrowingBuffer {
     location: Location,
     /// The bytes requested.
     len: u64,
+    /// Those bytes in whole granules.
+    padded: u64,
     /// The thread has it too, and keeps the memory until it ends.
     shared: Arc<Shared>,
     chosen: Chosen,
@@ -215,6 +218,11 @@ impl GrowingBuffer {
     /// Returns the bytes requested, which [`len`](crate::Memory::len) is once the growth is complete.
     pub const fn total(&self) -> u64 {
         self.len
+    }
+
+    /// Returns how many bytes are there, padding included, and how many there are to be.
+    pub fn progress(&self) -> Progress {
+        Progress::new(self.shared.range.done(), self.padded)
     }
 
     /// Returns whether the memory grows. A forked child sees it as stopped.

@@ -117,9 +117,7 @@ fn expect_tier_access(tier: &Inner, stream: &Stream, engine: Engine, need: Acces
     // SAFETY: the stream lives, and is of the tier's driver.
     unsafe { tier.memory.ready_on(stream.handle())? };
     let device = stream.device();
-    let have = tier
-        .memory
-        .gpu_access(device, engine, 0, tier.geometry.total)?;
+    let have = tier.memory.gpu_access(device, engine, 0, tier.bytes())?;
     if have < need {
         let who = Location::Device(device);
         return Err(MemoryError::NotAccessible { who, have, need }.into());

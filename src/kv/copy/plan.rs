@@ -70,6 +70,7 @@ impl<'a> Plan<'a> {
     pub(crate) fn copies(
         &self,
         tier: &Inner,
+        our_borders: &[u64],
         direction: Direction,
         gpu: &GpuPages,
     ) -> impl Iterator<Item = MemcpyDesc> {
@@ -84,7 +85,7 @@ impl<'a> Plan<'a> {
             let at = page_at + at;
             // Below the blocks' end, which is in the address space.
             let block_at = block * shape.stride;
-            let ours = pieces(tier.borders().unwrap_or_default(), at..at + shape.bytes);
+            let ours = pieces(our_borders, at..at + shape.bytes);
             ours.flat_map(move |ours| {
                 let theirs = block_at + (ours.start - at)..block_at + (ours.end - at);
                 pieces(borders, theirs).map(move |theirs| {
@@ -118,7 +119,8 @@ impl<'a> Plan<'a> {
         direction: Direction,
         gpu: &GpuPages,
     ) -> Result<(), MemoryError> {
-        for MemcpyDesc { dst, src, bytes } in self.copies(tier, direction, gpu) {
+        let borders = tier.borders().unwrap_or_default();
+        for MemcpyDesc { dst, src, bytes } in self.copies(tier, &borders, direction, gpu) {
             // SAFETY: pages and blocks were checked, so the ranges are of the tier and of the parts, which the caller
             // keeps. Nothing else in this process writes the bytes that are read or reads those that are written,
             // except through views: a store has its pages alone, and ready pages do not change; blocks are the
@@ -142,7 +144,9 @@ impl<'a> Plan<'a> {
         direction: Direction,
         gpu: &GpuPages,
     ) -> Result<(), MemoryError> {
-        let copies: Vec<MemcpyDesc> = self.copies(tier, direction, gpu).collect();
+        let borders = tier.borders().unwrap_or_default();
+        let copies = self.copies(tier, &borders, direction, gpu);
+        let copies: Vec<MemcpyDesc> = copies.collect();
         for copies in copies.chunks(MAX_BATCH) {
             // SAFETY: as in `copy_each`; the stream lives.
             unsafe {

@@ -11,6 +11,15 @@ fn examples() -> Vec<Error> {
         pid: 4711,
         is_elsewhere,
     };
+    let growing = |is_growing| Error::Full {
+        needed: 8,
+        pages: 100,
+        available: 3,
+        pinned: 10,
+        writing: 7,
+        missing: 80,
+        is_growing,
+    };
     vec![
         MemoryError::invalid_of("pages", "0 pages", "1 to 1073741824").into(),
         Error::Full {
@@ -19,7 +28,11 @@ fn examples() -> Vec<Error> {
             available: 3,
             pinned: 90,
             writing: 7,
+            missing: 0,
+            is_growing: false,
         },
+        growing(true),
+        growing(false),
         Error::NotReady {
             key: Key::new([0xab; 32]),
             index: 2,

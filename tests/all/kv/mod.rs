@@ -1,6 +1,7 @@
 //! The KV-cache tier, on a simulated machine and on CUDA.
 
 mod attach;
+mod background;
 mod borders;
 mod bulk;
 mod copies;
@@ -23,6 +24,10 @@ drivers::on_both! { egmem::Machine::gh200();
         a_damaged_header_gives_no_tier_away,
         other_memory_is_refused,
         a_tier_takes_as_many_pages_as_fit,
+    }
+    background {
+        threads_use_a_tier_that_grows,
+        a_tier_that_stopped_is_a_smaller_one,
     }
     copies {
         blocks_come_back_through_pages,

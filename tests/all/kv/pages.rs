@@ -71,6 +71,8 @@ pub fn pinned_pages_stay(driver: &Driver) {
         available: 1,
         pinned: 2,
         writing: 0,
+        missing: 0,
+        is_growing: false,
     };
     assert_eq!(error, full);
     assert_eq!(tier.lookup(&keys(0..3)), 3, "nothing was evicted");

@@ -70,6 +70,7 @@ fn only_the_bytes_that_are_there_are_accessible() {
         assert_eq!(done, chunk * 2 * MIB);
         let len = done.min(ALL - 8);
         assert_eq!((buffer.len(), buffer.cpu().unwrap().len()), (len, len));
+        assert_eq!(buffer.progress(), Progress::new(done, ALL));
         assert_eq!((buffer.total(), buffer.device_ptr()), (ALL - 8, start));
         assert_eq!(buffer.growth(), GrowthState::Growing);
         buffer.cpu().unwrap().put(len - 8, chunk).unwrap();
