@@ -66,7 +66,8 @@ class EgmemOffloadingSpec(OffloadingSpec):
         pages = int(extra["cpu_bytes_to_use"]) // page_bytes
         node = extra.get("egmem_node")
         if "egmem_address" not in extra:
-            return egmem.kv.Tier(pages, page_bytes, node=node, label="vllm")
+            # The engine starts with the first pages; the others come while it serves.
+            return egmem.kv.Tier(pages, page_bytes, node=node, label="vllm", background=True)
         meaning = (self.config.model, self.tokens_per_block, page_bytes, self.config.kv_cache_layout)
         tag = hashlib.sha256(repr(meaning).encode()).digest()
         name = extra.get("egmem_name", "vllm")

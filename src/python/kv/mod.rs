@@ -1,7 +1,9 @@
 //! `egmem.kv`: the KV-cache tier.
 
+mod attach;
 mod gpu_array;
 mod gpu_pages;
+mod growth;
 mod job;
 mod keys;
 mod numbers;

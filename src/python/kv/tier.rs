@@ -1,6 +1,6 @@
 //! `egmem.kv.Tier`: pages by key.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 use egmem::driver::Location;
 use egmem::kv::{self, Key, PageId};
@@ -11,14 +11,16 @@ use pyo3::types::{IntoPyDict, PyBytes, PyDict, PyTuple};
 
 use crate::args::{Count, GpuArg, NodeArg, Size};
 use crate::driver::{Driver, given_or_default};
-use crate::error::{OrRaise, ToPy, closed, invalid};
+use crate::error::{OrRaise, closed, invalid};
 use crate::location::location;
 use crate::locks::{copy_of, lock};
 use crate::memory::Memory;
-use crate::region::{Owner, Region};
+use crate::progress::{told, told_at_first};
 use crate::site::from_program;
 
+use super::attach::attach;
 use super::gpu_pages::GpuPages;
+use super::growth::{growth, waiting};
 use super::job::{Job, copy_method};
 use super::keys::Keys;
 use super::numbers::numbers;
@@ -29,6 +31,11 @@ use super::store::{Load, Store};
 /// `Tier(pages=4096, page_bytes=65536, node=0)` allocates the memory. Pages lie side by side, and none is rounded up.
 /// A key is `bytes`, such as the hash of a block of tokens and of all before it. Keys of up to 64 bytes are kept as they
 /// are; of a longer one the tier keeps a hash of 32 bytes: `stored_key`. `near_gpu`, `access_by` and `label` are as for `Buffer`.
+///
+/// `progress(done, total)` is called after each chunk of memory, in bytes and with no lock held. If it raises, or a
+/// signal does, such as Ctrl-C between two chunks, everything is given back. With `background=True` the tier is there
+/// as soon as its first page is: `progress` is called until then, and a thread creates the rest, whose pages are free
+/// one after the other (`wait_grown`, `growth`, `stats`).
 #[pyclass(frozen, module = "egmem.kv")]
 pub struct Tier {
     inner: Mutex<Option<kv::Tier>>,
@@ -84,7 +91,10 @@ impl Tier {
 #[pymethods]
 impl Tier {
     #[new]
-    #[pyo3(signature = (pages, page_bytes, *, node=None, near_gpu=None, access_by=None, label=None, driver=None))]
+    #[pyo3(signature = (
+        pages, page_bytes, *, node=None, near_gpu=None, access_by=None, label=None, progress=None, background=false,
+        driver=None,
+    ))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn new(
         py: Python<'_>,
@@ -94,6 +104,8 @@ impl Tier {
         near_gpu: Option<GpuArg>,
         access_by: Option<Vec<GpuArg>>,
         label: Option<String>,
+        progress: Option<&Bound<'_, PyAny>>,
+        background: bool,
         driver: Option<&Bound<'_, Driver>>,
     ) -> PyResult<Self> {
         let driver = given_or_default(py, driver)?;
@@ -105,7 +117,12 @@ impl Tier {
             options = options.access_by(gpus.into_iter().map(|gpu| Location::Device(gpu.0)));
         }
         options = options.label(label.unwrap_or_else(|| "egmem.kv".into()));
-        let tier = from_program(py, || py.detach(|| options.create(&driver))).or_raise()?;
+        let tier = from_program(py, || match background {
+            true => told_at_first(py, progress, |tell| {
+                options.create_in_background(&driver, tell)
+            }),
+            false => told(py, progress, |tell| options.create_with(&driver, tell)),
+        })?;
         Ok(Self::of(tier, location))
     }
 
@@ -129,16 +146,8 @@ impl Tier {
         take_over: bool,
         reset: bool,
     ) -> PyResult<Self> {
-        let object = memory.get();
-        let region = object.region()?;
-        region.expect_here()?;
-        let location = region.only_location();
-        drop(region);
-        let tag = match tag {
-            Some(tag) => Key::digest(&tag),
-            None => [0; Key::BYTES],
-        };
         let with = |options: kv::AttachOptions| {
+            let tag = tag.map_or([0; Key::BYTES], |tag| Key::digest(&tag));
             let options = options.tag(tag).take_over(take_over).reset(reset);
             let pages = pages.map(|pages| pages.0).into_iter();
             let options = pages.fold(options, kv::AttachOptions::pages);
@@ -146,30 +155,8 @@ impl Tier {
             let options = page_bytes.fold(options, kv::AttachOptions::page_bytes);
             py.detach(|| options.open())
         };
-        let region = object.take()?.ok_or_else(|| closed("memory"))?;
-        if let Err(error) = region.wait_for_gpus(py) {
-            object.put_back(region);
-            return Err(error);
-        }
-        let (tier, refused) = match region.into_owner() {
-            Some(Owner::Buffer(memory)) => {
-                let (tier, memory) = attach(memory, with);
-                (tier, memory.map(Owner::Buffer))
-            }
-            Some(Owner::Remote(memory)) => {
-                let (tier, memory) = attach(Arc::new(memory), with);
-                let memory = memory.and_then(Arc::into_inner);
-                (tier, memory.map(Owner::Remote))
-            }
-            other => (
-                Err(invalid("a tier lies in a Buffer or a RemoteBuffer")),
-                other,
-            ),
-        };
-        if let Some(owner) = refused {
-            object.put_back(Region::new(owner));
-        }
-        Ok(Self::of(tier?, location))
+        let (tier, location) = attach(py, memory.get(), with)?;
+        Ok(Self::of(tier, location))
     }
 
     /// Returns how many bytes of memory a tier takes, for the size of memory that it is to be attached in.
@@ -296,6 +283,7 @@ impl Tier {
     /// Returns the tier's statistics as a dictionary of numbers. The counters begin when the tier is created or attached.
     ///
     /// - `pages`, `page_bytes`: the pages of the tier, and the bytes of each
+    /// - `usable`: the pages whose memory is there, which the numbers below count; fewer than `pages` while the tier grows
     /// - `free`, `writing`, `ready`: the pages that are free, that stores are writing, and that can be loaded
     /// - `pinned`: those of the ready pages that loads and copies hold
     /// - `hits`, `misses`: the keys that `lookup` found, and did not find
@@ -305,6 +293,7 @@ impl Tier {
         let stats = self.handle()?.stats();
         let numbers = [
             ("pages", stats.pages),
+            ("usable", stats.usable),
             ("page_bytes", stats.page_bytes),
             ("free", stats.free),
             ("writing", stats.writing),
@@ -318,6 +307,27 @@ impl Tier {
             ("stored_bytes", stats.stored_bytes),
         ];
         numbers.into_py_dict(py)
+    }
+
+    /// Whether the tier grows in the background: `"growing"`, `"complete"`, or `"stopped"` by an error or by
+    /// `cancel_growth`. A tier whose growth was stopped keeps the pages that are there.
+    #[getter]
+    fn growth(&self) -> PyResult<&'static str> {
+        Ok(growth(&self.handle()?))
+    }
+
+    /// Waits until all pages of a tier that grows in the background are there. Raises `Error` after `cancel_growth`, and
+    /// the driver's error if that stopped the growth. `progress(done, total)` is called in this thread while it waits, in
+    /// bytes. If it raises, or a signal does, such as Ctrl-C, the wait ends and the growth goes on.
+    #[pyo3(signature = (progress=None))]
+    fn wait_grown(&self, py: Python<'_>, progress: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        waiting(py, progress, || self.handle())
+    }
+
+    /// Stops the growth in the background after the chunk of memory under way. The tier keeps the pages that are there.
+    fn cancel_growth(&self) -> PyResult<()> {
+        self.handle()?.cancel_growth();
+        Ok(())
     }
 
     /// The number of pages.
@@ -385,16 +395,5 @@ impl Drop for Tier {
     fn drop(&mut self) {
         let tier = lock(&self.inner).take();
         crate::gil::drop_detached(tier);
-    }
-}
-
-/// Attaches a tier in memory, or returns the memory with the error.
-fn attach<M: kv::TierMemory + 'static>(
-    memory: Arc<M>,
-    open: impl FnOnce(kv::AttachOptions) -> Result<kv::Tier, kv::Error>,
-) -> (PyResult<kv::Tier>, Option<Arc<M>>) {
-    match open(kv::Tier::attach(Arc::clone(&memory))) {
-        Ok(tier) => (Ok(tier), None),
-        Err(error) => (Err(error.to_py()), Some(memory)),
     }
 }
