@@ -31,6 +31,15 @@ fn pages_in(chunks: u64) -> u64 {
     ((chunks * CHUNK - 8192) / PAGE).min(PAGES)
 }
 
+/// Returns how many copies some pages take: none goes over a border of chunks.
+fn copies_of(pages: std::ops::Range<u64>) -> u64 {
+    let borders = |page: u64| {
+        let at = 8192 + page * PAGE;
+        (at + PAGE - 1) / CHUNK - at / CHUNK
+    };
+    pages.map(|page| 1 + borders(page)).sum()
+}
+
 fn key(number: u64) -> Key {
     Key::from_bytes(&number.to_le_bytes())
 }
@@ -153,7 +162,12 @@ fn pages_join_in_order_and_are_used_at_once() {
             );
             assert_eq!(tier.growth(), GrowthState::Growing);
             assert_eq!(tier.grown(), Progress::new(chunks * CHUNK, TOTAL));
+            let copies = || driver.sim().unwrap().count(Call::MemcpyAsync);
+            let earlier = copies();
             blocks.store(&tier, taken..now, method);
+            if method == CopyMethod::Loop {
+                assert_eq!(copies() - earlier, copies_of(taken..now));
+            }
             let pages = tier
                 .keys()
                 .into_iter()
