@@ -35,8 +35,8 @@ const PIECES_PER_THREAD: usize = 4;
 /// The guarantees for [concurrent writers](CpuView#concurrent-writers) are those of the view: no word is
 /// split between two threads.
 ///
-/// If the system refuses to start a thread, the running threads do its work; if it refuses to bind one to
-/// the node's CPUs, that thread runs unbound. Both are logged at the level `debug`.
+/// If the system refuses to start a thread, the running threads do its work; if it refuses to bind them to
+/// the node's CPUs, they run unbound. Both are logged at the level `debug`.
 ///
 /// ```
 /// use egmem::memory::ParallelCopy;
@@ -79,8 +79,8 @@ impl ParallelCopy {
     }
 
     /// Uses as many threads as `node` has CPUs that the calling thread may use, bound to them, and at most as
-    /// many as [`new`](Self::new). If there are no such CPUs, or the topology is simulated or of another
-    /// machine, this is `new`.
+    /// many as [`new`](Self::new). The calling thread is bound until a copy returns. If there are no such CPUs, or
+    /// the topology is simulated or of another machine, this is `new`.
     ///
     /// # Errors
     /// [`Error::NoSuchNode`].
@@ -226,15 +226,14 @@ impl ParallelCopy {
                 }
             }
         };
+        // The calling thread too: pages that it touches first lie on its node. The others start with its CPUs.
+        let _bound = self.bind();
         thread::scope(|scope| {
             for _ in 1..threads {
                 let builder = thread::Builder::new()
                     .name("egmem-copy".into())
                     .stack_size(self.stack);
-                let started = builder.spawn_scoped(scope, || {
-                    let _bound = self.bind();
-                    work_off();
-                });
+                let started = builder.spawn_scoped(scope, work_off);
                 if let Err(error) = started {
                     tracing::debug!(%error, "a thread for a copy cannot be started: fewer do the work");
                     break;
@@ -253,7 +252,7 @@ impl ParallelCopy {
             return None;
         }
         ThreadBinding::to(&self.cpus)
-            .inspect_err(|error| tracing::debug!(%error, "a thread for a copy works unbound"))
+            .inspect_err(|error| tracing::debug!(%error, "the threads of a copy work unbound"))
             .ok()
     }
 }

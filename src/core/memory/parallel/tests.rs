@@ -156,3 +156,30 @@ fn nodes_that_are_not_this_machines_bind_no_thread() {
     let error = ParallelCopy::on(&topology, NodeId(77)).unwrap_err();
     assert!(matches!(error, Error::NoSuchNode { .. }), "{error}");
 }
+
+/// Also those that the calling thread takes: it touches memory first, too.
+#[test]
+fn all_pieces_are_copied_on_the_nodes_cpus_and_the_caller_is_bound_no_longer() {
+    let topology = Topology::of_host();
+    let usable = |node| topology.usable_cpus(node).unwrap();
+    let mut nodes = topology.nodes().iter().map(|node| node.id);
+    let Some(node) = nodes.find(|&node| !usable(node).is_empty()) else {
+        return; // a system without /sys
+    };
+    let before = usable(node);
+    let last: CpuSet = before.iter().last().into_iter().collect();
+    let copy = ParallelCopy {
+        cpus: last.clone(),
+        ..four()
+    };
+    let seen = Mutex::new(Vec::new());
+    let work = |_| {
+        lock(&seen).push(usable(node));
+        Ok(())
+    };
+    for threads in [1, 2] {
+        copy.run(threads, 0..9, work).unwrap();
+    }
+    assert_eq!(*lock(&seen), vec![last; 18]);
+    assert_eq!(usable(node), before);
+}
