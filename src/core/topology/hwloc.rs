@@ -246,19 +246,31 @@ fn local_memory(node: &TopologyObject) -> u64 {
 
 /// Returns the CPUs of one of the nodes `hosts`; `None` if unknown.
 ///
-/// In Linux a CPU belongs to one node, but hwloc gives a node without CPUs those of its neighbours. They belong to the
-/// only one of these nodes that hwloc calls DRAM, if there is one: the others are HBM, NVM or the like, which have no
-/// CPUs.
+/// In Linux a CPU belongs to one node, but hwloc gives a node without CPUs those of one or several neighbours. So a node
+/// that has all of another's and more has none of its own. Of nodes with the same CPUs, those without memory have none
+/// of them; then they belong to the only one that hwloc calls DRAM, if there is one: the others are HBM, NVM or the
+/// like, which have no CPUs.
 fn own_cpus(node: &TopologyObject, hosts: &[&TopologyObject]) -> Option<CpuSet> {
     let claimed = cpus(node);
+    let is_within = |part: &CpuSet, whole: &CpuSet| part.intersection(whole) == *part;
     let others = hosts.iter().filter(|other| id(other) != id(node));
-    let mut rivals = others
-        .filter(|other| !cpus(other).intersection(&claimed).is_empty())
-        .peekable();
-    if rivals.peek().is_none() {
+    let rivals: Vec<(&TopologyObject, CpuSet)> = others
+        .filter(|other| local_memory(other) > 0)
+        .map(|&other| (other, cpus(other)))
+        .filter(|(_, theirs)| !theirs.intersection(&claimed).is_empty())
+        .filter(|(_, theirs)| *theirs == claimed || !is_within(&claimed, theirs))
+        .collect();
+    if rivals.is_empty() {
         return Some(claimed);
     }
-    match (is_dram(node), rivals.filter(|rival| is_dram(rival)).count()) {
+    if rivals
+        .iter()
+        .any(|(_, theirs)| *theirs != claimed && is_within(theirs, &claimed))
+    {
+        return Some(CpuSet::default());
+    }
+    let drams = rivals.iter().filter(|(rival, _)| is_dram(rival)).count();
+    match (is_dram(node), drams) {
         (true, 0) => Some(claimed),
         (false, 1) => Some(CpuSet::default()),
         _ => None,

@@ -98,6 +98,39 @@ fn a_node_without_cpus_keeps_no_cpus_of_its_neighbours() {
     );
 }
 
+const NEIGHBOURS_CPUS: &str = include_str!("../../../../tests/data/nodes-with-neighbours-cpus.xml");
+
+/// hwloc gives node 2, which has memory alone, the CPUs of both neighbours, and node 3, which is empty, those of node 1.
+#[test]
+fn nodes_with_the_cpus_of_several_neighbours_or_without_memory_have_none() {
+    let topology = Topology::from_xml(NEIGHBOURS_CPUS).unwrap();
+    let found: Vec<_> = topology
+        .nodes()
+        .iter()
+        .map(|node| (node.id.0, node.cpus.to_string(), node.cpus_known))
+        .collect();
+    let own = |id, cpus: &str| (id, cpus.to_owned(), true);
+    assert_eq!(found, [own(0, "0-1"), own(1, "2-3"), own(2, "")]);
+    let spread = crate::topology::Placement::Spread.request(64 << 20);
+    assert_eq!(spread.place(&topology).unwrap().len(), 2);
+
+    // On the machine itself the kernel lists neither node 3's memory nor CPUs.
+    let tree = Tree::new();
+    tree.file("sys/devices/system/node/online", "0-3\n");
+    for (id, cpus, kib) in [(0, "0-1\n", 9), (1, "2-3\n", 9), (2, "\n", 9), (3, "\n", 0)] {
+        let folder = format!("sys/devices/system/node/node{id}");
+        tree.file(&format!("{folder}/cpulist"), cpus);
+        tree.file(
+            &format!("{folder}/meminfo"),
+            &format!("Node {id} MemTotal: {kib} kB\n"),
+        );
+    }
+    let machine = Machine::from_xml(NEIGHBOURS_CPUS).unwrap();
+    let topology = Topology::with_hwloc(&machine, &tree.kernel(), Vec::new());
+    let ids: Vec<_> = topology.nodes().iter().map(|node| node.id.0).collect();
+    assert_eq!(ids, [0, 1, 2]);
+}
+
 #[test]
 fn unknown_cpus_are_said_to_be_unknown_and_count_as_some() {
     let topology = Topology::from_xml(FIRST_WITHOUT_CPUS).unwrap();

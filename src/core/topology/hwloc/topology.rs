@@ -32,6 +32,10 @@ impl Topology {
                 (node.cpus, node.cpus_known) = (same.cpus.clone(), true);
             }
         }
+        // The kernel lists nodes with memory or CPUs. hwloc may give an empty one a neighbour's.
+        nodes.retain(|node| {
+            node.memory_total > 0 || of_kernel.iter().any(|same| same.id == node.id)
+        });
         if nodes.is_empty() {
             return Self::of_this_machine(kernel, gpus);
         }
@@ -58,7 +62,9 @@ impl Topology {
     /// [`Error::Topology`] if hwloc cannot parse it or finds no memory in it.
     pub fn from_xml(xml: &str) -> Result<Self> {
         let machine = Machine::from_xml(xml)?;
-        let nodes = machine.nodes(&BTreeSet::new());
+        let mut nodes = machine.nodes(&BTreeSet::new());
+        // An empty node with a neighbour's CPUs, such as those for a GPU's MIG slices.
+        nodes.retain(|node| node.memory_total > 0 || node.cpus_known);
         if nodes.is_empty() {
             return Err(Error::Topology {
                 detail: "the XML has no NUMA node with memory or CPUs".into(),
