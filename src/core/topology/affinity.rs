@@ -3,6 +3,7 @@
 use std::io;
 use std::marker::PhantomData;
 
+use super::kernel::Kernel;
 use super::{CpuSet, Live, Topology};
 use crate::driver::NodeId;
 use crate::{Error, Result};
@@ -27,18 +28,18 @@ impl ThreadBinding {
     /// Source: `sched_setaffinity(2)`.
     ///
     /// # Errors
-    /// [`Error::System`] if the system refuses, in particular if the control group (cpuset) allows none of
-    /// the CPUs.
+    /// [`Error::System`] if the system refuses, in particular if none of the CPUs is online, or if the control
+    /// group (cpuset) allows none of them.
     pub fn to(cpus: &CpuSet) -> Result<Self> {
         let what = || format!("binding the thread to CPUs {cpus}");
         let earlier = affinity().map_err(|error| Error::system(what(), &error))?;
         set_affinity(cpus).map_err(|error| match error.raw_os_error() {
             Some(libc::EINVAL) => Error::failed(
                 what(),
-                format!(
-                    "this process may use none of them, only CPUs {}: its control group \
-                     (cpuset) must allow more",
-                    allowed().unwrap_or_else(|| earlier.clone())
+                refusal(
+                    cpus,
+                    online().as_ref(),
+                    &allowed().unwrap_or_else(|| earlier.clone()),
                 ),
             ),
             _ => Error::system(what(), &error),
@@ -141,9 +142,27 @@ impl Topology {
     }
 }
 
+/// Returns why no thread of this process can be bound to `cpus`, and what to do.
+fn refusal(cpus: &CpuSet, online: Option<&CpuSet>, allowed: &CpuSet) -> String {
+    match online {
+        Some(online) if online.intersection(cpus).is_empty() => format!(
+            "none of them is online, only CPUs {online}: if the machine has changed, discover the topology again"
+        ),
+        _ => format!(
+            "this process may use none of them, only CPUs {allowed}: its control group (cpuset) must allow more"
+        ),
+    }
+}
+
+/// Returns the CPUs that are online.
+fn online() -> Option<CpuSet> {
+    let list = Kernel::here().read("/sys/devices/system/cpu/online")?;
+    list.parse().ok()
+}
+
 /// Returns the CPUs that the control group allows this process.
 fn allowed() -> Option<CpuSet> {
-    let status = super::kernel::Kernel::here().read("/proc/thread-self/status")?;
+    let status = Kernel::here().read("/proc/thread-self/status")?;
     let line = status
         .lines()
         .find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
@@ -188,7 +207,6 @@ fn set_affinity(cpus: &CpuSet) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::topology::kernel::Kernel;
 
     #[test]
     fn a_thread_is_bound_until_the_guard_goes() {
@@ -205,12 +223,19 @@ mod tests {
     #[test]
     fn cpus_that_are_not_there_are_refused_with_those_that_are() {
         let before = affinity().unwrap();
-        let error = ThreadBinding::to(&CpuSet::from_iter([8_000])).unwrap_err();
+        let missing = CpuSet::from_iter([8_000]);
+        let error = ThreadBinding::to(&missing).unwrap_err();
         assert!(
-            matches!(&error, Error::System { detail, .. } if detail.contains("cpuset")),
+            matches!(&error, Error::System { detail, .. } if detail.contains("none of them is online")),
             "{error}"
         );
         assert_eq!(affinity().unwrap(), before);
+        // Where the CPU is online, or the kernel does not say, the control group is the reason.
+        let allowed = CpuSet::from_iter([0, 1]);
+        for online in [Some(&missing), None] {
+            let text = refusal(&missing, online, &allowed);
+            assert!(text.contains("only CPUs 0-1: its control group"), "{text}");
+        }
     }
 
     #[test]
