@@ -36,6 +36,8 @@ mod kv;
 #[cfg(feature = "portable")]
 mod ledger;
 #[cfg(feature = "portable")]
+mod nodes;
+#[cfg(feature = "portable")]
 mod python_parts;
 #[cfg(feature = "portable")]
 mod refused;

@@ -3,12 +3,15 @@
  * renames it on the compiler's command line (-DcuMemCreate=absent). */
 #include "stub.h"
 
-enum { devices = 2, handle_of_device_0 = 7 };
-typedef struct context { int device; } *Context;
+#ifndef STUB_DEVICES
+#define STUB_DEVICES 2
+#endif
+enum { devices = STUB_DEVICES, handle_of_device_0 = 7 };
+typedef struct context { char unused; } *Context;
 typedef int Device; /* not the ordinal, to see whether cuDeviceGet is asked */
 typedef uint64_t DevicePtr, Handle;
 
-static struct context primary[devices] = {{0}, {1}};
+static struct context primary[devices];
 static int retained[devices], released[devices], destroyed[devices], generation[devices];
 static __thread Context stack[16];
 static __thread int depth;
@@ -17,6 +20,7 @@ int stub_depth(void) { return depth; }
 int stub_retained(int i) { return retained[i]; }
 int stub_released(int i) { return released[i]; }
 static Context current(void) { return depth ? stack[depth - 1] : NULL; }
+static int device_of(Context context) { return (int)(context - primary); }
 /* As cuDevicePrimaryCtxReset, and as a library that makes the context anew. */
 void stub_reset(int i) { destroyed[i] = 1; }
 void stub_make_anew(int i) { destroyed[i] = 0; generation[i]++; }
@@ -25,14 +29,14 @@ static int is_destroyed(Context context) {
         if (context == &primary[i]) return destroyed[i];
     return 0;
 }
-int stub_current_device(void) { return current() ? current()->device : -1; }
+int stub_current_device(void) { return current() ? device_of(current()) : -1; }
 static int known(Device d) { return d >= handle_of_device_0 && d < handle_of_device_0 + devices; }
 
 /* Calls that work in the current context: without one they say INVALID_CONTEXT. */
 #define IN_CONTEXT(name, format, ...)                                                 \
     do {                                                                              \
         if (!current() || is_destroyed(current())) return 201;                        \
-        CALL(name, " gpu%d" format, current()->device __VA_OPT__(,) __VA_ARGS__);     \
+        CALL(name, " gpu%d" format, device_of(current()) __VA_OPT__(,) __VA_ARGS__);    \
     } while (0)
 
 int cuInit(unsigned flags) {
@@ -73,7 +77,8 @@ int cuDeviceGetUuid(unsigned char uuid[16], Device device) {
 }
 int cuDeviceGetPCIBusId(char *id, int len, Device device) {
     CALL("cuDeviceGetPCIBusId", " device=%d", device);
-    snprintf(id, (size_t)len, "0000:0%d:00.0", device);
+    int ordinal = device - handle_of_device_0;
+    snprintf(id, (size_t)len, "0000:%02x:00.0", device + ordinal * stub_setting("STUB_BUSES_BETWEEN", 0));
     return 0;
 }
 int cuDeviceTotalMem_v2(size_t *bytes, Device device) {
@@ -81,10 +86,19 @@ int cuDeviceTotalMem_v2(size_t *bytes, Device device) {
     *bytes = (size_t)96 << 30;
     return 0;
 }
+/* STUB_ATTRIBUTE_134="0,1" sets HOST_NUMA_ID of devices 0 and 1. */
+static int attribute_of(int attribute, int ordinal) {
+    char name[32];
+    snprintf(name, sizeof name, "STUB_ATTRIBUTE_%d", attribute);
+    const char *values = getenv(name);
+    for (; values && ordinal > 0; ordinal--) values = strchr(values, ',') ? strchr(values, ',') + 1 : NULL;
+    if (values) return atoi(values);
+    return attribute == 134 ? -1 : attribute;
+}
 int cuDeviceGetAttribute(int *value, int attribute, Device device) {
     CALL("cuDeviceGetAttribute", " attribute=%d device=%d", attribute, device);
     if (attribute < 1 || attribute > 142) return 1; /* an older driver's INVALID_VALUE */
-    *value = attribute == 134 ? -1 : attribute;
+    *value = attribute_of(attribute, device - handle_of_device_0);
     return known(device) ? 0 : 101;
 }
 int cuDeviceCanAccessPeer(int *can, Device device, Device peer) {

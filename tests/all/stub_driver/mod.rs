@@ -5,7 +5,7 @@
 
 mod abi;
 mod contexts;
-mod harness;
+pub mod harness;
 #[cfg(feature = "portable")]
 mod interop;
 mod open;
