@@ -95,7 +95,7 @@ impl Topology {
             gpu.locate(&nodes, |bus_id| kernel.pci_node(bus_id));
         }
         mark_allowed(&mut nodes, kernel);
-        Self::new(source, None, gpus, nodes, Some(Live::Kernel))
+        Self::new(source, None, gpus, nodes, Some(Live::Kernel)).limited_by(kernel)
     }
 }
 

@@ -48,6 +48,9 @@ pub struct Topology {
     machine: Option<String>,
     gpus: Vec<Gpu>,
     nodes: Vec<NumaNode>,
+    /// The bytes that the control groups left to this process on all nodes together; `None`: no limit.
+    #[serde(skip)]
+    cgroup_room: Option<u64>,
     #[serde(skip)]
     live: Option<Live>,
 }
@@ -93,7 +96,16 @@ impl Topology {
             machine,
             gpus,
             nodes,
+            cgroup_room: None,
             live,
+        }
+    }
+
+    /// Returns the topology of a process that `kernel`'s control groups limit.
+    fn limited_by(self, kernel: &Kernel) -> Self {
+        Self {
+            cgroup_room: cgroup::memory_room(kernel),
+            ..self
         }
     }
 
@@ -176,6 +188,9 @@ impl Topology {
         for (node, free) in self.nodes.iter_mut().zip(free) {
             node.memory_free = free;
         }
+        if matches!(self.live, Some(Live::Kernel)) {
+            self.cgroup_room = cgroup::memory_room(&Kernel::here());
+        }
     }
 
     fn live_free(&self, node: &NumaNode) -> Option<u64> {
@@ -197,6 +212,15 @@ pub fn free_now(driver: &Driver, node: NodeId) -> Option<u64> {
             found.map(|of_host| of_host.free)
         }
         None => Kernel::here().free_memory(node),
+    }
+}
+
+/// Returns the bytes that the control groups leave to this process, on all nodes of `driver`'s machine together; `None` if
+/// there is no limit, or if the machine is simulated. Each node's [`free_now`] is within it, but their sum need not be.
+pub fn cgroup_room(driver: &Driver) -> Option<u64> {
+    match driver.simulated_host() {
+        Some(_) => None,
+        None => cgroup::memory_room(&Kernel::here()),
     }
 }
 

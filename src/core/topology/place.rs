@@ -39,9 +39,10 @@ pub enum Placement {
     /// On this host node.
     Node(NodeId),
     /// In equal parts on all host nodes that have CPUs (on all nodes, if none has any), in whole units of the
-    /// granularity. A node whose CPUs are unknown counts as one that has some. Nodes on which this
-    /// process may not [allocate](NumaNode::allowed) take no part, unless it may on none. A node with less free memory than its part gives all it has and the others take the rest.
-    /// Odd units go to the nodes with the most free memory.
+    /// granularity. A node whose CPUs are unknown counts as one that has some. Nodes on which this process may not
+    /// [allocate](NumaNode::allowed) take no part, unless it may on none. A node with less free memory than its part
+    /// gives all it has and the others take the rest. The limit of the control groups counts once for all nodes. Odd
+    /// units go to the nodes with the most free memory.
     Spread,
 }
 
@@ -130,7 +131,7 @@ impl PlacementRequest {
         match self.placement {
             Placement::Nearest { gpu } => self.on(topology.node(topology.gpu(gpu)?.host_node()?)?),
             Placement::Node(id) => self.on(topology.node(id)?),
-            Placement::Spread => self.spread(topology.nodes()),
+            Placement::Spread => self.spread(topology.nodes(), topology.cgroup_room),
         }
     }
 
@@ -160,7 +161,7 @@ impl PlacementRequest {
         }])
     }
 
-    fn spread(self, nodes: &[NumaNode]) -> Result<Vec<Share>> {
+    fn spread(self, nodes: &[NumaNode], cgroup_room: Option<u64>) -> Result<Vec<Share>> {
         let some_allowed = nodes.iter().any(|node| node.allowed);
         let is_allowed = |node: &&NumaNode| node.allowed || !some_allowed;
         let nodes = || nodes.iter().filter(is_allowed);
@@ -174,6 +175,11 @@ impl PlacementRequest {
         let fit = parts
             .iter()
             .fold(0, |sum: u64, part| sum.saturating_add(part.0));
+        // Each node's free memory is within the control groups' limit, but all nodes together have it once.
+        let fit = match (self.overcommit, cgroup_room) {
+            (Overcommit::Refuse, Some(room)) => fit.min(room / self.granularity.bytes()),
+            _ => fit,
+        };
         let units = self.units();
         if units > fit {
             return Err(Error::NodesTooFull {
@@ -338,6 +344,20 @@ mod tests {
         assert_eq!(placed(&nodes, 64 << 20), Ok(vec![2]));
         nodes.nodes[2].allowed = false;
         assert_eq!(placed(&nodes, 64 << 20), Ok(vec![0, 1]));
+    }
+
+    #[test]
+    fn a_control_groups_limit_counts_once_for_all_nodes() {
+        let mut nodes = topology(&[(Some(1 << 30), true), (Some(1 << 30), true)]);
+        nodes.cgroup_room = Some(1 << 30);
+        let request = |bytes| Placement::Spread.request(bytes);
+        assert_eq!(request(1 << 30).place(&nodes).unwrap().len(), 2);
+        let full = request((1 << 30) + 1).place(&nodes).unwrap_err();
+        assert!(
+            matches!(full, Error::NodesTooFull { free, .. } if free == 1 << 30),
+            "{full}"
+        );
+        assert!(request(3 << 30).allow_overcommit().place(&nodes).is_ok());
     }
 
     #[test]

@@ -117,7 +117,7 @@ pub enum Error {
         nodes: Vec<NodeId>,
         /// Bytes requested.
         requested: u64,
-        /// Bytes free, in whole units of the granularity.
+        /// Bytes free, in whole units of the granularity, and within the limit of the control groups.
         free: u64,
     },
     /// The driver does not report a GPU's host NUMA node.

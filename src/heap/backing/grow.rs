@@ -11,7 +11,7 @@ use crate::driver::{Code, Location, NodeId};
 use crate::error::NoRoom;
 use crate::guard::{WORTH_ASKING, check_free_now};
 use crate::ledger::AllocPath;
-use crate::topology::{Overcommit, free_now};
+use crate::topology::{Overcommit, cgroup_room, free_now};
 use crate::vmm::{MappedPart, PhysicalMemory};
 use crate::{Error, Result};
 
@@ -111,8 +111,8 @@ impl Backing {
         }
     }
 
-    /// Returns the nodes, and the sum of their free bytes within their shares; `None` if that is not known for
-    /// all.
+    /// Returns the nodes, and the sum of their free bytes within their shares and the control groups' limit; `None`
+    /// if that is not known for all.
     fn room(&self) -> Option<(Vec<NodeId>, u64)> {
         let mut nodes = Vec::new();
         let mut free = 0_u64;
@@ -127,7 +127,8 @@ impl Backing {
             free = free.saturating_add(free_now(&self.driver, NodeId(id))?.min(share));
             nodes.push(NodeId(id));
         }
-        Some((nodes, free))
+        let room = cgroup_room(&self.driver).unwrap_or(u64::MAX);
+        Some((nodes, free.min(room)))
     }
 
     /// Rewrites a shortage error to contain the bytes needed, not the last size tried, and the bytes free now

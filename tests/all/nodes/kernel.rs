@@ -3,6 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+/// Where the control groups are.
+const GROUPS: &str = "/tmp/groups";
+
 /// Returns the text of a file without the white space around it.
 pub fn read(path: impl AsRef<Path>) -> String {
     let path = path.as_ref();
@@ -65,27 +68,47 @@ fn huge(node: i32, what: &str) -> String {
     format!("/sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/{what}_hugepages")
 }
 
-/// Puts this process into a control group with these CPUs and nodes, of version 1 or 2.
+/// Puts this process into a control group with these CPUs and nodes: of version 1 if it is wanted and the kernel has it,
+/// otherwise of version 2.
 pub fn join_cpuset(version: u32, cpus: &str, nodes: &str) {
-    let root = Path::new("/tmp/cgroup");
-    let group = root.join("limited");
-    fs::create_dir_all(root).unwrap();
-    let options: &[&str] = match version {
-        1 => &["-t", "cgroup", "-o", "cpuset", "cgroup"],
-        _ => &["-t", "cgroup2", "cgroup2"],
-    };
-    if !root.join("cgroup.procs").exists() {
-        let mut mount = std::process::Command::new("mount");
-        let status = mount.args(options).arg(root).status().unwrap();
-        assert!(status.success(), "mount {options:?}: {status}");
+    let settings = [("cpuset.cpus", cpus), ("cpuset.mems", nodes)];
+    if version == 1 && is_mounted(&["-t", "cgroup", "-o", "cpuset", "cgroup"]) {
+        return join("cpuset", &settings);
     }
-    if version == 2 {
-        write(root.join("cgroup.subtree_control"), "+cpuset");
+    join_2("cpuset", &settings);
+}
+
+/// Puts this process into a control group of version 2 that may use `bytes` of memory.
+pub fn join_memory_limit(bytes: u64) {
+    join_2("memory", &[("memory.max", &bytes.to_string())]);
+}
+
+fn join_2(controller: &str, settings: &[(&str, &str)]) {
+    assert!(is_mounted(&["-t", "cgroup2", "cgroup2"]));
+    write(
+        format!("{GROUPS}/cgroup.subtree_control"),
+        &format!("+{controller}"),
+    );
+    join(controller, settings);
+}
+
+/// Mounts the control groups, unless they are.
+fn is_mounted(options: &[&str]) -> bool {
+    fs::create_dir_all(GROUPS).unwrap();
+    if Path::new(GROUPS).join("cgroup.procs").exists() {
+        return true;
     }
+    let mut mount = std::process::Command::new("mount");
+    mount.args(options).arg(GROUPS).status().unwrap().success()
+}
+
+fn join(name: &str, settings: &[(&str, &str)]) {
+    let group = Path::new(GROUPS).join(name);
     if !group.exists() {
         fs::create_dir(&group).unwrap();
     }
-    write(group.join("cpuset.cpus"), cpus);
-    write(group.join("cpuset.mems"), nodes);
+    for (file, text) in settings {
+        write(group.join(file), text);
+    }
     write(group.join("cgroup.procs"), &std::process::id().to_string());
 }

@@ -119,7 +119,7 @@ on_machine! { "superchips";
         }
     }
 
-    /// Two of four superchips, with one GPU's memory, by version 1's cpuset.
+    /// Two of four superchips, with one GPU's memory, by version 1's cpuset where the kernel has it.
     fn a_cpuset_leaves_two_superchips() {
         alone(module_path!(), "a_cpuset_leaves_two_superchips", || {
             join_cpuset(1, "1-2", "1-2,12");

@@ -47,7 +47,7 @@ impl Topology {
             });
         }
         mark_allowed(&mut nodes, kernel);
-        Self::new(TopologySource::Hwloc, None, gpus, nodes, Some(Live::Kernel))
+        Self::new(TopologySource::Hwloc, None, gpus, nodes, Some(Live::Kernel)).limited_by(kernel)
     }
 
     /// Reads a topology from an XML text of hwloc, as `lstopo machine.xml` writes it: of this machine or of

@@ -6,6 +6,9 @@ use egmem::driver::NodeId;
 use egmem::topology::{Placement, Share};
 use egmem::{Buffer, Driver, Error, Heap, Topology, ledger};
 
+use egmem_tests::alone;
+
+use crate::nodes::kernel::join_memory_limit;
 use crate::nodes::pages::Pages;
 use crate::nodes::{MIB, SLACK, discover, on_machine, stub};
 use crate::stub_driver::harness::Stub;
@@ -110,6 +113,34 @@ on_machine! { "three";
         let buffer = Buffer::on(FULL).bytes(bytes).allocate(&driver).unwrap();
         assert_eq!(created(&calls.calls()), (vec![FULL.0], 0));
         drop(buffer);
+    }
+
+    /// Each node has as much free, but both together do not.
+    fn a_control_groups_limit_counts_once_for_all_nodes() {
+        let name = "a_control_groups_limit_counts_once_for_all_nodes";
+        alone(module_path!(), name, || {
+            let driver = stub();
+            let limit = 256 * MIB;
+            let before = discover(Some(&driver));
+            join_memory_limit(limit);
+            let mut topology = discover(Some(&driver));
+            let free = |node| topology.free_memory(NodeId(node)).unwrap().unwrap();
+            assert!([0, 1].map(free).into_iter().all(|free| free.abs_diff(limit) < 3 * SLACK));
+            let refused = |topology: &Topology, bytes, left: u64| {
+                let refused = Placement::Spread.request(bytes).place(topology).unwrap_err();
+                let Error::NodesTooFull { free, .. } = refused else { panic!("{refused}") };
+                assert!(free.abs_diff(left) < 3 * SLACK, "{refused}");
+            };
+            refused(&topology, limit + 2 * MIB, limit);
+            let shares = Placement::Spread.request(320 * MIB).place(&before).unwrap();
+            let error = Heap::spread(&shares).reserve(320 * MIB).build(&driver).unwrap_err();
+            assert!(matches!(error, Error::NodesTooFull { .. }), "{error}");
+            assert!(ledger::allocations(&driver).is_empty());
+            let pages = Pages::on(1, 64 * MIB).unwrap();
+            topology.refresh_free();
+            refused(&topology, limit, limit - 64 * MIB);
+            drop(pages);
+        });
     }
 
     fn the_driver_is_asked_for_the_nodes_of_the_shares() {
