@@ -59,6 +59,8 @@ pub struct Chosen {
 pub enum Why {
     /// The program asked for it.
     Asked,
+    /// The process that exported the memory decided.
+    Exporter,
     /// Registered memory is pinned several times as fast, and a trial of it succeeded.
     Faster,
     /// Registered memory lies on a host node that is named; this location is another.
@@ -78,6 +80,7 @@ impl fmt::Display for Why {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Asked => "the program asked for it",
+            Self::Exporter => "another process made it so",
             Self::Faster => "registered memory is pinned faster",
             Self::Location => "registered memory needs a host node",
             Self::Fabric => "registered memory has no fabric handles",
@@ -96,7 +99,7 @@ impl fmt::Display for Chosen {
 
 impl Chosen {
     /// The driver's memory, because that was asked for.
-    pub(crate) const DRIVER: Self = Self::driver(Why::Asked);
+    pub const DRIVER: Self = Self::driver(Why::Asked);
 
     /// Returns what was asked for; for [`Auto`](Backing::Auto) the driver's memory.
     ///
@@ -119,7 +122,7 @@ impl Chosen {
         Self { backing, why }
     }
 
-    const fn registered(why: Why) -> Self {
+    pub(crate) const fn registered(why: Why) -> Self {
         let backing = Backing::Registered;
         Self { backing, why }
     }

@@ -145,7 +145,7 @@ impl Sums {
             .flat_map(|ledger| ledger.allocations.iter().map(move |entry| (ledger, entry)));
         let mut sums = Self(BTreeMap::new());
         for (_, entry) in drawn_once(entries).filter(|(_, entry)| entry.driver == driver) {
-            sums.add(entry.location, entry.path, entry.bytes);
+            sums.add(entry.location, entry.room_path(), entry.bytes);
         }
         // Entries that were not sent are in a process's own sums.
         for ledger in processes.iter().filter(|ledger| ledger.omitted > 0) {

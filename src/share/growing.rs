@@ -11,7 +11,8 @@ use crate::vmm::{Adjacent, Mapped, MappedPart, PhysicalMemory, Reservation};
 use egmem_core::{Error, Result};
 
 /// Memory that another process shares step by step, mapped side by side at one range of addresses, which is reserved
-/// at the start: mapped memory keeps its address while more is added.
+/// at the start: mapped memory keeps its address while more is added. All of it is of one kind
+/// ([`Backing`](egmem_core::Backing)), that of the first part.
 ///
 /// A clone has the memory that was there when it was made, for a GPU or another thread, while more is added to the
 /// original. Each part is unmapped when its last clone is dropped; GPU work that uses it must have finished by then.
@@ -65,9 +66,9 @@ impl GrowingImport {
     /// Memory that this process has imported already from the same [`Origin`] is not imported again.
     ///
     /// # Errors
-    /// As [`ImportOptions::import`]; [`Error::InvalidArgument`] for a description of less than whole parts, and in a
-    /// forked child; [`Error::OutOfRange`] beyond the addresses; the driver's INVALID_VALUE where a clone has added
-    /// memory there.
+    /// As [`ImportOptions::import`]; [`Error::InvalidArgument`] for a description of less than whole parts, for memory of
+    /// another kind than before, and in a forked child; [`Error::OutOfRange`] beyond the addresses; the driver's
+    /// INVALID_VALUE, or [`Error::InvalidArgument`], where a clone has added memory there.
     #[track_caller]
     pub fn add(
         &mut self,
@@ -95,16 +96,29 @@ impl GrowingImport {
         check_range(self.mapped, all, self.reservation.size())?;
         let (parts, _) = options.import_parts(&self.driver, description, handles)?;
         let (access, _) = options.resolve(&self.driver, description, &parts)?;
+        let reservation = self.addresses_for(&parts[0])?;
         let mut offset = self.mapped;
         let mut added = Vec::with_capacity(parts.len());
         for memory in parts {
-            let part = Part::map(&self.reservation, offset, memory, &access)?;
+            let part = Part::map(&reservation, offset, memory, &access)?;
             offset = part.mapping().range().end;
             added.push(Arc::new(part));
         }
         self.parts.extend(added);
+        self.reservation = reservation;
         self.mapped = offset;
         Ok(())
+    }
+
+    /// Returns the addresses: others than those from the start if the first part is of the other kind.
+    fn addresses_for(&self, part: &PhysicalMemory) -> Result<Arc<Reservation>> {
+        let backing = part.backing();
+        if !self.parts.is_empty() || backing == self.reservation.backing() {
+            return Ok(Arc::clone(&self.reservation));
+        }
+        let options = Reservation::options().backing(backing);
+        let reservation = options.reserve(&self.driver, self.reservation.size())?;
+        Ok(Arc::new(reservation))
     }
 
     /// As [`add`](Self::add), for memory received over a channel. By default the other process's user is the origin.
@@ -138,7 +152,8 @@ impl GrowingImport {
         self.parts.len()
     }
 
-    /// Returns the first address, which never changes.
+    /// Returns the first address. It never changes once there is memory: the kind of the first part may need other
+    /// addresses than those reserved at the start.
     pub fn device_ptr(&self) -> DevicePtr {
         self.reservation.start()
     }

@@ -12,7 +12,7 @@ use crate::driver::{Access, AccessDesc, Code, Driver, HandleType, Location, Shar
 use crate::explain::no_imex_channel;
 use crate::ledger::{Imported, Label, Party, Site};
 use crate::vmm::PhysicalMemory;
-use egmem_core::{Error, Result};
+use egmem_core::{Backing, Error, Result};
 
 /// Options for importing memory: its access and its origin; [`import`](Self::import) maps it.
 #[derive(Clone, Debug, Default)]
@@ -47,7 +47,8 @@ impl Wanted {
 
 impl ImportOptions {
     /// Returns options that grant access to the host and to every GPU that can reach the memory, as far as
-    /// its description allows.
+    /// its description allows. Registered memory that may only be read is granted to the host alone, because it is open
+    /// to all GPUs for writing or to none.
     pub fn new() -> Self {
         Self::default()
     }
@@ -135,7 +136,9 @@ impl ImportOptions {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for an invalid description, and for handles of another number or of several
-    /// types; [`Error::NotAccessible`] if the options ask for more access than the description allows;
+    /// types, for memory of which some is registered and some is not, and for less than read-write access of a GPU that
+    /// the options name to [registered](egmem_core::Backing::Registered) memory; [`Error::NotAccessible`] if the options
+    /// ask for more access than the description allows;
     /// [`Error::NoImexChannel`]; those of [`PhysicalMemory::import`] and
     /// [`Mapping::set_access`](crate::vmm::Mapping::set_access), including [`Error::TooManyReferences`].
     ///
@@ -245,6 +248,16 @@ impl ImportOptions {
         }
     }
 
+    /// Leaves GPUs out that may only read, or refuses them if the options name them.
+    fn keep_to_read_write(&self, access: &mut BTreeMap<Location, Access>) -> Result<()> {
+        let mut less = access.iter().filter(|&(_, &access)| access == Access::Read);
+        if let (Some((&gpu, &access)), true) = (less.next(), self.gpus.is_some()) {
+            return Err(open_to_every_gpu(gpu, access));
+        }
+        access.retain(|_, access| *access == Access::ReadWrite);
+        Ok(())
+    }
+
     /// Returns the access to grant, the host first, and whether the import is useful without the host.
     pub(super) fn resolve(
         &self,
@@ -273,6 +286,12 @@ impl ImportOptions {
                 }
             }
         }
+        if parts
+            .iter()
+            .any(|part| part.backing() == Backing::Registered)
+        {
+            self.keep_to_read_write(&mut access)?;
+        }
         let host = match self.host {
             Some(wanted) => wanted.resolve(Location::Host, allowed)?,
             None if on_host => allowed,
@@ -287,6 +306,13 @@ impl ImportOptions {
         let elsewhere = description.parts.iter().any(|p| p.identity.boot != here);
         Ok((list, self.host.is_none() && elsewhere))
     }
+}
+
+/// Returns the error for a GPU that is to have less than registered memory gives.
+fn open_to_every_gpu(gpu: Location, access: Access) -> Error {
+    let why = format!("{access} for {gpu}, but registered memory is open to every GPU");
+    let valid = "read-write access, or none: name no GPU, or have the exporter use Backing::Driver";
+    Error::invalid_of("access", why, valid)
 }
 
 fn explain(driver: &Driver, error: Error, via: HandleType) -> Error {

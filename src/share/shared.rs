@@ -82,8 +82,8 @@ impl Shared {
     /// usable bytes.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for no memory or more than [`MAX_PARTS`], for memory of several drivers,
-    /// and for a `len` of 0, beyond the parts, or ending before the last one begins. The last part may be
+    /// [`Error::InvalidArgument`] for no memory or more than [`MAX_PARTS`], for memory of several drivers or kinds
+    /// ([`PhysicalMemory::backing`]), and for a `len` of 0, beyond the parts, or ending before the last one begins. The last part may be
     /// padding only, for probes.
     pub fn from_physical(parts: Vec<PhysicalMemory>, len: u64) -> Result<Self> {
         check_parts(parts.iter())?;
@@ -101,7 +101,7 @@ impl Shared {
     /// once, for all windows on it.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for no memory or more than [`MAX_PARTS`], for memory of several drivers,
+    /// [`Error::InvalidArgument`] for no memory or more than [`MAX_PARTS`], for memory of several drivers or kinds,
     /// and for a `len` of 0; [`Error::OutOfRange`].
     pub fn from_held(
         parts: Vec<Arc<dyn Holds>>,
@@ -376,5 +376,15 @@ fn check_parts<'a>(parts: impl ExactSizeIterator<Item = &'a PhysicalMemory>) -> 
         let why = format!("{count} parts, not 1 to {MAX_PARTS}");
         return Err(Error::invalid("memory", why));
     };
-    parts.try_for_each(|part| part.driver().expect_same(first.driver(), "memory"))
+    parts.try_for_each(|part| {
+        part.driver().expect_same(first.driver(), "memory")?;
+        match part.backing() == first.backing() {
+            true => Ok(()),
+            false => Err(Error::invalid_of(
+                "memory",
+                "some parts are registered and some are not",
+                "parts of one Backing",
+            )),
+        }
+    })
 }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::bounded;
 use super::frames::Frames;
-use crate::backing::Chosen;
+use crate::backing::{Backing, Chosen};
 use crate::driver::{AccessDesc, Location};
 use crate::vmm::identity::Identity;
 
@@ -212,4 +212,15 @@ pub struct Allocation {
     pub backing: Option<Chosen>,
     /// The driver refused to take it back: it stays until this process ends.
     pub lost: bool,
+}
+
+impl Allocation {
+    /// Returns the path whose rules say what room it takes ([`AllocPath::takes_room`]): pages that another process shares
+    /// are pages of a process too, which the kernel counts.
+    pub fn room_path(&self) -> AllocPath {
+        match &self.backing {
+            Some(chosen) if chosen.backing == Backing::Registered => AllocPath::Registered,
+            _ => self.path,
+        }
+    }
 }

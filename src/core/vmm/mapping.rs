@@ -51,13 +51,7 @@ impl Reservation {
             }
             (Some(addresses), None, Some(pages)) => {
                 let range = start.0..start.0 + size.padded();
-                Some(PagesMapping::new(
-                    self.driver(),
-                    addresses,
-                    pages,
-                    range,
-                    mapped.imported,
-                )?)
+                Some(PagesMapping::new(self.driver(), addresses, pages, range)?)
             }
             _ => {
                 let why = format!(

@@ -11,7 +11,7 @@ pub use options::PhysicalOptions;
 
 use super::identity::{BootId, Identity, InstanceId};
 use super::pages::{self, Pages};
-use crate::backing::Backing;
+use crate::backing::{Backing, Chosen, Why};
 use crate::driver::{
     AllocationProps, Driver, GranularityKind, HandleType, HandleTypes, Location, PhysicalHandle,
     ShareableHandle,
@@ -130,6 +130,8 @@ impl PhysicalMemory {
         let granularity = match (&memory.mapped.pages, handle) {
             (Some(pages), _) => {
                 memory.props.location = pages.node().into();
+                let chosen = Chosen::registered(Why::Exporter);
+                memory.mapped.entry.backed_by(&chosen);
                 pages::GRANULARITY
             }
             (None, Some(handle)) => {

@@ -2,6 +2,10 @@
 
 use egmem_share::{BootId, Identity, InstanceId};
 
+use egmem_core::Backing;
+use egmem_core::driver::HandleType;
+use egmem_core::vmm::PhysicalMemory;
+
 use super::*;
 use crate::entries::{Allocation, Imported, Party};
 use crate::offer::encode;
@@ -145,6 +149,31 @@ fn pinned_memory_is_the_only_nodes() {
         let report = Report::of(vec![Ledger::of(&driver)], Vec::new(), Some(&driver));
         assert_eq!(report.nodes[0].accounted, accounted);
         drop(entries);
+    }
+}
+
+/// The importer of registered memory has pages as its own, which the kernel counts.
+#[test]
+fn imported_pages_are_in_the_kernels_counters() {
+    let driver = Driver::simulated(Machine::h200x8()).unwrap();
+    for (backing, accounted) in [(Backing::Driver, 2 * MIB), (Backing::Registered, 0)] {
+        let options = PhysicalMemory::options(NodeId(0)).backing(backing);
+        let options = options.handle_types(HandleTypes::POSIX_FD);
+        let memory = options.create(&driver, 2 * MIB).unwrap();
+        let fd = memory.export(HandleType::PosixFd).unwrap();
+        let imported = PhysicalMemory::import(&driver, &fd, 2 * MIB).unwrap();
+        let origin = Imported {
+            from: None,
+            identity: Some(memory.identity().unwrap()),
+        };
+        imported.imported_from(origin, None, Site::unknown());
+        // Its exporter ends.
+        drop(memory);
+        let ledger = Ledger::of(&driver);
+        assert_eq!(ledger.allocations[0].path, AllocPath::Import);
+        let report = Report::of(vec![ledger], Vec::new(), Some(&driver));
+        assert_eq!(report.nodes[0].accounted, accounted);
+        assert_eq!(report.kept.len(), 1);
     }
 }
 

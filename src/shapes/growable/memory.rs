@@ -27,6 +27,10 @@ macro_rules! impl_memory {
                 self.location.is_host()
             }
 
+            fn of_one_copy(&self, offset: u64, len: u64) -> u64 {
+                Adjacent(&self.chunks).of_one_copy(offset, len)
+            }
+
             fn of_one_mapping(&self, offset: u64, len: u64) -> Option<u64> {
                 Some(Adjacent(&self.chunks).of_one_mapping(offset, len))
             }

@@ -132,6 +132,10 @@ unsafe impl<T> AccessChecks for Replica<T> {
         self.buffer().may_be_on_host(offset, len)
     }
 
+    fn of_one_copy(&self, offset: u64, len: u64) -> u64 {
+        self.buffer().of_one_copy(offset, len)
+    }
+
     fn of_one_mapping(&self, offset: u64, len: u64) -> Option<u64> {
         self.buffer().of_one_mapping(offset, len)
     }

@@ -3,6 +3,7 @@
 mod offers;
 mod once;
 mod queues;
+mod registered;
 mod windows;
 
 use crate::driver::sim::Held;

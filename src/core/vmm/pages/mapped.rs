@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, AtomicU8, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI32, AtomicU8, Ordering::Relaxed, Ordering::Release};
 
 use super::Pages;
 use super::addresses::Addresses;
@@ -35,7 +35,7 @@ pub struct PagesMapping {
 }
 
 impl PagesMapping {
-    /// Maps pages at a range of `addresses`, and begins to create them on their node, unless another process did. Those of a
+    /// Maps pages at a range of `addresses`, and begins to create them on their node, unless they exist. Those of a
     /// simulated machine, whose nodes are none of this machine's, come when they are touched.
     ///
     /// # Errors
@@ -46,7 +46,6 @@ impl PagesMapping {
         addresses: &Addresses,
         pages: &Pages,
         range: Range<u64>,
-        imported: bool,
     ) -> Result<Self> {
         let gpus = driver.device_count()?;
         addresses.take(&range)?;
@@ -55,7 +54,7 @@ impl PagesMapping {
             return Err(error);
         }
         let begun = map_pages(addresses, pages, &range).and_then(|()| {
-            let exist = imported || driver.is_simulated();
+            let exist = pages.are_placed() || driver.is_simulated();
             let pool = (!exist).then(|| addresses.pool(pages.node));
             let job = |pool: Arc<Pool>| {
                 pool.begin(driver, pages.node, range.clone(), pages.file.is_some())
@@ -234,8 +233,10 @@ impl PagesMapping {
     /// # Errors
     /// The driver's error; [`Error::System`].
     pub fn unmap(&self, driver: &Driver, addresses: &Addresses, pages: &Pages) -> Result<()> {
-        // Threads create pages until then; whether they could does not matter any more.
-        let _ = self.wait();
+        // Threads create pages until then.
+        if self.wait().is_ok() {
+            pages.placed.store(true, Release);
+        }
         self.unregister(driver)?;
         clear(&self.range).map_err(|error| refused(&self.range, &error))?;
         pages.release();

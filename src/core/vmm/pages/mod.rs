@@ -15,7 +15,7 @@ mod sizes;
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering::AcqRel, Ordering::Release};
+use std::sync::atomic::{AtomicBool, Ordering::AcqRel, Ordering::Acquire, Ordering::Release};
 
 pub use addresses::Addresses;
 pub use mapped::PagesMapping;
@@ -36,6 +36,8 @@ pub struct Pages {
     file: Option<File>,
     /// Whether anonymous pages are mapped now. A second mapping would have pages of its own.
     mapped: AtomicBool,
+    /// Whether the file's pages exist on the node. They outlive their mappings.
+    placed: AtomicBool,
 }
 
 impl Pages {
@@ -45,6 +47,7 @@ impl Pages {
             node,
             file: None,
             mapped: AtomicBool::new(false),
+            placed: AtomicBool::new(false),
         }
     }
 
@@ -67,6 +70,7 @@ impl Pages {
         let opened = file::open(fd, bytes)?;
         Ok(opened.map(|(file, node)| Self {
             file: Some(file),
+            placed: AtomicBool::new(true),
             ..Self::private(node)
         }))
     }
@@ -95,6 +99,11 @@ impl Pages {
             return Err(Error::invalid("memory", why));
         }
         Ok(())
+    }
+
+    /// Returns whether a mapping need not create the pages.
+    fn are_placed(&self) -> bool {
+        self.file.is_some() && self.placed.load(Acquire)
     }
 
     fn release(&self) {
