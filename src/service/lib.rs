@@ -60,8 +60,8 @@ mod without_etcd;
 #[cfg(test)]
 use egmem_core::Machine;
 use egmem_core::{
-    Driver, Error as MemoryError, Growth, Progress, Result as MemoryResult, Stream, Topology,
-    driver, memory, per_driver, size, text, topology, vmm,
+    Backing, Driver, Error as MemoryError, Growth, Progress, Result as MemoryResult, Stream,
+    Topology, backing, driver, memory, per_driver, size, text, topology, vmm,
 };
 use egmem_exchange::{self as exchange, Error, Refusal, Result};
 use egmem_share::{self as share, Error as ShareError};

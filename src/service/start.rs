@@ -16,12 +16,14 @@ use super::http::Endpoint;
 use super::reserve::{OnFilled, Plan, Reserve};
 use super::state::ServiceState;
 use super::wanted::{Abandoned, Wanted};
-use crate::driver::{Location, NodeId};
+use crate::backing::Chosen;
+use crate::backing::choose::choose_for_others;
+use crate::driver::{Access, AccessDesc, HandleTypes, Location, NodeId};
 use crate::exchange::protocol::Create;
 use crate::exchange::server::{Allocate, Allocation};
 use crate::exchange::{PeerName, Security, Tls, TlsFiles};
 use crate::share::best_handle_types;
-use crate::{Driver, Error, MemoryError, Refusal, Result, ShareError, Topology};
+use crate::{Backing, Driver, Error, MemoryError, Refusal, Result, ShareError, Topology};
 
 /// How long a service that could not be started waits for clients that have fetched from it already.
 const GIVE_UP: Duration = Duration::from_secs(1);
@@ -120,7 +122,8 @@ impl Service {
         let (nodes, homes) = blocking("starting the reserves", move || {
             let topology = Topology::discover(&driver)?;
             let homes = homes(&plans, &topology)?;
-            Ok((reserves(&plans, &driver, &topology, &countdown)?, homes))
+            let nodes = reserves(&plans, &driver, (&topology, &homes), &countdown)?;
+            Ok((nodes, homes))
         })
         .await?;
         let names = config.buffers.iter().map(|buffer| buffer.name.clone());
@@ -221,11 +224,42 @@ fn homes(config: &ServiceConfig, topology: &Topology) -> Result<Vec<NodeId>> {
     config.buffers.iter().map(home).collect()
 }
 
+/// Decides how a node's memory is shared and what it is. `homes` are the nodes of the configured buffers.
+fn memory_of(
+    config: &ServiceConfig,
+    driver: &Driver,
+    homes: &[NodeId],
+    node: NodeId,
+) -> Result<(HandleTypes, Chosen)> {
+    let asked = config.node.backing;
+    let handle_types = match asked {
+        Backing::Registered => HandleTypes::POSIX_FD,
+        _ => {
+            let shareable = best_handle_types(driver, node.into())?;
+            if let Some(why) = &shareable.no_fabric {
+                tracing::info!(%node, %why, "no fabric handles");
+            }
+            shareable.handle_types
+        }
+    };
+    // A chunk may be any buffer's of the node.
+    let mut buffers = config.buffers.iter().zip(homes);
+    let is_read = buffers.any(|(buffer, home)| *home == node && buffer.access == Access::Read);
+    let access: &[AccessDesc] = match is_read {
+        true => &[AccessDesc::new(Location::Host, Access::Read)],
+        // Of the CPU and all GPUs.
+        false => &[],
+    };
+    let chosen = choose_for_others(driver, asked, (node.into(), handle_types), access)?;
+    tracing::info!(%node, memory = %chosen, "decided what memory is");
+    Ok((handle_types, chosen))
+}
+
 /// Creates a reserve for every host node; one without a configuration keeps nothing ready.
 fn reserves(
     config: &ServiceConfig,
     driver: &Driver,
-    topology: &Topology,
+    (topology, homes): (&Topology, &[NodeId]),
     unready: &Arc<watch::Sender<usize>>,
 ) -> Result<BTreeMap<NodeId, Reserve<PeerName>>> {
     let mut reserves = BTreeMap::new();
@@ -234,20 +268,18 @@ fn reserves(
             .reserves
             .iter()
             .find(|reserve| reserve.node == node.id);
-        let shareable = match best_handle_types(driver, Location::from(node.id)) {
-            Ok(shareable) => shareable,
+        let (handle_types, backing) = match memory_of(config, driver, homes, node.id) {
+            Ok(memory) => memory,
             Err(error) if asked.is_none() => {
                 tracing::warn!(node = %node.id, %error, "memory of this node cannot be shared");
                 continue;
             }
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(error),
         };
-        if let Some(why) = &shareable.no_fabric {
-            tracing::info!(node = %node.id, %why, "no fabric handles");
-        }
         let plan = Plan {
             node: node.id,
-            handle_types: shareable.handle_types,
+            handle_types,
+            backing,
             target: asked.map_or(0, |reserve| reserve.bytes),
             keep: config.reuse.keep,
             chunk: asked.map_or_else(config::chunk, |reserve| reserve.chunk),

@@ -1,6 +1,7 @@
 //! The one place that decides between the driver's memory and registered memory.
 
-use super::{Backing, Chosen, Why, trial};
+use super::trial::Trial;
+use super::{Backing, Chosen, Why};
 use crate::Result;
 use crate::driver::{Access, AccessDesc, Driver, HandleTypes, Location};
 use crate::topology::Topology;
@@ -14,8 +15,30 @@ use crate::topology::Topology;
 pub fn choose(
     driver: &Driver,
     asked: Backing,
-    (location, handle_types): (Location, HandleTypes),
+    site: (Location, HandleTypes),
     access: &[AccessDesc],
+) -> Result<Chosen> {
+    choose_by(driver, asked, site, (access, Trial::WithGpus))
+}
+
+/// As [`choose`], for memory that other processes use with their GPUs: no trial makes a context of this process.
+///
+/// # Errors
+/// As [`choose`].
+pub fn choose_for_others(
+    driver: &Driver,
+    asked: Backing,
+    site: (Location, HandleTypes),
+    access: &[AccessDesc],
+) -> Result<Chosen> {
+    choose_by(driver, asked, site, (access, Trial::WithoutGpus))
+}
+
+fn choose_by(
+    driver: &Driver,
+    asked: Backing,
+    (location, handle_types): (Location, HandleTypes),
+    (access, trial): (&[AccessDesc], Trial),
 ) -> Result<Chosen> {
     if asked == Backing::Driver {
         return Ok(Chosen::DRIVER);
@@ -29,7 +52,7 @@ pub fn choose(
         (Backing::Registered, Some(why)) => Err(why.refusal()),
         (_, Some(why)) => Ok(Chosen::driver(why)),
         (_, None) if is_coherent(driver)? => Ok(Chosen::driver(Why::Coherent)),
-        (_, None) => Ok(trial::of(driver, location, handle_types)),
+        (_, None) => Ok(trial.of(driver, location, handle_types)),
     }
 }
 
@@ -74,6 +97,7 @@ fn is_coherent(driver: &Driver) -> Result<bool> {
 mod tests {
     use super::*;
     use crate::Machine;
+    use crate::driver::Call;
 
     #[test]
     fn one_place_decides_and_gives_its_reason() {
@@ -119,6 +143,18 @@ mod tests {
             let asked = choose(driver, Backing::Driver, (location, types), access);
             assert_eq!(asked, Ok(Chosen::driver(Why::Asked)));
         }
+    }
+
+    #[test]
+    fn a_choice_for_other_processes_uses_no_gpu() {
+        let driver = Driver::simulated(Machine::h200x8()).unwrap();
+        let site = (Location::HostNuma(0), HandleTypes::POSIX_FD);
+        let registrations = || driver.sim().unwrap().count(Call::MemHostRegister);
+        let chosen = choose_for_others(&driver, Backing::Auto, site, &[]).unwrap();
+        assert_eq!(chosen, Chosen::registered(Why::Faster));
+        assert_eq!(registrations(), 0);
+        assert_eq!(choose(&driver, Backing::Auto, site, &[]), Ok(chosen));
+        assert_eq!(registrations(), 1);
     }
 
     #[test]

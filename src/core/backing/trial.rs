@@ -10,48 +10,68 @@ use crate::vmm::PhysicalMemory;
 use crate::vmm::pages::{GRANULARITY, huge_bytes};
 use crate::{Error, Result};
 
-type Answers = Arc<Mutex<HashMap<(Location, bool), Chosen>>>;
+type Answers = Arc<Mutex<HashMap<(Trial, Location, bool), Chosen>>>;
 
-/// Returns whether registered memory works there with huge pages.
-pub(super) fn of(driver: &Driver, location: Location, handle_types: HandleTypes) -> Chosen {
-    static ANSWERS: PerDriver<Answers> = PerDriver::new();
-    let key = (location, handle_types != HandleTypes::NONE);
-    let answers = ANSWERS.of(driver);
-    let mut answers = lock(&answers);
-    if let Some(known) = answers.get(&key) {
-        return known.clone();
-    }
-    let chosen = match attempt(driver, location, handle_types) {
-        Ok(()) => Chosen::registered(Why::Faster),
-        Err(error) => Chosen::driver(Why::Trial(error.to_string())),
-    };
-    tracing::debug!(%location, %handle_types, %chosen, "tried registered memory");
-    answers.insert(key, chosen.clone());
-    chosen
+/// How far a trial goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Trial {
+    /// The driver registers pages, which takes a context.
+    WithGpus,
+    /// Pages are made and mapped.
+    WithoutGpus,
 }
 
-fn attempt(driver: &Driver, location: Location, handle_types: HandleTypes) -> Result<()> {
-    let memory = PhysicalMemory::options(location)
-        .handle_types(handle_types)
-        .backing(Backing::Registered)
-        .create(driver, GRANULARITY.bytes())?;
-    let mut mapping = memory.map()?;
-    let gpus = (0..driver.device_count()?).map(Location::Device);
-    let access = gpus.chain([Location::Host]).map(AccessDesc::read_write);
-    mapping.set_access(&access.collect::<Vec<_>>())?;
-    mapping.cpu()?.put(0, 1_u64)?;
-    if driver.is_simulated() {
-        return Ok(());
+impl Trial {
+    /// Returns whether registered memory works there with huge pages.
+    pub(super) fn of(
+        self,
+        driver: &Driver,
+        location: Location,
+        handle_types: HandleTypes,
+    ) -> Chosen {
+        static ANSWERS: PerDriver<Answers> = PerDriver::new();
+        let key = (self, location, handle_types != HandleTypes::NONE);
+        let answers = ANSWERS.of(driver);
+        let mut answers = lock(&answers);
+        if let Some(known) = answers.get(&key) {
+            return known.clone();
+        }
+        let chosen = match self.attempt(driver, location, handle_types) {
+            Ok(()) => Chosen::registered(Why::Faster),
+            Err(error) => Chosen::driver(Why::Trial(error.to_string())),
+        };
+        tracing::debug!(%location, %handle_types, %chosen, "tried registered memory");
+        answers.insert(key, chosen.clone());
+        chosen
     }
-    let what = "looking at the sizes of pages";
-    let start = mapping.cpu()?.as_ptr() as u64;
-    let huge = huge_bytes(start..start + GRANULARITY.bytes());
-    match huge.map_err(|error| Error::system(what, &error))? {
-        0 => Err(Error::failed(
-            "asking the kernel for huge pages",
-            "it gave small ones, with which registered memory is not faster: see \
-             /sys/kernel/mm/transparent_hugepage/enabled, and shmem_enabled for shareable memory",
-        )),
-        _ => Ok(()),
+
+    fn attempt(self, driver: &Driver, location: Location, handle_types: HandleTypes) -> Result<()> {
+        let memory = PhysicalMemory::options(location)
+            .handle_types(handle_types)
+            .backing(Backing::Registered)
+            .create(driver, GRANULARITY.bytes())?;
+        let mut mapping = memory.map()?;
+        let gpus = match self {
+            Self::WithGpus => driver.device_count()?,
+            Self::WithoutGpus => 0,
+        };
+        let gpus = (0..gpus).map(Location::Device);
+        let access = gpus.chain([Location::Host]).map(AccessDesc::read_write);
+        mapping.set_access(&access.collect::<Vec<_>>())?;
+        mapping.cpu()?.put(0, 1_u64)?;
+        if driver.is_simulated() {
+            return Ok(());
+        }
+        let what = "looking at the sizes of pages";
+        let start = mapping.cpu()?.as_ptr() as u64;
+        let huge = huge_bytes(start..start + GRANULARITY.bytes());
+        match huge.map_err(|error| Error::system(what, &error))? {
+            0 => Err(Error::failed(
+                "asking the kernel for huge pages",
+                "it gave small ones, with which registered memory is not faster: see \
+                 /sys/kernel/mm/transparent_hugepage/enabled, and shmem_enabled for shareable memory",
+            )),
+            _ => Ok(()),
+        }
     }
 }

@@ -8,7 +8,7 @@ use crate::exchange::group::Rights;
 use crate::exchange::protocol::check_name;
 use crate::exchange::{PeerName, Who};
 use crate::size::Granularity;
-use crate::{Error, Growth, Result};
+use crate::{Backing, Error, Growth, Result};
 
 impl ServiceConfig {
     /// Checks the configuration beyond its types.
@@ -46,9 +46,12 @@ impl ServiceConfig {
     /// Checks buffers, reserves, and the limits of each node.
     fn check_memory(&self) -> Result<()> {
         let mut names: Vec<&str> = Vec::new();
+        let is_open = self.node.backing == Backing::Registered;
         for buffer in &self.buffers {
             buffer.check()?;
             refuse! { wrong;
+                is_open && buffer.access == Access::Read =>
+                    "buffer '{}' has `access` \"read\", but registered memory is open to every GPU: set `node.backing` to \"auto\" or \"driver\"", buffer.name;
                 names.contains(&buffer.name.as_str()) => "two buffers have the name '{}'", buffer.name;
             }
             names.push(&buffer.name);

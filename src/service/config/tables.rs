@@ -10,7 +10,7 @@ use crate::Result;
 use crate::driver::{Access, NodeId};
 use crate::exchange::{Address, Limits, Namespaces, Who};
 use crate::units::{bytes, duration, maybe_bytes};
-use crate::{Reuse, Scrubber};
+use crate::{Backing, Reuse, Scrubber};
 
 /// A service's configuration.
 ///
@@ -44,7 +44,7 @@ pub struct ServiceConfig {
     /// Memory allocated in advance, for each node.
     #[serde(default, rename = "reserve")]
     pub reserves: Vec<ReserveConfig>,
-    /// Limits for each node.
+    /// Limits and the kind of memory for each node.
     #[serde(default)]
     pub node: NodeConfig,
     /// Reuse of memory that a peer had before.
@@ -202,7 +202,7 @@ pub struct ReserveConfig {
     pub min_chunk: u64,
 }
 
-/// Limits for each node.
+/// Limits and the kind of memory for each node.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct NodeConfig {
@@ -213,6 +213,8 @@ pub struct NodeConfig {
     /// How much a node is to have free after each step.
     #[serde(with = "bytes")]
     pub headroom: u64,
+    /// What all memory of the service is: [`Auto`](Backing::Auto) is decided for each node at the start.
+    pub backing: Backing,
     /// How long the reserve stops filling after memory was handed out, so that the driver is free for the
     /// client that imports it.
     #[serde(with = "duration")]
@@ -314,6 +316,7 @@ impl Default for NodeConfig {
         Self {
             max_bytes: None,
             headroom: 1 << 30,
+            backing: Backing::Auto,
             quiet: Duration::from_secs(1),
             retry: Duration::from_secs(5),
         }

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::{Error, MemoryError, Reuse, ShareError};
+use crate::{Backing, Error, MemoryError, Reuse, ShareError};
 
 const LEAST: &str = "listen = [\"unix:/run/egmem/egmem.sock\"]\n";
 
@@ -30,6 +30,7 @@ fn the_sample_is_read_and_survives_writing() {
 fn little_is_enough() {
     let config = ServiceConfig::from_toml(LEAST).unwrap();
     assert_eq!(config.reuse.policy, Reuse::SamePeer);
+    assert_eq!(config.node.backing, Backing::Auto);
     assert_eq!(config.create, None);
     assert_eq!(config.lease.expiry, Duration::from_secs(10));
     assert!(!config.plain_anywhere);
@@ -51,6 +52,7 @@ fn what_is_wrong_is_named() {
         ("@[reuse]\npolicy = \"some\"", "same-peer"),
         ("@[reuse]\nthreads = 0", "reuse.threads"),
         ("@[node]\nmax_bytes = \"12 XB\"", "XB"),
+        ("@[node]\nbacking = \"pages\"", "registered"),
         ("@[create]\nwho = [\"*\"]\npeer_names = 0", "peer_names"),
         (
             "@[create]\nwho = []\nforgive_after = \"0s\"",
@@ -103,6 +105,10 @@ fn what_is_wrong_is_named() {
         ("@#node = 0\ngpu = 0", "`node` or `gpu`"),
         ("@#gpu = -1", "negative"),
         ("@#gpu = 0\naccess = \"none\"", "access"),
+        (
+            "@[node]\nbacking = \"registered\"\n#gpu = 0\naccess = \"read\"",
+            "`node.backing`",
+        ),
         ("@#gpu = 0\n#gpu = 0", "name 'a'"),
         ("@[limits]\nhandshakes = 0", "`handshakes` is 0"),
         ("@[limits]\nframe_bytes = 1", "`frame_bytes` is 1"),

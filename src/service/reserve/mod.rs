@@ -16,6 +16,7 @@ use super::free_chunks::{FreeChunks, HasBytes};
 use super::quota::Charge;
 use super::reuse_policy::{Past, Reuse};
 use super::scrub::Scrubber;
+use crate::backing::Chosen;
 use crate::driver::{HandleTypes, NodeId};
 use crate::per_driver::lock;
 use crate::size::{Granularity, PaddedSize};
@@ -27,6 +28,7 @@ use crate::{Driver, Error, Growth, Result};
 pub(crate) struct Plan {
     pub node: NodeId,
     pub handle_types: HandleTypes,
+    pub backing: Chosen,
     /// Bytes to keep ready for any peer.
     pub target: u64,
     /// The most bytes to keep for peers that used them before. Returned memory for any peer is kept up to the

@@ -11,7 +11,7 @@ use crate::reuse_policy::{Discard, Past, Verdict};
 use crate::share::MAX_PARTS;
 use crate::topology::free_now;
 use crate::vmm::{PhysicalMemory, PhysicalOptions};
-use crate::{Error, MemoryError, MemoryResult, Refusal, Result};
+use crate::{Backing, Error, MemoryError, MemoryResult, Refusal, Result};
 
 impl<P: Clone + Eq> SharedReserve<P> {
     /// Adds chunks of `padded` bytes to `taken`; after an error the chunks taken so far stay there.
@@ -143,7 +143,8 @@ impl<P: Clone + Eq> SharedReserve<P> {
     pub(super) fn create(&self, bytes: u64) -> MemoryResult<PhysicalMemory> {
         let made = self
             .room_for(bytes)
-            .and_then(|()| options(&self.plan).create(&self.driver, bytes));
+            .and_then(|()| options(&self.plan).create(&self.driver, bytes))
+            .and_then(with_pages);
         match &made {
             Ok(_) => {
                 self.counters.made_chunks.fetch_add(1, Relaxed);
@@ -314,10 +315,25 @@ pub(super) fn total<P>(chunks: &[Chunk<P>]) -> u64 {
 pub(super) fn is_shortage(error: &MemoryError) -> bool {
     matches!(
         error,
-        MemoryError::OutOfMemory { .. } | MemoryError::NodeTooFull { .. }
+        MemoryError::OutOfMemory { .. }
+            | MemoryError::NodeTooFull { .. }
+            | MemoryError::System {
+                kind: std::io::ErrorKind::OutOfMemory,
+                ..
+            }
     ) || error.code() == Some(crate::driver::Code::OUT_OF_MEMORY)
 }
 
+/// Creates the pages of new registered memory: its first mapping does, and they outlive it.
+fn with_pages(memory: PhysicalMemory) -> MemoryResult<PhysicalMemory> {
+    if memory.backing() == Backing::Registered {
+        drop(memory.map()?);
+    }
+    Ok(memory)
+}
+
 pub(super) fn options(plan: &Plan) -> PhysicalOptions {
-    PhysicalMemory::options(plan.node).handle_types(plan.handle_types)
+    PhysicalMemory::options(plan.node)
+        .handle_types(plan.handle_types)
+        .chosen(plan.backing.clone())
 }

@@ -27,6 +27,7 @@ fn plan() -> Plan {
     Plan {
         node: NodeId(0),
         handle_types: HandleTypes::POSIX_FD,
+        backing: Chosen::DRIVER,
         target: 32 * MIB,
         keep: 32 * MIB,
         chunk: 8 * MIB,
