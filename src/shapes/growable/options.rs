@@ -4,10 +4,12 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use bytemuck::{AnyBitPattern, NoUninit};
+use egmem_core::Backing;
+use egmem_core::backing::choose::choose;
 use egmem_core::capability::shareable::best_handle_types;
 
 use super::Growable;
-use crate::driver::{Access, Location, NodeId};
+use crate::driver::{Access, HandleTypes, Location, NodeId};
 use crate::ledger::{Label, Site};
 use crate::placement::{Placement, placement_setters};
 use crate::size::PaddedSize;
@@ -24,6 +26,7 @@ pub struct GrowableOptions<T> {
     step: u64,
     overcommit: bool,
     shareable: bool,
+    backing: Backing,
     elements: PhantomData<fn() -> T>,
 }
 
@@ -36,6 +39,7 @@ impl<T: AnyBitPattern + NoUninit> Growable<T> {
             step: 0,
             overcommit: false,
             shareable: false,
+            backing: Backing::Driver,
             elements: PhantomData,
         }
     }
@@ -77,12 +81,20 @@ impl<T: AnyBitPattern + NoUninit> GrowableOptions<T> {
         self
     }
 
+    /// Sets what the memory is. The default is [`Backing::Driver`]. [Registered](Backing::Registered) memory that is
+    /// shareable has no fabric handles. A copy by the driver itself, of addresses alone, fails with INVALID_VALUE if it
+    /// reaches over a border of two chunks of it.
+    pub const fn backing(mut self, backing: Backing) -> Self {
+        self.backing = backing;
+        self
+    }
+
     /// Reserves the addresses. The vector is empty and has no memory yet.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for elements of no size, for a length of 0 and for one beyond 64 bits;
     /// [`Error::OutOfAddresses`]; [`Error::NoSuchNode`], [`Error::NoSuchGpu`], or the driver's error; the reason why
-    /// it cannot be shareable.
+    /// it cannot be shareable, or registered.
     #[track_caller]
     pub fn create(self, driver: &Driver) -> Result<Growable<T>> {
         let element = size_of::<T>() as u64;
@@ -92,10 +104,18 @@ impl<T: AnyBitPattern + NoUninit> GrowableOptions<T> {
         }
         let location = self.placement.location;
         let memory = self.placement.memory(Site::here());
-        let mut memory = memory.overcommit(true); // the vector checks
-        if self.shareable {
-            memory = memory.handle_types(best_handle_types(driver, location)?.handle_types);
-        }
+        let handle_types = match (self.shareable, self.backing) {
+            (false, _) => HandleTypes::NONE,
+            (true, Backing::Registered) => HandleTypes::POSIX_FD,
+            (true, _) => best_handle_types(driver, location)?.handle_types,
+        };
+        let access = self.placement.grants(driver)?;
+        let chosen = choose(driver, self.backing, (location, handle_types), &access)?;
+        let backing = chosen.backing;
+        let memory = memory
+            .overcommit(true) // the vector checks
+            .handle_types(handle_types)
+            .chosen(chosen);
         let granularity = memory.granularity_of(driver)?;
         let memory = memory.known_granularity(granularity);
         let valid = || format!("1 to {}", i64::MAX as u64 / element);
@@ -115,10 +135,10 @@ impl<T: AnyBitPattern + NoUninit> GrowableOptions<T> {
             return Err(Error::invalid("element type", why));
         }
         let size = PaddedSize::new(max_bytes, granularity)?;
-        let access = self.placement.grants(driver)?;
+        let reservation = Reservation::options().backing(backing);
         Ok(Growable {
             chunks: Vec::new(),
-            reservation: Arc::new(Reservation::options().reserve(driver, size.padded())?),
+            reservation: Arc::new(reservation.reserve(driver, size.padded())?),
             driver: driver.clone(),
             memory,
             location,
