@@ -6,6 +6,8 @@ use std::sync::mpsc;
 
 use super::request::total;
 use super::*;
+use crate::Backing;
+use crate::backing::choose::choose_for_others;
 use crate::driver::{Access, AccessDesc, Call, Code, Location};
 use crate::memory::Memory;
 use crate::topology::free_now;
@@ -317,4 +319,35 @@ fn memory_that_is_being_zeroed_at_the_end_goes_back_at_once() {
             matches!(&error, Error::Refused { reason, .. } if *reason == Refusal::Closing);
         assert!(closing, "{error}");
     }
+}
+
+/// The service needs no GPU for it: importers register it.
+#[test]
+fn registered_memory_is_kept_scrubbed_and_given_out_without_a_gpu() {
+    let driver = Driver::simulated(Machine::h200x8()).unwrap();
+    let site = (NodeId(0).into(), HandleTypes::POSIX_FD);
+    let plan = Plan {
+        backing: choose_for_others(&driver, Backing::Auto, site, &[]).unwrap(),
+        ..plan()
+    };
+    let (reserve, filled) = start(&driver, plan);
+    filled.unwrap();
+    let mut taken = reserve.take(Some(&"a"), 12 * MIB).unwrap();
+    let kinds = taken.iter().map(|chunk| chunk.memory.backing());
+    assert!(kinds.clone().all(|kind| kind == Backing::Registered));
+    use_by(&mut taken, "a", 7);
+    let ids: Vec<_> = taken.iter().map(|chunk| chunk.memory.identity()).collect();
+    reserve.give_back(taken);
+    until(&reserve, |levels| {
+        levels.kept == 12 * MIB && levels.warm == 32 * MIB
+    });
+    let mut again = reserve.take(Some(&"a"), 12 * MIB).unwrap();
+    let renewed = again.iter().map(|chunk| chunk.memory.identity());
+    assert!(renewed.clone().all(|identity| !ids.contains(&identity)));
+    assert!(use_by(&mut again, "a", 8).iter().all(|&byte| byte == 0));
+    drop(again);
+    assert_eq!(driver.sim().unwrap().count(Call::MemHostRegister), 0);
+    assert_eq!(driver.sim().unwrap().count(Call::MemCreate), 0);
+    drop(reserve);
+    assert!(driver.sim().unwrap().held().is_empty());
 }
