@@ -1,6 +1,7 @@
 //! The allocator service through the public API: the memory that peers see of each
 //! other, the memory that stays when they leave, and the memory that is given back.
 
+mod backing;
 mod found_again;
 mod groups;
 mod memory;

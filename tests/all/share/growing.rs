@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use egmem::Driver;
 use egmem::driver::Access;
 use egmem::proof::{Prover, check_pattern};
 use egmem::shapes::Growable;
 use egmem::shapes::sharing::{GrowableExport, GrowableView};
 use egmem::share::ImportOptions;
+use egmem::{Backing, Driver};
 
 use super::process::{Place, Process, accept, connect, say};
 use super::{MIB, last_gpu, node, nothing_held, open};
@@ -18,12 +18,22 @@ const ELEMENTS: usize = 500_000;
 
 #[test]
 fn another_process_follows_a_vector() {
+    follows(Backing::Driver);
+}
+
+#[test]
+fn another_process_follows_a_vector_of_registered_memory() {
+    follows(Backing::Registered);
+}
+
+fn follows(backing: Backing) {
     let driver = open();
     let place = Place::new();
     let listener = place.listen();
     let mut peer = Process::start("follower", &place.socket);
     let options = Growable::<u64>::on(node(&driver)).max_len(STEPS * ELEMENTS);
-    let mut vector = options.step(2 * MIB).shareable().create(&driver).unwrap();
+    let options = options.step(2 * MIB).shareable().backing(backing);
+    let mut vector = options.create(&driver).unwrap();
     let mut export = GrowableExport::new(&vector);
     let mut follower = export.follower(accept(&listener), Access::ReadWrite);
     for step in 1..=STEPS {

@@ -11,7 +11,7 @@ use super::process::{Place, Process, accept, connect, receive, say, wait_for_go}
 use super::{MIB, buffer, last_gpu, node, nothing_held, open, spread};
 
 /// Takes turns with the peer: each checks the bytes that the other wrote, by CPU and GPU, and writes new ones.
-fn shows_the_same_bytes(driver: &Driver, shared: Shared) {
+pub fn shows_the_same_bytes(driver: &Driver, shared: Shared) {
     let place = Place::new();
     let listener = place.listen();
     let mut peer = Process::start("peer", &place.socket);
@@ -108,13 +108,17 @@ pub fn many(driver: &Driver, path: &Path) {
     }
 }
 
-/// The importer's memory lives on, with its bytes, for CPU and GPU.
 #[test]
 fn an_owner_that_is_killed_leaves_the_memory() {
+    owner_dies("owner");
+}
+
+/// The importer's memory lives on, with its bytes, for CPU and GPU.
+pub fn owner_dies(role: &str) {
     let driver = open();
     let place = Place::new();
     let listener = place.listen();
-    let mut owner = Process::start("owner", &place.socket);
+    let mut owner = Process::start(role, &place.socket);
     let mut channel = accept(&listener);
     let imported = receive(&mut channel, &driver);
     owner.kill();
@@ -128,9 +132,8 @@ fn an_owner_that_is_killed_leaves_the_memory() {
     nothing_held(&driver);
 }
 
-pub fn owner(driver: &Driver, path: &Path) {
-    let shared = buffer(driver);
-    Prover::new(driver, 0)
+pub fn owner(shared: Shared, path: &Path) {
+    Prover::new(shared.driver(), 0)
         .unwrap()
         .write(&**shared.buffer().unwrap(), 11)
         .unwrap();

@@ -10,6 +10,7 @@ mod leftovers;
 mod memory;
 mod pools;
 pub mod process;
+mod registered;
 mod windows;
 
 use egmem_tests::drivers;
@@ -85,7 +86,8 @@ fn child_process() {
     let driver = open();
     match role.as_str() {
         "peer" => memory::peer(&driver, &path),
-        "owner" => memory::owner(&driver, &path),
+        "owner" => memory::owner(buffer(&driver), &path),
+        "registered-owner" => memory::owner(registered::registered(&driver, 9 * MIB), &path),
         "cycles" => leftovers::cycles(&driver, &path),
         "pool" => pools::pool_peer(&driver, &path),
         "stranger" => frames::stranger(&path),
