@@ -6,6 +6,8 @@ use std::panic::Location as Caller;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use egmem_core::Backing;
+
 use super::backing::Chunk;
 use super::deferred::Deferred;
 use super::inner::HeapInner;
@@ -204,6 +206,11 @@ unsafe impl AccessChecks for Block {
     fn gpu_access(&self, gpu: i32, _: Engine, _: u64, _: u64) -> Result<Access> {
         let driver = &self.heap().facts.driver;
         let who = Location::Device(gpu);
+        if self.heap().facts.chosen.backing == Backing::Registered {
+            // It is open to all GPUs, and no mapping of the driver's that could answer.
+            Error::expect_gpu(gpu, driver.device_count()?)?;
+            return Ok(Access::ReadWrite);
+        }
         let flags = driver
             .mem_get_access(who, self.device_ptr())
             .map_err(|error| name_missing(driver, error, who))?;

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use egmem_core::backing::Chosen;
+
 use super::backing::{Backing, Plan};
 use super::limits::SoftLimit;
 use super::options::HeapOptions;
@@ -18,6 +20,10 @@ pub(super) struct Facts {
     pub(super) host: Access,
     /// Whether chunks can be exported: importers may write anywhere in them.
     pub(super) exportable: bool,
+    /// Whether a block may lie in several chunks.
+    pub(super) joins: bool,
+    /// What the chunks are made of.
+    pub(super) chosen: Chosen,
     /// `None` if the chunks lie in several places.
     pub(super) location: Option<Location>,
     pub(super) driver: Driver,
@@ -42,7 +48,9 @@ impl Facts {
             start: backing.start().0,
             limit: backing.limit(),
             host: backing.host_access(),
-            exportable: !backing.joins(),
+            exportable: backing.is_exportable(),
+            joins: backing.joins(),
+            chosen: backing.chosen().clone(),
             location: match options.plan.nodes[..] {
                 [node] => Some(node),
                 _ => None,

@@ -157,6 +157,7 @@ impl HeapInner {
     ) -> Result<ControlFlow<R, &'a SoftLimit>> {
         // A small block needs a slab.
         let need = bytes.next_multiple_of(GRANULE).max(SLAB);
+        let mut place_made = false;
         loop {
             let want = Want::Block {
                 bytes: need,
@@ -164,22 +165,36 @@ impl HeapInner {
                 beside: &|gap| self.beside(gap),
             };
             let most = soft_limit.map_or(u64::MAX, |soft| soft.bytes);
-            let grown = match (locked.grow(want, most), soft_limit) {
-                (Ok(None), Some(soft)) => return Ok(ControlFlow::Continue(soft)),
-                (Ok(grown), _) => grown.unwrap_or_default(),
-                (Err(error), _) => {
-                    return match self.after_caches_of_use(bytes, align, attempt) {
-                        Some(found) => Ok(ControlFlow::Break(found)),
-                        None => Err(self.explained(error, bytes, align)),
-                    };
+            let refused = match (locked.grow(want, most), soft_limit) {
+                (Ok(None), Some(soft)) if locked.backing()?.joins() => {
+                    return Ok(ControlFlow::Continue(soft));
+                }
+                (Ok(None), Some(soft)) => Ok(soft),
+                (Err(error), _) => Err(error),
+                (Ok(grown), _) => {
+                    // The attempt comes before another thread can take the new memory. If there is none, the core has
+                    // room, unless another thread took it.
+                    let mut core = self.with_new(locked.backing()?, grown.unwrap_or_default());
+                    if let Some(found) = attempt(&mut core) {
+                        return Ok(ControlFlow::Break(found));
+                    }
+                    continue;
                 }
             };
-            // The attempt comes before another thread can take the new memory. If there is none, the core has room, unless
-            // another thread took it.
-            let mut core = self.with_new(locked.backing()?, grown);
-            if let Some(found) = attempt(&mut core) {
+            if let Some(found) = self.after_caches_of_use(bytes, align, attempt) {
                 return Ok(ControlFlow::Break(found));
             }
+            let is_short = refused.as_ref().err().is_none_or(Backing::lacks_room);
+            if is_short && !place_made {
+                place_made = self.make_place(locked, (need, align), most)?;
+                if place_made {
+                    continue;
+                }
+            }
+            return match refused {
+                Ok(soft) => Ok(ControlFlow::Continue(soft)),
+                Err(error) => Err(self.explained(error, bytes, align)),
+            };
         }
     }
 
@@ -371,5 +386,6 @@ impl HeapInner {
 }
 
 mod caches;
+mod merge;
 #[cfg(test)]
 mod tests;

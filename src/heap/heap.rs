@@ -6,6 +6,8 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 
+use egmem_core::backing::Chosen;
+
 use super::backing::Backing;
 use super::debug::{BlockInfo, LeakReport, Watch};
 use super::inner::HeapInner;
@@ -288,6 +290,11 @@ impl Heap {
         self.inner.facts.limit
     }
 
+    /// Returns what the heap's chunks are made of, and why; see [`HeapOptions::backing`](super::HeapOptions::backing).
+    pub fn backing(&self) -> &Chosen {
+        &self.inner.facts.chosen
+    }
+
     /// Returns the heap's first address.
     pub fn device_ptr(&self) -> DevicePtr {
         DevicePtr(self.inner.facts.start)
@@ -331,6 +338,7 @@ impl fmt::Debug for Heap {
         f.debug_struct("Heap")
             .field("device_ptr", &self.device_ptr())
             .field("limit", &self.limit())
+            .field("backing", &self.backing().backing)
             .finish_non_exhaustive()
     }
 }

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use egmem_core::Backing;
+
 use super::backing::Plan;
 use super::callback::Callback;
 use super::debug::DebugOptions;
@@ -59,6 +61,44 @@ impl HeapOptions {
         self
     }
 
+    /// Sets what chunks are made of; by default [`Backing::Auto`]: one decision for all chunks when the heap is built, which
+    /// [`Heap::backing`](super::Heap::backing) returns with its reason. Auto takes registered memory on machines with discrete
+    /// GPUs for a heap on host nodes that the CPU and all GPUs may read and write and that is not shared by fabric handles. It
+    /// takes the driver's memory everywhere else.
+    ///
+    /// Each registered chunk is a registration of its own, and the driver copies nothing across two. So a block of such a heap
+    /// lies in one chunk, and one copy by the driver can take all of it, but:
+    ///
+    /// - A block larger than a [chunk](Self::chunk) gets a chunk of its size, beyond [`Growth::MAX_CHUNK`] too unless it can be
+    ///   shared: one registration by one driver call, for which calls of other processes wait longer. On an H100 (driver
+    ///   580.159.04), 99.9 % of such calls took at most 4.2 to 6.1 ms, by their kind, beside registrations of 64 MiB, and 17.6
+    ///   to 19.4 ms beside those of 1 GiB.
+    /// - Free bytes of two chunks serve no block together. When a large block finds no room, the heap gives back
+    ///   chunks without a block and makes one chunk of them.
+    /// - Blocks, also of collections, grow in place within their chunk.
+    /// - Whatever gives a chunk back, such as [`Heap::trim`](super::Heap::trim) and [`decay`](Self::decay), waits for all work of
+    ///   the GPUs.
+    /// - A forked child has none of the bytes, unless the heap can be shared. A collection that is dropped there, or at the
+    ///   child's `exit`, ends the child with SIGSEGV: use [`Backing::Driver`] for collections of programs that fork
+    ///   without `exec`.
+    ///
+    /// [`build`](Self::build) fails with [`Error::InvalidArgument`](crate::Error::InvalidArgument) for
+    /// [`Backing::Registered`] where it cannot be, with the reason.
+    ///
+    /// ```
+    /// # use egmem::{Backing, Driver, Heap, Machine, driver::NodeId};
+    /// let driver = Driver::simulated(Machine::h200x8())?; // Driver::open() on a real machine
+    /// let heap = Heap::on(NodeId(0)).limit(1 << 30).build(&driver)?;
+    /// assert_eq!(heap.backing().backing, Backing::Registered);
+    /// let heap = Heap::on(NodeId(0)).limit(1 << 30).backing(Backing::Driver).build(&driver)?;
+    /// assert_eq!(heap.backing().to_string(), "driver: the program asked for it");
+    /// # Ok::<(), egmem::Error>(())
+    /// ```
+    pub const fn backing(mut self, backing: Backing) -> Self {
+        self.plan.backing = backing;
+        self
+    }
+
     /// Sets the name of the heap's chunks in the [ledger](crate::ledger). Blocks have no entries.
     pub fn label(mut self, label: impl Into<Label>) -> Self {
         self.plan.label = Some(label.into());
@@ -74,7 +114,8 @@ impl HeapOptions {
     }
 
     /// Sets how much memory the heap adds at a time, in bytes: at least 1, rounded up to a multiple of 2 MiB;
-    /// by default 64 MiB, or a 16,384th of a limit above 1 TiB, because Linux allows a process 65,530 mappings by default. A chunk has at most [`Growth::MAX_CHUNK`] bytes, and so has a block that can be shared. Larger
+    /// by default 64 MiB, or a 16,384th of a limit above 1 TiB, because Linux allows a process 65,530 mappings by default. A
+    /// chunk has at most [`Growth::MAX_CHUNK`] bytes, and so has a block that can be shared. Larger
     /// chunks need fewer driver calls; smaller ones can be given back sooner. The heap uses smaller chunks if memory is short
     /// or a limit is near.
     pub const fn chunk(mut self, bytes: u64) -> Self {

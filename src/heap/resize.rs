@@ -127,7 +127,7 @@ impl HeapInner {
     #[cold]
     fn grow_behind(&self, node: RangeId, bytes: u64) -> bool {
         // Growth elsewhere holds the lock while the driver works: most blocks need not wait for it.
-        let possible = !self.facts.exportable
+        let possible = self.facts.joins
             && bytes <= MAX_RANGE
             && !self.closed.load(Relaxed)
             && self.core().ranges().end_of_memory_behind(node).is_some();

@@ -54,20 +54,21 @@ impl Chunk {
     }
 }
 
-/// Counts of a heap's driver calls. Refused calls count too.
+/// Counts of a heap's driver calls. Refused calls count too. The calls for a registered chunk are named after the driver's
+/// that they stand for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct DriverCounts {
-    /// `cuMemCreate`.
+    /// `cuMemCreate`; for a registered chunk that can be shared `memfd_create`, else nothing is called.
     pub create: u64,
-    /// `cuMemMap`.
+    /// `cuMemMap`; for a registered chunk `mmap`, and its pages are created.
     pub map: u64,
-    /// `cuMemSetAccess`.
+    /// `cuMemSetAccess`; for a registered chunk `cuMemHostRegister`.
     pub set_access: u64,
-    /// `cuMemUnmap`.
+    /// `cuMemUnmap`; for a registered chunk `cuMemHostUnregister`, and `mmap` of addresses without pages.
     pub unmap: u64,
-    /// `cuMemRelease`.
+    /// `cuMemRelease`; for a registered chunk that can be shared `close`, else nothing is called.
     pub release: u64,
-    /// How often the heap asked for less after OUT_OF_MEMORY.
+    /// How often the heap asked for less after a shortage.
     pub halvings: u64,
 }

@@ -256,7 +256,12 @@ impl Shape {
     }
 
     /// Returns the lowest place for a block in `room`.
-    fn lowest(self, room: &Range<u64>, bytes: u64, alignment: u64) -> Option<Range<u64>> {
+    pub(super) fn lowest(
+        self,
+        room: &Range<u64>,
+        bytes: u64,
+        alignment: u64,
+    ) -> Option<Range<u64>> {
         let mut from = room.start;
         loop {
             let at = round_up(self.base.checked_add(from)?, alignment)? - self.base;
@@ -269,7 +274,12 @@ impl Shape {
     }
 
     /// Returns the highest place for a block in `room`.
-    fn highest(self, room: &Range<u64>, bytes: u64, alignment: u64) -> Option<Range<u64>> {
+    pub(super) fn highest(
+        self,
+        room: &Range<u64>,
+        bytes: u64,
+        alignment: u64,
+    ) -> Option<Range<u64>> {
         let mut to = room.end;
         loop {
             let last = self.base.checked_add(to.checked_sub(bytes)?)?;

@@ -1,5 +1,6 @@
 //! Growth: where there is room, and the chunks of one request.
 
+use std::io::ErrorKind;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -160,7 +161,7 @@ impl Backing {
         error
     }
 
-    /// Creates one chunk, on the node whose turn it is, or on the next if that has too little. The chunk is
+    /// Creates, maps and grants one chunk, on the node whose turn it is, or on the next if that has too little. The chunk is
     /// smaller if less is left of the node's share, but at least `least`.
     pub(super) fn make(&mut self, start: u64, bytes: u64, least: u64) -> Result<Chunk> {
         let count = self.settled.sites.len();
@@ -194,8 +195,13 @@ impl Backing {
         Err(refused.unwrap_or_else(used_up))
     }
 
+    /// Returns whether growth was refused for lack of addresses or memory, so that it may succeed after chunks went back.
+    pub(crate) fn lacks_room(error: &Error) -> bool {
+        matches!(error, Error::HeapFull { .. }) || is_shortage(error)
+    }
+
     /// Returns the bytes that may still be created at a site.
-    fn left(&self, turn: usize) -> u64 {
+    pub(super) fn left(&self, turn: usize) -> u64 {
         self.settled.sites[turn]
             .share
             .saturating_sub(self.taken[turn])
@@ -207,6 +213,7 @@ impl Backing {
         self.counts.create += 1;
         let memory = PhysicalMemory::options(site.location)
             .handle_types(site.handle_types)
+            .chosen(self.settled.chosen.clone())
             .overcommit(true) // `trust` checks, for all chunks together
             .recorded_as(
                 AllocPath::HeapChunk,
@@ -221,7 +228,7 @@ impl Backing {
                 let order = self.orders;
                 self.orders += 1;
                 self.taken[turn] += bytes;
-                Ok(Chunk {
+                self.grant(Chunk {
                     part: MappedPart::new(mapping, Arc::new(memory)),
                     order,
                     turn,
@@ -230,6 +237,22 @@ impl Backing {
             }
             Err(error) => {
                 self.release_or_log(memory);
+                Err(error)
+            }
+        }
+    }
+
+    /// Grants a chunk to all locations of the plan: at once, because the driver holds other processes up for as long
+    /// as a call lasts.
+    fn grant(&mut self, mut chunk: Chunk) -> Result<Chunk> {
+        if self.settled.access.is_empty() {
+            return Ok(chunk);
+        }
+        self.counts.set_access += 1;
+        match chunk.part.mapping_mut().set_access(&self.settled.access) {
+            Ok(()) => Ok(chunk),
+            Err(error) => {
+                self.undo(chunk);
                 Err(error)
             }
         }
@@ -286,6 +309,8 @@ pub(super) fn is_shortage(error: &Error) -> bool {
         Error::NodeTooFull { .. } | Error::NodesTooFull { .. } => true,
         // Smaller chunks need more mappings.
         Error::TooManyMappings { .. } => false,
+        // The kernel has no pages on the node.
+        Error::System { kind, .. } => *kind == ErrorKind::OutOfMemory,
         _ => error.code() == Some(Code::OUT_OF_MEMORY),
     }
 }

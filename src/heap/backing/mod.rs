@@ -8,12 +8,14 @@
 //!
 //! The addresses are reserved once, so blocks never move. Memory is added in chunks, from the plan's nodes in
 //! turn, all granted to the same locations; a trimmed chunk leaves a hole that is filled again later. This
-//! module knows nothing of blocks. Callers hold one lock around all calls, but no lock that the fast path
+//! module knows nothing of blocks. Chunks join, so that a block may lie in several, unless they are shared or registered
+//! with the driver one by one. Callers hold one lock around all calls, but no lock that the fast path
 //! needs, because driver calls are slow.
 
 mod chunk;
 mod fit;
 mod grow;
+mod hole;
 mod order;
 mod plan;
 mod supply;
@@ -21,6 +23,7 @@ mod supply;
 mod tests;
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering::Acquire, fence};
@@ -33,11 +36,13 @@ pub(crate) use order::Order;
 pub(crate) use plan::Plan;
 pub(crate) use supply::{Locked, Supply};
 
+use egmem_core::backing::Chosen;
+
 use crate::driver::{Access, DevicePtr, Driver};
 use crate::guard::WORTH_ASKING;
 use crate::vmm::{PhysicalMemory, Reservation};
 use crate::{Error, Result};
-use plan::Settled;
+use plan::{Settled, Site};
 
 /// The memory of a heap; releases all of it when dropped.
 ///
@@ -81,10 +86,12 @@ impl Backing {
     pub(crate) fn new(driver: &Driver, plan: &Plan) -> Result<Self> {
         let mut settled = plan.settle(driver)?;
         let reservation = loop {
-            let options = Reservation::options().alignment(settled.shape.unit);
+            let options = Reservation::options()
+                .alignment(settled.shape.unit)
+                .backing(settled.chosen.backing);
             match options.reserve(driver, settled.shape.limit) {
                 Ok(reservation) => break reservation,
-                Err(error @ Error::OutOfAddresses { .. }) if plan.limit.is_none() => {
+                Err(error) if plan.limit.is_none() && is_out_of_addresses(&error) => {
                     let half = settled.shape.limit / 2 / settled.shape.unit * settled.shape.unit;
                     if half < settled.shape.chunk {
                         return Err(error);
@@ -136,6 +143,16 @@ impl Backing {
     /// Returns whether blocks may lie in several chunks.
     pub(crate) const fn joins(&self) -> bool {
         self.settled.shape.joins
+    }
+
+    /// Returns whether chunks can be exported: importers may write anywhere in them.
+    pub(crate) fn is_exportable(&self) -> bool {
+        self.settled.sites.iter().any(Site::is_exportable)
+    }
+
+    /// Returns what chunks are made of.
+    pub(crate) const fn chosen(&self) -> &Chosen {
+        &self.settled.chosen
     }
 
     /// Returns the CPU's access to every chunk.
@@ -266,6 +283,15 @@ impl Backing {
                 self.undo(chunk);
             }
         }
+    }
+}
+
+fn is_out_of_addresses(error: &Error) -> bool {
+    match error {
+        Error::OutOfAddresses { .. } => true,
+        // The kernel's, for registered memory.
+        Error::System { kind, .. } => *kind == ErrorKind::OutOfMemory,
+        _ => false,
     }
 }
 

@@ -175,7 +175,7 @@ impl Backing {
             match self.make(order.at, bytes, least.min(bytes)) {
                 Ok(chunk) => {
                     order.at = chunk.range().end;
-                    return self.grant(chunk).map(Some);
+                    return Ok(Some(chunk));
                 }
                 // Beyond the bytes needed, a shortage ends the growth without an error.
                 Err(error) if is_shortage(&error) && order.at >= fill.need => order.at = fill.end,
@@ -188,21 +188,5 @@ impl Backing {
             }
         }
         Ok(None)
-    }
-
-    /// Grants a chunk to all locations of the plan: at once, because the driver holds other processes up for as long
-    /// as a call lasts.
-    fn grant(&mut self, mut chunk: Chunk) -> Result<Chunk> {
-        if self.settled.access.is_empty() {
-            return Ok(chunk);
-        }
-        self.counts.set_access += 1;
-        match chunk.part.mapping_mut().set_access(&self.settled.access) {
-            Ok(()) => Ok(chunk),
-            Err(error) => {
-                self.undo(chunk);
-                Err(error)
-            }
-        }
     }
 }

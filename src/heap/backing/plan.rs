@@ -1,10 +1,14 @@
 //! The requirements of a heap's memory, checked before any is created.
 
+use egmem_core::Backing;
+use egmem_core::backing::Chosen;
+use egmem_core::backing::choose::choose_for_all;
+
 use super::fit::Shape;
 use crate::buffer::RequestedAccess;
 use crate::capability::shareable::best_handle_types;
 use crate::core::MAX_RANGE;
-use crate::driver::{AccessDesc, Driver, HandleTypes, Location, NodeId};
+use crate::driver::{Access, AccessDesc, Driver, HandleTypes, Location, NodeId};
 use crate::ledger::{self, Label};
 use crate::size::Granularity;
 use crate::topology::{Topology, TopologySource};
@@ -32,6 +36,8 @@ pub(crate) struct Plan {
     pub shares: Vec<u64>,
     /// The access of the CPU and the GPUs; a GPU that is not named, if it can reach all the memory.
     pub access: RequestedAccess,
+    /// What chunks are made of.
+    pub backing: Backing,
     /// How chunks may be shared. If they can be, no block lies in two chunks.
     pub handle_types: HandleTypes,
     /// Whether to share chunks as widely as the machine allows.
@@ -58,6 +64,7 @@ impl Plan {
             nodes: vec![location.into()],
             shares: Vec::new(),
             access: RequestedAccess::default(),
+            backing: Backing::Auto,
             handle_types: HandleTypes::NONE,
             shareable: false,
             overcommit: false,
@@ -72,10 +79,12 @@ impl Plan {
     /// Checks the plan, and fills it in from the driver and the topology.
     pub(super) fn settle(&self, driver: &Driver) -> Result<Settled> {
         let topology = Topology::of(driver)?;
-        let mut sites = self
-            .nodes
-            .iter()
-            .map(|&location| self.site(driver, &topology, location))
+        let places = self.places(driver, &topology)?;
+        let access = self.access(driver)?;
+        let chosen = self.choose(driver, &places, &access)?;
+        let mut sites = places
+            .into_iter()
+            .map(|place| Site::new(driver, place, &chosen))
             .collect::<Result<Vec<_>>>()?;
         let unit = sites
             .iter()
@@ -84,20 +93,20 @@ impl Plan {
         for (site, share) in sites.iter_mut().zip(&self.shares) {
             site.share = unit.round_down(*share);
         }
-        let access = self.access(driver)?;
+        let is_registered = chosen.backing == Backing::Registered;
         let mut settled = Settled {
             shape: Shape {
                 base: 0,
                 unit: unit.bytes(),
                 chunk: 0,
                 limit: 0,
-                joins: sites
-                    .iter()
-                    .all(|site| site.handle_types == HandleTypes::NONE),
+                // The driver copies nothing across two registrations.
+                joins: !is_registered && sites.iter().all(|site| !site.is_exportable()),
                 max_range: MAX_RANGE,
             },
             sites,
             access,
+            chosen,
             label: self.label.clone(),
             site: self.site.clone(),
         };
@@ -122,31 +131,46 @@ impl Plan {
         Ok(Growth::chunk_in(unit, self.chunk.unwrap_or(default)))
     }
 
-    fn site(&self, driver: &Driver, topology: &Topology, location: Location) -> Result<Site> {
-        match location {
-            Location::HostNuma(id) if topology.source() != TopologySource::Driver => {
-                topology.node(NodeId(id))?;
+    /// Returns the nodes, and how chunks on each may be shared.
+    fn places(&self, driver: &Driver, topology: &Topology) -> Result<Vec<(Location, HandleTypes)>> {
+        let place = |&location: &Location| {
+            match location {
+                Location::HostNuma(id) if topology.source() != TopologySource::Driver => {
+                    topology.node(NodeId(id))?;
+                }
+                Location::HostNumaCurrent => {
+                    let why = "the calling thread's node differs between threads: name one";
+                    return Err(Error::invalid("node", why));
+                }
+                Location::Device(gpu) => {
+                    topology.gpu(gpu)?;
+                }
+                _ => {}
             }
-            Location::HostNumaCurrent => {
-                let why = "the calling thread's node differs between threads: name one";
-                return Err(Error::invalid("node", why));
+            let mut handle_types = self.handle_types;
+            if self.shareable {
+                handle_types |= best_handle_types(driver, location)?.handle_types;
             }
-            Location::Device(gpu) => {
-                topology.gpu(gpu)?;
-            }
-            _ => {}
-        }
-        let mut handle_types = self.handle_types;
-        if self.shareable {
-            handle_types |= best_handle_types(driver, location)?.handle_types;
-        }
-        let options = PhysicalMemory::options(location).handle_types(handle_types);
-        Ok(Site {
-            location,
-            handle_types,
-            share: u64::MAX,
-            granularity: options.granularity_of(driver)?,
-        })
+            Ok((location, handle_types))
+        };
+        self.nodes.iter().map(place).collect()
+    }
+
+    /// Decides what all chunks are made of.
+    fn choose(
+        &self,
+        driver: &Driver,
+        places: &[(Location, HandleTypes)],
+        access: &[AccessDesc],
+    ) -> Result<Chosen> {
+        // No list would stand for access by all, but this heap grants none.
+        let none = [AccessDesc::new(Location::Host, Access::None)];
+        let access = match access {
+            [] => &none,
+            access => access,
+        };
+        let places = places.iter().map(|&place| (place, access));
+        choose_for_all(driver, self.backing, places)
     }
 
     /// Returns the access for every chunk, on any of the nodes: the access that all nodes allow.
@@ -180,6 +204,8 @@ impl Plan {
 pub(super) struct Settled {
     pub sites: Vec<Site>,
     pub access: Vec<AccessDesc>,
+    /// What chunks are made of.
+    pub chosen: Chosen,
     /// The start is known once the addresses are reserved.
     pub shape: Shape,
     /// For the ledger.
@@ -195,6 +221,29 @@ pub(super) struct Site {
     /// The most bytes to create there.
     pub share: u64,
     pub granularity: Granularity,
+}
+
+impl Site {
+    fn new(
+        driver: &Driver,
+        (location, handle_types): (Location, HandleTypes),
+        chosen: &Chosen,
+    ) -> Result<Self> {
+        let options = PhysicalMemory::options(location)
+            .handle_types(handle_types)
+            .chosen(chosen.clone());
+        Ok(Self {
+            location,
+            handle_types,
+            share: u64::MAX,
+            granularity: options.granularity_of(driver)?,
+        })
+    }
+
+    /// Returns whether its chunks can be exported.
+    pub(super) fn is_exportable(&self) -> bool {
+        self.handle_types != HandleTypes::NONE
+    }
 }
 
 impl Settled {

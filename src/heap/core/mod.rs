@@ -54,6 +54,10 @@ pub(super) struct Core {
     refusals: Refusals,
     /// Shards that ended.
     shards: Vec<Shard>,
+    /// The most memory, in bytes.
+    limit: u64,
+    /// Whether adjacent memory does not join: the heap then replaces idle memory and holes by one piece for a large block.
+    replaces: bool,
 }
 
 impl Core {
@@ -74,12 +78,15 @@ impl Core {
             pages: Arc::new(PageMap::new(limit)),
             refusals: Refusals::default(),
             shards: Vec::new(),
+            limit,
+            replaces: false,
         })
     }
 
     /// Adds memory, in whole granules; with `joins`, blocks may reach across its ends.
     pub(super) fn add(&mut self, range: Range<u64>, joins: bool) {
         self.ranges.add(range, joins);
+        self.replaces = !joins;
         self.forget_refusals();
         self.high_water.0 = self.high_water.0.max(self.total());
     }

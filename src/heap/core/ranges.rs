@@ -292,7 +292,7 @@ impl Ranges {
     }
 
     /// As [`all`](Self::all), separately for each span.
-    pub(super) fn each_span(&self) -> impl Iterator<Item = SpanRanges<'_>> {
+    pub(super) fn each_span(&self) -> impl Iterator<Item = SpanRanges<'_>> + Clone {
         let spans = self.spans.values();
         spans.map(|&(first, last)| SpanRanges {
             ranges: self,

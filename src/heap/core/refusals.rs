@@ -3,9 +3,7 @@
 use std::ops::Range;
 
 use super::nodes::{Node, NodeState};
-use super::pages::PageMap;
-use super::ranges::{self, Ranges};
-use super::slabs::Slabs;
+use super::ranges;
 use super::{Class, Core, GRANULE, Owner, PAGE, RangeId};
 
 /// Searching this many ranges takes about a millisecond.
@@ -93,12 +91,14 @@ impl Core {
     /// returned to it.
     ///
     /// It would need a range of its size. Every byte of that range is free here or kept outside. Bytes that
-    /// were in use at the last full search have each been freed to the core since, or are kept outside.
+    /// were in use at the last full search have each been freed to the core since, or are kept outside. Where memory does not
+    /// join, a range may take the place of several, and of addresses without memory.
     pub(crate) fn rules_out(&mut self, request: &Request, outside: Outside) -> bool {
         if outside.of_class {
             return false;
         }
         let idle = self.free_bytes() + self.slabs.free + self.slabs.ends + outside.bytes;
+        let idle = idle + self.replaceable();
         if request.size > idle || self.slabs_cannot_serve(request, outside) {
             return true;
         }
@@ -117,7 +117,7 @@ impl Core {
     /// Returns whether a request for a range, which the core has just refused, would still fail if all small
     /// blocks kept outside returned, and only such blocks are: they can free whole slabs alone.
     fn slabs_cannot_serve(&self, request: &Request, outside: Outside) -> bool {
-        if outside.larger || request.class.is_some() {
+        if outside.larger || request.class.is_some() || self.replaces {
             return false;
         }
         let nodes = self.slabs.nodes_with_at_most(outside.bytes, MOST_SLABS);
@@ -174,7 +174,10 @@ impl Core {
         if self.ranges.nodes.count > MOST_RANGES {
             return;
         }
-        let lacks = lacks(&self.ranges, &self.slabs, &self.pages, &request);
+        let lacks = match self.replaces {
+            true => self.lacks_in(std::iter::once(self.with_holes()), &request),
+            false => self.lacks_in(self.ranges.each_span(), &request),
+        };
         self.refusals.last = Some(Refusal {
             request,
             given: self.given(),
@@ -189,46 +192,72 @@ impl Core {
     pub(super) fn forget_refusals(&mut self) {
         self.refusals.last = None;
     }
-}
 
-/// Returns the fewest bytes in use within adjacent ranges that the request could lie in: as many must be freed, as
-/// whole blocks, before it can succeed.
-fn lacks(ranges: &Ranges, slabs: &Slabs, pages: &PageMap, request: &Request) -> u64 {
-    let mut least = u64::MAX;
-    let in_use =
-        |(range, node): &(Range<u64>, Option<RangeId>)| match (node, pages.get(range.start)) {
+    /// Returns the bytes of addresses without memory, where those can be part of a new range with idle memory beside them.
+    fn replaceable(&self) -> u64 {
+        match self.replaces {
+            true => self.limit.saturating_sub(self.total()),
+            false => 0,
+        }
+    }
+
+    /// Iterates over all ranges, and those of addresses without memory as if they were free.
+    fn with_holes(&self) -> impl Iterator<Item = (Range<u64>, Option<RangeId>)> + Clone {
+        let end = (self.limit..self.limit, None);
+        let all = self.ranges.each_span().flatten().chain([end]);
+        let mut at = 0;
+        all.flat_map(move |(range, node)| {
+            let hole = (at..range.start, None);
+            at = range.end;
+            [hole, (range, node)]
+        })
+        .filter(|(range, _)| range.start < range.end)
+    }
+
+    /// Returns the fewest bytes in use within adjacent ranges of a span that the request could lie in: as many must be freed,
+    /// as whole blocks, before it can succeed.
+    fn lacks_in<S>(&self, spans: impl Iterator<Item = S>, request: &Request) -> u64
+    where
+        S: Iterator<Item = (Range<u64>, Option<RangeId>)> + Clone,
+    {
+        let mut least = u64::MAX;
+        let in_use = |(range, node): &(Range<u64>, Option<RangeId>)| match (
+            node,
+            self.pages.get(range.start),
+        ) {
             (None, _) => 0,
             (Some(node), Some(Owner::Slab(slab))) => {
-                slabs.in_use(slab, *node).unwrap_or(len(range))
+                self.slabs.in_use(slab, *node).unwrap_or(len(range))
             }
             (Some(_), _) => len(range),
         };
-    for span in ranges.each_span() {
-        // The ranges from the current one to the last one before `end`: how many of their bytes are in use.
-        let (mut end, mut used) = (0, 0);
-        let mut ahead = span.clone();
-        for current in span {
-            let range = &current.0;
-            // The first aligned start in this range, because the block then reaches into the fewest later ranges.
-            let start = ranges.aligned(range.start, request.align);
-            let begins = start < range.end;
-            let needed = match begins {
-                true => start.saturating_add(request.size),
-                false => range.end,
-            };
-            while end < needed
-                && let Some(next) = ahead.next()
-            {
-                end = next.0.end;
-                used += in_use(&next);
+        for span in spans {
+            // The ranges from the current one to the last one before `end`: how many of their bytes are in use.
+            let (mut end, mut used) = (0, 0);
+            let mut ahead = span.clone();
+            for current in span {
+                let range = &current.0;
+                // The first aligned start in this range, because the block then reaches into the fewest later ranges.
+                let start = self.ranges.aligned(range.start, request.align);
+                let begins = start < range.end;
+                let needed = match begins {
+                    true => start.saturating_add(request.size),
+                    false => range.end,
+                };
+                while end < needed
+                    && let Some(next) = ahead.next()
+                {
+                    end = next.0.end;
+                    used += in_use(&next);
+                }
+                if begins && end >= needed {
+                    least = least.min(used);
+                }
+                used -= in_use(&current);
             }
-            if begins && end >= needed {
-                least = least.min(used);
-            }
-            used -= in_use(&current);
         }
+        least
     }
-    least
 }
 
 fn len(range: &Range<u64>) -> u64 {

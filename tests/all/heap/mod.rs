@@ -1,6 +1,7 @@
 //! The heap through the public API: on the simulator always, on CUDA where there is a GPU.
 
 mod ahead;
+mod backing;
 mod blocks;
 #[cfg(feature = "portable")]
 mod collections;

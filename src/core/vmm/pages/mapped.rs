@@ -4,13 +4,13 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, AtomicU8, Ordering::Relaxed, Ordering::Release};
+use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
 
 use super::Pages;
 use super::addresses::Addresses;
 use super::calls::{advise, map, map_private};
 use super::pool::{Job, Pool};
-use crate::driver::{Access, AccessDesc, Code, DevicePtr, Driver, Location, NodeId};
+use crate::driver::{Access, AccessDesc, Code, DevicePtr, Driver, Location, NodeId, Relaxed};
 use crate::explain::name_missing_gpu;
 use crate::{Error, Result};
 
@@ -91,7 +91,7 @@ impl PagesMapping {
     pub fn grant(&self, driver: &Driver, access: &[AccessDesc]) -> Result<()> {
         self.wait()?;
         let is_of_gpu = |desc: &&AccessDesc| !desc.location.is_host();
-        let is_registered = self.registered_by.load(Relaxed) != NONE;
+        let is_registered = self.registered_by.load(Ordering::Relaxed) != NONE;
         for desc in access.iter().filter(is_of_gpu) {
             let is_wanted = desc.access != Access::None;
             if desc.access == Access::Read || (!is_wanted && is_registered) {
@@ -137,10 +137,12 @@ impl PagesMapping {
             Location::HostNuma(node) => Some(NodeId(node)),
             _ => None,
         };
+        // Another thread may be capturing its streams.
+        let _relaxed = Relaxed::new(driver);
         // SAFETY: the range is mapped, and its owner ends the registration before it unmaps it.
         unsafe { driver.mem_host_register(device, start, size, false, node) }
             .map_err(|error| self.explain(driver, error, device))?;
-        self.registered_by.store(device, Relaxed);
+        self.registered_by.store(device, Ordering::Relaxed);
         let is_same = match driver.mem_host_device_pointer(device, start) {
             Ok(address) if address == start => return Ok(()),
             Ok(_) => Error::unsupported("registered memory at the CPU's address", None),
@@ -165,13 +167,14 @@ impl PagesMapping {
     }
 
     fn unregister(&self, driver: &Driver) -> Result<()> {
-        let device = self.registered_by.load(Relaxed);
+        let device = self.registered_by.load(Ordering::Relaxed);
         if device == NONE {
             return Ok(());
         }
+        let _relaxed = Relaxed::new(driver);
         // SAFETY: registered by `self`; the owner of the mapping makes sure that nothing uses it.
         unsafe { driver.mem_host_unregister(device, DevicePtr(self.range.start)) }?;
-        self.registered_by.store(NONE, Relaxed);
+        self.registered_by.store(NONE, Ordering::Relaxed);
         Ok(())
     }
 
@@ -184,12 +187,12 @@ impl PagesMapping {
             Error::expect_gpu(gpu, self.gpus)?;
             return Ok(self.access_of_gpus());
         }
-        let flags = self.host.load(Relaxed);
+        let flags = self.host.load(Ordering::Relaxed);
         Ok(Access::from_flags(flags.into()).unwrap_or(Access::None))
     }
 
     fn access_of_gpus(&self) -> Access {
-        match self.registered_by.load(Relaxed) {
+        match self.registered_by.load(Ordering::Relaxed) {
             NONE => Access::None,
             _ => Access::ReadWrite,
         }
@@ -204,7 +207,7 @@ impl PagesMapping {
 
     fn protect(&self, access: Access) -> Result<()> {
         let flags = access.flags() as u8;
-        if self.host.load(Relaxed) == flags {
+        if self.host.load(Ordering::Relaxed) == flags {
             return Ok(());
         }
         let protection = match access {
@@ -223,7 +226,7 @@ impl PagesMapping {
             let error = std::io::Error::last_os_error();
             return Err(Error::system("changing the CPU's access to memory", &error));
         }
-        self.host.store(flags, Relaxed);
+        self.host.store(flags, Ordering::Relaxed);
         Ok(())
     }
 
@@ -235,7 +238,7 @@ impl PagesMapping {
     pub fn unmap(&self, driver: &Driver, addresses: &Addresses, pages: &Pages) -> Result<()> {
         // Threads create pages until then.
         if self.wait().is_ok() {
-            pages.placed.store(true, Release);
+            pages.placed.store(true, Ordering::Release);
         }
         self.unregister(driver)?;
         clear(&self.range).map_err(|error| refused(&self.range, &error))?;

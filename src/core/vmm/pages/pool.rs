@@ -29,12 +29,16 @@ pub(super) struct Pool {
     state: Mutex<State>,
     /// There is work, or the pool is closed.
     wake: Condvar,
+    /// A thread is ready.
+    started: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
     jobs: VecDeque<Arc<Job>>,
+    /// Threads that were started, and those of them that have not begun to work.
     threads: usize,
+    starting: usize,
     closed: bool,
 }
 
@@ -134,10 +138,17 @@ impl Pool {
         let pieces = usize::try_from(bytes.div_ceil(PIECE)).unwrap_or(usize::MAX);
         let wanted = threads.most_threads().min(pieces);
         let mut state = lock(&self.state);
-        state.jobs.push_back(Arc::clone(&job));
         while state.threads < wanted && self.start(node, &threads) {
             state.threads += 1;
+            state.starting += 1;
         }
+        // A thread that starts changes mappings, for which it would wait for those that create pages, and the driver,
+        // which has its lock meanwhile, for that thread.
+        while state.starting > 0 {
+            let woken = self.started.wait(state);
+            state = woken.unwrap_or_else(PoisonError::into_inner);
+        }
+        state.jobs.push_back(Arc::clone(&job));
         let is_alone = state.threads == 0;
         drop(state);
         self.wake.notify_all();
@@ -157,6 +168,8 @@ impl Pool {
         let started = builder.stack_size(STACK).spawn(move || {
             let _bound = threads.bind();
             let policy = Policy::of(node);
+            lock(&pool.state).starting -= 1;
+            pool.started.notify_all();
             while let Some((job, piece)) = pool.next() {
                 job.create(&piece, policy);
             }

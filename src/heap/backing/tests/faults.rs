@@ -1,5 +1,7 @@
 //! Each driver call fails in turn, once or permanently.
 
+use egmem_core::Backing as Kind;
+
 use super::*;
 
 const CODES: [Code; 4] = [
@@ -49,12 +51,19 @@ fn plans() -> Vec<Plan> {
         handle_types: HandleTypes::POSIX_FD,
         ..plan(64, 4)
     };
-    vec![plan(64, 4), spread, fds, plan(0, 4)]
+    let plans = [plan(64, 4), spread, fds, plan(0, 4)];
+    let registered = plans.clone().map(|plan| Plan {
+        backing: Kind::Registered,
+        ..plan
+    });
+    plans.into_iter().chain(registered).collect()
 }
 
 /// Returns whether the run may succeed despite the fault.
 fn may_be_survived(call: Call, code: Code, plan: &Plan) -> bool {
     match call {
+        // Captures are left alone where the driver knows of them.
+        Call::ThreadExchangeStreamCaptureMode => true,
         // These calls are retried, and a chunk that was not needed may fail.
         Call::MemUnmap | Call::MemRelease | Call::MemAddressFree => true,
         Call::MemGetAllocationGranularity | Call::MemCreate | Call::MemMap => {
@@ -62,7 +71,10 @@ fn may_be_survived(call: Call, code: Code, plan: &Plan) -> bool {
         }
         Call::MemAddressReserve => code == Code::OUT_OF_MEMORY && plan.limit.is_none(),
         // Together, then one by one.
-        Call::MemSetAccess => true,
+        Call::MemSetAccess | Call::MemHostUnregister => true,
+        Call::MemHostRegister | Call::MemHostGetDevicePointer | Call::DeviceGetCount => {
+            code == Code::OUT_OF_MEMORY && plan.backing == Kind::Registered
+        }
         // An attribute that the driver does not know.
         Call::DeviceGetAttribute | Call::DeviceGetP2PAttribute => code == Code::INVALID_VALUE,
         _ => false,
@@ -110,7 +122,7 @@ fn fails_well(plan: &Plan, call: Call, nth: u64, code: Code, times: u64) {
     // After "no such thing" the call is not repeated; a refusal at the very end is logged.
     let lost = match call {
         Call::MemRelease => code == Code::INVALID_VALUE,
-        Call::MemUnmap => code == Code::INVALID_VALUE && times == 2,
+        Call::MemUnmap | Call::MemHostUnregister => code == Code::INVALID_VALUE && times == 2,
         Call::MemAddressFree => code == Code::INVALID_VALUE || times == 2,
         _ => false,
     };

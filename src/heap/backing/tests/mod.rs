@@ -26,6 +26,7 @@ pub(super) fn plan(limit: u64, chunk: u64) -> Plan {
     Plan {
         limit: mib(limit),
         chunk: mib(chunk),
+        backing: egmem_core::Backing::Driver,
         ..Plan::on(NodeId(0))
     }
 }

@@ -1,5 +1,6 @@
 //! Compares random growth, use and trimming, with faults in between, with a naive model.
 
+use egmem_core::Backing as Kind;
 use proptest::prelude::*;
 
 use super::ops::{CALLS, Fault, Op, op};
@@ -26,14 +27,14 @@ struct Model {
 }
 
 impl Model {
-    fn new(joins: bool, shares: bool) -> Self {
+    fn new(kind: Kind, is_shareable: bool, shares: bool) -> Self {
         let driver = small(&NODES);
         let plan = Plan {
             nodes: [0, 1].map(Location::HostNuma).to_vec(),
-            handle_types: if joins {
-                HandleTypes::NONE
-            } else {
-                HandleTypes::POSIX_FD
+            backing: kind,
+            handle_types: match is_shareable {
+                true => HandleTypes::POSIX_FD,
+                false => HandleTypes::NONE,
             },
             shares: match shares {
                 true => SHARES.map(|mib| mib * MIB).to_vec(),
@@ -48,6 +49,10 @@ impl Model {
             map: vec![State::None; LIMIT],
             held: Vec::new(),
         }
+    }
+
+    fn is_registered(&self) -> bool {
+        self.backing.chosen().backing == Kind::Registered
     }
 
     fn units(range: &Range<u64>) -> Range<usize> {
@@ -282,8 +287,9 @@ impl Model {
             } else {
                 Code(77_777)
             };
+            let calls = &CALLS[usize::from(self.is_registered())];
             for _ in 0..=u8::from(twice) {
-                sim.fail(CALLS[call], nth, code);
+                sim.fail(calls[call], nth, code);
             }
         }
         let faulty = fault.is_some();
@@ -349,7 +355,11 @@ impl Model {
             prop_assert!(self.bytes_on(node) <= self.share(node));
             prop_assert_eq!(self.backing.taken[node as usize], self.bytes_on(node));
         }
-        prop_assert_eq!(held.mappings, self.backing.chunks.len());
+        let mapped = match self.is_registered() {
+            true => held.registrations,
+            false => held.mappings,
+        };
+        prop_assert_eq!(mapped, self.backing.chunks.len());
         Ok(())
     }
 }
@@ -358,14 +368,16 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
     #[test]
     fn growth_and_trimming_keep_to_the_model(
-        joins in prop::bool::weighted(0.7),
+        registered in any::<bool>(),
+        is_shareable in prop::bool::weighted(0.3),
         shares in any::<bool>(),
         steps in prop::collection::vec(
-            (op(), prop::option::weighted(0.15, (0..CALLS.len(), 1_u64..6, any::<bool>(), any::<bool>()))),
+            (op(), prop::option::weighted(0.15, (0..CALLS[0].len(), 1_u64..6, any::<bool>(), any::<bool>()))),
             1..60,
         ),
     ) {
-        let mut model = Model::new(joins, shares);
+        let kind = if registered { Kind::Registered } else { Kind::Driver };
+        let mut model = Model::new(kind, is_shareable, shares);
         for (op, fault) in &steps {
             model.step(op, *fault)?;
         }

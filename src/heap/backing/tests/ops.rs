@@ -35,12 +35,23 @@ pub(super) enum Op {
 /// Which call, which use of it, whether twice, whether as a shortage of memory.
 pub(super) type Fault = (usize, u64, bool, bool);
 
-pub(super) const CALLS: [Call; 5] = [
+/// The calls for chunks that the driver creates, and for registered ones.
+pub(super) const CALLS: [[Call; 5]; 2] = [DRIVER, REGISTERED];
+
+const DRIVER: [Call; 5] = [
     Call::MemCreate,
     Call::MemMap,
     Call::MemSetAccess,
     Call::MemUnmap,
     Call::MemRelease,
+];
+
+const REGISTERED: [Call; 5] = [
+    Call::MemHostRegister,
+    Call::MemHostGetDevicePointer,
+    Call::MemHostUnregister,
+    Call::MemHostRegister,
+    Call::MemHostUnregister,
 ];
 
 pub(super) fn op() -> impl Strategy<Value = Op> {
