@@ -129,7 +129,8 @@ pub mod driver {
 pub mod doctor {
     #[doc(inline)]
     pub use egmem_core::doctor::{
-        Advice, Answer, DriverFacts, GpuHints, InProcess, Prober, Reason, Report, Tried,
+        Advice, Answer, AutoBacking, DriverFacts, GpuHints, InProcess, Prober, Reason, Report,
+        Tried,
     };
     #[cfg(feature = "doctor")]
     #[doc(inline)]

@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 use egmem_core::doctor::Libraries;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{ioctl_fionread, retry_on_intr};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
-use crate::Answer;
-use crate::capability::Trial;
 use crate::children::Problem;
 use crate::probe::{LIBRARIES, MARK};
 
@@ -31,7 +31,8 @@ pub(crate) struct Guarded {
     child: Child,
     /// How long the child may take for each answer and to exit.
     patience: Duration,
-    answers: Receiver<Answer>,
+    /// The answers as JSON.
+    answers: Receiver<String>,
     libraries: Receiver<Libraries>,
     last_words: Option<JoinHandle<String>>,
     /// Shut down when the child has ended: then the readers take what it has written, and end.
@@ -39,10 +40,10 @@ pub(crate) struct Guarded {
 }
 
 impl Guarded {
-    /// Starts a child that is to run the trials.
+    /// Starts a child that is to answer the questions.
     pub(crate) fn start(
         command: &[OsString],
-        trials: &[Trial],
+        questions: &[impl Serialize],
         patience: Duration,
     ) -> Result<Self, Problem> {
         let not_started = |why: String| Problem::Died(format!("it could not be started: {why}"));
@@ -50,7 +51,8 @@ impl Guarded {
         let (program, args) = command
             .split_first()
             .ok_or_else(|| not_started("no command".into()))?;
-        let input = serde_json::to_vec(trials).map_err(|error| not_started(error.to_string()))?;
+        let input =
+            serde_json::to_vec(questions).map_err(|error| not_started(error.to_string()))?;
         let (ended, of_readers) = UnixStream::pair().map_err(of_pipe)?;
         let of_words = of_readers.try_clone().map_err(of_pipe)?;
         let mut child = Command::new(program)
@@ -84,12 +86,16 @@ impl Guarded {
         })
     }
 
-    /// Waits for the next answer.
-    pub(crate) fn next(&mut self) -> Result<Answer, Problem> {
+    /// Waits for the next answer of this type.
+    pub(crate) fn next<A: DeserializeOwned>(&mut self) -> Result<A, Problem> {
         let start = Instant::now();
         loop {
             match self.answers.recv_timeout(LOOK_EVERY) {
-                Ok(answer) => return Ok(answer),
+                Ok(answer) => match serde_json::from_str(&answer) {
+                    Ok(answer) => return Ok(answer),
+                    // Libraries may print the same prefix.
+                    Err(error) => tracing::info!(%error, "a child says: {answer}"),
+                },
                 Err(RecvTimeoutError::Disconnected) => {
                     let status = self.end()?;
                     return Err(self.died(status));
@@ -160,15 +166,14 @@ impl Drop for Guarded {
 }
 
 /// Sends the answers in a child's output, and its libraries.
-fn read_answers(stdout: impl Read, answers: &Sender<Answer>, libraries: &Sender<Libraries>) {
+fn read_answers(stdout: impl Read, answers: &Sender<String>, libraries: &Sender<Libraries>) {
     for line in BufReader::new(stdout).lines().map_while(Result::ok) {
         let told = line.strip_prefix(LIBRARIES).map(serde_json::from_str);
         if let Some(Ok(told)) = told {
             libraries.send(told).ok();
         }
-        let answer = line.strip_prefix(MARK).map(serde_json::from_str);
-        if let Some(Ok(answer)) = answer
-            && answers.send(answer).is_err()
+        if let Some(answer) = line.strip_prefix(MARK)
+            && answers.send(answer.to_owned()).is_err()
         {
             break;
         }
@@ -246,6 +251,8 @@ fn signal_name(signal: i32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Answer;
+    use crate::capability::Trial;
 
     /// Starts a child that runs `script` for `trials`.
     fn shell(script: &str, trials: &[Trial], patience: Duration) -> Guarded {
@@ -269,7 +276,7 @@ mod tests {
         let (_pipe, path) = waiting_place();
         let script = format!("cat {path} & echo 'its last words' >&2; exit 3");
         let mut child = shell(&script, &[], LONG);
-        let Err(Problem::Died(how)) = child.next() else {
+        let Err(Problem::Died(how)) = child.next::<Answer>() else {
             panic!("it gave no answer");
         };
         assert_eq!(how, "exit status: 3: its last words");
@@ -281,7 +288,7 @@ mod tests {
         let answer = serde_json::to_string(&Answer::Yes).unwrap();
         let script = format!("cat {path} & echo '{MARK}{answer}'; exit 3");
         let mut child = shell(&script, &[], LONG);
-        assert_eq!(child.next().unwrap(), Answer::Yes);
+        assert_eq!(child.next::<Answer>().unwrap(), Answer::Yes);
         let status = child.end().unwrap();
         assert!(matches!(child.died(status), Problem::Died(how) if how == "exit status: 3"));
     }
@@ -290,7 +297,9 @@ mod tests {
     fn the_last_words_of_a_talkative_child_are_kept() {
         let script = "head -c 300000 /dev/zero | tr '\\0' '\\n' >&2; echo last >&2; exit 1";
         let mut child = shell(script, &[], LONG);
-        assert!(matches!(child.next(), Err(Problem::Died(how)) if how == "exit status: 1: last"));
+        assert!(
+            matches!(child.next::<Answer>(), Err(Problem::Died(how)) if how == "exit status: 1: last")
+        );
     }
 
     #[test]
@@ -306,6 +315,6 @@ mod tests {
         let trials = vec![trial; 20_000];
         let patience = Duration::from_millis(1);
         let mut child = shell(&format!("exec cat {path}"), &trials, patience);
-        assert!(matches!(child.next(), Err(Problem::Hung(_))));
+        assert!(matches!(child.next::<Answer>(), Err(Problem::Hung(_))));
     }
 }

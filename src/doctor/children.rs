@@ -6,10 +6,13 @@ use std::fmt;
 use std::time::Duration;
 
 use egmem_core::doctor::Libraries;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
+use crate::backing::Chosen;
 use crate::capability::{Path, Trial};
 use crate::child::Guarded;
-use crate::driver::HandleTypes;
+use crate::driver::{HandleTypes, Location};
 use crate::{Answer, Error, Prober, Reason};
 
 /// Runs each batch of trials in a child process; after a crash, runs each remaining trial in a child of its own.
@@ -49,7 +52,7 @@ impl fmt::Debug for Children {
 impl Prober for Children {
     fn open(&mut self) -> Result<(), Reason> {
         (self.progress)("opening the driver");
-        let run = self.run(&[]);
+        let run = self.run::<_, Answer>(&[] as &[Trial]);
         (self.progress)("");
         match run.problem {
             None => Ok(()),
@@ -67,12 +70,7 @@ impl Prober for Children {
         }
         let fresh = trials.iter().copied().filter(|trial| !self.has_hung(trial));
         let fresh: Vec<Trial> = fresh.collect();
-        let mut batch = self.run(&fresh);
-        if batch.problem.is_some() && batch.answers.len() == fresh.len() {
-            // The child died at its end, so any trial may be the cause.
-            batch.answers.clear();
-        }
-        let mut answered = batch.answers.into_iter();
+        let mut answered = self.run(&fresh).answers.into_iter();
         let answers = trials
             .iter()
             .map(|trial| match self.has_hung(trial) {
@@ -83,12 +81,25 @@ impl Prober for Children {
         (self.progress)("");
         answers
     }
+
+    fn choose_all(&mut self, sites: &[(Location, HandleTypes)]) -> Vec<Result<Chosen, Reason>> {
+        if let Some((location, _)) = sites.first() {
+            (self.progress)(&format!("trying registered memory on {location}"));
+        }
+        let mut run = self.run(sites);
+        if let Some(problem) = run.problem {
+            let reason = problem.reason("registered memory");
+            run.answers.resize(sites.len(), Err(reason));
+        }
+        (self.progress)("");
+        run.answers
+    }
 }
 
 /// The result of a child.
-struct Run {
-    /// One answer per trial; fewer only with a problem.
-    answers: Vec<Answer>,
+struct Run<A> {
+    /// One answer per question; fewer only with a problem.
+    answers: Vec<A>,
     /// Why answers are missing or may be wrong.
     problem: Option<Problem>,
 }
@@ -130,20 +141,28 @@ impl Children {
         }
     }
 
-    fn run(&mut self, trials: &[Trial]) -> Run {
-        let mut answers = Vec::with_capacity(trials.len());
-        let problem = self.answer(trials, &mut answers).err();
+    fn run<Q: Serialize, A: DeserializeOwned>(&mut self, questions: &[Q]) -> Run<A> {
+        let mut answers = Vec::with_capacity(questions.len());
+        let problem = self.answer(questions, &mut answers).err();
         tracing::info!(
-            trials = trials.len(),
+            questions = questions.len(),
             answers = answers.len(),
             ?problem,
             "a child has ended"
         );
+        if problem.is_some() && answers.len() == questions.len() {
+            // The child died at its end, so any question may be the cause.
+            answers.clear();
+        }
         Run { answers, problem }
     }
 
-    fn answer(&mut self, trials: &[Trial], answers: &mut Vec<Answer>) -> Result<(), Problem> {
-        let mut child = Guarded::start(&self.command, trials, self.patience)?;
+    fn answer<Q: Serialize, A: DeserializeOwned>(
+        &mut self,
+        questions: &[Q],
+        answers: &mut Vec<A>,
+    ) -> Result<(), Problem> {
+        let mut child = Guarded::start(&self.command, questions, self.patience)?;
         let opened = child.next();
         self.libraries = child.libraries();
         match opened? {
@@ -152,7 +171,7 @@ impl Children {
                 return Err(Problem::Refused(reason));
             }
         }
-        for _ in trials {
+        for _ in questions {
             answers.push(child.next()?);
         }
         match child.end()? {

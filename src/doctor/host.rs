@@ -33,6 +33,9 @@ pub fn rows(host: &HostFacts) -> Vec<(&'static str, String)> {
         };
         rows.push(("Memlock", text + exempt));
     }
+    if let Some(most) = host.max_mappings {
+        rows.push(("Mappings", format!("at most {most} in a process")));
+    }
     if let Some(visible) = &host.cuda_visible_devices {
         rows.push(("Environment", format!("CUDA_VISIBLE_DEVICES={visible}")));
     }
@@ -55,9 +58,15 @@ fn container(host: &HostFacts) -> String {
 fn control_group(host: &HostFacts) -> String {
     match (host.cgroup_memory_limit, host.cgroup_memory_room) {
         (Some(limit), Some(room)) => {
-            format!("at most {} of memory, {} left", Bytes(limit), Bytes(room))
+            let (limit, room) = (Bytes(limit), Bytes(room));
+            format!("at most {limit} of memory, {room} left; registered memory counts")
         }
-        (Some(limit), None) => format!("at most {} of memory", Bytes(limit)),
+        (Some(limit), None) => {
+            format!(
+                "at most {} of memory; registered memory counts",
+                Bytes(limit)
+            )
+        }
         (None, _) => "no memory limit".to_owned(),
     }
 }
@@ -99,6 +108,9 @@ fn huge_pages(host: &HostFacts) -> String {
     }
     if let Some(transparent) = &host.transparent_huge_pages {
         words.push(format!("transparent: {transparent}"));
+    }
+    if let Some(shared) = &host.shared_huge_pages {
+        words.push(format!("shared: {shared}"));
     }
     words.join(", ")
 }

@@ -19,4 +19,6 @@ pub use probe::answer_trials;
 pub use text::to_text;
 
 use egmem_core::doctor::{Answer, Prober, Reason, Report};
-use egmem_core::{Driver, Error, Result, capability, driver, host as facts, size, text as texts};
+use egmem_core::{
+    Driver, Error, Result, backing, capability, driver, host as facts, size, text as texts,
+};

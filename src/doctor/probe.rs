@@ -2,11 +2,12 @@
 
 use std::io::{self, Read, Write};
 
-use egmem_core::doctor::Libraries;
-use serde::Serialize;
+use egmem_core::doctor::{InProcess, Libraries};
+use serde::{Deserialize, Serialize};
 
 use crate::capability::{Capabilities, Trial};
-use crate::{Answer, Driver, Error, Reason, Result};
+use crate::driver::{HandleTypes, Location};
+use crate::{Answer, Driver, Error, Prober, Reason, Result};
 
 /// The prefix of the child's own lines: libraries may print others.
 pub(crate) const MARK: &str = "egmem-probe ";
@@ -14,15 +15,23 @@ pub(crate) const MARK: &str = "egmem-probe ";
 /// The prefix of the line with the child's libraries, before the first answer.
 pub(crate) const LIBRARIES: &str = "egmem-libraries ";
 
-/// Runs trials for the parent's [`Children`](crate::Children), in its child process.
+/// What a child is asked: one JSON array.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Questions {
+    Trials(Vec<Trial>),
+    /// The decisions of `Backing::Auto`.
+    Sites(Vec<(Location, HandleTypes)>),
+}
+
+/// Answers the questions of the parent's [`Children`](crate::Children), in its child process.
 ///
-/// Reads the trials as one JSON array from standard input, opens the driver with `open`, and writes to standard
-/// output: first the libraries that answer for the driver, whether it opens, then an answer per trial, each as JSON on a
-/// line of its own. Calls
-/// `before` for each trial. Returns the number of trials.
+/// Reads one JSON array from standard input, of trials or of places to decide for. Opens the driver with `open`, and writes
+/// to standard output: first the libraries that answer for the driver, whether it opens, then an answer per element, each as
+/// JSON on a line of its own. Calls `before` for each trial. Returns the number of answers.
 ///
 /// # Errors
-/// [`Error::System`] for the pipes, and [`Error::InvalidArgument`] for another text than an array of trials. A driver
+/// [`Error::System`] for the pipes, and [`Error::InvalidArgument`] for another text than such an array. A driver
 /// that does not open is an answer.
 pub fn answer_trials(
     open: impl FnOnce() -> Result<Driver>,
@@ -31,7 +40,7 @@ pub fn answer_trials(
     let fail = |error: io::Error| Error::system("the probe's pipe", &error);
     let mut text = String::new();
     io::stdin().read_to_string(&mut text).map_err(fail)?;
-    let trials: Vec<Trial> =
+    let questions: Questions =
         serde_json::from_str(&text).map_err(|error| Error::invalid("trials", error.to_string()))?;
     let opened = open();
     tell(LIBRARIES, &Libraries::of_this_process()).map_err(fail)?;
@@ -44,12 +53,24 @@ pub fn answer_trials(
         }
     };
     say(&Answer::Yes).map_err(fail)?;
-    let capabilities = Capabilities::of(&driver);
-    for &trial in &trials {
-        before(&trial);
-        say(&capabilities.trial(trial).into()).map_err(fail)?;
+    let mut prober = InProcess(Capabilities::of(&driver));
+    match questions {
+        Questions::Trials(trials) => {
+            for trial in &trials {
+                before(trial);
+                say(&prober.0.trial(*trial).into()).map_err(fail)?;
+            }
+            Ok(trials.len())
+        }
+        Questions::Sites(sites) => {
+            let decisions = prober.choose_all(&sites);
+            decisions
+                .iter()
+                .try_for_each(|decision| tell(MARK, decision))
+                .map_err(fail)?;
+            Ok(decisions.len())
+        }
     }
-    Ok(trials.len())
 }
 
 fn say(answer: &Answer) -> io::Result<()> {

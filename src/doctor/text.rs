@@ -81,6 +81,7 @@ fn facts(report: &Report) -> String {
     rows.extend(topology_rows(report));
     rows.extend(claims(report));
     rows.push(("IMEX channel", report.imex.to_string()));
+    rows.extend(backings(report));
     if report.simulated.is_none() {
         rows.extend(host::rows(&report.host));
     }
@@ -187,6 +188,26 @@ fn claims(report: &Report) -> Vec<(&'static str, String)> {
     kinds
         .into_iter()
         .map(|(kind, gpus)| ("Attributes", format!("{}: {kind}", ranges(&gpus))))
+        .collect()
+}
+
+/// Returns what `Backing::Auto` takes on which nodes, and why.
+fn backings(report: &Report) -> Vec<(&'static str, String)> {
+    let mut kinds: Vec<(String, Vec<i32>)> = Vec::new();
+    for of_node in &report.backings {
+        let decision = match &of_node.chosen {
+            Some(chosen) => chosen.to_string(),
+            None => format!("none: {}", of_node.reason),
+        };
+        let kind = format!("{} → {decision}", column(&of_node.handle_types));
+        match kinds.iter_mut().find(|(known, _)| *known == kind) {
+            Some((_, nodes)) => nodes.push(of_node.node.0),
+            None => kinds.push((kind, vec![of_node.node.0])),
+        }
+    }
+    kinds
+        .into_iter()
+        .map(|(kind, nodes)| ("Auto backing", format!("{}: {kind}", ranges(&nodes))))
         .collect()
 }
 

@@ -3,7 +3,7 @@
 use std::process::{Command, Output, Stdio};
 
 use egmem_tests::{egmem, egmem_program, words};
-use serde_json::Value;
+use serde_json::{Value, json as value};
 
 const PRESETS: [&str; 4] = ["gh200", "gh200x4", "gb200", "h200x8"];
 
@@ -114,6 +114,25 @@ fn doctors_json_has_every_node_gpu_path_and_handle_type() {
         }
     }
     assert!(channels.contains(&true) && channels.contains(&false));
+}
+
+#[test]
+fn doctor_says_what_auto_takes_on_each_node_and_why() {
+    let backings = |preset: &str| json(&doctor(&["--json", "--sim", preset]))["backings"].take();
+    let registered = value!({"backing": "registered", "why": "faster"});
+    let reason = "registered memory is pinned faster";
+    let of = |bits: u32| value!({"node": 0, "handle_types": bits, "chosen": registered, "reason": reason});
+    assert_eq!(backings("h200x8"), value!([of(0), of(1)]));
+    let coherent = backings("gb200");
+    let coherent = coherent.as_array().unwrap();
+    let reasons = ["coherent", "coherent", "fabric"];
+    for (backing, why) in coherent.iter().zip(reasons.iter().cycle()) {
+        assert_eq!(backing["chosen"], value!({"backing": "driver", "why": why}));
+    }
+    assert_eq!(coherent.len(), 2 * 3);
+    let text = stdout(&doctor(&["--sim", "h200x8"]));
+    let row = format!("0: not shared → registered: {reason}");
+    assert!(text.contains(&row), "{text}");
 }
 
 #[test]
@@ -230,6 +249,14 @@ fn an_answer_of_a_child_that_then_dies_does_not_count() {
             assert_eq!(answer, "no");
             assert_eq!(reason["kind"], "ProbeDied");
         }
+    }
+    for backing in report["backings"].as_array().unwrap() {
+        assert_eq!(backing["chosen"], Value::Null);
+        let reason = backing["reason"].as_str().unwrap();
+        assert!(
+            reason.contains("the probe of registered memory died"),
+            "{reason}"
+        );
     }
 }
 

@@ -30,6 +30,7 @@ pub(super) fn advise(report: &Report) -> Vec<Advice> {
         advice.on_access_to_gpus(report);
         advice.on_limits(report);
         advice.on_kernel(report);
+        advice.on_huge_pages(report);
         advice.on_traps(report);
     }
     advice.0
@@ -37,6 +38,9 @@ pub(super) fn advise(report: &Report) -> Vec<Advice> {
 
 /// If the control group leaves less, even small buffers fail.
 const LITTLE_ROOM: u64 = 1 << 30;
+
+/// The kernel's default for `vm.max_map_count`.
+const USUAL_MAPPINGS: u64 = 65_530;
 
 struct Advisor(Vec<Advice>);
 
@@ -169,6 +173,12 @@ impl Advisor {
                     "raise its limit (memory.max, docker --memory)";
             }
         }
+        if let Some(most) = host.max_mappings {
+            advise! { self;
+                most < USUAL_MAPPINGS => "mappings", ("a process may have only {most} mappings, and each chunk of memory takes one"),
+                    "sysctl vm.max_map_count=65530, the kernel's default, or more";
+            }
+        }
     }
 
     /// Faults that others have reported of this version of the kernel module.
@@ -184,6 +194,25 @@ impl Advisor {
         for trap in traps::found(&machine) {
             let finding = format!("the driver is {}: {}", module.version, trap.finding);
             self.add("trap", finding, trap.remedy);
+        }
+    }
+
+    /// Without huge pages registered memory is not faster than the driver's.
+    fn on_huge_pages(&mut self, report: &Report) {
+        let host = &report.host;
+        let of_private = host.transparent_huge_pages.as_deref().unwrap_or_default();
+        let of_shared = host.shared_huge_pages.as_deref().unwrap_or_default();
+        if report.topology.gpus().iter().any(|gpu| gpu.coherent) {
+            return;
+        }
+        advise! { self;
+            of_private == "never" => "pages", ("transparent huge pages are off"),
+                "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled: registered memory in huge pages is pinned \
+                 several times as fast as the driver's";
+            matches!(of_shared, "never" | "deny") => "pages",
+                ("transparent huge pages are off for memory that processes share ({of_shared})"),
+                "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled: shareable registered memory in huge \
+                 pages is pinned several times as fast as the driver's";
         }
     }
 

@@ -5,6 +5,7 @@
 //! have crashed inside such calls.
 
 mod advice;
+mod auto_backing;
 mod libraries;
 mod prober;
 mod reason;
@@ -15,6 +16,7 @@ mod traps;
 use serde::Serialize;
 
 pub use advice::Advice;
+pub use auto_backing::AutoBacking;
 pub use libraries::Libraries;
 pub use prober::{Answer, InProcess, Prober, Tried};
 pub use reason::Reason;
@@ -46,6 +48,8 @@ pub struct Report {
     pub host: HostFacts,
     /// The results of all trials: every node, GPU, path and set of handle types.
     pub capabilities: Vec<Tried>,
+    /// What `Backing::Auto` takes on each host node.
+    pub backings: Vec<AutoBacking>,
     /// Settings that should change, and what to do.
     pub advice: Vec<Advice>,
 }
@@ -102,6 +106,7 @@ impl Report {
         prober: &mut dyn Prober,
     ) -> Self {
         let capabilities = try_all(&topology, prober);
+        let backings = auto_backing::choose_all(&topology, &capabilities, prober);
         let working_gpus: Vec<i32> = topology
             .gpus()
             .iter()
@@ -132,6 +137,7 @@ impl Report {
             topology,
             host,
             capabilities,
+            backings,
             advice: Vec::new(),
         }
     }
@@ -151,6 +157,7 @@ impl Report {
             imex: ImexChannel::find(),
             host,
             capabilities: Vec::new(),
+            backings: Vec::new(),
             advice: Vec::new(),
         }
     }

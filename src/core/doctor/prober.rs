@@ -3,7 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Libraries, Reason};
+use crate::backing::choose::choose;
+use crate::backing::{Backing, Chosen};
 use crate::capability::{Capabilities, Support, Trial};
+use crate::driver::{HandleTypes, Location};
 
 /// The result of a trial, as text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -68,6 +71,10 @@ pub trait Prober {
 
     /// Runs all of `trials`, which share one location and path. Returns one answer each, in order.
     fn try_all(&mut self, trials: &[Trial]) -> Vec<Answer>;
+
+    /// Decides for [`Backing::Auto`] at each location with these handle types, for memory that is open to the CPU and all
+    /// GPUs. Returns one decision each, in order, or why there is none.
+    fn choose_all(&mut self, sites: &[(Location, HandleTypes)]) -> Vec<Result<Chosen, Reason>>;
 }
 
 /// Runs trials in this process: a crash ends the process.
@@ -84,6 +91,12 @@ impl Prober for InProcess {
             .iter()
             .map(|&trial| self.0.trial(trial).into())
             .collect()
+    }
+
+    fn choose_all(&mut self, sites: &[(Location, HandleTypes)]) -> Vec<Result<Chosen, Reason>> {
+        let choose = |&site| choose(self.0.driver(), Backing::Auto, site, &[]);
+        let chosen = sites.iter().map(choose);
+        chosen.map(|chosen| chosen.map_err(Reason::from)).collect()
     }
 }
 

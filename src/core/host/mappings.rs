@@ -4,6 +4,9 @@ use crate::driver::Code;
 use crate::topology::kernel::Kernel;
 use crate::{Driver, DriverError, Error};
 
+/// The file with the most mappings that a process may have.
+pub(super) const LIMIT: &str = "/proc/sys/vm/max_map_count";
+
 /// How many mappings below the limit the kernel may refuse one: a call may need several, and others may have gone since.
 const SLACK: u64 = 64;
 
@@ -26,7 +29,7 @@ impl Mappings {
     }
 
     fn read(kernel: &Kernel) -> Option<Self> {
-        let limit = kernel.read("/proc/sys/vm/max_map_count")?;
+        let limit = kernel.read(LIMIT)?;
         let maps = kernel.read_bytes("/proc/self/maps")?;
         Some(Self {
             count: maps.iter().filter(|&&byte| byte == b'\n').count() as u64,

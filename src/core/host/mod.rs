@@ -40,6 +40,10 @@ pub struct HostFacts {
     pub huge_pages: Vec<HugePages>,
     /// The setting for transparent huge pages: `always`, `madvise` or `never`.
     pub transparent_huge_pages: Option<String>,
+    /// The same for memory that processes share: `always`, `within_size`, `advise`, `never`, `deny` or `force`.
+    pub shared_huge_pages: Option<String>,
+    /// The most mappings that a process may have (`vm.max_map_count`).
+    pub max_mappings: Option<u64>,
     /// How many bytes this process may lock (RLIMIT_MEMLOCK). Source: `/proc/self/limits`.
     pub memlock: Option<Limit>,
     /// How many bytes of addresses this process may have (RLIMIT_AS). Source: `/proc/self/limits`.
@@ -155,6 +159,9 @@ impl HostFacts {
             huge_pages: huge_pages(kernel),
             transparent_huge_pages: line("/sys/kernel/mm/transparent_hugepage/enabled")
                 .and_then(|text| parse::chosen(&text)),
+            shared_huge_pages: line("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+                .and_then(|text| parse::chosen(&text)),
+            max_mappings: line(mappings::LIMIT).and_then(|text| text.parse().ok()),
             memlock: limit(parse::MEMLOCK),
             address_space: limit(parse::ADDRESS_SPACE),
             cgroup_memory_limit: cgroup::memory_limit(kernel),
@@ -261,6 +268,11 @@ mod tests {
             "sys/kernel/mm/transparent_hugepage/enabled",
             "always [madvise] never\n",
         );
+        tree.file(
+            "sys/kernel/mm/transparent_hugepage/shmem_enabled",
+            "always within_size advise [never] deny force\n",
+        );
+        tree.file("proc/sys/vm/max_map_count", "65530\n");
         let facts = HostFacts::of(&tree.kernel());
 
         assert_eq!(
@@ -298,6 +310,8 @@ mod tests {
             .collect();
         assert_eq!(sizes, [(2 << 20, 7), (512 << 20, 0)]);
         assert_eq!(facts.transparent_huge_pages.as_deref(), Some("madvise"));
+        assert_eq!(facts.shared_huge_pages.as_deref(), Some("never"));
+        assert_eq!(facts.max_mappings, Some(65_530));
         assert!(
             facts
                 .device_nodes

@@ -27,6 +27,9 @@ fn healthy(machine: Machine) -> Report {
         container: None,
         numa_balancing: None,
         page_size: None,
+        transparent_huge_pages: None,
+        shared_huge_pages: None,
+        max_mappings: None,
         cuda_visible_devices: None,
         ld_preload: None,
         ld_so_preload: Vec::new(),
@@ -45,7 +48,7 @@ fn a_healthy_machine_gets_no_advice_and_each_fault_its_own() {
     assert_eq!(abouts(&good), [""; 0]);
 
     type Break = fn(&mut Report);
-    let faults: [(&str, Break); 7] = [
+    let faults: [(&str, Break); 8] = [
         ("container", |report| {
             report.host.container = Some(Container::Docker);
             report.host.cap_sys_nice = Some(false);
@@ -57,6 +60,9 @@ fn a_healthy_machine_gets_no_advice_and_each_fault_its_own() {
         }),
         ("cgroup", |report| {
             report.host.cgroup_memory_room = Some(5 << 20);
+        }),
+        ("mappings", |report| {
+            report.host.max_mappings = Some(30_000);
         }),
         ("numa", |report| report.host.numa_balancing = Some(true)),
         ("pages", |report| report.host.page_size = Some(4096)),
@@ -149,6 +155,41 @@ fn settings_of_coherent_machines_matter_to_them_alone() {
     report.host.numa_balancing = Some(true);
     report.host.page_size = Some(4096);
     assert_eq!(abouts(&report), [""; 0]);
+}
+
+#[test]
+fn huge_pages_that_are_off_are_named_where_they_decide() {
+    type Set = fn(&mut HostFacts);
+    let settings: [(&str, Set); 3] = [
+        ("transparent_hugepage/enabled", |host| {
+            host.transparent_huge_pages = Some("never".into());
+        }),
+        ("transparent_hugepage/shmem_enabled", |host| {
+            host.shared_huge_pages = Some("never".into());
+        }),
+        ("transparent_hugepage/shmem_enabled", |host| {
+            host.shared_huge_pages = Some("deny".into());
+        }),
+    ];
+    let with = |machine, set: Set| {
+        let mut report = healthy(machine);
+        set(&mut report.host);
+        let advice = advise(&report).into_iter();
+        advice
+            .filter(|advice| advice.about == "pages")
+            .collect::<Vec<_>>()
+    };
+    for (file, set) in settings {
+        let named = with(Machine::h200x8(), set);
+        assert_eq!(named.len(), 1);
+        assert!(named[0].remedy.contains(file), "{named:?}");
+        assert_eq!(with(Machine::gh200(), set), []);
+    }
+    let fine = |host: &mut HostFacts| {
+        host.transparent_huge_pages = Some("madvise".into());
+        host.shared_huge_pages = Some("advise".into());
+    };
+    assert_eq!(with(Machine::h200x8(), fine), []);
 }
 
 #[test]
