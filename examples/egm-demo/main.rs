@@ -1,7 +1,7 @@
 //! One node's Extended GPU Memory, shown to work: `cargo run --release --example egm-demo`.
 //!
-//! Finds the GPUs and their host NUMA nodes, allocates on every node through VMM and through a
-//! pool, grants the CPU and the GPUs access, proves the bytes from both sides, and on real GPUs
+//! Finds the GPUs and their host NUMA nodes, allocates on every node through VMM, by registering
+//! pages and through a pool, grants the CPU and the GPUs access, proves the bytes from both sides, and on real GPUs
 //! measures the bandwidth. `--help` tells the rest.
 
 mod args;

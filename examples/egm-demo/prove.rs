@@ -1,8 +1,8 @@
-//! The proofs: memory of both paths on every node, seen by the CPU and by every GPU.
+//! The proofs: memory of every path on every node, seen by the CPU and by every GPU.
 
 use egmem::driver::{Driver, Location, NodeId, PoolApi};
 use egmem::proof::Prover;
-use egmem::{Buffer, Pool, PoolBuffer, Result, Stream};
+use egmem::{Backing, Buffer, Pool, PoolBuffer, Result, Stream};
 use indicatif::ProgressBar;
 
 use super::report::{Path, Proof};
@@ -21,9 +21,10 @@ impl Plan<'_> {
         (self.nodes.len() * self.gpus.len() * self.ways().len()) as u64
     }
 
-    /// Both paths, and the pool through each API that there is.
+    /// All paths, and the pool through each API that there is.
     fn ways(&self) -> Vec<(Path, PoolApi)> {
-        let mut ways = vec![(Path::Vmm, PoolApi::Driver), (Path::Pool, PoolApi::Driver)];
+        let paths = [Path::Vmm, Path::Registered, Path::Pool];
+        let mut ways = Vec::from(paths.map(|path| (path, PoolApi::Driver)));
         if self.runtime().is_ok() {
             ways.push((Path::Pool, PoolApi::Runtime));
         }
@@ -102,7 +103,7 @@ impl Plan<'_> {
     }
 }
 
-/// The API's name; VMM exists in the driver API alone.
+/// The API's name; VMM and registration exist in the driver API alone.
 fn api_name(path: Path, api: PoolApi) -> &'static str {
     match (path, api) {
         (Path::Pool, PoolApi::Runtime) => "runtime",
@@ -112,7 +113,7 @@ fn api_name(path: Path, api: PoolApi) -> &'static str {
 
 /// Memory on a host node, granted to the CPU and to GPUs.
 enum HostMemory {
-    Vmm(Buffer),
+    Buffer(Buffer),
     Pool(PoolBuffer),
 }
 
@@ -131,7 +132,13 @@ impl HostMemory {
                 .access_by(access)
                 .bytes(bytes)
                 .allocate(driver)
-                .map(Self::Vmm),
+                .map(Self::Buffer),
+            // It is open to every GPU, or to none.
+            Path::Registered => Buffer::on(node)
+                .backing(Backing::Registered)
+                .bytes(bytes)
+                .allocate(driver)
+                .map(Self::Buffer),
             Path::Pool => {
                 let pool = Pool::options(node)
                     .access_by(access)
@@ -148,7 +155,7 @@ impl HostMemory {
 
     fn prove(&self, prover: &Prover, seed: u64) -> Result<()> {
         match self {
-            Self::Vmm(buffer) => prover.prove(buffer, &buffer.cpu()?, seed),
+            Self::Buffer(buffer) => prover.prove(buffer, &buffer.cpu()?, seed),
             Self::Pool(buffer) => prover.prove(buffer, &buffer.cpu()?, seed),
         }
     }

@@ -72,6 +72,7 @@ pub struct Gpu {
 #[serde(rename_all = "lowercase")]
 pub enum Path {
     Vmm,
+    Registered,
     Pool,
 }
 

@@ -118,6 +118,7 @@ pub fn proofs(proofs: &[Proof], malloc_async: &[Proof]) -> String {
 fn way(proof: &Proof) -> &'static str {
     match (proof.path, proof.api) {
         (Path::Vmm, _) => "vmm",
+        (Path::Registered, _) => "registered",
         (Path::Pool, "runtime") => "pool (runtime API)",
         (Path::Pool, _) => "pool",
     }

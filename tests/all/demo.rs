@@ -46,7 +46,7 @@ fn the_environment_names_a_machine_and_an_option_wins() {
 }
 
 #[test]
-fn every_preset_proves_every_pair_by_both_paths() {
+fn every_preset_proves_every_pair_by_every_path() {
     for preset in PRESETS {
         let report = json(&["--sim", preset, "--size", "256KiB", "--json"]);
         assert_eq!(report["backend"], "simulated", "{preset}");
@@ -67,7 +67,7 @@ fn every_preset_proves_every_pair_by_both_paths() {
         let proofs = report["proofs"].as_array().expect("proofs");
         for node in nodes {
             for gpu in gpus {
-                for path in ["vmm", "pool"] {
+                for path in ["vmm", "registered", "pool"] {
                     let found: Vec<&Value> = proofs
                         .iter()
                         .filter(|proof| {

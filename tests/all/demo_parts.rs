@@ -158,7 +158,7 @@ fn each_proof_runs_a_kernel_and_leaves_nothing_behind() {
 
 #[test]
 fn a_kernel_that_fails_fails_its_own_proof_alone() {
-    for nth in 1..=8 {
+    for nth in 1..=12 {
         let driver = Driver::simulated(Machine::gh200x4()).expect("the simulator");
         let sim = driver.sim().expect("it is simulated");
         sim.fail(Call::LaunchKernel, nth, Code::LAUNCH_OUT_OF_RESOURCES);
