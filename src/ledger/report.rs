@@ -176,6 +176,12 @@ impl Sums {
         at.fold(0, |sum, (_, &bytes)| sum.saturating_add(bytes))
     }
 
+    /// Returns the bytes of registered memory on a node.
+    fn registered(&self, node: Location) -> u64 {
+        let sum = self.0.get(&(node, AllocPath::Registered));
+        sum.copied().unwrap_or(0)
+    }
+
     /// Returns the bytes of managed memory that were allocated for a GPU.
     fn managed(&self, gpu: Location) -> u64 {
         let sum = self.0.get(&(gpu, AllocPath::Managed));
@@ -231,16 +237,21 @@ fn nodes(driver: Option<&Driver>, sums: &Sums, warnings: &mut Vec<String>) -> Ve
         1 => sums.accounted(Location::Host),
         _ => 0,
     };
+    let is_simulated = driver.is_some_and(Driver::is_simulated);
     let uses = topology.nodes().iter().map(|node| {
         let counts = topology.counts(node.id);
         let free = counts.map_or(node.memory_free, |counts| Some(counts.free));
-        let kernel = counts.map(|counts| counts.ordinary);
+        // The kernel counts registered memory, which is the process's own. No kernel counts that of a simulated machine.
+        let registered = match is_simulated {
+            true => Some(sums.registered(node.id.into())).filter(|&bytes| bytes > 0),
+            false => None,
+        };
+        let kernel = counts.map_or(registered, |counts| Some(counts.ordinary));
         let total = node.memory_total;
         let accounted = sums.accounted(node.id.into()).saturating_add(unplaced);
         let used = total.saturating_sub(free.unwrap_or(total));
         let explained = accounted.saturating_add(kernel.unwrap_or(0));
         // Where the kernel does not report its own use, the rest says nothing on a real machine.
-        let is_simulated = driver.is_some_and(Driver::is_simulated);
         let is_known = free.is_some() && (is_simulated || kernel.is_some());
         NodeUse {
             node: node.id,

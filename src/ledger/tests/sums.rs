@@ -1,6 +1,7 @@
 //! The memory of processes, nodes and GPUs, summed up.
 
 use egmem_share::{BootId, Identity, InstanceId};
+use serde_json::Value;
 
 use egmem_core::Backing;
 use egmem_core::driver::HandleType;
@@ -175,6 +176,49 @@ fn imported_pages_are_in_the_kernels_counters() {
         assert_eq!(report.nodes[0].accounted, accounted);
         assert_eq!(report.kept.len(), 1);
     }
+}
+
+/// The kernel counts it, and no ledger again.
+#[test]
+fn registered_memory_is_the_processes_own_and_the_sums_of_its_node_add_up() {
+    let driver = Driver::simulated(Machine::h200x8()).unwrap();
+    let of = |backing, bytes| {
+        let options = Buffer::on(NodeId(0)).backing(backing).bytes(bytes);
+        options
+            .label(backing.to_string())
+            .allocate(&driver)
+            .unwrap()
+    };
+    let memory = [
+        of(Backing::Driver, 4 * MIB),
+        of(Backing::Registered, 6 * MIB),
+        of(Backing::Auto, 2 * MIB),
+    ];
+    let ledger = Ledger::of(&driver);
+    let report = Report::of(vec![ledger.clone()], Vec::new(), Some(&driver));
+    let node = &report.nodes[0];
+    assert_eq!((node.used, node.accounted), (12 * MIB, 4 * MIB));
+    assert_eq!((node.kernel, node.unaccounted), (Some(8 * MIB), Some(0)));
+    let text = report.to_text();
+    let row = text.lines().find(|line| line.contains("6 MiB")).unwrap();
+    assert!(
+        row.contains("node 0") && row.contains("registered"),
+        "{text}"
+    );
+
+    let json = serde_json::to_value(&ledger).unwrap();
+    let backing = |label: &str| {
+        let entries = json["allocations"].as_array().unwrap().iter();
+        let mut of_label = entries.filter(|entry| entry["label"] == label);
+        let entry = of_label.next().unwrap();
+        (entry["path"].clone(), entry["backing"]["why"].clone())
+    };
+    assert_eq!(backing("driver"), ("vmm".into(), Value::Null));
+    assert_eq!(backing("registered"), ("registered".into(), "asked".into()));
+    assert_eq!(backing("auto"), ("registered".into(), "faster".into()));
+    drop(memory);
+    let report = Report::of(vec![Ledger::of(&driver)], Vec::new(), Some(&driver));
+    assert_eq!((report.nodes[0].used, report.nodes[0].kernel), (0, None));
 }
 
 /// A ledger with one import of the identity.
