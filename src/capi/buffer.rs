@@ -1,7 +1,8 @@
 //! Buffers: memory of this process, of another one, or of a pool.
 
-use std::ffi::c_void;
+use std::ffi::{c_char, c_void};
 use std::mem;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use egmem::driver::{Access, DevicePtr, Location};
@@ -14,10 +15,10 @@ use crate::call::call;
 use crate::call_site::call_that_allocates;
 use crate::failure::{Failure, Outcome};
 use crate::options::{check_flags, read, read_grants};
-use crate::types::read_handle_types;
+use crate::types::{backing_of, read_backing, read_handle_types};
 use crate::{
     EGM_OVERCOMMIT, EGM_ROOM_FOR_PROBES, EGM_SHAREABLE, args, egm_buffer_options, egm_driver,
-    egm_grant, egm_location, egm_status, egm_stream,
+    egm_grant, egm_location, egm_status, egm_stream, text,
 };
 
 /// Memory at one address for the CPU and the GPUs: allocated here, received from another process, fetched from a
@@ -122,6 +123,9 @@ unsafe fn allocate(driver: &egm_driver, options: &egm_buffer_options) -> Outcome
     if options.chunk != 0 {
         build = build.chunk(options.chunk);
     }
+    if let Some(backing) = read_backing(options.backing)? {
+        build = build.backing(backing);
+    }
     if is(EGM_SHAREABLE) {
         build = build.shareable();
     }
@@ -217,6 +221,41 @@ pub unsafe extern "C" fn egm_buffer_location(
         let out = args::out(out, "out")?;
         // SAFETY: the caller's promise.
         unsafe { out.write(egm_location::of(buffer.memory.memory().location())) };
+        Ok(())
+    })
+}
+
+/// Returns what the memory is, ::EGM_BACKING_DRIVER or ::EGM_BACKING_REGISTERED, and writes why, as text, to `reason`
+/// unless it is null. Free the text by egm_string_free().
+///
+/// Fails with ::EGM_INVALID_ARGUMENT for memory that egm_buffer_create() and egm_buffer_near() did not make.
+///
+/// # Safety
+/// `buffer` is null or a buffer; `out` and `reason` are null or may be written. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_buffer_backing(
+    buffer: *const egm_buffer,
+    out: *mut i32,
+    reason: *mut *mut c_char,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let buffer = unsafe { args::object(buffer, "buffer")? };
+        let out = args::out(out, "out")?;
+        let Kind::Own(own) = &buffer.memory else {
+            return Err(Failure::invalid(
+                "buffer",
+                "its memory was not allocated by egm_buffer_create()",
+            ));
+        };
+        let chosen = own.backing();
+        // SAFETY: the caller's promise.
+        unsafe {
+            out.write(backing_of(chosen.backing));
+            if let Some(reason) = NonNull::new(reason) {
+                text::give(reason, chosen.why.to_string());
+            }
+        }
         Ok(())
     })
 }

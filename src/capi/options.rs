@@ -51,6 +51,8 @@ pub struct egm_buffer_options {
     pub flags: u32,
     /// The memory's name in the ledger; may be null.
     pub label: *const c_char,
+    /// What the memory is: one of `EGM_BACKING_…`; 0: ::EGM_BACKING_DRIVER.
+    pub backing: i32,
 }
 
 /// Options of a heap. Set `struct_size` to sizeof(egm_heap_options), and the fields that you do not need to 0.

@@ -2,6 +2,7 @@
 
 use std::ffi::c_char;
 
+use egmem::Backing;
 use egmem::driver::{Access, AccessDesc, HandleTypes, Location};
 
 use crate::failure::{Failure, Outcome};
@@ -29,6 +30,16 @@ pub const EGM_ACCESS_READ_WRITE: i32 = 3;
 pub const EGM_HANDLE_POSIX_FD: u32 = 1;
 /// Shareable as a fabric handle, with the nodes of an IMEX domain.
 pub const EGM_HANDLE_FABRIC: u32 = 8;
+
+/// For `backing`: the default of the type.
+pub const EGM_BACKING_DEFAULT: i32 = 0;
+/// Memory that the driver creates on the node: cuMemCreate.
+pub const EGM_BACKING_DRIVER: i32 = 1;
+/// Pages of the process on the node, which the driver pins chunk by chunk: cuMemHostRegister. Other code's copies by the
+/// driver, of addresses alone, must end where a chunk ends.
+pub const EGM_BACKING_REGISTERED: i32 = 2;
+/// Registered pages where they are as good or better, else the driver's memory.
+pub const EGM_BACKING_AUTO: i32 = 3;
 
 /// Where memory lies, or where accesses come from. The numbers are those of CUDA's CUmemLocation.
 #[repr(C)]
@@ -102,6 +113,29 @@ pub(crate) fn read_access(access: i32) -> Outcome<Access> {
         let why = format!("{access} is none of EGM_ACCESS_NONE, _READ and _READ_WRITE");
         Failure::invalid("access", why)
     })
+}
+
+/// Reads what memory is to be; `None` for the default.
+pub(crate) fn read_backing(backing: i32) -> Outcome<Option<Backing>> {
+    match backing {
+        EGM_BACKING_DEFAULT => Ok(None),
+        EGM_BACKING_DRIVER => Ok(Some(Backing::Driver)),
+        EGM_BACKING_REGISTERED => Ok(Some(Backing::Registered)),
+        EGM_BACKING_AUTO => Ok(Some(Backing::Auto)),
+        _ => {
+            let why =
+                format!("{backing} is none of EGM_BACKING_DEFAULT, _DRIVER, _REGISTERED and _AUTO");
+            Err(Failure::invalid("backing", why))
+        }
+    }
+}
+
+pub(crate) const fn backing_of(backing: Backing) -> i32 {
+    match backing {
+        Backing::Driver => EGM_BACKING_DRIVER,
+        Backing::Registered => EGM_BACKING_REGISTERED,
+        Backing::Auto => EGM_BACKING_AUTO,
+    }
 }
 
 pub(crate) fn read_handle_types(bits: u32) -> Outcome<HandleTypes> {

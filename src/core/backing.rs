@@ -148,7 +148,7 @@ impl Why {
 
     /// Returns the error for a program that asked for registered memory.
     fn refusal(&self) -> Error {
-        let valid = "Backing::Driver, or Backing::Auto to have it chosen";
+        let valid = "driver, or auto to have it chosen";
         Error::invalid_of("backing", self.to_string(), valid)
     }
 }

@@ -83,6 +83,19 @@
 /// Shareable as a fabric handle, with the nodes of an IMEX domain.
 #define EGM_HANDLE_FABRIC 8
 
+/// For `backing`: the default of the type.
+#define EGM_BACKING_DEFAULT 0
+
+/// Memory that the driver creates on the node: cuMemCreate.
+#define EGM_BACKING_DRIVER 1
+
+/// Pages of the process on the node, which the driver pins chunk by chunk: cuMemHostRegister. Other code's copies by the
+/// driver, of addresses alone, must end where a chunk ends.
+#define EGM_BACKING_REGISTERED 2
+
+/// Registered pages where they are as good or better, else the driver's memory.
+#define EGM_BACKING_AUTO 3
+
 /// The result of a call: ::EGM_OK, or the reason for a failure. The values never change; later versions may add some.
 ///
 /// egm_last_error_message() and egm_last_error_remedy() say more.
@@ -260,6 +273,8 @@ typedef struct egm_buffer_options {
     uint32_t flags;
     /// The memory's name in the ledger; may be null.
     const char *label;
+    /// What the memory is: one of `EGM_BACKING_…`; 0: ::EGM_BACKING_DRIVER.
+    int32_t backing;
 } egm_buffer_options;
 
 /// Options of a client. Set `struct_size` to sizeof(egm_client_options), and the fields that you do not need to 0.
@@ -491,6 +506,15 @@ egm_status egm_buffer_size(const struct egm_buffer *buffer, uint64_t *out);
 /// Contract:
 /// `buffer` is null or a buffer; `out` is null or may be written. Any thread may call this.
 egm_status egm_buffer_location(const struct egm_buffer *buffer, struct egm_location *out);
+
+/// Returns what the memory is, ::EGM_BACKING_DRIVER or ::EGM_BACKING_REGISTERED, and writes why, as text, to `reason`
+/// unless it is null. Free the text by egm_string_free().
+///
+/// Fails with ::EGM_INVALID_ARGUMENT for memory that egm_buffer_create() and egm_buffer_near() did not make.
+///
+/// Contract:
+/// `buffer` is null or a buffer; `out` and `reason` are null or may be written. Any thread may call this.
+egm_status egm_buffer_backing(const struct egm_buffer *buffer, int32_t *out, char **reason);
 
 /// Returns a location's access to the memory: one of `EGM_ACCESS_…`.
 ///

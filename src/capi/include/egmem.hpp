@@ -306,6 +306,23 @@ public:
         return bytes;
     }
 
+    /// EGM_BACKING_DRIVER or EGM_BACKING_REGISTERED, of memory that was allocated here.
+    std::int32_t backing() const
+    {
+        std::int32_t found = 0;
+        check(egm_buffer_backing(get(), &found, nullptr));
+        return found;
+    }
+
+    /// Why the memory is what it is.
+    std::string backing_reason() const
+    {
+        std::int32_t found = 0;
+        char *text = nullptr;
+        check(egm_buffer_backing(get(), &found, &text));
+        return detail::taken(text);
+    }
+
     void write(std::uint64_t offset, const void *from, std::size_t len) { check(egm_buffer_write(get(), offset, from, len)); }
     void read(std::uint64_t offset, void *to, std::size_t len) const { check(egm_buffer_read(get(), offset, to, len)); }
 

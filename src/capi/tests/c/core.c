@@ -69,7 +69,7 @@ static void buffers(void)
 {
     egm_driver *driver = simulated("gh200x4");
     egm_buffer *buffer = NULL;
-    egm_buffer_options options = {sizeof options, {EGM_LOCATION_HOST_NUMA, 1}, 3 << 20, NULL, 0, 0, 0, 0, "weights"};
+    egm_buffer_options options = {sizeof options, {EGM_LOCATION_HOST_NUMA, 1}, 3 << 20, NULL, 0, 0, 0, 0, "weights", 0};
     OK(egm_buffer_create(driver, &options, &buffer));
     uint64_t size;
     OK(egm_buffer_size(buffer, &size));
@@ -110,11 +110,45 @@ static void buffers(void)
     OK(egm_buffer_destroy(NULL));
 }
 
+static void backings(void)
+{
+    egm_driver *driver = simulated("h200x8");
+    egm_buffer *buffer = NULL;
+    egm_buffer_options options = {sizeof options, {EGM_LOCATION_HOST_NUMA, 0}, 3 << 20, NULL, 0, 0, 0, 0, NULL, 0};
+    static const struct {
+        int32_t asked, chosen;
+        const char *reason;
+    } cases[] = {{EGM_BACKING_DEFAULT, EGM_BACKING_DRIVER, "asked for it"},
+                 {EGM_BACKING_DRIVER, EGM_BACKING_DRIVER, "asked for it"},
+                 {EGM_BACKING_REGISTERED, EGM_BACKING_REGISTERED, "asked for it"},
+                 {EGM_BACKING_AUTO, EGM_BACKING_REGISTERED, "pinned faster"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int32_t chosen = 0;
+        char *reason = NULL;
+        options.backing = cases[i].asked;
+        OK(egm_buffer_create(driver, &options, &buffer));
+        OK(egm_buffer_backing(buffer, &chosen, &reason));
+        CHECK(chosen == cases[i].chosen && strstr(reason, cases[i].reason) != NULL);
+        OK(egm_string_free(reason));
+        OK(egm_buffer_backing(buffer, &chosen, NULL));
+        OK(egm_buffer_fill(buffer, 0, 3 << 20, 7));
+        OK(egm_buffer_destroy(buffer));
+    }
+    /* A program of a version without the field. */
+    options.struct_size = offsetof(egm_buffer_options, backing);
+    OK(egm_buffer_create(driver, &options, &buffer));
+    int32_t chosen = 0;
+    OK(egm_buffer_backing(buffer, &chosen, NULL));
+    CHECK(chosen == EGM_BACKING_DRIVER);
+    OK(egm_buffer_destroy(buffer));
+    OK(egm_driver_destroy(driver));
+}
+
 static void refused_buffers(void)
 {
     egm_driver *driver = simulated("gh200x4");
     egm_buffer *buffer = NULL;
-    egm_buffer_options good = {sizeof good, {EGM_LOCATION_HOST_NUMA, 0}, 2 << 20, NULL, 0, 0, 0, 0, NULL};
+    egm_buffer_options good = {sizeof good, {EGM_LOCATION_HOST_NUMA, 0}, 2 << 20, NULL, 0, 0, 0, 0, NULL, 0};
     egm_buffer_options options = good;
     FAILS(EGM_INVALID_ARGUMENT, egm_buffer_create(NULL, &good, &buffer));
     FAILS(EGM_INVALID_ARGUMENT, egm_buffer_create(driver, NULL, &buffer));
@@ -161,6 +195,7 @@ int main(void)
     drivers();
     topology();
     buffers();
+    backings();
     refused_buffers();
     report();
     return 0;

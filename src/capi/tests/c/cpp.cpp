@@ -123,8 +123,10 @@ static void channels()
     auto options = egm::options<egm_buffer_options>();
     options.location = egm::host_node(0);
     options.bytes = 2 << 20;
-    options.flags = EGM_SHAREABLE;
+    options.handle_types = EGM_HANDLE_POSIX_FD;
+    options.backing = EGM_BACKING_REGISTERED;
     egm::buffer buffer(driver, options);
+    CHECK(buffer.backing() == EGM_BACKING_REGISTERED && buffer.backing_reason() == "the program asked for it");
     near.send(buffer);
     auto received = far.receive(driver);
     buffer.write(8, "both", 5);

@@ -30,7 +30,7 @@ static const egm_location node = {EGM_LOCATION_HOST_NUMA, 0};
 
 static egm_buffer_options buffer_options(uint64_t bytes)
 {
-    egm_buffer_options options = {sizeof options, node, bytes, NULL, 0, 0, 0, 0, NULL};
+    egm_buffer_options options = {sizeof options, node, bytes, NULL, 0, 0, 0, 0, NULL, 0};
     return options;
 }
 
@@ -119,6 +119,13 @@ static void buffers(void)
     options.chunk = 4096;
     ROW(egm_buffer_create(driver, &options, &buffer), EGM_INVALID_ARGUMENT, "a multiple of 2 MiB", "");
     options = buffer_options(4096);
+    options.backing = 4;
+    ROW(egm_buffer_create(driver, &options, &buffer), EGM_INVALID_ARGUMENT, "4 is none of EGM_BACKING_DEFAULT, _DRIVER", "");
+    options.backing = EGM_BACKING_REGISTERED;
+    options.location = (egm_location){EGM_LOCATION_DEVICE, 0};
+    ROW(egm_buffer_create(driver, &options, &buffer), EGM_INVALID_ARGUMENT,
+        "registered memory needs a host node; valid: driver, or auto to have it chosen", "");
+    options = buffer_options(4096);
     options.label = "\xff";
     ROW(egm_buffer_create(driver, &options, &buffer), EGM_INVALID_ARGUMENT, "invalid label: it is not UTF-8", "");
     egm_grant grants[] = {{{EGM_LOCATION_DEVICE, 9}, EGM_ACCESS_READ}, {{EGM_LOCATION_HOST, 0}, 2}};
@@ -138,6 +145,8 @@ static void buffers(void)
     ROW(egm_buffer_ptr(NULL, &at), EGM_INVALID_ARGUMENT, "invalid buffer", "");
     ROW(egm_buffer_ptr(buffer, NULL), EGM_INVALID_ARGUMENT, "invalid out", "");
     ROW(egm_buffer_size(NULL, &size), EGM_INVALID_ARGUMENT, "invalid buffer", "");
+    ROW(egm_buffer_backing(NULL, &access, NULL), EGM_INVALID_ARGUMENT, "invalid buffer", "");
+    ROW(egm_buffer_backing(buffer, NULL, NULL), EGM_INVALID_ARGUMENT, "invalid out", "");
     ROW(egm_buffer_location(buffer, NULL), EGM_INVALID_ARGUMENT, "invalid out", "");
     egm_location gpu = {EGM_LOCATION_DEVICE, 9};
     ROW(egm_buffer_access(buffer, gpu, &access), EGM_NO_SUCH_GPU, "no GPU 9", "egmem topo");
