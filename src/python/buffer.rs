@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use egmem::Growth;
-use egmem::driver::{Access, Location};
+use egmem::driver::{Access, DevicePtr, Location};
 use egmem::topology::Placement;
 use pyo3::prelude::*;
 
 use crate::args::{GpuArg, NodeArg, Size};
+use crate::backing::{self, Words};
 use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, invalid};
 use crate::location::location;
@@ -26,6 +27,10 @@ use crate::site::from_program;
 /// `access_by` lists the GPUs that may use it (default: all that can), `host` is the CPU's access: `"rw"`, `"r"` or
 /// `""`. `label` names it in `egmem ps`. `overcommit` asks for more than the node has free.
 ///
+/// `backing` is what host memory is made of: `"driver"` (the default) memory that the driver creates, `"registered"` pages of
+/// this process that the driver pins, several times as fast, `"auto"` registered pages where they are as good or better.
+/// Copies of other libraries fail if they reach over a border of two chunks of registered memory.
+///
 /// Host memory is allocated in chunks of 64 MiB, of a 2048th if it can be shared and has more than 128 GiB; `gentle`
 /// takes chunks of 16 MiB with rests between them, so that other processes' driver calls wait less. `progress(done,
 /// total)` is called after each chunk, in bytes and with no lock held. If it raises, or a signal does, such as Ctrl-C
@@ -38,7 +43,7 @@ impl BufferBase {
     #[new]
     #[pyo3(signature = (
         nbytes, node=None, *, near_gpu=None, device=None, spread=false, access_by=None, host=None, shareable=false,
-        overcommit=false, label=None, progress=None, gentle=false, driver=None,
+        overcommit=false, label=None, progress=None, gentle=false, backing=None, driver=None,
     ))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn new(
@@ -55,11 +60,13 @@ impl BufferBase {
         label: Option<String>,
         progress: Option<&Bound<'_, PyAny>>,
         gentle: bool,
+        backing: Option<&str>,
         driver: Option<&Bound<'_, Driver>>,
     ) -> PyResult<PyClassInitializer<Self>> {
         let driver = given_or_default(py, driver)?;
         crate::frees::retry(py, &driver)?;
         let host = host.map(access).transpose()?;
+        let backing = backing.map(backing::parse).transpose()?;
         let nbytes = nbytes.0;
         let mut options = if spread {
             if node.is_some() || near_gpu.or(device).is_some() {
@@ -91,6 +98,9 @@ impl BufferBase {
         if gentle {
             options = options.growth(Growth::gentle());
         }
+        if let Some(backing) = backing {
+            options = options.backing(backing);
+        }
         let options = options.overcommit(overcommit);
         let buffer = from_program(py, || {
             told(py, progress, |tell| options.allocate_with(&driver, tell))
@@ -107,6 +117,26 @@ impl BufferBase {
             Owner::Buffer(buffer) => Ok(buffer.padded()),
             _ => Ok(region.len()),
         }
+    }
+
+    /// What the memory is: `"driver"` or `"registered"`.
+    #[getter]
+    fn backing(slf: PyRef<'_, Self>) -> PyResult<String> {
+        Ok(words(&slf)?.backing)
+    }
+
+    /// Why it is that.
+    #[getter]
+    fn backing_reason(slf: PyRef<'_, Self>) -> PyResult<String> {
+        Ok(words(&slf)?.reason)
+    }
+}
+
+fn words(buffer: &PyRef<'_, BufferBase>) -> PyResult<Words> {
+    let region = buffer.as_super().region()?;
+    match region.owner().or_raise()? {
+        Owner::Buffer(own) => Ok(own.backing().into()),
+        _ => backing::at(buffer.py(), region.driver(), DevicePtr(region.address())),
     }
 }
 

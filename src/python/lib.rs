@@ -5,6 +5,7 @@
 //! Making an exception runs Python code, so the error is built after the lock is released.
 
 mod args;
+mod backing;
 mod block;
 mod blocks;
 mod buffer;

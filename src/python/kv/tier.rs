@@ -10,6 +10,7 @@ use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{IntoPyDict, PyBytes, PyDict, PyTuple};
 
 use crate::args::{Count, GpuArg, NodeArg, Size};
+use crate::backing::{self, Words};
 use crate::driver::{Driver, given_or_default};
 use crate::error::{OrRaise, closed, invalid};
 use crate::location::location;
@@ -31,6 +32,7 @@ use super::store::{Load, Store};
 /// `Tier(pages=4096, page_bytes=65536, node=0)` allocates the memory. Pages lie side by side, and none is rounded up.
 /// A key is `bytes`, such as the hash of a block of tokens and of all before it. Keys of up to 64 bytes are kept as they
 /// are; of a longer one the tier keeps a hash of 32 bytes: `stored_key`. `near_gpu`, `access_by` and `label` are as for `Buffer`.
+/// So is `backing`, whose default is `"auto"` here.
 ///
 /// `progress(done, total)` is called after each chunk of memory, in bytes and with no lock held. If it raises, or a
 /// signal does, such as Ctrl-C between two chunks, everything is given back. With `background=True` the tier is there
@@ -92,8 +94,8 @@ impl Tier {
 impl Tier {
     #[new]
     #[pyo3(signature = (
-        pages, page_bytes, *, node=None, near_gpu=None, access_by=None, label=None, progress=None, background=false,
-        driver=None,
+        pages, page_bytes, *, node=None, near_gpu=None, access_by=None, label=None, backing=None, progress=None,
+        background=false, driver=None,
     ))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn new(
@@ -104,6 +106,7 @@ impl Tier {
         near_gpu: Option<GpuArg>,
         access_by: Option<Vec<GpuArg>>,
         label: Option<String>,
+        backing: Option<&str>,
         progress: Option<&Bound<'_, PyAny>>,
         background: bool,
         driver: Option<&Bound<'_, Driver>>,
@@ -115,6 +118,9 @@ impl Tier {
             .page_bytes(page_bytes.0);
         if let Some(gpus) = access_by {
             options = options.access_by(gpus.into_iter().map(|gpu| Location::Device(gpu.0)));
+        }
+        if let Some(backing) = backing {
+            options = options.backing(backing::parse(backing)?);
         }
         options = options.label(label.unwrap_or_else(|| "egmem.kv".into()));
         let tier = from_program(py, || match background {
@@ -170,6 +176,18 @@ impl Tier {
     #[staticmethod]
     fn stored_key<'py>(py: Python<'py>, key: &[u8]) -> Bound<'py, PyBytes> {
         PyBytes::new(py, Key::from_bytes(key).as_bytes())
+    }
+
+    /// What the memory is: `"driver"` or `"registered"`.
+    #[getter]
+    fn backing(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(self.words(py)?.backing)
+    }
+
+    /// Why it is that.
+    #[getter]
+    fn backing_reason(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(self.words(py)?.reason)
     }
 
     /// The contents that `attach` found, as a dictionary: `generation` (how often the tier was attached), `ready`
@@ -381,6 +399,12 @@ impl Tier {
 }
 
 impl Tier {
+    fn words(&self, py: Python<'_>) -> PyResult<Words> {
+        let tier = self.handle()?;
+        let first = tier.page_ptr(PageId::from_bits(0)).or_raise()?;
+        backing::at(py, tier.driver(), first)
+    }
+
     fn of(tier: kv::Tier, location: Location) -> Self {
         Self {
             pages: tier.pages(),

@@ -30,6 +30,21 @@ def tier(driver):
     return egmem.kv.Tier(pages=4, page_bytes=PAGE, node=1, driver=driver)
 
 
+def test_a_tier_tells_what_it_is_and_why(driver):
+    discrete = egmem.simulated("h200x8")
+
+    def told(of, **options):
+        tier = egmem.kv.Tier(pages=4, page_bytes=PAGE, node=0, driver=of, **options)
+        return tier.backing, tier.backing_reason
+
+    asked = "the program asked for it"
+    assert told(discrete) == told(discrete, backing="auto") == ("registered", "registered memory is pinned faster")
+    assert told(discrete, backing="driver") == ("driver", asked) and told(discrete, backing="registered") == ("registered", asked)
+    assert told(driver) == ("driver", "registered memory was never measured on coherent machines")
+    attached = egmem.kv.Tier.attach(egmem.Buffer("1MiB", node=0, backing="registered", driver=discrete), page_bytes=PAGE)
+    assert (attached.backing, attached.backing_reason) == ("registered", asked)
+
+
 class Cache:
     """A serving engine's blocks: two parts in host memory of the simulator, so that the CPU sees them."""
 

@@ -23,6 +23,29 @@ def test_a_buffer_tells_node_size_and_access(driver):
     assert "CPU" not in repr(egmem.Buffer(1, host="", driver=driver))
 
 
+def test_a_buffer_tells_what_it_is_and_why(driver):
+    discrete = egmem.simulated("h200x8")
+
+    def told(of, **options):
+        buffer = egmem.Buffer("3MiB", node=0, driver=of, **options)
+        buffer.fill(7)
+        assert buffer.read(buffer.nbytes - 1) == b"\7"
+        return buffer.backing, buffer.backing_reason
+
+    asked = "the program asked for it"
+    assert told(discrete) == told(discrete, backing="driver") == ("driver", asked)
+    assert told(discrete, backing="registered") == ("registered", asked)
+    assert told(discrete, backing="auto") == ("registered", "registered memory is pinned faster")
+    assert told(driver, backing="auto") == ("driver", "registered memory was never measured on coherent machines")
+    on_gpu = egmem.Buffer(1, device=1, backing="auto", driver=discrete)
+    assert (on_gpu.backing, on_gpu.backing_reason) == ("driver", "registered memory needs a host node")
+    kinds = []
+    for backing in ("driver", "registered"):
+        buffer = egmem.Buffer(1, node=0, label="mine", backing=backing, driver=discrete)
+        kinds += [entry.kind for entry in egmem.allocations() if entry.address == buffer.address]
+    assert kinds == ["vmm", "registered"]
+
+
 def test_places(driver):
     assert egmem.Buffer(1, driver=driver).node == 0
     assert egmem.Buffer(1, near_gpu=3, driver=driver).node == 3

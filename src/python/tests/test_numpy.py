@@ -42,6 +42,23 @@ def test_large_arrays_are_mapped_for_themselves(driver):
     assert told == [(64 * MIB, 66 * MIB), (66 * MIB, 66 * MIB), (10, 10)]
 
 
+def test_arrays_of_registered_memory_are_mapped_for_themselves():
+    driver = egmem.simulated("h200x8")
+
+    def paths(nbytes, backing):
+        array = egmem.numpy.zeros(nbytes, "u1", driver=driver, label="mine", backing=backing)
+        assert not array[::4096].any()
+        return [entry.kind for entry in egmem.allocations() if entry.label == "mine"]
+
+    assert paths(10, "registered") == paths(64 * MIB, "auto") == paths(65 * MIB, "registered") == ["registered"]
+    # Several chunks, over whose borders other libraries could not copy.
+    assert paths(65 * MIB, "auto") == paths(10, "driver") == ["vmm"]
+    array = egmem.numpy.array([1.0, 2.0], driver=driver, backing="auto")
+    assert array.tolist() == [1.0, 2.0] and shared(driver).backed == 0
+    with pytest.raises(egmem.InvalidArgument, match="backing is given beside heap"):
+        egmem.numpy.empty(10, heap=egmem.Heap(driver=driver), backing="auto")
+
+
 def test_places_of_arrays(driver):
     topology = driver.topology()
     for place in ({"node": 3}, {"node": topology.node(3)}, {"near_gpu": 3}, {"near_gpu": topology.gpu(3)}):

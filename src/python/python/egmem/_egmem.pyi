@@ -161,10 +161,15 @@ class _Buffer(Memory):
         label: Optional[str] = None,
         progress: Optional[Callable[[int, int], object]] = None,
         gentle: bool = False,
+        backing: Optional[str] = None,
         driver: Optional[Driver] = None,
     ) -> _Buffer: ...
     @property
     def padded(self) -> int: ...
+    @property
+    def backing(self) -> str: ...
+    @property
+    def backing_reason(self) -> str: ...
 
 class Buffer(_Buffer):
     def __new__(
@@ -182,6 +187,7 @@ class Buffer(_Buffer):
         label: Optional[str] = None,
         progress: Optional[Callable[[int, int], object]] = None,
         gentle: bool = False,
+        backing: Optional[str] = None,
         driver: Optional[Driver] = None,
     ) -> Buffer: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
@@ -463,10 +469,15 @@ class Tier:
         near_gpu: Optional[_Gpu] = None,
         access_by: Optional[Sequence[_Gpu]] = None,
         label: Optional[str] = None,
+        backing: Optional[str] = None,
         progress: Optional[Callable[[int, int], object]] = None,
         background: bool = False,
         driver: Optional[Driver] = None,
     ) -> Tier: ...
+    @property
+    def backing(self) -> str: ...
+    @property
+    def backing_reason(self) -> str: ...
     @staticmethod
     def attach(
         memory: Memory,

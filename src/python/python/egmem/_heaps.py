@@ -12,6 +12,8 @@ from ._errors import InvalidArgument
 _CHUNK = 16 << 20
 # Memory of this many bytes or more is a buffer: its own mapping, rounded up to 2 MiB.
 OWN_MAPPING = 64 << 20
+# A buffer of more bytes has several chunks.
+_CHUNK_OF_BUFFERS = 64 << 20
 # After how many seconds shared heaps give unused memory back.
 _DECAY = 10.0
 
@@ -73,19 +75,25 @@ def allocate(
     driver: Optional[_egmem.Driver] = None,
     label: Optional[str] = None,
     progress: Optional[Progress] = None,
+    backing: Optional[str] = None,
     zeroed: bool = False,
 ) -> Any:
     """Returns memory of ``nbytes`` bytes, at least 1: a block of ``heap`` or of the heap that ``module`` shares on the node, or, from
-    64 MiB on and with a label, a buffer."""
+    64 MiB on and with a label or a backing, a buffer."""
     if heap is None:
         driver = driver if driver is not None else _egmem.default_driver()
         on = node_of(driver, node, near_gpu)
-        if nbytes >= OWN_MAPPING or label is not None:
+        if nbytes >= OWN_MAPPING or label is not None or backing is not None:
+            if backing == "auto" and nbytes > _CHUNK_OF_BUFFERS:
+                # Other libraries copy by the driver, which refuses copies over the borders of registered chunks.
+                backing = "driver"
             # New memory is zero.
-            return _egmem.Buffer(nbytes, on, label=label or module, progress=progress, driver=driver)
+            return _egmem.Buffer(nbytes, on, label=label or module, progress=progress, backing=backing, driver=driver)
         heap = heap_on(driver, on, module)
     else:
         expect_on(heap, node=node, near_gpu=near_gpu, driver=driver)
+        if backing is not None:
+            raise InvalidArgument("backing is given beside heap, whose backing its blocks have", "pass one of them")
         if label is not None:
             raise InvalidArgument("label is given beside heap, whose label its blocks have", "give the heap a label: egmem.Heap(label=...)")
     align = 4096 if nbytes >= 1 << 20 else 256

@@ -1,7 +1,7 @@
 """NumPy arrays in memory of a chosen node, which GPUs can use too.
 
 An array below 64 MiB is a block of ``heap``, or of a heap that this module keeps for the node: its size, rounded up to at most an
-eighth more for small arrays and to 2 KiB for large ones. A larger one, and one with a ``label``, is mapped for itself: its size, rounded up
+eighth more for small arrays and to 2 KiB for large ones. A larger one, and one with a ``label`` or a ``backing``, is mapped for itself: its size, rounded up
 to 2 MiB. The memory goes back with the last array that shares it, after the GPUs' work. The module's heaps give memory that is no longer
 used back to the machine after 10 to 20 seconds.
 
@@ -13,6 +13,8 @@ The functions that allocate have these arguments in common:
 * ``driver``, by default ``egmem.default_driver()``.
 * ``label`` names the array's own memory in ``egmem ps``.
 * ``progress(done, total)`` is called in bytes while large memory is allocated, as by ``egmem.Buffer``.
+* ``backing``, as of ``egmem.Buffer``, gives the array memory of its own, too. ``"auto"`` is the driver's above 64 MiB, because
+  registered memory then has several chunks, over whose borders other libraries cannot copy to a GPU at once.
 """
 
 from __future__ import annotations
@@ -63,9 +65,10 @@ def empty(
     driver: Optional[_egmem.Driver] = None,
     label: Optional[str] = None,
     progress: Optional[Progress] = None,
+    backing: Optional[str] = None,
 ) -> Any:
     """Returns an array whose values are not initialised. The module says what the arguments mean."""
-    return _allocate(shape, dtype, node=node, near_gpu=near_gpu, heap=heap, driver=driver, label=label, progress=progress)
+    return _allocate(shape, dtype, node=node, near_gpu=near_gpu, heap=heap, driver=driver, label=label, progress=progress, backing=backing)
 
 
 def zeros(
@@ -78,10 +81,11 @@ def zeros(
     driver: Optional[_egmem.Driver] = None,
     label: Optional[str] = None,
     progress: Optional[Progress] = None,
+    backing: Optional[str] = None,
 ) -> Any:
     """As :func:`empty`, with every value 0."""
     return _allocate(
-        shape, dtype, node=node, near_gpu=near_gpu, heap=heap, driver=driver, label=label, progress=progress, zeroed=True
+        shape, dtype, node=node, near_gpu=near_gpu, heap=heap, driver=driver, label=label, progress=progress, backing=backing, zeroed=True
     )
 
 
@@ -95,11 +99,12 @@ def array(
     driver: Optional[_egmem.Driver] = None,
     label: Optional[str] = None,
     progress: Optional[Progress] = None,
+    backing: Optional[str] = None,
 ) -> Any:
     """Returns a copy of ``values``. See :func:`empty`."""
     source = numpy.asarray(values, dtype)
     copied = empty(
-        source.shape, source.dtype, node=node, near_gpu=near_gpu, heap=heap, driver=driver, label=label, progress=progress
+        source.shape, source.dtype, node=node, near_gpu=near_gpu, heap=heap, driver=driver, label=label, progress=progress, backing=backing
     )
     copied[...] = source
     return copied
@@ -137,6 +142,7 @@ def load(
     driver: Optional[_egmem.Driver] = None,
     label: Optional[str] = None,
     progress: Optional[Progress] = None,
+    backing: Optional[str] = None,
 ) -> Any:
     """Returns the array of a ``.npy`` file, which is read straight into the memory of a new one. ``progress(done, total)`` is called in
     bytes of the file that were read.
@@ -150,7 +156,7 @@ def load(
         rest = os.fstat(file.fileno()).st_size - file.tell()
         if rest < nbytes:
             raise InvalidArgument(f"{os.fspath(path)!r} has {rest} bytes behind its header, and its array {nbytes}", "pass a whole file")
-        loaded = empty(stored, dtype, node=node, near_gpu=near_gpu, heap=heap, driver=driver, label=label)
+        loaded = empty(stored, dtype, node=node, near_gpu=near_gpu, heap=heap, driver=driver, label=label, backing=backing)
         _read(file, path, loaded, progress)
     return loaded.T if is_fortran else loaded
 

@@ -81,17 +81,18 @@ def empty(
     driver: Optional[_egmem.Driver] = None,
     label: Optional[str] = None,
     progress: Optional[Progress] = None,
+    backing: Optional[str] = None,
 ) -> torch.Tensor:
     """Returns a pinned CPU tensor on a host node, whose values are not initialised.
 
     A tensor below 64 MiB is a block of ``heap``, or of the node's shared heap: its size, rounded up to at most an eighth more
-    for small tensors and to 2 KiB for large ones. A larger one without ``heap``, and one with a ``label``, is mapped for itself: its size,
+    for small tensors and to 2 KiB for large ones. A larger one without ``heap``, and one with a ``label`` or a ``backing``, is mapped for itself: its size,
     rounded up to 2 MiB. PyTorch's own pinned tensors take the next power of two. ``is_pinned()`` is true, and ``non_blocking`` copies do
     not wait. The memory goes back with the last tensor that shares it, after the GPUs' work: copies that still run are waited for. A
     tensor that ends while a stream is captured into a graph is freed after the capture.
 
-    Without ``node``, ``near_gpu`` and ``heap`` it is on the node nearest to the current GPU. ``driver``, ``label`` and ``progress`` are as in
-    ``egmem.numpy``.
+    Without ``node``, ``near_gpu`` and ``heap`` it is on the node nearest to the current GPU. ``driver``, ``label``, ``progress`` and
+    ``backing`` are as in ``egmem.numpy``.
     """
     shape = dimensions_of(size[0] if len(size) == 1 else size)
     dtype = dtype if dtype is not None else torch.get_default_dtype()
@@ -100,7 +101,7 @@ def empty(
         return torch.empty(shape, dtype=dtype, requires_grad=requires_grad)
     near_gpu = _near(node, near_gpu) if heap is None else near_gpu
     memory = _heaps.allocate(
-        nbytes, _LABEL, node=node, near_gpu=near_gpu, heap=heap, driver=driver, label=label, progress=progress
+        nbytes, _LABEL, node=node, near_gpu=near_gpu, heap=heap, driver=driver, label=label, progress=progress, backing=backing
     )
     tensor = _tensor(memory, dtype, shape)
     return tensor.requires_grad_() if requires_grad else tensor
