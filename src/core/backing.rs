@@ -8,6 +8,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::driver::{HandleTypes, Location, NodeId};
+use crate::vmm::pages::Fork;
 use crate::{Error, Result};
 
 /// What memory on a host node is made of.
@@ -15,7 +16,7 @@ use crate::{Error, Result};
 /// | | `Driver` | `Registered` |
 /// |---|---|---|
 /// | made by | `cuMemCreate`, on the node | `mmap` and `mbind`, touched by the node's CPUs, then `cuMemHostRegister` |
-/// | a fork's child | has the same memory | has no such memory (private), or the same (shareable) |
+/// | a forked child | has the same memory | has the same memory; has none, not even the addresses, of private memory that was asked for as `Registered` |
 /// | shared as | POSIX fd, fabric handle | POSIX fd |
 /// | access | of each GPU and the CPU apart | of the CPU apart, of all GPUs alike |
 /// | copies by the driver | over borders of chunks | within one chunk: others fail with INVALID_VALUE |
@@ -125,6 +126,15 @@ impl Chosen {
     pub(crate) const fn registered(why: Why) -> Self {
         let backing = Backing::Registered;
         Self { backing, why }
+    }
+
+    /// Returns what a forked child has of registered memory that cannot be shared. What nobody asked for is no less than the
+    /// driver's memory would be.
+    pub(crate) fn fork(&self) -> Fork {
+        match self.why {
+            Why::Asked => Fork::Nothing,
+            _ => Fork::Shared,
+        }
     }
 
     /// Returns the node for pages at `location`; `None` if the driver creates the memory.

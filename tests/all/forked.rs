@@ -18,7 +18,7 @@ use std::{
 use egmem::driver::NodeId;
 use egmem::heap::DebugOptions;
 use egmem::vmm::PhysicalMemory;
-use egmem::{Block, Buffer, Driver, Error, Heap, HeapOptions, Machine, Pool, Stream};
+use egmem::{Backing, Block, Buffer, Driver, Error, Heap, HeapOptions, Machine, Pool, Stream};
 #[cfg(feature = "portable")]
 use egmem::{
     Transfer,
@@ -618,4 +618,47 @@ fn a_forked_child_does_not_grow_its_parents_tier() {
             assert_eq!(tier.stats().usable, 200);
         }
     });
+}
+
+/// Registered memory that nobody asked for is a child's as the driver's memory would be; what was asked for is faster, and no
+/// child has its addresses.
+#[test]
+fn a_child_has_registered_memory_unless_it_was_asked_for() {
+    alone(
+        "a_child_has_registered_memory_unless_it_was_asked_for",
+        || {
+            let driver = egmem_tests::drivers::cuda_or(Machine::h200x8());
+            for (backing, is_shared) in [(Backing::Auto, true), (Backing::Registered, false)] {
+                let node = egmem_tests::drivers::node(&driver);
+                let options = Buffer::on(node).bytes(4 << 20).backing(backing);
+                let buffer = options.allocate(&driver).unwrap();
+                assert_eq!(buffer.backing().backing, Backing::Registered);
+                buffer.put(2 << 20, 7_u64).unwrap();
+                let at = buffer.device_ptr().add(2 << 20).0 as usize;
+                let word = std::ptr::with_exposed_provenance_mut::<u64>(at);
+                // SAFETY: the child uses the word alone, allocates nothing, and ends.
+                let child = unsafe { libc::fork() };
+                assert!(child >= 0);
+                if child == 0 {
+                    // SAFETY: the word is in memory of the parent, or at addresses without memory, which ends the child.
+                    unsafe {
+                        let found = word.read_volatile();
+                        word.write_volatile(8);
+                        libc::_exit(found as i32)
+                    }
+                }
+                let mut status = 0;
+                // SAFETY: the child is this process's.
+                assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+                match is_shared {
+                    true => assert_eq!(libc::WEXITSTATUS(status), 7),
+                    false => assert_eq!(libc::WTERMSIG(status), libc::SIGSEGV),
+                }
+                assert_eq!(
+                    buffer.get::<u64>(2 << 20),
+                    Ok(if is_shared { 8 } else { 7 })
+                );
+            }
+        },
+    );
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use super::{Backing, Chosen, Why};
+use super::{Chosen, Why};
 use crate::driver::{AccessDesc, Driver, HandleTypes, Location};
 use crate::per_driver::{PerDriver, lock};
 use crate::vmm::PhysicalMemory;
@@ -48,7 +48,7 @@ impl Trial {
     fn attempt(self, driver: &Driver, location: Location, handle_types: HandleTypes) -> Result<()> {
         let memory = PhysicalMemory::options(location)
             .handle_types(handle_types)
-            .backing(Backing::Registered)
+            .chosen(Chosen::registered(Why::Faster))
             .create(driver, GRANULARITY.bytes())?;
         let mut mapping = memory.map()?;
         let gpus = match self {

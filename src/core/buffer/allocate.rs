@@ -102,7 +102,8 @@ impl Plan {
     /// Returns a range for the chunks.
     pub(super) fn range(&self) -> GrowingRange {
         let is_private = self.parts.iter().all(|part| !part.site.is_shareable);
-        GrowingRange::new(self.padded, self.chosen.backing, is_private)
+        let private = is_private.then(|| self.chosen.fork());
+        GrowingRange::new(self.padded, self.chosen.backing, private)
     }
 
     /// Returns the number of bytes requested.

@@ -1,6 +1,6 @@
 //! Reserved addresses.
 
-use super::pages::Addresses;
+use super::pages::{Addresses, Fork};
 use crate::backing::Backing;
 use crate::driver::{Code, DevicePtr, Driver};
 use crate::host::mappings::too_many_mappings;
@@ -113,12 +113,13 @@ impl Reservation {
         }
     }
 
-    /// Prepares all addresses for private pages, if they are for pages; see [`Addresses::prepare`].
+    /// Prepares all addresses for pages without a file, if they are for pages; see [`Addresses::prepare`].
     ///
     /// # Errors
     /// [`Error::System`] if the kernel refuses.
-    pub(crate) fn prepare_for_private_pages(&self) -> Result<()> {
-        self.addresses.as_ref().map_or(Ok(()), Addresses::prepare)
+    pub(crate) fn prepare(&self, fork: Fork) -> Result<()> {
+        let addresses = self.addresses.as_ref();
+        addresses.map_or(Ok(()), |addresses| addresses.prepare(fork))
     }
 
     /// Returns the addresses for pages of this process.

@@ -242,7 +242,7 @@ fn dropped_while_it_grows_it_gives_everything_back() {
 #[test]
 fn a_rest_is_broken_off() {
     let shared = Shared {
-        range: GrowingRange::new(1, crate::Backing::Driver, true),
+        range: GrowingRange::new(1, crate::Backing::Driver, None),
         state: Mutex::default(),
         changed: Condvar::new(),
     };

@@ -7,7 +7,8 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
-use super::calls::{map, map_private};
+use super::Fork;
+use super::calls::{map, map_anonymous};
 use super::pool::Pool;
 use crate::driver::NodeId;
 use crate::per_driver::lock;
@@ -20,7 +21,7 @@ pub struct Addresses {
     size: u64,
     /// Where pages are mapped, by the start: a new mapping would replace them.
     taken: Mutex<BTreeMap<u64, u64>>,
-    /// Where private pages can be mapped without a call of the kernel.
+    /// Where pages without a file can be mapped without a call of the kernel.
     prepared: Mutex<Range<u64>>,
     /// The threads that create pages, by node.
     pools: Mutex<BTreeMap<i32, Arc<Pool>>>,
@@ -67,14 +68,14 @@ impl Addresses {
         self.start
     }
 
-    /// Prepares all addresses for private pages, of which none exists yet: the kernel makes each change of mappings wait for
+    /// Prepares all addresses for pages without a file, of which none exists yet: the kernel makes each change of mappings wait for
     /// the threads that create pages, so one change is better than one for each chunk.
     ///
     /// # Errors
     /// [`Error::System`] if the kernel refuses.
-    pub fn prepare(&self) -> Result<()> {
+    pub fn prepare(&self, fork: Fork) -> Result<()> {
         let all = self.start..self.start + self.size;
-        let mapped = map_private(&all);
+        let mapped = map_anonymous(&all, fork);
         mapped.map_err(|error| Error::system("preparing addresses for pages", &error))?;
         *lock(&self.prepared) = all;
         Ok(())

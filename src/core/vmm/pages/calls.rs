@@ -4,23 +4,30 @@ use std::io;
 use std::ops::Range;
 use std::ptr;
 
-/// Maps private pages, which are huge ones if the kernel has them, at addresses of the caller's.
-pub(super) fn map_private(range: &Range<u64>) -> io::Result<()> {
-    let (protection, flags) = (
-        libc::PROT_READ | libc::PROT_WRITE,
-        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-    );
+use super::Fork;
+
+/// Maps pages without a file, which are huge ones if the kernel has them, at addresses of the caller's.
+pub(super) fn map_anonymous(range: &Range<u64>, fork: Fork) -> io::Result<()> {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let sharing = match fork {
+        Fork::Nothing => libc::MAP_PRIVATE,
+        Fork::Shared => libc::MAP_SHARED,
+    };
+    let flags = sharing | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
     map(
         range.start,
         range.end - range.start,
         protection,
-        flags | libc::MAP_NORESERVE | libc::MAP_FIXED,
+        flags,
         None,
     )?;
     advise(range, libc::MADV_HUGEPAGE)
         .unwrap_or_else(|error| tracing::debug!(%error, "no huge pages"));
-    // The pages of a child would be copies, whose originals the GPU goes on writing.
-    advise(range, libc::MADV_DONTFORK)
+    match fork {
+        // The pages of a child would be copies, whose originals the GPU goes on writing.
+        Fork::Nothing => advise(range, libc::MADV_DONTFORK),
+        Fork::Shared => Ok(()),
+    }
 }
 
 /// Advises the kernel about a mapping of the caller's.

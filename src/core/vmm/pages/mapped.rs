@@ -6,10 +6,10 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
 
-use super::Pages;
 use super::addresses::Addresses;
-use super::calls::{advise, map, map_private};
+use super::calls::{advise, map, map_anonymous};
 use super::pool::{Job, Pool};
+use super::{Fork, Pages};
 use crate::driver::{Access, AccessDesc, Code, DevicePtr, Driver, Location, NodeId, Relaxed};
 use crate::explain::name_missing_gpu;
 use crate::{Error, Result};
@@ -57,7 +57,12 @@ impl PagesMapping {
             let exist = pages.are_placed() || driver.is_simulated();
             let pool = (!exist).then(|| addresses.pool(pages.node));
             let job = |pool: Arc<Pool>| {
-                pool.begin(driver, pages.node, range.clone(), pages.file.is_some())
+                pool.begin(
+                    driver,
+                    pages.node,
+                    range.clone(),
+                    pages.fork == Fork::Shared,
+                )
             };
             pool.map(job).transpose()
         });
@@ -102,7 +107,7 @@ impl PagesMapping {
                 return Err(Error::invalid_of(
                     "access",
                     why,
-                    "read-write access, or memory of Backing::Driver",
+                    "read-write access, or the driver's memory",
                 ));
             }
         }
@@ -241,6 +246,12 @@ impl PagesMapping {
             pages.placed.store(true, Ordering::Release);
         }
         self.unregister(driver)?;
+        if pages.file.is_none() && pages.fork == Fork::Shared {
+            // The mappings beside this one may have the same pages' file, which would keep these.
+            advise(&self.range, libc::MADV_REMOVE).unwrap_or_else(
+                |error| tracing::warn!(%error, "pages stay until their neighbours go"),
+            );
+        }
         clear(&self.range).map_err(|error| refused(&self.range, &error))?;
         pages.release();
         addresses.give_back(&self.range);
@@ -276,7 +287,7 @@ fn refused(range: &Range<u64>, error: &std::io::Error) -> Error {
 fn map_pages(addresses: &Addresses, pages: &Pages, range: &Range<u64>) -> Result<()> {
     let mapped = match &pages.file {
         None if addresses.use_prepared(range) => Ok(()),
-        None => map_private(range),
+        None => map_anonymous(range, pages.fork),
         Some(file) => {
             let (protection, flags) = (
                 libc::PROT_READ | libc::PROT_WRITE,

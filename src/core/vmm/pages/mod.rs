@@ -28,12 +28,22 @@ use crate::{Error, Result};
 /// The unit of sizes: a huge page.
 pub const GRANULARITY: Granularity = Granularity::TWO_MIB;
 
+/// What a forked child has of pages without a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fork {
+    /// Nothing, not even the addresses. Such pages are created faster.
+    Nothing,
+    /// The same pages, as of the driver's memory.
+    Shared,
+}
+
 /// Pages on a host node.
 #[derive(Debug)]
 pub struct Pages {
     node: NodeId,
     /// A sealed memfd; `None`: anonymous pages, which exist while they are mapped.
     file: Option<File>,
+    fork: Fork,
     /// Whether anonymous pages are mapped now. A second mapping would have pages of its own.
     mapped: AtomicBool,
     /// Whether the file's pages exist on the node. They outlive their mappings.
@@ -41,11 +51,12 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// Returns anonymous pages, which belong to this process alone.
-    pub const fn private(node: NodeId) -> Self {
+    /// Returns anonymous pages, which no process can have but a forked child.
+    pub const fn private(node: NodeId, fork: Fork) -> Self {
         Self {
             node,
             file: None,
+            fork,
             mapped: AtomicBool::new(false),
             placed: AtomicBool::new(false),
         }
@@ -58,7 +69,7 @@ impl Pages {
     pub fn shareable(node: NodeId, bytes: u64) -> Result<Self> {
         Ok(Self {
             file: Some(file::create(node, bytes)?),
-            ..Self::private(node)
+            ..Self::private(node, Fork::Shared)
         })
     }
 
@@ -71,7 +82,7 @@ impl Pages {
         Ok(opened.map(|(file, node)| Self {
             file: Some(file),
             placed: AtomicBool::new(true),
-            ..Self::private(node)
+            ..Self::private(node, Fork::Shared)
         }))
     }
 

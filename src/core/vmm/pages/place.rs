@@ -64,9 +64,9 @@ fn failed(node: NodeId, what: &str, error: &io::Error) -> Error {
 }
 
 /// Creates the pages of a range, a whole number of huge pages, or keeps those that it has.
-pub(super) fn populate(node: NodeId, range: &Range<u64>, of_file: bool) -> Result<()> {
-    if of_file {
-        // The kernel gives the pages of a file huge ones by a setting that is off by default, but makes some of small ones.
+pub(super) fn populate(node: NodeId, range: &Range<u64>, shmem: bool) -> Result<()> {
+    if shmem {
+        // The kernel gives such pages huge ones by a setting that is off by default, but makes some of small ones.
         range.clone().step_by(HUGE).for_each(touch);
         advise(range, MADV_COLLAPSE)
             .unwrap_or_else(|error| tracing::debug!(%error, "no huge pages"));
@@ -136,42 +136,40 @@ mod tests {
     use std::os::fd::AsRawFd;
 
     use super::super::addresses::Addresses;
-    use super::super::calls::{map, map_private};
-    use super::super::{file, huge_bytes};
+    use super::super::calls::{map, map_anonymous};
+    use super::super::{Fork, file, huge_bytes};
     use super::*;
 
     const MIB: u64 = 1 << 20;
 
-    /// Maps a file, or private pages, at addresses that live as long as the first value.
-    fn mapped(bytes: u64, of_file: bool) -> (Addresses, Range<u64>) {
+    /// Maps a file, or pages without one, at addresses that live as long as the first value.
+    fn mapped(bytes: u64, fork: Option<Fork>) -> (Addresses, Range<u64>) {
         let addresses = Addresses::reserve(bytes, 2 * MIB, 0).unwrap();
         let range = addresses.start()..addresses.start() + bytes;
-        if of_file {
+        if let Some(fork) = fork {
+            map_anonymous(&range, fork).unwrap();
+        } else {
             let file = file::create(NodeId(0), bytes).unwrap();
             let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
             let fd = Some(File::as_raw_fd(&file));
             map(range.start, bytes, protection, flags | libc::MAP_FIXED, fd).unwrap();
-        } else {
-            map_private(&range).unwrap();
         }
         (addresses, range)
     }
 
     #[test]
     fn all_pages_exist_and_are_on_the_node() {
-        for of_file in [false, true] {
-            let (_addresses, range) = mapped(16 * MIB, of_file);
-            populate(NodeId(0), &range, of_file).unwrap();
+        for fork in [Some(Fork::Nothing), Some(Fork::Shared), None] {
+            let shmem = fork != Some(Fork::Nothing);
+            let (_addresses, range) = mapped(16 * MIB, fork);
+            populate(NodeId(0), &range, shmem).unwrap();
             let huge = huge_bytes(range.clone()).unwrap();
-            println!(
-                "of a file: {of_file}; {huge} of {} bytes are huge pages",
-                16 * MIB
-            );
+            println!("{fork:?}: {huge} of {} bytes are huge pages", 16 * MIB);
             // `move_pages` knows no page that does not exist.
             assert!(expect_on(NodeId(99), &range).is_err());
             if Policy::of(NodeId(0)) == Policy::Bound {
-                let (_addresses, range) = mapped(16 * MIB, of_file);
-                populate(NodeId(0), &range, of_file).unwrap();
+                let (_addresses, range) = mapped(16 * MIB, fork);
+                populate(NodeId(0), &range, shmem).unwrap();
                 expect_on(NodeId(0), &range).unwrap();
             }
         }

@@ -47,7 +47,8 @@ struct State {
 pub(super) struct Job {
     node: NodeId,
     range: Range<u64>,
-    of_file: bool,
+    /// Whether they are a file's, or shared with children.
+    shmem: bool,
     /// Whether the machine has one node, on which all pages are.
     is_only_node: bool,
     progress: Mutex<Progress>,
@@ -76,7 +77,7 @@ impl Job {
     }
 
     fn create(&self, piece: &Range<u64>, policy: Policy) {
-        let created = place::populate(self.node, piece, self.of_file);
+        let created = place::populate(self.node, piece, self.shmem);
         let mut progress = lock(&self.progress);
         progress.left -= piece.end - piece.start;
         progress.unbound |= policy == Policy::Forbidden;
@@ -117,14 +118,14 @@ impl Pool {
         driver: &Driver,
         node: NodeId,
         range: Range<u64>,
-        of_file: bool,
+        shmem: bool,
     ) -> Result<Arc<Job>> {
         let topology = Topology::of(driver)?;
         let threads = ParallelCopy::on(&topology, node)?;
         let bytes = range.end - range.start;
         let job = Arc::new(Job {
             node,
-            of_file,
+            shmem,
             is_only_node: topology.nodes().len() == 1,
             progress: Mutex::new(Progress {
                 next: range.start,

@@ -153,7 +153,7 @@ impl PhysicalOptions {
     ) -> Result<(Option<PhysicalHandle>, Option<Pages>)> {
         if let Some(node) = chosen.node_of_pages(self.props.location) {
             let pages = match self.props.handle_types {
-                HandleTypes::NONE => Pages::private(node),
+                HandleTypes::NONE => Pages::private(node, chosen.fork()),
                 _ => Pages::shareable(node, bytes)?,
             };
             return Ok((None, Some(pages)));

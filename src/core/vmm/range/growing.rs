@@ -7,6 +7,7 @@ use super::{MappedRange, Pairs, least};
 use crate::backing::Backing;
 use crate::driver::{Access, DevicePtr, Driver};
 use crate::memory::CpuView;
+use crate::vmm::pages::Fork;
 use crate::vmm::{Adjacent, Mapping, PhysicalMemory, Reservation};
 use crate::{Error, Result};
 
@@ -22,8 +23,8 @@ pub struct GrowingRange {
     padded: u64,
     /// What the parts are.
     backing: Backing,
-    /// Whether all pages of registered parts are this process's alone.
-    is_private: bool,
+    /// What a forked child has of registered parts, if none of them can be shared.
+    private: Option<Fork>,
     /// Bytes that have parts, mapped and granted.
     done: AtomicU64,
     /// The flags of the least that the host may do with a part. Stored before `done`.
@@ -32,7 +33,7 @@ pub struct GrowingRange {
 
 impl GrowingRange {
     /// Begins a range of `padded` bytes, for parts of one backing.
-    pub const fn new(padded: u64, backing: Backing, is_private: bool) -> Self {
+    pub const fn new(padded: u64, backing: Backing, private: Option<Fork>) -> Self {
         Self {
             pairs: RwLock::new(Pairs {
                 mappings: Vec::new(),
@@ -41,7 +42,7 @@ impl GrowingRange {
             reservation: OnceLock::new(),
             padded,
             backing,
-            is_private,
+            private,
             done: AtomicU64::new(0),
             host: AtomicU32::new(Access::ReadWrite.flags()),
         }
@@ -57,8 +58,8 @@ impl GrowingRange {
         }
         let options = Reservation::options().backing(self.backing);
         let all = options.reserve(driver, self.padded)?;
-        if self.is_private {
-            all.prepare_for_private_pages()?;
+        if let Some(fork) = self.private {
+            all.prepare(fork)?;
         }
         Ok(self.reservation.get_or_init(|| Arc::new(all)))
     }
