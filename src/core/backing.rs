@@ -15,7 +15,7 @@ use crate::{Error, Result};
 ///
 /// | | `Driver` | `Registered` |
 /// |---|---|---|
-/// | made by | `cuMemCreate`, on the node | `mmap` and `mbind`, touched by the node's CPUs, then `cuMemHostRegister` |
+/// | made by | `cuMemCreate`, on the node | `mmap`, pages created on the node by its CPUs, then `cuMemHostRegister` |
 /// | a forked child | has the same memory | has the same memory; has none, not even the addresses, of private memory that was asked for as `Registered` |
 /// | shared as | POSIX fd, fabric handle | POSIX fd |
 /// | access | of each GPU and the CPU apart | of the CPU apart, of all GPUs alike |

@@ -68,8 +68,8 @@ impl Trial {
         match huge.map_err(|error| Error::system(what, &error))? {
             0 => Err(Error::failed(
                 "asking the kernel for huge pages",
-                "it gave small ones, with which registered memory is not faster: see \
-                 /sys/kernel/mm/transparent_hugepage/enabled, and shmem_enabled for shareable memory",
+                "it gave small ones, with which registered memory is not faster: Linux 6.1 is needed, or advise in \
+                 /sys/kernel/mm/transparent_hugepage/shmem_enabled",
             )),
             _ => Ok(()),
         }

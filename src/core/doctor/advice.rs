@@ -3,7 +3,9 @@
 use serde::Serialize;
 
 use super::Report;
+use super::auto_backing::AutoBacking;
 use super::traps::{self, Machine as At};
+use crate::backing::Why;
 use crate::driver::{Code, versions};
 use crate::size::Bytes;
 use crate::topology::TopologySource;
@@ -197,12 +199,17 @@ impl Advisor {
         }
     }
 
-    /// Without huge pages registered memory is not faster than the driver's.
+    /// Without huge pages registered memory is not faster than the driver's. Whether it has them, its trial tells: from Linux 6.1
+    /// on settings that are off do not decide.
     fn on_huge_pages(&mut self, report: &Report) {
         let host = &report.host;
         let of_private = host.transparent_huge_pages.as_deref().unwrap_or_default();
         let of_shared = host.shared_huge_pages.as_deref().unwrap_or_default();
-        if report.topology.gpus().iter().any(|gpu| gpu.coherent) {
+        let has_failed = |backing: &AutoBacking| {
+            let chosen = backing.chosen.as_ref();
+            chosen.is_some_and(|chosen| matches!(chosen.why, Why::Trial(_)))
+        };
+        if !report.backings.iter().any(has_failed) {
             return;
         }
         advise! { self;

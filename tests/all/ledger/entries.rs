@@ -8,7 +8,7 @@ use egmem::ledger::{self, AllocPath, Allocation, CallSite, Located};
 use egmem::pinned::{DeviceMemory, PinnedHost};
 use egmem::shapes::{Growable, Replicated, Ring, Stripes};
 use egmem::share::{Channel, ImportOptions, Peers, Shared};
-use egmem::{Buffer, Driver, Heap, Memory, Pool, Stream};
+use egmem::{Backing, Buffer, Driver, Heap, Memory, Pool, Stream};
 
 use crate::ledger::{MIB, labelled, node};
 
@@ -92,7 +92,11 @@ pub fn a_block_is_found_in_its_heaps_chunk(driver: &Driver) {
     let heap = heap.build(driver).unwrap();
     let block = heap.allocate(Layout::new::<[u64; 100]>()).unwrap();
     let (entry, offset) = found(driver, block.device_ptr().add(8));
-    assert_eq!(entry.path, AllocPath::HeapChunk);
+    let path = match heap.backing().backing {
+        Backing::Registered => AllocPath::Registered,
+        _ => AllocPath::HeapChunk,
+    };
+    assert_eq!(entry.path, path);
     assert_eq!(entry.mapped[0].start + offset, block.device_ptr().0 + 8);
     let who: Vec<_> = entry.mapped[0]
         .access
