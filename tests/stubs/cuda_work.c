@@ -24,7 +24,8 @@ int cuMemHostUnregister(void *ptr) {
 }
 int cuMemHostGetDevicePointer_v2(DevicePtr *device, void *ptr, unsigned flags) {
     IN_CONTEXT("cuMemHostGetDevicePointer_v2", " ptr=%p flags=%u", ptr, flags);
-    *device = (DevicePtr)(uintptr_t)ptr + 1;
+    /* Another address, so that a test sees whose it gets, unless it is to be the CPU's. */
+    *device = (DevicePtr)(uintptr_t)ptr + (getenv("STUB_SAME_POINTER") ? 0 : 1);
     return 0;
 }
 int cuMemAllocManaged(DevicePtr *ptr, size_t size, unsigned flags) {

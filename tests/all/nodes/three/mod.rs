@@ -6,4 +6,5 @@ mod discovery;
 mod huge_pages;
 mod offline;
 mod placement;
+mod registered;
 mod touch;
