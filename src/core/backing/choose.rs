@@ -10,7 +10,7 @@ use crate::topology::Topology;
 /// access for the CPU and all GPUs.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] if registered memory was asked for and cannot be what is needed, with the reason; the driver's
+/// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if registered memory was asked for and cannot be what is needed, with the reason; the driver's
 /// errors.
 pub fn choose(
     driver: &Driver,
