@@ -2,7 +2,6 @@
 
 use std::ffi::{c_char, c_void};
 use std::mem;
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 use egmem::driver::{Access, DevicePtr, Location};
@@ -15,10 +14,10 @@ use crate::call::call;
 use crate::call_site::call_that_allocates;
 use crate::failure::{Failure, Outcome};
 use crate::options::{check_flags, read, read_grants};
-use crate::types::{backing_of, read_backing, read_handle_types};
+use crate::types::{give_backing, read_backing, read_handle_types};
 use crate::{
     EGM_OVERCOMMIT, EGM_ROOM_FOR_PROBES, EGM_SHAREABLE, args, egm_buffer_options, egm_driver,
-    egm_grant, egm_location, egm_status, egm_stream, text,
+    egm_grant, egm_location, egm_status, egm_stream,
 };
 
 /// Memory at one address for the CPU and the GPUs: allocated here, received from another process, fetched from a
@@ -248,14 +247,8 @@ pub unsafe extern "C" fn egm_buffer_backing(
                 "its memory was not allocated by egm_buffer_create()",
             ));
         };
-        let chosen = own.backing();
         // SAFETY: the caller's promise.
-        unsafe {
-            out.write(backing_of(chosen.backing));
-            if let Some(reason) = NonNull::new(reason) {
-                text::give(reason, chosen.why.to_string());
-            }
-        }
+        unsafe { give_backing(own.backing(), out, reason) };
         Ok(())
     })
 }

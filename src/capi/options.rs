@@ -83,6 +83,8 @@ pub struct egm_heap_options {
     pub flags: u32,
     /// The name of the heap's memory in the ledger; may be null.
     pub label: *const c_char,
+    /// What the heap's memory is: one of `EGM_BACKING_…`; 0: ::EGM_BACKING_AUTO.
+    pub backing: i32,
 }
 
 /// Options of a pool. Set `struct_size` to sizeof(egm_pool_options), and the fields that you do not need to 0.

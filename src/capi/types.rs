@@ -1,11 +1,14 @@
 //! Locations, access and other small values.
 
 use std::ffi::c_char;
+use std::ptr::NonNull;
 
 use egmem::Backing;
+use egmem::backing::Chosen;
 use egmem::driver::{Access, AccessDesc, HandleTypes, Location};
 
 use crate::failure::{Failure, Outcome};
+use crate::text;
 
 /// The major version of this interface in the upper 16 bits, the minor one in the lower. A program that was built for
 /// a version runs with a library of the same major version and the same or a higher minor version. These are not the
@@ -130,11 +133,22 @@ pub(crate) fn read_backing(backing: i32) -> Outcome<Option<Backing>> {
     }
 }
 
-pub(crate) const fn backing_of(backing: Backing) -> i32 {
-    match backing {
+/// Writes what memory is to `out`, and why to `reason` unless it is null.
+///
+/// # Safety
+/// `out` may be written; `reason` is null or may be written.
+pub(crate) unsafe fn give_backing(chosen: &Chosen, out: NonNull<i32>, reason: *mut *mut c_char) {
+    let backing = match chosen.backing {
         Backing::Driver => EGM_BACKING_DRIVER,
         Backing::Registered => EGM_BACKING_REGISTERED,
         Backing::Auto => EGM_BACKING_AUTO,
+    };
+    // SAFETY: the caller's promise.
+    unsafe {
+        out.write(backing);
+        if let Some(reason) = NonNull::new(reason) {
+            text::give(reason, chosen.why.to_string());
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use crate::blocks::Blocks;
 use crate::buffer::pointer;
 use crate::failure::{Failure, Outcome};
 use crate::options::{check_flags, read_grants};
-use crate::types::read_handle_types;
+use crate::types::{read_backing, read_handle_types};
 use crate::{
     EGM_DEBUG, EGM_OVERCOMMIT, EGM_SCRUB_ON_FREE, EGM_SHAREABLE, EGM_WAIT_FOR_GPU, args,
     egm_heap_options,
@@ -62,6 +62,9 @@ impl egm_heap {
             0 => {}
             u64::MAX => build = build.thread_cache(0),
             bytes => build = build.thread_cache(bytes),
+        }
+        if let Some(backing) = read_backing(options.backing)? {
+            build = build.backing(backing);
         }
         if is(EGM_SHAREABLE) {
             build = build.shareable();

@@ -13,10 +13,11 @@ use crate::call_site::call_that_allocates;
 use crate::failure::Failure;
 use crate::options::read;
 use crate::stream::borrowed_handle;
-use crate::{args, egm_driver, egm_event, egm_heap_options, egm_status, egm_stream, text};
+use crate::types::give_backing;
+use crate::{args, egm_driver, egm_event, egm_heap_options, egm_status, egm_stream};
 
 pub use handle::egm_heap;
-pub use stats::egm_heap_stats;
+pub use stats::{egm_heap_get_stats, egm_heap_stats, egm_heap_stats_json};
 
 /// Creates a heap. It reserves addresses for its limit at once, and adds memory as needed.
 ///
@@ -243,6 +244,27 @@ pub unsafe extern "C" fn egm_heap_usable_size(
     })
 }
 
+/// Returns what the heap's memory is, ::EGM_BACKING_DRIVER or ::EGM_BACKING_REGISTERED, and writes why, as text, to
+/// `reason` unless it is null. Free the text by egm_string_free().
+///
+/// # Safety
+/// `heap` is null or a heap; `out` and `reason` are null or may be written. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_heap_backing(
+    heap: *const egm_heap,
+    out: *mut i32,
+    reason: *mut *mut c_char,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let heap = unsafe { args::object(heap, "heap")? };
+        let out = args::out(out, "out")?;
+        // SAFETY: the caller's promise.
+        unsafe { give_backing(heap.heap().backing(), out, reason) };
+        Ok(())
+    })
+}
+
 /// Adds memory until at least `bytes` are free. Fails as egm_heap_alloc() for a heap that has to grow.
 ///
 /// # Safety
@@ -294,45 +316,6 @@ pub unsafe extern "C" fn egm_heap_collect(heap: *const egm_heap, wait: bool) -> 
             false => heap.heap().collect()?,
         };
         Ok(())
-    })
-}
-
-/// Returns the heap's statistics. Set `out->struct_size` to sizeof(egm_heap_stats) before the call.
-///
-/// Takes microseconds or, with much memory in small blocks, longer. Threads that need more than their caches hold
-/// wait meanwhile.
-///
-/// # Safety
-/// `heap` is null or a heap; `out` is null or points to as many bytes as its first field says. Any thread may call
-/// this.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn egm_heap_get_stats(
-    heap: *const egm_heap,
-    out: *mut egm_heap_stats,
-) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let heap = unsafe { args::object(heap, "heap")? };
-        // SAFETY: the caller's promise.
-        unsafe { stats::write(args::out(out, "out")?, heap) }
-    })
-}
-
-/// Gives all statistics as JSON, those of each size class too. Free the text by egm_string_free().
-///
-/// # Safety
-/// `heap` is null or a heap; `out` is null or may be written. Any thread may call this.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn egm_heap_stats_json(
-    heap: *const egm_heap,
-    out: *mut *mut c_char,
-) -> egm_status {
-    call(|| {
-        // SAFETY: the caller's promise.
-        let heap = unsafe { args::object(heap, "heap")? };
-        let out = args::out(out, "out")?;
-        // SAFETY: the caller's promise.
-        unsafe { text::give_json(out, &heap.heap().stats()) }
     })
 }
 

@@ -1,9 +1,12 @@
 //! A heap's statistics.
 
+use std::ffi::c_char;
 use std::ptr::NonNull;
 
 use super::egm_heap;
+use crate::call::call;
 use crate::failure::{Failure, Outcome};
+use crate::{args, egm_status, text};
 
 /// A heap's statistics at one moment, in bytes and numbers. Set `struct_size` to sizeof(egm_heap_stats) before the
 /// call.
@@ -43,11 +46,50 @@ pub struct egm_heap_stats {
     pub failed: u64,
 }
 
+/// Returns the heap's statistics. Set `out->struct_size` to sizeof(egm_heap_stats) before the call.
+///
+/// Takes microseconds or, with much memory in small blocks, longer. Threads that need more than their caches hold
+/// wait meanwhile.
+///
+/// # Safety
+/// `heap` is null or a heap; `out` is null or points to as many bytes as its first field says. Any thread may call
+/// this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_heap_get_stats(
+    heap: *const egm_heap,
+    out: *mut egm_heap_stats,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let heap = unsafe { args::object(heap, "heap")? };
+        // SAFETY: the caller's promise.
+        unsafe { write(args::out(out, "out")?, heap) }
+    })
+}
+
+/// Gives all statistics as JSON, those of each size class too. Free the text by egm_string_free().
+///
+/// # Safety
+/// `heap` is null or a heap; `out` is null or may be written. Any thread may call this.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn egm_heap_stats_json(
+    heap: *const egm_heap,
+    out: *mut *mut c_char,
+) -> egm_status {
+    call(|| {
+        // SAFETY: the caller's promise.
+        let heap = unsafe { args::object(heap, "heap")? };
+        let out = args::out(out, "out")?;
+        // SAFETY: the caller's promise.
+        unsafe { text::give_json(out, &heap.heap().stats()) }
+    })
+}
+
 /// Writes the statistics, as far as the program's structure has room.
 ///
 /// # Safety
 /// `out` points to as many bytes as its first field says.
-pub(super) unsafe fn write(out: NonNull<egm_heap_stats>, heap: &egm_heap) -> Outcome {
+unsafe fn write(out: NonNull<egm_heap_stats>, heap: &egm_heap) -> Outcome {
     // SAFETY: the caller promises its first field.
     let size = unsafe { out.cast::<usize>().read() };
     if size < size_of::<usize>() || size > 1 << 16 {

@@ -330,6 +330,8 @@ typedef struct egm_heap_options {
     uint32_t flags;
     /// The name of the heap's memory in the ledger; may be null.
     const char *label;
+    /// What the heap's memory is: one of `EGM_BACKING_…`; 0: ::EGM_BACKING_AUTO.
+    int32_t backing;
 } egm_heap_options;
 
 /// A heap's statistics at one moment, in bytes and numbers. Set `struct_size` to sizeof(egm_heap_stats) before the
@@ -818,6 +820,13 @@ egm_status egm_heap_resize(const struct egm_heap *heap, void *block, size_t size
 /// thread may call this.
 egm_status egm_heap_usable_size(const struct egm_heap *heap, const void *block, size_t *out);
 
+/// Returns what the heap's memory is, ::EGM_BACKING_DRIVER or ::EGM_BACKING_REGISTERED, and writes why, as text, to
+/// `reason` unless it is null. Free the text by egm_string_free().
+///
+/// Contract:
+/// `heap` is null or a heap; `out` and `reason` are null or may be written. Any thread may call this.
+egm_status egm_heap_backing(const struct egm_heap *heap, int32_t *out, char **reason);
+
 /// Adds memory until at least `bytes` are free. Fails as egm_heap_alloc() for a heap that has to grow.
 ///
 /// Contract:
@@ -838,22 +847,6 @@ egm_status egm_heap_trim(const struct egm_heap *heap, uint64_t keep, uint64_t *o
 /// `heap` is null or a heap. Any thread may call this.
 egm_status egm_heap_collect(const struct egm_heap *heap, bool wait);
 
-/// Returns the heap's statistics. Set `out->struct_size` to sizeof(egm_heap_stats) before the call.
-///
-/// Takes microseconds or, with much memory in small blocks, longer. Threads that need more than their caches hold
-/// wait meanwhile.
-///
-/// Contract:
-/// `heap` is null or a heap; `out` is null or points to as many bytes as its first field says. Any thread may call
-/// this.
-egm_status egm_heap_get_stats(const struct egm_heap *heap, struct egm_heap_stats *out);
-
-/// Gives all statistics as JSON, those of each size class too. Free the text by egm_string_free().
-///
-/// Contract:
-/// `heap` is null or a heap; `out` is null or may be written. Any thread may call this.
-egm_status egm_heap_stats_json(const struct egm_heap *heap, char **out);
-
 /// In a heap with ::EGM_DEBUG, checks the guards of all blocks and all freed blocks in quarantine.
 ///
 /// Fails with ::EGM_DAMAGED, whose message names the damage found now and since the last check, each once, and with
@@ -871,6 +864,22 @@ egm_status egm_heap_check(const struct egm_heap *heap);
 /// Contract:
 /// `heap` is null, or a heap that no thread uses during the call, nor afterwards if it succeeds: not destroyed yet.
 egm_status egm_heap_destroy(struct egm_heap *heap);
+
+/// Returns the heap's statistics. Set `out->struct_size` to sizeof(egm_heap_stats) before the call.
+///
+/// Takes microseconds or, with much memory in small blocks, longer. Threads that need more than their caches hold
+/// wait meanwhile.
+///
+/// Contract:
+/// `heap` is null or a heap; `out` is null or points to as many bytes as its first field says. Any thread may call
+/// this.
+egm_status egm_heap_get_stats(const struct egm_heap *heap, struct egm_heap_stats *out);
+
+/// Gives all statistics as JSON, those of each size class too. Free the text by egm_string_free().
+///
+/// Contract:
+/// `heap` is null or a heap; `out` is null or may be written. Any thread may call this.
+egm_status egm_heap_stats_json(const struct egm_heap *heap, char **out);
 
 /// Returns the message of the calling thread's last failed call, with its cause: one line without a full stop. ""
 /// before the first failure.

@@ -407,6 +407,23 @@ public:
         return given;
     }
 
+    /// EGM_BACKING_DRIVER or EGM_BACKING_REGISTERED.
+    std::int32_t backing() const
+    {
+        std::int32_t found = 0;
+        check(egm_heap_backing(get(), &found, nullptr));
+        return found;
+    }
+
+    /// Why the memory is what it is.
+    std::string backing_reason() const
+    {
+        std::int32_t found = 0;
+        char *text = nullptr;
+        check(egm_heap_backing(get(), &found, &text));
+        return detail::taken(text);
+    }
+
     egm_heap_stats stats() const
     {
         auto found = options<egm_heap_stats>();

@@ -46,7 +46,9 @@ static void errors()
     auto options = egm::options<egm_heap_options>();
     options.location = egm::host_node(0);
     options.limit = 2 << 20;
+    options.backing = EGM_BACKING_REGISTERED;
     egm::heap heap(driver, options);
+    CHECK(heap.backing() == EGM_BACKING_REGISTERED && heap.backing_reason() == "the program asked for it");
     try {
         heap.allocate(4 << 20);
         CHECK(!"no exception");

@@ -90,11 +90,47 @@ static void refused(void)
     OK(egm_heap_destroy(other));
     OK(egm_heap_destroy(NULL));
 
-    egm_heap_options options = {sizeof options, {0, 0}, NULL, 0, 0, 0, 0, 0, 0, 0, 0, NULL};
+    egm_heap_options options = {sizeof options, {0, 0}, NULL, 0, 0, 0, 0, 0, 0, 0, 0, NULL, 0};
     FAILS(EGM_INVALID_ARGUMENT, egm_heap_create(driver, &options, &heap));
     options.location.kind = EGM_LOCATION_HOST_NUMA;
     options.flags = 1u << 31;
     FAILS(EGM_INVALID_ARGUMENT, egm_heap_create(driver, &options, &heap));
+    OK(egm_driver_destroy(driver));
+}
+
+static void backings(void)
+{
+    egm_driver *driver = simulated("h200x8");
+    egm_heap *heap = NULL;
+    void *block = NULL;
+    egm_heap_options options = {sizeof options, {EGM_LOCATION_HOST_NUMA, 0}, NULL, 0, 64 << 20, 0, 0, 0, 0, 0, 0, NULL, 0};
+    static const struct {
+        int32_t asked, chosen;
+        const char *reason;
+    } cases[] = {{EGM_BACKING_DEFAULT, EGM_BACKING_REGISTERED, "pinned faster"},
+                 {EGM_BACKING_DRIVER, EGM_BACKING_DRIVER, "asked for it"},
+                 {EGM_BACKING_REGISTERED, EGM_BACKING_REGISTERED, "asked for it"},
+                 {EGM_BACKING_AUTO, EGM_BACKING_REGISTERED, "pinned faster"}};
+    int32_t chosen = 0;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char *reason = NULL;
+        options.backing = cases[i].asked;
+        OK(egm_heap_create(driver, &options, &heap));
+        OK(egm_heap_backing(heap, &chosen, &reason));
+        CHECK(chosen == cases[i].chosen && strstr(reason, cases[i].reason) != NULL);
+        OK(egm_string_free(reason));
+        OK(egm_heap_alloc(heap, 3 << 20, 0, &block));
+        memset(block, 7, 3 << 20);
+        OK(egm_heap_free(heap, block));
+        OK(egm_heap_destroy(heap));
+    }
+    /* A program of a version without the field. */
+    options.struct_size = offsetof(egm_heap_options, backing);
+    options.backing = EGM_BACKING_DRIVER;
+    OK(egm_heap_create(driver, &options, &heap));
+    OK(egm_heap_backing(heap, &chosen, NULL));
+    CHECK(chosen == EGM_BACKING_REGISTERED);
+    OK(egm_heap_destroy(heap));
     OK(egm_driver_destroy(driver));
 }
 
@@ -245,6 +281,7 @@ int main(void)
 {
     blocks();
     refused();
+    backings();
     resizes();
     after_gpu_work();
     debug_mode();

@@ -177,12 +177,13 @@ static void heaps(void)
 {
     egm_driver *driver = simulated("gh200"), *stranger = simulated("gh200");
     egm_heap *heap = NULL, *other;
-    egm_heap_options options = {sizeof options, node, NULL, 0, 0, 0, 0, 0, 0, 0, 0, NULL};
+    egm_heap_options options = {sizeof options, node, NULL, 0, 0, 0, 0, 0, 0, 0, 0, NULL, 0};
     egm_heap_stats stats = {0};
     egm_stream *foreign_stream;
     void *block = NULL, *second = NULL;
     uint64_t given;
     size_t size;
+    int32_t chosen;
     bool was;
     options.location.id = 9;
     ROW(egm_heap_create(driver, &options, &heap), EGM_NO_SUCH_NODE, "no host NUMA node 9", "egmem topo");
@@ -196,9 +197,18 @@ static void heaps(void)
     options.reserve = 0;
     options.limit = (uint64_t)1 << 62;
     ROW(egm_heap_create(driver, &options, &heap), EGM_INVALID_ARGUMENT, "invalid limit", "");
+    options.limit = 4 << 20;
+    options.backing = 4;
+    ROW(egm_heap_create(driver, &options, &heap), EGM_INVALID_ARGUMENT, "4 is none of EGM_BACKING_DEFAULT, _DRIVER", "");
+    options.backing = EGM_BACKING_REGISTERED;
+    options.location = (egm_location){EGM_LOCATION_DEVICE, 0};
+    ROW(egm_heap_create(driver, &options, &heap), EGM_INVALID_ARGUMENT,
+        "registered memory needs a host node; valid: driver, or auto to have it chosen", "");
     ROW(egm_heap_create(driver, NULL, &heap), EGM_INVALID_ARGUMENT, "invalid options", "");
     heap = heap_with(driver, 8 << 20, 0);
     other = heap_with(driver, 8 << 20, 0);
+    ROW(egm_heap_backing(NULL, &chosen, NULL), EGM_INVALID_ARGUMENT, "invalid heap", "");
+    ROW(egm_heap_backing(heap, NULL, NULL), EGM_INVALID_ARGUMENT, "invalid out", "");
     ROW(egm_heap_alloc(heap, 0, 0, &block), EGM_INVALID_ARGUMENT, "1 byte or more", "");
     ROW(egm_heap_alloc(heap, 10, 3, &block), EGM_INVALID_ARGUMENT, "3 is not a power of two", "");
     ROW(egm_heap_alloc(heap, SIZE_MAX, 1, &block), EGM_INVALID_ARGUMENT, "size", "");
