@@ -1,5 +1,6 @@
 //! Arguments as Python programs have them: sizes as numbers or text, nodes and GPUs as numbers or objects.
 
+use std::alloc::Layout;
 use std::time::Duration;
 
 use egmem::size::Bytes;
@@ -106,6 +107,41 @@ impl FromPyObject<'_, '_> for GpuArg {
 pub fn timeout_of(seconds: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(seconds)
         .map_err(|_| invalid(&format!("a timeout of {seconds} s; valid: 0 or more")))
+}
+
+/// Returns the layout of a block.
+///
+/// # Errors
+/// `InvalidArgument` for an alignment that is no power of two, and for more bytes than an address space has.
+pub fn layout(nbytes: Size, align: Size) -> PyResult<Layout> {
+    let (nbytes, align) = (nbytes.0, align.0);
+    Layout::from_size_align(nbytes as usize, align as usize).map_err(|_| {
+        if align.is_power_of_two() {
+            return invalid(&format!("a size is {nbytes} bytes; valid: below 2**63"));
+        }
+        invalid(&format!(
+            "align is {align}; valid: a power of two, up to 2**62"
+        ))
+    })
+}
+
+/// Returns the layouts of many blocks.
+///
+/// # Errors
+/// `InvalidArgument` as for [`layout`], and for a block of no bytes; `TypeError` for what is no list of sizes.
+pub fn layouts(sizes: &Bound<'_, PyAny>, align: Size) -> PyResult<Vec<Layout>> {
+    // An array's numbers are read as a whole.
+    let sizes: Vec<Size> = match sizes.getattr("tolist") {
+        Ok(list) => list.call0()?.extract()?,
+        Err(_) => sizes.extract()?,
+    };
+    if let Some(index) = sizes.iter().position(|size| size.0 == 0) {
+        return Err(invalid(&format!(
+            "size {index} of {} is 0 bytes; valid: 1 byte or more",
+            sizes.len()
+        )));
+    }
+    sizes.into_iter().map(|size| layout(size, align)).collect()
 }
 
 /// Reads the number of a node or a GPU.

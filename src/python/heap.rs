@@ -1,6 +1,5 @@
 //! `egmem.Heap`: blocks of any size without a driver call.
 
-use std::alloc::Layout;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -8,7 +7,8 @@ use egmem::driver::Location;
 use egmem::size::Bytes;
 use pyo3::prelude::*;
 
-use crate::args::{GpuArg, NodeArg, Size};
+use crate::args::{GpuArg, NodeArg, Size, layout, layouts};
+use crate::backing::{self, Words};
 use crate::blocks::Blocks;
 use crate::buffer::access;
 use crate::driver::{Driver, given_or_default};
@@ -30,7 +30,7 @@ use crate::types::BLOCK;
 /// `grow_ahead` how much it keeps free by a thread of its own, all in bytes. `wait_for_gpu` has an allocation wait
 /// for blocks freed after GPU work before it fails, `scrub_on_free` overwrites freed blocks with zeros,
 /// `thread_cache` limits the bytes that each thread keeps, and memory that was not needed for `decay` seconds goes back
-/// to the machine by itself.
+/// to the machine by itself. `backing` is as for `Buffer`, but by default `"auto"`; each block lies in one chunk.
 #[pyclass(frozen, module = "egmem", name = "Heap")]
 pub struct Heap {
     inner: Arc<Mutex<Option<egmem::Heap>>>,
@@ -95,7 +95,7 @@ impl Heap {
     #[pyo3(signature = (
         node=None, *, near_gpu=None, device=None, limit=None, chunk=None, reserve=None, grow_ahead=None, access_by=None, host=None,
         wait_for_gpu=false, scrub_on_free=false, thread_cache=None, decay=None, shareable=false, overcommit=false, label=None,
-        driver=None,
+        backing=None, driver=None,
     ))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn new(
@@ -116,6 +116,7 @@ impl Heap {
         shareable: bool,
         overcommit: bool,
         label: Option<String>,
+        backing: Option<&str>,
         driver: Option<&Bound<'_, Driver>>,
     ) -> PyResult<Self> {
         let driver = given_or_default(py, driver)?;
@@ -135,6 +136,9 @@ impl Heap {
         }
         if let Some(label) = label {
             options = options.label(label);
+        }
+        if let Some(backing) = backing {
+            options = options.backing(backing::parse(backing)?);
         }
         if let Some(seconds) = decay {
             options = options.decay(idle(seconds)?);
@@ -279,6 +283,18 @@ impl Heap {
         }
     }
 
+    /// What the memory is: `"driver"` or `"registered"`.
+    #[getter]
+    fn backing(&self, py: Python<'_>) -> PyResult<String> {
+        self.run(py, |heap| Ok(Words::from(heap.backing()).backing))
+    }
+
+    /// Why it is that.
+    #[getter]
+    fn backing_reason(&self, py: Python<'_>) -> PyResult<String> {
+        self.run(py, |heap| Ok(Words::from(heap.backing()).reason))
+    }
+
     /// The driver that the heap belongs to.
     #[getter]
     fn driver(&self) -> PyResult<Driver> {
@@ -338,46 +354,11 @@ impl Heap {
     }
 }
 
-/// Returns the layout of a block.
-///
-/// # Errors
-/// `InvalidArgument` for an alignment that is no power of two, and for more bytes than an address space has.
-fn layout(nbytes: Size, align: Size) -> PyResult<Layout> {
-    let (nbytes, align) = (nbytes.0, align.0);
-    Layout::from_size_align(nbytes as usize, align as usize).map_err(|_| {
-        if align.is_power_of_two() {
-            return invalid(&format!("a size is {nbytes} bytes; valid: below 2**63"));
-        }
-        invalid(&format!(
-            "align is {align}; valid: a power of two, up to 2**62"
-        ))
-    })
-}
-
 /// # Errors
 /// `InvalidArgument` for a time that is no duration.
 fn idle(seconds: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(seconds)
         .map_err(|_| invalid(&format!("decay is {seconds} s; valid: 0 or more")))
-}
-
-/// Returns the layouts of many blocks.
-///
-/// # Errors
-/// `InvalidArgument` as for [`layout`], and for a block of no bytes; `TypeError` for what is no list of sizes.
-fn layouts(sizes: &Bound<'_, PyAny>, align: Size) -> PyResult<Vec<Layout>> {
-    // An array's numbers are read as a whole.
-    let sizes: Vec<Size> = match sizes.getattr("tolist") {
-        Ok(list) => list.call0()?.extract()?,
-        Err(_) => sizes.extract()?,
-    };
-    if let Some(index) = sizes.iter().position(|size| size.0 == 0) {
-        return Err(invalid(&format!(
-            "size {index} of {} is 0 bytes; valid: 1 byte or more",
-            sizes.len()
-        )));
-    }
-    sizes.into_iter().map(|size| layout(size, align)).collect()
 }
 
 fn copied() -> PyErr {

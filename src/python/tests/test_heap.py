@@ -30,6 +30,23 @@ def test_blocks(driver):
         heap.allocate(1)
 
 
+def test_a_heap_tells_what_it_is_and_why(driver):
+    discrete = egmem.simulated("h200x8")
+
+    def told(of, **options):
+        heap = egmem.Heap(0, limit="64MiB", driver=of, **options)
+        assert not any(heap.allocate_zeroed("3MiB").read(4096))
+        return heap.backing, heap.backing_reason
+
+    asked = "the program asked for it"
+    assert told(discrete) == told(discrete, backing="auto") == ("registered", "registered memory is pinned faster")
+    assert told(discrete, backing="driver") == ("driver", asked)
+    assert told(discrete, backing="registered") == ("registered", asked)
+    assert told(driver) == ("driver", "registered memory was never measured on coherent machines")
+    on_gpu = egmem.Heap(device=1, driver=discrete)
+    assert (on_gpu.backing, on_gpu.backing_reason) == ("driver", "registered memory needs a host node")
+
+
 def test_blocks_outlive_the_heap_and_views_the_blocks(driver):
     free = driver.topology().free_memory(0)
     heap = egmem.Heap(0, driver=driver)

@@ -34,6 +34,21 @@ def test_other_resources_stand_on_it(driver):
     assert heap.stats()["live_blocks"] == 0
 
 
+def test_the_backing_is_that_of_a_heap_of_its_own(driver, monkeypatch):
+    monkeypatch.setattr(egmem.rmm._egmem, "default_driver", lambda: driver)
+    made, heap = [], egmem.Heap
+
+    def kept(*args, **options):
+        made.append(heap(*args, driver=driver, **options))
+        return made[-1]
+
+    monkeypatch.setattr(egmem.rmm._egmem, "Heap", kept)
+    egmem.rmm.memory_resource(0, backing="registered")
+    assert [heap.backing for heap in made] == ["registered"]
+    with pytest.raises(egmem.InvalidArgument, match="backing is given beside heap"):
+        egmem.rmm.memory_resource(heap=made[0], backing="driver")
+
+
 def test_no_room_is_a_memory_error(driver):
     resource = egmem.rmm.memory_resource(heap=egmem.Heap(0, limit=32 << 20, driver=driver))
     with pytest.raises(MemoryError):

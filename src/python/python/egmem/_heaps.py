@@ -52,9 +52,16 @@ def heap_on(driver: _egmem.Driver, node: int, label: str) -> _egmem.Heap:
 
 
 def expect_on(
-    heap: _egmem.Heap, *, node: NodeLike = None, near_gpu: GpuLike = None, driver: Optional[_egmem.Driver] = None
+    heap: _egmem.Heap,
+    *,
+    node: NodeLike = None,
+    near_gpu: GpuLike = None,
+    driver: Optional[_egmem.Driver] = None,
+    backing: Optional[str] = None,
 ) -> None:
-    """Raises ``InvalidArgument`` for a heap that is elsewhere than a call says."""
+    """Raises ``InvalidArgument`` for a heap that is elsewhere than a call says, and for a ``backing`` beside it."""
+    if backing is not None:
+        raise InvalidArgument("backing is given beside heap, whose backing its blocks have", "pass one of them")
     if driver is not None and driver != heap.driver:
         raise InvalidArgument("driver and heap are of two drivers", "pass one of them")
     if node is None and near_gpu is None:
@@ -91,9 +98,7 @@ def allocate(
             return _egmem.Buffer(nbytes, on, label=label or module, progress=progress, backing=backing, driver=driver)
         heap = heap_on(driver, on, module)
     else:
-        expect_on(heap, node=node, near_gpu=near_gpu, driver=driver)
-        if backing is not None:
-            raise InvalidArgument("backing is given beside heap, whose backing its blocks have", "pass one of them")
+        expect_on(heap, node=node, near_gpu=near_gpu, driver=driver, backing=backing)
         if label is not None:
             raise InvalidArgument("label is given beside heap, whose label its blocks have", "give the heap a label: egmem.Heap(label=...)")
     align = 4096 if nbytes >= 1 << 20 else 256

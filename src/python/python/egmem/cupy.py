@@ -16,18 +16,20 @@ __all__ = ["asarray", "memory_pool", "pinned_allocator"]
 _NO_ROOM = 2
 
 
-def _heap(node: NodeLike, near_gpu: GpuLike, heap: Optional[_egmem.Heap]) -> _egmem.Heap:
+def _heap(node: NodeLike, near_gpu: GpuLike, heap: Optional[_egmem.Heap], backing: Optional[str]) -> _egmem.Heap:
     if heap is not None:
-        _heaps.expect_on(heap, node=node, near_gpu=near_gpu)
+        _heaps.expect_on(heap, node=node, near_gpu=near_gpu, backing=backing)
         return heap
     if node is None and near_gpu is None:
         near_gpu = cupy.cuda.runtime.getDevice()
-    return _egmem.Heap(node, near_gpu=near_gpu, label="egmem.cupy")
+    return _egmem.Heap(node, near_gpu=near_gpu, label="egmem.cupy", backing=backing)
 
 
-def memory_pool(node: NodeLike = None, *, near_gpu: GpuLike = None, heap: Optional[_egmem.Heap] = None) -> Any:
+def memory_pool(
+    node: NodeLike = None, *, near_gpu: GpuLike = None, heap: Optional[_egmem.Heap] = None, backing: Optional[str] = None
+) -> Any:
     """Returns a ``cupy.cuda.MemoryPool`` whose memory comes from a heap on a host node, by default the one nearest to the current
-    GPU.
+    GPU. Without ``heap`` it makes one; ``backing`` is as for ``egmem.Heap``.
 
     The pool is CuPy's own: it orders reuse by streams and keeps freed memory. It asks the heap when it grows, and raises
     CuPy's ``OutOfMemoryError`` if the heap has no room.
@@ -36,7 +38,7 @@ def memory_pool(node: NodeLike = None, *, near_gpu: GpuLike = None, heap: Option
     >>> with cupy.cuda.using_allocator(pool.malloc):                # doctest: +SKIP
     ...     array = cupy.zeros(1 << 30, dtype="u1")
     """
-    source = _egmem._CupySource(_heap(node, near_gpu, heap))
+    source = _egmem._CupySource(_heap(node, near_gpu, heap, backing))
     allocator = cupy.cuda.CFunctionAllocator(*source.functions, source)
 
     def grow(nbytes: int) -> Any:
@@ -61,10 +63,11 @@ class _Pinned:
 
 
 def pinned_allocator(
-    node: NodeLike = None, *, near_gpu: GpuLike = None, heap: Optional[_egmem.Heap] = None
+    node: NodeLike = None, *, near_gpu: GpuLike = None, heap: Optional[_egmem.Heap] = None, backing: Optional[str] = None
 ) -> Callable[[int], Any]:
-    """Returns a function for ``cupy.cuda.set_pinned_memory_allocator``: pinned memory of exactly the size asked for."""
-    source = _heap(node, near_gpu, heap)
+    """Returns a function for ``cupy.cuda.set_pinned_memory_allocator``: pinned memory of exactly the size asked for. The arguments
+    are as for ``memory_pool``."""
+    source = _heap(node, near_gpu, heap, backing)
 
     def allocate(nbytes: int) -> Any:
         try:

@@ -29,13 +29,16 @@ def _current_gpu() -> int:
     return int(getDevice())
 
 
-def memory_resource(node: NodeLike = None, *, gpu: GpuLike = None, heap: Optional[_egmem.Heap] = None) -> Any:
+def memory_resource(
+    node: NodeLike = None, *, gpu: GpuLike = None, heap: Optional[_egmem.Heap] = None, backing: Optional[str] = None
+) -> Any:
     """Returns an ``rmm.mr.CallbackMemoryResource`` for GPU ``gpu``, by default the current one, whose memory comes from a heap on a host
     node. An allocation while another GPU is current raises ``InvalidArgument``: its stream would be taken for one of ``gpu``.
 
     ``gpu`` is the GPU of the streams. Without ``node`` and ``heap`` the memory is on the node nearest to it. A block is freed in the order of the stream that
     RMM frees it on, without waiting for the GPU. On a stream that is being captured into a graph that is an error, and the block
-    stays allocated. A request without room raises a ``MemoryError``, as every resource of RMM does.
+    stays allocated. A request without room raises a ``MemoryError``, as every resource of RMM does. ``backing`` is as for
+    ``egmem.Heap``, without ``heap``.
 
     RMM calls Python for each allocation: put ``rmm.mr.PoolMemoryResource`` above it, which asks rarely.
 
@@ -46,9 +49,9 @@ def memory_resource(node: NodeLike = None, *, gpu: GpuLike = None, heap: Optiona
     simulated = (heap.driver if heap is not None else _egmem.default_driver()).is_simulated
     own_gpu = _egmem._gpu(gpu) if gpu is not None else 0 if simulated else _current_gpu()
     if heap is None:
-        heap = _egmem.Heap(node, near_gpu=own_gpu if node is None else None, label="egmem.rmm")
+        heap = _egmem.Heap(node, near_gpu=own_gpu if node is None else None, label="egmem.rmm", backing=backing)
     else:
-        _heaps.expect_on(heap, node=node)
+        _heaps.expect_on(heap, node=node, backing=backing)
     source = heap
     blocks: Dict[int, Any] = {}
 
