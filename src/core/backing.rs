@@ -16,8 +16,8 @@ use crate::{Error, Result};
 /// | | `Driver` | `Registered` |
 /// |---|---|---|
 /// | made by | `cuMemCreate`, on the node | `mmap`, pages created on the node by its CPUs, then `cuMemHostRegister` |
-/// | a forked child | has the same memory | has the same memory; has none, not even the addresses, of private memory that was asked for as `Registered` |
-/// | shared as | POSIX fd, fabric handle | POSIX fd |
+/// | a forked child | has the same memory | has the same memory; zeros of its own of a buffer that was asked for as `Registered` and cannot be shared |
+/// | shared as | POSIX fd, fabric handle | POSIX fd. A peer that has it can punch holes: the CPU then sees zeros, and GPUs the old pages |
 /// | access | of each GPU and the CPU apart | of the CPU apart, of all GPUs alike |
 /// | copies by the driver | over borders of chunks | within one chunk: others fail with INVALID_VALUE |
 /// | counted by the kernel | as no process's | as the process's, and by its control group |
@@ -128,11 +128,11 @@ impl Chosen {
         Self { backing, why }
     }
 
-    /// Returns what a forked child has of registered memory that cannot be shared. What nobody asked for is no less than the
-    /// driver's memory would be.
-    pub(crate) fn fork(&self) -> Fork {
+    /// Returns what a forked child has of a buffer's registered memory that cannot be shared: the same as of the driver's,
+    /// unless the program asked for registered memory.
+    pub(crate) fn fork_of_buffers(&self) -> Fork {
         match self.why {
-            Why::Asked => Fork::Nothing,
+            Why::Asked => Fork::Zeros,
             _ => Fork::Shared,
         }
     }

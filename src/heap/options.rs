@@ -78,9 +78,6 @@ impl HeapOptions {
     /// - Blocks, also of collections, grow in place within their chunk.
     /// - Whatever gives a chunk back, such as [`Heap::trim`](super::Heap::trim) and [`decay`](Self::decay), waits for all work of
     ///   the GPUs.
-    /// - A forked child has none of the bytes, unless the heap can be shared. A collection that is dropped there, or at the
-    ///   child's `exit`, ends the child with SIGSEGV: use [`Backing::Driver`] for collections of programs that fork
-    ///   without `exec`.
     ///
     /// [`build`](Self::build) fails with [`Error::InvalidArgument`](crate::Error::InvalidArgument) for
     /// [`Backing::Registered`] where it cannot be, with the reason.

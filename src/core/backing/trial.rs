@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use super::{Chosen, Why};
+use super::{Backing, Chosen, Why};
 use crate::driver::{AccessDesc, Driver, HandleTypes, Location};
 use crate::per_driver::{PerDriver, lock};
 use crate::vmm::PhysicalMemory;
@@ -36,19 +36,25 @@ impl Trial {
         if let Some(known) = answers.get(&key) {
             return known.clone();
         }
+        let mut may_pass = false;
         let chosen = match self.attempt(driver, location, handle_types) {
             Ok(()) => Chosen::registered(Why::Faster),
-            Err(error) => Chosen::driver(Why::Trial(error.to_string())),
+            Err(error) => {
+                may_pass = is_shortage(&error);
+                Chosen::driver(Why::Trial(error.to_string()))
+            }
         };
         tracing::debug!(%location, %handle_types, %chosen, "tried registered memory");
-        answers.insert(key, chosen.clone());
+        if !may_pass {
+            answers.insert(key, chosen.clone());
+        }
         chosen
     }
 
     fn attempt(self, driver: &Driver, location: Location, handle_types: HandleTypes) -> Result<()> {
         let memory = PhysicalMemory::options(location)
             .handle_types(handle_types)
-            .chosen(Chosen::registered(Why::Faster))
+            .backing(Backing::Registered)
             .create(driver, GRANULARITY.bytes())?;
         let mut mapping = memory.map()?;
         let gpus = match self {
@@ -73,5 +79,16 @@ impl Trial {
             )),
             _ => Ok(()),
         }
+    }
+}
+
+/// Returns whether the machine had too little of something at the moment.
+fn is_shortage(error: &Error) -> bool {
+    match error {
+        Error::OutOfMemory { .. } | Error::NodeTooFull { .. } | Error::TooManyMappings { .. } => {
+            true
+        }
+        Error::System { kind, .. } => *kind == std::io::ErrorKind::OutOfMemory,
+        _ => false,
     }
 }

@@ -17,8 +17,8 @@ use crate::topology::free_now;
 use crate::vmm::{GrowingRange, PhysicalMemory, PhysicalOptions};
 use crate::{Error, Result, ledger};
 
-/// Registered chunks between two looks at the node's free memory: a look takes a good part of the time of a chunk.
-const CHECK_EVERY: u64 = 16;
+/// Bytes of registered chunks between two looks at the node's free memory: a look takes a good part of the time of a chunk.
+const CHECK_EVERY: u64 = 1 << 30;
 
 /// The properties that all parts at one location share.
 #[derive(Debug)]
@@ -49,10 +49,11 @@ impl Part {
     fn chunks(self: Arc<Self>) -> impl Iterator<Item = Chunk> {
         let (all, chunk) = (self.size.requested(), self.chunk);
         let count = all.div_ceil(chunk);
+        let every = (CHECK_EVERY / chunk).max(1);
         (0..count).map(move |index| Chunk {
             part: Arc::clone(&self),
             bytes: chunk.min(all - index * chunk),
-            is_checked: !self.site.is_registered || index % CHECK_EVERY == 0,
+            is_checked: !self.site.is_registered || index % every == 0,
         })
     }
 
@@ -102,7 +103,7 @@ impl Plan {
     /// Returns a range for the chunks.
     pub(super) fn range(&self) -> GrowingRange {
         let is_private = self.parts.iter().all(|part| !part.site.is_shareable);
-        let private = is_private.then(|| self.chosen.fork());
+        let private = is_private.then(|| self.chosen.fork_of_buffers());
         GrowingRange::new(self.padded, self.chosen.backing, private)
     }
 
@@ -267,7 +268,8 @@ impl BufferOptions {
                 .handle_types(handle_types)
                 .overcommit(self.overcommit)
                 .recorded_as(self.path, self.label.clone(), caller.clone())
-                .chosen(chosen.clone());
+                .chosen(chosen.clone())
+                .fork(chosen.fork_of_buffers());
             let granularity = options.granularity_of(driver)?;
             Ok(Arc::new(Site {
                 location,

@@ -6,10 +6,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::allocate::{Chunk, Part};
-use crate::Result;
 use crate::backing::Backing;
 use crate::driver::Driver;
 use crate::vmm::{GrowingRange, Mapping, PhysicalMemory};
+use crate::{Error, Result};
 
 /// Chunks of registered memory that get their pages while one is pinned.
 const AHEAD: usize = 4;
@@ -28,6 +28,8 @@ pub(super) struct Maker<I> {
     /// How many chunks there are at most before the first of them is taken.
     ahead: usize,
     made: VecDeque<Made>,
+    /// Why the chunk behind those that are made was not.
+    failed: Option<Error>,
     /// Where the next chunk goes.
     at: u64,
 }
@@ -41,6 +43,7 @@ impl<I: Iterator<Item = Chunk>> Maker<I> {
                 _ => 1,
             },
             made: VecDeque::new(),
+            failed: None,
             at: 0,
         }
     }
@@ -48,17 +51,19 @@ impl<I: Iterator<Item = Chunk>> Maker<I> {
     /// Returns the next chunk, mapped in the range's addresses; `None` after the last.
     ///
     /// # Errors
-    /// Those of creating and mapping.
+    /// Those of creating and mapping, after the chunks before.
     pub(super) fn next(&mut self, driver: &Driver, range: &GrowingRange) -> Option<Result<Made>> {
         while self.made.len() < self.ahead
+            && self.failed.is_none()
             && let Some(chunk) = self.chunks.next()
         {
             match self.make(driver, range, chunk) {
                 Ok(made) => self.made.push_back(made),
-                Err(error) => return Some(Err(error)),
+                Err(error) => self.failed = Some(error),
             }
         }
-        self.made.pop_front().map(Ok)
+        let made = self.made.pop_front().map(Ok);
+        made.or_else(|| self.failed.take().map(Err))
     }
 
     fn make(&mut self, driver: &Driver, range: &GrowingRange, chunk: Chunk) -> Result<Made> {

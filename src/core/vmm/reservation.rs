@@ -134,8 +134,12 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        if self.addresses.is_some() {
-            return; // gives itself back
+        if let Some(addresses) = &self.addresses {
+            // A forked child gives nothing back; otherwise they give themselves back.
+            if !self.driver.is_of_this_process() {
+                addresses.keep();
+            }
+            return;
         }
         give_back_or_log(&self.driver, "reserved addresses", || {
             // SAFETY: the range is owned by `self`; mappings hold a reference, so none is left.

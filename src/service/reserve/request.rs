@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use super::{Chunk, Plan, ReserveState, SharedReserve};
+use crate::driver::{AccessDesc, Location};
 use crate::free_chunks::HasBytes;
 use crate::quota::{Charge, Use};
 use crate::reuse_policy::{Discard, Past, Verdict};
@@ -327,7 +328,10 @@ pub(super) fn is_shortage(error: &MemoryError) -> bool {
 /// Creates the pages of new registered memory: its first mapping does, and they outlive it.
 fn with_pages(memory: PhysicalMemory) -> MemoryResult<PhysicalMemory> {
     if memory.backing() == Backing::Registered {
-        drop(memory.map()?);
+        // Waits until they exist.
+        memory
+            .map()?
+            .set_access(&[AccessDesc::read_write(Location::Host)])?;
     }
     Ok(memory)
 }

@@ -123,10 +123,11 @@ impl Addresses {
 
 impl Drop for Addresses {
     fn drop(&mut self) {
-        lock(&self.pools).values().for_each(|pool| pool.close());
-        if !self.lost.load(Relaxed) {
-            unmap(self.start, self.size);
+        if self.lost.load(Relaxed) {
+            return;
         }
+        lock(&self.pools).values().for_each(|pool| pool.close());
+        unmap(self.start, self.size);
     }
 }
 

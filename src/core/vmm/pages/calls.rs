@@ -10,7 +10,7 @@ use super::Fork;
 pub(super) fn map_anonymous(range: &Range<u64>, fork: Fork) -> io::Result<()> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let sharing = match fork {
-        Fork::Nothing => libc::MAP_PRIVATE,
+        Fork::Zeros => libc::MAP_PRIVATE,
         Fork::Shared => libc::MAP_SHARED,
     };
     let flags = sharing | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
@@ -24,8 +24,9 @@ pub(super) fn map_anonymous(range: &Range<u64>, fork: Fork) -> io::Result<()> {
     advise(range, libc::MADV_HUGEPAGE)
         .unwrap_or_else(|error| tracing::debug!(%error, "no huge pages"));
     match fork {
-        // The pages of a child would be copies, whose originals the GPU goes on writing.
-        Fork::Nothing => advise(range, libc::MADV_DONTFORK),
+        // The pages of a child would be copies, whose originals the GPU goes on writing. Its addresses stay taken: safe code
+        // of the child may look there.
+        Fork::Zeros => advise(range, libc::MADV_WIPEONFORK),
         Fork::Shared => Ok(()),
     }
 }

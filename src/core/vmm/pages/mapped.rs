@@ -241,8 +241,9 @@ impl PagesMapping {
     /// # Errors
     /// The driver's error; [`Error::System`].
     pub fn unmap(&self, driver: &Driver, addresses: &Addresses, pages: &Pages) -> Result<()> {
-        // Threads create pages until then.
-        if self.wait().is_ok() {
+        let is_whole = self.job.as_ref().is_none_or(|job| job.cancel());
+        // Threads create the pieces that they have begun.
+        if self.wait().is_ok() && is_whole {
             pages.placed.store(true, Ordering::Release);
         }
         self.unregister(driver)?;

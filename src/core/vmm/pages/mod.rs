@@ -29,12 +29,13 @@ use crate::{Error, Result};
 pub const GRANULARITY: Granularity = Granularity::TWO_MIB;
 
 /// What a forked child has of pages without a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fork {
-    /// Nothing, not even the addresses. Such pages are created faster.
-    Nothing,
     /// The same pages, as of the driver's memory.
+    #[default]
     Shared,
+    /// Zeros of its own. Such pages are created faster.
+    Zeros,
 }
 
 /// Pages on a host node.
@@ -51,7 +52,7 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// Returns anonymous pages, which no process can have but a forked child.
+    /// Returns pages without a file, which no other process can map.
     pub const fn private(node: NodeId, fork: Fork) -> Self {
         Self {
             node,

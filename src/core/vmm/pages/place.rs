@@ -67,7 +67,15 @@ fn failed(node: NodeId, what: &str, error: &io::Error) -> Error {
 pub(super) fn populate(node: NodeId, range: &Range<u64>, shmem: bool) -> Result<()> {
     if shmem {
         // The kernel gives such pages huge ones by a setting that is off by default, but makes some of small ones.
-        range.clone().step_by(HUGE).for_each(touch);
+        for page in range.clone().step_by(HUGE) {
+            // An error, and not the process's end, where the kernel refuses the page.
+            let first = page..page + SMALL as u64;
+            match advise(&first, libc::MADV_POPULATE_WRITE) {
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => touch(page),
+                Err(error) => return Err(failed(node, "creating pages on", &error)),
+                Ok(()) => {}
+            }
+        }
         advise(range, MADV_COLLAPSE)
             .unwrap_or_else(|error| tracing::debug!(%error, "no huge pages"));
     }
@@ -159,8 +167,8 @@ mod tests {
 
     #[test]
     fn all_pages_exist_and_are_on_the_node() {
-        for fork in [Some(Fork::Nothing), Some(Fork::Shared), None] {
-            let shmem = fork != Some(Fork::Nothing);
+        for fork in [Some(Fork::Zeros), Some(Fork::Shared), None] {
+            let shmem = fork != Some(Fork::Zeros);
             let (_addresses, range) = mapped(16 * MIB, fork);
             populate(NodeId(0), &range, shmem).unwrap();
             let huge = huge_bytes(range.clone()).unwrap();

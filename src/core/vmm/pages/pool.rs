@@ -89,6 +89,15 @@ impl Job {
         }
     }
 
+    /// Lets no further piece begin. Returns whether all pages exist or are being created.
+    pub(super) fn cancel(&self) -> bool {
+        let mut progress = lock(&self.progress);
+        let rest = self.range.end - progress.next;
+        progress.next = self.range.end;
+        progress.left -= rest;
+        rest == 0
+    }
+
     /// Waits until all pages exist.
     ///
     /// # Errors
@@ -154,9 +163,9 @@ impl Pool {
         drop(state);
         self.wake.notify_all();
         if is_alone {
-            let policy = Policy::of(node);
+            // The caller's own policy stays; where the pages are is looked at.
             while let Some(piece) = job.claim() {
-                job.create(&piece, policy);
+                job.create(&piece, Policy::Forbidden);
             }
         }
         Ok(job)

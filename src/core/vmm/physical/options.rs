@@ -13,7 +13,7 @@ use crate::explain::explain_create;
 use crate::guard::check_free;
 use crate::ledger::{AllocPath, Entry, Label, NewEntry, Site};
 use crate::size::{Granularity, PaddedSize};
-use crate::vmm::pages::{self, Pages};
+use crate::vmm::pages::{self, Fork, Pages};
 
 /// Options for physical memory; [`create`](Self::create) creates it.
 #[derive(Clone, Debug)]
@@ -27,6 +27,8 @@ pub struct PhysicalOptions {
     backing: Backing,
     /// The decision, if the caller has made it.
     chosen: Option<Chosen>,
+    /// What a forked child has of registered pages that cannot be shared.
+    fork: Fork,
     path: AllocPath,
     label: Option<Label>,
     /// The program's call; `None`: the caller of [`PhysicalOptions::create`].
@@ -78,6 +80,12 @@ impl PhysicalOptions {
     /// Passes on a decision about the [`backing`](Self::backing) that the caller has made, for memory of several parts.
     pub fn chosen(mut self, chosen: Chosen) -> Self {
         self.chosen = Some(chosen);
+        self
+    }
+
+    /// Sets what a forked child has of registered memory that cannot be shared.
+    pub(crate) const fn fork(mut self, fork: Fork) -> Self {
+        self.fork = fork;
         self
     }
 
@@ -153,7 +161,7 @@ impl PhysicalOptions {
     ) -> Result<(Option<PhysicalHandle>, Option<Pages>)> {
         if let Some(node) = chosen.node_of_pages(self.props.location) {
             let pages = match self.props.handle_types {
-                HandleTypes::NONE => Pages::private(node, chosen.fork()),
+                HandleTypes::NONE => Pages::private(node, self.fork),
                 _ => Pages::shareable(node, bytes)?,
             };
             return Ok((None, Some(pages)));
@@ -195,6 +203,7 @@ impl PhysicalMemory {
             overcommit: false,
             backing: Backing::Driver,
             chosen: None,
+            fork: Fork::default(),
             path: AllocPath::Vmm,
             label: None,
             site: None,
