@@ -195,7 +195,7 @@ impl GrowingBuffer {
             let mut add = |made| plan.options.add(&driver, made, &shared.range, &mut pace);
             let next = || maker.next(&driver, &shared.range);
             let result = iter::from_fn(next).try_for_each(|made| add(made?));
-            // Chunks that nobody wants any more go before the waiting callers hear of the end.
+            // The chunks that were made ahead are given back before waiting callers return.
             drop(maker);
             // The caller's function may own this buffer.
             drop(pace);

@@ -1,4 +1,5 @@
-//! The file behind pages that processes share: a memfd that nobody can shorten.
+//! The file behind pages that processes share: a memfd that nobody can shorten. A process that has it can punch holes, in
+//! which the CPU sees zeros, and GPUs that have registered the pages the old bytes.
 //!
 //! Its name tells an importer that the fd is such memory, and the node that the pages were bound to.
 

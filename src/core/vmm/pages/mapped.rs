@@ -203,7 +203,7 @@ impl PagesMapping {
         }
     }
 
-    /// Returns the access of all GPUs, which nobody need have named.
+    /// Returns the access of all GPUs, named or not.
     pub fn gpus(&self) -> Vec<AccessDesc> {
         let access = self.access_of_gpus();
         let gpus = (0..self.gpus).map(Location::Device);
@@ -296,7 +296,7 @@ fn map_pages(addresses: &Addresses, pages: &Pages, range: &Range<u64>) -> Result
             );
             let fd = Some(file.as_raw_fd());
             let mapped = map(range.start, range.end - range.start, protection, flags, fd);
-            // Heard where files may have huge pages from the first touch on.
+            // The kernel follows it where its settings allow files huge pages.
             mapped.map(|_| advise(range, libc::MADV_HUGEPAGE).unwrap_or_default())
         }
     };
