@@ -4,7 +4,7 @@ use std::alloc::Layout;
 
 use egmem::driver::NodeId;
 use egmem::topology::{Placement, Share};
-use egmem::{Buffer, Driver, Error, Heap, Topology, ledger};
+use egmem::{Backing, Buffer, Driver, Error, Heap, Topology, ledger};
 
 use egmem_tests::alone;
 
@@ -151,7 +151,7 @@ on_machine! { "three";
         calls.calls();
         drop(Buffer::spread(&shares).allocate(&driver).unwrap());
         assert_eq!(created(&calls.calls()), (vec![0, 1], 2));
-        let heap = Heap::spread(&shares).build(&driver).unwrap();
+        let heap = Heap::spread(&shares).backing(Backing::Driver).build(&driver).unwrap();
         heap.reserve(128 * MIB).unwrap();
         let (mut nodes, _) = created(&calls.calls());
         nodes.sort_unstable();
