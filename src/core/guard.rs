@@ -1,6 +1,8 @@
 //! Checks free memory before the driver is asked for much of it.
 
-use crate::driver::{Driver, Location, NodeId};
+use std::io::ErrorKind;
+
+use crate::driver::{Code, Driver, Location, NodeId};
 use crate::topology::{self, Overcommit};
 use crate::{Error, Result};
 
@@ -50,6 +52,16 @@ pub fn check_free_now(
             })
         }
         free => Ok(free),
+    }
+}
+
+/// Returns whether an error says that there was too little memory: less of it, or later, or on another node, there may be.
+pub fn is_shortage(error: &Error) -> bool {
+    match error {
+        Error::NodeTooFull { .. } | Error::NodesTooFull { .. } => true,
+        // The kernel has no pages on the node.
+        Error::System { kind, .. } => *kind == ErrorKind::OutOfMemory,
+        _ => error.code() == Some(Code::OUT_OF_MEMORY),
     }
 }
 

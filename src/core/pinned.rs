@@ -19,6 +19,7 @@ mod system;
 
 pub use managed::ManagedMemory;
 pub use pages::PageSize;
+pub(crate) use pages::huge_page_of;
 pub use registered::RegisteredHost;
 pub use system::SystemMemory;
 

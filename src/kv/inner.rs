@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tier_lies_in_memory_of_one_copy() {
+    fn a_tier_lies_in_memory_of_one_kind() {
         let driver = Driver::simulated(Machine::gh200()).unwrap();
         let buffer = Buffer::near(&driver, 0, 1 << 20).unwrap();
         let refused = Tier::attach(Arc::new(Mixed(buffer)))

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use super::{Backing, Chosen, Why};
 use crate::driver::{AccessDesc, Driver, HandleTypes, Location};
+use crate::guard::is_shortage;
 use crate::per_driver::{PerDriver, lock};
 use crate::vmm::PhysicalMemory;
 use crate::vmm::pages::{GRANULARITY, huge_bytes};
@@ -79,16 +80,5 @@ impl Trial {
             )),
             _ => Ok(()),
         }
-    }
-}
-
-/// Returns whether the machine had too little of something at the moment.
-fn is_shortage(error: &Error) -> bool {
-    match error {
-        Error::OutOfMemory { .. } | Error::NodeTooFull { .. } | Error::TooManyMappings { .. } => {
-            true
-        }
-        Error::System { kind, .. } => *kind == std::io::ErrorKind::OutOfMemory,
-        _ => false,
     }
 }

@@ -149,7 +149,7 @@ fn mapped_len(bytes: u64, huge_page: Option<u64>) -> Result<u64> {
 
 /// Returns the size of a file's huge pages, if it is in hugetlbfs. Only there is the file system's block a page: the
 /// block of a network file system may be larger than the pages that the kernel maps.
-fn huge_page_of(file: &File) -> Result<Option<u64>> {
+pub(crate) fn huge_page_of(file: &File) -> Result<Option<u64>> {
     // SAFETY: plain numbers, for which zeros are valid.
     let mut answer: libc::statfs = unsafe { mem::zeroed() };
     // SAFETY: the fd is open, and the answer is ours.

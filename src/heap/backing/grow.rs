@@ -1,6 +1,5 @@
 //! Growth: where there is room, and the chunks of one request.
 
-use std::io::ErrorKind;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -8,9 +7,9 @@ use super::Backing;
 use super::chunk::Chunk;
 use super::fit::{Fill, Want};
 use super::plan::Site;
-use crate::driver::{Code, Location, NodeId};
+use crate::driver::{Location, NodeId};
 use crate::error::NoRoom;
-use crate::guard::{WORTH_ASKING, check_free_now};
+use crate::guard::{self, WORTH_ASKING, check_free_now};
 use crate::ledger::AllocPath;
 use crate::topology::{Overcommit, cgroup_room, free_now};
 use crate::vmm::{MappedPart, PhysicalMemory};
@@ -305,12 +304,6 @@ const fn free_in(error: &Error) -> u64 {
 
 /// Returns whether a smaller request, or one on another node, might succeed.
 pub(super) fn is_shortage(error: &Error) -> bool {
-    match error {
-        Error::NodeTooFull { .. } | Error::NodesTooFull { .. } => true,
-        // Smaller chunks need more mappings.
-        Error::TooManyMappings { .. } => false,
-        // The kernel has no pages on the node.
-        Error::System { kind, .. } => *kind == ErrorKind::OutOfMemory,
-        _ => error.code() == Some(Code::OUT_OF_MEMORY),
-    }
+    // Smaller chunks need more mappings.
+    !matches!(error, Error::TooManyMappings { .. }) && guard::is_shortage(error)
 }

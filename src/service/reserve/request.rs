@@ -7,6 +7,7 @@ use std::time::Instant;
 use super::{Chunk, Plan, ReserveState, SharedReserve};
 use crate::driver::{AccessDesc, Location};
 use crate::free_chunks::HasBytes;
+use crate::guard::is_shortage;
 use crate::quota::{Charge, Use};
 use crate::reuse_policy::{Discard, Past, Verdict};
 use crate::share::MAX_PARTS;
@@ -310,19 +311,6 @@ pub(super) fn total<P>(chunks: &[Chunk<P>]) -> u64 {
     chunks
         .iter()
         .fold(0, |sum, chunk| sum.saturating_add(chunk.bytes()))
-}
-
-/// Returns whether a smaller request might succeed.
-pub(super) fn is_shortage(error: &MemoryError) -> bool {
-    matches!(
-        error,
-        MemoryError::OutOfMemory { .. }
-            | MemoryError::NodeTooFull { .. }
-            | MemoryError::System {
-                kind: std::io::ErrorKind::OutOfMemory,
-                ..
-            }
-    ) || error.code() == Some(crate::driver::Code::OUT_OF_MEMORY)
 }
 
 /// Creates the pages of new registered memory: its first mapping does, and they outlive it.

@@ -4,9 +4,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::request::{is_shortage, total};
+use super::request::total;
 use super::{Chunk, ReserveState, SharedReserve};
 use crate::free_chunks::HasBytes;
+use crate::guard::is_shortage;
 use crate::quota::Use;
 use crate::scrub::scrub;
 use crate::size::Bytes;

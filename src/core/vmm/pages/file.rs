@@ -6,11 +6,11 @@
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
-use std::mem;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd};
 
 use super::GRANULARITY;
 use crate::driver::NodeId;
+use crate::pinned::huge_page_of;
 use crate::{Error, Result};
 
 const NAME: &str = "egmem-pages node ";
@@ -48,7 +48,8 @@ pub(super) fn open(fd: BorrowedFd<'_>, bytes: u64) -> Result<Option<(File, NodeI
     let file = File::from(fd.try_clone_to_owned().map_err(failed)?);
     // SAFETY: the fd is open; the command has no argument.
     let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
-    if seals < 0 || seals & SEALS != SEALS || is_in_hugetlbfs(&file).map_err(failed)? {
+    // In huge pages of the administrator's supply another process can make holes that nothing can fill.
+    if seals < 0 || seals & SEALS != SEALS || huge_page_of(&file)?.is_some() {
         let why = "it is a file whose pages another process can take away";
         return Err(Error::invalid_of(
             "fd",
@@ -73,18 +74,6 @@ fn node_in_name(fd: BorrowedFd<'_>) -> Option<NodeId> {
         .parse()
         .ok()?;
     (node >= 0).then_some(NodeId(node))
-}
-
-/// Returns whether the file has huge pages of the administrator's supply, in which another process can make holes that
-/// nothing can fill.
-fn is_in_hugetlbfs(file: &File) -> io::Result<bool> {
-    // SAFETY: plain numbers, for which zeros are valid.
-    let mut answer: libc::statfs = unsafe { mem::zeroed() };
-    // SAFETY: the fd is open, and the answer is ours.
-    match unsafe { libc::fstatfs(file.as_raw_fd(), &mut answer) } {
-        0 => Ok(answer.f_type == libc::HUGETLBFS_MAGIC),
-        _ => Err(io::Error::last_os_error()),
-    }
 }
 
 #[cfg(test)]

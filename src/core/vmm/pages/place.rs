@@ -68,17 +68,17 @@ pub(super) fn populate(node: NodeId, range: &Range<u64>, shmem: bool) -> Result<
     if shmem {
         // The kernel gives such pages huge ones by a setting that is off by default, but makes some of small ones.
         for page in range.clone().step_by(HUGE) {
-            // An error, and not the process's end, where the kernel refuses the page.
-            let first = page..page + SMALL as u64;
-            match advise(&first, libc::MADV_POPULATE_WRITE) {
-                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => touch(page),
-                Err(error) => return Err(failed(node, "creating pages on", &error)),
-                Ok(()) => {}
-            }
+            create(node, &(page..page + SMALL as u64))?;
         }
         advise(range, MADV_COLLAPSE)
             .unwrap_or_else(|error| tracing::debug!(%error, "no huge pages"));
     }
+    create(node, range)
+}
+
+/// Creates the pages of a range, or keeps those that it has. A page that the kernel refuses is an error, and not the end of
+/// the process, as a touch of it would be.
+fn create(node: NodeId, range: &Range<u64>) -> Result<()> {
     loop {
         match advise(range, libc::MADV_POPULATE_WRITE) {
             Ok(()) => return Ok(()),
