@@ -82,7 +82,7 @@ pub fn run(driver: &Driver, rounds: usize) -> Result<()> {
 }
 
 /// Returns GB/s and the milliseconds of the submission, after one round that does not count.
-fn measure(
+pub fn measure(
     setup: &Setup,
     what: (Way, CopyMethod),
     (jobs, rounds): (usize, usize),

@@ -1,10 +1,11 @@
 //! The KV-cache tier: copies of random pages by method, a kernel beside them, restarts through the service.
 //!
 //! ```text
-//! cargo bench -p egmem-benches --bench kv -- [--part copies|borders|beside|restart|start] [--cuda] [--rounds 5]
+//! cargo bench -p egmem-benches --bench kv -- [--part copies|backings|borders|beside|restart|start] [--cuda] [--rounds 5]
 //! ```
 //! Without `--cuda` on the simulator, with little memory: times mean nothing there.
 
+mod backings;
 mod beside;
 mod borders;
 mod copies;
@@ -22,6 +23,7 @@ pub type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum Part {
     Copies,
+    Backings,
     Borders,
     Beside,
     Restart,
@@ -73,6 +75,9 @@ fn run(args: &Args) -> Result<()> {
     let wanted = |part| args.part.is_empty() || args.part.contains(&part);
     if wanted(Part::Copies) {
         copies::run(&args.driver()?, args.rounds.max(1))?;
+    }
+    if wanted(Part::Backings) {
+        backings::run(&args.driver()?, args.rounds.max(1))?;
     }
     if wanted(Part::Borders) {
         borders::run(&args.driver()?)?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use egmem::driver::NodeId;
 use egmem::kv::{CopyMethod, GpuPages, Job, Key, Load, PageId, Tier};
 use egmem::pinned::DeviceMemory;
-use egmem::{Driver, Stream, Topology};
+use egmem::{Backing, Driver, Stream, Topology};
 
 use crate::Result;
 
@@ -52,6 +52,15 @@ pub struct Setup {
 impl Setup {
     /// Pages of `page_bytes` in `parts` tensors.
     pub fn new(driver: &Driver, page_bytes: u64, parts: u64) -> Result<Self> {
+        Self::with_backing(driver, page_bytes, parts, Backing::Auto)
+    }
+
+    pub fn with_backing(
+        driver: &Driver,
+        page_bytes: u64,
+        parts: u64,
+        backing: Backing,
+    ) -> Result<Self> {
         let (bytes, job) = sizes(driver);
         let pages = bytes / page_bytes;
         let part_bytes = page_bytes / parts;
@@ -61,7 +70,7 @@ impl Setup {
             .map(|_| tensor())
             .collect::<egmem::Result<Vec<_>>>()?;
         let tier = Tier::on(node(driver)?).pages(pages).page_bytes(page_bytes);
-        let tier = tier.create(driver)?;
+        let tier = tier.backing(backing).create(driver)?;
         let keys: Vec<Key> = (0..pages).map(key).collect();
         tier.prepare_store(&keys)?.commit()?;
         Ok(Self {
