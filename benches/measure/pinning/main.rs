@@ -1,6 +1,7 @@
 //! How long it takes until memory of a size is pinned and usable by the CPU and every GPU, and until it is given back: the
-//! library's registered pages and the driver's memory, beside cudaHostAlloc and the recipe by hand (huge pages, touched by
-//! all CPUs, then registered in one call). By turns in one run; the table has medians.
+//! library's registered pages (private, as `Backing::Auto` takes them, and shareable) and the driver's memory, beside
+//! cudaHostAlloc and the recipe by hand (huge pages, touched by all CPUs, then registered in one call). By turns in one run;
+//! the table has medians.
 //!
 //! ```sh
 //! cargo run --release -p egmem-benches --bin pinning -- --most 64GiB --out results
@@ -28,9 +29,17 @@ use recipe::Recipe;
 #[derive(Clone, Debug, Parser)]
 #[command(name = "pinning")]
 struct Args {
-    /// The largest size; the smallest is 1 MiB, and each is four times the one before.
+    /// The smallest size.
+    #[arg(long, default_value = "1MiB")]
+    least: Bytes,
+
+    /// The largest size; each is `--factor` times the one before.
     #[arg(long, default_value = "16GiB")]
     most: Bytes,
+
+    /// The next size by the one before.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(2..=1024))]
+    factor: u64,
 
     /// Rounds; the table shows medians.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
@@ -60,7 +69,11 @@ struct Args {
 /// A way to have pinned memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
+    /// `Backing::Registered`: private pages.
     Registered,
+    /// `Backing::Auto`: pages that a forked child shares, where registered memory works.
+    Auto,
+    /// A memfd's pages.
     Shareable,
     Driver,
     Recipe,
@@ -68,8 +81,9 @@ pub(crate) enum Way {
 }
 
 /// All of them, with the names that the table shows.
-pub(crate) const WAYS: [(Way, &str); 5] = [
+pub(crate) const WAYS: [(Way, &str); 6] = [
     (Way::Registered, "registered"),
+    (Way::Auto, "auto"),
     (Way::Shareable, "registered, shareable"),
     (Way::Driver, "driver"),
     (Way::Recipe, "by hand"),
@@ -124,14 +138,14 @@ fn run(args: &Args, driver: Driver) -> Result<()> {
         true => 16 << 20,
         false => args.most.0,
     };
-    let mut sizes: Vec<u64> = (20..)
-        .step_by(2)
-        .map(|log| 1 << log)
-        .take_while(|&size| size < most)
-        .collect();
+    let next = |size: &u64| size.checked_mul(args.factor);
+    let sizes = std::iter::successors(Some(args.least.0.max(1)), next);
+    let mut sizes: Vec<u64> = sizes.take_while(|&size| size < most).collect();
     sizes.push(most);
     // A virtual machine's memory may come only when it is touched, and the first call makes the context.
     drop(place.have(Way::Driver, most)?);
+    let auto = Buffer::on(place.node).bytes(1).backing(Backing::Auto);
+    println!("auto takes {}", auto.allocate(&place.driver)?.backing());
     let mut rows = Vec::new();
     for bytes in sizes {
         rows.extend(place.measure(bytes, args.rounds));
@@ -195,6 +209,7 @@ impl Place {
         };
         Ok(match way {
             Way::Registered => Box::new(buffer(Backing::Registered).allocate(&self.driver)?),
+            Way::Auto => Box::new(buffer(Backing::Auto).allocate(&self.driver)?),
             Way::Shareable => Box::new(
                 buffer(Backing::Registered)
                     .shareable()
