@@ -4,7 +4,6 @@
 //! neighbours) hits all alike. Times are those of CUDA events around the work on one stream. The
 //! thread that allocates, and whose CPU stages pageable copies, is bound to the node.
 
-use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ops::ControlFlow;
 
 use egmem::driver::{DeviceAttribute, DevicePtr, Driver, FunctionHandle, LaunchDims, Location};
@@ -12,9 +11,10 @@ use egmem::driver::{ModuleHandle, NodeId};
 use egmem::kernels::{PTX, READ, WRITE, pattern};
 use egmem::pinned::{DeviceMemory, PinnedHost};
 use egmem::size::Bytes;
-use egmem::{Buffer, Error, Event, Explained, Memory, Pool, PoolBuffer, Result, Stream, Topology};
+use egmem::{Backing, Buffer, Error, Event, Explained, Memory, Pool, Result, Stream, Topology};
 use indicatif::ProgressBar;
 
+use super::host_memory::{HostMemory, Pageable};
 use super::report::{Bandwidth, BandwidthRow, Rate};
 
 /// The seed of the pattern that fills all memory while it is measured.
@@ -84,7 +84,7 @@ impl Plan<'_> {
                         if operation.is_kernel() && !memory.reached_by_kernels_of(gpu)? {
                             continue;
                         }
-                        let ms = bench.time(operation, memory.start())?;
+                        let ms = bench.time(operation, memory)?;
                         if round >= WARM_UP {
                             times[which][operation as usize].push(ms);
                         }
@@ -122,6 +122,10 @@ impl Plan<'_> {
                 ControlFlow::Continue(())
             });
         progress.set_message(format!("allocating on node {node}"));
+        let registered = Buffer::on(node)
+            .backing(Backing::Registered)
+            .bytes(self.bytes)
+            .allocate(self.driver);
         let pool = Pool::options(node)
             .access_by(gpus())
             .create(self.driver)
@@ -136,6 +140,7 @@ impl Plan<'_> {
         let pageable = Pageable::new(self.driver, self.bytes);
         let all = [
             vmm.map(HostMemory::Vmm),
+            registered.map(HostMemory::Registered),
             pool.map(HostMemory::Pool),
             pinned.map(HostMemory::Pinned),
             pageable.map(HostMemory::Pageable),
@@ -161,13 +166,10 @@ fn note(progress: &ProgressBar, text: &str) {
     progress.suspend(|| eprintln!("egm-demo: {text}"));
 }
 
-/// The least of VMM's and the pool's medians over cudaHostAlloc's, among all pairs and operations.
+/// The least of the library's medians over cudaHostAlloc's, among all pairs and operations.
 fn worst_ratio(rows: &[BandwidthRow]) -> Option<f64> {
     let mut worst: Option<f64> = None;
-    for row in rows
-        .iter()
-        .filter(|row| matches!(row.memory, "vmm" | "pool"))
-    {
+    for row in rows.iter().filter(|row| row.is_compared()) {
         let Some(base) = row.beside(rows) else {
             continue;
         };
@@ -192,80 +194,6 @@ enum Op {
 impl Op {
     fn is_kernel(self) -> bool {
         matches!(self, Self::Read | Self::Write)
-    }
-}
-
-enum HostMemory {
-    Vmm(Buffer),
-    Pool(PoolBuffer),
-    Pinned(PinnedHost),
-    Pageable(Pageable),
-}
-
-impl HostMemory {
-    fn name(&self) -> &'static str {
-        match self {
-            Self::Vmm(_) => "vmm",
-            Self::Pool(_) => "pool",
-            Self::Pinned(_) => "cudaHostAlloc",
-            Self::Pageable(_) => "pageable",
-        }
-    }
-
-    fn start(&self) -> DevicePtr {
-        match self {
-            Self::Vmm(buffer) => buffer.device_ptr(),
-            Self::Pool(buffer) => buffer.device_ptr(),
-            Self::Pinned(memory) => memory.device_ptr(),
-            Self::Pageable(memory) => DevicePtr(memory.start.expose_provenance() as u64),
-        }
-    }
-
-    /// Copies reach every kind, kernels reach pageable memory on coherent machines only.
-    fn reached_by_kernels_of(&self, gpu: i32) -> Result<bool> {
-        match self {
-            Self::Pageable(memory) => memory
-                .driver
-                .device_attribute(gpu, DeviceAttribute::PAGEABLE_MEMORY_ACCESS)
-                .map(|answer| answer == 1),
-            _ => Ok(true),
-        }
-    }
-}
-
-/// Memory from `malloc`, touched by the thread that allocates it.
-struct Pageable {
-    driver: Driver,
-    start: *mut u8,
-    layout: Layout,
-}
-
-impl Pageable {
-    fn new(driver: &Driver, bytes: u64) -> Result<Self> {
-        let layout = usize::try_from(bytes)
-            .ok()
-            .filter(|&bytes| bytes > 0)
-            .and_then(|bytes| Layout::from_size_align(bytes, 4096).ok())
-            .ok_or_else(|| Error::invalid("size", format!("{bytes} bytes cannot be allocated")))?;
-        // SAFETY: the layout's size is not 0.
-        let start = unsafe { alloc(layout) };
-        if start.is_null() {
-            handle_alloc_error(layout);
-        }
-        // SAFETY: just allocated with this size. The first touch puts it on this thread's node.
-        unsafe { start.write_bytes(1, layout.size()) };
-        Ok(Self {
-            driver: driver.clone(),
-            start,
-            layout,
-        })
-    }
-}
-
-impl Drop for Pageable {
-    fn drop(&mut self) {
-        // SAFETY: allocated with this layout; `Bench::time` waits for the work that uses it.
-        unsafe { dealloc(self.start, self.layout) };
     }
 }
 
@@ -330,9 +258,10 @@ impl<'a> Bench<'a> {
         Ok(bench)
     }
 
-    /// Milliseconds that one operation between the GPU and `host` takes, `bytes` long.
-    fn time(&self, op: Op, host: DevicePtr) -> Result<f32> {
-        let gpu = self.memory.device_ptr();
+    /// Milliseconds that one operation between the GPU and `memory` takes, `bytes` long.
+    fn time(&self, op: Op, memory: &HostMemory) -> Result<f32> {
+        let host = memory.start();
+        let copies = memory.copies(self.bytes);
         if op == Op::Read {
             // SAFETY: the report is 8 bytes of this struct's own.
             unsafe {
@@ -343,9 +272,9 @@ impl<'a> Bench<'a> {
         match op {
             // SAFETY: `host` is one of the memories of `bytes` bytes that this thread measures,
             // no one else uses them, and the work is waited for below.
-            Op::ToGpu => unsafe { self.stream.copy_async(gpu, host, self.bytes)? },
+            Op::ToGpu => unsafe { self.copy(self.memory.device_ptr(), host, &copies)? },
             // SAFETY: as above.
-            Op::ToHost => unsafe { self.stream.copy_async(host, gpu, self.bytes)? },
+            Op::ToHost => unsafe { self.copy(host, self.memory.device_ptr(), &copies)? },
             Op::Read => self.launch(self.read, host, self.report.device_ptr().0)?,
             Op::Write => self.launch(self.write, host, SEED)?,
         }
@@ -355,6 +284,19 @@ impl<'a> Bench<'a> {
             self.check_sum()?;
         }
         self.end.elapsed_ms_since(&self.start)
+    }
+
+    /// Copies pieces, an offset and a length each, of the one memory to the same of the other.
+    ///
+    /// # Safety
+    /// Those of [`Stream::copy_async`], for all pieces.
+    unsafe fn copy(&self, dst: DevicePtr, src: DevicePtr, pieces: &[(u64, u64)]) -> Result<()> {
+        for &(at, bytes) in pieces {
+            let (dst, src) = (dst.add(at), src.add(at));
+            // SAFETY: the caller's promise.
+            unsafe { self.stream.copy_async(dst, src, bytes)? };
+        }
+        Ok(())
     }
 
     /// Launches `function(host, words, last)`.

@@ -7,6 +7,7 @@
 mod args;
 mod bandwidth;
 mod heatmap;
+mod host_memory;
 mod inventory;
 mod progress;
 mod prove;

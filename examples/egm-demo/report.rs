@@ -132,7 +132,7 @@ pub struct Bandwidth {
     pub bytes: u64,
     /// Measurements behind each figure.
     pub repeats: u32,
-    /// The least of VMM's and the pool's medians over cudaHostAlloc's.
+    /// The least of VMM's, registered memory's and the pool's medians over cudaHostAlloc's.
     pub worst_ratio_to_cuda_host_alloc: Option<f64>,
     pub rows: Vec<BandwidthRow>,
 }
@@ -142,7 +142,7 @@ pub struct Bandwidth {
 pub struct BandwidthRow {
     pub node: i32,
     pub gpu: i32,
-    /// `vmm`, `pool`, `cudaHostAlloc` or `pageable`.
+    /// `vmm`, `registered`, `pool`, `cudaHostAlloc` or `pageable`.
     pub memory: &'static str,
     pub copy_to_gpu: Option<Rate>,
     pub copy_to_host: Option<Rate>,
@@ -151,6 +151,11 @@ pub struct BandwidthRow {
 }
 
 impl BandwidthRow {
+    /// Whether it is the library's memory, whose figures are compared with cudaHostAlloc's.
+    pub fn is_compared(&self) -> bool {
+        matches!(self.memory, "vmm" | "registered" | "pool")
+    }
+
     /// cudaHostAlloc's row for the same node and GPU.
     pub fn beside<'a>(&self, rows: &'a [Self]) -> Option<&'a Self> {
         rows.iter()

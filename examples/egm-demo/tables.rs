@@ -144,10 +144,8 @@ pub fn bandwidth(bandwidth: &Bandwidth) -> Table {
     let [to_gpu, to_host, reads, writes] = OPERATIONS;
     let mut table = table(["node", "GPU", "memory", to_gpu, to_host, reads, writes]);
     for row in &bandwidth.rows {
-        let base = match row.memory {
-            "vmm" | "pool" => row.beside(&bandwidth.rows).map(|base| base.rates()),
-            _ => None,
-        };
+        let compared = row.is_compared().then(|| row.beside(&bandwidth.rows));
+        let base = compared.flatten().map(|base| base.rates());
         let rates = row.rates();
         let cells = (0..rates.len()).map(|i| rate(rates[i], base.and_then(|base| base[i])));
         let cells: Vec<String> = [

@@ -8,6 +8,9 @@ mod bandwidth;
 #[path = "../../examples/egm-demo/heatmap.rs"]
 mod heatmap;
 #[allow(dead_code)]
+#[path = "../../examples/egm-demo/host_memory.rs"]
+mod host_memory;
+#[allow(dead_code)]
 #[path = "../../examples/egm-demo/prove.rs"]
 mod prove;
 #[allow(dead_code)]
@@ -209,7 +212,10 @@ fn every_kind_of_memory_is_measured_and_given_back() {
         };
         let bandwidth = plan.measure(&ProgressBar::hidden()).expect("measured");
         let kinds: Vec<_> = bandwidth.rows.iter().map(|row| row.memory).collect();
-        assert_eq!(kinds, ["vmm", "pool", "cudaHostAlloc", "pageable"]);
+        assert_eq!(
+            kinds,
+            ["vmm", "registered", "pool", "cudaHostAlloc", "pageable"]
+        );
         for row in &bandwidth.rows {
             let kernels = row.memory != "pageable" || kernels_reach_pageable;
             let measured = row.rates().map(|rate| rate.is_some());
