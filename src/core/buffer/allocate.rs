@@ -50,10 +50,12 @@ impl Part {
         let (all, chunk) = (self.size.requested(), self.chunk);
         let count = all.div_ceil(chunk);
         let every = (CHECK_EVERY / chunk).max(1);
+        // Before the first of several chunks, all of them were looked at together.
+        let is_looked_at = move |index| index % every == 0 && (index > 0 || count == 1);
         (0..count).map(move |index| Chunk {
             part: Arc::clone(&self),
             bytes: chunk.min(all - index * chunk),
-            is_checked: !self.site.is_registered || index % every == 0,
+            is_checked: !self.site.is_registered || is_looked_at(index),
         })
     }
 
@@ -100,11 +102,18 @@ impl Plan {
         Maker::new(self.chosen.backing, chunks)
     }
 
-    /// Returns a range for the chunks.
-    pub(super) fn range(&self) -> GrowingRange {
+    /// Returns a range for the chunks. If they are registered memory, threads for the first one's pages start meanwhile.
+    pub(super) fn range(&self, driver: &Driver) -> Result<GrowingRange> {
         let is_private = self.parts.iter().all(|part| !part.site.is_shareable);
         let private = is_private.then(|| self.chosen.fork_of_buffers());
-        GrowingRange::new(self.padded, self.chosen.backing, private)
+        let range = GrowingRange::new(self.padded, self.chosen.backing, private);
+        if let Some(first) = self.parts.first()
+            && let Some(node) = self.chosen.node_of_pages(first.site.location)
+        {
+            let bytes = first.chunk.min(first.size.padded());
+            range.reserve(driver)?.start_threads(node, bytes);
+        }
+        Ok(range)
     }
 
     /// Returns the number of bytes requested.
@@ -169,7 +178,7 @@ impl BufferOptions {
             ControlFlow::Continue(())
         };
         let mut pace = Pace::new(plan.options.growth, plan.padded, progress, rest);
-        let (range, mut maker) = (plan.range(), plan.maker());
+        let (range, mut maker) = (plan.range(driver)?, plan.maker());
         while let Some(made) = maker.next(driver, &range) {
             let added = made.and_then(|made| plan.options.add(driver, made, &range, &mut pace));
             if let Err(error) = added {

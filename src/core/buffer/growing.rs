@@ -53,7 +53,7 @@ impl BufferOptions {
     ) -> Result<GrowingBuffer> {
         let plan = self.plan(driver, ledger::Site::here())?;
         let shared = Arc::new(Shared {
-            range: plan.range(),
+            range: plan.range(driver)?,
             state: Mutex::default(),
             changed: Condvar::new(),
         });

@@ -2,7 +2,7 @@
 
 use super::pages::{Addresses, Fork};
 use crate::backing::Backing;
-use crate::driver::{Code, DevicePtr, Driver};
+use crate::driver::{Code, DevicePtr, Driver, NodeId};
 use crate::host::mappings::too_many_mappings;
 use crate::size::{Granularity, PaddedSize};
 use crate::teardown::give_back_or_log;
@@ -120,6 +120,13 @@ impl Reservation {
     pub(crate) fn prepare(&self, fork: Fork) -> Result<()> {
         let addresses = self.addresses.as_ref();
         addresses.map_or(Ok(()), |addresses| addresses.prepare(fork))
+    }
+
+    /// Starts the threads that create `bytes` of pages on a node, if the addresses are for pages.
+    pub(crate) fn start_threads(&self, node: NodeId, bytes: u64) {
+        if let Some(addresses) = &self.addresses {
+            addresses.start_threads(&self.driver, node, bytes);
+        }
     }
 
     /// Returns the addresses for pages of this process.

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use super::Fork;
 use super::calls::{map, map_anonymous};
 use super::pool::Pool;
-use crate::driver::NodeId;
+use crate::driver::{Driver, NodeId};
 use crate::per_driver::lock;
 use crate::{Error, Result};
 
@@ -79,6 +79,15 @@ impl Addresses {
         mapped.map_err(|error| Error::system("preparing addresses for pages", &error))?;
         *lock(&self.prepared) = all;
         Ok(())
+    }
+
+    /// Starts the threads that create `bytes` on a node, while the caller prepares the memory. What fails here fails again
+    /// when they are to work.
+    pub fn start_threads(&self, driver: &Driver, node: NodeId, bytes: u64) {
+        if !driver.is_simulated() {
+            let started = self.pool(node).start(driver, node, bytes);
+            started.unwrap_or_else(|error| tracing::debug!(%error, "no threads for pages"));
+        }
     }
 
     /// Returns whether a range was [prepared](Self::prepare), and not used since. Ranges are used in order.

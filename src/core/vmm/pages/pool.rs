@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -26,11 +26,20 @@ const LINGER: Duration = Duration::from_millis(200);
 /// The threads for pages in one range of addresses, on one node.
 #[derive(Debug, Default)]
 pub(super) struct Pool {
+    workers: OnceLock<Workers>,
     state: Mutex<State>,
     /// There is work, or the pool is closed.
     wake: Condvar,
     /// A thread is ready.
     started: Condvar,
+}
+
+/// Who creates the pages. Kept for all chunks: the kernel's files that tell it take a good part of a chunk's time.
+#[derive(Debug)]
+struct Workers {
+    threads: ParallelCopy,
+    /// Whether the machine has one node, on which all pages are.
+    is_only_node: bool,
 }
 
 #[derive(Debug, Default)]
@@ -118,10 +127,40 @@ impl Job {
 }
 
 impl Pool {
-    /// Begins to create the pages of a range, by as many threads as the node has CPUs that this thread may use.
+    fn workers(&self, driver: &Driver, node: NodeId) -> Result<&Workers> {
+        if let Some(known) = self.workers.get() {
+            return Ok(known);
+        }
+        let topology = Topology::of(driver)?;
+        let threads = ParallelCopy::on(&topology, node)?;
+        let is_only_node = topology.nodes().len() == 1;
+        Ok(self.workers.get_or_init(|| Workers {
+            threads,
+            is_only_node,
+        }))
+    }
+
+    /// Starts the threads that `bytes` need, and does not wait for them: as many as the node has CPUs that this thread may
+    /// use.
     ///
     /// # Errors
     /// [`Error::NoSuchNode`]; those of the topology.
+    pub(super) fn start(self: &Arc<Self>, driver: &Driver, node: NodeId, bytes: u64) -> Result<()> {
+        let threads = &self.workers(driver, node)?.threads;
+        let pieces = usize::try_from(bytes.div_ceil(PIECE)).unwrap_or(usize::MAX);
+        let wanted = threads.most_threads().min(pieces);
+        let mut state = lock(&self.state);
+        while state.threads < wanted && self.start_one(node, threads) {
+            state.threads += 1;
+            state.starting += 1;
+        }
+        Ok(())
+    }
+
+    /// Begins to create the pages of a range, by the threads of [`start`](Self::start).
+    ///
+    /// # Errors
+    /// As `start`.
     pub(super) fn begin(
         self: &Arc<Self>,
         driver: &Driver,
@@ -129,13 +168,12 @@ impl Pool {
         range: Range<u64>,
         shmem: bool,
     ) -> Result<Arc<Job>> {
-        let topology = Topology::of(driver)?;
-        let threads = ParallelCopy::on(&topology, node)?;
         let bytes = range.end - range.start;
+        self.start(driver, node, bytes)?;
         let job = Arc::new(Job {
             node,
             shmem,
-            is_only_node: topology.nodes().len() == 1,
+            is_only_node: self.workers(driver, node)?.is_only_node,
             progress: Mutex::new(Progress {
                 next: range.start,
                 left: bytes,
@@ -145,13 +183,7 @@ impl Pool {
             done: Condvar::new(),
             range,
         });
-        let pieces = usize::try_from(bytes.div_ceil(PIECE)).unwrap_or(usize::MAX);
-        let wanted = threads.most_threads().min(pieces);
         let mut state = lock(&self.state);
-        while state.threads < wanted && self.start(node, &threads) {
-            state.threads += 1;
-            state.starting += 1;
-        }
         // A thread that starts changes mappings, for which it would wait for those that create pages, and the driver,
         // which has its lock meanwhile, for that thread.
         while state.starting > 0 {
@@ -172,7 +204,7 @@ impl Pool {
     }
 
     /// Starts a thread; returns whether the system let it.
-    fn start(self: &Arc<Self>, node: NodeId, threads: &ParallelCopy) -> bool {
+    fn start_one(self: &Arc<Self>, node: NodeId, threads: &ParallelCopy) -> bool {
         let (pool, threads) = (Arc::clone(self), threads.clone());
         let builder = thread::Builder::new().name("egmem-pages".into());
         let started = builder.stack_size(STACK).spawn(move || {
