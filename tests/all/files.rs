@@ -6,11 +6,12 @@ use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
+use egmem::driver::HandleTypes;
 use egmem::driver::{Access, AccessDesc, Call, Code, Location};
 use egmem::kernels::pattern;
 use egmem::memory::CpuView;
 use egmem::proof::Prover;
-use egmem::{Buffer, Driver, Error, Machine};
+use egmem::{Backing, Buffer, Driver, Error, Machine, Topology};
 use io_uring::{IoUring, opcode, types};
 use tempfile::NamedTempFile;
 
@@ -31,6 +32,24 @@ fn file(seed: u64, words: u64, more: &[u8]) -> NamedTempFile {
 
 fn near(driver: &Driver, bytes: u64) -> Buffer {
     Buffer::near(driver, 0, bytes).unwrap()
+}
+
+/// Returns the driver's memory and all kinds of registered memory, near GPU 0.
+fn of_each_kind(driver: &Driver, bytes: u64) -> Vec<Buffer> {
+    let topology = Topology::discover(driver).unwrap();
+    let node = topology.gpu(0).unwrap().host_node().unwrap();
+    let kinds = [
+        (Backing::Driver, HandleTypes::NONE),
+        (Backing::Registered, HandleTypes::NONE),
+        (Backing::Registered, HandleTypes::POSIX_FD),
+        // Where it takes registered pages, a forked child shares them.
+        (Backing::Auto, HandleTypes::NONE),
+    ];
+    let buffer = |(backing, types)| {
+        let options = Buffer::on(node).bytes(bytes).backing(backing);
+        options.handle_types(types).allocate(driver).unwrap()
+    };
+    kinds.map(buffer).into()
 }
 
 /// The buffer's words are those of the pattern, for a kernel too.
@@ -130,21 +149,24 @@ fn direct_io_reads_into_memory(driver: &Driver) {
         buffer.get::<[u8; 20]>(4 * MIB),
         Ok(*b"the rest is no block")
     );
-    let exact = near(driver, 4 * MIB);
-    assert_eq!(
-        exact.cpu().unwrap().read_from_file(0, 4 * MIB, &direct, 0),
-        Ok(4 * MIB)
-    );
-    has_pattern(driver, &exact, 6);
-    // And back.
-    Prover::new(driver, 0).unwrap().write(&exact, 7).unwrap();
-    assert_eq!(
-        exact.cpu().unwrap().write_to_file(0, 4 * MIB, &direct, 0),
-        Ok(4 * MIB)
-    );
-    buffer.fill(0).unwrap();
-    assert_eq!(view.read_from_file(0, 4 * MIB, &made, 0), Ok(4 * MIB));
-    assert_eq!(buffer.get::<u64>(4 * MIB - 8), Ok(pattern(7, words - 1)));
+    for (exact, seed) in of_each_kind(driver, 4 * MIB).iter().zip(6..) {
+        let whole = exact.cpu().unwrap();
+        assert_eq!(
+            whole.read_from_file(0, 4 * MIB, &direct, 0),
+            Ok(4 * MIB),
+            "{}",
+            exact.backing()
+        );
+        has_pattern(driver, exact, seed);
+        // And back.
+        let prover = Prover::new(driver, 0).unwrap();
+        prover.write(exact, seed + 1).unwrap();
+        assert_eq!(whole.write_to_file(0, 4 * MIB, &direct, 0), Ok(4 * MIB));
+        buffer.fill(0).unwrap();
+        assert_eq!(view.read_from_file(0, 4 * MIB, &made, 0), Ok(4 * MIB));
+        let last = buffer.get::<u64>(4 * MIB - 8);
+        assert_eq!(last, Ok(pattern(seed + 1, words - 1)));
+    }
 }
 
 /// Returns an io_uring; `None`, with a line that says so, where the kernel allows none, as in many containers.
@@ -180,9 +202,10 @@ fn io_uring_reads_into_memory(driver: &Driver) {
     let direct = open_direct(&made);
     let Some(mut ring) = io_uring() else { return };
     for file in [Some(made.reopen().unwrap()), direct].iter().flatten() {
-        let buffer = near(driver, 4 * MIB);
-        read_in_pieces(&mut ring, file, &buffer.cpu().unwrap(), false);
-        has_pattern(driver, &buffer, 8);
+        for buffer in of_each_kind(driver, 4 * MIB) {
+            read_in_pieces(&mut ring, file, &buffer.cpu().unwrap(), false);
+            has_pattern(driver, &buffer, 8);
+        }
     }
 }
 
@@ -191,8 +214,11 @@ fn io_uring_registers_memory(driver: &Driver) {
     let made = file(9, 4 * MIB / 8, b"");
     let direct = open_direct(&made);
     let Some(mut ring) = io_uring() else { return };
-    for file in [Some(made.reopen().unwrap()), direct].iter().flatten() {
-        let buffer = near(driver, 4 * MIB);
+    let files = [Some(made.reopen().unwrap()), direct];
+    let buffers = of_each_kind(driver, 4 * MIB);
+    let each = files.iter().flatten();
+    for (file, buffer) in each.flat_map(|file| buffers.iter().map(move |buffer| (file, buffer))) {
+        buffer.fill(0).unwrap();
         let view = buffer.cpu().unwrap();
         let all = libc::iovec {
             iov_base: view.as_ptr().cast(),
@@ -204,15 +230,15 @@ fn io_uring_registers_memory(driver: &Driver) {
             Err(error) if error.raw_os_error() == Some(libc::ENOMEM) => {
                 return println!("skipped: the limit on locked memory (ulimit -l): {error}");
             }
-            Err(error) => panic!("the kernel registers this memory: {error}"),
+            Err(error) => panic!("the kernel refuses {}: {error}", buffer.backing()),
         }
         read_in_pieces(&mut ring, file, &view, true);
-        has_pattern(driver, &buffer, 9);
+        has_pattern(driver, buffer, 9);
         // The same registration again, after the GPU has written.
-        Prover::new(driver, 0).unwrap().write(&buffer, 1).unwrap();
+        Prover::new(driver, 0).unwrap().write(buffer, 1).unwrap();
         read_in_pieces(&mut ring, file, &view, true);
         ring.submitter().unregister_buffers().unwrap();
-        has_pattern(driver, &buffer, 9);
+        has_pattern(driver, buffer, 9);
     }
 }
 

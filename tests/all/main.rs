@@ -38,6 +38,8 @@ mod ledger;
 #[cfg(feature = "portable")]
 mod nodes;
 #[cfg(feature = "portable")]
+mod ordinary_pages;
+#[cfg(feature = "portable")]
 mod python_parts;
 #[cfg(feature = "portable")]
 mod refused;

@@ -5,7 +5,7 @@
 //! process's own, registered with the simulated driver.
 
 mod kernel;
-mod pages;
+pub mod pages;
 mod superchips;
 mod three;
 

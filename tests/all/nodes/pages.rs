@@ -91,7 +91,12 @@ pub fn bind_thread(node: Option<i32>) -> io::Result<()> {
 
 /// Returns how many pages of a range lie on each node (`move_pages`, which moves none here); by negative codes, how many
 /// have none.
-pub fn nodes_of((start, len): (u64, u64)) -> BTreeMap<i32, usize> {
+pub fn nodes_of(range: (u64, u64)) -> BTreeMap<i32, usize> {
+    try_nodes_of(range).unwrap()
+}
+
+/// As [`nodes_of`], with the kernel's refusal: many containers forbid the call.
+pub fn try_nodes_of((start, len): (u64, u64)) -> io::Result<BTreeMap<i32, usize>> {
     let pages: Vec<u64> = (start..start + len).step_by(PAGE).collect();
     let mut status = vec![0_i32; pages.len()];
     let none = ptr::null::<i32>();
@@ -107,12 +112,12 @@ pub fn nodes_of((start, len): (u64, u64)) -> BTreeMap<i32, usize> {
             0,
         )
     };
-    answer(result).unwrap();
+    answer(result)?;
     let mut counts = BTreeMap::new();
     for node in status {
         *counts.entry(node).or_default() += 1;
     }
-    counts
+    Ok(counts)
 }
 
 fn answer(result: libc::c_long) -> io::Result<()> {
