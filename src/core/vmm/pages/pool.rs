@@ -249,3 +249,31 @@ impl Pool {
         self.wake.notify_all();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Addresses, Fork};
+    use super::*;
+    use crate::Machine;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn threads_that_were_started_early_create_the_pages_of_all_chunks() {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let addresses = Addresses::reserve(24 * MIB, 2 * MIB, 0).unwrap();
+        addresses.prepare(Fork::Zeros).unwrap();
+        let (node, start) = (NodeId(0), addresses.start());
+        let pool = addresses.pool(node);
+        pool.start(&driver, node, 8 * MIB).unwrap();
+        assert!(lock(&pool.state).threads > 0);
+        let chunks = (0..3).map(|chunk| start + chunk * 8 * MIB);
+        let begin = |at| pool.begin(&driver, node, at..at + 8 * MIB, false);
+        let jobs: Vec<_> = chunks.map(|at| begin(at).unwrap()).collect();
+        for job in jobs {
+            job.wait().unwrap();
+            assert_eq!(lock(&job.progress).left, 0);
+            assert!(job.claim().is_none());
+        }
+    }
+}
