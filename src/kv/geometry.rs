@@ -75,6 +75,11 @@ impl Geometry {
         HEADER + u64::from(page.number()) * SLOT
     }
 
+    /// Returns the bytes of a page of the tier.
+    pub(crate) const fn page_bytes_of(&self, _page: PageId) -> u64 {
+        self.page_bytes
+    }
+
     /// Returns where a page lies, which is one of the tier's.
     pub(crate) fn page_at(&self, page: PageId) -> u64 {
         self.pages_at + u64::from(page.number()) * self.page_bytes

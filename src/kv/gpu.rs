@@ -24,6 +24,8 @@ type Part = Arc<dyn Memory + Send + Sync>;
 #[derive(Clone)]
 pub struct GpuPages {
     layout: Arc<Layout>,
+    /// Where in each page the block lies; `None` if it is the page.
+    offset: Option<u64>,
     /// The owner that `keeping` was given.
     owner: Option<Arc<dyn Any + Send + Sync>>,
 }
@@ -201,6 +203,7 @@ impl GpuPages {
     fn of(layout: Layout) -> Self {
         Self {
             layout: Arc::new(layout),
+            offset: None,
             owner: None,
         }
     }
@@ -220,7 +223,8 @@ impl GpuPages {
         self.layout.parts.get(part).map(|place| place.shape)
     }
 
-    /// Returns the bytes of a block in all parts: those of a page.
+    /// Returns the bytes of a block in all parts: those of a page, or of the part of each page that begins
+    /// [`at`](Self::at) an offset.
     pub fn block_bytes(&self) -> u64 {
         self.layout.block_bytes
     }
@@ -234,9 +238,26 @@ impl GpuPages {
             Some(earlier) => Arc::new((earlier, owner)),
         };
         Self {
-            layout: self.layout,
             owner: Some(owner),
+            ..self
         }
+    }
+
+    /// Sets that a block is a part of a page: bytes `offset` to `offset` plus [`block_bytes`](Self::block_bytes) of it. A
+    /// page has the blocks of all ranks of a tensor-parallel engine side by side then, and each rank's cache copies its own
+    /// bytes of it. A job with a block that extends beyond its page is refused. Without this, a block is a page.
+    ///
+    /// A store is committed after the jobs of all ranks. Kernels need an offset that is a multiple of 16.
+    pub fn at(self, offset: u64) -> Self {
+        Self {
+            offset: Some(offset),
+            ..self
+        }
+    }
+
+    /// Returns where in each page the block lies; `None` if it is the page.
+    pub(crate) fn offset(&self) -> Option<u64> {
+        self.offset
     }
 
     /// Returns the parts, in their order.
@@ -358,6 +379,7 @@ impl fmt::Debug for GpuPages {
             .field("parts", &self.parts())
             .field("block_bytes", &self.block_bytes())
             .field("blocks", &self.blocks())
+            .field("offset", &self.offset)
             .finish_non_exhaustive()
     }
 }

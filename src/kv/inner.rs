@@ -238,7 +238,7 @@ impl Inner {
         self.expect_this_process()?;
         self.expect_page(page)?;
         let view = self.memory.cpu()?;
-        Ok(view.slice(self.geometry.page_at(page), self.geometry.page_bytes)?)
+        Ok(view.slice(self.geometry.page_at(page), self.geometry.page_bytes_of(page))?)
     }
 
     fn expect_page(&self, page: PageId) -> Result<()> {

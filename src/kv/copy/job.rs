@@ -69,10 +69,12 @@ pub(crate) fn start(
     method.check()?;
     // Lists, modules and waits in the thread's own mode would end captures of other threads.
     let _relaxed = Relaxed::new(stream.driver());
-    let plan = Plan::new(&tier.geometry, pairs, gpu)?;
     stream.expect_no_capture()?;
     let pages: Vec<PageId> = pairs.iter().map(|&(page, _)| page).collect();
-    let mut job = Job::begin(tier, stream, direction, pages, gpu, plan.bytes())?;
+    let mut job = Job::begin(tier, stream, direction, pages, gpu)?;
+    // The job has the pages: their places and sizes stay.
+    let plan = Plan::new(&tier.geometry, pairs, gpu)?;
+    job.bytes = plan.bytes();
     if plan.is_empty() {
         job.progress = Progress::Over(Ok(()));
         job.settle();
@@ -157,7 +159,6 @@ impl Job {
         direction: Direction,
         pages: Vec<PageId>,
         gpu: &GpuPages,
-        bytes: u64,
     ) -> Result<Self> {
         let event = Event::new(stream.driver(), stream.device(), false)?;
         tier.look(|table| table.begin_copy(&pages, direction))??;
@@ -174,7 +175,7 @@ impl Job {
             event,
             stream: stream.clone(),
             direction,
-            bytes,
+            bytes: 0,
         })
     }
 
@@ -183,7 +184,7 @@ impl Job {
     /// # Errors
     /// Why the method does not work here, or the driver's errors: the copies that were submitted have ended then, or
     /// the pages are kept for ever.
-    fn try_method(&mut self, method: CopyMethod, plan: &Plan<'_>) -> Result<()> {
+    fn try_method(&mut self, method: CopyMethod, plan: &Plan) -> Result<()> {
         let kernel = method.kernel();
         let engine = match kernel {
             Some(_) => Engine::Kernel,

@@ -6,7 +6,6 @@ use std::ops::Range;
 use super::kernel::Shape;
 use crate::gpu::Place;
 use crate::memory::CpuView;
-use crate::page::PageId;
 use crate::{MemoryError, Stream};
 
 /// The pairs of the first of two launches.
@@ -15,11 +14,10 @@ const FIRST: usize = 2048;
 /// A job's copies, for a kernel.
 #[derive(Debug)]
 pub(crate) struct Launch<'a> {
-    /// Pages and blocks.
-    pub(crate) pairs: &'a [(PageId, u64)],
-    /// The address of the tier's first page.
-    pub(crate) pages_at: u64,
-    pub(crate) page_bytes: u64,
+    /// Where in the tier's memory a block's bytes lie, and the block.
+    pub(crate) pairs: &'a [(u64, u64)],
+    /// The address of the tier's memory.
+    pub(crate) tier_at: u64,
     /// One or two launches for each.
     pub(crate) groups: Vec<Group>,
     /// From pages to blocks.
@@ -133,9 +131,9 @@ impl Launch<'_> {
     ) -> Result<(), MemoryError> {
         let mut words = [[0; 2]; 128];
         let mut count = 0;
-        for &(page, block) in self.pairs.get(pairs).unwrap_or_default() {
-            // Of a page of the tier, and below the blocks' end.
-            let page = self.pages_at + u64::from(page.number()) * self.page_bytes;
+        for &(page_at, block) in self.pairs.get(pairs).unwrap_or_default() {
+            // In the tier, and below the blocks' end.
+            let page = self.tier_at + page_at;
             for entry in &group.entries {
                 words[count] = [page + entry.at, entry.base + block * entry.stride];
                 count += 1;
@@ -163,17 +161,16 @@ mod tests {
         Place { base, shape, at }
     }
 
-    /// Returns the list of a group for pairs of page n and block n + 7.
-    fn list_of(group: &Group, pages: u32, page_bytes: u64) -> Vec<[u64; 2]> {
+    /// Returns the list of a group for pairs of page n, which lies at `page_at(n)`, and block n + 7.
+    fn list_of(group: &Group, pages: u64, page_at: impl Fn(u64) -> u64) -> Vec<[u64; 2]> {
         let driver = Driver::simulated(Machine::gh200()).unwrap();
         let stream = Stream::new(&driver, 0).unwrap();
         let pairs: Vec<_> = (0..pages)
-            .map(|number| (PageId::first(number), u64::from(number) + 7))
+            .map(|number| (page_at(number), number + 7))
             .collect();
         let launch = Launch {
             pairs: &pairs,
-            pages_at: 1 << 40,
-            page_bytes,
+            tier_at: 1 << 40,
             groups: Vec::new(),
             is_load: true,
             blocks: 1,
@@ -198,10 +195,12 @@ mod tests {
         assert_eq!(groups.len(), 1);
         assert_eq!((groups[0].part_bytes, groups[0].entries(3)), (48, 3));
         assert_eq!(groups[0].bases, [32, 1 << 20]);
+        // Pages with gaps between them, and not in the order of their numbers.
+        let page_at = |page: u64| page % 7 * (1 << 32) + page * 112;
         let expected: Vec<_> = (0..300_u64)
-            .map(|page| [(1 << 40) + page * 96, (page + 7) * 4096])
+            .map(|page| [(1 << 40) + page_at(page), (page + 7) * 4096])
             .collect();
-        assert_eq!(list_of(&groups[0], 300, 96), expected);
+        assert_eq!(list_of(&groups[0], 300, page_at), expected);
     }
 
     #[test]
@@ -228,8 +227,11 @@ mod tests {
                 ]
             })
             .collect();
-        assert_eq!(list_of(&groups[0], 100, 80), expected);
-        assert_eq!(list_of(&groups[1], 1, 80), [[page(0) + 32, 5000 + 7 * 16]]);
+        assert_eq!(list_of(&groups[0], 100, |n| n * 80), expected);
+        assert_eq!(
+            list_of(&groups[1], 1, |n| n * 80),
+            [[page(0) + 32, 5000 + 7 * 16]]
+        );
     }
 
     #[test]

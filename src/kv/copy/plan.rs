@@ -20,29 +20,23 @@ const MAX_BATCH: usize = 1 << 16;
 
 /// Checked pairs of pages and blocks.
 #[derive(Debug)]
-pub(crate) struct Plan<'a> {
-    pairs: &'a [(PageId, u64)],
+pub(crate) struct Plan {
+    /// Where in the tier's memory a block's bytes lie, and the block. Each place is asked for once.
+    pairs: Vec<(u64, u64)>,
     bytes: u64,
 }
 
-impl<'a> Plan<'a> {
+impl Plan {
+    /// Plans the copies of pages that are pinned.
+    ///
     /// # Errors
-    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for parts that are not a page together, for too many
-    /// pairs, and for a block that does not exist.
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for parts that are not a page together, or do not lie in
+    /// one, for pages of several sizes, for too many pairs, and for a block that does not exist.
     pub(crate) fn new(
         geometry: &Geometry,
-        pairs: &'a [(PageId, u64)],
+        pairs: &[(PageId, u64)],
         gpu: &GpuPages,
     ) -> Result<Self> {
-        if gpu.block_bytes() != geometry.page_bytes {
-            let why = format!(
-                "{} parts of {} bytes together are not a page of {}",
-                gpu.parts(),
-                gpu.block_bytes(),
-                geometry.page_bytes
-            );
-            return Err(MemoryError::invalid("GPU pages", why).into());
-        }
         if pairs.len() > MAX_PAIRS {
             let why = format!("{} pages are too many for one job", pairs.len());
             return Err(MemoryError::invalid_of("pairs", why, format!("0 to {MAX_PAIRS}")).into());
@@ -51,10 +45,13 @@ impl<'a> Plan<'a> {
         if let Some(&(_, block)) = pairs.iter().find(|&&(_, block)| block >= size) {
             return Err(MemoryError::invalid_index("block", block, size).into());
         }
+        expect_sizes(geometry, pairs, gpu)?;
+        let at = gpu.offset().unwrap_or(0);
+        let place = |&(page, block): &(PageId, u64)| (geometry.page_at(page) + at, block);
         Ok(Self {
-            pairs,
+            pairs: pairs.iter().map(place).collect(),
             // At most 2^24 pages of at most 2^32 bytes.
-            bytes: pairs.len() as u64 * geometry.page_bytes,
+            bytes: pairs.len() as u64 * gpu.block_bytes(),
         })
     }
 
@@ -62,7 +59,7 @@ impl<'a> Plan<'a> {
         self.bytes
     }
 
-    pub(crate) const fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.pairs.is_empty()
     }
 
@@ -75,8 +72,7 @@ impl<'a> Plan<'a> {
         gpu: &GpuPages,
     ) -> impl Iterator<Item = MemcpyDesc> {
         let start = tier.memory.device_ptr();
-        let parts = move |(page, block): (PageId, u64)| {
-            let page_at = tier.geometry.page_at(page);
+        let parts = move |(page_at, block): (u64, u64)| {
             let places = gpu.bordered_places();
             places.map(move |(place, borders)| (page_at, block, place, borders))
         };
@@ -159,26 +155,25 @@ impl<'a> Plan<'a> {
     }
 
     /// Returns the kernel's launch, if all addresses and sizes are multiples of [`ALIGN`].
-    pub(crate) fn launch(
-        &self,
+    pub(crate) fn launch<'a>(
+        &'a self,
         tier: &Inner,
         stream: &'a Stream,
         direction: Direction,
         gpu: &GpuPages,
         (blocks, shape): (u32, Shape),
     ) -> Option<Launch<'a>> {
-        let start = tier.memory.device_ptr().add(tier.geometry.pages_at).0;
-        let page_bytes = tier.geometry.page_bytes;
-        let all = gpu.places().iter().fold(start | page_bytes, |all, place| {
+        let start = tier.memory.device_ptr().0;
+        let pages = self.pairs.iter().fold(start, |all, (at, _)| all | at);
+        let all = gpu.places().iter().fold(pages, |all, place| {
             all | place.base.0 | place.shape.stride | place.shape.bytes | place.at
         });
         if !all.is_multiple_of(ALIGN) {
             return None;
         }
         Some(Launch {
-            pairs: self.pairs,
-            pages_at: start,
-            page_bytes,
+            pairs: &self.pairs,
+            tier_at: start,
             groups: Group::of(gpu.places()),
             is_load: direction == Direction::Load,
             blocks,
@@ -186,6 +181,33 @@ impl<'a> Plan<'a> {
             stream,
         })
     }
+}
+
+/// Checks that all pages have one size, and that a block is a page, or lies in it where the cache has a part of each page.
+///
+/// # Errors
+/// [`InvalidArgument`](crate::MemoryError::InvalidArgument).
+fn expect_sizes(geometry: &Geometry, pairs: &[(PageId, u64)], gpu: &GpuPages) -> Result<()> {
+    let mut sizes = pairs.iter().map(|&(page, _)| geometry.page_bytes_of(page));
+    let Some(bytes) = sizes.next() else {
+        return Ok(());
+    };
+    if let Some(other) = sizes.find(|&other| other != bytes) {
+        let why = format!("pages of {bytes} and of {other} bytes in one job");
+        return Err(MemoryError::invalid("pairs", why).into());
+    }
+    let (parts, block) = (gpu.parts(), gpu.block_bytes());
+    let why = match gpu.offset() {
+        None if block == bytes => return Ok(()),
+        None => format!("{parts} parts of {block} bytes together are not a page of {bytes}"),
+        Some(at) if at.checked_add(block).is_some_and(|end| end <= bytes) => return Ok(()),
+        Some(at) => {
+            format!(
+                "{parts} parts of {block} bytes together, at byte {at}, exceed a page of {bytes}"
+            )
+        }
+    };
+    Err(MemoryError::invalid("GPU pages", why).into())
 }
 
 /// Cuts a range at those of the ascending `borders` that are inside it.
@@ -200,7 +222,44 @@ fn pieces(borders: &[u64], range: Range<u64>) -> impl Iterator<Item = Range<u64>
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::memory::Memory;
+    use crate::{Buffer, Driver, Key, Tier};
+    use egmem_core::Machine;
+
+    #[test]
+    fn a_kernel_takes_aligned_parts_of_aligned_pages() {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let memory = Arc::new(Buffer::near(&driver, 0, 1 << 16).unwrap());
+        let stream = Stream::new(&driver, 0).unwrap();
+        let keys = [1, 2].map(|byte| Key::new([byte; 32]));
+        for (page_bytes, part_bytes, offset, is_aligned) in [
+            (96, 48, 48, true),
+            (96, 48, 40, false),
+            (96, 40, 0, false),
+            (104, 48, 48, false),
+        ] {
+            let tier = Tier::on(memory.location()).pages(2).page_bytes(page_bytes);
+            let tier = tier.create(&driver).unwrap();
+            let gpu = GpuPages::over(vec![(memory.clone(), 0)], 64, part_bytes);
+            let gpu = gpu.unwrap().at(offset);
+            let store = tier.prepare_store(&keys).unwrap();
+            let pairs = store.pairs(&[3, 5]).unwrap();
+            let plan = Plan::new(&tier.0.geometry, &pairs, &gpu).unwrap();
+            assert_eq!(plan.bytes(), 2 * part_bytes);
+            let shape = (4, Shape::Loads);
+            let launch = plan.launch(&tier.0, &stream, Direction::Load, &gpu, shape);
+            let places = launch.map(|launch| launch.pairs.to_vec());
+            let expected = [0, 1].map(|at| {
+                let page_at = tier.page_ptr(store.pages()[at]).unwrap().0;
+                (page_at - tier.0.memory.device_ptr().0 + offset, pairs[at].1)
+            });
+            let expected = is_aligned.then(|| expected.to_vec());
+            assert_eq!(places, expected, "{page_bytes} {part_bytes} {offset}");
+        }
+    }
 
     #[test]
     fn ranges_are_cut_at_the_borders_inside_them() {

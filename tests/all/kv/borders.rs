@@ -10,12 +10,12 @@ use egmem::{Buffer, Driver, Growth, Heap, Stream};
 
 use crate::kv::setup::{Cache, keys, tier};
 
-const MIB: u64 = 1 << 20;
+pub const MIB: u64 = 1 << 20;
 /// Of pages and blocks.
-const BYTES: u64 = 3 * MIB - 64;
+pub const BYTES: u64 = 3 * MIB - 64;
 
 /// Memory in chunks of 4 MiB.
-fn chunked(driver: &Driver, bytes: u64) -> Arc<Buffer> {
+pub fn chunked(driver: &Driver, bytes: u64) -> Arc<Buffer> {
     let growth = Growth::steady().chunk(4 * MIB);
     let node: NodeId = crate::kv::drivers::node(driver);
     let buffer = Buffer::on(node).growth(growth).bytes(bytes);

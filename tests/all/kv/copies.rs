@@ -166,7 +166,7 @@ pub fn a_job_of_many_pages_moves_all_of_them(driver: &Driver) {
 
 /// The simulator runs no kernel of the tier's, a kernel needs aligned bytes, bulk copies need a GPU from Hopper on, and old drivers have
 /// no batches.
-fn expect_unsupported(method: CopyMethod, stream: &Stream, part_bytes: u64, error: &Error) {
+pub fn expect_unsupported(method: CopyMethod, stream: &Stream, part_bytes: u64, error: &Error) {
     let driver = stream.driver();
     let may = match method {
         CopyMethod::Kernel { .. } => driver.is_simulated() || !part_bytes.is_multiple_of(16),

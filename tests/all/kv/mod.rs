@@ -11,6 +11,7 @@ mod jobs;
 mod killed;
 mod model;
 mod pages;
+mod ranks;
 mod setup;
 mod silent;
 
@@ -61,6 +62,11 @@ drivers::on_both! { egmem::Machine::gh200();
         two_stores_of_one_key_share_nothing,
         the_cpu_writes_and_reads_pages,
         a_tier_gives_everything_back,
+    }
+    ranks {
+        ranks_share_pages,
+        parts_of_pages_lie_over_borders,
+        a_block_lies_in_its_page,
     }
     silent {
         a_forgotten_job_keeps_its_pages,
