@@ -11,7 +11,7 @@ use crate::memory::CpuView;
 use crate::persist;
 use crate::table::Table;
 use crate::tier::Tier;
-use crate::{CopyMethod, Error, MemoryError, Result, TierMemory, owner};
+use crate::{CopyMethod, Error, MemoryError, Result, TierMemory, Verify, owner};
 
 impl Tier {
     /// Returns options for a tier in memory that outlives this process, such as a buffer of `egmem serve`. Pages that
@@ -48,6 +48,7 @@ pub struct AttachOptions {
     take_over: bool,
     reset: bool,
     method: CopyMethod,
+    verify: Verify,
 }
 
 impl AttachOptions {
@@ -60,6 +61,7 @@ impl AttachOptions {
             take_over: false,
             reset: false,
             method: CopyMethod::Auto,
+            verify: Verify::Never,
         }
     }
 
@@ -104,6 +106,12 @@ impl AttachOptions {
         self
     }
 
+    /// Sets whether pages have checksums, and which are checked. The default is [`Verify::Never`].
+    pub const fn verify(mut self, verify: Verify) -> Self {
+        self.verify = verify;
+        self
+    }
+
     /// Attaches the tier: keeps ready pages with their keys and their order of use, and frees the pages that were
     /// being written. Memory whose first 4 KiB are zeros becomes a new tier, even if there are other bytes behind
     /// them.
@@ -134,7 +142,10 @@ impl AttachOptions {
         });
         match opened {
             Ok((inner, found)) => {
-                let inner = inner.owned(own, found).copying_by(self.method);
+                let inner = inner
+                    .owned(own, found)
+                    .copying_by(self.method)
+                    .verifying(self.verify);
                 Ok(Tier::new(inner))
             }
             Err(error) => {

@@ -63,7 +63,12 @@ impl TierOptions {
         header::format(&memory.cpu()?, &geometry, &Tag::default())?;
         let dynamic: Arc<dyn crate::TierMemory> = memory.clone();
         let inner = Inner::over(dynamic, geometry, table, geometry.front())?;
-        Ok(Tier::new(inner.growing(memory).copying_by(self.method)))
+        Ok(Tier::new(
+            inner
+                .growing(memory)
+                .copying_by(self.method)
+                .verifying(self.verify),
+        ))
     }
 }
 

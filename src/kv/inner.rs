@@ -13,6 +13,7 @@ use crate::owner;
 use crate::page::{Change, Direction, PageId};
 use crate::persist;
 use crate::table::Table;
+use crate::verify::{Checks, Verify};
 use crate::{Driver, Error, MemoryError, Result, TierMemory};
 use egmem_core::GrowingBuffer;
 use egmem_core::per_driver::lock;
@@ -32,6 +33,7 @@ pub(crate) struct Inner {
     borders: Borders,
     /// The method of copies that name none.
     pub(crate) method: CopyMethod,
+    pub(crate) checks: Checks,
     /// The word of the owner, in memory that other processes can reach, and the contents found there.
     owned: Option<(u64, Found)>,
     /// Access of GPUs to the memory is not revoked while this lives.
@@ -89,6 +91,7 @@ impl Inner {
             return Err(MemoryError::invalid("memory", why).into());
         }
         Ok(Self {
+            checks: Checks::default(),
             table,
             geometry,
             borders: Borders::default(),
@@ -121,6 +124,12 @@ impl Inner {
     /// Sets how copies are made that name no method.
     pub(crate) fn copying_by(mut self, method: CopyMethod) -> Self {
         self.method = method;
+        self
+    }
+
+    /// Sets which pages have checksums, and are checked.
+    pub(crate) fn verifying(mut self, verify: Verify) -> Self {
+        self.checks = Checks::new(verify);
         self
     }
 
@@ -238,7 +247,10 @@ impl Inner {
         self.expect_this_process()?;
         self.expect_page(page)?;
         let view = self.memory.cpu()?;
-        Ok(view.slice(self.geometry.page_at(page), self.geometry.page_bytes_of(page))?)
+        Ok(view.slice(
+            self.geometry.page_at(page),
+            self.geometry.page_bytes_of(page),
+        )?)
     }
 
     fn expect_page(&self, page: PageId) -> Result<()> {

@@ -58,6 +58,7 @@ mod store;
 mod table;
 mod tier;
 mod tier_memory;
+mod verify;
 
 pub use attach::AttachOptions;
 pub use copy::{CopyMethod, Job};
@@ -72,6 +73,7 @@ pub use stats::Stats;
 pub use store::Store;
 pub use tier::Tier;
 pub use tier_memory::TierMemory;
+pub use verify::Verify;
 
 use egmem_core::{
     Buffer, Driver, Error as MemoryError, Event, GrowthState, Stream, driver, memory, stream,

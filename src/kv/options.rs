@@ -9,7 +9,7 @@ use crate::header::{self, Tag};
 use crate::inner::Inner;
 use crate::table::Table;
 use crate::tier::Tier;
-use crate::{Buffer, CopyMethod, Driver, Result};
+use crate::{Buffer, CopyMethod, Driver, Result, Verify};
 use egmem_core::ledger::{AllocPath, Site};
 use egmem_core::{Backing, BufferOptions, Growth, Progress};
 
@@ -28,6 +28,7 @@ pub struct TierOptions {
     pages: u64,
     page_bytes: u64,
     pub(crate) method: CopyMethod,
+    pub(crate) verify: Verify,
 }
 
 impl TierOptions {
@@ -37,6 +38,7 @@ impl TierOptions {
             pages: 0,
             page_bytes: 0,
             method: CopyMethod::Auto,
+            verify: Verify::Never,
         }
     }
 
@@ -56,6 +58,12 @@ impl TierOptions {
     /// Sets how [`Tier::load`] and [`Tier::store`] copy. The default is [`CopyMethod::Auto`].
     pub const fn copy_method(mut self, method: CopyMethod) -> Self {
         self.method = method;
+        self
+    }
+
+    /// Sets whether pages have checksums, and which are checked. The default is [`Verify::Never`].
+    pub const fn verify(mut self, verify: Verify) -> Self {
+        self.verify = verify;
         self
     }
 
@@ -109,7 +117,9 @@ impl TierOptions {
         header::format(&memory.cpu()?, &geometry, &Tag::default())?;
         let table = Table::new(geometry.pages, geometry.page_bytes)?;
         let inner = Inner::new(memory, geometry, table)?;
-        Ok(Tier::new(inner.copying_by(self.method)))
+        Ok(Tier::new(
+            inner.copying_by(self.method).verifying(self.verify),
+        ))
     }
 
     /// Checks the options. Returns where everything lies, and the options of the memory.

@@ -88,6 +88,8 @@ pub(crate) struct Slot {
     pub(crate) stamp: u64,
     /// A copy into a page that is being written has failed.
     pub(crate) has_failed: bool,
+    /// The checksum of the contents; 0 for none.
+    pub(crate) sum: u64,
 }
 
 impl Slot {
@@ -100,6 +102,7 @@ impl Slot {
             users: 0,
             stamp: 0,
             has_failed: false,
+            sum: 0,
         }
     }
 

@@ -31,6 +31,8 @@ pub struct Stats {
     pub stores: u64,
     /// The ready pages that made room for others.
     pub evictions: u64,
+    /// The ready pages that were found to have other bytes than were committed ([`Verify`](crate::Verify)).
+    pub damaged: u64,
     /// The bytes of jobs from pages to GPUs that have ended without an error.
     pub loaded_bytes: u64,
     /// The bytes of jobs from GPUs to pages that have ended without an error.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::inner::Inner;
 use crate::memory::CpuView;
 use crate::page::{Evicted, PageId, Reserved};
+use crate::verify::sum;
 use crate::{Key, MemoryError, Result};
 
 /// Pages for keys that the tier does not have yet. Copy the contents to them, wait, and [`commit`](Self::commit).
@@ -88,19 +89,42 @@ impl Store {
 
     /// Makes the pages ready: [`lookup`](crate::Tier::lookup) finds them from now on. A second call does nothing.
     ///
+    /// With [`Verify`](crate::Verify) the CPU reads all pages before, without the tier's lock.
+    ///
     /// # Errors
     /// [`Error::StillCopying`](crate::Error::StillCopying) if a copy into one of the pages has not been waited for; the
-    /// pages stay the store's then. [`Error::CopyFailed`](crate::Error::CopyFailed) if one failed, or was refused. [`InvalidArgument`](crate::MemoryError::InvalidArgument) in a forked child.
+    /// pages stay the store's then. [`Error::CopyFailed`](crate::Error::CopyFailed) if one failed, or was refused. [`InvalidArgument`](crate::MemoryError::InvalidArgument) in a forked child. Those of
+    /// the memory's view.
     pub fn commit(&mut self) -> Result<()> {
         if self.is_committed {
             return Ok(());
         }
-        self.tier.with(|table| match table.commit(&self.pages) {
-            Ok(changes) => (Ok(()), changes),
-            Err(error) => (Err(error), Vec::new()),
+        let sums = self.sums()?;
+        self.tier.with(|table| {
+            for (&page, sum) in self.pages.iter().zip(sums) {
+                table.set_sum(page, sum);
+            }
+            match table.commit(&self.pages) {
+                Ok(changes) => (Ok(()), changes),
+                Err(error) => (Err(error), Vec::new()),
+            }
         })??;
         self.is_committed = true;
         Ok(())
+    }
+
+    /// Returns the checksums of the pages; none if they have none.
+    ///
+    /// # Errors
+    /// As [`commit`](Self::commit).
+    fn sums(&self) -> Result<Vec<u64>> {
+        if !self.tier.checks.is_on() {
+            return Ok(Vec::new());
+        }
+        self.tier
+            .look(|table| table.expect_written(&self.pages))??;
+        let of = |&page: &PageId| Ok(sum(&self.tier.page_view(page)?)?);
+        self.pages.iter().map(of).collect()
     }
 }
 

@@ -176,6 +176,7 @@ impl Table {
             slot.state = State::Writing { abandoned: false };
             slot.key = keys[index];
             slot.has_failed = false;
+            slot.sum = 0;
             reserved.placed.push((index, slot.id));
             self.insert(page);
             self.writing += 1;
@@ -196,16 +197,7 @@ impl Table {
     /// # Errors
     /// [`Error::StillCopying`], [`Error::CopyFailed`]; nothing has changed then.
     pub(crate) fn commit(&mut self, pages: &[PageId]) -> Result<Vec<Change>> {
-        let is_used = |page: &&PageId| self.slots[page.number() as usize].users > 0;
-        let copying = pages.iter().filter(is_used).count();
-        if copying > 0 {
-            return Err(Error::StillCopying { pages: copying });
-        }
-        let has_failed = |page: &&PageId| self.slots[page.number() as usize].has_failed;
-        let failed = pages.iter().filter(has_failed).count();
-        if failed > 0 {
-            return Err(Error::CopyFailed { pages: failed });
-        }
+        self.expect_written(pages)?;
         let mut ready = Vec::with_capacity(pages.len());
         for &page in pages.iter().rev() {
             let slot = &mut self.slots[page.number() as usize];
@@ -217,6 +209,49 @@ impl Table {
             ready.push(Change::Ready(page, key, self.clock));
         }
         Ok(ready)
+    }
+
+    /// Checks that all copies into pages of a store have ended well.
+    ///
+    /// # Errors
+    /// [`Error::StillCopying`], [`Error::CopyFailed`].
+    pub(crate) fn expect_written(&self, pages: &[PageId]) -> Result<()> {
+        let is_used = |page: &&PageId| self.slots[page.number() as usize].users > 0;
+        let copying = pages.iter().filter(is_used).count();
+        if copying > 0 {
+            return Err(Error::StillCopying { pages: copying });
+        }
+        let has_failed = |page: &&PageId| self.slots[page.number() as usize].has_failed;
+        let failed = pages.iter().filter(has_failed).count();
+        if failed > 0 {
+            return Err(Error::CopyFailed { pages: failed });
+        }
+        Ok(())
+    }
+
+    /// Sets the checksum of a page that a store has written, which is not 0. It is there before the page is ready.
+    pub(crate) fn set_sum(&mut self, page: PageId, sum: u64) {
+        self.slots[page.number() as usize].sum = sum;
+    }
+
+    /// Returns the checksum of a ready page, if the commit computed it.
+    pub(crate) fn sum(&self, page: PageId) -> Option<u64> {
+        let sum = self.slots[page.number() as usize].sum;
+        (sum != 0).then_some(sum)
+    }
+
+    /// Takes the key from a damaged page that loads have pinned: no look-up finds it, no copy begins, and it becomes free
+    /// with its last use. `None` if another thread has done so.
+    pub(crate) fn discard_damaged(&mut self, page: PageId) -> Option<Change> {
+        let slot = &mut self.slots[page.number() as usize];
+        if slot.id != page || slot.state != State::Ready {
+            return None;
+        }
+        slot.state = State::Writing { abandoned: true };
+        self.remove_from_index(page.number());
+        self.writing += 1;
+        self.counts.damaged += 1;
+        Some(Change::Writing(page))
     }
 
     /// Frees pages of a store, or leaves that to the end of the copies that still write them.

@@ -75,12 +75,40 @@ impl Tier {
 
     /// Pins the pages of `keys`, all of which must be ready.
     ///
+    /// With [`Verify`](crate::Verify) the CPU then reads the pages that are to be checked, without the tier's lock. Keys of
+    /// damaged pages are removed, and such a page becomes free with its last use.
+    ///
     /// # Errors
-    /// [`Error::NotReady`](crate::Error::NotReady) with the first key that is not; nothing is pinned then.
-    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) in a forked child.
+    /// [`Error::NotReady`](crate::Error::NotReady) with the first key that is not, or whose page is damaged; nothing is
+    /// pinned then. [`InvalidArgument`](crate::MemoryError::InvalidArgument) in a forked child. Those of the memory's view.
     pub fn prepare_load(&self, keys: &[Key]) -> Result<Load> {
-        let pages = self.0.look(|table| table.pin(keys))??;
-        Ok(Load::new(Arc::clone(&self.0), pages))
+        if !self.0.checks.is_on() {
+            let pages = self.0.look(|table| table.pin(keys))??;
+            return Ok(Load::new(Arc::clone(&self.0), pages));
+        }
+        let (pages, sums) = self.0.look(|table| {
+            let pages = table.pin(keys)?;
+            let sums: Vec<_> = pages.iter().map(|&page| table.sum(page)).collect();
+            Ok::<_, crate::Error>((pages, sums))
+        })??;
+        let load = Load::new(Arc::clone(&self.0), pages);
+        let view = |page| self.0.page_view(page);
+        let damaged = self.0.checks.damaged(load.pages(), &sums, view)?;
+        let Some(&index) = damaged.first() else {
+            return Ok(load);
+        };
+        self.discard_damaged(load.pages(), &damaged)?;
+        drop(load);
+        let key = keys[index];
+        Err(crate::Error::NotReady { key, index })
+    }
+
+    /// Takes the keys of some of `pages`, which loads have pinned, out of the table.
+    fn discard_damaged(&self, pages: &[PageId], damaged: &[usize]) -> Result<()> {
+        self.0.with(|table| {
+            let discard = |&index: &usize| table.discard_damaged(pages[index]);
+            ((), damaged.iter().filter_map(discard).collect())
+        })
     }
 
     /// Frees the pages of `keys` that are ready and not pinned. Returns how many.

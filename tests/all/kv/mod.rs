@@ -14,6 +14,7 @@ mod pages;
 mod ranks;
 mod setup;
 mod silent;
+mod verify;
 
 use egmem_tests::drivers;
 
@@ -67,6 +68,10 @@ drivers::on_both! { egmem::Machine::gh200();
         ranks_share_pages,
         parts_of_pages_lie_over_borders,
         a_block_lies_in_its_page,
+    }
+    verify {
+        a_damaged_page_is_a_miss,
+        a_damaged_page_that_others_have_is_freed_by_them,
     }
     silent {
         a_forgotten_job_keeps_its_pages,
