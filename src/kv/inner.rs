@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use crate::borders::Borders;
 use crate::copy::{CopyMethod, Kernels};
 use crate::driver::{Access, Code, DevicePtr, Location};
+use crate::events::Hub;
 use crate::found::Found;
 use crate::geometry::Geometry;
 use crate::memory::{CpuView, GrantUse, is_of_one_kind};
@@ -34,6 +35,7 @@ pub(crate) struct Inner {
     /// The method of copies that name none.
     pub(crate) method: CopyMethod,
     pub(crate) checks: Checks,
+    pub(crate) events: Arc<Hub>,
     /// The word of the owner, in memory that other processes can reach, and the contents found there.
     owned: Option<(u64, Found)>,
     /// Access of GPUs to the memory is not revoked while this lives.
@@ -92,6 +94,7 @@ impl Inner {
         }
         Ok(Self {
             checks: Checks::default(),
+            events: Hub::new(memory.driver().clone()),
             table,
             geometry,
             borders: Borders::default(),

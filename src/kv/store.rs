@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::events::TierEventKind;
 use crate::inner::Inner;
 use crate::memory::CpuView;
 use crate::page::{Evicted, PageId, Reserved};
@@ -100,16 +101,21 @@ impl Store {
             return Ok(());
         }
         let sums = self.sums()?;
-        self.tier.with(|table| {
+        let noted = self.tier.with(|table| {
             for (&page, sum) in self.pages.iter().zip(sums) {
                 table.set_sum(page, sum);
             }
             match table.commit(&self.pages) {
-                Ok(changes) => (Ok(()), changes),
+                Ok(changes) => {
+                    let keys = || self.keys.clone();
+                    let noted = self.tier.events.note(TierEventKind::Stored, keys);
+                    (Ok(noted), changes)
+                }
                 Err(error) => (Err(error), Vec::new()),
             }
         })??;
         self.is_committed = true;
+        noted.tell();
         Ok(())
     }
 

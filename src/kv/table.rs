@@ -369,14 +369,14 @@ impl Table {
         }
     }
 
-    /// Frees the pages of ready keys that nothing has pinned.
-    pub(crate) fn remove(&mut self, keys: &[Key]) -> Vec<Change> {
+    /// Frees the pages of ready keys that nothing has pinned. Returns these keys, too.
+    pub(crate) fn remove(&mut self, keys: &[Key]) -> Vec<(Key, Change)> {
         let mut removed = Vec::new();
         for key in keys {
             if let Some(page) = self.page_of(key)
                 && self.slots[page as usize].users == 0
             {
-                removed.push(Change::Freed(self.slots[page as usize].id));
+                removed.push((*key, Change::Freed(self.slots[page as usize].id)));
                 self.discard(page);
             }
         }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::copy::{CopyMethod, Job, start};
 use crate::driver::DevicePtr;
+use crate::events::{Events, Noted, Subscription, TierEvent, TierEventKind};
 use crate::geometry::Geometry;
 use crate::inner::Inner;
 use crate::page::{Change, Direction, PageId};
@@ -65,12 +66,16 @@ impl Tier {
                 let placed = reserved.placed.iter();
                 let writing = placed.map(|&(_, page)| Change::Writing(page));
                 let changes = freed.chain(writing).collect();
-                (Ok(reserved), changes)
+                let keys = || reserved.evicted.iter().map(|evicted| evicted.key).collect();
+                let noted = self.0.events.note(TierEventKind::Evicted, keys);
+                (Ok((reserved, noted)), changes)
             }
             Err(error) => (Err(error), Vec::new()),
         })?;
-        let reserved = reserved.map_err(|error| self.0.while_growing(error))?;
-        Ok(Store::new(Arc::clone(&self.0), keys, reserved))
+        let (reserved, noted) = reserved.map_err(|error| self.0.while_growing(error))?;
+        let store = Store::new(Arc::clone(&self.0), keys, reserved);
+        noted.tell();
+        Ok(store)
     }
 
     /// Pins the pages of `keys`, all of which must be ready.
@@ -97,17 +102,22 @@ impl Tier {
         let Some(&index) = damaged.first() else {
             return Ok(load);
         };
-        self.discard_damaged(load.pages(), &damaged)?;
+        let noted = self.discard_damaged(keys, load.pages(), &damaged)?;
         drop(load);
+        noted.tell();
         let key = keys[index];
         Err(crate::Error::NotReady { key, index })
     }
 
     /// Takes the keys of some of `pages`, which loads have pinned, out of the table.
-    fn discard_damaged(&self, pages: &[PageId], damaged: &[usize]) -> Result<()> {
+    fn discard_damaged(&self, keys: &[Key], pages: &[PageId], damaged: &[usize]) -> Result<Noted> {
         self.0.with(|table| {
-            let discard = |&index: &usize| table.discard_damaged(pages[index]);
-            ((), damaged.iter().filter_map(discard).collect())
+            let discard =
+                |&index: &usize| Some((keys[index], table.discard_damaged(pages[index])?));
+            let discarded = damaged.iter().filter_map(discard);
+            let (keys, changes): (Vec<Key>, Vec<Change>) = discarded.unzip();
+            let noted = self.0.events.note(TierEventKind::Damaged, || keys);
+            (noted, changes)
         })
     }
 
@@ -116,10 +126,13 @@ impl Tier {
     /// # Errors
     /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) in a forked child.
     pub fn remove(&self, keys: &[Key]) -> Result<usize> {
-        self.0.with(|table| {
-            let freed = table.remove(keys);
-            (freed.len(), freed)
-        })
+        let (count, noted) = self.0.with(|table| {
+            let (keys, freed): (Vec<Key>, Vec<Change>) = table.remove(keys).into_iter().unzip();
+            let noted = self.0.events.note(TierEventKind::Removed, || keys);
+            ((freed.len(), noted), freed)
+        })?;
+        noted.tell();
+        Ok(count)
     }
 
     /// Returns the keys that are ready with their pages, the least recently used first; those of pinned pages come
@@ -182,6 +195,37 @@ impl Tier {
         gpu: &GpuPages,
     ) -> Result<Job> {
         start(&self.0, (Direction::Store, method), stream, pairs, gpu)
+    }
+
+    /// Subscribes to the changes of keys from now on that handles of this tier make, in a queue for `capacity` keys. Keys that
+    /// do not fit are lost ([`Events::lost`]). Changes that other processes make are not among them, nor are keys that an attach
+    /// found.
+    ///
+    /// ```
+    /// use egmem::driver::NodeId;
+    /// use egmem::kv::{Key, Tier, TierEventKind};
+    /// use egmem::{Driver, Machine};
+    ///
+    /// let driver = Driver::simulated(Machine::gh200())?; // Driver::open() on a real machine
+    /// let tier = Tier::on(NodeId(0)).pages(4).page_bytes(4096).create(&driver)?;
+    /// let events = tier.events(1 << 16);
+    /// tier.prepare_store(&[Key::from_bytes(b"block 0")])?.commit()?;
+    /// let event = events.try_next().unwrap();
+    /// assert_eq!((event.kind, event.keys.len()), (TierEventKind::Stored, 1));
+    /// # Ok::<(), egmem::kv::Error>(())
+    /// ```
+    pub fn events(&self, capacity: usize) -> Events {
+        self.0.events.subscribe(capacity)
+    }
+
+    /// Calls `function` for each event, as [`events`](Self::events) has them, until the result is dropped: in the thread whose
+    /// call made the change, before that call returns, and with no lock held. The function may use the tier, and drop this or
+    /// another subscription. Threads that change keys at the same time may call it at the same time, and in another order
+    /// than that of the changes, which [`TierEvent::number`] has. A panic of the function is one of that call.
+    ///
+    /// A function that has a handle of the tier keeps the tier until the subscription is dropped.
+    pub fn on_event(&self, function: impl Fn(&TierEvent) + Send + Sync + 'static) -> Subscription {
+        self.0.events.call(function)
     }
 
     /// Returns the address of a page, the same for the CPU and every GPU. Its contents are the caller's only while a

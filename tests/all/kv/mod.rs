@@ -5,6 +5,7 @@ mod background;
 mod borders;
 mod bulk;
 mod copies;
+mod events;
 mod hostile;
 mod jobs;
 #[cfg(feature = "portable")]
