@@ -49,6 +49,7 @@ mod inner;
 mod key;
 mod load;
 mod lru;
+mod metrics;
 mod options;
 mod owner;
 mod page;

@@ -10,6 +10,7 @@ mod hostile;
 mod jobs;
 #[cfg(feature = "portable")]
 mod killed;
+mod metrics;
 mod model;
 mod pages;
 mod ranks;
