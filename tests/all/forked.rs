@@ -557,21 +557,25 @@ fn a_forked_childs_tier_stays_its_parents() {
         thread::scope(|scope| {
             scope.spawn(|| {
                 while !stop.load(Relaxed) {
-                    drop(tier.prepare_store(&busy).unwrap());
+                    tier.prepare_store(&busy).unwrap().commit().unwrap();
+                    tier.remove(&busy).unwrap();
                 }
             });
             let _stop = StopOnDrop(&stop);
             for _ in 0..CHILDREN {
                 let store = tier.prepare_store(&new).unwrap();
                 let load = tier.prepare_load(&ready).unwrap();
-                let mut held = Some((store, load, tier.clone()));
+                let (events, told) = (tier.events(9), tier.on_event(|_| ()));
+                let mut held = Some((store, load, tier.clone(), events, told));
                 in_a_child(
                     || {
-                        let (mut store, load, tier) = held.take().unwrap();
+                        let (mut store, load, tier, events, told) = held.take().unwrap();
                         assert_eq!(tier.lookup(&ready), 0);
                         assert!(tier.prepare_store(&ready).is_err());
                         assert!(store.commit().is_err());
                         assert!(store.view(0).is_err() && load.view(0).is_err());
+                        assert_eq!((events.try_next(), events.lost()), (None, 0));
+                        drop((tier.on_event(|_| ()), told, events));
                         drop((store, load, tier));
                     },
                     libc::exit,
