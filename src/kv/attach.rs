@@ -2,16 +2,21 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use crate::found::Found;
 use crate::geometry::Geometry;
-use crate::header::{self, Tag, There};
-use crate::inner::Inner;
+use crate::header::{self, OPENER, Tag, There};
+use crate::inner::{Inner, Opening};
+use crate::members::Members;
 use crate::memory::CpuView;
-use crate::persist;
-use crate::table::Table;
 use crate::tier::Tier;
+use crate::words::Words;
 use crate::{CopyMethod, Error, MemoryError, Result, TierMemory, Verify, owner};
+
+/// The time for which an attachment waits for another one.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The time between two looks.
+const PAUSE: Duration = Duration::from_millis(1);
 
 impl Tier {
     /// Returns options for a tier in memory that outlives this process, such as a buffer of `egmem serve`. Pages that
@@ -43,7 +48,7 @@ impl Tier {
 pub struct AttachOptions {
     memory: Arc<dyn TierMemory>,
     pages: Option<u64>,
-    page_bytes: Option<u64>,
+    page_sizes: Vec<u64>,
     tag: Tag,
     take_over: bool,
     reset: bool,
@@ -56,7 +61,7 @@ impl AttachOptions {
         Self {
             memory,
             pages: None,
-            page_bytes: None,
+            page_sizes: Vec::new(),
             tag: Tag::default(),
             take_over: false,
             reset: false,
@@ -73,8 +78,14 @@ impl AttachOptions {
 
     /// Sets the bytes of a page, which a new tier needs. If they are not set, they are those of the tier in the
     /// memory.
-    pub const fn page_bytes(mut self, bytes: u64) -> Self {
-        self.page_bytes = Some(bytes);
+    pub fn page_bytes(self, bytes: u64) -> Self {
+        self.page_sizes([bytes])
+    }
+
+    /// Sets the bytes of pages of each group, as [`TierOptions::page_sizes`](crate::TierOptions::page_sizes) does. A new tier of
+    /// several groups takes the whole memory.
+    pub fn page_sizes(mut self, sizes: impl IntoIterator<Item = u64>) -> Self {
+        self.page_sizes = sizes.into_iter().collect();
         self
     }
 
@@ -86,15 +97,15 @@ impl AttachOptions {
     }
 
     /// Sets whether to take the tier from a process in another PID namespace, such as another container's, or on
-    /// another machine. Only the caller can know that it has ended: two processes with one tier overwrite each
-    /// other's pages. A process of this namespace that lives is never taken over.
+    /// another machine. Only the caller can know that it has ended: its pages are freed, and one that lives after all overwrites
+    /// those of others. A process of this namespace that lives is never taken over.
     pub const fn take_over(mut self, on: bool) -> Self {
         self.take_over = on;
         self
     }
 
     /// Sets whether to create a tier where the memory has other data, or a tier of other sizes or with another tag.
-    /// The earlier data is lost. A tier that a process has is not reset.
+    /// The earlier data is lost. A tier that has members is not reset.
     pub const fn reset(mut self, on: bool) -> Self {
         self.reset = on;
         self
@@ -112,7 +123,8 @@ impl AttachOptions {
         self
     }
 
-    /// Attaches the tier: keeps ready pages with their keys and their order of use, and frees the pages that were
+    /// Attaches the tier. Other processes may have it: this one becomes a [member](Tier::members) beside them. The first one keeps
+    /// ready pages with their keys and their order of use, and frees the pages that were
     /// being written. Memory whose first 4 KiB are zeros becomes a new tier, even if there are other bytes behind
     /// them.
     ///
@@ -120,7 +132,8 @@ impl AttachOptions {
     /// Contents of pages are not looked at. This process has the tier until its last handle is gone.
     ///
     /// # Errors
-    /// [`Error::InUse`] if another process, or another tier of this one, has it; [`Error::NotATier`] for other data;
+    /// [`Error::InUse`] if a process elsewhere has it, and for a tier to be reset that has members;
+    /// [`Error::TooManyMembers`]; [`Error::Busy`] if a process does not go on; [`Error::NotATier`] for other data;
     /// [`Error::OtherTier`] for another tier than asked for; [`InvalidArgument`](crate::MemoryError::InvalidArgument)
     /// for a new tier whose sizes are out of range or not known, and for memory that is too small; [`NotAccessible`](crate::MemoryError::NotAccessible) unless the CPU may read and write;
     /// [`System`](crate::MemoryError::System) without `/proc`.
@@ -132,25 +145,28 @@ impl AttachOptions {
         crate::inner::expect_writable(&view)?;
         view.slice(0, crate::geometry::HEADER)?;
         let plan = self.plan(&view, header::read(&view))?;
-        let has_owner = !matches!(plan, Plan::Format(_, false));
-        let own = owner::claim(&view, self.take_over, has_owner)?;
+        let words = Words::new(&view)?;
+        // One process opens it at a time, so nobody sees a tier that is being written, and all know who is a member.
+        let own = self.claim(&words, plan.is_a_tier())?;
         // Read again: another process may have had it in between.
         let plan = self.plan(&view, header::read(&view));
         let opened = plan.and_then(|plan| self.open_claimed(&view, plan));
-        let opened = opened.and_then(|(geometry, table, found)| {
-            Inner::new(Arc::clone(&self.memory), geometry, table).map(|inner| (inner, found))
-        });
-        match opened {
-            Ok((inner, found)) => {
-                let inner = inner
-                    .owned(own, found)
-                    .copying_by(self.method)
-                    .verifying(self.verify);
-                Ok(Tier::new(inner))
-            }
-            Err(error) => {
-                owner::release(&view, own);
-                Err(error)
+        owner::release(&words, OPENER, own);
+        opened.map(|inner| Tier::new(inner.verifying(self.verify)))
+    }
+
+    /// Waits until no other process opens the tier.
+    fn claim(&self, words: &Words<'_>, is_a_tier: bool) -> Result<u64> {
+        let begun = Instant::now();
+        loop {
+            match owner::claim(words, OPENER, self.take_over, is_a_tier) {
+                Err(Error::InUse {
+                    is_elsewhere: false,
+                    ..
+                }) if begun.elapsed() < PATIENCE => {
+                    std::thread::sleep(PAUSE);
+                }
+                claimed => return claimed,
             }
         }
     }
@@ -183,7 +199,20 @@ impl AttachOptions {
             _ => Ok(()),
         };
         differs("pages", geometry.pages.into(), self.pages)?;
-        differs("bytes of a page", geometry.page_bytes, self.page_bytes)?;
+        let sizes: Vec<u64> = geometry
+            .groups
+            .iter()
+            .map(|group| group.page_bytes)
+            .collect();
+        if let (&[found], &[wanted]) = (&sizes[..], &self.page_sizes[..]) {
+            differs("bytes of a page", found, Some(wanted))?;
+        } else if !self.page_sizes.is_empty() && self.page_sizes != sizes {
+            return Err(Error::OtherTier {
+                what: "sizes of pages",
+                found: format!("{sizes:?}"),
+                wanted: format!("{:?}", self.page_sizes),
+            });
+        }
         if *tag != self.tag {
             let hex = |tag: &Tag| tag.iter().map(|byte| format!("{byte:02x}")).collect();
             let (found, wanted) = (hex(tag), hex(&self.tag));
@@ -197,40 +226,53 @@ impl AttachOptions {
     }
 
     fn new_geometry(&self, view: &CpuView<'_>) -> Result<Geometry> {
-        let unknown = || MemoryError::invalid("page_bytes", "a new tier needs the bytes of a page");
-        let page_bytes = self.page_bytes.ok_or_else(unknown)?;
-        let pages = self
-            .pages
-            .unwrap_or_else(|| Geometry::fitting(view.len(), page_bytes));
-        let geometry = Geometry::new(pages, page_bytes)?;
-        crate::inner::expect_room(view.len(), &geometry)?;
+        let geometry = match self.page_sizes[..] {
+            [] => {
+                let why = "a new tier needs the bytes of a page";
+                return Err(MemoryError::invalid("page_bytes", why).into());
+            }
+            [page_bytes] => {
+                let fitting = || Geometry::fitting(view.len(), page_bytes);
+                Geometry::new(self.pages.unwrap_or_else(fitting), page_bytes)?
+            }
+            _ => Geometry::of_bytes(view.len(), &self.page_sizes)?,
+        };
+        crate::inner::expect_room(view.len(), geometry.total)?;
         Ok(geometry)
     }
 
-    fn open_claimed(&self, view: &CpuView<'_>, plan: Plan) -> Result<(Geometry, Table, Found)> {
-        let (Plan::Format(geometry, _) | Plan::Keep(geometry)) = plan;
-        let mut table = Table::new(geometry.pages, geometry.page_bytes)?;
-        let mut found = if let Plan::Format(..) = plan {
+    fn open_claimed(&self, view: &CpuView<'_>, plan: Plan) -> Result<Inner> {
+        let is_new = matches!(plan, Plan::Format(..));
+        let (Plan::Format(geometry, _) | Plan::Keep(geometry)) = plan.clone();
+        if let Plan::Format(_, is_a_tier) = plan {
+            // The words of members of other data than a tier mean nothing.
+            Members::of(&Words::new(view)?).expect_none(self.take_over || !is_a_tier)?;
             header::format(view, &geometry, &self.tag)?;
-            let is_new = true;
-            Found {
-                is_new,
-                ..Found::default()
-            }
-        } else {
-            persist::read(view, &geometry, &mut table)?
+        }
+        let opening = Opening {
+            memory: Arc::clone(&self.memory),
+            geometry,
+            growing: None,
+            method: self.method,
+            take_over: self.take_over,
         };
-        found.generation = header::next_generation(view)?;
-        Ok((geometry, table, found))
+        let tier = opening.open()?;
+        Ok(if is_new { tier.new_one() } else { tier })
     }
 }
 
 /// The use of the memory that `open` has decided on.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Plan {
     Keep(Geometry),
-    /// And whether the memory was a tier, so that the owner's word is one.
+    /// And whether the memory was a tier, so that the words of its opener and members are such.
     Format(Geometry, bool),
+}
+
+impl Plan {
+    const fn is_a_tier(&self) -> bool {
+        !matches!(self, Self::Format(_, false))
+    }
 }
 
 impl fmt::Debug for AttachOptions {
@@ -238,7 +280,7 @@ impl fmt::Debug for AttachOptions {
         f.debug_struct("AttachOptions")
             .field("memory", &self.memory.device_ptr())
             .field("pages", &self.pages)
-            .field("page_bytes", &self.page_bytes)
+            .field("page_sizes", &self.page_sizes)
             .field("take_over", &self.take_over)
             .field("reset", &self.reset)
             .finish_non_exhaustive()

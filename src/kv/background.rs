@@ -1,16 +1,15 @@
 //! Tiers that grow in the background: their first pages are used while the memory of the others is created.
 
 use std::ops::ControlFlow;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::header::{self, Tag};
-use crate::inner::Inner;
-use crate::table::Table;
+use crate::inner::{Inner, Opening};
 use crate::{Driver, Error, GrowthState, MemoryError, Result, Tier, TierOptions};
+use egmem_core::Progress;
 use egmem_core::ledger::Site;
-use egmem_core::per_driver::lock;
-use egmem_core::{GrowingBuffer, Progress};
 
 impl TierOptions {
     /// Creates a tier whose memory grows in the background. Returns as soon as the table and the first page are there; a
@@ -50,25 +49,25 @@ impl TierOptions {
         mut progress: impl FnMut(Progress) -> ControlFlow<()> + Send + 'static,
     ) -> Result<Tier> {
         let (geometry, buffer) = self.checked(Site::here())?;
-        let table = Table::without_memory(geometry.pages, geometry.page_bytes)?;
-        let table = Arc::new(Mutex::new(table));
-        // Not of the tier, which ends the thread: so it ends with its last handle.
-        let growing = Arc::clone(&table);
-        let grown = move |made: Progress| {
-            lock(&growing).grow_to(geometry.pages_within(made.done));
+        let grown = Arc::new(AtomicU64::new(0));
+        // Not of the tier, which ends the thread: so it ends with its last handle. Each call of the tier frees the pages that are
+        // there by then.
+        let growing = Arc::clone(&grown);
+        let grow = move |made: Progress| {
+            growing.store(made.done, Ordering::Release);
             progress(made)
         };
-        let memory = buffer.allocate_in_background(driver, geometry.front(), grown)?;
+        let memory = buffer.allocate_in_background(driver, geometry.front(), grow)?;
         let memory = Arc::new(memory);
         header::format(&memory.cpu()?, &geometry, &Tag::default())?;
-        let dynamic: Arc<dyn crate::TierMemory> = memory.clone();
-        let inner = Inner::over(dynamic, geometry, table, geometry.front())?;
-        Ok(Tier::new(
-            inner
-                .growing(memory)
-                .copying_by(self.method)
-                .verifying(self.verify),
-        ))
+        let opening = Opening {
+            memory: memory.clone(),
+            geometry,
+            growing: Some((memory, grown)),
+            method: self.method,
+            take_over: false,
+        };
+        Ok(Tier::new(opening.open()?.verifying(self.verify)))
     }
 }
 
@@ -128,12 +127,6 @@ impl Tier {
 }
 
 impl Inner {
-    /// Sets the memory that grows, which is the tier's.
-    fn growing(mut self, memory: Arc<GrowingBuffer>) -> Self {
-        self.growing = Some(memory);
-        self
-    }
-
     /// Notes in an error whether missing pages still come.
     pub(crate) fn while_growing(&self, mut error: Error) -> Error {
         if let Error::Full {

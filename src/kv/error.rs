@@ -3,6 +3,7 @@
 use std::fmt::{self, Write};
 
 use crate::driver::{DriverError, Explain};
+use crate::page::Evicted;
 use crate::{Key, MemoryError};
 use egmem_core::text::Escaping;
 
@@ -16,7 +17,7 @@ pub enum Error {
     /// An error of the driver, of the system or of an argument.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// There are fewer free and evictable pages than a store needs. Nothing was evicted.
+    /// There are fewer free and evictable pages than a store needs. Nothing was evicted, except as `evicted` says.
     Full {
         /// The pages that the store needs.
         needed: usize,
@@ -32,6 +33,8 @@ pub enum Error {
         missing: usize,
         /// Whether the missing pages come by themselves.
         is_growing: bool,
+        /// The keys that were evicted all the same: only if several groups needed more memory of each other than there was.
+        evicted: Vec<Evicted>,
     },
     /// A key has no ready page.
     NotReady {
@@ -49,13 +52,25 @@ pub enum Error {
         /// The state needed.
         need: &'static str,
     },
-    /// A process has the tier that may live.
+    /// A process has the tier that may live, and that this one cannot have it beside.
     InUse {
         /// The process.
         pid: u32,
         /// Whether it is in another PID namespace, or on another boot, so that this process cannot know whether it lives.
         is_elsewhere: bool,
     },
+    /// As many processes have the tier as can.
+    TooManyMembers {
+        /// Their number.
+        members: u32,
+    },
+    /// A process holds the tier's lock and does not go on, for instance because it is stopped.
+    Busy {
+        /// The process; 0 if it cannot be known.
+        pid: u32,
+    },
+    /// The table in the tier's memory had values that no tier writes: another program writes to the memory. It was repaired.
+    Damaged,
     /// The copy method is not for this driver, this GPU or these addresses.
     UnusableMethod {
         /// What the method needs.
@@ -114,6 +129,7 @@ impl Error {
                 writing,
                 missing,
                 is_growing,
+                ..
             } => {
                 write!(
                     f,
@@ -150,6 +166,18 @@ impl Error {
                 write!(
                     f,
                     "process {pid} of another PID namespace or boot has the tier"
+                )
+            }
+            Self::TooManyMembers { members } => {
+                write!(f, "{members} open tiers have the memory, and no more can")
+            }
+            Self::Busy { pid } => {
+                write!(f, "process {pid} has the tier's lock and does not go on")
+            }
+            Self::Damaged => {
+                write!(
+                    f,
+                    "the table in the tier's memory had values that no tier writes"
                 )
             }
             Self::NotATier { why, .. } => write!(f, "the memory has no tier: {why}"),
@@ -201,6 +229,11 @@ impl Error {
             } => "close the tier there, or wait until the process has ended",
             Self::InUse { .. } => {
                 "make sure that the process has ended, and attach with `take_over`"
+            }
+            Self::TooManyMembers { .. } => "close tiers that are not used",
+            Self::Busy { .. } => "let the process go on, or end it: its pages are found then",
+            Self::Damaged => {
+                "find the program that writes to the memory; the table was repaired, and the call can be repeated"
             }
             Self::NotATier {
                 is_other_version: true,

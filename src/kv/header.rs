@@ -1,6 +1,8 @@
 //! The header of a tier in its memory.
 
-use crate::geometry::{Geometry, HEADER, SLOT};
+use std::hash::{BuildHasher, RandomState};
+
+use crate::geometry::{GROUP, GROUPS, Geometry, HEADER, MAX_GROUPS};
 use crate::hash::hash;
 use crate::memory::CpuView;
 use crate::{Error, MemoryError, Result};
@@ -8,40 +10,52 @@ use crate::{Error, MemoryError, Result};
 /// The first word of a tier, and of a tier that was not written completely.
 const MAGIC: u64 = u64::from_le_bytes(*b"EGMEM-KV");
 const UNFINISHED: u64 = u64::from_le_bytes(*b"egmem-k?");
-const VERSION: u64 = 2;
+const VERSION: u64 = 3;
 
-// Where the fields lie. The fields from the magic to the tag do not change; the check is theirs.
+// Where the fields lie. The fields from the magic to the tag do not change; the check is theirs and the groups' sizes'.
 const FIELDS: usize = 10;
+/// A random word, with which keys are hashed.
+pub(crate) const SEED: u64 = 24;
 const CHECK: u64 = 8 * FIELDS as u64;
 /// How often the tier was attached.
 const GENERATION: u64 = 128;
-/// The process that has it.
-pub(crate) const OWNER: u64 = 136;
+/// The process that opens the tier at this moment. Of earlier versions, the process that has the tier.
+pub(crate) const OPENER: u64 = 136;
+/// The member that changes the table, and a bit for others that wait.
+pub(crate) const LOCK: u64 = 144;
+/// The lists, the index and the counts are being rebuilt.
+pub(crate) const DIRTY: u64 = 152;
+/// The pages whose memory is there: those with smaller numbers.
+pub(crate) const USABLE: u64 = 160;
+/// The stamp of the latest use.
+pub(crate) const CLOCK: u64 = 168;
 
 /// The meaning of the pages, in the caller's words.
 pub(crate) type Tag = [u8; 32];
 
 /// The contents at the beginning of a memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum There {
     /// Zeros, or the header of a tier that was not written completely.
     Nothing,
-    /// A tier, whose table fits into the memory.
+    /// A tier, whose extents fit into the memory.
     Tier(Geometry, Tag),
 }
 
-fn fields(geometry: &Geometry, tag: &Tag) -> [u64; FIELDS] {
-    let mut fields = [0; FIELDS];
-    fields[..6].copy_from_slice(&[
-        MAGIC,
-        VERSION,
-        geometry.pages.into(),
-        geometry.page_bytes,
-        geometry.pages_at,
-        SLOT,
-    ]);
+/// The fields in front of the check, and the sizes of all groups' pages.
+fn fields(geometry: &Geometry, tag: &Tag, seed: u64) -> [u64; FIELDS + MAX_GROUPS] {
+    let mut fields = [0; FIELDS + MAX_GROUPS];
+    let groups = geometry.groups.len() as u64;
+    let count = match geometry.has_groups() {
+        true => u64::from(geometry.extents),
+        false => u64::from(geometry.pages),
+    };
+    fields[..6].copy_from_slice(&[MAGIC, VERSION, groups, seed, count, geometry.extent_bytes]);
     for (field, bytes) in fields[6..].iter_mut().zip(tag.as_chunks().0) {
         *field = u64::from_le_bytes(*bytes);
+    }
+    for (field, group) in fields[FIELDS..].iter_mut().zip(&*geometry.groups) {
+        *field = group.page_bytes;
     }
     fields
 }
@@ -54,7 +68,7 @@ pub(crate) fn read(view: &CpuView<'_>) -> Result<There> {
     let mut words = [0_u64; HEADER as usize / 8];
     view.read_at(0, &mut words)?;
     let zeros = words.iter().enumerate();
-    let mut zeros = zeros.filter(|&(at, _)| at as u64 * 8 != OWNER);
+    let mut zeros = zeros.filter(|&(at, _)| at as u64 * 8 != OPENER);
     if words[0] == UNFINISHED || zeros.all(|(_, word)| *word == 0) {
         return Ok(There::Nothing);
     }
@@ -71,16 +85,29 @@ pub(crate) fn read(view: &CpuView<'_>) -> Result<There> {
             is_other_version: true,
         });
     }
-    if words[CHECK as usize / 8] != hash(&words[..FIELDS]) {
+    let mut found = [0; FIELDS + MAX_GROUPS];
+    found[..FIELDS].copy_from_slice(&words[..FIELDS]);
+    for (at, field) in (GROUPS..).step_by(GROUP as usize).zip(&mut found[FIELDS..]) {
+        *field = view.get(at)?;
+    }
+    if words[CHECK as usize / 8] != hash(&found) {
         return Err(not("its header is damaged".into()));
     }
     // Anyone can compute the check: a header with the right one may still be invalid.
-    let geometry = Geometry::new(words[2], words[3]).map_err(|error| not(error.to_string()))?;
+    let [_, _, groups, seed, count, extent_bytes] = found[..6] else {
+        return Err(not("its header is too short".into()));
+    };
+    let sizes = found[FIELDS..].get(..groups as usize).unwrap_or_default();
+    let geometry = match *sizes {
+        [page_bytes] => Geometry::new(count, page_bytes),
+        _ => Geometry::of_extents(count, extent_bytes, sizes),
+    };
+    let geometry = geometry.map_err(|error| not(error.to_string()))?;
     let mut tag = Tag::default();
     for (bytes, word) in tag.as_chunks_mut().0.iter_mut().zip(&words[6..FIELDS]) {
         *bytes = word.to_le_bytes();
     }
-    if fields(&geometry, &tag)[..] != words[..FIELDS] {
+    if fields(&geometry, &tag, seed) != found {
         return Err(not("its pages lie elsewhere".into()));
     }
     if geometry.total > view.len() {
@@ -91,7 +118,7 @@ pub(crate) fn read(view: &CpuView<'_>) -> Result<There> {
 }
 
 /// Returns whether the memory begins as a tier does: its header may be damaged, of another version, or being written,
-/// and its owner's word is one.
+/// and the words of its opener and its members are such words.
 ///
 /// # Errors
 /// Those of the view.
@@ -99,20 +126,27 @@ pub(crate) fn is_of_a_tier(view: &CpuView<'_>) -> Result<bool, MemoryError> {
     Ok(matches!(view.get::<u64>(0)?, MAGIC | UNFINISHED))
 }
 
-/// Writes the header and a table of free pages. Killed within, it leaves [`There::Nothing`].
+/// Writes the header, and zeros up to the pages of the first extent, where a tier of one group has its slots. The table is to be
+/// repaired then. Killed within, it leaves [`There::Nothing`].
 ///
 /// # Errors
 /// Those of the view.
 pub(crate) fn format(view: &CpuView<'_>, geometry: &Geometry, tag: &Tag) -> Result<()> {
-    let fields = fields(geometry, tag);
+    let seed = RandomState::new().hash_one(OPENER);
+    let fields = fields(geometry, tag, seed);
     view.put(0, UNFINISHED)?;
     ordered();
-    view.fill(8, OWNER - 8, 0)?;
-    view.fill(OWNER + 8, geometry.pages_at - OWNER - 8, 0)?;
-    view.write_at(8, &fields[1..])?;
+    view.fill(8, OPENER - 8, 0)?;
+    view.fill(OPENER + 8, geometry.pages_at - OPENER - 8, 0)?;
+    view.write_at(8, &fields[1..FIELDS])?;
+    for (at, bytes) in (GROUPS..).step_by(GROUP as usize).zip(&fields[FIELDS..]) {
+        view.put(at, *bytes)?;
+    }
     view.put(CHECK, hash(&fields))?;
+    view.put(DIRTY, 1_u64)?;
     ordered();
     view.put(0, MAGIC)?;
+    ordered();
     Ok(())
 }
 

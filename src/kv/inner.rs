@@ -1,7 +1,8 @@
 //! The state that a tier's handles, its stores, loads and jobs share.
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use crate::borders::Borders;
 use crate::copy::{CopyMethod, Kernels};
@@ -9,24 +10,32 @@ use crate::driver::{Access, Code, DevicePtr, Location};
 use crate::events::Hub;
 use crate::found::Found;
 use crate::geometry::Geometry;
+use crate::header;
+use crate::lock::Lock;
+use crate::members::{Members, Own};
 use crate::memory::{CpuView, GrantUse, is_of_one_kind};
-use crate::owner;
-use crate::page::{Change, Direction, PageId};
-use crate::persist;
-use crate::table::Table;
+use crate::page::{Direction, PageId};
+use crate::table::{Private, Table};
 use crate::verify::{Checks, Verify};
-use crate::{Driver, Error, MemoryError, Result, TierMemory};
+use crate::words::Words;
+use crate::{Driver, Error, Member, MemoryError, Result, TierMemory};
 use egmem_core::GrowingBuffer;
 use egmem_core::per_driver::lock;
 
-/// A tier's memory and its slots. It lives as long as a handle, a store, a load or a job does.
+/// The time for which a call waits for a process that holds the lock and does not go on.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A tier's memory and its table. It lives as long as a handle, a store, a load or a job does.
 pub(crate) struct Inner {
-    /// The thread that grows the memory has it too.
-    table: Arc<Mutex<Table>>,
+    /// Taken before the lock in the memory, by one thread of this process at a time.
+    own: Mutex<OwnState>,
+    member: Own,
     pub(crate) geometry: Geometry,
     pub(crate) memory: Arc<dyn TierMemory>,
     /// The memory, if it grows in the background.
     pub(crate) growing: Option<Arc<GrowingBuffer>>,
+    /// The bytes of that memory that are there.
+    grown: Option<Arc<AtomicU64>>,
     pub(crate) kernels: Kernels,
     no_batches: AtomicBool,
     /// Where the memory continues in another allocation, if that is known. No copy goes over such a border: a batch
@@ -36,53 +45,92 @@ pub(crate) struct Inner {
     pub(crate) method: CopyMethod,
     pub(crate) checks: Checks,
     pub(crate) events: Arc<Hub>,
-    /// The word of the owner, in memory that other processes can reach, and the contents found there.
-    owned: Option<(u64, Found)>,
+    /// The contents found in memory that other processes can reach.
+    found: Found,
     /// Access of GPUs to the memory is not revoked while this lives.
     _grants: Option<GrantUse>,
 }
 
-/// Checks that memory of `bytes` bytes has room for a tier.
+/// What this process keeps in its own memory.
+#[derive(Default)]
+struct OwnState {
+    table: Private,
+    /// Ends of uses that could not be written when they happened.
+    late: Vec<End>,
+}
+
+/// The end of a use of pages.
+#[derive(Debug)]
+enum End {
+    /// Of a load, or of a copy that was not submitted.
+    Unpin(Vec<PageId>),
+    /// Of a copy of some bytes, or of one that has failed.
+    Copy(Vec<PageId>, Direction, Option<u64>),
+    /// Of a store that was not committed.
+    Abort(Vec<PageId>),
+}
+
+impl End {
+    fn apply(&self, table: &mut Table<'_>) {
+        match self {
+            Self::Unpin(pages) => table.unpin(pages),
+            Self::Abort(pages) => table.abort(pages),
+            Self::Copy(pages, direction, bytes) => {
+                match (bytes, direction) {
+                    (Some(bytes), _) => table.count_copy(*direction, *bytes),
+                    (None, Direction::Store) => table.fail(pages),
+                    (None, Direction::Load) => {}
+                }
+                table.unpin(pages);
+            }
+        }
+    }
+}
+
+/// Checks that memory of `bytes` bytes has room for the `needed` bytes of a tier.
 ///
 /// # Errors
 /// [`InvalidArgument`](crate::MemoryError::InvalidArgument).
-pub(crate) fn expect_room(bytes: u64, geometry: &Geometry) -> Result<()> {
-    if bytes >= geometry.total {
+pub(crate) fn expect_room(bytes: u64, needed: u64) -> Result<()> {
+    if bytes >= needed {
         return Ok(());
     }
     let why = format!("it has {bytes} bytes");
-    let valid = format!("{} bytes or more for this tier", geometry.total);
+    let valid = format!("{needed} bytes or more for this tier");
     Err(MemoryError::invalid_of("memory", why, valid).into())
 }
 
-impl Inner {
-    /// # Errors
-    /// [`NotAccessible`](crate::MemoryError::NotAccessible) unless the CPU may read and write the memory;
-    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) if it is too small.
-    pub(crate) fn new(
-        memory: Arc<dyn TierMemory>,
-        geometry: Geometry,
-        table: Table,
-    ) -> Result<Self> {
-        expect_room(memory.len(), &geometry)?;
-        Self::over(
-            memory,
-            geometry,
-            Arc::new(Mutex::new(table)),
-            geometry.total,
-        )
-    }
+/// A tier in formatted memory, before this process is a member of it.
+pub(crate) struct Opening {
+    pub(crate) memory: Arc<dyn TierMemory>,
+    pub(crate) geometry: Geometry,
+    /// The memory that grows in the background, with its bytes that are there.
+    pub(crate) growing: Option<(Arc<GrowingBuffer>, Arc<AtomicU64>)>,
+    pub(crate) method: CopyMethod,
+    /// Members elsewhere have ended.
+    pub(crate) take_over: bool,
+}
 
-    /// As [`new`](Self::new), for memory of which `front` bytes are there.
+impl Opening {
+    /// Becomes a member.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
-    pub(crate) fn over(
-        memory: Arc<dyn TierMemory>,
-        geometry: Geometry,
-        table: Arc<Mutex<Table>>,
-        front: u64,
-    ) -> Result<Self> {
+    /// [`NotAccessible`](crate::MemoryError::NotAccessible) unless the CPU may read and write the memory;
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) if it is too small; those of [`Members::claim`] and
+    /// [`Lock::acquire`].
+    pub(crate) fn open(self) -> Result<Inner> {
+        let Self {
+            memory,
+            geometry,
+            growing,
+            method,
+            take_over,
+        } = self;
+        let front = match growing {
+            Some(_) => geometry.front(),
+            None => geometry.total,
+        };
+        expect_room(memory.len(), front)?;
         let grants = memory.hold_grants();
         let view = memory.cpu()?;
         expect_writable(&view)?;
@@ -92,25 +140,39 @@ impl Inner {
             let why = "it has memory of the CPU and of a GPU";
             return Err(MemoryError::invalid("memory", why).into());
         }
-        Ok(Self {
+        let words = Words::new(&view)?;
+        let member = Members::of(&words).claim(take_over)?;
+        let (growing, grown) = growing.unzip();
+        let mut tier = Inner {
+            own: Mutex::default(),
+            member,
             checks: Checks::default(),
             events: Hub::new(memory.driver().clone()),
-            table,
             geometry,
             borders: Borders::default(),
-            memory,
-            growing: None,
+            memory: Arc::clone(&memory),
+            growing,
+            grown,
             kernels: Kernels::default(),
             no_batches: AtomicBool::new(false),
-            method: CopyMethod::Auto,
-            owned: None,
+            method,
+            found: Found::default(),
             _grants: grants,
-        })
+        };
+        // If this fails, dropping the tier gives the membership up.
+        let usable = tier.usable();
+        tier.found = tier.locked(&view, |table, _, is_broken| {
+            table.join(usable, take_over, is_broken)
+        })?;
+        tier.found.generation = header::next_generation(&view)?;
+        Ok(tier)
     }
+}
 
-    /// Records that this process has claimed the memory, and the contents found there.
-    pub(crate) fn owned(mut self, own: u64, found: Found) -> Self {
-        self.owned = Some((own, found));
+impl Inner {
+    /// Records that there was no tier.
+    pub(crate) fn new_one(mut self) -> Self {
+        self.found.is_new = true;
         self
     }
 
@@ -124,10 +186,8 @@ impl Inner {
         self.geometry.total.min(self.memory.len())
     }
 
-    /// Sets how copies are made that name no method.
-    pub(crate) fn copying_by(mut self, method: CopyMethod) -> Self {
-        self.method = method;
-        self
+    pub(crate) const fn found(&self) -> Found {
+        self.found
     }
 
     /// Sets which pages have checksums, and are checked.
@@ -136,8 +196,12 @@ impl Inner {
         self
     }
 
-    pub(crate) fn found(&self) -> Option<Found> {
-        self.owned.map(|(_, found)| found)
+    /// Returns the number below which pages have memory.
+    fn usable(&self) -> u32 {
+        match &self.grown {
+            Some(grown) => self.geometry.pages_within(grown.load(Ordering::Acquire)),
+            None => self.geometry.pages,
+        }
     }
 
     pub(crate) fn driver(&self) -> &Driver {
@@ -166,69 +230,83 @@ impl Inner {
         Ok(self.driver().expect_this_process("tier")?)
     }
 
-    /// Changes slots by `change`, and writes the changed slots to the memory's table.
-    pub(crate) fn with<T>(&self, change: impl FnOnce(&mut Table) -> (T, Vec<Change>)) -> Result<T> {
+    /// Changes the table, or reads it, under the lock. No other process sees a part of the change.
+    ///
+    /// # Errors
+    /// [`Error::Busy`]; [`Error::Damaged`]; those of the memory's view; [`InvalidArgument`](crate::MemoryError::InvalidArgument)
+    /// in a forked child, and if another process has taken the tier over.
+    pub(crate) fn with<T>(&self, change: impl FnOnce(&mut Table<'_>) -> T) -> Result<T> {
         self.expect_this_process()?;
         let view = self.memory.cpu()?;
-        let mut table = lock(&self.table);
-        let (result, changes) = change(&mut table);
-        for change in changes {
-            persist::write(&view, &self.geometry, change)?;
+        self.locked(&view, |table, late, is_broken| {
+            if is_broken {
+                table.take_over()?;
+            }
+            table.grow_to(self.usable());
+            late.drain(..).for_each(|end| end.apply(table));
+            Ok(change(table))
+        })
+    }
+
+    /// Calls `change` under the lock, with the ends of uses that were not written yet, and whether the table must be repaired first.
+    fn locked<T>(
+        &self,
+        view: &CpuView<'_>,
+        change: impl FnOnce(&mut Table<'_>, &mut Vec<End>, bool) -> Result<T>,
+    ) -> Result<T> {
+        let words = Words::new(view)?;
+        let own = &mut *lock(&self.own);
+        let held = Lock::acquire(&words, self.member, PATIENCE)?;
+        Members::of(&words).expect_member(self.member)?;
+        let mut table = Table::new(&words, &self.geometry, self.member, &mut own.table);
+        let is_broken = held.is_taken_over || table.is_dirty();
+        let result = change(&mut table, &mut own.late, is_broken)?;
+        if words.take_damage() {
+            table.take_over()?;
+            return Err(Error::Damaged);
         }
         Ok(result)
     }
 
-    /// Changes the table as [`with`](Self::with) does, for the end of a use. The table changes even if the memory cannot
-    /// be written. Until the next change of these pages, the memory then shows free pages as being written, or an older
-    /// order of use.
-    fn end(&self, change: impl FnOnce(&mut Table) -> Vec<Change>) -> Result<()> {
-        self.expect_this_process()?;
-        let view = self.memory.cpu();
-        let mut table = lock(&self.table);
-        let changes = change(&mut table);
-        let view = view?;
-        for change in changes {
-            persist::write(&view, &self.geometry, change)?;
+    /// Ends a use of pages. What cannot be written now is written with the next change. A forked child does nothing.
+    fn end(&self, end: End) {
+        let mut end = Some(end);
+        let done = self.with(|table| {
+            if let Some(end) = end.take() {
+                end.apply(table);
+            }
+        });
+        if let Err(error) = done
+            && self.driver().is_of_this_process()
+        {
+            tracing::error!(%error, "the table in a tier's memory was not written");
+            lock(&self.own).late.extend(end);
         }
-        Ok(())
-    }
-
-    /// Looks at the slots, with nothing to be written.
-    pub(crate) fn look<T>(&self, look: impl FnOnce(&mut Table) -> T) -> Result<T> {
-        self.expect_this_process()?;
-        Ok(look(&mut lock(&self.table)))
     }
 
     /// Ends the use of pages by a load, or by a copy that was not submitted. A forked child does nothing.
     pub(crate) fn unpin(&self, pages: &[PageId]) {
-        self.log(self.end(|table| table.unpin(pages)));
+        self.end(End::Unpin(pages.to_vec()));
     }
 
     /// Ends the use of pages by a copy of some bytes, or by one that has failed. A forked child does nothing.
     pub(crate) fn end_copy(&self, pages: &[PageId], direction: Direction, bytes: Option<u64>) {
-        let done = self.end(|table| {
-            match (bytes, direction) {
-                (Some(bytes), _) => table.count_copy(direction, bytes),
-                (None, Direction::Store) => table.fail(pages),
-                (None, Direction::Load) => {}
-            }
-            table.unpin(pages)
-        });
-        self.log(done);
+        self.end(End::Copy(pages.to_vec(), direction, bytes));
     }
 
     /// Frees pages that a store has not committed. A forked child does nothing.
     pub(crate) fn abort(&self, pages: &[PageId]) {
-        let done = self.end(|table| table.abort(pages));
-        self.log(done);
+        self.end(End::Abort(pages.to_vec()));
     }
 
-    fn log(&self, result: Result<()>) {
-        if let Err(error) = result
-            && self.driver().is_of_this_process()
-        {
-            tracing::error!(%error, "the table in a tier's memory was not written");
-        }
+    /// Returns the members that have the tier. None in a forked child.
+    pub(crate) fn members(&self) -> Vec<Member> {
+        let list = || {
+            self.expect_this_process()?;
+            let view = self.memory.cpu()?;
+            Ok::<_, Error>(Members::of(&Words::new(&view)?).list(self.member))
+        };
+        list().unwrap_or_default()
     }
 
     /// Returns the address of a page.
@@ -250,14 +328,15 @@ impl Inner {
         self.expect_this_process()?;
         self.expect_page(page)?;
         let view = self.memory.cpu()?;
-        Ok(view.slice(
+        let (at, bytes) = (
             self.geometry.page_at(page),
             self.geometry.page_bytes_of(page),
-        )?)
+        );
+        Ok(view.slice(at, bytes)?)
     }
 
     fn expect_page(&self, page: PageId) -> Result<()> {
-        let is = if page.number() >= self.geometry.pages {
+        let is = if !self.geometry.has(page) {
             "not of this tier"
         } else if page.number() >= self.geometry.pages_within(self.memory.len()) {
             "without memory"
@@ -273,13 +352,25 @@ impl Inner {
 }
 
 impl Drop for Inner {
-    /// Gives the tier up: no job is left, and so no copy. A forked child does not, since the tier is its parent's.
+    /// Ends the membership: no job is left, and so no copy. A forked child does not, since the tier is its parent's.
     fn drop(&mut self) {
-        if let Some((own, _)) = self.owned
-            && self.driver().is_of_this_process()
-            && let Ok(view) = self.memory.cpu()
-        {
-            owner::release(&view, own);
+        if !self.driver().is_of_this_process() {
+            return;
+        }
+        let Ok(view) = self.memory.cpu() else { return };
+        let left = self.locked(&view, |table, late, is_broken| {
+            if is_broken {
+                table.take_over()?;
+            }
+            late.drain(..).for_each(|end| end.apply(table));
+            if table.holds_pages() {
+                table.sweep(self.member.bit());
+            }
+            Ok(())
+        });
+        // A member that may hold pages stays until its process ends.
+        if let (Ok(()), Ok(words)) = (left, Words::new(&view)) {
+            Members::of(&words).release(self.member);
         }
     }
 }

@@ -12,11 +12,14 @@ const PREFIX: &[u8] = b"egmem-kv key\0";
 ///
 /// The tier compares keys and interprets nothing. Keys must be hashes of the contents and of all that they depend on
 /// (model, layers, precision): two contents with one key are the same to the tier.
+///
+/// A key has a [group](Self::in_group), which decides the size of its page.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key {
     /// The key's bytes, and zeros behind them.
     bytes: [u8; Self::MAX_BYTES],
     len: u8,
+    group: u8,
 }
 
 impl Key {
@@ -33,6 +36,7 @@ impl Key {
         Self {
             bytes: key,
             len: Self::BYTES as u8,
+            group: 0,
         }
     }
 
@@ -47,6 +51,7 @@ impl Key {
         Self {
             bytes: key,
             len: bytes.len() as u8,
+            group: 0,
         }
     }
 
@@ -67,6 +72,23 @@ impl Key {
         digest
     }
 
+    /// Returns the same bytes as a key of another group: the place of its size in the tier's
+    /// [`page_sizes`](crate::TierOptions::page_sizes). The default is 0. Equal bytes in two groups are two keys. A group that the
+    /// tier does not have has no pages.
+    pub const fn in_group(self, group: u8) -> Self {
+        Self { group, ..self }
+    }
+
+    /// Returns the key's group.
+    pub const fn group(&self) -> u8 {
+        self.group
+    }
+
+    /// Returns the key's bytes, and zeros behind them.
+    pub(crate) const fn padded(&self) -> &[u8; Self::MAX_BYTES] {
+        &self.bytes
+    }
+
     /// Returns the key's bytes.
     pub const fn as_bytes(&self) -> &[u8] {
         self.bytes.split_at(self.len as usize).0
@@ -83,6 +105,7 @@ impl From<[u8; Key::BYTES]> for Key {
 impl Hash for Key {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.as_bytes().hash(state);
+        self.group.hash(state);
     }
 }
 
@@ -102,7 +125,10 @@ impl fmt::Display for Key {
 
 impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Key({self})")
+        match self.group {
+            0 => write!(f, "Key({self})"),
+            group => write!(f, "Key({self} of group {group})"),
+        }
     }
 }
 
@@ -121,6 +147,16 @@ mod tests {
         let long = |last: u8| [&[7; 35][..], &[last]].concat();
         assert_ne!(of(&long(0)), of(&long(1)));
         assert_ne!(of(&long(0)), of(&[7; 32]));
+    }
+
+    #[test]
+    fn equal_bytes_in_two_groups_are_two_keys() {
+        let key = Key::from_bytes(b"a");
+        let other = key.in_group(3);
+        assert_ne!(key, other);
+        assert_eq!(key, other.in_group(0));
+        assert_eq!((other.group(), other.as_bytes()), (3, &b"a"[..]));
+        assert_eq!(format!("{other:?}"), "Key(\"a\" of group 3)");
     }
 
     #[test]

@@ -2,8 +2,8 @@
 //!
 //! A [`Tier`] keeps pages by [`Key`], for instance the hashes of a serving engine's token blocks, in least-recently-used order.
 //! [`Tier::store`] copies blocks of a GPU's cache to pages and [`Tier::load`] copies pages back, in batches, on a stream,
-//! without waiting. The tier's table lies in the same memory as its pages, so a process that attaches to memory of
-//! `egmem serve` finds the pages of the process before it.
+//! without waiting. The tier's table lies in the same memory as its pages, so several processes that attach to memory of
+//! `egmem serve` have one tier, and find the pages of processes before them.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -48,12 +48,13 @@ mod header;
 mod inner;
 mod key;
 mod load;
-mod lru;
+mod lock;
+mod member;
+mod members;
 mod metrics;
 mod options;
 mod owner;
 mod page;
-mod persist;
 mod room;
 mod stats;
 mod store;
@@ -61,6 +62,7 @@ mod table;
 mod tier;
 mod tier_memory;
 mod verify;
+mod words;
 
 pub use attach::AttachOptions;
 pub use copy::{CopyMethod, Job};
@@ -70,6 +72,7 @@ pub use found::Found;
 pub use gpu::{GpuPages, PartShape};
 pub use key::Key;
 pub use load::Load;
+pub use member::Member;
 pub use options::TierOptions;
 pub use page::{Evicted, PageId};
 pub use stats::Stats;

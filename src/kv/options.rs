@@ -6,10 +6,9 @@ use std::sync::Arc;
 use crate::driver::Location;
 use crate::geometry::Geometry;
 use crate::header::{self, Tag};
-use crate::inner::Inner;
-use crate::table::Table;
+use crate::inner::Opening;
 use crate::tier::Tier;
-use crate::{Buffer, CopyMethod, Driver, Result, Verify};
+use crate::{Buffer, CopyMethod, Driver, MemoryError, Result, Verify};
 use egmem_core::ledger::{AllocPath, Site};
 use egmem_core::{Backing, BufferOptions, Growth, Progress};
 
@@ -26,7 +25,8 @@ impl Tier {
 pub struct TierOptions {
     buffer: BufferOptions,
     pages: u64,
-    page_bytes: u64,
+    bytes: u64,
+    page_sizes: Vec<u64>,
     pub(crate) method: CopyMethod,
     pub(crate) verify: Verify,
 }
@@ -36,7 +36,8 @@ impl TierOptions {
         Self {
             buffer: Buffer::on(location).backing(Backing::Auto),
             pages: 0,
-            page_bytes: 0,
+            bytes: 0,
+            page_sizes: vec![0],
             method: CopyMethod::Auto,
             verify: Verify::Never,
         }
@@ -50,8 +51,34 @@ impl TierOptions {
 
     /// Sets the bytes of a page: 1 to 4 GiB. Pages lie side by side, and none is rounded up; the tier as a whole is
     /// rounded up to the granularity of its memory. Copies by a kernel need a multiple of 16.
-    pub const fn page_bytes(mut self, bytes: u64) -> Self {
-        self.page_bytes = bytes;
+    pub fn page_bytes(self, bytes: u64) -> Self {
+        self.page_sizes([bytes])
+    }
+
+    /// Sets the bytes of pages of each group of [keys](crate::Key::in_group): 1 to 64 sizes of 1 byte to 4 GiB. Several groups share
+    /// the bytes of [`bytes`](Self::bytes), and take them from each other in order of use.
+    ///
+    /// ```
+    /// use egmem::driver::NodeId;
+    /// use egmem::kv::{Key, Tier};
+    /// use egmem::{Driver, Machine};
+    ///
+    /// let driver = Driver::simulated(Machine::gh200())?; // Driver::open() on a real machine
+    /// let tier = Tier::on(NodeId(0)).bytes(32 << 20).page_sizes([64 << 10, 18 << 10]).create(&driver)?;
+    /// let keys = [Key::from_bytes(b"block 0"), Key::from_bytes(b"block 0").in_group(1)];
+    /// tier.prepare_store(&keys)?.commit()?;
+    /// assert_eq!((tier.lookup(&keys), tier.page_bytes_of(1)), (2, Some(18 << 10)));
+    /// # Ok::<(), egmem::kv::Error>(())
+    /// ```
+    pub fn page_sizes(mut self, sizes: impl IntoIterator<Item = u64>) -> Self {
+        self.page_sizes = sizes.into_iter().collect();
+        self
+    }
+
+    /// Sets the bytes of the tier, the table included, instead of a number of pages. It takes no more than these, before its
+    /// memory is rounded up.
+    pub const fn bytes(mut self, bytes: u64) -> Self {
+        self.bytes = bytes;
         self
     }
 
@@ -95,7 +122,7 @@ impl TierOptions {
     ///
     /// # Errors
     /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for sizes out of range; those of
-    /// [`BufferOptions::allocate`].
+    /// [`BufferOptions::allocate`]; [`System`](crate::MemoryError::System) without `/proc`.
     #[track_caller]
     pub fn create(self, driver: &Driver) -> Result<Tier> {
         self.create_with(driver, |_| ControlFlow::Continue(()))
@@ -115,17 +142,28 @@ impl TierOptions {
         let (geometry, buffer) = self.checked(Site::here())?;
         let memory = Arc::new(buffer.allocate_with(driver, progress)?);
         header::format(&memory.cpu()?, &geometry, &Tag::default())?;
-        let table = Table::new(geometry.pages, geometry.page_bytes)?;
-        let inner = Inner::new(memory, geometry, table)?;
-        Ok(Tier::new(
-            inner.copying_by(self.method).verifying(self.verify),
-        ))
+        let opening = Opening {
+            memory,
+            geometry,
+            growing: None,
+            method: self.method,
+            take_over: false,
+        };
+        Ok(Tier::new(opening.open()?.verifying(self.verify)))
     }
 
     /// Checks the options. Returns where everything lies, and the options of the memory.
     pub(crate) fn checked(&self, caller: Site) -> Result<(Geometry, BufferOptions)> {
         self.method.check()?;
-        let geometry = Geometry::new(self.pages, self.page_bytes)?;
+        let geometry = match self.page_sizes[..] {
+            _ if self.pages > 0 && self.bytes > 0 => {
+                let why = "a tier has a number of pages or of bytes";
+                return Err(MemoryError::invalid("bytes", why).into());
+            }
+            [page_bytes] if self.bytes == 0 => Geometry::new(self.pages, page_bytes)?,
+            [page_bytes] => Geometry::new(Geometry::fitting(self.bytes, page_bytes), page_bytes)?,
+            _ => Geometry::of_bytes(self.bytes, &self.page_sizes)?,
+        };
         let buffer = self.buffer.clone().bytes(geometry.total);
         Ok((geometry, buffer.recorded_as(AllocPath::Vmm, caller)))
     }

@@ -1,20 +1,17 @@
-//! Which process has a tier in memory that several processes can reach.
+//! The words by which processes know each other, in memory that several of them can reach.
 //!
-//! The header has one word: the process's number, and hashes of its PID namespace and of when it started. A process
-//! claims it by one compare-and-swap, so of several at once one succeeds. The word of a process that has ended is
+//! A word has the process's number, and hashes of its PID namespace and of when it started. A process
+//! claims a place by one compare-and-swap, so of several at once one succeeds. The word of a process that has ended is
 //! taken over. A process has ended when it is gone, or a zombie without threads: the kernel has closed its GPUs then,
 //! so no copy of its runs any more.
 
+use rustix::process::{Pid, test_kill_process};
 use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use rustix::process::{Pid, test_kill_process};
 
 use crate::hash::hash;
-use crate::header::OWNER;
-use crate::memory::CpuView;
+use crate::words::Words;
 use crate::{Error, MemoryError, Result};
 
 /// The bits of a process's number: Linux has at most 2^22.
@@ -24,7 +21,7 @@ const START_BITS: u32 = 22;
 
 /// The process that the word names, and whether it lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Owner {
+pub(crate) enum Owner {
     None,
     Ended,
     Lives(u32),
@@ -81,7 +78,7 @@ fn word(pid: u32, space: u64, start: u64) -> u64 {
 }
 
 /// Returns this process's word.
-fn own() -> Result<u64, MemoryError> {
+pub(crate) fn own() -> Result<u64, MemoryError> {
     let stat = read("/proc/self/stat")?;
     let stat = Stat::parse(&stat);
     let unknown = || MemoryError::failed("reading /proc/self/stat", "it has another form");
@@ -92,7 +89,7 @@ fn own() -> Result<u64, MemoryError> {
     ))
 }
 
-fn judge(found: u64) -> Result<Owner, MemoryError> {
+pub(crate) fn judge(found: u64) -> Result<Owner, MemoryError> {
     judge_by(found, Path::new("/proc"))
 }
 
@@ -128,61 +125,50 @@ fn judge_by(found: u64, proc: &Path) -> Result<Owner, MemoryError> {
     })
 }
 
-/// The owner's word in a tier's memory.
-fn cell<'a>(view: &CpuView<'a>) -> Result<&'a AtomicU64> {
-    let part = view.slice(OWNER, 8)?;
-    let at = part.as_ptr();
-    if !at.addr().is_multiple_of(8) {
-        return Err(MemoryError::invalid("memory", "it does not begin at a multiple of 8").into());
-    }
-    // SAFETY: the view's memory is mapped and writable for 'a, which the caller checked; the word is aligned, as just
-    // checked; everything else accesses it atomically, as whole words.
-    Ok(unsafe { AtomicU64::from_ptr(at.cast()) })
-}
-
-/// Claims the tier for this process. Returns the word, for [`release`]. Without `has_owner` the memory has other
-/// data, and its word means nothing, unless it is that of a living process of this namespace: that one formats the
+/// Claims a place in the memory for this process. Returns the word, for [`release`]. Without `is_a_tier` the memory has other
+/// data, and the word there means nothing, unless it is that of a living process of this namespace: that one formats the
 /// memory at this moment.
 ///
 /// # Errors
 /// [`Error::InUse`] if a process has it that may live, unless it is elsewhere and `take_over` says that it has ended;
 /// [`System`](crate::MemoryError::System) without `/proc`.
-pub(crate) fn claim(view: &CpuView<'_>, take_over: bool, has_owner: bool) -> Result<u64> {
-    let (cell, own) = (cell(view)?, own()?);
+pub(crate) fn claim(words: &Words<'_>, at: u64, take_over: bool, is_a_tier: bool) -> Result<u64> {
+    let own = own()?;
     loop {
-        let found = cell.load(Ordering::Acquire);
-        match judge(found)? {
-            Owner::Elsewhere(pid) if has_owner && !take_over => {
-                return Err(Error::InUse {
-                    pid,
-                    is_elsewhere: true,
-                });
-            }
-            Owner::Lives(pid) => {
-                return Err(Error::InUse {
-                    pid,
-                    is_elsewhere: false,
-                });
-            }
-            _ => {}
-        }
-        let swapped = cell.compare_exchange(found, own, Ordering::AcqRel, Ordering::Acquire);
-        if swapped.is_ok() {
+        let found = words.get(at);
+        expect_no_other(judge(found)?, take_over || !is_a_tier)?;
+        if words.swap(at, found, own) {
             return Ok(own);
         }
-        if !has_owner {
-            // Another process formats it: read the owner again.
-            return claim(view, take_over, true);
+        if !is_a_tier {
+            // Another process formats it: judge that one.
+            return claim(words, at, take_over, true);
         }
     }
 }
 
-/// Gives the tier up, if this process has it.
-pub(crate) fn release(view: &CpuView<'_>, own: u64) {
-    if let Ok(cell) = cell(view) {
-        // Another word is that of a process which was told to take over.
-        let _ = cell.compare_exchange(own, 0, Ordering::AcqRel, Ordering::Relaxed);
+/// Refuses a place of a process that may live, unless it is elsewhere and that one is said to have ended.
+///
+/// # Errors
+/// [`Error::InUse`].
+pub(crate) fn expect_no_other(owner: Owner, elsewhere_has_ended: bool) -> Result<()> {
+    match owner {
+        Owner::Elsewhere(pid) if !elsewhere_has_ended => Err(Error::InUse {
+            pid,
+            is_elsewhere: true,
+        }),
+        Owner::Lives(pid) => Err(Error::InUse {
+            pid,
+            is_elsewhere: false,
+        }),
+        _ => Ok(()),
     }
+}
+
+/// Gives a place up, if this process has it.
+pub(crate) fn release(words: &Words<'_>, at: u64, own: u64) {
+    // Another word is that of a process which was told to take over.
+    words.swap(at, own, 0);
 }
 
 #[cfg(test)]

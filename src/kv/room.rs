@@ -24,11 +24,6 @@ fn no_room(error: impl ToString) -> MemoryError {
     MemoryError::failed("allocating the table of a tier", error.to_string())
 }
 
-/// Returns the error of an index without room.
-pub(crate) fn no_room_in_index(error: hashbrown::TryReserveError) -> MemoryError {
-    no_room(format!("{error:?}"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -8,7 +8,7 @@ use crate::inner::Inner;
 use crate::memory::CpuView;
 use crate::page::{Evicted, PageId, Reserved};
 use crate::verify::sum;
-use crate::{Key, MemoryError, Result};
+use crate::{Error, Key, MemoryError, Result};
 
 /// Pages for keys that the tier does not have yet. Copy the contents to them, wait, and [`commit`](Self::commit).
 ///
@@ -105,14 +105,9 @@ impl Store {
             for (&page, sum) in self.pages.iter().zip(sums) {
                 table.set_sum(page, sum);
             }
-            match table.commit(&self.pages) {
-                Ok(changes) => {
-                    let keys = || self.keys.clone();
-                    let noted = self.tier.events.note(TierEventKind::Stored, keys);
-                    (Ok(noted), changes)
-                }
-                Err(error) => (Err(error), Vec::new()),
-            }
+            table.commit(&self.pages)?;
+            let keys = || self.keys.clone();
+            Ok::<_, Error>(self.tier.events.note(TierEventKind::Stored, keys))
         })??;
         self.is_committed = true;
         noted.tell();
@@ -128,7 +123,7 @@ impl Store {
             return Ok(Vec::new());
         }
         self.tier
-            .look(|table| table.expect_written(&self.pages))??;
+            .with(|table| table.expect_written(&self.pages))??;
         let of = |&page: &PageId| Ok(sum(&self.tier.page_view(page)?)?);
         self.pages.iter().map(of).collect()
     }

@@ -8,13 +8,14 @@ use crate::driver::DevicePtr;
 use crate::events::{Events, Noted, Subscription, TierEvent, TierEventKind};
 use crate::geometry::Geometry;
 use crate::inner::Inner;
-use crate::page::{Change, Direction, PageId};
-use crate::{Driver, Found, GpuPages, Key, Load, Result, Stats, Store, Stream};
+use crate::page::{Direction, PageId};
+use crate::{Driver, Error, Found, GpuPages, Key, Load, Member, Result, Stats, Store, Stream};
 
 /// Fixed pages of pinned host memory by [`Key`], in least-recently-used order. Clones are the same tier.
 ///
-/// The memory is given back with the last clone, store, load and job. All calls may be made from any thread; one lock
-/// is held for the time of a table operation, and never during a copy or a wait.
+/// The memory is given back with the last clone, store, load and job. All calls may be made from any thread, and by several
+/// processes that attach one memory; one lock is held for the time of a table operation, and never during a copy or a wait. What a process
+/// that was killed had pinned or was writing is found and freed by the others.
 ///
 /// See the [crate's](crate) example.
 #[derive(Clone)]
@@ -29,10 +30,10 @@ impl Tier {
         Ok(Geometry::new(pages, page_bytes)?.total)
     }
 
-    /// Returns the state in which [`attach`](Self::attach) found the memory. It is empty for a tier in memory of its
-    /// own.
+    /// Returns the state in which [`attach`](Self::attach) found the memory. It is empty, but for its generation, for a tier in
+    /// memory of its own.
     pub fn found(&self) -> Found {
-        self.0.found().unwrap_or_default()
+        self.0.found()
     }
 
     pub(crate) fn new(inner: Inner) -> Self {
@@ -42,14 +43,14 @@ impl Tier {
     /// Returns how many of the first keys are ready: the rest of the list begins with one that is not. Changes no
     /// order. 0 in a forked child.
     pub fn lookup(&self, keys: &[Key]) -> usize {
-        self.0.look(|table| table.lookup(keys)).unwrap_or(0)
+        self.0.with(|table| table.lookup(keys)).unwrap_or(0)
     }
 
     /// Makes the ready ones among `keys` the most recently used pages: the first key last, because the keys behind it
     /// in a sequence are useless without it. Has no effect in a forked child.
     pub fn touch(&self, keys: &[Key]) {
-        // The only errors are those of a forked child, and of memory that lost the CPU's access.
-        let _ = self.0.with(|table| ((), table.touch(keys)));
+        // Without it, the order is an older one.
+        let _ = self.0.with(|table| table.touch(keys));
     }
 
     /// Finds a page for each of `keys` that the tier does not have, and evicts the least recently used pages if there
@@ -59,23 +60,21 @@ impl Tier {
     /// [`Error::Full`](crate::Error::Full) if too few pages can be evicted; nothing has changed then. It says whether the
     /// tier still grows. [`InvalidArgument`](crate::MemoryError::InvalidArgument) in a forked child.
     pub fn prepare_store(&self, keys: &[Key]) -> Result<Store> {
-        let reserved = self.0.with(|table| match table.reserve(keys) {
-            Ok(reserved) => {
-                let evicted = reserved.evicted.iter();
-                let freed = evicted.map(|evicted| Change::Freed(evicted.page));
-                let placed = reserved.placed.iter();
-                let writing = placed.map(|&(_, page)| Change::Writing(page));
-                let changes = freed.chain(writing).collect();
-                let keys = || reserved.evicted.iter().map(|evicted| evicted.key).collect();
-                let noted = self.0.events.note(TierEventKind::Evicted, keys);
-                (Ok((reserved, noted)), changes)
-            }
-            Err(error) => (Err(error), Vec::new()),
+        let (reserved, noted) = self.0.with(|table| {
+            let reserved = table.reserve(keys);
+            let evicted = match &reserved {
+                Ok(reserved) => &reserved.evicted[..],
+                Err(Error::Full { evicted, .. }) => evicted,
+                Err(_) => &[],
+            };
+            let keys = || evicted.iter().map(|evicted| evicted.key).collect();
+            let noted = self.0.events.note(TierEventKind::Evicted, keys);
+            (reserved, noted)
         })?;
-        let (reserved, noted) = reserved.map_err(|error| self.0.while_growing(error))?;
-        let store = Store::new(Arc::clone(&self.0), keys, reserved);
+        let reserved = reserved.map_err(|error| self.0.while_growing(error));
+        let store = reserved.map(|reserved| Store::new(Arc::clone(&self.0), keys, reserved));
         noted.tell();
-        Ok(store)
+        store
     }
 
     /// Pins the pages of `keys`, all of which must be ready.
@@ -88,13 +87,13 @@ impl Tier {
     /// pinned then. [`InvalidArgument`](crate::MemoryError::InvalidArgument) in a forked child. Those of the memory's view.
     pub fn prepare_load(&self, keys: &[Key]) -> Result<Load> {
         if !self.0.checks.is_on() {
-            let pages = self.0.look(|table| table.pin(keys))??;
+            let pages = self.0.with(|table| table.pin(keys))??;
             return Ok(Load::new(Arc::clone(&self.0), pages));
         }
-        let (pages, sums) = self.0.look(|table| {
+        let (pages, sums) = self.0.with(|table| {
             let pages = table.pin(keys)?;
             let sums: Vec<_> = pages.iter().map(|&page| table.sum(page)).collect();
-            Ok::<_, crate::Error>((pages, sums))
+            Ok::<_, Error>((pages, sums))
         })??;
         let load = Load::new(Arc::clone(&self.0), pages);
         let view = |page| self.0.page_view(page);
@@ -106,18 +105,15 @@ impl Tier {
         drop(load);
         noted.tell();
         let key = keys[index];
-        Err(crate::Error::NotReady { key, index })
+        Err(Error::NotReady { key, index })
     }
 
     /// Takes the keys of some of `pages`, which loads have pinned, out of the table.
     fn discard_damaged(&self, keys: &[Key], pages: &[PageId], damaged: &[usize]) -> Result<Noted> {
         self.0.with(|table| {
-            let discard =
-                |&index: &usize| Some((keys[index], table.discard_damaged(pages[index])?));
-            let discarded = damaged.iter().filter_map(discard);
-            let (keys, changes): (Vec<Key>, Vec<Change>) = discarded.unzip();
-            let noted = self.0.events.note(TierEventKind::Damaged, || keys);
-            (noted, changes)
+            let discard = |&index: &usize| table.discard_damaged(pages[index]).then(|| keys[index]);
+            let keys = damaged.iter().filter_map(discard).collect();
+            self.0.events.note(TierEventKind::Damaged, || keys)
         })
     }
 
@@ -127,9 +123,10 @@ impl Tier {
     /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) in a forked child.
     pub fn remove(&self, keys: &[Key]) -> Result<usize> {
         let (count, noted) = self.0.with(|table| {
-            let (keys, freed): (Vec<Key>, Vec<Change>) = table.remove(keys).into_iter().unzip();
-            let noted = self.0.events.note(TierEventKind::Removed, || keys);
-            ((freed.len(), noted), freed)
+            let removed = table.remove(keys);
+            let keys = || removed.iter().map(|removed| removed.key).collect();
+            let noted = self.0.events.note(TierEventKind::Removed, keys);
+            (removed.len(), noted)
         })?;
         noted.tell();
         Ok(count)
@@ -138,9 +135,11 @@ impl Tier {
     /// Returns the keys that are ready with their pages, the least recently used first; those of pinned pages come
     /// last. None in a forked child.
     pub fn keys(&self) -> Vec<(Key, PageId)> {
-        self.0
-            .look(|table| table.keys().collect())
-            .unwrap_or_default()
+        let keys = self.0.with(|table| {
+            table.sweep_if_due();
+            table.keys()
+        });
+        keys.and_then(|keys| keys).unwrap_or_default()
     }
 
     /// Copies pages to blocks of a GPU's cache: each pair has a page, pinned by a [`Load`], and a block. Returns at
@@ -240,18 +239,38 @@ impl Tier {
     /// Returns the tier's counters and its present contents. All are 0 in a forked child.
     pub fn stats(&self) -> Stats {
         let growth = self.growth();
-        let stats = self.0.look(|table| table.stats()).unwrap_or_default();
+        let stats = self.0.with(|table| {
+            table.sweep_if_due();
+            table.stats()
+        });
+        let stats = stats.unwrap_or_default();
         Stats { growth, ..stats }
     }
 
-    /// Returns the number of pages, those without memory included.
+    /// Returns the number of pages, those without memory included. Of several groups, as many as there could be of the smallest.
     pub fn pages(&self) -> u32 {
         self.0.geometry.pages
     }
 
-    /// Returns the bytes of a page.
+    /// Returns the bytes of a page, of group 0 if there are several.
     pub fn page_bytes(&self) -> u64 {
         self.0.geometry.page_bytes
+    }
+
+    /// Returns the number of groups of keys, each of which has a size of pages.
+    pub fn groups(&self) -> usize {
+        self.0.geometry.groups.len()
+    }
+
+    /// Returns the bytes of a page of a group; `None` if there is no such group.
+    pub fn page_bytes_of(&self, group: usize) -> Option<u64> {
+        let group = self.0.geometry.groups.get(group)?;
+        Some(group.page_bytes)
+    }
+
+    /// Returns the open tiers on this memory, of this and other processes. None in a forked child.
+    pub fn members(&self) -> Vec<Member> {
+        self.0.members()
     }
 
     /// Returns the tier's driver.

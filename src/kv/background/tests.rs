@@ -212,6 +212,7 @@ fn pages_without_memory_are_refused() {
         writing: 0,
         missing: 5,
         is_growing,
+        evicted: Vec::new(),
     };
     assert_eq!(tier.prepare_store(&all).unwrap_err(), full(true));
     // Old pages make room for new ones, as in a tier of two pages.

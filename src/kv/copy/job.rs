@@ -161,7 +161,7 @@ impl Job {
         gpu: &GpuPages,
     ) -> Result<Self> {
         let event = Event::new(stream.driver(), stream.device(), false)?;
-        tier.look(|table| table.begin_copy(&pages, direction))??;
+        tier.with(|table| table.begin_copy(&pages, direction))??;
         Ok(Self {
             held: Some(Held {
                 tier: Arc::clone(tier),

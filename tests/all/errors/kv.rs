@@ -19,6 +19,7 @@ fn examples() -> Vec<Error> {
         writing: 7,
         missing: 80,
         is_growing,
+        evicted: Vec::new(),
     };
     vec![
         MemoryError::invalid_of("pages", "0 pages", "1 to 1073741824").into(),
@@ -30,6 +31,7 @@ fn examples() -> Vec<Error> {
             writing: 7,
             missing: 0,
             is_growing: false,
+            evicted: Vec::new(),
         },
         growing(true),
         growing(false),
@@ -44,6 +46,9 @@ fn examples() -> Vec<Error> {
         },
         in_use(false),
         in_use(true),
+        Error::TooManyMembers { members: 64 },
+        Error::Busy { pid: 4711 },
+        Error::Damaged,
         Error::UnusableMethod {
             what: "a simulated GPU runs no kernels",
             source: Some(DriverError {
@@ -56,7 +61,7 @@ fn examples() -> Vec<Error> {
             is_other_version: false,
         },
         Error::NotATier {
-            why: "its format is version 1, not 2".into(),
+            why: "its format is version 2, not 3".into(),
             is_other_version: true,
         },
         Error::OtherTier {

@@ -8,6 +8,9 @@ use egmem::{Buffer, Driver};
 use crate::kv::setup::{Cache, is_emulated, key, keys, store_nothing};
 
 const PAGE: u64 = 4096;
+/// Where the word of the first member lies, and a bit of it for another PID namespace.
+pub const MEMBER: u64 = 4096;
+const SPACE: u64 = 1 << 30;
 
 pub fn memory(driver: &Driver) -> Arc<Buffer> {
     Arc::new(Buffer::near(driver, 0, 2 << 20).unwrap())
@@ -44,7 +47,7 @@ pub fn pages_are_found_again_in_their_order(driver: &Driver) {
     let image = read(&memory);
     drop((unfinished, tier, store));
     memory.write_at(0, &image).unwrap();
-    memory.put(136, 0_u64).unwrap(); // the owner has ended
+    memory.put(MEMBER, 0_u64).unwrap(); // the member has ended
 
     let tier = options(&memory).open().unwrap();
     let found = tier.found();
@@ -80,75 +83,129 @@ pub fn read(memory: &Buffer) -> Vec<u8> {
     image
 }
 
-pub fn one_tier_at_a_time_has_the_memory(driver: &Driver) {
+pub fn tiers_of_several_members_are_one(driver: &Driver) {
     let memory = memory(driver);
-    let tier = options(&memory).open().unwrap();
+    let first = options(&memory).open().unwrap();
+    let second = options(&memory).open().unwrap();
+    assert_eq!(
+        (first.found().generation, second.found().generation),
+        (1, 2)
+    );
+    let members = second.members();
+    let own = std::process::id();
+    assert!(
+        members
+            .iter()
+            .map(|member| (member.pid, member.is_self))
+            .eq([(own, false), (own, true)])
+    );
+    // What one stores, the other finds, with its order of use.
+    store_nothing(&first, &keys(0..16));
+    assert_eq!(second.lookup(&keys(0..16)), 16);
+    let load = second.prepare_load(&keys(15..16)).unwrap();
+    first.touch(&keys(14..15));
+    let mut store = first.prepare_store(&keys(20..22)).unwrap();
+    let evicted: Vec<Key> = store.evicted().iter().map(|gone| gone.key).collect();
+    assert_eq!(
+        evicted,
+        [key(13), key(12)],
+        "neither the pinned nor the touched one"
+    );
+    // A key that one writes is none that the other stores, nor one that it loads.
+    assert!(second.prepare_store(&keys(20..21)).unwrap().is_empty());
+    assert!(second.prepare_load(&keys(20..21)).is_err());
+    assert_eq!(first.remove(&keys(15..16)), Ok(0), "pinned");
+    store.commit().unwrap();
+    drop(load);
+    assert_eq!((first.stats().pinned, second.stats().pinned), (0, 0));
+    assert!(order(&first) == order(&second) && second.lookup(&keys(20..22)) == 2);
+    // The last handle ends the membership, whichever it is.
+    let load = first.prepare_load(&keys(20..21)).unwrap();
+    drop((store, first));
+    assert_eq!((second.members().len(), second.stats().pinned), (2, 1));
+    drop(load);
+    assert_eq!((second.members().len(), second.stats().pinned), (1, 0));
+    // A tier that has members is not reset.
     let mine = Error::InUse {
-        pid: std::process::id(),
+        pid: own,
         is_elsewhere: false,
     };
-    for again in [
-        options(&memory),
-        options(&memory).take_over(true),
-        options(&memory).reset(true),
-    ] {
+    for reset in [false, true] {
+        let again = options(&memory).pages(15).reset(true).take_over(reset);
         assert_eq!(again.open().unwrap_err(), mine);
     }
-    // The last handle gives it up, whichever it is.
-    let load = tier.prepare_load(&[]).unwrap();
-    drop(tier);
-    assert_eq!(options(&memory).open().unwrap_err(), mine);
-    drop(load);
+    let more: Vec<Tier> = (1..64).map(|_| options(&memory).open().unwrap()).collect();
+    let error = options(&memory).open().unwrap_err();
+    assert_eq!(error, Error::TooManyMembers { members: 64 });
+    drop((second, more));
+    assert!(
+        options(&memory)
+            .pages(15)
+            .reset(true)
+            .open()
+            .unwrap()
+            .found()
+            .is_new
+    );
+}
+
+pub fn members_elsewhere_are_taken_over(driver: &Driver) {
+    let memory = memory(driver);
     let tier = options(&memory).open().unwrap();
+    store_nothing(&tier, &keys(0..3));
     // A process of another PID namespace: a process here cannot find out whether it lives.
-    let word: u64 = memory.get(136).unwrap();
-    memory.put(136, word ^ 1 << 30).unwrap();
+    let word: u64 = memory.get(MEMBER).unwrap();
+    memory.put(MEMBER, word ^ SPACE).unwrap();
     let elsewhere = Error::InUse {
         pid: std::process::id(),
         is_elsewhere: true,
     };
     assert_eq!(options(&memory).open().unwrap_err(), elsewhere);
     let taken = options(&memory).take_over(true).open().unwrap();
-    assert_eq!(taken.found().generation, 3);
-    // A tier that ends does not release memory that has another owner by then.
-    memory.put(136, word ^ 1 << 30).unwrap();
+    assert_eq!((taken.found().generation, taken.found().ready), (2, 3));
+    assert_eq!(taken.members().len(), 1);
+    // The tier that it was taken from does nothing more, and does not release memory that has another member by then.
+    assert!(tier.prepare_store(&keys(5..6)).is_err() && tier.lookup(&keys(0..3)) == 0);
+    memory.put(MEMBER, word ^ SPACE).unwrap();
     drop((tier, taken));
-    assert_eq!(memory.get::<u64>(136).unwrap(), word ^ 1 << 30);
+    assert_eq!(memory.get::<u64>(MEMBER).unwrap(), word ^ SPACE);
     // A process that has ended, whose number was given out again.
-    memory.put(136, word ^ 1).unwrap();
+    memory.put(MEMBER, word ^ 1).unwrap();
     options(&memory).open().unwrap();
-    assert_eq!(memory.get::<u64>(136).unwrap(), 0, "given up");
+    assert_eq!(memory.get::<u64>(MEMBER).unwrap(), 0, "given up");
 }
 
-/// Of threads that open a tier at the same time, one has it.
-pub fn one_of_many_opens_at_once_succeeds(driver: &Driver) {
+/// Of threads that open a tier at the same time, all have it, and one has made it.
+pub fn many_open_at_once(driver: &Driver) {
     if is_emulated() {
         return;
     }
-    let memory = memory(driver);
-    for _ in 0..100 {
+    for _ in 0..30 {
+        let memory = memory(driver);
         let barrier = std::sync::Barrier::new(4);
         let open = || {
             barrier.wait();
-            options(&memory).open()
+            let tier = options(&memory).open().unwrap();
+            store_nothing(&tier, &keys(0..3));
+            tier
         };
         let opened: Vec<_> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..4).map(|_| scope.spawn(open)).collect();
             let threads = threads.into_iter();
             threads.map(|thread| thread.join().unwrap()).collect()
         });
-        let refused = opened.iter().filter_map(|opened| opened.as_ref().err());
-        assert!(
-            refused
-                .clone()
-                .all(|error| matches!(error, Error::InUse { .. }))
-        );
-        assert_eq!(refused.count(), 3);
+        assert_eq!(opened.iter().filter(|tier| tier.found().is_new).count(), 1);
+        let mut generations: Vec<u64> = opened.iter().map(|tier| tier.found().generation).collect();
+        generations.sort_unstable();
+        assert_eq!(generations, [1, 2, 3, 4]);
+        for tier in &opened {
+            assert_eq!((tier.lookup(&keys(0..3)), tier.members().len()), (3, 4));
+        }
     }
 }
 
 pub fn a_damaged_header_gives_no_tier_away(driver: &Driver) {
-    for (at, what) in [(8, 3_u64), (16, 3), (80, 0), (0, 7)] {
+    for (at, what) in [(8, 2_u64), (16, 3), (80, 0), (8192, 5), (0, 7)] {
         let memory = memory(driver);
         let tier = options(&memory).open().unwrap();
         let good: u64 = memory.get(at).unwrap();
@@ -170,12 +227,12 @@ pub fn a_damaged_header_gives_no_tier_away(driver: &Driver) {
         assert_eq!(read(&memory), image, "nothing was written");
         memory.put(at, good).unwrap();
         drop(tier);
-        // An owner of another PID namespace: only the word of other data than a tier means nothing.
+        // A member of another PID namespace: only the word of other data than a tier means nothing.
         let tier = options(&memory).open().unwrap();
-        let word: u64 = memory.get(136).unwrap();
+        let word: u64 = memory.get(MEMBER).unwrap();
         drop(tier);
         memory.put(at, what).unwrap();
-        memory.put(136, word ^ 1 << 30).unwrap();
+        memory.put(MEMBER, word ^ SPACE).unwrap();
         let reset = options(&memory).reset(true);
         if at == 0 {
             assert!(reset.open().unwrap().found().is_new);

@@ -6,13 +6,14 @@ use egmem::Buffer;
 use egmem::kv::{Key, Tier};
 use fastrand::Rng;
 
-use crate::kv::attach::{memory, read};
+use crate::kv::attach::{MEMBER, memory, read};
 use crate::kv::setup::{key, keys};
 
 const PAGE: u64 = 256;
 const PAGES: u64 = 40;
-/// The bytes of a slot of the table.
-const SLOT: usize = 96;
+/// The bytes of a slot of the table, and where the slots lie: behind the index, of 64 buckets.
+const SLOT: usize = 128;
+const SLOTS: usize = 4096 * 4;
 
 /// A tier with some ready pages, whose bytes are those of their keys.
 fn image(memory: &Arc<Buffer>) -> Vec<u8> {
@@ -39,14 +40,14 @@ fn image(memory: &Arc<Buffer>) -> Vec<u8> {
     let _unfinished = tier.prepare_store(&keys(30..35)).unwrap();
     drop(aborted);
     let mut image = read(memory);
-    image[136..144].fill(0);
+    image[MEMBER as usize..][..8].fill(0);
     image
 }
 
 /// Uses all pages of a tier: for any content of the memory, each page is the tier's own and is given out once.
 fn exercise(tier: &Tier, memory: &Buffer) {
     let (start, end) = (memory.device_ptr().0, memory.device_ptr().0 + memory.len());
-    let table_end = start + 4096 + SLOT as u64 * u64::from(tier.pages());
+    let table_end = start + 12288 + SLOT as u64 * u64::from(tier.pages());
     let ready = tier.keys();
     let mut pages: Vec<u32> = ready.iter().map(|(_, page)| page.number()).collect();
     let mut names: Vec<Key> = ready.iter().map(|(key, _)| *key).collect();
@@ -81,10 +82,11 @@ fn exercise(tier: &Tier, memory: &Buffer) {
 
 /// Changes some bytes of the header and the table.
 fn damage(image: &mut [u8], random: &mut Rng) {
-    let table = 4096..4096 + SLOT * PAGES as usize;
-    match random.u32(0..6) {
+    let table = SLOTS..SLOTS + SLOT * PAGES as usize;
+    match random.u32(0..7) {
         0 => random.fill(&mut image[table]),
         1 => random.fill(&mut image[..4096]),
+        5 => random.fill(&mut image[4096..SLOTS]),
         2 => {
             // Any state, with the rest as it was.
             for slot in image[table].chunks_mut(SLOT) {
@@ -115,6 +117,7 @@ fn damage(image: &mut [u8], random: &mut Rng) {
                 1,
                 41,
                 u64::MAX,
+                2,
                 1 << 30,
                 1 << 32,
                 1 << 63,
@@ -122,8 +125,10 @@ fn damage(image: &mut [u8], random: &mut Rng) {
             ];
             let value = value[random.usize(0..value.len())];
             image[at..at + 8].copy_from_slice(&value.to_le_bytes());
-            let hash = (0..10).fold(0xcbf2_9ce4_8422_2325, |hash: u64, field| {
-                let hash = (hash ^ word(image, 8 * field)).wrapping_mul(0x0000_0100_0000_01b3);
+            let fields = (0..10).map(|field| 8 * field);
+            let fields = fields.chain((0..64).map(|group| 8192 + 64 * group));
+            let hash = fields.fold(0xcbf2_9ce4_8422_2325, |hash: u64, at| {
+                let hash = (hash ^ word(image, at)).wrapping_mul(0x0000_0100_0000_01b3);
                 hash ^ hash >> 29
             });
             image[80..88].copy_from_slice(&hash.to_le_bytes());
@@ -179,11 +184,11 @@ fn a_page_that_is_kept_has_the_bytes_of_its_key() {
     let random = &mut Rng::with_seed(seed);
     // One bit of a slot: the entry is as before, or gone.
     let mut any = || {
-        let at = 4096 + random.usize(0..SLOT * PAGES as usize);
+        let at = SLOTS + random.usize(0..SLOT * PAGES as usize);
         (at, random.u32(0..8))
     };
     let mut flips: Vec<(usize, u32)> = (0..200).map(|_| any()).collect();
-    let states = (0..PAGES as usize).flat_map(|page| [0, 1].map(|bit| (4096 + SLOT * page, bit)));
+    let states = (0..PAGES as usize).flat_map(|page| [0, 1].map(|bit| (SLOTS + SLOT * page, bit)));
     flips.extend(states);
     for (at, bit) in flips {
         let mut image = good.clone();

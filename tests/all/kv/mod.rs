@@ -23,8 +23,9 @@ use egmem_tests::drivers;
 drivers::on_both! { egmem::Machine::gh200();
     attach {
         pages_are_found_again_in_their_order,
-        one_tier_at_a_time_has_the_memory,
-        one_of_many_opens_at_once_succeeds,
+        tiers_of_several_members_are_one,
+        members_elsewhere_are_taken_over,
+        many_open_at_once,
         a_damaged_header_gives_no_tier_away,
         other_memory_is_refused,
         a_tier_takes_as_many_pages_as_fit,

@@ -73,6 +73,7 @@ pub fn pinned_pages_stay(driver: &Driver) {
         writing: 0,
         missing: 0,
         is_growing: false,
+        evicted: Vec::new(),
     };
     assert_eq!(error, full);
     assert_eq!(tier.lookup(&keys(0..3)), 3, "nothing was evicted");

@@ -1,0 +1,269 @@
+//! What follows from the slots, made again; and pages of members that have ended.
+
+use std::time::{Duration, Instant};
+
+use super::slot::{CHECK, Named, PINS, STAMP, STATE, State, Status, WRITER};
+use super::{PAGES, Table, WRITING};
+use crate::geometry::{GROUP, GROUPS};
+use crate::header::{CLOCK, DIRTY, USABLE};
+use crate::room::{list_for, make_room_in};
+use crate::{Found, Result};
+
+/// If a stamp is later, all stamps are renumbered.
+const LAST_STAMP: u64 = 1 << 62;
+
+impl Table<'_> {
+    /// Ended members are looked for as often at most, where nothing waits for their pages.
+    pub(super) const SWEEPS: Duration = Duration::from_millis(100);
+
+    /// Sweeps the members that have ended, if that was not done for a while.
+    pub(crate) fn sweep_if_due(&mut self) {
+        self.sweep_ended(Self::SWEEPS);
+    }
+
+    /// Returns whether a repair was begun and did not end, or is needed first.
+    pub(crate) fn is_dirty(&self) -> bool {
+        self.words.get(DIRTY) != 0
+    }
+
+    /// Makes the index, the lists and the counts again, from slots with anything in them, and frees the pages that no member of `alive`
+    /// is writing.
+    ///
+    /// # Errors
+    /// [`System`](crate::MemoryError::System) without memory for the order of the pages. The next call repairs then.
+    pub(crate) fn repair(&mut self, alive: u64) -> Result<Found> {
+        self.words.put(DIRTY, 1);
+        let usable = self.words.get(USABLE).min(self.geometry.pages.into());
+        self.words.put(USABLE, usable);
+        self.clear_index();
+        for group in 0..self.geometry.groups.len() as u8 {
+            self.clear_lists(group);
+            for count in [WRITING, PAGES] {
+                self.words.put(GROUPS + u64::from(group) * GROUP + count, 0);
+            }
+        }
+        if !self.geometry.has_groups() {
+            self.set_group_of_extent(0, Some(0), 0);
+        }
+        let (mut found, mut order) = (Found::default(), list_for(0)?);
+        let numbers = self.geometry.pages / self.geometry.extents;
+        for extent in 0..self.geometry.extents {
+            self.clear_extent(extent);
+            let group = self.group_of_extent(extent);
+            let whole = u64::from((extent + 1) * numbers) <= usable;
+            let Some(group) = group.filter(|_| whole || !self.geometry.has_groups()) else {
+                self.set_group_of_extent(extent, None, self.first_uses(extent));
+                continue;
+            };
+            let pages = self.geometry.pages_of(extent, &self.group(group));
+            let pages = pages.start..pages.end.min(usable as u32);
+            self.count(group, PAGES, pages.len() as i64);
+            for page in pages {
+                make_room_in(&mut order, 1)?;
+                order.extend(self.repair_page(page, group, alive, &mut found));
+            }
+        }
+        self.order(order);
+        self.words.take_damage();
+        self.words.put(DIRTY, 0);
+        Ok(found)
+    }
+
+    /// Decides on one page. Returns its stamp and its number if it belongs in the order of use.
+    fn repair_page(
+        &self,
+        page: u32,
+        group: u8,
+        alive: u64,
+        found: &mut Found,
+    ) -> Option<(u64, u32)> {
+        let slot = self.slot(page);
+        let pins = self.words.get(slot + PINS);
+        if pins & !alive != 0 {
+            self.words.put(slot + PINS, pins & alive);
+        }
+        let status = Status::of(self.words.get(slot + STATE));
+        let status = status.filter(|status| status.group == group);
+        if status.is_some_and(|status| status.state == State::Free) {
+            self.add_repaired_free(page, group);
+            return None;
+        }
+        let key = Named::read(self.words, slot, self.seed).filter(|key| key.group() == group);
+        let check = self.words.get(slot + CHECK);
+        let is_new = |key: &&Named| self.find(key).is_none();
+        match (status.map(|status| status.state), &key) {
+            (Some(State::Ready), Some(key)) if check == key.check(page) && is_new(&key) => {
+                self.insert(page, key);
+                found.ready += 1;
+                if pins & alive == 0 {
+                    return Some((self.words.get(slot + STAMP), page));
+                }
+                self.count_in_extent(page, 0, 1);
+                return None;
+            }
+            (Some(state @ State::Writing { has_failed, .. }), Some(key)) => {
+                if self.repair_written(page, state, has_failed, key, alive) {
+                    return None;
+                }
+                found.unfinished += 1;
+            }
+            (Some(State::Writing { .. }), _) => found.unfinished += 1,
+            _ => found.damaged += 1,
+        }
+        self.set_free(page, group);
+        self.add_repaired_free(page, group);
+        None
+    }
+
+    /// Keeps a page that a living member writes, or that a copy of one may still write. Returns whether it is kept.
+    fn repair_written(
+        &self,
+        page: u32,
+        state: State,
+        has_failed: bool,
+        key: &Named,
+        alive: u64,
+    ) -> bool {
+        let slot = self.slot(page);
+        let pins = self.words.get(slot + PINS) & alive;
+        let writer = self.words.get(slot + WRITER).wrapping_sub(1);
+        let is_alive = writer < 64 && alive >> writer & 1 == 1;
+        let is_stored = self.words.get(slot + CHECK) == !key.check(page)
+            && state
+                == State::Writing {
+                    is_abandoned: false,
+                    has_failed,
+                }
+            && is_alive
+            && self.find(key).is_none();
+        if is_stored {
+            self.insert(page, key);
+        } else if pins != 0 {
+            let is_abandoned = true;
+            let state = State::Writing {
+                is_abandoned,
+                has_failed,
+            };
+            let status = self.status(slot).with(state);
+            self.words.put(slot + STATE, status.word());
+        } else {
+            return false;
+        }
+        self.count(key.group(), WRITING, 1);
+        self.count_in_extent(page, 0, 1);
+        true
+    }
+
+    fn add_repaired_free(&self, page: u32, group: u8) {
+        self.words.put(self.slot(page) + PINS, 0);
+        self.push_newest(self.free_list(group), page);
+        self.count_in_extent(page, 1, 0);
+    }
+
+    /// Fills the lists of use, and gives smaller stamps to all pages if theirs are too large to count on from.
+    fn order(&self, mut order: Vec<(u64, u32)>) {
+        order.sort_unstable();
+        let clock = self.words.get(CLOCK);
+        let last = order.last().map_or(0, |&(stamp, _)| stamp).max(clock);
+        let is_late = last > LAST_STAMP;
+        self.words
+            .put(CLOCK, if is_late { order.len() as u64 } else { last });
+        for ((stamp, page), new) in order.into_iter().zip(1..) {
+            let slot = self.slot(page);
+            let stamp = if is_late { new } else { stamp };
+            self.words.put(slot + STAMP, stamp);
+            self.note_use(page, stamp);
+            self.push_newest(self.lru(self.status(slot).group), page);
+        }
+    }
+
+    /// Takes everything from members that have ended: their pins, and the pages that they were writing. Returns how many of these there
+    /// were.
+    pub(crate) fn sweep(&mut self, members: u64) -> u64 {
+        let mut unfinished = Vec::new();
+        let mut pinned = Vec::new();
+        self.each_page(|page, slot, status| {
+            let writer = self.words.get(slot + WRITER).wrapping_sub(1);
+            let is_written = matches!(
+                status.map(|status| status.state),
+                Some(State::Writing {
+                    is_abandoned: false,
+                    ..
+                })
+            );
+            if is_written && writer < 64 && members >> writer & 1 == 1 {
+                unfinished.push(page);
+            }
+            if self.words.get(slot + PINS) & members != 0 {
+                pinned.push(page);
+            }
+        });
+        for &page in &unfinished {
+            self.abandon(page);
+        }
+        for page in pinned {
+            self.clear_pins(page, members);
+        }
+        unfinished.len() as u64
+    }
+
+    /// Sweeps the members that have ended, unless that was done within `pause`. Returns whether there were any.
+    pub(super) fn sweep_ended(&mut self, pause: Duration) -> bool {
+        let is_due = self
+            .private
+            .swept
+            .is_none_or(|swept| swept.elapsed() >= pause);
+        if !is_due || !self.members().has_others(self.own) {
+            return false;
+        }
+        self.private.swept = Some(Instant::now());
+        let ended = self.members().ended(false);
+        if ended.mask() != 0 {
+            self.sweep(ended.mask());
+            // Last, so that a kill before repeats it.
+            self.members().forget(&ended);
+        }
+        ended.mask() != 0
+    }
+
+    /// Begins as a member whose number another one may have had. Alone, it has the first `usable` pages. Members elsewhere have ended if
+    /// `take_over` says so. Returns what there is.
+    ///
+    /// # Errors
+    /// As [`repair`](Self::repair).
+    pub(crate) fn join(&mut self, usable: u32, take_over: bool, is_broken: bool) -> Result<Found> {
+        let members = self.members();
+        let ended = members.ended(take_over);
+        let others = members.all() & !ended.mask() & !self.own.bit();
+        let found = match (others, is_broken) {
+            (0, _) => {
+                self.words.put(USABLE, usable.into());
+                self.repair(0)?
+            }
+            (_, true) => self.repair(others)?,
+            (_, false) => {
+                let unfinished = self.sweep(ended.mask() | self.own.bit());
+                let ready = self.stats().ready;
+                Found {
+                    ready,
+                    unfinished,
+                    ..Found::default()
+                }
+            }
+        };
+        members.forget(&ended);
+        Ok(found)
+    }
+
+    /// Repairs after a holder of the lock has ended.
+    ///
+    /// # Errors
+    /// As [`repair`](Self::repair).
+    pub(crate) fn take_over(&mut self) -> Result<()> {
+        let members = self.members();
+        let ended = members.ended(false);
+        self.repair(members.all() & !ended.mask())?;
+        members.forget(&ended);
+        Ok(())
+    }
+}

@@ -1,0 +1,238 @@
+//! Pages for new keys, and which pages make room for them.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use super::slot::{CHECK, Named, PINS, STATE, SUM, State, WRITER};
+use super::{Table, WRITING};
+use crate::page::{Evicted, PageId, Reserved};
+use crate::{Error, Key, MemoryError, Result};
+
+/// A request for pages, and how far it has come.
+#[derive(Default)]
+pub(super) struct Request {
+    /// The keys that have no page, by their place in the list.
+    needed: Vec<(usize, Named)>,
+    /// How many of them each group has.
+    of_group: Vec<u64>,
+    /// The ready pages of the request's other keys, which are not evicted, and how many of them each group could evict.
+    own: HashSet<u32>,
+    own_evictable: Vec<u64>,
+    /// The extents of these pages, if there are several groups.
+    own_extents: HashSet<u32>,
+    /// Another member is writing one of the keys.
+    waits_for_other: bool,
+    /// The request's own pages at the old end of each group's list were passed up to this one.
+    passed: Vec<Option<u32>>,
+    /// The extents that were unused at the time of asking.
+    pub(super) unused: Option<Vec<u32>>,
+    evicted: Vec<Evicted>,
+}
+
+impl Request {
+    pub(super) fn has_extent(&self, extent: u32) -> bool {
+        self.own_extents.contains(&extent)
+    }
+}
+
+impl Table<'_> {
+    /// Finds pages for the keys that are not there, and evicts others for them if need be: never one of `keys`.
+    ///
+    /// # Errors
+    /// [`Error::Full`]; without several groups nothing has changed then. [`InvalidArgument`](crate::MemoryError::InvalidArgument)
+    /// for a group that the tier does not have.
+    pub(crate) fn reserve(&mut self, keys: &[Key]) -> Result<Reserved> {
+        let mut request = self.request(keys)?;
+        // A process that has ended keeps nothing from anyone for long.
+        let swept = match (self.has_room(&request), request.waits_for_other) {
+            (false, _) => self.sweep_ended(Duration::ZERO),
+            (true, true) => self.sweep_ended(Self::SWEEPS),
+            (true, false) => false,
+        };
+        if swept {
+            request = self.request(keys)?;
+        }
+        if !self.has_room(&request) {
+            return Err(self.full(&request));
+        }
+        let mut placed = Vec::with_capacity(request.needed.len());
+        for (index, key) in std::mem::take(&mut request.needed) {
+            let Some(page) = self.take(key.group(), &mut request) else {
+                let pages: Vec<PageId> = placed.into_iter().map(|(_, page)| page).collect();
+                self.abort(&pages);
+                return Err(self.full(&request));
+            };
+            placed.push((index, self.place(page, &key)));
+        }
+        let evicted = request.evicted;
+        Ok(Reserved { placed, evicted })
+    }
+
+    /// Looks for the pages of keys.
+    fn request(&self, keys: &[Key]) -> Result<Request> {
+        let groups = self.geometry.groups.len();
+        if let Some(key) = keys.iter().find(|key| usize::from(key.group()) >= groups) {
+            let group = u64::from(key.group());
+            return Err(MemoryError::invalid_index("group of a key", group, groups as u64).into());
+        }
+        let mut request = Request {
+            of_group: vec![0; groups],
+            own_evictable: vec![0; groups],
+            passed: vec![None; groups],
+            ..Request::default()
+        };
+        let mut seen = HashSet::new();
+        for (index, key) in keys.iter().enumerate() {
+            let named = self.named(key);
+            match self.find(&named) {
+                Some(page) => self.note_own(page, &mut request),
+                None if seen.insert(key) => {
+                    request.of_group[usize::from(key.group())] += 1;
+                    request.needed.push((index, named));
+                }
+                None => {}
+            }
+        }
+        Ok(request)
+    }
+
+    fn note_own(&self, page: u32, request: &mut Request) {
+        let slot = self.slot(page);
+        let status = self.status(slot);
+        if status.state != State::Ready {
+            request.waits_for_other |= self.words.get(slot + WRITER) != self.own.name();
+        } else if request.own.insert(page) {
+            let is_evictable = self.words.get(slot + PINS) == 0;
+            if let Some(own) = request.own_evictable.get_mut(usize::from(status.group)) {
+                *own += u64::from(is_evictable);
+            }
+            if self.geometry.has_groups() {
+                request.own_extents.insert(self.geometry.place_of(page).0);
+            }
+        }
+    }
+
+    /// Returns how many pages a group has or can have without an extent of another.
+    fn available(&self, group: u8, request: &Request) -> u64 {
+        let evictable = self.len_of(self.lru(group));
+        let own = request
+            .own_evictable
+            .get(usize::from(group))
+            .copied()
+            .unwrap_or(0);
+        self.len_of(self.free_list(group)) + evictable.saturating_sub(own)
+    }
+
+    /// Returns whether there are pages for all keys of a request: of several groups, there may still be too few, because extents are
+    /// counted for each group that may have them.
+    fn has_room(&self, request: &Request) -> bool {
+        let missing = |group: u8| {
+            let needed = request
+                .of_group
+                .get(usize::from(group))
+                .copied()
+                .unwrap_or(0);
+            needed.saturating_sub(self.available(group, request))
+        };
+        let extents = |group: u8| missing(group).div_ceil(self.group(group).pages.into());
+        let needed = self.sum_of_groups(extents);
+        let takeable = || self.takeable(request, |group| missing(group) > 0).len() as u64;
+        needed == 0 || self.geometry.has_groups() && needed <= takeable()
+    }
+
+    fn full(&mut self, request: &Request) -> Error {
+        let stats = self.stats();
+        let available = self.sum_of_groups(|group| {
+            let is_asked = request.of_group.get(usize::from(group)) > Some(&0);
+            if is_asked {
+                self.available(group, request)
+            } else {
+                0
+            }
+        });
+        Error::Full {
+            needed: request.of_group.iter().sum::<u64>() as usize,
+            pages: stats.pages as usize,
+            missing: stats.pages.saturating_sub(stats.usable) as usize,
+            is_growing: false,
+            available: available as usize,
+            pinned: stats.pinned as usize,
+            writing: stats.writing as usize,
+            evicted: request.evicted.clone(),
+        }
+    }
+
+    /// Takes a page for a key of a group: a free one, one of an extent that is not used, or else the least recently used one, alone or
+    /// with an extent of older pages of another group.
+    fn take(&mut self, group: u8, request: &mut Request) -> Option<u32> {
+        let free = self.free_list(group);
+        let has_groups = self.geometry.has_groups();
+        if self.oldest(free).is_none() && !(has_groups && self.take_unused(group, request)) {
+            match self.evictable(group, request) {
+                Some(page) if has_groups && self.take_older(page, group, request) => {}
+                Some(page) => self.evict(page, request),
+                None if has_groups && self.take_least_used(group, request) => {}
+                None => return None,
+            }
+        }
+        let page = self.oldest(free)?;
+        let is_free = self.status(self.slot(page)).state == State::Free;
+        if !self.words.expect(is_free) {
+            return None;
+        }
+        self.unlink(free, page);
+        self.count_in_extent(page, -1, 0);
+        Some(page)
+    }
+
+    /// Returns the least recently used page of a group that a request may evict.
+    fn evictable(&self, group: u8, request: &mut Request) -> Option<u32> {
+        let passed = request.passed.get_mut(usize::from(group))?;
+        // Its own pages stay where they are meanwhile.
+        for _ in 0..=request.own.len() {
+            let next = match *passed {
+                Some(page) => self.newer(page),
+                None => self.oldest(self.lru(group)),
+            };
+            match next {
+                Some(page) if request.own.contains(&page) => *passed = Some(page),
+                next => return next,
+            }
+        }
+        None
+    }
+
+    /// Frees a ready page for a request.
+    pub(super) fn evict(&mut self, page: u32, request: &mut Request) {
+        let slot = self.slot(page);
+        let Some(key) = Named::read(self.words, slot, self.seed) else {
+            return self.words.damage();
+        };
+        let (key, status) = (key.key(), self.status(slot));
+        let is_evictable = status.state == State::Ready && self.words.get(slot + PINS) == 0;
+        if self.words.expect(is_evictable) {
+            self.discard(page);
+            self.private.counts.evictions += 1;
+            let page = status.id(page);
+            request.evicted.push(Evicted { key, page });
+        }
+    }
+
+    /// Gives a page to a store for a key. It is being written before its key is there: its bytes may change from then on. The check
+    /// comes last, so a page with the writer or the key of an earlier store is none of a living one.
+    fn place(&mut self, page: u32, key: &Named) -> PageId {
+        let slot = self.slot(page);
+        let status = self.status(slot).with(State::WRITING);
+        self.words.put(slot + STATE, status.word());
+        self.words.put(slot + PINS, 0);
+        self.words.put(slot + WRITER, self.own.name());
+        self.words.put(slot + SUM, 0);
+        key.write(self.words, slot);
+        self.words.put(slot + CHECK, !key.check(page));
+        self.insert(page, key);
+        self.count(status.group, WRITING, 1);
+        self.count_in_extent(page, 0, 1);
+        self.private.writing += 1;
+        status.id(page)
+    }
+}

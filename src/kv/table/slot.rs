@@ -1,0 +1,250 @@
+//! The entry of a page: which key it has, and in which state.
+//!
+//! A slot is 128 bytes. The first 64 are all that a search for a key of up to 32 bytes reads.
+
+use crate::Key;
+use crate::geometry::MAX_GROUPS;
+use crate::page::PageId;
+use crate::words::Words;
+
+/// Where the parts of a slot lie.
+pub(super) const STATE: u64 = 0;
+/// When a ready page was used last.
+pub(super) const STAMP: u64 = 8;
+/// [`Named::check`] of a ready page, its complement of one that is being written, and 0 of a free one: damage to a state makes no
+/// other key ready.
+pub(super) const CHECK: u64 = 16;
+/// The length of the key, and its group in the next byte; then the key.
+pub(super) const KEY: u64 = 24;
+/// A bit for each member that has pinned the page.
+pub(super) const PINS: u64 = 96;
+/// The neighbours in the list that the page is in.
+pub(super) const LINKS: u64 = 104;
+/// The member that writes the page, plus 1.
+pub(super) const WRITER: u64 = 112;
+/// A checksum of the contents; 0: none.
+pub(super) const SUM: u64 = 120;
+
+/// The words of a key: its length with its group, and its bytes.
+const KEY_WORDS: usize = 1 + Key::MAX_BYTES / 8;
+
+/// The state of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Free,
+    /// A store has it. `is_abandoned`: the store is gone, and copies into the page still run.
+    Writing {
+        is_abandoned: bool,
+        /// A copy into it has failed.
+        has_failed: bool,
+    },
+    Ready,
+}
+
+impl State {
+    pub(super) const WRITING: Self = Self::Writing {
+        is_abandoned: false,
+        has_failed: false,
+    };
+
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Free => "free",
+            Self::Writing { .. } => "being written",
+            Self::Ready => "ready",
+        }
+    }
+}
+
+/// The first word of a slot: state 8 bits, flags 8, group 16, uses 32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Status {
+    pub(super) state: State,
+    pub(super) group: u8,
+    pub(super) uses: u32,
+}
+
+impl Status {
+    /// Returns the status of a word; `None` of one that no tier writes.
+    #[inline]
+    pub(super) const fn of(word: u64) -> Option<Self> {
+        let state = match word as u16 {
+            0 => State::Free,
+            2 => State::Ready,
+            flags if flags & !0x300 == 1 => State::Writing {
+                is_abandoned: flags & 0x100 != 0,
+                has_failed: flags & 0x200 != 0,
+            },
+            _ => return None,
+        };
+        let group = (word >> 16) as u16;
+        if group as usize >= MAX_GROUPS {
+            return None;
+        }
+        Some(Self {
+            state,
+            group: group as u8,
+            uses: (word >> 32) as u32,
+        })
+    }
+
+    pub(super) const fn word(self) -> u64 {
+        let state = match self.state {
+            State::Free => 0,
+            State::Writing {
+                is_abandoned,
+                has_failed,
+            } => 1 | (is_abandoned as u64) << 8 | (has_failed as u64) << 9,
+            State::Ready => 2,
+        };
+        state | (self.group as u64) << 16 | (self.uses as u64) << 32
+    }
+
+    pub(super) const fn with(self, state: State) -> Self {
+        Self { state, ..self }
+    }
+
+    /// Returns the name of the page with this number.
+    pub(super) const fn id(self, number: u32) -> PageId {
+        PageId::new(number, self.group, self.uses)
+    }
+}
+
+/// A key with its hash in one tier.
+pub(super) struct Named {
+    words: [u64; KEY_WORDS],
+    pub(super) hash: u64,
+}
+
+impl Named {
+    pub(super) fn of(key: &Key, seed: u64) -> Self {
+        let mut words = [0; KEY_WORDS];
+        words[0] = key.as_bytes().len() as u64 | u64::from(key.group()) << 8;
+        for (word, bytes) in words[1..].iter_mut().zip(key.padded().as_chunks().0) {
+            *word = u64::from_ne_bytes(*bytes);
+        }
+        Self::hashed(words, seed)
+    }
+
+    /// Returns the key of a slot; `None` if its length or group is none of a key's.
+    pub(super) fn read(words: &Words<'_>, slot: u64, seed: u64) -> Option<Self> {
+        let mut key = [0; KEY_WORDS];
+        key[0] = words.get(slot + KEY);
+        let (bytes, group) = (key[0] & 0xff, key[0] >> 8);
+        if bytes > Key::MAX_BYTES as u64 || group >= MAX_GROUPS as u64 {
+            return None;
+        }
+        for (at, word) in used(&mut key).iter_mut().enumerate().skip(1) {
+            *word = words.get(slot + KEY + 8 * at as u64);
+        }
+        // Keys with other bytes behind theirs would be equal to others, with other hashes.
+        let behind = key.get(bytes as usize / 8 + 1).copied().unwrap_or(0) >> (bytes % 8 * 8);
+        (behind == 0).then(|| Self::hashed(key, seed))
+    }
+
+    /// Multiplies each word into the hash, by both halves of the product.
+    fn hashed(mut words: [u64; KEY_WORDS], seed: u64) -> Self {
+        let hash = used(&mut words).iter().fold(seed, |hash, word| {
+            let product = u128::from(hash ^ word) * u128::from(FACTOR);
+            (product as u64).rotate_left(23) ^ (product >> 64) as u64
+        });
+        Self { words, hash }
+    }
+
+    /// Returns whether a slot has this key.
+    #[inline]
+    pub(super) fn is_in(&self, words: &Words<'_>, slot: u64) -> bool {
+        let count = 1 + (self.words[0] as u8).div_ceil(8) as usize;
+        let mut own = self.words.iter().take(count).zip((slot + KEY..).step_by(8));
+        own.all(|(word, at)| words.get(at) == *word)
+    }
+
+    /// Writes the key to a slot.
+    pub(super) fn write(&self, words: &Words<'_>, slot: u64) {
+        let count = 1 + (self.words[0] as u8).div_ceil(8) as usize;
+        let own = self.words.iter().take(count);
+        for (word, at) in own.zip((slot + KEY..).step_by(8)) {
+            words.put(at, *word);
+        }
+    }
+
+    pub(super) fn key(&self) -> Key {
+        let mut bytes = [0; Key::MAX_BYTES];
+        for (bytes, word) in bytes.as_chunks_mut().0.iter_mut().zip(&self.words[1..]) {
+            *bytes = word.to_ne_bytes();
+        }
+        let len = (self.words[0] as u8 as usize).min(Key::MAX_BYTES);
+        Key::from_bytes(&bytes[..len]).in_group(self.group())
+    }
+
+    pub(super) const fn group(&self) -> u8 {
+        (self.words[0] >> 8) as u8
+    }
+
+    /// Returns the check of the slot that has the key in a page: never 0, and never its own complement's.
+    pub(super) fn check(&self, page: u32) -> u64 {
+        let product = u128::from(self.hash ^ u64::from(page) << 32) * u128::from(FACTOR);
+        ((product >> 64) as u64 ^ product as u64) | 1
+    }
+}
+
+/// Odd, with bits in no pattern.
+const FACTOR: u64 = 0xd6e8_feb8_6659_fd93;
+
+/// Returns the words of a key that its length says are used.
+fn used(words: &mut [u64; KEY_WORDS]) -> &mut [u64] {
+    let count = (words[0] as u8).div_ceil(8) as usize;
+    &mut words[..1 + count.min(KEY_WORDS - 1)]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+
+    use super::*;
+
+    #[test]
+    fn words_of_states() {
+        for state in [
+            State::Free,
+            State::WRITING,
+            State::Writing {
+                is_abandoned: true,
+                has_failed: true,
+            },
+            State::Ready,
+        ] {
+            let (group, uses) = (63, u32::MAX >> 7);
+            let status = Status { state, group, uses };
+            assert_eq!(Status::of(status.word()), Some(status));
+        }
+        for word in [3, 0x100, 0x102, 0x401, 64 << 16] {
+            assert_eq!(Status::of(word), None, "{word:x}");
+        }
+    }
+
+    #[test]
+    fn keys_of_every_length_come_back() {
+        let memory: [AtomicU64; 16] = Default::default();
+        let words = Words::over(&memory);
+        let bytes: Vec<u8> = (1..=64).collect();
+        let mut hashes = Vec::new();
+        for len in 0..=64 {
+            let key = Key::from_bytes(&bytes[..len]).in_group(len as u8 % 64);
+            let named = Named::of(&key, 7);
+            named.write(&words, 0);
+            let read = Named::read(&words, 0, 7).unwrap();
+            assert_eq!((read.key(), read.hash), (key, named.hash));
+            assert!(read.is_in(&words, 0) && named.check(1) != named.check(2));
+            assert!(!Named::of(&key.in_group(63), 7).is_in(&words, 0) || len % 64 == 63);
+            hashes.push(named.hash >> 32);
+        }
+        hashes.sort_unstable();
+        hashes.dedup();
+        assert_eq!(hashes.len(), 65);
+        words.put(KEY, 65);
+        assert!(Named::read(&words, 0, 7).is_none());
+        words.put(KEY, 64 << 8);
+        assert!(Named::read(&words, 0, 7).is_none());
+    }
+}
