@@ -1,6 +1,6 @@
 //! `egmem.connect`: memory by name, of a running `egmem serve` or another exporter.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use egmem::driver::NodeId;
 use egmem::exchange::blocking;
@@ -152,7 +152,7 @@ impl Client {
             })
         };
         let remote = from_program(py, || self.run(py, fetch))?;
-        REMOTE_BUFFER.make(py, Owner::Remote(remote))
+        REMOTE_BUFFER.make(py, Owner::Remote(Arc::new(remote)))
     }
 
     /// Has the server create memory, which stays until it is deleted. With `exist_ok`, memory that this peer created
@@ -284,9 +284,11 @@ impl RemoteBufferBase {
             memory.put_back(region);
             return Err(error);
         }
-        let Some(Owner::Remote(remote)) = region.into_owner() else {
-            return Err(invalid("it is no fetched memory"));
+        let remote = match region.into_owner() {
+            Some(Owner::Remote(remote)) => Arc::into_inner(remote),
+            _ => None,
         };
+        let remote = remote.ok_or_else(|| invalid("it is no fetched memory"))?;
         waiting(py, || remote.release())
     }
 }

@@ -84,24 +84,40 @@ impl Memory {
             tickets::revoke(&shared);
         }
         let taken = lock(&self.slot).take();
-        taken.map_err(|views| match views {
-            Views::Counted(views) => in_use(&format!(
-                "the memory cannot be closed: it has {views} live view(s)"
-            )),
-            Views::Uncounted => raise(
-                "InUse",
-                "the memory cannot be closed: its array interface was read, and nothing tells when such views end",
-                "drop every reference to the memory and to its arrays: it is freed with the last one; or take views of \
-                 memory.on(...), which are counted",
-                None,
-            ),
-        })
+        taken.map_err(in_use_by)
+    }
+
+    /// Takes the memory out of the object for a tier, also while other processes may get it; `None` if it was closed
+    /// before.
+    ///
+    /// # Errors
+    /// As [`take`](Self::take).
+    pub fn take_offered(&self) -> PyResult<Option<Arc<Region>>> {
+        let taken = lock(&self.slot).take_offered();
+        taken.map_err(in_use_by)
     }
 
     /// Puts back memory that was taken and could not be freed.
-    pub fn put_back(&self, region: Region) {
+    pub fn put_back(&self, region: impl Into<Arc<Region>>) {
+        let region = region.into();
         region.expose();
-        lock(&self.slot).region = Some(Arc::new(region));
+        lock(&self.slot).region = Some(region);
+    }
+}
+
+/// Returns the exception for memory that is not taken out of its object.
+fn in_use_by(views: Views) -> PyErr {
+    match views {
+        Views::Counted(views) => in_use(&format!(
+            "the memory cannot be closed: it has {views} live view(s)"
+        )),
+        Views::Uncounted => raise(
+            "InUse",
+            "the memory cannot be closed: its array interface was read, and nothing tells when such views end",
+            "drop every reference to the memory and to its arrays: it is freed with the last one; or take views of \
+             memory.on(...), which are counted",
+            None,
+        ),
     }
 }
 
@@ -375,7 +391,7 @@ impl Memory {
     }
 
     /// Offers the memory at a Unix socket, to every process of this user that calls `receive` with its path, until the
-    /// result is closed or deleted. The memory cannot be closed meanwhile.
+    /// result is closed or deleted. The memory cannot be closed meanwhile, but `egmem.kv.Tier.attach` takes it.
     ///
     /// The socket is the user's own (mode 0600). One at which a process listens is not replaced. With `mode="r"` other
     /// processes map the memory read-only: that protects against mistakes, not against their intent, because the kernel

@@ -25,7 +25,7 @@ pub enum Owner {
     /// A pool's allocation. Streams are added to it, which needs it exclusively.
     Pool(Mutex<PoolBuffer>),
     /// Another process's memory.
-    Remote(RemoteBuffer),
+    Remote(Arc<RemoteBuffer>),
     /// Memory that another process shared without a name.
     Imported(ImportedBuffer),
     /// `len` bytes of other memory, from `offset` on. That is no part itself.
@@ -102,7 +102,7 @@ impl Owner {
             Self::Block(memory) => facts(memory),
             Self::OfMany(one) => facts(one.block()),
             Self::Pool(memory) => facts(&*lock(memory)),
-            Self::Remote(memory) => facts(&**memory),
+            Self::Remote(memory) => facts(&***memory),
             Self::Imported(memory) => facts(memory),
             Self::Part { whole, offset, len } => (
                 whole.driver().clone(),
@@ -156,7 +156,7 @@ impl Owner {
             Self::Block(memory) => question(memory),
             Self::OfMany(one) => question(one.block()),
             Self::Pool(memory) => question(&*lock(memory)),
-            Self::Remote(memory) => question(&**memory),
+            Self::Remote(memory) => question(&***memory),
             Self::Imported(memory) => question(memory),
             Self::Part { .. } | Self::Page(_) => {
                 return Err(egmem::Error::invalid(

@@ -1,8 +1,8 @@
 //! Memory that Python's objects and views share, and that is freed with the last of them.
 
 use std::fmt;
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex};
 
 use egmem::driver::{Access, Driver, HandleTypes, Location};
@@ -33,6 +33,26 @@ pub struct Region {
     stream: Option<egmem::Stream>,
     /// The memory as other processes get it, from the first time on that one does.
     shared: Mutex<Option<Arc<Shared>>>,
+    /// How many offers keep it.
+    offers: AtomicUsize,
+}
+
+/// Memory that an offer keeps. It is counted, because a tier may take over memory that is offered, but none with views.
+pub struct Offered(Arc<Region>);
+
+impl Offered {
+    /// Keeps the memory.
+    pub fn new(region: &Arc<Region>) -> Self {
+        let kept = Arc::clone(region);
+        kept.offers.fetch_add(1, Relaxed);
+        Self(kept)
+    }
+}
+
+impl Drop for Offered {
+    fn drop(&mut self) {
+        self.0.offers.fetch_sub(1, Relaxed);
+    }
 }
 
 impl Region {
@@ -57,6 +77,7 @@ impl Region {
             exposed,
             stream,
             shared: Mutex::new(None),
+            offers: AtomicUsize::new(0),
         }
     }
 
@@ -85,6 +106,13 @@ impl Region {
     pub fn into_owner(mut self) -> Option<Owner> {
         drop(lock(&self.shared).take());
         self.owner.take()
+    }
+
+    /// Returns how many views keep the memory beside its object and its offers.
+    pub fn views(self: &Arc<Self>) -> usize {
+        // In this order: an offer that ends in between counts as a view.
+        let others = Arc::strong_count(self) - 1;
+        others.saturating_sub(self.offers.load(Relaxed))
     }
 
     /// Returns the memory that this is a part of, or this, and where it begins there.

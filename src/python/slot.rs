@@ -35,4 +35,14 @@ impl Slot {
             Views::Counted(views)
         })
     }
+
+    /// Takes the memory out as [`take`](Self::take) does, also while it is offered to other processes.
+    pub fn take_offered(&mut self) -> Result<Option<Arc<Region>>, Views> {
+        let views = self.region.as_ref().map_or(0, Region::views);
+        match views {
+            _ if self.uncounted && self.region.is_some() => Err(Views::Uncounted),
+            0 => Ok(self.region.take()),
+            views => Err(Views::Counted(views)),
+        }
+    }
 }

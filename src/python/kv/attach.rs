@@ -3,60 +3,59 @@
 use std::sync::Arc;
 
 use egmem::driver::Location;
-use egmem::kv;
+use egmem::kv::{self, AttachOptions};
 use pyo3::prelude::*;
 
-use crate::error::{ToPy, closed, invalid};
+use crate::error::{OrRaise, closed, invalid};
 use crate::memory::Memory;
 use crate::region::{Owner, Region};
 
-/// Takes the memory of an object over for a tier, and returns the tier and its place. If that fails, the object has its memory
-/// again.
+/// A tier, its place, and memory that other processes may get while the tier is open.
+pub type Attached = (kv::Tier, Location, Option<Arc<Region>>);
+
+/// Takes the memory of an object over for a tier. If that fails, the object has its memory again.
 ///
 /// # Errors
-/// Those of `open`; `InvalidArgument` for other memory than a `Buffer` or a `RemoteBuffer`; `Closed`.
+/// Those of `open`; `InvalidArgument` for memory that no tier lies in; `InUse` for memory with views; `Closed`.
 pub fn attach(
     py: Python<'_>,
     object: &Memory,
-    open: impl FnOnce(kv::AttachOptions) -> Result<kv::Tier, kv::Error>,
-) -> PyResult<(kv::Tier, Location)> {
+    open: impl FnOnce(AttachOptions) -> Result<kv::Tier, kv::Error>,
+) -> PyResult<Attached> {
     let region = object.region()?;
     region.expect_here()?;
     let location = region.only_location();
     drop(region);
-    let region = object.take()?.ok_or_else(|| closed("memory"))?;
-    if let Err(error) = region.wait_for_gpus(py) {
-        object.put_back(region);
-        return Err(error);
-    }
-    let (tier, refused) = match region.into_owner() {
-        Some(Owner::Buffer(memory)) => {
-            let (tier, memory) = in_memory(memory, open);
-            (tier, memory.map(Owner::Buffer))
+    let region = object.take_offered()?.ok_or_else(|| closed("memory"))?;
+    let opened = region
+        .wait_for_gpus(py)
+        .and_then(|()| open(options(region.owner().or_raise()?)?).or_raise());
+    let tier = match opened {
+        Ok(tier) => tier,
+        Err(error) => {
+            object.put_back(region);
+            return Err(error);
         }
-        Some(Owner::Remote(memory)) => {
-            let (tier, memory) = in_memory(Arc::new(memory), open);
-            let memory = memory.and_then(Arc::into_inner);
-            (tier, memory.map(Owner::Remote))
-        }
-        other => (
-            Err(invalid("a tier lies in a Buffer or a RemoteBuffer")),
-            other,
-        ),
     };
-    if let Some(owner) = refused {
-        object.put_back(Region::new(owner));
+    if region.shared_before().is_some() {
+        return Ok((tier, location, Some(region)));
     }
-    Ok((tier?, location))
+    // The tier keeps the memory, and waits for its own copies.
+    drop(Arc::into_inner(region).map(Region::into_owner));
+    Ok((tier, location, None))
 }
 
-/// Attaches a tier in memory, or returns the memory with the error.
-fn in_memory<M: kv::TierMemory + 'static>(
-    memory: Arc<M>,
-    open: impl FnOnce(kv::AttachOptions) -> Result<kv::Tier, kv::Error>,
-) -> (PyResult<kv::Tier>, Option<Arc<M>>) {
-    match open(kv::Tier::attach(Arc::clone(&memory))) {
-        Ok(tier) => (Ok(tier), None),
-        Err(error) => (Err(error.to_py()), Some(memory)),
+/// Returns the options of a tier in memory.
+///
+/// # Errors
+/// `InvalidArgument` for a block, for a part of memory and for a page.
+fn options(owner: &Owner) -> PyResult<AttachOptions> {
+    match owner {
+        Owner::Buffer(memory) => Ok(kv::Tier::attach(Arc::clone(memory))),
+        Owner::Remote(memory) => Ok(kv::Tier::attach(Arc::clone(memory))),
+        Owner::Imported(memory) => Ok(kv::Tier::attach(Arc::new(memory.clone()))),
+        _ => Err(invalid(
+            "a tier lies in a Buffer, a RemoteBuffer or a SharedBuffer that is no part of one",
+        )),
     }
 }

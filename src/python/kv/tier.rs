@@ -1,6 +1,6 @@
 //! `egmem.kv.Tier`: pages by key.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use egmem::driver::Location;
 use egmem::kv::{self, Key, PageId};
@@ -17,6 +17,8 @@ use crate::location::location;
 use crate::locks::{copy_of, lock};
 use crate::memory::Memory;
 use crate::progress::{told, told_at_first};
+use crate::region::Region;
+use crate::share::offer::{Ends, Offer};
 use crate::site::from_program;
 
 use super::attach::attach;
@@ -41,9 +43,17 @@ use super::store::{Load, Store};
 #[pyclass(frozen, module = "egmem.kv")]
 pub struct Tier {
     inner: Mutex<Option<kv::Tier>>,
+    offered: Mutex<Offered>,
     location: Location,
     pages: u32,
     page_bytes: u64,
+}
+
+/// Memory that other processes may get until the tier is closed. The offer ends first.
+#[derive(Default)]
+struct Offered {
+    _offer: Option<Ends>,
+    _memory: Option<Arc<Region>>,
 }
 
 impl Tier {
@@ -129,12 +139,16 @@ impl Tier {
             }),
             false => told(py, progress, |tell| options.create_with(&driver, tell)),
         })?;
-        Ok(Self::of(tier, location))
+        Ok(Self::of(tier, location, Offered::default()))
     }
 
-    /// Attaches the tier in memory that outlives the process: a `RemoteBuffer` of `egmem serve`, or a `Buffer`. The
-    /// tier takes the memory over, and the object is closed. Memory of zeros becomes a new tier, which needs
-    /// `page_bytes`; of a tier, the ready pages are kept with their keys and their order of use.
+    /// Attaches the tier in memory that outlives the process, or that several processes have: a `RemoteBuffer` of
+    /// `egmem serve`, a `SharedBuffer`, or a `Buffer`. The tier takes the memory over, and the object is closed. Memory
+    /// of zeros becomes a new tier, which needs `page_bytes`; of a tier, the ready pages are kept with their keys and
+    /// their order of use.
+    ///
+    /// Memory that was pickled or is offered (`Memory.share`) may be had by other processes until the tier is closed.
+    /// `offer` is such an offer, which then ends.
     ///
     /// `pages` and `page_bytes` must be those of the tier, if they are given. `tag`, bytes of any length, identifies the
     /// contents: the model and the cache's layout; another tag is refused. `take_over` takes the tier from an owner
@@ -142,7 +156,8 @@ impl Tier {
     /// while another process has the tier, and `InvalidArgument` for other data or another tier; the memory is then
     /// still open.
     #[staticmethod]
-    #[pyo3(signature = (memory, *, pages=None, page_bytes=None, tag=None, take_over=false, reset=false))]
+    #[pyo3(signature = (memory, *, pages=None, page_bytes=None, tag=None, take_over=false, reset=false, offer=None))]
+    #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn attach(
         py: Python<'_>,
         memory: &Bound<'_, Memory>,
@@ -151,6 +166,7 @@ impl Tier {
         tag: Option<PyBackedBytes>,
         take_over: bool,
         reset: bool,
+        offer: Option<&Bound<'_, Offer>>,
     ) -> PyResult<Self> {
         let with = |options: kv::AttachOptions| {
             let tag = tag.map_or([0; Key::BYTES], |tag| Key::digest(&tag));
@@ -161,8 +177,12 @@ impl Tier {
             let options = page_bytes.fold(options, kv::AttachOptions::page_bytes);
             py.detach(|| options.open())
         };
-        let (tier, location) = attach(py, memory.get(), with)?;
-        Ok(Self::of(tier, location))
+        let (tier, location, shared) = attach(py, memory.get(), with)?;
+        let offered = Offered {
+            _offer: offer.map(|offer| offer.get().ends()),
+            _memory: shared,
+        };
+        Ok(Self::of(tier, location, offered))
     }
 
     /// Returns how many bytes of memory a tier takes, for the size of memory that it is to be attached in.
@@ -374,8 +394,8 @@ impl Tier {
 
     /// Ends the tier's use. Its memory is given back with its last store, load, job and view.
     fn close(&self, py: Python<'_>) {
-        let tier = lock(&self.inner).take();
-        py.detach(|| drop(tier));
+        let ended = self.end();
+        py.detach(|| drop(ended));
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {
@@ -405,11 +425,17 @@ impl Tier {
         backing::at(py, tier.driver(), first)
     }
 
-    fn of(tier: kv::Tier, location: Location) -> Self {
+    fn end(&self) -> (Offered, Option<kv::Tier>) {
+        let offered = std::mem::take(&mut *lock(&self.offered));
+        (offered, lock(&self.inner).take())
+    }
+
+    fn of(tier: kv::Tier, location: Location, offered: Offered) -> Self {
         Self {
             pages: tier.pages(),
             page_bytes: tier.page_bytes(),
             inner: Mutex::new(Some(tier)),
+            offered: Mutex::new(offered),
             location,
         }
     }
@@ -417,7 +443,6 @@ impl Tier {
 
 impl Drop for Tier {
     fn drop(&mut self) {
-        let tier = lock(&self.inner).take();
-        crate::gil::drop_detached(tier);
+        crate::gil::drop_detached(self.end());
     }
 }

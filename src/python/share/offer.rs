@@ -18,7 +18,7 @@ use crate::error::{OrRaise, ToPy};
 use crate::gil::drop_detached;
 use crate::locks::lock;
 use crate::per_process::PerProcess;
-use crate::region::Region;
+use crate::region::{Offered, Region};
 
 /// How long a process may take to receive the memory.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -30,18 +30,23 @@ const MOST_AT_A_TIME: usize = 64;
 pub struct Offer {
     open: Arc<Open>,
     path: PathBuf,
+}
+
+/// An offer, until it ends or is dropped. A forked child ends nothing: the socket and its thread are the parent's.
+struct Open {
+    parts: Mutex<Option<Parts>>,
     driver: egmem::Driver,
 }
 
-/// An offer, until it ends.
-struct Open(Mutex<Option<Parts>>);
+/// Ends an offer when it is dropped.
+pub struct Ends(Arc<Open>);
 
 struct Parts {
     // In this order: the thread has ended before the socket's file is removed and the memory may be closed.
     thread: Option<JoinHandle<()>>,
     ended: Arc<AtomicBool>,
     listener: Arc<Listener>,
-    _region: Arc<Region>,
+    _region: Offered,
 }
 
 /// The offers of this process, so that none leaves its socket at the end.
@@ -50,8 +55,23 @@ static OFFERS: PerProcess<Mutex<Vec<Weak<Open>>>> = PerProcess::new();
 impl Open {
     /// Ends the offer: no process gets the memory any more, and the socket's file is gone.
     fn end(&self) {
-        let parts = lock(&self.0).take();
-        drop(parts);
+        let parts = lock(&self.parts).take();
+        match self.driver.is_of_this_process() {
+            true => drop_detached(parts),
+            false => std::mem::forget(parts),
+        }
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        self.0.end();
     }
 }
 
@@ -66,14 +86,10 @@ impl Drop for Parts {
     }
 }
 
-impl Drop for Offer {
-    fn drop(&mut self) {
-        let parts = lock(&self.open.0).take();
-        match self.driver.is_of_this_process() {
-            true => drop_detached(parts),
-            // The socket and its thread are the parent's.
-            false => std::mem::forget(parts),
-        }
+impl Offer {
+    /// Returns a value whose drop ends the offer.
+    pub fn ends(&self) -> Ends {
+        Ends(Arc::clone(&self.open))
     }
 }
 
@@ -88,12 +104,12 @@ impl Offer {
     /// Whether `close` was called.
     #[getter]
     fn closed(&self) -> bool {
-        lock(&self.open.0).is_none()
+        lock(&self.open.parts).is_none()
     }
 
     /// Ends the offer and removes the socket. Processes that have received the memory keep it.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        self.driver.expect_this_process("offer").or_raise()?;
+        self.open.driver.expect_this_process("offer").or_raise()?;
         py.detach(|| self.open.end());
         Ok(())
     }
@@ -139,14 +155,15 @@ pub fn offer(
             thread: Some(thread),
             ended,
             listener,
-            _region: Arc::clone(region),
+            _region: Offered::new(region),
         })
     });
-    let open = Arc::new(Open(Mutex::new(Some(parts.map_err(ToPy::to_py)?))));
+    let parts = Mutex::new(Some(parts.map_err(ToPy::to_py)?));
+    let open = Arc::new(Open { parts, driver });
     let mut offers = lock(OFFERS.get(|_| Mutex::default()));
     offers.retain(|offer| offer.strong_count() > 0);
     offers.push(Arc::downgrade(&open));
-    Ok(Offer { open, path, driver })
+    Ok(Offer { open, path })
 }
 
 /// Starts the thread that sends the memory to each process that connects.

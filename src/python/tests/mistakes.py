@@ -203,7 +203,7 @@ ROWS = [
     ("kv.Tier.bytes_needed(0, 4096)", "InvalidArgument", "0 pages", ""),
     ("kv.Tier.stored_key('text')", "TypeError", "'bytes'", ""),
     ("kv.Tier.attach('x')", "TypeError", "instance of 'Memory'", ""),
-    ("kv.Tier.attach(block)", "InvalidArgument", "a Buffer or a RemoteBuffer", ""),
+    ("kv.Tier.attach(block)", "InvalidArgument", "a Buffer, a RemoteBuffer or a SharedBuffer", ""),
     ("kv.Tier.attach(buffer)", "InvalidArgument", "invalid page_bytes", ""),
     ("kv.Tier.attach(closed)", "Closed", "the memory is closed", KEEP),
     ("kv.Tier.attach(garbage, pages=8, page_bytes=4096)", "InvalidArgument", "has no tier", "attach with `reset`"),

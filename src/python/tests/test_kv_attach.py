@@ -1,5 +1,6 @@
 """Tiers in memory that outlives the process."""
 
+import pickle
 import signal
 import subprocess
 import sys
@@ -79,6 +80,85 @@ def test_a_tier_in_a_buffer(driver):
     assert egmem.kv.Tier.attach(other, pages=10, page_bytes=PAGE, reset=True).stats()["free"] == 10
     with pytest.raises(egmem.InvalidArgument, match="Buffer"):
         egmem.kv.Tier.attach(egmem.Heap(0, driver=driver).allocate(1 << 20), page_bytes=PAGE)
+
+
+JOINER = """
+    import sys, egmem, egmem.kv
+    memory = egmem.receive(sys.argv[1], timeout=60)
+    print("received", flush=True)
+    sys.stdin.readline()
+    tier = egmem.kv.Tier.attach(memory, tag=b"model")
+    assert memory.closed and tier.lookup([b"first"]) == 1
+    with tier.prepare_load([b"first"]) as load:
+        print(load.view(0).read(0, 5).decode(), tier.found["generation"], flush=True)
+"""
+
+
+@pytest.fixture
+def simulated(monkeypatch):
+    """The simulated machine of this process and of those that it starts."""
+    monkeypatch.setenv("EGMEM_SIM", "gh200")
+
+
+def shareable():
+    return egmem.Buffer(egmem.kv.Tier.bytes_needed(10, PAGE), shareable=True)
+
+
+def store(tier, key, contents):
+    with tier.prepare_store([key]) as writing:
+        writing.view(0).write(contents)
+        writing.commit()
+
+
+def test_another_process_attaches_received_memory(simulated, tmp_path):
+    """Memory stays offered when a tier has taken it over, and the offer ends with the tier."""
+    path, buffer = tmp_path / "socket", shareable()
+    offer = buffer.share(path)
+    with egmem.kv.Tier.attach(buffer, page_bytes=PAGE, tag=b"model", offer=offer) as tier:
+        assert buffer.closed and not offer.closed
+        store(tier, b"first", b"hello")
+        command = [sys.executable, "-c", textwrap.dedent(JOINER), str(path)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout.readline() == "received\n"
+            tier.close()
+            assert offer.closed and not path.exists()
+            assert child.communicate("\n", timeout=300)[0] == "hello 2\n"
+
+
+def test_offers_and_pickles_outlive_the_takeover(simulated, tmp_path):
+    buffer = shareable()
+    pickled, offer = pickle.dumps(buffer), buffer.share(tmp_path / "socket")
+    tier = egmem.kv.Tier.attach(buffer, page_bytes=PAGE)
+    received = pickle.loads(pickled)
+    assert received.nbytes == egmem.receive(offer.path).nbytes
+    received.close()
+    tier.close()
+    later = egmem.receive(offer.path)
+    assert not offer.closed, "it is not the tier's"
+    view = memoryview(later)
+    with pytest.raises(egmem.InUse, match=r"1 live view\(s\)"):
+        egmem.kv.Tier.attach(later)
+    view.release()
+    offer.close()
+    with pytest.raises(egmem.InvalidArgument, match="tag"):
+        egmem.kv.Tier.attach(later, tag=b"other")
+    assert egmem.kv.Tier.attach(later).found["generation"] == 2
+
+
+def test_a_refused_buffer_stays_offered(simulated, tmp_path):
+    buffer = shareable()
+    with buffer.share(tmp_path / "socket") as offer, egmem.receive(offer.path) as received:
+        view = memoryview(buffer)
+        with pytest.raises(egmem.InUse, match=r"1 live view\(s\)"):
+            egmem.kv.Tier.attach(buffer, page_bytes=PAGE)
+        view.release()
+        with pytest.raises(egmem.InvalidArgument):
+            egmem.kv.Tier.attach(buffer, pages=100, page_bytes=PAGE, offer=offer)
+        buffer.fill(7, 0, 1)
+        assert received.read(0, 1) == b"\7" and not offer.closed
+        with pytest.raises(egmem.InUse):
+            buffer.close()
+    buffer.close()
 
 
 def test_memory_must_be_large_enough(driver):

@@ -492,6 +492,7 @@ class Tier:
         tag: Optional[bytes] = None,
         take_over: bool = False,
         reset: bool = False,
+        offer: Optional[Offer] = None,
     ) -> Tier: ...
     @staticmethod
     def bytes_needed(pages: int, page_bytes: _Size) -> int: ...
