@@ -1,10 +1,10 @@
 //! `egmem.SharedBuffer`: memory of another process, without a server.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use egmem::driver::{Access, Driver as Native};
-use egmem::share::{Channel, Error, ImportOptions, Peers, Unreachable};
+use egmem::share::{Channel, Error, ImportOptions, ImportedBuffer, Peers, Unreachable};
 use pyo3::prelude::*;
 
 use super::common::{self, Refused, SLICE, wait};
@@ -163,25 +163,63 @@ pub fn receive<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let driver = given_or_default(py, driver)?;
     let access = mode.map(common::mode).transpose()?;
-    let patience = timeout_of(timeout)?;
-    let found = from_program(py, || {
-        waiting(py, |go_on| {
-            let begun = Instant::now();
-            let mut channel = connect(&path, patience, go_on)?;
-            let left = patience.saturating_sub(begun.elapsed());
-            wait(&mut channel, left, go_on)?;
-            receive_from(&mut channel, &driver, access).map_err(Refused::Lost)
-        })
-    });
-    // Without a ticket it is refused by no process, only lost.
-    let imported = found.map_err(|failed| failed.into_exception(0))?;
-    SHARED_BUFFER.make(py, Owner::Imported(imported))
+    match receive_at(py, &path, &driver, access, (timeout_of(timeout)?, true)) {
+        Ok(imported) => SHARED_BUFFER.make(py, Owner::Imported(imported)),
+        // Without a ticket it is refused by no process, only lost.
+        Err(failed) => Err(failed.into_exception(0)),
+    }
 }
 
-/// Connects to a socket, and waits until there is one.
+/// Receives memory as `receive` does, but does not wait for the socket: returns `None` if no process listens there.
+#[pyfunction]
+#[pyo3(name = "_receive_offered")]
+pub fn receive_offered<'py>(
+    py: Python<'py>,
+    path: PathBuf,
+    driver: &Bound<'_, Driver>,
+    timeout: f64,
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let driver = given_or_default(py, Some(driver))?;
+    match receive_at(py, &path, &driver, None, (timeout_of(timeout)?, false)) {
+        Ok(imported) => SHARED_BUFFER.make(py, Owner::Imported(imported)).map(Some),
+        Err(Failed::Refused(Refused::Lost(error))) if nobody_listens(&error) => Ok(None),
+        Err(failed) => Err(failed.into_exception(0)),
+    }
+}
+
+/// Receives memory at a socket. The last argument says how long to wait, and whether to wait for the socket too.
+fn receive_at(
+    py: Python<'_>,
+    path: &Path,
+    driver: &Native,
+    access: Option<Access>,
+    (patience, for_socket): (Duration, bool),
+) -> Result<ImportedBuffer, Failed> {
+    from_program(py, || {
+        waiting(py, |go_on| {
+            let begun = Instant::now();
+            let mut channel = connect(path, (patience, for_socket), go_on)?;
+            let left = patience.saturating_sub(begun.elapsed());
+            wait(&mut channel, left, go_on)?;
+            receive_from(&mut channel, driver, access).map_err(Refused::Lost)
+        })
+    })
+}
+
+fn nobody_listens(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::Unreachable {
+            cause: Unreachable::NoSocket | Unreachable::NobodyListens,
+            ..
+        }
+    )
+}
+
+/// Connects to a socket. `for_socket` says whether to wait until there is one.
 fn connect(
-    path: &std::path::Path,
-    patience: Duration,
+    path: &Path,
+    (patience, for_socket): (Duration, bool),
     go_on: &mut dyn FnMut() -> bool,
 ) -> Result<Channel, Refused> {
     let begun = Instant::now();
@@ -192,11 +230,8 @@ fn connect(
             Err(error) => error,
         };
         let may_come = match &error {
-            Error::Unreachable { cause, .. } => {
-                matches!(cause, Unreachable::NoSocket | Unreachable::NobodyListens)
-            }
             Error::TimedOut { .. } => true,
-            _ => false,
+            error => for_socket && nobody_listens(error),
         };
         if !may_come || left.is_zero() {
             return Err(Refused::Lost(error));
@@ -213,7 +248,7 @@ pub fn receive_from(
     channel: &mut Channel,
     driver: &Native,
     access: Option<Access>,
-) -> Result<egmem::share::ImportedBuffer, Error> {
+) -> Result<ImportedBuffer, Error> {
     let offer = channel.receive()?;
     let have = offer.description().access;
     let offer = match access {

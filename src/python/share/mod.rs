@@ -18,6 +18,7 @@ pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<chunks::SharedHeap>()?;
     module.add_function(wrap_pyfunction!(chunks::unpickle_heap, module)?)?;
     module.add_function(wrap_pyfunction!(import::receive, module)?)?;
+    module.add_function(wrap_pyfunction!(import::receive_offered, module)?)?;
     module.add_function(wrap_pyfunction!(import::unpickle, module)?)?;
     module.add_function(wrap_pyfunction!(offer::close_offers, module)?)?;
     Ok(())

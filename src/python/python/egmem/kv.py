@@ -15,12 +15,27 @@
 ...     tier.load(load.pages, [0, 1], gpu_pages, stream=stream).wait()
 """
 
-from typing import Any, Optional, Union
+from typing import Any, Callable, Optional, Union
 
 from . import connect
-from ._egmem import Driver, GpuPages, Job, Load, Node, Page, Store, Tier
+from ._egmem import (
+    Buffer,
+    Driver,
+    Gpu,
+    GpuPages,
+    Job,
+    Load,
+    Memory,
+    Node,
+    Offer,
+    Page,
+    Store,
+    Tier,
+    default_driver,
+)
+from ._join import Meeting
 
-__all__ = ["GpuPages", "Job", "Load", "Page", "Store", "Tier", "attach"]
+__all__ = ["GpuPages", "Job", "Load", "Page", "Store", "Tier", "attach", "join"]
 
 
 def attach(
@@ -54,3 +69,56 @@ def attach(
             expect_owner = expect_owner or client.peer_name
         memory = client.fetch(name, mode="rw", expect_owner=expect_owner, probe=probe)
     return Tier.attach(memory, pages=pages, page_bytes=page_bytes, **options)
+
+
+def join(
+    name: str,
+    *,
+    pages: int,
+    page_bytes: Union[int, str],
+    node: Union[Node, int, None] = None,
+    near_gpu: Union[Gpu, int, None] = None,
+    backing: str = "auto",
+    progress: Optional[Callable[[int, int], object]] = None,
+    timeout: float = 600.0,
+    driver: Optional[Driver] = None,
+    **options: Any,
+) -> Tier:
+    """Returns the tier that all processes of this user on this machine have which call this with the same name and sizes.
+
+    The first process creates the memory, as ``Buffer`` does with ``node``, ``near_gpu``, ``backing`` and ``progress``, and offers it until it
+    closes its tier or ends, at a socket in ``$XDG_RUNTIME_DIR/egmem``, or without that variable in ``/tmp/egmem-UID``. The folder must
+    be this user's own, with mode 0700. The others receive the memory there. They wait at most ``timeout`` seconds for
+    a process that creates it. The other options are those of ``Tier.attach``, such as ``tag``.
+
+    When the first process has closed its tier or has ended, those that have joined keep the tier, but the next one that
+    calls this gets a new tier. Memory that is to outlive the process that created it belongs in ``egmem serve``: ``attach``.
+
+    A name has 1 to 64 bytes, and no slash. Raises ``InUse`` while another process has the tier, ``Refused`` for a folder that is not
+    this user's own, ``TimedOut``, and ``InvalidArgument`` for a tier of other sizes or with another tag.
+    """
+    driver = driver or default_driver()
+
+    def attach(memory: Memory, offer: Optional[Offer] = None) -> Tier:
+        return Tier.attach(memory, pages=pages, page_bytes=page_bytes, offer=offer, **options)
+
+    def create(socket: str) -> Tier:
+        nbytes = Tier.bytes_needed(pages, page_bytes)
+        memory = Buffer(
+            nbytes,
+            node,
+            near_gpu=near_gpu,
+            shareable=True,
+            label=f"egmem.kv {name}",
+            backing=backing,
+            progress=progress,
+            driver=driver,
+        )
+        offer = memory.share(socket)
+        try:
+            return attach(memory, offer)
+        except BaseException:
+            offer.close()
+            raise
+
+    return Meeting(name, timeout).join(driver, attach, create)
