@@ -75,6 +75,15 @@ impl Events {
         waited.unwrap_or_else(PoisonError::into_inner).0.take()
     }
 
+    /// Returns whether all events were taken and no more come: the tier is gone. In a forked child it is.
+    pub fn is_over(&self) -> bool {
+        if !self._subscription.driver.is_of_this_process() {
+            return true;
+        }
+        let queued = lock(&self.queue.queued);
+        queued.is_over && queued.events.is_empty()
+    }
+
     /// Returns how many keys of events did not fit into the queue. Those keys, or whole events, are missing: compare with
     /// [`Tier::keys`](crate::Tier::keys) after that.
     pub fn lost(&self) -> u64 {

@@ -6,7 +6,7 @@ use egmem::driver::DevicePtr;
 use egmem::kv::{self, PartShape};
 use pyo3::prelude::*;
 
-use crate::args::Count;
+use crate::args::{Count, Size};
 use crate::error::{OrRaise, invalid};
 use crate::library::Library;
 
@@ -17,7 +17,8 @@ use super::gpu_array::GpuArray;
 /// has the pieces of one block side by side, in the parts' order.
 ///
 /// `bases` are addresses, `stride` and `part_bytes` bytes: a number for all parts, or a sequence with one for each.
-/// `blocks` is how many there are. `keep` is an object that owns the memory: it lives as long as this object and its
+/// `blocks` is how many there are. With `at` a block is the part of a page that begins at this offset, in bytes: the
+/// caches of the ranks of a tensor-parallel engine share the pages. Kernels need a multiple of 16. `keep` is an object that owns the memory: it lives as long as this object and its
 /// jobs. The addresses must be valid: others crash the process, or the GPU. Copies of a cache that is given as
 /// addresses need `stream=`.
 ///
@@ -40,14 +41,16 @@ impl GpuPages {
         parts: Vec<(DevicePtr, PartShape)>,
         blocks: u64,
         arrays: Option<(i32, Option<Library>)>,
+        at: Option<Size>,
         owner: impl Any + Send + Sync,
     ) -> PyResult<Self> {
         // SAFETY: the caller of the Python class names memory that has all blocks, and passes its owner, which this
         // object and every job keep; the stream of the copies orders them, and is the caller's or the one that the
         // arrays' library orders its own work by.
         let inner = unsafe { kv::GpuPages::from_raw_parts(parts, blocks) };
+        let inner = inner.or_raise()?.keeping(owner);
         Ok(Self {
-            inner: inner.or_raise()?.keeping(owner),
+            inner: at.into_iter().fold(inner, |inner, at| inner.at(at.0)),
             arrays,
         })
     }
@@ -131,12 +134,13 @@ impl GpuPages {
 #[pymethods]
 impl GpuPages {
     #[new]
-    #[pyo3(signature = (bases, stride, part_bytes, blocks, *, keep=None))]
+    #[pyo3(signature = (bases, stride, part_bytes, blocks, *, at=None, keep=None))]
     fn new(
         bases: Vec<u64>,
         stride: Bytes,
         part_bytes: Bytes,
         blocks: Count,
+        at: Option<Size>,
         keep: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
         let strides = stride.each("stride", bases.len())?;
@@ -144,7 +148,7 @@ impl GpuPages {
         let shapes = strides.into_iter().zip(bytes);
         let shapes = shapes.map(|(stride, bytes)| PartShape { stride, bytes });
         let bases = bases.into_iter().map(DevicePtr);
-        Self::of(bases.zip(shapes).collect(), blocks.0, None, keep)
+        Self::of(bases.zip(shapes).collect(), blocks.0, None, at, keep)
     }
 
     /// Describes tensors of PyTorch, or arrays of CuPy, on one GPU, which may have different shapes and types and have
@@ -156,9 +160,14 @@ impl GpuPages {
     /// which they are stored. Each index in the dimensions before it is a part of its own: `block_dim=1` is for arrays of
     /// `(2, blocks, ...)`, such as FlashAttention's keys and values. Without `block_dim` the first dimension counts the
     /// blocks, and arrays of three dimensions or more whose first one is 2 are refused, because either may be meant.
+    /// `at` is as for `GpuPages`.
     #[staticmethod]
-    #[pyo3(signature = (tensors, *, block_dim=None))]
-    fn from_tensors(tensors: &Bound<'_, PyAny>, block_dim: Option<usize>) -> PyResult<Self> {
+    #[pyo3(signature = (tensors, *, block_dim=None, at=None))]
+    fn from_tensors(
+        tensors: &Bound<'_, PyAny>,
+        block_dim: Option<usize>,
+        at: Option<Size>,
+    ) -> PyResult<Self> {
         let mut parts = Vec::new();
         let mut first: Option<(i32, Option<Library>, u64)> = None;
         let mut kept: Vec<Py<PyAny>> = Vec::new();
@@ -184,7 +193,7 @@ impl GpuPages {
         }
         let (gpu, library, blocks) =
             first.ok_or_else(|| invalid("a cache has at least one tensor"))?;
-        Self::of(parts, blocks, Some((gpu, library)), kept)
+        Self::of(parts, blocks, Some((gpu, library)), at, kept)
     }
 
     /// The number of blocks.
@@ -199,7 +208,7 @@ impl GpuPages {
         self.inner.parts()
     }
 
-    /// The bytes of a block in all parts: those of a page.
+    /// The bytes of a block in all parts: without `at`, those of a page.
     #[getter]
     fn block_bytes(&self) -> u64 {
         self.inner.block_bytes()

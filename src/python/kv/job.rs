@@ -1,12 +1,14 @@
 //! `egmem.kv.Job`: copies in progress.
 
-use egmem::kv::{self, CopyMethod};
+use egmem::kv::{self, CopyMethod, PageId};
 use pyo3::prelude::*;
 
 use crate::error::{OrRaise, invalid};
 use crate::gil::drop_detached;
 use crate::interrupts;
 
+use super::gpu_pages::GpuPages;
+use super::numbers::numbers;
 use super::once::Once;
 
 /// Copies in progress. It keeps the tier, its pages, the cache's tensors and the stream until they have ended; its
@@ -82,11 +84,46 @@ impl Job {
     }
 }
 
+/// Starts copies of pages to blocks of a cache, or of blocks to pages, on a stream: the given one, or the current one of the
+/// library of the cache's arrays.
+///
+/// # Errors
+/// `InvalidArgument`; those of `Tier::load_by` and `store_by`; Python's.
+pub fn start(
+    py: Python<'_>,
+    (tier, is_load): (&kv::Tier, bool),
+    (pages, blocks): (&Bound<'_, PyAny>, &Bound<'_, PyAny>),
+    gpu_pages: &Bound<'_, GpuPages>,
+    (stream, gpu, method): (Option<&Bound<'_, PyAny>>, Option<i32>, &str),
+) -> PyResult<Job> {
+    let (pages, blocks) = (numbers(pages)?, numbers(blocks)?);
+    if pages.len() != blocks.len() {
+        let counts = format!("{} blocks for {} pages", blocks.len(), pages.len());
+        return Err(invalid(&counts));
+    }
+    let method = copy_method(method)?;
+    let cache = gpu_pages.get();
+    let stream = match stream {
+        Some(stream) => stream.clone(),
+        None => cache.current_stream(py, gpu)?,
+    };
+    let on = crate::stream::given(tier.driver(), &stream, gpu.or(cache.gpu()), 0)?;
+    // The job keeps the object, so the stream lives until the copies have ended.
+    let layout = cache.on(on.device(), &stream)?;
+    let ids = pages.into_iter().map(PageId::from_bits);
+    let pairs: Vec<_> = ids.zip(blocks).collect();
+    let job = py.detach(|| match is_load {
+        true => tier.load_by(method, &on, &pairs, &layout),
+        false => tier.store_by(method, &on, &pairs, &layout),
+    });
+    Ok(Job::new(job.or_raise()?))
+}
+
 /// Reads the name of a copy method.
 ///
 /// # Errors
 /// `InvalidArgument`.
-pub fn copy_method(name: &str) -> PyResult<CopyMethod> {
+fn copy_method(name: &str) -> PyResult<CopyMethod> {
     let mut words = name.split(':');
     let kind = words.next().unwrap_or_default();
     let numbers: Option<Vec<u32>> = words.map(|word| word.parse().ok()).collect();

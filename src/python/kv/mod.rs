@@ -1,6 +1,7 @@
 //! `egmem.kv`: the KV-cache tier.
 
 mod attach;
+mod events;
 mod gpu_array;
 mod gpu_pages;
 mod growth;
@@ -8,8 +9,11 @@ mod job;
 mod keys;
 mod numbers;
 mod once;
+mod options;
 mod page;
+mod stats;
 mod store;
+mod subscription;
 mod tier;
 
 use pyo3::prelude::*;
@@ -22,5 +26,8 @@ pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<gpu_pages::GpuPages>()?;
     module.add_class::<store::Store>()?;
     module.add_class::<store::Load>()?;
+    module.add_class::<events::TierEvent>()?;
+    module.add_class::<events::Events>()?;
+    module.add_class::<subscription::Subscription>()?;
     module.add_class::<job::Job>()
 }

@@ -16,6 +16,7 @@ use crate::locks::{copy_of, lock};
 
 use super::numbers::bits;
 use super::page::{Keeper, Page};
+use super::subscription::telling;
 
 /// Pages for keys that the tier does not have, made by `Tier.prepare_store`. Copy the contents to them, wait, and
 /// `commit`.
@@ -91,7 +92,7 @@ impl Store {
     /// lives.
     fn commit(&self, py: Python<'_>) -> PyResult<()> {
         // The lock ends before this thread asks for the GIL: others wait for the lock with the GIL.
-        let committed = py.detach(|| {
+        let committed = telling(py, || {
             let mut inner = lock(&self.inner);
             let shared = inner.as_mut()?;
             Some(Arc::get_mut(shared).map(kv::Store::commit))

@@ -7,12 +7,12 @@ use egmem::kv::{self, Key, PageId};
 use egmem::size::Bytes;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
-use pyo3::types::{IntoPyDict, PyBytes, PyDict, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyTuple};
 
 use crate::args::{Count, GpuArg, NodeArg, Size};
 use crate::backing::{self, Words};
 use crate::driver::{Driver, given_or_default};
-use crate::error::{OrRaise, closed, invalid};
+use crate::error::{OrRaise, closed};
 use crate::location::location;
 use crate::locks::{copy_of, lock};
 use crate::memory::Memory;
@@ -22,12 +22,15 @@ use crate::share::offer::{Ends, Offer};
 use crate::site::from_program;
 
 use super::attach::attach;
+use super::events::Events;
 use super::gpu_pages::GpuPages;
 use super::growth::{growth, waiting};
-use super::job::{Job, copy_method};
+use super::job::{Job, start};
 use super::keys::Keys;
-use super::numbers::numbers;
+use super::options::verify as parse_verify;
+use super::stats;
 use super::store::{Load, Store};
+use super::subscription::{Subscription, telling};
 
 /// Fixed pages of pinned host memory by key, in least-recently-used order: the tier below a serving engine's cache.
 ///
@@ -35,6 +38,9 @@ use super::store::{Load, Store};
 /// A key is `bytes`, such as the hash of a block of tokens and of all before it. Keys of up to 64 bytes are kept as they
 /// are; of a longer one the tier keeps a hash of 32 bytes: `stored_key`. `near_gpu`, `access_by` and `label` are as for `Buffer`.
 /// So is `backing`, whose default is `"auto"` here.
+///
+/// `verify` is `"never"`, `"sample"` or `"always"`: whether commits compute checksums of pages, and `prepare_load` checks one
+/// page in 16, or each. A page with other bytes than were committed is a miss: `NotReady`, and `damaged` in `stats`.
 ///
 /// `progress(done, total)` is called after each chunk of memory, in bytes and with no lock held. If it raises, or a
 /// signal does, such as Ctrl-C between two chunks, everything is given back. With `background=True` the tier is there
@@ -66,46 +72,14 @@ impl Tier {
     fn place(&self, tier: &kv::Tier) -> (egmem::Driver, Location) {
         (tier.driver().clone(), self.location)
     }
-
-    fn copy(
-        &self,
-        py: Python<'_>,
-        is_load: bool,
-        (pages, blocks): (&Bound<'_, PyAny>, &Bound<'_, PyAny>),
-        gpu_pages: &Bound<'_, GpuPages>,
-        (stream, gpu, method): (Option<&Bound<'_, PyAny>>, Option<i32>, &str),
-    ) -> PyResult<Job> {
-        let (pages, blocks) = (numbers(pages)?, numbers(blocks)?);
-        if pages.len() != blocks.len() {
-            let counts = format!("{} blocks for {} pages", blocks.len(), pages.len());
-            return Err(invalid(&counts));
-        }
-        let tier = self.handle()?;
-        let method = copy_method(method)?;
-        let cache = gpu_pages.get();
-        let stream = match stream {
-            Some(stream) => stream.clone(),
-            None => cache.current_stream(py, gpu)?,
-        };
-        let on = crate::stream::given(tier.driver(), &stream, gpu.or(cache.gpu()), 0)?;
-        // The job keeps the object, so the stream lives until the copies have ended.
-        let layout = cache.on(on.device(), &stream)?;
-        let ids = pages.into_iter().map(PageId::from_bits);
-        let pairs: Vec<_> = ids.zip(blocks).collect();
-        let job = py.detach(|| match is_load {
-            true => tier.load_by(method, &on, &pairs, &layout),
-            false => tier.store_by(method, &on, &pairs, &layout),
-        });
-        Ok(Job::new(job.or_raise()?))
-    }
 }
 
 #[pymethods]
 impl Tier {
     #[new]
     #[pyo3(signature = (
-        pages, page_bytes, *, node=None, near_gpu=None, access_by=None, label=None, backing=None, progress=None,
-        background=false, driver=None,
+        pages, page_bytes, *, node=None, near_gpu=None, access_by=None, label=None, backing=None, verify="never",
+        progress=None, background=false, driver=None,
     ))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn new(
@@ -117,6 +91,7 @@ impl Tier {
         access_by: Option<Vec<GpuArg>>,
         label: Option<String>,
         backing: Option<&str>,
+        verify: &str,
         progress: Option<&Bound<'_, PyAny>>,
         background: bool,
         driver: Option<&Bound<'_, Driver>>,
@@ -125,7 +100,8 @@ impl Tier {
         let location = location(py, &driver, node, near_gpu, None)?;
         let mut options = kv::Tier::on(location)
             .pages(pages.0)
-            .page_bytes(page_bytes.0);
+            .page_bytes(page_bytes.0)
+            .verify(parse_verify(verify)?);
         if let Some(gpus) = access_by {
             options = options.access_by(gpus.into_iter().map(|gpu| Location::Device(gpu.0)));
         }
@@ -154,9 +130,11 @@ impl Tier {
     /// contents: the model and the cache's layout; another tag is refused. `take_over` takes the tier from an owner
     /// in another container, which must have ended; `reset` creates a new tier over any data. Raises `InUse`
     /// while another process has the tier, and `InvalidArgument` for other data or another tier; the memory is then
-    /// still open.
+    /// still open. `verify` is as for `Tier`; only pages that this process has stored are checked.
     #[staticmethod]
-    #[pyo3(signature = (memory, *, pages=None, page_bytes=None, tag=None, take_over=false, reset=false, offer=None))]
+    #[pyo3(signature = (
+        memory, *, pages=None, page_bytes=None, tag=None, take_over=false, reset=false, verify="never", offer=None,
+    ))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn attach(
         py: Python<'_>,
@@ -166,11 +144,17 @@ impl Tier {
         tag: Option<PyBackedBytes>,
         take_over: bool,
         reset: bool,
+        verify: &str,
         offer: Option<&Bound<'_, Offer>>,
     ) -> PyResult<Self> {
+        let verify = parse_verify(verify)?;
         let with = |options: kv::AttachOptions| {
             let tag = tag.map_or([0; Key::BYTES], |tag| Key::digest(&tag));
-            let options = options.tag(tag).take_over(take_over).reset(reset);
+            let options = options
+                .tag(tag)
+                .take_over(take_over)
+                .reset(reset)
+                .verify(verify);
             let pages = pages.map(|pages| pages.0).into_iter();
             let options = pages.fold(options, kv::AttachOptions::pages);
             let page_bytes = page_bytes.map(|size| size.0).into_iter();
@@ -214,16 +198,7 @@ impl Tier {
     /// (pages kept), `unfinished` (pages that were being written), `damaged`, and `is_new`.
     #[getter]
     fn found<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let found = self.handle()?.found();
-        let numbers = [
-            ("generation", found.generation),
-            ("ready", found.ready),
-            ("unfinished", found.unfinished),
-            ("damaged", found.damaged),
-        ];
-        let dictionary = numbers.into_py_dict(py)?;
-        dictionary.set_item("is_new", found.is_new)?;
-        Ok(dictionary)
+        stats::found(py, self.handle()?.found())
     }
 
     /// Returns how many of the first keys are ready. Changes no order.
@@ -242,7 +217,7 @@ impl Tier {
     fn prepare_store(&self, py: Python<'_>, keys: Keys<'_>) -> PyResult<Store> {
         let tier = self.handle()?;
         let asked = keys.read();
-        let store = py.detach(|| tier.prepare_store(&asked)).or_raise()?;
+        let store = telling(py, || tier.prepare_store(&asked)).or_raise()?;
         Ok(Store::new(store, &keys.0, self.place(&tier)))
     }
 
@@ -250,7 +225,7 @@ impl Tier {
     fn prepare_load(&self, py: Python<'_>, keys: Keys<'_>) -> PyResult<Load> {
         let tier = self.handle()?;
         let asked = keys.read();
-        let load = py.detach(|| tier.prepare_load(&asked)).or_raise()?;
+        let load = telling(py, || tier.prepare_load(&asked)).or_raise()?;
         Ok(Load::new(load, self.place(&tier)))
     }
 
@@ -258,7 +233,7 @@ impl Tier {
     fn remove(&self, py: Python<'_>, keys: Keys<'_>) -> PyResult<usize> {
         let tier = self.handle()?;
         let asked = keys.read();
-        py.detach(|| tier.remove(&asked)).or_raise()
+        telling(py, || tier.remove(&asked)).or_raise()
     }
 
     /// Returns the keys that are ready with their pages; the least recently used first. Of a key of more than 64 bytes it
@@ -290,8 +265,8 @@ impl Tier {
         gpu: Option<i32>,
         method: &str,
     ) -> PyResult<Job> {
-        let options = (stream, gpu, method);
-        self.copy(py, true, (pages, blocks), gpu_pages, options)
+        let (tier, on) = (self.handle()?, (stream, gpu, method));
+        start(py, (&tier, true), (pages, blocks), gpu_pages, on)
     }
 
     /// Copies blocks of a GPU's cache to pages of a `Store`. Wait for the job before the store's commit. See `load`.
@@ -307,8 +282,8 @@ impl Tier {
         gpu: Option<i32>,
         method: &str,
     ) -> PyResult<Job> {
-        let options = (stream, gpu, method);
-        self.copy(py, false, (pages, blocks), gpu_pages, options)
+        let (tier, on) = (self.handle()?, (stream, gpu, method));
+        start(py, (&tier, false), (pages, blocks), gpu_pages, on)
     }
 
     /// Returns the address of a page, the same for the CPU and every GPU. Its contents are the caller's only while a
@@ -326,25 +301,34 @@ impl Tier {
     /// - `pinned`: those of the ready pages that loads and copies hold
     /// - `hits`, `misses`: the keys that `lookup` found, and did not find
     /// - `stores`, `evictions`: the pages that became ready by a commit, and that made room for others
+    /// - `damaged`: the pages that were found to have other bytes than were committed
     /// - `loaded_bytes`, `stored_bytes`: the bytes that jobs have copied to GPUs and from them
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let stats = self.handle()?.stats();
-        let numbers = [
-            ("pages", stats.pages),
-            ("usable", stats.usable),
-            ("page_bytes", stats.page_bytes),
-            ("free", stats.free),
-            ("writing", stats.writing),
-            ("ready", stats.ready),
-            ("pinned", stats.pinned),
-            ("hits", stats.hits),
-            ("misses", stats.misses),
-            ("stores", stats.stores),
-            ("evictions", stats.evictions),
-            ("loaded_bytes", stats.loaded_bytes),
-            ("stored_bytes", stats.stored_bytes),
-        ];
-        numbers.into_py_dict(py)
+        stats::stats(py, self.handle()?.stats())
+    }
+
+    /// Returns the changes of keys from now on that this tier makes, in a queue for `capacity` keys. Keys that do not fit are lost:
+    /// `Events.lost`. Changes that other processes make are not among them, nor are keys that `attach` found.
+    #[pyo3(signature = (capacity=Count(1 << 16)), text_signature = "($self, capacity=65536)")]
+    fn events(&self, capacity: Count) -> PyResult<Events> {
+        let tier = self.handle()?;
+        let events = tier.events(usize::try_from(capacity.0).unwrap_or(usize::MAX));
+        Ok(Events::new(events, tier.driver()))
+    }
+
+    /// Calls `function` with each event, as `events` has them, until the returned subscription is closed or deleted: in the thread
+    /// whose call made the change, before the call returns. The function may use the tier. Threads that change keys at the same
+    /// time may call it in another order, which `TierEvent.number` tells. An exception of the function goes to
+    /// `sys.unraisablehook`.
+    fn on_event(&self, function: &Bound<'_, PyAny>) -> PyResult<Subscription> {
+        Subscription::new(&self.handle()?, function)
+    }
+
+    /// Returns the numbers of `stats` in Prometheus' text format (0.0.4): each with its help and its type, and with labels, such as
+    /// `{"engine": 0}`, which distinguish tiers.
+    #[pyo3(signature = (labels=None))]
+    fn metrics(&self, labels: Option<&Bound<'_, PyDict>>) -> PyResult<String> {
+        stats::metrics(&self.handle()?, labels)
     }
 
     /// Whether the tier grows in the background: `"growing"`, `"complete"`, or `"stopped"` by an error or by

@@ -1,5 +1,7 @@
 """egmem.kv on the simulator: pages, pins, eviction, copies, views."""
 
+import contextlib
+import ctypes
 import gc
 import os
 import re
@@ -599,3 +601,61 @@ def test_a_forked_child_is_refused(tier, cache):
         os._exit(refused)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
     assert tier.stats()["pinned"] == 1
+
+
+def test_ranks_have_parts_of_pages(tier, driver):
+    """Two GPUs of a tensor-parallel engine: each rank's cache has half of every page."""
+    caches, pages = [], []
+    for rank in range(2):
+        cache = egmem.Buffer(BLOCKS * PAGE // 2, node=0, driver=driver)
+        of_rank = egmem.kv.GpuPages([cache.address], PAGE // 2, PAGE // 2, BLOCKS, at=f"{rank * 2} KiB", keep=cache)
+        caches.append(cache)
+        pages.append((of_rank, egmem.Stream(rank, driver=driver)))
+        cache.fill(rank + 1)
+    assert pages[1][0].block_bytes == PAGE // 2
+    with tier.prepare_store([key(1)]) as writing:
+        for of_rank, stream in pages:
+            tier.store(writing.pages, [0], of_rank, stream=stream).wait()
+        writing.commit()
+    for cache in caches:
+        cache.fill(0)
+    with tier.prepare_load([key(1)]) as load:
+        assert load.view(0).read() == b"\1" * (PAGE // 2) + b"\2" * (PAGE // 2)
+        for of_rank, stream in pages:
+            tier.load(load.pages, [3], of_rank, stream=stream).wait()
+        beyond = egmem.kv.GpuPages([caches[0].address], PAGE // 2, PAGE // 2, 1, at=PAGE // 2 + 1, keep=caches[0])
+        with pytest.raises(egmem.InvalidArgument):
+            tier.load(load.pages, [0], beyond, stream=pages[0][1])
+    for rank, cache in enumerate(caches):
+        assert cache.read(3 * PAGE // 2, PAGE // 2) == bytes([rank + 1]) * (PAGE // 2)
+
+
+def in_memory(pages, page_bytes, *, driver, **options):
+    """A tier in given memory."""
+    memory = egmem.Buffer(egmem.kv.Tier.bytes_needed(pages, page_bytes), driver=driver)
+    return egmem.kv.Tier.attach(memory, page_bytes=page_bytes, **options)
+
+
+@pytest.mark.parametrize("create", [egmem.kv.Tier, in_memory])
+@pytest.mark.parametrize("verify, found", [("never", 0), ("sample", 2), ("always", 20)])
+def test_damaged_pages_are_misses(driver, create, verify, found):
+    tier = create(64, PAGE, driver=driver, verify=verify)
+    with tier.events() as events:
+        for number in range(20):
+            with tier.prepare_store([key(number)]) as writing:
+                (page,) = writing.pages
+                writing.commit()
+            ctypes.memset(tier.page_address(page) + PAGE - 1, 1, 1)
+        for number in range(20):
+            with contextlib.suppress(egmem.NotReady):
+                tier.prepare_load([key(number)]).release()
+        kinds = [events.get(0).kind for _ in range(20 + found)]
+    assert (tier.stats()["damaged"], tier.stats()["ready"]) == (found, 20 - found)
+    assert kinds[20:] == ["damaged"] * found
+
+
+def test_verify_has_three_values(driver):
+    with pytest.raises(egmem.InvalidArgument, match='verify is "yes"; valid: "never", "sample", "always"'):
+        egmem.kv.Tier(4, PAGE, verify="yes", driver=driver)
+    with pytest.raises(egmem.InvalidArgument, match="verify"):
+        in_memory(4, PAGE, driver=driver, verify="")

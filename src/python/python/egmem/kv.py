@@ -21,6 +21,7 @@ from . import connect
 from ._egmem import (
     Buffer,
     Driver,
+    Events,
     Gpu,
     GpuPages,
     Job,
@@ -30,12 +31,26 @@ from ._egmem import (
     Offer,
     Page,
     Store,
+    Subscription,
     Tier,
+    TierEvent,
     default_driver,
 )
 from ._join import Meeting
 
-__all__ = ["GpuPages", "Job", "Load", "Page", "Store", "Tier", "attach", "join"]
+__all__ = [
+    "Events",
+    "GpuPages",
+    "Job",
+    "Load",
+    "Page",
+    "Store",
+    "Subscription",
+    "Tier",
+    "TierEvent",
+    "attach",
+    "join",
+]
 
 
 def attach(

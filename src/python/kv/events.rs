@@ -1,0 +1,162 @@
+//! `egmem.kv.Events`: which keys come and go, in a queue.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use egmem::driver::Driver;
+use egmem::kv::{self, TierEventKind};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyTuple};
+
+use crate::args::timeout_of;
+use crate::error::{OrRaise, closed};
+use crate::gil::drop_detached;
+use crate::locks::{copy_of, lock};
+
+/// How often a wait runs Python's signal handlers, and finds that the queue was closed.
+const CHECK: Duration = Duration::from_millis(50);
+
+/// A change of keys that one call made.
+#[pyclass(frozen, module = "egmem.kv")]
+pub struct TierEvent {
+    number: u64,
+    kind: &'static str,
+    group: u32,
+    keys: Vec<Py<PyBytes>>,
+}
+
+impl TierEvent {
+    /// Makes the event's object.
+    pub fn of(py: Python<'_>, event: &kv::TierEvent) -> Self {
+        let keys = event.keys.iter();
+        let key = |key: &kv::Key| PyBytes::new(py, key.as_bytes()).unbind();
+        Self {
+            number: event.number,
+            kind: match event.kind {
+                TierEventKind::Stored => "stored",
+                TierEventKind::Evicted => "evicted",
+                TierEventKind::Removed => "removed",
+                TierEventKind::Damaged => "damaged",
+                _ => "other",
+            },
+            group: event.group,
+            keys: keys.map(key).collect(),
+        }
+    }
+}
+
+#[pymethods]
+impl TierEvent {
+    /// The event's place in the order of the changes. The events since a subscription have consecutive numbers.
+    #[getter]
+    fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// The change: `"stored"` by a commit, `"evicted"` for other keys, `"removed"` by `remove`, or `"damaged"`: found with
+    /// other bytes than were committed (`verify`).
+    #[getter]
+    fn kind(&self) -> &'static str {
+        self.kind
+    }
+
+    /// The group of the keys.
+    #[getter]
+    fn group(&self) -> u32 {
+        self.group
+    }
+
+    /// The keys, as `Tier.keys` returns them.
+    #[getter]
+    fn keys(&self, py: Python<'_>) -> Vec<Py<PyBytes>> {
+        self.keys.iter().map(|key| key.clone_ref(py)).collect()
+    }
+
+    fn __repr__(&self) -> String {
+        let (number, kind, count) = (self.number, self.kind, self.keys.len());
+        format!("<egmem.kv.TierEvent {number}: {count} key(s) {kind}>")
+    }
+}
+
+/// Events of a tier in a queue of their own, made by `Tier.events`, until this object is closed or deleted.
+///
+/// As an iterator it waits for the next event, and ends when the tier was closed and its events were taken. Other threads run
+/// meanwhile. A signal handler that raises ends the wait, such as that of Ctrl-C.
+#[pyclass(frozen, module = "egmem.kv")]
+pub struct Events {
+    inner: Mutex<Option<Arc<kv::Events>>>,
+    driver: Driver,
+}
+
+impl Events {
+    /// Wraps a queue.
+    pub fn new(events: kv::Events, driver: &Driver) -> Self {
+        Self {
+            inner: Mutex::new(Some(Arc::new(events))),
+            driver: driver.clone(),
+        }
+    }
+
+    /// Waits for the next event until `end`. `None` at that time, and at once when no event comes any more.
+    fn wait(&self, py: Python<'_>, end: Option<Instant>) -> PyResult<Option<TierEvent>> {
+        self.driver.expect_this_process("events").or_raise()?;
+        // The queue is looked up each time: another thread may close it.
+        while let Some(events) = copy_of(&self.inner) {
+            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            let slice = left.map_or(CHECK, |left| left.min(CHECK));
+            let (event, is_over) = py.detach(move || {
+                let event = events.next_timeout(slice);
+                (event, events.is_over())
+            });
+            if let Some(event) = event {
+                return Ok(Some(TierEvent::of(py, &event)));
+            }
+            if is_over || left.is_some_and(|left| left == slice) {
+                break;
+            }
+            py.check_signals()?;
+        }
+        Ok(None)
+    }
+}
+
+#[pymethods]
+impl Events {
+    /// Returns the next event. Without `timeout`, which is in seconds, it waits as long as the tier is open. Returns `None` after that
+    /// time, and when the tier was closed and its events were taken.
+    #[pyo3(signature = (timeout=None))]
+    fn get(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<TierEvent>> {
+        let time = timeout.map(timeout_of).transpose()?;
+        // A time beyond the clock's is no limit.
+        self.wait(py, time.and_then(|time| Instant::now().checked_add(time)))
+    }
+
+    fn __iter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __next__(&self, py: Python<'_>) -> PyResult<Option<TierEvent>> {
+        self.wait(py, None)
+    }
+
+    /// How many keys did not fit into the queue. They are missing in its events: read `Tier.keys` again after that.
+    #[getter]
+    fn lost(&self) -> PyResult<u64> {
+        let events = copy_of(&self.inner).ok_or_else(|| closed("queue of events"))?;
+        Ok(events.lost())
+    }
+
+    /// Ends the subscription, and every wait for an event.
+    fn close(&self) {
+        drop_detached(lock(&self.inner).take());
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_args))]
+    fn __exit__(&self, _args: &Bound<'_, PyTuple>) {
+        self.close();
+    }
+}
