@@ -1,42 +1,64 @@
-"""vLLM's KV-cache offloading into an egmem tier.
+"""vLLM's KV-cache offloading into an egmem tier, for vLLM 0.26 to 0.33.
 
     vllm serve MODEL --kv-transfer-config '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both",
         "kv_connector_extra_config": {"spec_name": "EgmemOffloadingSpec", "spec_module_path": "egmem_vllm",
                                       "cpu_bytes_to_use": 17179869184}}'
 
-With "egmem_address" and "egmem_name" in the extra config the tier lies in memory of `egmem serve`, and a restarted engine finds
-its pages: set PYTHONHASHSEED, so that vLLM's hashes of blocks are the same again. "egmem_node" is the host NUMA node.
+More keys of the extra config:
 
-For one worker (no tensor or pipeline parallelism), one KV-cache group and one block per chunk: others raise ValueError.
-Tested with the classes of vLLM 0.33.0 on the simulator (test_adapters.py); not in an engine that serves.
+- "egmem_address", "egmem_name": the tier lies in memory of `egmem serve`, and a restarted engine finds its pages. Set PYTHONHASHSEED,
+  so that vLLM's hashes of blocks are the same again.
+- "egmem_name" alone: engines of this user on this machine that name it and serve the same model share one tier.
+- "egmem_node": the host NUMA node. "egmem_verify": "never", "sample" or "always", whether loads check the contents of pages.
+- "egmem_tag": any text that tells models apart where this module cannot, see `model_tag`.
+
+The tier is shared by all ranks (tensor, pipeline and context parallelism, one machine): a page has a part for each rank. With several
+KV-cache groups of different sizes the tier has pages of each size. "blocks_per_chunk" works too.
+
+A store that fails is a miss later. vLLM has no way to report a load that fails: it asserts success, so the engine ends, and does
+not serve with wrong bytes. A reset of the prefix cache empties the whole tier. Engines whose weights change while they serve need
+tiers of their own.
 """
 
 import contextlib
 import hashlib
+import json
 import logging
+import pathlib
+import sys
 import time
 from functools import partial
+from typing import NamedTuple
 
 import numpy
 import torch
+import vllm
+from vllm import envs
+from vllm.v1.kv_offload import base
 from vllm.v1.kv_offload.base import (
     BlockIDsLoadStoreSpec,
     LookupResult,
+    OffloadingEvent,
     OffloadingManager,
     OffloadingSpec,
     OffloadingWorker,
     PrepareStoreOutput,
     RequestOffloadingContext,
     TransferResult,
+    get_offload_group_idx,
 )
-from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 import egmem
 import egmem.kv
 
 _log = logging.getLogger(__name__)
 
-# The scheduler's side and the worker's side make a spec each, in one process.
+_MEDIUM = base.Medium.CPU if hasattr(base, "Medium") else "CPU"  # a str in 0.26
+_TELLS_FLUSHED = hasattr(OffloadingManager, "on_reset_flushed")  # from 0.33 on
+_SAMPLES, _SAMPLE_BYTES = 16, 64 << 10
+_FEW = 1 << 16  # keys
+
+# The scheduler's side and the worker's side make a spec each; in one process they share the tier.
 _tiers = {}
 
 
@@ -47,71 +69,238 @@ class PageSpec(BlockIDsLoadStoreSpec):
         self.block_ids = numpy.array(pages, dtype=numpy.uint64)
 
 
+class Share(NamedTuple):
+    """The part of each page that a worker copies."""
+
+    rank: int = 0
+    copies: int = 1  # parts of a page: one for each rank, or one for all if they have the same bytes
+    blocks: int = 1  # blocks of a chunk, which is a page
+
+
 class EgmemOffloadingSpec(OffloadingSpec):
     def __init__(self, config):
         super().__init__(config)
-        if config.parallel.world_size != 1 or len(config.groups) != 1 or self.blocks_per_chunk != 1:
-            raise ValueError("EgmemOffloadingSpec needs one worker, one KV-cache group and one block per chunk")
+        if getattr(config, "canonical_layout", False):
+            raise ValueError("EgmemOffloadingSpec needs the worker's own layout: leave canonical_layout out of the extra config")
+        # Ranks with the same bytes share a part, which vLLM then has rank 0 store.
+        self.replicated_layout = getattr(config, "replicated_layout", False)
+        copies = 1 if self.replicated_layout else config.parallel.world_size
+        rank = 0 if self.replicated_layout else config.parallel.rank
+        self.share = Share(rank, copies, self.blocks_per_chunk)
+        self._engine = _callers_config()
+        parallel = getattr(self._engine, "parallel_config", None)
+        if getattr(parallel, "nnodes_within_dp", 1) > 1:
+            raise ValueError("EgmemOffloadingSpec needs all ranks of an engine on one machine, where the tier's memory is")
+        backend = getattr(parallel, "distributed_executor_backend", None)
+        self._one_process = config.parallel.world_size == 1 and backend in (None, "uni")
+        # No group has larger blocks. A worker knows its groups' sizes, and a scheduler in another process takes the tier as it is.
+        self._page_sizes = [config.worker_kv_bytes_per_block * self.share.blocks * copies]
         self._manager = self._worker = None
 
     def tier(self):
-        """Returns the tier that both sides share."""
+        """Returns this process's tier. The first worker makes it, with pages of each group's size."""
         tier = _tiers.get(self.config.engine_id)
         if tier is None or tier.closed:
             tier = _tiers[self.config.engine_id] = self._make_tier()
         return tier
 
     def _make_tier(self):
-        extra, page_bytes = self.extra_config, self.config.worker_kv_bytes_per_block
-        pages = int(extra["cpu_bytes_to_use"]) // page_bytes
-        node = extra.get("egmem_node")
-        if "egmem_address" not in extra:
+        extra, page_sizes = self.extra_config, self._page_sizes
+        options = {"verify": extra["egmem_verify"]} if "egmem_verify" in extra else {}
+        if page_sizes:
+            options |= {"node": extra.get("egmem_node"), **_geometry(int(extra["cpu_bytes_to_use"]), page_sizes)}
+        name = extra.get("egmem_name")
+        if "egmem_address" in extra:
+            tag = model_tag(self.config, self._engine)
+            return egmem.kv.attach(extra["egmem_address"], name or "vllm", create=bool(page_sizes), tag=tag, **options)
+        if name is None and self._one_process:
             # The engine starts with the first pages; the others come while it serves.
-            return egmem.kv.Tier(pages, page_bytes, node=node, label="vllm", background=True)
-        meaning = (self.config.model, self.tokens_per_block, page_bytes, self.config.kv_cache_layout)
-        tag = hashlib.sha256(repr(meaning).encode()).digest()
-        name = extra.get("egmem_name", "vllm")
-        return egmem.kv.attach(
-            extra["egmem_address"], name, pages=pages, page_bytes=page_bytes, node=node, create=True, tag=tag
-        )
+            return egmem.kv.Tier(label="vllm", background=True, **options)
+        # Engines with another model have another tier.
+        whose = model_tag(self.config, self._engine).hex() if name else self.config.engine_id
+        digest = hashlib.sha256(f"{name} {whose}".encode()).hexdigest()[:32]
+        return _join(f"{(name or 'vllm')[:24]}-{digest}", options)
 
     def get_manager(self):
         if self._manager is None:
-            self._manager = EgmemOffloadingManager(self.tier())
+            # A tier of several engines: another one may evict a page between its look-up and its load.
+            shared = "egmem_name" in self.extra_config or "egmem_address" in self.extra_config
+            if not self._one_process:
+                self._page_sizes = ()
+            self._manager = EgmemOffloadingManager(self.tier(), self.config, shared=shared)
         return self._manager
 
     def get_worker(self, kv_caches):
         if self._worker is None:
-            self._worker = EgmemOffloadingWorker(self.tier(), kv_caches)
+            self._page_sizes = _page_sizes(kv_caches, self.share)
+            self._worker = EgmemOffloadingWorker(self.tier(), kv_caches, self.share)
         return self._worker
+
+
+def _join(name, options):
+    """Joins the tier of a name, which the first process makes; without sizes, one that is there."""
+    return egmem.kv.join(name, **{"pages": None, "page_bytes": None, **options})
+
+
+def _geometry(nbytes, page_sizes):
+    if len(set(page_sizes)) == 1:
+        return {"pages": nbytes // page_sizes[0], "page_bytes": page_sizes[0]}
+    return {"bytes": nbytes, "page_bytes": list(page_sizes)}
+
+
+def _page_sizes(kv_caches, share):
+    """Returns the bytes of a page of each group: of the largest part that a rank has, for each part."""
+    sizes = [sum(ref.page_size_bytes for ref in refs) * share.blocks for refs in kv_caches.group_data_refs]
+    if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+        from vllm.distributed import parallel_state
+
+        try:
+            group = parallel_state.get_inner_dp_world_group()
+        except AssertionError:  # without data parallelism
+            group = parallel_state.get_world_group()
+        everywhere = [None] * group.world_size
+        torch.distributed.all_gather_object(everywhere, sizes, group=group.cpu_group)
+        sizes = [max(of_ranks) for of_ranks in zip(*everywhere, strict=True)]
+    return [size * share.copies for size in sizes]
+
+
+def _callers_config():
+    """Returns vLLM's configuration, or None. A spec is shown only a part of it, without the model's revision; the connector that
+    makes the spec has it all."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        for value in frame.f_locals.values():
+            if type(value).__name__ == "VllmConfig":
+                return value
+        frame = frame.f_back
+    return None
+
+
+def model_tag(config, engine=None):
+    """Returns what the bytes of pages depend on, as a hash: the model with its revision and its weights' files, types, layout, model
+    runner, parallel sizes, the version of vLLM, and "egmem_tag".
+
+    Of each file of the weights its name and size count, and 16 samples of 64 KiB, first and last bytes among them. Weights
+    that come from elsewhere (an object store, dummy weights, an update while the engine serves) need an "egmem_tag" of their own.
+    """
+    extra_tag = config.extra_config.get("egmem_tag")
+    if engine is None and extra_tag is None:
+        raise ValueError("EgmemOffloadingSpec found no VllmConfig to tell models apart: set egmem_tag in the extra config")
+    parallel = config.parallel
+    meaning = {
+        "vllm": vllm.__version__,
+        "tag": extra_tag,
+        "model": [config.model.name, config.model.dtype],
+        "groups": config_groups(config),
+        "blocks": config.cache.blocks_per_chunk,
+        "layout": getattr(config, "kv_cache_layout", None) or envs.VLLM_KV_CACHE_LAYOUT or "HND",
+        "parallel": [parallel.world_size, parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size],
+        # Of model runner 1 in 0.26, which stores the layers of a block side by side.
+        "agnostic": parallel.is_parallelism_agnostic,
+    }
+    if engine is not None:
+        model, cache = engine.model_config, engine.cache_config
+        meaning["engine"] = {
+            "runner": bool(getattr(engine, "use_v2_model_runner", envs.VLLM_USE_V2_MODEL_RUNNER)),
+            "dtype": [str(model.dtype), str(cache.cache_dtype), str(model.quantization)],
+            "config": model.hf_config.to_dict() if hasattr(model.hf_config, "to_dict") else str(model.hf_config),
+            "load": [str(engine.load_config.load_format), model.seed if engine.load_config.load_format == "dummy" else None],
+            "revision": model.revision,
+            "weights": weights_digest(model.model, model.revision, engine.load_config.download_dir),
+        }
+    return hashlib.sha256(json.dumps(meaning, sort_keys=True, default=str).encode()).digest()
+
+
+def config_groups(config):
+    # Not the layers' names: with pipeline parallelism a process knows only its own.
+    return [[_group_id(config, n), group.tokens_per_block] for n, group in enumerate(config.groups)]
+
+
+def _group_id(config, position):
+    """Returns the number that vLLM's keys have for a group: up to 0.29 its position."""
+    return getattr(config.groups[position], "group_id", position)
+
+
+def weights_digest(model, revision=None, cache_dir=None):
+    """Returns a hash of the files of a model's weights, or None if they are not on this machine."""
+    folder = pathlib.Path(model)
+    if not folder.exists():
+        try:
+            from huggingface_hub import snapshot_download
+
+            folder = pathlib.Path(snapshot_download(model, revision=revision, cache_dir=cache_dir, local_files_only=True))
+        except Exception as error:
+            _log.warning("the tag has the name and revision of %s, not its weights: %s", model, error)
+            return None
+    kinds = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".json"}
+    files = [folder] if folder.is_file() else sorted(path for path in folder.rglob("*") if path.suffix in kinds and path.is_file())
+    digest = hashlib.sha256()
+    for path in files:
+        size = path.stat().st_size
+        digest.update(f"{path.relative_to(folder)} {size}\n".encode())
+        last = max(0, size - _SAMPLE_BYTES)
+        with path.open("rb") as file:
+            for n in range(_SAMPLES):
+                file.seek(last * n // (_SAMPLES - 1))
+                digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
 
 
 class EgmemOffloadingManager(OffloadingManager):
     """Decides what is stored where; the tier has the order of use, and evicts."""
 
-    def __init__(self, tier):
+    def __init__(self, tier, config=None, shared=False):
         self.tier = tier
+        self._many = _groups(tier) > 1
+        self._positions = {_group_id(config, n): n for n in range(len(config.groups))} if self._many else {}
+        self._shared = shared
         self._storing = {}  # vLLM's key: the store of its page
         self._loading = {}  # vLLM's key: the loads that pin its page
-        self._known = set()  # the keys that this engine has stored
+        self._found = {}  # vLLM's key: what pins its page until the end of the step
+        self._known = set()  # the keys that this engine has stored, as far as it knows
+        self._most_known = _FEW
+        self._events = [] if config is not None and config.enable_kv_cache_events else None
         self._flushing = []  # stores and loads of before a reset, whose jobs the worker may still have or get
         self._outdated = set()  # keys of before a reset that could not be removed yet
+        self._steps = 0  # since a reset
+
+    def _in_groups(self, keys):
+        """Returns the arguments that name keys in a tier of one group or several."""
+        if not self._many:
+            return {"keys": keys}
+        return {"keys": keys, "group": [self._positions[get_offload_group_idx(key)] for key in keys]}
+
+    def _all_keys(self):
+        return [entry[-2] for entry in (self.tier.keys(groups=True) if self._many else self.tier.keys())]
 
     def lookup(self, key, req_context):
-        if key not in self._outdated and self.tier.lookup([key]):
+        if key in self._found:
+            return LookupResult.HIT
+        if key not in self._outdated and self.tier.lookup(**self._in_groups([key])) and self._keep(key):
             return LookupResult.HIT
         return LookupResult.HIT_PENDING if key in self._storing else LookupResult.MISS
 
-    def get_load_source(self, key, req_context):
+    def _keep(self, key):
+        """Pins a page of a tier of several engines until the end of the step."""
+        if self._shared:
+            try:
+                self._found[key] = self.tier.prepare_load(**self._in_groups([key]))
+            except egmem.NotReady:
+                return False
+        return True
+
+    def get_load_source(self, key, req_context):  # from 0.32 on
+        from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
         return CacheHitSource.HOST
 
     def touch(self, keys, req_context):
-        self.tier.touch(keys)
+        self.tier.touch(**self._in_groups(list(keys)))
 
     def prepare_load(self, keys, req_context):
         pages = []
         for key in keys:
-            load = self.tier.prepare_load([key])
+            load = self.tier.prepare_load(**self._in_groups([key]))
             self._loading.setdefault(key, []).append(load)
             pages += load.pages
         return PageSpec(pages)
@@ -125,13 +314,16 @@ class EgmemOffloadingManager(OffloadingManager):
 
     def prepare_store(self, keys, req_context):
         keys = list(dict.fromkeys(keys))
-        # Pages that are there already must stay until the new pages are found.
-        ready = [key for key in keys if self.tier.lookup([key])]
         stores, evicted = {}, []
-        with self.tier.prepare_load(ready):
+        with contextlib.ExitStack() as kept:
+            # Pages that are there already must stay until the new pages are found.
+            for key in keys:
+                if self.tier.lookup(**self._in_groups([key])):
+                    with contextlib.suppress(egmem.NotReady):
+                        kept.enter_context(self.tier.prepare_load(**self._in_groups([key])))
             for key in keys:
                 try:
-                    store = self.tier.prepare_store([key])
+                    store = self.tier.prepare_store(**self._in_groups([key]))
                 except egmem.OutOfMemory:
                     for store in stores.values():
                         store.close()
@@ -142,17 +334,36 @@ class EgmemOffloadingManager(OffloadingManager):
                     stores[key] = store
                     evicted += store.evicted
         self._storing.update(stores)
-        self._known.update(stores)
+        self._know(stores)
         pages = [page for store in stores.values() for page in store.pages]
         return PrepareStoreOutput(list(stores), PageSpec(pages), self._forget(evicted))
+
+    def _know(self, keys):
+        self._known.update(keys)
+        if len(self._known) > self._most_known:
+            # Other engines evict pages too.
+            self._forget(self._known.difference(self._all_keys(), self._storing))
+            self._most_known = max(_FEW, 2 * len(self._known))
 
     def _forget(self, evicted):
         """Returns the keys of evicted pages that this engine has stored: vLLM knows of no others."""
         known = [key for key in evicted if key in self._known]
         self._known.difference_update(known)
+        self._tell(known, removed=True)
         return known
 
+    def _tell(self, keys, removed):
+        if self._events is not None and keys:
+            self._events.append(OffloadingEvent(keys=list(keys), medium=_MEDIUM, removed=removed))
+
+    def take_events(self):
+        events = self._events or []
+        if events:
+            self._events = []
+        return events
+
     def complete_store(self, keys, req_context, success=True):
+        stored = []
         for key in keys:
             store = self._storing.pop(key, None)
             if store is None:
@@ -160,10 +371,12 @@ class EgmemOffloadingManager(OffloadingManager):
             try:
                 if success:
                     store.commit()
+                    stored.append(key)
             except egmem.Error as error:
                 _log.warning("a page is not stored: %s", error)
             finally:
                 store.close()
+        self._tell(stored, removed=False)
 
     def on_new_request(self, req_context):
         return RequestOffloadingContext()
@@ -173,16 +386,33 @@ class EgmemOffloadingManager(OffloadingManager):
         # in the next step.
         self._flushing += self._storing.values()
         self._flushing += [load for loads in self._loading.values() for load in loads]
+        self._tell(self._known, removed=True)
         self._clear()
-        self.tier.remove([name for name, _ in self.tier.keys()])
-        self._outdated.update(name for name, _ in self.tier.keys())
+        self.tier.remove(**self._in_groups(self._all_keys()))
+        self._outdated.update(self._all_keys())
+        self._steps = 0
+
+    def on_schedule_end(self, context):
+        self._release_found()
+        # Before 0.33 there is no on_reset_flushed. The first step after a reset makes the worker wait for the jobs of before; with
+        # asynchronous scheduling the step after it may be scheduled meanwhile, the third one not.
+        if not _TELLS_FLUSHED and (self._flushing or self._outdated):
+            self._steps += 1
+            if self._steps > 3:
+                self.on_reset_flushed()
 
     def on_reset_flushed(self):
         self._end_flushing()
-        self.tier.remove(list(self._outdated))
-        self._outdated &= {name for name, _ in self.tier.keys()}
+        self.tier.remove(**self._in_groups(list(self._outdated)))
+        self._outdated.intersection_update(self._all_keys())
+
+    def _release_found(self):
+        for load in self._found.values():
+            load.release()
+        self._found.clear()
 
     def _clear(self):
+        self._release_found()
         self._storing.clear()
         self._loading.clear()
         self._known.clear()
@@ -198,24 +428,57 @@ class EgmemOffloadingManager(OffloadingManager):
         self.tier.close()
 
 
-class EgmemOffloadingWorker(OffloadingWorker):
-    """Copies blocks, on a stream for each direction."""
+def _groups(tier):
+    return getattr(tier, "groups", 1)
 
-    def __init__(self, tier, kv_caches):
-        self.tier = tier
-        self.gpu_pages = _gpu_pages(kv_caches)
-        self._on_gpu = kv_caches.tensors[0].tensor.is_cuda
+
+class EgmemOffloadingWorker(OffloadingWorker):
+    """Copies this rank's part of each page, on a stream for each direction."""
+
+    def __init__(self, tier, kv_caches, share=None):
+        if share is None and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+            raise ValueError("EgmemOffloadingWorker needs its rank's share: pass the spec's")
+        self.tier, self.share = tier, share or Share()
+        self._places = _gpu_pages(kv_caches, tier, self.share)
+        on_gpu = kv_caches.tensors[0].tensor.is_cuda
+        self._streams = (torch.cuda.Stream(), torch.cuda.Stream()) if on_gpu else (None, None)
         # The tests have tensors of the CPU, on the simulator.
-        new = torch.cuda.Stream if self._on_gpu else partial(egmem.Stream, driver=tier.driver)
-        self._streams = new(), new()
-        self._jobs = {}
+        self._simulated = None if on_gpu else egmem.Stream(driver=tier.driver)
+        self._jobs = {}  # job of vLLM: the tier's jobs, when it began, events around it on the stream, whether it stores
 
     def _start(self, job_id, copy, stream, pages, blocks):
-        if self._on_gpu:
+        events = None
+        if stream is not None:
             stream.wait_stream(torch.cuda.current_stream())  # the model writes the blocks there
-        job = copy(pages.block_ids, blocks.block_ids, self.gpu_pages, stream=stream)
-        self._jobs[job_id] = (job, time.perf_counter())
+            events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            events[0].record(stream)
+        copies, began = [], time.perf_counter()
+        stores = copy == self.tier.store
+        # What was started is waited for also if a later one is refused.
+        self._jobs[job_id] = (copies, began, events, stores)
+        for place, numbers, ids in self._plan(pages, blocks):
+            copies.append(copy(numbers, ids, place, stream=stream or self._simulated))
+        if events:
+            events[1].record(stream)
         return True
+
+    def _plan(self, pages, blocks):
+        """Yields where in pages, which pages, and which blocks: for each group and each place of a block in its chunk."""
+        first_page = first_block = 0
+        of_chunk = self.share.blocks
+        for places, count, index in zip(self._places, blocks.group_sizes, blocks.block_indices, strict=True):
+            if not count:
+                continue
+            # The first chunk may begin before the first block.
+            numbers = numpy.arange(index % of_chunk, index % of_chunk + count)
+            pages_of_blocks = pages.block_ids[first_page + numbers // of_chunk]
+            ids = blocks.block_ids[first_block : first_block + count]
+            for n, place in enumerate(places):
+                here = numbers % of_chunk == n
+                if here.any():
+                    yield place, pages_of_blocks[here], ids[here]
+            first_page += int(numbers[-1]) // of_chunk + 1
+            first_block += count
 
     def submit_store(self, job_id, src_spec, dst_spec):
         return self._start(job_id, self.tier.store, self._streams[0], dst_spec, src_spec)
@@ -225,34 +488,54 @@ class EgmemOffloadingWorker(OffloadingWorker):
 
     def get_finished(self):
         finished = []
-        for job_id, (job, began) in list(self._jobs.items()):
+        for job_id, (copies, began, events, stores) in list(self._jobs.items()):
+            success = True
             try:
-                if not job.is_done():
+                if not all(copy.is_done() for copy in copies):
                     continue
-                success = True
-            except egmem.Error:
-                success = False
+            except egmem.Error as error:
+                _log.error("a %s of KV-cache blocks failed: %s", "store" if stores else "load", error)
+                # The manager cannot commit these pages, so they are misses. vLLM asserts success.
+                success = stores
             del self._jobs[job_id]
-            finished.append(TransferResult(job_id, success, job.nbytes, time.perf_counter() - began))
+            seconds = time.perf_counter() - began
+            if success and events:
+                events[1].synchronize()  # it comes right after the copies
+                seconds = events[0].elapsed_time(events[1]) / 1e3
+            finished.append(TransferResult(job_id, success, sum(copy.nbytes for copy in copies), seconds))
         return finished
 
     def wait(self, job_ids):
         for job_id in job_ids & self._jobs.keys():
-            with contextlib.suppress(egmem.Error):  # `get_finished` tells that it has failed
-                self._jobs[job_id][0].wait()
+            for copy in self._jobs[job_id][0]:
+                with contextlib.suppress(egmem.Error):  # `get_finished` tells that it has failed
+                    copy.wait()
 
     def shutdown(self):
         self._jobs.clear()  # the end of a job waits for its copies
 
 
-def _gpu_pages(kv_caches):
-    """Describes vLLM's tensors: each is a part of every block."""
-    (refs,) = kv_caches.group_data_refs
-    tensors = [kv_caches.tensors[ref.tensor_idx].tensor for ref in refs]
-    strides = [tensor.stride(0) * tensor.element_size() for tensor in tensors]
-    sizes = [ref.page_size_bytes for ref in refs]
-    counts = {tensor.shape[0] for tensor in tensors}
+def _gpu_pages(kv_caches, tier, share):
+    """Describes vLLM's tensors, each a part of every block: for each group, for each place of a block in a chunk."""
+    counts = {tensor.tensor.shape[0] for tensor in kv_caches.tensors}
     if len(counts) != 1:
         raise ValueError("EgmemOffloadingSpec needs layers with as many blocks as each other")
-    bases = [tensor.data_ptr() for tensor in tensors]
-    return egmem.kv.GpuPages(bases, strides, sizes, counts.pop(), keep=tensors)
+    (count,) = counts
+    places = []
+    for group, refs in enumerate(kv_caches.group_data_refs):
+        page_bytes = tier.page_bytes_of(group) if _groups(tier) > 1 else tier.page_bytes
+        tensors = [kv_caches.tensors[ref.tensor_idx].tensor for ref in refs]
+        sizes = [ref.page_size_bytes for ref in refs]
+        part_bytes = page_bytes // share.copies
+        if sum(sizes) * share.blocks > part_bytes:
+            raise ValueError(f"group {group} needs {sum(sizes) * share.blocks} bytes of a page, the tier's pages have {part_bytes} for a rank")
+        bases = [tensor.data_ptr() for tensor in tensors]
+        strides = [tensor.stride(0) * tensor.element_size() for tensor in tensors]
+        make = partial(egmem.kv.GpuPages, bases, strides, sizes, count, keep=tensors)
+        first = share.rank * part_bytes
+        places.append([_at(make, first + n * sum(sizes), page_bytes - sum(sizes)) for n in range(share.blocks)])
+    return places
+
+
+def _at(make, offset, rest):
+    return make(at=offset) if rest else make()

@@ -3,10 +3,12 @@
 vllm 0.33.0, sglang 0.5.23 and lmcache 0.5.6 were installed without their dependencies on kernels for GPUs.
 """
 
+import dataclasses
 import gc
 import itertools
 import os
 import sys
+import types
 
 import pytest
 
@@ -28,6 +30,12 @@ def driver():
     egmem.set_default_driver(None)
 
 
+def _given(make, *values, **named):
+    """Makes a dataclass of vLLM from the fields that its version has."""
+    fields = {field.name for field in dataclasses.fields(make)}
+    return make(*values, **{name: value for name, value in named.items() if name in fields})
+
+
 class Engine:
     """As much of a vLLM engine as the connector shows to a spec."""
 
@@ -36,7 +44,7 @@ class Engine:
 
         self.base = base
         self.config = config.OffloadingConfig(
-            groups=(config.OffloadingGroupConfig(16, tuple(f"layer{n}" for n in range(LAYERS)), 0),),
+            groups=(_given(config.OffloadingGroupConfig, 16, tuple(f"layer{n}" for n in range(LAYERS)), group_id=0),),
             worker_kv_bytes_per_block=LAYERS * PAGE,
             enable_kv_cache_events=False,
             extra_config={
@@ -48,7 +56,10 @@ class Engine:
             engine_id=f"engine-{next(NUMBERS)}",
             model=config.OffloadingModelConfig("model", "float16"),
             cache=config.OffloadingCacheConfig(16, 1),
-            parallel=config.OffloadingParallelConfig(0, 1, 1, 1, 1, 1, 0, 1, None, False),
+            parallel=_given(
+                config.OffloadingParallelConfig, 0, 1, 1, 1, 1, 1, 0,
+                data_parallel_size=1, data_parallel_rank_local=None, is_parallelism_agnostic=False,
+            ),
         )
         memory = egmem.Buffer(LAYERS * BLOCKS * PAGE, node=0, driver=driver)
         self.cache = torch.from_dlpack(memory).view(torch.int8).view(LAYERS, BLOCKS, PAGE)
@@ -186,22 +197,120 @@ def test_vllm_tensors_have_as_many_blocks(driver):
     import egmem_vllm
 
     with pytest.raises(ValueError, match="as many blocks"):
-        egmem_vllm._gpu_pages(caches)
+        egmem_vllm._gpu_pages(caches, engine.manager.tier, egmem_vllm.Share())
 
 
 def test_vllm_finds_its_pages_again(driver, server):
     pytest.importorskip("vllm")
-    first = Engine(driver, egmem_address=server)
+    first = Engine(driver, egmem_address=server, egmem_tag="test")
     first.cache[:, 3] = 33
     first.store(first.keys(9), 3)
     first.worker.shutdown()
     first.manager.shutdown()
-    second = Engine(driver, egmem_address=server)
+    second = Engine(driver, egmem_address=server, egmem_tag="test")
     assert second.manager.lookup(second.keys(9)[0], second.request) == second.base.LookupResult.HIT
     spec = second.manager.prepare_load(second.keys(9), second.request)
     second.worker.submit_load(1, spec, second.blocks(12))
     second.finish(1)
     assert second.cache[:, 12].eq(33).all()
+
+
+def _configuration(folder, **changes):
+    """As much of vLLM's configuration as the tag looks at."""
+
+    class VllmConfig:
+        use_v2_model_runner = True
+        parallel_config = types.SimpleNamespace(nnodes_within_dp=1, distributed_executor_backend="uni")
+        cache_config = types.SimpleNamespace(cache_dtype="auto")
+        load_config = types.SimpleNamespace(load_format="auto", download_dir=None)
+        model_config = types.SimpleNamespace(
+            model=str(folder), revision=None, dtype=torch.bfloat16, quantization=None, seed=0, hf_config=types.SimpleNamespace(layers=2)
+        )
+
+    for name, value in changes.items():
+        part, _, field = name.partition("__")
+        setattr(getattr(VllmConfig, part), field, value) if field else setattr(VllmConfig, part, value)
+    return VllmConfig()
+
+
+def test_vllm_tags_tell_models_apart(driver, tmp_path):
+    pytest.importorskip("vllm")
+    import egmem_vllm
+
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(bytes(3 << 20))
+    config = Engine(driver).config
+
+    def tag(config=config, **changes):
+        return egmem_vllm.model_tag(config, _configuration(tmp_path, **changes))
+
+    first = tag()
+    assert tag() == first and len(first) == 32
+    for changes in [
+        {"model_config__revision": "other"},
+        {"model_config__dtype": torch.float16},
+        {"model_config__hf_config": types.SimpleNamespace(layers=3)},
+        {"cache_config__cache_dtype": "fp8"},
+        {"use_v2_model_runner": False},
+    ]:
+        assert tag(**changes) != first, changes
+    for changed in [
+        dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, tp_size=2)),
+        dataclasses.replace(config, cache=dataclasses.replace(config.cache, blocks_per_chunk=2)),
+        dataclasses.replace(config, extra_config={"egmem_tag": "other"}),
+    ]:
+        assert tag(changed) != first
+    # Of another rank of the same engine it is the same.
+    assert tag(dataclasses.replace(config, worker_kv_bytes_per_block=5, engine_id="other")) == first
+    for offset in (0, (3 << 20) - 1):
+        content = bytearray(3 << 20)
+        content[offset] = 1
+        weights.write_bytes(content)
+        assert tag() != first
+    weights.write_bytes(bytes((3 << 20) + 1))
+    assert tag() != first
+    weights.write_bytes(bytes(3 << 20))
+    assert tag() == first
+    with pytest.raises(ValueError, match="egmem_tag"):
+        egmem_vllm.model_tag(config)
+
+
+def test_vllm_finds_the_configuration_of_its_caller(driver, tmp_path):
+    pytest.importorskip("vllm")
+    import egmem_vllm
+
+    def connector(vllm_config):
+        return egmem_vllm.EgmemOffloadingSpec(Engine(driver).config)
+
+    config = _configuration(tmp_path)
+    assert connector(config)._engine is config
+    config.parallel_config.nnodes_within_dp = 2
+    with pytest.raises(ValueError, match="one machine"):
+        connector(config)
+
+
+def test_vllm_keeps_a_page_that_another_engine_would_evict(driver, server):
+    pytest.importorskip("vllm")
+    engine = Engine(driver, egmem_address=server, egmem_name="shared", egmem_tag="test")
+    hit, miss = (engine.base.LookupResult[name] for name in ("HIT", "MISS"))
+    keys = engine.keys(1, 2, 3, 4)
+    engine.store(keys, 0, 1, 2, 3)
+    assert engine.manager.lookup(keys[0], engine.request) == hit
+    # Another engine's stores, which this manager does not see.
+    with engine.manager.tier.prepare_store(engine.keys(5, 6, 7)) as store:
+        store.commit()
+    with pytest.raises(egmem.OutOfMemory):
+        engine.manager.tier.prepare_store(engine.keys(5, 6, 7, 8))
+    spec = engine.manager.prepare_load(keys[:1], engine.request)
+    engine.manager.on_schedule_end(None)
+    engine.manager.complete_load(keys[:1], engine.request)
+    assert len(spec.block_ids) == 1 and engine.manager.lookup(keys[1], engine.request) == miss
+    engine.manager.on_schedule_end(None)
+    with engine.manager.tier.prepare_store(engine.keys(5, 6, 7, 8)) as store:
+        store.commit()
+    assert engine.manager.lookup(keys[0], engine.request) == miss
+    engine.worker.shutdown()
+    engine.manager.shutdown()
 
 
 def test_sglang_takes_tensors_of_their_size():
