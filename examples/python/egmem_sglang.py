@@ -6,16 +6,23 @@
 `EgmemHostTensorAllocator` is a host tensor allocator, as SGLang's own ones are. SGLang's choice of allocators is a fixed list, so
 `install` puts this one in the default one's place. The memory is pinned already: SGLang must not register it once more, so
 `install` also replaces the function that does. With `address` and `name`, the pools lie in memory of `egmem serve`: each rank of
-torch.distributed has names of its own, and a name that another process or pool has is refused with `egmem.InUse`.
+torch.distributed has names of its own, and a name that another process or pool has is refused with `egmem.InUse`. Servers whose
+ranks are numbered alike (replicas) need a `name` each.
+
+A name ends with a hash of the pool's shape and type, of SGLang's version and of `tag`, so that no server is given the memory of one with
+another model: pass the model and its revision as `tag`. SGLang has its index of what is cached in its process alone, so a restarted
+server finds the memory made and pinned, and fills it anew. `egmem delete` removes names that no server asks for any more.
 
 Tested with the classes of SGLang 0.5.23 on the simulator (test_adapters.py); not in a server.
 """
 
+import hashlib
 import itertools
 import math
 import sys
 import time
 
+import sglang
 import torch
 from sglang.srt.mem_cache.pool_host import common
 
@@ -30,9 +37,9 @@ LEASE_SECONDS = 10
 class EgmemHostTensorAllocator(common.HostTensorAllocator):
     """Pinned tensors of exactly their size on a host NUMA node."""
 
-    def __init__(self, node=None, address=None, name=None, numbers=None):
+    def __init__(self, node=None, address=None, name=None, tag=None, numbers=None):
         super().__init__()
-        self.node, self.address, self.name = node, address, name
+        self.node, self.address, self.name, self.tag = node, address, name, tag
         # SGLang makes an allocator for each pool: those of a process count together.
         self._numbers = itertools.count() if numbers is None else numbers
 
@@ -52,7 +59,9 @@ class EgmemHostTensorAllocator(common.HostTensorAllocator):
         """Returns memory that stays in the server: a process of the same rank that asks for the same tensors in the same order
         has it again."""
         rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-        name = f"{self.name or 'sglang'}-{rank}-{next(self._numbers)}"
+        meaning = (self.tag, tuple(dims), str(dtype), sglang.__version__)
+        digest = hashlib.sha256(repr(meaning).encode()).hexdigest()[:16]
+        name = f"{self.name or 'sglang'}-{rank}-{next(self._numbers)}-{digest}"
         with egmem.connect(self.address) as client:
             client.create(name, math.prod(dims) * dtype.itemsize, node=self.node, exist_ok=True)
             memory = client.fetch(name, mode="rw")
@@ -78,7 +87,7 @@ def allocate_pinned(dims, dtype, device, pin_memory, allocator, registration_gra
     return common.alloc_with_host_register(dims, dtype, device, pin_memory, allocator, registration_granularity_bytes)
 
 
-def install(node=None, address=None, name=None):
+def install(node=None, address=None, name=None, tag=None):
     """Has SGLang's host pools of CUDA, which name no allocator of a storage, allocate from egmem."""
     original = common.get_allocator_from_storage
     numbers = itertools.count()
@@ -87,7 +96,7 @@ def install(node=None, address=None, name=None):
         allocator = original(allocator_type)
         if type(allocator) is not common.HostTensorAllocator:
             return allocator
-        return EgmemHostTensorAllocator(node, address, name, numbers)
+        return EgmemHostTensorAllocator(node, address, name, tag, numbers)
 
     common.ALLOC_MEMORY_FUNCS["cuda"] = allocate_pinned
     # The pools' modules have the function by name.

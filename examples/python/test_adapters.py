@@ -345,6 +345,10 @@ def test_sglang_finds_its_pool_again(server):
     gc.collect()
     again = egmem_sglang.EgmemHostTensorAllocator(address=server, name="pool").allocate((4, 100), torch.float32)
     assert again[2].eq(5).all() and again[1].eq(0).all() and again.shape == (4, 100)
+    # Another model, or another shape of as many bytes, has other memory.
+    other = egmem_sglang.EgmemHostTensorAllocator(address=server, name="pool", tag="model").allocate((4, 100), torch.float32)
+    reshaped = egmem_sglang.EgmemHostTensorAllocator(address=server, name="pool").allocate((100, 4), torch.float32)
+    assert other.eq(0).all() and reshaped.eq(0).all()
 
 
 def test_sglang_pools_share_no_memory(server, monkeypatch):
@@ -405,3 +409,32 @@ def test_lmcache_allocates_objects(paging):
     gc.collect()
     assert heap.stats()["live_blocks"] == 0, "the memory went back"
 
+
+
+def test_lmcache_evicts_when_its_memory_is_full():
+    backends = pytest.importorskip("lmcache.v1.storage_backend.local_cpu_backend")
+    import egmem_lmcache
+    from lmcache.utils import CacheEngineKey
+    from lmcache.v1.config import LMCacheEngineConfig
+
+    shape, dtype = torch.Size([2, LAYERS, 16, 64]), torch.float16
+    allocator = egmem_lmcache.EgmemMemoryAllocator(4 * shape.numel() * 2, node=0)
+    config = LMCacheEngineConfig.from_defaults(local_cpu=True, max_local_cpu_size=1)
+    backend = backends.LocalCPUBackend(config, memory_allocator=allocator)
+    # LMCache evicts in batches where it stores each layer by itself.
+    chunks = [CacheEngineKey("model", 1, 0, number, dtype) for number in range(2)]
+    keys = [key for chunk in chunks for key in chunk.split_layers(2)]
+    for number, key in enumerate(keys):
+        memory = backend.allocate(shape, dtype)
+        memory.tensor.fill_(number)
+        backend.submit_put_task(key, memory)
+        memory.ref_count_down()
+    new = backend.batched_allocate(shape, dtype, 2, eviction=True, busy_loop=False)
+    assert len(new) == 2 and [backend.contains(key) for key in keys] == [False, False, True, True]
+    found = backend.get_blocking(keys[2])
+    assert found.tensor.eq(2).all()
+    assert allocator.align_bytes == 4096  # LMCache's budget of chunks asks for it
+    for memory in [*new, found]:
+        memory.ref_count_down()
+    backend.batched_remove(keys[2:])
+    assert allocator.memcheck() and len(allocator.batched_allocate(shape, dtype, 4)) == 4
