@@ -20,7 +20,7 @@ const WAITERS: u64 = 0x100;
 /// Looks at a lock that is held, before a thread sleeps: about a microsecond.
 const SPINS: u32 = 60;
 /// The time of a sleep, after which the holder is judged.
-const NAP: Duration = Duration::from_millis(20);
+const NAP: Duration = Duration::from_micros(if cfg!(test) { 1 } else { 20_000 });
 
 /// The lock, which is given back when dropped.
 pub(crate) struct Lock<'a> {

@@ -22,13 +22,6 @@ impl Own {
     pub(crate) const fn bit(self) -> u64 {
         1 << self.number
     }
-
-    /// A member of a test, whose number is free.
-    #[cfg(test)]
-    pub(crate) fn test(words: &Words<'_>, number: u32, word: u64) -> Self {
-        words.put(at(number), word);
-        Self { number, word }
-    }
 }
 
 /// Members that have ended, with their words.

@@ -31,6 +31,7 @@ const PAGES: u64 = 48;
 
 /// What a process keeps of a tier in its own memory.
 #[derive(Debug, Default)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Private {
     /// The loads and copies of this process that have a page.
     users: HashMap<u32, u32>,

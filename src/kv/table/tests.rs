@@ -1,1 +1,307 @@
+//! The table of several processes, each of which may be killed at any store.
 
+mod world;
+
+use std::time::Duration;
+
+use fastrand::Rng;
+
+use super::*;
+use crate::words::kill;
+use world::{Op, World};
+
+/// Three groups of 8, 4 and 2 pages in an extent.
+const SIZES: [u64; 3] = [512, 1000, 2000];
+
+fn worlds(random: &mut Rng) -> World {
+    let geometry = match random.u32(0..3) {
+        0 => Geometry::new(random.u64(1..14), 64).unwrap(),
+        _ => Geometry::of_extents(random.u64(3..7), 8192, &SIZES).unwrap(),
+    };
+    World::new(geometry, random.usize(1..4))
+}
+
+/// Random calls of several processes leave a table in which everything has its place.
+#[test]
+fn calls_of_several_processes_agree() {
+    for _ in 0..60 {
+        let seed = fastrand::u64(..);
+        println!("seed {seed}"); // shown if the test fails
+        let random = &mut Rng::with_seed(seed);
+        let mut world = worlds(random);
+        for _ in 0..200 {
+            let who = random.usize(0..world.processes.len());
+            let op = Op::random(&world, random);
+            let before = world.ready();
+            let pinned = world.pinned_keys();
+            world.step(who, &op);
+            world.check();
+            world.check_effect(&op, &before, &pinned);
+        }
+    }
+}
+
+/// A process is killed at each store of a call. The others, or the next one, find everything in its place, even if one of them is killed
+/// while it repairs.
+#[test]
+fn processes_are_killed_at_every_store() {
+    let rounds = match std::env::var("EGMEM_KV_KILLS") {
+        Ok(rounds) => rounds.parse().unwrap(),
+        Err(_) => 6,
+    };
+    let (mut kills, mut twice) = (0, 0);
+    for _ in 0..rounds {
+        let seed = fastrand::u64(..);
+        println!("seed {seed}");
+        let random = &mut Rng::with_seed(seed);
+        let mut world = worlds(random);
+        for _ in 0..60 {
+            let who = random.usize(0..world.processes.len());
+            let op = Op::random(&world, random);
+            let (before, pinned) = (world.ready(), world.pinned_keys());
+            for stores in 0.. {
+                let mut trial = world.clone();
+                if kill::after(stores, || trial.step(who, &op)).is_some() {
+                    break;
+                }
+                kills += 1;
+                // One that joins is another process.
+                let freed = trial.die(if matches!(op, Op::Join) {
+                    world.processes.len()
+                } else {
+                    who
+                });
+                // Half of the time the next one is killed as well, in its repair.
+                if random.bool() {
+                    let next = trial.next();
+                    let stores = random.u64(0..300);
+                    if kill::after(stores, || trial.sweep(next)).is_none() {
+                        trial.die(next);
+                        twice += 1;
+                    }
+                }
+                let next = trial.next();
+                trial.sweep(next);
+                trial.check();
+                trial.check_kill(&op, &before, &pinned, &freed);
+            }
+            world.step(who, &op);
+        }
+    }
+    println!("{kills} kills, {twice} of two processes");
+    assert!(kills > 20 * rounds && twice > 0);
+}
+
+#[test]
+fn no_page_has_more_users_than_can_be_counted() {
+    let mut world = World::new(Geometry::new(1, 8).unwrap(), 1);
+    world.store(0, &[1]);
+    let key = world::key(1);
+    let users = |world: &World| world.processes[0].private.users.get(&0).copied();
+    world.with(0, |table| table.pin(&[key]).map(drop).unwrap());
+    world.processes[0].private.users.insert(0, u32::MAX - 1);
+    assert!(world.with(0, |table| table.pin(&[key, key]).is_err()));
+    assert_eq!(users(&world), Some(u32::MAX - 1), "nothing has changed");
+    let pages = world.with(0, |table| table.pin(&[key]).unwrap());
+    let begun = world.with(0, |table| table.begin_copy(&pages, Direction::Load));
+    assert!(begun.is_err_and(|error| error.memory().is_some()));
+    assert_eq!(users(&world), Some(u32::MAX));
+}
+
+/// Only pages with memory are given out, each to one key at a time, and the first ones first.
+#[test]
+fn a_table_grows_at_any_time() {
+    const PAGES: u32 = 24;
+    for _ in 0..50 {
+        let seed = fastrand::u64(..);
+        println!("seed {seed}");
+        let random = &mut Rng::with_seed(seed);
+        let mut world = World::with_memory(Geometry::new(PAGES.into(), 8).unwrap(), 1, 0);
+        let (mut usable, mut taken) = (0, 0);
+        for _ in 0..60 {
+            let numbers: Vec<u64> = (0..random.usize(0..6)).map(|_| random.u64(0..40)).collect();
+            let keys: Vec<Key> = numbers.iter().map(|&number| world::key(number)).collect();
+            match random.u32(0..3) {
+                0 => {
+                    usable = (usable + random.u32(0..4)).min(PAGES);
+                    world.with(0, |table| {
+                        table.grow_to(usable);
+                        // What is there already changes nothing.
+                        table.grow_to(usable / 2);
+                    });
+                }
+                1 => drop(world.with(0, |table| table.remove(&keys))),
+                _ => match world.with(0, |table| table.reserve(&keys)) {
+                    Ok(reserved) => {
+                        for &(_, page) in &reserved.placed {
+                            assert!(page.number() < usable && page.number() <= taken);
+                            taken = taken.max(page.number() + 1);
+                        }
+                        world.write_and_commit(0, &keys, &reserved);
+                    }
+                    Err(Error::Full {
+                        needed,
+                        available,
+                        missing,
+                        pages,
+                        ..
+                    }) => {
+                        assert!(needed > available && available <= usable as usize);
+                        assert_eq!(
+                            (missing, pages),
+                            ((PAGES - usable) as usize, PAGES as usize)
+                        );
+                    }
+                    Err(error) => panic!("{error}"),
+                },
+            }
+            world.check();
+            let stats = world.with(0, |table| table.stats());
+            assert_eq!((stats.pages, stats.usable), (PAGES.into(), usable.into()));
+            assert_eq!(stats.free + stats.ready, u64::from(usable));
+            assert_eq!((stats.writing, stats.pinned), (0, 0));
+        }
+    }
+}
+
+/// A worker of another process copies to and from the pages that it is told, and harms nothing when it is late.
+#[test]
+fn workers_copy_pages_of_other_members() {
+    let mut world = World::new(Geometry::new(2, 8).unwrap(), 2);
+    let keys = [world::key(1), world::key(2)];
+    let reserved = world.with(0, |table| table.reserve(&keys).unwrap());
+    let pages: Vec<PageId> = reserved.placed.iter().map(|&(_, page)| page).collect();
+    world.with(1, |table| {
+        table.begin_copy(&pages, Direction::Store).unwrap()
+    });
+    let error = world.with(0, |table| table.commit(&pages)).unwrap_err();
+    assert_eq!(error, Error::StillCopying { pages: 2 });
+    world.with(1, |table| table.unpin(&pages));
+    world.write_and_commit(0, &keys, &reserved);
+    // No load has them: the pages may go at any time.
+    assert!(
+        world
+            .with(1, |table| table.begin_copy(&pages, Direction::Load))
+            .is_err()
+    );
+    let pinned = world.with(0, |table| table.pin(&keys).unwrap());
+    world.with(1, |table| {
+        table.begin_copy(&pinned, Direction::Load).unwrap()
+    });
+    world.with(0, |table| table.unpin(&pinned));
+    assert_eq!(world.with(0, |table| table.remove(&keys).len()), 0);
+    world.with(1, |table| table.unpin(&pinned));
+    assert_eq!(world.with(0, |table| table.remove(&keys).len()), 2);
+    let late = world.with(1, |table| table.begin_copy(&pinned, Direction::Load));
+    assert!(matches!(late, Err(Error::WrongState { .. })));
+    // A copy that fails in a worker fails the store.
+    let reserved = world.with(0, |table| table.reserve(&keys).unwrap());
+    let pages: Vec<PageId> = reserved.placed.iter().map(|&(_, page)| page).collect();
+    world.with(1, |table| {
+        table.begin_copy(&pages, Direction::Store).unwrap()
+    });
+    world.with(1, |table| table.fail(&pages[..1]));
+    // The store is gone, and then its copy; or its process, and then the copy.
+    world.with(0, |table| table.abort(&pages[1..]));
+    assert_eq!(
+        world.with(0, |table| (table.stats().free, table.stats().writing)),
+        (0, 2)
+    );
+    world.with(1, |table| table.unpin(&pages));
+    assert_eq!(
+        world.with(0, |table| table.commit(&pages[..1])),
+        Err(Error::CopyFailed { pages: 1 })
+    );
+    world.with(1, |table| {
+        table.begin_copy(&pages[..1], Direction::Store).unwrap()
+    });
+    world.processes[1].pins.push(pages[..1].to_vec());
+    world.die(0);
+    world.sweep(0);
+    world.check();
+    assert_eq!(
+        world.with(0, |table| (table.stats().free, table.stats().writing)),
+        (1, 1)
+    );
+    world.processes[0].pins.clear();
+    world.with(0, |table| table.unpin(&pages));
+    assert_eq!(world.with(0, |table| table.stats().free), 2);
+    world.check();
+}
+
+/// What an ended process held is free for whoever needs it.
+#[test]
+fn pages_of_ended_members_make_room() {
+    for is_needed in [false, true] {
+        let mut world = World::new(Geometry::new(4, 8).unwrap(), 2);
+        world.store(0, &[1, 2, 3]);
+        let keys: Vec<Key> = (1..=4).map(world::key).collect();
+        world.with(0, |table| table.pin(&keys[..2]).unwrap());
+        world.with(0, |table| table.reserve(&keys[3..]).unwrap());
+        world.with(1, |table| table.sweep_ended(Duration::ZERO));
+        world.die(0);
+        if is_needed {
+            let more: Vec<Key> = (11..=14).map(world::key).collect();
+            let reserved = world.with(0, |table| table.reserve(&more).unwrap());
+            assert_eq!((reserved.placed.len(), reserved.evicted.len()), (4, 3));
+        } else {
+            // Another process was writing the key.
+            world.processes[0].private.swept = None;
+            let reserved = world.with(0, |table| table.reserve(&keys[3..]).unwrap());
+            assert_eq!(reserved.placed.len(), 1);
+            assert_eq!(world.with(0, |table| table.stats().pinned), 0);
+        }
+        world.check();
+    }
+}
+
+/// Groups take memory from each other in the order of use, and leave what is used.
+#[test]
+fn groups_share_their_memory() {
+    let of_group = |group: u8, numbers: std::ops::Range<u64>| -> Vec<Key> {
+        numbers
+            .map(|number| world::key(number).in_group(group))
+            .collect()
+    };
+    // 4 extents of 8, 4 or 2 pages.
+    let mut world = World::new(Geometry::of_extents(4, 8192, &SIZES).unwrap(), 1);
+    world.store_keys(0, &of_group(0, 0..16));
+    world.store_keys(0, &of_group(1, 0..8));
+    assert_eq!(world.with(0, |table| table.stats().ready), 24);
+    world.check();
+    // The oldest extent is group 0's first.
+    let evicted = world.store_keys(0, &of_group(2, 0..2));
+    let gone: Vec<Key> = evicted.iter().map(|gone| gone.key).collect();
+    assert_eq!(gone.len(), 8);
+    assert!(
+        gone.iter().all(|key| of_group(0, 8..16).contains(key)),
+        "{gone:?}"
+    );
+    // Its other one was used since, and group 1's are older.
+    world.with(0, |table| table.touch(&of_group(0, 0..8)));
+    let evicted = world.store_keys(0, &of_group(2, 2..4));
+    assert!(evicted.iter().all(|gone| gone.key.group() == 1) && evicted.len() == 4);
+    world.check();
+    // What is pinned stays, with its extent.
+    let pinned = of_group(1, 0..8)
+        .into_iter()
+        .find(|key| world.ready().contains(key))
+        .unwrap();
+    let pages = world.with(0, |table| table.pin(&[pinned]).unwrap());
+    let evicted = world.store_keys(0, &of_group(2, 4..8));
+    assert!(
+        evicted.iter().all(|gone| gone.key.group() != 1),
+        "{evicted:?}"
+    );
+    let full = world
+        .with(0, |table| table.reserve(&of_group(2, 20..27)))
+        .unwrap_err();
+    assert!(matches!(full, Error::Full { needed: 7, .. }), "{full}");
+    world.with(0, |table| table.unpin(&pages));
+    world.check();
+    assert!(
+        world
+            .with(0, |table| table.reserve(&[world::key(1).in_group(3)]))
+            .is_err()
+    );
+}
