@@ -39,7 +39,7 @@ def _given(make, *values, **named):
 class Engine:
     """As much of a vLLM engine as the connector shows to a spec."""
 
-    def __init__(self, driver, **extra):
+    def __init__(self, driver, chunk=1, **extra):
         from vllm.v1.kv_offload import base, config, factory
 
         self.base = base
@@ -50,12 +50,12 @@ class Engine:
             extra_config={
                 "spec_name": "EgmemOffloadingSpec",
                 "spec_module_path": "egmem_vllm",
-                "cpu_bytes_to_use": 4 * LAYERS * PAGE,
+                "cpu_bytes_to_use": 4 * chunk * LAYERS * PAGE,
                 **extra,
             },
             engine_id=f"engine-{next(NUMBERS)}",
             model=config.OffloadingModelConfig("model", "float16"),
-            cache=config.OffloadingCacheConfig(16, 1),
+            cache=config.OffloadingCacheConfig(16, chunk),
             parallel=_given(
                 config.OffloadingParallelConfig, 0, 1, 1, 1, 1, 1, 0,
                 data_parallel_size=1, data_parallel_rank_local=None, is_parallelism_agnostic=False,
@@ -76,8 +76,8 @@ class Engine:
     def keys(self, *numbers):
         return [self.base.make_offload_key(bytes([number]) * 32, 0) for number in numbers]
 
-    def blocks(self, *blocks):
-        return self.base.GPULoadStoreSpec(list(blocks), [len(blocks)], [0])
+    def blocks(self, *blocks, index=0):
+        return self.base.GPULoadStoreSpec(list(blocks), [len(blocks)], [index])
 
     def finish(self, job_id):
         self.worker.wait({job_id})
@@ -135,6 +135,27 @@ def test_vllm_is_told_what_was_evicted(driver):
     assert engine.manager.lookup(engine.keys(6)[0], engine.request) == engine.base.LookupResult.MISS
     engine.manager.reset_cache()
     assert engine.manager.tier.stats()["free"] == 4
+    engine.manager.shutdown()
+
+
+@pytest.mark.skipif("at" not in (egmem.kv.GpuPages.__text_signature__ or ""), reason="copies of parts of pages are not there yet")
+def test_vllm_puts_the_blocks_of_a_chunk_into_a_page(driver):
+    pytest.importorskip("vllm")
+    engine = Engine(driver, chunk=2)
+    for block in range(BLOCKS):
+        engine.cache[:, block] = block
+    keys = engine.keys(1, 2)
+    output = engine.manager.prepare_store(keys, engine.request)
+    engine.worker.submit_store(1, engine.blocks(4, 9, 5, 2), output.store_spec)
+    engine.finish(1)
+    engine.manager.complete_store(keys, engine.request)
+    engine.cache.zero_()
+    # The request has the first block already.
+    engine.worker.submit_load(2, engine.manager.prepare_load(keys, engine.request), engine.blocks(1, 3, 7, index=1))
+    assert engine.finish(2).transfer_size == 3 * LAYERS * PAGE
+    engine.manager.complete_load(keys, engine.request)
+    assert [int(engine.cache[0, block, 0]) for block in (1, 3, 7)] == [9, 5, 2] and engine.cache[:, 4].eq(0).all()
+    engine.worker.shutdown()
     engine.manager.shutdown()
 
 
