@@ -118,7 +118,7 @@ class EgmemOffloadingSpec(OffloadingSpec):
             return egmem.kv.Tier(label="vllm", background=True, **options)
         # Engines with another model have another tier.
         whose = model_tag(self.config, self._engine).hex() if name else self.config.engine_id
-        digest = hashlib.sha256(f"{name} {whose}".encode()).hexdigest()[:32]
+        digest = hashlib.sha256(f"{name} {whose}".encode()).hexdigest()[:16]  # a socket's path is short
         return _join(f"{(name or 'vllm')[:24]}-{digest}", options)
 
     def get_manager(self):

@@ -263,6 +263,7 @@ def test_ranks_with_the_same_bytes_share_a_part(monkeypatch):
         pytest.skip("vLLM 0.26 knows of no such ranks")
     machine = Machine(monkeypatch, ranks=2, replicated=True)
     assert machine.tier.sizes == [128]
+    assert [places.at for worker in machine.workers for (places,) in worker._places] == [0, 0]
 
 
 def test_a_tier_has_a_size_for_each_group(monkeypatch):
