@@ -246,6 +246,19 @@ def weights_digest(model, revision=None, cache_dir=None):
     return digest.hexdigest()
 
 
+class _Batch:
+    """A store or a load of several keys, which vLLM completes key by key."""
+
+    def __init__(self, held, count):
+        self.held, self._left = held, count
+        self.keys, self.has_failed = [], False
+
+    def end_one(self):
+        """Returns whether that was the last key."""
+        self._left -= 1
+        return self._left == 0
+
+
 class EgmemOffloadingManager(OffloadingManager):
     """Decides what is stored where; the tier has the order of use, and evicts."""
 
@@ -254,7 +267,7 @@ class EgmemOffloadingManager(OffloadingManager):
         self._many = _groups(tier) > 1
         self._positions = {_group_id(config, n): n for n in range(len(config.groups))} if self._many else {}
         self._shared = shared
-        self._storing = {}  # vLLM's key: the store of its page
+        self._storing = {}  # vLLM's key: the store that has its page
         self._loading = {}  # vLLM's key: the loads that pin its page
         self._found = {}  # vLLM's key: what pins its page until the end of the step
         self._known = set()  # the keys that this engine has stored, as far as it knows
@@ -298,45 +311,33 @@ class EgmemOffloadingManager(OffloadingManager):
         self.tier.touch(**self._in_groups(list(keys)))
 
     def prepare_load(self, keys, req_context):
-        pages = []
+        keys = list(keys)
+        load = self.tier.prepare_load(**self._in_groups(keys))
+        batch = _Batch(load, len(keys))
         for key in keys:
-            load = self.tier.prepare_load(**self._in_groups([key]))
-            self._loading.setdefault(key, []).append(load)
-            pages += load.pages
-        return PageSpec(pages)
+            self._loading.setdefault(key, []).append(batch)
+        return PageSpec(load.pages)
 
     def complete_load(self, keys, req_context):
         for key in keys:
-            loads = self._loading[key]
-            loads.pop().release()
-            if not loads:
+            batches = self._loading[key]
+            batch = batches.pop()
+            if batch.end_one():
+                batch.held.release()
+            if not batches:
                 del self._loading[key]
 
     def prepare_store(self, keys, req_context):
         keys = list(dict.fromkeys(keys))
-        stores, evicted = {}, []
-        with contextlib.ExitStack() as kept:
-            # Pages that are there already must stay until the new pages are found.
-            for key in keys:
-                if self.tier.lookup(**self._in_groups([key])):
-                    with contextlib.suppress(egmem.NotReady):
-                        kept.enter_context(self.tier.prepare_load(**self._in_groups([key])))
-            for key in keys:
-                try:
-                    store = self.tier.prepare_store(**self._in_groups([key]))
-                except egmem.OutOfMemory:
-                    for store in stores.values():
-                        store.close()
-                    # Their contents are gone, although nothing is stored.
-                    self._forget(evicted)
-                    return None
-                if store.keys:
-                    stores[key] = store
-                    evicted += store.evicted
-        self._storing.update(stores)
-        self._know(stores)
-        pages = [page for store in stores.values() for page in store.pages]
-        return PrepareStoreOutput(list(stores), PageSpec(pages), self._forget(evicted))
+        try:
+            store = self.tier.prepare_store(**self._in_groups(keys))
+        except egmem.OutOfMemory:
+            return None
+        stored = [keys[index] for index in store.indices]
+        batch = _Batch(store, len(stored))
+        self._storing.update(dict.fromkeys(stored, batch))
+        self._know(stored)
+        return PrepareStoreOutput(stored, PageSpec(store.pages), self._forget(store.evicted))
 
     def _know(self, keys):
         self._known.update(keys)
@@ -363,20 +364,22 @@ class EgmemOffloadingManager(OffloadingManager):
         return events
 
     def complete_store(self, keys, req_context, success=True):
-        stored = []
         for key in keys:
-            store = self._storing.pop(key, None)
-            if store is None:
+            batch = self._storing.pop(key, None)
+            if batch is None:
+                continue
+            batch.keys.append(key)
+            batch.has_failed |= not success
+            if not batch.end_one():
                 continue
             try:
-                if success:
-                    store.commit()
-                    stored.append(key)
+                if not batch.has_failed:
+                    batch.held.commit()
+                    self._tell(batch.keys, removed=False)
             except egmem.Error as error:
-                _log.warning("a page is not stored: %s", error)
+                _log.warning("pages are not stored: %s", error)
             finally:
-                store.close()
-        self._tell(stored, removed=False)
+                batch.held.close()
 
     def on_new_request(self, req_context):
         return RequestOffloadingContext()
@@ -384,8 +387,8 @@ class EgmemOffloadingManager(OffloadingManager):
     def reset_cache(self):
         # vLLM completes none of these, but the worker copies from and to their pages, also for jobs that it is given
         # in the next step.
-        self._flushing += self._storing.values()
-        self._flushing += [load for loads in self._loading.values() for load in loads]
+        batches = [*self._storing.values(), *(batch for batches in self._loading.values() for batch in batches)]
+        self._flushing += {id(batch): batch.held for batch in batches}.values()
         self._tell(self._known, removed=True)
         self._clear()
         self.tier.remove(**self._in_groups(self._all_keys()))

@@ -34,27 +34,21 @@ class FakeJob:
 
 
 class FakeHeld:
-    """A store or a load of one key."""
+    """A store or a load of keys."""
 
-    def __init__(self, tier, key, page, stores):
-        self.tier, self.pages, self.evicted, self._key, self._stores = tier, [page], [], key, stores
-        self.keys = [key]
+    def __init__(self, tier, keys, pages):
+        self.tier, self.keys, self.pages, self.evicted = tier, keys, pages, []
+        self.indices = list(range(len(keys)))
 
     def commit(self):
-        if self.pages[0] in self.tier.failed:
+        if self.tier.failed.intersection(self.pages):
             raise egmem.InvalidArgument("a copy failed")
-        self.tier.ready[self._key] = self.pages[0]
+        self.tier.ready.update(zip(self.keys, self.pages))
 
     def close(self):
         self.pages = []
 
     release = close
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
 
 
 class FakePages:
@@ -81,17 +75,18 @@ class FakeTier:
     def lookup(self, keys, group=None):
         return int(all(key in self.ready for key in keys))
 
-    def prepare_store(self, keys, group=(0,)):
-        (key,), (group,) = keys, group
-        page = len(self.memory)
-        self.memory[page], self.of[page] = bytearray(self.sizes[group]), group
-        return FakeHeld(self, key, page, True)
+    def prepare_store(self, keys, group=None):
+        pages = []
+        for size in group or [0] * len(keys):
+            pages.append(len(self.memory))
+            self.memory[pages[-1]], self.of[pages[-1]] = bytearray(self.sizes[size]), size
+        return FakeHeld(self, list(keys), pages)
 
-    def prepare_load(self, keys, group=(0,)):
-        (key,) = keys
-        if key not in self.ready:
-            raise egmem.NotReady(key)
-        return FakeHeld(self, key, self.ready[key], False)
+    def prepare_load(self, keys, group=None):
+        for key in keys:
+            if key not in self.ready:
+                raise egmem.NotReady(key)
+        return FakeHeld(self, list(keys), [self.ready[key] for key in keys])
 
     def _copy(self, pages, blocks, places, to_page):
         total = 0
