@@ -550,7 +550,7 @@ fn a_forked_childs_tier_stays_its_parents() {
         let memory = Arc::new(Buffer::near(&driver, 0, 2 << 20).unwrap());
         let tier = Tier::attach(memory.clone()).page_bytes(4096);
         let tier = tier.open().unwrap();
-        let [ready, new, busy] = [1, 2, 3].map(|number| [Key::new([number; 32])]);
+        let [ready, new, busy, seen] = [1, 2, 3, 4].map(|number| [Key::new([number; 32])]);
         tier.prepare_store(&ready).unwrap().commit().unwrap();
         let owner: u64 = memory.get(136).unwrap();
         let stop = AtomicBool::new(false);
@@ -566,6 +566,8 @@ fn a_forked_childs_tier_stays_its_parents() {
                 let store = tier.prepare_store(&new).unwrap();
                 let load = tier.prepare_load(&ready).unwrap();
                 let (events, told) = (tier.events(9), tier.on_event(|_| ()));
+                tier.prepare_store(&seen).unwrap().commit().unwrap();
+                tier.remove(&seen).unwrap();
                 let mut held = Some((store, load, tier.clone(), events, told));
                 in_a_child(
                     || {

@@ -106,7 +106,7 @@ fn events_have_the_order_of_the_changes() {
         for thread in 0..3 {
             let tier = &tier;
             scope.spawn(move || {
-                for round in 0..300 {
+                for round in 0..5000 {
                     let key = [key(round % 5)];
                     if thread == 0 && round % 3 == 0 {
                         tier.remove(&key).unwrap();
