@@ -270,6 +270,10 @@ impl Inner {
 
     /// Ends a use of pages. What cannot be written now is written with the next change. A forked child does nothing.
     fn end(&self, end: End) {
+        let (End::Unpin(pages) | End::Copy(pages, ..) | End::Abort(pages)) = &end;
+        if pages.is_empty() {
+            return;
+        }
         let mut end = Some(end);
         let done = self.with(|table| {
             if let Some(end) = end.take() {

@@ -38,11 +38,17 @@ impl Table<'_> {
         }
     }
 
-    /// Removes a page from the index, by the key in its slot.
-    pub(super) fn remove_from_index(&self, page: u32) {
-        let Some(key) = Named::read(self.words, self.slot(page), self.seed) else {
-            return self.words.damage();
-        };
+    /// Removes a page from the index, by the key in its slot. Returns the key; `None` if it is no key.
+    pub(super) fn remove_key(&self, page: u32) -> Option<Named> {
+        let key = Named::read(self.words, self.slot(page), self.seed);
+        match &key {
+            Some(key) => self.unindex(page, key),
+            None => self.words.damage(),
+        }
+        key
+    }
+
+    fn unindex(&self, page: u32, key: &Named) {
         let word = pair(page + 1, tag(key.hash));
         let first = u64::from(tag(key.hash));
         let probes = self.geometry.probes();

@@ -16,6 +16,7 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use crate::geometry::{GROUP, GROUPS, Geometry};
+use crate::hash::OfNumbers;
 use crate::header::{CLOCK, SEED, USABLE};
 use crate::members::{Members, Own};
 use crate::page::{Direction, Evicted, PageId};
@@ -34,7 +35,7 @@ const PAGES: u64 = 48;
 #[cfg_attr(test, derive(Clone))]
 pub(crate) struct Private {
     /// The loads and copies of this process that have a page.
-    users: HashMap<u32, u32>,
+    users: HashMap<u32, u32, OfNumbers>,
     /// The pages that this process's stores are writing.
     writing: usize,
     counts: Stats,
@@ -241,7 +242,7 @@ impl<'a> Table<'a> {
             has_failed: true,
         };
         self.words.put(slot + STATE, status.with(state).word());
-        self.remove_from_index(page.number());
+        self.remove_key(page.number());
         // It is held already, as a pinned page is.
         self.count(status.group, WRITING, 1);
         self.private.counts.damaged += 1;
@@ -273,13 +274,10 @@ impl<'a> Table<'a> {
     fn make_ready(&mut self, id: PageId) {
         let (slot, page) = (self.slot(id.number()), id.number());
         let status = self.status(slot);
-        let Some(key) = Named::read(self.words, slot, self.seed) else {
-            return self.words.damage();
-        };
         let clock = self.words.get(CLOCK).wrapping_add(1);
         self.words.put(CLOCK, clock);
         self.words.put(slot + STAMP, clock);
-        self.words.put(slot + CHECK, key.check(page));
+        self.words.put(slot + CHECK, !self.words.get(slot + CHECK));
         self.words
             .put(slot + STATE, status.with(State::Ready).word());
         self.push_newest(self.lru(status.group), page);
@@ -313,7 +311,7 @@ impl<'a> Table<'a> {
             has_failed,
         };
         self.words.put(slot + STATE, status.with(state).word());
-        self.remove_from_index(page);
+        self.remove_key(page);
         if self.words.get(slot + PINS) == 0 {
             self.free_written(page);
         }
@@ -327,14 +325,15 @@ impl<'a> Table<'a> {
         self.add_free(group, page);
     }
 
-    /// Frees a ready page that nothing has pinned.
-    fn discard(&self, page: u32) {
-        // With its key still in the slot: no other process sees it before the lock is free.
-        self.remove_from_index(page);
+    /// Frees a ready page that nothing has pinned. Returns its key.
+    fn discard(&self, page: u32) -> Option<Key> {
+        // First, so that a kill leaves a ready page, which a repair finds again.
+        let key = self.remove_key(page)?;
         let group = self.status(self.slot(page)).group;
         self.set_free(page, group);
         self.unlink(self.lru(group), page);
         self.add_free(group, page);
+        Some(key.key())
     }
 
     /// Frees a page of a group, and ends its names so far.

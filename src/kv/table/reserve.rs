@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::slot::{CHECK, Named, PINS, STATE, SUM, State, WRITER};
 use super::{Table, WRITING};
+use crate::hash::OfNumbers;
 use crate::page::{Evicted, PageId, Reserved};
 use crate::{Error, Key, MemoryError, Result};
 
@@ -13,23 +14,36 @@ use crate::{Error, Key, MemoryError, Result};
 pub(super) struct Request {
     /// The keys that have no page, by their place in the list.
     needed: Vec<(usize, Named)>,
-    /// How many of them each group has.
-    of_group: Vec<u64>,
-    /// The ready pages of the request's other keys, which are not evicted, and how many of them each group could evict.
-    own: HashSet<u32>,
-    own_evictable: Vec<u64>,
+    groups: Vec<OfGroup>,
+    /// The ready pages of the request's other keys, which are not evicted.
+    own: HashSet<u32, OfNumbers>,
     /// The extents of these pages, if there are several groups.
-    own_extents: HashSet<u32>,
+    own_extents: HashSet<u32, OfNumbers>,
     /// Another member is writing one of the keys.
     waits_for_other: bool,
-    /// The request's own pages at the old end of each group's list were passed up to this one.
-    passed: Vec<Option<u32>>,
     /// The extents that were unused at the time of asking.
     pub(super) unused: Option<Vec<u32>>,
     evicted: Vec<Evicted>,
 }
 
+/// What a request needs of a group, and has there.
+#[derive(Clone, Copy, Default)]
+struct OfGroup {
+    needed: u64,
+    /// The own pages that could be evicted.
+    own: u64,
+    /// The own pages at the old end of the group's list were passed up to this one.
+    passed: Option<u32>,
+}
+
 impl Request {
+    fn group(&self, group: u8) -> OfGroup {
+        self.groups
+            .get(usize::from(group))
+            .copied()
+            .unwrap_or_default()
+    }
+
     pub(super) fn has_extent(&self, extent: u32) -> bool {
         self.own_extents.contains(&extent)
     }
@@ -76,18 +90,17 @@ impl Table<'_> {
             return Err(MemoryError::invalid_index("group of a key", group, groups as u64).into());
         }
         let mut request = Request {
-            of_group: vec![0; groups],
-            own_evictable: vec![0; groups],
-            passed: vec![None; groups],
+            groups: vec![OfGroup::default(); groups],
             ..Request::default()
         };
-        let mut seen = HashSet::new();
+        // Two keys with one hash would be one of them: the other is not stored.
+        let mut seen = HashSet::with_hasher(OfNumbers::default());
         for (index, key) in keys.iter().enumerate() {
             let named = self.named(key);
             match self.find(&named) {
                 Some(page) => self.note_own(page, &mut request),
-                None if seen.insert(key) => {
-                    request.of_group[usize::from(key.group())] += 1;
+                None if seen.insert(named.hash) => {
+                    request.groups[usize::from(key.group())].needed += 1;
                     request.needed.push((index, named));
                 }
                 None => {}
@@ -103,8 +116,8 @@ impl Table<'_> {
             request.waits_for_other |= self.words.get(slot + WRITER) != self.own.name();
         } else if request.own.insert(page) {
             let is_evictable = self.words.get(slot + PINS) == 0;
-            if let Some(own) = request.own_evictable.get_mut(usize::from(status.group)) {
-                *own += u64::from(is_evictable);
+            if let Some(group) = request.groups.get_mut(usize::from(status.group)) {
+                group.own += u64::from(is_evictable);
             }
             if self.geometry.has_groups() {
                 request.own_extents.insert(self.geometry.place_of(page).0);
@@ -115,11 +128,7 @@ impl Table<'_> {
     /// Returns how many pages a group has or can have without an extent of another.
     fn available(&self, group: u8, request: &Request) -> u64 {
         let evictable = self.len_of(self.lru(group));
-        let own = request
-            .own_evictable
-            .get(usize::from(group))
-            .copied()
-            .unwrap_or(0);
+        let own = request.group(group).own;
         self.len_of(self.free_list(group)) + evictable.saturating_sub(own)
     }
 
@@ -127,11 +136,7 @@ impl Table<'_> {
     /// counted for each group that may have them.
     fn has_room(&self, request: &Request) -> bool {
         let missing = |group: u8| {
-            let needed = request
-                .of_group
-                .get(usize::from(group))
-                .copied()
-                .unwrap_or(0);
+            let needed = request.group(group).needed;
             needed.saturating_sub(self.available(group, request))
         };
         let extents = |group: u8| missing(group).div_ceil(self.group(group).pages.into());
@@ -143,7 +148,7 @@ impl Table<'_> {
     fn full(&mut self, request: &Request) -> Error {
         let stats = self.stats();
         let available = self.sum_of_groups(|group| {
-            let is_asked = request.of_group.get(usize::from(group)) > Some(&0);
+            let is_asked = request.group(group).needed > 0;
             if is_asked {
                 self.available(group, request)
             } else {
@@ -151,7 +156,7 @@ impl Table<'_> {
             }
         });
         Error::Full {
-            needed: request.of_group.iter().sum::<u64>() as usize,
+            needed: self.sum_of_groups(|group| request.group(group).needed) as usize,
             pages: stats.pages as usize,
             missing: stats.pages.saturating_sub(stats.usable) as usize,
             is_growing: false,
@@ -187,7 +192,7 @@ impl Table<'_> {
 
     /// Returns the least recently used page of a group that a request may evict.
     fn evictable(&self, group: u8, request: &mut Request) -> Option<u32> {
-        let passed = request.passed.get_mut(usize::from(group))?;
+        let passed = &mut request.groups.get_mut(usize::from(group))?.passed;
         // Its own pages stay where they are meanwhile.
         for _ in 0..=request.own.len() {
             let next = match *passed {
@@ -205,13 +210,11 @@ impl Table<'_> {
     /// Frees a ready page for a request.
     pub(super) fn evict(&mut self, page: u32, request: &mut Request) {
         let slot = self.slot(page);
-        let Some(key) = Named::read(self.words, slot, self.seed) else {
-            return self.words.damage();
-        };
-        let (key, status) = (key.key(), self.status(slot));
+        let status = self.status(slot);
         let is_evictable = status.state == State::Ready && self.words.get(slot + PINS) == 0;
-        if self.words.expect(is_evictable) {
-            self.discard(page);
+        if self.words.expect(is_evictable)
+            && let Some(key) = self.discard(page)
+        {
             self.private.counts.evictions += 1;
             let page = status.id(page);
             request.evicted.push(Evicted { key, page });
