@@ -8,6 +8,7 @@ import gc
 import itertools
 import os
 import sys
+import tempfile
 import types
 
 import pytest
@@ -332,6 +333,34 @@ def test_vllm_keeps_a_page_that_another_engine_would_evict(driver, server):
     assert engine.manager.lookup(keys[0], engine.request) == miss
     engine.worker.shutdown()
     engine.manager.shutdown()
+
+
+@pytest.mark.skipif(not hasattr(egmem.kv, "join"), reason="a tier of several engines is not there yet")
+def test_vllm_engines_share_a_tier(driver, monkeypatch):
+    pytest.importorskip("vllm")
+    with tempfile.TemporaryDirectory(prefix="egmem-") as folder:  # a socket's path is short
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        first, second = (Engine(driver, egmem_name="pool", egmem_tag="one", egmem_node=0) for _ in range(2))
+        other = Engine(driver, egmem_name="pool", egmem_tag="other", egmem_node=0)
+        hit, miss = (first.base.LookupResult[name] for name in ("HIT", "MISS"))
+        first.cache[:, 3] = 33
+        keys = first.keys(1, 2, 3, 4, 5)
+        first.store(keys[:1], 3)
+        assert other.manager.lookup(keys[0], other.request) == miss, "it serves another model"
+        assert second.manager.lookup(keys[0], second.request) == hit
+        # The page stays until the second engine has loaded it, although the first one needs all pages.
+        assert first.manager.prepare_store(keys[1:], first.request) is None
+        spec = second.manager.prepare_load(keys[:1], second.request)
+        second.manager.on_schedule_end(None)
+        second.worker.submit_load(1, spec, second.blocks(12))
+        second.finish(1)
+        second.manager.complete_load(keys[:1], second.request)
+        assert second.cache[:, 12].eq(33).all()
+        first.store(keys[1:], 4, 5, 6, 7)
+        assert second.manager.lookup(keys[0], second.request) == miss
+        for engine in (second, other, first):
+            engine.worker.shutdown()
+            engine.manager.shutdown()
 
 
 def test_sglang_takes_tensors_of_their_size():
