@@ -531,7 +531,8 @@ def _gpu_pages(kv_caches, tier, share):
         sizes = [ref.page_size_bytes for ref in refs]
         part_bytes = page_bytes // share.copies
         if sum(sizes) * share.blocks > part_bytes:
-            raise ValueError(f"group {group} needs {sum(sizes) * share.blocks} bytes of a page, the tier's pages have {part_bytes} for a rank")
+            needed = sum(sizes) * share.blocks
+            raise ValueError(f"group {group} needs {needed} bytes of a page, the tier's pages have {part_bytes} for a rank")
         bases = [tensor.data_ptr() for tensor in tensors]
         strides = [tensor.stride(0) * tensor.element_size() for tensor in tensors]
         make = partial(egmem.kv.GpuPages, bases, strides, sizes, count, keep=tensors)

@@ -175,7 +175,8 @@ class Machine:
             )
         if ranks > 1:
             egmem_vllm._tiers.clear()
-        self.manager = egmem_vllm.EgmemOffloadingSpec(dataclasses.replace(offloading, parallel=dataclasses.replace(offloading.parallel, rank=0))).get_manager()
+        scheduler = dataclasses.replace(offloading, parallel=dataclasses.replace(offloading.parallel, rank=0))
+        self.manager = egmem_vllm.EgmemOffloadingSpec(scheduler).get_manager()
         self.groups, self.request = groups, base.ReqContext("request")
 
     def _join(self, name, options):
