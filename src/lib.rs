@@ -158,6 +158,9 @@ pub mod ledger {
     };
     #[cfg(feature = "ledger")]
     #[doc(inline)]
+    pub use egmem_core::ledger::{MAX_TIERS, TierUse};
+    #[cfg(feature = "ledger")]
+    #[doc(inline)]
     pub use egmem_ledger::{
         Exporter, GpuUse, Importer, Kept, LEAKS, Ledger, MAX_TEXT, NodeUse, Offer, PS, Process,
         Report, Silent, Total, offer, processes, report_leaks_at_exit,

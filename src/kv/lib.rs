@@ -56,6 +56,7 @@ mod options;
 mod owner;
 mod page;
 mod room;
+mod shown;
 mod stats;
 mod store;
 mod table;

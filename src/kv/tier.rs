@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use egmem_core::ledger::add_tier;
+
 use crate::copy::{CopyMethod, Job, start};
 use crate::driver::DevicePtr;
 use crate::events::{Events, Noted, Subscription, TierEvent, TierEventKind};
@@ -37,7 +39,9 @@ impl Tier {
     }
 
     pub(crate) fn new(inner: Inner) -> Self {
-        Self(Arc::new(inner))
+        let inner = Arc::new(inner);
+        add_tier(inner.driver(), &inner);
+        Self(inner)
     }
 
     /// Returns how many of the first keys are ready: the rest of the list begins with one that is not. Changes no

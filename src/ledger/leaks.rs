@@ -39,7 +39,7 @@ extern "C" fn report() {
     if REGISTERED.load(Relaxed) != Generation::current().forks() + 1 {
         return;
     }
-    let text = text(&Ledger::of_this_process());
+    let text = text(&Ledger::without_tiers());
     // If standard error is closed, the report is lost.
     let _ = std::io::stderr().write_all(escape_lines(&text).as_bytes());
 }

@@ -7,7 +7,7 @@ use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::driver::{Driver, Location};
-use crate::entries::{self, AllocPath, Allocation, bounded};
+use crate::entries::{self, AllocPath, Allocation, TierUse, bounded};
 use crate::procs;
 use crate::vmm::identity::InstanceId;
 
@@ -121,25 +121,45 @@ pub struct Ledger {
     pub allocations: Vec<Allocation>,
     /// How many allocations are in the sums alone, because a ledger that is sent is bounded.
     pub omitted: u64,
+    /// The KV-cache tiers that the process has open, the oldest first: at most [`MAX_TIERS`](egmem_core::ledger::MAX_TIERS).
+    #[serde(default)]
+    pub tiers: Vec<TierUse>,
 }
 
 impl Ledger {
     /// Returns this process's allocations of `driver`.
     pub fn of(driver: &Driver) -> Self {
-        Self::from_allocations(entries::allocations(driver))
+        Self::from_parts(entries::allocations(driver), entries::tiers(driver))
     }
 
     /// Returns this process's allocations of all drivers.
     pub fn of_this_process() -> Self {
-        Self::from_allocations(entries::all_allocations())
+        Self::from_parts(entries::all_allocations(), entries::all_tiers())
     }
 
-    fn from_allocations(allocations: Vec<Allocation>) -> Self {
+    /// Returns the allocations of this process alone. Its tiers are not asked: their memory need not be readable at the
+    /// exit.
+    pub(crate) fn without_tiers() -> Self {
+        Self::from_parts(entries::all_allocations(), Vec::new())
+    }
+
+    fn from_parts(allocations: Vec<Allocation>, mut tiers: Vec<TierUse>) -> Self {
+        for tier in &mut tiers {
+            let is_memory = |entry: &&Allocation| {
+                entry
+                    .mapped
+                    .iter()
+                    .any(|at| at.offset_of(tier.address).is_some())
+            };
+            let memory = allocations.iter().find(is_memory);
+            tier.label = memory.and_then(|entry| entry.label.clone());
+        }
         Self {
             process: Process::current(),
             totals: totals(&allocations),
             allocations,
             omitted: 0,
+            tiers,
         }
     }
 }

@@ -182,7 +182,8 @@ fn answer(mut channel: Channel, patience: Duration) -> Result<()> {
 pub(crate) fn encode(mut ledger: Ledger, most: usize) -> Result<String> {
     let failed = |error: serde_json::Error| MemoryError::invalid("ledger", error.to_string());
     ledger.allocations.sort_by_key(|entry| Reverse(entry.bytes));
-    let (mut bytes, mut kept) = (0, 0);
+    let mut bytes = serde_json::to_string(&ledger.tiers).map_err(failed)?.len();
+    let mut kept = 0;
     for entry in &mut ledger.allocations {
         if let Some(site) = &mut entry.site {
             site.backtrace = None;

@@ -4,18 +4,19 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 
 use crate::driver::{AccessDesc, Location};
-use crate::entries::Allocation;
+use crate::entries::{Allocation, TierUse};
 use crate::ledger::{Ledger, Total};
 use crate::size::Bytes;
 use crate::table::{Table, end_cut};
 use crate::texts::escape;
+use egmem_core::GrowthState;
 
 /// The most characters of a line of tables that are not wide.
 pub(crate) const COLUMNS: usize = 100;
 
 impl Ledger {
-    /// Returns a table of the allocations, those that take most memory first, and one of the sums: lines of at most 100
-    /// characters, in which long names are cut.
+    /// Returns a table of the allocations, those that take most memory first, one of the KV-cache tiers, if there are any, and
+    /// one of the sums: lines of at most 100 characters, in which long names are cut.
     pub fn to_text(&self) -> String {
         ledger(self, Some(COLUMNS))
     }
@@ -228,7 +229,66 @@ fn totals(totals: &[Total], most: Option<usize>) -> String {
     table.lines(most)
 }
 
-/// Formats a process's allocations and their sums.
+/// Returns the cells of a tier. What is not there is no text, so that a column without any is left out; address and counts
+/// only if the table is `wide`.
+fn tier_cells(tier: &TierUse, wide: bool) -> [String; 15] {
+    let only_if = |shown: bool, text: String| if shown { text } else { String::new() };
+    let some = |number: u64| only_if(number > 0, number.to_string());
+    let asked = u128::from(tier.hits) + u128::from(tier.misses);
+    let rate = (u128::from(tier.hits) * 100).checked_div(asked);
+    let growth = match tier.growth {
+        GrowthState::Growing => "growing",
+        GrowthState::Stopped => "stopped",
+        _ => "",
+    };
+    [
+        escaped(tier.label.as_deref().unwrap_or("")),
+        place(tier.location),
+        only_if(wide, format!("{:#x}", tier.address)),
+        Bytes(tier.page_bytes).to_string(),
+        tier.pages.to_string(),
+        only_if(tier.usable != tier.pages, tier.usable.to_string()),
+        growth.to_owned(),
+        tier.free.to_string(),
+        some(tier.writing),
+        tier.ready.to_string(),
+        some(tier.pinned),
+        rate.map_or_else(String::new, |rate| format!("{rate} %")),
+        only_if(wide, tier.hits.to_string()),
+        only_if(wide, tier.misses.to_string()),
+        some(tier.evictions),
+    ]
+}
+
+/// Formats the tiers that a process has open; nothing for none.
+fn tiers(tiers: &[TierUse], most: Option<usize>) -> String {
+    if tiers.is_empty() {
+        return String::new();
+    }
+    let mut table = Table::new(&[
+        "~LABEL",
+        "WHERE",
+        "ADDRESS",
+        ">PAGE",
+        ">PAGES",
+        ">USABLE",
+        "GROWTH",
+        ">FREE",
+        ">WRITING",
+        ">READY",
+        ">PINNED",
+        ">HIT RATE",
+        ">HITS",
+        ">MISSES",
+        ">EVICTED",
+    ]);
+    for tier in tiers {
+        table.row(tier_cells(tier, most.is_none()));
+    }
+    format!("\nKV-cache tiers:\n{}", table.lines(most))
+}
+
+/// Formats a process's allocations, its tiers and the sums.
 pub(crate) fn ledger(ledger: &Ledger, most: Option<usize>) -> String {
     let process = &ledger.process;
     let number = (ledger.allocations.len() as u64).saturating_add(ledger.omitted);
@@ -271,6 +331,7 @@ pub(crate) fn ledger(ledger: &Ledger, most: Option<usize>) -> String {
     if ledger.omitted > 0 {
         text += &format!("and {} smaller\n", ledger.omitted);
     }
+    text += &tiers(&ledger.tiers, most);
     text.push('\n');
     text += &totals(&ledger.totals, most);
     text

@@ -6,6 +6,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use super::BufferOptions;
 use super::allocate::{Chunk, Plan};
 use super::chunks::Maker;
@@ -94,7 +96,8 @@ impl BufferOptions {
 }
 
 /// How far the growth of memory in the background has come.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum GrowthState {
     /// A thread adds memory.

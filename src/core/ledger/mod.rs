@@ -18,7 +18,9 @@ mod registry;
 mod site;
 #[cfg(test)]
 mod tests;
+mod tiers;
 
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 pub use allocation::{AllocPath, Allocation, CallSite, Imported, MappedAt, Party};
@@ -32,10 +34,12 @@ pub use label::Label;
 pub use locate::{Foreign, Located, locate};
 pub use record::MAX_PARTIES;
 pub use site::{Site, called_from};
+pub use tiers::{MAX_TIERS, ShowTier, TierUse};
 
 use crate::Driver;
 use record::Record;
 use registry::Registry;
+use tiers::Known;
 
 /// Returns the live allocations of `driver` in this process, the oldest first.
 ///
@@ -74,4 +78,31 @@ fn allocations_if(wanted: impl Fn(&Record) -> bool) -> Vec<Allocation> {
 /// Returns the number of live allocations of this process.
 pub fn count() -> usize {
     Registry::current().len()
+}
+
+/// Adds a tier to the ledger, which has it until its last handle is gone, and keeps none.
+pub fn add_tier<T: ShowTier + 'static>(driver: &Driver, tier: &Arc<T>) {
+    let tier: Weak<T> = Arc::downgrade(tier);
+    let driver = driver.address();
+    Registry::current().add_tier(Known { driver, tier });
+}
+
+/// Returns the tiers of `driver` that this process has open, the oldest first: at most [`MAX_TIERS`].
+pub fn tiers(driver: &Driver) -> Vec<TierUse> {
+    let address = driver.address();
+    tiers_if(|known| known.driver == address)
+}
+
+/// Returns the tiers of all drivers that this process has open, the oldest first: at most [`MAX_TIERS`].
+pub fn all_tiers() -> Vec<TierUse> {
+    tiers_if(|_| true)
+}
+
+fn tiers_if(wanted: impl Fn(&Known) -> bool) -> Vec<TierUse> {
+    // Without the registry's lock: a tier takes its own lock to answer, and one that ends here changes the ledger.
+    let known = Registry::current().tiers().into_iter();
+    let alive = known
+        .filter(wanted)
+        .filter_map(|known| known.tier.upgrade());
+    alive.take(MAX_TIERS).map(ShowTier::show).collect()
 }

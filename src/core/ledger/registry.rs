@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire};
 use std::sync::{Mutex, MutexGuard};
 
 use super::record::Record;
+use super::tiers::Known;
 use crate::fork::Generation;
 use crate::per_driver::lock;
 
@@ -19,6 +20,7 @@ pub(super) struct Registry {
     /// [`Generation::forks`] of the process.
     forks: u32,
     slots: Mutex<Slots>,
+    tiers: Mutex<Vec<Known>>,
     /// That of a child: null, or a box that is never freed. Without a lock, which a thread of the parent may have held.
     next: AtomicPtr<Registry>,
 }
@@ -63,6 +65,7 @@ impl Registry {
                 free: Vec::new(),
                 made: 0,
             }),
+            tiers: Mutex::new(Vec::new()),
             next: AtomicPtr::new(ptr::null_mut()),
         }
     }
@@ -147,6 +150,20 @@ impl Registry {
         copies
     }
 
+    /// Adds a tier, and forgets those that have ended.
+    pub(super) fn add_tier(&self, tier: Known) {
+        let mut tiers = lock(&self.tiers);
+        tiers.retain(Known::is_alive);
+        tiers.push(tier);
+    }
+
+    /// Returns the tiers that live, the oldest first, and forgets the others.
+    pub(super) fn tiers(&self) -> Vec<Known> {
+        let mut tiers = lock(&self.tiers);
+        tiers.retain(Known::is_alive);
+        tiers.clone()
+    }
+
     /// Returns the number of records.
     pub(super) fn len(&self) -> usize {
         self.slots().live().count()
@@ -155,7 +172,33 @@ impl Registry {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, Weak};
+
+    use super::super::tiers::{ShowTier, TierUse};
     use super::*;
+    use crate::driver::{DevicePtr, Location};
+
+    struct Tier;
+
+    impl ShowTier for Tier {
+        fn show(self: Arc<Self>) -> TierUse {
+            TierUse::new(Location::Host, DevicePtr(0))
+        }
+    }
+
+    #[test]
+    fn tiers_that_have_ended_take_no_room() {
+        let registry = Registry::new(0);
+        let tier: Arc<dyn ShowTier> = Arc::new(Tier);
+        let ended: Weak<dyn ShowTier> = Weak::<Tier>::new();
+        for tier in [&ended, &ended, &Arc::downgrade(&tier), &ended] {
+            let tier = Weak::clone(tier);
+            registry.add_tier(Known { driver: 0, tier });
+        }
+        assert_eq!(lock(&registry.tiers).len(), 2, "the last is not looked at");
+        assert_eq!(registry.tiers().len(), 1);
+        assert_eq!(lock(&registry.tiers).len(), 1);
+    }
 
     #[test]
     fn threads_of_a_child_have_one_registry() {

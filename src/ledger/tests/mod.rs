@@ -3,6 +3,7 @@
 mod offers;
 mod shown;
 mod sums;
+mod tiers;
 
 use egmem_core::{Buffer, Driver, Machine};
 

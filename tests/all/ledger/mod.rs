@@ -56,6 +56,7 @@ on_both! {
     }
     processes {
         a_process_is_seen_if_it_asks_for_it,
+        the_tiers_of_a_process_are_shown,
         memory_of_a_dead_exporter_is_kept_by_its_importer,
         what_is_left_at_the_exit_is_reported,
     }

@@ -4,8 +4,10 @@ use std::backtrace::Backtrace;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
 
 use egmem::driver::{Access, HandleTypes};
+use egmem::kv::{Key, Tier};
 use egmem::ledger::{Exporter, LEAKS, PS, Report};
 use egmem::share::{Channel, ImportOptions, Listener, Peers, Shared};
 use egmem::{Buffer, Driver};
@@ -156,6 +158,18 @@ fn acts_in_its_role() {
             wait();
             drop(buffer);
         }
+        "engine" => {
+            let memory = Buffer::on(node(&driver)).bytes(4 * MIB).label("cache");
+            let memory = Arc::new(memory.allocate(&driver).unwrap());
+            let tier = Tier::attach(memory).pages(8).page_bytes(4096);
+            let tier = tier.open().unwrap();
+            let keys = [1, 2, 3].map(|n| Key::new([n; 32]));
+            tier.prepare_store(&keys).unwrap().commit().unwrap();
+            tier.lookup(&keys);
+            let load = tier.prepare_load(&keys[1..]).unwrap();
+            wait();
+            drop((load, tier));
+        }
         "exporter" => export(&driver, &socket),
         "importer" => {
             let mut channel = Channel::connect(&socket, Peers::same_user()).unwrap();
@@ -223,6 +237,33 @@ pub fn a_process_is_seen_if_it_asks_for_it(driver: &Driver) {
     seen.end();
     hidden.end();
     assert_eq!(scene.offers(), 0);
+}
+
+pub fn the_tiers_of_a_process_are_shown(driver: &Driver) {
+    let scene = Scene::new(driver);
+    let engine = scene.start("engine", &[(PS, "1")]);
+    let holder = scene.start("holder", &[(PS, "1")]);
+    let report = scene.report();
+    let ledger = |pid| {
+        let mut all = report.processes.iter();
+        all.find(|ledger| ledger.process.pid == pid).unwrap()
+    };
+    assert!(ledger(holder.child.id()).tiers.is_empty());
+    let ledger = ledger(engine.child.id());
+    let [tier] = &ledger.tiers[..] else {
+        panic!("{:?}", ledger.tiers)
+    };
+    assert_eq!(tier.label.as_deref(), Some("cache"));
+    assert_eq!(tier.location, node(driver).into());
+    assert_eq!(tier.address, ledger.allocations[0].mapped[0].start);
+    assert_eq!((tier.pages, tier.page_bytes, tier.free), (8, 4096, 5));
+    assert_eq!((tier.ready, tier.pinned, tier.hits), (3, 2, 3));
+    let text = report.to_text();
+    let lines = text.lines().skip_while(|line| *line != "KV-cache tiers:");
+    let shown = lines.skip(2).take(1).any(|line| line.starts_with("cache"));
+    assert!(shown, "{text}");
+    engine.end();
+    holder.end();
 }
 
 pub fn memory_of_a_dead_exporter_is_kept_by_its_importer(driver: &Driver) {
