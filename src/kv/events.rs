@@ -1,6 +1,6 @@
 //! Changes of a tier's keys, for those who watch them.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
@@ -23,7 +23,7 @@ pub enum TierEventKind {
     Damaged,
 }
 
-/// A change of keys that one call of this process made.
+/// A change of keys of a group that one call of this process made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TierEvent {
@@ -232,35 +232,46 @@ impl Hub {
             return Noted(None);
         }
         let mut listeners = lock(&self.listeners);
-        let event = TierEvent {
-            number: listeners.next_number,
+        let events = of_groups(keys).into_iter().zip(listeners.next_number..);
+        let events = events.map(|((group, keys), number)| TierEvent {
+            number,
             kind,
-            group: 0,
+            group: group.into(),
             keys,
-        };
-        listeners.next_number += 1;
+        });
+        let events: Vec<TierEvent> = events.collect();
+        listeners.next_number += events.len() as u64;
         let mut functions = Vec::new();
         for (_, listener) in &listeners.all {
             match listener {
-                Listener::Queue(queue) => queue.push(&event),
+                Listener::Queue(queue) => events.iter().for_each(|event| queue.push(event)),
                 Listener::Function(function) => functions.push(Arc::clone(function)),
             }
         }
-        Noted(Some((event, functions)))
+        Noted(Some((events, functions)))
     }
 }
 
-/// An event that functions are to be told.
+/// Returns the keys of each group, in their order.
+fn of_groups(keys: Vec<Key>) -> BTreeMap<u8, Vec<Key>> {
+    let mut groups = BTreeMap::<u8, Vec<Key>>::new();
+    for key in keys {
+        groups.entry(key.group()).or_default().push(key);
+    }
+    groups
+}
+
+/// Events that functions are to be told.
 #[must_use = "functions wait for it"]
 #[derive(Default)]
-pub(crate) struct Noted(Option<(TierEvent, Vec<Function>)>);
+pub(crate) struct Noted(Option<(Vec<TierEvent>, Vec<Function>)>);
 
 impl Noted {
     /// Calls the functions. The caller holds no lock.
     pub(crate) fn tell(self) {
-        if let Some((event, functions)) = self.0 {
-            for function in functions {
-                function(&event);
+        if let Some((events, functions)) = self.0 {
+            for event in &events {
+                functions.iter().for_each(|function| function(event));
             }
         }
     }
@@ -311,5 +322,25 @@ impl fmt::Debug for Events {
 impl fmt::Debug for Subscription {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Subscription").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use egmem_core::Machine;
+
+    #[test]
+    fn an_event_has_keys_of_one_group() {
+        let hub = Hub::new(Driver::simulated(Machine::gh200()).unwrap());
+        let events = hub.subscribe(10);
+        let key = |number: u8, group| Key::from_bytes(&[number]).in_group(group);
+        let keys = vec![key(1, 2), key(2, 0), key(3, 2)];
+        hub.note(TierEventKind::Stored, || keys).tell();
+        let found = [0, 1].map(|_| events.try_next().unwrap());
+        let told = found.map(|event| (event.number, event.group, event.keys));
+        let expected = [(0, 0, vec![key(2, 0)]), (1, 2, vec![key(1, 2), key(3, 2)])];
+        assert_eq!(told, expected);
+        assert_eq!(events.try_next(), None);
     }
 }
