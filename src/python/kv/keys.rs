@@ -1,22 +1,68 @@
 //! Keys that Python gives, and the tier's errors.
 
 use egmem::Explain;
-use egmem::kv::{Error, Key};
+use egmem::kv::{Error, Key, Tier};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyString};
 
-use crate::error::{ToPy, explained};
+use crate::error::{ToPy, explained, invalid};
 
 /// A list of keys, or another iterable of `bytes`.
 pub struct Keys<'py>(pub Vec<Bound<'py, PyBytes>>);
 
 impl Keys<'_> {
-    /// Returns the tier's keys.
-    pub fn read(&self) -> Vec<Key> {
-        let keys = self.0.iter();
-        keys.map(|key| Key::from_bytes(key.as_bytes())).collect()
+    /// Returns the keys of a tier that has some groups.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for another number of groups than of keys, and for a group that the tier does not have.
+    pub fn read(&self, of: &Groups, tier: &Tier) -> PyResult<Vec<Key>> {
+        let keys = self.0.iter().map(|key| Key::from_bytes(key.as_bytes()));
+        match of {
+            Groups::All(group) => {
+                let group = group_of(*group, tier)?;
+                Ok(keys.map(|key| key.in_group(group)).collect())
+            }
+            Groups::Each(groups) if groups.len() != self.0.len() => Err(invalid(&format!(
+                "group has {} numbers for {} keys; pass one number, or one for each key",
+                groups.len(),
+                self.0.len()
+            ))),
+            Groups::Each(groups) => keys
+                .zip(groups)
+                .map(|(key, group)| Ok(key.in_group(group_of(*group, tier)?)))
+                .collect(),
+        }
     }
+}
+
+/// The group of all keys, or of each.
+#[derive(FromPyObject)]
+pub enum Groups {
+    All(u64),
+    Each(Vec<u64>),
+}
+
+impl Default for Groups {
+    fn default() -> Self {
+        Self::All(0)
+    }
+}
+
+/// Returns the number of a group that the tier has.
+///
+/// # Errors
+/// `InvalidArgument` for another one.
+fn group_of(group: u64, tier: &Tier) -> PyResult<u8> {
+    let found = u8::try_from(group).ok();
+    let found = found.filter(|found| usize::from(*found) < tier.groups());
+    found.ok_or_else(|| no_group(group, tier.groups()))
+}
+
+/// Returns the exception about a group that a tier does not have.
+pub fn no_group(group: u64, groups: usize) -> PyErr {
+    let last = groups.saturating_sub(1);
+    invalid(&format!("group is {group}; valid: 0 to {last}"))
 }
 
 impl<'py> FromPyObject<'_, 'py> for Keys<'py> {
@@ -78,7 +124,10 @@ impl ToPy for Error {
             Self::WrongState { .. } | Self::NotATier { .. } | Self::OtherTier { .. } => {
                 "InvalidArgument"
             }
-            Self::StillCopying { .. } | Self::InUse { .. } => "InUse",
+            Self::StillCopying { .. }
+            | Self::InUse { .. }
+            | Self::TooManyMembers { .. }
+            | Self::Busy { .. } => "InUse",
             Self::UnusableMethod { .. } => "NotSupported",
             _ => "Error",
         };

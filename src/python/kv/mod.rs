@@ -7,6 +7,7 @@ mod gpu_pages;
 mod growth;
 mod job;
 mod keys;
+mod member;
 mod numbers;
 mod once;
 mod options;
@@ -24,6 +25,7 @@ pub use page::PageBase;
 pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<tier::Tier>()?;
     module.add_class::<gpu_pages::GpuPages>()?;
+    module.add_class::<member::Member>()?;
     module.add_class::<store::Store>()?;
     module.add_class::<store::Load>()?;
     module.add_class::<events::TierEvent>()?;

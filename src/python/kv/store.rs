@@ -82,6 +82,15 @@ impl Store {
         Ok(keys.map(|key| PyBytes::new(py, key.as_bytes())).collect())
     }
 
+    /// The group of each of `evicted`.
+    #[getter]
+    fn evicted_groups(&self) -> PyResult<Vec<usize>> {
+        self.read(|store| {
+            let evicted = store.evicted().iter();
+            evicted.map(|evicted| evicted.key.group().into()).collect()
+        })
+    }
+
     /// Returns the CPU's view of page `index` of `pages`, to write it.
     fn view<'py>(&self, py: Python<'py>, index: Count) -> PyResult<Bound<'py, PyAny>> {
         let store = copy_of(&self.inner).ok_or_else(|| closed("store"))?;

@@ -26,8 +26,9 @@ use super::events::Events;
 use super::gpu_pages::GpuPages;
 use super::growth::{growth, waiting};
 use super::job::{Job, start};
-use super::keys::Keys;
-use super::options::verify as parse_verify;
+use super::keys::{Groups, Keys, no_group};
+use super::member::Member;
+use super::options::{PageBytes, sized, verify as parse_verify};
 use super::stats;
 use super::store::{Load, Store};
 use super::subscription::{Subscription, telling};
@@ -35,6 +36,9 @@ use super::subscription::{Subscription, telling};
 /// Fixed pages of pinned host memory by key, in least-recently-used order: the tier below a serving engine's cache.
 ///
 /// `Tier(pages=4096, page_bytes=65536, node=0)` allocates the memory. Pages lie side by side, and none is rounded up.
+/// `Tier(bytes="48GiB", page_bytes=[65536, 18432])` has groups of keys, whose pages have these sizes and share the bytes. `group=` of a
+/// method is the group of all keys, or a sequence with one for each; equal bytes in two groups are two keys.
+///
 /// A key is `bytes`, such as the hash of a block of tokens and of all before it. Keys of up to 64 bytes are kept as they
 /// are; of a longer one the tier keeps a hash of 32 bytes: `stored_key`. `near_gpu`, `access_by` and `label` are as for `Buffer`.
 /// So is `backing`, whose default is `"auto"` here.
@@ -52,7 +56,8 @@ pub struct Tier {
     offered: Mutex<Offered>,
     location: Location,
     pages: u32,
-    page_bytes: u64,
+    /// The bytes of a page of each group.
+    page_sizes: Vec<u64>,
 }
 
 /// Memory that other processes may get until the tier is closed. The offer ends first.
@@ -78,14 +83,15 @@ impl Tier {
 impl Tier {
     #[new]
     #[pyo3(signature = (
-        pages, page_bytes, *, node=None, near_gpu=None, access_by=None, label=None, backing=None, verify="never",
+        pages=None, page_bytes=None, *, bytes=None, node=None, near_gpu=None, access_by=None, label=None, backing=None, verify="never",
         progress=None, background=false, driver=None,
     ))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn new(
         py: Python<'_>,
-        pages: Count,
-        page_bytes: Size,
+        pages: Option<Count>,
+        page_bytes: Option<PageBytes>,
+        bytes: Option<Size>,
         node: Option<NodeArg>,
         near_gpu: Option<GpuArg>,
         access_by: Option<Vec<GpuArg>>,
@@ -98,10 +104,8 @@ impl Tier {
     ) -> PyResult<Self> {
         let driver = given_or_default(py, driver)?;
         let location = location(py, &driver, node, near_gpu, None)?;
-        let mut options = kv::Tier::on(location)
-            .pages(pages.0)
-            .page_bytes(page_bytes.0)
-            .verify(parse_verify(verify)?);
+        let mut options = kv::Tier::on(location).verify(parse_verify(verify)?);
+        options = sized(options, pages, page_bytes, bytes)?;
         if let Some(gpus) = access_by {
             options = options.access_by(gpus.into_iter().map(|gpu| Location::Device(gpu.0)));
         }
@@ -127,10 +131,11 @@ impl Tier {
     /// `offer` is such an offer, which then ends.
     ///
     /// `pages` and `page_bytes` must be those of the tier, if they are given. `tag`, bytes of any length, identifies the
-    /// contents: the model and the cache's layout; another tag is refused. `take_over` takes the tier from an owner
-    /// in another container, which must have ended; `reset` creates a new tier over any data. Raises `InUse`
-    /// while another process has the tier, and `InvalidArgument` for other data or another tier; the memory is then
-    /// still open. `verify` is as for `Tier`; only pages that this process has stored are checked.
+    /// contents: the model and the cache's layout; another tag is refused. Other processes may have the tier: `members`.
+    /// Whether one in another container has ended is not known: `InUse` is raised, unless `take_over` says that it has.
+    /// `reset` creates a new tier over any data, but raises `InUse` while the tier has members. For other data and another
+    /// tier `InvalidArgument` is raised. After an error the memory is still open. `verify` is as for `Tier`; pages that a process
+    /// without it has stored are not checked.
     #[staticmethod]
     #[pyo3(signature = (
         memory, *, pages=None, page_bytes=None, tag=None, take_over=false, reset=false, verify="never", offer=None,
@@ -140,7 +145,7 @@ impl Tier {
         py: Python<'_>,
         memory: &Bound<'_, Memory>,
         pages: Option<Count>,
-        page_bytes: Option<Size>,
+        page_bytes: Option<PageBytes>,
         tag: Option<PyBackedBytes>,
         take_over: bool,
         reset: bool,
@@ -157,8 +162,8 @@ impl Tier {
                 .verify(verify);
             let pages = pages.map(|pages| pages.0).into_iter();
             let options = pages.fold(options, kv::AttachOptions::pages);
-            let page_bytes = page_bytes.map(|size| size.0).into_iter();
-            let options = page_bytes.fold(options, kv::AttachOptions::page_bytes);
+            let sizes = page_bytes.iter().map(PageBytes::sizes);
+            let options = sizes.fold(options, kv::AttachOptions::page_sizes);
             py.detach(|| options.open())
         };
         let (tier, location, shared) = attach(py, memory.get(), with)?;
@@ -202,47 +207,65 @@ impl Tier {
     }
 
     /// Returns how many of the first keys are ready. Changes no order.
-    fn lookup(&self, keys: Keys<'_>) -> PyResult<usize> {
-        Ok(self.handle()?.lookup(&keys.read()))
+    #[pyo3(signature = (keys, *, group=Groups::default()), text_signature = "($self, keys, *, group=0)")]
+    fn lookup(&self, keys: Keys<'_>, group: Groups) -> PyResult<usize> {
+        let tier = self.handle()?;
+        let asked = keys.read(&group, &tier)?;
+        Ok(tier.lookup(&asked))
     }
 
     /// Makes the ready ones among the keys the most recently used pages.
-    fn touch(&self, keys: Keys<'_>) -> PyResult<()> {
-        self.handle()?.touch(&keys.read());
+    #[pyo3(signature = (keys, *, group=Groups::default()), text_signature = "($self, keys, *, group=0)")]
+    fn touch(&self, keys: Keys<'_>, group: Groups) -> PyResult<()> {
+        let tier = self.handle()?;
+        let asked = keys.read(&group, &tier)?;
+        tier.touch(&asked);
         Ok(())
     }
 
     /// Finds a page for each of the keys that the tier does not have, and evicts the least recently used pages if
     /// there are too few: never pinned ones. Raises `OutOfMemory` if too few can be evicted.
-    fn prepare_store(&self, py: Python<'_>, keys: Keys<'_>) -> PyResult<Store> {
+    #[pyo3(signature = (keys, *, group=Groups::default()), text_signature = "($self, keys, *, group=0)")]
+    fn prepare_store(&self, py: Python<'_>, keys: Keys<'_>, group: Groups) -> PyResult<Store> {
         let tier = self.handle()?;
-        let asked = keys.read();
+        let asked = keys.read(&group, &tier)?;
         let store = telling(py, || tier.prepare_store(&asked)).or_raise()?;
         Ok(Store::new(store, &keys.0, self.place(&tier)))
     }
 
     /// Pins the pages of the keys, all of which must be ready; raises `NotReady` otherwise.
-    fn prepare_load(&self, py: Python<'_>, keys: Keys<'_>) -> PyResult<Load> {
+    #[pyo3(signature = (keys, *, group=Groups::default()), text_signature = "($self, keys, *, group=0)")]
+    fn prepare_load(&self, py: Python<'_>, keys: Keys<'_>, group: Groups) -> PyResult<Load> {
         let tier = self.handle()?;
-        let asked = keys.read();
+        let asked = keys.read(&group, &tier)?;
         let load = telling(py, || tier.prepare_load(&asked)).or_raise()?;
         Ok(Load::new(load, self.place(&tier)))
     }
 
     /// Frees the pages of the keys that are ready and not pinned; returns how many.
-    fn remove(&self, py: Python<'_>, keys: Keys<'_>) -> PyResult<usize> {
+    #[pyo3(signature = (keys, *, group=Groups::default()), text_signature = "($self, keys, *, group=0)")]
+    fn remove(&self, py: Python<'_>, keys: Keys<'_>, group: Groups) -> PyResult<usize> {
         let tier = self.handle()?;
-        let asked = keys.read();
+        let asked = keys.read(&group, &tier)?;
         telling(py, || tier.remove(&asked)).or_raise()
     }
 
     /// Returns the keys that are ready with their pages; the least recently used first. Of a key of more than 64 bytes it
-    /// is the hash that `stored_key` returns.
-    fn keys<'py>(&self, py: Python<'py>) -> PyResult<Vec<(Bound<'py, PyBytes>, u64)>> {
+    /// is the hash that `stored_key` returns. With `groups=True` each has its group before it: (group, key, page).
+    #[pyo3(signature = (*, groups=false))]
+    fn keys<'py>(&self, py: Python<'py>, groups: bool) -> PyResult<Bound<'py, PyAny>> {
         let keys = self.handle()?.keys().into_iter();
-        Ok(keys
-            .map(|(key, page)| (PyBytes::new(py, key.as_bytes()), page.to_bits()))
-            .collect())
+        let bytes = |key: &Key| PyBytes::new(py, key.as_bytes());
+        match groups {
+            true => keys
+                .map(|(key, page)| (key.group(), bytes(&key), page.to_bits()))
+                .collect::<Vec<_>>()
+                .into_pyobject(py),
+            false => keys
+                .map(|(key, page)| (bytes(&key), page.to_bits()))
+                .collect::<Vec<_>>()
+                .into_pyobject(py),
+        }
     }
 
     /// Copies pages, which a `Load` has pinned, to blocks of a GPU's cache, and returns at once with a `Job`. `pages`
@@ -358,10 +381,32 @@ impl Tier {
         self.pages
     }
 
-    /// The bytes of a page.
+    /// The bytes of a page; of group 0, if there are several.
     #[getter]
     fn page_bytes(&self) -> u64 {
-        self.page_bytes
+        self.page_sizes.first().copied().unwrap_or_default()
+    }
+
+    /// The number of groups of keys, each of which has a size of pages.
+    #[getter]
+    fn groups(&self) -> usize {
+        self.page_sizes.len()
+    }
+
+    /// Returns the bytes of a page of a group.
+    fn page_bytes_of(&self, group: Count) -> PyResult<u64> {
+        let found = usize::try_from(group.0).ok();
+        let bytes = found.and_then(|group| self.page_sizes.get(group));
+        bytes
+            .copied()
+            .ok_or_else(|| no_group(group.0, self.page_sizes.len()))
+    }
+
+    /// Returns the open tiers on this memory, of this process and others.
+    fn members(&self, py: Python<'_>) -> PyResult<Vec<Member>> {
+        let tier = self.handle()?;
+        let members = py.detach(|| tier.members());
+        Ok(members.iter().map(Member::of).collect())
     }
 
     /// The driver that the tier belongs to.
@@ -393,12 +438,13 @@ impl Tier {
 
     fn __repr__(&self) -> String {
         let state = if self.closed() { " closed" } else { "" };
-        format!(
-            "<egmem.kv.Tier{state} of {} pages of {} on {}>",
-            self.pages,
-            Bytes(self.page_bytes),
-            self.location
-        )
+        let sizes = self.page_sizes.iter().map(|size| Bytes(*size).to_string());
+        let sizes = sizes.collect::<Vec<_>>().join(", ");
+        let pages = match self.page_sizes.len() {
+            1 => format!("{} pages of {sizes}", self.pages),
+            groups => format!("{groups} groups of pages of {sizes}"),
+        };
+        format!("<egmem.kv.Tier{state} of {pages} on {}>", self.location)
     }
 }
 
@@ -417,7 +463,9 @@ impl Tier {
     fn of(tier: kv::Tier, location: Location, offered: Offered) -> Self {
         Self {
             pages: tier.pages(),
-            page_bytes: tier.page_bytes(),
+            page_sizes: (0..tier.groups())
+                .filter_map(|group| tier.page_bytes_of(group))
+                .collect(),
             inner: Mutex::new(Some(tier)),
             offered: Mutex::new(offered),
             location,

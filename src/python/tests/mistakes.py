@@ -207,7 +207,7 @@ ROWS = [
     ("kv.Tier.attach(buffer)", "InvalidArgument", "invalid page_bytes", ""),
     ("kv.Tier.attach(closed)", "Closed", "the memory is closed", KEEP),
     ("kv.Tier.attach(garbage, pages=8, page_bytes=4096)", "InvalidArgument", "has no tier", "attach with `reset`"),
-    ("kv.Tier.attach(buffer, pages=100, page_bytes=4096)", "InvalidArgument", "4096 bytes; valid: 425984", ""),
+    ("kv.Tier.attach(buffer, pages=100, page_bytes=4096)", "InvalidArgument", "4096 bytes; valid: 442368", ""),
     ("kv.Tier.attach(used_tier, page_bytes=4096)", "Closed", "the memory is closed", KEEP),
     ("tier.prepare_store(b'one key')", "TypeError", "list", ""),
     ("tier.prepare_store('text')", "TypeError", "", ""),
@@ -255,7 +255,7 @@ ROWS = [
     ("kv.GpuPages.from_tensors([])", "InvalidArgument", "at least one tensor", ""),
     ("kv.GpuPages.from_tensors([3])", "TypeError", "tensor", ""),
     ("kv.GpuPages.from_tensors([numpy.zeros((8, 4))])", "TypeError", "tensor", ""),
-    ("kv.attach('unix:/no.sock', 'x', create=True)", "TypeError", "needs pages and page_bytes", ""),
+    ("kv.attach('unix:/no.sock', 'x', create=True)", "TypeError", "needs page_bytes, and either pages or bytes", ""),
     ("kv.attach('unix:/no.sock', 'x', driver=driver)", "ConnectionFailed", "/no.sock", "no socket is there"),
     # NumPy.
     ("egmem.numpy.empty((2, -2))", "InvalidArgument", "-2", "0 or more elements"),

@@ -101,7 +101,6 @@ def test_a_killed_creator_is_replaced(folder):
         assert tier.found["is_new"] and tier.lookup([b"first"]) == 0
 
 
-@pytest.mark.skip(reason="a tier has one process at a time")
 def test_two_processes_have_one_tier():
     with join(tag=b"model") as tier, process(MEMBER) as member:
         assert member.stdout.readline() == "False\n"
@@ -111,7 +110,6 @@ def test_two_processes_have_one_tier():
         assert load(tier, b"theirs", 6) == b"theirs"
 
 
-@pytest.mark.skip(reason="a tier has one process at a time")
 def test_a_member_outlives_the_creator():
     with process(MEMBER) as creator:
         assert creator.stdout.readline() == "True\n"
@@ -124,7 +122,6 @@ def test_a_member_outlives_the_creator():
     tier.close()
 
 
-@pytest.mark.skip(reason="a tier has one process at a time")
 def test_of_many_at_once_one_creates():
     with contextlib.ExitStack() as ends:
         members = [ends.enter_context(process(MEMBER)) for _ in range(6)]
@@ -134,6 +131,32 @@ def test_of_many_at_once_one_creates():
             assert ask(member, f"store {number}") == "stored"
         for number, member in enumerate(members):
             assert ask(member, f"load {(number + 1) % 6}") == str((number + 1) % 6)
+
+
+def test_a_process_without_sizes_waits_for_one_with_them():
+    code = """
+        import egmem.kv
+        print("joining", flush=True)
+        tier = egmem.kv.join("kv")
+        print(tier.found["is_new"], tier.groups, tier.page_bytes_of(1), flush=True)
+    """
+    with process(code) as early:
+        assert early.stdout.readline() == "joining\n"
+        with join(pages=None, bytes="4MiB", page_bytes=[PAGE, "16KiB"]) as tier:
+            assert tier.found["is_new"] and tier.groups == 2
+            assert early.stdout.readline() == "False 2 16384\n"
+    with pytest.raises(egmem.TimedOut, match="pass its sizes"):
+        egmem.kv.join("kv", timeout=0)
+
+
+def test_sizes_are_complete():
+    for sizes in ({"pages": 16}, {"page_bytes": PAGE}, {"bytes": PAGE}, {"page_bytes": PAGE, "pages": 1, "bytes": PAGE}):
+        with pytest.raises(TypeError, match="page_bytes, and either pages or bytes"):
+            egmem.kv.join("kv", **sizes)
+    with pytest.raises(TypeError, match="share bytes="):
+        join(page_bytes=[PAGE, PAGE])
+    with join(page_bytes=[PAGE]) as tier:
+        assert (tier.pages, tier.groups) == (16, 1)
 
 
 def test_others_wait_for_the_process_that_creates(folder):

@@ -2,7 +2,22 @@
 
 import os
 import sys
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, SupportsIndex, Tuple, TypeVar, Union, final
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    List,
+    Literal,
+    Optional,
+    Sequence,
+    SupportsIndex,
+    Tuple,
+    TypeVar,
+    Union,
+    final,
+    overload,
+)
 
 if sys.version_info >= (3, 12):
     from collections.abc import Buffer as _Bytes
@@ -19,6 +34,8 @@ _Shape = Union[SupportsIndex, Sequence[SupportsIndex]]
 _Size = Union[SupportsIndex, str]
 _Node = Union["Node", SupportsIndex]
 _Gpu = Union["Gpu", SupportsIndex]
+# The group of all keys, or of each.
+_Groups = Union[SupportsIndex, Sequence[SupportsIndex]]
 
 @final
 class Driver:
@@ -448,6 +465,8 @@ class Store:
     def pages(self) -> List[int]: ...
     @property
     def evicted(self) -> List[bytes]: ...
+    @property
+    def evicted_groups(self) -> List[int]: ...
     def view(self, index: SupportsIndex) -> Page: ...
     def commit(self) -> None: ...
     def close(self) -> None: ...
@@ -463,6 +482,13 @@ class Load:
     def release(self) -> None: ...
     def __enter__(self) -> Load: ...
     def __exit__(self, *_args: object) -> None: ...
+
+@final
+class Member:
+    @property
+    def pid(self) -> int: ...
+    @property
+    def is_self(self) -> bool: ...
 
 @final
 class TierEvent:
@@ -496,9 +522,10 @@ class Subscription:
 class Tier:
     def __new__(
         cls,
-        pages: int,
-        page_bytes: _Size,
+        pages: Optional[int] = None,
+        page_bytes: Union[_Size, Sequence[_Size], None] = None,
         *,
+        bytes: Optional[_Size] = None,
         node: Optional[_Node] = None,
         near_gpu: Optional[_Gpu] = None,
         access_by: Optional[Sequence[_Gpu]] = None,
@@ -518,7 +545,7 @@ class Tier:
         memory: Memory,
         *,
         pages: Optional[int] = None,
-        page_bytes: Optional[_Size] = None,
+        page_bytes: Union[_Size, Sequence[_Size], None] = None,
         tag: Optional[bytes] = None,
         take_over: bool = False,
         reset: bool = False,
@@ -531,12 +558,15 @@ class Tier:
     def stored_key(key: bytes) -> bytes: ...
     @property
     def found(self) -> Dict[str, int]: ...
-    def lookup(self, keys: Iterable[bytes]) -> int: ...
-    def touch(self, keys: Iterable[bytes]) -> None: ...
-    def prepare_store(self, keys: Iterable[bytes]) -> Store: ...
-    def prepare_load(self, keys: Iterable[bytes]) -> Load: ...
-    def remove(self, keys: Iterable[bytes]) -> int: ...
-    def keys(self) -> List[Tuple[bytes, int]]: ...
+    def lookup(self, keys: Iterable[bytes], *, group: _Groups = 0) -> int: ...
+    def touch(self, keys: Iterable[bytes], *, group: _Groups = 0) -> None: ...
+    def prepare_store(self, keys: Iterable[bytes], *, group: _Groups = 0) -> Store: ...
+    def prepare_load(self, keys: Iterable[bytes], *, group: _Groups = 0) -> Load: ...
+    def remove(self, keys: Iterable[bytes], *, group: _Groups = 0) -> int: ...
+    @overload
+    def keys(self, *, groups: Literal[False] = False) -> List[Tuple[bytes, int]]: ...
+    @overload
+    def keys(self, *, groups: Literal[True]) -> List[Tuple[int, bytes, int]]: ...
     def load(
         self,
         pages: _Numbers,
@@ -570,6 +600,10 @@ class Tier:
     def pages(self) -> int: ...
     @property
     def page_bytes(self) -> int: ...
+    @property
+    def groups(self) -> int: ...
+    def page_bytes_of(self, group: int) -> int: ...
+    def members(self) -> List[Member]: ...
     @property
     def driver(self) -> Driver: ...
     @property

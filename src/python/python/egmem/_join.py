@@ -38,13 +38,20 @@ class Meeting:
                 "choose a shorter name, or a shorter XDG_RUNTIME_DIR",
             )
 
-    def join(self, driver: Driver, attach: Callable[[SharedBuffer], Tier], create: Callable[[str], Tier]) -> Tier:
-        """Attaches the memory that a process offers at the socket. If none does, ``create`` makes memory and offers it there."""
-        with self._locked(fcntl.LOCK_SH):
-            with contextlib.suppress(ConnectionFailed):  # its process ends
-                memory = self._receive(driver)
-                if memory is not None:
-                    return attach(memory)
+    def join(
+        self, driver: Driver, attach: Callable[[SharedBuffer], Tier], create: Optional[Callable[[str], Tier]]
+    ) -> Tier:
+        """Attaches the memory that a process offers at the socket. If none does, ``create`` makes memory and offers it there; without
+        ``create`` this waits for such a process."""
+        while True:
+            with self._locked(fcntl.LOCK_SH):
+                with contextlib.suppress(ConnectionFailed):  # its process ends
+                    memory = self._receive(driver)
+                    if memory is not None:
+                        return attach(memory)
+            if create is not None:
+                break
+            self._pause("pass its sizes, or start the process that makes it")
         # Another process may have created it meanwhile.
         with self._locked(fcntl.LOCK_EX):
             memory = self._receive(driver)
@@ -54,6 +61,11 @@ class Meeting:
         # A process that has just created the memory has used the time.
         left = max(self._until - time.monotonic(), 1.0)
         return _receive_offered(self._socket, driver, left)
+
+    def _pause(self, remedy: str) -> None:
+        if time.monotonic() >= self._until:
+            raise TimedOut(f"another process has not made the tier {self._name!r} within {self._timeout} s", remedy) from None
+        time.sleep(_PAUSE)
 
     @contextlib.contextmanager
     def _locked(self, how: int) -> Iterator[None]:
@@ -65,12 +77,7 @@ class Meeting:
                     fcntl.flock(file, how | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
-                    if time.monotonic() >= self._until:
-                        raise TimedOut(
-                            f"another process has not made the tier {self._name!r} within {self._timeout} s",
-                            "pass a longer timeout=, or end the process",
-                        ) from None
-                time.sleep(_PAUSE)
+                    self._pause("pass a longer timeout=, or end the process that makes it")
             try:
                 yield
             finally:

@@ -15,7 +15,7 @@
 ...     tier.load(load.pages, [0, 1], gpu_pages, stream=stream).wait()
 """
 
-from typing import Any, Callable, Optional, Union
+from typing import Any, Callable, Optional, Sequence, Union
 
 from . import connect
 from ._egmem import (
@@ -26,6 +26,7 @@ from ._egmem import (
     GpuPages,
     Job,
     Load,
+    Member,
     Memory,
     Node,
     Offer,
@@ -34,6 +35,7 @@ from ._egmem import (
     Subscription,
     Tier,
     TierEvent,
+    _size,
     default_driver,
 )
 from ._join import Meeting
@@ -43,6 +45,7 @@ __all__ = [
     "GpuPages",
     "Job",
     "Load",
+    "Member",
     "Page",
     "Store",
     "Subscription",
@@ -53,12 +56,17 @@ __all__ = [
 ]
 
 
+_Size = Union[int, str]
+_PageBytes = Union[_Size, Sequence[_Size], None]
+
+
 def attach(
     address: str,
     name: str,
     *,
     pages: Optional[int] = None,
-    page_bytes: Union[int, str, None] = None,
+    page_bytes: _PageBytes = None,
+    bytes: Optional[_Size] = None,
     node: Union[Node, int, None] = None,
     create: bool = False,
     driver: Optional[Driver] = None,
@@ -66,17 +74,13 @@ def attach(
     probe: str = "cpu",
     **options: Any,
 ) -> Tier:
-    """Attaches the tier in memory that ``egmem serve`` keeps under a name, so that its pages outlive this process.
+    """Attaches the tier in memory that ``egmem serve`` keeps under a name, so that its pages outlive this process. Several processes may have it.
 
-    With ``create``, which needs ``pages`` and ``page_bytes``, the server is asked to create the memory on ``node`` unless this
-    user has created it before. The memory must be the user's own then: ``expect_owner``, otherwise as for ``Client.fetch``, is this
-    peer. ``probe`` is that of ``Client.fetch``. The other options are those of ``Tier.attach``.
+    With ``create``, which needs the sizes of a ``Tier``, the server is asked to create the memory on ``node`` unless this user has created
+    it before. The memory must be the user's own then: ``expect_owner``, otherwise as for ``Client.fetch``, is this peer. ``probe``
+    is that of ``Client.fetch``. The other options are those of ``Tier.attach``.
     """
-    nbytes = None
-    if create:
-        if pages is None or page_bytes is None:
-            raise TypeError("create=True needs pages and page_bytes")
-        nbytes = Tier.bytes_needed(pages, page_bytes)
+    nbytes = _bytes_of(pages, page_bytes, bytes) if create else None
     with connect(address, driver=driver) as client:
         if nbytes is not None:
             client.create(name, nbytes, node=node, exist_ok=True)
@@ -89,8 +93,9 @@ def attach(
 def join(
     name: str,
     *,
-    pages: int,
-    page_bytes: Union[int, str],
+    pages: Optional[int] = None,
+    page_bytes: _PageBytes = None,
+    bytes: Optional[_Size] = None,
     node: Union[Node, int, None] = None,
     near_gpu: Union[Gpu, int, None] = None,
     backing: str = "auto",
@@ -104,30 +109,26 @@ def join(
     The first process creates the memory, as ``Buffer`` does with ``node``, ``near_gpu``, ``backing`` and ``progress``, and offers it until it
     closes its tier or ends, at a socket in ``$XDG_RUNTIME_DIR/egmem``, or without that variable in ``/tmp/egmem-UID``. The folder must
     be this user's own, with mode 0700. The others receive the memory there. They wait at most ``timeout`` seconds for
-    a process that creates it. The other options are those of ``Tier.attach``, such as ``tag``.
+    a process that creates it. The sizes are those of ``Tier``; a process that gives none creates no memory, and waits for
+    another one that does. The other options are those of ``Tier.attach``, such as ``tag`` and ``verify``.
 
     When the first process has closed its tier or has ended, those that have joined keep the tier, but the next one that
     calls this gets a new tier. Memory that is to outlive the process that created it belongs in ``egmem serve``: ``attach``.
 
-    A name has 1 to 64 bytes, and no slash. Raises ``InUse`` while another process has the tier, ``Refused`` for a folder that is not
-    this user's own, ``TimedOut``, and ``InvalidArgument`` for a tier of other sizes or with another tag.
+    A name has 1 to 64 bytes, and no slash. Raises ``Refused`` for a folder that is not this user's own, ``TimedOut``, and ``InvalidArgument``
+    for a tier of other sizes or with another tag.
     """
     driver = driver or default_driver()
+    may_create = (pages, page_bytes, bytes) != (None, None, None)
+    nbytes = _bytes_of(pages, page_bytes, bytes) if may_create else 0
 
     def attach(memory: Memory, offer: Optional[Offer] = None) -> Tier:
         return Tier.attach(memory, pages=pages, page_bytes=page_bytes, offer=offer, **options)
 
     def create(socket: str) -> Tier:
-        nbytes = Tier.bytes_needed(pages, page_bytes)
+        label = f"egmem.kv {name}"
         memory = Buffer(
-            nbytes,
-            node,
-            near_gpu=near_gpu,
-            shareable=True,
-            label=f"egmem.kv {name}",
-            backing=backing,
-            progress=progress,
-            driver=driver,
+            nbytes, node, near_gpu=near_gpu, shareable=True, label=label, backing=backing, progress=progress, driver=driver
         )
         offer = memory.share(socket)
         try:
@@ -136,4 +137,17 @@ def join(
             offer.close()
             raise
 
-    return Meeting(name, timeout).join(driver, attach, create)
+    return Meeting(name, timeout).join(driver, attach, create if may_create else None)
+
+
+def _bytes_of(pages: Optional[int], page_bytes: _PageBytes, nbytes: Optional[_Size]) -> int:
+    """Returns the bytes of memory for a tier of these sizes."""
+    if page_bytes is None or (pages is None) == (nbytes is None):
+        raise TypeError("a tier that may be created needs page_bytes, and either pages or bytes")
+    if nbytes is not None:
+        return _size(nbytes)
+    if isinstance(page_bytes, Sequence) and not isinstance(page_bytes, str):
+        if len(page_bytes) != 1:
+            raise TypeError("several sizes of pages share bytes=, not a number of pages")
+        page_bytes = page_bytes[0]
+    return Tier.bytes_needed(pages or 0, page_bytes)
