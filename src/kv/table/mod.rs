@@ -164,7 +164,14 @@ impl<'a> Table<'a> {
         let status = self.status(self.slot(page));
         // The index has pages of the key's group alone, but another process may have written anything.
         let is_right = self.words.expect(status.group == key.group());
-        (status.state == State::Ready && is_right).then(|| status.id(page))
+        let id = self.id(page, status)?;
+        (status.state == State::Ready && is_right).then_some(id)
+    }
+
+    /// Returns the name of a page; `None` if its slot has a group that cannot have it there.
+    fn id(&self, page: u32, status: Status) -> Option<PageId> {
+        let id = status.id(page);
+        self.words.expect(self.geometry.has(id)).then_some(id)
     }
 
     /// Makes ready keys the most recently used ones, the first key last.
@@ -537,7 +544,7 @@ impl<'a> Table<'a> {
         let named = |page: u32| {
             let slot = self.slot(page);
             let key = Named::read(self.words, slot, self.seed)?;
-            Some((key.key(), self.status(slot).id(page)))
+            Some((key.key(), self.id(page, self.status(slot))?))
         };
         Ok(found.into_iter().filter_map(named).collect())
     }

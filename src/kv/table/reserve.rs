@@ -181,8 +181,12 @@ impl Table<'_> {
             }
         }
         let page = self.oldest(free)?;
-        let is_free = self.status(self.slot(page)).state == State::Free;
-        if !self.words.expect(is_free) {
+        let status = self.status(self.slot(page));
+        self.id(page, status)?;
+        if !self
+            .words
+            .expect(status.state == State::Free && status.group == group)
+        {
             return None;
         }
         self.unlink(free, page);

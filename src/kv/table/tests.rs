@@ -305,3 +305,29 @@ fn groups_share_their_memory() {
             .is_err()
     );
 }
+
+/// Another program writes anything to the table, at any time: no call panics, or goes on for ever, and a repair puts everything in its place.
+#[test]
+fn anything_in_the_table_is_survived() {
+    let mut repairs = 0;
+    for _ in 0..100 {
+        let seed = fastrand::u64(..);
+        println!("seed {seed}");
+        let random = &mut Rng::with_seed(seed);
+        let mut world = worlds(random);
+        for _ in 0..60 {
+            let who = random.usize(0..world.processes.len());
+            world.step(who, &Op::random(&world, random));
+        }
+        for _ in 0..60 {
+            for _ in 0..random.u32(0..3) {
+                world.scribble(random);
+            }
+            let who = random.usize(0..world.processes.len());
+            repairs += u32::from(world.call_any(who, random));
+        }
+        world.settle();
+        world.check();
+    }
+    assert!(repairs > 100, "{repairs}");
+}

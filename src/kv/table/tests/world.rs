@@ -271,28 +271,26 @@ impl World {
 
     /// Ends a process without another word, and any that was about to join. Returns the keys that it alone has pinned.
     pub fn die(&mut self, who: usize) -> HashSet<Key> {
-        let words = Words::over(&self.memory);
-        let pinned_by = |world: &Self| -> HashSet<Key> { world.pinned_keys() };
-        let before = pinned_by(self);
+        let before = self.pinned_keys();
+        self.end(who);
+        &before - &self.pinned_keys()
+    }
+
+    fn end(&mut self, who: usize) {
         // One that left was removed from the list only at its end.
         if who < self.processes.len() {
             self.processes.remove(who);
         }
-        let after = pinned_by(self);
+        let words = Words::over(&self.memory);
         let living = crate::owner::own().unwrap();
         for number in 0..64 {
             let at = MEMBERS + number * MEMBER;
-            let is_alive = self
-                .processes
-                .iter()
-                .any(|process| process.own.name() == number + 1);
-            let word = words.get(at);
+            let mut names = self.processes.iter().map(|process| process.own.name());
             // Another start time: this process's number was given out again.
-            if !is_alive && word == living {
+            if words.get(at) == living && names.all(|name| name != number + 1) {
                 words.put(at, living ^ 1);
             }
         }
-        &before - &after
     }
 
     /// The process that goes on: a new one, if none is left.
@@ -587,5 +585,111 @@ impl World {
         freed: &HashSet<Key>,
     ) {
         self.check_effect(op, before, &(pinned - freed));
+    }
+}
+
+impl World {
+    /// Writes any value, or one that is nearly right, to a word of the table behind the members.
+    pub fn scribble(&self, random: &mut Rng) {
+        let first = geometry::GROUPS / 8;
+        let at = match random.u32(0..4) {
+            0 => header::CLOCK / 8,
+            1 => first + random.u64(0..64),
+            2 => first + random.u64(0..self.memory.len() as u64 - first),
+            _ => self.geometry.slot_at(random.u32(0..self.geometry.pages)) / 8 + random.u64(0..16),
+        };
+        let word = &self.memory[at as usize % self.memory.len()];
+        let value = match random.u32(0..5) {
+            0 => random.u64(..),
+            1 => word.load(Relaxed) ^ 1 << random.u32(0..64),
+            2 => u64::MAX,
+            3 => random.u64(0..16) | random.u64(0..16) << 32,
+            _ => self.memory[random.usize(0..self.memory.len())].load(Relaxed),
+        };
+        word.store(value, Relaxed);
+    }
+
+    /// Makes any calls as a process, and a repair if they met damage. Returns whether they did. Nothing is asked of the results.
+    pub fn call_any(&mut self, who: usize, random: &mut Rng) -> bool {
+        let op = Op::random(self, random);
+        let words = Words::over(&self.memory);
+        let Process {
+            own,
+            private,
+            stores,
+            pins,
+        } = &mut self.processes[who];
+        let mut table = Table::new(&words, &self.geometry, *own, private);
+        match op {
+            Op::Reserve(keys) => {
+                if let Ok(reserved) = table.reserve(&keys) {
+                    assert!(
+                        reserved
+                            .placed
+                            .iter()
+                            .all(|&(_, page)| self.geometry.has(page))
+                    );
+                    stores.push(reserved.placed.iter().map(|&(_, page)| page).collect());
+                }
+            }
+            Op::Commit(at) => {
+                if let Some(pages) = take(stores, at) {
+                    let _ = table.commit(&pages);
+                }
+            }
+            Op::Abort(at) => {
+                if let Some(pages) = take(stores, at) {
+                    table.abort(&pages);
+                }
+            }
+            Op::Pin(keys) => {
+                if let Ok(pages) = table.pin(&keys) {
+                    assert!(pages.iter().all(|&page| self.geometry.has(page)));
+                    pins.push(pages);
+                }
+            }
+            Op::Copy(_, at, direction) => {
+                if let Some(pages) = stores.get(at).or(pins.get(at)).cloned()
+                    && table.begin_copy(&pages, direction).is_ok()
+                {
+                    pins.push(pages);
+                }
+            }
+            Op::Unpin(at, _) => {
+                if let Some(pages) = take(pins, at) {
+                    table.unpin(&pages);
+                }
+            }
+            Op::Touch(keys) => table.touch(&keys),
+            Op::Remove(keys) => drop(table.remove(&keys)),
+            Op::Sweep => drop(table.sweep(random.u64(..) & !own.bit())),
+            Op::Repair | Op::Join | Op::Leave => {
+                let keys = table.keys().unwrap();
+                assert!(keys.iter().all(|&(_, page)| self.geometry.has(page)));
+                table.stats();
+            }
+        }
+        let is_damaged = words.take_damage();
+        if is_damaged {
+            table.take_over().unwrap();
+        }
+        is_damaged
+    }
+
+    /// All processes end, and another one comes.
+    pub fn settle(&mut self) {
+        while !self.processes.is_empty() {
+            self.end(0);
+        }
+        self.join(self.geometry.pages);
+        // The contents of pages are not what is asked here.
+        let slots: Vec<(PageId, Key)> = self
+            .slots()
+            .filter(|slot| slot.status.state == State::Ready)
+            .map(|slot| (slot.status.id(slot.page), slot.key))
+            .collect();
+        for (page, key) in slots {
+            self.contents(page).store(Self::contents_of(&key), Relaxed);
+        }
     }
 }
