@@ -21,7 +21,7 @@ use crate::vmm::{MappedRange, Mapping, PhysicalMemory};
 use crate::{Error, Result};
 
 pub use access::{RequestedAccess, reachable_gpus};
-pub use growing::{GrowingBuffer, GrowthState};
+pub use growing::GrowingBuffer;
 
 /// Room for the probes of 512 importers at a time, in bytes.
 const PROBES: u64 = 4096;

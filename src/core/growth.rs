@@ -3,6 +3,8 @@
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+
 use crate::size::Granularity;
 use crate::{Error, Result};
 
@@ -21,6 +23,20 @@ impl Progress {
     pub const fn new(done: u64, total: u64) -> Self {
         Self { done, total }
     }
+}
+
+/// How far the growth of memory in the background has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum GrowthState {
+    /// A thread adds memory.
+    Growing,
+    /// All memory is there.
+    #[default]
+    Complete,
+    /// No more memory is added: an error or the caller has ended the growth. The memory until then stays.
+    Stopped,
 }
 
 /// How much host memory one driver call creates, and how long the allocation rests before the next.

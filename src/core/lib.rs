@@ -27,8 +27,8 @@ pub mod topology;
 pub mod vmm;
 
 pub use backing::Backing;
-pub use buffer::{Buffer, BufferOptions, GrowingBuffer, GrowthState};
-pub use growth::{Growth, Progress};
+pub use buffer::{Buffer, BufferOptions, GrowingBuffer};
+pub use growth::{Growth, GrowthState, Progress};
 pub use memory::Memory;
 pub use pool::{Pool, PoolBuffer};
 pub use stream::{Event, Stream, Transfer};

@@ -8,6 +8,7 @@ use egmem_share::{Channel, Peers, Unreachable};
 use serde::{Deserialize, Serialize};
 
 use crate::driver::lock;
+use crate::entries::MAX_TIERS;
 use crate::ledger::Ledger;
 use crate::offer::MAX_TEXT;
 use crate::size::Bytes;
@@ -185,6 +186,7 @@ fn ask(path: &Path, most: usize) -> (Result<Ledger, Missing>, usize) {
     let ledger = serde_json::from_str(&text).map(|mut ledger: Ledger| {
         // As this process's PID namespace has it.
         ledger.process.pid = peer.pid.unwrap_or(ledger.process.pid);
+        ledger.tiers.truncate(MAX_TIERS);
         ledger
     });
     let ledger = ledger.map_err(|error| {

@@ -307,7 +307,8 @@ pub(crate) fn ledger(ledger: &Ledger, most: Option<usize>) -> String {
         count(number, "allocation")
     );
     if number == 0 {
-        return text;
+        // Memory of a type of the program's own is no entry.
+        return text + &tiers(&ledger.tiers, most);
     }
     let mut table = Table::new(&[
         ">NUMBER",

@@ -6,14 +6,12 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
 use super::BufferOptions;
 use super::allocate::{Chunk, Plan};
 use super::chunks::Maker;
 use crate::backing::Chosen;
 use crate::driver::{Access, DevicePtr, Driver, Location};
-use crate::growth::{Pace, Progress};
+use crate::growth::{GrowthState, Pace, Progress};
 use crate::memory::{AccessChecks, CpuView, Engine, check_range, impl_cpu_memory, impl_memory};
 use crate::per_driver::lock;
 use crate::vmm::{Adjacent, GrowingRange};
@@ -93,20 +91,6 @@ impl BufferOptions {
         }
         Ok(buffer)
     }
-}
-
-/// How far the growth of memory in the background has come.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum GrowthState {
-    /// A thread adds memory.
-    Growing,
-    /// All memory is there.
-    #[default]
-    Complete,
-    /// No more memory is added: an error or the caller has ended the growth. The memory until then stays.
-    Stopped,
 }
 
 /// Memory that grows in a thread of its own, until it has all its bytes. [`BufferOptions::allocate_in_background`] creates it.
