@@ -6,7 +6,7 @@ use std::time::Duration;
 use egmem::size::Bytes;
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::PyString;
+use pyo3::types::{PySequence, PyString};
 
 use crate::error::{invalid, raise};
 use crate::places::{Gpu, Node};
@@ -76,6 +76,11 @@ impl FromPyObject<'_, '_> for Count {
             raise("InvalidArgument", &message, "pass 0 to 2**64 - 1", None)
         })
     }
+}
+
+/// Returns whether an argument is a sequence of others, and no text.
+pub fn is_sequence(given: Borrowed<'_, '_, PyAny>) -> bool {
+    !given.is_instance_of::<PyString>() && given.cast::<PySequence>().is_ok()
 }
 
 impl FromPyObject<'_, '_> for NodeArg {

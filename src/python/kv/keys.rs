@@ -6,6 +6,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyString};
 
+use crate::args::{Count, is_sequence};
 use crate::error::{ToPy, explained, invalid};
 
 /// A list of keys, or another iterable of `bytes`.
@@ -20,7 +21,7 @@ impl Keys<'_> {
         let keys = self.0.iter().map(|key| Key::from_bytes(key.as_bytes()));
         match of {
             Groups::All(group) => {
-                let group = group_of(*group, tier)?;
+                let group = group_of(group.0, tier)?;
                 Ok(keys.map(|key| key.in_group(group)).collect())
             }
             Groups::Each(groups) if groups.len() != self.0.len() => Err(invalid(&format!(
@@ -30,22 +31,32 @@ impl Keys<'_> {
             ))),
             Groups::Each(groups) => keys
                 .zip(groups)
-                .map(|(key, group)| Ok(key.in_group(group_of(*group, tier)?)))
+                .map(|(key, group)| Ok(key.in_group(group_of(group.0, tier)?)))
                 .collect(),
         }
     }
 }
 
 /// The group of all keys, or of each.
-#[derive(FromPyObject)]
 pub enum Groups {
-    All(u64),
-    Each(Vec<u64>),
+    All(Count),
+    Each(Vec<Count>),
+}
+
+impl FromPyObject<'_, '_> for Groups {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
+        match is_sequence(given) {
+            true => given.extract().map(Self::Each),
+            false => given.extract().map(Self::All),
+        }
+    }
 }
 
 impl Default for Groups {
     fn default() -> Self {
-        Self::All(0)
+        Self::All(Count(0))
     }
 }
 

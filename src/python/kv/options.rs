@@ -4,7 +4,7 @@ use egmem::kv::{TierOptions, Verify};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
-use crate::args::{Count, Size};
+use crate::args::{Count, Size, is_sequence};
 use crate::error::invalid;
 
 /// Reads which pages are checked.
@@ -47,10 +47,20 @@ pub fn sized(
 }
 
 /// The bytes of a page, or of a page of each group.
-#[derive(FromPyObject)]
 pub enum PageBytes {
     One(Size),
     Each(Vec<Size>),
+}
+
+impl FromPyObject<'_, '_> for PageBytes {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
+        match is_sequence(given) {
+            true => given.extract().map(Self::Each),
+            false => given.extract().map(Self::One),
+        }
+    }
 }
 
 impl PageBytes {
