@@ -18,6 +18,7 @@ mod mistakes;
 mod replay;
 mod reset;
 mod stub_driver;
+mod system_calls;
 mod topology;
 mod trace;
 

@@ -7,44 +7,11 @@ use std::thread;
 use egmem::Block;
 
 use super::*;
+use crate::system_calls::refuse;
 
 const ROLE: &str = "EGMEM_REFUSED_CALLS";
 /// The line that a child prints where the kernel (an emulator's) knows no filters.
 const SKIPPED: &str = "skipped: no filters of system calls here";
-
-/// From now on the kernel answers these calls of all of this process's threads with EPERM. Whether that
-/// could be done.
-fn refuse(calls: [libc::c_long; 2]) -> bool {
-    let statement = |code: u32, yes: u8, no: u8, k: u32| libc::sock_filter {
-        code: code as u16,
-        jt: yes,
-        jf: no,
-        k,
-    };
-    let equals = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
-    let refused = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
-    let mut filter = [
-        // The call's number is the first word of a filter's input.
-        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
-        statement(equals, 1, 0, calls[0] as u32),
-        statement(equals, 0, 1, calls[1] as u32),
-        statement(libc::BPF_RET | libc::BPF_K, 0, 0, refused),
-        statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
-    ];
-    let program = libc::sock_fprog {
-        len: filter.len() as u16,
-        filter: filter.as_mut_ptr(),
-    };
-    let (mode, all_threads) = (
-        libc::SECCOMP_SET_MODE_FILTER,
-        libc::SECCOMP_FILTER_FLAG_TSYNC,
-    );
-    // SAFETY: the first takes numbers alone; the second reads the program, which lives until after the call.
-    unsafe {
-        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
-            && libc::syscall(libc::SYS_seccomp, mode, all_threads, &program) == 0
-    }
-}
 
 /// Keeps the caches and the core busy, and checks that no other thread writes to its blocks.
 fn work(heap: &Heap, seed: u64, until: &AtomicBool) {
@@ -86,7 +53,7 @@ fn child_without_membarrier() {
             "both" => libc::SYS_sched_setaffinity,
             _ => libc::SYS_membarrier,
         };
-        if !refuse([libc::SYS_membarrier, setaffinity]) {
+        if !refuse(&[libc::SYS_membarrier, setaffinity]) {
             until.store(true, Relaxed);
             return println!("{SKIPPED}");
         }

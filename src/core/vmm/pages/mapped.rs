@@ -235,11 +235,11 @@ impl PagesMapping {
         Ok(())
     }
 
-    /// Ends the registration and takes the pages out of the addresses, which stay reserved. After an error it may be tried
-    /// again.
+    /// Ends the registration and takes the pages out of the addresses, which stay reserved. After an error the pages are
+    /// registered as before, and it may be tried again.
     ///
     /// # Errors
-    /// The driver's error; [`Error::System`].
+    /// The driver's error.
     pub fn unmap(&self, driver: &Driver, addresses: &Addresses, pages: &Pages) -> Result<()> {
         let is_whole = self.job.as_ref().is_none_or(|job| job.cancel());
         // Threads create the pieces that they have begun.
@@ -253,7 +253,13 @@ impl PagesMapping {
                 |error| tracing::warn!(%error, "pages stay until their neighbours go"),
             );
         }
-        clear(&self.range).map_err(|error| refused(&self.range, &error))?;
+        // From here on there is no way back: GPUs no longer have the pages.
+        clear(&self.range).unwrap_or_else(|error| {
+            let error = refused(&self.range, &error);
+            tracing::error!(%error, "addresses keep a mapping until others replace it, or the range is given back");
+            let dropped = advise(&self.range, libc::MADV_DONTNEED);
+            dropped.unwrap_or_else(|error| tracing::error!(%error, "pages stay with the mapping"));
+        });
         pages.release();
         addresses.give_back(&self.range);
         Ok(())
