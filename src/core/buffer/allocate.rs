@@ -236,19 +236,28 @@ impl BufferOptions {
         choose_for_all(driver, self.backing, sites)
     }
 
+    /// Returns whether the memory is not divided in any granularity.
+    fn is_one_chunk(&self) -> bool {
+        match self.parts[..] {
+            [(_, bytes)] => {
+                let all = bytes.saturating_add(self.room);
+                self.chunk.is_none() && self.growth.is_one_chunk(all)
+            }
+            _ => false,
+        }
+    }
+
     /// Refuses parts that together exceed their node's free memory: small ones are not checked one by one, and of large
     /// ones no chunk is to be created in vain.
     fn expect_free(&self, driver: &Driver) -> Result<()> {
         // A single chunk is checked when it is created.
-        let is_checked_later = match self.parts[..] {
-            [(_, bytes)] => self.chunk.is_none() && self.growth.is_one_chunk(bytes),
-            _ => false,
-        };
-        if self.overcommit || is_checked_later {
+        if self.overcommit || self.is_one_chunk() {
             return Ok(());
         }
+        let last = self.parts.last().map(|&(location, _)| location);
         for (location, bytes) in self.sums() {
-            check_free(driver, location, bytes, || 0)?;
+            let room = if Some(location) == last { self.room } else { 0 };
+            check_free(driver, location, bytes.saturating_add(room), || 0)?;
         }
         Ok(())
     }

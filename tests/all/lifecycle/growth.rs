@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use egmem::driver::{Access, Call, Code, HandleTypes, Location, NodeId};
 use egmem::ledger::{self, Located};
 use egmem::proof::Prover;
-use egmem::{Buffer, BufferOptions, Driver, Error, Growth, Stream};
+use egmem::{Backing, Buffer, BufferOptions, Driver, Error, Growth, Machine, Stream};
 
 use egmem_tests::FdLess;
 
@@ -253,6 +253,25 @@ fn a_shortage_in_the_middle_names_all_that_was_requested() {
     );
     drop(taken);
     nothing_held(driver);
+}
+
+#[test]
+fn room_for_probes_counts_before_the_first_chunk_is_made() {
+    let mut machine = Machine::h200x8();
+    machine.nodes[0].memory = 64 * MIB;
+    let driver = Driver::simulated(machine).unwrap();
+    // A chunk of 64 MiB, and one of 2 MiB for the room.
+    let options = Buffer::on(NodeId(0))
+        .bytes(64 * MIB)
+        .backing(Backing::Registered)
+        .growth(Growth::steady().chunk(64 * MIB));
+    drop(options.clone().allocate(&driver).unwrap());
+    let made = || driver.sim().unwrap().count(Call::MemHostRegister);
+    let before = made();
+    let error = options.room_for_probes().allocate(&driver).unwrap_err();
+    assert!(matches!(error, Error::NodeTooFull { .. }), "{error}");
+    assert_eq!(made(), before);
+    nothing_held(&driver);
 }
 
 /// Chunks as large as they can be.
