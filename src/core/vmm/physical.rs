@@ -66,7 +66,8 @@ impl PhysicalMemory {
     /// handle types and cannot be exported again.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if `bytes` is not a whole number of granules; the driver's INVALID_VALUE or
+    /// [`Error::InvalidArgument`] if `bytes` is not a whole number of granules, and for registered memory that has not all of its
+    /// pages; the driver's INVALID_VALUE or
     /// UNKNOWN for an fd that is not CUDA memory, NOT_SUPPORTED for a fabric handle that it cannot use.
     ///
     /// ```
@@ -97,7 +98,7 @@ impl PhysicalMemory {
     #[track_caller]
     pub fn import(driver: &Driver, handle: &ShareableHandle, bytes: u64) -> Result<Self> {
         let pages = match handle {
-            ShareableHandle::PosixFd(fd) => Pages::import(fd.as_fd(), bytes)?,
+            ShareableHandle::PosixFd(fd) => Pages::import(driver, fd.as_fd(), bytes)?,
             ShareableHandle::Fabric(_) => None,
         };
         let handle = match &pages {
@@ -156,7 +157,7 @@ impl PhysicalMemory {
     /// Exports the memory in a form that another process can import.
     ///
     /// Source: `cuMemExportToShareableHandle`. An importer keeps the memory alive, even after this process
-    /// has ended.
+    /// has ended. Pages of registered memory that was never mapped are created first.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if the memory was created without this handle type, or if the driver returns a handle of
@@ -170,7 +171,7 @@ impl PhysicalMemory {
             return Err(Error::invalid("handle type", why));
         }
         let handle = match (&self.mapped.pages, self.handle) {
-            (Some(pages), _) => ShareableHandle::PosixFd(pages.export()?),
+            (Some(pages), _) => ShareableHandle::PosixFd(pages.export(&self.driver)?),
             // SAFETY: `self` keeps the handle alive.
             (None, Some(handle)) => unsafe { self.driver.mem_export(handle, handle_type)? },
             (None, None) => return Err(Error::invalid("memory", "it was released")),

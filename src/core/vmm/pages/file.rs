@@ -7,6 +7,7 @@ use std::ffi::CString;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd};
+use std::os::unix::fs::MetadataExt;
 
 use super::GRANULARITY;
 use crate::driver::NodeId;
@@ -14,6 +15,9 @@ use crate::pinned::huge_page_of;
 use crate::{Error, Result};
 
 const NAME: &str = "egmem-pages node ";
+
+/// The unit in which the kernel counts a file's pages, swapped out or not.
+const BLOCK: u64 = 512;
 
 /// A file with these keeps its size for ever.
 const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
@@ -65,6 +69,23 @@ pub(super) fn open(fd: BorrowedFd<'_>, bytes: u64) -> Result<Option<(File, NodeI
     Ok(Some((file, node)))
 }
 
+/// Refuses a file of which pages are missing: whoever touches them first would create them, on any node.
+///
+/// # Errors
+/// [`Error::InvalidArgument`]; [`Error::System`].
+pub(super) fn expect_whole(file: &File) -> Result<()> {
+    let metadata = file.metadata();
+    let metadata =
+        metadata.map_err(|error| Error::system("looking at the fd of memory", &error))?;
+    let (len, there) = (metadata.len(), metadata.blocks().saturating_mul(BLOCK));
+    if there >= len {
+        return Ok(());
+    }
+    let why = format!("of its {len} bytes {there} have pages");
+    let valid = "memory whose pages its exporter has created, as an export does";
+    Err(Error::invalid_of("fd", why, valid))
+}
+
 fn node_in_name(fd: BorrowedFd<'_>) -> Option<NodeId> {
     let name = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).ok()?;
     let node = name.to_str()?.strip_prefix("/memfd:")?.strip_prefix(NAME)?;
@@ -100,6 +121,34 @@ mod tests {
                 "{error}"
             );
         }
+    }
+
+    #[test]
+    fn a_file_without_all_of_its_pages_is_refused() {
+        let file = create(NodeId(0), 4 * MIB).unwrap();
+        let allocate = |mode, at: u64| {
+            // SAFETY: the fd is open; the other arguments are numbers.
+            let result =
+                unsafe { libc::fallocate(file.as_raw_fd(), mode, at as i64, 2 * MIB as i64) };
+            assert_eq!(result, 0, "{}", io::Error::last_os_error());
+        };
+        let refused = || {
+            let error = expect_whole(&file).unwrap_err();
+            assert!(
+                matches!(error, Error::InvalidArgument { what: "fd", .. }),
+                "{error}"
+            );
+        };
+        refused();
+        allocate(0, 0);
+        refused();
+        allocate(0, 2 * MIB);
+        expect_whole(&file).unwrap();
+        allocate(
+            libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
+            2 * MIB,
+        );
+        refused();
     }
 
     #[test]

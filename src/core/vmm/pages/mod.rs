@@ -7,6 +7,7 @@
 
 mod addresses;
 mod calls;
+mod export;
 mod file;
 mod mapped;
 mod place;
@@ -14,14 +15,14 @@ mod pool;
 mod sizes;
 
 use std::fs::File;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering::AcqRel, Ordering::Acquire, Ordering::Release};
 
 pub use addresses::Addresses;
 pub use mapped::PagesMapping;
 pub use sizes::huge_bytes;
 
-use crate::driver::NodeId;
+use crate::driver::{Driver, NodeId};
 use crate::size::Granularity;
 use crate::{Error, Result};
 
@@ -77,26 +78,21 @@ impl Pages {
     /// Returns the pages behind an fd that [`export`](Self::export) made in any process; `None` for any other fd.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if they are not `bytes` bytes, or if another process could take them away.
-    pub fn import(fd: BorrowedFd<'_>, bytes: u64) -> Result<Option<Self>> {
-        let opened = file::open(fd, bytes)?;
-        Ok(opened.map(|(file, node)| Self {
+    /// [`Error::InvalidArgument`] if they are not `bytes` bytes, if some do not exist, or if another process could take
+    /// them away.
+    pub fn import(driver: &Driver, fd: BorrowedFd<'_>, bytes: u64) -> Result<Option<Self>> {
+        let Some((file, node)) = file::open(fd, bytes)? else {
+            return Ok(None);
+        };
+        // Those of a simulated machine come when they are touched.
+        if !driver.is_simulated() {
+            file::expect_whole(&file)?;
+        }
+        Ok(Some(Self {
             file: Some(file),
             placed: AtomicBool::new(true),
             ..Self::private(node, Fork::Shared)
         }))
-    }
-
-    /// Returns an fd of shareable pages for another process.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for private pages; [`Error::System`].
-    pub fn export(&self) -> Result<OwnedFd> {
-        let Some(file) = &self.file else {
-            return Err(Error::invalid("memory", "its pages are private"));
-        };
-        let fd = file.as_fd().try_clone_to_owned();
-        fd.map_err(|error| Error::system("duplicating the fd of memory", &error))
     }
 
     /// Returns the node that the pages are bound to.
