@@ -4,12 +4,12 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use egmem::backing::Why;
-use egmem::driver::{Access, AccessDesc, Code, HandleType, HandleTypes, Location};
+use egmem::driver::{Access, AccessDesc, Call, Code, HandleType, HandleTypes, Location};
 use egmem::ledger::{AllocPath, Located, locate};
 use egmem::pinned::DeviceMemory;
 use egmem::proof::{Prover, check_pattern, write_pattern};
 use egmem::vmm::{PhysicalMemory, Reservation};
-use egmem::{Backing, Buffer, BufferOptions, Driver, Error, Growth, Memory, Stream};
+use egmem::{Backing, Buffer, BufferOptions, Driver, Error, Growth, Machine, Memory, Stream};
 
 use crate::lifecycle::{MIB, last, node, nothing_held};
 
@@ -218,5 +218,34 @@ pub fn addresses_are_for_one_kind_of_memory(driver: &Driver) {
         }
     }
     drop(memories);
+    nothing_held(driver);
+}
+
+#[test]
+fn a_failed_first_grant_opens_nothing_to_the_cpu() {
+    let driver = &Driver::simulated(Machine::h200x8()).unwrap();
+    let memory = PhysicalMemory::options(node(driver, 0))
+        .backing(Backing::Registered)
+        .create(driver, 2 * MIB)
+        .unwrap();
+    let mut mapping = memory.map().unwrap();
+    let nothing = |mapping: &egmem::vmm::Mapping| {
+        assert_eq!(mapping.access(Location::Host), Ok(Access::None));
+        assert!(mapping.cpu().is_err());
+    };
+    nothing(&mapping);
+    let sim = driver.sim().unwrap();
+    sim.fail(Call::MemHostRegister, 1, Code::OUT_OF_MEMORY);
+    let error = mapping.set_access(&open_to_all(driver)).unwrap_err();
+    assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
+    nothing(&mapping);
+    mapping.set_access(&open_to_all(driver)).unwrap();
+    mapping.cpu().unwrap().put(0, 1_u64).unwrap();
+    // A later failure leaves what is there.
+    mapping
+        .set_access(&[AccessDesc::new(Location::Device(0), Access::None)])
+        .unwrap_err();
+    assert_eq!(mapping.cpu().unwrap().get::<u64>(0).unwrap(), 1);
+    drop((mapping, memory));
     nothing_held(driver);
 }

@@ -30,8 +30,10 @@ pub struct PagesMapping {
     gpus: i32,
     /// The GPU in whose primary context the pages are registered.
     registered_by: AtomicI32,
-    /// The CPU's access, as `Access::flags`.
+    /// The CPU's access as it was granted, as `Access::flags`: none before the first grant, which waits for the pages.
     host: AtomicU8,
+    /// The protection of the addresses, in the same form.
+    protection: AtomicU8,
 }
 
 impl PagesMapping {
@@ -83,7 +85,8 @@ impl PagesMapping {
             location: pages.node.into(),
             gpus,
             registered_by: AtomicI32::new(NONE),
-            host: AtomicU8::new(Access::ReadWrite.flags() as u8),
+            host: AtomicU8::new(Access::None.flags() as u8),
+            protection: AtomicU8::new(Access::ReadWrite.flags() as u8),
         })
     }
 
@@ -123,7 +126,12 @@ impl PagesMapping {
             self.register(driver, driver.active_device().unwrap_or(first))?;
         }
         match access.iter().rfind(|desc| desc.location.is_host()) {
-            Some(host) => self.protect(host.access),
+            Some(host) => {
+                self.protect(host.access)?;
+                let flags = host.access.flags() as u8;
+                self.host.store(flags, Ordering::Relaxed);
+                Ok(())
+            }
             None => Ok(()),
         }
     }
@@ -212,7 +220,7 @@ impl PagesMapping {
 
     fn protect(&self, access: Access) -> Result<()> {
         let flags = access.flags() as u8;
-        if self.host.load(Ordering::Relaxed) == flags {
+        if self.protection.load(Ordering::Relaxed) == flags {
             return Ok(());
         }
         let protection = match access {
@@ -231,7 +239,7 @@ impl PagesMapping {
             let error = std::io::Error::last_os_error();
             return Err(Error::system("changing the CPU's access to memory", &error));
         }
-        self.host.store(flags, Ordering::Relaxed);
+        self.protection.store(flags, Ordering::Relaxed);
         Ok(())
     }
 
