@@ -6,6 +6,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 use super::calls::advise;
+use super::numa_maps::pages_by_node;
 use crate::driver::NodeId;
 use crate::{Error, Result};
 
@@ -102,7 +103,7 @@ fn touch(page: u64) {
     let _ = unsafe { (*byte).compare_exchange(0, 0, Relaxed, Relaxed) };
 }
 
-/// Refuses pages that are on another node. Source: `move_pages(2)`.
+/// Refuses pages that are on another node, or may be. Source: `move_pages(2)`, or a file where that is forbidden.
 pub(super) fn expect_on(node: NodeId, range: &Range<u64>) -> Result<()> {
     let pages: Vec<u64> = range.clone().step_by(SMALL).collect();
     let mut nodes = vec![-1_i32; pages.len()];
@@ -120,7 +121,8 @@ pub(super) fn expect_on(node: NodeId, range: &Range<u64>) -> Result<()> {
     };
     if result != 0 {
         let error = io::Error::last_os_error();
-        return Err(failed(node, "checking whether pages are on", &error));
+        tracing::debug!(%error, "the kernel does not tell where pages are");
+        return expect_by_mapping(node, range);
     }
     match nodes.iter().position(|&found| found != node.0) {
         None => Ok(()),
@@ -136,6 +138,25 @@ pub(super) fn expect_on(node: NodeId, range: &Range<u64>) -> Result<()> {
             ))
         }
     }
+}
+
+/// As [`expect_on`], by the mappings that the range has a part of: one with pages on other nodes too is refused.
+fn expect_by_mapping(node: NodeId, range: &Range<u64>) -> Result<()> {
+    let found = pages_by_node(range);
+    let found = found.map_err(|error| failed(node, "checking whether pages are on", &error))?;
+    let here = found.get(&node.0).copied().unwrap_or(0);
+    let wanted = (range.end - range.start) / SMALL as u64;
+    let why = match found.iter().find(|&(&other, _)| other != node.0) {
+        None if here >= wanted => return Ok(()),
+        None => format!("{here} of {wanted} pages are"),
+        Some((other, pages)) => format!(
+            "{pages} pages are on node {other}, and this process may not choose nodes (set_mempolicy)"
+        ),
+    };
+    Err(Error::failed(
+        format!("placing pages on NUMA node {node}"),
+        why,
+    ))
 }
 
 #[cfg(test)]
@@ -175,10 +196,12 @@ mod tests {
             println!("{fork:?}: {huge} of {} bytes are huge pages", 16 * MIB);
             // `move_pages` knows no page that does not exist.
             assert!(expect_on(NodeId(99), &range).is_err());
+            assert!(expect_by_mapping(NodeId(99), &range).is_err());
             if Policy::of(NodeId(0)) == Policy::Bound {
                 let (_addresses, range) = mapped(16 * MIB, fork);
                 populate(NodeId(0), &range, shmem).unwrap();
                 expect_on(NodeId(0), &range).unwrap();
+                expect_by_mapping(NodeId(0), &range).unwrap();
             }
         }
     }
