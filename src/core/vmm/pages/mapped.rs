@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
 use super::addresses::Addresses;
 use super::calls::{advise, map, map_anonymous};
 use super::pool::{Job, Pool};
-use super::{Fork, Pages};
+use super::{Fork, Pages, place};
 use crate::driver::{Access, AccessDesc, Code, DevicePtr, Driver, Location, NodeId, Relaxed};
 use crate::explain::name_missing_gpu;
 use crate::{Error, Result};
@@ -252,7 +252,12 @@ impl PagesMapping {
         let is_whole = self.job.as_ref().is_none_or(|job| job.cancel());
         // Threads create the pieces that they have begun.
         if self.wait().is_ok() && is_whole {
-            pages.placed.store(true, Ordering::Release);
+            let is_first = !pages.placed.swap(true, Ordering::AcqRel);
+            let is_pinned = self.registered_by.load(Ordering::Relaxed) != NONE;
+            // Such pages, a service's reserve for instance, exist without a pin until an importer registers them.
+            if pages.file.is_some() && self.job.is_some() && is_first && !is_pinned {
+                place::bind_file(pages.node, &self.range);
+            }
         }
         self.unregister(driver)?;
         if pages.file.is_none() && pages.fork == Fork::Shared {

@@ -35,11 +35,7 @@ impl Policy {
     /// Source: `set_mempolicy(2)`. It takes no lock of the address space, as `mbind` does, for which other threads that
     /// create pages would wait.
     pub(super) fn of(node: NodeId) -> Self {
-        let mut mask = [0_u64; NODES / BITS];
-        let id = usize::try_from(node.0).unwrap_or(NODES);
-        if let Some(word) = mask.get_mut(id / BITS) {
-            *word |= 1 << (id % BITS);
-        }
+        let mask = mask(node);
         // SAFETY: the kernel reads the mask, which has one bit less than it is told, as it expects.
         let result = unsafe {
             libc::syscall(
@@ -57,6 +53,41 @@ impl Policy {
                 Self::Forbidden
             }
         }
+    }
+}
+
+/// Returns the kernel's mask of one node.
+fn mask(node: NodeId) -> [u64; NODES / BITS] {
+    let mut mask = [0_u64; NODES / BITS];
+    let id = usize::try_from(node.0).unwrap_or(NODES);
+    if let Some(word) = mask.get_mut(id / BITS) {
+        *word |= 1 << (id % BITS);
+    }
+    mask
+}
+
+/// Binds the file that is mapped at a range to a node, for as long as it exists: pages that are swapped in again come there, and
+/// those of holes, whichever process touches them. Pages that exist stay where they are.
+///
+/// Source: `mbind(2)`. It takes the lock of the address space, so growth of memory that is pinned does without.
+pub(super) fn bind_file(node: NodeId, range: &Range<u64>) {
+    let mask = mask(node);
+    // SAFETY: the range is a mapping of the caller's, and the kernel reads the mask, which has one bit less than it is told, as
+    // it expects; no page moves.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_mbind,
+            range.start,
+            range.end - range.start,
+            libc::MPOL_BIND,
+            mask.as_ptr(),
+            NODES as u64 + 1,
+            0,
+        )
+    };
+    if result != 0 {
+        let error = io::Error::last_os_error();
+        tracing::debug!(%error, %node, "pages that are swapped out may come back on another node");
     }
 }
 

@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 
 use egmem::backing::Why;
-use egmem::driver::{HandleTypes, NodeId};
+use egmem::driver::{AccessDesc, HandleType, HandleTypes, Location, NodeId, ShareableHandle};
 use egmem::topology::{Placement, Topology};
-use egmem::{Backing, Buffer, BufferOptions, Error, Growth, Heap};
+use egmem::vmm::{Mapping, PhysicalMemory};
+use egmem::{Backing, Buffer, BufferOptions, Driver, Error, Growth, Heap, Memory};
 
-use crate::nodes::pages::nodes_of;
+use crate::nodes::pages::{nodes_of, touch};
 use crate::nodes::{MIB, on_machine, stub};
+use crate::system_calls::refuse;
 
 fn options(node: i32) -> BufferOptions {
     let growth = Growth::steady().chunk(4 * MIB);
@@ -19,7 +21,81 @@ fn all_on(node: i32, bytes: u64) -> BTreeMap<i32, usize> {
     BTreeMap::from([(node, (bytes / 4096) as usize)])
 }
 
+fn shareable(driver: &Driver, node: i32) -> PhysicalMemory {
+    let options = PhysicalMemory::options(NodeId(node)).backing(Backing::Registered);
+    let options = options.handle_types(HandleTypes::POSIX_FD);
+    options.create(driver, 4 * MIB).unwrap()
+}
+
+fn mapped(memory: &PhysicalMemory) -> Mapping {
+    let mut mapping = memory.map().unwrap();
+    let host = AccessDesc::read_write(Location::Host);
+    mapping.set_access(&[host]).unwrap();
+    mapping
+}
+
+/// Returns the nodes of all pages, of which those that do not exist are created by this thread.
+fn nodes_once_touched(memory: &PhysicalMemory) -> BTreeMap<i32, usize> {
+    let mapping = mapped(memory);
+    let range = (mapping.device_ptr().0, mapping.size().padded());
+    touch(range);
+    nodes_of(range)
+}
+
+/// Takes all pages of exported memory away.
+fn punch(handle: &ShareableHandle) {
+    use rustix::fs::{FallocateFlags, fallocate};
+
+    let ShareableHandle::PosixFd(fd) = handle else {
+        panic!("{handle:?}");
+    };
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    fallocate(fd, flags, 0, 4 * MIB).unwrap();
+}
+
 on_machine! { "three";
+    fn exported_pages_exist_on_their_node() {
+        let driver = stub();
+        let _bound = Topology::of_host().bind_thread(NodeId(0)).unwrap();
+        let memory = shareable(&driver, 2);
+        // Never mapped.
+        let handle = memory.export(HandleType::PosixFd).unwrap();
+        let import = || PhysicalMemory::import(&driver, &handle, 4 * MIB);
+        assert_eq!(nodes_once_touched(&import().unwrap()), all_on(2, 4 * MIB));
+        punch(&handle);
+        let error = import().unwrap_err();
+        assert!(matches!(error, Error::InvalidArgument { what: "fd", .. }), "{error}");
+        drop(memory.export(HandleType::PosixFd).unwrap());
+        assert_eq!(nodes_once_touched(&import().unwrap()), all_on(2, 4 * MIB));
+    }
+
+    fn pages_that_come_back_are_on_their_node() {
+        let driver = stub();
+        let _bound = Topology::of_host().bind_thread(NodeId(0)).unwrap();
+        let memory = shareable(&driver, 1);
+        drop(mapped(&memory));
+        punch(&memory.export(HandleType::PosixFd).unwrap());
+        assert_eq!(nodes_once_touched(&memory), all_on(1, 4 * MIB));
+    }
+
+    /// As in a container whose filter of system calls forbids those for nodes.
+    fn where_calls_for_nodes_are_forbidden_the_cpus_of_a_node_decide() {
+        let name = "where_calls_for_nodes_are_forbidden_the_cpus_of_a_node_decide";
+        egmem_tests::alone_as(egmem_tests::child(module_path!(), name), || {
+            let driver = stub();
+            assert!(refuse(&[libc::SYS_set_mempolicy, libc::SYS_move_pages, libc::SYS_mbind]));
+            for types in [HandleTypes::NONE, HandleTypes::POSIX_FD] {
+                let on = |node| options(node).backing(Backing::Registered).handle_types(types).allocate(&driver);
+                for node in [0, 1] {
+                    on(node).unwrap().put(9 * MIB, 7_u64).unwrap();
+                }
+                // It has no CPUs.
+                let error = on(2).unwrap_err();
+                assert!(error.to_string().contains("placing pages on NUMA node 2"), "{error}");
+            }
+        });
+    }
+
     fn pages_of_every_kind_are_created_on_their_node() {
         let driver = stub();
         let topology = Topology::of_host();
