@@ -77,8 +77,8 @@ impl BufferOptions {
         handle_types(handle_types: HandleTypes) => handle_types = handle_types;
 
         /// Makes it shareable as widely as this machine allows, on each of its nodes: see
-        /// [`best_handle_types`](crate::capability::shareable::best_handle_types), which also returns the reason if
-        /// fabric handles do not work.
+        /// [`handle_types_of`](crate::capability::shareable::handle_types_of), which also returns the reason if
+        /// fabric handles do not work. [Registered](Backing::Registered) memory is shareable by POSIX fds alone.
         shareable() => shareable = true;
 
         /// Allocates at least 4096 bytes more than are used, so that importers can prove that they see the same

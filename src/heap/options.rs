@@ -198,7 +198,7 @@ impl HeapOptions {
     }
 
     /// Makes chunks shareable as widely as this machine allows:
-    /// [`best_handle_types`](crate::capability::shareable::best_handle_types). Collections need a heap
+    /// [`handle_types_of`](crate::capability::shareable::handle_types_of). Collections need a heap
     /// without this: `Heap::check_collections`.
     pub const fn shareable(mut self) -> Self {
         self.plan.shareable = true;

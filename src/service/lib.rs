@@ -61,7 +61,7 @@ mod without_etcd;
 use egmem_core::Machine;
 use egmem_core::{
     Backing, Driver, Error as MemoryError, Growth, Progress, Result as MemoryResult, Stream,
-    Topology, backing, driver, guard, memory, per_driver, size, text, topology, vmm,
+    Topology, backing, capability, driver, guard, memory, per_driver, size, text, topology, vmm,
 };
 use egmem_exchange::{self as exchange, Error, Refusal, Result};
 use egmem_share::{self as share, Error as ShareError};

@@ -18,12 +18,12 @@ use super::state::ServiceState;
 use super::wanted::{Abandoned, Wanted};
 use crate::backing::Chosen;
 use crate::backing::choose::choose_for_others;
+use crate::capability::shareable::handle_types_of;
 use crate::driver::{Access, AccessDesc, HandleTypes, Location, NodeId};
 use crate::exchange::protocol::Create;
 use crate::exchange::server::{Allocate, Allocation};
 use crate::exchange::{PeerName, Security, Tls, TlsFiles};
-use crate::share::best_handle_types;
-use crate::{Backing, Driver, Error, MemoryError, Refusal, Result, ShareError, Topology};
+use crate::{Driver, Error, MemoryError, Refusal, Result, ShareError, Topology};
 
 /// How long a service that could not be started waits for clients that have fetched from it already.
 const GIVE_UP: Duration = Duration::from_secs(1);
@@ -232,16 +232,11 @@ fn memory_of(
     node: NodeId,
 ) -> Result<(HandleTypes, Chosen)> {
     let asked = config.node.backing;
-    let handle_types = match asked {
-        Backing::Registered => HandleTypes::POSIX_FD,
-        _ => {
-            let shareable = best_handle_types(driver, node.into())?;
-            if let Some(why) = &shareable.no_fabric {
-                tracing::info!(%node, %why, "no fabric handles");
-            }
-            shareable.handle_types
-        }
-    };
+    let shareable = handle_types_of(driver, node.into(), asked)?;
+    if let Some(why) = &shareable.no_fabric {
+        tracing::info!(%node, %why, "no fabric handles");
+    }
+    let handle_types = shareable.handle_types;
     // A chunk may be any buffer's of the node.
     let mut buffers = config.buffers.iter().zip(homes);
     let is_read = buffers.any(|(buffer, home)| *home == node && buffer.access == Access::Read);

@@ -9,6 +9,7 @@ use super::chunks::{Made, Maker};
 use super::{Buffer, BufferOptions};
 use crate::backing::choose::choose_for_all;
 use crate::backing::{Backing, Chosen};
+use crate::capability::shareable::handle_types_of;
 use crate::driver::{AccessDesc, Driver, HandleTypes, Location};
 use crate::growth::{Pace, Progress};
 use crate::guard::check_free;
@@ -305,8 +306,7 @@ impl BufferOptions {
     fn handle_types_at(&self, driver: &Driver, location: Location) -> Result<HandleTypes> {
         let mut types = self.handle_types;
         if self.shareable {
-            types |=
-                crate::capability::shareable::best_handle_types(driver, location)?.handle_types;
+            types |= handle_types_of(driver, location, self.backing)?.handle_types;
         }
         Ok(types)
     }

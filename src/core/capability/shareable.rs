@@ -1,6 +1,7 @@
 //! Chooses the handle types for shareable memory.
 
 use super::{Capabilities, Path};
+use crate::backing::Backing;
 use crate::driver::{Driver, HandleTypes, Location};
 use crate::{Error, Result};
 
@@ -35,5 +36,20 @@ pub fn best_handle_types(driver: &Driver, location: Location) -> Result<Shareabl
         Err(error) => tried(HandleTypes::FABRIC)
             .map(|()| only(HandleTypes::FABRIC, None))
             .map_err(|_| error),
+    }
+}
+
+/// Returns the handle types with which memory of `backing` at `location` can be shared: of registered memory POSIX fd, of any
+/// other those of [`best_handle_types`].
+///
+/// # Errors
+/// As `best_handle_types`.
+pub fn handle_types_of(driver: &Driver, location: Location, backing: Backing) -> Result<Shareable> {
+    match backing {
+        Backing::Registered => Ok(Shareable {
+            handle_types: HandleTypes::POSIX_FD,
+            no_fabric: None,
+        }),
+        Backing::Driver | Backing::Auto => best_handle_types(driver, location),
     }
 }

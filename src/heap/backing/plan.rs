@@ -6,7 +6,7 @@ use egmem_core::backing::choose::choose_for_all;
 
 use super::fit::Shape;
 use crate::buffer::RequestedAccess;
-use crate::capability::shareable::best_handle_types;
+use crate::capability::shareable::handle_types_of;
 use crate::core::MAX_RANGE;
 use crate::driver::{Access, AccessDesc, Driver, HandleTypes, Location, NodeId};
 use crate::ledger::{self, Label};
@@ -149,7 +149,7 @@ impl Plan {
             }
             let mut handle_types = self.handle_types;
             if self.shareable {
-                handle_types |= best_handle_types(driver, location)?.handle_types;
+                handle_types |= handle_types_of(driver, location, self.backing)?.handle_types;
             }
             Ok((location, handle_types))
         };

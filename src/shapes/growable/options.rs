@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytemuck::{AnyBitPattern, NoUninit};
 use egmem_core::Backing;
 use egmem_core::backing::choose::choose;
-use egmem_core::capability::shareable::best_handle_types;
+use egmem_core::capability::shareable::handle_types_of;
 
 use super::Growable;
 use crate::driver::{Access, HandleTypes, Location, NodeId};
@@ -75,7 +75,7 @@ impl<T: AnyBitPattern + NoUninit> GrowableOptions<T> {
     }
 
     /// Makes the memory shareable as widely as this machine allows: see
-    /// [`best_handle_types`](egmem_core::capability::shareable::best_handle_types). By default it is not shareable.
+    /// [`handle_types_of`](egmem_core::capability::shareable::handle_types_of). By default it is not shareable.
     pub const fn shareable(mut self) -> Self {
         self.shareable = true;
         self
@@ -104,10 +104,9 @@ impl<T: AnyBitPattern + NoUninit> GrowableOptions<T> {
         }
         let location = self.placement.location;
         let memory = self.placement.memory(Site::here());
-        let handle_types = match (self.shareable, self.backing) {
-            (false, _) => HandleTypes::NONE,
-            (true, Backing::Registered) => HandleTypes::POSIX_FD,
-            (true, _) => best_handle_types(driver, location)?.handle_types,
+        let handle_types = match self.shareable {
+            false => HandleTypes::NONE,
+            true => handle_types_of(driver, location, self.backing)?.handle_types,
         };
         let access = self.placement.grants(driver)?;
         let chosen = choose(driver, self.backing, (location, handle_types), &access)?;

@@ -249,3 +249,20 @@ fn a_failed_first_grant_opens_nothing_to_the_cpu() {
     drop((mapping, memory));
     nothing_held(driver);
 }
+
+#[test]
+fn registered_memory_is_shareable_by_fds_where_fabric_handles_work() {
+    let mut machine = Machine::gh200();
+    machine.imex_channel = true;
+    let driver = &Driver::simulated(machine).unwrap();
+    let buffer = registered(driver).shareable().allocate(driver).unwrap();
+    assert_eq!(buffer.backing().backing, Backing::Registered);
+    let types = buffer.physical()[0].props().handle_types;
+    assert_eq!(types, HandleTypes::POSIX_FD);
+    let heap = egmem::Heap::on(node(driver, 0)).limit(64 * MIB);
+    let heap = heap.backing(Backing::Registered).shareable();
+    let heap = heap.build(driver).unwrap();
+    assert_eq!(heap.backing().backing, Backing::Registered);
+    let auto = registered(driver).shareable().backing(Backing::Auto);
+    assert_eq!(auto.allocate(driver).unwrap().backing().why, Why::Fabric);
+}
