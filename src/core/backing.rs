@@ -7,7 +7,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::driver::{HandleTypes, Location, NodeId};
+use crate::driver::{Code, DeviceAttribute, Driver, HandleTypes, Location, NodeId};
 use crate::vmm::pages::Fork;
 use crate::{Error, Result};
 
@@ -70,6 +70,8 @@ pub enum Why {
     Fabric,
     /// Registered memory is open to the CPU and to all GPUs, and less was asked for.
     Access,
+    /// A GPU would know registered memory by other addresses than the CPU's.
+    Pointer,
     /// On coherent machines the driver's memory is what GPUs reach over their links; registered memory was never measured
     /// there.
     Coherent,
@@ -86,6 +88,7 @@ impl fmt::Display for Why {
             Self::Location => "registered memory needs a host node",
             Self::Fabric => "registered memory has no fabric handles",
             Self::Access => "registered memory is open to the CPU and all GPUs",
+            Self::Pointer => "a GPU has other addresses for registered memory than the CPU",
             Self::Coherent => "registered memory was never measured on coherent machines",
             Self::Trial(text) => return write!(f, "registered memory failed a trial: {text}"),
         })
@@ -105,14 +108,18 @@ impl Chosen {
     /// Returns what was asked for; for [`Auto`](Backing::Auto) the driver's memory.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if there is no registered memory at such a location, or with these handle types.
+    /// [`Error::InvalidArgument`] if there is no registered memory at such a location, with these handle types, or for these
+    /// GPUs; the driver's errors.
     pub(crate) fn asked(
+        driver: &Driver,
         backing: Backing,
         location: Location,
         handle_types: HandleTypes,
     ) -> Result<Self> {
-        match Why::unfit(location, handle_types) {
-            _ if backing != Backing::Registered => Ok(Self::DRIVER),
+        if backing != Backing::Registered {
+            return Ok(Self::DRIVER);
+        }
+        match Why::unfit(driver, location, handle_types)? {
             Some(why) => Err(why.refusal()),
             None => Ok(Self::registered(Why::Asked)),
         }
@@ -147,13 +154,29 @@ impl Chosen {
 }
 
 impl Why {
-    /// Returns why there is no registered memory at a location, or with these handle types.
-    fn unfit(location: Location, handle_types: HandleTypes) -> Option<Self> {
+    /// Returns why there is no registered memory at a location, with these handle types, or for the machine's GPUs. Takes no
+    /// context.
+    fn unfit(
+        driver: &Driver,
+        location: Location,
+        handle_types: HandleTypes,
+    ) -> Result<Option<Self>> {
         if !matches!(location, Location::HostNuma(_)) {
-            return Some(Self::Location);
+            return Ok(Some(Self::Location));
         }
-        let is_fabric = handle_types.contains(HandleTypes::FABRIC);
-        is_fabric.then_some(Self::Fabric)
+        if handle_types.contains(HandleTypes::FABRIC) {
+            return Ok(Some(Self::Fabric));
+        }
+        for gpu in 0..driver.device_count()? {
+            let attribute = DeviceAttribute::CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM;
+            match driver.device_attribute(gpu, attribute) {
+                Ok(0) => return Ok(Some(Self::Pointer)),
+                // A driver that does not know the attribute may still do so: a registration shows it.
+                Err(error) if error.code() != Some(Code::INVALID_VALUE) => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(None)
     }
 
     /// Returns the error for a program that asked for registered memory.

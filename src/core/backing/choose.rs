@@ -43,7 +43,7 @@ fn choose_by(
     if asked == Backing::Driver {
         return Ok(Chosen::DRIVER);
     }
-    let unfit = match Why::unfit(location, handle_types) {
+    let unfit = match Why::unfit(driver, location, handle_types)? {
         None if !is_open_to_all(driver, access)? => Some(Why::Access),
         unfit => unfit,
     };
@@ -97,7 +97,8 @@ fn is_coherent(driver: &Driver) -> Result<bool> {
 mod tests {
     use super::*;
     use crate::Machine;
-    use crate::driver::Call;
+    use crate::driver::sim::{AttributeAnswer, Refusal};
+    use crate::driver::{Call, DeviceAttribute};
 
     #[test]
     fn one_place_decides_and_gives_its_reason() {
@@ -143,6 +144,29 @@ mod tests {
             let asked = choose(driver, Backing::Driver, (location, types), access);
             assert_eq!(asked, Ok(Chosen::driver(Why::Asked)));
         }
+    }
+
+    #[test]
+    fn gpus_with_other_addresses_for_registered_memory_are_known_without_a_trial() {
+        let attribute = DeviceAttribute::CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM.0;
+        let with = |answer| {
+            let mut machine = Machine::h200x8();
+            machine.attributes.insert(attribute, answer);
+            Driver::simulated(machine).unwrap()
+        };
+        let site = (Location::HostNuma(0), HandleTypes::POSIX_FD);
+        let driver = with(AttributeAnswer::Value(0));
+        let chosen = choose_for_others(&driver, Backing::Auto, site, &[]);
+        assert_eq!(chosen, Ok(Chosen::driver(Why::Pointer)));
+        let error = choose_for_others(&driver, Backing::Registered, site, &[]).unwrap_err();
+        assert!(
+            error.to_string().contains(&Why::Pointer.to_string()),
+            "{error}"
+        );
+        // A driver that does not know the attribute is tried.
+        let driver = with(AttributeAnswer::Refused(Refusal::InvalidValue));
+        let chosen = choose(&driver, Backing::Auto, site, &[]);
+        assert_eq!(chosen, Ok(Chosen::registered(Why::Faster)));
     }
 
     #[test]

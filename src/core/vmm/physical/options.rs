@@ -116,7 +116,7 @@ impl PhysicalOptions {
         if !self.overcommit {
             check_free(driver, self.props.location, size.padded(), || 0)?;
         }
-        let chosen = self.choose()?;
+        let chosen = self.choose(driver)?;
         let (handle, pages) = self.make(driver, size.padded(), &chosen)?;
         let entry = match self.entry {
             Some(entry) => {
@@ -172,10 +172,11 @@ impl PhysicalOptions {
         Ok((Some(handle), None))
     }
 
-    fn choose(&self) -> Result<Chosen> {
+    fn choose(&self, driver: &Driver) -> Result<Chosen> {
+        let (location, handle_types) = (self.props.location, self.props.handle_types);
         match &self.chosen {
             Some(chosen) => Ok(chosen.clone()),
-            None => Chosen::asked(self.backing, self.props.location, self.props.handle_types),
+            None => Chosen::asked(driver, self.backing, location, handle_types),
         }
     }
 
@@ -187,7 +188,7 @@ impl PhysicalOptions {
     pub fn granularity_of(&self, driver: &Driver) -> Result<Granularity> {
         match self.granularity {
             Some(granularity) => Ok(granularity),
-            None if self.choose()?.backing == Backing::Registered => Ok(pages::GRANULARITY),
+            None if self.choose(driver)?.backing == Backing::Registered => Ok(pages::GRANULARITY),
             None => Granularity::new(driver.mem_granularity(&self.props, self.kind)?),
         }
     }
