@@ -72,6 +72,8 @@ pub enum Why {
     Access,
     /// A GPU would know registered memory by other addresses than the CPU's.
     Pointer,
+    /// One copy by the driver must be able to take all of it, and registered memory would have several chunks.
+    Chunks,
     /// On coherent machines the driver's memory is what GPUs reach over their links; registered memory was never measured
     /// there.
     Coherent,
@@ -89,6 +91,7 @@ impl fmt::Display for Why {
             Self::Fabric => "registered memory has no fabric handles",
             Self::Access => "registered memory is open to the CPU and all GPUs",
             Self::Pointer => "a GPU has other addresses for registered memory than the CPU",
+            Self::Chunks => "one copy does not cross the chunks of registered memory",
             Self::Coherent => "registered memory was never measured on coherent machines",
             Self::Trial(text) => return write!(f, "registered memory failed a trial: {text}"),
         })
@@ -125,7 +128,7 @@ impl Chosen {
         }
     }
 
-    const fn driver(why: Why) -> Self {
+    pub(crate) const fn driver(why: Why) -> Self {
         let backing = Backing::Driver;
         Self { backing, why }
     }

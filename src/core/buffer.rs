@@ -41,6 +41,7 @@ pub struct BufferOptions {
     growth: Growth,
     overcommit: bool,
     backing: Backing,
+    one_copy: bool,
     label: Option<Label>,
     path: AllocPath,
     /// The program's call; `None`: the caller of [`BufferOptions::allocate`].
@@ -124,6 +125,10 @@ impl BufferOptions {
         /// chunks of [registered](Backing::Registered) memory. The copies of this library end there.
         backing(backing: Backing) => backing = backing;
 
+        /// Sets whether other code copies the memory by addresses alone: [`Backing::Auto`] then takes the driver's memory where
+        /// registered memory would have several chunks.
+        one_copy(on: bool) => one_copy = on;
+
         /// Sets whether to ask the driver for more memory than the node has free. It then refuses only the chunk for
         /// which there is nothing left.
         overcommit(on: bool) => overcommit = on;
@@ -184,6 +189,7 @@ impl Buffer {
             growth: Growth::steady(),
             overcommit: false,
             backing: Backing::Driver,
+            one_copy: false,
             label: None,
             path: AllocPath::Vmm,
             site: None,

@@ -29,7 +29,8 @@ use crate::site::from_program;
 ///
 /// `backing` is what host memory is made of: `"driver"` (the default) memory that the driver creates, `"registered"` pages of
 /// this process that the driver pins, several times as fast, `"auto"` registered pages where they are as good or better.
-/// Copies of other libraries fail if they reach over a border of two chunks of registered memory.
+/// Copies of other libraries fail if they reach over a border of two chunks of registered memory. With `one_copy`, `"auto"` is
+/// `"driver"` where there would be such a border.
 ///
 /// Host memory is allocated in chunks of 64 MiB, of a 2048th if it can be shared and has more than 128 GiB; `gentle`
 /// takes chunks of 16 MiB with rests between them, so that other processes' driver calls wait less. `progress(done,
@@ -43,7 +44,7 @@ impl BufferBase {
     #[new]
     #[pyo3(signature = (
         nbytes, node=None, *, near_gpu=None, device=None, spread=false, access_by=None, host=None, shareable=false,
-        overcommit=false, label=None, progress=None, gentle=false, backing=None, driver=None,
+        overcommit=false, label=None, progress=None, gentle=false, backing=None, one_copy=false, driver=None,
     ))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn new(
@@ -61,6 +62,7 @@ impl BufferBase {
         progress: Option<&Bound<'_, PyAny>>,
         gentle: bool,
         backing: Option<&str>,
+        one_copy: bool,
         driver: Option<&Bound<'_, Driver>>,
     ) -> PyResult<PyClassInitializer<Self>> {
         let driver = given_or_default(py, driver)?;
@@ -101,7 +103,7 @@ impl BufferBase {
         if let Some(backing) = backing {
             options = options.backing(backing);
         }
-        let options = options.overcommit(overcommit);
+        let options = options.overcommit(overcommit).one_copy(one_copy);
         let buffer = from_program(py, || {
             told(py, progress, |tell| options.allocate_with(&driver, tell))
         })?;

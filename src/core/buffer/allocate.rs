@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::chunks::{Made, Maker};
 use super::{Buffer, BufferOptions};
 use crate::backing::choose::choose_for_all;
-use crate::backing::{Backing, Chosen};
+use crate::backing::{Backing, Chosen, Why};
 use crate::capability::shareable::handle_types_of;
 use crate::driver::{AccessDesc, Driver, HandleTypes, Location};
 use crate::growth::{Pace, Progress};
@@ -226,6 +226,9 @@ impl BufferOptions {
     fn choose(&self, driver: &Driver) -> Result<Chosen> {
         if self.backing == Backing::Driver {
             return Ok(Chosen::DRIVER);
+        }
+        if self.backing == Backing::Auto && self.one_copy && !self.is_one_chunk() {
+            return Ok(Chosen::driver(Why::Chunks));
         }
         let mut sites = Vec::new();
         for (location, _) in self.sums() {

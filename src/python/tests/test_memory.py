@@ -37,6 +37,9 @@ def test_a_buffer_tells_what_it_is_and_why(driver):
     assert told(discrete, backing="registered") == ("registered", asked)
     assert told(discrete, backing="auto") == ("registered", "registered memory is pinned faster")
     assert told(driver, backing="auto") == ("driver", "registered memory was never measured on coherent machines")
+    large = [egmem.Buffer(size, 0, backing="auto", one_copy=True, driver=discrete) for size in ("64MiB", "65MiB")]
+    assert [buffer.backing for buffer in large] == ["registered", "driver"]
+    assert large[1].backing_reason == "one copy does not cross the chunks of registered memory"
     on_gpu = egmem.Buffer(1, device=1, backing="auto", driver=discrete)
     assert (on_gpu.backing, on_gpu.backing_reason) == ("driver", "registered memory needs a host node")
     kinds = []

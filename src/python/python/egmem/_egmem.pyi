@@ -205,6 +205,7 @@ class Buffer(_Buffer):
         progress: Optional[Callable[[int, int], object]] = None,
         gentle: bool = False,
         backing: Optional[str] = None,
+        one_copy: bool = False,
         driver: Optional[Driver] = None,
     ) -> Buffer: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...

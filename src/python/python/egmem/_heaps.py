@@ -12,8 +12,6 @@ from ._errors import InvalidArgument
 _CHUNK = 16 << 20
 # Memory of this many bytes or more is a buffer: its own mapping, rounded up to 2 MiB.
 OWN_MAPPING = 64 << 20
-# A buffer of more bytes has several chunks.
-_CHUNK_OF_BUFFERS = 64 << 20
 # After how many seconds shared heaps give unused memory back.
 _DECAY = 10.0
 
@@ -91,11 +89,8 @@ def allocate(
         driver = driver if driver is not None else _egmem.default_driver()
         on = node_of(driver, node, near_gpu)
         if nbytes >= OWN_MAPPING or label is not None or backing is not None:
-            if backing == "auto" and nbytes > _CHUNK_OF_BUFFERS:
-                # Other libraries copy by the driver, which refuses copies over the borders of registered chunks.
-                backing = "driver"
-            # New memory is zero.
-            return _egmem.Buffer(nbytes, on, label=label or module, progress=progress, backing=backing, driver=driver)
+            # Other libraries copy by the driver, which refuses copies over the borders of registered chunks. New memory is zero.
+            return _egmem.Buffer(nbytes, on, label=label or module, progress=progress, backing=backing, one_copy=True, driver=driver)
         heap = heap_on(driver, on, module)
     else:
         expect_on(heap, node=node, near_gpu=near_gpu, driver=driver, backing=backing)
