@@ -13,6 +13,9 @@ use crate::{Error, Result};
 
 type Answers = Arc<Mutex<HashMap<(Trial, Location, bool), Chosen>>>;
 
+const SMALL_PAGES: &str = "the kernel gave small pages, with which registered memory is not faster: Linux 6.1 is needed, or \
+    advise in /sys/kernel/mm/transparent_hugepage/shmem_enabled";
+
 /// How far a trial goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Trial {
@@ -37,12 +40,13 @@ impl Trial {
         if let Some(known) = answers.get(&key) {
             return known.clone();
         }
-        let mut may_pass = false;
-        let chosen = match self.attempt(driver, location, handle_types) {
-            Ok(()) => Chosen::registered(Why::Faster),
+        let (chosen, may_pass) = match self.attempt(driver, location, handle_types) {
+            Ok(true) => (Chosen::registered(Why::Faster), false),
+            // The kernel may have huge pages once its memory is less fragmented, or its settings have changed.
+            Ok(false) => (Chosen::driver(Why::Trial(SMALL_PAGES.into())), true),
             Err(error) => {
-                may_pass = is_shortage(&error);
-                Chosen::driver(Why::Trial(error.to_string()))
+                let may_pass = is_shortage(&error);
+                (Chosen::driver(Why::Trial(error.to_string())), may_pass)
             }
         };
         tracing::debug!(%location, %handle_types, %chosen, "tried registered memory");
@@ -52,7 +56,13 @@ impl Trial {
         chosen
     }
 
-    fn attempt(self, driver: &Driver, location: Location, handle_types: HandleTypes) -> Result<()> {
+    /// Returns whether the pages were huge.
+    fn attempt(
+        self,
+        driver: &Driver,
+        location: Location,
+        handle_types: HandleTypes,
+    ) -> Result<bool> {
         let memory = PhysicalMemory::options(location)
             .handle_types(handle_types)
             .backing(Backing::Registered)
@@ -67,18 +77,12 @@ impl Trial {
         mapping.set_access(&access.collect::<Vec<_>>())?;
         mapping.cpu()?.put(0, 1_u64)?;
         if driver.is_simulated() {
-            return Ok(());
+            return Ok(true);
         }
         let what = "looking at the sizes of pages";
         let start = mapping.cpu()?.as_ptr() as u64;
         let huge = huge_bytes(start..start + GRANULARITY.bytes());
-        match huge.map_err(|error| Error::system(what, &error))? {
-            0 => Err(Error::failed(
-                "asking the kernel for huge pages",
-                "it gave small ones, with which registered memory is not faster: Linux 6.1 is needed, or advise in \
-                 /sys/kernel/mm/transparent_hugepage/shmem_enabled",
-            )),
-            _ => Ok(()),
-        }
+        let huge = huge.map_err(|error| Error::system(what, &error))?;
+        Ok(huge > 0)
     }
 }
