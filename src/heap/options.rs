@@ -76,8 +76,9 @@ impl HeapOptions {
     /// - Free bytes of two chunks serve no block together. When a large block finds no room, the heap gives back
     ///   chunks without a block and makes one chunk of them.
     /// - Blocks, also of collections, grow in place within their chunk.
-    /// - Whatever gives a chunk back, such as [`Heap::trim`](super::Heap::trim) and [`decay`](Self::decay), waits for all work of
-    ///   the GPUs.
+    /// - Whatever gives a chunk back waits for all work of the GPUs: [`Heap::trim`](super::Heap::trim), [`decay`](Self::decay), and
+    ///   an allocation that grows the heap where idle chunks must make room. Beside a kernel that waits for the CPU that is
+    ///   a deadlock: take [`Backing::Driver`] there.
     ///
     /// [`build`](Self::build) fails with [`Error::InvalidArgument`](crate::Error::InvalidArgument) for
     /// [`Backing::Registered`] where it cannot be, with the reason.
