@@ -7,6 +7,7 @@ use std::hint::spin_loop;
 use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use rustix::thread::futex;
 
 use crate::header::LOCK;
@@ -21,6 +22,8 @@ const WAITERS: u64 = 0x100;
 const SPINS: u32 = 60;
 /// The time of a sleep, after which the holder is judged.
 const NAP: Duration = Duration::from_micros(if cfg!(test) { 1 } else { 20_000 });
+/// The time of a sleep where the kernel cannot wait for the word.
+const DOZE: Duration = Duration::from_micros(200);
 
 /// The lock, which is given back when dropped.
 pub(crate) struct Lock<'a> {
@@ -83,14 +86,22 @@ impl<'a> Lock<'a> {
     }
 }
 
-/// Sleeps until the word changes. Returns whether it did not for the whole time.
+/// Sleeps until the word changes. Returns whether the holder is to be judged.
 fn sleep(word: Option<&AtomicU32>, value: u32) -> bool {
     let nap = futex::Timespec {
         tv_sec: 0,
         tv_nsec: NAP.subsec_nanos().into(),
     };
     let slept = word.map(|word| futex::wait(word, futex::Flags::empty(), value, Some(&nap)));
-    slept == Some(Err(rustix::io::Errno::TIMEDOUT))
+    match slept {
+        Some(Ok(()) | Err(Errno::AGAIN | Errno::INTR)) => false,
+        Some(Err(Errno::TIMEDOUT)) => true,
+        // The kernel waits for no word in memory that a driver maps (EFAULT): nobody wakes this thread.
+        _ => {
+            std::thread::sleep(DOZE);
+            true
+        }
+    }
 }
 
 impl Drop for Lock<'_> {
@@ -112,5 +123,18 @@ impl Drop for Lock<'_> {
                 return;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_holder_is_judged_where_the_kernel_does_not_wait() {
+        assert!(sleep(None, 0));
+        let word = AtomicU32::new(7);
+        assert!(!sleep(Some(&word), 6), "it has changed");
+        assert!(sleep(Some(&word), 7));
     }
 }
