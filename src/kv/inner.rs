@@ -18,12 +18,15 @@ use crate::page::{Direction, PageId};
 use crate::table::{Private, Table};
 use crate::verify::{Checks, Verify};
 use crate::words::Words;
-use crate::{Driver, Error, Member, MemoryError, Result, TierMemory};
+use crate::{Driver, Error, Member, MemoryError, Result, Stats, TierMemory};
 use egmem_core::GrowingBuffer;
 use egmem_core::per_driver::lock;
 
 /// The time for which a call waits for a process that holds the lock and does not go on.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 5000 });
+
+/// The same time, for a report.
+const GLANCE: Duration = Duration::from_millis(50);
 
 /// A tier's memory and its table. It lives as long as a handle, a store, a load or a job does.
 pub(crate) struct Inner {
@@ -248,15 +251,35 @@ impl Inner {
         })
     }
 
+    /// Returns the table's counts for a report, which must not wait long. All are 0 if another process keeps the lock, and in a
+    /// forked child.
+    pub(crate) fn glance(&self) -> Stats {
+        let look = || {
+            self.expect_this_process()?;
+            let view = self.memory.cpu()?;
+            self.locked_within(GLANCE, &view, |table, _, _| Ok(table.stats()))
+        };
+        look().unwrap_or_default()
+    }
+
     /// Calls `change` under the lock, with the ends of uses that were not written yet, and whether the table must be repaired first.
     fn locked<T>(
         &self,
         view: &CpuView<'_>,
         change: impl FnOnce(&mut Table<'_>, &mut Vec<End>, bool) -> Result<T>,
     ) -> Result<T> {
+        self.locked_within(PATIENCE, view, change)
+    }
+
+    fn locked_within<T>(
+        &self,
+        patience: Duration,
+        view: &CpuView<'_>,
+        change: impl FnOnce(&mut Table<'_>, &mut Vec<End>, bool) -> Result<T>,
+    ) -> Result<T> {
         let words = Words::new(view)?;
         let own = &mut *lock(&self.own);
-        let held = Lock::acquire(&words, self.member, PATIENCE)?;
+        let held = Lock::acquire(&words, self.member, patience)?;
         Members::of(&words).expect_member(self.member)?;
         let mut table = Table::new(&words, &self.geometry, self.member, &mut own.table);
         let is_broken = held.is_taken_over || table.is_dirty();
@@ -456,5 +479,21 @@ mod tests {
             }))
         );
         assert!(is_refused, "{refused:?}");
+    }
+
+    #[test]
+    fn a_lock_that_a_living_process_keeps_is_waited_for_so_long() {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let memory = Arc::new(Buffer::near(&driver, 0, 1 << 20).unwrap());
+        let open = || Tier::attach(Arc::clone(&memory)).page_bytes(4096).open();
+        let (one, other) = (open().unwrap(), open().unwrap());
+        let pid = std::process::id();
+        let busy = one.0.with(|_| {
+            assert_eq!(other.0.glance(), Stats::default());
+            other.0.with(|_| ())
+        });
+        assert_eq!(busy, Ok(Err(Error::Busy { pid })));
+        assert_eq!(other.0.with(|_| ()), Ok(()), "it is free again");
+        assert!(other.0.glance().pages > 0);
     }
 }

@@ -10,11 +10,11 @@ use crate::tier::Tier;
 impl ShowTier for Inner {
     fn show(self: Arc<Self>) -> TierUse {
         let mut shown = TierUse::new(self.memory.location(), self.memory.device_ptr());
-        let stats = Tier(self).stats();
+        let stats = self.glance();
         shown.page_bytes = stats.page_bytes;
         shown.pages = stats.pages;
         shown.usable = stats.usable;
-        shown.growth = stats.growth;
+        shown.growth = Tier(self).growth();
         shown.free = stats.free;
         shown.writing = stats.writing;
         shown.ready = stats.ready;

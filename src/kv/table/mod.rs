@@ -8,9 +8,11 @@
 mod extents;
 mod index;
 mod lists;
+mod pins;
 mod repair;
 mod reserve;
 mod slot;
+mod stores;
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -19,12 +21,12 @@ use crate::geometry::{GROUP, GROUPS, Geometry};
 use crate::hash::OfNumbers;
 use crate::header::{CLOCK, SEED, USABLE};
 use crate::members::{Members, Own};
-use crate::page::{Direction, Evicted, PageId};
+use crate::page::{Direction, PageId};
 use crate::room::list_for;
-use crate::words::{Words, halves};
-use crate::{Error, Key, MemoryError, Result, Stats};
+use crate::words::Words;
+use crate::{Key, Result, Stats};
 
-use slot::{CHECK, Named, PINS, STAMP, STATE, SUM, State, Status, WRITER};
+use slot::{Named, PINS, STAMP, STATE, State, Status};
 
 /// Where a group has the number of its pages that are being written, and that of its pages.
 const WRITING: u64 = 40;
@@ -197,323 +199,6 @@ impl<'a> Table<'a> {
         }
     }
 
-    /// Makes pages that a store has written ready, the first one the most recently used.
-    ///
-    /// # Errors
-    /// Those of [`expect_written`](Self::expect_written); nothing has changed then.
-    pub(crate) fn commit(&mut self, pages: &[PageId]) -> Result<()> {
-        self.expect_written(pages)?;
-        for id in pages.iter().rev() {
-            self.make_ready(*id);
-        }
-        Ok(())
-    }
-
-    /// Checks that all copies into pages of a store have ended well.
-    ///
-    /// # Errors
-    /// [`Error::StillCopying`], [`Error::CopyFailed`], [`Error::WrongState`].
-    pub(crate) fn expect_written(&self, pages: &[PageId]) -> Result<()> {
-        let (mut copying, mut failed) = (0, 0);
-        for &id in pages {
-            let (slot, state) = self.own_written(id)?;
-            copying += usize::from(self.words.get(slot + PINS) != 0);
-            failed += usize::from(matches!(
-                state,
-                State::Writing {
-                    has_failed: true,
-                    ..
-                }
-            ));
-        }
-        if copying > 0 {
-            return Err(Error::StillCopying { pages: copying });
-        }
-        if failed > 0 {
-            return Err(Error::CopyFailed { pages: failed });
-        }
-        Ok(())
-    }
-
-    /// Takes the key from a damaged page that loads have pinned: no look-up finds it, no copy begins, and it becomes free
-    /// with its last use. Returns whether it did: another thread or process may have done so.
-    pub(crate) fn discard_damaged(&mut self, page: PageId) -> bool {
-        let Some((slot, status)) = self.slot_of(page) else {
-            return false;
-        };
-        if status.state != State::Ready || self.words.get(slot + PINS) == 0 {
-            return false;
-        }
-        let state = State::Writing {
-            is_abandoned: true,
-            has_failed: true,
-        };
-        self.words.put(slot + STATE, status.with(state).word());
-        self.remove_key(page.number());
-        // It is held already, as a pinned page is.
-        self.count(status.group, WRITING, 1);
-        self.private.counts.damaged += 1;
-        true
-    }
-
-    /// Returns the slot of a page that a store of this member writes, and its state.
-    fn own_written(&self, id: PageId) -> Result<(u64, State)> {
-        let found = self.slot_of(id);
-        let is_own = |&(slot, status): &(u64, Status)| {
-            let is_writing = matches!(
-                status.state,
-                State::Writing {
-                    is_abandoned: false,
-                    ..
-                }
-            );
-            is_writing && self.words.get(slot + WRITER) == self.own.name()
-        };
-        let (slot, status) = found.filter(is_own).ok_or(Error::WrongState {
-            page: id.number(),
-            is: "another's since, or free",
-            need: "of a store that was not committed",
-        })?;
-        Ok((slot, status.state))
-    }
-
-    /// Ready comes last: a page that is ready has its key, check and stamp.
-    fn make_ready(&mut self, id: PageId) {
-        let (slot, page) = (self.slot(id.number()), id.number());
-        let status = self.status(slot);
-        let clock = self.words.get(CLOCK).wrapping_add(1);
-        self.words.put(CLOCK, clock);
-        self.words.put(slot + STAMP, clock);
-        self.words.put(slot + CHECK, !self.words.get(slot + CHECK));
-        self.words
-            .put(slot + STATE, status.with(State::Ready).word());
-        self.push_newest(self.lru(status.group), page);
-        self.count(status.group, WRITING, -1);
-        self.count_in_extent(page, 0, -1);
-        self.note_use(page, clock);
-        self.private.writing = self.private.writing.saturating_sub(1);
-        self.private.counts.stores += 1;
-    }
-
-    /// Frees pages of a store, or leaves that to the end of the copies that still write them.
-    pub(crate) fn abort(&mut self, pages: &[PageId]) {
-        for &page in pages {
-            if self.own_written(page).is_ok() {
-                self.abandon(page.number());
-                self.private.writing = self.private.writing.saturating_sub(1);
-            }
-        }
-    }
-
-    /// Ends the store of a page that is being written.
-    fn abandon(&self, page: u32) {
-        let slot = self.slot(page);
-        let status = self.status(slot);
-        let State::Writing { has_failed, .. } = status.state else {
-            return self.words.damage();
-        };
-        let is_abandoned = true;
-        let state = State::Writing {
-            is_abandoned,
-            has_failed,
-        };
-        self.words.put(slot + STATE, status.with(state).word());
-        self.remove_key(page);
-        if self.words.get(slot + PINS) == 0 {
-            self.free_written(page);
-        }
-    }
-
-    fn free_written(&self, page: u32) {
-        let group = self.status(self.slot(page)).group;
-        self.set_free(page, group);
-        self.count(group, WRITING, -1);
-        self.count_in_extent(page, 0, -1);
-        self.add_free(group, page);
-    }
-
-    /// Frees a ready page that nothing has pinned. Returns its key.
-    fn discard(&self, page: u32) -> Option<Key> {
-        // First, so that a kill leaves a ready page, which a repair finds again.
-        let key = self.remove_key(page)?;
-        let group = self.status(self.slot(page)).group;
-        self.set_free(page, group);
-        self.unlink(self.lru(group), page);
-        self.add_free(group, page);
-        Some(key.key())
-    }
-
-    /// Frees a page of a group, and ends its names so far.
-    fn set_free(&self, page: u32, group: u8) {
-        let slot = self.slot(page);
-        let uses = halves(self.words.get(slot + STATE)).1.wrapping_add(1);
-        let (state, uses) = (State::Free, PageId::new(page, group, uses).uses());
-        self.words
-            .put(slot + STATE, Status { state, group, uses }.word());
-        self.words.put(slot + CHECK, 0);
-    }
-
-    fn add_free(&self, group: u8, page: u32) {
-        self.push_oldest(self.free_list(group), page);
-        self.count_in_extent(page, 1, 0);
-    }
-
-    /// Pins the pages of ready keys.
-    ///
-    /// # Errors
-    /// [`Error::NotReady`]; nothing has changed then.
-    pub(crate) fn pin(&mut self, keys: &[Key]) -> Result<Vec<PageId>> {
-        let page = |(index, key): (usize, &Key)| {
-            let not_ready = || Error::NotReady { key: *key, index };
-            self.page_of(key).ok_or_else(not_ready)
-        };
-        let pages = keys.iter().enumerate().map(page);
-        let pages = pages.collect::<Result<Vec<_>>>()?;
-        self.add_users(&pages)?;
-        Ok(pages)
-    }
-
-    /// # Errors
-    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for more users of a page than can be counted; nothing
-    /// has changed then.
-    fn add_users(&mut self, pages: &[PageId]) -> Result<()> {
-        // Each may be the same page.
-        let more = u32::try_from(pages.len()).unwrap_or(u32::MAX);
-        for page in pages {
-            let users = self.private.users.get(&page.number()).copied().unwrap_or(0);
-            if users.checked_add(more).is_none() {
-                let why = format!("page {} has {users} loads and copies", page.number());
-                return Err(MemoryError::invalid("pages", why).into());
-            }
-        }
-        for page in pages {
-            let users = self.private.users.entry(page.number()).or_default();
-            *users += 1;
-            if *users == 1 {
-                self.set_pin(page.number());
-            }
-        }
-        Ok(())
-    }
-
-    /// The pin comes first: a page with a pin is in a list at worst, and a repair takes it out.
-    fn set_pin(&self, page: u32) {
-        let slot = self.slot(page);
-        let (status, pins) = (self.status(slot), self.words.get(slot + PINS));
-        self.words.put(slot + PINS, pins | self.own.bit());
-        if pins == 0 && status.state == State::Ready {
-            self.unlink(self.lru(status.group), page);
-            self.count_in_extent(page, 0, 1);
-        }
-    }
-
-    /// Removes the pins of members from a page, and gives it back if no other is left.
-    fn clear_pins(&self, page: u32, members: u64) {
-        let slot = self.slot(page);
-        let (status, pins) = (self.status(slot), self.words.get(slot + PINS));
-        let left = pins & !members;
-        if left == pins {
-            return;
-        }
-        self.words.put(slot + PINS, left);
-        match status.state {
-            _ if left != 0 => {}
-            State::Ready => {
-                self.count_in_extent(page, 0, -1);
-                self.use_now(page);
-            }
-            State::Writing {
-                is_abandoned: true, ..
-            } => self.free_written(page),
-            _ => {}
-        }
-    }
-
-    /// Takes pages for a copy, which keeps them until [`unpin`](Self::unpin).
-    ///
-    /// # Errors
-    /// [`Error::WrongState`] unless each page is pinned by a member, or for a store being written, and still has the key that it
-    /// was given out for.
-    pub(crate) fn begin_copy(&mut self, pages: &[PageId], direction: Direction) -> Result<()> {
-        let need = match direction {
-            Direction::Load => "ready and pinned by a load",
-            Direction::Store => "of a store that was not committed",
-        };
-        for &id in pages {
-            let (is, fits) = match self.slot_of(id) {
-                None if id.number() >= self.geometry.pages => ("not of this tier", false),
-                None => ("another key's since, or free", false),
-                Some((slot, status)) => {
-                    let is_pinned = self.words.get(slot + PINS) != 0;
-                    let fits = match direction {
-                        Direction::Load => status.state == State::Ready && is_pinned,
-                        Direction::Store => {
-                            matches!(
-                                status.state,
-                                State::Writing {
-                                    is_abandoned: false,
-                                    ..
-                                }
-                            )
-                        }
-                    };
-                    (status.state.name(), fits)
-                }
-            };
-            if !fits {
-                let page = id.number();
-                return Err(Error::WrongState { page, is, need });
-            }
-        }
-        self.add_users(pages)
-    }
-
-    /// Releases pages that [`pin`](Self::pin) or [`begin_copy`](Self::begin_copy) pinned. A page counts as used then.
-    pub(crate) fn unpin(&mut self, pages: &[PageId]) {
-        for &page in pages.iter().rev() {
-            let Some(users) = self.private.users.get_mut(&page.number()) else {
-                continue;
-            };
-            *users -= 1;
-            if *users == 0 {
-                self.private.users.remove(&page.number());
-                if self.slot_of(page).is_some() {
-                    self.clear_pins(page.number(), self.own.bit());
-                }
-            }
-        }
-    }
-
-    /// Notes that a copy has failed: pages that it was to write cannot be committed.
-    pub(crate) fn fail(&mut self, pages: &[PageId]) {
-        for &page in pages {
-            if let Some((slot, status)) = self.slot_of(page)
-                && let State::Writing { is_abandoned, .. } = status.state
-            {
-                let has_failed = true;
-                let state = State::Writing {
-                    is_abandoned,
-                    has_failed,
-                };
-                self.words.put(slot + STATE, status.with(state).word());
-            }
-        }
-    }
-
-    /// Frees the pages of ready keys that nothing has pinned. Returns them.
-    pub(crate) fn remove(&mut self, keys: &[Key]) -> Vec<Evicted> {
-        let mut removed = Vec::new();
-        for &key in keys {
-            if let Some(page) = self.page_of(&key)
-                && self.words.get(self.slot(page.number()) + PINS) == 0
-            {
-                self.discard(page.number());
-                removed.push(Evicted { key, page });
-            }
-        }
-        removed
-    }
-
     /// Returns the keys that are ready, the least recently used first; those that are pinned come last.
     ///
     /// # Errors
@@ -576,21 +261,6 @@ impl<'a> Table<'a> {
         }
     }
 
-    /// Returns the checksum of a page's contents; `None` without one, or if the page is another key's since.
-    pub(crate) fn sum(&self, page: PageId) -> Option<u64> {
-        let (slot, _) = self.slot_of(page)?;
-        Some(self.words.get(slot + SUM)).filter(|&sum| sum != 0)
-    }
-
-    /// Sets the checksum of a page that is being written.
-    pub(crate) fn set_sum(&mut self, page: PageId, sum: u64) {
-        if let Some((slot, status)) = self.slot_of(page)
-            && matches!(status.state, State::Writing { .. })
-        {
-            self.words.put(slot + SUM, sum);
-        }
-    }
-
     /// Returns the counts. Of a tier of several groups, its pages are those of the extents that groups have now.
     pub(crate) fn stats(&self) -> Stats {
         let group =
@@ -613,11 +283,6 @@ impl<'a> Table<'a> {
             pinned: ready.saturating_sub(evictable),
             ..self.private.counts
         }
-    }
-
-    /// Returns whether this process holds anything of the tier.
-    pub(crate) fn holds_pages(&self) -> bool {
-        !self.private.users.is_empty() || self.private.writing > 0
     }
 }
 

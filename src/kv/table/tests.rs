@@ -7,6 +7,7 @@ use std::time::Duration;
 use fastrand::Rng;
 
 use super::*;
+use crate::Error;
 use crate::words::kill;
 use world::{Op, World};
 

@@ -1,0 +1,216 @@
+//! Pages of stores: from being written to ready, or back to free.
+
+use super::slot::{CHECK, PINS, STAMP, STATE, SUM, State, Status, WRITER};
+use super::{Table, WRITING};
+use crate::header::CLOCK;
+use crate::page::{Evicted, PageId};
+use crate::words::halves;
+use crate::{Error, Key, Result};
+
+impl Table<'_> {
+    /// Makes pages that a store has written ready, the first one the most recently used.
+    ///
+    /// # Errors
+    /// Those of [`expect_written`](Self::expect_written); nothing has changed then.
+    pub(crate) fn commit(&mut self, pages: &[PageId]) -> Result<()> {
+        self.expect_written(pages)?;
+        for id in pages.iter().rev() {
+            self.make_ready(*id);
+        }
+        Ok(())
+    }
+
+    /// Checks that all copies into pages of a store have ended well.
+    ///
+    /// # Errors
+    /// [`Error::StillCopying`], [`Error::CopyFailed`], [`Error::WrongState`].
+    pub(crate) fn expect_written(&self, pages: &[PageId]) -> Result<()> {
+        let (mut copying, mut failed) = (0, 0);
+        for &id in pages {
+            let (slot, state) = self.own_written(id)?;
+            copying += usize::from(self.words.get(slot + PINS) != 0);
+            failed += usize::from(matches!(
+                state,
+                State::Writing {
+                    has_failed: true,
+                    ..
+                }
+            ));
+        }
+        if copying > 0 {
+            return Err(Error::StillCopying { pages: copying });
+        }
+        if failed > 0 {
+            return Err(Error::CopyFailed { pages: failed });
+        }
+        Ok(())
+    }
+
+    /// Takes the key from a damaged page that loads have pinned: no look-up finds it, no copy begins, and it becomes free
+    /// with its last use. Returns whether it did: another thread or process may have done so.
+    pub(crate) fn discard_damaged(&mut self, page: PageId) -> bool {
+        let Some((slot, status)) = self.slot_of(page) else {
+            return false;
+        };
+        if status.state != State::Ready || self.words.get(slot + PINS) == 0 {
+            return false;
+        }
+        let state = State::Writing {
+            is_abandoned: true,
+            has_failed: true,
+        };
+        self.words.put(slot + STATE, status.with(state).word());
+        self.remove_key(page.number());
+        // It is held already, as a pinned page is.
+        self.count(status.group, WRITING, 1);
+        self.private.counts.damaged += 1;
+        true
+    }
+
+    /// Returns the slot of a page that a store of this member writes, and its state.
+    pub(super) fn own_written(&self, id: PageId) -> Result<(u64, State)> {
+        let found = self.slot_of(id);
+        let is_own = |&(slot, status): &(u64, Status)| {
+            let is_writing = matches!(
+                status.state,
+                State::Writing {
+                    is_abandoned: false,
+                    ..
+                }
+            );
+            is_writing && self.words.get(slot + WRITER) == self.own.name()
+        };
+        let (slot, status) = found.filter(is_own).ok_or(Error::WrongState {
+            page: id.number(),
+            is: "another's since, or free",
+            need: "of a store that was not committed",
+        })?;
+        Ok((slot, status.state))
+    }
+
+    /// Ready comes last: a page that is ready has its key, check and stamp.
+    pub(super) fn make_ready(&mut self, id: PageId) {
+        let (slot, page) = (self.slot(id.number()), id.number());
+        let status = self.status(slot);
+        let clock = self.words.get(CLOCK).wrapping_add(1);
+        self.words.put(CLOCK, clock);
+        self.words.put(slot + STAMP, clock);
+        self.words.put(slot + CHECK, !self.words.get(slot + CHECK));
+        self.words
+            .put(slot + STATE, status.with(State::Ready).word());
+        self.push_newest(self.lru(status.group), page);
+        self.count(status.group, WRITING, -1);
+        self.count_in_extent(page, 0, -1);
+        self.note_use(page, clock);
+        self.private.writing = self.private.writing.saturating_sub(1);
+        self.private.counts.stores += 1;
+    }
+
+    /// Frees pages of a store, or leaves that to the end of the copies that still write them.
+    pub(crate) fn abort(&mut self, pages: &[PageId]) {
+        for &page in pages {
+            if self.own_written(page).is_ok() {
+                self.abandon(page.number());
+                self.private.writing = self.private.writing.saturating_sub(1);
+            }
+        }
+    }
+
+    /// Ends the store of a page that is being written.
+    pub(super) fn abandon(&self, page: u32) {
+        let slot = self.slot(page);
+        let status = self.status(slot);
+        let State::Writing { has_failed, .. } = status.state else {
+            return self.words.damage();
+        };
+        let is_abandoned = true;
+        let state = State::Writing {
+            is_abandoned,
+            has_failed,
+        };
+        self.words.put(slot + STATE, status.with(state).word());
+        self.remove_key(page);
+        if self.words.get(slot + PINS) == 0 {
+            self.free_written(page);
+        }
+    }
+
+    pub(super) fn free_written(&self, page: u32) {
+        let group = self.status(self.slot(page)).group;
+        self.set_free(page, group);
+        self.count(group, WRITING, -1);
+        self.count_in_extent(page, 0, -1);
+        self.add_free(group, page);
+    }
+
+    /// Frees a ready page that nothing has pinned. Returns its key.
+    pub(super) fn discard(&self, page: u32) -> Option<Key> {
+        // First, so that a kill leaves a ready page, which a repair finds again.
+        let key = self.remove_key(page)?;
+        let group = self.status(self.slot(page)).group;
+        self.set_free(page, group);
+        self.unlink(self.lru(group), page);
+        self.add_free(group, page);
+        Some(key.key())
+    }
+
+    /// Frees a page of a group, and ends its names so far.
+    pub(super) fn set_free(&self, page: u32, group: u8) {
+        let slot = self.slot(page);
+        let uses = halves(self.words.get(slot + STATE)).1.wrapping_add(1);
+        let (state, uses) = (State::Free, PageId::new(page, group, uses).uses());
+        self.words
+            .put(slot + STATE, Status { state, group, uses }.word());
+        self.words.put(slot + CHECK, 0);
+    }
+
+    pub(super) fn add_free(&self, group: u8, page: u32) {
+        self.push_oldest(self.free_list(group), page);
+        self.count_in_extent(page, 1, 0);
+    }
+
+    /// Notes that a copy has failed: pages that it was to write cannot be committed.
+    pub(crate) fn fail(&mut self, pages: &[PageId]) {
+        for &page in pages {
+            if let Some((slot, status)) = self.slot_of(page)
+                && let State::Writing { is_abandoned, .. } = status.state
+            {
+                let has_failed = true;
+                let state = State::Writing {
+                    is_abandoned,
+                    has_failed,
+                };
+                self.words.put(slot + STATE, status.with(state).word());
+            }
+        }
+    }
+
+    /// Frees the pages of ready keys that nothing has pinned. Returns them.
+    pub(crate) fn remove(&mut self, keys: &[Key]) -> Vec<Evicted> {
+        let mut removed = Vec::new();
+        for &key in keys {
+            if let Some(page) = self.page_of(&key)
+                && self.words.get(self.slot(page.number()) + PINS) == 0
+            {
+                self.discard(page.number());
+                removed.push(Evicted { key, page });
+            }
+        }
+        removed
+    }
+
+    /// Returns the checksum of a page's contents; `None` without one, or if the page is another key's since.
+    pub(crate) fn sum(&self, page: PageId) -> Option<u64> {
+        let (slot, _) = self.slot_of(page)?;
+        Some(self.words.get(slot + SUM)).filter(|&sum| sum != 0)
+    }
+
+    /// Sets the checksum of a page that is being written.
+    pub(crate) fn set_sum(&mut self, page: PageId, sum: u64) {
+        if let Some((slot, status)) = self.slot_of(page)
+            && matches!(status.state, State::Writing { .. })
+        {
+            self.words.put(slot + SUM, sum);
+        }
+    }
+}
