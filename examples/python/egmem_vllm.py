@@ -123,11 +123,12 @@ class EgmemOffloadingSpec(OffloadingSpec):
 
     def get_manager(self):
         if self._manager is None:
-            # A tier of several engines: another one may evict a page between its look-up and its load.
-            shared = "egmem_name" in self.extra_config or "egmem_address" in self.extra_config
+            # Another engine of the tier may evict a page between its look-up and its load, and a check may find it damaged.
+            extra = self.extra_config
+            pins = "egmem_name" in extra or "egmem_address" in extra or extra.get("egmem_verify", "never") != "never"
             if not self._one_process:
                 self._page_sizes = ()
-            self._manager = EgmemOffloadingManager(self.tier(), self.config, shared=shared)
+            self._manager = EgmemOffloadingManager(self.tier(), self.config, pins=pins)
         return self._manager
 
     def get_worker(self, kv_caches):
@@ -262,11 +263,11 @@ class _Batch:
 class EgmemOffloadingManager(OffloadingManager):
     """Decides what is stored where; the tier has the order of use, and evicts."""
 
-    def __init__(self, tier, config=None, shared=False):
+    def __init__(self, tier, config=None, pins=False):
         self.tier = tier
         self._many = _groups(tier) > 1
         self._positions = {_group_id(config, n): n for n in range(len(config.groups))} if self._many else {}
-        self._shared = shared
+        self._pins = pins  # pages that a look-up has found, until the end of the step
         self._storing = {}  # vLLM's key: the store that has its page
         self._loading = {}  # vLLM's key: the loads that pin its page
         self._found = {}  # vLLM's key: what pins its page until the end of the step
@@ -294,11 +295,11 @@ class EgmemOffloadingManager(OffloadingManager):
         return LookupResult.HIT_PENDING if key in self._storing else LookupResult.MISS
 
     def _keep(self, key):
-        """Pins a page of a tier of several engines until the end of the step."""
-        if self._shared:
+        """Pins a page until the end of the step, if it may go before."""
+        if self._pins:
             try:
                 self._found[key] = self.tier.prepare_load(**self._in_groups([key]))
-            except egmem.NotReady:
+            except egmem.Error:  # gone, damaged, or the tier is stuck: vLLM computes the block
                 return False
         return True
 
@@ -311,12 +312,20 @@ class EgmemOffloadingManager(OffloadingManager):
         self.tier.touch(**self._in_groups(list(keys)))
 
     def prepare_load(self, keys, req_context):
-        keys = list(keys)
-        load = self.tier.prepare_load(**self._in_groups(keys))
-        batch = _Batch(load, len(keys))
+        keys, pages = list(keys), {}
         for key in keys:
-            self._loading.setdefault(key, []).append(batch)
-        return PageSpec(load.pages)
+            if key in self._found:  # pinned and checked by the look-up
+                load = self._found.pop(key)
+                self._loading.setdefault(key, []).append(_Batch(load, 1))
+                pages[key] = load.pages[0]
+        others = [key for key in keys if key not in pages]
+        if others:
+            load = self.tier.prepare_load(**self._in_groups(others))
+            batch = _Batch(load, len(others))
+            for key, page in zip(others, load.pages):
+                self._loading.setdefault(key, []).append(batch)
+                pages[key] = page
+        return PageSpec([pages[key] for key in keys])
 
     def complete_load(self, keys, req_context):
         for key in keys:
@@ -331,7 +340,9 @@ class EgmemOffloadingManager(OffloadingManager):
         keys = list(dict.fromkeys(keys))
         try:
             store = self.tier.prepare_store(**self._in_groups(keys))
-        except egmem.OutOfMemory:
+        except egmem.Error as error:  # full, or the tier is stuck: the blocks are not stored
+            if not isinstance(error, egmem.OutOfMemory):
+                _log.warning("blocks are not stored: %s", error)
             return None
         stored = [keys[index] for index in store.indices]
         batch = _Batch(store, len(stored))

@@ -1,7 +1,7 @@
 //! The state that a tier's handles, its stores, loads and jobs share.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, TryLockError};
 use std::time::Duration;
 
 use crate::borders::Borders;
@@ -10,7 +10,7 @@ use crate::driver::{Access, Code, DevicePtr, Location};
 use crate::events::Hub;
 use crate::found::Found;
 use crate::geometry::Geometry;
-use crate::header;
+use crate::header::{self, DIRTY};
 use crate::lock::Lock;
 use crate::members::{Members, Own};
 use crate::memory::{CpuView, GrantUse, is_of_one_kind};
@@ -256,6 +256,9 @@ impl Inner {
     pub(crate) fn glance(&self) -> Stats {
         let look = || {
             self.expect_this_process()?;
+            if matches!(self.own.try_lock(), Err(TryLockError::WouldBlock)) {
+                return Ok(Stats::default());
+            }
             let view = self.memory.cpu()?;
             self.locked_within(GLANCE, &view, |table, _, _| Ok(table.stats()))
         };
@@ -280,9 +283,13 @@ impl Inner {
         let words = Words::new(view)?;
         let own = &mut *lock(&self.own);
         let held = Lock::acquire(&words, self.member, patience)?;
+        if held.is_taken_over {
+            // Whoever changes the table next repairs it first, also if that is not this call.
+            words.put(DIRTY, 1);
+        }
         Members::of(&words).expect_member(self.member)?;
         let mut table = Table::new(&words, &self.geometry, self.member, &mut own.table);
-        let is_broken = held.is_taken_over || table.is_dirty();
+        let is_broken = table.is_dirty();
         let result = change(&mut table, &mut own.late, is_broken)?;
         if words.take_damage() {
             table.take_over()?;

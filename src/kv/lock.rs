@@ -1,6 +1,7 @@
 //! The lock of a tier, for one member at a time.
 //!
-//! It is a word in the tier's memory: the member's name, and a bit if others wait. A member that is killed keeps it; one that waits finds that
+//! It is a word in the tier's memory: the member's name, a bit if others wait, and half of the member's word, so that a lock which was
+//! taken from a member is never taken for that of the next one with its number. A member that is killed keeps it; one that waits finds that
 //! out and takes it over, and repairs the table before anything else.
 
 use std::hint::spin_loop;
@@ -44,15 +45,15 @@ impl<'a> Lock<'a> {
             own,
             is_taken_over,
         };
-        if words.swap(LOCK, 0, own.name()) {
+        if words.swap(LOCK, 0, own.mark()) {
             return Ok(lock(false));
         }
         let begun = Instant::now();
         // After a sleep others may still sleep.
-        let mut name = own.name();
+        let mut mark = own.mark();
         loop {
             for _ in 0..SPINS {
-                if words.get(LOCK) == 0 && words.swap(LOCK, 0, name) {
+                if words.get(LOCK) == 0 && words.swap(LOCK, 0, mark) {
                     return Ok(lock(false));
                 }
                 spin_loop();
@@ -61,7 +62,7 @@ impl<'a> Lock<'a> {
             if found == 0 || found & WAITERS == 0 && !words.swap(LOCK, found, found | WAITERS) {
                 continue;
             }
-            name = own.name() | WAITERS;
+            mark = own.mark() | WAITERS;
             // This member does not have it: one that had its number before did.
             let is_own = found & NAME == own.name();
             if !is_own && !sleep(words.low_half(LOCK), (found | WAITERS) as u32) {
@@ -69,7 +70,7 @@ impl<'a> Lock<'a> {
             }
             let owner = match is_own {
                 true => Owner::Ended,
-                false => Members::of(words).judge(found & NAME),
+                false => Members::of(words).judge(found & NAME, (found >> 32) as u32),
             };
             match owner {
                 Owner::Lives(pid) | Owner::Elsewhere(pid) if begun.elapsed() >= patience => {
@@ -77,7 +78,7 @@ impl<'a> Lock<'a> {
                 }
                 Owner::Lives(_) | Owner::Elsewhere(_) => {}
                 Owner::Ended | Owner::None => {
-                    if words.swap(LOCK, found | WAITERS, name) {
+                    if words.swap(LOCK, found | WAITERS, mark) {
                         return Ok(lock(true));
                     }
                 }
@@ -94,8 +95,9 @@ fn sleep(word: Option<&AtomicU32>, value: u32) -> bool {
     };
     let slept = word.map(|word| futex::wait(word, futex::Flags::empty(), value, Some(&nap)));
     match slept {
-        Some(Ok(()) | Err(Errno::AGAIN | Errno::INTR)) => false,
-        Some(Err(Errno::TIMEDOUT)) => true,
+        Some(Ok(()) | Err(Errno::AGAIN)) => false,
+        // Signals may come more often than a sleep ends.
+        Some(Err(Errno::TIMEDOUT | Errno::INTR)) => true,
         // The kernel waits for no word in memory that a driver maps (EFAULT): nobody wakes this thread.
         _ => {
             std::thread::sleep(DOZE);

@@ -18,6 +18,11 @@ impl Own {
         self.number as u64 + 1
     }
 
+    /// Returns what the lock's word has while the member holds it.
+    pub(crate) const fn mark(self) -> u64 {
+        self.name() | (self.word as u32 as u64) << 32
+    }
+
     /// Returns the bit of the member in pins.
     pub(crate) const fn bit(self) -> u64 {
         1 << self.number
@@ -74,14 +79,18 @@ impl<'a> Members<'a> {
         Ended(self.each().filter(has_ended).collect())
     }
 
-    /// Judges the member with a name; `None` if there is none.
-    pub(crate) fn judge(self, name: u64) -> Owner {
+    /// Judges the member with a name and this half of a word; `None` if there is none.
+    pub(crate) fn judge(self, name: u64, half: u32) -> Owner {
         let number = name.wrapping_sub(1);
         if number >= MAX_MEMBERS.into() {
             return Owner::None;
         }
+        let word = self.0.get(at(number as u32));
+        if word as u32 != half {
+            return Owner::Ended; // another one has the number
+        }
         // Without `/proc` none has ended.
-        judge(self.0.get(at(number as u32))).unwrap_or(Owner::Lives(0))
+        judge(word).unwrap_or(Owner::Lives(0))
     }
 
     /// Forgets members that have ended, unless another one has their number by now.

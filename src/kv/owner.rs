@@ -65,7 +65,13 @@ fn space() -> Result<u64, MemoryError> {
     let namespace = fs::read_link(path)
         .map_err(|error| MemoryError::system(format!("reading {path}"), &error))?;
     let boot = read("/proc/sys/kernel/random/boot_id")?;
-    Ok(text_hash(&format!("{}{boot}", namespace.display())))
+    // Processes of other time namespaces see other times of a process's start.
+    let time = fs::read_link("/proc/self/ns/time").unwrap_or_default();
+    Ok(text_hash(&format!(
+        "{}{}{boot}",
+        namespace.display(),
+        time.display()
+    )))
 }
 
 const fn low(value: u64, bits: u32) -> u64 {

@@ -80,3 +80,23 @@ fn a_lock_that_a_living_process_keeps_is_waited_for_so_long() {
     assert_eq!(other.0.with(|_| ()), Ok(()), "it is free again");
     assert!(other.0.glance().pages > 0);
 }
+
+#[test]
+fn a_report_leaves_the_repair_to_the_next_change() {
+    use crate::geometry::{MEMBER, MEMBERS};
+    use crate::header::LOCK;
+
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let tier = Tier::on(crate::driver::NodeId(0));
+    let tier = tier.pages(4).page_bytes(4096).create(&driver).unwrap();
+    let view = tier.0.memory.cpu().unwrap();
+    let words = Words::new(&view).unwrap();
+    // A process that was killed with the lock: it has this one's number, and started at another time.
+    let ended = words.get(MEMBERS) ^ 1;
+    words.put(MEMBERS + 5 * MEMBER, ended);
+    words.put(LOCK, 6 | (ended & 0xffff_ffff) << 32);
+    assert_eq!(tier.0.glance().pages, 4);
+    assert_eq!((words.get(LOCK), words.get(DIRTY)), (0, 1));
+    assert_eq!(tier.stats().free, 4);
+    assert_eq!((words.get(DIRTY), words.get(MEMBERS + 5 * MEMBER)), (0, 0));
+}

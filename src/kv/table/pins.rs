@@ -37,9 +37,7 @@ impl Table<'_> {
         for page in pages {
             let users = self.private.users.entry(page.number()).or_default();
             *users += 1;
-            if *users == 1 {
-                self.set_pin(page.number());
-            }
+            self.set_pin(page.number());
         }
         Ok(())
     }
@@ -48,6 +46,9 @@ impl Table<'_> {
     pub(super) fn set_pin(&self, page: u32) {
         let slot = self.slot(page);
         let (status, pins) = (self.status(slot), self.words.get(slot + PINS));
+        if pins & self.own.bit() != 0 {
+            return;
+        }
         self.words.put(slot + PINS, pins | self.own.bit());
         if pins == 0 && status.state == State::Ready {
             self.unlink(self.lru(status.group), page);

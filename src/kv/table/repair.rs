@@ -6,7 +6,9 @@ use super::slot::{CHECK, Named, PINS, STAMP, STATE, State, Status, WRITER};
 use super::{PAGES, Table, WRITING};
 use crate::geometry::{GROUP, GROUPS};
 use crate::header::{CLOCK, DIRTY, USABLE};
+use crate::page::PageId;
 use crate::room::{list_for, make_room_in};
+use crate::words::halves;
 use crate::{Found, Result};
 
 /// If a stamp is later, all stamps are renumbered.
@@ -80,6 +82,7 @@ impl Table<'_> {
         let slot = self.slot(page);
         let pins = self.words.get(slot + PINS);
         if pins & !alive != 0 {
+            self.spoil(slot);
             self.words.put(slot + PINS, pins & alive);
         }
         let status = Status::of(self.words.get(slot + STATE));
@@ -110,9 +113,42 @@ impl Table<'_> {
             (Some(State::Writing { .. }), _) => found.unfinished += 1,
             _ => found.damaged += 1,
         }
+        if pins & alive != 0 {
+            self.keep_from_use(page, group);
+            return None;
+        }
         self.set_free(page, group);
         self.add_repaired_free(page, group);
         None
+    }
+
+    /// Keeps a page that is no key's, and that a copy of a living member may still use: its last unpin frees it.
+    fn keep_from_use(&self, page: u32, group: u8) {
+        let slot = self.slot(page);
+        let (_, uses) = halves(self.words.get(slot + STATE));
+        let state = State::Writing {
+            is_abandoned: true,
+            has_failed: true,
+        };
+        let uses = PageId::new(page, group, uses).uses();
+        self.words
+            .put(slot + STATE, Status { state, group, uses }.word());
+        self.count(group, WRITING, 1);
+        self.count_in_extent(page, 0, 1);
+    }
+
+    /// Notes that a copy into a page that is being written has not ended, because its process has.
+    fn spoil(&self, slot: u64) {
+        if let Some(status) = Status::of(self.words.get(slot + STATE))
+            && let State::Writing { is_abandoned, .. } = status.state
+        {
+            let has_failed = true;
+            let state = State::Writing {
+                is_abandoned,
+                has_failed,
+            };
+            self.words.put(slot + STATE, status.with(state).word());
+        }
     }
 
     /// Keeps a page that a living member writes, or that a copy of one may still write. Returns whether it is kept.
@@ -202,6 +238,8 @@ impl Table<'_> {
             self.abandon(page);
         }
         for page in pinned {
+            // Before the pin goes, without which the store could be committed.
+            self.spoil(self.slot(page));
             self.clear_pins(page, members);
         }
         unfinished.len() as u64

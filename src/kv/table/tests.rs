@@ -230,6 +230,30 @@ fn workers_copy_pages_of_other_members() {
     world.check();
 }
 
+/// A part of the bytes may be there.
+#[test]
+fn a_store_whose_worker_was_killed_is_not_committed() {
+    for is_repaired in [false, true] {
+        let mut world = World::new(Geometry::new(2, 8).unwrap(), 2);
+        let reserved = world.with(0, |table| table.reserve(&[world::key(1)]).unwrap());
+        let pages: Vec<PageId> = reserved.placed.iter().map(|&(_, page)| page).collect();
+        world.with(1, |table| {
+            table.begin_copy(&pages, Direction::Store).unwrap()
+        });
+        world.die(1);
+        world.with(0, |table| match is_repaired {
+            true => table.take_over().unwrap(),
+            false => assert!(table.sweep_ended(Duration::ZERO)),
+        });
+        assert_eq!(
+            world.with(0, |table| table.commit(&pages)),
+            Err(Error::CopyFailed { pages: 1 })
+        );
+        world.with(0, |table| table.abort(&pages));
+        assert_eq!(world.with(0, |table| table.stats().free), 2);
+    }
+}
+
 /// What an ended process held is free for whoever needs it.
 #[test]
 fn pages_of_ended_members_make_room() {

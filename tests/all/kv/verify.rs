@@ -148,3 +148,32 @@ fn a_page_under_a_copy_is_not_committed() {
     store.commit().unwrap();
     drop(tier.prepare_load(&keys(0..1)).unwrap());
 }
+
+#[test]
+fn checksums_are_found_with_their_pages() {
+    let driver = crate::kv::drivers::grace();
+    let bytes = Tier::bytes_needed(4, 4096).unwrap();
+    let memory = Arc::new(
+        Buffer::on(node(&driver))
+            .bytes(bytes)
+            .allocate(&driver)
+            .unwrap(),
+    );
+    let open = |verify| {
+        let options = Tier::attach(Arc::clone(&memory)).page_bytes(4096).pages(4);
+        options.verify(verify).open().unwrap()
+    };
+    let tier = open(Verify::Always);
+    store(&tier, &keys(0..2));
+    drop(tier);
+    let unchecked = open(Verify::Never);
+    store(&unchecked, &keys(2..3));
+    let tier = open(Verify::Always); // beside the other one
+    for index in 1..3 {
+        damage(&tier, page_of(&tier, key(index)), 7);
+    }
+    drop(tier.prepare_load(&keys(0..1)).unwrap());
+    is_missing(tier.prepare_load(&keys(1..2)), key(1), 0);
+    assert_eq!(unchecked.lookup(&keys(1..2)), 0, "for all processes");
+    drop(tier.prepare_load(&keys(2..3)).unwrap()); // it was stored without a checksum
+}

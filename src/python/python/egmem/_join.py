@@ -50,12 +50,14 @@ class Meeting:
                     if memory is not None:
                         return attach(memory)
             if create is not None:
-                break
+                with self._locked(fcntl.LOCK_EX):
+                    try:
+                        memory = self._receive(driver)  # another process may have created it meanwhile
+                    except ConnectionFailed:
+                        pass  # its process ends
+                    else:
+                        return create(self._socket) if memory is None else attach(memory)
             self._pause("pass its sizes, or start the process that makes it")
-        # Another process may have created it meanwhile.
-        with self._locked(fcntl.LOCK_EX):
-            memory = self._receive(driver)
-            return create(self._socket) if memory is None else attach(memory)
 
     def _receive(self, driver: Driver) -> Optional[SharedBuffer]:
         # A process that has just created the memory has used the time.
