@@ -137,20 +137,6 @@ impl Table<'_> {
         self.count_in_extent(page, 0, 1);
     }
 
-    /// Notes that a copy into a page that is being written has not ended, because its process has.
-    fn spoil(&self, slot: u64) {
-        if let Some(status) = Status::of(self.words.get(slot + STATE))
-            && let State::Writing { is_abandoned, .. } = status.state
-        {
-            let has_failed = true;
-            let state = State::Writing {
-                is_abandoned,
-                has_failed,
-            };
-            self.words.put(slot + STATE, status.with(state).word());
-        }
-    }
-
     /// Keeps a page that a living member writes, or that a copy of one may still write. Returns whether it is kept.
     fn repair_written(
         &self,

@@ -172,16 +172,23 @@ impl Table<'_> {
     /// Notes that a copy has failed: pages that it was to write cannot be committed.
     pub(crate) fn fail(&mut self, pages: &[PageId]) {
         for &page in pages {
-            if let Some((slot, status)) = self.slot_of(page)
-                && let State::Writing { is_abandoned, .. } = status.state
-            {
-                let has_failed = true;
-                let state = State::Writing {
-                    is_abandoned,
-                    has_failed,
-                };
-                self.words.put(slot + STATE, status.with(state).word());
+            if let Some((slot, _)) = self.slot_of(page) {
+                self.spoil(slot);
             }
+        }
+    }
+
+    /// Notes in a slot that a copy into its page has failed, or has not ended, if the page is being written.
+    pub(super) fn spoil(&self, slot: u64) {
+        if let Some(status) = Status::of(self.words.get(slot + STATE))
+            && let State::Writing { is_abandoned, .. } = status.state
+        {
+            let has_failed = true;
+            let state = State::Writing {
+                is_abandoned,
+                has_failed,
+            };
+            self.words.put(slot + STATE, status.with(state).word());
         }
     }
 
