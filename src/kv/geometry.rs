@@ -233,6 +233,11 @@ impl Geometry {
         EXTENTS + extent as u64 * EXTENT
     }
 
+    /// Returns where the index lies.
+    pub(crate) const fn index(&self) -> std::ops::Range<u64> {
+        self.index_at..self.index_at + self.buckets * BUCKET
+    }
+
     /// Returns where a bucket of the index lies.
     #[inline]
     pub(crate) const fn bucket_at(&self, bucket: u64) -> u64 {

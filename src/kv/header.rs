@@ -137,7 +137,10 @@ pub(crate) fn format(view: &CpuView<'_>, geometry: &Geometry, tag: &Tag) -> Resu
     view.put(0, UNFINISHED)?;
     ordered();
     view.fill(8, OPENER - 8, 0)?;
-    view.fill(OPENER + 8, geometry.pages_at - OPENER - 8, 0)?;
+    // The repair clears the index.
+    let index = geometry.index();
+    view.fill(OPENER + 8, index.start - OPENER - 8, 0)?;
+    view.fill(index.end, geometry.pages_at - index.end, 0)?;
     view.write_at(8, &fields[1..FIELDS])?;
     for (at, bytes) in (GROUPS..).step_by(GROUP as usize).zip(&fields[FIELDS..]) {
         view.put(at, *bytes)?;
