@@ -78,9 +78,22 @@ impl FromPyObject<'_, '_> for Count {
     }
 }
 
-/// Returns whether an argument is a sequence of others, and no text.
-pub fn is_sequence(given: Borrowed<'_, '_, PyAny>) -> bool {
-    !given.is_instance_of::<PyString>() && given.cast::<PySequence>().is_ok()
+/// One value for all, or a sequence with one for each. Text is no sequence.
+pub enum OneOrEach<T> {
+    One(T),
+    Each(Vec<T>),
+}
+
+impl<'py, T: FromPyObjectOwned<'py, Error = PyErr>> FromPyObject<'_, 'py> for OneOrEach<T> {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let is_sequence = !given.is_instance_of::<PyString>() && given.cast::<PySequence>().is_ok();
+        match is_sequence {
+            true => given.extract().map(Self::Each),
+            false => given.extract().map(Self::One),
+        }
+    }
 }
 
 impl FromPyObject<'_, '_> for NodeArg {

@@ -6,7 +6,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyString};
 
-use crate::args::{Count, is_sequence};
+use crate::args::{Count, OneOrEach};
 use crate::error::{ToPy, explained, invalid};
 
 /// A list of keys, or another iterable of `bytes`.
@@ -20,7 +20,7 @@ impl Keys<'_> {
     pub fn read(&self, of: &Groups, tier: &Tier) -> PyResult<Vec<Key>> {
         let keys = self.0.iter().map(|key| Key::from_bytes(key.as_bytes()));
         match of {
-            Groups::All(group) => {
+            Groups::One(group) => {
                 let group = group_of(group.0, tier)?;
                 Ok(keys.map(|key| key.in_group(group)).collect())
             }
@@ -38,25 +38,11 @@ impl Keys<'_> {
 }
 
 /// The group of all keys, or of each.
-pub enum Groups {
-    All(Count),
-    Each(Vec<Count>),
-}
-
-impl FromPyObject<'_, '_> for Groups {
-    type Error = PyErr;
-
-    fn extract(given: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
-        match is_sequence(given) {
-            true => given.extract().map(Self::Each),
-            false => given.extract().map(Self::All),
-        }
-    }
-}
+pub type Groups = OneOrEach<Count>;
 
 impl Default for Groups {
     fn default() -> Self {
-        Self::All(Count(0))
+        Self::One(Count(0))
     }
 }
 

@@ -4,7 +4,7 @@ use egmem::kv::{TierOptions, Verify};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
-use crate::args::{Count, Size, is_sequence};
+use crate::args::{Count, OneOrEach, Size};
 use crate::error::invalid;
 
 /// Reads which pages are checked.
@@ -29,7 +29,7 @@ pub fn verify(text: &str) -> PyResult<Verify> {
 pub fn sized(
     options: TierOptions,
     pages: Option<Count>,
-    page_bytes: Option<PageBytes>,
+    page_bytes: Option<PageSizes>,
     bytes: Option<Size>,
 ) -> PyResult<TierOptions> {
     let Some(page_bytes) = page_bytes else {
@@ -47,23 +47,9 @@ pub fn sized(
 }
 
 /// The bytes of a page, or of a page of each group.
-pub enum PageBytes {
-    One(Size),
-    Each(Vec<Size>),
-}
+pub type PageSizes = OneOrEach<Size>;
 
-impl FromPyObject<'_, '_> for PageBytes {
-    type Error = PyErr;
-
-    fn extract(given: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
-        match is_sequence(given) {
-            true => given.extract().map(Self::Each),
-            false => given.extract().map(Self::One),
-        }
-    }
-}
-
-impl PageBytes {
+impl PageSizes {
     /// Returns the sizes.
     pub fn sizes(&self) -> Vec<u64> {
         match self {

@@ -28,7 +28,7 @@ use super::growth::{growth, waiting};
 use super::job::{Job, start};
 use super::keys::{Groups, Keys, no_group};
 use super::member::Member;
-use super::options::{PageBytes, sized, verify as parse_verify};
+use super::options::{PageSizes, sized, verify as parse_verify};
 use super::stats;
 use super::store::{Load, Store};
 use super::subscription::{Subscription, telling};
@@ -90,7 +90,7 @@ impl Tier {
     fn new(
         py: Python<'_>,
         pages: Option<Count>,
-        page_bytes: Option<PageBytes>,
+        page_bytes: Option<PageSizes>,
         bytes: Option<Size>,
         node: Option<NodeArg>,
         near_gpu: Option<GpuArg>,
@@ -145,7 +145,7 @@ impl Tier {
         py: Python<'_>,
         memory: &Bound<'_, Memory>,
         pages: Option<Count>,
-        page_bytes: Option<PageBytes>,
+        page_bytes: Option<PageSizes>,
         tag: Option<PyBackedBytes>,
         take_over: bool,
         reset: bool,
@@ -162,7 +162,7 @@ impl Tier {
                 .verify(verify);
             let pages = pages.map(|pages| pages.0).into_iter();
             let options = pages.fold(options, kv::AttachOptions::pages);
-            let sizes = page_bytes.iter().map(PageBytes::sizes);
+            let sizes = page_bytes.iter().map(PageSizes::sizes);
             let options = sizes.fold(options, kv::AttachOptions::page_sizes);
             py.detach(|| options.open())
         };
