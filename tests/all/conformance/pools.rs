@@ -285,10 +285,14 @@ pub fn the_release_threshold_keeps_memory_until_it_is_trimmed(ctx: &Ctx) {
     calls
         .pool_set_attribute(pool, PoolAttribute::ReleaseThreshold, u64::MAX)
         .unwrap();
-    let ptr = calls.alloc_from_pool_async(pool, 4 * MIB2, stream).unwrap();
-    ctx.pool_free(calls, ptr, stream).unwrap();
-    ctx.stream_synchronize(stream).unwrap();
-    assert!(reserved() >= 4 * MIB2);
+    // A refused allocation, as other tests make some meanwhile, takes what the process's pools keep.
+    let is_kept = || {
+        let ptr = calls.alloc_from_pool_async(pool, 4 * MIB2, stream).unwrap();
+        ctx.pool_free(calls, ptr, stream).unwrap();
+        ctx.stream_synchronize(stream).unwrap();
+        reserved() >= 4 * MIB2
+    };
+    assert!((0..100).any(|_| is_kept()));
     calls.pool_trim_to(pool, 0).unwrap();
     assert_eq!(reserved(), 0);
     ctx.destroy_pool(calls, pool).unwrap();

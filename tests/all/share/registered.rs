@@ -90,6 +90,10 @@ fn memfd(name: &str, flags: MemfdFlags, seals: SealFlags) -> File {
     let file = memfd_create(name, MemfdFlags::ALLOW_SEALING | flags).unwrap();
     let file = File::from(file);
     file.set_len(4 * MIB).unwrap();
+    if !flags.contains(MemfdFlags::HUGETLB) {
+        // On a real machine a file without its pages is refused for that.
+        fallocate(&file, FallocateFlags::empty(), 0, 4 * MIB).unwrap();
+    }
     if !seals.is_empty() {
         fcntl_add_seals(&file, seals).unwrap();
     }
