@@ -261,15 +261,13 @@ fn of_groups(keys: Vec<Key>) -> BTreeMap<u8, Vec<Key>> {
     groups
 }
 
-/// Events that functions are to be told.
-#[must_use = "functions wait for it"]
-#[derive(Default)]
+/// Events that functions are told when this is dropped, by a caller that holds no lock.
+#[must_use = "functions are told when it is dropped"]
 pub(crate) struct Noted(Option<(Vec<TierEvent>, Vec<Function>)>);
 
-impl Noted {
-    /// Calls the functions. The caller holds no lock.
-    pub(crate) fn tell(self) {
-        if let Some((events, functions)) = self.0 {
+impl Drop for Noted {
+    fn drop(&mut self) {
+        if let Some((events, functions)) = self.0.take() {
             for event in &events {
                 functions.iter().for_each(|function| function(event));
             }
@@ -336,7 +334,7 @@ mod tests {
         let events = hub.subscribe(10);
         let key = |number: u8, group| Key::from_bytes(&[number]).in_group(group);
         let keys = vec![key(1, 2), key(2, 0), key(3, 2)];
-        hub.note(TierEventKind::Stored, || keys).tell();
+        drop(hub.note(TierEventKind::Stored, || keys));
         let found = [0, 1].map(|_| events.try_next().unwrap());
         let told = found.map(|event| (event.number, event.group, event.keys));
         let expected = [(0, 0, vec![key(2, 0)]), (1, 2, vec![key(1, 2), key(3, 2)])];

@@ -280,6 +280,8 @@ impl Inner {
         view: &CpuView<'_>,
         change: impl FnOnce(&mut Table<'_>, &mut Vec<End>, bool) -> Result<T>,
     ) -> Result<T> {
+        // Dropped last, without the locks: a value that has pages gives them back if the call fails.
+        let result;
         let words = Words::new(view)?;
         let own = &mut *lock(&self.own);
         let held = Lock::acquire(&words, self.member, patience)?;
@@ -290,7 +292,7 @@ impl Inner {
         Members::of(&words).expect_member(self.member)?;
         let mut table = Table::new(&words, &self.geometry, self.member, &mut own.table);
         let is_broken = table.is_dirty();
-        let result = change(&mut table, &mut own.late, is_broken)?;
+        result = change(&mut table, &mut own.late, is_broken)?;
         if words.take_damage() {
             table.take_over()?;
             return Err(Error::Damaged);

@@ -110,7 +110,7 @@ impl Store {
             Ok::<_, Error>(self.tier.events.note(TierEventKind::Stored, keys))
         })??;
         self.is_committed = true;
-        noted.tell();
+        drop(noted);
         Ok(())
     }
 

@@ -64,21 +64,20 @@ impl Tier {
     /// [`Error::Full`](crate::Error::Full) if too few pages can be evicted; nothing has changed then. It says whether the
     /// tier still grows. [`InvalidArgument`](crate::MemoryError::InvalidArgument) in a forked child.
     pub fn prepare_store(&self, keys: &[Key]) -> Result<Store> {
-        let (reserved, noted) = self.0.with(|table| {
+        let (store, noted) = self.0.with(|table| {
             let reserved = table.reserve(keys);
             let evicted = match &reserved {
                 Ok(reserved) => &reserved.evicted[..],
                 Err(Error::Full { evicted, .. }) => evicted,
                 Err(_) => &[],
             };
-            let keys = || evicted.iter().map(|evicted| evicted.key).collect();
-            let noted = self.0.events.note(TierEventKind::Evicted, keys);
-            (reserved, noted)
+            let gone = || evicted.iter().map(|evicted| evicted.key).collect();
+            let noted = self.0.events.note(TierEventKind::Evicted, gone);
+            let store = reserved.map(|reserved| Store::new(Arc::clone(&self.0), keys, reserved));
+            (store, noted)
         })?;
-        let reserved = reserved.map_err(|error| self.0.while_growing(error));
-        let store = reserved.map(|reserved| Store::new(Arc::clone(&self.0), keys, reserved));
-        noted.tell();
-        store
+        drop(noted);
+        store.map_err(|error| self.0.while_growing(error))
     }
 
     /// Pins the pages of `keys`, all of which must be ready.
@@ -90,16 +89,13 @@ impl Tier {
     /// [`Error::NotReady`](crate::Error::NotReady) with the first key that is not, or whose page is damaged; nothing is
     /// pinned then. [`InvalidArgument`](crate::MemoryError::InvalidArgument) in a forked child. Those of the memory's view.
     pub fn prepare_load(&self, keys: &[Key]) -> Result<Load> {
-        if !self.0.checks.is_on() {
-            let pages = self.0.with(|table| table.pin(keys))??;
-            return Ok(Load::new(Arc::clone(&self.0), pages));
-        }
-        let (pages, sums) = self.0.with(|table| {
-            let pages = table.pin(keys)?;
-            let sums: Vec<_> = pages.iter().map(|&page| table.sum(page)).collect();
-            Ok::<_, Error>((pages, sums))
+        let is_checked = self.0.checks.is_on();
+        let (load, sums) = self.0.with(|table| {
+            let load = Load::new(Arc::clone(&self.0), table.pin(keys)?);
+            let checked = load.pages().iter().filter(|_| is_checked);
+            let sums: Vec<_> = checked.map(|&page| table.sum(page)).collect();
+            Ok::<_, Error>((load, sums))
         })??;
-        let load = Load::new(Arc::clone(&self.0), pages);
         let view = |page| self.0.page_view(page);
         let damaged = self.0.checks.damaged(load.pages(), &sums, view)?;
         let Some(&index) = damaged.first() else {
@@ -107,7 +103,7 @@ impl Tier {
         };
         let noted = self.discard_damaged(keys, load.pages(), &damaged)?;
         drop(load);
-        noted.tell();
+        drop(noted);
         let key = keys[index];
         Err(Error::NotReady { key, index })
     }
@@ -132,7 +128,7 @@ impl Tier {
             let noted = self.0.events.note(TierEventKind::Removed, keys);
             (removed.len(), noted)
         })?;
-        noted.tell();
+        drop(noted);
         Ok(count)
     }
 

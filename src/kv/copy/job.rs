@@ -161,22 +161,24 @@ impl Job {
         gpu: &GpuPages,
     ) -> Result<Self> {
         let event = Event::new(stream.driver(), stream.device(), false)?;
-        tier.with(|table| table.begin_copy(&pages, direction))??;
-        Ok(Self {
-            held: Some(Held {
-                tier: Arc::clone(tier),
-                pages,
-                gpu: gpu.clone(),
-                _grants: Vec::new(),
-                list: None,
-            }),
-            progress: Progress::Over(Err(not_submitted())),
-            is_submitted: false,
-            event,
-            stream: stream.clone(),
-            direction,
-            bytes: 0,
-        })
+        tier.with(|table| {
+            table.begin_copy(&pages, direction)?;
+            Ok(Self {
+                held: Some(Held {
+                    tier: Arc::clone(tier),
+                    pages,
+                    gpu: gpu.clone(),
+                    _grants: Vec::new(),
+                    list: None,
+                }),
+                progress: Progress::Over(Err(not_submitted())),
+                is_submitted: false,
+                event,
+                stream: stream.clone(),
+                direction,
+                bytes: 0,
+            })
+        })?
     }
 
     /// Checks a method's requirements, and submits the copies by it.

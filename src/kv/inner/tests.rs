@@ -100,3 +100,47 @@ fn a_report_leaves_the_repair_to_the_next_change() {
     assert_eq!(tier.stats().free, 4);
     assert_eq!((words.get(DIRTY), words.get(MEMBERS + 5 * MEMBER)), (0, 0));
 }
+
+/// A call that meets damage gives back the pages that it has taken, and tells functions what it has evicted.
+#[test]
+fn a_call_that_meets_damage_keeps_no_page() {
+    use std::sync::atomic::AtomicUsize;
+
+    use crate::Key;
+
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let tier = Tier::on(crate::driver::NodeId(0));
+    let tier = tier.pages(3).page_bytes(4096).create(&driver).unwrap();
+    let keys: Vec<Key> = (0..5).map(|n| Key::new([n; 32])).collect();
+    let view = tier.0.memory.cpu().unwrap();
+    let words = Words::new(&view).unwrap();
+    // The neighbours of a page in its list.
+    let links = |page: u32| tier.0.geometry.slot_at(page) + 104;
+    let told = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&told);
+    let _subscription = tier.on_event(move |event| {
+        counted.fetch_add(event.keys.len(), Relaxed);
+    });
+    let counts = || (tier.stats().free, tier.stats().writing, tier.stats().pinned);
+
+    words.put(links(1), 0);
+    let damaged = tier.prepare_store(&keys[..1]).map(drop);
+    assert_eq!(damaged, Err(Error::Damaged));
+    assert_eq!(counts(), (3, 0, 0));
+
+    tier.prepare_store(&keys[..3]).unwrap().commit().unwrap();
+    words.put(links(1), 0);
+    let page = tier.keys()[1].1.number();
+    assert_eq!(page, 1, "it is in the middle");
+    let damaged = tier.prepare_load(&keys[2..3]).map(drop);
+    assert_eq!(damaged, Err(Error::Damaged));
+    assert_eq!(counts(), (0, 0, 0));
+    assert_eq!(tier.lookup(&keys[..3]), 3);
+
+    told.store(0, Relaxed);
+    words.put(links(0), 0);
+    let damaged = tier.prepare_store(&keys[3..4]).map(drop);
+    assert_eq!(damaged, Err(Error::Damaged));
+    assert_eq!(counts(), (1, 0, 0));
+    assert_eq!(told.load(Relaxed), 1);
+}
