@@ -6,11 +6,13 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-use rustix::io::retry_on_intr;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::Credentials;
 use crate::driver::ShareableHandle;
@@ -151,6 +153,32 @@ pub fn peer_process(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
     }
     // SAFETY: the kernel has just opened it for this call, so nothing else owns it.
     Some(unsafe { OwnedFd::from_raw_fd(found) })
+}
+
+/// Returns whether the process that made the other end of a connection, or that began to listen for it, has certainly ended. A child
+/// that it forked may still have the socket.
+pub fn peer_has_ended(socket: BorrowedFd<'_>) -> bool {
+    if let Some(process) = peer_process(socket) {
+        return has_ended(&process);
+    }
+    // The kernel gives no pidfd of a process that has been reaped.
+    let pid = credentials(socket).ok().and_then(|found| found.pid);
+    let pid = pid.and_then(|pid| Pid::from_raw(pid.cast_signed()));
+    match pid.map(|pid| pidfd_open(pid, PidfdFlags::empty())) {
+        Some(Ok(process)) => has_ended(&process),
+        Some(Err(error)) => error == Errno::SRCH,
+        None => false,
+    }
+}
+
+/// Returns whether a pidfd's process has ended.
+pub fn has_ended(process: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(process, PollFlags::IN)];
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    matches!(poll(&mut fds, Some(&now)), Ok(1..))
 }
 
 /// Returns the fd of a POSIX handle.

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, Permissions};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,6 +13,7 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::Peers;
+use super::fd;
 use super::socket_lock::SocketLock;
 use crate::fork::Generation;
 use crate::{Error, MemoryError, MemoryResult, Result, Unreachable};
@@ -72,7 +73,8 @@ fn address(path: &Path) -> MemoryResult<SocketAddrUnix> {
 
 /// Creates a listening socket at `path`: for its user only, unless `peers` admits others.
 ///
-/// Replaces a socket file at which no process listens any more, but not one at which a process does.
+/// Replaces a socket file at which no process listens any more, but not one at which a process does. Children that a process has forked
+/// do not listen.
 /// A lock keeps other processes out meanwhile.
 ///
 /// # Errors
@@ -128,28 +130,35 @@ pub fn nobody_listens(path: &Path) -> bool {
 /// As [`nobody_listens`], with the path as an address.
 fn is_dead(path: &Path, address: &SocketAddrUnix) -> bool {
     let is_socket = fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
-    let refused = |of| {
-        let socket = new(of)?;
+    let connected = || {
+        let socket = new(SocketType::STREAM)?;
         // A listener may have a full backlog.
         set_socket_timeout(&socket, Timeout::Send, Some(Duration::from_millis(1)))?;
-        rustix::net::connect(&socket, address)
+        rustix::net::connect(&socket, address).map(|()| socket)
     };
-    let is_refused = |of| refused(of) == Err(Errno::CONNREFUSED);
-    // By datagram first, which a listener does not notice: Linux refuses it as the wrong type (unix(7),
-    // EPROTOTYPE). Other kernels may refuse it as if nothing listened, so that check alone does not suffice.
-    is_socket && is_refused(SocketType::DGRAM) && is_refused(SocketType::STREAM)
+    is_socket
+        && match connected() {
+            Ok(socket) => fd::peer_has_ended(socket.as_fd()),
+            Err(error) => error == Errno::CONNREFUSED,
+        }
 }
 
 /// Connects to the socket at `path`.
 ///
 /// # Errors
-/// [`Error::TimedOut`] if no process accepts within `timeout`; [`Error::Unreachable`] if no process listens.
+/// [`Error::TimedOut`] if no process accepts within `timeout`; [`Error::Unreachable`] if no process listens, or the one that did has ended
+/// and a child that it forked still has its socket.
 pub fn connect(path: &Path, timeout: Duration) -> Result<OwnedFd> {
     let address = address(path)?;
     let socket = new(SocketType::STREAM)
         .map_err(|error| MemoryError::system("making a socket", &error.into()))?;
     let connected = set_socket_timeout(&socket, Timeout::Send, Some(timeout))
         .and_then(|()| rustix::io::retry_on_intr(|| rustix::net::connect(&socket, &address)));
+    // Nobody would accept the connection.
+    let connected = connected.and_then(|()| match fd::peer_has_ended(socket.as_fd()) {
+        true => Err(Errno::CONNREFUSED),
+        false => Ok(()),
+    });
     match connected {
         Ok(()) => Ok(socket),
         Err(Errno::WOULDBLOCK) => Err(Error::timed_out(
@@ -206,9 +215,6 @@ mod tests {
         let (first, first_file) = listen(&path, &peers).unwrap();
         let error = listen(&path, &peers).unwrap_err();
         assert!(matches!(error, MemoryError::System { .. }), "{error}");
-        // The listener does not notice the check.
-        rustix::io::ioctl_fionbio(&first, true).unwrap();
-        assert_eq!(rustix::net::accept(&first).unwrap_err(), Errno::WOULDBLOCK);
         // As after a crash: closed, with the file still present.
         drop(first);
         assert!(matches!(

@@ -394,6 +394,41 @@ fn a_forked_child_leaves_its_parents_socket() {
     });
 }
 
+/// A child that a process has forked has its listening socket, and accepts no connection.
+#[cfg(feature = "portable")]
+#[test]
+fn a_forked_child_does_not_listen_for_its_ended_parent() {
+    use egmem::share::{Channel, Error, Listener, Peers, Unreachable};
+    use std::io::Read;
+    alone(
+        "a_forked_child_does_not_listen_for_its_ended_parent",
+        || {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("socket");
+            let (mut ends, end) = std::os::unix::net::UnixStream::pair().unwrap();
+            let mut end = Some(end);
+            let listens = || {
+                std::mem::forget(Listener::bind(&path, Peers::same_user()).unwrap());
+                // SAFETY: the child closes a file, reads from another one, and ends.
+                if unsafe { libc::fork() } == 0 {
+                    end.take();
+                    let _ = ends.read(&mut [0]);
+                }
+            };
+            in_a_child(listens, libc::_exit);
+            let error = Channel::connect(&path, Peers::same_user()).unwrap_err();
+            let cause = Unreachable::NobodyListens;
+            assert!(
+                matches!(error, Error::Unreachable { cause: found, .. } if found == cause),
+                "{error}"
+            );
+            let _listener = Listener::bind(&path, Peers::same_user()).unwrap();
+            Channel::connect(&path, Peers::same_user()).unwrap();
+            drop(end); // the child ends
+        },
+    );
+}
+
 #[cfg(feature = "portable")]
 fn poll<T>(ticket: &mut Transfer<T>) -> Poll<Result<T, TransferFailed<T>>> {
     let mut context = Context::from_waker(Waker::noop());

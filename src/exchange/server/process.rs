@@ -3,17 +3,16 @@
 
 use std::collections::HashSet;
 use std::fmt;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Semaphore;
 
+use crate::share::fd::has_ended;
 use crate::transport::Connection;
 
 /// How often to check whether a process without a pidfd still runs.
@@ -54,7 +53,7 @@ impl Known {
         let text = std::fs::read_to_string(path(pid)).ok()?;
         let started = Stat::parse(&text)?.started;
         // While it runs its number is not reused.
-        if pidfd.as_ref().is_some_and(has_fired) {
+        if pidfd.as_ref().is_some_and(has_ended) {
             return None;
         }
         let program = program(&text);
@@ -80,16 +79,6 @@ fn program(stat: &str) -> Arc<str> {
         .map(shown)
         .collect::<String>()
         .into()
-}
-
-/// Returns whether a pidfd's process has ended.
-fn has_fired(pidfd: &OwnedFd) -> bool {
-    let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
-    let now = Timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    matches!(poll(&mut fds, Some(&now)), Ok(1..))
 }
 
 /// A process, distinct from a later one with the same number.

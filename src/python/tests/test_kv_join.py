@@ -101,6 +101,24 @@ def test_a_killed_creator_is_replaced(folder):
         assert tier.found["is_new"] and tier.lookup([b"first"]) == 0
 
 
+def test_a_forked_child_of_a_dead_creator_offers_nothing():
+    code = MEMBER.replace(
+        "for line", """
+    import os
+    if os.fork() == 0:
+        sys.stdin.read()
+        os._exit(0)
+    for line"""
+    )
+    with process(code) as creator:
+        assert creator.stdout.readline() == "True\n"
+        os.kill(creator.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, creator.pid, os.WEXITED | os.WNOWAIT)
+        # The child lives, since its input is open, and has the socket.
+        with join(tag=b"model", timeout=5) as tier:
+            assert tier.found["is_new"]
+
+
 def test_two_processes_have_one_tier():
     with join(tag=b"model") as tier, process(MEMBER) as member:
         assert member.stdout.readline() == "False\n"
