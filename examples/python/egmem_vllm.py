@@ -272,11 +272,13 @@ class EgmemOffloadingManager(OffloadingManager):
         self._loading = {}  # vLLM's key: the loads that pin its page
         self._found = {}  # vLLM's key: what pins its page until the end of the step
         self._known = set()  # the keys that this engine has stored, as far as it knows
+        self._evicted = []  # those of them that a store has evicted which failed
         self._most_known = _FEW
         self._events = [] if config is not None and config.enable_kv_cache_events else None
         self._flushing = []  # stores and loads of before a reset, whose jobs the worker may still have or get
         self._outdated = set()  # keys of before a reset that could not be removed yet
         self._steps = 0  # since a reset
+        self._is_flushed = False  # the worker has no job of before it
 
     def _in_groups(self, keys):
         """Returns the arguments that name keys in a tier of one group or several."""
@@ -313,12 +315,12 @@ class EgmemOffloadingManager(OffloadingManager):
 
     def prepare_load(self, keys, req_context):
         keys, pages = list(keys), {}
-        for key in keys:
+        for key in dict.fromkeys(keys):
             if key in self._found:  # pinned and checked by the look-up
                 load = self._found.pop(key)
                 self._loading.setdefault(key, []).append(_Batch(load, 1))
                 pages[key] = load.pages[0]
-        others = [key for key in keys if key not in pages]
+        others = [key for key in dict.fromkeys(keys) if key not in pages]
         if others:
             load = self.tier.prepare_load(**self._in_groups(others))
             batch = _Batch(load, len(others))
@@ -328,7 +330,7 @@ class EgmemOffloadingManager(OffloadingManager):
         return PageSpec([pages[key] for key in keys])
 
     def complete_load(self, keys, req_context):
-        for key in keys:
+        for key in dict.fromkeys(keys):
             batches = self._loading[key]
             batch = batches.pop()
             if batch.end_one():
@@ -341,14 +343,19 @@ class EgmemOffloadingManager(OffloadingManager):
         try:
             store = self.tier.prepare_store(**self._in_groups(keys))
         except egmem.Error as error:  # full, or the tier is stuck: the blocks are not stored
-            if not isinstance(error, egmem.OutOfMemory):
+            if isinstance(error, egmem.OutOfMemory):
+                self._evicted += self._forget(error.evicted)
+            else:
                 _log.warning("blocks are not stored: %s", error)
             return None
         stored = [keys[index] for index in store.indices]
+        self._outdated.difference_update(stored)  # these pages are new
+        evicted = [key for key in self._evicted if key not in stored] + self._forget(store.evicted)
+        self._evicted.clear()
         batch = _Batch(store, len(stored))
         self._storing.update(dict.fromkeys(stored, batch))
         self._know(stored)
-        return PrepareStoreOutput(stored, PageSpec(store.pages), self._forget(store.evicted))
+        return PrepareStoreOutput(stored, PageSpec(store.pages), evicted)
 
     def _know(self, keys):
         self._known.update(keys)
@@ -404,18 +411,20 @@ class EgmemOffloadingManager(OffloadingManager):
         self._clear()
         self.tier.remove(**self._in_groups(self._all_keys()))
         self._outdated.update(self._all_keys())
-        self._steps = 0
+        self._steps, self._is_flushed = 0, False
 
     def on_schedule_end(self, context):
         self._release_found()
+        if not (self._flushing or self._outdated):
+            return
         # Before 0.33 there is no on_reset_flushed. The first step after a reset makes the worker wait for the jobs of before; with
         # asynchronous scheduling the step after it may be scheduled meanwhile, the third one not.
-        if not _TELLS_FLUSHED and (self._flushing or self._outdated):
-            self._steps += 1
-            if self._steps > 3:
-                self.on_reset_flushed()
+        self._steps += 1
+        if self._is_flushed or (not _TELLS_FLUSHED and self._steps > 3):
+            self.on_reset_flushed()  # again: another engine may have released pages since
 
     def on_reset_flushed(self):
+        self._is_flushed = True
         self._end_flushing()
         self.tier.remove(**self._in_groups(list(self._outdated)))
         self._outdated.intersection_update(self._all_keys())
@@ -430,6 +439,7 @@ class EgmemOffloadingManager(OffloadingManager):
         self._storing.clear()
         self._loading.clear()
         self._known.clear()
+        self._evicted.clear()
 
     def _end_flushing(self):
         for held in self._flushing:

@@ -363,6 +363,38 @@ def test_vllm_engines_share_a_tier(driver, monkeypatch):
             engine.manager.shutdown()
 
 
+def test_vllm_forgets_pages_of_before_a_reset_that_another_engine_had(driver, monkeypatch):
+    pytest.importorskip("vllm")
+    with tempfile.TemporaryDirectory(prefix="egmem-") as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        first, second = (Engine(driver, egmem_name="pool", egmem_tag="one", egmem_node=0) for _ in range(2))
+        hit, miss = (first.base.LookupResult[name] for name in ("HIT", "MISS"))
+        keys = first.keys(1, 2)
+        first.store(keys, 0, 1)
+        second.manager.prepare_load(keys, second.request)
+        first.manager.reset_cache()
+        for _ in range(4):
+            first.manager.on_schedule_end(None)
+        first.manager.on_reset_flushed()  # what vLLM does from 0.33 on
+        assert [first.manager.lookup(key, first.request) for key in keys] == [miss] * 2, "they are of the old weights"
+        second.manager.complete_load(keys, second.request)
+        first.manager.on_schedule_end(None)
+        assert first.manager.tier.stats()["free"] == 4
+        second.store(keys, 2, 3)
+        assert [first.manager.lookup(key, first.request) for key in keys] == [hit] * 2
+        # A page that is stored again before the next step is new, too.
+        second.manager.prepare_load(keys[:1], second.request)
+        first.manager.reset_cache()
+        first.manager.on_reset_flushed()
+        second.manager.complete_load(keys[:1], second.request)
+        second.manager.reset_cache()
+        first.store(keys, 4, 5)
+        assert [first.manager.lookup(key, first.request) for key in keys] == [hit] * 2
+        for engine in (second, first):
+            engine.worker.shutdown()
+            engine.manager.shutdown()
+
+
 def test_sglang_takes_tensors_of_their_size():
     common = pytest.importorskip("sglang.srt.mem_cache.pool_host.common")
     import egmem_sglang

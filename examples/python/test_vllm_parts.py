@@ -299,6 +299,40 @@ def test_events_tell_what_is_stored_and_removed(monkeypatch):
     assert (event.keys, event.removed) == (keys[:1], True)
 
 
+def test_keys_that_a_failed_store_evicted_are_told(monkeypatch):
+    machine = Machine(monkeypatch)
+    keys = machine.keys((1, 2, 3))
+    machine.manager.prepare_store(keys[:2], machine.request)
+    machine.manager.complete_store(keys[:2], machine.request)
+    machine.manager.take_events()
+    full = egmem.OutOfMemory("too few pages")
+    full.evicted, full.evicted_groups = keys[:2], [0, 0]
+    with monkeypatch.context() as patch:
+        patch.setattr(machine.tier, "prepare_store", lambda keys, group=None: (_ for _ in ()).throw(full))
+        assert machine.manager.prepare_store(keys[2:], machine.request) is None
+    (event,) = machine.manager.take_events()
+    assert (event.keys, event.removed) == (keys[:2], True)
+    # One of them is stored again: vLLM is told of the other one.
+    output = machine.manager.prepare_store([keys[2], keys[0]], machine.request)
+    assert (output.keys_to_store, output.evicted_keys) == ([keys[2], keys[0]], [keys[1]])
+
+
+def test_a_load_may_name_a_key_twice(monkeypatch):
+    machine = Machine(monkeypatch)
+    keys = machine.keys((1, 2))
+    machine.manager.prepare_store(keys, machine.request)
+    machine.manager.complete_store(keys, machine.request)
+    for pins in (False, True):
+        machine.manager._pins = pins
+        for completed in ([keys[0], keys[1], keys[0]], keys):
+            machine.manager.lookup(keys[0], machine.request)
+            spec = machine.manager.prepare_load([keys[0], keys[1], keys[0]], machine.request)
+            assert list(spec.block_ids) == [0, 1, 0]
+            held = [batch.held for batches in machine.manager._loading.values() for batch in batches]
+            machine.manager.complete_load(completed, machine.request)
+            assert not machine.manager._loading and not any(load.pages for load in held)
+
+
 def test_a_chunk_must_have_one_layout(monkeypatch):
     import egmem_vllm
 

@@ -128,6 +128,23 @@ impl ToPy for Error {
             Self::UnusableMethod { .. } => "NotSupported",
             _ => "Error",
         };
-        explained(class, &self, self.untold_call())
+        let raised = explained(class, &self, self.untold_call());
+        if let Self::Full { evicted, .. } = &self
+            && !evicted.is_empty()
+        {
+            Python::attach(|py| {
+                let exception = raised.value(py);
+                let keys = evicted.iter();
+                let keys: Vec<_> = keys
+                    .map(|gone| PyBytes::new(py, gone.key.as_bytes()))
+                    .collect();
+                let groups = evicted.iter().map(|gone| u32::from(gone.key.group()));
+                let groups: Vec<_> = groups.collect();
+                // Python's classes have a dictionary.
+                let _ = exception.setattr("evicted", keys);
+                let _ = exception.setattr("evicted_groups", groups);
+            });
+        }
+        raised
     }
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Optional, Sequence
 
 
 class Error(Exception):
@@ -35,7 +35,14 @@ class DriverError(Error):
 
 
 class OutOfMemory(Error, MemoryError):
-    """The node, the heap or the address space has no room."""
+    """The node, the heap or the address space has no room.
+
+    ``evicted`` are the keys that ``egmem.kv.Tier.prepare_store`` has evicted all the same, each with its group in ``evicted_groups``. There
+    are some only of a tier of several groups.
+    """
+
+    evicted: Sequence[bytes] = ()
+    evicted_groups: Sequence[int] = ()
 
 
 class NotSupported(Error):
