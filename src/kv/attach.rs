@@ -2,19 +2,18 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::geometry::Geometry;
 use crate::header::{self, OPENER, Tag, There};
-use crate::inner::{Inner, Opening};
+use crate::inner::{Inner, Opening, PATIENCE};
+use crate::lock::Wait;
 use crate::members::Members;
 use crate::memory::CpuView;
 use crate::tier::Tier;
 use crate::words::Words;
 use crate::{CopyMethod, Error, MemoryError, Result, TierMemory, Verify, owner};
 
-/// The time for which an attachment waits for another one.
-const PATIENCE: Duration = Duration::from_secs(5);
 /// The time between two looks.
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -157,13 +156,13 @@ impl AttachOptions {
 
     /// Waits until no other process opens the tier.
     fn claim(&self, words: &Words<'_>, is_a_tier: bool) -> Result<u64> {
-        let begun = Instant::now();
+        let mut wait = Wait::new(words, PATIENCE);
         loop {
             match owner::claim(words, OPENER, self.take_over, is_a_tier) {
                 Err(Error::InUse {
                     is_elsewhere: false,
                     ..
-                }) if begun.elapsed() < PATIENCE => {
+                }) if !wait.is_over(words) => {
                     std::thread::sleep(PAUSE);
                 }
                 claimed => return claimed,

@@ -27,8 +27,13 @@ pub(crate) const LOCK: u64 = 144;
 pub(crate) const DIRTY: u64 = 152;
 /// The pages whose memory is there: those with smaller numbers.
 pub(crate) const USABLE: u64 = 160;
+/// The steps that work on many pages has made under the lock, so that members which wait see it go on.
+pub(crate) const STEPS: u64 = 176;
 /// The stamp of the latest use.
 pub(crate) const CLOCK: u64 = 168;
+
+/// The bytes of a table that are cleared in a step.
+const FILL: usize = 64 << 20;
 
 /// The meaning of the pages, in the caller's words.
 pub(crate) type Tag = [u8; 32];
@@ -140,7 +145,10 @@ pub(crate) fn format(view: &CpuView<'_>, geometry: &Geometry, tag: &Tag) -> Resu
     // The repair clears the index.
     let index = geometry.index();
     view.fill(OPENER + 8, index.start - OPENER - 8, 0)?;
-    view.fill(index.end, geometry.pages_at - index.end, 0)?;
+    for (at, steps) in (index.end..geometry.pages_at).step_by(FILL).zip(1_u64..) {
+        view.fill(at, (geometry.pages_at - at).min(FILL as u64), 0)?;
+        view.put(STEPS, steps)?;
+    }
     view.write_at(8, &fields[1..FIELDS])?;
     for (at, bytes) in (GROUPS..).step_by(GROUP as usize).zip(&fields[FIELDS..]) {
         view.put(at, *bytes)?;

@@ -11,7 +11,7 @@ use crate::events::Hub;
 use crate::found::Found;
 use crate::geometry::Geometry;
 use crate::header::{self, DIRTY};
-use crate::lock::Lock;
+use crate::lock::{Lock, Patience};
 use crate::members::{Members, Own};
 use crate::memory::{CpuView, GrantUse, is_of_one_kind};
 use crate::page::{Direction, PageId};
@@ -23,10 +23,16 @@ use egmem_core::GrowingBuffer;
 use egmem_core::per_driver::lock;
 
 /// The time for which a call waits for a process that holds the lock and does not go on.
-const PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 5000 });
+pub(crate) const PATIENCE: Patience = Patience {
+    time: Duration::from_millis(if cfg!(test) { 50 } else { 5000 }),
+    is_for_steps: true,
+};
 
 /// The same time, for a report.
-const GLANCE: Duration = Duration::from_millis(50);
+const GLANCE: Patience = Patience {
+    time: Duration::from_millis(50),
+    is_for_steps: false,
+};
 
 /// A tier's memory and its table. It lives as long as a handle, a store, a load or a job does.
 pub(crate) struct Inner {
@@ -251,6 +257,29 @@ impl Inner {
         })
     }
 
+    /// As [`with`](Self::with), if that waits for nobody and repairs nothing: `None` otherwise, and `change` may have been called only in a
+    /// table that is repaired next.
+    pub(crate) fn with_now<T>(&self, change: impl FnOnce(&mut Table<'_>) -> T) -> Option<T> {
+        self.expect_this_process().ok()?;
+        let view = self.memory.cpu().ok()?;
+        let words = Words::new(&view).ok()?;
+        let own = &mut *self.own.try_lock().ok()?;
+        let _held = Lock::try_acquire(&words, self.member)?;
+        Members::of(&words).expect_member(self.member).ok()?;
+        let mut table = Table::new(&words, &self.geometry, self.member, &mut own.table);
+        if table.is_dirty() {
+            return None;
+        }
+        table.grow_to(self.usable());
+        own.late.drain(..).for_each(|end| end.apply(&mut table));
+        let result = change(&mut table);
+        if words.take_damage() {
+            words.put(DIRTY, 1);
+            return None;
+        }
+        Some(result)
+    }
+
     /// Returns the table's counts for a report, which must not wait long. All are 0 if another process keeps the lock, and in a
     /// forked child.
     pub(crate) fn glance(&self) -> Stats {
@@ -276,7 +305,7 @@ impl Inner {
 
     fn locked_within<T>(
         &self,
-        patience: Duration,
+        patience: Patience,
         view: &CpuView<'_>,
         change: impl FnOnce(&mut Table<'_>, &mut Vec<End>, bool) -> Result<T>,
     ) -> Result<T> {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::thread::futex;
 
-use crate::header::LOCK;
+use crate::header::{LOCK, STEPS};
 use crate::members::{Members, Own};
 use crate::owner::Owner;
 use crate::words::Words;
@@ -26,6 +26,42 @@ const NAP: Duration = Duration::from_micros(if cfg!(test) { 1 } else { 20_000 })
 /// The time of a sleep where the kernel cannot wait for the word.
 const DOZE: Duration = Duration::from_micros(200);
 
+/// How long to wait for a process that has something and lives.
+#[derive(Clone, Copy)]
+pub(crate) struct Patience {
+    pub(crate) time: Duration,
+    /// The time begins again with each step that work on many pages makes.
+    pub(crate) is_for_steps: bool,
+}
+
+/// A wait that may take too long.
+pub(crate) struct Wait {
+    patience: Patience,
+    since: Instant,
+    steps: u64,
+}
+
+impl Wait {
+    pub(crate) fn new(words: &Words<'_>, patience: Patience) -> Self {
+        Self {
+            patience,
+            since: Instant::now(),
+            steps: words.get(STEPS),
+        }
+    }
+
+    pub(crate) fn is_over(&mut self, words: &Words<'_>) -> bool {
+        self.is_over_at(Instant::now(), words.get(STEPS))
+    }
+
+    fn is_over_at(&mut self, now: Instant, steps: u64) -> bool {
+        if self.patience.is_for_steps && steps != self.steps {
+            (self.steps, self.since) = (steps, now);
+        }
+        now.saturating_duration_since(self.since) > self.patience.time
+    }
+}
+
 /// The lock, which is given back when dropped.
 pub(crate) struct Lock<'a> {
     words: &'a Words<'a>,
@@ -35,20 +71,32 @@ pub(crate) struct Lock<'a> {
 }
 
 impl<'a> Lock<'a> {
-    /// Waits for the lock for at most `patience`. No other thread of this process waits for it as the same member.
+    /// Takes the lock if nobody has it.
+    pub(crate) fn try_acquire(words: &'a Words<'a>, own: Own) -> Option<Self> {
+        words.swap(LOCK, 0, own.mark()).then_some(Self {
+            words,
+            own,
+            is_taken_over: false,
+        })
+    }
+
+    /// Waits for the lock for as long as `patience` says. No other thread of this process waits for it as the same member.
     ///
     /// # Errors
     /// [`Error::Busy`] if a process has it that does not end.
-    pub(crate) fn acquire(words: &'a Words<'a>, own: Own, patience: Duration) -> Result<Self> {
+    pub(crate) fn acquire(words: &'a Words<'a>, own: Own, patience: Patience) -> Result<Self> {
+        match Self::try_acquire(words, own) {
+            Some(held) => Ok(held),
+            None => Self::wait(words, own, &mut Wait::new(words, patience)),
+        }
+    }
+
+    fn wait(words: &'a Words<'a>, own: Own, wait: &mut Wait) -> Result<Self> {
         let lock = |is_taken_over| Self {
             words,
             own,
             is_taken_over,
         };
-        if words.swap(LOCK, 0, own.mark()) {
-            return Ok(lock(false));
-        }
-        let begun = Instant::now();
         // After a sleep others may still sleep.
         let mut mark = own.mark();
         loop {
@@ -73,10 +121,11 @@ impl<'a> Lock<'a> {
                 false => Members::of(words).judge(found & NAME, (found >> 32) as u32),
             };
             match owner {
-                Owner::Lives(pid) | Owner::Elsewhere(pid) if begun.elapsed() >= patience => {
-                    return Err(Error::Busy { pid });
+                Owner::Lives(pid) | Owner::Elsewhere(pid) => {
+                    if wait.is_over(words) {
+                        return Err(Error::Busy { pid });
+                    }
                 }
-                Owner::Lives(_) | Owner::Elsewhere(_) => {}
                 Owner::Ended | Owner::None => {
                     if words.swap(LOCK, found | WAITERS, mark) {
                         return Ok(lock(true));
@@ -130,7 +179,46 @@ impl Drop for Lock<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicU64;
+
     use super::*;
+
+    const PATIENCE: Patience = Patience {
+        time: Duration::from_secs(5),
+        is_for_steps: true,
+    };
+
+    #[test]
+    fn a_wait_begins_again_with_each_step() {
+        let memory: Vec<AtomicU64> = (0..64).map(|_| AtomicU64::new(0)).collect();
+        let words = Words::over(&memory);
+        let at = |seconds| Instant::now() + Duration::from_secs(seconds);
+        let mut wait = Wait::new(&words, PATIENCE);
+        assert!(!wait.is_over_at(at(4), 0) && !wait.is_over_at(at(8), 1));
+        assert!(!wait.is_over_at(at(12), 1) && wait.is_over_at(at(14), 1));
+        assert!(!wait.is_over_at(at(14), 2));
+        let is_for_steps = false;
+        let report = Patience {
+            is_for_steps,
+            ..PATIENCE
+        };
+        let mut wait = Wait::new(&words, report);
+        assert!(wait.is_over_at(at(8), 1), "a report waits for no repair");
+    }
+
+    #[test]
+    fn a_wait_for_the_lock_sees_steps() {
+        let memory: Vec<AtomicU64> = (0..1024).map(|_| AtomicU64::new(0)).collect();
+        let words = Words::over(&memory);
+        let [own, other] = [(); 2].map(|()| Members::of(&words).claim(false).unwrap());
+        let time = Duration::ZERO;
+        let mut wait = Wait::new(&words, Patience { time, ..PATIENCE });
+        words.put(STEPS, 3);
+        let _held = Lock::acquire(&words, other, PATIENCE).unwrap();
+        let busy = Lock::wait(&words, own, &mut wait).map(drop);
+        let pid = std::process::id();
+        assert_eq!((busy, wait.steps), (Err(Error::Busy { pid }), 3));
+    }
 
     #[test]
     fn a_holder_is_judged_where_the_kernel_does_not_wait() {

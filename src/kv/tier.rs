@@ -247,6 +247,27 @@ impl Tier {
         Stats { growth, ..stats }
     }
 
+    /// As [`lookup`](Self::lookup), if that waits for nobody. Like the next two it is for the Python package, which then keeps the GIL.
+    #[doc(hidden)]
+    pub fn try_lookup(&self, keys: &[Key]) -> Option<usize> {
+        self.0.with_now(|table| table.lookup(keys))
+    }
+
+    #[doc(hidden)]
+    pub fn try_touch(&self, keys: &[Key]) -> Option<()> {
+        self.0.with_now(|table| table.touch(keys))
+    }
+
+    #[doc(hidden)]
+    pub fn try_stats(&self) -> Option<Stats> {
+        let growth = self.growth();
+        let stats = self.0.with_now(|table| {
+            table.sweep_if_due();
+            table.stats()
+        });
+        stats.map(|stats| Stats { growth, ..stats })
+    }
+
     /// Returns the number of pages, those without memory included. Of several groups, as many as there could be of the smallest.
     pub fn pages(&self) -> u32 {
         self.0.geometry.pages

@@ -74,10 +74,12 @@ fn a_lock_that_a_living_process_keeps_is_waited_for_so_long() {
     let pid = std::process::id();
     let busy = one.0.with(|_| {
         assert_eq!(other.0.glance(), Stats::default());
+        assert_eq!(other.0.with_now(|_| ()), None);
+        assert_eq!(one.0.with_now(|_| ()), None, "another thread's call");
         other.0.with(|_| ())
     });
     assert_eq!(busy, Ok(Err(Error::Busy { pid })));
-    assert_eq!(other.0.with(|_| ()), Ok(()), "it is free again");
+    assert_eq!(other.0.with_now(|_| ()), Some(()), "it is free again");
     assert!(other.0.glance().pages > 0);
 }
 
@@ -97,6 +99,7 @@ fn a_report_leaves_the_repair_to_the_next_change() {
     words.put(LOCK, 6 | (ended & 0xffff_ffff) << 32);
     assert_eq!(tier.0.glance().pages, 4);
     assert_eq!((words.get(LOCK), words.get(DIRTY)), (0, 1));
+    assert_eq!(tier.0.with_now(|_| ()), None);
     assert_eq!(tier.stats().free, 4);
     assert_eq!((words.get(DIRTY), words.get(MEMBERS + 5 * MEMBER)), (0, 0));
 }
@@ -143,4 +146,9 @@ fn a_call_that_meets_damage_keeps_no_page() {
     assert_eq!(damaged, Err(Error::Damaged));
     assert_eq!(counts(), (1, 0, 0));
     assert_eq!(told.load(Relaxed), 1);
+
+    words.put(links(0), 0);
+    assert_eq!(tier.try_touch(&keys[2..3]), None, "it repairs nothing");
+    assert_eq!(words.get(DIRTY), 1);
+    assert_eq!((tier.lookup(&keys[..2]), words.get(DIRTY)), (1, 0));
 }

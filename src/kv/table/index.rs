@@ -76,6 +76,7 @@ impl Table<'_> {
     /// Empties the index.
     pub(super) fn clear_index(&self) {
         for bucket in 0..self.geometry.buckets {
+            self.make_step(bucket);
             self.words.put(self.geometry.bucket_at(bucket), 0);
         }
     }

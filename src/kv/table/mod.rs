@@ -19,7 +19,7 @@ use std::time::Instant;
 
 use crate::geometry::{GROUP, GROUPS, Geometry};
 use crate::hash::OfNumbers;
-use crate::header::{CLOCK, SEED, USABLE};
+use crate::header::{CLOCK, SEED, STEPS, USABLE};
 use crate::members::{Members, Own};
 use crate::page::{Direction, PageId};
 use crate::room::list_for;
@@ -247,9 +247,17 @@ impl<'a> Table<'a> {
                 if page >= usable {
                     return;
                 }
+                self.make_step(page.into());
                 let slot = self.geometry.slot_at(page);
                 visit(page, slot, Status::of(self.words.get(slot + STATE)));
             }
+        }
+    }
+
+    /// Lets members that wait for the lock see that work on many pages goes on.
+    fn make_step(&self, number: u64) {
+        if number.is_multiple_of(1 << 16) {
+            self.words.add(STEPS, 1);
         }
     }
 

@@ -1,5 +1,6 @@
 //! What follows from the slots, made again; and pages of members that have ended.
 
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use super::slot::{CHECK, Named, PINS, STAMP, STATE, State, Status, WRITER};
@@ -61,6 +62,7 @@ impl Table<'_> {
             let pages = pages.start..pages.end.min(usable as u32);
             self.count(group, PAGES, pages.len() as i64);
             for page in pages {
+                self.make_step(page.into());
                 make_room_in(&mut order, 1)?;
                 order.extend(self.repair_page(page, group, alive, &mut found));
             }
@@ -184,13 +186,19 @@ impl Table<'_> {
 
     /// Fills the lists of use, and gives smaller stamps to all pages if theirs are too large to count on from.
     fn order(&self, mut order: Vec<(u64, u32)>) {
-        order.sort_unstable();
+        let compared = Cell::new(0_u64);
+        order.sort_unstable_by(|one, other| {
+            compared.set(compared.get() + 1);
+            self.make_step(compared.get());
+            one.cmp(other)
+        });
         let clock = self.words.get(CLOCK);
         let last = order.last().map_or(0, |&(stamp, _)| stamp).max(clock);
         let is_late = last > LAST_STAMP;
         self.words
             .put(CLOCK, if is_late { order.len() as u64 } else { last });
         for ((stamp, page), new) in order.into_iter().zip(1..) {
+            self.make_step(new);
             let slot = self.slot(page);
             let stamp = if is_late { new } else { stamp };
             self.words.put(slot + STAMP, stamp);

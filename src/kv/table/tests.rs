@@ -254,6 +254,26 @@ fn a_store_whose_worker_was_killed_is_not_committed() {
     }
 }
 
+/// Members that wait for the lock see that a repair of many pages goes on, whatever it does.
+#[test]
+fn a_repair_makes_steps() {
+    let mut world = World::new(Geometry::new(140_000, 8).unwrap(), 1);
+    world.store(0, &Vec::from_iter(0..140_000));
+    let steps = world.with(0, |table| {
+        let before = table.words.get(STEPS);
+        table.take_over().unwrap();
+        table.words.get(STEPS) - before
+    });
+    // Each 65,536: 262,144 buckets are cleared, the pages are looked at, compared and put into their order.
+    assert!(steps >= 4 + 3 + 2 + 2, "{steps}");
+    let steps = world.with(0, |table| {
+        let before = table.words.get(STEPS);
+        table.sweep(0);
+        table.words.get(STEPS) - before
+    });
+    assert_eq!(steps, 3);
+}
+
 /// What an ended process held is free for whoever needs it.
 #[test]
 fn pages_of_ended_members_make_room() {

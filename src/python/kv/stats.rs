@@ -42,7 +42,11 @@ pub fn stats(py: Python<'_>, stats: kv::Stats) -> PyResult<Bound<'_, PyDict>> {
 ///
 /// # Errors
 /// Python's.
-pub fn metrics(tier: &kv::Tier, labels: Option<&Bound<'_, PyDict>>) -> PyResult<String> {
+pub fn metrics(
+    py: Python<'_>,
+    tier: &kv::Tier,
+    labels: Option<&Bound<'_, PyDict>>,
+) -> PyResult<String> {
     let text = |(name, value): (Bound<'_, PyAny>, Bound<'_, PyAny>)| {
         Ok((name.str()?.to_string(), value.str()?.to_string()))
     };
@@ -52,5 +56,5 @@ pub fn metrics(tier: &kv::Tier, labels: Option<&Bound<'_, PyDict>>) -> PyResult<
         .iter()
         .map(|(name, value)| (&**name, &**value))
         .collect();
-    Ok(tier.metrics(&labels))
+    Ok(py.detach(|| tier.metrics(&labels)))
 }

@@ -208,18 +208,20 @@ impl Tier {
 
     /// Returns how many of the first keys are ready. Changes no order.
     #[pyo3(signature = (keys, *, group=Groups::default()), text_signature = "($self, keys, *, group=0)")]
-    fn lookup(&self, keys: Keys<'_>, group: Groups) -> PyResult<usize> {
+    fn lookup(&self, py: Python<'_>, keys: Keys<'_>, group: Groups) -> PyResult<usize> {
         let tier = self.handle()?;
         let asked = keys.read(&group, &tier)?;
-        Ok(tier.lookup(&asked))
+        let found = tier.try_lookup(&asked);
+        Ok(found.unwrap_or_else(|| py.detach(|| tier.lookup(&asked))))
     }
 
     /// Makes the ready ones among the keys the most recently used pages.
     #[pyo3(signature = (keys, *, group=Groups::default()), text_signature = "($self, keys, *, group=0)")]
-    fn touch(&self, keys: Keys<'_>, group: Groups) -> PyResult<()> {
+    fn touch(&self, py: Python<'_>, keys: Keys<'_>, group: Groups) -> PyResult<()> {
         let tier = self.handle()?;
         let asked = keys.read(&group, &tier)?;
-        tier.touch(&asked);
+        let touched = tier.try_touch(&asked);
+        touched.unwrap_or_else(|| py.detach(|| tier.touch(&asked)));
         Ok(())
     }
 
@@ -254,7 +256,8 @@ impl Tier {
     /// is the hash that `stored_key` returns. With `groups=True` each has its group before it: (group, key, page).
     #[pyo3(signature = (*, groups=false))]
     fn keys<'py>(&self, py: Python<'py>, groups: bool) -> PyResult<Bound<'py, PyAny>> {
-        let keys = self.handle()?.keys().into_iter();
+        let tier = self.handle()?;
+        let keys = py.detach(|| tier.keys()).into_iter();
         let bytes = |key: &Key| PyBytes::new(py, key.as_bytes());
         match groups {
             true => keys
@@ -327,7 +330,9 @@ impl Tier {
     /// - `damaged`: the pages that were found to have other bytes than were committed
     /// - `loaded_bytes`, `stored_bytes`: the bytes that jobs have copied to GPUs and from them
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        stats::stats(py, self.handle()?.stats())
+        let tier = self.handle()?;
+        let stats = tier.try_stats();
+        stats::stats(py, stats.unwrap_or_else(|| py.detach(|| tier.stats())))
     }
 
     /// Returns the changes of keys from now on that this tier makes, in a queue for `capacity` keys. Keys that do not fit are lost:
@@ -350,8 +355,8 @@ impl Tier {
     /// Returns the numbers of `stats` in Prometheus' text format (0.0.4): each with its help and its type, and with labels, such as
     /// `{"engine": 0}`, which distinguish tiers.
     #[pyo3(signature = (labels=None))]
-    fn metrics(&self, labels: Option<&Bound<'_, PyDict>>) -> PyResult<String> {
-        stats::metrics(&self.handle()?, labels)
+    fn metrics(&self, py: Python<'_>, labels: Option<&Bound<'_, PyDict>>) -> PyResult<String> {
+        stats::metrics(py, &self.handle()?, labels)
     }
 
     /// Whether the tier grows in the background: `"growing"`, `"complete"`, or `"stopped"` by an error or by

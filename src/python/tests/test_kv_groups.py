@@ -1,6 +1,7 @@
 """Tiers of several sizes of pages, and of several members."""
 
 import os
+import threading
 
 import pytest
 
@@ -64,6 +65,26 @@ def test_groups_make_room_for_each_other(tier):
     assert kinds == {("stored", 1), ("evicted", 0)}
     assert {group for group, _ in evicted} == {0}
     assert tier.lookup([numbers[-1]]) == 1, "it was used last"
+
+
+def test_a_store_that_fails_tells_what_it_has_evicted(tier, driver):
+    numbers = [number.to_bytes(4, "little") for number in range(NBYTES // SIZES[0])]
+    twin = egmem.kv.Tier(bytes=NBYTES, page_bytes=SIZES, driver=driver)
+    evicted = [store(twin, [numbers[0]])]
+    of_extent = twin.stats()["usable"]
+    evicted += [store(twin, [number]) for number in numbers[1:]]
+    most = evicted.index(next(gone for gone in evicted if gone))
+    # All extents but one are held.
+    store(tier, [b"gone"], 1)
+    for number in numbers[: most - of_extent]:
+        store(tier, [number])
+    load = tier.prepare_load(numbers[: most - of_extent])
+    with pytest.raises(egmem.OutOfMemory) as full:
+        tier.prepare_store([b"new", b"other"], group=[2, 1])
+    assert (full.value.evicted, full.value.evicted_groups) == ([b"gone"], [1])
+    load.release()
+    assert tier.lookup([b"gone"], group=1) == 0
+    assert (egmem.OutOfMemory("").evicted, egmem.OutOfMemory("").evicted_groups) == ((), ())
 
 
 def test_events_of_groups_are_apart(tier):
@@ -142,3 +163,32 @@ def test_a_tier_of_groups_is_attached(driver, tmp_path):
     assert repr(members[1]) == f"<egmem.kv.Member: process {os.getpid()}, this one>"
     second.close()
     assert [member.is_self for member in first.members()] == [True]
+
+
+@pytest.mark.parametrize("call", [
+    lambda tier: tier.lookup([b"a"]) == 1,
+    lambda tier: tier.touch([b"b"]) is None and tier.keys()[0][0] == b"a",
+    lambda tier: tier.stats()["ready"] == 2,
+    lambda tier: len(tier.keys()) == 2,
+    lambda tier: "ready_pages 2" in tier.metrics(),
+])
+def test_other_threads_run_while_one_waits_for_the_lock(driver, tmp_path, call):
+    memory = egmem.Buffer(1 << 20, shareable=True, driver=driver)
+    offer = memory.share(tmp_path / "socket")
+    tier = egmem.kv.Tier.attach(memory, page_bytes=4096, offer=offer)
+    store(tier, [b"a", b"b"])
+    other = egmem.kv.Tier.attach(egmem.receive(offer.path, driver=driver))
+    words = egmem.receive(offer.path, driver=driver)
+    lock, members, waiters = 144, 4096, 0x100
+    # The other member has it.
+    words.write(b"\2\0\0\0" + words.read(members + 64, 4), lock)
+    found = []
+    thread = threading.Thread(target=lambda: found.append(call(tier)))
+    thread.start()
+    while thread.is_alive() and not int.from_bytes(words.read(lock, 8), "little") & waiters:
+        pass
+    words.write(bytes(8), lock)
+    thread.join()
+    assert found == [True], "this thread got the GIL before the wait was given up"
+    other.close()
+    tier.close()

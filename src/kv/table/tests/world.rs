@@ -7,13 +7,18 @@ use std::time::Duration;
 use fastrand::Rng;
 
 use crate::geometry::{Geometry, MEMBER, MEMBERS};
-use crate::lock::Lock;
+use crate::lock::{Lock, Patience};
 use crate::members::{Members, Own};
 use crate::page::{Direction, Evicted, PageId, Reserved};
 use crate::table::slot::{CHECK, LINKS, Named, PINS, STAMP, State, Status, WRITER};
 use crate::table::{PAGES, Private, Table, WRITING};
 use crate::words::{Words, halves};
 use crate::{Key, geometry, header};
+
+const PATIENCE: Patience = Patience {
+    time: Duration::from_secs(60),
+    is_for_steps: true,
+};
 
 /// Keys that random calls use.
 const KEYS: u64 = 30;
@@ -158,7 +163,7 @@ impl World {
     fn locked<T>(&mut self, who: usize, call: impl FnOnce(&mut Table<'_>, bool) -> T) -> T {
         let words = Words::over(&self.memory);
         let Process { own, private, .. } = &mut self.processes[who];
-        let lock = Lock::acquire(&words, *own, Duration::from_secs(60)).unwrap();
+        let lock = Lock::acquire(&words, *own, PATIENCE).unwrap();
         Members::of(&words).expect_member(*own).unwrap();
         let mut table = Table::new(&words, &self.geometry, *own, private);
         let is_broken = lock.is_taken_over || table.is_dirty();
