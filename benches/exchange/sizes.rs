@@ -3,7 +3,7 @@
 use egmem::driver::{Access, HandleType};
 use egmem::exchange::Owner;
 use egmem::exchange::protocol::{
-    Answer, Ask, Empty, Fetch, Granted, Handles, Release, Reply, Request, Secret, encode,
+    Answer, Ask, Fetch, Granted, Handles, Release, Request, Secret, encode,
 };
 use egmem::share::Description;
 
@@ -24,7 +24,7 @@ pub struct Sizes {
 }
 
 /// A fetch of this name and its reply.
-pub fn fetch(name: &str, memory: &Description) -> (Request, Reply) {
+pub fn fetch(name: &str, memory: &Description) -> (Request, (u64, Answer)) {
     let fetch = Ask::Fetch(Fetch {
         name: name.to_string(),
         accept: vec![HandleType::Fabric, HandleType::PosixFd],
@@ -45,14 +45,12 @@ pub fn fetch(name: &str, memory: &Description) -> (Request, Reply) {
     pair(fetch, granted)
 }
 
-fn pair(ask: Ask, answer: Answer) -> (Request, Reply) {
+fn pair(ask: Ask, answer: Answer) -> (Request, (u64, Answer)) {
     let id = 1000; // of three bytes, like most
-    let ask = Some(ask);
-    let answer = Some(answer);
-    (Request { id, ask }, Reply { id, answer })
+    ((id, ask), (id, answer))
 }
 
-fn sizes((request, reply): &(Request, Reply)) -> Exchange {
+fn sizes((request, reply): &(Request, (u64, Answer))) -> Exchange {
     Exchange {
         ask: encode(request).len(),
         answer: encode(reply).len(),
@@ -62,10 +60,7 @@ fn sizes((request, reply): &(Request, Reply)) -> Exchange {
 impl Sizes {
     /// Of memory like this, under a name like this.
     pub fn of(name: &str, memory: &Description) -> Self {
-        let release = pair(
-            Ask::Release(Release { lease: 1000 }),
-            Answer::Done(Empty {}),
-        );
+        let release = pair(Ask::Release(Release { lease: 1000 }), Answer::Done);
         Self {
             fetch: sizes(&fetch(name, memory)),
             release: sizes(&release),

@@ -13,7 +13,7 @@ const EACH: usize = 64 << 10;
 fn bytes_kept_for_a_message_are_bounded_at_the_fd_socket() {
     let mut setting = Setting::new(Transport::Tcp);
     setting.via = socket(&setting.host.folder, "door");
-    let (bytes, count) = requests(EACH, |_| Ask::Ping(Empty {}));
+    let (bytes, count) = requests(EACH, |_| Ask::Ping);
     setting.flood("ping", &bytes, count, 0);
     // A request that waits has its task.
     let (bytes, count) = requests(EACH, |_| Ask::Redeem(Redeem { ticket: secret(32) }));

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use egmem::exchange::protocol::{
-    Answer, Ask, FromServer, Greeting, Hello, MAGIC, Reply, Request, Secret, VERSION, Welcome,
-    decode, encode,
+    Answer, Ask, FromServer, Greeting, Hello, MAGIC, Secret, VERSION, Welcome, decode, encode,
 };
 use egmem::share::BootId;
 use rustls::ClientConfig;
@@ -47,8 +46,7 @@ pub fn hello(resume: Option<Secret>, held: Option<Vec<u64>>) -> Vec<u8> {
 }
 
 pub fn request(id: u64, ask: Ask) -> Vec<u8> {
-    let ask = Some(ask);
-    framed(&encode(&Request { id, ask }))
+    framed(&encode(&(id, ask)))
 }
 
 /// Requests one after the other, at least `bytes` of them, and how many they are.
@@ -141,12 +139,9 @@ impl Peer {
         loop {
             let answer = self.read().await;
             match decode(&answer).unwrap() {
-                FromServer::Reply(Reply {
-                    id: of,
-                    answer: Some(answer),
-                }) if of == id => return answer,
-                FromServer::Reply(other) => panic!("{other:?}"),
-                FromServer::Notice(_) => {}
+                FromServer::Reply(of, answer) if of == id => return answer,
+                other @ FromServer::Reply(..) => panic!("{other:?}"),
+                FromServer::Event(_) => {}
             }
         }
     }

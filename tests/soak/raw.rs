@@ -63,9 +63,16 @@ impl Raw {
     /// Sends a request and returns its answer; events in between are skipped.
     pub fn ask(&mut self, id: u64, what: &str, fields: serde_json::Value) -> io::Result<Value> {
         self.request(id, what, fields)?;
+        self.answer(id)
+    }
+
+    /// Returns the answer to a request; events in between are skipped.
+    pub fn answer(&mut self, id: u64) -> io::Result<Value> {
         loop {
-            let answer = self.read()?;
-            if field(&answer, "id") == Some(&Value::from(id)) {
+            if let Ok([of, answer]) =
+                <[Value; 2]>::try_from(self.read()?.into_array().unwrap_or_default())
+                && of == Value::from(id)
+            {
                 return Ok(answer);
             }
         }
@@ -88,10 +95,13 @@ pub fn hello(resume: Option<Secret>, held: Option<Vec<u64>>) -> Vec<u8> {
     .to_vec()
 }
 
-/// A request's bytes: built field by field, as a program of another make would.
+/// A request's bytes: built field by field, as a program of another make would. `null` stands for no fields.
 pub fn request(id: u64, what: &str, fields: serde_json::Value) -> Vec<u8> {
     let mut bytes = Vec::new();
-    let request = serde_json::json!({"id": id, what: fields});
+    let request = match fields {
+        serde_json::Value::Null => serde_json::json!([id, what]),
+        fields => serde_json::json!([id, {what: fields}]),
+    };
     ciborium::into_writer(&request, &mut bytes).expect("written to memory");
     bytes
 }

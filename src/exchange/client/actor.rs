@@ -14,7 +14,7 @@ use super::greet::{self, Established};
 use super::session::{ClientSession, Commands};
 use super::{text, trust};
 use crate::limits::deadline;
-use crate::protocol::{FromServer, Notice, Reply, decode, encode};
+use crate::protocol::{FromServer, decode, encode};
 use crate::transport::{FrameReader, FrameWriter};
 use crate::{Error, Result};
 
@@ -79,10 +79,10 @@ async fn read(session: &Arc<ClientSession>, reader: &mut FrameReader) -> Result<
         };
         session.heard();
         match decode(&frame.bytes).map_err(|error| text::of(&session.peer(), error))? {
-            FromServer::Reply(Reply { id, answer }) => {
+            FromServer::Reply(id, answer) => {
                 session.answered(id, answer, frame.uncounted_fds())?;
             }
-            FromServer::Notice(Notice(event)) => session.notice(event)?,
+            FromServer::Event(event) => session.notice(event)?,
         }
     }
 }
@@ -118,7 +118,7 @@ async fn write(
         if bytes.len() > most {
             let what = "bytes in a frame that the server reads";
             let limit = most as u64;
-            session.unwritten(request.id, Error::LimitReached { what, limit });
+            session.unwritten(request.0, Error::LimitReached { what, limit });
             continue;
         }
         let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();

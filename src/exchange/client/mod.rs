@@ -187,7 +187,7 @@ impl Client {
         });
         let allowed = patience.saturating_add(self.patience());
         match self.call(ask, allowed).await? {
-            Answer::Done(_) => Ok(()),
+            Answer::Done => Ok(()),
             _ => Err(self.broken("unexpected answer to a deletion")),
         }
     }

@@ -10,9 +10,7 @@ use super::greet::{self, Dial, Established};
 use super::session::ClientSession;
 use super::text;
 use crate::driver::{FabricHandle, ShareableHandle};
-use crate::protocol::{
-    Answer, Ask, Fds, FromServer, Handles, Redeem, Reply, Request, Secret, decode, encode,
-};
+use crate::protocol::{Answer, Ask, Fds, FromServer, Handles, Redeem, Secret, decode, encode};
 use crate::share::PartHandles;
 use crate::{Address, Error, Result, Security, ShareError, limits};
 
@@ -45,8 +43,7 @@ async fn redeem(session: &Arc<ClientSession>, ticket: Secret) -> Result<(Fds, Ve
                 why: "another server is at its fd socket".into(),
             });
         }
-        let ask = Some(Ask::Redeem(Redeem { ticket }));
-        let request = encode(&Request { id: 1, ask });
+        let request = encode(&(1, Ask::Redeem(Redeem { ticket })));
         connection.writer.write(&request, &[]).await?;
         read_fds(&mut connection, dial.options.limits.frame_bytes).await
     };
@@ -75,15 +72,15 @@ async fn read_fds(connection: &mut Established, limit: u32) -> Result<(Fds, Vec<
         let Some(mut frame) = connection.reader.read(limit).await? else {
             return Err(Error::peer_lost(peer.clone(), "it closed its fd socket"));
         };
-        let answer = match decode(&frame.bytes).map_err(|error| text::of(peer, error))? {
-            FromServer::Notice(_) => continue,
-            FromServer::Reply(Reply { id, answer }) => answer.filter(|_| id == 1),
+        let reply = match decode(&frame.bytes).map_err(|error| text::of(peer, error))? {
+            FromServer::Event(_) => continue,
+            FromServer::Reply(id, answer) => (id, answer),
         };
-        return match answer {
-            Some(Answer::Fds(fds)) if fds.count as usize == frame.fds.len() => {
+        return match reply {
+            (1, Answer::Fds(fds)) if fds.count as usize == frame.fds.len() => {
                 Ok((fds, frame.uncounted_fds()))
             }
-            Some(Answer::Refused(why)) => Err(text::refused(peer, "redeeming a ticket", &why)),
+            (1, Answer::Refused(why)) => Err(text::refused(peer, "redeeming a ticket", &why)),
             _ => {
                 let why = "the answer does not carry as many fds as it says";
                 Err(Error::protocol(peer.clone(), why))

@@ -336,7 +336,7 @@ impl SessionState {
         self.next_id += 1;
         let id = self.next_id;
         self.waiting.insert(id, waiting);
-        Request { id, ask: Some(ask) }
+        (id, ask)
     }
 
     /// Returns the key of a lease of this session.

@@ -53,7 +53,7 @@ pub(super) fn of(peer: &str, error: Error) -> Error {
 /// Describes a request, for messages.
 pub(super) fn asked(ask: &Ask) -> String {
     match ask {
-        Ask::Ping(_) => "a heartbeat".into(),
+        Ask::Ping => "a heartbeat".into(),
         Ask::List(list) => format!("the list of names '{}…'", list.prefix),
         Ask::Wait(wait) => format!("waiting for '{}'", wait.name),
         Ask::Fetch(fetch) => format!("'{}'", fetch.name),

@@ -152,7 +152,7 @@ mod tests {
 
     use super::*;
     use crate::client::tests::fake::{Fake, LONG, importer};
-    use crate::protocol::{Empty, Leave};
+    use crate::protocol::Leave;
 
     fn asking(client: Client, until: Instant, again_late: bool) -> Asking {
         Asking {
@@ -217,6 +217,6 @@ mod tests {
             let (id, _) = peer.request().await.unwrap();
             peer.done(id).await;
         });
-        assert_eq!(answered.unwrap().answer, Answer::Done(Empty {}));
+        assert_eq!(answered.unwrap().answer, Answer::Done);
     }
 }

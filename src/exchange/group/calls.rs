@@ -234,7 +234,7 @@ struct Call {
 impl Call {
     async fn barrier(&self) -> Result<()> {
         match self.ask(None).await?.answer {
-            Answer::Done(_) => Ok(()),
+            Answer::Done => Ok(()),
             _ => Err(self.server.broken("unexpected answer to a barrier")),
         }
     }

@@ -19,7 +19,7 @@ use super::rounds::Rounds;
 use super::told::{Told, Waiter, refused};
 use crate::account::{Charge, shrink};
 use crate::per_driver::lock;
-use crate::protocol::{Admission, Answer, Empty, Event, Gather, Join, Leave, Offer, Refused};
+use crate::protocol::{Admission, Answer, Event, Gather, Join, Leave, Offer, Refused};
 use crate::share::BootId;
 use crate::transport::HeldFd;
 use crate::{PeerName, Refusal};
@@ -335,7 +335,7 @@ impl Drop for CancelOnDrop<'_> {
 fn answer(told: Told) -> Result<Answer, MembersPage> {
     Ok(match told {
         Told::Agreed(agreed) => Answer::Agreed(agreed),
-        Told::Done => Answer::Done(Empty {}),
+        Told::Done => Answer::Done,
         Told::Incomplete(why) => Answer::Incomplete(Arc::unwrap_or_clone(why)),
         Told::Refused(no) => Answer::Refused(no),
         Told::Members(roster, page) => return Err(MembersPage { roster, page }),

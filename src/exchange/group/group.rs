@@ -235,7 +235,7 @@ impl Group {
         }
         unmapped.map_err(|error| Error::failed("unmapping", error.to_string()))?;
         match answer? {
-            Answer::Done(_) => Ok(self.joined.members.own.clone()),
+            Answer::Done => Ok(self.joined.members.own.clone()),
             Answer::Incomplete(why) => {
                 let ranks = why.ranks.iter().map(|rank| format!("rank {rank}"));
                 let holders: Vec<_> = ranks.collect();

@@ -93,14 +93,13 @@ impl Roster {
         self.pages.iter().position(|page| page.first == first)
     }
 
-    /// Returns the bytes of a whole reply frame: those of `Reply { id, answer: Members(..) }`.
+    /// Returns the bytes of a whole reply frame: those of `[id, {"members": …}]`.
     pub fn reply(&self, page: usize, id: u64) -> Zeroizing<Vec<u8>> {
         let body = &self.pages[page].bytes;
         let mut bytes = Zeroizing::new(Vec::with_capacity(body.len() + 32));
-        // A map of two: "id" and "members".
-        bytes.extend_from_slice(b"\xa2\x62id");
+        bytes.extend_from_slice(b"\x82");
         bytes.extend_from_slice(&encode(&id));
-        bytes.extend_from_slice(b"\x67members");
+        bytes.extend_from_slice(b"\xa1\x67members");
         bytes.extend_from_slice(body);
         bytes
     }
@@ -122,7 +121,7 @@ fn fds_of(member: &Member) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::{Answer, Fds, Reply, Secret, decode};
+    use crate::protocol::{Answer, Fds, Secret, decode};
 
     fn members(count: usize) -> Vec<Member> {
         (0..count)
@@ -152,10 +151,7 @@ mod tests {
         assert_eq!(roster.pages.len(), 1);
         let page = read(&roster, 0);
         assert_eq!((&page.members, page.more), (&all, false));
-        let whole = Reply {
-            id: 1 << 40,
-            answer: Some(Answer::Members(page)),
-        };
+        let whole = (1_u64 << 40, Answer::Members(page));
         assert_eq!(roster.reply(0, 1 << 40), encode(&whole));
     }
 

@@ -134,10 +134,7 @@ mod tests {
     use crate::share::MAX_PARTS;
 
     fn reads(ask: Ask) -> bool {
-        let request = Request {
-            id: 1,
-            ask: Some(ask),
-        };
+        let request = (1, ask);
         decode::<Request>(&encode(&request)).is_ok_and(|read| read == request)
     }
 
@@ -178,9 +175,9 @@ mod tests {
         let peers = ["a\0b", "\0\0", "c\u{7}"];
         let ask = serde_json::json!({"name": "n", "bytes": 1, "peers": peers});
         let mut bytes = Vec::new();
-        ciborium::into_writer(&serde_json::json!({"id": 1, "create": ask}), &mut bytes).unwrap();
+        ciborium::into_writer(&serde_json::json!([1, {"create": ask}]), &mut bytes).unwrap();
         assert!(bytes.windows(3).any(|sent| sent == b"a\0b"));
-        let Some(Ask::Create(read)) = decode::<Request>(&bytes).unwrap().ask else {
+        let (_, Ask::Create(read)) = decode::<Request>(&bytes).unwrap() else {
             panic!("another request");
         };
         let texts: Vec<_> = read.peers.iter().collect();

@@ -6,7 +6,6 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use zeroize::Zeroizing;
 
-use super::scan::scan;
 use crate::text::bounded;
 use crate::{Error, Result};
 
@@ -31,13 +30,12 @@ pub fn encode<T: Serialize + ?Sized>(message: &T) -> Zeroizing<Vec<u8>> {
 
 /// Decodes a message from exactly these bytes.
 ///
-/// They must have definite lengths, no tags, and at most 16 levels; the result takes at most a small multiple
-/// of the input's size, for any lengths that the input claims. The decoder's scratch memory is wiped.
+/// The result takes at most a small multiple of the input's size, for any lengths that the input claims. The decoder's
+/// scratch memory is wiped.
 ///
 /// # Errors
 /// [`Protocol`](crate::ShareError::Protocol) of `peer` for anything else.
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
-    scan(bytes).map_err(|(at, why)| fault(&format!("{why} at byte {at}")))?;
     // As long as the input, so that every string goes through it and no copy is left elsewhere.
     let mut scratch = Zeroizing::new(vec![0; bytes.len().max(64)]);
     let mut rest = bytes;

@@ -1,13 +1,10 @@
 //! The messages between client and server: docs/protocol.md is their specification.
 
 mod at_most;
-mod choice;
 mod codec;
 mod message;
 mod name;
-mod oneof;
 mod sanitize;
-mod scan;
 mod secret;
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,4 @@
-//! Round trips of every message, and invalid messages.
+//! The form of messages, and invalid ones.
 
 use super::*;
 
@@ -7,67 +7,91 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn a_request_is_a_map_of_its_id_and_one_choice() {
-    let request = Request {
-        id: 7,
-        ask: Some(Ask::Release(Release { lease: 9 })),
-    };
+fn a_request_is_an_array_of_its_id_and_the_request() {
+    let request = (7, Ask::Release(Release { lease: 9 }));
     let bytes = encode(&request);
-    assert_eq!(hex(&bytes), "a2626964076772656c65617365a1656c6561736509");
+    assert_eq!(hex(&bytes), "8207a16772656c65617365a1656c6561736509");
     assert_eq!(decode::<Request>(&bytes).unwrap(), request);
+    assert_eq!(hex(&encode(&(7_u64, Ask::Ping))), "82076470696e67");
 }
 
 #[test]
-fn unknown_choices_and_fields_are_skipped() {
-    // {"new": [1, {"a": null}], "id": 1}
-    let bytes = b"\xa2\x63new\x82\x01\xa1\x61a\xf6\x62id\x01";
+fn an_event_has_null_instead_of_an_id() {
+    let event = FromServer::Event(Event::Closing(Closing { ms: 1 }));
+    let bytes = encode(&event);
+    assert_eq!(hex(&bytes), "82f6a167636c6f73696e67a1626d7301");
+    assert_eq!(decode::<FromServer>(&bytes).unwrap(), event);
+}
+
+#[test]
+fn unknown_fields_are_skipped() {
+    // [1, {"list": {"new": [2.0, {"a": null}]}}]
+    let bytes = b"\x82\x01\xa1\x64list\xa1\x63new\x82\xf9\x40\x00\xa1\x61a\xf6";
     assert_eq!(
         decode::<Request>(bytes).unwrap(),
-        Request { id: 1, ask: None }
-    );
-    assert_eq!(
-        decode::<FromServer>(bytes).unwrap(),
-        FromServer::Reply(Reply {
-            id: 1,
-            answer: None
-        })
-    );
-    assert_eq!(
-        decode::<FromServer>(b"\xa1\x63new\x01").unwrap(),
-        FromServer::Notice(Notice(None))
-    );
-    // {"id": 1, "list": {"new": 2.0}}
-    let bytes = b"\xa2\x62id\x01\x64list\xa1\x63new\xf9\x40\x00";
-    assert_eq!(
-        decode::<Request>(bytes).unwrap().ask,
-        Some(Ask::List(List::default()))
+        (1, Ask::List(List::default()))
     );
 }
 
 #[test]
-fn two_choices_are_an_error() {
+fn other_forms_are_errors() {
     for bytes in [
-        &b"\xa3\x62id\x01\x64ping\xa0\x64list\xa0"[..],
-        b"\xa3\x62id\x01\x64ping\xa0\x64ping\xa0",
-        b"\xa3\x62id\x01\x62id\x01\x64ping\xa0",
+        // An unknown request, two requests, a field twice, no id, a third element.
+        &b"\x82\x01\xa1\x63new\xa0"[..],
+        b"\x82\x01\xa2\x64list\xa0\x64list\xa0",
+        b"\x82\x01\xa1\x67release\xa2\x65lease\x01\x65lease\x01",
+        b"\x82\xf6\x64ping",
+        b"\x83\x01\x64ping\x01",
+        // The first version.
+        b"\xa2\x62id\x01\x64ping\xa0",
+        b"",
     ] {
         assert!(decode::<Request>(bytes).is_err(), "{bytes:02x?}");
     }
-    // An answer and an event; an answer without an id; an event with one.
+    // An answer without an id; an event with one; an unknown answer; nothing.
     for bytes in [
-        &b"\xa3\x62id\x01\x64done\xa0\x67closing\xa1\x62ms\x01"[..],
-        b"\xa1\x64done\xa0",
-        b"\xa2\x62id\x01\x67closing\xa1\x62ms\x01",
+        &b"\x82\xf6\x64done"[..],
+        b"\x82\x01\xa1\x67closing\xa1\x62ms\x01",
+        b"\x82\x01\xa1\x63new\xa0",
+        b"\x81\x01",
     ] {
         assert!(decode::<FromServer>(bytes).is_err(), "{bytes:02x?}");
     }
     assert!(decode::<Greeting>(b"\xa0").is_err());
 }
 
+/// The decoder believes no length, and its recursion has a limit.
+#[test]
+fn lengths_that_are_not_there_and_deep_nesting_are_errors() {
+    for claim in [
+        &b"\x9b\xff\xff\xff\xff\xff\xff\xff\xff"[..],
+        b"\xbb\xff\xff\xff\xff\xff\xff\xff\xff",
+        b"\x5b\xff\xff\xff\xff\xff\xff\xff\xff",
+        b"\x7b\xff\xff\xff\xff\xff\xff\xff\xff",
+    ] {
+        for start in [
+            &b""[..],
+            b"\x82\x01\xa1\x65fetch\xa1\x66accept",
+            b"\x82\x01\xa1\x65fetch\xa1\x63new",
+            b"\x82\x01\xa1\x64wait\xa1\x64name",
+        ] {
+            let bytes = [start, claim].concat();
+            assert!(decode::<Request>(&bytes).is_err(), "{bytes:02x?}");
+            assert!(decode::<FromServer>(&bytes).is_err(), "{bytes:02x?}");
+        }
+    }
+    for deep in [0x81, 0xc1, 0x9f, 0xbf] {
+        let mut bytes = b"\x82\x01\xa1\x64list\xa1\x63new".to_vec();
+        bytes.extend(vec![deep; 1 << 20]);
+        assert!(decode::<Request>(&bytes).is_err(), "{deep:02x}");
+    }
+}
+
 #[test]
 fn errors_do_not_repeat_the_peers_bytes_at_length() {
-    let mut bytes = b"\xa1\x62id\x79\x10\x00".to_vec();
+    let mut bytes = b"\x82\x01\xa1\x79\x10\x00".to_vec();
     bytes.extend([b'\n'; 0x1000]);
+    bytes.push(0xa0);
     let error = decode::<Request>(&bytes).unwrap_err().to_string();
     assert!(error.len() < 400 && !error.contains('\n'), "{error}");
 }
@@ -75,7 +99,7 @@ fn errors_do_not_repeat_the_peers_bytes_at_length() {
 #[test]
 fn a_secret_is_not_in_the_error_about_its_message() {
     // A ticket of 65 bytes.
-    let mut bytes = b"\xa2\x62id\x01\x66redeem\xa1\x66ticket\x58\x41".to_vec();
+    let mut bytes = b"\x82\x01\xa1\x66redeem\xa1\x66ticket\x58\x41".to_vec();
     bytes.extend([b'Z'; 65]);
     let error = decode::<Request>(&bytes).unwrap_err().to_string();
     assert!(

@@ -13,7 +13,7 @@ use super::outcome::{Content, Outcome, Step};
 use super::session::Next;
 use super::{ServerCore, requests};
 use crate::account::{self, Charge};
-use crate::protocol::{Answer, Ask, Event, FromServer, Gone, Notice, Refused, Reply, Request};
+use crate::protocol::{Answer, Ask, Event, FromServer, Gone, Refused, Request};
 use crate::protocol::{decode, encode};
 use crate::transport::{Connection, Frame, FrameReader, FrameWriter};
 use crate::{Error, Refusal, Result, ShareError};
@@ -159,14 +159,14 @@ async fn converse(
 /// answers, so writing one may fail before all releases were read.
 async fn last_releases(inner: &Arc<ServerCore>, reader: &mut FrameReader, link: &Link) {
     while let Ok(Some(frame)) = reader.read(inner.limits.frame_bytes).await {
-        let Ok(Request { ask, .. }) = decode(&frame.bytes) else {
+        let Ok::<Request, _>((_, ask)) = decode(&frame.bytes) else {
             return;
         };
-        if let Some(Ask::Release(_)) = &ask
+        if let Ask::Release(_) = &ask
             && !link.session.is_dismissed()
         {
             inner.counters.count(|counters| &counters.requests);
-            let pending = Pending::new(inner, link, ask.as_ref());
+            let pending = Pending::new(inner, link, &ask);
             if let Ok(Step::Now(content)) = requests::begin(inner, link, ask, Vec::new(), None) {
                 pending.answered(&Ok(content));
             }
@@ -198,14 +198,13 @@ async fn request(
         declined,
         charge: read,
     } = frame;
-    let request: Request = decode(&bytes)?;
+    let (id, ask): Request = decode(&bytes)?;
     drop((bytes, read));
     inner.counters.count(|counters| &counters.requests);
-    let id = request.id;
-    let pending = Pending::new(inner, link, request.ask.as_ref());
-    let kept = request.ask.as_ref().map_or(0, account::request);
-    let entering = request.ask.as_ref().and_then(requests::entering);
-    let begun = requests::begin(inner, link, request.ask, fds, declined);
+    let pending = Pending::new(inner, link, &ask);
+    let kept = account::request(&ask);
+    let entering = requests::entering(&ask);
+    let begun = requests::begin(inner, link, ask, fds, declined);
     let begun = begun.and_then(|step| match step {
         Step::Now(_) => Ok((step, None)),
         Step::Later(_) if jobs.len() >= inner.limits.requests_in_flight => {
@@ -276,8 +275,7 @@ pub(super) async fn answer(
 
 /// Encodes the whole message.
 fn reply(id: u64, answer: Answer) -> Zeroizing<Vec<u8>> {
-    let answer = Some(answer);
-    encode(&FromServer::Reply(Reply { id, answer }))
+    encode(&(id, answer))
 }
 
 fn refused(reason: &Refusal, detail: String) -> Answer {
@@ -302,7 +300,7 @@ async fn notify(
             Next::TakenOver => return Err(End::Quietly),
             Next::Overflown => return Err(End::Dropped("it does not read")),
             Next::Dismissed(why) => {
-                let notice = FromServer::Notice(Notice(Some(Event::Dismissed(why))));
+                let notice = FromServer::Event(Event::Dismissed(why));
                 writer.write(&encode(&notice), &[]).await?;
                 return Err(End::Dismissed);
             }
@@ -318,7 +316,7 @@ async fn notify(
                 }
             }
         };
-        let notice = FromServer::Notice(Notice(Some(event)));
+        let notice = FromServer::Event(event);
         writer.write(&encode(&notice), &[]).await?;
     }
     Ok(true)

@@ -106,15 +106,15 @@ async fn converse(inner: &ServerCore, mut connection: Connection, of_peer: &OfPe
         let Some(frame) = frame? else {
             break;
         };
-        let request: Request = decode(&frame.bytes).inspect_err(|_| {
+        let (id, ask): Request = decode(&frame.bytes).inspect_err(|_| {
             inner.counters.count(|counters| &counters.protocol_errors);
         })?;
         inner.counters.count(|counters| &counters.requests);
         drop(frame);
         let (peer, pid) = (&connection.peer, connection.pid);
-        let outcome = match request.ask {
-            Some(Ask::Ping(_)) => done(),
-            Some(Ask::Redeem(redeem)) => {
+        let outcome = match ask {
+            Ask::Ping => done(),
+            Ask::Redeem(redeem) => {
                 let at = (&fds, &of_peer.account);
                 let ticket = (&redeem.ticket, connection.queues);
                 (inner.redeem(peer, process.as_ref(), at, ticket)).await
@@ -126,7 +126,7 @@ async fn converse(inner: &ServerCore, mut connection: Connection, of_peer: &OfPe
                 .audit
                 .refused_without_session("redeem", Some(peer), pid, reason.word());
         }
-        answer(inner, &mut connection.writer, request.id, outcome).await?;
+        answer(inner, &mut connection.writer, id, outcome).await?;
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::pin::Pin;
 
 use crate::Refusal;
 use crate::group::MembersPage;
-use crate::protocol::{Answer, Empty};
+use crate::protocol::Answer;
 use crate::transport::HeldFd;
 
 /// A refusal: the reason for programs and for people.
@@ -47,7 +47,7 @@ impl Step {
 
 /// Returns an answer without content.
 pub(super) fn done() -> Outcome {
-    Ok(Answer::Done(Empty {}).into())
+    Ok(Answer::Done.into())
 }
 
 /// Refuses a malformed request.

@@ -11,8 +11,7 @@ use crate::account::{self, Account, Charge, REQUEST};
 use crate::driver::random;
 use crate::group::NO_SUCH_ROUND;
 use crate::protocol::{
-    Answer, Ask, Create, Delete, Empty, Gather, Join, Offer, Operation, Probe, Probed, Release,
-    check_name,
+    Answer, Ask, Create, Delete, Gather, Join, Offer, Operation, Probe, Probed, Release, check_name,
 };
 use crate::transport::HeldFd;
 
@@ -20,11 +19,11 @@ use crate::transport::HeldFd;
 pub(super) fn begin(
     inner: &Arc<ServerCore>,
     link: &Link,
-    ask: Option<Ask>,
+    ask: Ask,
     fds: Vec<HeldFd>,
     declined: Option<String>,
 ) -> Result<Step, No> {
-    let with_fds = matches!(ask, Some(Ask::Offer(_) | Ask::Gather(_)));
+    let with_fds = matches!(ask, Ask::Offer(_) | Ask::Gather(_));
     if !with_fds && (declined.is_some() || !fds.is_empty()) {
         return Err((Refusal::Invalid, "fds came with it".into()));
     }
@@ -35,23 +34,23 @@ pub(super) fn begin(
         });
     }
     match ask {
-        Some(Ask::Ping(Empty {})) => done().map(Step::Now),
-        Some(Ask::List(list)) => inner.list(link, &list).map(Step::Now),
-        Some(Ask::Fetch(ask)) => fetch::begin(inner, link, ask),
-        Some(Ask::Release(release)) => inner.release(link, release).map(Step::Now),
-        Some(Ask::Watch(watch)) => inner.watch(link, &watch).map(Step::Now),
-        Some(Ask::Wait(wait)) => inner.wait(link, wait),
-        Some(Ask::Probe(probe)) => inner.probe(link, probe),
-        Some(Ask::Create(create)) => inner.create(link, create),
-        Some(Ask::Delete(delete)) => inner.delete(link, delete),
-        Some(Ask::Join(join)) => inner.join(link, join),
-        Some(Ask::Offer(offer)) => inner.offer(link, offer, fds),
-        Some(Ask::Gather(gather)) => inner.gather(link, gather, fds),
-        Some(Ask::Leave(leave)) => {
+        Ask::Ping => done().map(Step::Now),
+        Ask::List(list) => inner.list(link, &list).map(Step::Now),
+        Ask::Fetch(ask) => fetch::begin(inner, link, ask),
+        Ask::Release(release) => inner.release(link, release).map(Step::Now),
+        Ask::Watch(watch) => inner.watch(link, &watch).map(Step::Now),
+        Ask::Wait(wait) => inner.wait(link, wait),
+        Ask::Probe(probe) => inner.probe(link, probe),
+        Ask::Create(create) => inner.create(link, create),
+        Ask::Delete(delete) => inner.delete(link, delete),
+        Ask::Join(join) => inner.join(link, join),
+        Ask::Offer(offer) => inner.offer(link, offer, fds),
+        Ask::Gather(gather) => inner.gather(link, gather, fds),
+        Ask::Leave(leave) => {
             let (inner, session) = (Arc::clone(inner), link.session.id);
             Step::later(async move { Ok(inner.groups.leave(session, leave).await.into()) })
         }
-        Some(Ask::Redeem(redeem)) if link.local => {
+        Ask::Redeem(redeem) if link.local => {
             let (inner, link) = (Arc::clone(inner), link.clone());
             Step::later(async move {
                 let (session, process) = (&link.session, link.process.as_ref());
@@ -60,7 +59,7 @@ pub(super) fn begin(
                 (inner.redeem(&session.peer, process, at, ticket)).await
             })
         }
-        _ => Err((Refusal::Unsupported, String::new())),
+        Ask::Redeem(_) => Err((Refusal::Unsupported, String::new())),
     }
 }
 

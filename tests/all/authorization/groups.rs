@@ -2,8 +2,7 @@
 
 use egmem::driver::HandleType;
 use egmem::exchange::protocol::{
-    Admission, Agreed, Answer, Ask, Brought, Empty, Gather, Join, Leave, Offer, Operation, Payload,
-    Secret,
+    Admission, Agreed, Answer, Ask, Brought, Gather, Join, Leave, Offer, Operation, Payload, Secret,
 };
 
 use crate::authorization::raw::{Raw, answer};
@@ -228,7 +227,7 @@ fn gather_of_a_round_of_others() {
     }
     owner.send(gather(GROUP, round, 2, &Operation::Barrier));
     let passed = second.ask(gather(GROUP, round, 2, &Operation::Barrier));
-    assert_eq!(passed, Answer::Done(Empty {}));
+    assert_eq!(passed, Answer::Done);
     assert_eq!(answer(&owner.answer_bytes()), passed);
     second.ask(leave(GROUP, round));
     owner.ask(leave(GROUP, round));
@@ -298,7 +297,7 @@ fn leave_of_a_round_of_others() {
         let members = owner.ask(offer(GROUP, round));
         assert!(matches!(members, Answer::Members(_)), "{members:?}");
     }
-    assert!(matches!(owner.ask(leave(GROUP, round)), Answer::Done(_)));
+    assert!(matches!(owner.ask(leave(GROUP, round)), Answer::Done));
     drop(owner);
     stage.end();
 }

@@ -96,7 +96,7 @@ fn watch_of_names_of_others() {
         ));
         assert!(matches!(
             owner.ask(delete("owner.test/hidden/new")),
-            Answer::Done(_)
+            Answer::Done
         ));
         raw.ping();
         assert!(raw.events.is_empty(), "{:?}", raw.events);

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use egmem::exchange::protocol::{
-    Answer, Ask, Empty, Event, FromServer, Greeting, Hello, MAGIC, Request, Secret, VERSION,
-    Welcome, decode, encode,
+    Answer, Ask, Event, FromServer, Greeting, Hello, MAGIC, Secret, VERSION, Welcome, decode,
+    encode,
 };
 use egmem::share::BootId;
 use egmem_tests::{Connection, ms};
@@ -93,8 +93,7 @@ impl Raw {
 
     /// Sends a request, if the connection goes on.
     pub fn try_send(&mut self, ask: Ask) -> io::Result<()> {
-        let ask = Some(ask);
-        self.write(&encode(&Request { id: ID, ask }))
+        self.write(&encode(&(ID, ask)))
     }
 
     /// Sends a request.
@@ -108,9 +107,9 @@ impl Raw {
         loop {
             let bytes = self.read()?;
             match decode(&bytes).unwrap() {
-                FromServer::Notice(notice) => self.events.extend(notice.0),
-                FromServer::Reply(reply) => {
-                    assert_eq!(reply.id, ID);
+                FromServer::Event(event) => self.events.push(event),
+                FromServer::Reply(id, _) => {
+                    assert_eq!(id, ID);
                     return Ok(bytes);
                 }
             }
@@ -138,7 +137,7 @@ impl Raw {
 
     #[track_caller]
     pub fn ping(&mut self) {
-        assert_eq!(self.ask(Ask::Ping(Empty {})), Answer::Done(Empty {}));
+        assert_eq!(self.ask(Ask::Ping), Answer::Done);
     }
 }
 
@@ -146,7 +145,7 @@ impl Raw {
 #[track_caller]
 pub fn answer(bytes: &[u8]) -> Answer {
     match decode(bytes).unwrap() {
-        FromServer::Reply(reply) => reply.answer.unwrap(),
+        FromServer::Reply(_, answer) => answer,
         other => panic!("{other:?}"),
     }
 }

@@ -2,7 +2,7 @@
 //! own; the fd socket is for tickets alone.
 
 use egmem::driver::HandleType;
-use egmem::exchange::protocol::{Ask, Empty, Greeting, Release, Request, Secret, Welcome, encode};
+use egmem::exchange::protocol::{Ask, Greeting, Release, Secret, Welcome, encode};
 
 use crate::authorization::requests;
 use crate::authorization::stage::{ABSENT, HIDDEN, OTHER, OWNER, STRANGER, Stage, granted};
@@ -21,9 +21,9 @@ fn hello_without_a_certificate() {
 fn ping_before_a_hello() {
     let stage = Stage::new();
     let before = stage.snapshot();
-    let ask = Some(Ask::Ping(Empty {}));
+    let ask = Ask::Ping;
     let mut raw = stage.connection(STRANGER);
-    raw.write(&encode(&Request { id: 7, ask })).unwrap();
+    raw.write(&encode(&(7, ask))).unwrap();
     assert!(raw.read().is_err(), "the connection ends without a word");
     assert_eq!(stage.snapshot(), before);
     stage.end();

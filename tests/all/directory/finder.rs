@@ -6,8 +6,8 @@ use std::time::Duration;
 use egmem::driver::{HandleType, NodeId, ShareableHandle};
 use egmem::exchange::directory::{Directory, Finder, RegistrationState};
 use egmem::exchange::protocol::{
-    Answer, Ask, Fetch, FromServer, Greeting, Handles, Hello, MAGIC, OLDEST, Reply, Request,
-    VERSION, decode, encode,
+    Answer, Ask, Fetch, FromServer, Greeting, Handles, Hello, MAGIC, OLDEST, VERSION, decode,
+    encode,
 };
 use egmem::exchange::{Address, Client, Error, Reconnect, Refusal, Server};
 use egmem::share::{BootId, Shared};
@@ -237,21 +237,17 @@ fn session_and_ticket(address: &str) -> Vec<Vec<u8>> {
     let Greeting::Welcome(welcome) = decode(&read_frame(&mut stream)).unwrap() else {
         panic!("not welcome");
     };
-    let ask = Some(Ask::Fetch(Fetch {
+    let ask = Ask::Fetch(Fetch {
         name: "known".into(),
         accept: vec![HandleType::PosixFd],
         access: egmem::driver::Access::ReadWrite,
         probe: false,
         instance: None,
         owner: None,
-    }));
-    write_frame(&mut stream, &encode(&Request { id: 1, ask }));
+    });
+    write_frame(&mut stream, &encode(&(1, ask)));
     let reply = decode(&read_frame(&mut stream)).unwrap();
-    let FromServer::Reply(Reply {
-        answer: Some(Answer::Granted(granted)),
-        ..
-    }) = reply
-    else {
+    let FromServer::Reply(_, Answer::Granted(granted)) = reply else {
         panic!("{reply:?}");
     };
     let Handles::Ticket(ticket) = granted.handles else {

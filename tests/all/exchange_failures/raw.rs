@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use egmem::driver::{Access, HandleType};
 use egmem::exchange::protocol::{
-    Ask, Empty, Fetch, FromServer, Greeting, Hello, MAGIC, Reply, Request, Secret, VERSION,
-    Welcome, decode, encode,
+    Answer, Ask, Fetch, FromServer, Greeting, Hello, MAGIC, Secret, VERSION, Welcome, decode,
+    encode,
 };
 use egmem::share::BootId;
 use egmem_tests::pki::Files;
@@ -93,16 +93,16 @@ impl Raw {
     }
 
     /// A request, and the answer to it; news in between is skipped.
-    pub fn ask(&mut self, id: u64, ask: Ask) -> io::Result<Reply> {
-        self.frame(&encode(&Request { id, ask: Some(ask) }))?;
+    pub fn ask(&mut self, id: u64, ask: Ask) -> io::Result<Answer> {
+        self.frame(&encode(&(id, ask)))?;
         self.reply(id)
     }
 
     /// The answer to a request that was sent before.
-    pub fn reply(&mut self, id: u64) -> io::Result<Reply> {
+    pub fn reply(&mut self, id: u64) -> io::Result<Answer> {
         loop {
             match decode(&self.read_frame()?).map_err(io::Error::other)? {
-                FromServer::Reply(reply) if reply.id == id => return Ok(reply),
+                FromServer::Reply(of, answer) if of == id => return Ok(answer),
                 _ => {}
             }
         }
@@ -188,5 +188,5 @@ pub fn fetch(name: &str) -> Ask {
 
 /// The least request.
 pub fn ping() -> Ask {
-    Ask::Ping(Empty::default())
+    Ask::Ping
 }

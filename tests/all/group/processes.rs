@@ -9,8 +9,8 @@ use egmem::driver::HandleType;
 use egmem::exchange;
 use egmem::exchange::group::{self, Group, Map};
 use egmem::exchange::protocol::{
-    Admission, Ask, FromServer, Greeting, Hello, Join, MAGIC, OLDEST, Request, Secret, VERSION,
-    decode, encode,
+    Admission, Ask, FromServer, Greeting, Hello, Join, MAGIC, OLDEST, Secret, VERSION, decode,
+    encode,
 };
 use egmem::share::BootId;
 use egmem::{Driver, Machine};
@@ -413,8 +413,8 @@ fn child_that_only_joins() {
         memory: None,
         ms: 60_000,
     };
-    let ask = Some(Ask::Join(join));
-    write_frame(&mut stream, &encode(&Request { id: 1, ask }));
+    let ask = Ask::Join(join);
+    write_frame(&mut stream, &encode(&(1, ask)));
     let reply: FromServer = decode(&read_frame(&mut stream)).unwrap();
     println!("rank says {reply:?}");
     std::thread::sleep(LONG);

@@ -248,7 +248,7 @@ fn ask() -> impl Strategy<Value = Ask> {
     let create = (text(), any::<u64>(), of(any::<i32>()), texts());
     let offer = (text(), any::<u64>(), vec(handle(), 0..3), any::<u32>());
     prop_oneof![
-        Just(Ask::Ping(Empty {})),
+        Just(Ask::Ping),
         (text(), of(text())).prop_map(|(prefix, after)| Ask::List(List { prefix, after })),
         (text(), any::<u64>()).prop_map(|(name, ms)| Ask::Wait(Wait { name, ms })),
         fetch.prop_map(
@@ -290,7 +290,7 @@ fn ask() -> impl Strategy<Value = Ask> {
 }
 
 pub fn request() -> impl Strategy<Value = Request> {
-    (any::<u64>(), of(ask())).prop_map(|(id, ask)| Request { id, ask })
+    (any::<u64>(), ask())
 }
 
 fn answer() -> impl Strategy<Value = Answer> {
@@ -318,7 +318,7 @@ fn answer() -> impl Strategy<Value = Answer> {
         vec(words(), 0..3),
     );
     prop_oneof![
-        Just(Answer::Done(Empty {})),
+        Just(Answer::Done),
         refused().prop_map(Answer::Refused),
         (vec(entry(), 0..3), any::<bool>())
             .prop_map(|(entries, more)| Answer::Names(Names { entries, more })),
@@ -381,8 +381,7 @@ fn event() -> impl Strategy<Value = Event> {
 
 pub fn from_server() -> impl Strategy<Value = FromServer> {
     prop_oneof![
-        (any::<u64>(), of(answer()))
-            .prop_map(|(id, answer)| FromServer::Reply(Reply { id, answer })),
-        of(event()).prop_map(|event| FromServer::Notice(Notice(event))),
+        (any::<u64>(), answer()).prop_map(|(id, answer)| FromServer::Reply(id, answer)),
+        event().prop_map(FromServer::Event),
     ]
 }

@@ -77,7 +77,7 @@ pub fn greetings() -> Vec<(&'static str, Greeting)> {
     };
     let refused = Refused {
         reason: "version".into(),
-        detail: "versions 1 to 1 are spoken here".into(),
+        detail: "versions 2 to 2 are spoken here".into(),
     };
     let back = Welcome {
         resumed: true,
@@ -106,7 +106,7 @@ pub fn requests() -> Vec<(&'static str, Request)> {
     let name = || "job-7/rank:0".to_owned();
     let both = vec![HandleType::Fabric, HandleType::PosixFd];
     let asks = vec![
-        ("ping", Ask::Ping(Empty {})),
+        ("ping", Ask::Ping),
         (
             "list",
             Ask::List(List {
@@ -247,7 +247,7 @@ pub fn requests() -> Vec<(&'static str, Request)> {
     ];
     let request = |(index, (name, ask)): (usize, (&'static str, Ask))| {
         let id = index as u64 + 1;
-        (name, Request { id, ask: Some(ask) })
+        (name, (id, ask))
     };
     asks.into_iter().enumerate().map(request).collect()
 }
@@ -275,7 +275,7 @@ pub fn from_server() -> Vec<(&'static str, FromServer)> {
     };
     let fabric = || Handles::Fabric(vec![secret(6), secret(7)]);
     let answers = vec![
-        ("done", Answer::Done(Empty {})),
+        ("done", Answer::Done),
         ("refused", Answer::Refused(refused())),
         (
             "names",
@@ -388,13 +388,9 @@ pub fn from_server() -> Vec<(&'static str, FromServer)> {
         ("dismissed", Event::Dismissed(refused())),
     ];
     let reply = |(index, (name, answer)): (usize, (&'static str, Answer))| {
-        let reply = Reply {
-            id: index as u64 + 1,
-            answer: Some(answer),
-        };
-        (name, FromServer::Reply(reply))
+        (name, FromServer::Reply(index as u64 + 1, answer))
     };
-    let notice = |(name, event)| (name, FromServer::Notice(Notice(Some(event))));
+    let notice = |(name, event)| (name, FromServer::Event(event));
     let answers = answers.into_iter().enumerate().map(reply);
     answers.chain(events.into_iter().map(notice)).collect()
 }

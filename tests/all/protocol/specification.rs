@@ -35,31 +35,31 @@ fn frame(bytes: &[u8]) -> &[u8] {
 
 #[test]
 fn the_examples_are_what_the_codec_writes_and_reads() {
-    let fetch = Request {
-        id: 4,
-        ask: Some(Ask::Fetch(Fetch {
+    let fetch = (
+        4,
+        Ask::Fetch(Fetch {
             name: "job-7/rank:0".into(),
             accept: vec![HandleType::Fabric, HandleType::PosixFd],
             access: Access::ReadWrite,
             probe: true,
             instance: None,
             owner: None,
-        })),
-    };
+        }),
+    );
     let requests = examples("frame request");
     assert_eq!(requests.len(), 1);
     assert_eq!(frame(&requests[0]), &encode(&fetch)[..]);
     assert_eq!(decode::<Request>(frame(&requests[0])).unwrap(), fetch);
 
-    let refused = FromServer::Reply(Reply {
-        id: 4,
-        answer: Some(Answer::Refused(Refused {
+    let refused = FromServer::Reply(
+        4,
+        Answer::Refused(Refused {
             reason: Refusal::NotFound.word().into(),
             detail: String::new(),
-        })),
-    });
+        }),
+    );
     let withdrawing = Withdrawing { lease: 9, ms: 5000 };
-    let withdrawing = FromServer::Notice(Notice(Some(Event::Withdrawing(withdrawing))));
+    let withdrawing = FromServer::Event(Event::Withdrawing(withdrawing));
     let found = examples("frame from_server");
     assert_eq!(found.len(), 2);
     for (found, message) in found.iter().zip([refused, withdrawing]) {
@@ -121,8 +121,8 @@ fn refusals_versions_and_limits_are_those_of_the_code() {
             );
         }
     }
-    assert_eq!((OLDEST, VERSION), (1, 1));
-    assert!(TEXT.contains("Version 1."));
+    assert_eq!((OLDEST, VERSION), (2, 2));
+    assert!(TEXT.contains("Version 2."));
     let limits = Limits::default();
     // Wherever its lines end.
     let text = TEXT.split_whitespace().collect::<Vec<_>>().join(" ");

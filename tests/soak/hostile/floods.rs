@@ -49,7 +49,7 @@ pub fn unread(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<()> {
         .choice(["ping", "list", "watch"])
         .expect("three");
     let fields = match what {
-        "ping" => json!({}),
+        "ping" => json!(null),
         _ => json!({"prefix": ""}),
     };
     let many = framed(&request(1, what, fields)).repeat(500);

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use egmem::exchange::protocol::{Ask, Redeem, Request, Secret, encode};
+use egmem::exchange::protocol::{Ask, Redeem, Secret, encode};
 use serde_json::json;
 
 use super::{Hostile, MALLORY, Target};
@@ -49,7 +49,6 @@ pub fn without_rights(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<
         ),
         ("create", json!({"name": "alice.test/mine", "bytes": 4096})),
         ("create", json!({"name": "nobodys", "bytes": 4096})),
-        ("teleport", json!({})),
     ];
     // The lease may be one that this peer abandoned, and then the release may succeed.
     raw.ask(1, "release", json!({"lease": lease}))?;
@@ -74,12 +73,9 @@ pub fn fd_socket(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<()> {
     raw.greet()?;
     let ticket: Vec<u8> = (0..32).map(|_| hostile.rng.u8(..)).collect();
     let ticket = Secret::new(&ticket).expect("short");
-    let bytes = encode(&Request {
-        id: 1,
-        ask: Some(Ask::Redeem(Redeem { ticket })),
-    });
+    let bytes = encode(&(1, Ask::Redeem(Redeem { ticket })));
     raw.frame(&bytes)?;
-    if refusal(&raw.read()?).is_none() {
+    if refusal(&raw.answer(1)?).is_none() {
         hostile.journal.violation("a ticket that nobody was given");
     }
     let answer = raw.ask(2, "list", json!({}))?;

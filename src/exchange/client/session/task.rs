@@ -12,7 +12,7 @@ use super::{
 };
 use crate::client::lease::{ClientLease, Held, Keep, LeaseKey, LeaseState};
 use crate::client::text;
-use crate::protocol::{Answer, Ask, Empty, Ended, Event, Refused, Release, Request, Withdrawing};
+use crate::protocol::{Answer, Ask, Ended, Event, Refused, Release, Request, Withdrawing};
 use crate::{Error, Refusal, Result};
 
 impl ClientSession {
@@ -34,7 +34,7 @@ impl ClientSession {
         let mut state = self.lock();
         let (waiting, ask) = if std::mem::take(&mut state.ping_due) && !state.ping_sent {
             state.ping_sent = true;
-            (PendingRequest::Ping, Ask::Ping(Empty {}))
+            (PendingRequest::Ping, Ask::Ping)
         } else if state.releases_sent < RELEASES || state.departing {
             let key = state.releases.pop_front()?;
             state.releases_sent += 1;
@@ -88,7 +88,7 @@ impl ClientSession {
     pub(in crate::client) fn answered(
         self: &Arc<Self>,
         id: u64,
-        answer: Option<Answer>,
+        answer: Answer,
         fds: Vec<OwnedFd>,
     ) -> Result<()> {
         let broken = |detail: &str| Error::protocol(self.peer(), detail);
@@ -101,23 +101,22 @@ impl ClientSession {
                 Ok(())
             }
             PendingRequest::Release(key) => {
-                self.released(key, answer.as_ref());
+                self.released(key, &answer);
                 Ok(())
             }
             PendingRequest::User {
                 what, fetch, reply, ..
             } => {
                 let lease = match &answer {
-                    Some(Answer::Granted(granted)) => {
+                    Answer::Granted(granted) => {
                         let name = fetch.ok_or_else(|| broken("a grant to what was no fetch"))?;
                         Some(self.hold(granted.lease, name)?)
                     }
                     _ => None,
                 };
                 let result = match answer {
-                    Some(Answer::Refused(why)) => Err(text::refused(&self.peer(), what, &why)),
-                    Some(answer) => Ok(Answered { answer, fds, lease }),
-                    None => Err(broken("an answer that this version does not know")),
+                    Answer::Refused(why) => Err(text::refused(&self.peer(), what, &why)),
+                    answer => Ok(Answered { answer, fds, lease }),
                 };
                 // If the user no longer waits, the lease and the fds are dropped with the returned value.
                 drop(reply.send(result));
@@ -157,11 +156,11 @@ impl ClientSession {
         Ok(ClientLease::new(Keep::new(self), key, receiver))
     }
 
-    fn released(&self, key: LeaseKey, answer: Option<&Answer>) {
+    fn released(&self, key: LeaseKey, answer: &Answer) {
         let mut state = self.lock();
         state.releases_sent = state.releases_sent.saturating_sub(1);
         let result = match answer {
-            Some(Answer::Refused(why)) => match Refusal::from_word(&why.reason) {
+            Answer::Refused(why) => match Refusal::from_word(&why.reason) {
                 Refusal::Limit => {
                     // The server is busy: retried with the next heartbeat.
                     state.releases.push_back(key);
@@ -183,24 +182,22 @@ impl ClientSession {
     ///
     /// # Errors
     /// The reason why the server has ended the session.
-    pub(in crate::client) fn notice(&self, event: Option<Event>) -> Result<()> {
+    pub(in crate::client) fn notice(&self, event: Event) -> Result<()> {
         match event {
-            Some(Event::Withdrawing(Withdrawing { lease, ms })) => {
+            Event::Withdrawing(Withdrawing { lease, ms }) => {
                 self.word(lease, &withdrawing(ms));
             }
-            Some(Event::Ended(Ended { lease, why })) => self.ended(lease, &why),
-            Some(Event::Closing(closing)) => {
+            Event::Ended(Ended { lease, why }) => self.ended(lease, &why),
+            Event::Closing(closing) => {
                 let state = self.lock();
                 for held in state.leases.values() {
                     change(&held.state, &withdrawing(closing.ms));
                 }
             }
-            Some(Event::Published(entry)) => self.tell(Notified::Published(Arc::new(entry))),
-            Some(Event::Gone(gone)) => self.tell(Notified::Gone(gone.name.into())),
-            Some(Event::Lost(lost)) => self.tell(Notified::Lost(Arc::new(lost))),
-            Some(Event::Dismissed(why)) => return Err(self.dismissed(&why)),
-            // An event of a later version.
-            None => {}
+            Event::Published(entry) => self.tell(Notified::Published(Arc::new(entry))),
+            Event::Gone(gone) => self.tell(Notified::Gone(gone.name.into())),
+            Event::Lost(lost) => self.tell(Notified::Lost(Arc::new(lost))),
+            Event::Dismissed(why) => return Err(self.dismissed(&why)),
         }
         Ok(())
     }

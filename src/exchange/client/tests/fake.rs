@@ -139,12 +139,11 @@ impl Peer {
     /// Returns the next request; answers pings on the way.
     pub(crate) async fn request(&mut self) -> Option<(u64, Ask)> {
         loop {
-            let Request { id, ask } = decode(&self.frame().await?).unwrap();
-            match ask.unwrap() {
-                Ask::Ping(_) => {
-                    let answer = Some(Answer::Done(Empty {}));
+            let (id, ask): Request = decode(&self.frame().await?).unwrap();
+            match ask {
+                Ask::Ping => {
                     // The client may have closed meanwhile; the next read reports that.
-                    let bytes = encode(&Reply { id, answer });
+                    let bytes = encode(&(id, Answer::Done));
                     let _ = self.0.write_u32(bytes.len() as u32).await;
                     let _ = self.0.write_all(&bytes).await;
                 }
@@ -163,12 +162,11 @@ impl Peer {
     }
 
     pub(crate) async fn answer(&mut self, id: u64, answer: Answer) {
-        let answer = Some(answer);
-        self.send(&Reply { id, answer }).await;
+        self.send(&(id, answer)).await;
     }
 
     pub(crate) async fn done(&mut self, id: u64) {
-        self.answer(id, Answer::Done(Empty {})).await;
+        self.answer(id, Answer::Done).await;
     }
 
     pub(crate) async fn refuse(&mut self, id: u64, reason: &str) {
@@ -180,7 +178,7 @@ impl Peer {
     }
 
     pub(crate) async fn notice(&mut self, event: Event) {
-        self.send(&Notice(Some(event))).await;
+        self.send(&FromServer::Event(event)).await;
     }
 
     /// Ends the connection once the other end has read everything. If this end closed with unread bytes, the

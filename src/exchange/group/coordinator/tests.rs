@@ -72,7 +72,7 @@ async fn ranks_come_together_and_part() {
         ms: 1000,
     };
     let (a, b) = tokio::join!(groups.leave(0, leave()), groups.leave(1, leave()));
-    assert_eq!((a, b), (Answer::Done(Empty {}), Answer::Done(Empty {})));
+    assert_eq!((a, b), (Answer::Done, Answer::Done));
     assert_eq!(groups.len(), 0);
     assert!(news.try_recv().is_err());
 }
@@ -167,7 +167,7 @@ async fn ranks_meet_at_barriers_in_time_or_hear_which_are_missing() {
     let enter = |session, number| groups.gather(session, barrier(round, number), Vec::new(), None);
     let (a, b) = tokio::join!(enter(0, 1), enter(1, 1));
     for answer in [a, b] {
-        assert_eq!(answer.unwrap_err(), Answer::Done(Empty {}));
+        assert_eq!(answer.unwrap_err(), Answer::Done);
     }
     let before = Instant::now();
     let Answer::Incomplete(why) = enter(0, 2).await.unwrap_err() else {
@@ -178,8 +178,8 @@ async fn ranks_meet_at_barriers_in_time_or_hear_which_are_missing() {
     // A rank whose connection breaks has entered.
     let hasty = tokio::time::timeout(Duration::from_millis(10), enter(0, 3)).await;
     assert!(hasty.is_err());
-    assert_eq!(enter(1, 3).await.unwrap_err(), Answer::Done(Empty {}));
-    assert_eq!(enter(0, 3).await.unwrap_err(), Answer::Done(Empty {}));
+    assert_eq!(enter(1, 3).await.unwrap_err(), Answer::Done);
+    assert_eq!(enter(0, 3).await.unwrap_err(), Answer::Done);
     assert!(groups.lock().waiters.is_empty());
 }
 

@@ -5,14 +5,13 @@ use serde::{Deserialize, Serialize};
 use super::is_false;
 use crate::protocol::Secret;
 use crate::protocol::at_most::{leases, some_leases};
-use crate::protocol::choice::choice;
 use crate::protocol::sanitize;
 use crate::share::{BootId, InstanceId};
 
 /// The newest version of the protocol that this crate supports.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// The oldest version.
-pub const OLDEST: u16 = 1;
+pub const OLDEST: u16 = 2;
 /// The first word of every hello.
 pub const MAGIC: &str = "egmem";
 /// The longest name in bytes; names consist of `A–Z a–z 0–9 . _ - / :` and have at least one byte.
@@ -55,15 +54,14 @@ pub struct Hello {
     pub queues: bool,
 }
 
-choice! {
-    /// The server's answer to a hello: `welcome` or `refused`.
-    #[derive(Clone, Debug, PartialEq)]
-    pub enum Greeting {
-        /// The session begins.
-        "welcome" => Welcome(Welcome),
-        /// It does not begin, and the connection is closed.
-        "refused" => Refused(Refused),
-    }
+/// The server's answer to a hello: `welcome` or `refused`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Greeting {
+    /// The session begins.
+    Welcome(Welcome),
+    /// It does not begin, and the connection is closed.
+    Refused(Refused),
 }
 
 /// A session's terms.

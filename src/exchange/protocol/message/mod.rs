@@ -1,7 +1,5 @@
-//! The messages. In CBOR each is a map with text keys; a reader skips unknown keys.
-//!
-//! A choice is a map with exactly one known key: `{"id": 7, "fetch": {…}}`. A request with no known key is
-//! answered with `unsupported`, an event with none is skipped.
+//! The messages. In CBOR each is a map with text keys; a reader skips unknown keys. An enumeration is a map of one entry,
+//! such as `{"fetch": {…}}`, or the text of a variant without fields.
 
 mod event;
 mod greeting;

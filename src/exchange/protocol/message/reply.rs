@@ -2,49 +2,38 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Empty, Refused, is_false};
+use super::{Refused, is_false};
 use crate::Owner;
 use crate::driver::HandleType;
-use crate::protocol::choice::choice;
 use crate::protocol::sanitize;
 use crate::protocol::{Payload, Secret};
 use crate::share::Description;
 
-/// The server's answer to a request.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Reply {
-    /// The request's id.
-    pub id: u64,
-    /// The answer; `None` if this version does not know it.
-    pub answer: Option<Answer>,
-}
-
-choice! {
-    /// An answer.
-    #[derive(Clone, Debug, PartialEq)]
-    #[non_exhaustive]
-    pub enum Answer {
-        /// The request succeeded.
-        "done" => Done(Empty),
-        /// The request was refused.
-        "refused" => Refused(Refused),
-        /// See [`Ask::List`](super::Ask::List).
-        "names" => Names(Names),
-        /// See [`Ask::Fetch`](super::Ask::Fetch).
-        "granted" => Granted(Granted),
-        /// See [`Ask::Redeem`](super::Ask::Redeem): this many fds come with the frame.
-        "fds" => Fds(Fds),
-        /// See [`Ask::Probe`](super::Ask::Probe).
-        "probed" => Probed(Probed),
-        /// See [`Ask::Join`](super::Ask::Join) and [`Ask::Gather`](super::Ask::Gather).
-        "agreed" => Agreed(Agreed),
-        /// See [`Ask::Offer`](super::Ask::Offer) and [`Ask::Gather`](super::Ask::Gather).
-        "members" => Members(Members),
-        /// Instead of [`Agreed`] or [`Members`], the same for all ranks: the group did not gather. In answer to a
-        /// gather, the same for all ranks: it has failed. Instead of [`Done`](Self::Done) to a rank that leaves:
-        /// not all the others have left.
-        "incomplete" => Incomplete(Incomplete),
-    }
+/// A server's answer to a request.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Answer {
+    /// The request succeeded.
+    Done,
+    /// The request was refused.
+    Refused(Refused),
+    /// See [`Ask::List`](super::Ask::List).
+    Names(Names),
+    /// See [`Ask::Fetch`](super::Ask::Fetch).
+    Granted(Granted),
+    /// See [`Ask::Redeem`](super::Ask::Redeem): this many fds come with the frame.
+    Fds(Fds),
+    /// See [`Ask::Probe`](super::Ask::Probe).
+    Probed(Probed),
+    /// See [`Ask::Join`](super::Ask::Join) and [`Ask::Gather`](super::Ask::Gather).
+    Agreed(Agreed),
+    /// See [`Ask::Offer`](super::Ask::Offer) and [`Ask::Gather`](super::Ask::Gather).
+    Members(Members),
+    /// Instead of [`Agreed`] or [`Members`], the same for all ranks: the group did not gather. In answer to a
+    /// gather, the same for all ranks: it has failed. Instead of [`Done`](Self::Done) to a rank that leaves:
+    /// not all the others have left.
+    Incomplete(Incomplete),
 }
 
 /// See [`Answer::Names`].

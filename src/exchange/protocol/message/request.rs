@@ -4,68 +4,57 @@ use serde::{Deserialize, Serialize};
 
 use crate::driver::{Access, HandleType, NodeId};
 use crate::protocol::at_most::{at_most, handles, texts};
-use crate::protocol::choice::choice;
 use crate::protocol::{Payload, Secret, Texts};
 use crate::share::{Description, InstanceId};
 use crate::{MAX_PATTERNS, Owner};
 
-/// A client's request. Many may be in flight; answers come in any order.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Request {
-    /// Unique among a connection's requests that are not answered yet.
-    pub id: u64,
-    /// The request; `None` if this version does not know it.
-    pub ask: Option<Ask>,
-}
+/// A client's request after the greeting, `[id, ask]`. Many may be in flight; answers come in any order. The id is unique
+/// among a connection's requests that are not answered yet.
+pub type Request = (u64, Ask);
 
-choice! {
-    /// A request.
-    #[derive(Clone, Debug, PartialEq)]
-    #[non_exhaustive]
-    pub enum Ask {
-        /// A heartbeat, answered by [`Answer::Done`](super::Answer::Done).
-        "ping" => Ping(Empty),
-        /// Lists names, answered by [`Answer::Names`](super::Answer::Names).
-        "list" => List(List),
-        /// Waits for a name and returns its entry, answered by [`Answer::Names`](super::Answer::Names) with one.
-        "wait" => Wait(Wait),
-        /// Requests handles and a lease, answered by [`Answer::Granted`](super::Answer::Granted).
-        "fetch" => Fetch(Fetch),
-        /// At the fd socket, after a normal hello: requests the fds for a ticket, answered by
-        /// [`Answer::Fds`](super::Answer::Fds). The fd socket answers nothing else except pings, and its welcome's
-        /// session is empty.
-        "redeem" => Redeem(Redeem),
-        /// Ends a lease: its memory is unmapped. Answered by [`Answer::Done`](super::Answer::Done).
-        "release" => Release(Release),
-        /// Reports that the word at the probe's place is written, answered by
-        /// [`Answer::Probed`](super::Answer::Probed).
-        "probe" => Probe(Probe),
-        /// Subscribes to events about names, answered by [`Answer::Names`](super::Answer::Names) with all that
-        /// exist.
-        "watch" => Watch(Watch),
-        /// Requests new memory under a name from an allocator service. Answered by
-        /// [`Answer::Names`](super::Answer::Names) with one.
-        "create" => Create(Create),
-        /// Ends a name that this peer created, answered by [`Answer::Done`](super::Answer::Done).
-        "delete" => Delete(Delete),
-        /// Joins a group as a rank, answered by [`Answer::Agreed`](super::Answer::Agreed) when all have.
-        "join" => Join(Join),
-        /// Offers a rank's handles, answered by [`Answer::Members`](super::Answer::Members) when all ranks have.
-        "offer" => Offer(Offer),
-        /// Enters a barrier or a gather of the rank's round. Answered when all ranks have entered: a barrier by
-        /// [`Answer::Done`](super::Answer::Done), a gather of bytes by
-        /// [`Answer::Members`](super::Answer::Members), one of memory by
-        /// [`Answer::Agreed`](super::Answer::Agreed); its members are then requested with [`Gather::first`].
-        "gather" => Gather(Gather),
-        /// Leaves a group, after unmapping the others' memory: answered by [`Answer::Done`](super::Answer::Done)
-        /// when all have.
-        "leave" => Leave(Leave),
-    }
+/// A request without its id.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Ask {
+    /// A heartbeat, answered by [`Answer::Done`](super::Answer::Done).
+    Ping,
+    /// Lists names, answered by [`Answer::Names`](super::Answer::Names).
+    List(List),
+    /// Waits for a name and returns its entry, answered by [`Answer::Names`](super::Answer::Names) with one.
+    Wait(Wait),
+    /// Requests handles and a lease, answered by [`Answer::Granted`](super::Answer::Granted).
+    Fetch(Fetch),
+    /// At the fd socket, after a normal hello: requests the fds for a ticket, answered by
+    /// [`Answer::Fds`](super::Answer::Fds). The fd socket answers nothing else except pings, and its welcome's
+    /// session is empty.
+    Redeem(Redeem),
+    /// Ends a lease: its memory is unmapped. Answered by [`Answer::Done`](super::Answer::Done).
+    Release(Release),
+    /// Reports that the word at the probe's place is written, answered by
+    /// [`Answer::Probed`](super::Answer::Probed).
+    Probe(Probe),
+    /// Subscribes to events about names, answered by [`Answer::Names`](super::Answer::Names) with all that
+    /// exist.
+    Watch(Watch),
+    /// Requests new memory under a name from an allocator service. Answered by
+    /// [`Answer::Names`](super::Answer::Names) with one.
+    Create(Create),
+    /// Ends a name that this peer created, answered by [`Answer::Done`](super::Answer::Done).
+    Delete(Delete),
+    /// Joins a group as a rank, answered by [`Answer::Agreed`](super::Answer::Agreed) when all have.
+    Join(Join),
+    /// Offers a rank's handles, answered by [`Answer::Members`](super::Answer::Members) when all ranks have.
+    Offer(Offer),
+    /// Enters a barrier or a gather of the rank's round. Answered when all ranks have entered: a barrier by
+    /// [`Answer::Done`](super::Answer::Done), a gather of bytes by
+    /// [`Answer::Members`](super::Answer::Members), one of memory by
+    /// [`Answer::Agreed`](super::Answer::Agreed); its members are then requested with [`Gather::first`].
+    Gather(Gather),
+    /// Leaves a group, after unmapping the others' memory: answered by [`Answer::Done`](super::Answer::Done)
+    /// when all have.
+    Leave(Leave),
 }
-
-/// An empty message.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Empty {}
 
 /// See [`Ask::List`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

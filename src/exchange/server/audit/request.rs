@@ -18,7 +18,7 @@ pub(in crate::server) struct Pending {
 }
 
 impl Pending {
-    pub fn new(inner: &Arc<ServerCore>, link: &Link, ask: Option<&Ask>) -> Self {
+    pub fn new(inner: &Arc<ServerCore>, link: &Link, ask: &Ask) -> Self {
         let asked = asked(ask, |name| inner.state().bytes_of(name));
         Self {
             inner: Arc::clone(inner),
@@ -44,7 +44,7 @@ impl Drop for Pending {
 
 /// Returns the parts of a request that an event contains. Names are not checked yet here, so this escapes and
 /// cuts them. `bytes_of` returns the size of the memory under a name.
-fn asked(ask: Option<&Ask>, bytes_of: impl FnOnce(&str) -> Option<u64>) -> Event {
+fn asked(ask: &Ask, bytes_of: impl FnOnce(&str) -> Option<u64>) -> Event {
     let plain = |request| Event {
         request: Some(request),
         ..Event::default()
@@ -62,30 +62,29 @@ fn asked(ask: Option<&Ask>, bytes_of: impl FnOnce(&str) -> Option<u64>) -> Event
         ..plain(request)
     };
     match ask {
-        None => plain("unknown"),
-        Some(Ask::Ping(_)) => plain("ping"),
-        Some(Ask::List(_)) => plain("list"),
-        Some(Ask::Watch(_)) => plain("watch"),
-        Some(Ask::Redeem(_)) => plain("redeem"),
-        Some(Ask::Wait(wait)) => named("wait", &wait.name),
-        Some(Ask::Fetch(fetch)) => named("fetch", &fetch.name),
-        Some(Ask::Create(create)) => Event {
+        Ask::Ping => plain("ping"),
+        Ask::List(_) => plain("list"),
+        Ask::Watch(_) => plain("watch"),
+        Ask::Redeem(_) => plain("redeem"),
+        Ask::Wait(wait) => named("wait", &wait.name),
+        Ask::Fetch(fetch) => named("fetch", &fetch.name),
+        Ask::Create(create) => Event {
             bytes: Some(create.bytes),
             ..named("create", &create.name)
         },
-        Some(Ask::Delete(delete)) => Event {
+        Ask::Delete(delete) => Event {
             bytes: bytes_of(&delete.name),
             ..named("delete", &delete.name)
         },
-        Some(Ask::Release(release)) => lease("release", release.lease),
-        Some(Ask::Probe(probe)) => lease("probe", probe.lease),
-        Some(Ask::Join(join)) => Event {
+        Ask::Release(release) => lease("release", release.lease),
+        Ask::Probe(probe) => lease("probe", probe.lease),
+        Ask::Join(join) => Event {
             rank: Some(join.rank),
             bytes: join.memory.as_ref().map(|memory| memory.len),
             ..group("join", &join.group)
         },
-        Some(Ask::Offer(offer)) => group("offer", &offer.group),
-        Some(Ask::Gather(gather)) => group("gather", &gather.group),
-        Some(Ask::Leave(leave)) => group("leave", &leave.group),
+        Ask::Offer(offer) => group("offer", &offer.group),
+        Ask::Gather(gather) => group("gather", &gather.group),
+        Ask::Leave(leave) => group("leave", &leave.group),
     }
 }

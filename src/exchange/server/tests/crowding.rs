@@ -97,8 +97,8 @@ async fn crowd(server: ServerOptions, client: &Security) {
     }
     let mut late = Raw::open_at(&address, client, &hello()).await;
     for raw in [&mut before, &mut late] {
-        let (answer, _) = raw.ask(Ask::Ping(Empty {})).await;
-        assert_eq!(answer, Answer::Done(Empty {}));
+        let (answer, _) = raw.ask(Ask::Ping).await;
+        assert_eq!(answer, Answer::Done);
     }
     // The oldest gave way: one for each newcomer, and no more.
     hung_up(&mut silent[0]).await;
@@ -140,12 +140,12 @@ async fn a_peer_with_many_notices_is_heard_meanwhile() {
     let driver = driver();
     let (_directory, address, server) = start_at_unix(Server::options()).await;
     let mut raw = Raw::open_at(&address, &Security::Plain, &hello()).await;
-    let id = raw.send(Ask::Ping(Empty {})).await;
+    let id = raw.send(Ask::Ping).await;
     for _ in 0..MUCH {
         server.handle.inner.state().tell_all(&news());
     }
     let (answer, _) = raw.answer(id).await;
-    assert_eq!(answer, Answer::Done(Empty {}));
+    assert_eq!(answer, Answer::Done);
     let before = raw.notices.len();
     assert!(before < MUCH / 2, "{before} notices before the answer");
     for _ in 0..MUCH {

@@ -57,8 +57,8 @@ async fn a_ticket_is_redeemed_for_fds_once() {
     assert_eq!(fd_socket.refusal(list).await, Refusal::Unsupported);
     let ask = Ask::Fetch(fetch("a"));
     assert_eq!(fd_socket.refusal(ask).await, Refusal::Unsupported);
-    let (answer, _) = fd_socket.ask(Ask::Ping(Empty {})).await;
-    assert_eq!(answer, Answer::Done(Empty {}));
+    let (answer, _) = fd_socket.ask(Ask::Ping).await;
+    assert_eq!(answer, Answer::Done);
     assert_eq!(server.stats().redeemed, 1);
 
     raw.release(granted.lease).await;

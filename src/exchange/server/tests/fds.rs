@@ -13,10 +13,7 @@ impl Raw {
     async fn ask_with_fds(&mut self, ask: Ask, count: usize) -> (Answer, std::io::PipeReader) {
         let (reader, writer) = std::io::pipe().unwrap();
         self.last += 1;
-        let request = Request {
-            id: self.last,
-            ask: Some(ask),
-        };
+        let request = (self.last, ask);
         let fds = vec![writer.as_fd(); count];
         let connection = &mut self.connection.writer;
         connection.write(&encode(&request), &fds).await.unwrap();
@@ -93,21 +90,18 @@ async fn fds_come_with_offers_of_ranks_that_have_joined_alone() {
     let (answer, pipe) = raw.ask_with_fds(offer("g", 1), 300).await;
     assert_eq!(reason(answer), Refusal::NotFound.word());
     closed(pipe).await;
-    let (answer, pipe) = raw.ask_with_fds(Ask::Ping(Empty {}), 1).await;
+    let (answer, pipe) = raw.ask_with_fds(Ask::Ping, 1).await;
     assert_eq!(reason(answer), Refusal::Invalid.word());
     closed(pipe).await;
     let shared = memory(&driver);
     raw.join("g", &shared).await;
-    let (answer, pipe) = raw.ask_with_fds(Ask::Ping(Empty {}), 1).await;
+    let (answer, pipe) = raw.ask_with_fds(Ask::Ping, 1).await;
     assert_eq!(reason(answer), Refusal::Invalid.word());
     closed(pipe).await;
     // At the fd socket, and in a hello, they violate the protocol.
     let fd_socket = Address::Unix(raw.welcome().door.clone().unwrap().into());
     let null = std::fs::File::open("/dev/null").unwrap();
-    let ping = encode(&Request {
-        id: 1,
-        ask: Some(Ask::Ping(Empty {})),
-    });
+    let ping = encode(&(1, Ask::Ping));
     let mut at_fd_socket = Raw::open_at(&fd_socket, &Security::Plain, &hello()).await;
     (at_fd_socket
         .connection
@@ -168,7 +162,7 @@ async fn a_peer_has_so_many_fds_here() {
         ms: 0,
     };
     let (answer, _) = one.ask(Ask::Leave(leave)).await;
-    assert_eq!(answer, Answer::Done(Empty {}));
+    assert_eq!(answer, Answer::Done);
     closed(pipe).await;
     let (granted, fds) = two.fetch(fetch_fds("a")).await.unwrap();
     assert_eq!(fds.len(), 1);
@@ -232,7 +226,7 @@ async fn fds_of_a_gather_are_kept_until_the_next() {
     }
     assert_eq!(server.stats().fds, before + 1);
     let (answer, _) = raw.ask(gather(round, 5, Operation::Barrier)).await;
-    assert_eq!(answer, Answer::Done(Empty {}));
+    assert_eq!(answer, Answer::Done);
     closed(second).await;
     drop((raw, shared));
     close(server, &driver).await;

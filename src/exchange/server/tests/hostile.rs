@@ -1,3 +1,4 @@
+use ciborium::cbor;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -34,8 +35,8 @@ async fn with_bystander(limits: Limits) -> (Driver, Server, Raw) {
 }
 
 async fn unharmed(driver: Driver, server: Server, mut bystander: Raw) -> ServerStats {
-    let (answer, _) = bystander.ask(Ask::Ping(Empty {})).await;
-    assert_eq!(answer, Answer::Done(Empty {}));
+    let (answer, _) = bystander.ask(Ask::Ping).await;
+    assert_eq!(answer, Answer::Done);
     until("the others are gone", || server.stats().connections == 1).await;
     let stats = server.stats();
     assert_eq!(stats.sessions, 1);
@@ -58,10 +59,7 @@ async fn before_a_hello_nobody_gets_anything() {
         change(&mut hello);
         framed(&encode(&hello))
     };
-    let request = encode(&Request {
-        id: 1,
-        ask: Some(Ask::List(List::default())),
-    });
+    let request = encode(&(1, Ask::List(List::default())));
     let hellos: [Vec<u8>; 9] = [
         b"GET / HTTP/1.1\r\n\r\n".to_vec(),
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03".to_vec(),
@@ -148,23 +146,45 @@ async fn a_peer_that_breaks_the_protocol_is_dropped() {
 }
 
 #[tokio::test]
-async fn unknown_requests_are_refused_and_the_rest_goes_on() {
-    let (driver, server, mut bystander) = with_bystander(limits()).await;
-    // {"id": 1, "dance": {}}
-    bystander.last = 1;
-    let unknown = b"\xa2\x62id\x01\x65dance\xa0";
-    bystander.write(unknown).await;
-    let Answer::Refused(refused) = bystander.answer(1).await.0 else {
-        panic!()
-    };
-    assert_eq!(refused.reason, Refusal::Unsupported.word());
-    let probe = Ask::Probe(Probe {
-        lease: 9,
-        wrote: None,
-    });
-    assert_eq!(bystander.refusal(probe).await, Refusal::NotFound);
+async fn an_unknown_request_ends_its_connection_alone() {
+    let (driver, server, bystander) = with_bystander(limits()).await;
+    let mut stream = tcp(&server).await;
+    stream.write_all(&framed(&encode(&hello()))).await.unwrap();
+    // [1, {"dance": {}}]
+    stream
+        .write_all(&framed(b"\x82\x01\xa1\x65dance\xa0"))
+        .await
+        .unwrap();
+    hung_up(&mut stream).await;
     let stats = unharmed(driver, server, bystander).await;
-    assert_eq!(stats.refusals["unsupported"], 1);
+    assert_eq!(stats.protocol_errors, 1);
+}
+
+/// A peer of the first version reads a refusal that it knows.
+#[tokio::test]
+async fn a_peer_of_the_first_version_is_told_so() {
+    let (driver, server, bystander) = with_bystander(limits()).await;
+    let mut stream = tcp(&server).await;
+    let boot = ciborium::Value::Bytes(vec![7; 16]);
+    let hello = cbor!({
+        "magic" => "egmem", "oldest" => 1, "newest" => 1, "boot" => boot, "fabric" => false,
+        "resume" => ciborium::Value::Bytes(vec![1; 40]), "held" => [1, 2],
+    });
+    let hello = encode(&hello.unwrap());
+    stream.write_all(&framed(&hello)).await.unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await.unwrap();
+    // A map of one entry, as in version 1.
+    let answer: ciborium::Value = ciborium::from_reader(&answer[4..]).unwrap();
+    let (key, refused) = &answer.as_map().unwrap()[0];
+    assert_eq!(key.as_text(), Some("refused"));
+    let field = |(key, value): &(ciborium::Value, ciborium::Value)| {
+        format!("{}: {}", key.as_text().unwrap(), value.as_text().unwrap())
+    };
+    let fields: Vec<_> = refused.as_map().unwrap().iter().map(field).collect();
+    assert_eq!(fields[0], "reason: version");
+    assert!(fields[1].contains("versions 2 to 2"), "{fields:?}");
+    unharmed(driver, server, bystander).await;
 }
 
 #[tokio::test]
@@ -182,10 +202,7 @@ async fn a_peer_that_does_not_read_is_dropped() {
         .collect();
     let mut stream = tcp(&server).await;
     stream.write_all(&framed(&encode(&hello()))).await.unwrap();
-    let list = framed(&encode(&Request {
-        id: 1,
-        ask: Some(Ask::List(List::default())),
-    }));
+    let list = framed(&encode(&(1, Ask::List(List::default()))));
     // Until the server stops reading, because it waits for the client to read.
     let ask = async { while stream.write_all(&list).await.is_ok() {} };
     tokio::time::timeout(LONG, ask).await.expect("it is kept");

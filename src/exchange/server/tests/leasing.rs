@@ -56,7 +56,7 @@ async fn the_janitor_forgets_a_groups_members() {
     let groups = &server.handle.inner.groups;
     while groups.deadline().is_some() {
         assert!(begun.elapsed() < LONG);
-        raw.ask(Ask::Ping(Empty {})).await;
+        raw.ask(Ask::Ping).await;
         tokio::time::sleep(soon_over() / 20).await;
     }
     assert_eq!(groups.len(), 1, "it is a group all the same");
@@ -86,8 +86,8 @@ async fn releases_count_although_their_answers_cannot_be_sent() {
     send(&mut client, &hello()).await;
     receive(&mut client).await;
     for id in 1..=3 {
-        let ask = Some(Ask::Fetch(fetch("a")));
-        send(&mut client, &Request { id, ask }).await;
+        let ask = Ask::Fetch(fetch("a"));
+        send(&mut client, &(id, ask)).await;
         receive(&mut client).await;
     }
     let leases: Vec<u64> = published.importers().iter().map(|one| one.lease).collect();
@@ -95,8 +95,8 @@ async fn releases_count_although_their_answers_cannot_be_sent() {
     // From here on the server's writes fail at once.
     rustix::net::shutdown(&client, rustix::net::Shutdown::Read).unwrap();
     for (id, lease) in (4..).zip(leases) {
-        let ask = Some(Ask::Release(Release { lease }));
-        send(&mut client, &Request { id, ask }).await;
+        let ask = Ask::Release(Release { lease });
+        send(&mut client, &(id, ask)).await;
     }
     until("all are released", || published.importers().is_empty()).await;
     drop((client, published));

@@ -204,10 +204,7 @@ impl Raw {
 
     async fn send(&mut self, ask: Ask) -> u64 {
         self.last += 1;
-        let request = Request {
-            id: self.last,
-            ask: Some(ask),
-        };
+        let request = (self.last, ask);
         self.write(&encode(&request)).await;
         self.last
     }
@@ -222,11 +219,11 @@ impl Raw {
         loop {
             let (bytes, fds) = self.read().await?;
             match decode::<FromServer>(&bytes).unwrap() {
-                FromServer::Reply(reply) => {
-                    assert_eq!(reply.id, id);
-                    return Some((reply.answer.unwrap(), fds));
+                FromServer::Reply(of, answer) => {
+                    assert_eq!(of, id);
+                    return Some((answer, fds));
                 }
-                FromServer::Notice(notice) => self.notices.extend(notice.0),
+                FromServer::Event(event) => self.notices.push(event),
             }
         }
     }
@@ -234,8 +231,7 @@ impl Raw {
     /// Returns whether the server answers a ping. It may have hung up before.
     async fn is_answered(&mut self) -> bool {
         self.last += 1;
-        let ask = Some(Ask::Ping(Empty {}));
-        let ping = encode(&Request { id: self.last, ask });
+        let ping = encode(&(self.last, Ask::Ping));
         self.connection.writer.write(&ping, &[]).await.is_ok()
             && self.answer_if_any(self.last).await.is_some()
     }
@@ -252,7 +248,7 @@ impl Raw {
         }
         let (bytes, _) = self.read().await.expect("the server hung up");
         match decode::<FromServer>(&bytes).unwrap() {
-            FromServer::Notice(Notice(Some(event))) => event,
+            FromServer::Event(event) => event,
             other => panic!("{other:?}"),
         }
     }
@@ -272,7 +268,7 @@ impl Raw {
 
     async fn release(&mut self, lease: u64) {
         let (answer, _) = self.ask(Ask::Release(Release { lease })).await;
-        assert_eq!(answer, Answer::Done(Empty {}));
+        assert_eq!(answer, Answer::Done);
     }
 
     async fn refusal(&mut self, ask: Ask) -> Refusal {

@@ -277,7 +277,7 @@ async fn an_allocator_makes_memory_and_goes_with_the_server() {
         })
     };
     assert_eq!(raw.refusal(delete("b")).await, Refusal::NotFound);
-    assert_eq!(raw.ask(delete("local/a")).await.0, Answer::Done(Empty {}));
+    assert_eq!(raw.ask(delete("local/a")).await.0, Answer::Done);
     assert!(raw.names("").await.is_empty());
     drop(raw);
     server.close(LONG).await.unwrap();

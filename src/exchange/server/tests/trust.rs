@@ -206,8 +206,8 @@ async fn a_revoked_certificate_ends_its_sessions_at_a_reload() {
     let why = dismissed(&mut one).await;
     assert_eq!(Refusal::from_word(&why.reason), Refusal::NotTrusted);
     assert!(why.detail.contains("is revoked"), "{why:?}");
-    let (answer, _) = other.ask(Ask::Ping(Empty {})).await;
-    assert_eq!(answer, Answer::Done(Empty {}));
+    let (answer, _) = other.ask(Ask::Ping).await;
+    assert_eq!(answer, Answer::Done);
     let states: Vec<_> = served
         .holders()
         .into_iter()

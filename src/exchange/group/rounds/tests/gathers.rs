@@ -59,9 +59,9 @@ pub(super) fn members(told: Option<&Told>) -> Members {
     let Some(Told::Members(roster, page)) = told else {
         panic!("{}", shown(told));
     };
-    let reply = decode::<Reply>(&roster.reply(*page, 1)).unwrap();
-    match reply.answer {
-        Some(Answer::Members(members)) => members,
+    let reply = decode::<(u64, Answer)>(&roster.reply(*page, 1)).unwrap();
+    match reply.1 {
+        Answer::Members(members) => members,
         other => panic!("{other:?}"),
     }
 }

@@ -14,7 +14,7 @@ use crate::driver::HandleType;
 use crate::driver::{Access, Location};
 use crate::group::collective::Outcome;
 use crate::group::round::Asker;
-use crate::protocol::{Agreed, Answer, Join, Leave, Members, Offer, Reply, Secret, Texts, decode};
+use crate::protocol::{Agreed, Answer, Join, Leave, Members, Offer, Secret, Texts, decode};
 use crate::share::{BootId, Description};
 use crate::share::{Identity, InstanceId, Part};
 

@@ -67,8 +67,8 @@ fn many_fds_are_one_source_if_every_rank_takes_queues() {
         panic!("{}", shown(story.told.get(&last)));
     };
     assert_eq!(roster.fds(0).len(), 33);
-    let reply: Reply = decode(&roster.reply(0, 1)).unwrap();
-    let Some(Answer::Members(Members { members, .. })) = reply.answer else {
+    let reply: (u64, Answer) = decode(&roster.reply(0, 1)).unwrap();
+    let Answer::Members(Members { members, .. }) = reply.1 else {
         panic!("no members");
     };
     assert_eq!(members[0].handles, Some(Handles::Fds(Fds::of(32))));
