@@ -7,7 +7,7 @@ use crate::events::TierEventKind;
 use crate::inner::Inner;
 use crate::memory::CpuView;
 use crate::page::{Evicted, PageId, Reserved};
-use crate::verify::sum;
+use crate::verify::sums;
 use crate::{Error, Key, MemoryError, Result};
 
 /// Pages for keys that the tier does not have yet. Copy the contents to them, wait, and [`commit`](Self::commit).
@@ -124,8 +124,7 @@ impl Store {
         }
         self.tier
             .with(|table| table.expect_written(&self.pages))??;
-        let of = |&page: &PageId| Ok(sum(&self.tier.page_view(page)?)?);
-        self.pages.iter().map(of).collect()
+        sums(&self.pages, |page| self.tier.page_view(page))
     }
 }
 
