@@ -1,5 +1,5 @@
 //! Accounts for the bytes that a server keeps for its peers, for each peer and in all. Connections, sessions,
-//! fds, leases and tickets are counted by further [`Accounts`].
+//! fds and leases are counted by further [`Accounts`].
 //!
 //! Everything that a peer can make a server keep carries a [`Charge`], which returns its bytes when it is
 //! dropped. Beyond a limit no charge is made: the request is refused with `limit`, or the connection ends.
@@ -22,10 +22,10 @@
 //! | events of watched names: `published`, `gone` | they are sent, or the connection ends | the number of names | the same |
 //! | `ping`, `list`, `release` | answered at once | | nothing |
 //! | `watch`: a prefix | the connection's end | 64 prefixes of 255 bytes | [`ENTRY`] and the prefix |
-//! | `wait`, `probe`, `redeem`, `delete`, `leave` | answered | `requests_in_flight` | [`REQUEST`] |
+//! | `wait`, `probe`, `delete`, `leave` | answered | `requests_in_flight` | [`REQUEST`] |
 //! | `fetch` | answered | the same | the same; its answer is built when it is written |
 //! | a driver call that outlives its request | it returns | | [`REQUEST`] |
-//! | a lease, its ticket and its record after expiry | it is released, or its name is gone | `leases_per_peer`, `tickets_per_peer` | [`LEASE`] |
+//! | a lease and its record after expiry | it is released, or its name is gone | `leases_per_peer` | [`LEASE`] |
 //! | `create`: the request, `peers` | answered | 1024 peers | [`REQUEST`] and its bytes |
 //! | a name that a peer owns: its entry, `peers` and parts, from its publication on | it is deleted | `names`, quotas | [`REQUEST`], `peers` and its parts |
 //! | `join`: a rank's admission, reasons, memory and handles | it has left, or the round has failed | `groups`, `groups_per_peer`, 8 reasons, 262,144 parts | [`REQUEST`], its bytes and its parts |

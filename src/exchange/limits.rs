@@ -88,8 +88,6 @@ limits! {
         pub requests_in_flight: usize = 64,
         /// Frames queued for a slow reader before it is dropped.
         pub queued_frames: usize = 256,
-        /// Tickets of one peer that are not redeemed yet.
-        pub tickets_per_peer: usize = 1024,
         /// Names in one answer.
         pub list_page: usize = 256,
         /// Groups.

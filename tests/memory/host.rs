@@ -140,7 +140,6 @@ pub fn serve(setup: &Setup) {
     let mut options = Server::options()
         .listen(Address::loopback(0))
         .listen(Address::Unix(setup.folder.join("socket")))
-        .fd_socket(Some(setup.folder.join("door")))
         .allocator(Arc::clone(&maker) as Arc<dyn Allocate>)
         .groups("*", Who::anyone())
         .heartbeat(Duration::from_secs(setup.lease) / 2)

@@ -4,7 +4,7 @@
 mod clients;
 mod conversations;
 mod counting;
-mod fd_socket;
+mod hellos;
 mod host;
 mod limits;
 mod messages;

@@ -99,9 +99,6 @@ const ANSWERED: &[Message] = &[
             after: Some("x".repeat(EACH)),
         })
     }),
-    ("redeem", WAITING, |_| {
-        Ask::Redeem(Redeem { ticket: secret(64) })
-    }),
     ("release", 0, |lease| {
         Ask::Release(Release { lease: lease << 40 })
     }),

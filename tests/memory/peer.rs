@@ -42,6 +42,7 @@ pub fn hello(resume: Option<Secret>, held: Option<Vec<u64>>) -> Vec<u8> {
         held,
         agent: String::new(),
         queues: true,
+        moves: false,
     }))
 }
 

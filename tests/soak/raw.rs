@@ -81,6 +81,11 @@ impl Raw {
 
 /// A hello's bytes.
 pub fn hello(resume: Option<Secret>, held: Option<Vec<u64>>) -> Vec<u8> {
+    hello_of(resume, held, false)
+}
+
+/// The same, of a session that moves to a Unix socket.
+pub fn hello_of(resume: Option<Secret>, held: Option<Vec<u64>>, moves: bool) -> Vec<u8> {
     encode(&Hello {
         magic: MAGIC.into(),
         oldest: VERSION,
@@ -91,6 +96,7 @@ pub fn hello(resume: Option<Secret>, held: Option<Vec<u64>>) -> Vec<u8> {
         held,
         agent: "hostile".into(),
         queues: true,
+        moves,
     })
     .to_vec()
 }

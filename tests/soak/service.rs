@@ -49,7 +49,6 @@ ca = "{ca}"
 cert = "{cert}"
 key = "{key}"
 [local]
-door = "@/door"
 [create]
 who = ["*"]
 peer_bytes = "64MiB"
@@ -101,7 +100,6 @@ names = 128
 groups = 16
 groups_per_peer = 8
 group_size = 16
-tickets_per_peer = 64
 handshake = 2000
 frame = 2000
 write = 2000
@@ -139,10 +137,6 @@ impl Service {
 
     pub fn unix(&self) -> PathBuf {
         self.folder.join("sock")
-    }
-
-    pub fn fd_socket(&self) -> PathBuf {
-        self.folder.join("door")
     }
 
     pub fn pid(&self) -> u32 {

@@ -180,7 +180,7 @@ impl FetchOptions {
         let terms = session.terms();
         let same_machine = terms.welcome.boot == session.dial.boot;
         let can = |via| match via {
-            HandleType::PosixFd => terms.unix || (same_machine && terms.welcome.door.is_some()),
+            HandleType::PosixFd => terms.unix,
             HandleType::Fabric => session.dial.no_fabric.is_none(),
         };
         let wanted = match &self.via {
@@ -195,8 +195,9 @@ impl FetchOptions {
         if wanted.contains(&HandleType::PosixFd) {
             reasons.push(match same_machine {
                 true => format!(
-                    "{} is on this machine, but only TCP leads to it: it has no fd socket",
-                    terms.peer
+                    "{} is on this machine, but only TCP leads to it: {}",
+                    terms.peer,
+                    terms.no_unix.as_deref().unwrap_or("it has no Unix socket")
                 ),
                 false => format!("POSIX fds do not leave the machine of {}", terms.peer),
             });
@@ -262,9 +263,7 @@ impl FetchOptions {
             let why = "handles of a type that is not accepted";
             return Err((None, self.client.broken(why)));
         }
-        let opened = open::opened(session, handles, answered.fds, memory.parts.len()).await;
-        let handles = opened
-            .map_err(|error| (Some(via), error))?
+        let handles = open::opened(&handles, answered.fds, memory.parts.len())
             .ok_or_else(|| (None, self.client.broken("not one handle for each part")))?;
         let no_fabric = match via {
             HandleType::Fabric => None,
@@ -344,7 +343,7 @@ impl IntoFuture for FetchOptions {
 const fn type_of(handles: &Handles) -> HandleType {
     match handles {
         Handles::Fabric(_) => HandleType::Fabric,
-        Handles::Fds(_) | Handles::Ticket(_) => HandleType::PosixFd,
+        Handles::Fds(_) => HandleType::PosixFd,
     }
 }
 

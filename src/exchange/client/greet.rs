@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 use zeroize::Zeroizing;
 
 use super::options::ClientOptions;
@@ -14,7 +14,7 @@ use crate::protocol::{
 use crate::share::BootId;
 use crate::tls::Credential;
 use crate::transport::{self, Connection, FrameReader, FrameWriter, Unconnected};
-use crate::{Error, MemoryError, PeerName, Result, ShareError};
+use crate::{Address, Error, MemoryError, PeerName, Result, Security, ShareError};
 
 /// The shortest heartbeat and lease that a server may set.
 const LEAST: Duration = Duration::from_millis(10);
@@ -51,6 +51,8 @@ pub(super) struct Terms {
     pub(super) lease: Duration,
     /// Whether the connection is a Unix socket, which passes fds.
     pub(super) unix: bool,
+    /// Why the session has not moved to the server's Unix socket.
+    pub(super) no_unix: Option<String>,
     /// The server's answer. Its peer name is escaped; its times and paths are unchecked, and `ended` is empty.
     pub(super) welcome: Welcome,
 }
@@ -90,27 +92,82 @@ pub(super) async fn establish(
         let what = format!("connecting to {}", dial.options.address);
         Err(Error::timed_out(what, left).into())
     };
-    timeout_at(deadline, greet(dial, resume, left))
-        .await
-        .unwrap_or_else(timed_out)
+    let work = async {
+        let options = &dial.options;
+        let (address, security) = (&options.address, &options.security);
+        let mut established = greet(dial, (address, security), resume, (left, false)).await?;
+        move_to_unix(dial, &mut established, left).await;
+        Ok(established)
+    };
+    timeout_at(deadline, work).await.unwrap_or_else(timed_out)
 }
 
-/// Connects, says hello and reads the greeting; the handshake may take `left`.
+/// Moves a session over TCP to the Unix socket of a server on this machine, because only that passes fds. Where the
+/// socket cannot be reached, the session stays, and `no_unix` says why.
+async fn move_to_unix(dial: &Dial, established: &mut Established, left: Duration) {
+    let terms = &mut established.terms;
+    let (Some(local), true) = (&terms.welcome.local, dial.options.moves) else {
+        return;
+    };
+    if terms.unix || terms.welcome.boot != dial.boot {
+        return;
+    }
+    // tokio takes a path with a leading NUL for an abstract name.
+    let path = local.strip_prefix('@').map(|name| format!("\0{name}"));
+    let address = Address::Unix(path.unwrap_or_else(|| local.clone()).into());
+    let resume = Resume {
+        session: terms.welcome.session.clone(),
+        server: terms.server.clone(),
+        held: Vec::new(),
+    };
+    let left = (left / 4).min(dial.options.limits.handshake);
+    let moving = greet(
+        dial,
+        (&address, &Security::Plain),
+        Some(resume),
+        (left, true),
+    );
+    let moved = timeout(left, moving).await;
+    let moved = moved.unwrap_or_else(|_| Err(Error::timed_out("its greeting", left).into()));
+    let why = match moved {
+        Ok(moved) if moved.terms.welcome.instance == terms.welcome.instance => {
+            (terms.unix, terms.pid) = (true, moved.terms.pid);
+            (established.reader, established.writer) = (moved.reader, moved.writer);
+            return;
+        }
+        Ok(_) => "another server listens there".into(),
+        Err(error) => Error::from(error).to_string(),
+    };
+    tracing::debug!(socket = local, why, "the session stays on TCP");
+    let hint = match local.starts_with('@') {
+        true => {
+            "give this container the server's network namespace, or have the server listen at a Unix socket too"
+        }
+        false => "mount the socket's folder into this container at the same path",
+    };
+    terms.no_unix = Some(format!(
+        "its Unix socket {local} cannot be used: {why}; {hint}"
+    ));
+}
+
+/// Connects, says hello and reads the greeting; the handshake may take `left`. A session that `moves` has been begun over
+/// TCP.
 async fn greet(
     dial: &Dial,
+    (address, security): (&Address, &Security),
     resume: Option<Resume>,
-    left: Duration,
+    (left, moves): (Duration, bool),
 ) -> Result<Established, Unconnected> {
     let options = &dial.options;
     let mut limits = options.limits.clone();
     limits.handshake = left;
-    let (address, peers) = (&options.address, &options.peers);
-    let mut connection = transport::connect(address, &options.security, peers, &limits).await?;
+    let mut connection = transport::connect(address, security, &options.peers, &limits).await?;
     let peer = connection.label.to_string();
-    // A server other than the session's must not learn its secret.
-    let resume = resume.filter(|resume| resume.server == connection.peer);
+    // A server other than the session's must not learn its secret. It has named the socket to which it moves.
+    let resume = resume.filter(|resume| moves || resume.server == connection.peer);
     let resuming = resume.is_some();
     let (resume, held) = resume.map(|resume| (resume.session, resume.held)).unzip();
+    let held = held.filter(|_| !moves);
     let hello = Hello {
         magic: MAGIC.into(),
         oldest: OLDEST,
@@ -121,6 +178,7 @@ async fn greet(
         held,
         agent: options.agent.clone(),
         queues: true,
+        moves,
     };
     let hello = fitting(hello, options.limits.hello_bytes);
     connection.writer.write(&hello, &[]).await?;
@@ -136,8 +194,8 @@ async fn greet(
     if !(OLDEST..=VERSION).contains(&welcome.version) {
         return Err(broken(format!("version {} was not offered", welcome.version)).into());
     }
-    if welcome.resumed && !resuming {
-        return Err(broken("a session was resumed that was not named".into()).into());
+    if welcome.resumed && !resuming || moves && !welcome.resumed {
+        return Err(broken("another session than the one that was named".into()).into());
     }
     Ok(established(connection, welcome, peer))
 }
@@ -151,6 +209,7 @@ fn established(connection: Connection, mut welcome: Welcome, peer: String) -> Es
             heartbeat,
             lease: Duration::from_millis(welcome.lease_ms).clamp(heartbeat, MOST),
             unix: connection.local,
+            no_unix: None,
             pid: connection.pid,
             server: connection.peer,
             peer,
@@ -189,6 +248,7 @@ mod tests {
             held: Some((1 << 40..(1 << 40) + held).collect()),
             agent: String::new(),
             queues: true,
+            moves: false,
         };
         for (held, most, listed) in [
             (3, 256 << 10, true),

@@ -1,115 +1,25 @@
-//! Opens the handles of an answer, redeems tickets at a server's fd socket, and runs blocking work.
+//! Opens the handles of an answer, and runs blocking work.
 
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
-use std::sync::Arc;
 
-use tokio::time::timeout_at;
-
-use super::greet::{self, Dial, Established};
-use super::session::ClientSession;
-use super::text;
 use crate::driver::{FabricHandle, ShareableHandle};
-use crate::protocol::{Answer, Ask, Fds, FromServer, Handles, Redeem, Secret, decode, encode};
+use crate::protocol::{Fds, Handles, Secret};
 use crate::share::PartHandles;
-use crate::{Address, Error, Result, Security, ShareError, limits};
-
-/// Returns the fds for a ticket, from the Unix socket that the server has named.
-async fn redeem(session: &Arc<ClientSession>, ticket: Secret) -> Result<(Fds, Vec<OwnedFd>)> {
-    let terms = session.terms();
-    let patience = session.patience();
-    let deadline = limits::deadline(patience);
-    let broken = |detail: &str| Error::protocol(terms.peer.clone(), detail);
-    let fd_socket = terms.welcome.door.clone().map(PathBuf::from);
-    let fd_socket =
-        fd_socket.ok_or_else(|| broken("a ticket, and no fd socket to redeem it at"))?;
-    if !fd_socket.is_absolute() {
-        return Err(broken("an fd socket without an absolute path"));
-    }
-    let mut options = session.dial.options.clone();
-    options.address = Address::Unix(fd_socket);
-    options.security = Security::Plain;
-    let dial = Dial {
-        options,
-        ..session.dial.clone()
-    };
-    let what = format!("redeeming a ticket at {}", dial.options.address);
-    let work = async {
-        let connection = greet::establish(&dial, None, deadline).await;
-        let mut connection = connection.map_err(|error| no_fd_socket(error.into()))?;
-        if connection.terms.welcome.instance != terms.welcome.instance {
-            return Err(Error::Stale {
-                what: format!("a ticket from {}", terms.peer),
-                why: "another server is at its fd socket".into(),
-            });
-        }
-        let request = encode(&(1, Ask::Redeem(Redeem { ticket })));
-        connection.writer.write(&request, &[]).await?;
-        read_fds(&mut connection, dial.options.limits.frame_bytes).await
-    };
-    let done = timeout_at(deadline, work).await;
-    done.unwrap_or(Err(Error::timed_out(what, patience)))
-}
-
-/// Adds to an error of connecting to an fd socket how a process in a container reaches it.
-fn no_fd_socket(error: Error) -> Error {
-    match error {
-        Error::Share(ShareError::Unreachable { peer, cause, why }) => {
-            let why = format!(
-                "{why}; the server of this machine passes POSIX fds there: mount the socket's folder into this \
-                 container at the same path"
-            );
-            Error::Share(ShareError::Unreachable { peer, cause, why })
-        }
-        error => error,
-    }
-}
-
-/// Reads the answer to request 1, in frames of at most `limit` bytes.
-async fn read_fds(connection: &mut Established, limit: u32) -> Result<(Fds, Vec<OwnedFd>)> {
-    let peer = &connection.terms.peer;
-    loop {
-        let Some(mut frame) = connection.reader.read(limit).await? else {
-            return Err(Error::peer_lost(peer.clone(), "it closed its fd socket"));
-        };
-        let reply = match decode(&frame.bytes).map_err(|error| text::of(peer, error))? {
-            FromServer::Event(_) => continue,
-            FromServer::Reply(id, answer) => (id, answer),
-        };
-        return match reply {
-            (1, Answer::Fds(fds)) if fds.count as usize == frame.fds.len() => {
-                Ok((fds, frame.uncounted_fds()))
-            }
-            (1, Answer::Refused(why)) => Err(text::refused(peer, "redeeming a ticket", &why)),
-            _ => {
-                let why = "the answer does not carry as many fds as it says";
-                Err(Error::protocol(peer.clone(), why))
-            }
-        };
-    }
-}
+use crate::{Error, Result};
 
 fn fds_of(fds: Vec<OwnedFd>) -> Vec<ShareableHandle> {
     fds.into_iter().map(ShareableHandle::PosixFd).collect()
 }
 
-/// Returns the handles of so many parts that an answer with `came` names, if they are complete or come through a queue;
-/// redeems a ticket.
-pub(super) async fn opened(
-    session: &Arc<ClientSession>,
-    handles: Handles,
-    came: Vec<OwnedFd>,
-    parts: usize,
-) -> Result<Option<PartHandles>> {
-    let (fds, came) = match handles {
+/// Returns the handles of so many parts that an answer with `came` names, if they are complete or come through a queue.
+pub(super) fn opened(handles: &Handles, came: Vec<OwnedFd>, parts: usize) -> Option<PartHandles> {
+    match handles {
         Handles::Fabric(secrets) => {
-            let handles = fabric(&secrets).filter(|handles| handles.len() == parts);
-            return Ok(handles.map(PartHandles::from));
+            let handles = fabric(secrets).filter(|handles| handles.len() == parts);
+            handles.map(PartHandles::from)
         }
-        Handles::Fds(fds) => (fds, came),
-        Handles::Ticket(ticket) => redeem(session, ticket).await?,
-    };
-    Ok(came_with(fds, came, parts))
+        Handles::Fds(fds) => came_with(*fds, came, parts),
+    }
 }
 
 /// Returns the handles of so many parts, of fds that came with a message.

@@ -74,6 +74,8 @@ pub struct ClientOptions {
     pub(super) timeout: Duration,
     pub(super) patient: bool,
     pub(super) fabric: Option<bool>,
+    /// Whether the session moves to the server's Unix socket if it can.
+    pub(super) moves: bool,
     /// The owner that fetches expect, unless they name another.
     pub(super) owner: Option<Owner>,
 }
@@ -90,6 +92,7 @@ impl ClientOptions {
             timeout: Duration::from_secs(10),
             patient: false,
             fabric: None,
+            moves: true,
             owner: None,
         }
     }
@@ -99,8 +102,8 @@ impl ClientOptions {
         /// sockets allow.
         security: Security;
 
-        /// Sets which users' servers may be used over Unix sockets, including the fd socket: by default the
-        /// same user's.
+        /// Sets which users' servers may be used over Unix sockets, also of a server that is dialed over TCP: by default
+        /// the same user's.
         peers: Peers;
 
         /// Sets the sizes, counts and times that the client allows.
@@ -121,6 +124,12 @@ impl ClientOptions {
     /// Sets the client's name for the server's log: at most 255 bytes, the rest is cut off.
     pub fn agent(mut self, agent: impl Into<String>) -> Self {
         self.agent = cut(&agent.into(), LONGEST).to_owned();
+        self
+    }
+
+    /// Stays on TCP, for ranks of groups, which go to the Unix socket with their user's name.
+    pub(crate) fn stay(mut self) -> Self {
+        self.moves = false;
         self
     }
 

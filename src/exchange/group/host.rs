@@ -1,5 +1,8 @@
 //! The server that one rank starts for its group.
 
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -7,9 +10,8 @@ use tokio::time::Instant;
 
 use super::Admission;
 use super::options::GroupOptions;
-use crate::server::fd_socket::FdSocketPath;
 use crate::share::InstanceId;
-use crate::{Address, PeerName, Result, Server, Who};
+use crate::{Address, Error as ExchangeError, PeerName, Result, Server, Who};
 
 /// How often the server checks whether the other ranks have gone.
 const LOOK: Duration = Duration::from_millis(5);
@@ -30,7 +32,30 @@ pub(super) struct Hosted {
 
 /// A server, and the directory of its Unix socket if that has one of its own, which is removed with the server.
 /// Dropped in this order: the directory outlives the server.
-type Running = (Server, Option<FdSocketPath>);
+type Running = (Server, Option<Folder>);
+
+/// A folder for a Unix socket, removed when dropped.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn create(others: bool) -> Result<Self> {
+        let path = std::env::temp_dir().join(format!("egmem-{}", InstanceId::random()?));
+        let mode = if others { 0o711 } else { 0o700 };
+        DirBuilder::new()
+            .mode(mode)
+            .create(&path)
+            .map_err(|error| {
+                ExchangeError::system(format!("creating {}", path.display()), &error)
+            })?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
 
 impl Hosted {
     pub async fn start(options: &GroupOptions) -> Result<Self> {
@@ -42,11 +67,10 @@ impl Hosted {
             .limits(options.limits.clone())
             .lease(options.lease)
             .heartbeat(options.lease / 4)
-            .groups(options.name.clone(), who(options))
-            .fd_socket(None);
+            .groups(options.name.clone(), who(options));
         if !options.address.is_unix() {
-            let own = FdSocketPath::private(InstanceId::random()?, &options.peers)?;
-            server = server.listen(Address::Unix(own.path.clone()));
+            let own = Folder::create(options.peers.reach_beyond_own_user())?;
+            server = server.listen(Address::Unix(own.0.join("socket")));
             path = Some(own);
         }
         let server = server.start().await?;

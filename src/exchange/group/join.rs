@@ -198,6 +198,7 @@ async fn connect(
             .limits(options.limits.clone())
             .agent(format!("rank {} of group {}", options.rank, options.name))
             .timeout(until.saturating_duration_since(Instant::now()))
+            .stay()
     };
     let address = match hosted {
         Some(hosted) => hosted.address(&options.address),

@@ -197,6 +197,7 @@ mod tests {
                 held: Some(held),
                 agent: String::new(),
                 queues: false,
+                moves: false,
             };
             decode::<Hello>(&encode(&hello)).is_ok_and(|read| read == hello)
         };

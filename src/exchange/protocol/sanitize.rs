@@ -41,13 +41,13 @@ pub(super) fn all_words<'de, D: Deserializer<'de>>(
     Ok(texts.iter().map(|text| bounded(text, MAX_TEXT)).collect())
 }
 
-/// Deserializes the path of a Unix socket that a client may connect to: absolute, and short enough for an
-/// address.
+/// Deserializes the path of a Unix socket that a client may connect to: absolute, or an abstract name after `@`, and
+/// short enough for an address.
 pub(super) fn path<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
     let Some(path) = Option::<String>::deserialize(deserializer)? else {
         return Ok(None);
     };
-    let why = if !path.starts_with('/') {
+    let why = if !path.starts_with(['/', '@']) {
         "a socket's path that is not absolute"
     } else if path.len() > MAX_PATH {
         "a socket's path of more than 107 bytes"

@@ -17,7 +17,7 @@ pub const MAX_GATHER: usize = 64 << 10;
 /// ranks, and 16 KiB of each of 1024.
 pub const MAX_GATHER_TOTAL: usize = 16 << 20;
 
-/// A fabric handle, a ticket or a session's token.
+/// A fabric handle or a session's token.
 pub type Secret = Wiped<MAX_SECRET>;
 
 /// A rank's bytes in a gather.

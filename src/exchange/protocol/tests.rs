@@ -98,10 +98,10 @@ fn errors_do_not_repeat_the_peers_bytes_at_length() {
 
 #[test]
 fn a_secret_is_not_in_the_error_about_its_message() {
-    // A ticket of 65 bytes.
-    let mut bytes = b"\x82\x01\xa1\x66redeem\xa1\x66ticket\x58\x41".to_vec();
+    // {"resume": …}, a token of 65 bytes.
+    let mut bytes = b"\xa1\x66resume\x58\x41".to_vec();
     bytes.extend([b'Z'; 65]);
-    let error = decode::<Request>(&bytes).unwrap_err().to_string();
+    let error = decode::<Hello>(&bytes).unwrap_err().to_string();
     assert!(
         !error.contains("ZZ") && !error.contains("90, 90"),
         "{error}"

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use tokio::time::timeout_at;
 
 use super::admission::{OfPeer, Raised, Shaking, gave_way};
-use super::fd_socket::{self, FdSocketPath};
 use super::handshakes::{GiveWay, Handshakes};
 use super::link::Link;
 use super::{ServerCore, connection};
@@ -24,14 +23,9 @@ struct Newcomer {
     give_way: GiveWay,
 }
 
-/// Accepts connections at the address with this number until the server ends; with a path, it is that of the
-/// fd socket.
-pub(super) async fn run(
-    inner: Arc<ServerCore>,
-    listening: Listening,
-    number: usize,
-    path: Option<FdSocketPath>,
-) {
+/// Accepts connections at the address with this number until the server ends. At its `own` socket sessions move, and
+/// none begins.
+pub(super) async fn run(inner: Arc<ServerCore>, listening: Listening, number: usize, own: bool) {
     loop {
         let accepted = tokio::select! {
             () = inner.ended.cancelled() => break,
@@ -39,7 +33,7 @@ pub(super) async fn run(
         };
         match accepted {
             Ok(Some(newcomer)) => {
-                let serve = serve(Arc::clone(&inner), newcomer, path.is_some());
+                let serve = serve(Arc::clone(&inner), newcomer, own);
                 inner.tasks.spawn(serve);
             }
             Ok(None) => break,
@@ -50,9 +44,6 @@ pub(super) async fn run(
             }
         }
     }
-    // First the socket, then its directory.
-    drop(listening);
-    drop(path);
 }
 
 /// Returns the next connection.
@@ -99,7 +90,7 @@ async fn incoming(inner: &ServerCore, listening: &Listening) -> Result<Incoming>
 }
 
 /// Serves one connection from its first byte to its last.
-async fn serve(inner: Arc<ServerCore>, newcomer: Newcomer, at_fd_socket: bool) {
+async fn serve(inner: Arc<ServerCore>, newcomer: Newcomer, own: bool) {
     let Newcomer {
         incoming,
         open,
@@ -109,47 +100,40 @@ async fn serve(inner: Arc<ServerCore>, newcomer: Newcomer, at_fd_socket: bool) {
     let greeted = tokio::select! {
         () = inner.ended.cancelled() => return,
         Ok(()) = give_way => Err(gave_way(&inner)),
-        greeted = greet(&inner, incoming, shaking, at_fd_socket) => greeted,
+        greeted = greet(&inner, incoming, shaking, own) => greeted,
     };
     match greeted {
-        Ok((connection, Some(link), of_peer)) => {
+        Ok((connection, link, of_peer)) => {
             connection::serve(&inner, connection, &link).await;
             drop(of_peer);
         }
-        Ok((connection, None, of_peer)) => fd_socket::serve(&inner, connection, of_peer).await,
         Err(error) => {
             inner.counters.count(|counters| &counters.failed_handshakes);
-            if !at_fd_socket && matches!(error, Error::Share(ShareError::NotTrusted { .. })) {
+            if matches!(error, Error::Share(ShareError::NotTrusted { .. })) {
                 inner
                     .audit
                     .refused_without_session("handshake", None, None, "not_trusted");
             }
-            match at_fd_socket {
-                true => tracing::info!(%error, "at the fd socket"),
-                false => tracing::info!(%error, "no session"),
-            }
+            tracing::info!(%error, "no session");
         }
     }
     drop(open);
 }
 
-/// Handshake and hello, under one deadline. Connections to the fd socket have no session.
+/// Handshake and hello, under one deadline.
 async fn greet(
     inner: &Arc<ServerCore>,
     incoming: Incoming,
     shaking: Shaking,
-    at_fd_socket: bool,
-) -> Result<(Connection, Option<Link>, OfPeer)> {
+    own: bool,
+) -> Result<(Connection, Link, OfPeer)> {
     let deadline = limits::deadline(inner.limits.handshake);
     let (mut connection, hello) = hello(inner, incoming, deadline).await?;
-    let peer = connection.peer.clone();
-    let begun = OfPeer::enter(inner, &peer).and_then(|of_peer| {
+    let begun = inner.move_to(&mut connection, &hello, own).and_then(|()| {
+        let of_peer = OfPeer::enter(inner, &connection.peer)?;
         of_peer.charge_frames(&mut connection);
-        if at_fd_socket {
-            return Ok((None, inner.welcome(&hello, &peer)?, of_peer));
-        }
         let (link, welcome) = inner.begin(&mut connection, &hello, &of_peer.account)?;
-        Ok((Some(link), welcome, of_peer))
+        Ok((link, welcome, of_peer))
     });
     // The hello's list of leases is no longer charged.
     drop(hello);
@@ -159,8 +143,8 @@ async fn greet(
                 Ok(()) => send(inner, &mut connection, Greeting::Welcome(welcome), deadline).await,
                 Err(error) => Err(error),
             };
-            if let (Err(_), Some(link)) = (&greeted, &link) {
-                inner.detach(link, Instant::now());
+            if greeted.is_err() {
+                inner.detach(&link, Instant::now());
             }
             greeted.map(|()| (connection, link, of_peer))
         }

@@ -1,7 +1,7 @@
 //! The audit log: one event for each session, grant, refusal, release, revocation, creation, deletion, and group
 //! that a rank joins or leaves.
 //!
-//! docs/service.md has the fields. None of them is a handle, a ticket, a session's token or a key: [`Event`] has no
+//! docs/service.md has the fields. None of them is a handle, a session's token or a key: [`Event`] has no
 //! field that could hold one.
 
 mod bound;
@@ -97,11 +97,8 @@ impl Audit {
         }
     }
 
-    pub fn session_begun(&self, link: &Link, resumed: bool) {
-        let event = match resumed {
-            true => "session_resumed",
-            false => "session_begun",
-        };
+    /// Reports that a session has begun, was resumed, or has moved to this connection.
+    pub fn session_begun(&self, link: &Link, event: &'static str) {
         self.session(of_link(link, event, Event::default()));
     }
 
@@ -127,17 +124,6 @@ impl Audit {
         self.done(Event {
             lease: Some(lease),
             ..of_link(link, "granted", about(publication))
-        });
-    }
-
-    /// Reports that a process got the fds of a lease at the fd socket.
-    pub fn redeemed(&self, by: &PeerName, pid: Option<u32>, lease: u64, publication: &Publication) {
-        self.done(Event {
-            pid,
-            lease: Some(lease),
-            event: "redeemed",
-            peer: by.to_string(),
-            ..about(publication)
         });
     }
 
@@ -185,7 +171,7 @@ impl Audit {
         }
     }
 
-    /// Reports the refusal of a request at the fd socket, or of a session.
+    /// Reports the refusal of a session.
     pub fn refused_without_session(
         &self,
         request: &'static str,

@@ -243,7 +243,7 @@ async fn answer_done(inner: &ServerCore, writer: &mut FrameWriter, jobs: &mut Jo
 }
 
 /// Sends the answer to a request.
-pub(super) async fn answer(
+async fn answer(
     inner: &ServerCore,
     writer: &mut FrameWriter,
     id: u64,

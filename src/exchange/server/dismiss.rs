@@ -97,10 +97,14 @@ impl ServerCore {
         {
             dismiss(Refusal::NotTrusted, &why);
         }
-        if let PeerName::User(uid) = link.session.peer
+        if let Some(uid) = link.session.user()
             && !lock(&self.peers).admits_user(uid)
         {
-            dismiss(Refusal::Forbidden, NO_USER);
+            match link.session.peer {
+                PeerName::User(_) => dismiss(Refusal::Forbidden, NO_USER),
+                // It may go on over TCP.
+                _ => link.session.cut(),
+            }
         }
     }
 

@@ -7,16 +7,12 @@ use super::link::Link;
 use super::outcome::{Content, No, Outcome, Step, invalid, not_found};
 use super::process::Known;
 use super::publication::Publication;
-use super::session::ServerSession;
-use super::state::ServerState;
 use super::{ServerCore, ServerEvent};
 use crate::PeerName;
 use crate::Refusal;
-use crate::account::{Account, Charge, REQUEST};
 use crate::driver::{Access, HandleType};
 use crate::ledger::Party;
-use crate::protocol::{Answer, Fds, Fetch, Granted, Handles, Secret, check_name};
-use crate::share::queue;
+use crate::protocol::{Answer, Fds, Fetch, Granted, Handles, check_name};
 use crate::transport::HeldFd;
 
 /// The most handle types that a client may ask for.
@@ -35,15 +31,6 @@ enum Via {
     Fds(Vec<HeldFd>),
     /// The fds are sent through a queue.
     Queue,
-    Ticket,
-}
-
-/// What is reserved for the answer to a ticket.
-enum Room {
-    /// So many fds.
-    Fds(usize, Charge),
-    /// A queue, and the task that fills it.
-    Queue(Vec<HeldFd>),
 }
 
 enum Choice {
@@ -145,7 +132,11 @@ impl ServerCore {
                 HandleType::PosixFd if parts > most_fds && !is_queued => {
                     reasons.push(format!("more than {most_fds} POSIX fds"));
                 }
-                HandleType::PosixFd if link.local => match answered.fds.take() {
+                HandleType::PosixFd if !link.local => {
+                    reasons
+                        .push("the session has not moved to the server's Unix socket".to_owned());
+                }
+                HandleType::PosixFd => match answered.fds.take() {
                     Some(Ok(_)) if is_queued => return Ok(Choice::Grant(Via::Queue, no_fabric)),
                     Some(Ok(fds)) => return Ok(Choice::Grant(Via::Fds(fds), no_fabric)),
                     Some(Err(why)) => {
@@ -154,12 +145,6 @@ impl ServerCore {
                     }
                     None => return Ok(Choice::Ask(wanted)),
                 },
-                HandleType::PosixFd if self.fd_socket.is_some() => {
-                    return Ok(Choice::Grant(Via::Ticket, no_fabric));
-                }
-                HandleType::PosixFd => {
-                    reasons.push("the server has no socket for POSIX fds".to_owned());
-                }
             }
         }
         reasons.extend(no_fabric);
@@ -228,12 +213,6 @@ impl ServerCore {
                 (Some(Handles::Fds(Fds::of(count))), fds)
             }
             Via::Queue => (Some(Handles::Fds(Fds::in_queue())), queue),
-            Via::Ticket => {
-                let until = now + self.ticket;
-                let ticket = self.ticket_for(&mut state, session, publication, lease, until)?;
-                self.janitor.notify_one();
-                (Some(Handles::Ticket(ticket)), Vec::new())
-            }
         };
         drop(state);
         note(publication, &session.peer, link.process.as_ref());
@@ -260,80 +239,6 @@ impl ServerCore {
             };
             (Answer::Granted(granted), fds)
         })))
-    }
-
-    /// Issues the ticket of a lease, or ends the lease.
-    fn ticket_for(
-        &self,
-        state: &mut ServerState,
-        session: &ServerSession,
-        publication: &Arc<Publication>,
-        lease: u64,
-        until: Instant,
-    ) -> Result<Secret, No> {
-        state.leases.change(lease, |lease| lease.handed = false);
-        let issued = self.tickets.of(&session.peer).charge(1).map_err(No::from);
-        let issued = issued.and_then(|charge| {
-            let (peer, memory) = (&session.peer, Arc::clone(publication));
-            let issued = state.tickets.issue(lease, peer, until, memory, charge);
-            issued.map_err(|error| (Refusal::Internal, error.to_string()))
-        });
-        issued.inspect_err(|_| {
-            let lease = state.leases.release(session.id, &session.peer, lease);
-            lease.iter().for_each(|lease| state.returned(lease));
-        })
-    }
-
-    /// Returns the fds for a ticket, which is then used up: for the peer, and its process if known. A client that takes
-    /// fds from `queues` gets a queue of many.
-    pub(super) async fn redeem(
-        &self,
-        by: &PeerName,
-        process: Option<&Known>,
-        (fds, account): (&Arc<Account>, &Arc<Account>),
-        (ticket, queues): (&Secret, bool),
-    ) -> Outcome {
-        // Only then is the ticket used up: beyond a limit, the client can retry later.
-        let charge = account.charge(REQUEST)?;
-        let room = {
-            let state = self.state();
-            let publication = state.tickets.peek(ticket, Instant::now());
-            let publication = publication.ok_or_else(not_found)?;
-            let parts = publication.description.parts.len();
-            match queues && queue::is_needed(parts) {
-                true => Room::Queue(self.feed(publication, (fds, account))?),
-                false if parts > self.limits.frame_fds as usize => {
-                    let detail = format!("{parts} fds, more than a frame has");
-                    return Err((Refusal::Limit, detail));
-                }
-                false => Room::Fds(parts, fds.charge(parts)?),
-            }
-        };
-        let (lease, publication, peer) = {
-            let mut state = self.state();
-            let redeemed = state.tickets.redeem(ticket, Instant::now());
-            let (lease, publication, peer) = redeemed.ok_or_else(not_found)?;
-            state.leases.change(lease, |lease| lease.handed = true);
-            if let Some(process) = process {
-                state.leases.set_known(lease, process);
-            }
-            (lease, publication, peer)
-        };
-        note(&publication, by, process);
-        let pid = process.map(|known| known.shown.pid);
-        self.audit.redeemed(by, pid, lease, &publication);
-        let name = Arc::clone(&publication.name);
-        let (answer, fds) = match room {
-            Room::Queue(queue) => (Fds::in_queue(), queue),
-            Room::Fds(count, room) => {
-                let export = move || Ok(HeldFd::counted(publication.export_fds(count)?, room));
-                let fds = self.charged_call(charge, export).await?;
-                (Fds::of(fds.len() as u32), fds)
-            }
-        };
-        self.counters.count(|counters| &counters.redeemed);
-        tracing::info!(%peer, %by, name = &*name, "ticket redeemed");
-        Ok(Content::Answer(Answer::Fds(answer), fds))
     }
 }
 

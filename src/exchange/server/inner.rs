@@ -41,18 +41,14 @@ pub(super) struct ServerCore {
     /// The accounts of peers, and of connections that have not been greeted.
     pub(super) accounts: Arc<Accounts>,
     pub(super) unknown: Arc<Account>,
-    /// Count greeted connections, sessions, and tickets.
+    /// Count greeted connections, and sessions.
     pub(super) connections: Arc<Accounts>,
     pub(super) sessions: Arc<Accounts>,
-    pub(super) tickets: Arc<Accounts>,
-    /// One for each address, the fd socket last.
+    /// One for each address, the own Unix socket last.
     pub(super) handshakes: Vec<Handshakes>,
     pub(super) heartbeat: Duration,
     pub(super) lease: Duration,
-    pub(super) ticket: Duration,
-    /// Where tickets are redeemed.
-    pub(super) fd_socket: Option<String>,
-    /// The Unix socket that serves the whole protocol.
+    /// The Unix socket where sessions of clients on this machine move.
     pub(super) local: Option<String>,
     pub(super) allocator: Mutex<Option<Arc<dyn Allocate>>>,
     pub(super) registration: Mutex<Option<Registration>>,
@@ -189,7 +185,6 @@ impl ServerCore {
     /// Ends the sessions that have expired.
     pub(super) fn expire(&self, now: Instant) {
         let mut state = self.state();
-        state.tickets.expire(now);
         self.end_recalled(&mut state, now);
         let ended = state.leases.expire(now);
         self.sessions_over(state, ended, now);
@@ -219,15 +214,9 @@ impl ServerCore {
 
     /// Cleans up after a lease that has expired, and reports it.
     pub(super) fn lapsed(&self, state: &mut ServerState, lease: &LeaseRecord, now: Instant) {
-        state.tickets.forget(lease.holder.lease);
         state.recalls.remove(lease.holder.lease);
         state.leases.follow_lease(lease.holder.lease);
         self.janitor.notify_one();
-        if !lease.handed {
-            // It never had anything to map.
-            state.returned(lease);
-        }
-        // The same holds for memory that is no longer published.
         if let Some(registered) = state.publications.get(&lease.publication) {
             registered.publication.changed.notify_waiters();
         }

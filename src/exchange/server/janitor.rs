@@ -1,4 +1,4 @@
-//! Ends sessions, tickets, leases and rounds at their deadlines.
+//! Ends sessions, leases and rounds at their deadlines.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::ServerCore;
 use crate::Tls;
 
-/// Ends sessions, tickets and groups' rounds at their deadlines, and starts to wait for followed processes,
+/// Ends sessions and groups' rounds at their deadlines, and starts to wait for followed processes,
 /// until the server ends.
 pub(super) async fn run(inner: Arc<ServerCore>) {
     let mut reloads = inner.tls.as_ref().map(Tls::reloads);
@@ -15,22 +15,13 @@ pub(super) async fn run(inner: Arc<ServerCore>) {
         let groups = inner.groups.deadline().map(|at| at.into_std());
         let deadline = {
             let state = inner.state();
-            // Redeeming checks a ticket's validity: this only removes old ones.
-            let tickets = (!state.tickets.is_empty()).then(|| Instant::now() + inner.ticket);
             let expiry = state.credentials.deadline((inner.wall_clock)());
             let recall = state.recalls.first();
             let audit = inner.audit.deadline();
-            [
-                state.leases.deadline(),
-                tickets,
-                groups,
-                expiry,
-                recall,
-                audit,
-            ]
-            .into_iter()
-            .flatten()
-            .min()
+            [state.leases.deadline(), groups, expiry, recall, audit]
+                .into_iter()
+                .flatten()
+                .min()
         };
         let sleep = tokio::time::sleep_until(deadline.unwrap_or_else(Instant::now).into());
         let reloaded = async {

@@ -83,6 +83,11 @@ impl Leases {
         self.sessions.insert(session, new);
     }
 
+    /// Returns whether the session has a connection.
+    pub fn is_attached(&self, session: u64) -> bool {
+        self.sessions.contains_key(&session) && self.deadlines.get(session).is_none()
+    }
+
     /// Attaches a connection to the session; returns whether the session still exists.
     pub fn attach(&mut self, session: u64) -> bool {
         if self.deadlines.remove(session) {
@@ -134,7 +139,6 @@ impl Leases {
             probe,
             process: None,
             machine: entry.machine,
-            handed: true,
             counted: Some(Arc::new(counted)),
             charge: None,
         };
@@ -285,18 +289,9 @@ impl Leases {
         let publication = record.publication;
         let holders = self.publications.entry(publication).or_default();
         holders.live.remove(&lease);
-        if record.handed {
-            holders.expired.insert(lease);
-            if holders.expired.len() > MAX_EXPIRED {
-                self.crowded.insert(publication);
-            }
-        } else {
-            // Its ticket ends with it, so no process can have it mapped.
-            self.leases.remove(&lease);
-            if holders.is_empty() {
-                self.publications.remove(&publication);
-            }
-            self.unfollow(record.process, lease);
+        holders.expired.insert(lease);
+        if holders.expired.len() > MAX_EXPIRED {
+            self.crowded.insert(publication);
         }
         Some(record)
     }

@@ -13,10 +13,8 @@ mod credentials;
 mod deadlines;
 mod dismiss;
 mod events;
-pub(super) mod fd_socket;
 mod feed;
 mod fetch;
-mod folder;
 mod handshakes;
 mod inner;
 mod janitor;
@@ -36,7 +34,6 @@ mod sessions;
 mod start;
 mod state;
 mod stats;
-mod tickets;
 mod token;
 mod unconfirmed;
 
@@ -150,7 +147,8 @@ impl Server {
         inner.dismiss(state, &theirs, Refusal::Forbidden, detail)
     }
 
-    /// Changes the users that may connect to Unix sockets, and ends the sessions of those that no longer may.
+    /// Changes the users that may connect to Unix sockets, and ends the sessions of those that no longer may. Sessions
+    /// that have [moved](ServerOptions::local_socket) there go back to TCP.
     ///
     /// # Errors
     /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) if other users are to be admitted and none was
@@ -162,6 +160,16 @@ impl Server {
             return Err(Error::invalid("peers", why));
         }
         lock(&inner.peers).clone_from(&peers);
+        {
+            let state = inner.state();
+            let moved = state.sessions.iter().filter(|session| {
+                let user = session.user();
+                !matches!(session.peer, PeerName::User(_))
+                    && user.is_some_and(|uid| !peers.admits_user(uid))
+            });
+            // They may go on over TCP.
+            moved.for_each(|session| session.cut());
+        }
         let refused = |peer: &PeerName| match peer {
             PeerName::User(uid) => !peers.admits_user(*uid),
             _ => false,

@@ -1,7 +1,6 @@
 //! Options of a server.
 
 use std::fmt;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -14,15 +13,6 @@ use crate::transport;
 use crate::{Address, Limits, Security, Who};
 use crate::{Error, Result};
 
-/// Where the fd socket is.
-#[derive(Clone, Debug)]
-pub(super) enum FdSocketAt {
-    /// In a private directory of its own.
-    Anywhere,
-    At(PathBuf),
-    Nowhere,
-}
-
 /// Options of a server; [`start`](Self::start) starts it.
 #[derive(Clone)]
 #[must_use = "options do nothing until `start`"]
@@ -32,8 +22,7 @@ pub struct ServerOptions {
     pub(super) limits: Limits,
     pub(super) heartbeat: Duration,
     pub(super) lease: Duration,
-    pub(super) ticket: Duration,
-    pub(super) fd_socket: FdSocketAt,
+    pub(super) local_socket: bool,
     pub(super) peers: Peers,
     pub(super) groups: Vec<(String, Who)>,
     pub(super) directory: Option<Directory>,
@@ -50,7 +39,6 @@ impl fmt::Debug for ServerOptions {
             .field("limits", &self.limits)
             .field("heartbeat", &self.heartbeat)
             .field("lease", &self.lease)
-            .field("fd_socket", &self.fd_socket)
             .field("peers", &self.peers)
             .finish_non_exhaustive()
     }
@@ -64,8 +52,7 @@ impl ServerOptions {
             limits: Limits::default(),
             heartbeat: Duration::from_secs(5),
             lease: Duration::from_secs(30),
-            ticket: Duration::from_secs(10),
-            fd_socket: FdSocketAt::Anywhere,
+            local_socket: true,
             peers: Peers::same_user(),
             groups: Vec::new(),
             directory: None,
@@ -107,25 +94,17 @@ impl ServerOptions {
         self
     }
 
-    /// Sets how long a ticket for the fd socket is valid: 10 s by default.
-    pub fn ticket(mut self, ticket: Duration) -> Self {
-        self.ticket = ticket;
+    /// Sets whether clients on this machine that connect over TCP may move their sessions to a Unix socket, which
+    /// passes fds: by default yes. It is the first one that the server listens at, or else an abstract socket of
+    /// its own, which serves sessions that move there and nothing else. Without it such clients get fabric
+    /// handles or nothing.
+    pub fn local_socket(mut self, on: bool) -> Self {
+        self.local_socket = on;
         self
     }
 
-    /// Sets the path of the Unix socket where tickets are redeemed for fds; `None`: no such socket, so
-    /// clients that connect over TCP get fabric handles or nothing.
-    ///
-    /// By default it lies in a directory of its own, under `XDG_RUNTIME_DIR` or the directory for temporary
-    /// files. The server removes it at its end; if the server is killed, the next server of the same user
-    /// that creates one there does, before the machine restarts.
-    pub fn fd_socket(mut self, path: Option<PathBuf>) -> Self {
-        self.fd_socket = path.map_or(FdSocketAt::Nowhere, FdSocketAt::At);
-        self
-    }
-
-    /// Sets which users' processes may connect to Unix sockets, the fd socket and those listened at: by default
-    /// the same user's.
+    /// Sets which users' processes may connect to Unix sockets, also to [move](Self::local_socket) there: by
+    /// default the same user's.
     pub fn peers(mut self, peers: Peers) -> Self {
         self.peers = peers;
         self
@@ -203,27 +182,6 @@ impl ServerOptions {
                 ));
             }
         }
-        self.check_fd_socket()
-    }
-
-    fn check_fd_socket(&self) -> Result<()> {
-        let FdSocketAt::At(path) = &self.fd_socket else {
-            return Ok(());
-        };
-        // The address's own rules for paths: not empty, no NUL, at most 107 bytes.
-        let address = path
-            .to_str()
-            .map_or_else(
-                || Err(Error::invalid("fd socket", "it is not UTF-8")),
-                |path| format!("unix:{path}").parse::<Address>(),
-            )
-            .map_err(|error| Error::invalid("fd socket", format!("{}: {error}", path.display())))?;
-        match self.addresses.contains(&address) {
-            true => Err(Error::invalid(
-                "fd socket",
-                format!("{address} is an address to listen at, too; choose another path"),
-            )),
-            false => Ok(()),
-        }
+        Ok(())
     }
 }

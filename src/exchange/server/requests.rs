@@ -7,7 +7,7 @@ use super::link::Link;
 use super::outcome::{Content, No, Outcome, Step, done, invalid, not_found};
 use super::{Allocation, ServerCore, ServerEvent, fetch};
 use crate::Refusal;
-use crate::account::{self, Account, Charge, REQUEST};
+use crate::account::{self, Account, REQUEST};
 use crate::driver::random;
 use crate::group::NO_SUCH_ROUND;
 use crate::protocol::{
@@ -50,16 +50,6 @@ pub(super) fn begin(
             let (inner, session) = (Arc::clone(inner), link.session.id);
             Step::later(async move { Ok(inner.groups.leave(session, leave).await.into()) })
         }
-        Ask::Redeem(redeem) if link.local => {
-            let (inner, link) = (Arc::clone(inner), link.clone());
-            Step::later(async move {
-                let (session, process) = (&link.session, link.process.as_ref());
-                let at = (&link.fds, session.account());
-                let ticket = (&redeem.ticket, link.queues);
-                (inner.redeem(&session.peer, process, at, ticket)).await
-            })
-        }
-        Ask::Redeem(_) => Err((Refusal::Unsupported, String::new())),
     }
 }
 
@@ -143,15 +133,7 @@ impl ServerCore {
         account: &Arc<Account>,
         call: impl FnOnce() -> crate::Result<T> + Send + 'static,
     ) -> Result<T, No> {
-        self.charged_call(account.charge(REQUEST)?, call).await
-    }
-
-    /// As [`driver_call`](Self::driver_call), with an existing charge.
-    pub(super) async fn charged_call<T: Send + 'static>(
-        &self,
-        charge: Charge,
-        call: impl FnOnce() -> crate::Result<T> + Send + 'static,
-    ) -> Result<T, No> {
+        let charge = account.charge(REQUEST)?;
         let call = move || {
             let result = call();
             drop(charge);

@@ -29,6 +29,8 @@ pub(super) struct ServerSession {
 #[derive(Debug)]
 struct Outbox {
     connection: u64,
+    /// The user at the other end of a Unix socket.
+    user: Option<u32>,
     notices: VecDeque<Event>,
     limit: usize,
     overflown: bool,
@@ -100,13 +102,13 @@ pub(super) enum Next {
 }
 
 impl ServerSession {
-    /// Creates the session of a connection; at most `limit` notices wait for it. The charge is of [`SESSION`]
+    /// Creates the session of a connection, and its user; at most `limit` notices wait for it. The charge is of [`SESSION`]
     /// bytes.
     pub fn new(
         id: u64,
         peer: PeerName,
         token: Secret,
-        connection: u64,
+        (connection, user): (u64, Option<u32>),
         limit: usize,
         (account, charge): (Arc<Account>, Charge),
     ) -> Self {
@@ -116,6 +118,7 @@ impl ServerSession {
             token,
             outbox: Mutex::new(Outbox {
                 connection,
+                user,
                 notices: VecDeque::new(),
                 limit,
                 overflown: false,
@@ -141,14 +144,26 @@ impl ServerSession {
 
     /// Moves the session to another connection; the previous one ends. Queued notices are kept, unless the
     /// client wants them `afresh`.
-    pub fn take_over(&self, connection: u64, afresh: bool) {
+    pub fn take_over(&self, connection: u64, user: Option<u32>, afresh: bool) {
         let mut outbox = self.outbox();
         outbox.connection = connection;
+        outbox.user = user;
         outbox.overflown = false;
         outbox.clear(afresh);
         drop(outbox);
         // For the previous connection, which may wait in either of the two; the other one checks anyway.
         self.wake.notify_waiters();
+        self.wake.notify_one();
+    }
+
+    /// Returns the user at the other end, if its connection is a Unix socket.
+    pub fn user(&self) -> Option<u32> {
+        self.outbox().user
+    }
+
+    /// Ends the connection. The peer may resume the session.
+    pub fn cut(&self) {
+        self.outbox().overflown = true;
         self.wake.notify_one();
     }
 
@@ -278,7 +293,7 @@ mod tests {
         });
         let account = accounts.of(&peer);
         let charge = account.charge(SESSION).unwrap();
-        ServerSession::new(1, peer, token, 10, limit, (account, charge))
+        ServerSession::new(1, peer, token, (10, None), limit, (account, charge))
     }
 
     fn closing(ms: u64) -> Event {
@@ -328,7 +343,7 @@ mod tests {
         }
         assert!((8..64).contains(&told), "{told}");
         assert_eq!(session.next(10), Next::Overflown);
-        session.take_over(11, true);
+        session.take_over(11, None, true);
         assert_eq!(session.outbox().bytes, 0);
         session.tell(closing(1));
         session.news_of(&"a".into(), true, 9);
@@ -342,13 +357,13 @@ mod tests {
         let session = session(9);
         session.tell(closing(1));
         session.news_of(&"a".into(), true, 9);
-        session.take_over(11, false);
+        session.take_over(11, None, false);
         assert_eq!(session.next(10), Next::TakenOver);
         assert!(session.is_of(11) && !session.is_of(10));
         assert_eq!(session.next(11), Next::Notice(closing(1)));
         assert_eq!(session.next(11), Next::Nothing, "it has to watch anew");
         session.tell(closing(2));
-        session.take_over(12, true);
+        session.take_over(12, None, true);
         assert_eq!(session.next(12), Next::Nothing);
     }
 }

@@ -13,27 +13,28 @@ use super::{ServerCore, ServerEvent, token};
 use crate::PeerName;
 use crate::Refusal;
 use crate::account::{self, Account};
-use crate::protocol::{Event, Hello, Secret, VERSION, Welcome, Withdrawing};
+use crate::protocol::{Event, Hello, VERSION, Welcome, Withdrawing};
 use crate::transport::Connection;
 
 impl ServerCore {
-    /// Returns the welcome to a session, without the fields that only sessions have.
-    pub(super) fn welcome(&self, hello: &Hello, peer: &PeerName) -> Result<Welcome, No> {
-        let internal = || (Refusal::Internal, String::new());
-        Ok(Welcome {
-            version: hello.newest.min(VERSION),
-            instance: self.instance,
-            boot: self.boot,
-            session: Secret::new(&[]).ok_or_else(internal)?,
-            resumed: false,
-            ended: Vec::new(),
-            peer: peer.to_string(),
-            heartbeat_ms: millis(self.heartbeat),
-            lease_ms: millis(self.lease),
-            frame_bytes: self.limits.frame_bytes,
-            door: self.fd_socket.clone(),
-            local: self.local.clone(),
-        })
+    /// Gives a connection to which a session moves the name of that session's peer: it keeps its rights, and gains
+    /// none of the user at the Unix socket.
+    pub(super) fn move_to(
+        &self,
+        connection: &mut Connection,
+        hello: &Hello,
+        own: bool,
+    ) -> Result<(), No> {
+        if !hello.moves {
+            let why = "sessions move to this socket, and none begins here";
+            return match own {
+                true => Err((Refusal::Unsupported, why.into())),
+                false => Ok(()),
+            };
+        }
+        let session = self.state().session_of(hello).cloned();
+        connection.peer = session.ok_or_else(cannot_move)?.peer.clone();
+        Ok(())
     }
 
     /// Returns a session for a connection: the one that the client names, if it belongs to that peer, or a
@@ -45,26 +46,34 @@ impl ServerCore {
         account: &Arc<Account>,
     ) -> Result<(Link, Welcome), No> {
         let peer = &connection.peer.clone();
-        let mut welcome = self.welcome(hello, peer)?;
+        let (mut resumed, mut ended) = (false, Vec::new());
         let mut state = self.state();
         let id = state.next_number();
-        let named = hello.resume.as_ref().and_then(|token| {
-            let session = state.sessions.get(token::key(token)?)?;
-            (session.token == *token && session.peer == *peer).then(|| Arc::clone(session))
-        });
+        let named = state.session_of(hello).filter(|one| one.peer == *peer);
+        let named = named.cloned();
+        // Whoever stole a token cannot move a session whose peer is not connected, or connected over a Unix socket.
+        let can_move = |session: &Arc<ServerSession>| {
+            connection.user.is_some()
+                && session.user().is_none()
+                && state.leases.is_attached(session.id)
+        };
+        if hello.moves && !named.as_ref().is_some_and(can_move) {
+            return Err(cannot_move());
+        }
         let session = match named {
             Some(session) if state.leases.attach(session.id) => {
-                session.take_over(id, hello.held.is_some());
+                session.take_over(id, connection.user, hello.held.is_some());
                 state.unwatch(session.id);
                 let most = self.limits.leases_per_peer.saturating_mul(2);
                 let held = hello.held.as_deref().filter(|held| held.len() <= most);
-                welcome.ended = self.reconcile(&mut state, &session, held);
-                welcome.resumed = true;
+                ended = self.reconcile(&mut state, &session, held);
+                resumed = true;
                 session
             }
             _ => {
                 let (ip, boot) = (connection.ip, hello.boot);
-                self.new_session(&mut state, id, (peer, Machine { ip, boot }), account)?
+                let at = (id, connection.user);
+                self.new_session(&mut state, at, (peer, Machine { ip, boot }), account)?
             }
         };
         if let Some(credential) = &connection.credential {
@@ -72,9 +81,16 @@ impl ServerCore {
             self.janitor.notify_one();
         }
         drop(state);
-        welcome.session = session.token.clone();
         let number = session.id;
-        if welcome.resumed {
+        let event = match (hello.moves, resumed) {
+            (true, _) => "session_moved",
+            (false, true) => "session_resumed",
+            (false, false) => "session_begun",
+        };
+        if hello.moves {
+            self.counters.count(|counters| &counters.moved);
+            tracing::info!(%peer, session = number, "session moved to the Unix socket");
+        } else if resumed {
             self.counters.count(|counters| &counters.resumed);
             tracing::info!(%peer, session = number, "session resumed");
         } else {
@@ -84,6 +100,19 @@ impl ServerCore {
                 session: number,
             });
         }
+        let welcome = Welcome {
+            version: hello.newest.min(VERSION),
+            instance: self.instance,
+            boot: self.boot,
+            session: session.token.clone(),
+            resumed,
+            ended,
+            peer: peer.to_string(),
+            heartbeat_ms: millis(self.heartbeat),
+            lease_ms: millis(self.lease),
+            frame_bytes: self.limits.frame_bytes,
+            local: self.local.clone(),
+        };
         let link = Link {
             id,
             session,
@@ -93,16 +122,16 @@ impl ServerCore {
             process: Known::of(connection),
             boot: hello.boot,
         };
-        self.audit.session_begun(&link, welcome.resumed);
+        self.audit.session_begun(&link, event);
         self.verify_begun(&link, connection.credential.as_ref());
         Ok((link, welcome))
     }
 
-    /// Creates a session of a peer, for the connection `id`.
+    /// Creates a session of a peer, for the connection `id`, of a user if it is a Unix socket.
     fn new_session(
         &self,
         state: &mut ServerState,
-        id: u64,
+        at: (u64, Option<u32>),
         (peer, machine): (&PeerName, Machine),
         account: &Arc<Account>,
     ) -> Result<Arc<ServerSession>, No> {
@@ -117,7 +146,7 @@ impl ServerCore {
         let notices = self.limits.queued_frames.saturating_add(leases);
         let charge = account.charge(account::SESSION)?;
         let account = (Arc::clone(account), charge);
-        let session = ServerSession::new(number, peer.clone(), token, id, notices, account);
+        let session = ServerSession::new(number, peer.clone(), token, at, notices, account);
         let session = Arc::new(session);
         state.leases.open(number, peer.clone(), Some(machine));
         state.sessions.insert(Arc::clone(&session), counted);
@@ -180,4 +209,9 @@ impl ServerCore {
             self.janitor.notify_one();
         }
     }
+}
+
+fn cannot_move() -> No {
+    let why = "no session with this token has a connection over TCP now";
+    (Refusal::Expired, why.into())
 }

@@ -1,6 +1,5 @@
 //! Starts a server.
 
-use std::path::Path;
 use std::sync::{Arc, Mutex, Weak};
 
 use tokio::sync::{Notify, Semaphore, broadcast};
@@ -9,7 +8,6 @@ use tokio_util::task::TaskTracker;
 
 use super::admission::CONNECTIONS;
 use super::audit::Audit;
-use super::fd_socket::FdSocketPath;
 use super::handshakes::Handshakes;
 use super::state::ServerState;
 use super::{Handle, Server, ServerCore, ServerOptions, accept, janitor, stats};
@@ -57,7 +55,7 @@ async fn start(mut options: ServerOptions) -> Result<Server> {
     let rights = Rights::new(std::mem::take(&mut options.groups))?;
     let keys = Keys::new()?;
     let sockets = Sockets::bind(&options, &peers, instance).await?;
-    FdBudget::of_process().cap(&mut options.limits, sockets.0.len());
+    FdBudget::of_process().cap(&mut options.limits, sockets.all.len());
     let addresses = sockets.addresses();
     let open_to_others = options.peers.reach_beyond_own_user();
     let inner = core(options, instance, peers, (rights, keys), &sockets)?;
@@ -74,8 +72,14 @@ async fn start(mut options: ServerOptions) -> Result<Server> {
     Ok(Server { handle })
 }
 
-/// The sockets at which a server listens; the fd socket, with its path, is the last.
-struct Sockets(Vec<(Listening, Option<FdSocketPath>)>);
+/// The sockets at which a server listens.
+struct Sockets {
+    all: Vec<Listening>,
+    /// Whether the last one is the server's own, where sessions of the others move.
+    own: bool,
+    /// Where clients on this machine move.
+    local: Option<String>,
+}
 
 impl Sockets {
     async fn bind(
@@ -85,41 +89,39 @@ impl Sockets {
     ) -> Result<Self> {
         let mut all = Vec::new();
         for address in &options.addresses {
-            all.push((options.bind(address, peers).await?, None));
+            all.push(options.bind(address, peers).await?);
         }
-        let path = FdSocketPath::prepare(&options.fd_socket, instance, &options.peers)?;
-        if let Some(path) = path {
-            let address = Address::Unix(path.path.clone());
-            all.push((options.bind(&address, peers).await?, Some(path)));
-        }
-        Ok(Self(all))
-    }
-
-    /// Returns the addresses that serve the whole protocol.
-    fn addresses(&self) -> Vec<Address> {
-        let whole = self.0.iter().filter(|(_, path)| path.is_none());
-        whole.map(|(one, _)| one.address().clone()).collect()
-    }
-
-    /// Returns the path of the first Unix socket that serves the whole protocol.
-    fn local(&self) -> Option<String> {
-        self.addresses().iter().find_map(|one| match one {
-            Address::Unix(path) => path_text(&std::path::absolute(path).ok()?),
+        let unix = all.iter().find_map(|one| match one.address() {
+            Address::Unix(path) => Some(std::path::absolute(path)),
             Address::Tcp { .. } => None,
-        })
+        });
+        let own = options.local_socket && unix.is_none();
+        let local = match unix.filter(|_| options.local_socket) {
+            Some(path) => path.ok().and_then(|path| path.to_str().map(str::to_owned)),
+            None if own => {
+                let name = format!("egmem-{instance}");
+                all.push(Listening::bind_abstract(&name, peers, &options.limits)?);
+                Some(format!("@{name}"))
+            }
+            None => None,
+        };
+        Ok(Self { all, own, local })
     }
 
-    /// Returns the path of the fd socket.
-    fn fd_socket(&self) -> Option<String> {
-        let path = self.0.iter().find_map(|(_, path)| path.as_ref())?;
-        path_text(&path.path)
+    /// Returns the addresses that clients connect to.
+    fn addresses(&self) -> Vec<Address> {
+        let all = self.all.iter().take(self.all.len() - usize::from(self.own));
+        all.map(|one| one.address().clone()).collect()
     }
 
     /// Starts a task for each socket.
     fn run(self, inner: &Arc<ServerCore>) {
-        for (number, (one, path)) in self.0.into_iter().enumerate() {
-            let run = accept::run(Arc::clone(inner), one, number, path);
-            inner.tasks.spawn(run);
+        let count = self.all.len();
+        for (number, one) in self.all.into_iter().enumerate() {
+            let own = self.own && number + 1 == count;
+            inner
+                .tasks
+                .spawn(accept::run(Arc::clone(inner), one, number, own));
         }
     }
 }
@@ -151,7 +153,6 @@ fn core(
         registration: Mutex::new(registration),
         connections: connections(&options.limits),
         sessions: sessions(&options.limits),
-        tickets: Accounts::per_peer(options.limits.tickets_per_peer, "tickets of this peer"),
         groups: Groups::new(rules, rights, keys, teller(inner)),
         fds: fd_accounts(&options.limits),
         tls: match options.security {
@@ -162,12 +163,10 @@ fn core(
         wall_clock: options.wall_clock,
         unknown: accounts.unknown(),
         accounts,
-        handshakes: Handshakes::at_each(&options.limits, sockets.0.len()),
+        handshakes: Handshakes::at_each(&options.limits, sockets.all.len()),
         heartbeat: options.heartbeat.min(LONGEST),
         lease: options.lease.min(LONGEST),
-        ticket: options.ticket.min(LONGEST),
-        fd_socket: sockets.fd_socket(),
-        local: sockets.local(),
+        local: sockets.local.clone(),
         allocator: Mutex::new(options.allocator),
         state: Mutex::new(ServerState::new(
             Arc::clone(&audit),
@@ -203,9 +202,4 @@ fn teller(inner: &Weak<ServerCore>) -> impl Fn(u64, Event) + Send + Sync + 'stat
             inner.state().tell(session, notice);
         }
     }
-}
-
-/// Returns addresses of Unix sockets as text.
-fn path_text(path: &Path) -> Option<String> {
-    path.to_str().map(str::to_owned)
 }

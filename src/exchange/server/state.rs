@@ -14,10 +14,10 @@ use super::leases::{LeaseRecord, Leases};
 use super::outcome::No;
 use super::publication::{Publication, Registered};
 use super::session::{ServerSession, Sessions};
-use super::tickets::Tickets;
+use super::token;
 use crate::account::{Charge, ENTRY, LEASE, shrink};
 use crate::numbers::Numbers;
-use crate::protocol::{self, Ended, Event, Refused, Withdrawing};
+use crate::protocol::{self, Ended, Event, Hello, Refused, Withdrawing};
 use crate::{PeerName, Refusal, Who};
 
 /// The most prefixes that a session may watch.
@@ -50,8 +50,6 @@ pub(super) struct ServerState {
     pub credentials: Credentials,
     /// Leases that were recalled one by one, and when each ends.
     pub recalls: Deadlines<Instant>,
-    /// Tickets by lease.
-    pub tickets: Tickets<Arc<Publication>>,
     watchers: HashMap<u64, Watcher>,
     /// Requests that wait for a name to exist.
     waiters: HashMap<String, (Arc<Notify>, usize)>,
@@ -73,7 +71,6 @@ impl ServerState {
             sessions: Sessions::default(),
             credentials: Credentials::default(),
             recalls: Deadlines::default(),
-            tickets: Tickets::default(),
             watchers: HashMap::new(),
             waiters: HashMap::new(),
             unconfirmed: HashMap::new(),
@@ -93,6 +90,13 @@ impl ServerState {
     /// Returns the number of a new session, which is part of its token.
     pub fn next_session(&self) -> u64 {
         self.session_numbers.next()
+    }
+
+    /// Returns the session that a hello names, and whose token it has.
+    pub fn session_of(&self, hello: &Hello) -> Option<&Arc<ServerSession>> {
+        let token = hello.resume.as_ref()?;
+        let session = self.sessions.get(token::key(token)?)?;
+        (session.token == *token).then_some(session)
     }
 
     /// Returns the publication under a name, for a peer that may fetch it.
@@ -255,7 +259,6 @@ impl ServerState {
     /// Ends the leases of a publication, and tells their holders.
     pub fn end_leases(&mut self, id: u64, detail: &str) {
         for lease in self.leases.forget(id) {
-            self.tickets.forget(lease.holder.lease);
             self.recalls.remove(lease.holder.lease);
             self.audit_lease("revoked", &lease);
             self.tell_ended(&lease, Refusal::Closing, detail);
@@ -296,7 +299,6 @@ impl ServerState {
 
     /// Cleans up after leases that their holders have released.
     pub fn returned(&mut self, lease: &LeaseRecord) {
-        self.tickets.forget(lease.holder.lease);
         self.recalls.remove(lease.holder.lease);
         if let Some(unconfirmed) = self.unconfirmed.get(&lease.publication) {
             unconfirmed.changed.notify_one();
@@ -369,14 +371,13 @@ impl ServerState {
         }
     }
 
-    /// Forgets sessions, leases and tickets when no connection is left; returns the sessions.
+    /// Forgets sessions and leases when no connection is left; returns the sessions.
     pub fn clear(&mut self) -> Vec<Arc<ServerSession>> {
         let sessions = std::mem::take(&mut self.sessions);
         self.watchers.clear();
         self.leases.clear();
         self.credentials = Credentials::default();
         self.recalls = Deadlines::default();
-        self.tickets = Tickets::default();
         sessions.iter().cloned().collect()
     }
 

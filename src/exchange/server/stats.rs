@@ -51,8 +51,8 @@ pub struct ServerStats {
     pub released: u64,
     /// Leases that ended because their holder fell silent.
     pub expired: u64,
-    /// Tickets redeemed.
-    pub redeemed: u64,
+    /// Sessions that moved from TCP to a Unix socket.
+    pub moved: u64,
     /// Refusals, by reason.
     pub refusals: BTreeMap<String, u64>,
 }
@@ -72,7 +72,7 @@ pub(super) struct Counters {
     pub fetches: AtomicU64,
     pub released: AtomicU64,
     pub expired: AtomicU64,
-    pub redeemed: AtomicU64,
+    pub moved: AtomicU64,
     refusals: Mutex<BTreeMap<String, u64>>,
 }
 
@@ -117,7 +117,7 @@ impl Counters {
             fetches: self.fetches.load(Relaxed),
             released: self.released.load(Relaxed),
             expired: self.expired.load(Relaxed),
-            redeemed: self.redeemed.load(Relaxed),
+            moved: self.moved.load(Relaxed),
             refusals: refusals.clone(),
             ..ServerStats::default()
         }

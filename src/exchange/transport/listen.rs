@@ -1,6 +1,7 @@
 //! Listens for a server and accepts connections.
 
-use std::os::unix::net::UnixListener as BlockingListener;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener as BlockingListener};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -38,7 +39,7 @@ enum Socket {
     Tcp(TcpListener),
     Unix(
         UnixListener,
-        #[expect(dead_code, reason = "its drop removes the file")] SocketFile,
+        #[expect(dead_code, reason = "its drop removes the file")] Option<SocketFile>,
     ),
 }
 
@@ -77,6 +78,26 @@ impl Listening {
             socket,
             address,
             security: security.clone(),
+            peers: Arc::clone(peers),
+            limits: limits.clone(),
+        })
+    }
+
+    /// Listens at an abstract name, which every user of the machine can reach in the same network namespace: the
+    /// credentials of each connection are checked.
+    pub(crate) fn bind_abstract(name: &str, peers: &SharedPeers, limits: &Limits) -> Result<Self> {
+        let bind = || {
+            let address = SocketAddr::from_abstract_name(name)?;
+            let listener = BlockingListener::bind_addr(&address)?;
+            listener.set_nonblocking(true)?;
+            UnixListener::from_std(listener)
+        };
+        let listener =
+            bind().map_err(|error| Error::system(format!("listening at @{name}"), &error))?;
+        Ok(Self {
+            socket: Socket::Unix(listener, None),
+            address: Address::Unix(format!("@{name}").into()),
+            security: Security::Plain,
             peers: Arc::clone(peers),
             limits: limits.clone(),
         })
@@ -154,7 +175,7 @@ async fn bind_unix(path: PathBuf, peers: Peers) -> Result<Socket> {
     let listener = BlockingListener::from(listener);
     listener.set_nonblocking(true).map_err(failed)?;
     let listener = UnixListener::from_std(listener).map_err(failed)?;
-    Ok(Socket::Unix(listener, file))
+    Ok(Socket::Unix(listener, Some(file)))
 }
 
 /// A connection before its handshake.

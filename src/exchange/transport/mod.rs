@@ -57,6 +57,8 @@ pub(crate) struct Connection {
     pub peer: PeerName,
     /// Whether fds can be passed: a Unix socket.
     pub local: bool,
+    /// For a Unix socket, the user at the other end.
+    pub user: Option<u32>,
     /// For a Unix socket, the process that made the other end, if this process can see it.
     pub pid: Option<u32>,
     /// The same as a pidfd, until the process has been looked up.
@@ -86,6 +88,7 @@ impl Connection {
         };
         Self {
             local: matches!(reading, Reading::Unix(_)),
+            user: None,
             pid: None,
             process: None,
             ip: None,
@@ -109,6 +112,7 @@ impl Connection {
         let stream = Arc::new(stream);
         let halves = (Reading::Unix(stream.clone()), Writing::Unix(stream));
         Ok(Self {
+            user: Some(who.uid),
             pid: who.pid,
             process,
             ..Self::new(halves, PeerName::User(who.uid), &remote, limits)

@@ -119,9 +119,7 @@ impl ServiceConfig {
         fixed("listen", self.listen == new.listen);
         fixed("plain_anywhere", self.plain_anywhere == new.plain_anywhere);
         fixed("tls", self.tls == new.tls);
-        fixed("local", self.local.door == new.local.door);
-        self.local.users = new.local.users;
-        self.local.any_user = new.local.any_user;
+        self.local = new.local;
         fixed("reserve", self.reserves == new.reserves);
         fixed("node", self.node == new.node);
         fixed("reuse", self.reuse == new.reuse);

@@ -19,10 +19,7 @@ pub(crate) fn server_options(config: &ServiceConfig, security: Security) -> Serv
     for address in &config.listen {
         options = options.listen(address.clone());
     }
-    match &config.local.door {
-        Some(door) => options.fd_socket(Some(door.clone())),
-        None => options,
-    }
+    options
 }
 
 /// Returns the local users that may connect.

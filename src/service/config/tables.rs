@@ -89,10 +89,6 @@ pub struct TlsConfig {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LocalConfig {
-    /// The Unix socket where TCP clients of this machine get their fds; by default one in a directory of its
-    /// own.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub door: Option<PathBuf>,
     /// The users that may connect to Unix sockets besides the service's own.
     pub users: Vec<u32>,
     /// Whether any user may; the names' lists of peers still apply.

@@ -113,8 +113,6 @@ fn what_is_wrong_is_named() {
         ("@[limits]\nhandshakes = 0", "`handshakes` is 0"),
         ("@[limits]\nframe_bytes = 1", "`frame_bytes` is 1"),
         ("@[limits]\nwait = 0", "`wait` is 0"),
-        ("@[local]\ndoor = \"/run/egmem/egmem.sock\"", "fd socket"),
-        ("@[local]\ndoor = \"\"", "fd socket"),
         ("@[create]\nwho = []\nnode = -1", "`create.node`"),
         ("@[metrics]\naddress = \"nowhere\"", "`metrics.address`"),
         ("@[metrics]\naddress = \"0.0.0.0:1\"", "metrics.anywhere"),

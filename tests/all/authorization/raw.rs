@@ -67,6 +67,15 @@ impl Raw {
 
     /// Says hello, of this machine.
     pub fn hello(&mut self, resume: Option<Secret>) -> io::Result<Greeting> {
+        self.greet(resume, false)
+    }
+
+    /// Says hello, for a session that moves to this socket.
+    pub fn moves(&mut self, resume: Option<Secret>) -> io::Result<Greeting> {
+        self.greet(resume, true)
+    }
+
+    fn greet(&mut self, resume: Option<Secret>, moves: bool) -> io::Result<Greeting> {
         let hello = Hello {
             magic: MAGIC.into(),
             oldest: VERSION,
@@ -77,6 +86,7 @@ impl Raw {
             held: None,
             agent: String::new(),
             queues: false,
+            moves,
         };
         self.write(&encode(&hello))?;
         decode(&self.read()?).map_err(io::Error::other)

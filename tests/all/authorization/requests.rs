@@ -2,8 +2,8 @@
 
 use egmem::driver::HandleType;
 use egmem::exchange::protocol::{
-    Admission, Ask, Delete, Gather, Join, Leave, List, Offer, Operation, Probe, Redeem, Release,
-    Secret, Wait, Watch,
+    Admission, Ask, Delete, Gather, Join, Leave, List, Offer, Operation, Probe, Release, Secret,
+    Wait, Watch,
 };
 
 use crate::authorization::stage::{create, fetch};
@@ -26,9 +26,6 @@ pub fn all(of: &Target<'_>) -> Vec<Ask> {
         }),
         Ask::Wait(Wait { name: name(), ms }),
         fetch(of.name, HandleType::Fabric),
-        Ask::Redeem(Redeem {
-            ticket: Secret::new(of.name.as_bytes()).unwrap(),
-        }),
         Ask::Release(Release { lease }),
         Ask::Probe(Probe {
             lease,

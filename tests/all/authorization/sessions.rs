@@ -1,5 +1,5 @@
-//! Sessions of others: a peer neither begins one without a certificate nor resumes one that is not its
-//! own; the fd socket is for tickets alone.
+//! Sessions of others: a peer neither begins one without a certificate nor resumes or moves one that is
+//! not its own.
 
 use egmem::driver::HandleType;
 use egmem::exchange::protocol::{Ask, Greeting, Release, Secret, Welcome, encode};
@@ -70,23 +70,66 @@ fn resume_of_a_session_of_others() {
     stage.end();
 }
 
+/// A session moves with its token alone, once, while its peer is connected, and as its peer.
 #[test]
-fn other_requests_at_the_fd_socket() {
+fn move_of_a_session_of_others() {
+    let stage = Stage::new();
+    let mut owner = stage.connection(OWNER);
+    let token = owner.welcome(None).session;
+    let before = stage.snapshot();
+    let mut wrong = token.expose().to_vec();
+    if let Some(last) = wrong.last_mut() {
+        *last ^= 1;
+    }
+    let wrong = Secret::new(&wrong).unwrap();
+    let made_up = Secret::new(&vec![0x5a; wrong.expose().len()]).unwrap();
+    let moved = |token: &Secret| stage.at_unix().moves(Some(token.clone())).unwrap();
+    let none = moved(&made_up);
+    assert!(matches!(&none, Greeting::Refused(why) if why.reason == "expired"));
+    assert_eq!(moved(&wrong), none, "nearly the token");
+    assert_eq!(stage.at_unix().moves(None).unwrap(), none, "no token");
+    let over_tls = stage.connection(STRANGER).moves(Some(token.clone()));
+    assert_eq!(over_tls.unwrap(), none, "not to TCP");
+    owner.ping();
+    assert_eq!(stage.snapshot(), before);
+    let mut at_unix = stage.at_unix();
+    let Greeting::Welcome(welcome) = at_unix.moves(Some(token.clone())).unwrap() else {
+        panic!("it does not move");
+    };
+    assert_eq!((welcome.resumed, &*welcome.peer), (true, OWNER));
+    assert_eq!(moved(&token), none, "twice");
+    at_unix.ping();
+    drop((owner, at_unix));
+    stage.until_sessions(0);
+    assert_eq!(moved(&token), none, "without a connection");
+    stage.end();
+}
+
+/// A stranger that moves gains nothing of the service's own user, whose process it is.
+#[test]
+fn requests_of_a_session_that_has_moved() {
     let stage = Stage::new();
     let mut owner = stage.peer(OWNER);
     let lease = granted(&mut owner, HandleType::Fabric).lease;
-    let raw = &mut stage.at_fd_socket();
-    raw.ping();
+    let mut stranger = stage.connection(STRANGER);
+    let token = stranger.welcome(None).session;
+    let raw = &mut stage.at_unix();
+    let moved = raw.moves(Some(token)).unwrap();
+    assert!(matches!(&moved, Greeting::Welcome(welcome) if welcome.peer == STRANGER));
     let of = |name, lease, group| requests::all(&requests::Target { name, lease, group });
     let exist = of(HIDDEN, lease, "job/hidden");
     let absent = of(ABSENT, u64::MAX, "job/absent");
     for (exists, absent) in exist.into_iter().zip(absent) {
-        // The fd socket is for redeeming tickets alone.
-        if !matches!(exists, Ask::Redeem(_)) {
-            stage.nothing_comes_of(raw, exists, absent, "unsupported");
-        }
+        // Lists and watches show what there is for this peer, which is nothing, and a wait ends with its time.
+        let word = match &exists {
+            Ask::List(_) | Ask::Watch(_) => continue,
+            Ask::Wait(_) => "timed_out",
+            Ask::Create(_) | Ask::Join(_) => "forbidden",
+            _ => "not_found",
+        };
+        stage.nothing_comes_of(raw, exists, absent, word);
     }
     owner.ask(Ask::Release(Release { lease }));
-    drop(owner);
+    drop((owner, stranger));
     stage.end();
 }

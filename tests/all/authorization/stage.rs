@@ -138,11 +138,18 @@ impl Stage {
         raw
     }
 
-    /// A connection to the fd socket, greeted.
-    pub fn at_fd_socket(&self) -> Raw {
-        let mut raw = Raw::unix(&self.path("door.sock")).unwrap();
-        raw.welcome(None);
-        raw
+    /// A connection to the Unix socket, before the hello.
+    pub fn at_unix(&self) -> Raw {
+        Raw::unix(&self.path("own.sock")).unwrap()
+    }
+
+    /// Waits until there are so many sessions.
+    pub fn until_sessions(&self, count: u64) {
+        let begun = Instant::now();
+        while self.service.stats().sessions != count {
+            assert!(begun.elapsed() < PATIENCE, "not {count} sessions");
+            std::thread::sleep(ms(5));
+        }
     }
 
     /// A file of the service.
@@ -244,7 +251,6 @@ cert = "{at}/cert.pem"
 key = "{at}/key.pem"
 crl = "{at}/crl.pem"
 [local]
-door = "{at}/door.sock"
 users = {users:?}
 [create]
 who = {who:?}

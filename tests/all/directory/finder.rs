@@ -193,10 +193,10 @@ async fn no_secret_is_ever_in_etcd() {
     }
     let _published = server.publish("known", shared).now().unwrap();
     registered(&server).await;
-    // A session and a ticket, got by hand.
+    // A session, begun by hand.
     let spoken = {
         let address = address.to_string();
-        tokio::task::spawn_blocking(move || session_and_ticket(&address))
+        tokio::task::spawn_blocking(move || vec![session(&address)])
             .await
             .unwrap()
     };
@@ -219,8 +219,8 @@ async fn no_secret_is_ever_in_etcd() {
     }
 }
 
-/// The session's token and a ticket of a client without fabric handles.
-fn session_and_ticket(address: &str) -> Vec<Vec<u8>> {
+/// The token of a session.
+fn session(address: &str) -> Vec<u8> {
     let mut stream = TcpStream::connect(address.trim_start_matches("tcp://")).unwrap();
     let hello = Hello {
         magic: MAGIC.into(),
@@ -232,26 +232,11 @@ fn session_and_ticket(address: &str) -> Vec<Vec<u8>> {
         held: None,
         agent: String::new(),
         queues: false,
+        moves: false,
     };
     write_frame(&mut stream, &encode(&hello));
     let Greeting::Welcome(welcome) = decode(&read_frame(&mut stream)).unwrap() else {
         panic!("not welcome");
     };
-    let ask = Ask::Fetch(Fetch {
-        name: "known".into(),
-        accept: vec![HandleType::PosixFd],
-        access: egmem::driver::Access::ReadWrite,
-        probe: false,
-        instance: None,
-        owner: None,
-    });
-    write_frame(&mut stream, &encode(&(1, ask)));
-    let reply = decode(&read_frame(&mut stream)).unwrap();
-    let FromServer::Reply(_, Answer::Granted(granted)) = reply else {
-        panic!("{reply:?}");
-    };
-    let Handles::Ticket(ticket) = granted.handles else {
-        panic!("{:?}", granted.handles);
-    };
-    vec![welcome.session.expose().to_vec(), ticket.expose().to_vec()]
+    welcome.session.expose().to_vec()
 }

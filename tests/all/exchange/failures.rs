@@ -99,9 +99,9 @@ async fn an_import_that_fails_says_where_to_look() {
     let (own, other) = (fabric(), no_fabric());
     let server = Server::options()
         .listen(Address::loopback(0))
-        .fd_socket(None);
+        .local_socket(false);
     let server = server.start().await.unwrap();
-    // The client claims fabric handles that it cannot import, and without an fd socket there is no other path.
+    // The client claims fabric handles that it cannot import, and without a Unix socket there is no other path.
     let client = within(options(&server).fabric(true).connect(&other))
         .await
         .unwrap();
@@ -122,22 +122,21 @@ async fn an_import_that_fails_says_where_to_look() {
 }
 
 #[tokio::test]
-async fn without_the_fd_socket_fabric_handles_are_tried() {
+async fn without_the_unix_socket_fabric_handles_are_tried() {
     let (own, other) = (fabric(), fabric());
     let folder = tempfile::tempdir().unwrap();
-    let fd_socket = folder.path().join("door");
+    let socket = folder.path().join("socket");
     let options = Server::options().listen(Address::loopback(0));
-    let server = options
-        .fd_socket(Some(fd_socket.clone()))
-        .start()
-        .await
-        .unwrap();
+    let options = options.listen(Address::Unix(socket.clone()));
+    let server = options.start().await.unwrap();
     let published = server.publish("x", buffer(&own, 1 << 20)).now().unwrap();
-    let client = client(&server, &other).await;
-    let remote = within(client.fetch("x").go()).await.unwrap();
+    // It connects over TCP; the session moves.
+    let moved = client(&server, &other).await;
+    let remote = within(moved.fetch("x").go()).await.unwrap();
     assert_eq!(remote.via(), HandleType::PosixFd);
     drop(remote);
-    std::fs::remove_file(&fd_socket).unwrap();
+    std::fs::remove_file(&socket).unwrap();
+    let client = client(&server, &other).await;
     let remote = within(client.fetch("x").go()).await.unwrap();
     assert_eq!(remote.via(), HandleType::Fabric);
     verify(&own, &published, &remote);
@@ -145,10 +144,7 @@ async fn without_the_fd_socket_fabric_handles_are_tried() {
     let error = within(client.fetch("x").via(HandleType::PosixFd))
         .await
         .unwrap_err();
-    assert!(
-        matches!(error, Error::Share(egmem::share::Error::Unreachable { .. })),
-        "{error}"
-    );
+    assert!(matches!(error, Error::NoCommonHandle { .. }), "{error}");
     let_go(&published).await;
 }
 

@@ -52,7 +52,7 @@ async fn fetched_over_each_way() {
     let server = Server::options().listen(unix).listen(Address::loopback(0));
     let server = server.start().await.unwrap();
     let published = server.publish("x", many_parts(&own)).now().unwrap();
-    // At the Unix socket, and by a ticket.
+    // At the Unix socket, and over TCP.
     for address in server.addresses() {
         let (backend, driver) = FdLess::open();
         let client = within(Client::options(address).connect(&driver))

@@ -152,7 +152,7 @@ async fn memory_goes_by_fd_over_a_unix_socket() {
 }
 
 #[tokio::test]
-async fn memory_goes_by_ticket_over_tls() {
+async fn memory_goes_by_fd_over_tls() {
     let (own, other) = (no_fabric(), no_fabric());
     let ends = tls();
     let server = ends.server().await;

@@ -111,9 +111,9 @@ async fn windows_go_by_fabric_handle() {
     nothing_held(&other).await;
 }
 
-/// By ticket, from a server with a proved name.
+/// By fd, from a server with a proved name.
 #[tokio::test]
-async fn windows_go_by_ticket_over_tls() {
+async fn windows_go_by_fd_over_tls() {
     let (own, other) = (no_fabric(), no_fabric());
     let ends = tls();
     let server = ends.server().await;

@@ -32,10 +32,7 @@ fn both_ends_verify_each_others_bytes() {
     let pki = Pki::new(folder.path(), "ca");
     let (owner_files, peer_files) = (pki.issue("owner"), pki.issue("peer"));
     for driver in drivers() {
-        let fd_socket = folder.path().join(format!("{driver}.sock"));
-        let setup = Setup::owner(ANY_PORT, Some(&owner_files))
-            .on(driver)
-            .fd_socket(fd_socket);
+        let setup = Setup::owner(ANY_PORT, Some(&owner_files)).on(driver);
         let (mut owner, ready) = Role::start(&setup);
         let (address, _) = parts(&ready);
         let (mut peer, _) = Role::start(&Setup::peer(&address, Some(&peer_files)).on(driver));
@@ -185,7 +182,7 @@ fn a_killed_importers_lease_ends_by_itself() {
         peer.insist(&format!("fetch weights {via}"));
         peer.kill();
     }
-    // The kernel names the process that redeems a ticket for fds: after its end it has nothing mapped. The
+    // The kernel names the processes at the Unix socket: after the end of one it has nothing mapped. The
     // others are unknown, so they may still have the memory mapped, and the owner reports that.
     let mut expired = 0;
     eventually("every lease ends", || {
@@ -204,34 +201,4 @@ fn a_killed_importers_lease_ends_by_itself() {
     );
     owner.must("drop weights");
     owner.finish();
-}
-
-/// The folder with the socket for fds, where none is configured.
-#[test]
-fn the_next_owner_removes_the_remains_of_a_killed_one() {
-    let place = tempfile::tempdir().expect("a folder");
-    let setup = Setup::owner(ANY_PORT, None).place(place.path());
-    let start = || {
-        let (owner, ready) = Role::start(&setup);
-        let (address, instance) = parts(&ready);
-        let folder = place.path().join(format!("egmem-{instance}"));
-        assert!(folder.join("door").exists());
-        (owner, address, folder)
-    };
-    let (mut living, address, livings) = start();
-    let (killed, _, left) = start();
-    killed.kill();
-    assert!(left.join("door").exists());
-    let (next, _, nexts) = start();
-    assert!(!left.exists());
-    // Those of the living are there, and of use.
-    living.must("publish weights 3000000 1");
-    let (mut peer, _) = Role::start(&Setup::peer(&address, None));
-    let fetched = peer.must("fetch weights fd");
-    assert!(fetched.starts_with("PosixFd"), "{fetched}");
-    peer.finish();
-    next.finish();
-    assert!(!nexts.exists() && livings.exists());
-    living.finish();
-    assert!(!livings.exists());
 }

@@ -5,7 +5,6 @@ use std::ffi::OsString;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::Ipv4Addr;
-use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -49,10 +48,6 @@ pub struct Setup {
     pub address: String,
     /// Certificates; none: plain.
     pub files: Option<Files>,
-    /// The owner's fd socket.
-    pub fd_socket: Option<PathBuf>,
-    /// The place for temporary files; none: one of its own.
-    pub place: Option<PathBuf>,
     pub heartbeat: Duration,
     pub lease: Duration,
     /// How long the handshake of a connection may take; none: as each other step.
@@ -71,8 +66,6 @@ impl Setup {
             driver: "gh200".into(),
             address: address.into(),
             files: files.cloned(),
-            fd_socket: None,
-            place: None,
             heartbeat: patience(),
             lease: LONG_LEASE,
             handshake: None,
@@ -105,16 +98,6 @@ impl Setup {
     pub fn with_leases_of(mut self, lease: Duration) -> Self {
         self.lease = lease;
         self.with_heartbeats()
-    }
-
-    pub fn place(mut self, path: &Path) -> Self {
-        self.place = Some(path.to_owned());
-        self
-    }
-
-    pub fn fd_socket(mut self, path: impl Into<PathBuf>) -> Self {
-        self.fd_socket = Some(path.into());
-        self
     }
 }
 
@@ -169,7 +152,7 @@ impl Role {
         let mut child = Command::new(&words[0])
             .args(&words[1..])
             .args(child_arguments(super::MODULE, "child_process"))
-            .env("TMPDIR", setup.place.as_deref().unwrap_or(folder.path()))
+            .env("TMPDIR", folder.path())
             .env_remove("XDG_RUNTIME_DIR")
             .env(ROLE, serde_json::to_string(setup).expect("JSON"))
             .stdin(Stdio::piped())

@@ -170,6 +170,7 @@ pub fn hello(resume: Option<Secret>) -> Vec<u8> {
         held: None,
         agent: "a test".into(),
         queues: false,
+        moves: false,
     })
     .to_vec()
 }

@@ -98,7 +98,7 @@ async fn a_list_that_leaves_out_the_rank_itself_is_refused() {
 async fn over_plain_tcp_admission_of_the_same_peer_is_refused() {
     let server = Server::options()
         .listen(Address::loopback(0))
-        .fd_socket(None);
+        .local_socket(false);
     let server = server.groups("job", Who::anyone()).start().await.unwrap();
     let join = rank(0, &server.addresses()[0], Admission::SamePeer);
     let error = join.join(&fabric()).await.unwrap_err();

@@ -245,7 +245,7 @@ impl Wire {
 async fn a_rank_leaves_though_its_connection_breaks() {
     let server = Server::options()
         .listen(Address::loopback(0))
-        .fd_socket(None);
+        .local_socket(false);
     let server = server.groups("job", Who::anyone());
     let server = server.start().await.unwrap();
     let address = server.addresses()[0].clone();

@@ -399,6 +399,7 @@ fn child_that_only_joins() {
         held: None,
         agent: String::new(),
         queues: false,
+        moves: false,
     };
     write_frame(&mut stream, &encode(&hello));
     let greeting: Greeting = decode(&read_frame(&mut stream)).unwrap();

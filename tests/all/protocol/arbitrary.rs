@@ -96,7 +96,6 @@ fn handles() -> impl Strategy<Value = Handles> {
     prop_oneof![
         vec(secret(), 0..4).prop_map(Handles::Fabric),
         fds().prop_map(Handles::Fds),
-        secret().prop_map(Handles::Ticket),
     ]
 }
 
@@ -139,9 +138,9 @@ fn leases() -> impl Strategy<Value = Vec<u64>> {
 
 pub fn hello() -> impl Strategy<Value = Hello> {
     let first = (text(), any::<u16>(), any::<u16>(), boot(), any::<bool>());
-    let last = (text(), any::<bool>());
+    let last = (text(), any::<bool>(), any::<bool>());
     (first, of(secret()), of(leases()), last).prop_map(
-        |((magic, oldest, newest, boot, fabric), resume, held, (agent, queues))| Hello {
+        |((magic, oldest, newest, boot, fabric), resume, held, (agent, queues, moves))| Hello {
             magic,
             oldest,
             newest,
@@ -151,6 +150,7 @@ pub fn hello() -> impl Strategy<Value = Hello> {
             held,
             agent,
             queues,
+            moves,
         },
     )
 }
@@ -159,8 +159,8 @@ pub fn greeting() -> impl Strategy<Value = Greeting> {
     let ids = (any::<u16>(), instance(), boot(), secret());
     let numbers = (any::<bool>(), any::<u64>(), any::<u64>(), any::<u32>());
     let named = (leases(), words());
-    let welcome = (ids, numbers, named, of(path()), of(path())).prop_map(
-        |((version, instance, boot, session), numbers, (ended, peer), door, local)| Welcome {
+    let welcome = (ids, numbers, named, of(path())).prop_map(
+        |((version, instance, boot, session), numbers, (ended, peer), local)| Welcome {
             version,
             instance,
             boot,
@@ -171,7 +171,6 @@ pub fn greeting() -> impl Strategy<Value = Greeting> {
             heartbeat_ms: numbers.1,
             lease_ms: numbers.2,
             frame_bytes: numbers.3,
-            door,
             local,
         },
     );
@@ -261,7 +260,6 @@ fn ask() -> impl Strategy<Value = Ask> {
                 owner
             })
         ),
-        secret().prop_map(|ticket| Ask::Redeem(Redeem { ticket })),
         any::<u64>().prop_map(|lease| Ask::Release(Release { lease })),
         (any::<u64>(), of(any::<u64>()))
             .prop_map(|(lease, wrote)| Ask::Probe(Probe { lease, wrote })),
@@ -332,7 +330,6 @@ fn answer() -> impl Strategy<Value = Answer> {
                 owner
             })
         ),
-        fds().prop_map(Answer::Fds),
         (any::<u64>(), any::<u64>())
             .prop_map(|(found, wrote)| Answer::Probed(Probed { found, wrote })),
         (any::<u64>(), any::<bool>(), any::<bool>()).prop_map(|(round, fabric, sources)| {

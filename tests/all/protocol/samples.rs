@@ -50,6 +50,7 @@ pub fn hellos() -> Vec<(&'static str, Hello)> {
         held: None,
         agent: "sample".into(),
         queues: false,
+        moves: false,
     };
     let again = Hello {
         queues: true,
@@ -57,7 +58,16 @@ pub fn hellos() -> Vec<(&'static str, Hello)> {
         held: Some(vec![1, 300]),
         ..new.clone()
     };
-    vec![("hello", new), ("hello-again", again)]
+    let moves = Hello {
+        moves: true,
+        held: None,
+        ..again.clone()
+    };
+    vec![
+        ("hello", new),
+        ("hello-again", again),
+        ("hello-moves", moves),
+    ]
 }
 
 pub fn greetings() -> Vec<(&'static str, Greeting)> {
@@ -72,7 +82,6 @@ pub fn greetings() -> Vec<(&'static str, Greeting)> {
         heartbeat_ms: 2000,
         lease_ms: 10_000,
         frame_bytes: 4 << 20,
-        door: Some("/run/egmem/door".into()),
         local: Some("/run/egmem/local".into()),
     };
     let refused = Refused {
@@ -132,7 +141,6 @@ pub fn requests() -> Vec<(&'static str, Request)> {
                 owner: Some(Owner::Server),
             }),
         ),
-        ("redeem", Ask::Redeem(Redeem { ticket: secret(3) })),
         ("release", Ask::Release(Release { lease: 9 })),
         (
             "probe",
@@ -286,8 +294,6 @@ pub fn from_server() -> Vec<(&'static str, FromServer)> {
         ),
         ("granted-fabric", granted(fabric())),
         ("granted-fds", granted(Handles::Fds(Fds::of(2)))),
-        ("granted-ticket", granted(Handles::Ticket(secret(8)))),
-        ("fds", Answer::Fds(Fds::of(2))),
         (
             "probed",
             Answer::Probed(Probed {
@@ -313,7 +319,7 @@ pub fn from_server() -> Vec<(&'static str, FromServer)> {
                 sources: true,
             }),
         ),
-        ("fds-queue", Answer::Fds(Fds::in_queue())),
+        ("granted-queue", granted(Handles::Fds(Fds::in_queue()))),
         ("granted-source", granted(Handles::Fds(Fds::from_source()))),
         (
             "members",

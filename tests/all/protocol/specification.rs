@@ -142,7 +142,6 @@ fn refusals_versions_and_limits_are_those_of_the_code() {
         (limits.sessions_per_peer as u64, "{} of one peer, 65,536"),
         (limits.fds_per_connection as u64, "{} fds of a connection"),
         (limits.fds_per_peer as u64, "{} of a peer"),
-        (limits.tickets_per_peer as u64, "{} tickets of one peer"),
         (limits.requests_in_flight as u64, "{} requests in flight"),
         (limits.list_page as u64, "{} entries in an answer"),
         (limits.groups as u64, "{} groups"),

@@ -20,8 +20,6 @@ const WRONG: &[(&str, &str)] = &[
     ("@[lease]\nheartbeat = \"0s\"", "lease.heartbeat"),
     ("@[metrics]\naddress = \"0.0.0.0:0\"", "metrics.anywhere"),
     ("@[metrics]\naddress = \"no port\"", "metrics.address"),
-    ("@[local]\ndoor = \"/#/socket\"", "fd socket"),
-    ("@[local]\ndoor = \"\"", "fd socket"),
     (
         "@[directory]\nendpoints = [\"etcd1\"]\nadvertise = \"tcp://a:1\"",
         "",

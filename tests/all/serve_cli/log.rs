@@ -71,6 +71,7 @@ fn come_and_go(service: &Service) {
         held: None,
         agent: "x".repeat(255),
         queues: false,
+        moves: false,
     };
     let bytes = encode(&hello);
     let mut stream = UnixStream::connect(service.path("egmem.sock")).unwrap();

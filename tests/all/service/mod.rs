@@ -133,14 +133,12 @@ impl Peers {
         let at = self.folder.path().display();
         let text = format!(
             r#"
-listen = ["tcp://127.0.0.1:0"]
+listen = ["tcp://127.0.0.1:0", "unix:{at}/service.sock"]
 {more}
 [tls]
 ca = "{at}/ca.pem"
 cert = "{at}/node.pem"
 key = "{at}/node.key"
-[local]
-door = "{at}/door.sock"
 [create]
 who = ["*.test"]
 peer_bytes = "32MiB"

@@ -67,8 +67,8 @@ password_file = "/nowhere/password"
     let error = Service::start(config, &driver).await.unwrap_err();
     assert!(error.to_string().contains("/nowhere/password"), "{error}");
     let end = Instant::now() + PATIENCE;
-    let fd_socket = peers.folder.path().join("door.sock");
-    while fd_socket.exists() {
+    let socket = peers.folder.path().join("service.sock");
+    while socket.exists() {
         assert!(Instant::now() < end, "it still listens");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }

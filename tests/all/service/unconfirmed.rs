@@ -260,9 +260,9 @@ async fn a_holder_is_named_and_its_lease_ends_with_its_process() {
     nothing_held(&driver);
 }
 
-/// Over TCP the server learns of the process at the fd socket, where it redeems its ticket.
+/// A session over TLS moves to the Unix socket, where the kernel names the process.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nor_does_a_process_count_that_got_its_fds_at_the_fd_socket() {
+async fn nor_does_a_process_count_whose_session_moved_to_the_unix_socket() {
     let peers = Peers::new();
     let (cert, key) = peers.certificate("a.test");
     std::fs::write(peers.folder.path().join("holder.pem"), cert).unwrap();
@@ -272,7 +272,7 @@ async fn nor_does_a_process_count_that_got_its_fds_at_the_fd_socket() {
     let service = Service::start(config, &driver).await.unwrap();
     let address = service.addresses()[0].clone();
     let holder = Holder::start(&address, Some(peers.folder.path())).await;
-    assert_eq!(service.stats().redeemed, 1);
+    assert_eq!(service.stats().moved, 1);
     let a = peers.client(&service, "a.test", &driver).await;
     it_counts_until_it_has_ended(&service, holder, &a).await;
     a.close().await;

@@ -18,10 +18,9 @@ const CONNECTIONS: usize = 40;
 pub fn silent_connections(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<()> {
     let count = hostile.rng.usize(1..CONNECTIONS);
     let silent: Vec<_> = (0..count)
-        .map(|at| match at % 3 {
+        .map(|at| match at % 2 {
             0 => Raw::tcp(&target.tcp),
-            1 => Raw::unix(&target.unix),
-            _ => Raw::unix(&target.fd_socket),
+            _ => Raw::unix(&target.unix),
         })
         .collect();
     let pause = Duration::from_millis(hostile.rng.u64(..1000));

@@ -14,7 +14,7 @@ use crate::raw::{Raw, hello};
 fn anywhere(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<Raw> {
     match hostile.rng.u32(..4) {
         0 => Raw::tcp(&target.tcp),
-        1 => Raw::unix(&target.fd_socket),
+        1 => Raw::unix(&target.unix),
         2 => hostile.connect(target),
         _ => hostile.session(target),
     }

@@ -23,7 +23,6 @@ use egmem_tests::tls_config;
 pub struct Target {
     pub tcp: String,
     pub unix: PathBuf,
-    pub fd_socket: PathBuf,
     pub metrics: String,
 }
 
@@ -32,7 +31,6 @@ impl Target {
         Self {
             tcp: service.tcp.clone(),
             unix: service.unix(),
-            fd_socket: service.fd_socket(),
             metrics: service.metrics_address(),
         }
     }
@@ -86,7 +84,7 @@ const ATTACKS: &[(&str, Attack)] = &[
     ("metrics", floods::metrics),
     ("wrong certificate", rights::wrong_certificates),
     ("rights", rights::without_rights),
-    ("fd socket", rights::fd_socket),
+    ("moves", rights::moves),
     ("quota", rights::quota),
     ("other groups", rights::groups),
     ("abandoned leases", rights::abandon_leases),

@@ -2,11 +2,11 @@
 
 use std::io;
 
-use egmem::exchange::protocol::{Ask, Redeem, Secret, encode};
+use egmem::exchange::protocol::Secret;
 use serde_json::json;
 
 use super::{Hostile, MALLORY, Target};
-use crate::raw::{Raw, names, refusal};
+use crate::raw::{Raw, hello_of, names, refusal};
 
 /// The name of a request in a session, and its fields.
 type Asked = (&'static str, serde_json::Value);
@@ -67,20 +67,16 @@ pub fn without_rights(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<
     Ok(())
 }
 
-/// The fd socket answers pings and tickets alone.
-pub fn fd_socket(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<()> {
-    let mut raw = Raw::unix(&target.fd_socket)?;
-    raw.greet()?;
-    let ticket: Vec<u8> = (0..32).map(|_| hostile.rng.u8(..)).collect();
-    let ticket = Secret::new(&ticket).expect("short");
-    let bytes = encode(&(1, Ask::Redeem(Redeem { ticket })));
-    raw.frame(&bytes)?;
-    if refusal(&raw.answer(1)?).is_none() {
-        hostile.journal.violation("a ticket that nobody was given");
-    }
-    let answer = raw.ask(2, "list", json!({}))?;
-    if refusal(&answer).is_none() {
-        hostile.journal.violation("the fd socket lists names");
+/// No session moves with a token that nobody was given.
+pub fn moves(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<()> {
+    let mut raw = Raw::unix(&target.unix)?;
+    let token: Vec<u8> = (0..40).map(|_| hostile.rng.u8(..)).collect();
+    raw.frame(&hello_of(Secret::new(&token), None, true))?;
+    let greeting = raw.read()?;
+    if refusal(&greeting).is_none() {
+        hostile
+            .journal
+            .violation("a session moved with a made-up token");
     }
     Ok(())
 }

@@ -57,7 +57,6 @@ impl Fake {
                 heartbeat_ms: 200_000,
                 lease_ms: 600_000,
                 frame_bytes: 1 << 20,
-                door: None,
                 local: None,
             },
         }

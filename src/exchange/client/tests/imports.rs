@@ -34,45 +34,43 @@ async fn memory_that_cannot_be_imported_is_released() {
     }
 }
 
-/// Two containers of one machine, of which one does not see the other's fd socket.
+/// Two containers of one machine, of which one does not see the other's Unix socket.
 #[tokio::test]
-async fn an_fd_socket_that_is_not_in_the_container_is_named_with_what_to_mount() {
-    let (driver, mut fake, memory) = (importer(), Fake::new().await, Memory::new());
+async fn a_unix_socket_that_is_not_in_the_container_is_named_with_what_to_mount() {
+    for (local, hint) in [
+        ("/nowhere/socket", "mount the socket's folder"),
+        ("@egmem-nowhere", "network namespace"),
+    ] {
+        let (driver, mut fake) = (importer(), Fake::new().await);
+        fake.welcome.boot = BootId::current().unwrap();
+        fake.welcome.local = Some(local.into());
+        let (client, _peer) = fake.client(&driver).await;
+        let fetch = client.fetch("x").via(crate::driver::HandleType::PosixFd);
+        let error = expect_err(fetch.go().await).to_string();
+        let names = [local, "this machine", hint];
+        assert!(names.iter().all(|name| error.contains(name)), "{error}");
+    }
+}
+
+/// A server that names another's socket learns nothing there, and gets no other session.
+#[tokio::test]
+async fn a_session_does_not_move_to_another_server() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let other = crate::Server::options().listen(crate::Address::Unix(path.clone()));
+    let other = other.start().await.unwrap();
+    let (driver, mut fake) = (importer(), Fake::new().await);
     fake.welcome.boot = BootId::current().unwrap();
-    fake.welcome.door = Some("/nowhere/door".into());
+    fake.welcome.local = path.to_str().map(str::to_owned);
     let (client, mut peer) = fake.client(&driver).await;
+    assert!(!client.passes_fds());
+    assert_eq!(other.stats().sessions, 0);
     let serve = async {
-        let (id, ask) = peer.request().await.unwrap();
-        use crate::driver::HandleType::{Fabric, PosixFd};
-        assert!(matches!(ask, Ask::Fetch(fetch) if fetch.accept == [PosixFd, Fabric]));
-        let mut granted = memory.granted(9);
-        granted.handles = Handles::Ticket(Secret::new(&[0; 16]).unwrap());
-        peer.answer(id, Answer::Granted(granted)).await;
-        // The lease ends in the background, before or after the next fetch.
-        let mut seen = (false, false);
-        while seen != (true, true) {
-            let (id, ask) = peer.request().await.unwrap();
-            match ask {
-                Ask::Release(release) => {
-                    seen.0 = release.lease == 9;
-                    peer.done(id).await;
-                }
-                Ask::Fetch(fetch) => {
-                    seen.1 = fetch.accept == [Fabric];
-                    peer.refuse(id, "no_common_handle").await;
-                }
-                other => panic!("{other:?}"),
-            }
-        }
+        let (id, _) = peer.request().await.unwrap();
+        peer.refuse(id, "not_found").await;
     };
-    let (remote, ()) = within(async { tokio::join!(client.fetch("x").go(), serve) }).await;
-    let error = expect_err(remote).to_string();
-    let names = [
-        "unix:/nowhere/door",
-        "this machine",
-        "mount the socket's folder",
-    ];
-    assert!(names.iter().all(|name| error.contains(name)), "{error}");
+    let (refused, ()) = within(async { tokio::join!(client.fetch("x").go(), serve) }).await;
+    assert_eq!(expect_err(refused).refusal(), Some(&Refusal::NotFound));
 }
 
 #[tokio::test]
@@ -92,7 +90,6 @@ async fn grants_that_cannot_be_are_refused_and_released() {
     with(&|granted| granted.handles = Handles::Fabric(vec![]));
     with(&|granted| granted.handles = Handles::Fabric(vec![Secret::new(&[0; 63]).unwrap()]));
     with(&|granted| granted.handles = Handles::Fds(Fds::of(1)));
-    with(&|granted| granted.handles = Handles::Ticket(Secret::new(&[0; 16]).unwrap()));
     with(&|granted| granted.probe = Some(granted.memory.padded()));
     with(&|granted| granted.probe = Some(u64::MAX));
     with(&|granted| granted.probe = Some(4));
@@ -190,25 +187,20 @@ async fn handle_types_that_do_not_go_are_told() {
         matches!(&error, Error::NoCommonHandle { reasons } if reasons.len() == 2),
         "{error}"
     );
-    // On the same machine, fds come first, and without an fd socket the error says what is missing.
+    // On the same machine, fds come first, and without a Unix socket the error says what is missing.
     fake.welcome.boot = BootId::current().unwrap();
     let options = fake.options().fabric(false);
     let (client, _greeted) = tokio::join!(options.connect(&driver), fake.greet());
     let error = expect_err(client.unwrap().fetch("x").go().await).to_string();
     assert!(error.contains("only TCP leads to it"), "{error}");
-    fake.welcome.door = Some("/nowhere/door".into());
     let (client, mut peer) = fake.client(&driver).await;
     let serve = async {
-        let (id, ask) = peer.request().await.unwrap();
-        let Ask::Fetch(fetch) = ask else {
-            panic!("{ask:?}")
-        };
-        use crate::driver::HandleType::{Fabric, PosixFd};
-        assert_eq!(fetch.accept, [PosixFd, Fabric]);
-        peer.refuse(id, "no_common_handle").await;
-        let (id, ask) = peer.request().await.unwrap();
-        assert!(matches!(ask, Ask::Fetch(fetch) if fetch.accept == [Fabric]));
-        peer.refuse(id, "not_found").await;
+        for reason in ["no_common_handle", "not_found"] {
+            let (id, ask) = peer.request().await.unwrap();
+            use crate::driver::HandleType::Fabric;
+            assert!(matches!(ask, Ask::Fetch(fetch) if fetch.accept == [Fabric]));
+            peer.refuse(id, reason).await;
+        }
     };
     let work = async {
         for (fetch, reason) in [

@@ -52,6 +52,10 @@ pub struct Hello {
     /// [`Fds::queue`](super::Fds::queue).
     #[serde(default, skip_serializing_if = "is_false")]
     pub queues: bool,
+    /// Over a Unix socket: `resume` names a session that has a connection over TCP now, and moves here with the
+    /// name and the rights of that connection.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub moves: bool,
 }
 
 /// The server's answer to a hello: `welcome` or `refused`.
@@ -93,15 +97,8 @@ pub struct Welcome {
     pub lease_ms: u64,
     /// The largest frame the server reads, in bytes.
     pub frame_bytes: u32,
-    /// The Unix socket where tickets are redeemed, for clients on the same machine.
-    #[serde(
-        deserialize_with = "sanitize::path",
-        default,
-        skip_serializing_if = "Option::is_none"
-    )]
-    pub door: Option<String>,
-    /// A Unix socket that serves the whole protocol, for clients on the same machine: ranks of a group that
-    /// share fds join there.
+    /// The Unix socket to which sessions of clients on the same machine [move](Hello::moves): an absolute path, or an
+    /// abstract name after `@`.
     #[serde(
         deserialize_with = "sanitize::path",
         default,

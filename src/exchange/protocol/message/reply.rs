@@ -22,8 +22,6 @@ pub enum Answer {
     Names(Names),
     /// See [`Ask::Fetch`](super::Ask::Fetch).
     Granted(Granted),
-    /// See [`Ask::Redeem`](super::Ask::Redeem): this many fds come with the frame.
-    Fds(Fds),
     /// See [`Ask::Probe`](super::Ask::Probe).
     Probed(Probed),
     /// See [`Ask::Join`](super::Ask::Join) and [`Ask::Gather`](super::Ask::Gather).
@@ -95,8 +93,6 @@ pub enum Handles {
     Fabric(Vec<Secret>),
     /// File descriptors, which come with the frame.
     Fds(Fds),
-    /// The fds are at the server's fd socket, for this ticket.
-    Ticket(Secret),
 }
 
 /// This many fds come with the frame: one for each part, or one through which those are received.

@@ -25,10 +25,6 @@ pub enum Ask {
     Wait(Wait),
     /// Requests handles and a lease, answered by [`Answer::Granted`](super::Answer::Granted).
     Fetch(Fetch),
-    /// At the fd socket, after a normal hello: requests the fds for a ticket, answered by
-    /// [`Answer::Fds`](super::Answer::Fds). The fd socket answers nothing else except pings, and its welcome's
-    /// session is empty.
-    Redeem(Redeem),
     /// Ends a lease: its memory is unmapped. Answered by [`Answer::Done`](super::Answer::Done).
     Release(Release),
     /// Reports that the word at the probe's place is written, answered by
@@ -94,13 +90,6 @@ pub struct Fetch {
     /// Refuse with `wrong_owner` if the name has another owner.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<Owner>,
-}
-
-/// See [`Ask::Redeem`].
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Redeem {
-    /// From [`Handles::Ticket`](super::Handles::Ticket); valid once, for some seconds.
-    pub ticket: Secret,
 }
 
 /// See [`Ask::Release`].

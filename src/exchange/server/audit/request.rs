@@ -65,7 +65,6 @@ fn asked(ask: &Ask, bytes_of: impl FnOnce(&str) -> Option<u64>) -> Event {
         Ask::Ping => plain("ping"),
         Ask::List(_) => plain("list"),
         Ask::Watch(_) => plain("watch"),
-        Ask::Redeem(_) => plain("redeem"),
         Ask::Wait(wait) => named("wait", &wait.name),
         Ask::Fetch(fetch) => named("fetch", &fetch.name),
         Ask::Create(create) => Event {

@@ -29,7 +29,7 @@ pub struct Holder {
     pub since: Instant,
     /// Its state.
     pub state: HolderState,
-    /// Over a Unix socket, or with fds from the server's fd socket: the process.
+    /// Over a Unix socket: the process.
     pub process: Option<HolderProcess>,
 }
 

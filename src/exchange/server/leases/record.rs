@@ -22,8 +22,6 @@ pub(in crate::server) struct LeaseRecord {
     pub process: Option<Process>,
     /// The machine that the session began on.
     pub machine: Option<Machine>,
-    /// Whether handles have been sent to it, or may be in flight: without them nothing is mapped.
-    pub handed: bool,
     /// The charge against the limit on the peer's leases, while it is live.
     pub counted: Option<Arc<Charge>>,
     /// The charge for its bytes, until the lease is forgotten.

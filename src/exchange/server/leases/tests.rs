@@ -65,27 +65,6 @@ fn an_expired_lease_is_forgotten_with_its_process_and_a_live_one_is_not() {
 }
 
 #[test]
-fn no_release_is_unconfirmed_if_the_ticket_was_never_redeemed() {
-    let now = Instant::now();
-    let mut leases = Leases::new(usize::MAX);
-    leases.open(1, peer(1), None);
-    let [redeemed, unused] = [7, 8].map(|memory| {
-        let lease = leases.grant(1, memory, None, now).unwrap();
-        leases.change(lease, |lease| lease.handed = false);
-        lease
-    });
-    leases.change(redeemed, |lease| lease.handed = true);
-    assert!(leases.is_held(7) && leases.is_held(8), "it may come yet");
-    let ended = leases.end(1).unwrap();
-    let told: BTreeSet<_> = ended.leases.iter().map(|l| l.holder.lease).collect();
-    assert_eq!(told, BTreeSet::from([redeemed, unused]));
-    assert!(leases.is_held(7) && !leases.is_held(8));
-    assert_eq!(leases.live(), 0);
-    assert!(leases.release(2, &peer(1), unused).is_none());
-    assert!(leases.release(2, &peer(1), redeemed).is_some());
-}
-
-#[test]
 fn nobody_knows_whether_a_later_local_session_is_the_silent_holder() {
     let now = Instant::now();
     let mut leases = Leases::new(usize::MAX);

@@ -202,7 +202,7 @@ async fn an_importer_whose_server_ends_gets_an_error_and_no_part() {
 #[tokio::test]
 async fn impossible_requests_are_refused_with_the_reason() {
     let driver = driver();
-    let server = loopback().fd_socket(None).start().await.unwrap();
+    let server = loopback().local_socket(false).start().await.unwrap();
     let published = server.publish("a", memory(&driver));
     let published = published.access(Access::Read).now().unwrap();
     let mut raw = Raw::open(&server).await;
@@ -235,7 +235,7 @@ async fn impossible_requests_are_refused_with_the_reason() {
             },
             Refusal::WrongOwner,
         ),
-        // There is no fd socket.
+        // There is no Unix socket.
         (
             Fetch {
                 accept: vec![HandleType::PosixFd],
@@ -269,9 +269,9 @@ async fn without_fabric_the_reason_goes_with_the_fds() {
     let driver = Driver::simulated(Machine::h200x8()).unwrap();
     let server = loopback().start().await.unwrap();
     let published = server.publish("a", memory(&driver)).now().unwrap();
-    let mut raw = Raw::open(&server).await;
+    let mut raw = Raw::open(&server).await.moved().await;
     let (granted, _) = raw.fetch(fetch("a")).await.unwrap();
-    assert!(matches!(granted.handles, Handles::Ticket(_)));
+    assert!(matches!(granted.handles, Handles::Fds(_)));
     let why = granted.no_fabric.unwrap();
     assert!(why.contains("IMEX"), "{why}");
     // From another machine it gets neither.
@@ -293,11 +293,11 @@ async fn an_export_that_fails_leads_to_the_next_type() {
     let driver = driver();
     let server = loopback().start().await.unwrap();
     let published = server.publish("a", memory(&driver)).now().unwrap();
-    let mut raw = Raw::open(&server).await;
+    let mut raw = Raw::open(&server).await.moved().await;
     let sim = driver.sim().unwrap();
     sim.fail(Call::MemExportToShareableHandle, 1, Code::NOT_PERMITTED);
     let (granted, _) = raw.fetch(fetch("a")).await.unwrap();
-    assert!(matches!(granted.handles, Handles::Ticket(_)));
+    assert!(matches!(granted.handles, Handles::Fds(_)));
     assert!(granted.no_fabric.is_some());
     raw.release(granted.lease).await;
     // Only that once.

@@ -266,28 +266,24 @@ async fn over_tls_lists_go_by_certificates() {
     let published = published.who(Who::list(["*.good.test"]).unwrap());
     let published = published.now().unwrap();
     let address = &server.addresses()[0];
-    let mut good = Raw::open_at(address, &tls("a.good.test"), &hello()).await;
+    let good = Raw::open_at(address, &tls("a.good.test"), &hello()).await;
     assert_eq!(good.welcome().peer, "a.good.test");
     let mut bad = Raw::open_at(address, &tls("b.bad.test"), &hello()).await;
     assert_eq!(bad.fetch(fetch("a")).await.unwrap_err(), Refusal::NotFound);
     assert!(bad.names("").await.is_empty());
-    let (granted, _) = good.fetch(fetch_fds("a")).await.unwrap();
-    assert_eq!(published.importers()[0].peer.to_string(), "a.good.test");
-    // The ticket is for the certificate's owner; at the fd socket the peer is a user.
-    let Handles::Ticket(ticket) = granted.handles else {
-        panic!()
-    };
-    let fd_socket = Address::Unix(good.welcome().door.clone().unwrap().into());
-    let mut fd_socket = Raw::open_at(&fd_socket, &Security::Plain, &hello()).await;
-    let (answer, fds) = fd_socket.ask(Ask::Redeem(Redeem { ticket })).await;
-    assert_eq!((answer, fds.len()), (Answer::Fds(Fds::of(1)), 1));
-    drop(fds);
-    good.release(granted.lease).await;
-    // Another peer's session is not resumed, even with its token.
     let stolen = Hello {
         resume: Some(good.welcome().session.clone()),
         ..hello()
     };
+    // At the Unix socket it keeps its name.
+    let mut good = good.moved().await;
+    assert_eq!(good.welcome().peer, "a.good.test");
+    let (granted, fds) = good.fetch(fetch_fds("a")).await.unwrap();
+    assert_eq!(granted.handles, Handles::Fds(Fds::of(1)));
+    assert_eq!(published.importers()[0].peer.to_string(), "a.good.test");
+    drop(fds);
+    good.release(granted.lease).await;
+    // Another peer's session is not resumed, even with its token.
     let thief = Raw::open_at(address, &tls("b.bad.test"), &stolen).await;
     assert!(!thief.welcome().resumed);
     // Without TLS the server does not answer.
@@ -295,6 +291,6 @@ async fn over_tls_lists_go_by_certificates() {
     plain.write_all(&framed(&encode(&hello()))).await.unwrap();
     hung_up(&mut plain).await;
     until("it is counted", || server.stats().failed_handshakes == 1).await;
-    drop((published, good, bad, thief, fd_socket));
+    drop((published, good, bad, thief));
     close(server, &driver).await;
 }

@@ -375,7 +375,7 @@ async fn time_in_which_nothing_ran_is_no_silence() {
 #[tokio::test]
 async fn for_ever_is_no_overflow() {
     let driver = driver();
-    let options = loopback().lease(Duration::MAX).ticket(Duration::MAX);
+    let options = loopback().lease(Duration::MAX);
     let server = options.start().await.unwrap();
     let published = server.publish("a", memory(&driver)).now().unwrap();
     let mut raw = Raw::open(&server).await;

@@ -2,11 +2,11 @@
 
 mod auditing;
 mod crowding;
-mod fd_socket;
 mod fds;
 mod fetching;
 mod hostile;
 mod leasing;
+mod moving;
 mod naming;
 mod recalling;
 mod resuming;
@@ -111,6 +111,7 @@ fn hello() -> Hello {
         held: None,
         agent: "test".into(),
         queues: false,
+        moves: false,
     }
 }
 
@@ -187,6 +188,28 @@ impl Raw {
             ..hello()
         };
         Self::open_at(&server.addresses()[0], &Security::Plain, &hello).await
+    }
+
+    /// Returns the Unix socket where the session moves.
+    fn local(&self) -> Address {
+        let local = self.welcome().local.as_deref().unwrap();
+        Address::Unix(local.replace('@', "\0").into())
+    }
+
+    /// Returns the hello that moves the session.
+    fn moves(&self) -> Hello {
+        Hello {
+            resume: Some(self.welcome().session.clone()),
+            moves: true,
+            ..hello()
+        }
+    }
+
+    /// Moves the session to the server's Unix socket.
+    async fn moved(mut self) -> Self {
+        let moved = Self::open_at(&self.local(), &Security::Plain, &self.moves()).await;
+        self.hung_up().await;
+        moved
     }
 
     async fn write(&mut self, bytes: &[u8]) {

@@ -26,13 +26,8 @@ pub async fn owner(
         .heartbeat(setup.heartbeat)
         .lease(setup.lease)
         .limits(limits(setup));
-    let server = match &setup.fd_socket {
-        Some(path) => options.fd_socket(Some(path.clone())),
-        // With few fds each address counts.
-        None if setup.fds.is_some() => options.fd_socket(None),
-        None => options,
-    };
-    let server = server.start().await?;
+    // With few fds each address counts.
+    let server = options.local_socket(setup.fds.is_none()).start().await?;
     let mut events = server.events();
     let mut hoard = Vec::new();
     let mut names: HashMap<String, (Shared, Published)> = HashMap::new();
