@@ -60,7 +60,7 @@
 //! | `share` | yes | sharing between processes of one machine, as POSIX fds over Unix sockets |
 //! | `kv` | no | a KV-cache tier for serving engines: pages by key in host memory, copied to and from GPUs in batches |
 //! | `interop` | no | memory in cudarc's copies and launches, with the CUDA version that the program chose for cudarc |
-//! | `exchange` | no | sharing by name, also between nodes: server, client, leases, groups; mutual TLS |
+//! | `exchange` | no | sharing by name, also between nodes: server, client, leases; mutual TLS; the memory of all ranks |
 //! | `certs` | no | creating certificates for the exchange |
 //! | `service` | no | a node's allocator service |
 //! | `etcd` | no | finding exporters through etcd |

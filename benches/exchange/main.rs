@@ -1,12 +1,11 @@
 //! The exchange beside its alternatives, over the loopback device of this machine: a
-//! bare mutual-TLS ping-pong of the same bytes, etcd, and all-gathers over plain TCP. The network path
+//! bare mutual-TLS ping-pong of the same bytes and etcd. The network path
 //! is real. The memory is simulated, also where there is a GPU: the protocol is measured.
 
 mod bare;
 mod certificates;
 #[cfg(feature = "etcd")]
 mod etcd;
-mod gather;
 mod ours;
 mod report;
 mod sizes;
@@ -18,7 +17,6 @@ use bare::Client;
 use certificates::Certificates;
 use criterion::Criterion;
 use egmem::driver::{Access, HandleType};
-use egmem::exchange::group::Map;
 use egmem::exchange::protocol::{FromServer, Request, decode, encode};
 use egmem::share::Shared;
 use egmem::{Buffer, Driver, Machine};
@@ -32,11 +30,6 @@ use tokio::task::JoinSet;
 const NAME: &str = "kv/node-0/gpu-0";
 /// How many clients are connected at once.
 const CLIENTS: usize = 1000;
-/// The ranks of a group: the GPUs of one rack, and of eight.
-const RANKS: [(usize, &str); 2] = [(72, "a group of 72"), (576, "a group of 576")];
-/// The ranks that meet at barriers.
-const BARRIERS: (usize, &str) = (72, "a barrier of 72");
-
 /// The certificates and the simulated memory that the exchange's server and the baselines share.
 struct Setting {
     certificates: Certificates,
@@ -255,69 +248,6 @@ fn through_etcd(criterion: &mut Criterion, setting: &Setting) {
     group.finish();
 }
 
-/// Every rank ends with the handles of all. The ranks are tasks of one process, on two threads.
-fn groups(criterion: &mut Criterion, setting: &Setting) {
-    let mut builder = tokio::runtime::Builder::new_multi_thread();
-    let runtime = builder
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .expect("a runtime");
-    let slice = setting.sizes.fetch.answer;
-    for (ranks, name) in RANKS {
-        let mut group = criterion.benchmark_group(name);
-        measure(&mut group, (name, 10), "star over plain TCP", |times| {
-            runtime.block_on(repeat(times, async || gather::star(ranks, slice).await))
-        });
-        measure(&mut group, (name, 10), "ring over plain TCP", |times| {
-            runtime.block_on(repeat(times, async || gather::ring(ranks, slice).await))
-        });
-        let mut join = |what: &str, tls: bool, map: Map| {
-            let ranks = ours::Ranks::create(ranks, setting, tls, map).expect("simulated machines");
-            measure(&mut group, (name, 10), what, |times| {
-                runtime.block_on(async {
-                    let mut took = Duration::ZERO;
-                    for _ in 0..times {
-                        took += ranks.join().await;
-                    }
-                    took
-                })
-            });
-        };
-        join("Group::join", false, Map::Lazy);
-        join("Group::join, mutual TLS", true, Map::Lazy);
-        if ranks < 100 {
-            join("Group::join, mutual TLS, all mapped", true, Map::All);
-        }
-        group.finish();
-    }
-}
-
-/// Ranks that have joined meet at barriers, one after the other.
-fn barriers(criterion: &mut Criterion, setting: &Setting) {
-    let mut builder = tokio::runtime::Builder::new_multi_thread();
-    let runtime = builder
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .expect("a runtime");
-    let (size, name) = BARRIERS;
-    let mut group = criterion.benchmark_group(name);
-    measure(&mut group, (name, 10), "star over plain TCP", |times| {
-        runtime.block_on(gather::barriers(size, times))
-    });
-    for (what, tls) in [
-        ("Group::barrier", false),
-        ("Group::barrier, mutual TLS", true),
-    ] {
-        let ranks = ours::Ranks::create(size, setting, tls, Map::Lazy).expect("simulated machines");
-        measure(&mut group, (name, 10), what, |times| {
-            runtime.block_on(ranks.barriers(times))
-        });
-    }
-    group.finish();
-}
-
 /// 1 000 connections are as many files at each end.
 fn allow_many_files() {
     let mut limit = libc::rlimit {
@@ -346,8 +276,6 @@ fn main() {
     all_clients(&mut criterion, &setting);
     #[cfg(feature = "etcd")]
     through_etcd(&mut criterion, &setting);
-    groups(&mut criterion, &setting);
-    barriers(&mut criterion, &setting);
     criterion.final_summary();
     report::print();
 }

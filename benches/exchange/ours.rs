@@ -1,21 +1,14 @@
 //! The exchange itself.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use egmem::driver::HandleType;
-use egmem::exchange::group::{Admission, Group, Map};
 use egmem::exchange::server::Published;
 use egmem::exchange::{Address, Client, Limits, Security, Server, Tls, TlsPem, Who};
-use egmem::share::Shared;
-use egmem::{Driver, Machine};
-use tokio::task::JoinSet;
 
 use crate::{CLIENTS, NAME, Setting};
 
-/// Far beyond any operation's time.
-const LONG: Duration = Duration::from_secs(60);
-
-/// Enough for all clients, which have one certificate, and for the ranks of a group.
+/// Enough for all clients, which have one certificate.
 fn limits() -> Limits {
     let mut limits = Limits::default();
     limits.connections = 2 * CLIENTS;
@@ -100,87 +93,4 @@ pub async fn handles(client: &Client) {
 pub async fn import(client: &Client, via: HandleType) {
     let memory = client.fetch(NAME).via(via).probe(false).await;
     memory.expect("memory").release().await.expect("a release");
-}
-
-/// The ranks of a group: each has its own driver, as a process would, and memory to bring.
-pub struct Ranks {
-    ranks: Vec<(Driver, Shared)>,
-    security: Security,
-    map: Map,
-}
-
-impl Ranks {
-    pub fn create(size: usize, setting: &Setting, tls_on: bool, map: Map) -> egmem::Result<Self> {
-        let files = &setting.certificates;
-        let security = match tls_on {
-            true => tls(&files.ca, &files.server_cert, &files.server_key),
-            false => Security::Plain,
-        };
-        let rank = |_| {
-            let driver = Driver::simulated(Machine::gb200())?;
-            let memory = crate::memory(&driver)?;
-            Ok((driver, memory))
-        };
-        let ranks = (0..size).map(rank).collect::<egmem::Result<_>>()?;
-        Ok(Self {
-            ranks,
-            security,
-            map,
-        })
-    }
-
-    /// All join, and leave again; how long the joining took, connections and handshakes included.
-    pub async fn join(&self) -> Duration {
-        let start = Instant::now();
-        let joined = self.joined().await;
-        let took = start.elapsed();
-        leave(joined).await;
-        took
-    }
-
-    /// All join, meet at so many barriers, and leave again; how long the barriers took.
-    pub async fn barriers(&self, times: u64) -> Duration {
-        let joined = self.joined().await;
-        let start = Instant::now();
-        let mut tasks = JoinSet::new();
-        for group in joined {
-            tasks.spawn(async move {
-                for _ in 0..times {
-                    group.barrier(LONG).await.expect("a barrier");
-                }
-                group
-            });
-        }
-        let joined = tasks.join_all().await;
-        let took = start.elapsed();
-        leave(joined).await;
-        took
-    }
-
-    async fn joined(&self) -> Vec<Group> {
-        let address = {
-            let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-            Address::loopback(free.local_addr().expect("its number").port())
-        };
-        let size = self.ranks.len() as u32;
-        let mut tasks = JoinSet::new();
-        for (rank, (driver, memory)) in (0..).zip(&self.ranks) {
-            let options = Group::options("bench", rank, size, address.clone(), Admission::SamePeer)
-                .security(self.security.clone())
-                .limits(limits())
-                .memory(memory.clone())
-                .map(self.map);
-            let driver = driver.clone();
-            tasks.spawn(async move { options.join(&driver).await.expect("a group") });
-        }
-        tasks.join_all().await
-    }
-}
-
-async fn leave(joined: Vec<Group>) {
-    let mut tasks = JoinSet::new();
-    for group in joined {
-        tasks.spawn(async move { group.leave(LONG).await.map(drop).expect("all to leave") });
-    }
-    tasks.join_all().await;
 }

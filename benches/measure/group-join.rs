@@ -1,22 +1,20 @@
-//! All ranks of a group in one process: how long joining takes, and barriers after that.
+//! All ranks of a group as threads of one process: how long they take to meet and to map each other's memory.
 //!
 //! ```text
 //! cargo run --release -p egmem-benches --bin group-join -- --ranks 72
-//! cargo run --release -p egmem-benches --bin group-join -- --ranks 576 --unix
+//! cargo run --release -p egmem-benches --bin group-join -- --ranks 72 --tcp
 //! ```
-//! Each rank is a client with a connection of its own; the server is rank 0's. On the simulator, so
-//! that the exchange is timed, not the driver; mapping is lazy.
+//! On the simulator, so that the gathers are timed, not the driver.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use clap::Parser;
-use egmem::driver::NodeId;
+use egmem::driver::{HandleType, NodeId};
 use egmem::exchange::Address;
-use egmem::exchange::group::{self, Admission, Group, Map};
+use egmem::exchange::group::{self, GatherOptions, GroupSecret, rendezvous};
 use egmem::share::Shared;
 use egmem::{Buffer, Driver, Machine};
 use rustix::process::{Resource, getrlimit, setrlimit};
-use tokio::task::JoinSet;
 
 #[derive(Parser)]
 struct Arguments {
@@ -26,104 +24,69 @@ struct Arguments {
     /// How often.
     #[arg(long, default_value_t = 5)]
     rounds: u32,
-    /// How many barriers the ranks meet at, each time that they have joined.
-    #[arg(long, default_value_t = 100)]
-    barriers: u32,
-    /// Over a Unix socket instead of TCP on loopback.
+    /// Over TCP on loopback with a secret, instead of a Unix socket.
     #[arg(long)]
-    unix: bool,
+    tcp: bool,
+    /// Pass fds instead of fabric handles.
+    #[arg(long)]
+    fds: bool,
 }
 
-/// All ranks meet at so many barriers, and gather the numbers of all.
-async fn meet(groups: Vec<Group>, barriers: u32) -> Result<Vec<Group>, Box<dyn std::error::Error>> {
-    const WITHIN: Duration = Duration::from_secs(60);
-    let begun = Instant::now();
-    let mut meeting = JoinSet::new();
-    for group in groups {
-        meeting.spawn(async move {
-            for _ in 0..barriers {
-                group.barrier(WITHIN).await?;
-            }
-            let numbers = group
-                .gather(&group.own_rank().to_be_bytes(), WITHIN)
-                .await?;
-            let expected = (0..group.size()).map(u32::to_be_bytes);
-            assert!(
-                expected.eq(numbers
-                    .iter()
-                    .map(|number| <[u8; 4]>::try_from(&number[..]).unwrap_or_default()))
-            );
-            group::Result::Ok(group)
-        });
-    }
-    let groups: Vec<Group> = meeting
-        .join_all()
-        .await
-        .into_iter()
-        .collect::<group::Result<_>>()?;
-    let rate = f64::from(barriers) / begun.elapsed().as_secs_f64();
-    println!("{barriers} barriers, {rate:.0} a second");
-    Ok(groups)
-}
-
-#[tokio::main]
-async fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    const DEADLINE: std::time::Duration = std::time::Duration::from_secs(60);
     let arguments = Arguments::parse();
-    // Both ends of every rank's connection are in this process.
+    // Both ends of every rank's connections are in this process.
     let mut files = getrlimit(Resource::Nofile);
     files.current = files.maximum;
     setrlimit(Resource::Nofile, files)?;
 
     let driver = Driver::simulated(Machine::gh200())?;
-    let memory: Vec<Shared> = (0..arguments.ranks)
-        .map(|_| {
-            let buffer = Buffer::on(NodeId(0))
-                .bytes(1)
-                .shareable()
-                .allocate(&driver)?;
-            Ok(buffer.into())
-        })
-        .collect::<egmem::Result<_>>()?;
-    let folder = std::env::temp_dir().join(format!("egmem-group-{}", std::process::id()));
+    let options = Buffer::on(NodeId(0)).bytes(1).shareable();
+    let memory = (0..arguments.ranks).map(|_| options.clone().allocate(&driver).map(Shared::from));
+    let memory: Vec<Shared> = memory.collect::<egmem::Result<_>>()?;
+    let folder = std::env::temp_dir().join(format!("egmem-group-join-{}", std::process::id()));
     std::fs::create_dir(&folder)?;
+    let secret = arguments
+        .tcp
+        .then(|| GroupSecret::new([7; 32]))
+        .transpose()?;
+    let via = if arguments.fds {
+        HandleType::PosixFd
+    } else {
+        HandleType::Fabric
+    };
     let mut times = Vec::new();
     for round in 0..arguments.rounds {
-        let address = if arguments.unix {
-            Address::Unix(folder.join(round.to_string()))
-        } else {
+        let address = if arguments.tcp {
             let free = std::net::TcpListener::bind("127.0.0.1:0")?;
             Address::loopback(free.local_addr()?.port())
+        } else {
+            Address::Unix(folder.join(round.to_string()))
         };
         let begun = Instant::now();
-        let mut joining = JoinSet::new();
-        for (rank, memory) in (0..).zip(memory.clone()) {
-            let (driver, address) = (driver.clone(), address.clone());
-            joining.spawn(async move {
-                Group::options("bench", rank, arguments.ranks, address, Admission::SamePeer)
-                    .memory(memory)
-                    .map(Map::Lazy)
-                    .join(&driver)
-                    .await
-            });
-        }
-        let mut groups = Vec::new();
-        while let Some(joined) = joining.join_next().await {
-            groups.push(joined??);
-        }
+        let results: Vec<group::Result<_>> = std::thread::scope(|scope| {
+            let ranks: Vec<_> = (0..)
+                .zip(&memory)
+                .map(|(rank, own)| {
+                    let (address, secret, driver) = (&address, secret.as_ref(), &driver);
+                    scope.spawn(move || {
+                        let size = arguments.ranks;
+                        let mut ranks = rendezvous(address, rank, size, secret, DEADLINE)?;
+                        let options = GatherOptions::new().via(via);
+                        options.gather(&mut *ranks, Some(own.clone()), driver)
+                    })
+                })
+                .collect();
+            let ranks = ranks.into_iter().filter_map(|rank| rank.join().ok());
+            ranks.collect()
+        });
         let time = begun.elapsed();
+        let gathered = results.into_iter().collect::<group::Result<Vec<_>>>()?;
         println!(
-            "{} ranks joined in {time:.3?} (simulated memory)",
-            groups.len()
+            "{} ranks mapped in {time:.3?} (simulated memory)",
+            gathered.len()
         );
         times.push(time);
-        let groups = meet(groups, arguments.barriers).await?;
-        let mut leaving = JoinSet::new();
-        for group in groups {
-            leaving.spawn(group.leave(Duration::from_secs(60)));
-        }
-        while let Some(left) = leaving.join_next().await {
-            left??;
-        }
     }
     std::fs::remove_dir_all(&folder)?;
     times.sort();

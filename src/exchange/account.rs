@@ -18,20 +18,16 @@
 //! | a frame that is being read or decoded | it is decoded | `frame_bytes` | its buffer |
 //! | a frame that is being written, of any answer or event | it is written, or `write` is over | one for each connection | its buffers |
 //! | a session | its end | `sessions`, `sessions_per_peer` | [`SESSION`] |
-//! | queued events: `withdrawing`, `ended`, `closing`, `lost`, `dismissed` | they are sent | twice `leases_per_peer` and `queued_frames` | their bytes beyond [`PREPAID`] |
+//! | queued events: `withdrawing`, `ended`, `closing`, `dismissed` | they are sent | twice `leases_per_peer` and `queued_frames` | their bytes beyond [`PREPAID`] |
 //! | events of watched names: `published`, `gone` | they are sent, or the connection ends | the number of names | the same |
 //! | `ping`, `list`, `release` | answered at once | | nothing |
 //! | `watch`: a prefix | the connection's end | 64 prefixes of 255 bytes | [`ENTRY`] and the prefix |
-//! | `wait`, `probe`, `delete`, `leave` | answered | `requests_in_flight` | [`REQUEST`] |
+//! | `wait`, `probe`, `delete` | answered | `requests_in_flight` | [`REQUEST`] |
 //! | `fetch` | answered | the same | the same; its answer is built when it is written |
 //! | a driver call that outlives its request | it returns | | [`REQUEST`] |
 //! | a lease and its record after expiry | it is released, or its name is gone | `leases_per_peer` | [`LEASE`] |
 //! | `create`: the request, `peers` | answered | 1024 peers | [`REQUEST`] and its bytes |
 //! | a name that a peer owns: its entry, `peers` and parts, from its publication on | it is deleted | `names`, quotas | [`REQUEST`], `peers` and its parts |
-//! | `join`: a rank's admission, reasons, memory and handles | it has left, or the round has failed | `groups`, `groups_per_peer`, 8 reasons, 262,144 parts | [`REQUEST`], its bytes and its parts |
-//! | `offer`: handles, and a page of members | answered; then they are the rank's | `requests_in_flight`, 4096 handles of 64 bytes | [`REQUEST`] and its bytes |
-//! | `gather`: a rank's contribution, and its part of the result | the next gather completes, `request` and a lease have passed, or it fails | for each group one gather in progress and one complete, each of 64 KiB from a rank and 16 MiB from all, or of memory and its handles | [`REQUEST`], its bytes twice, its parts and handles; once complete, [`REQUEST`] and its share of the result |
-//! | `gather`: the request | answered | `requests_in_flight` | [`REQUEST`] |
 //! | a queue of fds, and the task that fills it | all were sent, or the client has closed its end, or `write` is over for a batch | fds: 18 for a queue | [`REQUEST`] |
 //! | fds | they are closed | `fds_per_connection`, `fds_per_peer` | counted separately |
 
@@ -244,14 +240,6 @@ impl Charge {
         self.amount = amount;
         Ok(())
     }
-
-    /// Reduces the charge to `amount` if it is more.
-    pub fn shrink_to(&mut self, amount: usize) {
-        if let Some(less) = self.amount.checked_sub(amount) {
-            self.account.take(less);
-            self.amount = amount;
-        }
-    }
 }
 
 impl Drop for Charge {
@@ -292,8 +280,7 @@ mod tests {
         let rest = other.charge(7).unwrap();
         assert_eq!(accounts.used(), 12);
         assert!(charge.resize(6).is_err() && charge.resize(usize::MAX).is_err());
-        charge.shrink_to(7);
-        charge.shrink_to(1);
+        charge.resize(1).unwrap();
         assert_eq!(accounts.used(), 8);
         charge.resize(5).unwrap();
         drop(rest);

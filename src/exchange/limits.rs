@@ -62,8 +62,7 @@ limits! {
         pub hello_bytes: u32 = 256 << 10,
         /// File descriptors in a frame.
         pub frame_fds: u32 = 1024,
-        /// File descriptors that a server has open for one connection: those received and kept for a group, and
-        /// those being sent to the client.
+        /// File descriptors that a server has open for one connection: those being sent to the client.
         pub fds_per_connection: usize = 4096,
         /// The same for all connections of one peer, also after they end. For all peers together it is half of
         /// `RLIMIT_NOFILE`.
@@ -90,12 +89,6 @@ limits! {
         pub queued_frames: usize = 256,
         /// Names in one answer.
         pub list_page: usize = 256,
-        /// Groups.
-        pub groups: usize = 256,
-        /// Groups in which one peer has ranks: half of all by default, so that no peer takes all of them.
-        pub groups_per_peer: usize = 128,
-        /// Ranks of a group.
-        pub group_size: u32 = 1024,
         /// From connecting to the end of the greeting.
         #[serde(with = "ms")]
         pub handshake: Duration = Duration::from_secs(10),
@@ -109,7 +102,7 @@ limits! {
         /// To write a frame.
         #[serde(with = "ms")]
         pub write: Duration = Duration::from_secs(10),
-        /// The longest wait that a peer may ask for: for a name, a group, a withdrawal.
+        /// The longest wait that a peer may ask for: for a name, a withdrawal.
         #[serde(with = "ms")]
         pub wait: Duration = Duration::from_secs(600),
     }

@@ -118,11 +118,6 @@ impl Who {
         Self(self.0.shrunk())
     }
 
-    /// Returns whether one of the patterns is `*`.
-    pub(super) fn is_anyone(&self) -> bool {
-        self.0.iter().any(|pattern| pattern == ANYONE)
-    }
-
     /// Returns the patterns, as [`list`](Self::list) takes them.
     pub(super) fn patterns(&self) -> &Texts {
         &self.0

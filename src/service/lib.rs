@@ -69,8 +69,8 @@ use egmem_share::{self as share, Error as ShareError};
 use without_etcd as etcd;
 
 pub use config::{
-    AuditConfig, BufferConfig, CreateConfig, DirectoryConfig, DrainConfig, GroupsConfig,
-    LeaseConfig, LocalConfig, MetricsConfig, NodeConfig, PrefixConfig, ReserveConfig, ReuseConfig,
+    AuditConfig, BufferConfig, CreateConfig, DirectoryConfig, DrainConfig, LeaseConfig,
+    LocalConfig, MetricsConfig, NodeConfig, PrefixConfig, ReserveConfig, ReuseConfig,
     ServiceConfig, TlsConfig,
 };
 pub use line_writer::LineWriter;

@@ -64,7 +64,6 @@ impl ServiceState {
             "peer_bytes", "Bytes kept for peers" => stats.peer_bytes;
             "sessions", "Sessions, with and without a connection" => stats.sessions;
             "leases", "Leases that are held" => stats.leases;
-            "groups", "Rounds of groups that are under way" => stats.groups;
             "names", "Published names" => stats.names;
             "published_bytes", "Published memory, padding included" => stats.bytes;
             "owners", "Peers that have created names" => owners as u64;

@@ -91,7 +91,7 @@ impl Service {
     }
 
     /// Applies the values of `config` that can change at run time: reads certificates again from their files, and
-    /// takes over lists of peers and users, rights to join groups and quotas. Returns the keys that differ
+    /// takes over lists of peers and users, and quotas. Returns the keys that differ
     /// and need a restart.
     ///
     /// Ends sessions whose certificates are revoked or no longer trusted, whose users may no longer connect,
@@ -112,9 +112,7 @@ impl Service {
         let mut current = lock(&self.config);
         let before = current.clone();
         let mut restart = current.take_over(config);
-        // The new rights apply before a session ends: its peer may reconnect at once. The patterns of groups
-        // have been checked.
-        self.server.set_groups(current.group_rights())?;
+        // The new rights apply before a session ends: its peer may reconnect at once.
         self.state.set_create(current.create.clone());
         for buffer in &current.buffers {
             self.state.set_who(&buffer.name, buffer.who.clone());

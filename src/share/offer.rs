@@ -44,6 +44,12 @@ impl Offer {
         self
     }
 
+    /// Returns the description and the handles, to import them by
+    /// [`ImportOptions::import_from`]: of many parts, a few at a time.
+    pub fn into_part_handles(self) -> (Description, PartHandles) {
+        (self.description, self.handles)
+    }
+
     /// Returns the description and the handles, to import them by other means. It receives the fds of memory with more
     /// than 32 parts, and all are open then. If the other process has ended before it sent them, or this one may open no
     /// more, there are no handles: the memory's import fails.

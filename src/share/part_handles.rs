@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
 use super::fd;
-use super::queue::{self, BATCH};
+use super::queue::BATCH;
 use crate::driver::{HandleType, ShareableHandle};
 use egmem_core::{Error, Result};
 
@@ -27,8 +27,6 @@ enum Way {
     Here(Vec<ShareableHandle>),
     /// One end of a [`queue`].
     Queue(OwnedFd),
-    /// A socket through which a queue is requested.
-    Source(OwnedFd),
 }
 
 impl From<Vec<ShareableHandle>> for PartHandles {
@@ -43,16 +41,11 @@ impl PartHandles {
         Self(Way::Queue(queue))
     }
 
-    /// Returns handles that are received from an exporter's [`source`](queue::source).
-    pub const fn from_source(source: OwnedFd) -> Self {
-        Self(Way::Source(source))
-    }
-
     /// Returns the handles if all are here already; none otherwise.
     pub fn here(&self) -> &[ShareableHandle] {
         match &self.0 {
             Way::Here(handles) => handles,
-            Way::Queue(_) | Way::Source(_) => &[],
+            Way::Queue(_) => &[],
         }
     }
 
@@ -60,7 +53,7 @@ impl PartHandles {
     pub fn handle_type(&self) -> Option<HandleType> {
         match &self.0 {
             Way::Here(handles) => handles.first().map(ShareableHandle::handle_type),
-            Way::Queue(_) | Way::Source(_) => Some(HandleType::PosixFd),
+            Way::Queue(_) => Some(HandleType::PosixFd),
         }
     }
 
@@ -82,7 +75,6 @@ impl PartHandles {
                 (handles.into(), None)
             }
             Way::Queue(queue) => (VecDeque::new(), Some(queue.into())),
-            Way::Source(source) => (VecDeque::new(), Some(ask(&source)?)),
         };
         if let Some(queue) = &queue {
             set_socket_timeout(queue, Timeout::Recv, Some(PATIENCE))
@@ -123,16 +115,6 @@ impl Coming {
         let none = || Error::invalid("handles", "fewer than parts");
         self.here.pop_front().ok_or_else(none)
     }
-}
-
-/// Requests a queue of this process's own through a source.
-fn ask(source: &OwnedFd) -> Result<UnixStream> {
-    let (ours, theirs) = queue::pair()?;
-    let asked = set_socket_timeout(source, Timeout::Send, Some(PATIENCE))
-        .map_err(io::Error::from)
-        .and_then(|()| fd::send(source.as_fd(), &[0], &[theirs.as_fd()]));
-    asked.map_err(|error| failed(&error))?;
-    Ok(ours)
 }
 
 fn failed(error: &io::Error) -> Error {

@@ -8,9 +8,6 @@
 //!
 //! The importer gets the queue's other end as one fd, in place of the memory's. Fds in the queue belong to no process:
 //! the kernel closes them once the importer closes its end or dies.
-//!
-//! A *source* serves any number of importers: all have the same end of it. Each sends one end of a queue of its own
-//! through it, and the exporter fills that.
 
 use std::io;
 use std::ops::Range;
@@ -30,9 +27,6 @@ pub const BATCH: usize = 16;
 
 /// The most parts whose fds come with a message that names the memory; those of more parts come through a queue.
 pub const MAX_WITH_MESSAGE: usize = 32;
-
-/// How long the server of a source waits for an importer to take a batch.
-const SOURCE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long to wait for other processes of the same user to receive fds, of which the kernel has too many in flight.
 pub(super) const IN_FLIGHT_PAUSE: Duration = Duration::from_millis(1);
@@ -114,37 +108,5 @@ fn wait_for_room(queue: &UnixStream, left: Duration) -> Result<()> {
     match poll(&mut [PollFd::new(queue, PollFlags::OUT)], left.as_ref()) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
         Err(error) => Err(MemoryError::system("sending handles", &error.into()).into()),
-    }
-}
-
-/// Creates a source of the memory's fds, and returns its end for importers, of which there may be any number of
-/// copies. A thread serves it until the last copy is closed, one importer after the other, and keeps the memory
-/// alive as long.
-///
-/// # Errors
-/// The system's.
-pub fn source(shared: &Shared) -> MemoryResult<OwnedFd> {
-    let (ours, theirs) = pair()?;
-    let shared = shared.clone();
-    let server = thread::Builder::new().name("egmem-handles".into());
-    let server = server.spawn(move || serve(&ours, &shared));
-    server.map_err(|error| MemoryError::system("starting a thread", &error))?;
-    Ok(theirs)
-}
-
-fn serve(source: &UnixStream, shared: &Shared) {
-    loop {
-        match fd::recv(source.as_fd(), &mut [0], 1) {
-            Ok((0, _)) => return,
-            Ok((_, fds)) => {
-                for queue in fds {
-                    // An importer that has ended does not concern the others.
-                    let _ = fill(&queue.into(), shared, "an importer", SOURCE_PATIENCE);
-                }
-            }
-            // More fds than one, which are closed.
-            Err(error) if error.kind() == io::ErrorKind::InvalidData => {}
-            Err(_) => return,
-        }
     }
 }

@@ -63,7 +63,6 @@ pub struct Look {
     pub connections: u64,
     pub sessions: u64,
     pub leases: u64,
-    pub groups: u64,
     pub names: u64,
     pub failed_handshakes: u64,
     pub requests: u64,
@@ -141,7 +140,6 @@ pub fn serve(setup: &Setup) {
         .listen(Address::loopback(0))
         .listen(Address::Unix(setup.folder.join("socket")))
         .allocator(Arc::clone(&maker) as Arc<dyn Allocate>)
-        .groups("*", Who::anyone())
         .heartbeat(Duration::from_secs(setup.lease) / 2)
         .lease(Duration::from_secs(setup.lease))
         .limits(setup.limits.clone());
@@ -193,7 +191,6 @@ fn look(server: &Server) -> Look {
         connections: stats.connections,
         sessions: stats.sessions,
         leases: stats.leases,
-        groups: stats.groups,
         names: stats.names,
         failed_handshakes: stats.failed_handshakes,
         requests: stats.requests,
@@ -292,7 +289,7 @@ impl Host {
         self.ask("renew");
         until("gone", || {
             let now = self.look();
-            (now.connections, now.sessions, now.groups, now.charged) == (0, 0, 0, 0)
+            (now.connections, now.sessions, now.charged) == (0, 0, 0)
         });
         self.trimmed()
     }

@@ -1,8 +1,6 @@
 //! For each message: the bytes that a server keeps for it are bounded by those received, and given back.
 
-use egmem::driver::{Access, HandleType, Location};
 use egmem::exchange::protocol::*;
-use egmem::share::{BootId, Description, Identity, InstanceId, Part};
 
 use crate::host::{NAME, NEVER};
 use crate::peer::{framed, requests};
@@ -23,53 +21,6 @@ fn never(id: u64) -> String {
 
 pub fn secret(len: usize) -> Secret {
     Secret::new(&vec![9; len]).unwrap()
-}
-
-pub fn memory(parts: u64) -> Description {
-    let part = |allocation| Part {
-        identity: Identity {
-            boot: BootId::from_bytes([1; 16]),
-            instance: InstanceId::from_bytes([2; 16]),
-            allocation,
-            generation: 1,
-        },
-        bytes: 2 << 20,
-        location: Location::HostNuma(0),
-    };
-    Description {
-        len: parts * (2 << 20),
-        offset: None,
-        access: Access::ReadWrite,
-        parts: (0..parts).map(part).collect(),
-    }
-}
-
-pub fn payload(len: usize) -> Payload {
-    Payload::new(&vec![9; len]).unwrap()
-}
-
-pub fn gather_of(round: u64, number: u64, operation: Operation) -> Gather {
-    Gather {
-        group: "g".into(),
-        round,
-        number,
-        operation,
-        first: None,
-        ms: 600_000,
-    }
-}
-
-fn join(id: u64) -> Join {
-    Join {
-        group: format!("{id}"),
-        rank: 0,
-        size: 2,
-        admission: Admission::Secret(secret(32)),
-        can: vec![HandleType::Fabric, HandleType::PosixFd],
-        cannot: vec!["x".repeat(300); 8],
-        memory: Some(memory(40)),
-        ms: 600_000,
-    }
 }
 
 pub fn create(name: String, peer: &str) -> Ask {
@@ -114,43 +65,6 @@ const ANSWERED: &[Message] = &[
             prefix: "x".repeat(1000),
         })
     }),
-    ("join in vain", WAITING, |id| {
-        Ask::Join(Join {
-            rank: 2,
-            ..join(id)
-        })
-    }),
-    ("offer", WAITING, |round| {
-        Ask::Offer(Offer {
-            group: "g".into(),
-            round,
-            fabric: vec![secret(64); 1024],
-            first: 0,
-        })
-    }),
-    ("gather", WAITING, |round| {
-        Ask::Gather(gather_of(round, 1, Operation::Bytes(payload(MAX_GATHER))))
-    }),
-    ("gather of memory", WAITING, |round| {
-        Ask::Gather(gather_of(
-            round,
-            1,
-            Operation::Memory(Brought {
-                memory: Some(memory(40)),
-                fabric: vec![secret(64); 40],
-            }),
-        ))
-    }),
-    ("barrier", WAITING, |round| {
-        Ask::Gather(gather_of(round, 1, Operation::Barrier))
-    }),
-    ("leave", WAITING, |round| {
-        Ask::Leave(Leave {
-            group: name(1),
-            round,
-            ms: 600_000,
-        })
-    }),
     ("delete in vain", WAITING, |id| {
         Ask::Delete(Delete {
             name: name(id),
@@ -183,17 +97,6 @@ const WAITED_FOR: &[Message] = &[
         Ask::Delete(Delete {
             name: never(id),
             ms: 600_000,
-        })
-    }),
-    ("join", WAITING, |id| Ask::Join(join(id))),
-    ("join for many short names", WAITING, |id| {
-        let own = format!("uid:{}", rustix::process::getuid().as_raw());
-        let peers = [own.as_str(), "local", "peer.test"].repeat(341);
-        Ask::Join(Join {
-            admission: Admission::Peers(Texts::from_iter(peers)),
-            cannot: Vec::new(),
-            memory: None,
-            ..join(id)
         })
     }),
 ];

@@ -1,4 +1,4 @@
-//! The soak: `egmem serve` under good clients, groups and hostile peers, all mixed, with clients killed
+//! The soak: `egmem serve` under good clients and hostile peers, all mixed, with clients killed
 //! and stopped, connections cut, reloads and restarts. Simulated driver, loopback and Unix sockets only.
 //!
 //! Whenever the load stops, each service must return to its baseline. docs/service.md says how to run
@@ -12,7 +12,6 @@ mod journal;
 mod measure;
 mod plan;
 mod proxy;
-mod ranks;
 mod raw;
 mod role;
 mod run;
@@ -30,6 +29,6 @@ fn child_process() {
 }
 
 #[test]
-fn services_return_to_their_baseline_after_clients_groups_and_hostile_peers() {
+fn services_return_to_their_baseline_after_clients_and_hostile_peers() {
     run::soak();
 }

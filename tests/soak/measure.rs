@@ -179,7 +179,6 @@ impl Look {
             "fds",
             "leases",
             "names",
-            "groups",
             "published_bytes",
             "owners",
             "doubtful_bytes",

@@ -5,13 +5,13 @@ use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use egmem::exchange::{Address, Error, Limits, Refusal, Security, Tls, TlsFiles, group};
+use egmem::exchange::{Address, Error, Limits, Refusal, Security, Tls, TlsFiles};
 use egmem::{Driver, Machine};
 use fastrand::Rng;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-use crate::{ranks, worker};
+use crate::worker;
 use egmem_tests::pki::Files;
 
 /// The variable that makes this program a client.
@@ -40,12 +40,6 @@ pub struct Setup {
 pub enum Kind {
     /// Creates, fetches, checks, releases and deletes names.
     Worker,
-    /// Is these ranks of a group of so many.
-    Ranks {
-        group: String,
-        ranks: Vec<u32>,
-        size: u32,
-    },
 }
 
 /// A command of the parent.
@@ -103,7 +97,6 @@ pub fn play(setup: &Setup) {
             }
             match setup.kind {
                 Kind::Worker => worker::work(&client).await,
-                Kind::Ranks { .. } => ranks::join(&client).await,
             }
             say("idle", client.tally.take());
             if *wish.borrow() == Wish::Pause {
@@ -188,7 +181,7 @@ impl Tally {
 
     /// Counts an attempt: its success, or the error by which it failed. Errors that no good client
     /// may ever see are violations.
-    pub fn note<T>(&self, what: &str, result: Result<T, impl Into<group::Error>>) -> Option<T> {
+    pub fn note<T>(&self, what: &str, result: Result<T, impl Into<Error>>) -> Option<T> {
         match result.map_err(Into::into) {
             Ok(value) => {
                 self.count(what);
@@ -212,26 +205,18 @@ impl Tally {
 }
 
 /// An error's kind in a word or two.
-fn kind(error: &group::Error) -> String {
-    let debug = match error {
-        group::Error::Exchange(Error::Refused { reason, .. }) => {
-            return format!("refused, {reason:?}");
-        }
-        group::Error::Exchange(error) => match (error.memory(), error.share()) {
-            (Some(error), _) => format!("{error:?}"),
-            (None, Some(error)) => format!("{error:?}"),
-            (None, None) => format!("{error:?}"),
-        },
-        error => format!("{error:?}"),
+fn kind(error: &Error) -> String {
+    let debug = match (error, error.memory(), error.share()) {
+        (Error::Refused { reason, .. }, ..) => return format!("refused, {reason:?}"),
+        (_, Some(error), _) => format!("{error:?}"),
+        (_, None, Some(error)) => format!("{error:?}"),
+        (error, None, None) => format!("{error:?}"),
     };
     let end = debug.find(|c: char| !c.is_alphanumeric());
     debug[..end.unwrap_or(debug.len())].to_owned()
 }
 
-fn is_violation(error: &group::Error) -> bool {
-    let Some(error) = error.exchange() else {
-        return false;
-    };
+fn is_violation(error: &Error) -> bool {
     match error {
         Error::Share(egmem::share::Error::Protocol { .. })
         | Error::DataPlane { .. }

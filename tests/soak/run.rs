@@ -129,11 +129,6 @@ fn setups(
         };
     let unix = |service: &Service| format!("unix:{}", service.unix().display());
     let tcp = |address: &str| format!("tcp://{address}");
-    let ranks = |group: &str, ranks: &[u32]| Kind::Ranks {
-        group: group.into(),
-        ranks: ranks.to_vec(),
-        size: 3,
-    };
     let worker = || Kind::Worker;
     vec![
         client("soak-unix", worker(), "gh200", unix(steady), None),
@@ -152,35 +147,6 @@ fn setups(
             "gh200",
             tcp(&restarted.tcp),
             Some(alice),
-        ),
-        // Without an IMEX channel, ranks share by fds.
-        client(
-            "fds-a",
-            ranks("soak-fds", &[0, 1]),
-            "gh200x4",
-            unix(steady),
-            None,
-        ),
-        client(
-            "fds-b",
-            ranks("soak-fds", &[2]),
-            "gh200x4",
-            unix(steady),
-            None,
-        ),
-        client(
-            "fabric-a",
-            ranks("soak-fabric", &[0, 1]),
-            "gh200",
-            tcp(&steady.tcp),
-            Some(alice),
-        ),
-        client(
-            "fabric-b",
-            ranks("soak-fabric", &[2]),
-            "gh200",
-            tcp(&steady.tcp),
-            Some(bob),
         ),
     ]
 }

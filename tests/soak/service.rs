@@ -54,9 +54,6 @@ who = ["*"]
 peer_bytes = "64MiB"
 peer_names = 24
 forgive_after = "2s"
-[[groups]]
-name = "*"
-who = ["*"]
 [[buffer]]
 name = "weights"
 bytes = "3MiB"
@@ -97,9 +94,6 @@ connections_per_peer = 96
 sessions = 256
 sessions_per_peer = 96
 names = 128
-groups = 16
-groups_per_peer = 8
-group_size = 16
 handshake = 2000
 frame = 2000
 write = 2000

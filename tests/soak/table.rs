@@ -18,7 +18,7 @@ pub struct Row {
 }
 
 /// The gauges that have columns.
-const GAUGES: [&str; 9] = [
+const GAUGES: [&str; 8] = [
     "pinned_bytes",
     "kept_bytes",
     "reserve_bytes",
@@ -26,7 +26,6 @@ const GAUGES: [&str; 9] = [
     "leases",
     "names",
     "connections",
-    "groups",
     "fds",
 ];
 
@@ -45,7 +44,7 @@ impl Table {
             writeln!(file, "{columns},{}", GAUGES.join(",")).expect("written");
         }
         say(&format!(
-            "{:>7} {:>8} {:>4} {:>9} {:>9} {:>7} {:>4} {:>5} {:>7} {:>6} {:>6} {:>5} {:>6} {:>5} {:>5} {:>6} {:>4}",
+            "{:>7} {:>8} {:>4} {:>9} {:>9} {:>7} {:>4} {:>5} {:>7} {:>6} {:>6} {:>5} {:>6} {:>5} {:>5} {:>4}",
             "s",
             "service",
             "life",
@@ -61,7 +60,6 @@ impl Table {
             "leases",
             "names",
             "conns",
-            "groups",
             "pfds",
         ));
         Self {
@@ -84,7 +82,7 @@ impl Table {
             look.fds,
             look.memory_fds,
         );
-        for (gauge, width) in GAUGES.iter().zip([7, 6, 6, 5, 6, 5, 5, 6, 4]) {
+        for (gauge, width) in GAUGES.iter().zip([7, 6, 6, 5, 6, 5, 5, 4]) {
             let value = match gauge.ends_with("bytes") {
                 true => look.gauge(gauge) >> 20,
                 false => look.gauge(gauge),

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use egmem::driver::HandleType;
 use egmem::exchange::{
-    Client as Connection, CreateOptions, Error, LeaseState, Refusal, RemoteBuffer, Watch, group,
+    Client as Connection, CreateOptions, Error, LeaseState, Refusal, RemoteBuffer, Watch,
 };
 use fastrand::Rng;
 
@@ -69,7 +69,7 @@ impl Worker {
         self.clear().await;
     }
 
-    fn note<T>(&self, what: &str, result: Result<T, impl Into<group::Error>>) -> Option<T> {
+    fn note<T>(&self, what: &str, result: Result<T, impl Into<Error>>) -> Option<T> {
         self.client.tally.note(what, result)
     }
 

@@ -5,7 +5,6 @@
 //! [`InvalidArgument`](crate::MemoryError::InvalidArgument) instead of blocking it: use [`exchange`](crate) there.
 
 mod client;
-mod group;
 mod server;
 
 #[cfg(test)]
@@ -22,7 +21,6 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
 
 pub use client::{Client, Follow, Followed, RemoteBuffer, Watch};
-pub use group::Group;
 pub use server::{Events, Published, Server};
 
 use crate::client::Departing;
@@ -30,12 +28,9 @@ use crate::fork::Generation;
 use crate::limits::deadline;
 use crate::{Error, Result};
 
-/// How long the thread continues the work that its last user has begun, such as leaving a group. A client's work never
+/// How long the thread continues the work that its last user has begun. A client's work never
 /// takes it: no drop waits for a server's answer.
 const GRACE: Duration = Duration::from_secs(if cfg!(test) { 86_400 } else { 5 });
-
-/// How much longer than it lingers a server may take to end.
-const AFTER: Duration = Duration::from_secs(60);
 
 /// How often a call that waits asks whether to give up.
 const CHECK: Duration = Duration::from_millis(50);
@@ -47,7 +42,7 @@ pub type Check = Arc<dyn Fn() -> ControlFlow<()> + Send + Sync>;
 /// A value of the exchange, and the thread that runs its tasks. It has its own calls, which block, and the methods of
 /// the value that do not wait.
 ///
-/// The thread ends with the last of the values that were made by way of one client, server or group. A clone of the
+/// The thread ends with the last of the values that were made by way of one client or server. A clone of the
 /// value inside, as `(*client).clone()` makes one, does not keep the thread: afterwards its calls fail, with
 /// [`PeerLost`](crate::ShareError::PeerLost) for a client.
 // `Deref` reaches every `&self` method of the value. So each of its `async fn(&self)` needs a blocking call of the
@@ -97,8 +92,8 @@ struct Running {
     check: Option<Check>,
     /// The client whose connection ends with the last user.
     client: OnceLock<Departing>,
-    /// Dropped to stop it after [`GRACE`]; a message sets another time.
-    stop: Option<oneshot::Sender<Duration>>,
+    /// Dropped to stop it.
+    stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -110,13 +105,14 @@ impl Background {
         let runtime = Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(failed)?;
         let handle = runtime.handle().clone();
-        let (stop, stopped) = oneshot::channel();
+        let (stop, stopped) = oneshot::channel::<()>();
         let thread = std::thread::Builder::new().name(name.into());
         let thread = thread.spawn(move || {
             runtime.block_on(async {
-                let grace = stopped.await.unwrap_or(GRACE);
+                // An error: the sender was dropped.
+                let _ = stopped.await;
                 let metrics = Handle::current().metrics();
-                let until = deadline(grace);
+                let until = deadline(GRACE);
                 while metrics.num_alive_tasks() > 0 && Instant::now() < until {
                     sleep(Duration::from_millis(1)).await;
                 }
@@ -143,17 +139,6 @@ impl Background {
     fn ends_with(&self, client: Departing) {
         // There is one client for each thread.
         let _ = self.0.client.set(client);
-    }
-
-    /// Lets the thread run by itself until its tasks have ended, at most `within` and a grace period: the
-    /// last user does not wait for it. Has no effect if there are other clones.
-    pub(crate) fn linger(&mut self, within: Duration) {
-        if let Some(running) = Arc::get_mut(&mut self.0)
-            && let Some(stop) = running.stop.take()
-        {
-            let _ = stop.send(within.saturating_add(AFTER));
-            drop(running.thread.take());
-        }
     }
 
     /// Waits for `work` on this thread. Every call that blocks waits here.

@@ -200,43 +200,6 @@ fn within_a_runtime_it_is_refused() {
     server.close(LONG).unwrap();
 }
 
-#[test]
-fn ranks_on_threads_form_a_group() {
-    let folder = tempfile::tempdir().unwrap();
-    let address = Address::Unix(folder.path().join("group"));
-    let barrier = std::sync::Barrier::new(3);
-    std::thread::scope(|scope| {
-        for rank in 0..3_u32 {
-            let (address, barrier) = (address.clone(), &barrier);
-            scope.spawn(move || {
-                let own = driver();
-                let memory = buffer(&own);
-                memory.put(0, rank).unwrap();
-                let options = exchange::group::Group::options(
-                    "g",
-                    rank,
-                    3,
-                    address,
-                    exchange::group::Admission::SamePeer,
-                );
-                let mut group = Group::join(options.memory(memory), &own).unwrap();
-                assert_eq!((group.own_rank(), group.size()), (rank, 3));
-                for other in 0..3 {
-                    assert_eq!(group.rank(other).unwrap().get::<u32>(0).unwrap(), other);
-                }
-                assert_eq!(group.changed(Duration::from_millis(5)).unwrap(), None);
-                barrier.wait();
-                // One leaves by being dropped.
-                match rank {
-                    2 => drop(group),
-                    _ => drop(group.leave(LONG).unwrap().unwrap()),
-                }
-                assert!(own.sim().unwrap().held().is_empty());
-            });
-        }
-    });
-}
-
 /// The entries of imported memory: the line of this file that imported it, and the sender.
 fn imports(driver: &Driver) -> Vec<(u32, String)> {
     let mut entries = ledger::allocations(driver);
@@ -265,52 +228,4 @@ fn the_ledger_shows_the_programs_lines() {
     let mut follow = client.follow("x");
     let followed = follow.next(LONG).unwrap();
     assert_eq!(imports(&other)[0].0, line + 7, "{followed:?}");
-}
-
-#[test]
-fn the_ledger_names_ranks() {
-    let folder = tempfile::tempdir().unwrap();
-    let address = Address::Unix(folder.path().join("group"));
-    let rank = |rank: u32, map: exchange::group::Map| {
-        let own = driver();
-        let admission = exchange::group::Admission::SamePeer;
-        let line = line!() + 1;
-        let options = exchange::group::Group::options("g", rank, 2, address.clone(), admission);
-        let options = options.memory(buffer(&own)).map(map);
-        let group = Group::join(options, &own).unwrap();
-        let them = format!("rank {} (", 1 - rank);
-        let sent = |index: usize| {
-            let entry = &ledger::allocations(&own)[index];
-            assert!(entry.exported_to[0].name.starts_with(&them), "{entry:?}");
-        };
-        sent(0);
-        let mut lines = vec![line];
-        if map == exchange::group::Map::Lazy {
-            assert!(imports(&own).is_empty());
-            group.rank(1 - rank).unwrap();
-            lines = vec![line!() - 1];
-        }
-        let memory = Some(buffer(&own).into());
-        lines.push(line!() + 1);
-        let gathered = group.gather_memory(memory, LONG).unwrap();
-        if map == exchange::group::Map::Lazy {
-            gathered.rank(1 - rank).unwrap();
-            lines[1] = line!() - 1;
-        }
-        let found = imports(&own);
-        assert!(found.iter().all(|(_, from)| from.starts_with(&them)));
-        assert_eq!(
-            found.iter().map(|(line, _)| *line).collect::<Vec<_>>(),
-            lines
-        );
-        sent(2);
-        drop(gathered);
-        group.leave(LONG).unwrap();
-    };
-    for map in [exchange::group::Map::All, exchange::group::Map::Lazy] {
-        std::thread::scope(|scope| {
-            scope.spawn(|| rank(0, map));
-            scope.spawn(|| rank(1, map));
-        });
-    }
 }

@@ -83,7 +83,7 @@ impl ClientOptions {
 ///
 /// Creates, exports, imports and maps memory with fabric handles, which needs the same rights as importing
 /// another process's; without an IMEX channel it skips the trial.
-fn importable(driver: &Driver) -> Option<MemoryError> {
+pub(crate) fn importable(driver: &Driver) -> Option<MemoryError> {
     use crate::DriverError;
     use crate::capability::{Capabilities, Path, Trial};
     use crate::driver::{Call, Code, DeviceAttribute, HandleTypes, Location};

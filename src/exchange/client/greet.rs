@@ -106,7 +106,7 @@ pub(super) async fn establish(
 /// socket cannot be reached, the session stays, and `no_unix` says why.
 async fn move_to_unix(dial: &Dial, established: &mut Established, left: Duration) {
     let terms = &mut established.terms;
-    let (Some(local), true) = (&terms.welcome.local, dial.options.moves) else {
+    let Some(local) = &terms.welcome.local else {
         return;
     };
     if terms.unix || terms.welcome.boot != dial.boot {

@@ -20,11 +20,9 @@ mod watch;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::broadcast;
 use tokio::time::Instant;
 
 pub use create::CreateOptions;
@@ -41,12 +39,12 @@ use super::PeerName;
 use super::protocol::{Answer, Ask, Delete, Entry, List, Names, Wait};
 use crate::driver::Driver;
 use crate::share::{BootId, InstanceId};
-use crate::{Error, MemoryError, Result};
-pub(crate) use greet::may_pass;
+use crate::{Error, Result};
+pub(crate) use connect::importable;
 use lease::Keep;
-pub(crate) use open::{attempt, came_with, discard, fabric};
+pub(crate) use open::fabric;
 use session::ClientSession;
-pub(crate) use session::{Answered, Departing, Notified};
+pub(crate) use session::{Answered, Departing};
 pub(crate) use text::cut;
 
 /// A connection to an exchange server. Clones are the same connection, which closes when the last clone and
@@ -238,31 +236,6 @@ impl Client {
     /// Returns how long a request may take.
     pub(crate) fn patience(&self) -> Duration {
         self.session().patience()
-    }
-
-    /// Returns why fabric handles cannot be imported here; `None` if they can.
-    pub(crate) fn no_fabric(&self) -> Option<MemoryError> {
-        self.session().dial.no_fabric.clone()
-    }
-
-    /// Returns whether the connection is a Unix socket, which passes fds.
-    pub(crate) fn passes_fds(&self) -> bool {
-        self.session().terms().unix
-    }
-
-    /// Returns the Unix socket that serves the whole protocol, for clients on the server's machine.
-    pub(crate) fn local(&self) -> Option<PathBuf> {
-        self.session()
-            .terms()
-            .welcome
-            .local
-            .clone()
-            .map(PathBuf::from)
-    }
-
-    /// Returns a receiver of the server's notices.
-    pub(crate) fn notices(&self) -> broadcast::Receiver<Notified> {
-        self.session().notices()
     }
 
     /// Returns how to close the connection when a program ends its use.

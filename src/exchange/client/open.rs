@@ -23,16 +23,14 @@ pub(super) fn opened(handles: &Handles, came: Vec<OwnedFd>, parts: usize) -> Opt
 }
 
 /// Returns the handles of so many parts, of fds that came with a message.
-pub(crate) fn came_with(fds: Fds, mut came: Vec<OwnedFd>, parts: usize) -> Option<PartHandles> {
+fn came_with(fds: Fds, mut came: Vec<OwnedFd>, parts: usize) -> Option<PartHandles> {
     if fds.count as usize != came.len() {
         return None;
     }
-    match (fds.queue, fds.source) {
-        (false, false) => (came.len() == parts).then(|| fds_of(came).into()),
-        _ if came.len() != 1 => None,
-        (true, false) => came.pop().map(PartHandles::from_queue),
-        (false, true) => came.pop().map(PartHandles::from_source),
-        (true, true) => None,
+    match fds.queue {
+        false => (came.len() == parts).then(|| fds_of(came).into()),
+        true if came.len() != 1 => None,
+        true => came.pop().map(PartHandles::from_queue),
     }
 }
 

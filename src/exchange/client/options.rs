@@ -74,8 +74,6 @@ pub struct ClientOptions {
     pub(super) timeout: Duration,
     pub(super) patient: bool,
     pub(super) fabric: Option<bool>,
-    /// Whether the session moves to the server's Unix socket if it can.
-    pub(super) moves: bool,
     /// The owner that fetches expect, unless they name another.
     pub(super) owner: Option<Owner>,
 }
@@ -92,7 +90,6 @@ impl ClientOptions {
             timeout: Duration::from_secs(10),
             patient: false,
             fabric: None,
-            moves: true,
             owner: None,
         }
     }
@@ -124,12 +121,6 @@ impl ClientOptions {
     /// Sets the client's name for the server's log: at most 255 bytes, the rest is cut off.
     pub fn agent(mut self, agent: impl Into<String>) -> Self {
         self.agent = cut(&agent.into(), LONGEST).to_owned();
-        self
-    }
-
-    /// Stays on TCP, for ranks of groups, which go to the Unix socket with their user's name.
-    pub(crate) fn stay(mut self) -> Self {
-        self.moves = false;
         self
     }
 

@@ -21,7 +21,7 @@ use super::greet::{Dial, Established, Terms};
 use super::lease::{ClientLease, Held, LeaseKey, LeaseState};
 use super::text;
 use crate::per_driver::lock;
-use crate::protocol::{Answer, Ask, Entry, Lost, Request};
+use crate::protocol::{Answer, Ask, Entry, Request};
 use crate::transport::Unconnected;
 use crate::{Driver, Error, Result};
 
@@ -79,8 +79,6 @@ enum Link {
 pub(crate) enum Notified {
     Published(Arc<Entry>),
     Gone(Arc<str>),
-    /// Ranks of a group were lost.
-    Lost(Arc<Lost>),
     /// The session is lost: the server is gone, or has given this client up. May be repeated.
     SessionLost(Arc<Error>),
     /// There is a new connection, on which no name is watched yet.

@@ -62,10 +62,6 @@ pub(super) fn asked(ask: &Ask) -> String {
         Ask::Watch(watch) => format!("a watch on names '{}…'", watch.prefix),
         Ask::Create(create) => format!("the creation of '{}'", create.name),
         Ask::Delete(delete) => format!("the deletion of '{}'", delete.name),
-        Ask::Join(join) => format!("rank {} of group '{}'", join.rank, join.group),
-        Ask::Leave(leave) => format!("leaving group '{}'", leave.group),
-        Ask::Gather(gather) => format!("gather {} of group '{}'", gather.number, gather.group),
-        Ask::Offer(offer) => format!("handles for group '{}'", offer.group),
     }
 }
 

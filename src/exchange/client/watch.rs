@@ -92,7 +92,6 @@ impl Watch {
             match self.notices.recv().await {
                 Ok(Notified::Published(entry)) => self.published((*entry).clone()),
                 Ok(Notified::Gone(name)) => self.gone(&name),
-                Ok(Notified::Lost(_)) => {}
                 // Repeated; and if only the session is lost, there is a connection already.
                 Ok(Notified::SessionLost(why)) => {
                     if self.client.session().is_down() {

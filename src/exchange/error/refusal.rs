@@ -91,9 +91,6 @@ refusals! {
     Closing = "closing", "it is being withdrawn", "fetch the name again later";
     /// No handle type works between the two.
     NoCommonHandle = "no_common_handle", "no common handle type", "give both nodes an IMEX channel of one domain";
-    /// Ranks of a group ask for different gathers under the same number.
-    RanksDisagree = "ranks_disagree", "ranks of the group ask for different gathers",
-        "call the same operations in the same order, with the same number of bytes, in every rank";
     /// The lease has ended.
     Expired = "expired", "the lease has ended", "fetch the name again later";
     /// The instance in the request no longer exists.

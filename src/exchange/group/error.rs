@@ -1,4 +1,4 @@
-//! The failures of joining a group and of its calls.
+//! The failures of groups.
 
 use std::fmt::{self, Write};
 
@@ -9,45 +9,62 @@ use crate::{DriverError, MemoryError, ShareError};
 /// A result with the groups' [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// The failures of joining a group and of its barriers and gathers; [`Error::remedy`] says what to do.
+/// The failures of a group; [`Error::remedy`] says what to do.
 ///
 /// Its text has no control characters.
 // The texts of the variants are below, in `describe`, which escapes all of them.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A failure that any use of the exchange may meet.
+    /// A failure of this rank that any use of the exchange may meet.
     #[error(transparent)]
     Exchange(#[from] crate::Error),
-    /// Ranks of a group did not join, or did not enter a barrier or a gather, in time; or they have left
-    /// or were lost.
+    /// Ranks did not come in time, or have ended.
     RanksMissing {
-        /// The group.
-        group: String,
         /// The missing ranks.
         missing: Vec<u32>,
         /// The number of ranks in the group.
         size: u32,
     },
-    /// Ranks of a group have called different operations, or with different sizes, as their same call.
-    RanksDisagree {
-        /// The group.
-        group: String,
-        /// The calls of two of the ranks.
+    /// Other ranks have failed; this one has not.
+    RanksFailed {
+        /// Each failed rank and its reason.
         reasons: Vec<String>,
+    },
+    /// A contribution is not sealed with this group's secret, for its rank and this gather: the secrets differ, or it was
+    /// changed, replayed or swapped on its way.
+    Forged {
+        /// The rank whose contribution it should be.
+        rank: u32,
+    },
+    /// The ranks' transport has failed, or returned what it should not.
+    AllGather {
+        /// The fault.
+        detail: String,
     },
 }
 
 impl Error {
+    /// Creates the error of a transport.
+    pub fn all_gather(detail: impl fmt::Display) -> Self {
+        Self::AllGather {
+            detail: detail.to_string(),
+        }
+    }
+
     /// Returns what to do about it, in a sentence; nothing where the text says it.
     pub fn remedy(&self) -> &'static str {
         match self {
             Self::Exchange(error) => error.remedy(),
             Self::RanksMissing { .. } => {
-                "check that each missing rank has started, with the same group, size and address, and has not ended"
+                "check that each missing rank has started, with the same size, address and secret, and has not ended"
             }
-            Self::RanksDisagree { .. } => {
-                "call the same operations in the same order, with the same number of bytes, in every rank"
+            Self::RanksFailed { .. } => "see the failed ranks' own errors",
+            Self::Forged { .. } => {
+                "give all ranks the same secret; if they have it, something between them changes their messages"
+            }
+            Self::AllGather { .. } => {
+                "see the transport's own log; let all ranks call it equally often"
             }
         }
     }
@@ -80,14 +97,13 @@ impl Error {
         match self {
             // The error inside escapes its own text.
             Self::Exchange(error) => write!(f.0, "{error}"),
-            Self::RanksMissing {
-                group,
-                missing,
-                size,
-            } => write!(f, "group {group}: {} missing", ranks(missing, *size)),
-            Self::RanksDisagree { group, reasons } => {
-                write!(f, "group {group}: ranks disagree: {}", reasons.join("; "))
-            }
+            Self::RanksMissing { missing, size } => write!(f, "{} missing", ranks(missing, *size)),
+            Self::RanksFailed { reasons } => write!(f, "{}", reasons.join("; ")),
+            Self::Forged { rank } => write!(
+                f,
+                "the contribution of rank {rank} is not sealed with this group's secret for this gather"
+            ),
+            Self::AllGather { detail } => write!(f, "the ranks' all-gather: {detail}"),
         }
     }
 }
@@ -117,7 +133,7 @@ impl From<ShareError> for Error {
     }
 }
 
-/// One line without control characters: a group's name and the reasons may come from a peer.
+/// One line without control characters: the reasons come from other ranks.
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.describe(&mut Escaping(f))
@@ -127,12 +143,8 @@ impl fmt::Display for Error {
 /// Formats missing ranks: `rank 1 of 2 is`, `ranks 1, 3 of 4 are`.
 fn ranks(missing: &[u32], size: u32) -> String {
     const SHOWN: usize = 16;
-    let mut text = missing
-        .iter()
-        .take(SHOWN)
-        .map(u32::to_string)
-        .collect::<Vec<_>>()
-        .join(", ");
+    let shown = missing.iter().take(SHOWN).map(u32::to_string);
+    let mut text = shown.collect::<Vec<_>>().join(", ");
     if missing.len() > SHOWN {
         text += &format!(" and {} more", missing.len() - SHOWN);
     }
@@ -181,5 +193,16 @@ mod tests {
         assert_eq!(Explained(&share).to_string(), text);
         assert_eq!(Explained(&exchange).to_string(), text);
         assert_eq!(Explained(&error).to_string(), text);
+    }
+
+    #[test]
+    fn other_ranks_texts_cannot_steer_a_terminal() {
+        let reasons = vec!["rank 1: a\u{1b}[2Jb".into(), "c\nd".into()];
+        let text = Error::RanksFailed { reasons }.to_string();
+        assert_eq!(text, "rank 1: a\\u{1b}[2Jb; c\\nd");
+        let missing = |missing: Vec<u32>| Error::RanksMissing { missing, size: 40 }.to_string();
+        assert_eq!(missing(vec![3]), "rank 3 of 40 is missing");
+        let many = missing((0..40).collect());
+        assert!(many.ends_with("15 and 24 more of 40 are missing"), "{many}");
     }
 }

@@ -1,264 +1,460 @@
-//! The first phase of a round: ranks join until all have, then one handle type is chosen.
+//! The gathers by which ranks agree, exchange handles, and learn that all have mapped them.
 
-use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::thread::{Scope, scope};
 use std::time::Duration;
 
-use super::agree::{Rank, agree, cut};
-use super::collective::Collective;
-use super::identity::Identity;
-use super::round::{Asker, MAX_REASONS, Phase, Round, Seat, Stay};
-use super::rounds::Rounds;
-use super::told::{Told, Waiter, refused};
-use crate::Refusal;
-use crate::driver::HandleType;
-use crate::protocol::{Agreed, Join, Refused, check_name};
-use crate::share::Description;
+use serde::{Deserialize, Serialize};
+use zeroize::Zeroizing;
 
-impl Rounds {
-    /// Adds a rank; the waiter gets [`Told::Agreed`] when all ranks have joined.
-    pub fn join(&mut self, now: Duration, waiter: Waiter, asker: Asker, ask: Join) {
-        self.tick(now);
-        if let Err(no) = self.try_join(now, waiter, asker, ask) {
-            self.waiters.answer(waiter, Told::Refused(no));
-        }
-    }
+use super::agree::{Statement, agree, cut, few};
+use super::env::private_folder;
+use super::{AllGather, Error, GatheredMemory, Result};
+use crate::client::{fabric, importable};
+use crate::driver::{Access, Driver, HandleType, HandleTypes, ShareableHandle, random};
+use crate::ledger::{Party, Site};
+use crate::per_driver::lock;
+use crate::protocol::{Secret, Wiped, decode, encode};
+use crate::setters::setters;
+use crate::share::{BootId, MAX_PARTS, best_handle_types, queue};
+use crate::share::{Channel, ImportOptions, ImportedBuffer, Listener, PartHandles, Peers, Shared};
+use crate::{End, Error as ExchangeError, ShareError};
 
-    fn try_join(
-        &mut self,
-        now: Duration,
-        waiter: Waiter,
-        asker: Asker,
-        ask: Join,
-    ) -> Result<(), Refused> {
-        let identity = self.may_join(&asker.peer, &ask.group, &ask.admission)?;
-        self.check(&asker, &ask)?;
-        let id = match self.enter(identity, now, &asker, &ask)? {
-            Some(id) => id,
-            None => self.begin(identity, &asker, &ask),
-        };
-        let Some(round) = self.rounds.get_mut(&id) else {
-            return Err(refused(Refusal::Internal, ""));
-        };
-        let mut seat = Seat {
-            deadline: now.saturating_add(Duration::from_millis(ask.ms).min(self.rules.wait)),
-            can: ask.can,
-            cannot: ask.cannot.iter().map(|why| cut(why).to_owned()).collect(),
-            memory: ask.memory,
-            waiter: None,
-            given: None,
-            stay: Stay::Here,
-            revoked: false,
-            asker,
-        };
-        if !seat.asker.local && seat.can.contains(&HandleType::PosixFd) {
-            seat.can.retain(|can| *can != HandleType::PosixFd);
-            seat.cannot
-                .push("it joined over TCP, which carries no fds".into());
-        }
-        self.present.enter(&seat.asker, id);
-        self.waiters.wait(&mut seat.waiter, waiter, (id, ask.rank));
-        round.seats.insert(ask.rank, Box::new(seat));
-        if round.seats.len() == round.size as usize {
-            self.decide(id, now);
-        } else {
-            self.schedule(id);
-        }
-        Ok(())
-    }
+/// Of the messages below.
+const VERSION: u32 = 1;
+/// Bytes of a fabric handle.
+const HANDLE: usize = 64;
 
-    /// Checks the parts of the request that do not depend on the group's state.
-    fn check(&self, asker: &Asker, ask: &Join) -> Result<(), Refused> {
-        let invalid = |why: String| Err(refused(Refusal::Invalid, why));
-        if let Err(error) = check_name(&ask.group) {
-            return invalid(error.to_string());
-        }
-        if ask.size > self.rules.size {
-            let why = format!("a group may have at most {} ranks", self.rules.size);
-            return Err(refused(Refusal::Limit, why));
-        }
-        if ask.rank >= ask.size {
-            return invalid(format!("rank {} of {}", ask.rank, ask.size));
-        }
-        if ask.can.len() > MAX_REASONS || ask.cannot.len() > MAX_REASONS {
-            return invalid("too many handle types or reasons".into());
-        }
-        if let Some(Err(error)) = ask.memory.as_ref().map(Description::check) {
-            return invalid(error.to_string());
-        }
-        let held = self.present.of_session(asker.session);
-        if held >= self.rules.groups_per_session {
-            let why = format!("{held} groups of one session");
-            return Err(refused(Refusal::Limit, why));
-        }
-        Ok(())
-    }
+/// Fabric handles of a rank's memory, one after the other.
+type Handles = Wiped<{ HANDLE * MAX_PARTS }>;
 
-    /// Makes room for a rank in the group's open round. Returns `None` if there is none or it ended that round
-    /// instead, so that the rank may begin one.
-    fn enter(
-        &mut self,
-        identity: Identity,
-        now: Duration,
-        asker: &Asker,
-        ask: &Join,
-    ) -> Result<Option<u64>, Refused> {
-        let open = self.open.get(&identity);
-        let Some((id, round)) = open.and_then(|&id| Some((id, self.rounds.get(&id)?))) else {
-            self.may_begin(identity, asker, ask, None)?;
-            return Ok(None);
-        };
-        check_place(round, asker, ask)?;
-        if let Phase::Offering { .. } = round.phase {
-            // The rank's process was restarted: it no longer waits for the first answer.
-            let detail = format!("rank {} was started again", ask.rank);
-            let why = round.incomplete(Refusal::Closing, detail, vec![ask.rank]);
-            // Checked first, so that a refused rank does not end the round; a round about to end does not
-            // count.
-            self.may_begin(identity, asker, ask, Some(id))?;
-            self.fail(id, now, why);
-            return Ok(None);
-        }
-        let own = ask.memory.as_ref().map_or(0, |memory| memory.parts.len());
-        let others = round.seats.iter().filter(|(rank, _)| **rank != ask.rank);
-        let parts = own + others.map(|(_, seat)| seat.parts()).sum::<usize>();
-        if parts > self.rules.parts {
-            return Err(self.too_many_parts());
-        }
-        self.check_peer(asker, Some(id))?;
-        if let Some(round) = self.rounds.get_mut(&id)
-            && let Some(seat) = round.seats.remove(&ask.rank)
-        {
-            self.present.remove(&seat, id);
-            let why = format!("rank {} has joined again since", ask.rank);
-            let no = refused(Refusal::Exists, why);
-            self.waiters.answer(seat.waiter, Told::Refused(no));
-        }
-        Ok(Some(id))
-    }
+/// Gathers the memory of all ranks with the default [`GatherOptions`].
+///
+/// # Errors
+/// Those of [`GatherOptions::gather`].
+#[track_caller]
+pub fn gather_memory(
+    all: &mut dyn AllGather,
+    memory: Option<Shared>,
+    driver: &Driver,
+) -> Result<GatheredMemory> {
+    GatherOptions::new().gather(all, memory, driver)
+}
 
-    /// Whether a peer may be in one more round, or in this one.
-    fn check_peer(&self, asker: &Asker, round: Option<u64>) -> Result<(), Refused> {
-        let others = self.present.of_peer(&asker.peer, round);
-        if others >= self.rules.groups_per_peer {
-            let why = format!("{others} groups of this peer");
-            return Err(refused(Refusal::Limit, why));
-        }
-        Ok(())
-    }
+/// How a rank shares its memory and maps that of the others; [`gather`](Self::gather) does it.
+#[derive(Clone, Debug)]
+#[must_use = "options do nothing until `gather`"]
+pub struct GatherOptions {
+    access: Access,
+    import: ImportOptions,
+    via: Option<HandleType>,
+    deadline: Duration,
+}
 
-    fn too_many_parts(&self) -> Refused {
-        let why = format!(
-            "a group's memories may have at most {} parts",
-            self.rules.parts
-        );
-        refused(Refusal::Limit, why)
-    }
-
-    /// Whether one more round is allowed, not counting one that is about to end.
-    fn may_begin(
-        &self,
-        identity: Identity,
-        asker: &Asker,
-        ask: &Join,
-        ending: Option<u64>,
-    ) -> Result<(), Refused> {
-        let memory = ask.memory.as_ref();
-        if memory.is_some_and(|memory| memory.parts.len() > self.rules.parts) {
-            return Err(self.too_many_parts());
-        }
-        // Checked before the limit for all peers, which reveals that others have groups.
-        self.check_peer(asker, ending)?;
-        let others = self.rounds.len() - usize::from(ending.is_some());
-        if others >= self.rules.groups && self.own != Some(identity) {
-            tracing::warn!(limit = self.rules.groups, "too many groups");
-            return Err(refused(Refusal::Limit, "the server has too many groups"));
-        }
-        Ok(())
-    }
-
-    fn begin(&mut self, identity: Identity, asker: &Asker, ask: &Join) -> u64 {
-        let mut id = self.keys.next_round();
-        while self.rounds.contains_key(&id) {
-            id = self.keys.next_round();
-        }
-        let (group, size, peer) = (&ask.group, ask.size, &asker.peer);
-        tracing::debug!(group, round = id, size, %peer, "a group gathers");
-        self.open.insert(identity, id);
-        self.rounds.insert(
-            id,
-            Round {
-                identity,
-                group: ask.group.clone(),
-                size: ask.size,
-                seats: BTreeMap::new(),
-                phase: Phase::Gathering,
-                collective: Collective::default(),
-                scheduled: None,
-            },
-        );
-        id
-    }
-
-    /// Chooses the handle type after all ranks have joined.
-    pub(super) fn decide(&mut self, id: u64, now: Duration) {
-        let Some(round) = self.rounds.get_mut(&id) else {
-            return;
-        };
-        let ranks = round.seats.values().map(|seat| Rank {
-            boot: seat.asker.boot,
-            can: &seat.can,
-            cannot: &seat.cannot,
-        });
-        match agree(&ranks.collect::<Vec<_>>()) {
-            Ok(via) => {
-                round.phase = Phase::Offering {
-                    via,
-                    until: now.saturating_add(self.rules.offer),
-                };
-                let sources = via == HandleType::PosixFd
-                    && round.seats.values().all(|seat| seat.asker.queues);
-                let handles = round.seats.values().map(|seat| seat.handles(sources));
-                let handles = handles.sum::<usize>();
-                let agreed = Agreed {
-                    round: id,
-                    via,
-                    handles: u32::try_from(handles).unwrap_or(u32::MAX),
-                    sources,
-                };
-                for seat in round.seats.values_mut() {
-                    // Only needed for this answer.
-                    seat.cannot = Vec::new();
-                    self.waiters
-                        .answer(seat.waiter.take(), Told::Agreed(agreed));
-                }
-                round.collective.via = Some(via);
-                round.collective.sources = sources;
-                self.schedule(id);
-            }
-            Err(reasons) => {
-                let mut why = round.incomplete(Refusal::NoCommonHandle, "", Vec::new());
-                why.reasons = reasons;
-                self.fail(id, now, why);
-            }
+impl Default for GatherOptions {
+    fn default() -> Self {
+        Self {
+            access: Access::ReadWrite,
+            import: ImportOptions::new(),
+            via: None,
+            deadline: Duration::from_secs(60),
         }
     }
 }
 
-/// Checks, in any phase, whether a rank fits into its group's round. A refused rank changes nothing.
-fn check_place(round: &Round, asker: &Asker, ask: &Join) -> Result<(), Refused> {
-    if round.size != ask.size {
-        let why = format!("size {}; the group has {} ranks", ask.size, round.size);
-        return Err(refused(Refusal::Invalid, why));
+impl GatherOptions {
+    /// Returns the default options.
+    pub fn new() -> Self {
+        Self::default()
     }
-    let taken = round.seats.get(&ask.rank);
-    if taken.is_some_and(|seat| seat.asker.peer != asker.peer) {
-        let why = format!("rank {} has been taken by another peer", ask.rank);
-        return Err(refused(Refusal::Exists, why));
+
+    setters! {
+        /// Sets the access that the other ranks are asked to respect in this rank's memory: by default read and write.
+        access: Access;
+
+        /// Sets the access to the other ranks' memory in this process: by default for the host and all GPUs.
+        import: ImportOptions;
+
+        /// Sets how long passing fds to the ranks of this machine may take: 1 minute by default. How long a gather waits
+        /// for a rank is its [`AllGather`]'s.
+        deadline: Duration;
     }
-    let own = round.seat_of(asker.session);
-    if let Some(other) = own.filter(|rank| *rank != ask.rank) {
-        let why = format!("this session is rank {other} already");
-        return Err(refused(Refusal::Exists, why));
+
+    /// Allows only this handle type; by default either is right. One rank's choice counts for all.
+    pub fn via(mut self, via: HandleType) -> Self {
+        self.via = Some(via);
+        self
+    }
+
+    /// Shares this rank's memory, if it gives some, and maps that of all others. All ranks call it together.
+    ///
+    /// # Errors
+    /// In all ranks: [`NoCommonHandle`](crate::Error::NoCommonHandle) with the reasons, before any handle is made; those
+    /// of the [`AllGather`]. If a rank fails, it returns its own error, and the others [`Error::RanksFailed`] with the
+    /// reason.
+    #[track_caller]
+    pub fn gather(
+        self,
+        all: &mut dyn AllGather,
+        memory: Option<Shared>,
+        driver: &Driver,
+    ) -> Result<GatheredMemory> {
+        let site = Site::here();
+        let (rank, size) = (all.rank(), all.size());
+        let mut rounds = Rounds { all, rank, size };
+        let prepared = self.prepare((rank, size), memory.as_ref(), driver);
+        let (listener, statement) = match prepared {
+            Ok((listener, statement)) => (listener, Ok(statement)),
+            Err(error) => (None, Err(error)),
+        };
+        let statements = rounds.together(statement)?;
+        check(&statements, size)?;
+        let ranks = Ranks {
+            options: &self,
+            rank,
+            statements: &statements,
+            driver,
+            site,
+        };
+        let no_common = |reasons| ExchangeError::NoCommonHandle { reasons };
+        let mut via = agree(&statements, &[]).map_err(no_common)?;
+        let mut channels = Vec::new();
+        if via == HandleType::PosixFd {
+            let (reached, failures) = ranks.reach();
+            let failures = rounds.together(Ok(failures))?.concat();
+            via = agree(&statements, &failures).map_err(no_common)?;
+            channels = reached;
+        }
+        let others = match via {
+            HandleType::PosixFd => {
+                ranks.exchange_fds(&mut rounds, channels, listener, memory.as_ref())
+            }
+            HandleType::Fabric => ranks.exchange_fabric(&mut rounds, memory.as_ref()),
+        }?;
+        let descriptions = statements.into_iter().map(|one| one.memory).collect();
+        Ok(GatheredMemory {
+            others,
+            descriptions,
+            own: memory,
+            rank,
+            via,
+        })
+    }
+
+    /// Returns what this rank states first, and listens for the ranks that will fetch its fds.
+    fn prepare(
+        &self,
+        (rank, size): (u32, u32),
+        memory: Option<&Shared>,
+        driver: &Driver,
+    ) -> crate::Result<(Option<Listener>, Statement)> {
+        let excluded = |via| self.via.is_some_and(|only| only != via);
+        let has = |types| memory.is_none_or(|memory| memory.handle_types().contains(types));
+        let excluded_by = |what| Some(format!("excluded by the options: {what} alone"));
+        let no_fabric = match () {
+            () if excluded(HandleType::Fabric) => excluded_by("POSIX fd"),
+            () if has(HandleTypes::FABRIC) => importable(driver).map(|why| why.to_string()),
+            () => Some(made_without_fabric(memory)),
+        };
+        let mut no_fds = match () {
+            () if excluded(HandleType::PosixFd) => excluded_by("fabric"),
+            () if !has(HandleTypes::POSIX_FD) => {
+                Some("its memory was made without POSIX fds".into())
+            }
+            () => None,
+        };
+        let mut listener = None;
+        if memory.is_some() && no_fds.is_none() {
+            match listen() {
+                Ok(listening) => listener = Some(listening),
+                Err(error) => no_fds = Some(error.to_string()),
+            }
+        }
+        let (listener, socket) = listener.unzip();
+        let statement = Statement {
+            version: VERSION,
+            rank,
+            size,
+            boot: BootId::current()?,
+            memory: memory
+                .map(|memory| memory.describe(self.access))
+                .transpose()?,
+            no_fabric: no_fabric.map(|why| cut(&why).into()),
+            no_fds: no_fds.map(|why| cut(&why).into()),
+            socket,
+        };
+        Ok((listener, statement))
+    }
+}
+
+fn made_without_fabric(memory: Option<&Shared>) -> String {
+    // Perhaps the memory could not be allocated with them.
+    let best = memory.and_then(|memory| best_handle_types(memory.driver(), memory.location()).ok());
+    let why = best.and_then(|best| best.no_fabric);
+    let why = why.map_or_else(String::new, |why| format!(": {why}"));
+    format!("its memory was made without fabric handles{why}")
+}
+
+/// Listens at a socket with a new name, for processes of this user.
+fn listen() -> crate::Result<(Listener, String)> {
+    let name: [u8; 16] = random().map_err(|e| ExchangeError::system("random bytes", &e))?;
+    let path = private_folder()?.join(format!("{:032x}", u128::from_be_bytes(name)));
+    let text = path.to_str().map(str::to_owned);
+    let text =
+        text.ok_or_else(|| ExchangeError::invalid("folder for sockets", "it is not UTF-8"))?;
+    Ok((Listener::bind(&path, Peers::same_user())?, text))
+}
+
+/// Checks statements that other ranks have made.
+fn check(statements: &[Statement], size: u32) -> Result<()> {
+    for (rank, one) in (0..).zip(statements) {
+        let wrong = |why: String| Err(Error::all_gather(format!("rank {rank}: {why}")));
+        if one.version != VERSION {
+            return wrong(format!("version {} of groups, not {VERSION}", one.version));
+        }
+        if (one.rank, one.size) != (rank, size) {
+            return wrong(format!(
+                "it is rank {} of {}, not of {size}",
+                one.rank, one.size
+            ));
+        }
+        if let Some(Err(error)) = one.memory.as_ref().map(|memory| memory.check()) {
+            return wrong(error.to_string());
+        }
     }
     Ok(())
+}
+
+/// The gathers of one call.
+struct Rounds<'a> {
+    all: &'a mut dyn AllGather,
+    rank: u32,
+    size: u32,
+}
+
+impl Rounds<'_> {
+    /// Sends this rank's value to all, and returns those of all; or its error's text, and fails in all ranks if one does.
+    fn together<T>(&mut self, own: crate::Result<T>) -> Result<Vec<T>>
+    where
+        T: Serialize + for<'a> Deserialize<'a>,
+    {
+        let told = match &own {
+            Ok(value) => Ok(value),
+            Err(error) => Err(cut(&error.to_string()).to_owned()),
+        };
+        let sent = encode(&told);
+        let all = self.all.all_gather(&sent)?;
+        let all: Vec<_> = all.into_iter().map(Zeroizing::new).collect();
+        if all.len() != self.size as usize || all.get(self.rank as usize) != Some(&sent) {
+            let what = "it did not return a contribution of each rank, and this rank's own";
+            return Err(Error::all_gather(what));
+        }
+        own?;
+        let (mut values, mut reasons) = (Vec::with_capacity(all.len()), Vec::new());
+        for (rank, bytes) in (0..).zip(&all) {
+            match decode::<Result<T, String>>(bytes) {
+                Ok(Ok(value)) => values.push(value),
+                Ok(Err(why)) => reasons.push(format!("rank {rank}: {why}")),
+                Err(error) => return Err(Error::all_gather(format!("rank {rank}: {error}"))),
+            }
+        }
+        match reasons.is_empty() {
+            true => Ok(values),
+            false => Err(Error::RanksFailed {
+                reasons: few(reasons),
+            }),
+        }
+    }
+}
+
+/// The other ranks' memory, each mapped or none.
+type Mapped = Vec<Option<ImportedBuffer>>;
+
+/// The ranks, after all have stated what they can.
+struct Ranks<'a> {
+    options: &'a GatherOptions,
+    rank: u32,
+    statements: &'a [Statement],
+    driver: &'a Driver,
+    site: Site,
+}
+
+impl Ranks<'_> {
+    /// Connects to the sockets of all others that have memory. Returns the channels in the order of ranks, and why some
+    /// cannot be reached.
+    fn reach(&self) -> (Vec<Option<Channel>>, Vec<String>) {
+        let (mut channels, mut failures) = (Vec::new(), Vec::new());
+        for (rank, one) in (0..).zip(self.statements) {
+            let path = one
+                .socket
+                .as_ref()
+                .filter(|_| rank != self.rank && one.memory.is_some());
+            let channel = path.map(|path| {
+                Channel::connect_within(path, Peers::same_user(), self.options.deadline)
+            });
+            channels.push(match channel.transpose() {
+                Ok(channel) => channel,
+                Err(error) => {
+                    failures.push(format!(
+                        "rank {} cannot reach rank {rank}: {error}",
+                        self.rank
+                    ));
+                    None
+                }
+            });
+        }
+        (channels, few(failures))
+    }
+
+    /// Passes this rank's fds to the others, and maps the memory whose fds they pass.
+    fn exchange_fds(
+        &self,
+        rounds: &mut Rounds<'_>,
+        mut channels: Vec<Option<Channel>>,
+        listener: Option<Listener>,
+        memory: Option<&Shared>,
+    ) -> Result<Mapped> {
+        let failed = Mutex::new(None);
+        scope(|scope| {
+            let serving = listener.as_ref().zip(memory);
+            if let Some((listener, memory)) = serving {
+                scope.spawn(|| self.serve(scope, listener, memory, &failed));
+            }
+            let mapped = self.map(HandleType::PosixFd, |rank| {
+                let channel = channels.get_mut(rank as usize).and_then(Option::take);
+                let channel = channel
+                    .ok_or_else(|| ExchangeError::peer_lost(name(rank), "it has no socket"))?;
+                self.receive(rank, channel)
+            });
+            let outcome = match lock(&failed).take() {
+                Some(error) => Err(error),
+                None => mapped.as_ref().map(|_| ()).map_err(Clone::clone),
+            };
+            let told = rounds.together(outcome);
+            if let Some(listener) = &listener {
+                listener.close();
+            }
+            told?;
+            Ok(mapped?)
+        })
+    }
+
+    /// Serves the other ranks until the listener is closed. The first error is kept.
+    fn serve<'scope>(
+        &'scope self,
+        scope: &'scope Scope<'scope, '_>,
+        listener: &'scope Listener,
+        memory: &'scope Shared,
+        failed: &'scope Mutex<Option<ExchangeError>>,
+    ) {
+        let send = move |mut channel: Channel| {
+            channel.set_timeout(self.options.deadline);
+            match channel.send(memory, self.options.access) {
+                // It says so itself.
+                Ok(()) | Err(ShareError::PeerLost { .. }) => {}
+                Err(error) => {
+                    lock(failed).get_or_insert(error.into());
+                }
+            }
+        };
+        loop {
+            match listener.accept() {
+                // It takes as long as the rank takes to import all parts.
+                Ok(channel) if queue::is_needed(memory.part_count()) => {
+                    scope.spawn(move || send(channel));
+                }
+                Ok(channel) => send(channel),
+                Err(ShareError::NotTrusted { .. }) => {}
+                // It was closed, or no more fds are to be had: then ranks that connect are lost.
+                Err(_) => return listener.close(),
+            }
+        }
+    }
+
+    /// Receives a rank's handles, if its memory is what it stated.
+    fn receive(&self, rank: u32, mut channel: Channel) -> crate::Result<PartHandles> {
+        channel.set_timeout(self.options.deadline);
+        let (description, handles) = channel.receive()?.into_part_handles();
+        match self.statements[rank as usize].memory.as_ref() == Some(&description) {
+            true => Ok(handles),
+            false => Err(ExchangeError::protocol(
+                name(rank),
+                "other memory than it stated",
+            )),
+        }
+    }
+
+    /// Gathers all ranks' fabric handles, and maps the memory.
+    fn exchange_fabric(&self, rounds: &mut Rounds<'_>, memory: Option<&Shared>) -> Result<Mapped> {
+        let handles = rounds.together(export_fabric(memory))?;
+        let mapped = self.map(HandleType::Fabric, |rank| {
+            let handles = handles[rank as usize].expose().chunks(HANDLE);
+            let handles: Option<Vec<_>> = handles.map(Secret::new).collect();
+            let handles = handles.and_then(|handles| fabric(&handles));
+            let wrong = || ExchangeError::protocol(name(rank), "a fabric handle of another length");
+            handles.map(PartHandles::from).ok_or_else(wrong)
+        });
+        rounds.together(mapped.as_ref().map(|_| ()).map_err(Clone::clone))?;
+        for rank in (0..)
+            .take(self.statements.len())
+            .filter(|rank| *rank != self.rank)
+        {
+            if let Some(memory) = memory {
+                memory.sent_to(&party(rank));
+            }
+        }
+        Ok(mapped?)
+    }
+
+    /// Maps the memory of all others, beginning with the next rank, so that not all ranks begin with the same one.
+    fn map(
+        &self,
+        via: HandleType,
+        mut handles: impl FnMut(u32) -> crate::Result<PartHandles>,
+    ) -> crate::Result<Mapped> {
+        let size = self.statements.len();
+        let mut mapped: Mapped = (0..size).map(|_| None).collect();
+        for index in (1..size).map(|step| (self.rank as usize + step) % size) {
+            let rank = index as u32;
+            let Some(memory) = &self.statements[index].memory else {
+                continue;
+            };
+            // Not shared with other imports: a rank could claim another's identity.
+            let import = self.options.import.clone().unshared().sender(party(rank));
+            let import = import.or_called_at(self.site.clone());
+            let imported = import.import_from(self.driver, memory, handles(rank)?);
+            mapped[index] = Some(imported.map_err(|error| ExchangeError::Import {
+                what: format!("the memory of rank {rank}"),
+                peer: name(rank),
+                end: End::of(&error, via, via == HandleType::PosixFd),
+                source: Box::new(error),
+            })?);
+        }
+        Ok(mapped)
+    }
+}
+
+fn export_fabric(memory: Option<&Shared>) -> crate::Result<Handles> {
+    let mut bytes = Zeroizing::new(Vec::with_capacity(
+        HANDLE * memory.map_or(0, Shared::part_count),
+    ));
+    if let Some(memory) = memory {
+        for handle in memory.export(HandleType::Fabric)? {
+            if let ShareableHandle::Fabric(handle) = handle {
+                bytes.extend_from_slice(handle.expose_bytes());
+            }
+        }
+    }
+    Handles::new(&bytes).ok_or_else(|| ExchangeError::invalid("memory", "more parts than allowed"))
+}
+
+fn name(rank: u32) -> String {
+    format!("rank {rank}")
+}
+
+fn party(rank: u32) -> Party {
+    Party {
+        pid: None,
+        name: name(rank),
+    }
 }

@@ -5,11 +5,7 @@ use std::fmt;
 use serde::de::{self, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::{MAX_LISTED, Secret, Texts};
-use crate::share::MAX_PARTS;
-
-/// Bytes of a fabric handle.
-const HANDLE: usize = 64;
+use super::{MAX_LISTED, Texts};
 
 /// Appends an element to a list, or refuses it.
 type Push<A, T> = fn(&mut A, T) -> Result<(), String>;
@@ -52,34 +48,6 @@ fn list<'de, D: Deserializer<'de>, T: Deserialize<'de>, A: Default>(
         }
     }
     deserializer.deserialize_seq(List { most, noun, push })
-}
-
-/// Deserializes the fabric handles of a memory's parts, for `#[serde(deserialize_with)]`.
-///
-/// An empty secret is one byte of a frame and 24 in memory; one of a handle's length takes at most twice its
-/// bytes.
-pub(super) fn handles<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Secret>, D::Error> {
-    list(
-        deserializer,
-        (MAX_PARTS, "fabric handles"),
-        |all: &mut Vec<_>, handle: Secret| {
-            match handle.expose().len() {
-                HANDLE => all.push(handle),
-                len => return Err(format!("a fabric handle of {len} bytes, not {HANDLE}")),
-            }
-            Ok(())
-        },
-    )
-}
-
-/// Deserializes a list of at most `N`, for `#[serde(deserialize_with)]`.
-pub(super) fn at_most<'de, D: Deserializer<'de>, T: Deserialize<'de>, const N: usize>(
-    deserializer: D,
-) -> Result<Vec<T>, D::Error> {
-    list(deserializer, (N, "elements"), |all: &mut Vec<T>, one| {
-        all.push(one);
-        Ok(())
-    })
 }
 
 /// Deserializes a list of at most `N` texts, for `#[serde(deserialize_with)]`.
@@ -128,10 +96,8 @@ pub(super) fn some_leases<'de, D: Deserializer<'de>>(
 #[cfg(test)]
 mod tests {
     use crate::protocol::{
-        Admission, Ask, Create, Hello, Join, MAGIC, MAX_LISTED, OLDEST, Offer, Request, Secret,
-        Texts, VERSION, decode, encode,
+        Ask, Create, Hello, MAGIC, MAX_LISTED, OLDEST, Request, Texts, VERSION, decode, encode,
     };
-    use crate::share::MAX_PARTS;
 
     fn reads(ask: Ask) -> bool {
         let request = (1, ask);
@@ -140,33 +106,13 @@ mod tests {
 
     #[test]
     fn lists_are_as_long_as_anybody_needs_and_no_longer() {
-        let offer_of = |len, count| Offer {
-            group: "g".into(),
-            round: 1,
-            fabric: vec![Secret::new(&vec![0; len]).unwrap(); count],
-            first: 0,
-        };
         let create = |count| Create {
             name: "n".into(),
             bytes: 1,
             node: None,
             peers: Texts::from_iter(vec![""; count]),
         };
-        let offer = |count| offer_of(64, count);
-        let join = |count| Join {
-            group: "g".into(),
-            rank: 0,
-            size: 1,
-            admission: Admission::SamePeer,
-            can: Vec::new(),
-            cannot: vec![String::new(); count],
-            memory: None,
-            ms: 1,
-        };
-        assert!(reads(Ask::Offer(offer(MAX_PARTS))) && !reads(Ask::Offer(offer(MAX_PARTS + 1))));
-        assert!(!reads(Ask::Offer(offer_of(63, 1))) && !reads(Ask::Offer(offer_of(0, 1))));
         assert!(reads(Ask::Create(create(1024))) && !reads(Ask::Create(create(1025))));
-        assert!(reads(Ask::Join(join(64))) && !reads(Ask::Join(join(65))));
     }
 
     #[test]

@@ -12,6 +12,6 @@ mod tests;
 pub use codec::{decode, encode};
 pub use message::*;
 pub use name::{check_name, check_prefix};
-pub use secret::{MAX_GATHER, MAX_GATHER_TOTAL, MAX_SECRET, Payload, Secret, Wiped};
+pub use secret::{MAX_SECRET, Secret, Wiped};
 
 pub use crate::texts::{Iter as TextsIter, Texts};

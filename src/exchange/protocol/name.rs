@@ -6,7 +6,7 @@ use crate::{Error, Result};
 /// For messages; a test compares it with MAX_NAME.
 const VALID: &str = "1 to 255 of A–Z a–z 0–9 . _ - / :";
 
-/// Checks a name of memory or of a group: 1 to [`MAX_NAME`] bytes of `A–Z a–z 0–9 . _ - / :`.
+/// Checks a name of memory: 1 to [`MAX_NAME`] bytes of `A–Z a–z 0–9 . _ - / :`.
 ///
 /// ```
 /// use egmem::exchange::protocol::check_name;

@@ -12,7 +12,7 @@ use crate::text::{MAX_TEXT, bounded, is_unsafe};
 /// The longest path of a Unix socket in bytes: `sockaddr_un` has 108, including a final NUL.
 const MAX_PATH: usize = 107;
 
-/// Deserializes a name of memory or of a group.
+/// Deserializes a name of memory.
 pub(super) fn name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     let name = String::deserialize(deserializer)?;
     check_name(&name).map_err(D::Error::custom)?;
@@ -31,14 +31,6 @@ pub(super) fn maybe_words<'de, D: Deserializer<'de>>(
 ) -> Result<Option<String>, D::Error> {
     let text = Option::<String>::deserialize(deserializer)?;
     Ok(text.map(|text| bounded(&text, MAX_TEXT)))
-}
-
-/// Deserializes several such texts.
-pub(super) fn all_words<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Vec<String>, D::Error> {
-    let texts = Vec::<String>::deserialize(deserializer)?;
-    Ok(texts.iter().map(|text| bounded(text, MAX_TEXT)).collect())
 }
 
 /// Deserializes the path of a Unix socket that a client may connect to: absolute, or an abstract name after `@`, and

@@ -10,18 +10,8 @@ use zeroize::Zeroizing;
 /// The most bytes of a secret.
 pub const MAX_SECRET: usize = 64;
 
-/// The most bytes that a rank contributes to one gather.
-pub const MAX_GATHER: usize = 64 << 10;
-
-/// The most bytes that all ranks together give to one gather: 16 MiB, that is [`MAX_GATHER`] of each of 256
-/// ranks, and 16 KiB of each of 1024.
-pub const MAX_GATHER_TOTAL: usize = 16 << 20;
-
 /// A fabric handle or a session's token.
 pub type Secret = Wiped<MAX_SECRET>;
-
-/// A rank's bytes in a gather.
-pub type Payload = Wiped<MAX_GATHER>;
 
 /// At most `MAX` bytes that are never displayed, and wiped when dropped. Comparison takes constant time.
 #[derive(Clone)]
@@ -84,15 +74,15 @@ mod tests {
     use crate::protocol::{decode, encode};
 
     #[test]
-    fn payloads_are_bounded_and_not_shown() {
-        let most = Payload::new(&vec![7; MAX_GATHER]).unwrap();
-        assert_eq!(decode::<Payload>(&encode(&most)).unwrap(), most);
-        assert!(Payload::new(&vec![7; MAX_GATHER + 1]).is_none());
+    fn secrets_are_bounded_and_not_shown() {
+        let most = Secret::new(&[7; MAX_SECRET]).unwrap();
+        assert_eq!(decode::<Secret>(&encode(&most)).unwrap(), most);
+        assert!(Secret::new(&[7; MAX_SECRET + 1]).is_none());
         // A byte string of one byte more than is allowed.
-        let mut long = vec![0x5a, 0, 1, 0, 1];
-        long.extend(vec![7; MAX_GATHER + 1]);
-        assert!(decode::<Payload>(&long).is_err());
-        let shown = format!("{:?}", Payload::new(b"key").unwrap());
+        let mut long = vec![0x58, 65];
+        long.extend([7; MAX_SECRET + 1]);
+        assert!(decode::<Secret>(&long).is_err());
+        let shown = format!("{:?}", Secret::new(b"key").unwrap());
         assert_eq!(shown, "Wiped(3 bytes, redacted)");
     }
 }

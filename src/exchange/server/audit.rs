@@ -55,12 +55,6 @@ pub struct Event {
     /// The peer that created the memory, or `@server`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
-    /// The group's name.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub group: Option<String>,
-    /// The rank in the group.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub rank: Option<u32>,
     /// The lease's number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lease: Option<u64>,
@@ -150,7 +144,6 @@ impl Audit {
         let reason = match outcome {
             Err((reason, _)) => reason.word(),
             Ok(Content::Answer(Answer::Refused(refused), _)) => &refused.reason,
-            Ok(Content::Answer(Answer::Incomplete(incomplete), _)) => &incomplete.reason,
             Ok(_) => {
                 if let Some(event) = granted_event(&asked) {
                     self.done(of_link(link, event, asked));
@@ -248,8 +241,6 @@ impl Audit {
             request = event.request,
             name = event.name,
             owner = event.owner,
-            group = event.group,
-            rank = event.rank,
             lease = event.lease,
             bytes = event.bytes,
             reason = event.reason,
@@ -292,8 +283,6 @@ fn granted_event(asked: &Event) -> Option<&'static str> {
     match asked.request? {
         "create" => Some("created"),
         "delete" => Some("deleted"),
-        "join" => Some("group_joined"),
-        "leave" => Some("group_left"),
         _ => None,
     }
 }

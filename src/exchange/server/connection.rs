@@ -112,8 +112,6 @@ async fn converse(
     let mut excused = Duration::ZERO;
     loop {
         let more = notify(inner, writer, link, || inner.ended.is_cancelled()).await?;
-        let expected = requests::takes_fds(link).then_some(&link.fds);
-        reader.count_fds(expected);
         // Biased select: a flood of events must not starve reads. The server must hear a client that it sends
         // to, and drop it when it falls silent.
         tokio::select! {
@@ -167,7 +165,7 @@ async fn last_releases(inner: &Arc<ServerCore>, reader: &mut FrameReader, link: 
         {
             inner.counters.count(|counters| &counters.requests);
             let pending = Pending::new(inner, link, &ask);
-            if let Ok(Step::Now(content)) = requests::begin(inner, link, ask, Vec::new(), None) {
+            if let Ok(Step::Now(content)) = requests::begin(inner, link, ask) {
                 pending.answered(&Ok(content));
             }
         }
@@ -194,17 +192,15 @@ async fn request(
     }
     let Frame {
         bytes,
-        fds,
-        declined,
         charge: read,
+        ..
     } = frame;
     let (id, ask): Request = decode(&bytes)?;
     drop((bytes, read));
     inner.counters.count(|counters| &counters.requests);
     let pending = Pending::new(inner, link, &ask);
     let kept = account::request(&ask);
-    let entering = requests::entering(&ask);
-    let begun = requests::begin(inner, link, ask, fds, declined);
+    let begun = requests::begin(inner, link, ask);
     let begun = begun.and_then(|step| match step {
         Step::Now(_) => Ok((step, None)),
         Step::Later(_) if jobs.len() >= inner.limits.requests_in_flight => {
@@ -213,8 +209,8 @@ async fn request(
         }
         Step::Later(_) => Ok((step, Some(link.session.account().charge(kept)?))),
     });
-    let outcome = match (begun, entering) {
-        (Ok((Step::Later(job), charge)), _) => {
+    let outcome = match begun {
+        Ok((Step::Later(job), charge)) => {
             let running = inner.tasks.token();
             jobs.spawn(async move {
                 let outcome = job.await;
@@ -224,9 +220,8 @@ async fn request(
             });
             return Ok(());
         }
-        (Ok((Step::Now(content), _)), _) => Ok(content),
-        (Err((Refusal::Limit, why)), Some(ask)) => inner.refuse_gather(link, &ask, why),
-        (Err(no), _) => Err(no),
+        Ok((Step::Now(content), _)) => Ok(content),
+        Err(no) => Err(no),
     };
     pending.answered(&outcome);
     Ok(answer(inner, writer, id, outcome).await?)
@@ -252,7 +247,6 @@ async fn answer(
     let (answer, fds) = match outcome {
         Ok(Content::Answer(answer, fds)) => (answer, fds),
         Ok(Content::Built(build)) => build(),
-        Ok(Content::Members(page)) => return writer.write(&page.reply(id), &page.fds()).await,
         Err((reason, detail)) => (refused(&reason, detail), Vec::new()),
     };
     if let Answer::Refused(refused) = &answer {

@@ -18,7 +18,6 @@ use super::{process, stats};
 use crate::Refusal;
 use crate::account::{Account, Accounts};
 use crate::directory::Registration;
-use crate::group::Groups;
 use crate::per_driver::lock;
 use crate::share::{BootId, InstanceId};
 use crate::transport::SharedPeers;
@@ -52,8 +51,6 @@ pub(super) struct ServerCore {
     pub(super) local: Option<String>,
     pub(super) allocator: Mutex<Option<Arc<dyn Allocate>>>,
     pub(super) registration: Mutex<Option<Registration>>,
-    /// Called without the lock on the state, which it takes itself.
-    pub(super) groups: Groups,
     pub(super) state: Mutex<ServerState>,
     pub(super) audit: Arc<Audit>,
     pub(super) counters: stats::Counters,
@@ -162,7 +159,6 @@ impl ServerCore {
     }
 
     pub(super) fn stats(&self) -> ServerStats {
-        let groups = self.groups.len() as u64;
         let state = self.state();
         // Windows count only their own bytes: many may lie in the same memory.
         let padded = |one: &Registered| match &one.publication.description {
@@ -172,7 +168,6 @@ impl ServerCore {
         ServerStats {
             sessions: state.sessions.len() as u64,
             leases: state.leases.live() as u64,
-            groups,
             names: state.names.len() as u64,
             bytes: state.publications.values().map(padded).sum(),
             fds: self.fds.used() as u64,
@@ -205,7 +200,6 @@ impl ServerCore {
             }
         }
         drop(state);
-        self.groups.tick();
         for session in ended {
             self.session_ended(session.session, &session.peer);
         }
@@ -296,7 +290,6 @@ impl ServerCore {
             // The janitor reports suppressed events, even if the peer does not return.
             self.janitor.notify_one();
         }
-        self.groups.gone(session);
         self.emit(ServerEvent::PeerGone {
             peer: peer.clone(),
             session,

@@ -1,4 +1,4 @@
-//! Ends sessions, leases and rounds at their deadlines.
+//! Ends sessions and leases at their deadlines.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -6,19 +6,18 @@ use std::time::Instant;
 use super::ServerCore;
 use crate::Tls;
 
-/// Ends sessions and groups' rounds at their deadlines, and starts to wait for followed processes,
+/// Ends sessions at their deadlines, and starts to wait for followed processes,
 /// until the server ends.
 pub(super) async fn run(inner: Arc<ServerCore>) {
     let mut reloads = inner.tls.as_ref().map(Tls::reloads);
     loop {
         inner.watch_processes();
-        let groups = inner.groups.deadline().map(|at| at.into_std());
         let deadline = {
             let state = inner.state();
             let expiry = state.credentials.deadline((inner.wall_clock)());
             let recall = state.recalls.first();
             let audit = inner.audit.deadline();
-            [state.leases.deadline(), groups, expiry, recall, audit]
+            [state.leases.deadline(), expiry, recall, audit]
                 .into_iter()
                 .flatten()
                 .min()

@@ -96,13 +96,13 @@ impl Leases {
         self.sessions.contains_key(&session)
     }
 
-    /// Detaches the session's connection: it ends at `until`, or at once if it holds nothing and `keep` is
-    /// false. Returns whether it has ended.
-    pub fn detach(&mut self, session: u64, until: Instant, keep: bool) -> bool {
+    /// Detaches the session's connection: it ends at `until`, or at once if it holds nothing. Returns
+    /// whether it has ended.
+    pub fn detach(&mut self, session: u64, until: Instant) -> bool {
         let Some(entry) = self.sessions.get(&session) else {
             return false;
         };
-        if entry.leases.is_empty() && !keep {
+        if entry.leases.is_empty() {
             self.end(session);
             return true;
         }

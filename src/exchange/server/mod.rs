@@ -57,12 +57,11 @@ pub use publish::{PublishOptions, Published};
 pub use stats::ServerStats;
 
 use crate::directory::{Registration, RegistrationState};
-use crate::group::Rights;
 use crate::limits::deadline;
 use crate::per_driver::lock;
-use crate::protocol::{Admission, Closing, Event};
+use crate::protocol::{Closing, Event};
 use crate::share::{InstanceId, Peers};
-use crate::{Address, PeerName, Who};
+use crate::{Address, PeerName};
 use crate::{Error, MemoryError, Refusal, Result, ShareError};
 use inner::ServerCore;
 
@@ -178,39 +177,6 @@ impl Server {
         Ok(())
     }
 
-    /// Replaces the rights to join groups: for each pattern of names, the peers that may, as
-    /// [`ServerOptions::groups`] takes them.
-    ///
-    /// A peer that has lost its right is removed from every group that has not exchanged its handles yet. A
-    /// complete group stays as it is until its ranks leave.
-    ///
-    /// # Errors
-    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for a pattern that matches no name; nothing has
-    /// changed then.
-    pub fn set_groups(&self, rights: impl IntoIterator<Item = (String, Who)>) -> Result<()> {
-        let rights = Rights::new(rights)?;
-        self.handle.inner.groups.set_rights(rights);
-        Ok(())
-    }
-
-    /// Reserves room for a group, however many others there are.
-    pub(super) fn keep_room_for(
-        &self,
-        peer: &PeerName,
-        group: &str,
-        admission: &Admission,
-    ) -> Result<()> {
-        let kept = self.handle.inner.groups.keep_room(peer, group, admission);
-        kept.map_err(|no| {
-            Error::refused(
-                peer.to_string(),
-                format!("group '{group}'"),
-                Refusal::from_word(&no.reason),
-                no.detail,
-            )
-        })
-    }
-
     /// Returns the events from now on. A receiver that does not keep up misses some and learns how many.
     pub fn events(&self) -> broadcast::Receiver<ServerEvent> {
         self.handle.inner.events.subscribe()
@@ -264,9 +230,7 @@ impl Server {
             ));
         }
         let sessions = inner.state().clear();
-        // No session returns to its groups.
         for session in sessions {
-            inner.groups.gone(session.id);
             inner
                 .audit
                 .session_ended(session.id, &session.peer, Some("closing"));

@@ -7,10 +7,9 @@ use std::time::{Duration, SystemTime};
 use super::Allocate;
 use super::audit::Sink;
 use crate::directory::Directory;
-use crate::group::Rights;
 use crate::share::Peers;
 use crate::transport;
-use crate::{Address, Limits, Security, Who};
+use crate::{Address, Limits, Security};
 use crate::{Error, Result};
 
 /// Options of a server; [`start`](Self::start) starts it.
@@ -24,7 +23,6 @@ pub struct ServerOptions {
     pub(super) lease: Duration,
     pub(super) local_socket: bool,
     pub(super) peers: Peers,
-    pub(super) groups: Vec<(String, Who)>,
     pub(super) directory: Option<Directory>,
     pub(super) advertised: Vec<Address>,
     pub(super) allocator: Option<Arc<dyn Allocate>>,
@@ -54,7 +52,6 @@ impl ServerOptions {
             lease: Duration::from_secs(30),
             local_socket: true,
             peers: Peers::same_user(),
-            groups: Vec::new(),
             directory: None,
             advertised: Vec::new(),
             allocator: None,
@@ -110,17 +107,6 @@ impl ServerOptions {
         self
     }
 
-    /// Adds a right: which peers may join groups whose names match `pattern`; by default no peer may join any
-    /// group. A pattern is a name, or a prefix of names followed by `*`: `"job-7/*"`, or `"*"` for every
-    /// group.
-    ///
-    /// This is the right to ask. The other ranks state by their
-    /// [`Admission`](crate::group::Admission) which peers they accept.
-    pub fn groups(mut self, pattern: impl Into<String>, who: Who) -> Self {
-        self.groups.push((pattern.into(), who));
-        self
-    }
-
     /// Sets the clock for the validity of certificates.
     #[cfg(test)]
     pub(super) fn wall_clock(mut self, clock: fn() -> SystemTime) -> Self {
@@ -171,7 +157,6 @@ impl ServerOptions {
             return Err(Error::invalid("lease", why));
         }
         self.limits.check()?;
-        Rights::new(self.groups.iter().cloned())?;
         for (index, address) in self.addresses.iter().enumerate() {
             transport::check_literal(address, &self.security)?;
             let chosen_by_kernel = matches!(address, Address::Tcp { port: 0, .. });

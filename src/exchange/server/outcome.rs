@@ -4,7 +4,6 @@ use std::future::Future;
 use std::pin::Pin;
 
 use crate::Refusal;
-use crate::group::MembersPage;
 use crate::protocol::Answer;
 use crate::transport::HeldFd;
 
@@ -17,8 +16,6 @@ pub(super) enum Content {
     Answer(Answer, Vec<HeldFd>),
     /// An answer that is built when it is written: until then a long description is kept only once.
     Built(Box<dyn FnOnce() -> (Answer, Vec<HeldFd>) + Send>),
-    /// Members of a group, encoded once for all of its ranks.
-    Members(MembersPage),
 }
 
 impl From<Answer> for Content {

@@ -4,35 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::link::Link;
-use super::outcome::{Content, No, Outcome, Step, done, invalid, not_found};
+use super::outcome::{No, Outcome, Step, done, invalid, not_found};
 use super::{Allocation, ServerCore, ServerEvent, fetch};
 use crate::Refusal;
 use crate::account::{self, Account, REQUEST};
 use crate::driver::random;
-use crate::group::NO_SUCH_ROUND;
-use crate::protocol::{
-    Answer, Ask, Create, Delete, Gather, Join, Offer, Operation, Probe, Probed, Release, check_name,
-};
-use crate::transport::HeldFd;
+use crate::protocol::{Answer, Ask, Create, Delete, Probe, Probed, Release, check_name};
 
-/// Begins to answer a request; fds may have arrived with it, or been `declined`. Nothing here blocks.
-pub(super) fn begin(
-    inner: &Arc<ServerCore>,
-    link: &Link,
-    ask: Ask,
-    fds: Vec<HeldFd>,
-    declined: Option<String>,
-) -> Result<Step, No> {
-    let with_fds = matches!(ask, Ask::Offer(_) | Ask::Gather(_));
-    if !with_fds && (declined.is_some() || !fds.is_empty()) {
-        return Err((Refusal::Invalid, "fds came with it".into()));
-    }
-    if let Some(why) = declined {
-        return Err(match takes_fds(link) {
-            true => (Refusal::Limit, why),
-            false => (Refusal::NotFound, NO_SUCH_ROUND.into()),
-        });
-    }
+/// Begins to answer a request. Nothing here blocks.
+pub(super) fn begin(inner: &Arc<ServerCore>, link: &Link, ask: Ask) -> Result<Step, No> {
     match ask {
         Ask::Ping => done().map(Step::Now),
         Ask::List(list) => inner.list(link, &list).map(Step::Now),
@@ -43,40 +23,6 @@ pub(super) fn begin(
         Ask::Probe(probe) => inner.probe(link, probe),
         Ask::Create(create) => inner.create(link, create),
         Ask::Delete(delete) => inner.delete(link, delete),
-        Ask::Join(join) => inner.join(link, join),
-        Ask::Offer(offer) => inner.offer(link, offer, fds),
-        Ask::Gather(gather) => inner.gather(link, gather, fds),
-        Ask::Leave(leave) => {
-            let (inner, session) = (Arc::clone(inner), link.session.id);
-            Step::later(async move { Ok(inner.groups.leave(session, leave).await.into()) })
-        }
-    }
-}
-
-/// Returns whether a frame of the session may carry fds: a rank of a group that has gathered offers some, or
-/// gathers again.
-pub(super) fn takes_fds(link: &Link) -> bool {
-    link.session.is_kept()
-}
-
-/// Returns the request to enter a gather, without the rank's contribution.
-pub(super) fn entering(ask: &Ask) -> Option<Gather> {
-    match ask {
-        Ask::Gather(ask) if ask.first.is_none() => Some(Gather {
-            group: ask.group.clone(),
-            operation: Operation::Barrier,
-            ..*ask
-        }),
-        _ => None,
-    }
-}
-
-/// Makes the janitor check its deadlines, when dropped.
-struct LookAfter<'a>(&'a ServerCore);
-
-impl Drop for LookAfter<'_> {
-    fn drop(&mut self) {
-        self.0.janitor.notify_one();
     }
 }
 
@@ -146,53 +92,6 @@ impl ServerCore {
             Ok(Err(_)) => Err((Refusal::Internal, "a driver call panicked".into())),
             Err(_) => Err((Refusal::TimedOut, "a driver call does not return".into())),
         }
-    }
-
-    fn join(self: &Arc<Self>, link: &Link, ask: Join) -> Result<Step, No> {
-        // For the rank, while it is in the group.
-        let charge = Arc::new(link.session.account().charge(account::join(&ask))?);
-        let (inner, link) = (Arc::clone(self), link.clone());
-        Step::later(async move {
-            let session = &link.session;
-            let (peer, charge) = (&session.peer, Some(charge));
-            let fds = (link.local, link.queues);
-            let joined = (inner.groups).join(session.id, peer, link.boot, fds, ask, charge);
-            let answer = joined.await;
-            if matches!(answer, Answer::Agreed(_)) {
-                // The rank's memory is in use while the session lasts, with or without leases.
-                session.keep();
-            }
-            Ok(answer.into())
-        })
-    }
-
-    fn offer(self: &Arc<Self>, link: &Link, ask: Offer, fds: Vec<HeldFd>) -> Result<Step, No> {
-        let (inner, session) = (Arc::clone(self), link.session.id);
-        Step::later(async move {
-            // Even if the answer is no longer awaited.
-            let _look = LookAfter(&inner);
-            let offered = inner.groups.offer(session, ask, fds).await;
-            Ok(offered.map_or_else(Content::from, Content::Members))
-        })
-    }
-
-    fn gather(self: &Arc<Self>, link: &Link, ask: Gather, fds: Vec<HeldFd>) -> Result<Step, No> {
-        // For the rank's contribution, as long as the group keeps it.
-        let charge = link.session.account().charge(account::gather(&ask))?;
-        let (inner, session) = (Arc::clone(self), link.session.id);
-        Step::later(async move {
-            // Even if the answer is no longer awaited.
-            let _look = LookAfter(&inner);
-            let gathered = inner.groups.gather(session, ask, fds, Some(charge)).await;
-            Ok(gathered.map_or_else(Content::from, Content::Members))
-        })
-    }
-
-    /// Answers a rank that was refused its entry into a gather because of a limit: the gather fails for all
-    /// ranks, which would wait for this one.
-    pub(super) fn refuse_gather(&self, link: &Link, ask: &Gather, limit: String) -> Outcome {
-        let refused = self.groups.refuse_gather(link.session.id, ask, limit);
-        Ok(refused.map_or_else(Content::Members, Content::from))
     }
 
     fn create(self: &Arc<Self>, link: &Link, ask: Create) -> Result<Step, No> {

@@ -1,7 +1,6 @@
 //! A session: a client's state beyond one connection, and its queued notices.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use tokio::sync::Notify;
@@ -21,8 +20,6 @@ pub(super) struct ServerSession {
     outbox: Mutex<Outbox>,
     /// Woken when the outbox has something, or the connection has lost the session.
     pub wake: Notify,
-    /// Whether it survives without a connection even if it has no leases: its rank is in a group.
-    keep: AtomicBool,
     account: Arc<Account>,
 }
 
@@ -128,7 +125,6 @@ impl ServerSession {
                 charge,
             }),
             wake: Notify::new(),
-            keep: AtomicBool::new(false),
             account,
         }
     }
@@ -233,16 +229,6 @@ impl ServerSession {
             }
             None => Next::Nothing,
         }
-    }
-
-    /// Keeps it even without leases.
-    pub fn keep(&self) {
-        self.keep.store(true, Relaxed);
-    }
-
-    /// Returns whether it is kept without leases.
-    pub fn is_kept(&self) -> bool {
-        self.keep.load(Relaxed)
     }
 }
 

@@ -196,7 +196,7 @@ impl ServerCore {
         }
         state.unwatch(session.id);
         let until = last_word + self.lease;
-        let ended = state.leases.detach(session.id, until, session.is_kept());
+        let ended = state.leases.detach(session.id, until);
         if ended {
             state.forget_session(session.id);
         } else {

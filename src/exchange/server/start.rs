@@ -1,6 +1,6 @@
 //! Starts a server.
 
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 
 use tokio::sync::{Notify, Semaphore, broadcast};
 use tokio_util::sync::CancellationToken;
@@ -13,9 +13,7 @@ use super::state::ServerState;
 use super::{Handle, Server, ServerCore, ServerOptions, accept, janitor, stats};
 use crate::account::Accounts;
 use crate::directory::{Directory, Exporter};
-use crate::group::{Groups, Keys, Rights, Rules};
 use crate::limits::LONGEST;
-use crate::protocol::Event;
 use crate::share::{BootId, InstanceId};
 use crate::transport::{FdBudget, Listening, SharedPeers, fd_accounts};
 use crate::{Address, Limits, Result, Security};
@@ -35,8 +33,7 @@ impl ServerOptions {
     ///
     /// # Errors
     /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for no address, two equal ones, a limit of 0, a
-    /// heartbeat of 0, a lease shorter than the heartbeat, or a pattern of [`groups`](Self::groups) that
-    /// matches no name; [`Insecure`](crate::Error::Insecure) for an address of other machines without TLS;
+    /// heartbeat of 0, or a lease shorter than the heartbeat; [`Insecure`](crate::Error::Insecure) for an address of other machines without TLS;
     /// [`System`](crate::MemoryError::System) if the system refuses an address; those of
     /// [`Directory::register`](crate::directory::Directory::register).
     pub async fn start(self) -> Result<Server> {
@@ -52,13 +49,11 @@ impl ServerOptions {
 async fn start(mut options: ServerOptions) -> Result<Server> {
     let instance = InstanceId::random()?;
     let peers = Arc::new(Mutex::new(options.peers.clone()));
-    let rights = Rights::new(std::mem::take(&mut options.groups))?;
-    let keys = Keys::new()?;
     let sockets = Sockets::bind(&options, &peers, instance).await?;
     FdBudget::of_process().cap(&mut options.limits, sockets.all.len());
     let addresses = sockets.addresses();
     let open_to_others = options.peers.reach_beyond_own_user();
-    let inner = core(options, instance, peers, (rights, keys), &sockets)?;
+    let inner = core(options, instance, peers, &sockets)?;
     sockets.run(&inner);
     inner.tasks.spawn(janitor::run(Arc::clone(&inner)));
     for address in &addresses {
@@ -130,11 +125,9 @@ fn core(
     options: ServerOptions,
     instance: InstanceId,
     peers: SharedPeers,
-    (rights, keys): (Rights, Keys),
     sockets: &Sockets,
 ) -> Result<Arc<ServerCore>> {
     let boot = BootId::current()?;
-    let rules = Rules::new(&options.limits, options.lease.min(LONGEST));
     let exporter = Exporter {
         addresses: match options.advertised.is_empty() {
             true => sockets.addresses(),
@@ -147,13 +140,12 @@ fn core(
     let registration = options.directory.map(register).transpose()?;
     let audit = Arc::new(Audit::new(options.audit));
     let accounts = Accounts::new(&options.limits);
-    Ok(Arc::new_cyclic(|inner: &Weak<ServerCore>| ServerCore {
+    Ok(Arc::new(ServerCore {
         instance,
         boot,
         registration: Mutex::new(registration),
         connections: connections(&options.limits),
         sessions: sessions(&options.limits),
-        groups: Groups::new(rules, rights, keys, teller(inner)),
         fds: fd_accounts(&options.limits),
         tls: match options.security {
             Security::Tls(tls) => Some(tls),
@@ -192,14 +184,4 @@ fn connections(limits: &Limits) -> Arc<Accounts> {
 fn sessions(limits: &Limits) -> Arc<Accounts> {
     let each = (limits.sessions_per_peer, "sessions of this peer");
     Accounts::with((limits.sessions, "sessions"), each)
-}
-
-/// Returns the function by which groups tell sessions of lost ranks.
-fn teller(inner: &Weak<ServerCore>) -> impl Fn(u64, Event) + Send + Sync + 'static {
-    let inner = Weak::clone(inner);
-    move |session, notice| {
-        if let Some(inner) = inner.upgrade() {
-            inner.state().tell(session, notice);
-        }
-    }
 }

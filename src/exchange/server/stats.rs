@@ -19,8 +19,6 @@ pub struct ServerStats {
     pub sessions: u64,
     /// Live leases.
     pub leases: u64,
-    /// Rounds of groups: those that gather and those whose ranks have not all left.
-    pub groups: u64,
     /// Published names.
     pub names: u64,
     /// Published memory in bytes, including padding; for windows only their own bytes.

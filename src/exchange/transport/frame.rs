@@ -23,21 +23,6 @@ pub(crate) struct Frame {
     pub fds: Vec<HeldFd>,
     /// The charge for its bytes, if they are charged.
     pub charge: Option<Charge>,
-    /// Set if fds arrived and were closed at once, with the reason.
-    pub declined: Option<String>,
-}
-
-/// The treatment of fds that arrive.
-#[derive(Debug)]
-enum FdRule {
-    /// Keep them: they were requested.
-    Take,
-    /// Treat them as a protocol violation.
-    Forbid,
-    /// Close them: no frame may carry any yet.
-    Decline,
-    /// Keep them while there is room.
-    Count(Arc<Account>),
 }
 
 impl Frame {
@@ -61,10 +46,7 @@ pub(crate) struct FrameReader {
     peer: Arc<str>,
     assembly: Assembly,
     fds: Vec<HeldFd>,
-    declined: Option<String>,
-    rule: FdRule,
-    /// How many fds have arrived with the present frame, and how many may.
-    came: usize,
+    /// How many fds may arrive with a frame.
     max_fds: usize,
     /// The longest time for a frame, and the present frame's deadline.
     within: Duration,
@@ -82,9 +64,6 @@ impl FrameReader {
             peer,
             assembly: Assembly::default(),
             fds: Vec::new(),
-            declined: None,
-            rule: FdRule::Take,
-            came: 0,
             max_fds: limits.frame_fds as usize,
             within: limits.frame,
             until: None,
@@ -121,16 +100,7 @@ impl FrameReader {
 
     /// Forbids fds from now on.
     pub(crate) fn forbid_fds(&mut self) {
-        self.rule = FdRule::Forbid;
-    }
-
-    /// Counts fds in the account from now on, and closes those that have no room; without an account it
-    /// closes all.
-    pub(crate) fn count_fds(&mut self, account: Option<&Arc<Account>>) {
-        self.rule = match account {
-            Some(account) => FdRule::Count(Arc::clone(account)),
-            None => FdRule::Decline,
-        };
+        self.max_fds = 0;
     }
 
     /// Returns the next frame, of at most `limit` bytes, however long it takes to begin; `None` at the end of
@@ -153,7 +123,6 @@ impl FrameReader {
         if !matches!(result, Ok(Some(_))) {
             self.broken = result.is_err();
             self.fds.clear();
-            self.declined = None;
             self.charge = None;
         }
         result
@@ -170,11 +139,7 @@ impl FrameReader {
                 },
                 NoFrame::Length(detail) => Error::protocol(self.peer.to_string(), detail),
             })?;
-            let left = match self.rule {
-                FdRule::Forbid => 0,
-                _ => self.max_fds - self.came,
-            };
-            let reading = self.stream.read(room, left);
+            let reading = self.stream.read(room, self.max_fds - self.fds.len());
             let result = match self.until {
                 None => reading.await,
                 Some(until) => timeout_at(until, reading).await.map_err(|_| {
@@ -187,7 +152,7 @@ impl FrameReader {
                 }
                 _ => tls::explain(&self.peer, "reading", &error),
             })?;
-            self.take(fds);
+            self.fds.extend(fds.into_iter().map(HeldFd::from));
             if count == 0 {
                 return match self.assembly.have {
                     0 => Ok(None),
@@ -199,35 +164,13 @@ impl FrameReader {
             }
             if self.assembly.came(count) {
                 self.until = None;
-                self.came = 0;
                 return Ok(Some(Frame {
                     bytes: self.assembly.take(),
                     fds: std::mem::take(&mut self.fds),
                     charge: self.charge.take(),
-                    declined: self.declined.take(),
                 }));
             }
         }
-    }
-
-    /// Keeps the fds that arrived, or closes them together with the frame's earlier ones, which are useless
-    /// alone.
-    fn take(&mut self, fds: Vec<OwnedFd>) {
-        if fds.is_empty() {
-            return;
-        }
-        self.came += fds.len();
-        let why = match &self.rule {
-            _ if self.declined.is_some() => return,
-            FdRule::Take => return self.fds.extend(fds.into_iter().map(HeldFd::from)),
-            FdRule::Count(account) => match account.charge(fds.len()) {
-                Ok(charge) => return self.fds.extend(HeldFd::counted(fds, charge)),
-                Err(over) => over.to_string(),
-            },
-            FdRule::Forbid | FdRule::Decline => "no frame may carry fds yet".into(),
-        };
-        self.fds.clear();
-        self.declined = Some(why);
     }
 
     fn lost(&self, why: &str) -> Error {

@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use super::tables::{AuditConfig, BufferConfig, DirectoryConfig, ReserveConfig, ServiceConfig};
 use crate::driver::{Access, refuse};
-use crate::exchange::group::Rights;
+use crate::exchange::PeerName;
 use crate::exchange::protocol::check_name;
-use crate::exchange::{PeerName, Who};
 use crate::size::Granularity;
 use crate::{Backing, Error, Growth, Result};
 
@@ -33,7 +32,6 @@ impl ServiceConfig {
                 .map_err(|error| wrong(format!("`create.prefix`: {error}")))?;
             between(create.forgive_after, "create.forgive_after", MS, 366 * DAY)?;
         }
-        Rights::new(self.group_rights()).map_err(|error| wrong(format!("`groups`: {error}")))?;
         self.check_memory()?;
         self.check_times()?;
         self.check_network()?;
@@ -95,17 +93,8 @@ impl ServiceConfig {
     pub(crate) fn lists(&self, peer: &PeerName) -> bool {
         let create = self.create.iter().map(|create| &create.who);
         let buffers = self.buffers.iter().map(|buffer| &buffer.who);
-        let groups = self.groups.iter().map(|groups| &groups.who);
-        let mut all = create.chain(buffers).chain(groups);
+        let mut all = create.chain(buffers);
         all.any(|who| who.admits(peer))
-    }
-
-    /// Returns the rights to join groups, by pattern of names.
-    pub(crate) fn group_rights(&self) -> Vec<(String, Who)> {
-        let groups = self.groups.iter();
-        groups
-            .map(|groups| (groups.name.clone(), groups.who.clone()))
-            .collect()
     }
 
     /// Copies from `new` the values that can change in a running service; returns the keys of other differences.
@@ -140,7 +129,6 @@ impl ServiceConfig {
         }
         fixed("buffer", same);
         self.create = new.create;
-        self.groups = new.groups;
         self.drain = new.drain;
         restart
     }

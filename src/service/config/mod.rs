@@ -12,7 +12,7 @@ mod tests;
 pub(super) use defaults::{chunk, forgive_after, min_chunk};
 pub(super) use options::{peers, server_options};
 pub use tables::{
-    AuditConfig, BufferConfig, CreateConfig, DirectoryConfig, DrainConfig, GroupsConfig,
-    LeaseConfig, LocalConfig, MetricsConfig, NodeConfig, PrefixConfig, ReserveConfig, ReuseConfig,
+    AuditConfig, BufferConfig, CreateConfig, DirectoryConfig, DrainConfig, LeaseConfig,
+    LocalConfig, MetricsConfig, NodeConfig, PrefixConfig, ReserveConfig, ReuseConfig,
     ServiceConfig, TlsConfig,
 };

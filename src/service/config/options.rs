@@ -13,9 +13,6 @@ pub(crate) fn server_options(config: &ServiceConfig, security: Security) -> Serv
         .heartbeat(config.lease.heartbeat)
         .lease(config.lease.expiry)
         .peers(peers(config));
-    for (pattern, who) in config.group_rights() {
-        options = options.groups(pattern, who);
-    }
     for address in &config.listen {
         options = options.listen(address.clone());
     }

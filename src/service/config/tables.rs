@@ -35,9 +35,6 @@ pub struct ServiceConfig {
     /// Creation of memory by request; without it no peer may create any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub create: Option<CreateConfig>,
-    /// Which peers may join which groups; without an entry no peer may join any.
-    #[serde(default)]
-    pub groups: Vec<GroupsConfig>,
     /// Memory that exists from the start.
     #[serde(default, rename = "buffer")]
     pub buffers: Vec<BufferConfig>,
@@ -143,16 +140,6 @@ impl CreateConfig {
             all.rule(rule.peers.clone(), rule.names.iter().cloned())
         })
     }
-}
-
-/// The right to join groups.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct GroupsConfig {
-    /// The groups: a name, or the beginning of names followed by `*`.
-    pub name: String,
-    /// The peers that may join them, as for [`CreateConfig::who`].
-    pub who: Who,
 }
 
 /// A name that exists from the start.

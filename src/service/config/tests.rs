@@ -70,10 +70,6 @@ fn what_is_wrong_is_named() {
             "@[create]\nwho = []\n[[create.prefix]]\npeers = [\"*\"]\nnames = []",
             "create.prefix",
         ),
-        ("@[[groups]]\nname = \"a b\"\nwho = []", "'a b'"),
-        ("@[[groups]]\nname = \"a**\"\nwho = []", "`groups`"),
-        ("@[[groups]]\nname = \"a\"", "who"),
-        ("@[[groups]]\nname = \"a\"\nwho = [\"uid:x\"]", "uid:"),
         ("@[[reserve]]\nnode = 0\nbytes = \"0\"", "`bytes`"),
         (
             "@[[reserve]]\nnode = 0\nbytes = \"1G\"\nchunk = \"3MiB\"",

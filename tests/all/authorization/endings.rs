@@ -26,7 +26,6 @@ fn dismissed(raw: &mut Raw, word: &str) {
     let all = requests::all(&requests::Target {
         name: HIDDEN,
         lease: 1,
-        group: "job/hidden",
     });
     for ask in all {
         // The connection may have ended for writing, too.

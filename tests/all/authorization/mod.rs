@@ -2,7 +2,6 @@
 //! docs/security.md.
 
 mod endings;
-mod groups;
 mod leases;
 mod names;
 mod raw;

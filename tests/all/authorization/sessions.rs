@@ -116,15 +116,15 @@ fn requests_of_a_session_that_has_moved() {
     let raw = &mut stage.at_unix();
     let moved = raw.moves(Some(token)).unwrap();
     assert!(matches!(&moved, Greeting::Welcome(welcome) if welcome.peer == STRANGER));
-    let of = |name, lease, group| requests::all(&requests::Target { name, lease, group });
-    let exist = of(HIDDEN, lease, "job/hidden");
-    let absent = of(ABSENT, u64::MAX, "job/absent");
+    let of = |name, lease| requests::all(&requests::Target { name, lease });
+    let exist = of(HIDDEN, lease);
+    let absent = of(ABSENT, u64::MAX);
     for (exists, absent) in exist.into_iter().zip(absent) {
         // Lists and watches show what there is for this peer, which is nothing, and a wait ends with its time.
         let word = match &exists {
             Ask::List(_) | Ask::Watch(_) => continue,
             Ask::Wait(_) => "timed_out",
-            Ask::Create(_) | Ask::Join(_) => "forbidden",
+            Ask::Create(_) => "forbidden",
             _ => "not_found",
         };
         stage.nothing_comes_of(raw, exists, absent, word);

@@ -22,9 +22,9 @@ use tokio::runtime::Runtime;
 use crate::authorization::raw::{Raw, answer, refusal};
 use egmem_tests::ms;
 
-/// Owns the name and the groups, and may do everything.
+/// Owns the name, and may do everything.
 pub const OWNER: &str = "owner.test";
-/// May create memory and join groups, and knows none of the owner's.
+/// May create memory, and knows none of the owner's.
 pub const OTHER: &str = "other.test";
 /// Has a certificate of the authority, and no right.
 pub const STRANGER: &str = "stranger.test";
@@ -54,7 +54,6 @@ pub struct Stage {
 pub struct Snapshot {
     /// The owner's names with their leases.
     names: Vec<u8>,
-    groups: u64,
     /// All metrics except the counts of requests, refusals and connections.
     metrics: Vec<String>,
 }
@@ -190,17 +189,7 @@ impl Stage {
         });
         Snapshot {
             names,
-            groups: self.service.stats().groups,
             metrics: metrics.map(str::to_owned).collect(),
-        }
-    }
-
-    /// Waits until there are so many groups.
-    pub fn until_groups(&self, count: u64) {
-        let begun = Instant::now();
-        while self.service.stats().groups != count {
-            assert!(begun.elapsed() < PATIENCE, "not {count} groups");
-            std::thread::sleep(ms(5));
         }
     }
 
@@ -239,7 +228,7 @@ impl Stage {
     }
 }
 
-/// The configuration, with which those peers may create memory and join groups, and those users may connect.
+/// The configuration, with which those peers may create memory, and those users may connect.
 fn configuration(folder: &Path, who: &[&str], users: &[u32]) -> ServiceConfig {
     let (at, handshake) = (folder.display(), ms(10_000).as_millis());
     let config = format!(
@@ -253,9 +242,6 @@ crl = "{at}/crl.pem"
 [local]
 users = {users:?}
 [create]
-who = {who:?}
-[[groups]]
-name = "job/*"
 who = {who:?}
 [node]
 headroom = "0"

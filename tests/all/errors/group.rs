@@ -6,11 +6,7 @@ use egmem::exchange::group::Error;
 use crate::errors::listing::compare;
 
 fn examples() -> Vec<Error> {
-    let missing = |missing, size| Error::RanksMissing {
-        group: "job-7".into(),
-        missing,
-        size,
-    };
+    let missing = |missing, size| Error::RanksMissing { missing, size };
     vec![
         ExchangeError::LimitReached {
             what: "open files",
@@ -19,13 +15,11 @@ fn examples() -> Vec<Error> {
         .into(),
         missing(vec![1], 2),
         missing(vec![1, 3], 4),
-        Error::RanksDisagree {
-            group: "job-7".into(),
-            reasons: vec![
-                "rank 0: a barrier".into(),
-                "rank 1: a gather of 16 bytes".into(),
-            ],
+        Error::RanksFailed {
+            reasons: vec!["rank 1: no IMEX channel".into()],
         },
+        Error::Forged { rank: 3 },
+        Error::all_gather("MPI_Allgather returned 15"),
     ]
 }
 
@@ -41,14 +35,9 @@ fn the_listing_shows_every_error_as_it_reads() {
 pub fn with_text(text: &str) -> Vec<Error> {
     vec![
         ExchangeError::failed(text, text).into(),
-        Error::RanksMissing {
-            group: text.into(),
-            missing: vec![1],
-            size: 2,
-        },
-        Error::RanksDisagree {
-            group: text.into(),
+        Error::RanksFailed {
             reasons: vec![text.into(), text.into()],
         },
+        Error::all_gather(text),
     ]
 }

@@ -1,7 +1,7 @@
 //! Memory with far more parts than the process, which has both ends, may have files open.
 
 use egmem::Growth;
-use egmem::exchange::group::{Admission, Group, GroupSecret};
+use egmem::exchange::group::{gather_memory, rendezvous};
 use egmem::share::Shared;
 use egmem_tests::{FdLess, alone, leave_files};
 
@@ -25,8 +25,8 @@ fn with_few_files() {
     let runtime = { runtime }.worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
         fetched_over_each_way().await;
-        gathered().await;
     });
+    gathered();
 }
 
 fn many_parts(driver: &Driver) -> Shared {
@@ -72,24 +72,21 @@ async fn fetched_over_each_way() {
     assert_eq!(server.stats().fds, 0);
 }
 
-async fn gathered() {
+fn gathered() {
     let folder = tempfile::tempdir().unwrap();
-    let address = Address::Unix(folder.path().join("group"));
-    let mut ranks = tokio::task::JoinSet::new();
-    for rank in 0..RANKS {
-        let secret = Admission::Secret(GroupSecret::new([7; 32]).unwrap());
-        let options = Group::options("job", rank, RANKS, address.clone(), secret);
-        ranks.spawn(async move {
-            let (backend, driver) = FdLess::open();
-            let options = options.memory(many_parts(&driver));
-            let group = options.join(&driver).await.unwrap();
-            has_all_parts(&backend.imported(), RANKS as usize - 1);
-            let own = Some(many_parts(&driver));
-            let gathered = group.gather_memory(own, LONG).await.unwrap();
-            has_all_parts(&backend.imported(), 2 * (RANKS as usize - 1));
-            drop(gathered);
-            group.leave(LONG).await.unwrap();
-        });
-    }
-    within(ranks.join_all()).await;
+    let address = &Address::Unix(folder.path().join("group"));
+    std::thread::scope(|scope| {
+        for rank in 0..RANKS {
+            scope.spawn(move || {
+                let (backend, driver) = FdLess::open();
+                let mut ranks = rendezvous(address, rank, RANKS, None, LONG).unwrap();
+                for count in 1..=2 {
+                    let own = Some(many_parts(&driver));
+                    let gathered = gather_memory(&mut *ranks, own, &driver).unwrap();
+                    assert_eq!(gathered.via(), HandleType::PosixFd);
+                    has_all_parts(&backend.imported(), count * (RANKS as usize - 1));
+                }
+            });
+        }
+    });
 }

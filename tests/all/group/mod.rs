@@ -1,26 +1,24 @@
-//! Groups through the public interface: ranks as tasks, and as processes that are killed.
+//! Groups through the public interface: ranks as threads, as processes that are killed, and under attack.
 
-mod admission;
-mod gathers;
-mod leaving;
-mod parts;
+mod attacks;
+mod failures;
 mod processes;
-mod refusals;
 
-use std::net::{Ipv4Addr, TcpListener};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::path::Path;
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
 use egmem::driver::{HandleType, NodeId};
-use egmem::exchange::group::{Admission, Error, Group, GroupOptions, GroupSecret, Host, Map};
-use egmem::exchange::{Address, Server, Who};
+use egmem::exchange::Address;
+use egmem::exchange::group::{
+    self, AllGather, Error, GatherOptions, GatheredMemory, GroupSecret, rendezvous,
+};
 use egmem::share::Shared;
-use egmem::{Buffer, Driver, Machine};
-use egmem_tests::ms;
-use tokio::task::JoinSet;
+use egmem::{Buffer, Driver, Growth, Machine};
 
-/// Far beyond every deadline of these tests.
-pub const LONG: Duration = Duration::from_secs(600);
+/// Far beyond everything that must happen.
+pub const LONG: Duration = Duration::from_secs(300);
+const PART: u64 = 2 << 20;
 
 /// With an IMEX channel.
 fn fabric() -> Driver {
@@ -32,252 +30,253 @@ fn no_fabric() -> Driver {
     Driver::simulated(Machine::gh200x4()).unwrap()
 }
 
-fn buffer(driver: &Driver, mark: u64) -> Buffer {
-    let buffer = Buffer::on(NodeId(0))
-        .bytes(1 << 20)
-        .shareable()
-        .allocate(driver)
-        .unwrap();
-    buffer.put(0, mark).unwrap();
+/// A buffer of so many parts, each with a mark.
+fn buffer(driver: &Driver, parts: u64, mark: u64) -> Buffer {
+    let options = Buffer::on(NodeId(0)).bytes(parts * PART).shareable();
+    let options = options.growth(Growth::steady().chunk(PART));
+    let buffer = options.allocate(driver).unwrap();
+    for part in 0..parts {
+        buffer.put(part * PART, mark + part).unwrap();
+    }
     buffer
 }
 
-/// A free port of a loopback address that no other test uses, so that none takes it meanwhile.
-fn free_address() -> Address {
-    static LAST: AtomicU32 = AtomicU32::new(0);
-    let number = std::process::id() << 8 | LAST.fetch_add(1, Ordering::Relaxed) & 0xff;
-    let [_, a, b, c] = number.to_be_bytes();
-    let host = Ipv4Addr::new(127, a | 0x80, b, c);
-    let listener = TcpListener::bind((host, 0)).unwrap();
-    format!("tcp://{}", listener.local_addr().unwrap())
-        .parse()
-        .unwrap()
+fn secret(byte: u8) -> GroupSecret {
+    GroupSecret::new([byte; 32]).unwrap()
 }
 
-/// One that is no rank's.
-async fn server() -> Server {
-    let server = Server::options().listen(Address::loopback(0));
-    let server = server.groups("job*", Who::anyone());
-    server.start().await.unwrap()
+fn unix(folder: &Path) -> Address {
+    Address::Unix(folder.join("group"))
 }
 
-fn secret(byte: u8) -> Admission {
-    Admission::Secret(GroupSecret::new([byte; 32]).unwrap())
+/// Runs all ranks as threads; their results in the order of ranks.
+fn all<T: Send>(size: u32, rank: impl Fn(u32) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = (0..size)
+            .map(|index| {
+                scope.spawn({
+                    let rank = &rank;
+                    move || rank(index)
+                })
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
 }
 
-fn options(rank: u32, size: u32, address: &Address) -> GroupOptions {
-    Group::options("job", rank, size, address.clone(), secret(7))
-        .deadline(LONG)
-        .lease(ms(10_000))
-}
-
-/// Waits until it is so.
-async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let wait = async {
-        while !is_so() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    let waited = tokio::time::timeout(LONG, wait).await;
-    waited.unwrap_or_else(|_| panic!("not within {LONG:?}: {what}"));
-}
-
-/// Runs all ranks as tasks; their results in the order of ranks.
-async fn all<T: Send + 'static, F>(size: u32, rank: impl Fn(u32) -> F) -> Vec<T>
-where
-    F: Future<Output = T> + Send + 'static,
-{
-    let mut tasks = JoinSet::new();
-    for index in 0..size {
-        let work = rank(index);
-        tasks.spawn(async move { (index, work.await) });
-    }
-    let mut done = tokio::time::timeout(LONG, tasks.join_all())
-        .await
-        .expect("a rank hangs");
-    done.sort_by_key(|(index, _)| *index);
-    done.into_iter().map(|(_, result)| result).collect()
-}
-
-/// Each rank reads the mark of every rank, writes a second mark beside it, and then finds the second marks of all.
-async fn exchange_and_verify(
+/// Ranks that are threads of one process and share a table. `change` is what happens to all contributions on the way to a
+/// rank.
+struct Table {
+    rank: u32,
     size: u32,
-    driver: Driver,
-    map: Map,
+    round: u32,
+    shared: Arc<(Barrier, Mutex<Vec<Vec<u8>>>)>,
+    change: Change,
+}
+
+type Change = fn(u32, u32, &mut Vec<Vec<u8>>);
+
+impl Table {
+    fn of(size: u32, change: Change) -> Vec<Mutex<Option<Self>>> {
+        let shared = Arc::new((
+            Barrier::new(size as usize),
+            Mutex::new(vec![Vec::new(); size as usize]),
+        ));
+        let one = |rank| Self {
+            rank,
+            size,
+            round: 0,
+            shared: Arc::clone(&shared),
+            change,
+        };
+        (0..size).map(|rank| Mutex::new(Some(one(rank)))).collect()
+    }
+}
+
+impl AllGather for Table {
+    fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    fn size(&self) -> u32 {
+        self.size
+    }
+
+    fn all_gather(&mut self, own: &[u8]) -> group::Result<Vec<Vec<u8>>> {
+        let (barrier, table) = &*self.shared;
+        table.lock().unwrap()[self.rank as usize] = own.to_vec();
+        barrier.wait();
+        let mut all = table.lock().unwrap().clone();
+        barrier.wait();
+        (self.change)(self.rank, self.round, &mut all);
+        self.round += 1;
+        Ok(all)
+    }
+}
+
+/// Each rank reads the marks of every rank and writes beside them; then each finds what all have written.
+fn verify(memory: &GatheredMemory, meet: &Barrier, parts: impl Fn(u32) -> u64) {
+    let own = memory.own_rank();
+    for rank in (0..memory.size()).filter(|rank| *rank != own) {
+        let mapped = memory.rank(rank).unwrap();
+        let description = memory.description(rank).unwrap().unwrap();
+        assert_eq!(description.parts.len() as u64, parts(rank));
+        for part in 0..parts(rank) {
+            assert_eq!(mapped.get(part * PART), Ok(1000 * u64::from(rank) + part));
+        }
+        mapped
+            .put(
+                8 * (1 + u64::from(own)),
+                u64::from(own) << 32 | u64::from(rank),
+            )
+            .unwrap();
+    }
+    meet.wait();
+    let buffer = memory.memory().unwrap().buffer().unwrap();
+    for rank in (0..memory.size()).filter(|rank| *rank != own) {
+        let found: u64 = buffer.get(8 * (1 + u64::from(rank))).unwrap();
+        assert_eq!(found, u64::from(rank) << 32 | u64::from(own));
+    }
+}
+
+/// Ranks meet and gather their memory twice, by one handle type.
+fn exchange_and_verify(
+    size: u32,
+    driver: impl Fn() -> Driver + Sync,
     via: HandleType,
-    address: Address,
+    parts: fn(u32) -> u64,
+    (address, secret): (&Address, Option<&GroupSecret>),
 ) {
-    let results = all(size, |rank| {
-        let (driver, address) = (driver.clone(), address.clone());
-        async move {
-            let group = options(rank, size, &address)
-                .memory(buffer(&driver, 1000 + u64::from(rank)))
-                .map(map)
-                .join(&driver)
-                .await?;
+    let meet = Barrier::new(size as usize);
+    all(size, |rank| {
+        let driver = driver();
+        let mut ranks = rendezvous(address, rank, size, secret, LONG).unwrap();
+        assert_eq!((ranks.rank(), ranks.size()), (rank, size));
+        for _ in 0..2 {
+            let own = Shared::from(buffer(&driver, parts(rank), 1000 * u64::from(rank)));
+            let memory = GatherOptions::new()
+                .via(via)
+                .gather(&mut *ranks, Some(own), &driver);
+            let memory = memory.unwrap();
             assert_eq!(
-                (group.via(), group.size(), group.own_rank()),
+                (memory.via(), memory.size(), memory.own_rank()),
                 (via, size, rank)
             );
-            let others = (0..size).filter(|other| *other != rank);
-            for other in others {
-                let memory = group.rank(other)?;
-                assert_eq!(memory.get::<u64>(0)?, 1000 + u64::from(other));
-                memory.put(
-                    8 * (1 + u64::from(rank)),
-                    u64::from(rank) << 32 | u64::from(other),
-                )?;
-            }
-            let own = group.leave(LONG).await?.unwrap();
-            // All have left, so that no rank writes any more.
-            let own = own.buffer().unwrap();
-            for other in (0..size).filter(|other| *other != rank) {
-                let found = own.get::<u64>(8 * (1 + u64::from(other)))?;
-                assert_eq!(found, u64::from(other) << 32 | u64::from(rank));
-            }
-            Ok::<_, Error>(())
+            verify(&memory, &meet, parts);
+            meet.wait();
         }
-    })
-    .await;
-    for result in results {
-        result.unwrap();
-    }
+        let bytes = ranks
+            .all_gather(&rank.to_be_bytes()[..1 + rank as usize % 4])
+            .unwrap();
+        let expected = (0..size).map(|rank| rank.to_be_bytes()[..1 + rank as usize % 4].to_vec());
+        assert!(expected.eq(bytes));
+        meet.wait();
+        assert!(driver.sim().unwrap().held().is_empty());
+    });
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn eight_ranks_by_fabric_handles() {
-    exchange_and_verify(8, fabric(), Map::All, HandleType::Fabric, free_address()).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn eight_ranks_by_fds_through_the_socket_that_rank_0_makes() {
-    exchange_and_verify(
-        8,
-        no_fabric(),
-        Map::All,
-        HandleType::PosixFd,
-        free_address(),
-    )
-    .await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn eight_ranks_by_fds_at_a_unix_socket() {
+#[test]
+fn ranks_of_one_machine_exchange_fds() {
     let folder = tempfile::tempdir().unwrap();
-    let address = Address::Unix(folder.path().join("group"));
-    exchange_and_verify(8, no_fabric(), Map::Lazy, HandleType::PosixFd, address).await;
+    let at = unix(folder.path());
+    exchange_and_verify(4, no_fabric, HandleType::PosixFd, |_| 1, (&at, None));
+    // Of many parts the fds come through queues.
+    exchange_and_verify(
+        3,
+        fabric,
+        HandleType::PosixFd,
+        |rank| 2 + 58 * u64::from(rank % 2),
+        (&at, None),
+    );
 }
 
-/// Each rank brings its own window of one memory.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ranks_with_windows() {
-    for (driver, via) in [
-        (fabric(), HandleType::Fabric),
-        (no_fabric(), HandleType::PosixFd),
-    ] {
-        let (address, shared) = (free_address(), Shared::from(buffer(&driver, 0)));
-        let results = all(3, |rank| {
-            let (driver, address) = (driver.clone(), address.clone());
-            let window = shared.window(u64::from(rank) * 4096, 4096).unwrap();
-            async move {
-                window.put_word(8, 100 + u64::from(rank))?;
-                let group = options(rank, 3, &address).memory(window);
-                let group = group.join(&driver).await?;
-                assert_eq!(group.via(), via);
-                for other in (0..3).filter(|other| *other != rank) {
-                    let memory = group.rank(other)?;
-                    assert_eq!(memory.len(), 4096);
-                    assert_eq!(memory.get::<u64>(8)?, 100 + u64::from(other));
-                    memory.put(4096 - 8 * u64::from(rank + 1), u64::from(rank))?;
-                }
-                group.leave(LONG).await
-            }
-        })
-        .await;
-        for (rank, result) in (0_u64..).zip(results) {
-            let own = result.unwrap().unwrap();
-            assert_eq!((own.len(), own.is_window()), (4096, true));
-            for other in (0..3).filter(|other| *other != rank) {
-                let at = 4096 - 8 * (other + 1);
-                assert_eq!(own.word(at).unwrap(), other);
-                assert_eq!(shared.word(rank * 4096 + at).unwrap(), other);
-            }
+#[test]
+fn ranks_exchange_fabric_handles() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = unix(folder.path());
+    exchange_and_verify(
+        4,
+        fabric,
+        HandleType::Fabric,
+        |rank| 1 + 40 * u64::from(rank % 2),
+        (&at, Some(&secret(1))),
+    );
+}
+
+#[test]
+fn ranks_meet_over_tcp_with_a_secret() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = Address::loopback(listener.local_addr().unwrap().port());
+    drop(listener);
+    exchange_and_verify(
+        3,
+        fabric,
+        HandleType::PosixFd,
+        |_| 1,
+        (&at, Some(&secret(1))),
+    );
+}
+
+#[test]
+fn any_all_gather_does() {
+    let size = 3;
+    let tables = Table::of(size, |_, _, _| {});
+    let meet = Barrier::new(size as usize);
+    all(size, |rank| {
+        let driver = no_fabric();
+        let mut table = tables[rank as usize].lock().unwrap().take().unwrap();
+        let own = Shared::from(buffer(&driver, 1, 1000 * u64::from(rank)));
+        let memory = group::gather_memory(&mut table, Some(own), &driver).unwrap();
+        assert_eq!(memory.via(), HandleType::PosixFd);
+        verify(&memory, &meet, |_| 1);
+    });
+}
+
+#[test]
+fn a_rank_without_memory_maps_that_of_the_others() {
+    let tables = Table::of(3, |_, _, _| {});
+    all(3, |rank| {
+        let driver = fabric();
+        let mut table = tables[rank as usize].lock().unwrap().take().unwrap();
+        let own = (rank != 1).then(|| Shared::from(buffer(&driver, 1, rank.into())));
+        let memory = group::gather_memory(&mut table, own, &driver).unwrap();
+        assert_eq!(memory.description(1).unwrap(), None);
+        let error = memory.rank(1).unwrap_err().to_string();
+        assert!(error.contains("1"), "{error}");
+        assert!(memory.rank(3).is_err() && memory.rank(rank).is_err());
+        if rank != 2 {
+            assert_eq!(memory.rank(2).unwrap().get(0), Ok(2_u64));
         }
-    }
+    });
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn seventy_two_ranks() {
-    // One driver for all ranks, so that its end releases the imports; one rank's memory each.
-    let size = 72;
-    let address = free_address();
+#[test]
+fn a_lone_rank_has_its_memory() {
+    let folder = tempfile::tempdir().unwrap();
     let driver = fabric();
+    let mut ranks = rendezvous(&unix(folder.path()), 0, 1, None, LONG).unwrap();
+    let own = Shared::from(buffer(&driver, 1, 7));
+    let memory = group::gather_memory(&mut *ranks, Some(own), &driver).unwrap();
+    assert_eq!(
+        (memory.size(), memory.memory().unwrap().word(0)),
+        (1, Ok(7))
+    );
+}
+
+#[test]
+fn seventy_two_ranks() {
+    let folder = tempfile::tempdir().unwrap();
+    let (size, at, driver) = (72, unix(folder.path()), fabric());
     let results = all(size, |rank| {
-        let (driver, address) = (driver.clone(), address.clone());
-        async move {
-            let group = options(rank, size, &address)
-                .memory(buffer(&driver, rank.into()))
-                .map(Map::Lazy)
-                .join(&driver)
-                .await?;
-            let next = (rank + 1) % size;
-            assert_eq!(group.rank(next)?.get::<u64>(0)?, u64::from(next));
-            group.leave(LONG).await.map(|_| ())
-        }
-    })
-    .await;
+        let mut ranks = rendezvous(&at, rank, size, None, LONG)?;
+        let own = Shared::from(buffer(&driver, 1, rank.into()));
+        let options = GatherOptions::new().via(HandleType::Fabric);
+        let memory = options.gather(&mut *ranks, Some(own), &driver)?;
+        let next = (rank + 1) % size;
+        assert_eq!(memory.rank(next)?.get::<u64>(0)?, u64::from(next));
+        Ok::<_, Error>(())
+    });
     for result in results {
         result.unwrap();
     }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rank_0_may_come_late() {
-    let address = free_address();
-    let results = all(3, |rank| {
-        let address = address.clone();
-        async move {
-            if rank == 0 {
-                tokio::time::sleep(Duration::from_millis(500)).await;
-            }
-            let driver = fabric();
-            let group = options(rank, 3, &address).join(&driver).await?;
-            assert_eq!(
-                group.description((rank + 1) % 3)?,
-                None,
-                "no rank brings memory"
-            );
-            group.leave(LONG).await.map(|_| ())
-        }
-    })
-    .await;
-    for result in results {
-        result.unwrap();
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_elsewhere_serves_several_groups() {
-    let server = server().await;
-    let address = server.addresses()[0].clone();
-    let results = all(6, |index| {
-        let address = address.clone();
-        async move {
-            let driver = fabric();
-            let name = format!("job-{}", index / 2);
-            let group = Group::options(name, index % 2, 2, address, secret(7))
-                .host(Host::Elsewhere)
-                .memory(buffer(&driver, index.into()))
-                .join(&driver)
-                .await?;
-            let other = group.rank(1 - index % 2)?.get::<u64>(0)?;
-            assert_eq!(other, u64::from(index ^ 1));
-            group.leave(LONG).await.map(|_| ())
-        }
-    })
-    .await;
-    for result in results {
-        result.unwrap();
-    }
-    server.close(Duration::ZERO).await.unwrap();
 }

@@ -9,10 +9,6 @@ use proptest::collection::{btree_set, vec};
 use proptest::option::of;
 use proptest::prelude::*;
 
-fn handle() -> impl Strategy<Value = Secret> {
-    vec(any::<u8>(), 64).prop_map(|bytes| Secret::new(&bytes).expect("64 bytes"))
-}
-
 fn secret() -> impl Strategy<Value = Secret> {
     vec(any::<u8>(), 0..=MAX_SECRET).prop_map(|bytes| Secret::new(&bytes).expect("short enough"))
 }
@@ -22,7 +18,7 @@ fn text() -> impl Strategy<Value = String> {
     any::<String>()
 }
 
-/// Names of memory and groups, as a server may send them.
+/// Names, as a server may send them.
 fn name() -> impl Strategy<Value = String> {
     "[A-Za-z0-9._/:-]{1,40}"
 }
@@ -100,12 +96,7 @@ fn handles() -> impl Strategy<Value = Handles> {
 }
 
 fn fds() -> impl Strategy<Value = Fds> {
-    let fds = (any::<u32>(), any::<bool>(), any::<bool>());
-    fds.prop_map(|(count, queue, source)| Fds {
-        count,
-        queue,
-        source,
-    })
+    (any::<u32>(), any::<bool>()).prop_map(|(count, queue)| Fds { count, queue })
 }
 
 fn refused() -> impl Strategy<Value = Refused> {
@@ -184,57 +175,6 @@ fn texts() -> impl Strategy<Value = Texts> {
     vec(text(), 0..3).prop_map(Texts::from_iter)
 }
 
-fn join() -> impl Strategy<Value = Join> {
-    let admission = prop_oneof![
-        Just(Admission::SamePeer),
-        texts().prop_map(Admission::Peers),
-        secret().prop_map(Admission::Secret),
-    ];
-    let first = (
-        text(),
-        any::<u32>(),
-        any::<u32>(),
-        admission,
-        handle_types(),
-    );
-    (first, vec(text(), 0..3), of(description()), any::<u64>()).prop_map(
-        |((group, rank, size, admission, can), cannot, memory, ms)| Join {
-            group,
-            rank,
-            size,
-            admission,
-            can,
-            cannot,
-            memory,
-            ms,
-        },
-    )
-}
-
-fn payload() -> impl Strategy<Value = Payload> {
-    vec(any::<u8>(), 0..300).prop_map(|bytes| Payload::new(&bytes).expect("short enough"))
-}
-
-fn gather() -> impl Strategy<Value = Gather> {
-    let memory = (of(description()), vec(handle(), 0..3));
-    let operation = prop_oneof![
-        Just(Operation::Barrier),
-        payload().prop_map(Operation::Bytes),
-        memory.prop_map(|(memory, fabric)| Operation::Memory(Brought { memory, fabric })),
-    ];
-    let numbers = (any::<u64>(), any::<u64>(), any::<u64>());
-    (text(), numbers, operation, of(any::<u32>())).prop_map(
-        |(group, (round, number, ms), operation, first)| Gather {
-            group,
-            round,
-            number,
-            operation,
-            first,
-            ms,
-        },
-    )
-}
-
 fn ask() -> impl Strategy<Value = Ask> {
     let fetch = (
         text(),
@@ -245,7 +185,6 @@ fn ask() -> impl Strategy<Value = Ask> {
         of(owner()),
     );
     let create = (text(), any::<u64>(), of(any::<i32>()), texts());
-    let offer = (text(), any::<u64>(), vec(handle(), 0..3), any::<u32>());
     prop_oneof![
         Just(Ask::Ping),
         (text(), of(text())).prop_map(|(prefix, after)| Ask::List(List { prefix, after })),
@@ -271,19 +210,6 @@ fn ask() -> impl Strategy<Value = Ask> {
             peers
         })),
         (text(), any::<u64>()).prop_map(|(name, ms)| Ask::Delete(Delete { name, ms })),
-        join().prop_map(Ask::Join),
-        gather().prop_map(Ask::Gather),
-        offer.prop_map(|(group, round, fabric, first)| Ask::Offer(Offer {
-            group,
-            round,
-            fabric,
-            first
-        })),
-        (text(), any::<u64>(), any::<u64>()).prop_map(|(group, round, ms)| Ask::Leave(Leave {
-            group,
-            round,
-            ms
-        })),
     ]
 }
 
@@ -299,21 +225,6 @@ fn answer() -> impl Strategy<Value = Answer> {
         of(any::<u64>()),
         of(words()),
         owner(),
-    );
-    let member = (words(), of(description()), of(handles()), of(payload())).prop_map(
-        |(peer, memory, handles, bytes)| Member {
-            peer,
-            memory,
-            handles,
-            bytes,
-        },
-    );
-    let incomplete = (
-        words(),
-        words(),
-        vec(any::<u32>(), 0..4),
-        any::<u32>(),
-        vec(words(), 0..3),
     );
     prop_oneof![
         Just(Answer::Done),
@@ -332,34 +243,10 @@ fn answer() -> impl Strategy<Value = Answer> {
         ),
         (any::<u64>(), any::<u64>())
             .prop_map(|(found, wrote)| Answer::Probed(Probed { found, wrote })),
-        (any::<u64>(), any::<bool>(), any::<bool>()).prop_map(|(round, fabric, sources)| {
-            Answer::Agreed(Agreed {
-                round,
-                via: if fabric {
-                    HandleType::Fabric
-                } else {
-                    HandleType::PosixFd
-                },
-                handles: 8,
-                sources,
-            })
-        }),
-        (vec(member, 0..3), any::<bool>())
-            .prop_map(|(members, more)| Answer::Members(Members { members, more })),
-        incomplete.prop_map(|(reason, detail, ranks, size, reasons)| {
-            Answer::Incomplete(Incomplete {
-                reason,
-                detail,
-                ranks,
-                size,
-                reasons,
-            })
-        }),
     ]
 }
 
 fn event() -> impl Strategy<Value = Event> {
-    let lost = (name(), any::<u64>(), vec(any::<u32>(), 0..4));
     prop_oneof![
         (any::<u64>(), any::<u64>())
             .prop_map(|(lease, ms)| Event::Withdrawing(Withdrawing { lease, ms })),
@@ -367,11 +254,6 @@ fn event() -> impl Strategy<Value = Event> {
         entry().prop_map(Event::Published),
         name().prop_map(|name| Event::Gone(Gone { name })),
         any::<u64>().prop_map(|ms| Event::Closing(Closing { ms })),
-        lost.prop_map(|(group, round, ranks)| Event::Lost(Lost {
-            group,
-            round,
-            ranks
-        })),
         refused().prop_map(Event::Dismissed),
     ]
 }

@@ -100,17 +100,6 @@ pub fn greetings() -> Vec<(&'static str, Greeting)> {
     ]
 }
 
-fn gather(number: u64, operation: Operation) -> Gather {
-    Gather {
-        group: "job-7".into(),
-        round: 5,
-        number,
-        operation,
-        first: None,
-        ms: 5000,
-    }
-}
-
 pub fn requests() -> Vec<(&'static str, Request)> {
     let name = || "job-7/rank:0".to_owned();
     let both = vec![HandleType::Fabric, HandleType::PosixFd];
@@ -171,87 +160,6 @@ pub fn requests() -> Vec<(&'static str, Request)> {
                 ms: 5000,
             }),
         ),
-        (
-            "join",
-            Ask::Join(Join {
-                group: "job-7".into(),
-                rank: 1,
-                size: 4,
-                admission: Admission::Secret(secret(9)),
-                can: both,
-                cannot: vec!["no IMEX channel".into()],
-                memory: Some(memory()),
-                ms: 30_000,
-            }),
-        ),
-        (
-            "offer",
-            Ask::Offer(Offer {
-                group: "job-7".into(),
-                round: 5,
-                fabric: vec![secret(4), secret(5)],
-                first: 0,
-            }),
-        ),
-        ("gather-barrier", Ask::Gather(gather(1, Operation::Barrier))),
-        (
-            "gather-bytes",
-            Ask::Gather(gather(
-                2,
-                Operation::Bytes(Payload::new(b"an address").expect("short enough")),
-            )),
-        ),
-        (
-            "gather-memory",
-            Ask::Gather(gather(
-                3,
-                Operation::Memory(Brought {
-                    memory: Some(memory()),
-                    fabric: vec![secret(4), secret(5)],
-                }),
-            )),
-        ),
-        (
-            "gather-members",
-            Ask::Gather(Gather {
-                first: Some(7),
-                ..gather(3, Operation::Barrier)
-            }),
-        ),
-        (
-            "leave",
-            Ask::Leave(Leave {
-                group: "job-7".into(),
-                round: 5,
-                ms: 5000,
-            }),
-        ),
-        (
-            "join-peers",
-            Ask::Join(Join {
-                group: "job-7".into(),
-                rank: 0,
-                size: 2,
-                admission: Admission::Peers(Texts::from_iter(["*.cluster", "uid:1000"])),
-                can: vec![HandleType::Fabric],
-                cannot: Vec::new(),
-                memory: None,
-                ms: 30_000,
-            }),
-        ),
-        (
-            "join-window",
-            Ask::Join(Join {
-                group: "job-7".into(),
-                rank: 0,
-                size: 2,
-                admission: Admission::SamePeer,
-                can: vec![HandleType::Fabric],
-                cannot: Vec::new(),
-                memory: Some(window()),
-                ms: 30_000,
-            }),
-        ),
     ];
     let request = |(index, (name, ask)): (usize, (&'static str, Ask))| {
         let id = index as u64 + 1;
@@ -301,56 +209,7 @@ pub fn from_server() -> Vec<(&'static str, FromServer)> {
                 wrote: 0x8877_6655_4433_2211,
             }),
         ),
-        (
-            "agreed",
-            Answer::Agreed(Agreed {
-                round: 5,
-                via: HandleType::Fabric,
-                handles: 72,
-                sources: false,
-            }),
-        ),
-        (
-            "agreed-sources",
-            Answer::Agreed(Agreed {
-                round: 5,
-                via: HandleType::PosixFd,
-                handles: 8,
-                sources: true,
-            }),
-        ),
         ("granted-queue", granted(Handles::Fds(Fds::in_queue()))),
-        ("granted-source", granted(Handles::Fds(Fds::from_source()))),
-        (
-            "members",
-            Answer::Members(Members {
-                members: vec![
-                    Member {
-                        peer: "node1.cluster".into(),
-                        memory: Some(memory()),
-                        handles: Some(fabric()),
-                        bytes: None,
-                    },
-                    Member {
-                        peer: "node2.cluster".into(),
-                        memory: None,
-                        handles: None,
-                        bytes: Payload::new(b"another address"),
-                    },
-                ],
-                more: false,
-            }),
-        ),
-        (
-            "incomplete",
-            Answer::Incomplete(Incomplete {
-                reason: "timed_out".into(),
-                detail: "ranks did not come".into(),
-                ranks: vec![2, 3],
-                size: 4,
-                reasons: vec!["rank 2: no IMEX channel".into()],
-            }),
-        ),
         (
             "granted-window",
             Answer::Granted(Granted {
@@ -383,14 +242,6 @@ pub fn from_server() -> Vec<(&'static str, FromServer)> {
             }),
         ),
         ("closing", Event::Closing(Closing { ms: 5000 })),
-        (
-            "lost",
-            Event::Lost(Lost {
-                group: "job-7".into(),
-                round: 5,
-                ranks: vec![3],
-            }),
-        ),
         ("dismissed", Event::Dismissed(refused())),
     ];
     let reply = |(index, (name, answer)): (usize, (&'static str, Answer))| {

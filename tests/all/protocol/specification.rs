@@ -98,7 +98,7 @@ fn every_field_and_choice_is_in_the_specification() {
     samples::from_server()
         .iter()
         .for_each(|(_, m)| add(&encode(m)));
-    assert!(all.len() > 60, "{all:?}");
+    assert!(all.len() > 40, "{all:?}");
     let missing: Vec<_> = all
         .iter()
         .filter(|word| {
@@ -144,8 +144,6 @@ fn refusals_versions_and_limits_are_those_of_the_code() {
         (limits.fds_per_peer as u64, "{} of a peer"),
         (limits.requests_in_flight as u64, "{} requests in flight"),
         (limits.list_page as u64, "{} entries in an answer"),
-        (limits.groups as u64, "{} groups"),
-        (u64::from(limits.group_size), "of {} ranks"),
         (limits.handshake.as_secs(), "greeting {} s"),
         (limits.frame.as_secs(), "frame {} s"),
         (limits.request.as_secs(), "a driver call {} s"),

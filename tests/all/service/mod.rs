@@ -3,7 +3,6 @@
 
 mod backing;
 mod found_again;
-mod groups;
 mod memory;
 mod names;
 mod owners;

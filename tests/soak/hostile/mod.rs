@@ -86,7 +86,6 @@ const ATTACKS: &[(&str, Attack)] = &[
     ("rights", rights::without_rights),
     ("moves", rights::moves),
     ("quota", rights::quota),
-    ("other groups", rights::groups),
     ("abandoned leases", rights::abandon_leases),
 ];
 

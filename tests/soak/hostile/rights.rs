@@ -117,37 +117,6 @@ fn clean_session(raw: &mut Raw) -> io::Result<()> {
     Ok(())
 }
 
-/// Joins groups that others form, with ranks that are taken, sizes that are wrong, and offers for
-/// rounds that it is not in.
-pub fn groups(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<()> {
-    let mut raw = hostile.mallory(target)?;
-    raw.greet()?;
-    for id in 1..hostile.rng.u64(2..30) {
-        let group = hostile.rng.choice(["soak-fds", "soak-fabric", "soak-mine"]);
-        let group = group.expect("three");
-        let round = hostile.rng.u64(..100);
-        let (what, fields) = match hostile.rng.u32(..4) {
-            0 => ("offer", json!({"group": group, "round": round})),
-            1 => ("leave", json!({"group": group, "round": round, "ms": 100})),
-            _ => {
-                let size = hostile.rng.choice([2, 4, 16, 1000]);
-                let rank = hostile.rng.u32(..4);
-                let admission = match hostile.rng.bool() {
-                    true => json!("same_peer"),
-                    false => json!({"peers": ["alice.test", "bob.test", MALLORY]}),
-                };
-                let join = json!({
-                    "group": group, "rank": rank, "size": size, "admission": admission,
-                    "can": ["fabric"], "ms": 300,
-                });
-                ("join", join)
-            }
-        };
-        raw.request(id, what, fields)?;
-    }
-    raw.read().map(drop)
-}
-
 /// Fetches the names that every peer may fetch, and leaves without releasing the leases.
 pub fn abandon_leases(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<()> {
     let mut raw = hostile.mallory(target)?;

@@ -196,7 +196,6 @@ impl ClientSession {
             }
             Event::Published(entry) => self.tell(Notified::Published(Arc::new(entry))),
             Event::Gone(gone) => self.tell(Notified::Gone(gone.name.into())),
-            Event::Lost(lost) => self.tell(Notified::Lost(Arc::new(lost))),
             Event::Dismissed(why) => return Err(self.dismissed(&why)),
         }
         Ok(())

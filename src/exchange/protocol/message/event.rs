@@ -66,8 +66,6 @@ pub enum Event {
     Gone(Gone),
     /// The server is about to end.
     Closing(Closing),
-    /// Ranks of a group are gone without having left.
-    Lost(Lost),
     /// The server has ended the session: it cannot be resumed, and the connection ends.
     Dismissed(Refused),
 }
@@ -103,16 +101,4 @@ pub struct Gone {
 pub struct Closing {
     /// In how many milliseconds.
     pub ms: u64,
-}
-
-/// See [`Event::Lost`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Lost {
-    /// The group.
-    #[serde(deserialize_with = "sanitize::name")]
-    pub group: String,
-    /// The round from [`Agreed`](super::Agreed).
-    pub round: u64,
-    /// The ranks.
-    pub ranks: Vec<u32>,
 }

@@ -4,9 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{Refused, is_false};
 use crate::Owner;
-use crate::driver::HandleType;
+use crate::protocol::Secret;
 use crate::protocol::sanitize;
-use crate::protocol::{Payload, Secret};
 use crate::share::Description;
 
 /// A server's answer to a request.
@@ -24,14 +23,6 @@ pub enum Answer {
     Granted(Granted),
     /// See [`Ask::Probe`](super::Ask::Probe).
     Probed(Probed),
-    /// See [`Ask::Join`](super::Ask::Join) and [`Ask::Gather`](super::Ask::Gather).
-    Agreed(Agreed),
-    /// See [`Ask::Offer`](super::Ask::Offer) and [`Ask::Gather`](super::Ask::Gather).
-    Members(Members),
-    /// Instead of [`Agreed`] or [`Members`], the same for all ranks: the group did not gather. In answer to a
-    /// gather, the same for all ranks: it has failed. Instead of [`Done`](Self::Done) to a rank that leaves:
-    /// not all the others have left.
-    Incomplete(Incomplete),
 }
 
 /// See [`Answer::Names`].
@@ -104,10 +95,6 @@ pub struct Fds {
     /// [`Hello::queues`](super::Hello::queues) allows it.
     #[serde(default, skip_serializing_if = "is_false")]
     pub queue: bool,
-    /// The one fd is a socket through which a rank requests a queue. Only in rounds whose
-    /// [`Agreed::sources`] allows it.
-    #[serde(default, skip_serializing_if = "is_false")]
-    pub source: bool,
 }
 
 impl Fds {
@@ -116,7 +103,6 @@ impl Fds {
         Self {
             count,
             queue: false,
-            source: false,
         }
     }
 
@@ -124,14 +110,6 @@ impl Fds {
     pub const fn in_queue() -> Self {
         Self {
             queue: true,
-            ..Self::of(1)
-        }
-    }
-
-    /// Returns a source.
-    pub const fn from_source() -> Self {
-        Self {
-            source: true,
             ..Self::of(1)
         }
     }
@@ -144,68 +122,4 @@ pub struct Probed {
     pub found: u64,
     /// The word that the server wrote afterwards.
     pub wrote: u64,
-}
-
-/// See [`Ask::Join`](super::Ask::Join).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Agreed {
-    /// Identifies this round of the group.
-    pub round: u64,
-    /// The handle type for all ranks.
-    pub via: HandleType,
-    /// How many handles all ranks have together: as many fds will follow.
-    #[serde(default)]
-    pub handles: u32,
-    /// Whether ranks offer one fd, a source, for memory of many parts: all ranks can take fds from queues.
-    #[serde(default, skip_serializing_if = "is_false")]
-    pub sources: bool,
-}
-
-/// See [`Ask::Offer`](super::Ask::Offer).
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Members {
-    /// The ranks, in order, from [`Offer::first`](super::Offer::first) or
-    /// [`Gather::first`](super::Gather::first) on.
-    pub members: Vec<Member>,
-    /// Whether there are more: ask again, for the rank after the last of these.
-    #[serde(default)]
-    pub more: bool,
-}
-
-/// See [`Answer::Incomplete`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Incomplete {
-    /// The reason: `timed_out` if ranks are missing, `closing` if ranks were lost, `no_common_handle`,
-    /// `ranks_disagree`, or another word of [`crate::Refusal`].
-    #[serde(deserialize_with = "sanitize::words")]
-    pub reason: String,
-    /// The reason, for people.
-    #[serde(deserialize_with = "sanitize::words", default)]
-    pub detail: String,
-    /// The ranks that are missing, in order.
-    #[serde(default)]
-    pub ranks: Vec<u32>,
-    /// The number of ranks in the group.
-    pub size: u32,
-    /// Without a common handle type: which ranks cannot use which type, and why, for people. If ranks
-    /// disagree: their requests.
-    #[serde(deserialize_with = "sanitize::all_words", default)]
-    pub reasons: Vec<String>,
-}
-
-/// A rank of a group.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Member {
-    /// Its peer name.
-    #[serde(deserialize_with = "sanitize::words")]
-    pub peer: String,
-    /// Its memory, if it contributed any.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub memory: Option<Description>,
-    /// How to import that; fds come with the frame, in the order of ranks and parts.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub handles: Option<Handles>,
-    /// In answer to [`Ask::Gather`](super::Ask::Gather) of bytes: its contribution.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bytes: Option<Payload>,
 }

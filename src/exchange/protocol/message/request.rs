@@ -3,9 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::driver::{Access, HandleType, NodeId};
-use crate::protocol::at_most::{at_most, handles, texts};
-use crate::protocol::{Payload, Secret, Texts};
-use crate::share::{Description, InstanceId};
+use crate::protocol::Texts;
+use crate::protocol::at_most::texts;
+use crate::share::InstanceId;
 use crate::{MAX_PATTERNS, Owner};
 
 /// A client's request after the greeting, `[id, ask]`. Many may be in flight; answers come in any order. The id is unique
@@ -38,18 +38,6 @@ pub enum Ask {
     Create(Create),
     /// Ends a name that this peer created, answered by [`Answer::Done`](super::Answer::Done).
     Delete(Delete),
-    /// Joins a group as a rank, answered by [`Answer::Agreed`](super::Answer::Agreed) when all have.
-    Join(Join),
-    /// Offers a rank's handles, answered by [`Answer::Members`](super::Answer::Members) when all ranks have.
-    Offer(Offer),
-    /// Enters a barrier or a gather of the rank's round. Answered when all ranks have entered: a barrier by
-    /// [`Answer::Done`](super::Answer::Done), a gather of bytes by
-    /// [`Answer::Members`](super::Answer::Members), one of memory by
-    /// [`Answer::Agreed`](super::Answer::Agreed); its members are then requested with [`Gather::first`].
-    Gather(Gather),
-    /// Leaves a group, after unmapping the others' memory: answered by [`Answer::Done`](super::Answer::Done)
-    /// when all have.
-    Leave(Leave),
 }
 
 /// See [`Ask::List`].
@@ -141,121 +129,6 @@ pub struct Delete {
     /// The name.
     pub name: String,
     /// How long to wait for holders, in milliseconds.
-    #[serde(default)]
-    pub ms: u64,
-}
-
-/// See [`Ask::Join`].
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Join {
-    /// The group's name, in the form of names.
-    pub group: String,
-    /// The rank: 0 to `size - 1`.
-    pub rank: u32,
-    /// The number of ranks.
-    pub size: u32,
-    /// Which peers may be its ranks. Ranks that state another admission are in another group of the
-    /// same name.
-    #[serde(default)]
-    pub admission: Admission,
-    /// The handle types that this rank can export its memory as and import.
-    pub can: Vec<HandleType>,
-    /// Why it cannot use the others, for people.
-    #[serde(default, deserialize_with = "at_most::<_, _, 64>")]
-    pub cannot: Vec<String>,
-    /// Its memory; `None` if it contributes none and only maps the others'.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub memory: Option<Description>,
-    /// How long to wait for the other ranks, in milliseconds.
-    pub ms: u64,
-}
-
-/// Which peers may be the ranks of a group: see [`Join::admission`].
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Admission {
-    /// Sessions of the joining peer. The server refuses it for `local`, which any process on the server's
-    /// machine may be.
-    #[default]
-    SamePeer,
-    /// The peers that this list matches, as in [`Create::peers`] but without `*`; the joining peer must be
-    /// one of them. Their order has no meaning.
-    Peers(#[serde(deserialize_with = "texts::<_, MAX_PATTERNS>")] Texts),
-    /// Peers that know this secret of 16 to 64 bytes.
-    Secret(Secret),
-}
-
-/// See [`Ask::Offer`].
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Offer {
-    /// The group.
-    pub group: String,
-    /// The round from [`Agreed`](super::Agreed).
-    pub round: u64,
-    /// The handles of this rank's memory, 64 bytes each, one for each part: empty without memory, and for fds,
-    /// which come with the frame.
-    #[serde(default, deserialize_with = "handles")]
-    pub fabric: Vec<Secret>,
-    /// The first rank in the answer. For members that do not fit into a frame, repeat the request without
-    /// handles, with the first rank that is still missing.
-    #[serde(default)]
-    pub first: u32,
-}
-
-/// See [`Ask::Gather`].
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Gather {
-    /// The group.
-    pub group: String,
-    /// The round from [`Agreed`](super::Agreed).
-    pub round: u64,
-    /// The number of the gather in the round: 1 for the first that the rank enters, then one more each time.
-    /// A rank that enters one no longer waits for earlier ones.
-    pub number: u64,
-    /// The operation, and this rank's contribution.
-    #[serde(default)]
-    pub operation: Operation,
-    /// The first rank in the answer, for a gather that is complete: this request enters nothing. It requests
-    /// members that do not fit into a frame, and those of a gather of memory.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub first: Option<u32>,
-    /// How long to wait for the other ranks, in milliseconds.
-    #[serde(default)]
-    pub ms: u64,
-}
-
-/// A rank's contribution to a gather: see [`Gather::operation`].
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Operation {
-    /// Nothing: the ranks wait for each other.
-    #[default]
-    Barrier,
-    /// Bytes, as many as every other rank gives.
-    Bytes(Payload),
-    /// Memory, or none.
-    Memory(Brought),
-}
-
-/// See [`Operation::Memory`]. File descriptors come with the frame.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Brought {
-    /// The rank's memory; `None` if it contributes none and only maps the others'.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub memory: Option<Description>,
-    /// Its handles, 64 bytes each, one for each part: empty without memory, and for fds.
-    #[serde(default, deserialize_with = "handles")]
-    pub fabric: Vec<Secret>,
-}
-
-/// See [`Ask::Leave`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Leave {
-    /// The group.
-    pub group: String,
-    /// The round from [`Agreed`](super::Agreed).
-    pub round: u64,
-    /// How long to wait for the other ranks, in milliseconds; with 0 the rank leaves anyway.
     #[serde(default)]
     pub ms: u64,
 }

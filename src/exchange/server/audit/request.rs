@@ -53,10 +53,6 @@ fn asked(ask: &Ask, bytes_of: impl FnOnce(&str) -> Option<u64>) -> Event {
         name: Some(bounded(name, MAX_NAME)),
         ..plain(request)
     };
-    let group = |request, group: &str| Event {
-        group: Some(bounded(group, MAX_NAME)),
-        ..plain(request)
-    };
     let lease = |request, lease| Event {
         lease: Some(lease),
         ..plain(request)
@@ -77,13 +73,5 @@ fn asked(ask: &Ask, bytes_of: impl FnOnce(&str) -> Option<u64>) -> Event {
         },
         Ask::Release(release) => lease("release", release.lease),
         Ask::Probe(probe) => lease("probe", probe.lease),
-        Ask::Join(join) => Event {
-            rank: Some(join.rank),
-            bytes: join.memory.as_ref().map(|memory| memory.len),
-            ..group("join", &join.group)
-        },
-        Ask::Offer(offer) => group("offer", &offer.group),
-        Ask::Gather(gather) => group("gather", &gather.group),
-        Ask::Leave(leave) => group("leave", &leave.group),
     }
 }

@@ -18,7 +18,7 @@ fn a_lease_lives_while_its_session_does() {
     let lease = leases.grant(1, 7, Some(64), now).unwrap();
     assert_eq!(leases.get(1, lease).unwrap().probe, Some(64));
     assert!(leases.get(2, lease).is_none());
-    assert!(!leases.detach(1, now + LIFE, false));
+    assert!(!leases.detach(1, now + LIFE));
     assert!(leases.expire(now + LIFE / 2).is_empty());
     assert!(leases.attach(1));
     assert!(leases.expire(now + 2 * LIFE).is_empty(), "it is connected");
@@ -31,7 +31,7 @@ fn a_silent_holders_release_is_unconfirmed_until_it_speaks() {
     let mut leases = Leases::new(usize::MAX);
     leases.open(1, peer(1), None);
     let lease = leases.grant(1, 7, None, now).unwrap();
-    leases.detach(1, now + LIFE, false);
+    leases.detach(1, now + LIFE);
     assert_eq!(leases.deadline(), Some(now + LIFE));
     let ended = leases.expire(now + LIFE);
     assert_eq!((ended.len(), ended[0].leases.len()), (1, 1));
@@ -70,7 +70,7 @@ fn nobody_knows_whether_a_later_local_session_is_the_silent_holder() {
     let mut leases = Leases::new(usize::MAX);
     leases.open(1, PeerName::Local, None);
     let lease = leases.grant(1, 7, None, now).unwrap();
-    leases.detach(1, now, false);
+    leases.detach(1, now);
     leases.expire(now);
     leases.open(2, PeerName::Local, None);
     assert!(leases.release(2, &PeerName::Local, lease).is_none());
@@ -97,11 +97,8 @@ fn a_session_that_holds_nothing_ends_with_its_connection() {
     let now = Instant::now();
     let mut leases = Leases::new(usize::MAX);
     leases.open(1, peer(1), None);
-    assert!(leases.detach(1, now + LIFE, false));
+    assert!(leases.detach(1, now + LIFE));
     assert_eq!(leases.sessions(), 0);
-    leases.open(2, peer(1), None);
-    assert!(!leases.detach(2, now + LIFE, true), "it is kept");
-    assert_eq!(leases.expire(now + LIFE).len(), 1);
 }
 
 #[test]
@@ -150,7 +147,7 @@ fn a_publication_ends_with_all_its_leases() {
         leases.open(session, peer(session as u32), None);
         leases.grant(session, 7, None, now).unwrap();
     }
-    leases.detach(3, now, false);
+    leases.detach(3, now);
     leases.expire(now);
     assert_eq!(leases.withdraw(7).len(), 2);
     let states: Vec<_> = leases.holders(7).0.iter().map(|h| h.state).collect();
@@ -169,7 +166,7 @@ fn not_every_expired_holder_is_remembered_but_all_are_counted() {
         leases.open(session, peer(1), None);
         let now = since(session);
         leases.grant(session, 7, None, now).unwrap();
-        leases.detach(session, now, false);
+        leases.detach(session, now);
         leases.expire(now);
         leases.thin_out(&leases.crowd());
     }
@@ -222,7 +219,7 @@ fn a_process_is_waited_for_only_while_a_lease_of_it_is_followed() {
         leases.set_process(lease, process);
         lease
     });
-    leases.detach(1, now + LIFE, false);
+    leases.detach(1, now + LIFE);
     leases.follow(1);
     let (watched, mut end) = leases.take_unwatched().pop().unwrap();
     assert_eq!(watched, process);
@@ -239,7 +236,7 @@ fn a_process_is_waited_for_only_while_a_lease_of_it_is_followed() {
     // Its connection reports its state again.
     assert!(leases.attach(1));
     assert_eq!(end.try_recv(), Err(TryRecvError::Closed));
-    leases.detach(1, now + LIFE, false);
+    leases.detach(1, now + LIFE);
     leases.follow(1);
     assert!(leases.attach(1));
     assert!(leases.take_unwatched().is_empty());

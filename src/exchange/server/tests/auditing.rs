@@ -190,55 +190,6 @@ async fn recalled_leases_and_dismissed_sessions_are_reported() {
 }
 
 #[tokio::test]
-async fn ranks_that_join_and_leave_a_group_are_reported() {
-    let (driver, book) = (driver(), Book::default());
-    let options = book.options().groups("*", Who::anyone());
-    let server = options.start().await.unwrap();
-    let mut raw = Raw::open(&server).await;
-    let join = |size| {
-        Ask::Join(Join {
-            group: "g".into(),
-            rank: 0,
-            size,
-            admission: everybody(),
-            can: vec![HandleType::Fabric],
-            cannot: vec![],
-            memory: None,
-            ms: 50,
-        })
-    };
-    let (answer, _) = raw.ask(join(1)).await;
-    let Answer::Agreed(agreed) = answer else {
-        panic!("{answer:?}")
-    };
-    let joined = book.one("group_joined").await;
-    assert_eq!((joined.group.as_deref(), joined.rank), (Some("g"), Some(0)));
-    let offer = Offer {
-        group: "g".into(),
-        round: agreed.round,
-        fabric: vec![],
-        first: 0,
-    };
-    raw.ask(Ask::Offer(offer)).await;
-    let leave = Leave {
-        group: "g".into(),
-        round: agreed.round,
-        ms: 0,
-    };
-    raw.ask(Ask::Leave(leave)).await;
-    assert_eq!(book.one("group_left").await.group.as_deref(), Some("g"));
-    let (answer, _) = raw.ask(join(2)).await;
-    assert!(matches!(answer, Answer::Incomplete(_)), "{answer:?}");
-    let refused = book.one("refused").await;
-    assert_eq!(
-        (refused.request, refused.group.as_deref()),
-        (Some("join"), Some("g"))
-    );
-    drop(raw);
-    close(server, &driver).await;
-}
-
-#[tokio::test]
 async fn a_peer_cannot_fill_the_disk_by_connecting_in_a_loop() {
     const TRIES: u64 = 300;
     let begun = std::time::Instant::now();

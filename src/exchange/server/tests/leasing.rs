@@ -11,60 +11,6 @@ async fn hasty() -> Server {
     options.start().await.unwrap()
 }
 
-/// Members of a group are forgotten in time, whether they are queried or not.
-#[tokio::test]
-async fn the_janitor_forgets_a_groups_members() {
-    let driver = driver();
-    // Kept for this long plus a lease.
-    let request = soon_over() * 3;
-    let limits = Limits {
-        request,
-        ..limits()
-    };
-    let options = loopback().heartbeat(soon_over() / 4).lease(soon_over());
-    let options = options.limits(limits).groups("*", Who::anyone());
-    let server = options.start().await.unwrap();
-    let mut raw = Raw::open(&server).await;
-    let begun = std::time::Instant::now();
-    let join = Join {
-        group: "g".into(),
-        rank: 0,
-        size: 1,
-        admission: everybody(),
-        can: vec![HandleType::Fabric],
-        cannot: vec![],
-        memory: None,
-        ms: 1000,
-    };
-    let Answer::Agreed(agreed) = raw.ask(Ask::Join(join)).await.0 else {
-        panic!()
-    };
-    let offer = Ask::Offer(Offer {
-        group: "g".into(),
-        round: agreed.round,
-        fabric: vec![],
-        first: 0,
-    });
-    for _ in 0..2 {
-        let (answer, _) = raw.ask(offer.clone()).await;
-        let in_time = begun.elapsed() < request;
-        assert!(
-            !in_time || matches!(answer, Answer::Members(_)),
-            "{answer:?}"
-        );
-    }
-    let groups = &server.handle.inner.groups;
-    while groups.deadline().is_some() {
-        assert!(begun.elapsed() < LONG);
-        raw.ask(Ask::Ping).await;
-        tokio::time::sleep(soon_over() / 20).await;
-    }
-    assert_eq!(groups.len(), 1, "it is a group all the same");
-    assert_eq!(raw.refusal(offer).await, Refusal::Stale);
-    drop(raw);
-    close(server, &driver).await;
-}
-
 #[tokio::test]
 async fn releases_count_although_their_answers_cannot_be_sent() {
     async fn send(stream: &mut UnixStream, message: &impl serde::Serialize) {
@@ -233,39 +179,6 @@ async fn pings_for_long(raw: &mut Raw) -> bool {
         tokio::time::sleep(short() / 20).await;
     }
     true
-}
-
-#[tokio::test]
-async fn a_refused_request_keeps_no_session() {
-    let driver = driver();
-    // A session that is kept would survive for the time of a lease.
-    let options = loopback().heartbeat(LONG).lease(4 * LONG);
-    let options = options.groups("*", Who::anyone());
-    let server = options.start().await.unwrap();
-    let join = |group: &str, rank, ms| {
-        Ask::Join(Join {
-            group: group.into(),
-            rank,
-            size: 2,
-            admission: everybody(),
-            can: vec![HandleType::Fabric],
-            cannot: Vec::new(),
-            memory: None,
-            ms,
-        })
-    };
-    let mut raw = Raw::open(&server).await;
-    assert_eq!(raw.refusal(join("g", 2, 0)).await, Refusal::Invalid);
-    assert_eq!(
-        raw.refusal(join("not a name", 0, 0)).await,
-        Refusal::Invalid
-    );
-    let (answer, _) = raw.ask(join("g", 0, 1)).await;
-    assert!(matches!(answer, Answer::Incomplete(_)), "{answer:?}");
-    raw.send(join("g", 0, 600_000)).await;
-    drop(raw);
-    until("the session has ended", || server.stats().sessions == 0).await;
-    close(server, &driver).await;
 }
 
 /// Returns whether numbers are scattered below 2^32: a counter's would be sorted and close to each other.

@@ -51,11 +51,6 @@ fn memory(driver: &Driver) -> Shared {
     buffer.allocate(driver).unwrap().into()
 }
 
-/// Admits every peer to groups.
-fn everybody() -> Admission {
-    Admission::Secret(Secret::new(&[9; 32]).unwrap())
-}
-
 fn loopback() -> ServerOptions {
     Server::options().listen(Address::loopback(0))
 }

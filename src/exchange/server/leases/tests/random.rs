@@ -18,7 +18,7 @@ struct Naive {
 enum Step {
     Open(u64, u32),
     Attach(u64),
-    Detach(u64, u64, bool),
+    Detach(u64, u64),
     Grant(u64, u64),
     /// The lease was granted this many grants after the first.
     Release(u64, u32, usize),
@@ -33,7 +33,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         2 => (session.clone(), 0..3_u32).prop_map(|(s, p)| Step::Open(s, p)),
         1 => session.clone().prop_map(Step::Attach),
-        2 => (session.clone(), 1..9_u64, any::<bool>()).prop_map(|(s, t, k)| Step::Detach(s, t, k)),
+        2 => (session.clone(), 1..9_u64).prop_map(|(s, t)| Step::Detach(s, t)),
         5 => (session.clone(), 0..3_u64).prop_map(|(s, p)| Step::Grant(s, p)),
         3 => (session.clone(), 0..3_u32, 0..30_usize).prop_map(|(s, p, l)| Step::Release(s, p, l)),
         1 => (session, proptest::collection::vec(0..30_usize, 0..5))
@@ -86,19 +86,19 @@ proptest! {
                         entry.2 = None;
                     }
                 }
-                Step::Detach(slot, after, keep) => {
+                Step::Detach(slot, after) => {
                     let s = real[slot as usize];
                     let until = now + after as u32 * second;
                     let holds = naive.leases.iter().any(|l| Naive::is_live(l, s));
                     let there = naive.sessions.iter_mut().find(|e| e.0 == s);
-                    let ends = there.is_some() && !holds && !keep;
+                    let ends = there.is_some() && !holds;
                     if let Some(entry) = there {
                         entry.2 = Some(until);
                     }
                     if ends {
                         naive.expire(s);
                     }
-                    prop_assert_eq!(table.detach(s, until, keep), ends);
+                    prop_assert_eq!(table.detach(s, until), ends);
                 }
                 Step::Grant(slot, publication) => {
                     let s = real[slot as usize];

@@ -1,0 +1,455 @@
+//! The ranks of a launcher's job, from the environment variables that it sets.
+
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use ring::digest::{SHA256, digest};
+
+use super::{AllGather, GroupSecret, Result, rendezvous};
+use crate::{Address, Error};
+
+/// Meets the other ranks of this process's job, which the environment describes. The first of these that is set:
+///
+/// | launcher | rank and size | rank 0 listens |
+/// |---|---|---|
+/// | any | `EGMEM_RANK`, `EGMEM_SIZE` | `EGMEM_ADDRESS` |
+/// | torchrun | `RANK`, `WORLD_SIZE` | at the port after `MASTER_PORT` of `MASTER_ADDR` |
+/// | mpirun of Open MPI | `OMPI_COMM_WORLD_RANK`, `OMPI_COMM_WORLD_SIZE` | `EGMEM_ADDRESS` |
+/// | srun | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` | at a port of the job's on the first node of `SLURM_STEP_NODELIST` |
+/// | a Kubernetes Job | `JOB_COMPLETION_INDEX`, `EGMEM_SIZE` | `EGMEM_ADDRESS` |
+///
+/// `EGMEM_ADDRESS` (`host:port` or `unix:/path`) goes before a launcher's address. If the launcher says that all ranks are
+/// on this machine and there is no `EGMEM_ADDRESS`, they meet at a Unix socket of this user's. Otherwise they meet over
+/// TCP and need a secret, the same in all ranks: `EGMEM_SECRET`, or the file that `EGMEM_SECRET_FILE` names. With a secret
+/// each gather is sealed.
+///
+/// `deadline` is that of [`rendezvous`].
+///
+/// # Errors
+/// [`InvalidArgument`](crate::MemoryError::InvalidArgument), which names the launcher and its variables, if no set is
+/// complete, one is half set, or two disagree: two that name the same size and different ranks are refused, unless one is
+/// `EGMEM_*`. Those of [`rendezvous`].
+pub fn from_env(deadline: Duration) -> Result<Box<dyn AllGather + Send>> {
+    let world = World::read(&|name| match std::env::var_os(name) {
+        Some(value) if !value.is_empty() => Some(value.to_string_lossy().into_owned()),
+        _ => None,
+    })?;
+    let secret = world.secret()?;
+    let address = match &world.meeting {
+        Meeting::At(address) => address.clone(),
+        Meeting::OnThisMachine(key) => Address::Unix(private_folder()?.join(key)),
+    };
+    tracing::debug!(launcher = world.launcher, rank = world.rank, size = world.size, %address, "ranks meet");
+    rendezvous(&address, world.rank, world.size, secret.as_ref(), deadline)
+}
+
+/// The sets of variables, in the order in which they are tried: launcher, rank, size.
+const SETS: [(&str, &str, &str); 5] = [
+    ("EGMEM_*", "EGMEM_RANK", "EGMEM_SIZE"),
+    ("torchrun", "RANK", "WORLD_SIZE"),
+    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ("Kubernetes", "JOB_COMPLETION_INDEX", "EGMEM_SIZE"),
+];
+
+/// Returns an environment variable.
+type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+/// Where the ranks meet.
+#[derive(Debug, PartialEq)]
+enum Meeting {
+    At(Address),
+    /// At a Unix socket whose name all ranks of the job know.
+    OnThisMachine(String),
+}
+
+#[derive(Debug, PartialEq)]
+struct World {
+    launcher: &'static str,
+    rank: u32,
+    size: u32,
+    meeting: Meeting,
+    secret: Option<String>,
+    secret_file: Option<String>,
+}
+
+fn wrong(launcher: &str, why: &str) -> Error {
+    Error::invalid("environment", format!("{launcher}: {why}"))
+}
+
+impl World {
+    fn read(get: Lookup<'_>) -> Result<Self, Error> {
+        let mut found: Vec<(&'static str, u32, u32)> = Vec::new();
+        for (launcher, rank, size) in SETS {
+            let is_kubernetes = launcher == "Kubernetes";
+            match (get(rank), get(size)) {
+                (Some(own), Some(all)) => {
+                    let (own, all) = (number(launcher, rank, &own)?, number(launcher, size, &all)?);
+                    if own >= all {
+                        return Err(wrong(
+                            launcher,
+                            &format!("{rank} is {own} and {size} is {all}"),
+                        ));
+                    }
+                    found.push((launcher, own, all));
+                }
+                (None, None) => {}
+                // Slurm's script and Kubernetes' pods have a rank without being one of several.
+                (Some(_), None) if launcher == "Slurm" || is_kubernetes && !found.is_empty() => {}
+                // The size of a Kubernetes Job, whose rank is elsewhere.
+                (None, Some(_))
+                    if size == "EGMEM_SIZE" && (is_kubernetes || get(SETS[4].1).is_some()) => {}
+                (Some(_), None) => {
+                    return Err(wrong(launcher, &format!("{rank} is set and {size} is not")));
+                }
+                (None, Some(_)) => {
+                    return Err(wrong(launcher, &format!("{size} is set and {rank} is not")));
+                }
+            }
+        }
+        let Some(&(launcher, rank, size)) = found.first() else {
+            let why = "no rank: start it with torchrun, mpirun or srun, or set EGMEM_RANK, EGMEM_SIZE and EGMEM_ADDRESS";
+            return Err(Error::invalid("environment", why));
+        };
+        agree(&found, get)?;
+        Ok(Self {
+            launcher,
+            rank,
+            size,
+            meeting: meeting(launcher, size, get)?,
+            secret: get("EGMEM_SECRET"),
+            secret_file: get("EGMEM_SECRET_FILE"),
+        })
+    }
+
+    fn secret(&self) -> Result<Option<GroupSecret>, Error> {
+        match (&self.secret, &self.secret_file) {
+            (Some(_), Some(_)) => Err(wrong(
+                "EGMEM_*",
+                "EGMEM_SECRET and EGMEM_SECRET_FILE are both set",
+            )),
+            (Some(secret), None) => GroupSecret::new(secret.trim_ascii_end()).map(Some),
+            (None, Some(path)) => GroupSecret::from_file(path).map(Some),
+            (None, None) => Ok(None),
+        }
+    }
+}
+
+fn number(launcher: &str, name: &str, text: &str) -> Result<u32, Error> {
+    let number = text.trim().parse();
+    number.map_err(|_| wrong(launcher, &format!("{name} is '{text}', not a number")))
+}
+
+/// Checks that no other set names another rank of as many. Launchers nest, so most sets of another size are of an outer
+/// one; torchrun numbers its ranks anew, and mpirun starts its own below srun.
+fn agree(found: &[(&'static str, u32, u32)], get: Lookup<'_>) -> Result<(), Error> {
+    let (launcher, rank, size) = found[0];
+    let renumbers = match launcher {
+        "torchrun" => get("TORCHELASTIC_RUN_ID").is_some(),
+        launcher => launcher != "Slurm",
+    };
+    match found
+        .iter()
+        .find(|(_, other, all)| *all == size && *other != rank)
+    {
+        Some((other, index, _)) if !renumbers => Err(wrong(
+            launcher,
+            &format!(
+                "this is rank {rank} of {size}, but rank {index} by {other}; set EGMEM_RANK, EGMEM_SIZE and EGMEM_ADDRESS"
+            ),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Returns where the ranks meet.
+fn meeting(launcher: &str, size: u32, get: Lookup<'_>) -> Result<Meeting, Error> {
+    if let Some(address) = get("EGMEM_ADDRESS") {
+        return address.parse().map(Meeting::At);
+    }
+    let need = |name: &str| {
+        get(name).ok_or_else(|| {
+            wrong(
+                launcher,
+                &format!("{name} is not set; set it, or EGMEM_ADDRESS, in all ranks"),
+            )
+        })
+    };
+    let here = |count: &str| get(count).and_then(|count| count.parse().ok()) == Some(size);
+    let key = |parts: &[Option<String>]| {
+        let text = format!("{launcher} {parts:?}");
+        let hex = digest(&SHA256, text.as_bytes());
+        let hex = hex.as_ref()[..12].iter().map(|byte| format!("{byte:02x}"));
+        Meeting::OnThisMachine(hex.collect())
+    };
+    let tcp = |host: &str, port: u32| {
+        let host = match host.contains(':') {
+            true => format!("[{host}]"),
+            false => host.to_owned(),
+        };
+        format!("{host}:{port}").parse().map(Meeting::At)
+    };
+    match launcher {
+        "torchrun" => {
+            let (host, port) = (need("MASTER_ADDR")?, need("MASTER_PORT")?);
+            if here("LOCAL_WORLD_SIZE") {
+                let round = ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"].map(get);
+                return Ok(key(&[&[Some(port)], &round[..]].concat()));
+            }
+            tcp(&host, number(launcher, "MASTER_PORT", &port)? + 1)
+        }
+        "Open MPI" if here("OMPI_COMM_WORLD_LOCAL_SIZE") => {
+            Ok(key(&["PMIX_NAMESPACE", "OMPI_MCA_orte_hnp_uri"].map(get)))
+        }
+        "Slurm" => {
+            let (job, step) = (need("SLURM_JOB_ID")?, need("SLURM_STEP_ID")?);
+            if get("SLURM_STEP_NUM_NODES").as_deref() == Some("1") {
+                return Ok(key(&[Some(job), Some(step)]));
+            }
+            // The highest ports, as many as steps are likely to run at once.
+            let port = 61_440 + (number(launcher, "SLURM_JOB_ID", &job)? % 4096);
+            tcp(&first_node(&need("SLURM_STEP_NODELIST")?), port)
+        }
+        _ => need("EGMEM_ADDRESS").and_then(|address| address.parse().map(Meeting::At)),
+    }
+}
+
+/// Returns the first node of Slurm's list: `a[03-05,9],b` begins with `a03`.
+fn first_node(list: &str) -> String {
+    let end = list.find([',', '[']).unwrap_or(list.len());
+    let (first, rest) = list.split_at(end);
+    match rest.strip_prefix('[') {
+        Some(rest) => first.to_owned() + rest.split([',', '-', ']']).next().unwrap_or(""),
+        None => first.to_owned(),
+    }
+}
+
+/// Returns a folder for sockets that only this user can enter: in the system's folder for temporary files, the same in
+/// every process of the user.
+pub(super) fn private_folder() -> Result<PathBuf, Error> {
+    let user = rustix::process::geteuid().as_raw();
+    let path = std::env::temp_dir().join(format!("egmem-{user}-ranks"));
+    let failed = |error| Error::system(format!("the folder {}", path.display()), &error);
+    match std::fs::DirBuilder::new().mode(0o700).create(&path) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+            return Err(failed(error));
+        }
+        _ => {}
+    }
+    let found = std::fs::symlink_metadata(&path).map_err(failed)?;
+    if found.is_dir() && found.uid() == user && found.permissions().mode() & 0o077 == 0 {
+        return Ok(path);
+    }
+    let why = format!("{} is not a folder of this user alone", path.display());
+    Err(Error::invalid("folder for sockets", why))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reads `name=value` pairs.
+    fn read(pairs: &str) -> Result<World, Error> {
+        let pairs: Vec<_> = pairs
+            .split_whitespace()
+            .filter_map(|pair| pair.split_once('='))
+            .collect();
+        World::read(&|name| {
+            let found = pairs.iter().find(|(key, _)| *key == name);
+            found.map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    fn is(pairs: &str, launcher: &str, rank: u32, size: u32, address: &str) {
+        let world = read(pairs).unwrap();
+        assert_eq!(
+            (world.launcher, world.rank, world.size),
+            (launcher, rank, size),
+            "{pairs}"
+        );
+        match world.meeting {
+            Meeting::At(at) => assert_eq!(at.to_string(), address, "{pairs}"),
+            Meeting::OnThisMachine(_) => assert_eq!(address, "here", "{pairs}"),
+        }
+    }
+
+    const TORCH: &str = "RANK=3 WORLD_SIZE=4 MASTER_ADDR=node-a MASTER_PORT=29500";
+    const OMPI: &str = "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=4 PMIX_NAMESPACE=a PMIX_RANK=1";
+    const SLURM: &str = "SLURM_PROCID=2 SLURM_STEP_NUM_TASKS=4 SLURM_JOB_ID=4097 SLURM_STEP_ID=0 SLURM_STEP_NODELIST=n[03-05,9],m";
+
+    #[test]
+    fn each_launcher_is_known() {
+        is(
+            "EGMEM_RANK=0 EGMEM_SIZE=2 EGMEM_ADDRESS=unix:/a",
+            "EGMEM_*",
+            0,
+            2,
+            "unix:/a",
+        );
+        is(TORCH, "torchrun", 3, 4, "tcp://node-a:29501");
+        is(
+            &format!("{TORCH} LOCAL_WORLD_SIZE=4"),
+            "torchrun",
+            3,
+            4,
+            "here",
+        );
+        is(
+            &format!("{TORCH} LOCAL_WORLD_SIZE=2"),
+            "torchrun",
+            3,
+            4,
+            "tcp://node-a:29501",
+        );
+        is(
+            &format!("{OMPI} OMPI_COMM_WORLD_LOCAL_SIZE=4"),
+            "Open MPI",
+            1,
+            4,
+            "here",
+        );
+        is(
+            &format!("{OMPI} EGMEM_ADDRESS=a:1"),
+            "Open MPI",
+            1,
+            4,
+            "tcp://a:1",
+        );
+        is(SLURM, "Slurm", 2, 4, "tcp://n03:61441");
+        is(
+            &format!("{SLURM} SLURM_STEP_NUM_NODES=1"),
+            "Slurm",
+            2,
+            4,
+            "here",
+        );
+        is(
+            "JOB_COMPLETION_INDEX=1 EGMEM_SIZE=2 EGMEM_ADDRESS=j-0.j:7",
+            "Kubernetes",
+            1,
+            2,
+            "tcp://j-0.j:7",
+        );
+    }
+
+    #[test]
+    fn launchers_nest() {
+        // In a script of Slurm's, which is no step, and below srun.
+        let here = format!("{OMPI} OMPI_COMM_WORLD_LOCAL_SIZE=4");
+        is(&format!("{here} SLURM_PROCID=0"), "Open MPI", 1, 4, "here");
+        is(&format!("{here} {SLURM}"), "Open MPI", 1, 4, "here");
+        is(
+            &format!("{TORCH} SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2"),
+            "torchrun",
+            3,
+            4,
+            "tcp://node-a:29501",
+        );
+        is(
+            &format!("{TORCH} TORCHELASTIC_RUN_ID=x {OMPI}"),
+            "torchrun",
+            3,
+            4,
+            "tcp://node-a:29501",
+        );
+        is(
+            &format!("EGMEM_RANK=0 EGMEM_SIZE=4 EGMEM_ADDRESS=a:1 {TORCH}"),
+            "EGMEM_*",
+            0,
+            4,
+            "tcp://a:1",
+        );
+        is(
+            &format!("{TORCH} JOB_COMPLETION_INDEX=0"),
+            "torchrun",
+            3,
+            4,
+            "tcp://node-a:29501",
+        );
+    }
+
+    #[test]
+    fn half_a_set_and_two_that_disagree_are_refused_by_name() {
+        for (pairs, expected) in [
+            ("", "EGMEM_RANK"),
+            (
+                "EGMEM_RANK=0",
+                "EGMEM_*: EGMEM_RANK is set and EGMEM_SIZE is not",
+            ),
+            (
+                "EGMEM_SIZE=2",
+                "EGMEM_*: EGMEM_SIZE is set and EGMEM_RANK is not",
+            ),
+            ("EGMEM_RANK=0 EGMEM_SIZE=2", "EGMEM_ADDRESS is not set"),
+            ("RANK=0", "torchrun: RANK is set and WORLD_SIZE is not"),
+            ("RANK=0 WORLD_SIZE=2", "torchrun: MASTER_ADDR is not set"),
+            (
+                "RANK=2 WORLD_SIZE=2",
+                "torchrun: RANK is 2 and WORLD_SIZE is 2",
+            ),
+            ("RANK=x WORLD_SIZE=2", "torchrun: RANK is 'x', not a number"),
+            (OMPI, "Open MPI: EGMEM_ADDRESS is not set"),
+            (
+                "OMPI_COMM_WORLD_SIZE=2",
+                "Open MPI: OMPI_COMM_WORLD_SIZE is set",
+            ),
+            (
+                "JOB_COMPLETION_INDEX=0",
+                "Kubernetes: JOB_COMPLETION_INDEX is set and EGMEM_SIZE is not",
+            ),
+            ("SLURM_PROCID=0", "no rank"),
+            (
+                &format!("{TORCH} {OMPI}"),
+                "torchrun: this is rank 3 of 4, but rank 1 by Open MPI",
+            ),
+        ] {
+            let error = read(pairs).unwrap_err().to_string();
+            assert!(error.contains(expected), "{pairs}: {error}");
+        }
+    }
+
+    #[test]
+    fn ranks_of_one_job_meet_at_one_place_and_other_jobs_elsewhere() {
+        let place = |pairs: String| read(&pairs).unwrap().meeting;
+        let torch = |more: &str| place(format!("{TORCH} LOCAL_WORLD_SIZE=4 {more}"));
+        let other = TORCH.replace("RANK=3", "RANK=0");
+        assert_eq!(torch(""), place(format!("{other} LOCAL_WORLD_SIZE=4")));
+        assert_ne!(torch(""), torch("TORCHELASTIC_RESTART_COUNT=1"));
+        assert_ne!(
+            torch("TORCHELASTIC_RUN_ID=a"),
+            torch("TORCHELASTIC_RUN_ID=b")
+        );
+    }
+
+    #[test]
+    fn secrets_come_from_one_place() {
+        let egmem = "EGMEM_RANK=0 EGMEM_SIZE=1 EGMEM_ADDRESS=unix:/a";
+        let secret = |more: &str| read(&format!("{egmem} {more}")).unwrap().secret();
+        assert!(secret("").unwrap().is_none());
+        assert!(secret("EGMEM_SECRET=0123456789abcdef").unwrap().is_some());
+        assert!(secret("EGMEM_SECRET=short").is_err());
+        assert!(secret("EGMEM_SECRET_FILE=/no/such/file").is_err());
+        let both = "EGMEM_SECRET=0123456789abcdef EGMEM_SECRET_FILE=/a";
+        assert!(secret(both).unwrap_err().to_string().contains("both set"));
+    }
+
+    #[test]
+    fn the_first_node_of_a_list() {
+        for (list, first) in [
+            ("a", "a"),
+            ("a,b", "a"),
+            ("a[03-05,9],b", "a03"),
+            ("n-[7]", "n-7"),
+        ] {
+            assert_eq!(first_node(list), first);
+        }
+    }
+
+    #[test]
+    fn the_folder_is_this_users_alone() {
+        let path = private_folder().unwrap();
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o700);
+    }
+}
