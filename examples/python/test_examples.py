@@ -34,4 +34,27 @@ def test_a_program_of_a_beginner(program, lines, says):
 def test_all_programs_are_tested():
     programs = {path.name for path in HERE.glob("*.py")} - {"conftest.py"}
     others = {name for name in programs if name.startswith(("egmem_", "test_"))}
-    assert programs - others == {program for program, _, _ in PROGRAMS}
+    assert programs - others == {program for program, _, _ in PROGRAMS} | {"group.py"}
+
+
+def ranks(**environment):
+    """Runs the ranks of group.py as a launcher does, with these variables, of which each may name the rank."""
+    starts = []
+    for rank in range(4):
+        own = {name: value.format(rank=rank) for name, value in environment.items()}
+        own = {**os.environ, "EGMEM_SIM": "gh200", **own}
+        starts.append(
+            subprocess.Popen(
+                [sys.executable, HERE / "group.py"], env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+        )
+    for rank, start in enumerate(starts):
+        out, error = start.communicate(timeout=600)
+        assert start.returncode == 0, out + error
+        assert out == f"rank {rank} of 4 mapped the others' memory\n"
+
+
+def test_ranks_of_a_launcher_map_each_others_memory(tmp_path):
+    ranks(EGMEM_RANK="{rank}", EGMEM_SIZE="4", EGMEM_ADDRESS=f"unix:{tmp_path}/group")
+    port = str(os.getpid())
+    ranks(RANK="{rank}", WORLD_SIZE="4", LOCAL_WORLD_SIZE="4", MASTER_ADDR="localhost", MASTER_PORT=port)

@@ -121,6 +121,19 @@ impl ToPy for egmem::share::Error {
     }
 }
 
+impl ToPy for egmem::exchange::group::Error {
+    fn to_py(self) -> PyErr {
+        use egmem::exchange::group::Error::*;
+        let class = match &self {
+            Exchange(error) => return error.clone().to_py(),
+            RanksMissing { .. } => "TimedOut",
+            Forged { .. } => "Refused",
+            _ => "ExchangeError",
+        };
+        explained(class, &self, self.driver_error())
+    }
+}
+
 impl ToPy for egmem::exchange::Error {
     fn to_py(self) -> PyErr {
         use egmem::exchange::Error::*;

@@ -1,7 +1,8 @@
-//! Memory for other processes without a server: pickling, `Memory.share` and `receive`.
+//! Memory for other processes without a server: pickling, `Memory.share`, `receive` and groups.
 
 mod chunks;
 mod common;
+mod group;
 mod import;
 pub mod offer;
 pub mod pickle;
@@ -17,6 +18,7 @@ pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<offer::Offer>()?;
     module.add_class::<chunks::SharedHeap>()?;
     module.add_function(wrap_pyfunction!(chunks::unpickle_heap, module)?)?;
+    module.add_function(wrap_pyfunction!(group::gather, module)?)?;
     module.add_function(wrap_pyfunction!(import::receive, module)?)?;
     module.add_function(wrap_pyfunction!(import::receive_offered, module)?)?;
     module.add_function(wrap_pyfunction!(import::unpickle, module)?)?;
