@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_char};
 
 use egmem::Error;
+use egmem::exchange::group::Error as GroupError;
 use egmem::exchange::{Error as ExchangeError, Refusal};
 use egmem::share::Error as ShareError;
 
@@ -169,6 +170,17 @@ impl From<&ExchangeError> for egm_status {
             ExchangeError::NoCommonHandle { .. } => EGM_NO_COMMON_HANDLE,
             ExchangeError::LimitReached { .. } => EGM_LIMIT_REACHED,
             ExchangeError::Directory { .. } => EGM_DIRECTORY,
+            _ => EGM_OTHER,
+        }
+    }
+}
+
+impl From<&GroupError> for egm_status {
+    fn from(error: &GroupError) -> Self {
+        match error {
+            GroupError::Exchange(error) => error.into(),
+            GroupError::RanksMissing { .. } => EGM_TIMED_OUT,
+            GroupError::Forged { .. } => EGM_NOT_TRUSTED,
             _ => EGM_OTHER,
         }
     }
