@@ -21,7 +21,7 @@ BARE=(--no-default-features)
 PROGRAMS=(--bin egmem --example egm-demo --example fabric-exchange)
 
 # For ci/setup: the programs and files to build and test the feature etcd, to cut a network in tests, and to convert
-# traces for replay; those that make and enter the Debian root; libFuzzer, which comes as C++ with its crate.
+# traces for replay; those that make and enter the Debian root; libFuzzer, which comes as C++ with its crate; mpirun.
 FULL_NEEDS=(
     protoc:protobuf-compiler /usr/include/google/protobuf/descriptor.proto:libprotobuf-dev
     etcd:etcd-server etcdctl:etcd-client ip:iproute2 python3:python3
@@ -30,6 +30,7 @@ ROOT_NEEDS=(
     mount:mount mmdebstrap:mmdebstrap /usr/share/keyrings/debian-archive-keyring.gpg:debian-archive-keyring
 )
 FUZZ_NEEDS=(g++:g++)
+MPI_NEEDS=(mpirun:openmpi-bin)
 
 # CI builds each state once: incremental data would only cost time and disk.
 if [ -n "${CI:-}" ]; then
@@ -121,3 +122,9 @@ SLOW="$UNSAFE_ONLY --cfg egmem_slow"
 
 # For RUSTFLAGS in the Debian root, whose rustc links by gcc's linker if not told.
 MOLD="-Clink-arg=-B/usr/libexec/mold"
+
+# ranks PROGRAM…: runs four ranks of it by Open MPI, which counts cores and refuses root otherwise. A rank that waits for
+# ever fails.
+ranks() {
+    OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout 300 mpirun --oversubscribe -n 4 "$@"
+}
