@@ -25,8 +25,8 @@ use crate::protocol::{Answer, Ask, Entry, Request};
 use crate::transport::Unconnected;
 use crate::{Driver, Error, Result};
 
-/// The most notices that are kept for leases whose grant has not been read yet.
-const EARLY: usize = 64;
+/// The most leases of which notices are kept before their grants are read: a server grants a peer no more.
+const MAX_EARLY: usize = 65_536;
 /// How many notices a slow watcher may be behind. The first watcher creates the ring, which has all of its
 /// slots from the start.
 const NOTICES: usize = 1024;
@@ -105,8 +105,8 @@ struct SessionState {
     releases_sent: usize,
     ping_due: bool,
     ping_sent: bool,
-    /// Notices about leases whose grant has not been read yet.
-    early: VecDeque<(u64, LeaseState)>,
+    /// Notices about leases whose grants may not have been read yet; empty while no fetch is unanswered.
+    early: HashMap<u64, LeaseState>,
     silence: Silence,
     closing: Option<Instant>,
     /// Whether the program ends its use without waiting for the server.
@@ -169,7 +169,7 @@ impl ClientSession {
                 releases_sent: 0,
                 ping_due: false,
                 ping_sent: false,
-                early: VecDeque::new(),
+                early: HashMap::new(),
                 silence: Silence {
                     last: Instant::now(),
                     total: Duration::ZERO,
@@ -335,6 +335,12 @@ impl SessionState {
         let id = self.next_id;
         self.waiting.insert(id, waiting);
         (id, ask)
+    }
+
+    /// Returns whether a fetch is unanswered.
+    fn is_fetching(&self) -> bool {
+        let mut waiting = self.waiting.values();
+        waiting.any(|waiting| matches!(waiting, PendingRequest::User { fetch: Some(_), .. }))
     }
 
     /// Returns the key of a lease of this session.

@@ -1,5 +1,6 @@
 //! The connection's state: silence, breaks, and their effect on the leases.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -86,6 +87,7 @@ impl ClientSession {
         state.ping_sent = false;
         state.ping_due = false;
         state.releases_sent = 0;
+        state.early = HashMap::new();
         let waiting = std::mem::take(&mut state.waiting);
         let mut replies = Vec::new();
         for (_, waiting) in waiting {
@@ -159,7 +161,6 @@ impl ClientSession {
             };
             self.lose_all(&state, &why);
             state.epoch += 1;
-            state.early.clear();
             // A server that still runs must learn of the unmapping; leases of another server are forgotten.
             for key in std::mem::take(&mut state.releases) {
                 let held = state.leases.get(&key);

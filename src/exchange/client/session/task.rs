@@ -1,5 +1,6 @@
 //! The client task's part of a session.
 
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use super::{
-    Answered, ClientSession, Command, EARLY, Link, Notified, PendingRequest, RELEASES, change,
+    Answered, ClientSession, Command, Link, MAX_EARLY, Notified, PendingRequest, RELEASES, change,
     withdrawing,
 };
 use crate::client::lease::{ClientLease, Held, Keep, LeaseKey, LeaseState};
@@ -84,6 +85,14 @@ impl ClientSession {
         self.lock().waiting.remove(&id)
     }
 
+    /// Drops notices about other leases once no grant can come for them.
+    fn forget_early(&self) {
+        let mut state = self.lock();
+        if !state.early.is_empty() && !state.is_fetching() {
+            state.early = HashMap::new();
+        }
+    }
+
     /// Handles an answer.
     pub(in crate::client) fn answered(
         self: &Arc<Self>,
@@ -118,6 +127,7 @@ impl ClientSession {
                     Answer::Refused(why) => Err(text::refused(&self.peer(), what, &why)),
                     answer => Ok(Answered { answer, fds, lease }),
                 };
+                self.forget_early();
                 // If the user no longer waits, the lease and the fds are dropped with the returned value.
                 drop(reply.send(result));
                 Ok(())
@@ -134,15 +144,11 @@ impl ClientSession {
             let peer = state.terms.peer.clone();
             return Err(Error::protocol(peer, "the same lease granted twice"));
         }
-        let mut now = LeaseState::Held;
-        state.early.retain(|(early, word)| {
-            let same = *early == lease;
-            if same {
-                now = word.clone();
-            }
-            !same
-        });
-        let (sender, receiver) = watch::channel(now);
+        let (sender, receiver) = watch::channel(LeaseState::Held);
+        if let Some(early) = state.early.remove(&lease) {
+            // A change, which `RemoteBuffer::changed` returns.
+            sender.send_replace(early);
+        }
         state.leases.insert(
             key,
             Held {
@@ -185,9 +191,9 @@ impl ClientSession {
     pub(in crate::client) fn notice(&self, event: Event) -> Result<()> {
         match event {
             Event::Withdrawing(Withdrawing { lease, ms }) => {
-                self.word(lease, &withdrawing(ms));
+                self.word(lease, &withdrawing(ms))?;
             }
-            Event::Ended(Ended { lease, why }) => self.ended(lease, &why),
+            Event::Ended(Ended { lease, why }) => self.ended(lease, &why)?,
             Event::Closing(closing) => {
                 let state = self.lock();
                 for held in state.leases.values() {
@@ -201,7 +207,7 @@ impl ClientSession {
         Ok(())
     }
 
-    fn ended(&self, lease: u64, why: &Refused) {
+    fn ended(&self, lease: u64, why: &Refused) -> Result<()> {
         let (peer, what) = {
             let state = self.lock();
             let what = state.leases.get(&state.key(lease)).map_or_else(
@@ -210,18 +216,25 @@ impl ClientSession {
             );
             (state.terms.peer.clone(), what)
         };
-        self.word(lease, &LeaseState::Lost(text::refused(&peer, what, why)));
+        self.word(lease, &LeaseState::Lost(text::refused(&peer, what, why)))
     }
 
-    fn word(&self, lease: u64, word: &LeaseState) {
+    /// Sets a lease's state, or keeps it for a grant that has not been read yet.
+    fn word(&self, lease: u64, word: &LeaseState) -> Result<()> {
         let mut state = self.lock();
         if let Some(held) = state.leases.get(&state.key(lease)) {
             change(&held.state, word);
-        } else {
-            if state.early.len() >= EARLY {
-                state.early.pop_front();
+        } else if state.is_fetching() {
+            if state.early.len() >= MAX_EARLY {
+                let peer = state.terms.peer.clone();
+                return Err(Error::protocol(peer, "notices about too many leases"));
             }
-            state.early.push_back((lease, word.clone()));
+            // Nothing follows the end of a lease.
+            let early = state.early.entry(lease).or_insert(LeaseState::Held);
+            if !early.is_lost() {
+                *early = word.clone();
+            }
         }
+        Ok(())
     }
 }

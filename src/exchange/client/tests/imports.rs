@@ -93,6 +93,9 @@ async fn grants_that_cannot_be_are_refused_and_released() {
     with(&|granted| granted.probe = Some(granted.memory.padded()));
     with(&|granted| granted.probe = Some(u64::MAX));
     with(&|granted| granted.probe = Some(4));
+    // Within the memory, whose bytes belong to the user.
+    with(&|granted| granted.probe = Some(0));
+    with(&|granted| granted.probe = Some(granted.memory.len - 8));
     with(&|granted| granted.memory.offset = Some(granted.memory.padded()));
     with(&|granted| {
         // Padding of the whole memory has room for a probe; the bytes around a window do not.

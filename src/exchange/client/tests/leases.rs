@@ -229,6 +229,41 @@ async fn the_exporter_wants_its_memory_back() {
     assert!(early.unwrap().state().is_lost());
 }
 
+/// The server recalls this memory, and many others, before the client has read the grant.
+#[tokio::test]
+async fn a_recall_that_overtakes_its_grant_is_returned_once() {
+    let (driver, fake, memory) = (importer(), Fake::new().await, Memory::new());
+    let (client, mut peer) = fake.client(&driver).await;
+    let serve = async {
+        let (id, _) = peer.request().await.unwrap();
+        for lease in [7].into_iter().chain(1000..1200) {
+            let withdrawing = Withdrawing { lease, ms: 60_000 };
+            peer.notice(Event::Withdrawing(withdrawing)).await;
+        }
+        peer.answer(id, Answer::Granted(memory.granted(7))).await;
+    };
+    let (remote, ()) =
+        within(async { tokio::join!(client.fetch("x").probe(false).go(), serve) }).await;
+    let state = within(remote.unwrap().changed()).await;
+    assert!(matches!(state, LeaseState::Withdrawing { .. }), "{state}");
+}
+
+#[tokio::test]
+async fn a_server_cannot_fill_memory_with_notices_about_leases_that_it_never_grants() {
+    let (driver, fake) = (importer(), Fake::new().await);
+    let (client, mut peer) = fake.client(&driver).await;
+    let serve = async {
+        peer.request().await.unwrap();
+        for lease in 0..65_537 {
+            peer.notice(Event::Withdrawing(Withdrawing { lease, ms: 1 }))
+                .await;
+        }
+    };
+    let (fetched, ()) = within(async { tokio::join!(client.fetch("x").go(), serve) }).await;
+    let error = expect_err(fetched).to_string();
+    assert!(error.contains("notices about too many leases"), "{error}");
+}
+
 #[tokio::test]
 async fn a_server_that_ends_says_so() {
     let (driver, fake, memory) = (importer(), Fake::new().await, Memory::new());
