@@ -25,8 +25,8 @@ pub(crate) async fn register(config: &DirectoryConfig, server: &Server) -> Resul
         addresses: std::iter::once(config.advertise.clone())
             .chain(unix)
             .collect(),
-        instance: Some(server.instance()),
-        boot: Some(BootId::current()?),
+        instance: server.instance(),
+        boot: BootId::current()?,
     })
 }
 

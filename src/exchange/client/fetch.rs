@@ -33,12 +33,6 @@ pub struct FetchOptions {
 }
 
 impl FetchOptions {
-    /// Sets the program's call that the ledger shows.
-    pub(crate) fn called_at(mut self, site: Site) -> Self {
-        self.site = site;
-        self
-    }
-
     /// Sets which GPUs may use the memory, besides the host. The default is every GPU that can reach it.
     pub fn access_by<L: Into<Location>>(mut self, who: impl IntoIterator<Item = L>) -> Self {
         self.import = self.import.access_by(who);

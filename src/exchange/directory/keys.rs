@@ -7,7 +7,7 @@
 //!
 //! Names contain no `@`, so one name's keys are never a longer name's.
 
-use super::exporter::{Exporter, MAX_ADDRESSES};
+use super::{Exporter, MAX_ADDRESSES};
 use crate::protocol::check_name;
 use crate::share::InstanceId;
 
@@ -43,11 +43,6 @@ impl Keys {
         format!("{}names/{name}@", self.prefix)
     }
 
-    /// Returns the prefix of the keys of all names that begin with `start`.
-    pub fn names(&self, start: &str) -> String {
-        format!("{}names/{start}", self.prefix)
-    }
-
     /// Parses a key into its name and instance; `None` for a key that this crate did not write.
     pub fn read(&self, key: &[u8]) -> Option<(String, InstanceId)> {
         let key = std::str::from_utf8(key).ok()?;
@@ -71,9 +66,8 @@ pub(super) fn read_value(value: &[u8], instance: InstanceId) -> Option<Exporter>
         return None;
     }
     let exporter: Exporter = serde_json::from_slice(value).ok()?;
-    let good = exporter.instance == Some(instance)
-        && exporter.boot.is_some()
-        && (1..=MAX_ADDRESSES).contains(&exporter.addresses.len());
+    let good =
+        exporter.instance == instance && (1..=MAX_ADDRESSES).contains(&exporter.addresses.len());
     good.then_some(exporter)
 }
 
@@ -87,8 +81,8 @@ mod tests {
     fn exporter() -> Exporter {
         Exporter {
             addresses: vec!["a:1".parse().unwrap(), "unix:/run/x".parse().unwrap()],
-            instance: Some(InstanceId::from_bytes([0xab; 16])),
-            boot: Some(BootId::from_bytes([1; 16])),
+            instance: InstanceId::from_bytes([0xab; 16]),
+            boot: BootId::from_bytes([1; 16]),
         }
     }
 
@@ -96,7 +90,7 @@ mod tests {
     fn values_read_back() {
         let exporter = exporter();
         let bytes = value(&exporter);
-        let instance = exporter.instance.unwrap();
+        let instance = exporter.instance;
         assert_eq!(read_value(&bytes, instance), Some(exporter));
         let other = InstanceId::from_bytes([0; 16]);
         assert_eq!(read_value(&bytes, other), None, "another's key");
@@ -109,7 +103,6 @@ mod tests {
         let keys = Keys::new("/egmem/v1/");
         let instance = InstanceId::from_bytes([0xab; 16]);
         assert!(!keys.name("ab", instance).starts_with(&keys.holders("a")));
-        assert!(keys.name("ab", instance).starts_with(&keys.names("a")));
         assert_eq!(keys.read(keys.exporter(instance).as_bytes()), None);
     }
 

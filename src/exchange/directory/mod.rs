@@ -1,132 +1,85 @@
-//! Finds out which exporter holds a name.
+//! Finds out which exporter holds a name, in etcd (feature `etcd`).
 //!
-//! A [`Directory`] says where to ask, and nothing else: it never contains a handle, a ticket or a session.
-//! Its answers may be out of date, so a fetch names the instance that it expects, and a restarted exporter is
-//! not mistaken for the old one.
-//! - [`Directory::fixed`]: the given addresses; each may hold any name.
-//! - `Directory::etcd` (feature `etcd`): exporters register their addresses, instance and names in etcd
-//!   under a lease that they keep alive. When one dies, its names go with the lease. While etcd is away, open
-//!   connections continue, and look-ups fail with [`Error::Directory`] in time.
+//! Exporters register their addresses, instance and names under a lease that they keep alive. When one dies, its names go
+//! with the lease. A directory says where to ask, and nothing else: it never contains a handle, a ticket or a session.
+//! Its answers may be out of date, so a fetch names the [instance](crate::FetchOptions::instance) that it expects, and a
+//! restarted exporter is not mistaken for the old one. While etcd is away, open connections continue, and look-ups fail
+//! with [`Error::Directory`] in time.
 //!
 //! Two exporters may claim one name, such as the old and the new during a move: both are found, in the order
 //! in which they registered it.
 
 #[cfg(feature = "etcd")]
 mod etcd;
-mod exporter;
-mod finder;
 // Fuzzed without etcd's client, whose build needs protoc.
 #[cfg(any(feature = "etcd", fuzzing))]
 #[cfg_attr(not(feature = "etcd"), allow(dead_code))]
 mod keys;
-mod registration;
-mod watch;
 
+use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::{Notify, oneshot, watch};
 
 #[cfg(feature = "etcd")]
 pub use etcd::EtcdOptions;
-pub use exporter::{Exporter, MAX_ADDRESSES};
-pub use finder::Finder;
-pub use registration::{Registration, RegistrationState};
-pub use watch::{DirectoryEvent, DirectoryWatch};
 
-use super::protocol::{check_name, check_prefix};
+use super::protocol::check_name;
+use crate::per_driver::lock;
+use crate::share::{BootId, InstanceId};
 use crate::{Address, Error, Result};
 
-/// Returns which exporters hold a name. Clones are the same directory.
-#[derive(Clone)]
-pub struct Directory(DirectoryKind);
+/// The most addresses of one exporter.
+pub const MAX_ADDRESSES: usize = 4096;
 
-#[derive(Clone)]
-enum DirectoryKind {
-    Fixed(Arc<[Address]>),
-    #[cfg(feature = "etcd")]
-    Etcd(Arc<etcd::Etcd>),
+/// An exporter, as a directory knows it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Exporter {
+    /// Its addresses, as other machines reach it; Unix sockets are for its own machine.
+    pub addresses: Vec<Address>,
+    /// Its instance.
+    pub instance: InstanceId,
+    /// Its machine.
+    pub boot: BootId,
 }
 
-impl Directory {
-    /// Returns a directory of the exporters at these addresses, each of which may hold any name.
-    ///
-    /// # Errors
-    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for no address or more than [`MAX_ADDRESSES`].
-    pub fn fixed(addresses: impl IntoIterator<Item = Address>) -> Result<Self> {
-        let mut list: Vec<_> = Vec::new();
-        for address in addresses {
-            if !list.contains(&address) {
-                list.push(address);
-            }
-            if list.len() > MAX_ADDRESSES {
-                let why = format!("more than {MAX_ADDRESSES}");
-                return Err(Error::invalid("addresses", why));
-            }
-        }
-        if list.is_empty() {
-            return Err(Error::invalid("addresses", "the list is empty"));
-        }
-        Ok(Self(DirectoryKind::Fixed(list.into())))
-    }
-
-    /// Returns the exporters that claim to hold a name, in the order in which they registered it; for a fixed
-    /// directory all exporters, because only they know.
-    ///
-    /// # Errors
-    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for an invalid name, [`Error::Directory`] if
-    /// the directory does not answer in time.
-    pub async fn resolve(&self, name: &str) -> Result<Vec<Exporter>> {
-        check_name(name)?;
-        match &self.0 {
-            DirectoryKind::Fixed(addresses) => Ok(addresses.iter().map(Exporter::at).collect()),
-            #[cfg(feature = "etcd")]
-            DirectoryKind::Etcd(etcd) => etcd.resolve(name).await,
-        }
-    }
-
-    /// Returns whether its exporters have claimed the name themselves.
-    pub(crate) const fn knows_names(&self) -> bool {
-        !matches!(self.0, DirectoryKind::Fixed(_))
-    }
-
-    /// Watches the names that begin with `prefix`: existing names are reported first.
-    ///
-    /// # Errors
-    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for an invalid prefix, outside of a tokio
-    /// runtime, and for a fixed directory, which does not know names: watch the exporters themselves.
-    pub fn watch(&self, prefix: &str) -> Result<DirectoryWatch> {
-        check_prefix(prefix)?;
-        match &self.0 {
-            DirectoryKind::Fixed(_) => Err(Error::invalid(
-                "directory",
-                "a directory of fixed addresses has no names to watch",
-            )),
-            #[cfg(feature = "etcd")]
-            DirectoryKind::Etcd(etcd) => etcd.watch(prefix),
-        }
-    }
-
-    /// Registers an exporter until the registration is dropped or closed. If the directory is away, registers
-    /// it as soon as that is back, and again after each outage. A fixed directory stores nothing: its
-    /// registration does nothing.
-    ///
-    /// # Errors
-    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for no address, no instance, no boot id, or
-    /// outside of a tokio runtime.
-    pub fn register(&self, exporter: Exporter) -> Result<Registration> {
-        if exporter.addresses.is_empty() || exporter.addresses.len() > MAX_ADDRESSES {
-            let why = format!("it has {} addresses", exporter.addresses.len());
-            return Err(Error::invalid("exporter", why));
-        }
-        if exporter.instance.is_none() || exporter.boot.is_none() {
-            return Err(Error::invalid("exporter", "no instance or no boot id"));
-        }
-        match &self.0 {
-            DirectoryKind::Fixed(_) => Ok(Registration::new(RegistrationState::Registered, None)),
-            #[cfg(feature = "etcd")]
-            DirectoryKind::Etcd(etcd) => etcd.register(&exporter),
+impl Exporter {
+    /// Returns the address to connect to from a process on the machine `here`: a Unix socket if the exporter
+    /// is on the same machine, otherwise its first TCP address.
+    pub fn address(&self, here: BootId) -> Option<&Address> {
+        let mut unix = self.addresses.iter().filter(|address| address.is_unix());
+        let mut tcp = self.addresses.iter().filter(|address| !address.is_unix());
+        if self.boot == here {
+            unix.next().or_else(|| tcp.next())
+        } else {
+            tcp.next()
         }
     }
 }
+
+/// The exporters that have registered in etcd, and their names. Clones are the same directory.
+///
+/// ```no_run
+/// use egmem::exchange::Client;
+/// use egmem::exchange::directory::{Directory, EtcdOptions};
+/// use egmem::share::BootId;
+///
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let driver = egmem::Driver::open()?;
+/// let directory = Directory::etcd(EtcdOptions::new(["http://127.0.0.1:2379"]))?;
+/// for exporter in directory.resolve("weights").await? {
+///     let Some(address) = exporter.address(BootId::current()?) else { continue };
+///     let client = Client::options(address.clone()).connect(&driver).await?;
+///     let weights = client.fetch("weights").instance(exporter.instance).await?;
+/// }
+/// # Ok::<(), egmem::exchange::Error>(())
+/// # }).unwrap();
+/// ```
+#[cfg(feature = "etcd")]
+#[derive(Clone)]
+pub struct Directory(Arc<etcd::Etcd>);
 
 #[cfg(feature = "etcd")]
 impl Directory {
@@ -137,28 +90,160 @@ impl Directory {
     /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for invalid options, [`Error::Tls`] for
     /// certificates that cannot be read.
     pub fn etcd(options: EtcdOptions) -> Result<Self> {
-        let etcd = Arc::new(etcd::Etcd::new(options)?);
-        Ok(Self(DirectoryKind::Etcd(etcd)))
+        Ok(Self(Arc::new(etcd::Etcd::new(options)?)))
+    }
+
+    /// Returns the exporters that claim to hold a name, in the order in which they registered it.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for an invalid name, [`Error::Directory`] if
+    /// etcd does not answer in time.
+    pub async fn resolve(&self, name: &str) -> Result<Vec<Exporter>> {
+        check_name(name)?;
+        self.0.resolve(name).await
+    }
+
+    /// Registers an exporter until the registration is dropped or closed. If etcd is away, registers it as
+    /// soon as that is back, and again after each outage.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for no address, more than [`MAX_ADDRESSES`], or
+    /// outside of a tokio runtime.
+    pub fn register(&self, exporter: Exporter) -> Result<Registration> {
+        if exporter.addresses.is_empty() || exporter.addresses.len() > MAX_ADDRESSES {
+            let why = format!("it has {} addresses", exporter.addresses.len());
+            return Err(Error::invalid("exporter", why));
+        }
+        self.0.register(&exporter)
     }
 }
 
-/// Displays the given addresses, or etcd's.
+/// Displays etcd's endpoints.
+#[cfg(feature = "etcd")]
 impl fmt::Display for Directory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0 {
-            DirectoryKind::Fixed(addresses) => {
-                let texts: Vec<_> = addresses.iter().map(Address::to_string).collect();
-                f.write_str(&texts.join(", "))
-            }
-            #[cfg(feature = "etcd")]
-            DirectoryKind::Etcd(etcd) => write!(f, "etcd at {etcd}"),
-        }
+        write!(f, "etcd at {}", self.0)
     }
 }
 
+#[cfg(feature = "etcd")]
 impl fmt::Debug for Directory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Directory({self})")
+    }
+}
+
+/// The state of a registration.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RegistrationState {
+    /// The directory has all names that were added.
+    Registered,
+    /// Some names are not in the directory yet.
+    Pending,
+    /// The directory is away; the task retries.
+    Away(Error),
+}
+
+/// The entries that a directory should have, and whether it has them.
+#[cfg_attr(not(feature = "etcd"), allow(dead_code))]
+struct Wanted {
+    names: Mutex<BTreeSet<String>>,
+    changed: Notify,
+    state: watch::Sender<RegistrationState>,
+}
+
+#[cfg_attr(not(feature = "etcd"), allow(dead_code))]
+impl Wanted {
+    fn names(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        lock(&self.names)
+    }
+}
+
+/// Ends a registration's task; with a sender in it, the task reports how the end went.
+type Close = oneshot::Sender<oneshot::Sender<Result<()>>>;
+
+/// Keeps an exporter and its names in a directory; dropping it removes them in the background.
+#[must_use = "dropped, it takes the exporter out of the directory"]
+pub struct Registration {
+    wanted: Arc<Wanted>,
+    /// Dropping it ends the task.
+    close: Close,
+}
+
+impl Registration {
+    #[cfg(feature = "etcd")]
+    fn new(close: Close) -> Self {
+        let wanted = Arc::new(Wanted {
+            names: Mutex::default(),
+            changed: Notify::new(),
+            state: watch::Sender::new(RegistrationState::Pending),
+        });
+        Self { wanted, close }
+    }
+
+    /// Adds a name, asynchronously.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for an invalid name.
+    pub fn add(&self, name: &str) -> Result<()> {
+        check_name(name)?;
+        self.change(|names| names.insert(name.to_owned()));
+        Ok(())
+    }
+
+    /// Removes a name, asynchronously.
+    pub fn remove(&self, name: &str) {
+        self.change(|names| names.remove(name));
+    }
+
+    fn change(&self, change: impl FnOnce(&mut BTreeSet<String>) -> bool) {
+        // Under the lock, so that the task cannot report names as registered that it has not seen.
+        let mut names = self.wanted.names();
+        if change(&mut names) {
+            self.wanted.state.send_if_modified(|state| {
+                let done = *state == RegistrationState::Registered;
+                if done {
+                    *state = RegistrationState::Pending;
+                }
+                done
+            });
+            self.wanted.changed.notify_one();
+        }
+    }
+
+    /// Returns the current state.
+    pub fn state(&self) -> RegistrationState {
+        self.wanted.state.borrow().clone()
+    }
+
+    /// Waits until the state differs from `than`, and returns it.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub async fn changed(&self, than: &RegistrationState) -> RegistrationState {
+        let mut state = self.wanted.state.subscribe();
+        let new = state.wait_for(|state| state != than).await;
+        // The sender lasts as long as this registration.
+        new.map_or_else(|_| self.state(), |new| new.clone())
+    }
+
+    /// Removes the exporter and its names from the directory now.
+    ///
+    /// # Errors
+    /// [`Error::Directory`] if the directory does not answer in time; its lease then removes them.
+    pub async fn close(self) -> Result<()> {
+        let (sender, done) = oneshot::channel();
+        // A task that its runtime has dropped cannot revoke; the lease expires by itself.
+        let _ = self.close.send(sender);
+        done.await.unwrap_or(Ok(()))
+    }
+}
+
+impl fmt::Debug for Registration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Registration")
+            .field("state", &self.state())
+            .finish_non_exhaustive()
     }
 }
 
@@ -189,49 +274,24 @@ pub mod fuzzing {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::share::{BootId, InstanceId};
-
-    fn exporter(addresses: &[&str], boot: Option<u8>) -> Exporter {
-        Exporter {
-            addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
-            instance: Some(InstanceId::from_bytes([1; 16])),
-            boot: boot.map(|boot| BootId::from_bytes([boot; 16])),
-        }
-    }
 
     #[test]
     fn unix_sockets_are_for_the_own_machine() {
         let here = BootId::from_bytes([1; 16]);
         let (tcp, unix) = ("tcp://a:1", "unix:/run/x");
         for (addresses, boot, expected) in [
-            (&[tcp, unix][..], Some(1), Some(unix)),
-            (&[tcp, unix], Some(2), Some(tcp)),
-            (&[unix], Some(2), None),
-            (&[tcp], Some(1), Some(tcp)),
-            (&[tcp, unix], None, Some(tcp)),
+            (&[tcp, unix][..], 1, Some(unix)),
+            (&[tcp], 1, Some(tcp)),
+            (&[tcp, unix], 2, Some(tcp)),
+            (&[unix], 2, None),
         ] {
-            let address = exporter(addresses, boot)
-                .address(here)
-                .map(Address::to_string);
+            let exporter = Exporter {
+                addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
+                instance: InstanceId::from_bytes([1; 16]),
+                boot: BootId::from_bytes([boot; 16]),
+            };
+            let address = exporter.address(here).map(Address::to_string);
             assert_eq!(address.as_deref(), expected);
         }
-    }
-
-    #[tokio::test]
-    async fn a_fixed_directory_names_all_once() {
-        let address = Address::loopback(1);
-        let directory = Directory::fixed([address.clone(), address.clone()]).unwrap();
-        let found = directory.resolve("a").await.unwrap();
-        assert_eq!(found.len(), 1);
-        assert_eq!(found[0].addresses, [address]);
-        assert!(directory.resolve("a b").await.is_err());
-        assert!(Directory::fixed([]).is_err());
-        assert!(directory.watch("").is_err());
-        assert!(directory.register(exporter(&[], Some(1))).is_err());
-        assert!(directory.register(exporter(&["a:1"], None)).is_err());
-        let registration = directory.register(exporter(&["a:1"], Some(1))).unwrap();
-        registration.add("a").unwrap();
-        assert_eq!(registration.state(), RegistrationState::Registered);
-        registration.close().await.unwrap();
     }
 }

@@ -17,7 +17,6 @@ use super::{Allocate, HolderState, ServerEvent, ServerStats};
 use super::{process, stats};
 use crate::Refusal;
 use crate::account::{Account, Accounts};
-use crate::directory::Registration;
 use crate::per_driver::lock;
 use crate::share::{BootId, InstanceId};
 use crate::transport::SharedPeers;
@@ -50,7 +49,6 @@ pub(super) struct ServerCore {
     /// The Unix socket where sessions of clients on this machine move.
     pub(super) local: Option<String>,
     pub(super) allocator: Mutex<Option<Arc<dyn Allocate>>>,
-    pub(super) registration: Mutex<Option<Registration>>,
     pub(super) state: Mutex<ServerState>,
     pub(super) audit: Arc<Audit>,
     pub(super) counters: stats::Counters,
@@ -68,18 +66,6 @@ pub(super) struct ServerCore {
 }
 
 impl ServerCore {
-    /// Ends the entry in the directory, if there is one; if the directory is away, its entry expires.
-    pub(super) async fn leave_directory(&self, until: tokio::time::Instant) {
-        let Some(registration) = lock(&self.registration).take() else {
-            return;
-        };
-        match tokio::time::timeout_at(until, registration.close()).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(%error, "still in the directory"),
-            Err(_) => tracing::warn!("still in the directory"),
-        }
-    }
-
     /// Waits until no lease is left, or until a time.
     pub(super) async fn wait_for_releases(&self, until: tokio::time::Instant) {
         loop {
@@ -152,8 +138,6 @@ impl ServerCore {
         // The allocator may hold this server, which would then never end.
         let allocator = lock(&self.allocator).take();
         drop(allocator);
-        // Dropping it removes the names from the directory in the background.
-        let _registration = lock(&self.registration).take();
         self.ended.cancel();
         held
     }

@@ -56,7 +56,6 @@ pub use process::HolderProcess;
 pub use publish::{PublishOptions, Published};
 pub use stats::ServerStats;
 
-use crate::directory::{Registration, RegistrationState};
 use crate::limits::deadline;
 use crate::per_driver::lock;
 use crate::protocol::{Closing, Event};
@@ -187,12 +186,6 @@ impl Server {
         self.handle.inner.stats()
     }
 
-    /// Returns the state of its names in the directory; `None` without one, and after the server has ended.
-    pub fn registration(&self) -> Option<RegistrationState> {
-        let registration = lock(&self.handle.inner.registration);
-        registration.as_ref().map(Registration::state)
-    }
-
     /// Ends the server: starts nothing new, asks holders to release their memory, and when all have, or
     /// `within` is over, closes connections and names and ends all tasks.
     ///
@@ -212,8 +205,6 @@ impl Server {
             state.tell_all(&Event::Closing(Closing { ms }));
         }
         tracing::info!(instance = %inner.instance, "closing");
-        // First, so that the directory sends no more clients here.
-        inner.leave_directory(until).await;
         inner.wait_for_releases(until).await;
         let held = inner.end();
         // Lets writes and driver calls in progress finish, and the last messages be sent.

@@ -6,7 +6,6 @@ use std::time::{Duration, SystemTime};
 
 use super::Allocate;
 use super::audit::Sink;
-use crate::directory::Directory;
 use crate::share::Peers;
 use crate::transport;
 use crate::{Address, Limits, Security};
@@ -23,8 +22,6 @@ pub struct ServerOptions {
     pub(super) lease: Duration,
     pub(super) local_socket: bool,
     pub(super) peers: Peers,
-    pub(super) directory: Option<Directory>,
-    pub(super) advertised: Vec<Address>,
     pub(super) allocator: Option<Arc<dyn Allocate>>,
     pub(super) wall_clock: fn() -> SystemTime,
     pub(super) audit: Option<Sink>,
@@ -52,8 +49,6 @@ impl ServerOptions {
             lease: Duration::from_secs(30),
             local_socket: true,
             peers: Peers::same_user(),
-            directory: None,
-            advertised: Vec::new(),
             allocator: None,
             wall_clock: SystemTime::now,
             audit: None,
@@ -124,20 +119,6 @@ impl ServerOptions {
     /// Sets a sink for audit events instead of `tracing`.
     pub fn audit(mut self, sink: Sink) -> Self {
         self.audit = Some(sink);
-        self
-    }
-
-    /// Sets the directory in which published names are registered, with the server's addresses and instance.
-    /// While the directory is away, the server continues, and registers them later.
-    pub fn directory(mut self, directory: Directory) -> Self {
-        self.directory = Some(directory);
-        self
-    }
-
-    /// Adds an address for the directory, instead of those listened at: how other machines reach a server
-    /// that listens at `0.0.0.0`, for example.
-    pub fn advertise(mut self, address: Address) -> Self {
-        self.advertised.push(address);
         self
     }
 

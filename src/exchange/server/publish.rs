@@ -15,7 +15,6 @@ use super::{Server, ServerCore};
 use crate::account::{self, Charge};
 use crate::driver::Access;
 use crate::limits::deadline;
-use crate::per_driver::lock;
 use crate::protocol::check_name;
 use crate::share::{Description, Shared};
 use crate::{Error, MemoryError, Refusal, Result};
@@ -115,7 +114,6 @@ impl PublishOptions<'_> {
         state.publications.insert(id, registered);
         state.change(id, |registered| registered.closing = false);
         drop(state);
-        inner.register(&publication.name);
         tracing::info!(name = &*publication.name, "published");
         Ok(Published { inner, publication })
     }
@@ -240,7 +238,6 @@ impl Published {
 
     /// Finishes the removal of its name.
     pub(super) fn left(&self) {
-        self.inner.unregister(self.name());
         // Closing the server waits for the last lease.
         self.inner.released.notify_waiters();
         tracing::info!(name = self.name(), "unpublished");
@@ -272,7 +269,6 @@ impl Published {
     pub async fn vacate(&self, within: Duration) -> Result<()> {
         let publication = &self.publication;
         let until = deadline(within);
-        self.inner.unregister(self.name());
         self.inner.state().withdraw(publication.id, within);
         tracing::info!(name = self.name(), "withdrawing");
         loop {
@@ -309,22 +305,6 @@ impl Drop for Published {
         let there = self.inner.state().unpublish(self.publication.id, detail);
         if there.is_some() {
             self.left();
-        }
-    }
-}
-
-impl ServerCore {
-    fn register(&self, name: &str) {
-        if let Some(registration) = &*lock(&self.registration)
-            && let Err(error) = registration.add(name)
-        {
-            tracing::warn!(name, %error, "not in the directory");
-        }
-    }
-
-    fn unregister(&self, name: &str) {
-        if let Some(registration) = &*lock(&self.registration) {
-            registration.remove(name);
         }
     }
 }

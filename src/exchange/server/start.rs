@@ -12,7 +12,6 @@ use super::handshakes::Handshakes;
 use super::state::ServerState;
 use super::{Handle, Server, ServerCore, ServerOptions, accept, janitor, stats};
 use crate::account::Accounts;
-use crate::directory::{Directory, Exporter};
 use crate::limits::LONGEST;
 use crate::share::{BootId, InstanceId};
 use crate::transport::{FdBudget, Listening, SharedPeers, fd_accounts};
@@ -33,9 +32,8 @@ impl ServerOptions {
     ///
     /// # Errors
     /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for no address, two equal ones, a limit of 0, a
-    /// heartbeat of 0, or a lease shorter than the heartbeat; [`Insecure`](crate::Error::Insecure) for an address of other machines without TLS;
-    /// [`System`](crate::MemoryError::System) if the system refuses an address; those of
-    /// [`Directory::register`](crate::directory::Directory::register).
+    /// heartbeat of 0, or a lease shorter than the heartbeat; [`Insecure`](crate::Error::Insecure) for an address of other machines
+    /// without TLS; [`System`](crate::MemoryError::System) if the system refuses an address.
     pub async fn start(self) -> Result<Server> {
         self.check()?;
         start(self).await
@@ -128,22 +126,11 @@ fn core(
     sockets: &Sockets,
 ) -> Result<Arc<ServerCore>> {
     let boot = BootId::current()?;
-    let exporter = Exporter {
-        addresses: match options.advertised.is_empty() {
-            true => sockets.addresses(),
-            false => options.advertised,
-        },
-        instance: Some(instance),
-        boot: Some(boot),
-    };
-    let register = |directory: Directory| directory.register(exporter);
-    let registration = options.directory.map(register).transpose()?;
     let audit = Arc::new(Audit::new(options.audit));
     let accounts = Accounts::new(&options.limits);
     Ok(Arc::new(ServerCore {
         instance,
         boot,
-        registration: Mutex::new(registration),
         connections: connections(&options.limits),
         sessions: sessions(&options.limits),
         fds: fd_accounts(&options.limits),

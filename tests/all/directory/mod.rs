@@ -4,7 +4,7 @@
 //! fail. The last two need `etcdctl`.
 
 mod etcd;
-mod finder;
+mod servers;
 mod trust;
 
 use std::io::{BufRead, BufReader};
@@ -12,8 +12,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use egmem::exchange::directory::{
-    Directory, DirectoryEvent, DirectoryWatch, EtcdOptions, Exporter, Registration,
-    RegistrationState,
+    Directory, EtcdOptions, Exporter, Registration, RegistrationState,
 };
 use egmem::exchange::{Address, Error};
 use egmem::share::{BootId, InstanceId};
@@ -40,8 +39,8 @@ fn directory(etcd: &Etcd) -> Directory {
 fn exporter(port: u16) -> Exporter {
     Exporter {
         addresses: vec![Address::loopback(port)],
-        instance: Some(InstanceId::random().unwrap()),
-        boot: Some(BootId::current().unwrap()),
+        instance: InstanceId::random().unwrap(),
+        boot: BootId::current().unwrap(),
     }
 }
 
@@ -71,27 +70,6 @@ async fn becomes(directory: &Directory, name: &str, expected: &[&Exporter]) {
     }
 }
 
-async fn next(watch: &mut DirectoryWatch) -> DirectoryEvent {
-    timeout(LONG, watch.recv())
-        .await
-        .expect("no event")
-        .expect("the watch has ended")
-}
-
-fn found(name: &str, exporter: &Exporter) -> DirectoryEvent {
-    DirectoryEvent::Found {
-        name: name.into(),
-        exporter: exporter.clone(),
-    }
-}
-
-fn gone(name: &str, exporter: &Exporter) -> DirectoryEvent {
-    DirectoryEvent::Gone {
-        name: name.into(),
-        instance: exporter.instance.unwrap(),
-    }
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn names_come_and_go() {
     let Some(etcd) = Etcd::start(None) else {
@@ -118,17 +96,14 @@ async fn names_come_and_go() {
     one.remove("a/1");
     registered(&one).await;
     becomes(&directory, "a/1", &[&second]).await;
-    // More than fit into one transaction or one answer.
+    // More than fit into one transaction.
     for number in 0..2500 {
         two.add(&format!("many/{number}")).unwrap();
     }
     registered(&two).await;
-    let mut watch = directory.watch("many/").unwrap();
-    let mut seen = 0;
-    while next(&mut watch).await != DirectoryEvent::Current {
-        seen += 1;
+    for number in [0, 1000, 2499] {
+        becomes(&directory, &format!("many/{number}"), &[&second]).await;
     }
-    assert_eq!(seen, 2500);
     two.close().await.unwrap();
     assert_eq!(directory.resolve("a/1").await.unwrap(), []);
     drop(one);
@@ -146,21 +121,12 @@ async fn etcd_is_killed_and_comes_back() {
     one.add("a").unwrap();
     one.add("b").unwrap();
     registered(&one).await;
-    let mut watch = directory.watch("").unwrap();
-    let mut told = [next(&mut watch).await, next(&mut watch).await];
-    told.sort_by_key(|event| format!("{event:?}"));
-    assert_eq!(told, [found("a", &first), found("b", &first)]);
-    assert_eq!(next(&mut watch).await, DirectoryEvent::Current);
 
     etcd.kill();
     let before = Instant::now();
     let error = directory.resolve("a").await.unwrap_err();
     assert!(matches!(error, Error::Directory { .. }), "{error}");
     assert!(before.elapsed() < LONG);
-    assert!(matches!(
-        next(&mut watch).await,
-        DirectoryEvent::Away(Error::Directory { .. })
-    ));
     timeout(LONG, one.changed(&RegistrationState::Registered))
         .await
         .unwrap();
@@ -179,17 +145,6 @@ async fn etcd_is_killed_and_comes_back() {
     becomes(&directory, "a", &[&first]).await;
     becomes(&directory, "b", &[]).await;
     becomes(&directory, "c", &[&first]).await;
-    // The watch may see the old lease end first, or the exporter come back first; its last
-    // event is the state.
-    let mut names = std::collections::BTreeSet::from(["a".to_owned(), "b".to_owned()]);
-    let right = std::collections::BTreeSet::from(["a".to_owned(), "c".to_owned()]);
-    while names != right {
-        match next(&mut watch).await {
-            DirectoryEvent::Found { name, .. } => assert!(names.insert(name)),
-            DirectoryEvent::Gone { name, .. } => assert!(names.remove(&name)),
-            _ => {}
-        }
-    }
     // And the lease is kept alive again; on a busy machine it may expire and be replaced by a new one.
     sleep(LEASE + Duration::from_secs(1)).await;
     becomes(&directory, "a", &[&first]).await;
@@ -229,7 +184,7 @@ async fn child_exporter() {
     let registration = directory.register(exporter.clone()).unwrap();
     registration.add("of/the/dead").unwrap();
     registered(&registration).await;
-    println!("registered {}", exporter.instance.unwrap());
+    println!("registered {}", exporter.instance);
     // Until it is killed, or its test is dead.
     sleep(LONG).await;
 }
@@ -240,8 +195,6 @@ async fn a_dead_exporters_names_go_with_its_lease() {
         return;
     };
     let directory = directory(&etcd);
-    let mut watch = directory.watch("of/").unwrap();
-    assert_eq!(next(&mut watch).await, DirectoryEvent::Current);
     let mut child = child(module_path!(), "child_exporter")
         .env("EGMEM_TEST_ETCD", etcd.endpoint())
         .stdout(Stdio::piped())
@@ -252,16 +205,13 @@ async fn a_dead_exporters_names_go_with_its_lease() {
         .map(Result::unwrap)
         .find_map(|line| Some(line.split_once("registered ")?.1.trim().to_owned()))
         .expect("the child has not registered");
-    let DirectoryEvent::Found { name, exporter } = next(&mut watch).await else {
-        panic!("not found");
-    };
-    assert_eq!(name, "of/the/dead");
-    assert_eq!(exporter.instance.unwrap().to_string(), instance);
+    let found = directory.resolve("of/the/dead").await.unwrap();
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0].instance.to_string(), instance);
     child.kill().unwrap();
     child.wait().unwrap();
     // Not at once: etcd cannot tell a dead exporter from a slow one.
-    assert_eq!(next(&mut watch).await, gone(&name, &exporter));
-    assert_eq!(directory.resolve(&name).await.unwrap(), []);
+    becomes(&directory, "of/the/dead", &[]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -271,7 +221,7 @@ async fn entries_of_other_writers_are_passed_over() {
     };
     let directory = directory(&etcd);
     let first = exporter(1);
-    let id = first.instance.unwrap();
+    let id = first.instance;
     let other = InstanceId::random().unwrap();
     for (key, value) in [
         ("a@x".to_owned(), "{}"),
@@ -293,8 +243,4 @@ async fn entries_of_other_writers_are_passed_over() {
     one.add("a").unwrap();
     registered(&one).await;
     assert_eq!(directory.resolve("a").await.unwrap(), [first]);
-}
-
-async fn becomes_empty(directory: &Directory, name: &str) {
-    becomes(directory, name, &[]).await;
 }

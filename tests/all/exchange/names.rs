@@ -198,27 +198,3 @@ async fn the_exporter_sees_peers_come_and_go() {
     assert_eq!(server.stats().tasks, 0);
     drop(published);
 }
-
-#[tokio::test]
-async fn a_finders_memory_has_the_programs_line() {
-    use egmem::exchange::directory::{Directory, Finder};
-
-    let (own, other) = (fabric(), fabric());
-    let server = server().await;
-    let _published = server.publish("x", buffer(&own, 1)).now().unwrap();
-    let finder = Finder::new(Directory::fixed(server.addresses()).unwrap(), &other);
-    let line_of = || {
-        let entries = ledger::allocations(&other);
-        let site = entries[0].site.as_ref().unwrap();
-        assert!(site.file.ends_with("names.rs"), "{site}");
-        site.line
-    };
-    let line = line!() + 1;
-    let found = within(finder.fetch("x")).await.unwrap();
-    assert_eq!(line_of(), line);
-    found.release().await.unwrap();
-    let line = line!() + 1;
-    let found = within(finder.wait("x", LONG, |fetch| fetch)).await.unwrap();
-    assert_eq!(line_of(), line);
-    found.release().await.unwrap();
-}

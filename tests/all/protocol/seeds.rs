@@ -77,8 +77,8 @@ fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
         addresses: ["tcp://node7:7420", "unix:/run/egmem.sock"]
             .map(|text| text.parse().expect("an address"))
             .to_vec(),
-        instance: Some(instance),
-        boot: Some(BootId::from_bytes([1; 16])),
+        instance,
+        boot: BootId::from_bytes([1; 16]),
     };
     let json = serde_json::to_string(&exporter).expect("an exporter");
     let entry = format!("/egmem/v1/names/job-7/weights@{instance}\n{json}");

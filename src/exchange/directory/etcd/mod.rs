@@ -2,7 +2,6 @@
 
 mod options;
 mod register;
-mod watch;
 
 use std::fmt;
 use std::future::Future;
@@ -19,7 +18,7 @@ use zeroize::Zeroizing;
 pub use options::EtcdOptions;
 use options::TlsFiles;
 
-use super::exporter::Exporter;
+use super::Exporter;
 use super::keys::{Keys, read_value};
 use crate::text::bounded;
 use crate::{Error, Result};
@@ -104,26 +103,23 @@ impl Etcd {
 
     /// Returns the exporters of a name, in the order in which they registered it.
     pub async fn resolve(&self, name: &str) -> Result<Vec<Exporter>> {
-        let (mut found, _) = self.list(self.keys.holders(name)).await?;
+        let mut found = self.list(self.keys.holders(name)).await?;
         found.sort_by_key(KeyValue::create_revision);
-        Ok(found
-            .iter()
-            .filter_map(|entry| Some(self.read(entry)?.1))
-            .collect())
+        Ok(found.iter().filter_map(|entry| self.read(entry)).collect())
     }
 
-    /// Parses an entry into its name and exporter; `None` for an entry that this crate did not write.
-    pub fn read(&self, entry: &KeyValue) -> Option<(String, Exporter)> {
+    /// Parses an entry into its exporter; `None` for an entry that this crate did not write.
+    fn read(&self, entry: &KeyValue) -> Option<Exporter> {
         let (name, instance) = self.keys.read(entry.key())?;
         let exporter = read_value(entry.value(), instance);
         if exporter.is_none() {
             tracing::warn!(name, %instance, "etcd has an entry that is not an exporter's");
         }
-        Some((name, exporter?))
+        exporter
     }
 
-    /// Returns all entries whose keys have this prefix, as of one revision, and that revision.
-    pub async fn list(&self, prefix: String) -> Result<(Vec<KeyValue>, i64)> {
+    /// Returns all entries whose keys have this prefix, as of one revision.
+    async fn list(&self, prefix: String) -> Result<Vec<KeyValue>> {
         let end = end_of(&prefix);
         let mut start = prefix.into_bytes();
         let mut all: Vec<KeyValue> = Vec::new();
@@ -148,7 +144,7 @@ impl Etcd {
                     start.push(0);
                 }
                 _ if more => return Err(self.away(format!("more than {MAX_KEYS} names"))),
-                _ => return Ok((all, revision)),
+                _ => return Ok(all),
             }
         }
     }
@@ -191,7 +187,7 @@ impl fmt::Display for Etcd {
 }
 
 /// Returns the first key after all keys that begin with `prefix`, which is ASCII.
-pub(super) fn end_of(prefix: &str) -> Vec<u8> {
+fn end_of(prefix: &str) -> Vec<u8> {
     let mut end = prefix.as_bytes().to_vec();
     if let Some(last) = end.last_mut() {
         *last = last.saturating_add(1);

@@ -9,12 +9,11 @@ use etcd_client::{Client, LeaseKeepAliveStream, LeaseKeeper, PutOptions, Txn, Tx
 use tokio::sync::oneshot;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-use super::super::exporter::Exporter;
 use super::super::keys::value;
-use super::super::registration::{Registration, RegistrationState, Wanted};
+use super::super::{Exporter, Registration, RegistrationState, Wanted};
 use super::{Etcd, runtime};
+use crate::Result;
 use crate::share::InstanceId;
-use crate::{Error, Result};
 
 /// Changes in one transaction: etcd allows 128.
 const BATCH: usize = 100;
@@ -22,16 +21,13 @@ const BATCH: usize = 100;
 impl Etcd {
     /// Registers an exporter.
     pub fn register(self: &Arc<Self>, exporter: &Exporter) -> Result<Registration> {
-        let Some(instance) = exporter.instance else {
-            return Err(Error::invalid("exporter", "no instance"));
-        };
         let runtime = runtime()?;
         let (close, closed) = oneshot::channel();
-        let registration = Registration::new(RegistrationState::Pending, Some(close));
+        let registration = Registration::new(close);
         let task = Task {
             value: value(exporter),
             etcd: Arc::clone(self),
-            instance,
+            instance: exporter.instance,
             wanted: Arc::clone(&registration.wanted),
             lease: None,
         };
