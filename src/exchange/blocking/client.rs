@@ -251,7 +251,7 @@ pub type Follow = Blocking<exchange::Follow>;
 
 impl Follow {
     /// Waits for the next state of the name, for at most the given time, and returns `None` if it has not
-    /// changed. The first call returns the current state. A fetch that has begun continues after a timeout.
+    /// changed. The first call returns the current state. A fetch that takes longer is begun anew by the next call.
     ///
     /// # Errors
     ///

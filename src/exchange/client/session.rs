@@ -11,13 +11,12 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
-use tokio::runtime::Handle;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, broadcast, mpsc, oneshot, watch};
 use tokio::time::{Instant, timeout_at};
 
 pub(crate) use departing::Departing;
 
-use super::greet::{Dial, Established, Terms};
+use super::greet::{Dial, Established, Terms, is_final};
 use super::lease::{ClientLease, Held, LeaseKey, LeaseState};
 use super::text;
 use crate::per_driver::lock;
@@ -116,18 +115,14 @@ struct SessionState {
 pub(crate) struct ClientSession {
     pub(super) dial: Dial,
     pub(super) driver: Driver,
-    /// The runtime of the session's task, which lasts as long as the session.
-    pub(super) runtime: Handle,
     queue: mpsc::UnboundedSender<Command>,
     permits: Arc<Semaphore>,
     /// Wakes the task when there is something to write or to end.
     pub(super) wake: Notify,
     notices: OnceLock<broadcast::Sender<Notified>>,
     over: watch::Sender<bool>,
-    /// Why the server counts as gone, until it is back.
+    /// Why the server counts as gone, or no longer lets this client in, until it does again.
     pub(super) gone: watch::Sender<Option<Error>>,
-    /// Why the server no longer lets this client in, until it does again.
-    pub(super) barred: watch::Sender<Option<Error>>,
     pub(super) users: AtomicUsize,
     state: Mutex<SessionState>,
 }
@@ -148,7 +143,6 @@ impl ClientSession {
             .max(1);
         let session = Arc::new(Self {
             driver: driver.clone(),
-            runtime: Handle::current(),
             queue,
             // These permits bound the queue.
             permits: Arc::new(Semaphore::new(permits.min(Semaphore::MAX_PERMITS))),
@@ -156,7 +150,6 @@ impl ClientSession {
             notices: OnceLock::new(),
             over: watch::channel(false).0,
             gone: watch::channel(None).0,
-            barred: watch::channel(None).0,
             users: AtomicUsize::new(0),
             state: Mutex::new(SessionState {
                 link: Link::Up,
@@ -307,7 +300,23 @@ impl ClientSession {
         state.closing.is_none() && matches!(state.link, Link::Down(_))
     }
 
-    /// Waits until the server is gone, or silent for longer than a lease, which may be so already.
+    /// Waits until this client has ended, or the server no longer lets it in.
+    pub(super) async fn until_end(&self) -> Error {
+        let mut gone = self.gone.subscribe();
+        let barred = async {
+            let why = gone
+                .wait_for(|why| why.as_ref().is_some_and(is_final))
+                .await;
+            why.ok().and_then(|why| why.clone())
+        };
+        tokio::select! {
+            () = self.queue.closed() => self.down(),
+            Some(why) = barred => why,
+        }
+    }
+
+    /// Waits until the server is gone, silent for longer than a lease, or no longer lets this client in, which may be
+    /// so already.
     pub(super) fn gone(&self) -> impl Future<Output = Error> + use<> {
         let mut gone = self.gone.subscribe();
         async move {

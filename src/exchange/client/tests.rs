@@ -10,6 +10,7 @@ use crate::{Refusal, ShareError};
 use fake::*;
 
 pub(crate) mod fake;
+mod follow;
 mod imports;
 mod leases;
 mod wire;

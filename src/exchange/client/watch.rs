@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use tokio::sync::broadcast::{Receiver, error::RecvError};
+use tokio::sync::broadcast::Receiver;
+use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 
 use super::Client;
 use super::session::Notified;
@@ -33,10 +34,12 @@ pub enum WatchEvent {
 pub struct Watch {
     client: Client,
     prefix: String,
+    /// Whether the prefix is the only name.
+    one_name: bool,
     notices: Receiver<Notified>,
     /// The states reported so far, so that none is reported twice.
     known: BTreeMap<String, Entry>,
-    events: VecDeque<WatchEvent>,
+    pub(super) events: VecDeque<WatchEvent>,
     /// How many events were missed before the next full listing, if one is due.
     stale: Option<u64>,
     /// Whether it was reported that the server is away.
@@ -58,18 +61,29 @@ impl Client {
 
 impl Watch {
     async fn start(client: &Client, prefix: String) -> Result<Self> {
-        let mut watch = Self {
+        let mut watch = Self::new(client, prefix, false);
+        watch.look().await?;
+        watch.stale = None;
+        Ok(watch)
+    }
+
+    /// Returns a watch of one name, which [`update`](Self::update) starts.
+    pub(super) fn of_name(client: &Client, name: String) -> Self {
+        Self::new(client, name, true)
+    }
+
+    fn new(client: &Client, prefix: String, one_name: bool) -> Self {
+        Self {
             // Before the first listing, so that nothing is missed.
             notices: client.session().notices(),
             client: client.clone(),
             prefix,
+            one_name,
             known: BTreeMap::new(),
             events: VecDeque::new(),
-            stale: None,
+            stale: Some(0),
             away: false,
-        };
-        watch.look().await?;
-        Ok(watch)
+        }
     }
 
     /// Waits for the next event.
@@ -84,34 +98,63 @@ impl Watch {
             if let Some(event) = self.events.pop_front() {
                 return Ok(event);
             }
-            if let Some(missed) = self.stale
-                && self.look_again(missed).await?
-            {
-                continue;
+            self.update().await?;
+        }
+    }
+
+    /// Lists the names if a listing is due, or waits for one notice. Cancel safe.
+    pub(super) async fn update(&mut self) -> Result<()> {
+        if let Some(missed) = self.stale
+            && self.look_again(missed).await?
+        {
+            return Ok(());
+        }
+        let notice = self.notices.recv().await;
+        self.hear(notice)
+    }
+
+    /// Takes in the notices that have come.
+    pub(super) fn catch_up(&mut self) -> Result<()> {
+        loop {
+            let notice = match self.notices.try_recv() {
+                Ok(notice) => Ok(notice),
+                Err(TryRecvError::Empty) => return Ok(()),
+                Err(TryRecvError::Lagged(missed)) => Err(RecvError::Lagged(missed)),
+                Err(TryRecvError::Closed) => Err(RecvError::Closed),
+            };
+            self.hear(notice)?;
+        }
+    }
+
+    fn hear(&mut self, notice: Result<Notified, RecvError>) -> Result<()> {
+        match notice {
+            Ok(Notified::Published(entry)) => self.published((*entry).clone()),
+            Ok(Notified::Gone(name)) => self.gone(&name),
+            // Repeated; and if only the session is lost, there is a connection already.
+            Ok(Notified::SessionLost(why)) => {
+                if self.client.session().is_down() {
+                    self.away(&why);
+                }
             }
-            match self.notices.recv().await {
-                Ok(Notified::Published(entry)) => self.published((*entry).clone()),
-                Ok(Notified::Gone(name)) => self.gone(&name),
-                // Repeated; and if only the session is lost, there is a connection already.
-                Ok(Notified::SessionLost(why)) => {
-                    if self.client.session().is_down() {
-                        self.away(&why);
-                    }
-                }
-                Ok(Notified::Fresh) => {
-                    self.away = false;
-                    self.stale = Some(self.stale.unwrap_or(0));
-                }
-                Err(RecvError::Lagged(missed)) => {
-                    // The missed notices may include the new connection.
-                    self.away &= self.client.session().is_down();
-                    self.stale = Some(missed);
-                }
-                Ok(Notified::Over) | Err(RecvError::Closed) => {
-                    return Err(self.client.session().down());
-                }
+            Ok(Notified::Fresh) => {
+                self.away = false;
+                self.stale = Some(self.stale.unwrap_or(0));
+            }
+            Err(RecvError::Lagged(missed)) => {
+                // The missed notices may include the new connection.
+                self.away &= self.client.session().is_down();
+                self.stale = Some(missed);
+            }
+            Ok(Notified::Over) | Err(RecvError::Closed) => {
+                return Err(self.client.session().down());
             }
         }
+        Ok(())
+    }
+
+    /// Returns whether [`names`](Self::names) are those that exist, as far as is known.
+    pub(super) const fn is_current(&self) -> bool {
+        self.stale.is_none() && !self.away
     }
 
     /// Lists the names after `missed` notices. Returns `false` if there is no event, and a notice will report the
@@ -163,8 +206,15 @@ impl Watch {
         }
     }
 
+    fn covers(&self, name: &str) -> bool {
+        match self.one_name {
+            true => name == self.prefix,
+            false => name.starts_with(&self.prefix),
+        }
+    }
+
     fn published(&mut self, entry: Entry) {
-        if !entry.name.starts_with(&self.prefix) {
+        if !self.covers(&entry.name) {
             return;
         }
         let before = self.known.insert(entry.name.clone(), entry.clone());
@@ -189,8 +239,10 @@ impl Watch {
         let Answer::Names(names) = client.again(ask, client.patience()).await? else {
             return Err(client.broken("unexpected answer to a watch"));
         };
-        let mut now = client.pages(&prefix, names.entries, names.more).await?;
-        now.retain(|entry| entry.name.starts_with(&prefix));
+        // Entries are sorted: a name comes before all longer names that begin with it.
+        let more = names.more && !self.one_name;
+        let mut now = client.pages(&prefix, names.entries, more).await?;
+        now.retain(|entry| self.covers(&entry.name));
         let there: BTreeSet<_> = now.iter().map(|entry| entry.name.as_str()).collect();
         let known = self.known.keys();
         let gone: Vec<_> = known

@@ -57,7 +57,7 @@ impl ClientSession {
         let mut state = self.lock();
         let error = lost(why.error);
         if is_final(&error) {
-            self.barred.send_replace(Some(error.clone()));
+            self.gone.send_replace(Some(error.clone()));
         }
         state.link = Link::Down(Unconnected { error, ..why });
         self.lose_if_gone(&state);
@@ -187,7 +187,6 @@ impl ClientSession {
         state.silence.last = Instant::now();
         state.silence.total = Duration::ZERO;
         self.gone.send_replace(None);
-        self.barred.send_replace(None);
         drop(state);
         self.tell(Notified::Fresh);
     }

@@ -1,0 +1,440 @@
+//! Following a name: returns its memory, and again each time the name gets other memory.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch::Receiver;
+use tokio::time::{Instant, sleep_until};
+
+use super::greet::is_final;
+use super::watch::{Watch, WatchEvent};
+use super::{Client, FetchOptions, LeaseState, Reconnect, RemoteBuffer};
+use crate::limits::deadline;
+use crate::protocol::Entry;
+use crate::share::Description;
+use crate::{Error, MemoryError, Refusal, Result, ShareError};
+
+/// The current state of a followed name.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Followed {
+    /// Memory that was not returned before: imported, mapped, and with its own lease.
+    Memory(Box<RemoteBuffer>),
+    /// No memory at present. The caller should drop the memory returned before.
+    Gone(Absence),
+}
+
+/// Why a followed name has no memory at present.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Absence {
+    /// This client cannot fetch anything under the name: it was never published, it was withdrawn or deleted,
+    /// or this client has no right to it. The server does not tell which.
+    NotThere,
+    /// The server is gone, or silent for longer than a lease, with the reason. The client keeps reconnecting.
+    Away(String),
+    /// The lease on the memory returned last is being withdrawn, or is lost.
+    Lease(LeaseState),
+    /// The client cannot fetch the memory, or cannot watch the name, at present. If this client cannot use this memory
+    /// ([`Error::Mismatched`], [`Error::NoCommonHandle`], [`Error::Refused`] with `read_only`, `wrong_owner` or
+    /// `no_common_handle`), the next attempt follows when the name gets other memory, another owner or other access;
+    /// otherwise after a pause.
+    Unavailable(Error),
+}
+
+impl fmt::Display for Absence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotThere => f.write_str("nothing that this client may fetch is under the name"),
+            Self::Away(why) => write!(f, "the server is away: {why}"),
+            Self::Lease(state) => write!(f, "the lease is {state}"),
+            Self::Unavailable(why) => write!(f, "not available: {why}"),
+        }
+    }
+}
+
+/// The last return of [`Follow::next`].
+#[derive(Debug, PartialEq, Eq)]
+enum Told {
+    Nothing,
+    Gone,
+    Memory,
+}
+
+type Fetching = Pin<Box<dyn Future<Output = Result<RemoteBuffer>> + Send>>;
+
+/// The memory that was returned last.
+struct Returned {
+    /// What the name denoted when it was fetched, and what the server granted.
+    memories: [Description; 2],
+    lease: Receiver<LeaseState>,
+}
+
+/// Follows a name across withdrawals, deletions, broken connections and exporter restarts.
+///
+/// [`next`](Self::next) returns states, not a history: a caller that is slower than the changes gets the
+/// newest one. The same memory (same identity and bounds) is returned only once, with two exceptions: after
+/// [`Followed::Gone`], and after the lease on it was withdrawn or lost, because then the exporter no longer
+/// keeps the memory for the caller.
+///
+/// **Memory that was returned before belongs to the caller.** Its lease continues like that of any
+/// [`RemoteBuffer`], also when other memory is returned next: nothing is unmapped or replaced under the caller, and
+/// the exporter counts a holder until the caller drops it. So when `next` returns, wait for the GPU work that
+/// uses the old memory, then drop or release it. Until then [`RemoteBuffer::state`] tells whether the
+/// exporter still keeps it.
+///
+/// Nothing happens between two calls of `next`. The server keeps the watch on the name for as long as the connection
+/// lasts; a session can watch 64 names or prefixes. A `Follow` keeps the client's connection open, as a clone of the
+/// [`Client`] does.
+///
+/// ```
+/// use egmem::driver::NodeId;
+/// use egmem::exchange::{Address, Client, Followed, Server};
+/// use egmem::{Buffer, Driver, Machine};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> egmem::exchange::Result<()> {
+/// let driver = Driver::simulated(Machine::gh200())?; // Driver::open() on a real machine
+/// let server = Server::options().listen(Address::loopback(0)).start().await?;
+/// let client = Client::options(server.addresses().remove(0)).connect(&driver).await?;
+///
+/// let mut follow = client.follow("weights");
+/// assert!(matches!(follow.next().await?, Followed::Gone(_)));
+/// let buffer = Buffer::on(NodeId(0)).bytes(1 << 20).shareable().allocate(&driver)?;
+/// let published = server.publish("weights", buffer).now()?;
+/// let weights = match follow.next().await? {
+///     Followed::Memory(weights) => weights,
+///     other => panic!("{other:?}"),
+/// };
+/// assert_eq!(weights.len(), 1 << 20);
+/// # drop(published);
+/// # Ok(())
+/// # }
+/// ```
+pub struct Follow {
+    fetch: FetchOptions,
+    watch: Watch,
+    /// What the name denotes, if it is known.
+    listed: Option<Entry>,
+    /// Why there is no memory, to be returned once.
+    absence: Option<Absence>,
+    told: Told,
+    returned: Option<Returned>,
+    /// Whether this client cannot use the memory that is listed.
+    unusable: bool,
+    /// Failed fetches and watches in a row.
+    failures: u32,
+    /// No fetch before.
+    fetch_at: Option<Instant>,
+    /// No request for a watch before.
+    watch_at: Option<Instant>,
+    ended: Option<Error>,
+}
+
+impl Follow {
+    fn new(fetch: FetchOptions) -> Self {
+        Self {
+            watch: Watch::of_name(&fetch.client, fetch.name.clone()),
+            fetch,
+            listed: None,
+            absence: None,
+            told: Told::Nothing,
+            returned: None,
+            unusable: false,
+            failures: 0,
+            fetch_at: None,
+            watch_at: None,
+            ended: None,
+        }
+    }
+
+    /// Returns the followed name.
+    pub fn name(&self) -> &str {
+        &self.fetch.name
+    }
+
+    /// Waits until the state of the name differs from the state returned last, and returns the new one. The
+    /// first call returns the current state. Failed attempts are repeated with the pauses of the client's
+    /// [`reconnect`](super::ClientOptions::reconnect) options.
+    ///
+    /// # Errors
+    /// An error ends the follow: each later call returns the same error.
+    ///
+    /// - [`Error::Refused`] with `forbidden` or `not_trusted`, [`NotTrusted`](crate::ShareError::NotTrusted):
+    ///   this client is no longer admitted, or it lost its right to the memory and kept it until the server ended
+    ///   the lease. A client that released the memory in time sees only [`Absence::NotThere`], as for a name that
+    ///   does not exist.
+    /// - [`PeerLost`](crate::ShareError::PeerLost) once the client is closed, or its connection is broken and it does
+    ///   not [dial again](super::Reconnect::never).
+    /// - Those of [`FetchOptions::go`] that a later attempt cannot avoid:
+    ///   [`InvalidArgument`](crate::MemoryError::InvalidArgument), [`Protocol`](crate::ShareError::Protocol), and
+    ///   [`Error::Refused`] with `stale`, `invalid` or `unsupported`.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses no state. A fetch in progress is dropped and leaves nothing leased or mapped; the
+    /// next call begins it anew.
+    pub async fn next(&mut self) -> Result<Followed> {
+        if let Some(ended) = &self.ended {
+            return Err(ended.clone());
+        }
+        let next = self.advance().await;
+        if let Err(error) = &next {
+            self.ended = Some(error.clone());
+        }
+        next
+    }
+
+    async fn advance(&mut self) -> Result<Followed> {
+        let session = Arc::clone(self.fetch.client.session());
+        let mut fetching: Option<Fetching> = None;
+        loop {
+            if self.told != Told::Gone
+                && let Some(absence) = &self.absence
+            {
+                self.told = Told::Gone;
+                return Ok(Followed::Gone(absence.clone()));
+            }
+            match self.fetch_due() {
+                None => fetching = None,
+                Some(at) if fetching.is_none() && self.watch.is_current() => {
+                    fetching = Some(Box::pin(fetch(self.fetch.clone(), at)));
+                }
+                Some(_) => {}
+            }
+            tokio::select! {
+                biased;
+                why = session.until_end() => return Err(why),
+                state = lease_change(&mut self.returned) => {
+                    if let Some(absence) = self.lease_changed(state)? {
+                        return Ok(Followed::Gone(absence));
+                    }
+                }
+                updated = update(&mut self.watch, self.watch_at) => match updated {
+                    // A fetch in progress is of other memory.
+                    Ok(()) if self.has_changed() => fetching = None,
+                    Ok(()) => {}
+                    Err(error) => self.watch_failed(error)?,
+                },
+                fetched = finished(&mut fetching) => match fetched {
+                    Ok(memory) => return Ok(self.fetched(memory)),
+                    Err(error) => {
+                        fetching = None;
+                        self.fetch_failed(error)?;
+                    }
+                },
+            }
+        }
+    }
+
+    /// Returns when to fetch, if the caller does not have the memory that the name denotes.
+    fn fetch_due(&self) -> Option<Instant> {
+        let entry = self.listed.as_ref().filter(|_| !self.unusable)?;
+        let is_entry = |memory: &Description| is_same(memory, &entry.memory);
+        let has = self.holds() && self.returned.as_ref()?.memories.iter().any(is_entry);
+        (!has).then(|| self.fetch_at.unwrap_or_else(Instant::now))
+    }
+
+    /// Returns whether the exporter keeps the memory returned last, and the caller was not told to drop it.
+    fn holds(&self) -> bool {
+        let returned = self.returned.as_ref();
+        let held = returned.is_some_and(|returned| *returned.lease.borrow() == LeaseState::Held);
+        held && self.told == Told::Memory
+    }
+
+    /// Takes over what the watch knows of the name. Returns whether other memory is listed, or none.
+    fn has_changed(&mut self) -> bool {
+        self.watch_at = None;
+        for event in self.watch.events.drain(..) {
+            if let WatchEvent::Away(why) = event {
+                self.listed = None;
+                self.absence = Some(Absence::Away(why));
+            }
+        }
+        if !self.watch.is_current() {
+            return false;
+        }
+        let before = self.listed.take();
+        self.listed = self.watch.names().next().cloned();
+        let Some(entry) = &self.listed else {
+            self.absence = Some(Absence::NotThere);
+            return true;
+        };
+        let same = |before: &Entry| before.memory == entry.memory && before.owner == entry.owner;
+        if before.as_ref().is_some_and(same) {
+            return false;
+        }
+        self.absence = None;
+        self.unusable = false;
+        self.failures = 0;
+        self.fetch_at = None;
+        true
+    }
+
+    /// Returns what to tell of a lease that is no longer held.
+    fn lease_changed(&mut self, state: LeaseState) -> Result<Option<Absence>> {
+        match state {
+            LeaseState::Held => Ok(None),
+            LeaseState::Lost(why) if is_final(&why) => Err(why),
+            _ if self.told != Told::Memory => Ok(None),
+            state => {
+                self.told = Told::Gone;
+                Ok(Some(Absence::Lease(state)))
+            }
+        }
+    }
+
+    fn fetched(&mut self, memory: RemoteBuffer) -> Followed {
+        let granted = memory.description().clone();
+        let listed = self.listed.as_ref().map(|entry| entry.memory.clone());
+        self.returned = Some(Returned {
+            memories: [listed.unwrap_or_else(|| granted.clone()), granted],
+            lease: memory.grant.lease.states(),
+        });
+        self.told = Told::Memory;
+        self.absence = None;
+        self.failures = 0;
+        self.fetch_at = None;
+        Followed::Memory(Box::new(memory))
+    }
+
+    fn fetch_failed(&mut self, error: Error) -> Result<()> {
+        let error = self.may_go_on(error)?;
+        tracing::debug!(name = self.fetch.name, %error, "followed memory is not available");
+        self.unusable = is_of_this_memory(&error);
+        self.fetch_at = Some(self.pause());
+        self.absence = Some(match error.refusal() {
+            Some(Refusal::NotFound) => Absence::NotThere,
+            _ => Absence::Unavailable(error),
+        });
+        Ok(())
+    }
+
+    /// Notes that the name cannot be watched. A lease that is held says that its memory is still there.
+    fn watch_failed(&mut self, error: Error) -> Result<()> {
+        let error = self.may_go_on(error)?;
+        tracing::debug!(name = self.fetch.name, %error, "cannot watch a followed name");
+        self.watch_at = Some(self.pause());
+        if !self.holds() {
+            self.absence = Some(Absence::Unavailable(error));
+        }
+        Ok(())
+    }
+
+    /// # Errors
+    /// The error that ends the follow.
+    fn may_go_on(&self, error: Error) -> Result<Error> {
+        let session = self.fetch.client.session();
+        match session.is_open() {
+            false => Err(session.down()),
+            true if ends(&error) => Err(error),
+            true => Ok(error),
+        }
+    }
+
+    /// Counts a failure, and returns when the pause after it ends.
+    fn pause(&mut self) -> Instant {
+        let mut reconnect = self.fetch.client.session().dial.options.reconnect;
+        if reconnect.is_never() {
+            reconnect = Reconnect::default();
+        }
+        let pause = reconnect.pause(self.failures);
+        self.failures = self.failures.saturating_add(1);
+        deadline(pause.max(Duration::from_millis(1)))
+    }
+}
+
+async fn update(watch: &mut Watch, at: Option<Instant>) -> Result<()> {
+    if let Some(at) = at {
+        sleep_until(at).await;
+    }
+    watch.update().await?;
+    // The caller gets the newest state.
+    watch.catch_up()
+}
+
+async fn fetch(options: FetchOptions, at: Instant) -> Result<RemoteBuffer> {
+    sleep_until(at).await;
+    options.go().await
+}
+
+/// Waits for a fetch, forever if there is none.
+async fn finished(fetching: &mut Option<Fetching>) -> Result<RemoteBuffer> {
+    match fetching {
+        Some(fetching) => fetching.await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Waits until the state of the returned memory's lease changes; forever once it was released or lost.
+async fn lease_change(returned: &mut Option<Returned>) -> LeaseState {
+    if let Some(returned) = returned
+        && returned.lease.changed().await.is_ok()
+    {
+        return returned.lease.borrow_and_update().clone();
+    }
+    std::future::pending().await
+}
+
+/// Returns whether both are the same bytes of the same memory.
+fn is_same(one: &Description, other: &Description) -> bool {
+    let identities = |memory: &Description| -> Vec<_> {
+        let parts = memory.parts.iter();
+        parts.map(|part| part.identity).collect()
+    };
+    (one.offset, one.len) == (other.offset, other.len) && identities(one) == identities(other)
+}
+
+/// Returns whether no later attempt can succeed.
+fn ends(error: &Error) -> bool {
+    use Refusal::{Invalid, Stale, Unsupported};
+    is_final(error)
+        || matches!(error.refusal(), Some(Invalid | Stale | Unsupported))
+        || matches!(
+            error,
+            Error::Share(
+                ShareError::Memory(MemoryError::InvalidArgument { .. })
+                    | ShareError::Protocol { .. }
+            )
+        )
+}
+
+/// Returns whether this client cannot use this memory, but perhaps other memory under the name.
+fn is_of_this_memory(error: &Error) -> bool {
+    use Refusal::{NoCommonHandle, ReadOnly, WrongOwner};
+    matches!(
+        error,
+        Error::Mismatched { .. } | Error::NoCommonHandle { .. }
+    ) || matches!(
+        error.refusal(),
+        Some(NoCommonHandle | ReadOnly | WrongOwner)
+    )
+}
+
+impl fmt::Debug for Follow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Follow")
+            .field("name", &self.name())
+            .field("ended", &self.ended)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Client {
+    /// Follows a name: [`Follow::next`] returns its memory, and again each time the name gets other memory.
+    /// To set options, use [`FetchOptions::follow`].
+    #[track_caller]
+    pub fn follow(&self, name: impl Into<String>) -> Follow {
+        self.fetch(name).follow()
+    }
+}
+
+impl FetchOptions {
+    /// Follows the name, and fetches its memory with these options each time. See [`Follow`].
+    ///
+    /// With [`instance`](Self::instance) the follow ends when the server restarts.
+    pub fn follow(self) -> Follow {
+        Follow::new(self)
+    }
+}
