@@ -102,7 +102,7 @@ impl Owner {
             Self::Block(memory) => facts(memory),
             Self::OfMany(one) => facts(one.block()),
             Self::Pool(memory) => facts(&*lock(memory)),
-            Self::Remote(memory) => facts(&***memory),
+            Self::Remote(memory) => facts(&**memory),
             Self::Imported(memory) => facts(memory),
             Self::Part { whole, offset, len } => (
                 whole.driver().clone(),
@@ -156,7 +156,7 @@ impl Owner {
             Self::Block(memory) => question(memory),
             Self::OfMany(one) => question(one.block()),
             Self::Pool(memory) => question(&*lock(memory)),
-            Self::Remote(memory) => question(&***memory),
+            Self::Remote(memory) => question(&**memory),
             Self::Imported(memory) => question(memory),
             Self::Part { .. } | Self::Page(_) => {
                 return Err(egmem::Error::invalid(

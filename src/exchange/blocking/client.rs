@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
-use super::{Blocking, Check};
+use super::{Background, Check, as_there};
 use crate as exchange;
-use crate::driver::Driver;
-use crate::memory::{CpuMemory, CpuView, memory_through};
+use crate::accessors::cpu_accessors;
+use crate::driver::{Access, DevicePtr, Driver, HandleType, Location};
+use crate::memory::{CpuView, impl_cpu_memory, memory_through};
 use crate::protocol::Entry;
+use crate::share::{Description, InstanceId};
 use crate::{
-    Absence, ClientOptions, CreateOptions, FetchOptions, LeaseState, MemoryResult, Result,
-    WatchEvent,
+    ClientOptions, CreateOptions, FetchOptions, LeaseState, MemoryResult, Owner, Proof, Result,
 };
 
 /// A connection to an exchange server. See [`exchange::Client`].
@@ -36,9 +37,24 @@ use crate::{
 /// weights.release()?;
 /// # Ok::<(), egmem::exchange::Error>(())
 /// ```
-pub type Client = Blocking<exchange::Client>;
+///
+/// Clones are the same connection, and keep the thread.
+#[derive(Clone, Debug)]
+pub struct Client {
+    // In this order: the thread ends last.
+    inner: exchange::Client,
+    background: Background,
+}
 
 impl Client {
+    as_there! {
+        "Client":
+        fn instance(&self) -> InstanceId;
+        fn peer(&self) -> String;
+        fn name(&self) -> String;
+        fn driver(&self) -> &Driver;
+    }
+
     /// Connects, as [`ClientOptions::connect`] does.
     ///
     /// # Errors
@@ -65,9 +81,10 @@ impl Client {
     }
 
     fn connect_with(options: ClientOptions, driver: &Driver, check: Option<Check>) -> Result<Self> {
-        let client = Self::start_on("egmem-client", check, options.connect(driver))?;
-        client.background.ends_with(client.inner.departing());
-        Ok(client)
+        let background = Background::start("egmem-client", check)?;
+        let inner = background.wait(options.connect(driver))??;
+        background.ends_with(inner.departing());
+        Ok(Self { inner, background })
     }
 
     /// See [`exchange::Client::list`].
@@ -106,31 +123,10 @@ impl Client {
         options: impl FnOnce(FetchOptions) -> FetchOptions,
     ) -> Result<RemoteBuffer> {
         let fetch = options(self.inner.fetch(name));
-        Ok(self.beside(self.background.wait(fetch.go())??))
-    }
-
-    /// See [`exchange::Client::watch`].
-    ///
-    /// # Errors
-    /// As there; [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime.
-    pub fn watch(&self, prefix: impl Into<String>) -> Result<Watch> {
-        Ok(self.beside(self.background.wait(self.inner.watch(prefix))??))
-    }
-
-    /// Follows a name. See [`exchange::Client::follow`].
-    #[track_caller]
-    pub fn follow(&self, name: impl Into<String>) -> Follow {
-        self.follow_with(name, |options| options)
-    }
-
-    /// Follows a name, and fetches its memory with options each time.
-    #[track_caller]
-    pub fn follow_with(
-        &self,
-        name: impl Into<String>,
-        options: impl FnOnce(FetchOptions) -> FetchOptions,
-    ) -> Follow {
-        self.beside(options(self.inner.fetch(name)).follow())
+        Ok(RemoteBuffer {
+            inner: self.background.wait(fetch.go())??,
+            background: self.background.clone(),
+        })
     }
 
     /// See [`exchange::Client::create`].
@@ -167,9 +163,32 @@ impl Client {
 }
 
 /// Another process's memory, with a lease on it. See [`exchange::RemoteBuffer`].
-pub type RemoteBuffer = Blocking<exchange::RemoteBuffer>;
+#[derive(Debug)]
+pub struct RemoteBuffer {
+    // In this order: the thread ends last.
+    inner: exchange::RemoteBuffer,
+    background: Background,
+}
 
 impl RemoteBuffer {
+    as_there! {
+        "RemoteBuffer":
+        fn name(&self) -> &str;
+        fn owner(&self) -> &Owner;
+        fn description(&self) -> &Description;
+        fn via(&self) -> HandleType;
+        fn no_fabric(&self) -> Option<&str>;
+        fn proved(&self) -> &Proof;
+        fn state(&self) -> LeaseState;
+        fn access(&self, location: impl Into<Location>) -> MemoryResult<Access>;
+        fn cpu(&self) -> MemoryResult<CpuView<'_>>;
+        fn device_ptr(&self) -> DevicePtr;
+        fn len(&self) -> u64;
+        fn is_empty(&self) -> bool;
+    }
+
+    cpu_accessors!();
+
     /// Waits at most `patience` for a state that was not returned yet; otherwise `None`. See
     /// [`exchange::RemoteBuffer::changed`].
     ///
@@ -188,80 +207,7 @@ impl RemoteBuffer {
     }
 }
 
-impl CpuMemory for RemoteBuffer {
-    fn cpu(&self) -> MemoryResult<CpuView<'_>> {
-        self.inner.cpu()
-    }
-}
+impl_cpu_memory!(RemoteBuffer);
 
 // The remote memory that it owns lives as long.
 memory_through!(unsafe impl for RemoteBuffer, |this| this.inner);
-
-/// Events about names. See [`exchange::Watch`].
-pub type Watch = Blocking<exchange::Watch>;
-
-impl Watch {
-    /// Waits at most `patience` for the next event; otherwise `None`.
-    ///
-    /// # Errors
-    /// Those of [`exchange::Watch::recv`]; [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a
-    /// tokio runtime.
-    pub fn recv(&mut self, patience: Duration) -> Result<Option<WatchEvent>> {
-        let event = self.background.wait_for(patience, self.inner.recv())?;
-        event.transpose()
-    }
-}
-
-/// The current state of a followed name. See [`exchange::Followed`].
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum Followed {
-    /// Memory that was not returned before, with its own lease.
-    Memory(Box<RemoteBuffer>),
-    /// No memory at present. The caller should drop the memory returned before.
-    Gone(Absence),
-}
-
-/// Follows a name across withdrawals, deletions, broken connections and exporter restarts. See
-/// [`exchange::Follow`].
-///
-/// ```
-/// use std::time::Duration;
-///
-/// use egmem::driver::NodeId;
-/// use egmem::exchange::blocking::{self, Followed};
-/// use egmem::exchange::{self, Address};
-/// use egmem::{Buffer, Driver, Machine};
-///
-/// let driver = Driver::simulated(Machine::gh200())?; // Driver::open() on a real machine
-/// let server = blocking::Server::start(exchange::Server::options().listen(Address::loopback(0)))?;
-/// let buffer = Buffer::on(NodeId(0)).bytes(1 << 20).shareable().allocate(&driver)?;
-/// let published = server.publish("weights", buffer)?;
-///
-/// let options = exchange::Client::options(server.addresses().remove(0));
-/// let client = blocking::Client::connect(options, &driver)?;
-/// let mut follow = client.follow("weights");
-/// if let Some(Followed::Memory(weights)) = follow.next(Duration::from_secs(60))? {
-///     assert_eq!(weights.len(), 1 << 20);
-/// }
-/// # drop(published);
-/// # Ok::<(), egmem::exchange::Error>(())
-/// ```
-pub type Follow = Blocking<exchange::Follow>;
-
-impl Follow {
-    /// Waits for the next state of the name, for at most the given time, and returns `None` if it has not
-    /// changed. The first call returns the current state. A fetch that takes longer is begun anew by the next call.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`exchange::Follow::next`], which end the follow;
-    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime, which does not.
-    pub fn next(&mut self, patience: Duration) -> Result<Option<Followed>> {
-        let next = self.background.wait_for(patience, self.inner.next())?;
-        Ok(next.transpose()?.map(|next| match next {
-            exchange::Followed::Memory(remote) => Followed::Memory(Box::new(self.beside(*remote))),
-            exchange::Followed::Gone(absence) => Followed::Gone(absence),
-        }))
-    }
-}

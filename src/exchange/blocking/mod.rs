@@ -2,7 +2,10 @@
 //!
 //! Each client and server has a runtime on a thread of its own, so that heartbeats continue while the program
 //! does something else. The calls wait on the caller's thread. Within a tokio runtime they fail with
-//! [`InvalidArgument`](crate::MemoryError::InvalidArgument) instead of blocking it: use [`exchange`](crate) there.
+//! [`InvalidArgument`](crate::MemoryError::InvalidArgument) instead of blocking it: use [`exchange`](crate) there. To watch or
+//! follow names, use it too.
+//!
+//! The thread ends with the last of the values that were made by way of one client or server.
 
 mod client;
 mod server;
@@ -11,7 +14,7 @@ mod server;
 mod tests;
 
 use std::fmt;
-use std::ops::{ControlFlow, Deref};
+use std::ops::ControlFlow;
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -20,8 +23,8 @@ use tokio::runtime::{Builder, EnterGuard, Handle};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
 
-pub use client::{Client, Follow, Followed, RemoteBuffer, Watch};
-pub use server::{Events, Published, Server};
+pub use client::{Client, RemoteBuffer};
+pub use server::{Published, Server};
 
 use crate::client::Departing;
 use crate::fork::Generation;
@@ -39,47 +42,17 @@ const CHECK: Duration = Duration::from_millis(50);
 /// with [`Error::Interrupted`]. It may call this module.
 pub type Check = Arc<dyn Fn() -> ControlFlow<()> + Send + Sync>;
 
-/// A value of the exchange, and the thread that runs its tasks. It has its own calls, which block, and the methods of
-/// the value that do not wait.
-///
-/// The thread ends with the last of the values that were made by way of one client or server. A clone of the
-/// value inside, as `(*client).clone()` makes one, does not keep the thread: afterwards its calls fail, with
-/// [`PeerLost`](crate::ShareError::PeerLost) for a client.
-// `Deref` reaches every `&self` method of the value. So each of its `async fn(&self)` needs a blocking call of the
-// same name here, which comes first.
-#[derive(Clone, Debug)]
-pub struct Blocking<T> {
-    // In this order: the thread ends last.
-    inner: T,
-    background: Background,
+/// Methods of the value inside that do not wait.
+macro_rules! as_there {
+    ($there:literal: $(fn $name:ident(&self $(, $arg:ident: $type:ty)*) -> $result:ty;)*) => {$(
+        #[doc = concat!("See [`exchange::", $there, "::", stringify!($name), "`].")]
+        #[allow(clippy::missing_errors_doc)]
+        pub fn $name(&self $(, $arg: $type)*) -> $result {
+            self.inner.$name($($arg),*)
+        }
+    )*};
 }
-
-impl<T> Blocking<T> {
-    /// Starts a thread, and waits for the value that its tasks belong to.
-    fn start_on(
-        thread: &str,
-        check: Option<Check>,
-        value: impl Future<Output = Result<T>>,
-    ) -> Result<Self> {
-        let background = Background::start(thread, check)?;
-        let inner = background.wait(value)??;
-        Ok(Self { inner, background })
-    }
-
-    /// Returns a value that uses the same thread.
-    fn beside<U>(&self, inner: U) -> Blocking<U> {
-        let background = self.background.clone();
-        Blocking { inner, background }
-    }
-}
-
-impl<T> Deref for Blocking<T> {
-    type Target = T;
-
-    fn deref(&self) -> &T {
-        &self.inner
-    }
-}
+use as_there;
 
 /// A runtime on a thread of its own, which ends with the last clone.
 #[derive(Clone)]

@@ -2,25 +2,37 @@
 
 use std::time::Duration;
 
-use tokio::sync::broadcast::{Receiver, error::RecvError};
-
-use super::Blocking;
+use super::{Background, as_there};
 use crate as exchange;
-use crate::server::{PublishOptions, ServerEvent, ServerOptions};
-use crate::share::Shared;
-use crate::{Error, Result};
+use crate::server::{Holder, PublishOptions, ServerOptions, ServerStats};
+use crate::share::{InstanceId, Shared};
+use crate::{Address, Result};
 
 /// Publishes memory for others to import. See [`exchange::Server`].
-pub type Server = Blocking<exchange::Server>;
+#[derive(Debug)]
+pub struct Server {
+    // In this order: the thread ends last.
+    inner: exchange::Server,
+    background: Background,
+}
 
 impl Server {
+    as_there! {
+        "Server":
+        fn addresses(&self) -> Vec<Address>;
+        fn instance(&self) -> InstanceId;
+        fn stats(&self) -> ServerStats;
+    }
+
     /// Starts it, as [`ServerOptions::start`] does.
     ///
     /// # Errors
     /// As there; [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime;
     /// [`System`](crate::MemoryError::System) if no thread can be started.
     pub fn start(options: ServerOptions) -> Result<Self> {
-        Self::start_on("egmem-server", None, options.start())
+        let background = Background::start("egmem-server", None)?;
+        let inner = background.wait(options.start())??;
+        Ok(Self { inner, background })
     }
 
     /// Publishes memory under a name, for every peer that the server admits.
@@ -41,12 +53,10 @@ impl Server {
         memory: impl Into<Shared>,
         options: impl for<'a> FnOnce(PublishOptions<'a>) -> PublishOptions<'a>,
     ) -> Result<Published> {
-        Ok(self.beside(options(self.inner.publish(name, memory)).now()?))
-    }
-
-    /// Returns the events from now on.
-    pub fn events(&self) -> Events {
-        self.beside(self.inner.events())
+        Ok(Published {
+            inner: options(self.inner.publish(name, memory)).now()?,
+            background: self.background.clone(),
+        })
     }
 
     /// See [`exchange::Server::close`].
@@ -59,43 +69,26 @@ impl Server {
 }
 
 /// Published memory. See [`exchange::server::Published`].
-pub type Published = Blocking<exchange::server::Published>;
+#[derive(Debug)]
+pub struct Published {
+    // In this order: the thread ends last.
+    inner: exchange::server::Published,
+    background: Background,
+}
 
 impl Published {
+    as_there! {
+        "server::Published":
+        fn name(&self) -> &str;
+        fn shared(&self) -> Result<Shared>;
+        fn importers(&self) -> Vec<Holder>;
+    }
+
     /// See [`exchange::server::Published::withdraw`].
     ///
     /// # Errors
     /// As there; [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime.
     pub fn withdraw(&self, within: Duration) -> Result<Shared> {
         self.background.wait(self.inner.withdraw(within))?
-    }
-
-    /// See [`exchange::server::Published::vacate`].
-    ///
-    /// # Errors
-    /// As there; [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime.
-    pub fn vacate(&self, within: Duration) -> Result<()> {
-        self.background.wait(self.inner.vacate(within))?
-    }
-}
-
-/// Events of a server.
-pub type Events = Blocking<Receiver<ServerEvent>>;
-
-impl Events {
-    /// Waits at most `patience` for the next event; otherwise, or after the server has ended, `None`.
-    ///
-    /// # Errors
-    /// [`Error::LimitReached`] with the number of events that were missed because they were not received in
-    /// time; [`InvalidArgument`](crate::MemoryError::InvalidArgument) within a tokio runtime.
-    pub fn recv(&mut self, patience: Duration) -> Result<Option<ServerEvent>> {
-        match self.background.wait_for(patience, self.inner.recv())? {
-            Some(Ok(event)) => Ok(Some(event)),
-            None | Some(Err(RecvError::Closed)) => Ok(None),
-            Some(Err(RecvError::Lagged(missed))) => Err(Error::LimitReached {
-                what: "events behind (that many were missed)",
-                limit: missed,
-            }),
-        }
     }
 }
