@@ -50,9 +50,6 @@ pub struct Args {
     /// The socket of the service
     #[arg(long, hide = true, default_value = "")]
     at: String,
-    /// The check that proves the memory of the service
-    #[arg(long, hide = true, default_value = "cpu")]
-    prove: restart::Prove,
     /// The bytes of the role's tier
     #[arg(long, hide = true, default_value_t = 0)]
     bytes: u64,

@@ -36,15 +36,6 @@ pub enum Role {
     HostAlloc,
 }
 
-/// The check which proves that both ends see the same memory.
-#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
-pub enum Prove {
-    Nothing,
-    Cpu,
-    /// The CPU and a GPU
-    Gpu,
-}
-
 /// Plays a role. The first line of the output begins with "ready".
 pub fn play(args: &Args, role: Role) -> Result<()> {
     let start = Instant::now();
@@ -117,10 +108,7 @@ fn attach(args: &Args, driver: &Driver) -> Result<(Tier, [f64; 3])> {
     };
     let client = blocking::Client::connect(Client::options(args.at.parse()?), driver)?;
     let connected = lap();
-    let memory = client.fetch_with("kv", |fetch| {
-        let fetch = fetch.probe(args.prove != Prove::Nothing);
-        fetch.probe_by_gpu(args.prove == Prove::Gpu)
-    })?;
+    let memory = client.fetch("kv")?;
     let imported = lap();
     let tier = Tier::attach(Arc::new(memory)).page_bytes(PAGE);
     let tier = tier.pages(args.bytes / PAGE).open()?;
@@ -188,12 +176,8 @@ struct Player {
 
 impl Player {
     fn start(args: &Args, role: Role, at: &str, bytes: u64) -> Result<Self> {
-        Self::proving(args, (role, Prove::Cpu), at, bytes)
-    }
-
-    fn proving(args: &Args, (role, prove): (Role, Prove), at: &str, bytes: u64) -> Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
-        command.args(["--role", &name(role), "--prove", &name(prove), "--at", at]);
+        command.args(["--role", &name(role), "--at", at]);
         command.args(["--bytes", &bytes.to_string()]);
         if args.cuda {
             command.arg("--cuda");
@@ -255,10 +239,10 @@ pub fn restart(args: &Args) -> Result<()> {
         bytes >> 20
     );
     println!(
-        "proved by; ms: connected, imported and proved, attached; GB/s of the last two; ms to verify; GB/s of all; pages freed"
+        "ms: connected, imported, attached; GB/s of the last two; ms to verify; GB/s of all; pages freed"
     );
-    for prove in [Prove::Cpu, Prove::Gpu, Prove::Nothing].repeat(3) {
-        let player = Player::proving(args, (Role::Verify, prove), &at, bytes)?;
+    for _ in 0..9 {
+        let player = Player::start(args, Role::Verify, &at, bytes)?;
         let numbers = player.numbers();
         let [connected, imported, opened, checked, found, freed] = numbers[..] else {
             return Err(format!("'{}' has other numbers", player.ready).into());
@@ -266,8 +250,7 @@ pub fn restart(args: &Args) -> Result<()> {
         let checked = checked * 1e3;
         let attached = imported + opened;
         println!(
-            "{:>8} {connected:>8.1} {imported:>8.1} {opened:>8.1} {:>8.1} {checked:>8.1} {:>8.1} {freed:>6}",
-            name(prove),
+            "{connected:>8.1} {imported:>8.1} {opened:>8.1} {:>8.1} {checked:>8.1} {:>8.1} {freed:>6}",
             found / attached / 1e6,
             found / (connected + attached + checked) / 1e6,
         );
@@ -282,13 +265,13 @@ pub fn start(args: &Args) -> Result<()> {
     let at = socket(folder.path());
     let service = Player::start(args, Role::Serve, &at, bytes)?;
     println!(
-        "\n{} MiB, ms after the process has started; of these for opening the driver, and for the connection, import with proof, and table",
+        "\n{} MiB, ms after the process has started; of these for opening the driver, and for the connection, import, and table",
         bytes >> 20
     );
     let measure = |what: &str, role, rounds| -> Result<()> {
         let (mut ready, mut steps) = (Vec::new(), vec![Vec::new(); 4]);
         for _ in 0..rounds {
-            let player = Player::proving(args, role, &at, bytes)?;
+            let player = Player::start(args, role, &at, bytes)?;
             ready.push(player.after);
             for (step, took) in steps.iter_mut().zip(player.numbers()) {
                 step.push(took);
@@ -301,12 +284,9 @@ pub fn start(args: &Args) -> Result<()> {
         println!("{what:>32} {:>9.0} {steps}", median(ready));
         Ok(())
     };
-    for prove in [Prove::Cpu, Prove::Gpu, Prove::Nothing] {
-        let what = format!("through the service, {}", name(prove));
-        measure(&what, (Role::Attach, prove), 5)?;
-    }
+    measure("through the service", Role::Attach, 5)?;
     drop(service);
-    measure("cold, a tier of its own", (Role::Cold, Prove::Cpu), 2)?;
-    measure("cuMemHostAlloc", (Role::HostAlloc, Prove::Cpu), 2)?;
+    measure("cold, a tier of its own", Role::Cold, 2)?;
+    measure("cuMemHostAlloc", Role::HostAlloc, 2)?;
     Ok(())
 }

@@ -32,9 +32,7 @@ pub async fn visit(args: &Args) -> Result<Report> {
     client.wait(&args.name, args.patience()).await?;
     let mut fetch = client
         .fetch(&args.name)
-        .access_by([Location::Device(args.gpu)])
-        // The owner may be on another node, to which the GPU has a way of its own.
-        .probe_by_gpu(true);
+        .access_by([Location::Device(args.gpu)]);
     if let Some(via) = args.via {
         fetch = fetch.via(via.into());
     }
@@ -64,11 +62,9 @@ pub async fn visit(args: &Args) -> Result<Report> {
     drop(play);
 
     let proof = memory.proved();
-    let probe = match (proof.cpu, proof.gpu) {
-        (true, Some(gpu)) => format!("words went to and fro, by CPU and GPU {gpu}"),
-        (true, None) => "words went to and fro, by CPU".into(),
-        (false, Some(gpu)) => format!("words went to and fro, by GPU {gpu}"),
-        (false, None) => format!("none: {}", proof.why_not.as_deref().unwrap_or("not wanted")),
+    let probe = match proof.by {
+        Some(by) => format!("words went to and fro, by {by}"),
+        None => format!("none: {}", proof.why_not.as_deref().unwrap_or("not wanted")),
     };
     let via = memory.via();
     let report = Report {

@@ -141,8 +141,6 @@ impl Fetch {
                 Via::Fabric => HandleType::Fabric,
             });
         }
-        // Otherwise the CPU alone proves the memory: a GPU's context takes hundreds of MiB.
-        options = options.probe_by_gpu(self.verify);
         if self.read_only {
             options = options.read_only();
         }
@@ -230,13 +228,13 @@ fn summary(memory: &RemoteBuffer, took: Option<Duration>) -> String {
         (HandleType::PosixFd, Some(why)) => format!("by POSIX fd (no fabric handle: {why})"),
     };
     let proof = memory.proved();
-    let proved = match (&proof.why_not, proof.is_some()) {
-        (_, true) => match proof.gpu {
-            Some(gpu) => format!("the server and this end's CPU and GPU {gpu} see the same memory"),
-            None => "the server and this end's CPU see the same memory".into(),
-        },
-        (Some(why), false) => format!("not proved: {why}"),
-        (None, false) => "not proved".into(),
+    let proved = match (proof.by, &proof.why_not) {
+        (Some(Location::Device(gpu)), _) => {
+            format!("the server and this end's GPU {gpu} see the same memory")
+        }
+        (Some(_), _) => "the server and this end's CPU see the same memory".into(),
+        (None, Some(why)) => format!("not proved: {why}"),
+        (None, None) => "not proved".into(),
     };
     let took = match took {
         Some(took) => {

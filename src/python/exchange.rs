@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use egmem::driver::NodeId;
+use egmem::driver::{Location, NodeId};
 use egmem::exchange::blocking;
 use egmem::exchange::protocol::Entry as NativeEntry;
 use egmem::exchange::{Address, CreateOptions, Error, Owner as Peer, Security, Tls, TlsFiles};
@@ -110,25 +110,19 @@ impl Client {
     /// Takes a lease on a name's memory and maps it here: `mode` is `"rw"`, `"r"`, or by default the access
     /// that the exporter allows. `expect_owner` is the peer that must have created it.
     ///
-    /// `probe` selects the processors that prove that both ends see the same bytes: `"cpu"`; `"gpu"`, the CPU and a
-    /// GPU, which creates the GPU's context of hundreds of MiB in a process that has none yet; `"none"`. Choose `"gpu"`
-    /// for memory of another node, to which the GPU may have another way than the CPU.
+    /// With `probe`, a GPU (the CPU where no GPU may read the memory) proves that both ends see the same bytes of memory that
+    /// comes by fabric handle, as that of another node does. Memory of this machine needs no proof.
     ///
     /// If a signal handler raises meanwhile, nothing stays leased or mapped.
-    #[pyo3(signature = (name, *, mode=None, expect_owner=None, probe="cpu"))]
+    #[pyo3(signature = (name, *, mode=None, expect_owner=None, probe=true))]
     fn fetch<'py>(
         &self,
         py: Python<'py>,
         name: &str,
         mode: Option<&str>,
         expect_owner: Option<&str>,
-        probe: &str,
+        probe: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
-        if !matches!(probe, "gpu" | "cpu" | "none") {
-            return Err(invalid(&format!(
-                "probe is {probe:?}; valid: \"gpu\", \"cpu\", \"none\""
-            )));
-        }
         if !matches!(mode, None | Some("r" | "rw")) {
             return Err(invalid(&format!(
                 "mode is {:?}; valid: \"r\", \"rw\", None",
@@ -140,7 +134,7 @@ impl Client {
             .transpose()?;
         let fetch = |client: &blocking::Client| {
             client.fetch_with(name, |options| {
-                let mut options = options.probe(probe != "none").probe_by_gpu(probe == "gpu");
+                let mut options = options.probe(probe);
                 if let Some(owner) = owner {
                     options = options.expect_owner(owner);
                 }
@@ -256,15 +250,13 @@ impl RemoteBufferBase {
         Self::ask(&slf, |remote| remote.name().to_owned())
     }
 
-    /// The processors that proved, when it was fetched, that both ends see the same bytes: `"cpu"`, `"cuda:0"`; empty
-    /// without a proof.
+    /// The processor that proved, when it was fetched by fabric handle, that both ends see the same bytes: `"cuda:0"`,
+    /// `"cpu"`; `None` without a proof.
     #[getter]
-    fn proved(slf: PyRef<'_, Self>) -> PyResult<Vec<String>> {
-        Self::ask(&slf, |remote| {
-            let proof = remote.proved();
-            let cpu = proof.cpu.then(|| "cpu".to_owned());
-            let gpu = proof.gpu.map(|gpu| format!("cuda:{gpu}"));
-            cpu.into_iter().chain(gpu).collect()
+    fn proved(slf: PyRef<'_, Self>) -> PyResult<Option<String>> {
+        Self::ask(&slf, |remote| match remote.proved().by? {
+            Location::Device(gpu) => Some(format!("cuda:{gpu}")),
+            _ => Some("cpu".to_owned()),
         })
     }
 

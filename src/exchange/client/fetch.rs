@@ -25,7 +25,6 @@ pub struct FetchOptions {
     access: Option<Access>,
     via: Option<HandleType>,
     probe: bool,
-    probe_by_gpu: bool,
     instance: Option<InstanceId>,
     owner: Option<Owner>,
     /// The program's call, for the ledger.
@@ -65,22 +64,14 @@ impl FetchOptions {
         self
     }
 
-    /// Sets whether the two ends prove that they see the same bytes, if the exporter has room for an unused word;
-    /// by default they do. Memory of whole 2 MiB has room only if its owner allocated it with
+    /// Sets whether the two ends prove that they see the same bytes of memory that comes by fabric handle, if the
+    /// exporter has room for an unused word; by default they do. The first GPU that may read the memory takes part,
+    /// otherwise the CPU. Memory of whole 2 MiB has room only if its owner allocated it with
     /// [`room_for_probes`](egmem_core::BufferOptions::room_for_probes), or as `egmem serve` does. A window on larger
-    /// memory, such as a heap's block, has none. See [`RemoteBuffer::proved`].
+    /// memory, such as a heap's block, has none. A POSIX fd names memory of this machine, and is not probed. See
+    /// [`RemoteBuffer::proved`].
     pub const fn probe(mut self, on: bool) -> Self {
         self.probe = on;
-        self
-    }
-
-    /// Sets whether the first GPU that may read the memory takes part in the [probe](Self::probe), besides the CPU. By
-    /// default none does: it would create the GPU's primary context if the process has none yet, which takes
-    /// hundreds of MiB of the GPU's memory and far longer than the probe. A POSIX fd names memory of this machine, so
-    /// a GPU that is granted access reaches the same pages. Behind a fabric handle a link may be down that the CPU
-    /// does not use: have a GPU probe memory of another node.
-    pub const fn probe_by_gpu(mut self, on: bool) -> Self {
-        self.probe_by_gpu = on;
         self
     }
 
@@ -119,8 +110,8 @@ impl FetchOptions {
         let mut failed = None;
         loop {
             let (via, error) = match self.attempt(&accept, failed.as_ref()).await {
-                Ok(remote) if self.probe => {
-                    return probe::prove(remote, self.probe_by_gpu).await;
+                Ok(remote) if self.probe && remote.via() == HandleType::Fabric => {
+                    return probe::prove(remote).await;
                 }
                 Ok(remote) => return Ok(remote),
                 Err(failure) => failure,
@@ -211,7 +202,7 @@ impl FetchOptions {
                 name: self.name.clone(),
                 accept: accept.to_vec(),
                 access,
-                probe: self.probe,
+                probe: self.probe && accept.contains(&HandleType::Fabric),
                 instance: self.instance,
                 owner: self.owner.clone(),
             });
@@ -317,7 +308,6 @@ impl Client {
             access: None,
             via: None,
             probe: true,
-            probe_by_gpu: false,
             instance: None,
             owner: self.0.session().dial.options.owner.clone(),
             site: Site::here(),

@@ -101,7 +101,10 @@ impl Leased {
                 end: End::of(&error, via, terms.welcome.boot == session.dial.boot),
                 source: Box::new(error),
             })?;
-            let proof = Proof::none("no probe was asked for");
+            let proof = Proof::none(match via {
+                HandleType::PosixFd => "a POSIX fd names memory of this machine",
+                HandleType::Fabric => "no probe was asked for",
+            });
             Ok(RemoteBuffer {
                 memory,
                 grant,

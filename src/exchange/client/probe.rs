@@ -1,32 +1,25 @@
-//! Proves that the two ends see the same bytes.
+//! Proves that the two ends of a fabric handle see the same bytes.
 //!
 //! A successful import does not show that one end's writes reach the other: a fabric handle can be opened
 //! although the link behind it is down. So each end writes a random word into unused padding, and the other
-//! looks for it; with the CPU, and with a GPU if there is one.
-
-use std::time::Duration;
+//! looks for it; this end by a GPU if there is one that may read the memory, because the CPU may have another way.
 
 use super::open;
 use super::remote::RemoteBuffer;
-use super::session::ClientSession;
 use crate::driver::{Access, DevicePtr, Driver, Location, random};
 use crate::memory::{AccessChecks, Memory, access_checks};
 use crate::pinned::PinnedHost;
 use crate::protocol::{Answer, Ask, Probe, Probed};
-use crate::share::{Description, ImportedBuffer};
+use crate::share::ImportedBuffer;
 use crate::{Error, MemoryResult, Refusal, Result, Stream};
-
-/// How often a word is tried: another client may write to the same place at the same time.
-const ATTEMPTS: u32 = 4;
 
 /// The result of a probe.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Proof {
-    /// Words passed between the exporter and this end's CPU.
-    pub cpu: bool,
-    /// The same with this GPU, by its ordinal.
-    pub gpu: Option<i32>,
+    /// The processor of this end that words of the exporter reach: a GPU, or the CPU ([`Location::Host`]) where no GPU
+    /// may read the memory. `None` if nothing was proved.
+    pub by: Option<Location>,
     /// Whether this end wrote too, and the exporter found it; otherwise it may only read.
     pub both_ways: bool,
     /// Why nothing was proved, in that case.
@@ -40,99 +33,100 @@ impl Proof {
             ..Self::default()
         }
     }
-
-    /// Returns whether anything was proved.
-    pub const fn is_some(&self) -> bool {
-        self.cpu || self.gpu.is_some()
-    }
 }
 
-/// Proves fetched memory, if its exporter has room for that: by the CPU, and `by_gpu`.
-pub(super) async fn prove(mut remote: RemoteBuffer, by_gpu: bool) -> Result<RemoteBuffer> {
+/// Proves memory that was imported by fabric handle, if its exporter has given a place for that.
+pub(super) async fn prove(mut remote: RemoteBuffer) -> Result<RemoteBuffer> {
     let Some(at) = remote.grant.probe else {
-        remote.proof = Proof::none(&no_room(remote.description()));
+        remote.proof = Proof::none(&no_place(remote.description().is_window()));
         return Ok(remote);
     };
-    let ways;
-    (remote, ways) = with(remote, move |memory| self::ways(memory, by_gpu)).await?;
-    let mut proof = Proof::default();
-    for (by, access) in ways {
-        let writes = access == Access::ReadWrite;
-        let proved;
-        (remote, proved) = one_way(remote, at, by, writes).await?;
-        if !proved {
+    let begun;
+    (remote, begun) = with(remote, move |memory| begin(memory, at)).await?;
+    let Some((by, wrote)) = begun? else {
+        remote.proof = Proof::none("neither a GPU nor the CPU may read it here");
+        return Ok(remote);
+    };
+    let session = remote.session().clone();
+    let lease = remote.grant.lease.key.lease;
+    let ask = Ask::Probe(Probe { lease, wrote });
+    let answered = session.call(ask, Vec::new(), session.patience()).await;
+    let probed = match answered.map(|answered| answered.answer) {
+        Ok(Answer::Probed(probed)) => probed,
+        Ok(_) => {
+            let why = "unexpected answer to a probe";
+            return Err(Error::protocol(session.peer(), why));
+        }
+        Err(error) if error.refusal() == Some(&Refusal::Unsupported) => {
             remote.proof = Proof::none("the exporter does not answer probes");
             return Ok(remote);
         }
-        match by {
-            Location::Device(gpu) => proof.gpu = Some(gpu),
-            _ => proof.cpu = true,
-        }
-        proof.both_ways |= writes;
-    }
-    if !proof.is_some() {
-        proof = Proof::none(match by_gpu {
-            true => "neither the CPU nor a GPU may read it here",
-            false => "the CPU may not read it here, and no probe by a GPU was asked for",
+        Err(error) => return Err(error),
+    };
+    let read;
+    (remote, read) = with(remote, move |memory| get(memory, at, by)).await?;
+    if let Some(detail) = mismatch(by, wrote, probed, read?) {
+        return Err(Error::DataPlane {
+            what: format!("'{}'", remote.name()),
+            peer: session.peer(),
+            detail,
         });
     }
-    remote.proof = proof;
+    remote.proof = Proof {
+        by: Some(by),
+        both_ways: wrote.is_some(),
+        why_not: None,
+    };
     Ok(remote)
 }
 
 /// Returns why an exporter gives no place for a probe, and a remedy for its owner.
-fn no_room(memory: &Description) -> String {
-    let (len, padded) = (memory.len, memory.padded());
-    if memory.is_window() {
-        "a window on larger memory has no room for a probe".into()
-    } else if padded - len < 8 {
-        let room = match padded - len {
-            0 => format!("all {padded} bytes that are allocated are in use"),
-            spare => format!(
-                "{len} of the {padded} bytes that are allocated are in use, and a probe needs 8 bytes instead of {spare}"
-            ),
-        };
-        format!(
-            "the exporter has no room for a probe: {room}; unless its owner published it without probes, \
-             allocating it with `BufferOptions::room_for_probes` makes room"
-        )
-    } else {
-        format!(
-            "the exporter gave no room for a probe: {} of {padded} bytes are not in use, so it does without \
-             probes, or other importers have taken each place",
-            padded - len
-        )
+fn no_place(is_window: bool) -> String {
+    if is_window {
+        return "a window on larger memory has no place for a probe".into();
     }
+    "the exporter gave no place for a probe: all of the memory is in use \
+     (`BufferOptions::room_for_probes` makes room), or its owner published it without probes"
+        .into()
 }
 
-/// Returns the CPU and, if `by_gpu`, the first GPU that may read the memory, with their access.
-fn ways(memory: &ImportedBuffer, by_gpu: bool) -> Vec<(Location, Access)> {
-    let gpus = match by_gpu {
-        true => memory.driver().device_count().unwrap_or(0),
-        false => 0,
+/// Chooses the processor, and writes a word with it if it may write. Returns both.
+fn begin(memory: &ImportedBuffer, at: u64) -> Result<Option<(Location, Option<u64>)>> {
+    let Some((by, access)) = processor(memory) else {
+        return Ok(None);
     };
+    if access != Access::ReadWrite {
+        return Ok(Some((by, None)));
+    }
+    let word = random().map_err(|error| Error::system("reading random bytes", &error))?;
+    let word = u64::from_le_bytes(word);
+    put(memory, at, by, word)?;
+    Ok(Some((by, Some(word))))
+}
+
+/// Returns the first GPU that may read the memory, otherwise the CPU, with its access.
+fn processor(memory: &ImportedBuffer) -> Option<(Location, Access)> {
     // A GPU's word comes from host memory: the driver would write it with the CPU.
-    let most = match memory.is_read_only_for_cpu(0, memory.len()) {
-        true => Access::Read,
-        false => Access::ReadWrite,
+    let most = if memory.is_read_only_for_cpu(0, memory.len()) {
+        Access::Read
+    } else {
+        Access::ReadWrite
     };
-    let gpu = (0..gpus).map(Location::Device).find_map(|by| {
+    let gpus = 0..memory.driver().device_count().unwrap_or(0);
+    let gpu = gpus.map(Location::Device).find_map(|by| {
         let access = memory.access(by).ok()?.min(most);
         (access != Access::None).then_some((by, access))
     });
-    let cpu = memory.cpu().ok().and_then(|_| {
+    gpu.or_else(|| {
+        memory.cpu().ok()?;
         // Queries the node: for the host as a whole the driver returns the least of several answers.
-        let access = match memory.location() {
-            node @ Location::HostNuma(_) => memory.access(node),
-            _ => memory.access(Location::HostNuma(0)),
+        let node = match memory.location() {
+            node @ Location::HostNuma(_) => node,
+            _ => Location::HostNuma(0),
         };
-        access.ok()
-    });
-    let cpu = cpu.filter(|&access| access != Access::None);
-    cpu.map(|access| (Location::Host, access))
-        .into_iter()
-        .chain(gpu)
-        .collect()
+        let access = memory.access(node).ok()?;
+        (access != Access::None).then_some((Location::Host, access))
+    })
 }
 
 /// Does driver calls with the memory on a separate thread.
@@ -147,60 +141,6 @@ async fn with<T: Send + 'static>(
     open::elsewhere(work).await
 }
 
-/// Sends a word and receives one. Returns `false` if the exporter does not support probes.
-async fn one_way(
-    mut remote: RemoteBuffer,
-    at: u64,
-    by: Location,
-    writes: bool,
-) -> Result<(RemoteBuffer, bool)> {
-    let session = remote.session().clone();
-    let mut attempt = 1;
-    loop {
-        let wrote = writes.then(word).transpose()?;
-        if let Some(word) = wrote {
-            let written;
-            (remote, written) = with(remote, move |memory| put(memory, at, by, word)).await?;
-            written?;
-        }
-        let Some(probed) = ask(&session, remote.grant.lease.key.lease, wrote).await? else {
-            return Ok((remote, false));
-        };
-        let read;
-        (remote, read) = with(remote, move |memory| get(memory, at, by)).await?;
-        let Some(detail) = mismatch(by, wrote, probed, read?) else {
-            return Ok((remote, true));
-        };
-        if attempt == ATTEMPTS {
-            return Err(Error::DataPlane {
-                what: format!("'{}'", remote.name()),
-                peer: session.peer(),
-                detail,
-            });
-        }
-        // Random, so that another writer does not collide again.
-        let pause = random::<1>().map_or(1, |[byte]| 1 + u64::from(byte) / 16);
-        tokio::time::sleep(Duration::from_millis(pause << attempt)).await;
-        attempt += 1;
-    }
-}
-
-/// Has the exporter probe a lease, after this end `wrote`. `None`: it does not support probes.
-async fn ask(session: &ClientSession, lease: u64, wrote: Option<u64>) -> Result<Option<Probed>> {
-    let ask = Ask::Probe(Probe { lease, wrote });
-    let answered = match session.call(ask, Vec::new(), session.patience()).await {
-        Err(error) if error.refusal() == Some(&Refusal::Unsupported) => return Ok(None),
-        answered => answered?,
-    };
-    match answered.answer {
-        Answer::Probed(probed) => Ok(Some(probed)),
-        _ => Err(Error::protocol(
-            session.peer(),
-            "unexpected answer to a probe",
-        )),
-    }
-}
-
 /// Describes the fault, if there is one. Shows no word, because random words mean nothing.
 fn mismatch(by: Location, wrote: Option<u64>, probed: Probed, read: u64) -> Option<String> {
     let there = wrote.is_none_or(|wrote| wrote == probed.found);
@@ -212,12 +152,6 @@ fn mismatch(by: Location, wrote: Option<u64>, probed: Probed, read: u64) -> Opti
         (false, false) => format!("words of {by} and of the exporter do not reach the other"),
     };
     Some(fault)
-}
-
-fn word() -> Result<u64> {
-    random()
-        .map(u64::from_le_bytes)
-        .map_err(|error| Error::system("reading random bytes", &error))
 }
 
 fn put(memory: &ImportedBuffer, at: u64, by: Location, word: u64) -> MemoryResult<()> {

@@ -196,13 +196,6 @@ def fetches(monkeypatch):
     return asked
 
 
-@pytest.mark.parametrize("options, probe", [({}, "cpu"), ({"probe": "gpu"}, "gpu")])
-def test_a_tier_is_attached_without_a_context_of_a_gpu(server, fetches, options, probe):
-    driver = egmem.simulated("gh200")
-    with egmem.kv.attach(server, "kv", pages=4, page_bytes=PAGE, create=True, driver=driver, **options) as tier:
-        assert tier.found["is_new"] and [fetch["probe"] for fetch in fetches] == [probe]
-
-
 def test_created_memory_must_be_the_users_own(server, fetches):
     """Another peer may create the name between the creation and the fetch."""
     driver = egmem.simulated("gh200")

@@ -89,7 +89,7 @@ def test_a_thread_without_frames_of_the_program_has_no_line(driver):
 def test_fetched_memory_has_the_line_that_fetched_it(server, driver):
     client = egmem.connect(server, driver=egmem.simulated("gh200"))
     client.create("lines", 2 * MIB)
-    memory, line = line_of(lambda: client.fetch("lines", probe="none"))
+    memory, line = line_of(lambda: client.fetch("lines", probe=False))
     entries = [entry for entry in egmem.allocations(memory.driver) if entry.label == "lines"]
     assert {(entry.kind, entry.file, entry.line) for entry in entries} == {("import", HERE, line)}, entries
     memory.close()

@@ -138,14 +138,14 @@ class Things(dict):
         """The prefix of this user's names, with a memory `held` that has a lease."""
         own = self["client"].peer_name + "/"
         self["client"].create(own + "held", 4096, exist_ok=True)
-        self.keep(self["client"].fetch(own + "held", probe="cpu"))
+        self.keep(self["client"].fetch(own + "held"))
         return own
 
     def make_remote(self):
-        return self["client"].fetch(self["own"] + "held", mode="r", probe="cpu")
+        return self["client"].fetch(self["own"] + "held", mode="r")
 
     def make_released(self):
-        memory = self["client"].fetch(self["own"] + "held", probe="cpu")
+        memory = self["client"].fetch(self["own"] + "held")
         memory.release()
         return memory
 
@@ -196,7 +196,7 @@ class Things(dict):
         """A name of a memory that is held."""
         name = self["client"].peer_name + "/doomed"
         self["client"].create(name, 4096)
-        self.keep(self["client"].fetch(name, probe="cpu"))
+        self.keep(self["client"].fetch(name))
         return name
 
     def end(self):

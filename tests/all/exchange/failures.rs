@@ -73,8 +73,9 @@ async fn reading_is_all_that_some_memory_allows() {
         .publish("x", buffer(&own, 1 << 20))
         .access(Access::Read);
     let published = publish.now().unwrap();
-    let remote = within(client.fetch("x").go()).await.unwrap();
-    assert!(remote.proved().cpu && !remote.proved().both_ways);
+    let remote = within(client.fetch("x").via(HandleType::Fabric)).await;
+    let remote = remote.unwrap();
+    assert!(remote.proved().by.is_some() && !remote.proved().both_ways);
     published.shared().unwrap().put_word(8, 3).unwrap();
     assert_eq!(remote.get::<u64>(8).unwrap(), 3);
     assert!(matches!(

@@ -135,15 +135,12 @@ async fn memory_goes_by_fd_over_a_unix_socket() {
     let published = server.publish("a/x", buffer(&own, 3 << 20)).now().unwrap();
     let client = client(&server, &other).await;
     assert_eq!(client.instance(), server.instance());
-    let fetch = client.fetch("a/x").probe_by_gpu(true);
-    let remote = within(fetch.go()).await.unwrap();
+    let remote = within(client.fetch("a/x")).await.unwrap();
     assert_eq!(remote.via(), HandleType::PosixFd);
     assert_eq!((remote.len(), remote.no_fabric()), (3 << 20, None));
+    // An fd names memory of this machine.
     let proof = remote.proved();
-    assert!(
-        proof.cpu && proof.gpu == Some(0) && proof.both_ways,
-        "{proof:?}"
-    );
+    assert!(proof.by.is_none() && proof.why_not.is_some(), "{proof:?}");
     verify(&own, &published, &remote);
     assert_eq!(published.importers().len(), 1);
     within(remote.release()).await.unwrap();
@@ -186,7 +183,9 @@ async fn memory_goes_by_fabric_handle_over_tcp() {
         (remote.via(), remote.no_fabric()),
         (HandleType::Fabric, None)
     );
-    assert!(remote.proved().both_ways);
+    let proof = remote.proved();
+    assert!(proof.both_ways, "{proof:?}");
+    assert_eq!(proof.by, Some(Location::Device(0)));
     verify(&own, &published, &remote);
     drop(remote);
     nothing_held(&other).await;
@@ -216,43 +215,31 @@ async fn without_room_or_wish_nothing_is_probed() {
     let client = client(&server, &other).await;
     let full = server.publish("full", buffer(&own, 2 << 20)).now().unwrap();
     let some = server.publish("some", buffer(&own, 1 << 20)).now().unwrap();
-    let remote = within(client.fetch("full").go()).await.unwrap();
-    let why = remote.proved().why_not.as_ref().unwrap();
-    assert!(
-        why.contains("no room for a probe: all 2097152 bytes"),
-        "{why}"
-    );
-    assert!(why.contains("room_for_probes"), "{why}");
-    assert!(why.contains("published it without probes"), "{why}");
+    let fetch = |name| client.fetch(name).via(HandleType::Fabric);
     let tight = buffer(&own, (2 << 20) - 7);
     let _tight = server.publish("tight", tight).now().unwrap();
-    let remote = within(client.fetch("tight").go()).await.unwrap();
-    let why = remote.proved().why_not.as_ref().unwrap();
-    assert!(
-        why.contains("2097145 of the 2097152 bytes") && why.contains("needs 8 bytes instead of 7"),
-        "{why}"
-    );
-    let remote = within(client.fetch("some").probe(false).go())
-        .await
-        .unwrap();
-    assert!(!remote.proved().is_some());
-    // The default, a probe by the CPU alone, uses no context of a GPU.
+    for name in ["full", "tight"] {
+        let remote = within(fetch(name)).await.unwrap();
+        let why = remote.proved().why_not.as_ref().unwrap();
+        assert!(why.contains("no place for a probe"), "{why}");
+        assert!(why.contains("room_for_probes"), "{why}");
+        assert!(why.contains("published it without probes"), "{why}");
+    }
+    let remote = within(fetch("some").probe(false)).await.unwrap();
+    assert_eq!(remote.proved().by, None);
+    // A fetch by fd uses no context of a GPU, nor a word of the memory.
     let sim = other.sim().unwrap();
     sim.reset_counts();
-    let remote = within(client.fetch("some").go()).await.unwrap();
-    let proof = remote.proved();
-    assert!(proof.cpu && proof.gpu.is_none() && proof.both_ways);
+    let remote = within(client.fetch("some").via(HandleType::PosixFd)).await;
+    assert_eq!(remote.unwrap().proved().by, None);
     assert_eq!(sim.count(Call::MemHostAlloc), 0);
     assert_eq!(sim.count(Call::StreamCreate), 0);
     // Many at once do not disturb each other.
     let fetches = (0..16).map(|_| {
         let client = client.clone();
         tokio::spawn(async move {
-            client
-                .fetch("some")
-                .go()
-                .await
-                .map(|remote| remote.proved().both_ways)
+            let fetch = client.fetch("some").via(HandleType::Fabric);
+            fetch.go().await.map(|remote| remote.proved().both_ways)
         })
     });
     for fetch in fetches.collect::<Vec<_>>() {
@@ -281,7 +268,8 @@ async fn memory_of_any_size_is_proved_where_its_owner_left_room() {
         assert_eq!((memory.len(), memory.padded()), (bytes, padded));
         memory.fill(0xa5_u8).unwrap();
         let published = server.publish("x", memory).now().unwrap();
-        let remote = within(client.fetch("x").go()).await.unwrap();
+        let fetch = client.fetch("x").via(HandleType::Fabric);
+        let remote = within(fetch).await.unwrap();
         assert!(remote.proved().both_ways, "{:?}", remote.proved());
         let description = remote.description();
         assert_eq!((remote.len(), description.len), (bytes, bytes));
@@ -313,8 +301,12 @@ async fn the_last_share_of_spread_memory_has_room_for_probes() {
     assert_eq!((memory.len(), memory.padded()), (16 << 20, 18 << 20));
     let _published = server.publish("x", memory).now().unwrap();
     let remote = within(client.fetch("x").go()).await.unwrap();
-    assert!(remote.description().parts.len() > 1);
-    assert!(remote.proved().cpu, "{:?}", remote.proved());
+    let description = remote.description();
+    assert!(description.parts.len() > 1);
+    assert_eq!(
+        (description.len, description.padded()),
+        (16 << 20, 18 << 20)
+    );
 }
 
 #[tokio::test]
@@ -331,7 +323,6 @@ async fn memory_of_this_machine_is_exchanged() {
     let client = client(&server, &driver).await;
     let remote = within(client.fetch("x").go()).await.unwrap();
     println!("via {}, {:?}", remote.via(), remote.no_fabric());
-    assert!(remote.proved().both_ways, "{:?}", remote.proved());
     verify(&driver, &published, &remote);
     within(remote.release()).await.unwrap();
 }

@@ -289,7 +289,7 @@ async fn a_watch_that_fails_says_nothing_of_memory_that_is_held() {
     let (first, second) = (Memory::new(), Memory::new());
     let (client, mut peer, mut follow, got) = following(&fake, &driver, &first).await;
     client.session().tell(Notified::Fresh);
-    served(&mut follow, async {
+    let _other = served(&mut follow, async {
         for reason in ["closing", "internal", "limit"] {
             watch_refused(&mut peer, reason).await;
         }

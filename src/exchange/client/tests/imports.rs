@@ -119,62 +119,57 @@ async fn grants_that_cannot_be_are_refused_and_released() {
     assert!(driver.sim().unwrap().held().is_empty());
 }
 
+/// Answers the next request, which must be a probe at `at`, and writes a word there if it `writes`.
+async fn probed(peer: &mut Peer, memory: &Memory, at: u64, writes: bool) {
+    let (id, ask) = peer.request().await.unwrap();
+    let Ask::Probe(probe) = ask else {
+        panic!("{ask:?}")
+    };
+    let found = memory.shared.word(at).unwrap();
+    assert_eq!(probe.wrote, Some(found));
+    let wrote = 0x1234_5678;
+    if writes {
+        memory.shared.put_word(at, wrote).unwrap();
+    }
+    peer.answer(id, Answer::Probed(Probed { found, wrote }))
+        .await;
+}
+
 #[tokio::test]
 async fn two_ends_prove_that_they_see_the_same_bytes() {
     let (driver, fake, mut memory) = (importer(), Fake::new().await, Memory::new());
     let (client, mut peer) = fake.client(&driver).await;
     let at = (2 << 20) - 64;
     memory.probe = Some(at);
-    let words = async |peer: &mut Peer, right: bool| {
-        let mut rounds = 0;
-        loop {
-            let (id, ask) = peer.request().await.unwrap();
-            match ask {
-                Ask::Probe(probe) => {
-                    let found = memory.shared.word(at).unwrap();
-                    assert_eq!(probe.wrote, Some(found));
-                    rounds += 1;
-                    let wrote = 0x1234_5678 + rounds;
-                    if right {
-                        memory.shared.put_word(at, wrote).unwrap();
-                    }
-                    peer.answer(id, Answer::Probed(Probed { found, wrote }))
-                        .await;
-                }
-                Ask::Release(release) => {
-                    peer.done(id).await;
-                    return (rounds, release.lease);
-                }
-                other => panic!("{other:?}"),
-            }
-        }
-    };
-    let serve = async {
-        assert!(peer.grant(1, &memory).await.probe);
-        assert_eq!(
-            words(&mut peer, true).await,
-            (2, 1),
-            "by the CPU and by a GPU"
-        );
-        peer.grant(2, &memory).await;
-        words(&mut peer, false).await.1
-    };
-    let work = async {
-        let remote = client.fetch("x").probe_by_gpu(true).go().await.unwrap();
-        assert_eq!(
-            *remote.proved(),
-            Proof {
-                cpu: true,
-                gpu: Some(0),
+    // By a GPU, or by the CPU of a process that grants no GPU access.
+    for (gpus, by) in [(vec![0], Location::Device(0)), (vec![], Location::Host)] {
+        let fetch = client
+            .fetch("x")
+            .access_by(gpus.into_iter().map(Location::Device));
+        let serve = async {
+            assert!(peer.grant(1, &memory).await.probe);
+            probed(&mut peer, &memory, at, true).await;
+            assert_eq!(peer.released().await, 1);
+        };
+        let work = async {
+            let remote = fetch.go().await.unwrap();
+            let proof = Proof {
+                by: Some(by),
                 both_ways: true,
-                why_not: None
-            }
-        );
-        remote.release().await.unwrap();
-        expect_err(client.fetch("x").probe_by_gpu(true).go().await)
+                why_not: None,
+            };
+            assert_eq!(*remote.proved(), proof);
+            remote.release().await.unwrap();
+        };
+        within(async { tokio::join!(serve, work) }).await;
+    }
+    let serve = async {
+        peer.grant(2, &memory).await;
+        probed(&mut peer, &memory, at, false).await;
+        assert_eq!(peer.released().await, 2);
     };
-    let (lease, error) = within(async { tokio::join!(serve, work) }).await;
-    assert_eq!(lease, 2);
+    let (fetched, ()) = within(async { tokio::join!(client.fetch("x").go(), serve) }).await;
+    let error = expect_err(fetched);
     assert!(matches!(error, Error::DataPlane { .. }), "{error}");
     nothing_held(&driver).await;
 }

@@ -19,7 +19,7 @@ async fn a_release_is_unmapped_and_answered() {
     let (_client, mut peer, remote) = leased(&fake, &driver, &memory).await;
     assert_eq!(remote.via(), crate::driver::HandleType::Fabric);
     assert_eq!((remote.name(), remote.no_fabric()), ("x", None));
-    assert!(!remote.proved().is_some());
+    assert_eq!(remote.proved().by, None);
     let release = remote.release();
     let answer = async {
         let (id, ask) = peer.request().await.unwrap();

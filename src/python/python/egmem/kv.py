@@ -71,14 +71,13 @@ def attach(
     create: bool = False,
     driver: Optional[Driver] = None,
     expect_owner: Optional[str] = None,
-    probe: str = "cpu",
     **options: Any,
 ) -> Tier:
     """Attaches the tier in memory that ``egmem serve`` keeps under a name, so that its pages outlive this process. Several processes may have it.
 
     With ``create``, which needs the sizes of a ``Tier``, the server is asked to create the memory on ``node`` unless this user has created
-    it before. The memory must be the user's own then: ``expect_owner``, otherwise as for ``Client.fetch``, is this peer. ``probe``
-    is that of ``Client.fetch``. The other options are those of ``Tier.attach``.
+    it before. The memory must be the user's own then: ``expect_owner``, otherwise as for ``Client.fetch``, is this peer.
+    The other options are those of ``Tier.attach``.
     """
     nbytes = _bytes_of(pages, page_bytes, bytes) if create else None
     with connect(address, driver=driver) as client:
@@ -86,7 +85,7 @@ def attach(
             client.create(name, nbytes, node=node, exist_ok=True)
             # Another peer may have taken the name since.
             expect_owner = expect_owner or client.peer_name
-        memory = client.fetch(name, mode="rw", expect_owner=expect_owner, probe=probe)
+        memory = client.fetch(name, mode="rw", expect_owner=expect_owner)
     return Tier.attach(memory, pages=pages, page_bytes=page_bytes, **options)
 
 

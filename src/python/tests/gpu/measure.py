@@ -225,9 +225,6 @@ TIER_PAGES, TIER_PAGE = 4096, 4 << 20  # 16 GiB
 STARTS = {
     "only python, import egmem, egmem.open()": "import egmem; egmem.open()",
     "egmem.kv.attach, egmem serve": "import egmem.kv; tier = egmem.kv.attach({address!r}, 'tier', page_bytes={page})",
-    "egmem.kv.attach(probe='gpu'), egmem serve": (
-        "import egmem.kv; tier = egmem.kv.attach({address!r}, 'tier', page_bytes={page}, probe='gpu')"
-    ),
     "egmem.kv.Tier, cold": "import egmem.kv; tier = egmem.kv.Tier({pages}, {page}, near_gpu=0)",
     "only python, import torch, cuda.init()": "import torch; torch.cuda.init(); torch.empty(1, device='cuda')",
     "torch.empty(pin_memory=True)": "import torch; tensor = torch.empty({pages} * {page}, dtype=torch.uint8, pin_memory=True)",
