@@ -5,7 +5,7 @@ use std::net::Ipv6Addr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use crate::by_text::serde_by_text;
+use crate::access::serde_by_text;
 use crate::{Error, Result};
 
 /// The longest path of a Unix socket in bytes: `sockaddr_un` has 108, including a final NUL.

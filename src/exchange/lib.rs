@@ -1,10 +1,10 @@
 //! Memory exchanged by name, within a node and between nodes.
 #![deny(missing_docs)]
 
+mod access;
 mod account;
 mod address;
 pub mod blocking;
-mod by_text;
 #[cfg(feature = "certs")]
 pub mod certs;
 mod client;
@@ -13,17 +13,14 @@ mod error;
 pub mod group;
 mod limits;
 mod namespace;
-mod owner;
-mod peer;
 pub mod protocol;
 pub mod server;
 mod setters;
-mod spiffe;
 mod texts;
 pub mod tls;
 mod transport;
-mod who;
 
+pub use access::{MAX_PATTERNS, Owner, PeerName, Who};
 pub use address::Address;
 pub use client::{
     Absence, Client, ClientOptions, CreateOptions, FetchOptions, Follow, Followed, LeaseState,
@@ -32,13 +29,10 @@ pub use client::{
 pub use error::{End, Error, Mismatch, Refusal, Result};
 pub use limits::Limits;
 pub use namespace::Namespaces;
-pub use owner::Owner;
-pub use peer::PeerName;
 pub use server::Server;
 pub use tls::{Tls, TlsFiles, TlsPem};
 pub use transport::Security;
 pub use transport::bind;
-pub use who::{MAX_PATTERNS, Who};
 
 /// For tests/fuzz only.
 #[cfg(fuzzing)]

@@ -16,7 +16,7 @@ pub(crate) fn memory(description: &Description) -> usize {
 /// Returns the bytes of a name that was created for a peer: its entry, its access list and its memory's
 /// description.
 pub(crate) fn name(who: &Who, description: &Description) -> usize {
-    REQUEST + who.patterns().bytes() + memory(description)
+    REQUEST + who.bytes() + memory(description)
 }
 
 /// Returns the bytes that a request takes while it is answered.

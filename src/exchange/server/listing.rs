@@ -10,9 +10,9 @@ use super::link::Link;
 use super::outcome::{Content, No, Outcome, Step, invalid};
 use super::publication::{Publication, Registered};
 use super::state::ServerState;
+use crate::access::MAX_SPIFFE;
 use crate::protocol::{Answer, Entry, List, Names, Wait, Watch, check_name, check_prefix};
 use crate::share::MAX_PARTS;
-use crate::spiffe::MAX as MAX_SPIFFE;
 use crate::{PeerName, Refusal};
 
 /// How many names are visited while all others wait for the lock.
