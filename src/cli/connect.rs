@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use egmem::Driver;
 use egmem::exchange::protocol::check_name;
-use egmem::exchange::{Address, Client, Error, Result, Security, Tls, TlsFiles};
+use egmem::exchange::{Address, Client, ClientOptions, Error, Result, Security, Tls, TlsFiles};
 use egmem::share::Peers;
-use egmem::{Driver, Machine};
 
 /// The default socket of the service, below XDG_RUNTIME_DIR or /run.
 const SOCKET: &str = "egmem/egmem.sock";
@@ -44,13 +44,22 @@ pub struct Connect {
 impl Connect {
     /// Connects to `address`; memory is imported into `driver`.
     pub async fn client(&self, address: &Address, driver: &Driver) -> Result<Client> {
+        self.options(address)?.connect(driver).await
+    }
+
+    /// Connects for queries only: it needs no GPU and uses none.
+    pub async fn onlooker(&self, address: &Address) -> Result<Client> {
+        self.options(address)?.connect_without_driver().await
+    }
+
+    fn options(&self, address: &Address) -> Result<ClientOptions> {
         let peers = self
             .server_user
             .iter()
             .fold(Peers::same_user().and_user(0), |peers, &uid| {
                 peers.and_user(uid)
             });
-        Client::options(address.clone())
+        Ok(Client::options(address.clone())
             .security(self.security()?)
             .peers(peers)
             .agent(concat!(
@@ -58,16 +67,7 @@ impl Connect {
                 env!("CARGO_PKG_VERSION"),
                 " (command line)"
             ))
-            .timeout(Duration::from_secs(self.connect_timeout))
-            .connect(driver)
-            .await
-    }
-
-    /// Connects for queries only: it needs no GPU and uses none.
-    pub async fn onlooker(&self, address: &Address) -> Result<Client> {
-        // A client needs a driver to import into; this one imports nothing.
-        self.client(address, &Driver::simulated(Machine::h200x8())?)
-            .await
+            .timeout(Duration::from_secs(self.connect_timeout)))
     }
 
     fn security(&self) -> Result<Security> {

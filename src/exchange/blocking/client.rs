@@ -52,7 +52,6 @@ impl Client {
         fn instance(&self) -> InstanceId;
         fn peer(&self) -> String;
         fn name(&self) -> String;
-        fn driver(&self) -> &Driver;
     }
 
     /// Connects, as [`ClientOptions::connect`] does.
@@ -83,7 +82,7 @@ impl Client {
     fn connect_with(options: ClientOptions, driver: &Driver, check: Option<Check>) -> Result<Self> {
         let background = Background::start("egmem-client", check)?;
         let inner = background.wait(options.connect(driver))??;
-        background.ends_with(inner.departing());
+        background.ends_with(inner.weak_session());
         Ok(Self { inner, background })
     }
 

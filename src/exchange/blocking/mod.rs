@@ -15,7 +15,7 @@ mod tests;
 
 use std::fmt;
 use std::ops::ControlFlow;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ use tokio::time::{Instant, sleep, timeout};
 pub use client::{Client, RemoteBuffer};
 pub use server::{Published, Server};
 
-use crate::client::Departing;
+use crate::client::ClientSession;
 use crate::fork::Generation;
 use crate::limits::deadline;
 use crate::{Error, Result};
@@ -64,7 +64,7 @@ struct Running {
     /// Asked by calls that wait.
     check: Option<Check>,
     /// The client whose connection ends with the last user.
-    client: OnceLock<Departing>,
+    client: OnceLock<Weak<ClientSession>>,
     /// Dropped to stop it.
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -109,7 +109,7 @@ impl Background {
     }
 
     /// Has the last user close this client's connection.
-    fn ends_with(&self, client: Departing) {
+    fn ends_with(&self, client: Weak<ClientSession>) {
         // There is one client for each thread.
         let _ = self.0.client.set(client);
     }
@@ -153,7 +153,7 @@ impl Drop for Running {
         if !self.born.is_current() {
             return; // a forked child has no such thread
         }
-        if let Some(client) = self.client.get() {
+        if let Some(client) = self.client.get().and_then(Weak::upgrade) {
             client.depart();
         }
         drop(self.stop.take());

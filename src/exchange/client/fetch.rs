@@ -3,9 +3,8 @@
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 
+use super::buffer::{Leased, RemoteBuffer};
 use super::lease::Grant;
-use super::leased::Leased;
-use super::remote::RemoteBuffer;
 use super::session::Answered;
 use super::{Client, open, probe};
 use crate::driver::{Access, HandleType, Location};
@@ -106,6 +105,8 @@ impl FetchOptions {
     /// If dropped before completion, nothing stays leased or mapped; a driver call in progress is undone when
     /// it returns.
     pub async fn go(self) -> Result<RemoteBuffer> {
+        // Before a lease is taken.
+        self.client.session().driver()?;
         let mut accept = self.accept()?;
         let mut failed = None;
         loop {

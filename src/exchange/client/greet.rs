@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout, timeout_at};
 use zeroize::Zeroizing;
 
-use super::options::ClientOptions;
+use super::connect::ClientOptions;
 use super::text;
 use crate::protocol::{
     Greeting, Hello, MAGIC, MAX_LISTED, OLDEST, Secret, VERSION, Welcome, decode, encode,

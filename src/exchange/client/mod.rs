@@ -1,17 +1,15 @@
 //! The client: finds memory by name, imports it, and holds a lease on it.
 
 mod actor;
+mod buffer;
 mod connect;
 mod create;
 mod fetch;
 mod follow;
 mod greet;
 mod lease;
-mod leased;
 mod open;
-mod options;
 mod probe;
-mod remote;
 mod session;
 mod text;
 mod trust;
@@ -20,31 +18,28 @@ mod watch;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+pub use buffer::{Leased, RemoteBuffer};
+pub use connect::{ClientOptions, Reconnect};
 pub use create::CreateOptions;
 pub use fetch::FetchOptions;
 pub use follow::{Absence, Follow, Followed};
 pub use lease::LeaseState;
-pub use leased::Leased;
-pub use options::{ClientOptions, Reconnect};
 pub use probe::Proof;
-pub use remote::RemoteBuffer;
 pub use watch::{Watch, WatchEvent};
 
 use super::PeerName;
 use super::protocol::{Answer, Ask, Delete, Entry, List, Names, Wait};
-use crate::driver::Driver;
 use crate::share::{BootId, InstanceId};
 use crate::{Error, Result};
 pub(crate) use connect::importable;
 use lease::Keep;
 pub(crate) use open::fabric;
-use session::ClientSession;
-pub(crate) use session::{Answered, Departing};
+pub(crate) use session::{Answered, ClientSession};
 pub(crate) use text::cut;
 
 /// A connection to an exchange server. Clones are the same connection, which closes when the last clone and
@@ -214,11 +209,6 @@ impl Client {
         self.name().parse().map_err(broken)
     }
 
-    /// Returns the driver that memory is imported into.
-    pub fn driver(&self) -> &Driver {
-        &self.session().driver
-    }
-
     /// Ends the connection, after pending releases. Leases that remain become [`LeaseState::Lost`], and other
     /// clones of this client fail.
     ///
@@ -238,9 +228,9 @@ impl Client {
         self.session().patience()
     }
 
-    /// Returns how to close the connection when a program ends its use.
-    pub(crate) fn departing(&self) -> Departing {
-        self.session().into()
+    /// Returns the session, to close it when a program ends its use. Does not keep the client.
+    pub(crate) fn weak_session(&self) -> Weak<ClientSession> {
+        Arc::downgrade(self.session())
     }
 
     fn session(&self) -> &Arc<ClientSession> {

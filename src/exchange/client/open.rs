@@ -58,7 +58,7 @@ pub(crate) async fn elsewhere<T: Send + 'static>(
 }
 
 /// Runs blocking work as [`elsewhere`] does, and returns a panic there as an error. `what` is the operation.
-pub(crate) async fn attempt<T: Send + 'static>(
+pub(super) async fn attempt<T: Send + 'static>(
     what: &'static str,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T> {
@@ -67,28 +67,12 @@ pub(crate) async fn attempt<T: Send + 'static>(
         .map_err(|error| Error::failed(what, error.to_string()))
 }
 
-/// Drops memory on a separate thread. An unmap takes as long as the driver does.
-pub(crate) async fn discard<T: Send + 'static>(memory: T) {
-    // An error means that the runtime is ending, and the memory is dropped anyway, or that the drop has panicked: the
-    // caller's other work must still be done.
-    let _ = attempt("dropping memory", move || drop(memory)).await;
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    struct Panics;
-
-    impl Drop for Panics {
-        fn drop(&mut self) {
-            panic!("in a drop");
-        }
-    }
-
     #[tokio::test]
     async fn a_panic_on_another_thread_does_not_unwind_here() {
-        discard(Panics).await;
         let error = attempt("mapping", || panic!("in a call")).await;
         let error = error.map(|(): ()| ()).unwrap_err().to_string();
         assert!(

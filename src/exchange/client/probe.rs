@@ -4,8 +4,8 @@
 //! although the link behind it is down. So each end writes a random word into unused padding, and the other
 //! looks for it; this end by a GPU if there is one that may read the memory, because the CPU may have another way.
 
+use super::buffer::RemoteBuffer;
 use super::open;
-use super::remote::RemoteBuffer;
 use crate::driver::{Access, DevicePtr, Driver, Location, random};
 use crate::memory::{AccessChecks, Memory, access_checks};
 use crate::pinned::PinnedHost;

@@ -1,6 +1,5 @@
 //! State that a client's task and its users share: requests, leases, and the connection's state.
 
-mod departing;
 mod link;
 mod task;
 
@@ -13,8 +12,6 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, broadcast, mpsc, oneshot, watch};
 use tokio::time::{Instant, timeout_at};
-
-pub(crate) use departing::Departing;
 
 use super::greet::{Dial, Established, Terms, is_final};
 use super::lease::{ClientLease, Held, LeaseKey, LeaseState};
@@ -114,7 +111,8 @@ struct SessionState {
 
 pub(crate) struct ClientSession {
     pub(super) dial: Dial,
-    pub(super) driver: Driver,
+    /// Where memory is imported; `None` for a client that looks at names alone.
+    driver: Option<Driver>,
     queue: mpsc::UnboundedSender<Command>,
     permits: Arc<Semaphore>,
     /// Wakes the task when there is something to write or to end.
@@ -132,7 +130,7 @@ impl ClientSession {
     pub(super) fn new(
         dial: Dial,
         established: &Established,
-        driver: &Driver,
+        driver: Option<Driver>,
     ) -> (Arc<Self>, Commands) {
         let (queue, commands) = mpsc::unbounded_channel();
         let permits = dial
@@ -142,7 +140,7 @@ impl ClientSession {
             .saturating_sub(RELEASES + 1)
             .max(1);
         let session = Arc::new(Self {
-            driver: driver.clone(),
+            driver,
             queue,
             // These permits bound the queue.
             permits: Arc::new(Semaphore::new(permits.min(Semaphore::MAX_PERMITS))),
@@ -183,6 +181,14 @@ impl ClientSession {
     /// Returns the server, for messages.
     pub(super) fn peer(&self) -> String {
         self.lock().terms.peer.clone()
+    }
+
+    /// # Errors
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for a client without one.
+    pub(super) fn driver(&self) -> Result<&Driver> {
+        let why = "it was connected without a driver, so it imports no memory";
+        let error = || Error::invalid("client", why);
+        self.driver.as_ref().ok_or_else(error)
     }
 
     pub(super) fn terms(&self) -> Arc<Terms> {
@@ -286,6 +292,13 @@ impl ClientSession {
         self.lock().closing.get_or_insert_with(Instant::now);
         self.permits.close();
         self.wake.notify_one();
+    }
+
+    /// Closes the connection for a program that ends its use, without waiting for the server: releases are sent if
+    /// there is a connection, and their answers are not awaited.
+    pub(crate) fn depart(&self) {
+        self.lock().departing = true;
+        self.close();
     }
 
     /// Returns whether there is a connection or may be one.

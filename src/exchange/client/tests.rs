@@ -3,6 +3,7 @@
 use tokio::time::timeout;
 
 use super::*;
+use crate::Driver;
 use crate::driver::NodeId;
 use crate::protocol::*;
 use crate::share::BootId;

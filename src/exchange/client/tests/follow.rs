@@ -1,6 +1,7 @@
 //! Follows against a hand-written server.
 
 use super::*;
+use crate::client::session::Notified;
 use crate::driver::Access;
 use crate::{Owner, Reconnect, ShareError};
 

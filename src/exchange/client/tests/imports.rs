@@ -63,7 +63,7 @@ async fn a_session_does_not_move_to_another_server() {
     fake.welcome.boot = BootId::current().unwrap();
     fake.welcome.local = path.to_str().map(str::to_owned);
     let (client, mut peer) = fake.client(&driver).await;
-    assert!(!client.passes_fds());
+    assert!(!client.session().terms().unix);
     assert_eq!(other.stats().sessions, 0);
     let serve = async {
         let (id, _) = peer.request().await.unwrap();
@@ -172,6 +172,26 @@ async fn two_ends_prove_that_they_see_the_same_bytes() {
     let error = expect_err(fetched);
     assert!(matches!(error, Error::DataPlane { .. }), "{error}");
     nothing_held(&driver).await;
+}
+
+#[tokio::test]
+async fn a_client_without_a_driver_sees_names_and_takes_no_lease() {
+    let (fake, memory) = (Fake::new().await, Memory::new());
+    let connect = fake.options().connect_without_driver();
+    let (client, (mut peer, hello)) = within(async { tokio::join!(connect, fake.greet()) }).await;
+    assert!(!hello.fabric);
+    let client = client.unwrap();
+    let error = expect_err(client.fetch("x").go().await);
+    assert!(error.to_string().contains("without a driver"), "{error}");
+    let (list, ()) = within(async {
+        tokio::join!(client.list(""), async {
+            let (id, ask) = peer.request().await.unwrap();
+            assert!(matches!(ask, Ask::List(_)), "{ask:?}");
+            peer.answer(id, names(vec![memory.entry("x")], false)).await;
+        })
+    })
+    .await;
+    assert_eq!(list.unwrap().len(), 1);
 }
 
 #[tokio::test]
