@@ -158,7 +158,7 @@ pub mod ledger {
     };
     #[cfg(feature = "ledger")]
     #[doc(inline)]
-    pub use egmem_core::ledger::{MAX_TIERS, TierUse};
+    pub use egmem_core::ledger::{MAX_TIERS, TierStats, TierUse};
     #[cfg(feature = "ledger")]
     #[doc(inline)]
     pub use egmem_ledger::{

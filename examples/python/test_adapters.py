@@ -31,37 +31,22 @@ def driver():
     egmem.set_default_driver(None)
 
 
-def _given(make, *values, **named):
-    """Makes a dataclass of vLLM from the fields that its version has."""
-    fields = {field.name for field in dataclasses.fields(make)}
-    return make(*values, **{name: value for name, value in named.items() if name in fields})
-
-
 class Engine:
     """As much of a vLLM engine as the connector shows to a spec."""
 
     def __init__(self, driver, chunk=1, **extra):
-        from vllm.v1.kv_offload import base, config, factory
+        from vllm.v1.kv_offload import base, factory
+        from vllm_config import offloading_config
 
         self.base = base
-        self.config = config.OffloadingConfig(
-            groups=(_given(config.OffloadingGroupConfig, 16, tuple(f"layer{n}" for n in range(LAYERS)), group_id=0),),
-            worker_kv_bytes_per_block=LAYERS * PAGE,
-            enable_kv_cache_events=False,
-            extra_config={
-                "spec_name": "EgmemOffloadingSpec",
-                "spec_module_path": "egmem_vllm",
-                "cpu_bytes_to_use": 4 * chunk * LAYERS * PAGE,
-                **extra,
-            },
-            engine_id=f"engine-{next(NUMBERS)}",
-            model=config.OffloadingModelConfig("model", "float16"),
-            cache=config.OffloadingCacheConfig(16, chunk),
-            parallel=_given(
-                config.OffloadingParallelConfig, 0, 1, 1, 1, 1, 1, 0,
-                data_parallel_size=1, data_parallel_rank_local=None, is_parallelism_agnostic=False,
-            ),
-        )
+        extra = {
+            "spec_name": "EgmemOffloadingSpec",
+            "spec_module_path": "egmem_vllm",
+            "cpu_bytes_to_use": 4 * chunk * LAYERS * PAGE,
+            **extra,
+        }
+        layers = [[f"layer{n}" for n in range(LAYERS)]]
+        self.config = offloading_config(layers, LAYERS * PAGE, extra, chunk=chunk, engine_id=f"engine-{next(NUMBERS)}")
         memory = egmem.Buffer(LAYERS * BLOCKS * PAGE, node=0, driver=driver)
         self.cache = torch.from_dlpack(memory).view(torch.int8).view(LAYERS, BLOCKS, PAGE)
         caches = base.CanonicalKVCaches(

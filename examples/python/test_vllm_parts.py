@@ -112,17 +112,13 @@ class FakeTier:
         self.closed = True
 
 
-def given(make, **named):
-    fields = {field.name for field in dataclasses.fields(make)}
-    return make(**{name: value for name, value in named.items() if name in fields})
-
-
 class Machine:
     """An engine's scheduler and its ranks, each with the caches of its layers: one tensor for each size, shared by the groups."""
 
     def __init__(self, monkeypatch, ranks=1, groups=((64, 64),), chunk=1, replicated=False):
         import egmem_vllm
-        from vllm.v1.kv_offload import base, config
+        from vllm.v1.kv_offload import base
+        from vllm_config import offloading_config
 
         self.base, self.chunk = base, chunk
         monkeypatch.setattr(egmem.kv, "GpuPages", FakePages)
@@ -134,30 +130,14 @@ class Machine:
         self.tier = None
         self.caches, self.workers = [], []
         for rank in range(ranks):
-            offloading = config.OffloadingConfig(
-                groups=tuple(
-                    given(config.OffloadingGroupConfig, tokens_per_block=16, layer_names=tuple(map(str, sizes)), group_id=n)
-                    for n, sizes in enumerate(groups)
-                ),
-                worker_kv_bytes_per_block=max(map(sum, groups)),
-                enable_kv_cache_events=True,
-                extra_config={"cpu_bytes_to_use": 1 << 20},
-                engine_id="engine",
-                model=given(config.OffloadingModelConfig, name="model", dtype="float16"),
-                cache=config.OffloadingCacheConfig(16, chunk),
-                parallel=given(
-                    config.OffloadingParallelConfig,
-                    rank=rank,
-                    world_size=ranks,
-                    tp_size=ranks,
-                    pp_size=1,
-                    pcp_size=1,
-                    dcp_size=1,
-                    data_parallel_index=0,
-                    data_parallel_size=1,
-                    data_parallel_rank_local=None,
-                    is_parallelism_agnostic=False,
-                ),
+            offloading = offloading_config(
+                [map(str, sizes) for sizes in groups],
+                max(map(sum, groups)),
+                {"cpu_bytes_to_use": 1 << 20},
+                rank=rank,
+                ranks=ranks,
+                chunk=chunk,
+                events=True,
                 **({"replicated_layout": True} if replicated else {}),
             )
             if ranks > 1:

@@ -1,6 +1,5 @@
 """The vLLM adapter with a process for each rank, and one for the scheduler: they join one tier, on the simulator."""
 
-import dataclasses
 import multiprocessing
 import os
 import sys
@@ -22,32 +21,10 @@ pytestmark = pytest.mark.skipif(not hasattr(egmem.kv, "join"), reason="a tier of
 
 
 def config_of(rank, groups):
-    from vllm.v1.kv_offload import config
+    from vllm_config import offloading_config
 
-    def given(make, **named):
-        fields = {field.name for field in dataclasses.fields(make)}
-        return make(**{name: value for name, value in named.items() if name in fields})
-
-    groups = [given(config.OffloadingGroupConfig, tokens_per_block=16, layer_names=(), group_id=n) for n in range(len(groups))]
-    sizes = dict(world_size=RANKS, tp_size=RANKS, pp_size=1, pcp_size=1, dcp_size=1)
-    return config.OffloadingConfig(
-        groups=tuple(groups),
-        worker_kv_bytes_per_block=128,
-        enable_kv_cache_events=False,
-        extra_config={"cpu_bytes_to_use": 8 << 20, "egmem_node": 0},
-        engine_id="processes",
-        model=given(config.OffloadingModelConfig, name="model", dtype="float16"),
-        cache=config.OffloadingCacheConfig(16, CHUNK),
-        parallel=given(
-            config.OffloadingParallelConfig,
-            rank=rank,
-            **sizes,
-            data_parallel_index=0,
-            data_parallel_size=1,
-            data_parallel_rank_local=None,
-            is_parallelism_agnostic=False,
-        ),
-    )
+    extra = {"cpu_bytes_to_use": 8 << 20, "egmem_node": 0}
+    return offloading_config([()] * len(groups), 128, extra, rank=rank, ranks=RANKS, chunk=CHUNK, engine_id="processes")
 
 
 def rank_main(rank, groups, pipe):

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::driver::setters;
 use crate::geometry::Geometry;
 use crate::header::{self, OPENER, Tag, There};
 use crate::inner::{Inner, Opening, PATIENCE};
@@ -69,10 +70,23 @@ impl AttachOptions {
         }
     }
 
-    /// Sets the number of pages. If it is not set, it is that of the tier in the memory, or as many as fit.
-    pub const fn pages(mut self, pages: u64) -> Self {
-        self.pages = Some(pages);
-        self
+    setters! {
+        /// Sets the number of pages. If it is not set, it is that of the tier in the memory, or as many as fit.
+        pages(pages: u64) => pages = Some(pages);
+        /// Sets the meaning of the pages: a hash of the model, its precision and the layout of its cache. A tier with
+        /// another tag is refused. The default is all zeros.
+        tag(tag: [u8; 32]) => tag = tag;
+        /// Sets whether to take the tier from a process in another PID namespace, such as another container's, or on
+        /// another machine. Only the caller can know that it has ended: its pages are freed, and one that lives after all overwrites
+        /// those of others. A process of this namespace that lives is never taken over.
+        take_over(on: bool) => take_over = on;
+        /// Sets whether to create a tier where the memory has other data, or a tier of other sizes or with another tag.
+        /// The earlier data is lost. A tier that has members is not reset.
+        reset(on: bool) => reset = on;
+        /// Sets how [`Tier::load`] and [`Tier::store`] copy. The default is [`CopyMethod::Auto`].
+        copy_method(method: CopyMethod) => method = method;
+        /// Sets whether pages have checksums, and which are checked. The default is [`Verify::Never`].
+        verify(verify: Verify) => verify = verify;
     }
 
     /// Sets the bytes of a page, which a new tier needs. If they are not set, they are those of the tier in the
@@ -85,40 +99,6 @@ impl AttachOptions {
     /// several groups takes the whole memory.
     pub fn page_sizes(mut self, sizes: impl IntoIterator<Item = u64>) -> Self {
         self.page_sizes = sizes.into_iter().collect();
-        self
-    }
-
-    /// Sets the meaning of the pages: a hash of the model, its precision and the layout of its cache. A tier with
-    /// another tag is refused. The default is all zeros.
-    pub const fn tag(mut self, tag: [u8; 32]) -> Self {
-        self.tag = tag;
-        self
-    }
-
-    /// Sets whether to take the tier from a process in another PID namespace, such as another container's, or on
-    /// another machine. Only the caller can know that it has ended: its pages are freed, and one that lives after all overwrites
-    /// those of others. A process of this namespace that lives is never taken over.
-    pub const fn take_over(mut self, on: bool) -> Self {
-        self.take_over = on;
-        self
-    }
-
-    /// Sets whether to create a tier where the memory has other data, or a tier of other sizes or with another tag.
-    /// The earlier data is lost. A tier that has members is not reset.
-    pub const fn reset(mut self, on: bool) -> Self {
-        self.reset = on;
-        self
-    }
-
-    /// Sets how [`Tier::load`] and [`Tier::store`] copy. The default is [`CopyMethod::Auto`].
-    pub const fn copy_method(mut self, method: CopyMethod) -> Self {
-        self.method = method;
-        self
-    }
-
-    /// Sets whether pages have checksums, and which are checked. The default is [`Verify::Never`].
-    pub const fn verify(mut self, verify: Verify) -> Self {
-        self.verify = verify;
         self
     }
 

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::header::{self, Tag};
-use crate::inner::{Inner, Opening};
+use crate::inner::Inner;
 use crate::{Driver, Error, GrowthState, MemoryError, Result, Tier, TierOptions};
 use egmem_core::Progress;
 use egmem_core::ledger::Site;
@@ -59,15 +58,7 @@ impl TierOptions {
         };
         let memory = buffer.allocate_in_background(driver, geometry.front(), grow)?;
         let memory = Arc::new(memory);
-        header::format(&memory.cpu()?, &geometry, &Tag::default())?;
-        let opening = Opening {
-            memory: memory.clone(),
-            geometry,
-            growing: Some((memory, grown)),
-            method: self.method,
-            take_over: false,
-        };
-        Ok(Tier::new(opening.open()?.verifying(self.verify)))
+        self.open(memory.clone(), geometry, Some((memory, grown)))
     }
 }
 

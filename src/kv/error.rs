@@ -1,8 +1,8 @@
 //! Errors of a tier.
 
-use std::fmt::{self, Write};
+use std::fmt;
 
-use crate::driver::{DriverError, Explain};
+use crate::driver::{DriverError, Explain, error_texts};
 use crate::page::Evicted;
 use crate::{Key, MemoryError};
 use egmem_core::text::Escaping;
@@ -117,141 +117,63 @@ impl fmt::Display for Error {
     }
 }
 
+error_texts! { Error {
+    Self::Memory(error) => ("{error}"), error.remedy();
+    Self::Full { needed, pages, available, pinned, writing, missing, is_growing, .. } =>
+        ("a store needs {needed} pages and {available} of {pages} are free or evictable: {pinned} are pinned, {writing} are being \
+          written{}", absent(*missing, *is_growing)),
+        of_full(*missing, *is_growing);
+    Self::NotReady { key, index } => ("key {key}, at index {index} of the list, has no ready page"),
+        "load only the keys that `lookup` counts, without a store in between";
+    Self::WrongState { page, is, need } => ("page {page} is {is}, and must be {need}"),
+        "use pages only while the `Store` or `Load` that returned them lives";
+    Self::UnusableMethod { what, .. } => ("this copy method cannot be used here: {what}"),
+        "use another method: `CopyMethod::Auto` takes one that works here";
+    Self::InUse { pid, is_elsewhere: false } => ("process {pid} has the tier"),
+        "close the tier there, or wait until the process has ended";
+    Self::InUse { pid, .. } => ("process {pid} of another PID namespace or boot has the tier"),
+        "make sure that the process has ended, and attach with `take_over`";
+    Self::TooManyMembers { members } => ("{members} open tiers have the memory, and no more can"),
+        "close tiers that are not used";
+    Self::Busy { pid } => ("process {pid} has the tier's lock and does not go on"),
+        "let the process go on, or end it: its pages are found then";
+    Self::Damaged => ("the table in the tier's memory had values that no tier writes"),
+        "find the program that writes to the memory; the table was repaired, and the call can be repeated";
+    Self::NotATier { why, is_other_version: true } => ("the memory has no tier: {why}"),
+        "attach with `reset` to begin a new tier, or use the version of egmem that wrote it";
+    Self::NotATier { why, .. } => ("the memory has no tier: {why}"),
+        "check the name of the memory, or attach with `reset` to lose what it has";
+    Self::OtherTier { what, found, wanted } => ("the memory has a tier with {what} {found}, and not {wanted}"),
+        "ask for what the memory has, use another name, or attach with `reset` to lose its pages";
+    Self::CopyFailed { pages } => ("copies into {pages} pages of the store have failed"),
+        "end the store without a commit, and store the keys again";
+    Self::StillCopying { pages } => ("copies into {pages} pages of the store have not ended"),
+        "wait for the store's jobs before the commit";
+} }
+
+/// Returns what to say of pages without memory.
+fn absent(missing: usize, is_growing: bool) -> String {
+    match (missing, is_growing) {
+        (0, _) => String::new(),
+        (_, true) => format!(", {missing} are still to come: the tier is growing"),
+        (_, false) => format!(", {missing} never came: the tier's growth was stopped"),
+    }
+}
+
+const fn of_full(missing: usize, is_growing: bool) -> &'static str {
+    match (missing, is_growing) {
+        (_, true) => "wait until the tier has grown, or store fewer pages at a time",
+        (0, _) => {
+            "release loads and wait for copies, store fewer pages at a time, or create the tier with more pages"
+        }
+        _ => {
+            "release loads and wait for copies, store fewer pages at a time, or create the tier again when its node \
+             has the memory"
+        }
+    }
+}
+
 impl Error {
-    fn describe(&self, f: &mut Escaping<'_, '_>) -> fmt::Result {
-        match self {
-            Self::Memory(error) => write!(f, "{error}"),
-            Self::Full {
-                needed,
-                pages,
-                available,
-                pinned,
-                writing,
-                missing,
-                is_growing,
-                ..
-            } => {
-                write!(
-                    f,
-                    "a store needs {needed} pages and {available} of {pages} are free or evictable: {pinned} are pinned, \
-                     {writing} are being written"
-                )?;
-                match (missing, is_growing) {
-                    (0, _) => Ok(()),
-                    (_, true) => write!(f, ", {missing} are still to come: the tier is growing"),
-                    (_, false) => {
-                        write!(f, ", {missing} never came: the tier's growth was stopped")
-                    }
-                }
-            }
-            Self::NotReady { key, index } => {
-                write!(
-                    f,
-                    "key {key}, at index {index} of the list, has no ready page"
-                )
-            }
-            Self::WrongState { page, is, need } => {
-                write!(f, "page {page} is {is}, and must be {need}")
-            }
-            Self::UnusableMethod { what, .. } => {
-                write!(f, "this copy method cannot be used here: {what}")
-            }
-            Self::InUse {
-                pid,
-                is_elsewhere: false,
-            } => {
-                write!(f, "process {pid} has the tier")
-            }
-            Self::InUse { pid, .. } => {
-                write!(
-                    f,
-                    "process {pid} of another PID namespace or boot has the tier"
-                )
-            }
-            Self::TooManyMembers { members } => {
-                write!(f, "{members} open tiers have the memory, and no more can")
-            }
-            Self::Busy { pid } => {
-                write!(f, "process {pid} has the tier's lock and does not go on")
-            }
-            Self::Damaged => {
-                write!(
-                    f,
-                    "the table in the tier's memory had values that no tier writes"
-                )
-            }
-            Self::NotATier { why, .. } => write!(f, "the memory has no tier: {why}"),
-            Self::OtherTier {
-                what,
-                found,
-                wanted,
-            } => {
-                write!(
-                    f,
-                    "the memory has a tier with {what} {found}, and not {wanted}"
-                )
-            }
-            Self::CopyFailed { pages } => {
-                write!(f, "copies into {pages} pages of the store have failed")
-            }
-            Self::StillCopying { pages } => {
-                write!(f, "copies into {pages} pages of the store have not ended")
-            }
-        }
-    }
-
-    /// Returns what to do about it, in a sentence; nothing where the text says it.
-    pub fn remedy(&self) -> &'static str {
-        match self {
-            Self::Memory(error) => error.remedy(),
-            Self::Full {
-                is_growing: true, ..
-            } => "wait until the tier has grown, or store fewer pages at a time",
-            Self::Full { missing: 1.., .. } => {
-                "release loads and wait for copies, store fewer pages at a time, or create the tier again when its node \
-                 has the memory"
-            }
-            Self::Full { .. } => {
-                "release loads and wait for copies, store fewer pages at a time, or create the tier with more pages"
-            }
-            Self::NotReady { .. } => {
-                "load only the keys that `lookup` counts, without a store in between"
-            }
-            Self::WrongState { .. } => {
-                "use pages only while the `Store` or `Load` that returned them lives"
-            }
-            Self::UnusableMethod { .. } => {
-                "use another method: `CopyMethod::Auto` takes one that works here"
-            }
-            Self::InUse {
-                is_elsewhere: false,
-                ..
-            } => "close the tier there, or wait until the process has ended",
-            Self::InUse { .. } => {
-                "make sure that the process has ended, and attach with `take_over`"
-            }
-            Self::TooManyMembers { .. } => "close tiers that are not used",
-            Self::Busy { .. } => "let the process go on, or end it: its pages are found then",
-            Self::Damaged => {
-                "find the program that writes to the memory; the table was repaired, and the call can be repeated"
-            }
-            Self::NotATier {
-                is_other_version: true,
-                ..
-            } => {
-                "attach with `reset` to begin a new tier, or use the version of egmem that wrote it"
-            }
-            Self::NotATier { .. } => {
-                "check the name of the memory, or attach with `reset` to lose what it has"
-            }
-            Self::OtherTier { .. } => {
-                "ask for what the memory has, use another name, or attach with `reset` to lose its pages"
-            }
-            Self::CopyFailed { .. } => "end the store without a commit, and store the keys again",
-            Self::StillCopying { .. } => "wait for the store's jobs before the commit",
-        }
-    }
-
     /// Returns the memory's error that this error carries, if it does.
     pub const fn memory(&self) -> Option<&MemoryError> {
         match self {

@@ -170,7 +170,7 @@ impl Opening {
         };
         // If this fails, dropping the tier gives the membership up.
         let usable = tier.usable();
-        tier.found = tier.locked(&view, |table, _, is_broken| {
+        tier.found = tier.locked(PATIENCE, &view, |table, _, is_broken| {
             table.join(usable, take_over, is_broken)
         })?;
         tier.found.generation = header::next_generation(&view)?;
@@ -247,7 +247,7 @@ impl Inner {
     pub(crate) fn with<T>(&self, change: impl FnOnce(&mut Table<'_>) -> T) -> Result<T> {
         self.expect_this_process()?;
         let view = self.memory.cpu()?;
-        self.locked(&view, |table, late, is_broken| {
+        self.locked(PATIENCE, &view, |table, late, is_broken| {
             if is_broken {
                 table.take_over()?;
             }
@@ -289,21 +289,13 @@ impl Inner {
                 return Ok(Stats::default());
             }
             let view = self.memory.cpu()?;
-            self.locked_within(GLANCE, &view, |table, _, _| Ok(table.stats()))
+            self.locked(GLANCE, &view, |table, _, _| Ok(table.stats()))
         };
         look().unwrap_or_default()
     }
 
     /// Calls `change` under the lock, with the ends of uses that were not written yet, and whether the table must be repaired first.
     fn locked<T>(
-        &self,
-        view: &CpuView<'_>,
-        change: impl FnOnce(&mut Table<'_>, &mut Vec<End>, bool) -> Result<T>,
-    ) -> Result<T> {
-        self.locked_within(PATIENCE, view, change)
-    }
-
-    fn locked_within<T>(
         &self,
         patience: Patience,
         view: &CpuView<'_>,
@@ -423,7 +415,7 @@ impl Drop for Inner {
             return;
         }
         let Ok(view) = self.memory.cpu() else { return };
-        let left = self.locked(&view, |table, late, is_broken| {
+        let left = self.locked(PATIENCE, &view, |table, late, is_broken| {
             if is_broken {
                 table.take_over()?;
             }

@@ -2,15 +2,16 @@
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
-use crate::driver::Location;
+use crate::driver::{Location, setters};
 use crate::geometry::Geometry;
 use crate::header::{self, Tag};
 use crate::inner::Opening;
 use crate::tier::Tier;
-use crate::{Buffer, CopyMethod, Driver, MemoryError, Result, Verify};
+use crate::{Buffer, CopyMethod, Driver, MemoryError, Result, TierMemory, Verify};
 use egmem_core::ledger::{AllocPath, Site};
-use egmem_core::{Backing, BufferOptions, Growth, Progress};
+use egmem_core::{Backing, BufferOptions, GrowingBuffer, Growth, Progress};
 
 impl Tier {
     /// Returns options for a tier at `location`: a node's id, or any [`Location`] that the CPU can use.
@@ -27,8 +28,8 @@ pub struct TierOptions {
     pages: u64,
     bytes: u64,
     page_sizes: Vec<u64>,
-    pub(crate) method: CopyMethod,
-    pub(crate) verify: Verify,
+    method: CopyMethod,
+    verify: Verify,
 }
 
 impl TierOptions {
@@ -43,10 +44,16 @@ impl TierOptions {
         }
     }
 
-    /// Sets the number of pages: 1 to 2^30.
-    pub const fn pages(mut self, pages: u64) -> Self {
-        self.pages = pages;
-        self
+    setters! {
+        /// Sets the number of pages: 1 to 2^30.
+        pages(pages: u64) => pages = pages;
+        /// Sets the bytes of the tier, the table included, instead of a number of pages. It takes no more than these, before its
+        /// memory is rounded up.
+        bytes(bytes: u64) => bytes = bytes;
+        /// Sets how [`Tier::load`] and [`Tier::store`] copy. The default is [`CopyMethod::Auto`].
+        copy_method(method: CopyMethod) => method = method;
+        /// Sets whether pages have checksums, and which are checked. The default is [`Verify::Never`].
+        verify(verify: Verify) => verify = verify;
     }
 
     /// Sets the bytes of a page: 1 to 4 GiB. Pages lie side by side, and none is rounded up; the tier as a whole is
@@ -72,25 +79,6 @@ impl TierOptions {
     /// ```
     pub fn page_sizes(mut self, sizes: impl IntoIterator<Item = u64>) -> Self {
         self.page_sizes = sizes.into_iter().collect();
-        self
-    }
-
-    /// Sets the bytes of the tier, the table included, instead of a number of pages. It takes no more than these, before its
-    /// memory is rounded up.
-    pub const fn bytes(mut self, bytes: u64) -> Self {
-        self.bytes = bytes;
-        self
-    }
-
-    /// Sets how [`Tier::load`] and [`Tier::store`] copy. The default is [`CopyMethod::Auto`].
-    pub const fn copy_method(mut self, method: CopyMethod) -> Self {
-        self.method = method;
-        self
-    }
-
-    /// Sets whether pages have checksums, and which are checked. The default is [`Verify::Never`].
-    pub const fn verify(mut self, verify: Verify) -> Self {
-        self.verify = verify;
         self
     }
 
@@ -141,11 +129,24 @@ impl TierOptions {
     ) -> Result<Tier> {
         let (geometry, buffer) = self.checked(Site::here())?;
         let memory = Arc::new(buffer.allocate_with(driver, progress)?);
+        self.open(memory, geometry, None)
+    }
+
+    /// Opens a new tier in memory of its own.
+    ///
+    /// # Errors
+    /// Those of [`Opening::open`] and of the memory's view.
+    pub(crate) fn open(
+        self,
+        memory: Arc<dyn TierMemory>,
+        geometry: Geometry,
+        growing: Option<(Arc<GrowingBuffer>, Arc<AtomicU64>)>,
+    ) -> Result<Tier> {
         header::format(&memory.cpu()?, &geometry, &Tag::default())?;
         let opening = Opening {
             memory,
             geometry,
-            growing: None,
+            growing,
             method: self.method,
             take_over: false,
         };

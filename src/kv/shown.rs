@@ -10,18 +10,8 @@ use crate::tier::Tier;
 impl ShowTier for Inner {
     fn show(self: Arc<Self>) -> TierUse {
         let mut shown = TierUse::new(self.memory.location(), self.memory.device_ptr());
-        let stats = self.glance();
-        shown.page_bytes = stats.page_bytes;
-        shown.pages = stats.pages;
-        shown.usable = stats.usable;
-        shown.growth = Tier(self).growth();
-        shown.free = stats.free;
-        shown.writing = stats.writing;
-        shown.ready = stats.ready;
-        shown.pinned = stats.pinned;
-        shown.hits = stats.hits;
-        shown.misses = stats.misses;
-        shown.evictions = stats.evictions;
+        shown.stats = self.glance();
+        shown.stats.growth = Tier(self).growth();
         shown
     }
 }
@@ -59,6 +49,7 @@ mod tests {
         let found = shown(&driver);
         let at = (found.address, found.location);
         assert_eq!(at, (buffer.device_ptr().0, buffer.location()));
+        let found = found.stats;
         assert_eq!((found.page_bytes, found.pages, found.usable), (4096, 4, 4));
         let states = (found.free, found.writing, found.ready, found.pinned);
         assert_eq!(states, (1, 1, 2, 1));
@@ -68,11 +59,11 @@ mod tests {
 
         let other = tier.clone();
         drop((tier, store, load));
-        assert_eq!(shown(&driver).pinned, 0, "a handle is left");
+        assert_eq!(shown(&driver).stats.pinned, 0, "a handle is left");
         drop(other);
         assert!(ledger::tiers(&driver).is_empty());
         let again = attach().open().unwrap();
-        assert_eq!(shown(&driver).hits, 0);
+        assert_eq!(shown(&driver).stats.hits, 0);
         drop(again);
     }
 }

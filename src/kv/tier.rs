@@ -243,8 +243,9 @@ impl Tier {
             table.sweep_if_due();
             table.stats()
         });
-        let stats = stats.unwrap_or_default();
-        Stats { growth, ..stats }
+        let mut stats = stats.unwrap_or_default();
+        stats.growth = growth;
+        stats
     }
 
     /// As [`lookup`](Self::lookup), if that waits for nobody. Like the next two it is for the Python package, which then keeps the GIL.
@@ -261,11 +262,12 @@ impl Tier {
     #[doc(hidden)]
     pub fn try_stats(&self) -> Option<Stats> {
         let growth = self.growth();
-        let stats = self.0.with_now(|table| {
+        let mut stats = self.0.with_now(|table| {
             table.sweep_if_due();
             table.stats()
-        });
-        stats.map(|stats| Stats { growth, ..stats })
+        })?;
+        stats.growth = growth;
+        Some(stats)
     }
 
     /// Returns the number of pages, those without memory included. Of several groups, as many as there could be of the smallest.

@@ -234,9 +234,10 @@ fn totals(totals: &[Total], most: Option<usize>) -> String {
 fn tier_cells(tier: &TierUse, wide: bool) -> [String; 15] {
     let only_if = |shown: bool, text: String| if shown { text } else { String::new() };
     let some = |number: u64| only_if(number > 0, number.to_string());
-    let asked = u128::from(tier.hits) + u128::from(tier.misses);
-    let rate = (u128::from(tier.hits) * 100).checked_div(asked);
-    let growth = match tier.growth {
+    let stats = &tier.stats;
+    let asked = u128::from(stats.hits) + u128::from(stats.misses);
+    let rate = (u128::from(stats.hits) * 100).checked_div(asked);
+    let growth = match stats.growth {
         GrowthState::Growing => "growing",
         GrowthState::Stopped => "stopped",
         _ => "",
@@ -245,18 +246,18 @@ fn tier_cells(tier: &TierUse, wide: bool) -> [String; 15] {
         escaped(tier.label.as_deref().unwrap_or("")),
         place(tier.location),
         only_if(wide, format!("{:#x}", tier.address)),
-        Bytes(tier.page_bytes).to_string(),
-        tier.pages.to_string(),
-        only_if(tier.usable != tier.pages, tier.usable.to_string()),
+        Bytes(stats.page_bytes).to_string(),
+        stats.pages.to_string(),
+        only_if(stats.usable != stats.pages, stats.usable.to_string()),
         growth.to_owned(),
-        tier.free.to_string(),
-        some(tier.writing),
-        tier.ready.to_string(),
-        some(tier.pinned),
+        stats.free.to_string(),
+        some(stats.writing),
+        stats.ready.to_string(),
+        some(stats.pinned),
         rate.map_or_else(String::new, |rate| format!("{rate} %")),
-        only_if(wide, tier.hits.to_string()),
-        only_if(wide, tier.misses.to_string()),
-        some(tier.evictions),
+        only_if(wide, stats.hits.to_string()),
+        only_if(wide, stats.misses.to_string()),
+        some(stats.evictions),
     ]
 }
 

@@ -34,7 +34,7 @@ pub use label::Label;
 pub use locate::{Foreign, Located, locate};
 pub use record::MAX_PARTIES;
 pub use site::{Site, called_from};
-pub use tiers::{MAX_TIERS, ShowTier, TierUse};
+pub use tiers::{MAX_TIERS, ShowTier, TierStats, TierUse};
 
 use crate::Driver;
 use record::Record;

@@ -11,6 +11,44 @@ use crate::driver::{DevicePtr, Location};
 /// The most tiers of a ledger: the oldest.
 pub const MAX_TIERS: usize = 1024;
 
+/// Counters of a KV-cache tier since it was created or attached, and the states of its pages now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+#[non_exhaustive]
+pub struct TierStats {
+    /// The pages of the tier.
+    pub pages: u64,
+    /// The bytes of a page.
+    pub page_bytes: u64,
+    /// The pages whose memory is there: fewer than `pages` while a tier grows in the background, or if its growth was
+    /// stopped. All other numbers of pages count these alone.
+    pub usable: u64,
+    /// Whether the tier grows.
+    pub growth: GrowthState,
+    /// The pages that are free.
+    pub free: u64,
+    /// The pages that stores are writing.
+    pub writing: u64,
+    /// The pages with contents that can be loaded.
+    pub ready: u64,
+    /// Those of the ready pages that loads and copies have pinned.
+    pub pinned: u64,
+    /// The keys that look-ups found.
+    pub hits: u64,
+    /// The keys that look-ups did not find, or that came after one.
+    pub misses: u64,
+    /// The pages that became ready by a commit.
+    pub stores: u64,
+    /// The ready pages that made room for others.
+    pub evictions: u64,
+    /// The ready pages that were found to have other bytes than were committed.
+    pub damaged: u64,
+    /// The bytes of jobs from pages to GPUs that have ended without an error.
+    pub loaded_bytes: u64,
+    /// The bytes of jobs from GPUs to pages that have ended without an error.
+    pub stored_bytes: u64,
+}
+
 /// A KV-cache tier that a process has open, and the use of its pages.
 ///
 /// Several processes may have one tier open: each has it in its ledger.
@@ -24,28 +62,9 @@ pub struct TierUse {
     pub location: Location,
     /// The first address of the memory in this process.
     pub address: u64,
-    /// The bytes of a page.
-    pub page_bytes: u64,
-    /// The pages of the tier.
-    pub pages: u64,
-    /// The pages whose memory is there. The other numbers of pages count these alone.
-    pub usable: u64,
-    /// Whether more of them come.
-    pub growth: GrowthState,
-    /// The pages that are free.
-    pub free: u64,
-    /// The pages that stores are writing.
-    pub writing: u64,
-    /// The pages with contents that can be loaded.
-    pub ready: u64,
-    /// The ready pages that loads and copies have pinned.
-    pub pinned: u64,
-    /// The keys that look-ups found.
-    pub hits: u64,
-    /// The keys that look-ups did not find, or that came after one.
-    pub misses: u64,
-    /// The ready pages that made room for others.
-    pub evictions: u64,
+    /// Its numbers.
+    #[serde(flatten)]
+    pub stats: TierStats,
 }
 
 impl TierUse {
@@ -55,17 +74,7 @@ impl TierUse {
             label: None,
             location,
             address: address.0,
-            page_bytes: 0,
-            pages: 0,
-            usable: 0,
-            growth: GrowthState::default(),
-            free: 0,
-            writing: 0,
-            ready: 0,
-            pinned: 0,
-            hits: 0,
-            misses: 0,
-            evictions: 0,
+            stats: TierStats::default(),
         }
     }
 }

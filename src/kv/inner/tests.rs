@@ -152,3 +152,21 @@ fn a_call_that_meets_damage_keeps_no_page() {
     assert_eq!(words.get(DIRTY), 1);
     assert_eq!((tier.lookup(&keys[..2]), words.get(DIRTY)), (1, 0));
 }
+
+#[test]
+fn a_tier_that_was_taken_over_changes_nothing() {
+    use crate::geometry::MEMBERS;
+
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let memory = Arc::new(Buffer::near(&driver, 0, 1 << 20).unwrap());
+    let tier = Tier::attach(Arc::clone(&memory)).page_bytes(4096).open();
+    let tier = tier.unwrap();
+    let view = memory.cpu().unwrap();
+    let words = Words::new(&view).unwrap();
+    let other = words.get(MEMBERS) ^ 1;
+    words.put(MEMBERS, other);
+    assert!(matches!(tier.0.with(|_| ()), Err(Error::Memory(_))));
+    assert_eq!(tier.0.with_now(|_| ()), None);
+    drop(tier);
+    assert_eq!(words.get(MEMBERS), other);
+}

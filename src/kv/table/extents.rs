@@ -4,7 +4,7 @@
 //! written or pinned; and when one of them was used last. A tier of one group has one extent, and no counts.
 
 use super::reserve::Request;
-use super::slot::{CHECK, PINS, STAMP, STATE, State, Status};
+use super::slot::{CHECK, PINS, STAMP, State, Status};
 use super::{PAGES, Table};
 use crate::geometry::Group;
 use crate::header::{CLOCK, USABLE};
@@ -185,14 +185,9 @@ impl Table<'_> {
         // The slots come first: while the extent has no group, nothing in it counts.
         let (clock, uses) = (self.words.get(CLOCK), self.first_uses(extent));
         let pages = self.geometry.pages_of(extent, &self.group(group));
-        let free = Status {
-            state: State::Free,
-            group,
-            uses,
-        };
         for page in pages.clone() {
             let slot = self.geometry.slot_at(page);
-            self.words.put(slot + STATE, free.word());
+            self.set_state(slot, Status::new(page, group, uses), State::Free);
             self.words.put(slot + CHECK, 0);
             self.words.put(slot + PINS, 0);
         }
@@ -211,8 +206,7 @@ impl Table<'_> {
     fn release(&mut self, extent: u32, group: u8, request: &mut Request) -> bool {
         let pages = self.geometry.pages_of(extent, &self.group(group));
         let is_held = |page: u32| {
-            let is_written = matches!(self.state(page), State::Writing { .. });
-            is_written || self.words.get(self.slot(page) + PINS) != 0
+            self.state(page).is_writing() || self.words.get(self.slot(page) + PINS) != 0
         };
         if !self.words.expect(!pages.clone().any(is_held)) {
             return false;

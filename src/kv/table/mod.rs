@@ -121,6 +121,11 @@ impl<'a> Table<'a> {
         })
     }
 
+    fn set_state(&self, slot: u64, status: Status, state: State) {
+        self.words
+            .put(slot + STATE, Status { state, ..status }.word());
+    }
+
     /// Returns the slot of a page as it was given out, and its state. `None` if it is free, or another key's since.
     fn slot_of(&self, id: PageId) -> Option<(u64, Status)> {
         if !self.geometry.has(id) {
@@ -278,19 +283,16 @@ impl<'a> Table<'a> {
         let writing = self.sum_of_groups(|at| group(at, WRITING));
         let evictable = self.sum_of_groups(|group| self.len_of(self.lru(group)));
         let ready = usable.saturating_sub(free).saturating_sub(writing);
-        Stats {
-            pages: match self.geometry.has_groups() {
-                true => usable,
-                false => self.geometry.pages.into(),
-            },
-            page_bytes: self.geometry.page_bytes,
-            usable,
-            free,
-            writing,
-            ready: ready.min(self.geometry.pages.into()),
-            pinned: ready.saturating_sub(evictable),
-            ..self.private.counts
-        }
+        let mut stats = self.private.counts;
+        stats.pages = match self.geometry.has_groups() {
+            true => usable,
+            false => self.geometry.pages.into(),
+        };
+        stats.page_bytes = self.geometry.page_bytes;
+        (stats.usable, stats.free, stats.writing) = (usable, free, writing);
+        stats.ready = ready.min(self.geometry.pages.into());
+        stats.pinned = ready.saturating_sub(evictable);
+        stats
     }
 }
 

@@ -71,9 +71,7 @@ impl Table<'_> {
                 self.count_in_extent(page, 0, -1);
                 self.use_now(page);
             }
-            State::Writing {
-                is_abandoned: true, ..
-            } => self.free_written(page),
+            state if state.is_writing() && !state.is_stored() => self.free_written(page),
             _ => {}
         }
     }
@@ -96,15 +94,7 @@ impl Table<'_> {
                     let is_pinned = self.words.get(slot + PINS) != 0;
                     let fits = match direction {
                         Direction::Load => status.state == State::Ready && is_pinned,
-                        Direction::Store => {
-                            matches!(
-                                status.state,
-                                State::Writing {
-                                    is_abandoned: false,
-                                    ..
-                                }
-                            )
-                        }
+                        Direction::Store => status.state.is_stored(),
                     };
                     (status.state.name(), fits)
                 }

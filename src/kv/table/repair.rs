@@ -7,7 +7,6 @@ use super::slot::{CHECK, Named, PINS, STAMP, STATE, State, Status, WRITER};
 use super::{PAGES, Table, WRITING};
 use crate::geometry::{GROUP, GROUPS};
 use crate::header::{CLOCK, DIRTY, USABLE};
-use crate::page::PageId;
 use crate::room::{list_for, make_room_in};
 use crate::words::halves;
 use crate::{Found, Result};
@@ -106,11 +105,10 @@ impl Table<'_> {
                 self.count_in_extent(page, 0, 1);
                 return None;
             }
-            (Some(state @ State::Writing { has_failed, .. }), Some(key)) => {
-                if self.repair_written(page, state, has_failed, key, alive) {
-                    return None;
-                }
-                found.unfinished += 1;
+            (Some(state @ State::Writing { .. }), Some(key))
+                if self.repair_written(page, state, key, alive) =>
+            {
+                return None;
             }
             (Some(State::Writing { .. }), _) => found.unfinished += 1,
             _ => found.damaged += 1,
@@ -128,54 +126,30 @@ impl Table<'_> {
     fn keep_from_use(&self, page: u32, group: u8) {
         let slot = self.slot(page);
         let (_, uses) = halves(self.words.get(slot + STATE));
-        let state = State::Writing {
-            is_abandoned: true,
-            has_failed: true,
-        };
-        let uses = PageId::new(page, group, uses).uses();
-        self.words
-            .put(slot + STATE, Status { state, group, uses }.word());
+        self.set_state(slot, Status::new(page, group, uses), State::ABANDONED);
         self.count(group, WRITING, 1);
         self.count_in_extent(page, 0, 1);
     }
 
-    /// Keeps a page that a living member writes, or that a copy of one may still write. Returns whether it is kept.
-    fn repair_written(
-        &self,
-        page: u32,
-        state: State,
-        has_failed: bool,
-        key: &Named,
-        alive: u64,
-    ) -> bool {
+    /// Keeps a page that a store of a living member writes. Returns whether it is one.
+    fn repair_written(&self, page: u32, state: State, key: &Named, alive: u64) -> bool {
         let slot = self.slot(page);
-        let pins = self.words.get(slot + PINS) & alive;
-        let writer = self.words.get(slot + WRITER).wrapping_sub(1);
-        let is_alive = writer < 64 && alive >> writer & 1 == 1;
         let is_stored = self.words.get(slot + CHECK) == !key.check(page)
-            && state
-                == State::Writing {
-                    is_abandoned: false,
-                    has_failed,
-                }
-            && is_alive
+            && state.is_stored()
+            && self.is_writer(slot, alive)
             && self.find(key).is_none();
         if is_stored {
             self.insert(page, key);
-        } else if pins != 0 {
-            let is_abandoned = true;
-            let state = State::Writing {
-                is_abandoned,
-                has_failed,
-            };
-            let status = self.status(slot).with(state);
-            self.words.put(slot + STATE, status.word());
-        } else {
-            return false;
+            self.count(key.group(), WRITING, 1);
+            self.count_in_extent(page, 0, 1);
         }
-        self.count(key.group(), WRITING, 1);
-        self.count_in_extent(page, 0, 1);
-        true
+        is_stored
+    }
+
+    /// Returns whether one of `members` writes, or has written, a page.
+    fn is_writer(&self, slot: u64, members: u64) -> bool {
+        let writer = self.words.get(slot + WRITER).wrapping_sub(1);
+        writer < 64 && members >> writer & 1 == 1
     }
 
     fn add_repaired_free(&self, page: u32, group: u8) {
@@ -213,15 +187,8 @@ impl Table<'_> {
         let mut unfinished = Vec::new();
         let mut pinned = Vec::new();
         self.each_page(|page, slot, status| {
-            let writer = self.words.get(slot + WRITER).wrapping_sub(1);
-            let is_written = matches!(
-                status.map(|status| status.state),
-                Some(State::Writing {
-                    is_abandoned: false,
-                    ..
-                })
-            );
-            if is_written && writer < 64 && members >> writer & 1 == 1 {
+            let is_written = status.is_some_and(|status| status.state.is_stored());
+            if is_written && self.is_writer(slot, members) {
                 unfinished.push(page);
             }
             if self.words.get(slot + PINS) & members != 0 {

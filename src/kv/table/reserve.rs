@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use super::slot::{CHECK, Named, PINS, STATE, SUM, State, WRITER};
+use super::slot::{CHECK, Named, PINS, SUM, State, WRITER};
 use super::{Table, WRITING};
 use crate::hash::OfNumbers;
 use crate::page::{Evicted, PageId, Reserved};
@@ -229,8 +229,8 @@ impl Table<'_> {
     /// comes last, so a page with the writer or the key of an earlier store is none of a living one.
     fn place(&mut self, page: u32, key: &Named) -> PageId {
         let slot = self.slot(page);
-        let status = self.status(slot).with(State::WRITING);
-        self.words.put(slot + STATE, status.word());
+        let status = self.status(slot);
+        self.set_state(slot, status, State::WRITING);
         self.words.put(slot + PINS, 0);
         self.words.put(slot + WRITER, self.own.name());
         self.words.put(slot + SUM, 0);

@@ -47,6 +47,37 @@ impl State {
         has_failed: false,
     };
 
+    /// Of a page that is no key's, under copies that have not ended.
+    pub(super) const ABANDONED: Self = Self::Writing {
+        is_abandoned: true,
+        has_failed: true,
+    };
+
+    pub(super) const fn is_writing(self) -> bool {
+        matches!(self, Self::Writing { .. })
+    }
+
+    /// Returns whether a store has the page.
+    pub(super) const fn is_stored(self) -> bool {
+        matches!(
+            self,
+            Self::Writing {
+                is_abandoned: false,
+                ..
+            }
+        )
+    }
+
+    pub(super) const fn has_failed(self) -> bool {
+        matches!(
+            self,
+            Self::Writing {
+                has_failed: true,
+                ..
+            }
+        )
+    }
+
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Free => "free",
@@ -100,8 +131,13 @@ impl Status {
         state | (self.group as u64) << 16 | (self.uses as u64) << 32
     }
 
-    pub(super) const fn with(self, state: State) -> Self {
-        Self { state, ..self }
+    /// Returns the status of a free page that was free before as often as the low bits of `uses` say.
+    pub(super) const fn new(page: u32, group: u8, uses: u32) -> Self {
+        Self {
+            state: State::Free,
+            group,
+            uses: PageId::new(page, group, uses).uses(),
+        }
     }
 
     /// Returns the name of the page with this number.
@@ -205,15 +241,7 @@ mod tests {
 
     #[test]
     fn words_of_states() {
-        for state in [
-            State::Free,
-            State::WRITING,
-            State::Writing {
-                is_abandoned: true,
-                has_failed: true,
-            },
-            State::Ready,
-        ] {
+        for state in [State::Free, State::WRITING, State::ABANDONED, State::Ready] {
             let (group, uses) = (63, u32::MAX >> 7);
             let status = Status { state, group, uses };
             assert_eq!(Status::of(status.word()), Some(status));

@@ -29,13 +29,7 @@ impl Table<'_> {
         for &id in pages {
             let (slot, state) = self.own_written(id)?;
             copying += usize::from(self.words.get(slot + PINS) != 0);
-            failed += usize::from(matches!(
-                state,
-                State::Writing {
-                    has_failed: true,
-                    ..
-                }
-            ));
+            failed += usize::from(state.has_failed());
         }
         if copying > 0 {
             return Err(Error::StillCopying { pages: copying });
@@ -55,11 +49,7 @@ impl Table<'_> {
         if status.state != State::Ready || self.words.get(slot + PINS) == 0 {
             return false;
         }
-        let state = State::Writing {
-            is_abandoned: true,
-            has_failed: true,
-        };
-        self.words.put(slot + STATE, status.with(state).word());
+        self.set_state(slot, status, State::ABANDONED);
         self.remove_key(page.number());
         // It is held already, as a pinned page is.
         self.count(status.group, WRITING, 1);
@@ -71,14 +61,7 @@ impl Table<'_> {
     pub(super) fn own_written(&self, id: PageId) -> Result<(u64, State)> {
         let found = self.slot_of(id);
         let is_own = |&(slot, status): &(u64, Status)| {
-            let is_writing = matches!(
-                status.state,
-                State::Writing {
-                    is_abandoned: false,
-                    ..
-                }
-            );
-            is_writing && self.words.get(slot + WRITER) == self.own.name()
+            status.state.is_stored() && self.words.get(slot + WRITER) == self.own.name()
         };
         let (slot, status) = found.filter(is_own).ok_or(Error::WrongState {
             page: id.number(),
@@ -96,8 +79,7 @@ impl Table<'_> {
         self.words.put(CLOCK, clock);
         self.words.put(slot + STAMP, clock);
         self.words.put(slot + CHECK, !self.words.get(slot + CHECK));
-        self.words
-            .put(slot + STATE, status.with(State::Ready).word());
+        self.set_state(slot, status, State::Ready);
         self.push_newest(self.lru(status.group), page);
         self.count(status.group, WRITING, -1);
         self.count_in_extent(page, 0, -1);
@@ -120,15 +102,10 @@ impl Table<'_> {
     pub(super) fn abandon(&self, page: u32) {
         let slot = self.slot(page);
         let status = self.status(slot);
-        let State::Writing { has_failed, .. } = status.state else {
-            return self.words.damage();
-        };
-        let is_abandoned = true;
-        let state = State::Writing {
-            is_abandoned,
-            has_failed,
-        };
-        self.words.put(slot + STATE, status.with(state).word());
+        if !self.words.expect(status.state.is_writing()) {
+            return;
+        }
+        self.set_state(slot, status, State::ABANDONED);
         self.remove_key(page);
         if self.words.get(slot + PINS) == 0 {
             self.free_written(page);
@@ -158,9 +135,7 @@ impl Table<'_> {
     pub(super) fn set_free(&self, page: u32, group: u8) {
         let slot = self.slot(page);
         let uses = halves(self.words.get(slot + STATE)).1.wrapping_add(1);
-        let (state, uses) = (State::Free, PageId::new(page, group, uses).uses());
-        self.words
-            .put(slot + STATE, Status { state, group, uses }.word());
+        self.set_state(slot, Status::new(page, group, uses), State::Free);
         self.words.put(slot + CHECK, 0);
     }
 
@@ -188,7 +163,7 @@ impl Table<'_> {
                 is_abandoned,
                 has_failed,
             };
-            self.words.put(slot + STATE, status.with(state).word());
+            self.set_state(slot, status, state);
         }
     }
 
@@ -215,7 +190,7 @@ impl Table<'_> {
     /// Sets the checksum of a page that is being written.
     pub(crate) fn set_sum(&mut self, page: PageId, sum: u64) {
         if let Some((slot, status)) = self.slot_of(page)
-            && matches!(status.state, State::Writing { .. })
+            && status.state.is_writing()
         {
             self.words.put(slot + SUM, sum);
         }

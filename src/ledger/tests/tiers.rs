@@ -21,10 +21,10 @@ impl ShowTier for Tier {
 fn tier(driver: &Driver, buffer: &Buffer) -> Arc<Tier> {
     let at = buffer.device_ptr().add(buffer.len() / 2);
     let mut shown = TierUse::new(buffer.location(), at);
-    shown.page_bytes = 64 << 10;
-    (shown.pages, shown.usable, shown.free) = (100, 100, 60);
-    (shown.ready, shown.pinned) = (40, 3);
-    (shown.hits, shown.misses, shown.evictions) = (199, 1, 7);
+    shown.stats.page_bytes = 64 << 10;
+    (shown.stats.pages, shown.stats.usable, shown.stats.free) = (100, 100, 60);
+    (shown.stats.ready, shown.stats.pinned) = (40, 3);
+    (shown.stats.hits, shown.stats.misses, shown.stats.evictions) = (199, 1, 7);
     let tier = Arc::new(Tier(shown));
     add_tier(driver, &tier);
     tier
@@ -54,9 +54,9 @@ fn tiers_are_shown_with_the_labels_of_their_memory() {
     assert_eq!(line(&text, "LABEL").join(" "), heads);
     let cells = "cache node 1 64 KiB 100 60 40 3 99 % 7";
     assert_eq!(line(&text, "cache").join(" "), cells);
-    ledger.tiers[0].growth = GrowthState::Growing;
-    ledger.tiers[0].usable = 50;
-    ledger.tiers[0].writing = 2;
+    ledger.tiers[0].stats.growth = GrowthState::Growing;
+    ledger.tiers[0].stats.usable = 50;
+    ledger.tiers[0].stats.writing = 2;
     let wide = ledger.to_wide_text();
     let cells = format!("cache node 1 {address} 64 KiB 100 50 growing 60 2 40 3 99 % 199 1 7");
     assert_eq!(line(&wide, "cache").join(" "), cells);
@@ -105,15 +105,19 @@ fn lines_of_tiers_have_at_most_100_characters() {
     let mut ledger = Ledger::of(&driver);
     let mut shown = TierUse::new(Location::HostNuma(i32::MAX), kept.device_ptr());
     shown.label = Some(format!("\u{1b}{}", "layers ".repeat(9)));
-    shown.page_bytes = 1 << 32;
+    shown.stats.page_bytes = 1 << 32;
     // As many pages as a tier of 480 GiB with the smallest usual pages has.
-    (shown.pages, shown.free, shown.ready) = (31_457_280, 31_457_280, 31_457_280);
-    (shown.hits, shown.misses, shown.evictions) = (u64::MAX, 1, 99_999_999);
+    (shown.stats.pages, shown.stats.free, shown.stats.ready) = (31_457_280, 31_457_280, 31_457_280);
+    (shown.stats.hits, shown.stats.misses, shown.stats.evictions) = (u64::MAX, 1, 99_999_999);
     ledger.tiers = vec![shown.clone()];
     let text = ledger.to_text();
     let cells = line(&text, "GiB").join(" ");
     assert!(cells.ends_with("99 % 99999999"), "{text}");
-    for number in [&mut shown.pages, &mut shown.free, &mut shown.writing] {
+    for number in [
+        &mut shown.stats.pages,
+        &mut shown.stats.free,
+        &mut shown.stats.writing,
+    ] {
         *number = u64::MAX;
     }
     ledger.tiers = vec![shown; MAX_TIERS];

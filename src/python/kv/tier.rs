@@ -74,11 +74,18 @@ impl Tier {
         Ok(tier)
     }
 
+    fn asked(&self, keys: &Keys<'_>, groups: &Groups) -> PyResult<(kv::Tier, Vec<Key>)> {
+        let tier = self.handle()?;
+        let asked = keys.read(groups, &tier)?;
+        Ok((tier, asked))
+    }
+
     fn place(&self, tier: &kv::Tier) -> (egmem::Driver, Location) {
         (tier.driver().clone(), self.location)
     }
 }
 
+#[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
 #[pymethods]
 impl Tier {
     #[new]
@@ -86,7 +93,6 @@ impl Tier {
         pages=None, page_bytes=None, *, bytes=None, node=None, near_gpu=None, access_by=None, label=None, backing=None, verify="never",
         progress=None, background=false, driver=None,
     ))]
-    #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn new(
         py: Python<'_>,
         pages: Option<Count>,
@@ -140,7 +146,6 @@ impl Tier {
     #[pyo3(signature = (
         memory, *, pages=None, page_bytes=None, tag=None, take_over=false, reset=false, verify="never", offer=None,
     ))]
-    #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn attach(
         py: Python<'_>,
         memory: &Bound<'_, Memory>,
@@ -209,8 +214,7 @@ impl Tier {
     /// Returns how many of the first keys are ready. Changes no order.
     #[pyo3(signature = (keys, *, group=Groups::default()), text_signature = "($self, keys, *, group=0)")]
     fn lookup(&self, py: Python<'_>, keys: Keys<'_>, group: Groups) -> PyResult<usize> {
-        let tier = self.handle()?;
-        let asked = keys.read(&group, &tier)?;
+        let (tier, asked) = self.asked(&keys, &group)?;
         let found = tier.try_lookup(&asked);
         Ok(found.unwrap_or_else(|| py.detach(|| tier.lookup(&asked))))
     }
@@ -218,8 +222,7 @@ impl Tier {
     /// Makes the ready ones among the keys the most recently used pages.
     #[pyo3(signature = (keys, *, group=Groups::default()), text_signature = "($self, keys, *, group=0)")]
     fn touch(&self, py: Python<'_>, keys: Keys<'_>, group: Groups) -> PyResult<()> {
-        let tier = self.handle()?;
-        let asked = keys.read(&group, &tier)?;
+        let (tier, asked) = self.asked(&keys, &group)?;
         let touched = tier.try_touch(&asked);
         touched.unwrap_or_else(|| py.detach(|| tier.touch(&asked)));
         Ok(())
@@ -229,8 +232,7 @@ impl Tier {
     /// there are too few: never pinned ones. Raises `OutOfMemory` if too few can be evicted.
     #[pyo3(signature = (keys, *, group=Groups::default()), text_signature = "($self, keys, *, group=0)")]
     fn prepare_store(&self, py: Python<'_>, keys: Keys<'_>, group: Groups) -> PyResult<Store> {
-        let tier = self.handle()?;
-        let asked = keys.read(&group, &tier)?;
+        let (tier, asked) = self.asked(&keys, &group)?;
         let store = telling(py, || tier.prepare_store(&asked)).or_raise()?;
         Ok(Store::new(store, &keys.0, self.place(&tier)))
     }
@@ -238,8 +240,7 @@ impl Tier {
     /// Pins the pages of the keys, all of which must be ready; raises `NotReady` otherwise.
     #[pyo3(signature = (keys, *, group=Groups::default()), text_signature = "($self, keys, *, group=0)")]
     fn prepare_load(&self, py: Python<'_>, keys: Keys<'_>, group: Groups) -> PyResult<Load> {
-        let tier = self.handle()?;
-        let asked = keys.read(&group, &tier)?;
+        let (tier, asked) = self.asked(&keys, &group)?;
         let load = telling(py, || tier.prepare_load(&asked)).or_raise()?;
         Ok(Load::new(load, self.place(&tier)))
     }
@@ -247,8 +248,7 @@ impl Tier {
     /// Frees the pages of the keys that are ready and not pinned; returns how many.
     #[pyo3(signature = (keys, *, group=Groups::default()), text_signature = "($self, keys, *, group=0)")]
     fn remove(&self, py: Python<'_>, keys: Keys<'_>, group: Groups) -> PyResult<usize> {
-        let tier = self.handle()?;
-        let asked = keys.read(&group, &tier)?;
+        let (tier, asked) = self.asked(&keys, &group)?;
         telling(py, || tier.remove(&asked)).or_raise()
     }
 
@@ -280,7 +280,6 @@ impl Tier {
     /// of a stream whose GPU is unknown: by default that of the cache's arrays, or GPU 0. `method` is `"auto"`,
     /// `"kernel"` or `"bulk"`, which `"kernel:16"` and `"bulk:8"` give a number of blocks, `"batch"` or `"loop"`.
     #[pyo3(signature = (pages, blocks, gpu_pages, *, stream=None, gpu=None, method="auto"))]
-    #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn load(
         &self,
         py: Python<'_>,
@@ -297,7 +296,6 @@ impl Tier {
 
     /// Copies blocks of a GPU's cache to pages of a `Store`. Wait for the job before the store's commit. See `load`.
     #[pyo3(signature = (pages, blocks, gpu_pages, *, stream=None, gpu=None, method="auto"))]
-    #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn store(
         &self,
         py: Python<'_>,

@@ -256,8 +256,14 @@ pub fn the_tiers_of_a_process_are_shown(driver: &Driver) {
     assert_eq!(tier.label.as_deref(), Some("cache"));
     assert_eq!(tier.location, node(driver).into());
     assert_eq!(tier.address, ledger.allocations[0].mapped[0].start);
-    assert_eq!((tier.pages, tier.page_bytes, tier.free), (8, 4096, 5));
-    assert_eq!((tier.ready, tier.pinned, tier.hits), (3, 2, 3));
+    assert_eq!(
+        (tier.stats.pages, tier.stats.page_bytes, tier.stats.free),
+        (8, 4096, 5)
+    );
+    assert_eq!(
+        (tier.stats.ready, tier.stats.pinned, tier.stats.hits),
+        (3, 2, 3)
+    );
     let text = report.to_text();
     let lines = text.lines().skip_while(|line| *line != "KV-cache tiers:");
     let shown = lines.skip(2).take(1).any(|line| line.starts_with("cache"));

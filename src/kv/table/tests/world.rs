@@ -40,6 +40,10 @@ pub struct World {
     pub geometry: Geometry,
     memory: Vec<AtomicU64>,
     pub processes: Vec<Process>,
+    /// Another program writes to the memory: nothing is asked of the calls' results but that they end.
+    is_hostile: bool,
+    /// Calls that met damage.
+    pub repairs: u32,
 }
 
 impl Clone for World {
@@ -51,6 +55,8 @@ impl Clone for World {
                 .map(|word| AtomicU64::new(word.load(Relaxed)))
                 .collect(),
             processes: self.processes.clone(),
+            is_hostile: self.is_hostile,
+            repairs: self.repairs,
         }
     }
 }
@@ -124,6 +130,8 @@ impl World {
             memory: (0..words).map(|_| AtomicU64::new(0)).collect(),
             geometry,
             processes: Vec::new(),
+            is_hostile: false,
+            repairs: 0,
         };
         Words::over(&world.memory).put(header::SEED, 0x1234_5678_9abc_def1);
         for _ in 0..processes {
@@ -163,6 +171,15 @@ impl World {
     fn locked<T>(&mut self, who: usize, call: impl FnOnce(&mut Table<'_>, bool) -> T) -> T {
         let words = Words::over(&self.memory);
         let Process { own, private, .. } = &mut self.processes[who];
+        if self.is_hostile {
+            let mut table = Table::new(&words, &self.geometry, *own, private);
+            let result = call(&mut table, false);
+            if words.take_damage() {
+                table.take_over().unwrap();
+                self.repairs += 1;
+            }
+            return result;
+        }
         let lock = Lock::acquire(&words, *own, PATIENCE).unwrap();
         Members::of(&words).expect_member(*own).unwrap();
         let mut table = Table::new(&words, &self.geometry, *own, private);
@@ -260,6 +277,12 @@ impl World {
             Op::Touch(keys) => self.with(who, |table| table.touch(keys)),
             Op::Remove(keys) => drop(self.with(who, |table| table.remove(keys))),
             Op::Sweep => self.sweep(who),
+            Op::Repair | Op::Join | Op::Leave if self.is_hostile => self.with(who, |table| {
+                let keys = table.keys().unwrap();
+                assert!(keys.iter().all(|&(_, page)| table.geometry.has(page)));
+                table.sweep(table.words.get(header::CLOCK) & !table.own.bit());
+                table.stats();
+            }),
             Op::Repair => self.with(who, |table| table.take_over().unwrap()),
             Op::Join if self.processes.len() < 5 => self.join(self.geometry.pages),
             Op::Join => {}
@@ -295,6 +318,15 @@ impl World {
             if words.get(at) == living && names.all(|name| name != number + 1) {
                 words.put(at, living ^ 1);
             }
+        }
+    }
+
+    /// Gives the numbers that nobody has to members that live.
+    pub fn take_all_numbers(&self) {
+        let words = Words::over(&self.memory);
+        let living = crate::owner::own().unwrap();
+        for number in 0..64 {
+            words.swap(MEMBERS + number * MEMBER, 0, living);
         }
     }
 
@@ -422,13 +454,11 @@ impl World {
                     assert_eq!(contents, Self::contents_of(&slot.key), "another key's page");
                     indexed += 1;
                 }
-                State::Writing {
-                    is_abandoned: true, ..
-                } => assert_ne!(pins, 0, "lost"),
-                State::Writing { .. } => {
+                state if state.is_stored() => {
                     assert!(names.contains(&slot.get(WRITER)), "written by nobody");
                     indexed += 1;
                 }
+                _ => assert_ne!(pins, 0, "lost"),
             }
         }
         self.check_lists(&words, &slots);
@@ -441,8 +471,7 @@ impl World {
         for group in 0..self.geometry.groups.len() as u8 {
             let at = geometry::GROUPS + u64::from(group) * geometry::GROUP;
             let of_group = || slots.iter().filter(move |slot| slot.status.group == group);
-            let writing =
-                of_group().filter(|slot| matches!(slot.status.state, State::Writing { .. }));
+            let writing = of_group().filter(|slot| slot.status.state.is_writing());
             assert_eq!(words.get(at + WRITING), writing.count() as u64);
             assert_eq!(words.get(at + PAGES), of_group().count() as u64);
             let free = of_group().filter(|slot| slot.status.state == State::Free);
@@ -489,9 +518,7 @@ impl World {
             let free = of_extent()
                 .filter(|slot| slot.status.state == State::Free)
                 .count();
-            let is_held = |slot: &&Slot| {
-                matches!(slot.status.state, State::Writing { .. }) || slot.get(PINS) != 0
-            };
+            let is_held = |slot: &&Slot| slot.status.state.is_writing() || slot.get(PINS) != 0;
             let counts = (free as u32, of_extent().filter(is_held).count() as u32);
             assert_eq!(halves(words.get(at + 8)), counts, "extent {extent}");
         }
@@ -505,16 +532,8 @@ impl World {
         let table = Table::new(words, &self.geometry, own, &mut private);
         for slot in slots {
             let found = table.find(&table.named(&slot.key));
-            match slot.status.state {
-                State::Ready
-                | State::Writing {
-                    is_abandoned: false,
-                    ..
-                } => {
-                    assert_eq!(found, Some(slot.page), "{:?}", slot.key);
-                }
-                _ => assert_ne!(found, Some(slot.page)),
-            }
+            let is_indexed = slot.status.state == State::Ready || slot.status.state.is_stored();
+            assert_eq!(found == Some(slot.page), is_indexed, "{:?}", slot.key);
         }
         assert!(!words.take_damage());
     }
@@ -539,17 +558,8 @@ impl World {
             }
             for page in process.stores.iter().flatten() {
                 let slot = slot_of(page);
-                let is_written = matches!(
-                    slot.status.state,
-                    State::Writing {
-                        is_abandoned: false,
-                        ..
-                    }
-                );
-                assert!(
-                    is_written && slot.get(WRITER) == process.own.name(),
-                    "a store was lost"
-                );
+                let is_own = slot.get(WRITER) == process.own.name();
+                assert!(slot.status.state.is_stored() && is_own, "a store was lost");
             }
             let bits = slots
                 .iter()
@@ -581,21 +591,9 @@ impl World {
         }
     }
 
-    /// As [`check_effect`](Self::check_effect), after the process of the call was killed in it, which had pinned `freed`.
-    pub fn check_kill(
-        &self,
-        op: &Op,
-        before: &HashSet<Key>,
-        pinned: &HashSet<Key>,
-        freed: &HashSet<Key>,
-    ) {
-        self.check_effect(op, before, &(pinned - freed));
-    }
-}
-
-impl World {
     /// Writes any value, or one that is nearly right, to a word of the table behind the members.
-    pub fn scribble(&self, random: &mut Rng) {
+    pub fn scribble(&mut self, random: &mut Rng) {
+        self.is_hostile = true;
         let first = geometry::GROUPS / 8;
         let at = match random.u32(0..4) {
             0 => header::CLOCK / 8,
@@ -614,75 +612,9 @@ impl World {
         word.store(value, Relaxed);
     }
 
-    /// Makes any calls as a process, and a repair if they met damage. Returns whether they did. Nothing is asked of the results.
-    pub fn call_any(&mut self, who: usize, random: &mut Rng) -> bool {
-        let op = Op::random(self, random);
-        let words = Words::over(&self.memory);
-        let Process {
-            own,
-            private,
-            stores,
-            pins,
-        } = &mut self.processes[who];
-        let mut table = Table::new(&words, &self.geometry, *own, private);
-        match op {
-            Op::Reserve(keys) => {
-                if let Ok(reserved) = table.reserve(&keys) {
-                    assert!(
-                        reserved
-                            .placed
-                            .iter()
-                            .all(|&(_, page)| self.geometry.has(page))
-                    );
-                    stores.push(reserved.placed.iter().map(|&(_, page)| page).collect());
-                }
-            }
-            Op::Commit(at) => {
-                if let Some(pages) = take(stores, at) {
-                    let _ = table.commit(&pages);
-                }
-            }
-            Op::Abort(at) => {
-                if let Some(pages) = take(stores, at) {
-                    table.abort(&pages);
-                }
-            }
-            Op::Pin(keys) => {
-                if let Ok(pages) = table.pin(&keys) {
-                    assert!(pages.iter().all(|&page| self.geometry.has(page)));
-                    pins.push(pages);
-                }
-            }
-            Op::Copy(_, at, direction) => {
-                if let Some(pages) = stores.get(at).or(pins.get(at)).cloned()
-                    && table.begin_copy(&pages, direction).is_ok()
-                {
-                    pins.push(pages);
-                }
-            }
-            Op::Unpin(at, _) => {
-                if let Some(pages) = take(pins, at) {
-                    table.unpin(&pages);
-                }
-            }
-            Op::Touch(keys) => table.touch(&keys),
-            Op::Remove(keys) => drop(table.remove(&keys)),
-            Op::Sweep => drop(table.sweep(random.u64(..) & !own.bit())),
-            Op::Repair | Op::Join | Op::Leave => {
-                let keys = table.keys().unwrap();
-                assert!(keys.iter().all(|&(_, page)| self.geometry.has(page)));
-                table.stats();
-            }
-        }
-        let is_damaged = words.take_damage();
-        if is_damaged {
-            table.take_over().unwrap();
-        }
-        is_damaged
-    }
-
     /// All processes end, and another one comes.
     pub fn settle(&mut self) {
+        self.is_hostile = false;
         while !self.processes.is_empty() {
             self.end(0);
         }
