@@ -1,13 +1,14 @@
 //! The owner: allocates, publishes, waits for the peer, verifies the peer's bytes.
 
+use std::time::Duration;
+
 use egmem::driver::{Access, Location};
-use egmem::exchange::server::{Published, ServerEvent};
+use egmem::exchange::server::{Holder, HolderState, Published};
 use egmem::exchange::{Error, Result, Server, Who};
 use egmem::proof::Prover;
 use egmem::share::{Shared, best_handle_types};
 use egmem::size::Bytes;
 use egmem::{Buffer, Topology};
-use tokio::sync::broadcast::{Receiver, error::RecvError};
 
 use super::args::Args;
 use super::report::{Play, Report};
@@ -54,7 +55,6 @@ pub async fn own(args: &Args) -> Result<Report> {
         .security(security)
         .start()
         .await?;
-    let mut events = server.events();
     // Every peer with a certificate of the authority may fetch it; Who::list would name some.
     let published = server
         .publish(&args.name, shared.clone())
@@ -64,7 +64,7 @@ pub async fn own(args: &Args) -> Result<Report> {
     let address = server.addresses()[0].to_string();
     eprintln!("fabric-exchange: listening at {address}");
 
-    let (other, lease) = tokio::time::timeout(args.patience(), visited(&mut events, &published))
+    let (other, lease) = tokio::time::timeout(args.patience(), visited(&published))
         .await
         .map_err(|_| {
             Error::Share(egmem::share::Error::TimedOut {
@@ -107,28 +107,20 @@ pub async fn own(args: &Args) -> Result<Report> {
 }
 
 /// Waits until a peer has fetched and released the memory; its name and lease.
-async fn visited(
-    events: &mut Receiver<ServerEvent>,
-    published: &Published,
-) -> Result<(String, u64)> {
+async fn visited(published: &Published) -> Result<(String, u64)> {
+    let mut seen: Option<Holder> = None;
+    let mut ticks = tokio::time::interval(Duration::from_millis(20));
     loop {
-        match events.recv().await {
-            Ok(ServerEvent::Released { peer, name, lease }) if name == published.name() => {
-                return Ok((peer.to_string(), lease));
-            }
-            Ok(ServerEvent::LeaseExpired { peer, name, .. }) if name == published.name() => {
+        ticks.tick().await;
+        match (published.importers().pop(), seen) {
+            (Some(holder), _) if holder.state == HolderState::Expired => {
                 return Err(Error::Share(egmem::share::Error::PeerLost {
-                    peer: peer.to_string(),
+                    peer: holder.peer.to_string(),
                     why: "it went silent before it released the memory".into(),
                 }));
             }
-            Ok(_) | Err(RecvError::Lagged(_)) => {}
-            Err(RecvError::Closed) => {
-                return Err(Error::Share(egmem::share::Error::PeerLost {
-                    peer: "the server".into(),
-                    why: "it has ended".into(),
-                }));
-            }
+            (None, Some(holder)) => return Ok((holder.peer.to_string(), holder.lease)),
+            (holder, _) => seen = holder,
         }
     }
 }

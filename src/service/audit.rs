@@ -4,19 +4,13 @@ use std::fs::{File, OpenOptions, Permissions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
-use serde::Serialize;
-use time::OffsetDateTime;
-use time::format_description::well_known::Rfc3339;
+use tracing::Dispatch;
 
 use super::LineWriter;
-use crate::exchange::server::audit::{Event, Sink};
 use crate::{Error, Result};
 
-/// How many bytes may wait for a slow disk.
-const ROOM: usize = 8 << 20;
 /// How long the end of the service waits for a slow disk.
 const LAST: Duration = Duration::from_secs(1);
 
@@ -27,21 +21,6 @@ pub(super) struct AuditFile {
     lines: LineWriter,
 }
 
-/// An event with its time.
-#[derive(Serialize)]
-struct Line<'a, T> {
-    time: String,
-    #[serde(flatten)]
-    event: &'a T,
-}
-
-/// Counts lines that were not written to the file.
-#[derive(Serialize)]
-struct Lost {
-    event: &'static str,
-    count: u64,
-}
-
 impl AuditFile {
     /// Opens the file to append to it; creates it with mode 0600.
     ///
@@ -49,11 +28,8 @@ impl AuditFile {
     /// [`System`](crate::MemoryError::System) that names the file: if it cannot be opened, or is not a regular
     /// file of this process's user.
     pub fn open(path: &Path) -> Result<Self> {
-        let lines = LineWriter::with_room("audit log", ROOM, file(path)?, |count| {
-            line(&Lost {
-                event: "lost",
-                count,
-            })
+        let lines = LineWriter::with_lost_line("audit log", file(path)?, |count| {
+            format!("{{\"event\":\"lost\",\"count\":{count}}}\n")
         })?;
         Ok(Self {
             path: path.to_owned(),
@@ -70,10 +46,12 @@ impl AuditFile {
         Ok(())
     }
 
-    /// Returns the sink for a server's events.
-    pub fn sink(&self) -> Sink {
+    /// Returns the subscriber for a server's events.
+    pub fn subscriber(&self) -> Dispatch {
         let lines = self.lines.clone();
-        Arc::new(move |event: &Event| lines.line(&line(event)))
+        let format = tracing_subscriber::fmt().json().flatten_event(true);
+        let format = format.with_level(false).with_target(false);
+        format.with_writer(move || lines.clone()).finish().into()
     }
 
     /// Returns the number of lines lost since the start.
@@ -87,18 +65,6 @@ impl AuditFile {
             tracing::warn!(path = %self.path.display(), "not all of the audit log is written");
         }
     }
-}
-
-fn line(event: &impl Serialize) -> Vec<u8> {
-    let time = OffsetDateTime::now_utc().format(&Rfc3339);
-    let line = Line {
-        time: time.unwrap_or_default(),
-        event,
-    };
-    let json = serde_json::to_string(&line).unwrap_or_default();
-    let mut bytes = crate::text::escape_json(&json).into_owned().into_bytes();
-    bytes.push(b'\n');
-    bytes
 }
 
 fn file(path: &Path) -> Result<File> {
@@ -127,14 +93,11 @@ fn file(path: &Path) -> Result<File> {
 mod tests {
     use super::*;
 
-    fn event(peer: &str) -> Event {
-        Event {
-            event: "granted",
-            outcome: "ok",
-            peer: peer.into(),
-            lease: Some(7),
-            ..Event::default()
-        }
+    fn write(audit: &AuditFile, peer: &str) {
+        tracing::dispatcher::with_default(&audit.subscriber(), || {
+            tracing::info!(event = "granted", peer, lease = 7);
+        });
+        audit.flush();
     }
 
     #[test]
@@ -142,23 +105,20 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("audit.jsonl");
         let audit = AuditFile::open(&path).unwrap();
-        let sink = audit.sink();
-        sink(&event("a\n\u{202e}"));
-        audit.flush();
+        write(&audit, "a\n\u{1b}");
         assert_eq!(path.metadata().unwrap().mode() & 0o7777, 0o600);
         let moved = folder.path().join("audit.jsonl.1");
         std::fs::rename(&path, &moved).unwrap();
         audit.reopen().unwrap();
-        sink(&event("b"));
-        audit.flush();
-        for (file, peer) in [(&moved, "a\n\u{202e}"), (&path, "b")] {
+        write(&audit, "b");
+        for (file, peer) in [(&moved, "a\n\u{1b}"), (&path, "b")] {
             let text = std::fs::read_to_string(file).unwrap();
             assert_eq!(text.lines().count(), 1, "{text}");
             assert!(!text.trim_end().contains(crate::text::is_unsafe), "{text}");
             let value: serde_json::Value = serde_json::from_str(&text).unwrap();
             assert_eq!(value["peer"], peer);
             assert_eq!(value["lease"], 7);
-            let time = value["time"].as_str().unwrap();
+            let time = value["timestamp"].as_str().unwrap();
             assert!(time.starts_with("20") && time.ends_with('Z'), "{time}");
         }
         assert_eq!(audit.dropped(), 0);

@@ -146,7 +146,7 @@ impl Service {
         let mut options =
             server_options(&config, security).allocator(Arc::new(Allocator(Arc::clone(&state))));
         if let Some(audit) = &state.audit {
-            options = options.audit(audit.sink());
+            options = options.audit(audit.subscriber());
         }
         let server = options.start().await?;
         state.set_server(server.clone());

@@ -100,16 +100,10 @@ fn a_dropped_client_releases_and_its_thread_ends() {
     assert_eq!(remote.changed(Duration::ZERO).unwrap(), None);
     drop(remote);
     // The server learns it without being waited for.
+    let begun = Instant::now();
     while !published.importers().is_empty() {
-        std::thread::sleep(ms(1));
-    }
-    let client = Client::connect(options(&server), &other).unwrap();
-    drop(client.fetch("x").unwrap());
-    let stats = server.stats();
-    assert_eq!(stats.fetches, 2);
-    drop(client);
-    while !published.importers().is_empty() {
-        std::thread::sleep(ms(1));
+        assert!(begun.elapsed() < LONG, "not released");
+        std::thread::sleep(ms(5));
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use tokio::time::timeout_at;
 
 use super::admission::{OfPeer, Raised, Shaking, gave_way};
+use super::audit::audit;
 use super::handshakes::{GiveWay, Handshakes};
 use super::link::Link;
 use super::{ServerCore, connection};
@@ -110,9 +111,8 @@ async fn serve(inner: Arc<ServerCore>, newcomer: Newcomer, own: bool) {
         Err(error) => {
             inner.counters.count(|counters| &counters.failed_handshakes);
             if matches!(error, Error::Share(ShareError::NotTrusted { .. })) {
-                inner
-                    .audit
-                    .refused_without_session("handshake", None, None, "not_trusted");
+                let (request, reason) = ("handshake", "not_trusted");
+                audit!(inner.audit, Refusal, None, "refused", request, reason);
             }
             tracing::info!(%error, "no session");
         }
@@ -215,9 +215,16 @@ async fn refuse(
 ) -> Error {
     inner.counters.refused(&reason);
     let (peer, pid) = (&connection.peer, connection.pid);
-    inner
-        .audit
-        .refused_without_session("session", Some(peer), pid, reason.word());
+    let (request, word) = ("session", reason.word());
+    audit!(
+        inner.audit,
+        Refusal,
+        Some(peer),
+        "refused",
+        request,
+        pid,
+        reason = word
+    );
     let refused = Refused {
         reason: reason.word().into(),
         detail: detail.clone(),

@@ -1,288 +1,217 @@
-//! The audit log: one event for each session, grant, refusal, release, revocation, creation, deletion, and group
-//! that a rank joins or leaves.
+//! The audit log: an event of `tracing`, with the target `egmem::audit`, for each session, grant, refusal, release,
+//! revocation, creation and deletion.
 //!
-//! docs/service.md has the fields. None of them is a handle, a session's token or a key: [`Event`] has no
-//! field that could hold one.
+//! docs/service.md has the fields. None of them is a handle, a session's token or a key. Token buckets
+//! for each peer bound how many events are written: a hostile peer must not fill a disk, or hide the events of
+//! other peers among its own.
 
-mod bound;
-mod request;
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
-use std::fmt;
-use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use tracing::Dispatch;
 
-use serde::Serialize;
-
-use self::bound::{Bounds, BucketKind};
-pub(super) use self::request::Pending;
-use super::leases::LeaseRecord;
-use super::link::Link;
-use super::outcome::{Content, Outcome};
-use super::publication::Publication;
 use crate::PeerName;
-use crate::Refusal;
 use crate::per_driver::lock;
-use crate::protocol::Answer;
-use crate::text::bounded;
 
-/// The target of the events in `tracing`.
-pub(crate) const TARGET: &str = "egmem::audit";
+/// How often counts of suppressed events are written.
+const REPORT: Duration = Duration::from_secs(1);
+/// Peers with buckets of their own; the others share those of [`OTHERS`].
+const PEERS: usize = 1024;
+/// No peer has this name.
+const OTHERS: &str = "*";
 
-/// A replacement for `tracing`. It must not block.
-pub type Sink = Arc<dyn Fn(&Event) + Send + Sync>;
-
-/// An audit event, as it is written.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Event {
-    /// The event.
-    pub event: &'static str,
-    /// `ok`, `refused`, or `abandoned` if the connection ended before the answer.
-    pub outcome: &'static str,
-    /// Empty if no peer was identified yet.
-    pub peer: String,
-    /// The session's number.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub session: Option<u64>,
-    /// For a local peer, the process that connected.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub pid: Option<u32>,
-    /// The request that was refused.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub request: Option<&'static str>,
-    /// The name of the memory.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
-    /// The peer that created the memory, or `@server`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub owner: Option<String>,
-    /// The lease's number.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub lease: Option<u64>,
-    /// The size of the memory in bytes.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub bytes: Option<u64>,
-    /// The reason, as a word of [`crate::Refusal`].
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub reason: Option<String>,
-    /// How many events were not written.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub count: Option<u64>,
+/// Kinds of events with a bucket of their own for each peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Kind {
+    Refusal,
+    /// A session that begins, is resumed, or ends.
+    Session,
+    /// A lease or a name.
+    Memory,
 }
 
-/// Reports events. Each server has one.
-#[derive(Default)]
-pub(super) struct Audit {
-    sink: Option<Sink>,
-    bounds: Mutex<Bounds>,
-}
-
-impl fmt::Debug for Audit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Audit").finish_non_exhaustive()
+impl Kind {
+    /// Returns how many events of one peer are written at once, and how many each second after that.
+    const fn rate(self) -> (u32, u32) {
+        match self {
+            Self::Refusal => (32, 1),
+            Self::Session => (256, 1),
+            Self::Memory => (4096, 16),
+        }
     }
+
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Refusal => "refusal",
+            Self::Session => "session",
+            Self::Memory => "memory",
+        }
+    }
+}
+
+/// Writes an audit event of a peer, unless the peer has too many.
+macro_rules! audit {
+    ($audit:expr, $kind:ident, $peer:expr, $event:expr $(, $($field:tt)*)?) => {
+        $audit.report($crate::server::audit::Kind::$kind, $peer, |peer| {
+            tracing::info!(target: "egmem::audit", event = $event, peer $(, $($field)*)?);
+        })
+    };
+}
+pub(super) use audit;
+
+/// Bounds a server's events, and writes them.
+#[derive(Debug, Default)]
+pub(super) struct Audit {
+    /// Replaces the program's subscriber.
+    to: Option<Dispatch>,
+    buckets: Mutex<Buckets>,
 }
 
 impl Audit {
-    /// Reports to `sink`, or to `tracing` without one.
-    pub fn new(sink: Option<Sink>) -> Self {
+    pub fn new(to: Option<Dispatch>) -> Self {
         Self {
-            sink,
-            bounds: Mutex::default(),
+            to,
+            buckets: Mutex::default(),
         }
     }
 
-    /// Reports that a session has begun, was resumed, or has moved to this connection.
-    pub fn session_begun(&self, link: &Link, event: &'static str) {
-        self.session(of_link(link, event, Event::default()));
-    }
-
-    pub fn session_ended(&self, session: u64, peer: &PeerName, reason: Option<&str>) {
-        self.session(Event {
-            session: Some(session),
-            reason: reason.map(str::to_owned),
-            ..of_peer(peer, "session_ended")
-        });
-    }
-
-    /// Reports that the server ended a session whose peer is no longer trusted or admitted.
-    pub fn session_dismissed(&self, session: u64, peer: &PeerName, reason: &Refusal) {
-        self.done(Event {
-            session: Some(session),
-            reason: Some(bounded(reason.word(), 64)),
-            ..of_peer(peer, "session_dismissed")
-        });
-    }
-
-    /// Reports that a peer got a lease.
-    pub fn granted(&self, link: &Link, lease: u64, publication: &Publication) {
-        self.done(Event {
-            lease: Some(lease),
-            ..of_link(link, "granted", about(publication))
-        });
-    }
-
-    /// Reports the end of a lease: `event` is `released`, `expired` or `revoked`, or `withdrawing` if the
-    /// holder is asked to release. The name and the size are those of its memory, if that is still published.
-    pub fn lease(
-        &self,
-        event: &'static str,
-        lease: &LeaseRecord,
-        name: Option<&str>,
-        bytes: Option<u64>,
-    ) {
-        self.done(Event {
-            session: Some(lease.session),
-            lease: Some(lease.holder.lease),
-            name: name.map(str::to_owned),
-            bytes,
-            ..of_peer(&lease.holder.peer, event)
-        });
-    }
-
-    /// Reports the answer to a request.
-    fn answered(&self, link: &Link, asked: Event, outcome: &Outcome) {
-        let reason = match outcome {
-            Err((reason, _)) => reason.word(),
-            Ok(Content::Answer(Answer::Refused(refused), _)) => &refused.reason,
-            Ok(_) => {
-                if let Some(event) = granted_event(&asked) {
-                    self.done(of_link(link, event, asked));
-                }
-                return;
-            }
-        };
-        self.refused(of_link(link, "refused", asked), reason);
-    }
-
-    /// Reports a request whose answer is no longer awaited: it may have been granted.
-    fn abandoned(&self, link: &Link, asked: Event) {
-        if let Some(event) = granted_event(&asked) {
-            self.emit(&Event {
-                outcome: "abandoned",
-                ..of_link(link, event, asked)
-            });
-        }
-    }
-
-    /// Reports the refusal of a session.
-    pub fn refused_without_session(
-        &self,
-        request: &'static str,
-        peer: Option<&PeerName>,
-        pid: Option<u32>,
-        reason: &str,
-    ) {
-        let event = Event {
-            event: "refused",
-            peer: peer.map(PeerName::to_string).unwrap_or_default(),
-            pid,
-            request: Some(request),
-            ..Event::default()
-        };
-        self.refused(event, reason);
-    }
-
-    /// Reports counts that were not written yet.
-    pub fn finish(&self) {
-        self.emit_all(lock(&self.bounds).take_all());
-    }
-
-    /// Returns when [`tell_suppressed`](Self::tell_suppressed) is due, if there is something to report.
-    pub fn deadline(&self) -> Option<Instant> {
-        lock(&self.bounds).deadline()
-    }
-
-    /// Reports how many events were not written, when that is due.
-    pub fn tell_suppressed(&self, now: Instant) {
-        self.emit_all(lock(&self.bounds).take_due(now));
-    }
-
-    fn emit_all(&self, events: Vec<Event>) {
-        events.iter().for_each(|event| self.emit(event));
-    }
-
-    fn refused(&self, mut event: Event, reason: &str) {
-        if self.admits(BucketKind::Refusal, &event) {
-            event.outcome = "refused";
-            event.reason = Some(bounded(reason, 64));
-            self.emit(&event);
-        }
-    }
-
-    fn session(&self, event: Event) {
-        if self.admits(BucketKind::Session, &event) {
-            self.done(event);
-        }
-    }
-
-    fn done(&self, mut event: Event) {
-        event.outcome = "ok";
-        self.emit(&event);
-    }
-
-    /// Returns whether to write an event; otherwise counts it.
-    fn admits(&self, kind: BucketKind, event: &Event) -> bool {
+    /// Calls `write` with the peer's name, or counts the event as suppressed. Use [`audit!`].
+    pub fn report(&self, kind: Kind, peer: Option<&PeerName>, write: impl FnOnce(&str)) {
+        let peer = peer.map(PeerName::to_string).unwrap_or_default();
         let now = Instant::now();
-        self.tell_suppressed(now);
-        lock(&self.bounds).admit(kind, &event.peer, now)
-    }
-
-    fn emit(&self, event: &Event) {
-        if let Some(sink) = &self.sink {
-            return sink(event);
+        self.report_suppressed(now);
+        if lock(&self.buckets).admit(kind, &peer, now) {
+            self.write(|| write(&peer));
         }
-        tracing::info!(
-            target: TARGET,
-            event = event.event,
-            outcome = event.outcome,
-            peer = event.peer,
-            session = event.session,
-            pid = event.pid,
-            request = event.request,
-            name = event.name,
-            owner = event.owner,
-            lease = event.lease,
-            bytes = event.bytes,
-            reason = event.reason,
-            count = event.count,
-        );
+    }
+
+    /// Returns when [`report_suppressed`](Self::report_suppressed) is due, if there is something to report.
+    pub fn deadline(&self) -> Option<Instant> {
+        lock(&self.buckets).due
+    }
+
+    /// Writes how many events were suppressed, when that is due.
+    pub fn report_suppressed(&self, now: Instant) {
+        if self.deadline().is_some_and(|due| due <= now) {
+            self.finish();
+        }
+    }
+
+    /// Writes counts that were not written yet.
+    pub fn finish(&self) {
+        let all = lock(&self.buckets).take_suppressed();
+        for (kind, peer, count) in all {
+            let (event, kind) = ("suppressed", kind.word());
+            self.write(|| tracing::info!(target: "egmem::audit", event, peer, kind, count));
+        }
+    }
+
+    fn write(&self, event: impl FnOnce()) {
+        match &self.to {
+            Some(to) => tracing::dispatcher::with_default(to, event),
+            None => event(),
+        }
     }
 }
 
-fn of_peer(peer: &PeerName, event: &'static str) -> Event {
-    Event {
-        event,
-        peer: peer.to_string(),
-        ..Event::default()
+#[derive(Debug)]
+struct Bucket {
+    /// When it is full again.
+    full: Instant,
+    suppressed: u64,
+}
+
+#[derive(Debug, Default)]
+struct Buckets {
+    of: HashMap<(Kind, String), Bucket>,
+    /// When the suppressed events are reported next; `None` if there are none.
+    due: Option<Instant>,
+}
+
+impl Buckets {
+    /// Returns whether to write an event; otherwise counts it.
+    fn admit(&mut self, kind: Kind, peer: &str, now: Instant) -> bool {
+        let mut key = (kind, peer.to_owned());
+        if !self.of.contains_key(&key) && self.of.len() >= 3 * PEERS {
+            self.of
+                .retain(|_, bucket| bucket.suppressed > 0 || bucket.full > now);
+            if self.of.len() >= 3 * PEERS {
+                key.1 = OTHERS.into();
+            }
+        }
+        let bucket = self.of.entry(key).or_insert(Bucket {
+            full: now,
+            suppressed: 0,
+        });
+        let (burst, each_second) = kind.rate();
+        let refill = Duration::from_secs(1) / each_second;
+        let full = bucket.full.max(now) + refill;
+        if full > now + refill * burst {
+            bucket.suppressed += 1;
+            self.due.get_or_insert(now + REPORT);
+            return false;
+        }
+        bucket.full = full;
+        true
+    }
+
+    /// Returns the counts of suppressed events, and sets them to zero.
+    fn take_suppressed(&mut self) -> Vec<(Kind, String, u64)> {
+        self.due = None;
+        let left = self.of.iter_mut().filter(|(_, left)| left.suppressed > 0);
+        let take = |(key, left): (&(Kind, String), &mut Bucket)| {
+            (key.0, key.1.clone(), std::mem::take(&mut left.suppressed))
+        };
+        left.map(take).collect()
     }
 }
 
-/// Adds the peer to an event. Only a refusal names the request.
-fn of_link(link: &Link, event: &'static str, asked: Event) -> Event {
-    Event {
-        event,
-        peer: link.session.peer.to_string(),
-        session: Some(link.session.id),
-        pid: link.process.as_ref().map(|known| known.shown.pid),
-        request: asked.request.filter(|_| event == "refused"),
-        ..asked
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-fn about(publication: &Publication) -> Event {
-    Event {
-        name: Some(publication.name.to_string()),
-        owner: Some(publication.owner.to_string()),
-        bytes: Some(publication.description.len),
-        ..Event::default()
+    #[test]
+    fn a_burst_is_written_then_some_each_second_and_the_rest_is_counted() {
+        for kind in [Kind::Refusal, Kind::Session, Kind::Memory] {
+            let mut buckets = Buckets::default();
+            let now = Instant::now();
+            let (burst, each_second) = kind.rate();
+            let admitted = |buckets: &mut Buckets, now| {
+                let tries = 0..10_000;
+                tries.filter(|_| buckets.admit(kind, "a", now)).count() as u32
+            };
+            assert_eq!(admitted(&mut buckets, now), burst);
+            assert_eq!(buckets.due, Some(now + REPORT));
+            let left = u64::from(10_000 - burst);
+            assert_eq!(buckets.take_suppressed(), [(kind, "a".to_owned(), left)]);
+            assert_eq!((buckets.take_suppressed(), buckets.due), (vec![], None));
+            assert_eq!(admitted(&mut buckets, now + REPORT), each_second);
+            assert!(buckets.admit(kind, "b", now), "another peer is not held up");
+        }
     }
-}
 
-/// Returns the event for such a request when it is granted, unless its lease is reported.
-fn granted_event(asked: &Event) -> Option<&'static str> {
-    match asked.request? {
-        "create" => Some("created"),
-        "delete" => Some("deleted"),
-        _ => None,
+    #[test]
+    fn sessions_do_not_use_up_what_refusals_have() {
+        let mut buckets = Buckets::default();
+        let now = Instant::now();
+        while buckets.admit(Kind::Session, "a", now) {}
+        assert!(buckets.admit(Kind::Refusal, "a", now));
+    }
+
+    #[test]
+    fn peers_without_number_share_a_bucket() {
+        let (mut buckets, kind) = (Buckets::default(), Kind::Refusal);
+        let now = Instant::now();
+        for peer in 0..10 * PEERS {
+            buckets.admit(kind, &peer.to_string(), now);
+        }
+        assert!(buckets.of.len() <= 3 * PEERS + 1);
+        let suppressed = buckets.take_suppressed();
+        assert!(suppressed.iter().any(|(_, peer, _)| peer == OTHERS));
+        // Buckets that are full again make room.
+        let later = now + Duration::from_secs(60);
+        assert!(buckets.admit(kind, "late", later));
+        assert!(buckets.of.len() <= 2);
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 use zeroize::Zeroizing;
 
-use super::audit::Pending;
+use super::audit::audit;
 use super::link::Link;
 use super::outcome::{Content, Outcome, Step};
 use super::session::Next;
@@ -15,6 +15,7 @@ use super::{ServerCore, requests};
 use crate::account::{self, Charge};
 use crate::protocol::{Answer, Ask, Event, FromServer, Gone, Refused, Request};
 use crate::protocol::{decode, encode};
+use crate::text::bounded;
 use crate::transport::{Connection, Frame, FrameReader, FrameWriter};
 use crate::{Error, Refusal, Result, ShareError};
 
@@ -164,10 +165,7 @@ async fn last_releases(inner: &Arc<ServerCore>, reader: &mut FrameReader, link: 
             && !link.session.is_dismissed()
         {
             inner.counters.count(|counters| &counters.requests);
-            let pending = Pending::new(inner, link, &ask);
-            if let Ok(Step::Now(content)) = requests::begin(inner, link, ask) {
-                pending.answered(&Ok(content));
-            }
+            let _unanswered = requests::begin(inner, link, ask);
         }
     }
 }
@@ -198,7 +196,7 @@ async fn request(
     let (id, ask): Request = decode(&bytes)?;
     drop((bytes, read));
     inner.counters.count(|counters| &counters.requests);
-    let pending = Pending::new(inner, link, &ask);
+    let subject = requests::subject(&ask);
     let kept = account::request(&ask);
     let begun = requests::begin(inner, link, ask);
     let begun = begun.and_then(|step| match step {
@@ -212,9 +210,10 @@ async fn request(
     let outcome = match begun {
         Ok((Step::Later(job), charge)) => {
             let running = inner.tasks.token();
+            let (core, link) = (Arc::clone(inner), link.clone());
             jobs.spawn(async move {
                 let outcome = job.await;
-                pending.answered(&outcome);
+                audit_refusal(&core, &link, subject, &outcome);
                 drop(running);
                 (id, outcome, charge)
             });
@@ -223,8 +222,35 @@ async fn request(
         Ok((Step::Now(content), _)) => Ok(content),
         Err(no) => Err(no),
     };
-    pending.answered(&outcome);
+    audit_refusal(inner, link, subject, &outcome);
     Ok(answer(inner, writer, id, outcome).await?)
+}
+
+/// Writes an audit event if a request was refused.
+fn audit_refusal(
+    inner: &ServerCore,
+    link: &Link,
+    (request, name): (&'static str, Option<String>),
+    outcome: &Outcome,
+) {
+    let reason = match outcome {
+        Err((reason, _)) => reason.word(),
+        Ok(Content::Answer(Answer::Refused(refused), _)) => &refused.reason,
+        Ok(Content::Answer(Answer::Incomplete(incomplete), _)) => &incomplete.reason,
+        Ok(_) => return,
+    };
+    let (reason, peer, session) = (bounded(reason, 64), &link.session.peer, link.session.id);
+    audit!(
+        inner.audit,
+        Refusal,
+        Some(peer),
+        "refused",
+        session,
+        pid = link.pid(),
+        request,
+        name,
+        reason,
+    );
 }
 
 /// Sends the answers that are ready.

@@ -3,9 +3,10 @@
 use std::sync::{Arc, MutexGuard};
 use std::time::{Instant, SystemTime};
 
+use super::ServerCore;
+use super::audit::audit;
 use super::link::Link;
 use super::state::ServerState;
-use super::{ServerCore, ServerEvent};
 use crate::PeerName;
 use crate::Refusal;
 use crate::per_driver::lock;
@@ -70,15 +71,18 @@ impl ServerCore {
             ended.extend(state.leases.end(id));
             let peer = session.peer.clone();
             tracing::warn!(%peer, session = id, %reason, detail, "session dismissed");
-            self.audit.session_dismissed(id, &peer, &reason);
-            self.emit(ServerEvent::Dismissed {
-                peer,
-                session: id,
-                why: format!("{reason}: {detail}"),
-            });
+            let reason = reason.word();
+            audit!(
+                self.audit,
+                Memory,
+                Some(&peer),
+                "session_dismissed",
+                session = id,
+                reason
+            );
         }
         let count = ended.len();
-        self.sessions_over(state, ended, Instant::now());
+        self.sessions_over(state, ended);
         count
     }
 
@@ -117,7 +121,7 @@ impl ServerCore {
             let why = "this peer is no longer on the name's access list";
             state.tell_ended(&lapsed, Refusal::Forbidden, why);
             state.audit_lease("revoked", &lapsed);
-            self.lapsed(state, &lapsed, now);
+            self.lapsed(state, &lapsed);
         }
     }
 }

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::ServerCore;
+use super::audit::audit;
 use super::link::Link;
 use super::outcome::{Content, No, Outcome, Step, invalid, not_found};
 use super::process::Known;
 use super::publication::Publication;
-use super::{ServerCore, ServerEvent};
 use crate::PeerName;
 use crate::Refusal;
 use crate::driver::{Access, HandleType};
@@ -218,15 +219,13 @@ impl ServerCore {
         drop(state);
         note(publication, &session.peer, link.process.as_ref());
         self.counters.count(|counters| &counters.fetches);
-        self.audit.granted(link, lease, publication);
+        let (name, owner) = (&*publication.name, &publication.owner);
+        let bytes = publication.description.len;
+        audit!(
+            self.audit, Memory, Some(&session.peer), "granted",
+            session = session.id, pid = link.pid(), lease, name, %owner, bytes,
+        );
         tracing::debug!(peer = %session.peer, name = &*publication.name, lease, "granted");
-        if self.events.receiver_count() > 0 {
-            self.emit(ServerEvent::Fetched {
-                peer: session.peer.clone(),
-                name: publication.name.to_string(),
-                lease,
-            });
-        }
         let publication = Arc::clone(publication);
         Ok(Content::Built(Box::new(move || {
             let fabric = || Handles::Fabric(publication.fabric.get().cloned().unwrap_or_default());

@@ -4,16 +4,16 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime};
 
-use tokio::sync::{Notify, Semaphore, broadcast};
+use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::audit::Audit;
+use super::audit::{Audit, audit};
 use super::handshakes::Handshakes;
 use super::leases::{EndedSession, LeaseRecord, describe};
 use super::publication::Registered;
 use super::state::ServerState;
-use super::{Allocate, HolderState, ServerEvent, ServerStats};
+use super::{Allocate, HolderState, ServerStats};
 use super::{process, stats};
 use crate::Refusal;
 use crate::account::{Account, Accounts};
@@ -52,7 +52,6 @@ pub(super) struct ServerCore {
     pub(super) state: Mutex<ServerState>,
     pub(super) audit: Arc<Audit>,
     pub(super) counters: stats::Counters,
-    pub(super) events: broadcast::Sender<ServerEvent>,
     /// Running tasks and blocking calls. The server's end waits for the last one.
     pub(super) tasks: TaskTracker,
     /// Limits the pidfds of followed processes; the others are polled.
@@ -104,11 +103,6 @@ impl ServerCore {
             true => (Refusal::Closing, "the server is ending".into()),
             false => (Refusal::Unsupported, "there is no allocator".into()),
         })
-    }
-
-    pub(super) fn emit(&self, event: ServerEvent) {
-        // There may be no receivers.
-        let _ = self.events.send(event);
     }
 
     /// Ends all tasks and removes all names; returns the remaining holders.
@@ -166,7 +160,7 @@ impl ServerCore {
         let mut state = self.state();
         self.end_recalled(&mut state, now);
         let ended = state.leases.expire(now);
-        self.sessions_over(state, ended, now);
+        self.sessions_over(state, ended);
     }
 
     /// Cleans up after sessions that have ended with unreleased leases.
@@ -174,13 +168,12 @@ impl ServerCore {
         &self,
         mut state: MutexGuard<'_, ServerState>,
         ended: Vec<EndedSession>,
-        now: Instant,
     ) {
         for session in &ended {
             state.forget_session(session.session);
             for lease in &session.leases {
                 state.audit_lease("expired", lease);
-                self.lapsed(&mut state, lease, now);
+                self.lapsed(&mut state, lease);
             }
         }
         drop(state);
@@ -191,7 +184,7 @@ impl ServerCore {
     }
 
     /// Cleans up after a lease that has expired, and reports it.
-    pub(super) fn lapsed(&self, state: &mut ServerState, lease: &LeaseRecord, now: Instant) {
+    pub(super) fn lapsed(&self, state: &mut ServerState, lease: &LeaseRecord) {
         state.recalls.remove(lease.holder.lease);
         state.leases.follow_lease(lease.holder.lease);
         self.janitor.notify_one();
@@ -201,7 +194,7 @@ impl ServerCore {
         let (peer, number) = (&lease.holder.peer, lease.holder.lease);
         let name = state.name_of(lease.publication);
         tracing::warn!(%peer, name = name.map(|name| &**name), lease = number, "lease expired");
-        self.emit_expired(state, lease, now);
+        self.counters.count(|counters| &counters.expired);
     }
 
     /// Limits the remembered expired leases of a publication: those of processes that have ended go first,
@@ -216,18 +209,6 @@ impl ServerCore {
         };
         let ended = process::ended(crowd).await;
         self.state().leases.thin_out(&ended);
-    }
-
-    /// Counts and reports a lease that has ended without a release.
-    fn emit_expired(&self, state: &ServerState, lease: &LeaseRecord, now: Instant) {
-        self.counters.count(|counters| &counters.expired);
-        let name = state.name_of(lease.publication);
-        self.emit(ServerEvent::LeaseExpired {
-            peer: lease.holder.peer.clone(),
-            name: name.map(|name| name.to_string()).unwrap_or_default(),
-            lease: lease.holder.lease,
-            held: now.saturating_duration_since(lease.holder.since),
-        });
     }
 
     /// Waits for the ends of processes that are followed since the last call.
@@ -259,7 +240,7 @@ impl ServerCore {
             tracing::info!(%holder, name, lease = holder.lease, "lease ended with its process");
             if holder.state != HolderState::Expired {
                 state.audit_lease("expired", lease);
-                self.emit_expired(&state, lease, Instant::now());
+                self.counters.count(|counters| &counters.expired);
             }
         }
         drop(state);
@@ -269,14 +250,10 @@ impl ServerCore {
     /// Cleans up after a session.
     pub(super) fn session_ended(&self, session: u64, peer: &PeerName) {
         tracing::info!(%peer, session, "session ended");
-        self.audit.session_ended(session, peer, None);
+        audit!(self.audit, Session, Some(peer), "session_ended", session);
         if self.audit.deadline().is_some() {
             // The janitor reports suppressed events, even if the peer does not return.
             self.janitor.notify_one();
         }
-        self.emit(ServerEvent::PeerGone {
-            peer: peer.clone(),
-            session,
-        });
     }
 }

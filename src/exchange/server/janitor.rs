@@ -34,7 +34,7 @@ pub(super) async fn run(inner: Arc<ServerCore>) {
             () = inner.janitor.notified() => {}
             () = sleep, if deadline.is_some() => {
                 inner.expire(Instant::now());
-                inner.audit.tell_suppressed(Instant::now());
+                inner.audit.report_suppressed(Instant::now());
                 inner.verify_expired().await;
                 inner.thin_out().await;
             }

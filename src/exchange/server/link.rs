@@ -24,3 +24,10 @@ pub(super) struct Link {
     /// The client's machine, as the client claims.
     pub boot: BootId,
 }
+
+impl Link {
+    /// Returns the process that connected over a Unix socket.
+    pub fn pid(&self) -> Option<u32> {
+        self.process.as_ref().map(|known| known.shown.pid)
+    }
+}

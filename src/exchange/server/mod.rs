@@ -7,12 +7,11 @@
 mod accept;
 mod admission;
 mod allocate;
-pub mod audit;
+mod audit;
 mod connection;
 mod credentials;
 mod deadlines;
 mod dismiss;
-mod events;
 mod feed;
 mod fetch;
 mod handshakes;
@@ -44,12 +43,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::broadcast;
+use self::audit::audit;
 
 pub use unconfirmed::UnconfirmedRelease;
 
 pub use allocate::{Allocate, Allocation};
-pub use events::ServerEvent;
 pub use leases::{Holder, HolderState};
 pub use options::ServerOptions;
 pub use process::HolderProcess;
@@ -176,11 +174,6 @@ impl Server {
         Ok(())
     }
 
-    /// Returns the events from now on. A receiver that does not keep up misses some and learns how many.
-    pub fn events(&self) -> broadcast::Receiver<ServerEvent> {
-        self.handle.inner.events.subscribe()
-    }
-
     /// Returns statistics.
     pub fn stats(&self) -> ServerStats {
         self.handle.inner.stats()
@@ -222,9 +215,15 @@ impl Server {
         }
         let sessions = inner.state().clear();
         for session in sessions {
-            inner
-                .audit
-                .session_ended(session.id, &session.peer, Some("closing"));
+            let (session, peer) = (session.id, Some(&session.peer));
+            audit!(
+                inner.audit,
+                Session,
+                peer,
+                "session_ended",
+                session,
+                reason = "closing"
+            );
         }
         inner.audit.finish();
         tracing::info!(instance = %inner.instance, "closed");

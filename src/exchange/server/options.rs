@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::Allocate;
-use super::audit::Sink;
 use crate::share::Peers;
 use crate::transport;
 use crate::{Address, Limits, Security};
@@ -24,7 +23,7 @@ pub struct ServerOptions {
     pub(super) peers: Peers,
     pub(super) allocator: Option<Arc<dyn Allocate>>,
     pub(super) wall_clock: fn() -> SystemTime,
-    pub(super) audit: Option<Sink>,
+    pub(super) audit: Option<tracing::Dispatch>,
 }
 
 impl fmt::Debug for ServerOptions {
@@ -116,9 +115,9 @@ impl ServerOptions {
         self
     }
 
-    /// Sets a sink for audit events instead of `tracing`.
-    pub fn audit(mut self, sink: Sink) -> Self {
-        self.audit = Some(sink);
+    /// Sets the subscriber of audit events (target `egmem::audit`) instead of the program's. It must not block.
+    pub fn audit(mut self, to: tracing::Dispatch) -> Self {
+        self.audit = Some(to);
         self
     }
 

@@ -3,13 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::audit::audit;
 use super::link::Link;
 use super::outcome::{No, Outcome, Step, done, invalid, not_found};
-use super::{Allocation, ServerCore, ServerEvent, fetch};
+use super::{Allocation, ServerCore, fetch};
 use crate::Refusal;
 use crate::account::{self, Account, REQUEST};
 use crate::driver::random;
-use crate::protocol::{Answer, Ask, Create, Delete, Probe, Probed, Release, check_name};
+use crate::protocol::{Answer, Ask, Create, Delete, MAX_NAME, Probe, Probed, Release, check_name};
+use crate::text::bounded;
 
 /// Begins to answer a request. Nothing here blocks.
 pub(super) fn begin(inner: &Arc<ServerCore>, link: &Link, ask: Ask) -> Result<Step, No> {
@@ -26,6 +28,51 @@ pub(super) fn begin(inner: &Arc<ServerCore>, link: &Link, ask: Ask) -> Result<St
     }
 }
 
+/// Returns a request's name in the protocol, and the name of the memory that it is about. That name
+/// is not checked yet here, so this escapes and cuts it.
+pub(super) fn subject(ask: &Ask) -> (&'static str, Option<String>) {
+    let (request, name) = match ask {
+        Ask::Ping => ("ping", None),
+        Ask::List(_) => ("list", None),
+        Ask::Watch(_) => ("watch", None),
+        Ask::Release(_) => ("release", None),
+        Ask::Probe(_) => ("probe", None),
+        Ask::Wait(ask) => ("wait", Some(&ask.name)),
+        Ask::Fetch(ask) => ("fetch", Some(&ask.name)),
+        Ask::Create(ask) => ("create", Some(&ask.name)),
+        Ask::Delete(ask) => ("delete", Some(&ask.name)),
+    };
+    (request, name.map(|name| bounded(name, MAX_NAME)))
+}
+
+/// The audit event of a deletion. A deletion goes on if its connection ends before the answer.
+struct Deletion<'a> {
+    inner: &'a ServerCore,
+    link: &'a Link,
+    name: &'a str,
+    bytes: Option<u64>,
+    event: Option<&'static str>,
+}
+
+impl Drop for Deletion<'_> {
+    fn drop(&mut self) {
+        let Some(event) = self.event else {
+            return;
+        };
+        let (link, name, bytes) = (self.link, self.name, self.bytes);
+        audit!(
+            self.inner.audit,
+            Memory,
+            Some(&link.session.peer),
+            event,
+            session = link.session.id,
+            pid = link.pid(),
+            name,
+            bytes,
+        );
+    }
+}
+
 impl ServerCore {
     fn release(&self, link: &Link, ask: Release) -> Outcome {
         let session = &link.session;
@@ -34,17 +81,9 @@ impl ServerCore {
         let lease = lease.ok_or_else(not_found)?;
         state.returned(&lease);
         state.audit_lease("released", &lease);
-        let name = state
-            .name_of(lease.publication)
-            .map(|name| name.to_string());
         drop(state);
         self.released.notify_waiters();
         self.counters.count(|counters| &counters.released);
-        self.emit(ServerEvent::Released {
-            peer: session.peer.clone(),
-            name: name.unwrap_or_default(),
-            lease: ask.lease,
-        });
         done()
     }
 
@@ -106,6 +145,17 @@ impl ServerCore {
             let _charge = link.session.account().charge(account::create(&ask))?;
             let create = allocator.create(peer, &ask);
             within(inner.limits.wait, create).await?;
+            let (session, name, bytes) = (link.session.id, &*ask.name, ask.bytes);
+            audit!(
+                inner.audit,
+                Memory,
+                Some(peer),
+                "created",
+                session,
+                pid = link.pid(),
+                name,
+                bytes,
+            );
             let state = inner.state();
             let found = state.visible(&ask.name, peer).ok_or_else(not_found)?;
             Ok(inner.entry(&found.publication))
@@ -118,9 +168,19 @@ impl ServerCore {
         let longest = Duration::from_millis(ask.ms).min(self.limits.wait);
         let (inner, link) = (Arc::clone(self), link.clone());
         Step::later(async move {
+            let mut deletion = Deletion {
+                inner: &inner,
+                link: &link,
+                name: &ask.name,
+                bytes: inner.state().bytes_of(&ask.name),
+                event: Some("delete_abandoned"),
+            };
             let delete = allocator.delete(&link.session.peer, &ask.name, longest);
             // The allocator does the waiting; its other work has the time of a request.
-            within(longest.saturating_add(inner.limits.request), delete).await?;
+            let deleted = within(longest.saturating_add(inner.limits.request), delete).await;
+            // A refusal is an event of its own.
+            deletion.event = deleted.is_ok().then_some("deleted");
+            deleted?;
             done()
         })
     }

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::audit::audit;
 use super::link::Link;
 use super::machines::Machine;
 use super::outcome::No;
 use super::process::Known;
 use super::session::ServerSession;
 use super::state::{ServerState, millis};
-use super::{ServerCore, ServerEvent, token};
+use super::{ServerCore, token};
 use crate::PeerName;
 use crate::Refusal;
 use crate::account::{self, Account};
@@ -95,10 +96,6 @@ impl ServerCore {
             tracing::info!(%peer, session = number, "session resumed");
         } else {
             tracing::info!(%peer, session = number, agent = ?hello.agent, "session begun");
-            self.emit(ServerEvent::PeerCame {
-                peer: peer.clone(),
-                session: number,
-            });
         }
         let welcome = Welcome {
             version: hello.newest.min(VERSION),
@@ -122,7 +119,15 @@ impl ServerCore {
             process: Known::of(connection),
             boot: hello.boot,
         };
-        self.audit.session_begun(&link, event);
+        let pid = link.pid();
+        audit!(
+            self.audit,
+            Session,
+            Some(peer),
+            event,
+            session = number,
+            pid
+        );
         self.verify_begun(&link, connection.credential.as_ref());
         Ok((link, welcome))
     }

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use tokio::sync::{Notify, Semaphore, broadcast};
+use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -16,9 +16,6 @@ use crate::limits::LONGEST;
 use crate::share::{BootId, InstanceId};
 use crate::transport::{FdBudget, Listening, SharedPeers, fd_accounts};
 use crate::{Address, Limits, Result, Security};
-
-/// Events in the queue of a receiver that does not keep up.
-const EVENTS: usize = 1024;
 
 impl Server {
     /// Returns options for a server.
@@ -154,7 +151,6 @@ fn core(
         audit: Arc::clone(&audit),
         limits: options.limits,
         counters: stats::Counters::default(),
-        events: broadcast::channel(EVENTS).0,
         tasks: TaskTracker::new(),
         pidfds: Semaphore::new(FdBudget::of_process().processes),
         janitor: Notify::new(),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-use super::audit::Audit;
+use super::audit::{Audit, audit};
 use super::credentials::Credentials;
 use super::deadlines::Deadlines;
 use super::leases::{LeaseRecord, Leases};
@@ -248,12 +248,23 @@ impl ServerState {
         published.or_else(|| self.unconfirmed.get(&id).map(|left| &left.name))
     }
 
-    /// Reports an event of a lease.
+    /// Writes an audit event of a lease: `released`, `expired`, `revoked`, or `withdrawing` if its holder is asked to
+    /// release it.
     pub fn audit_lease(&self, event: &'static str, lease: &LeaseRecord) {
         let name = self.name_of(lease.publication).map(|name| &**name);
         let published = self.publications.get(&lease.publication);
         let bytes = published.map(|found| found.publication.description.len);
-        self.audit.lease(event, lease, name, bytes);
+        let (session, lease, peer) = (lease.session, lease.holder.lease, &lease.holder.peer);
+        audit!(
+            self.audit,
+            Memory,
+            Some(peer),
+            event,
+            session,
+            lease,
+            name,
+            bytes
+        );
     }
 
     /// Ends the leases of a publication, and tells their holders.

@@ -75,8 +75,8 @@ fn a_peer_that_stops_for_long_loses_its_lease_and_learns_it() {
     eventually("the lease ends", || {
         owner.must("importers weights") == "peer:expired"
     });
-    let events = owner.must("events");
-    assert!(events.contains("LeaseExpired"), "{events}");
+    let stats = owner.must("stats");
+    assert!(stats.contains("expired: 1,"), "{stats}");
     peer.signal(libc::SIGCONT);
     peer.must("await weights lost");
     // Still mapped: nothing that it does there may fault.

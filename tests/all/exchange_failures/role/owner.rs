@@ -28,7 +28,6 @@ pub async fn owner(
         .limits(limits(setup));
     // With few fds each address counts.
     let server = options.local_socket(setup.fds.is_none()).start().await?;
-    let mut events = server.events();
     let mut hoard = Vec::new();
     let mut names: HashMap<String, (Shared, Published)> = HashMap::new();
     say(
@@ -85,13 +84,6 @@ pub async fn owner(
                     let name = words.word()?;
                     names.remove(name).ok_or_else(|| gone(name))?;
                     Ok(String::new())
-                }
-                "events" => {
-                    let mut seen = Vec::new();
-                    while let Ok(event) = events.try_recv() {
-                        seen.push(format!("{event:?}").replace('\n', " "));
-                    }
-                    Ok(seen.join(" | "))
                 }
                 "hoard" => {
                     let left = words.number()? as usize;
