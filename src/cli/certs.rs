@@ -1,9 +1,6 @@
 //! `egmem certs`: a private authority, and certificates for the nodes and users of a cluster.
 
 mod files;
-mod renew;
-mod revoke;
-mod show;
 
 use std::path::PathBuf;
 
@@ -27,12 +24,6 @@ enum Command {
     Init(Init),
     /// Create a certificate and its key for one node or user, signed by the authority from `init`
     Issue(Issue),
-    /// Print the contents of certificates: names, serial number, validity, usage, fingerprint
-    Show(show::Show),
-    /// Renew a certificate: the same names, new validity, and its files replaced
-    Renew(renew::Renew),
-    /// Add certificates to the authority's revocation list, crl.pem, and renew the list
-    Revoke(revoke::Revoke),
 }
 
 #[derive(Args, Debug)]
@@ -76,9 +67,6 @@ impl Certs {
         match &self.command {
             Command::Init(init) => init.run(),
             Command::Issue(issue) => issue.run(),
-            Command::Show(show) => show.run(),
-            Command::Renew(renew) => renew.run(),
-            Command::Revoke(revoke) => revoke.run(),
         }
     }
 }

@@ -424,9 +424,6 @@ fn every_help_tells_the_exit_status_and_the_log() {
         "certs",
         "certs init",
         "certs issue",
-        "certs show",
-        "certs renew",
-        "certs revoke",
         "completions",
         "man",
     ];

@@ -3,10 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose, date_time_ymd,
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, DnType,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose,
+    RevokedCertParams, SerialNumber, date_time_ymd,
 };
 use serde::{Deserialize, Serialize};
+use x509_parser::pem::parse_x509_pem;
 
 /// The files of a process's certificate.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -88,6 +90,33 @@ impl Pki {
         write_private(&files.key, &key.serialize_pem());
         files
     }
+}
+
+/// Returns a revocation list (PEM) of an authority, valid for decades, that names these certificates (PEM).
+pub fn crl(authority: (&str, &str), revoked: &[&str]) -> String {
+    let (cert, key) = authority;
+    let key = KeyPair::from_pem(key).expect("a key");
+    let issuer = Issuer::from_ca_cert_pem(cert, key).expect("an authority");
+    let revoked = revoked.iter().map(|pem| {
+        let (_, pem) = parse_x509_pem(pem.as_bytes()).expect("PEM");
+        let cert = pem.parse_x509().expect("a certificate");
+        RevokedCertParams {
+            serial_number: SerialNumber::from_slice(cert.raw_serial()),
+            revocation_time: date_time_ymd(2020, 1, 1),
+            reason_code: None,
+            invalidity_date: None,
+        }
+    });
+    let params = CertificateRevocationListParams {
+        this_update: date_time_ymd(2020, 1, 1),
+        next_update: date_time_ymd(2099, 1, 1),
+        crl_number: SerialNumber::from(1),
+        issuing_distribution_point: None,
+        revoked_certs: revoked.collect(),
+        key_identifier_method: KeyIdMethod::Sha256,
+    };
+    let list = params.signed_by(&issuer).expect("signed");
+    list.pem().expect("PEM")
 }
 
 /// Keys that others may read are refused.

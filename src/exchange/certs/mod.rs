@@ -1,4 +1,5 @@
-//! Certificates for the exchange: a private authority, and certificates for nodes.
+//! Certificates for the exchange: a private authority, and certificates for nodes. To renew and revoke
+//! certificates, use an authority such as step-ca, cert-manager or SPIRE; the exchange reads its files.
 //!
 //! Use it for clusters that have no authority yet. Certificates of another authority work as well, if each
 //! node's first DNS name (subject alternative name) is the name that peers know it by. Keys are ECDSA on
@@ -20,31 +21,28 @@
 //! # Ok::<(), egmem::exchange::Error>(())
 //! ```
 
-mod crl;
-mod info;
 mod request;
 #[cfg(test)]
 mod tests;
-mod write;
 
 use std::fmt;
-use std::time::SystemTime;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose,
-    PKCS_ECDSA_P256_SHA256,
+    PKCS_ECDSA_P256_SHA256, PublicKeyData,
 };
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use time::{Duration, OffsetDateTime};
+use x509_parser::parse_x509_certificate;
 use zeroize::Zeroizing;
 
-pub use crl::Serial;
-pub use info::CertInfo;
 pub use request::{CertRequest, Usage};
-pub use write::{write_new, write_over};
 
-use info::seconds;
 use request::{AUTHORITY, SKEW, check_days};
 
 use crate::{Error, Result};
@@ -99,18 +97,22 @@ impl Authority {
         let (cert, key) = (AUTHORITY, "the authority's key");
         let der = CertificateDer::from_pem_slice(cert_pem.as_bytes())
             .map_err(|error| Error::tls(cert, error))?;
-        // Stricter than `CertInfo`: it refuses unknown critical extensions.
+        // Refuses unknown critical extensions, and bytes after the certificate.
         webpki::EndEntityCert::try_from(&der).map_err(|error| Error::tls(cert, error))?;
-        let info = CertInfo::of(cert, &der)?;
+        let (_, parsed) = parse_x509_certificate(&der).map_err(|error| Error::tls(cert, error))?;
         let pair = KeyPair::from_pem(key_pem).map_err(|error| Error::tls(key, error))?;
-        if !info.is_of(&pair) {
+        if pair.subject_public_key_info() != parsed.public_key().raw {
             return Err(Error::tls(key, "it is not that of the certificate"));
         }
-        let now = seconds(SystemTime::now());
+        let now = OffsetDateTime::now_utc();
+        let validity = parsed.validity();
         let faults = [
-            (now > seconds(info.not_after), "it has expired"),
-            (now < seconds(info.not_before), "it is not valid yet"),
-            (!info.authority, "it is not an authority's"),
+            (now > validity.not_after.to_datetime(), "it has expired"),
+            (
+                now < validity.not_before.to_datetime(),
+                "it is not valid yet",
+            ),
+            (!parsed.is_ca(), "it is not an authority's"),
         ];
         if let Some((_, fault)) = faults.iter().find(|(is_so, _)| *is_so) {
             return Err(Error::tls(cert, fault));
@@ -143,20 +145,7 @@ impl Authority {
     /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for a name that is neither a DNS name nor a
     /// SPIFFE id, or 0 days or too many; [`Error::Tls`] if signing fails.
     pub fn issue(&self, request: &CertRequest) -> Result<Issued> {
-        self.issue_to(request, new_key()?)
-    }
-
-    /// Creates a certificate for an existing key, in PEM.
-    ///
-    /// # Errors
-    /// As [`issue`](Self::issue), and [`Error::Tls`] for a key that cannot be parsed.
-    pub fn issue_for_key(&self, request: &CertRequest, key_pem: &str) -> Result<Issued> {
-        let key =
-            KeyPair::from_pem(key_pem).map_err(|error| Error::tls("the private key", error))?;
-        self.issue_to(request, key)
-    }
-
-    fn issue_to(&self, request: &CertRequest, key: KeyPair) -> Result<Issued> {
+        let key = new_key()?;
         let params = request.params()?;
         let certificate = params
             .signed_by(&key, &self.issuer)
@@ -186,4 +175,26 @@ impl fmt::Debug for Issued {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Issued(redacted)")
     }
+}
+
+/// Writes a new file; fails if one exists. With `secret` only its owner may read it, otherwise any user; the
+/// umask may restrict it further.
+///
+/// # Errors
+/// [`System`](crate::MemoryError::System) if the file exists or cannot be written; a partial file is removed.
+pub fn write_new(path: &Path, contents: &[u8], secret: bool) -> Result<()> {
+    let failed =
+        |error: std::io::Error| Error::system(format!("writing {}", path.display()), &error);
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(if secret { 0o600 } else { 0o644 })
+        .open(path)
+        .map_err(failed)?;
+    let written = file.write_all(contents).and_then(|()| file.sync_all());
+    written.map_err(|error| {
+        // A partial key would block the next attempt.
+        let _ = std::fs::remove_file(path);
+        failed(error)
+    })
 }

@@ -23,7 +23,6 @@ use tokio::sync::watch;
 
 pub(crate) use fault::explain;
 #[cfg(feature = "certs")]
-pub(crate) use peer_name::peer_name;
 pub(crate) use trust::{Basis, Credential, End};
 
 use crate::{Distrust, Error, PeerName, Result};

@@ -31,17 +31,17 @@ crate::driver::remedies! {
             "connect by a name that the certificate has, expect one of them (`--expect-peer`, \
              `Tls::expect_peer`), or issue it anew for the expected name (`egmem certs issue --san`)",
         Self::Validity =>
-            "renew the certificate (`egmem certs renew`) and load it, or set the clocks right",
+            "renew the certificate and load it, or set the clocks right",
         Self::Revoked =>
             "issue another certificate (`egmem certs issue`): this one stays revoked",
         Self::Authority =>
             "give both ends certificates of one authority (`egmem certs issue`), and its ca.pem",
         Self::RevocationList =>
-            "renew the authority's revocation list (`egmem certs revoke`) and load it",
+            "get the authority's new revocation list and load it",
         Self::Certificate =>
-            "compare the certificate (`egmem certs show`) with what this end requires",
+            "compare the certificate (`openssl x509 -text`) with what this end requires",
         Self::ByPeer =>
-            "check this process's certificate (`egmem certs show`): authority, validity, revocation; \
+            "check this process's certificate (`openssl x509 -text`): authority, validity, revocation; \
              the peer's log says more",
     }
 }

@@ -64,7 +64,7 @@ impl Stage {
         let authority = Authority::create("test", 10).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let own = issue(&authority, "service.test", DAY);
-        let crl = authority.revoke::<&str>(&[], 1).unwrap();
+        let crl = egmem_tests::pki::crl((authority.cert_pem(), &authority.key_pem()), &[]);
         for (name, text) in [
             ("ca.pem", authority.cert_pem()),
             ("cert.pem", &own.cert_pem),
@@ -216,7 +216,8 @@ impl Stage {
 
     /// Reloads with this certificate revoked.
     pub fn revoke(&self, issued: &Issued) {
-        let crl = self.authority.revoke(&[&issued.cert_pem], 1).unwrap();
+        let authority = (self.authority.cert_pem(), &**self.authority.key_pem());
+        let crl = egmem_tests::pki::crl(authority, &[&issued.cert_pem]);
         std::fs::write(self.path("crl.pem"), crl).unwrap();
         self.reload(&[OWNER, OTHER], &[USER]);
     }

@@ -113,6 +113,12 @@ fn clock<const TEST: usize>() -> SystemTime {
     SystemTime::now() + Duration::from_secs(AHEAD[TEST].load(Relaxed))
 }
 
+/// Returns a revocation list with this certificate.
+fn revoking(authority: &Authority, issued: &Issued) -> String {
+    let authority = (authority.cert_pem(), &**authority.key_pem());
+    egmem_tests::pki::crl(authority, &[&issued.cert_pem])
+}
+
 #[tokio::test]
 async fn a_session_ends_when_its_certificate_expires_though_no_timer_ran() {
     let served = Served::start(|options| options.wall_clock(clock::<0>)).await;
@@ -200,7 +206,7 @@ async fn a_revoked_certificate_ends_its_sessions_at_a_reload() {
     );
     one.fetch(fetch("a")).await.unwrap();
     other.fetch(fetch("a")).await.unwrap();
-    let crl = served.authority.revoke(&[&bad.cert_pem], 1).unwrap();
+    let crl = revoking(&served.authority, &bad);
     let with_crl = pem(&served.authority, &served.own, Some(&crl));
     served.tls.reload_pem(with_crl).unwrap();
     let why = dismissed(&mut one).await;
@@ -241,7 +247,7 @@ async fn a_client_ends_its_connection_when_the_server_is_revoked() {
     let tls = load(&served.authority, &own);
     let client = served.client(&tls).await;
     client.list("").await.unwrap();
-    let crl = served.authority.revoke(&[&served.own.cert_pem], 1).unwrap();
+    let crl = revoking(&served.authority, &served.own);
     tls.reload_pem(pem(&served.authority, &own, Some(&crl)))
         .unwrap();
     let refused = |result: Result<Vec<Entry>>| match result {
