@@ -6,17 +6,18 @@
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::greet::{self, Established};
 use super::session::{ClientSession, Commands};
-use super::{text, trust};
+use super::text;
 use crate::limits::deadline;
 use crate::protocol::{FromServer, decode, encode};
+use crate::tls::{Credential, WALL_CLOCK};
 use crate::transport::{FrameReader, FrameWriter};
-use crate::{Error, Result};
+use crate::{Distrust, Error, Result, Security};
 
 /// Runs a session until its last user is gone.
 pub(super) async fn run(session: Arc<ClientSession>, mut commands: Commands, first: Established) {
@@ -63,7 +64,7 @@ async fn serve(
         broken = read(session, &mut reader) => broken,
         done = write(session, commands, &mut writer, terms.welcome.frame_bytes as usize) => done,
         silent = keep_time(session, terms.heartbeat, terms.lease) => silent,
-        changed = trust::watch(session, credential) => Err(changed),
+        changed = watch_trust(session, credential) => Err(changed),
     };
     if done.is_ok() {
         writer.finish().await;
@@ -142,6 +143,31 @@ async fn keep_time(session: &ClientSession, heartbeat: Duration, lease: Duration
         }
         // It also wakes the writer, which checks whether closing has taken too long.
         session.ping();
+    }
+}
+
+/// Waits until the server's certificate is no longer valid, or this process has a new one and no user waits for an
+/// answer. Returns why the connection is to end.
+async fn watch_trust(session: &ClientSession, server: Option<Credential>) -> Error {
+    let (Security::Tls(tls), Some(mut server)) = (&session.dial.options.security, server) else {
+        return std::future::pending().await;
+    };
+    let mut reloads = tls.reloads();
+    loop {
+        if let Err(why) = tls.check(&mut server, SystemTime::now()) {
+            return Error::not_trusted(session.peer(), Distrust::Certificate, why);
+        }
+        // The server ends the session when the certificate that it has seen expires.
+        let renews = !session.dial.options.reconnect.is_never() && tls.is_renewed(&server);
+        if renews && !session.is_asking() {
+            let why = "this process connects anew with its new certificate";
+            return Error::peer_lost(session.peer(), why);
+        }
+        tokio::select! {
+            () = reloads.next() => {}
+            // Timers do not run while the machine is suspended.
+            () = sleep(WALL_CLOCK) => {}
+        }
     }
 }
 

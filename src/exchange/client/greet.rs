@@ -1,6 +1,5 @@
 //! Connects to a server, and exchanges the two messages that begin a session.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout, timeout_at};
@@ -65,7 +64,7 @@ pub(super) struct Established {
     /// The leases that ended while there was no connection.
     pub(super) ended: Vec<u64>,
     /// Over TLS, the certificates that the server was verified with.
-    pub(super) credential: Option<Arc<Credential>>,
+    pub(super) credential: Option<Credential>,
 }
 
 /// Returns whether a retry may succeed: no process listens yet, or the server is too busy.

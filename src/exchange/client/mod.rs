@@ -12,7 +12,6 @@ mod open;
 mod probe;
 mod session;
 mod text;
-mod trust;
 mod watch;
 
 #[cfg(test)]

@@ -13,9 +13,11 @@ use super::outcome::{Content, Outcome, Step};
 use super::session::Next;
 use super::{ServerCore, requests};
 use crate::account::{self, Charge};
+use crate::per_driver::lock;
 use crate::protocol::{Answer, Ask, Event, FromServer, Gone, Refused, Request};
 use crate::protocol::{decode, encode};
 use crate::text::bounded;
+use crate::tls::{Reloads, Tls};
 use crate::transport::{Connection, Frame, FrameReader, FrameWriter};
 use crate::{Error, Refusal, Result, ShareError};
 
@@ -104,6 +106,7 @@ async fn converse(
 ) -> Result<(), End> {
     let Connection { reader, writer, .. } = connection;
     let session = &link.session;
+    let mut reloads = inner.tls.as_ref().map(Tls::reloads);
     let silence = inner.silence();
     let limit = inner.limits.frame_bytes;
     let quiet = tokio::time::sleep(silence);
@@ -112,12 +115,21 @@ async fn converse(
     tokio::pin!(ended);
     let mut excused = Duration::ZERO;
     loop {
+        verify(inner, link);
         let more = notify(inner, writer, link, || inner.ended.is_cancelled()).await?;
+        let expiry = lock(&session.credential)
+            .as_ref()
+            .and_then(|peer| peer.left((inner.wall_clock)()));
+        // Timers do not run while the machine is suspended.
+        let expiry = expiry.map(|left| left.min(inner.heartbeat));
         // Biased select: a flood of events must not starve reads. The server must hear a client that it sends
         // to, and drop it when it falls silent.
         tokio::select! {
             biased;
             () = &mut ended => return Err(End::Server),
+            // Verified by the next round.
+            () = Reloads::next_of(&mut reloads) => {}
+            () = tokio::time::sleep(expiry.unwrap_or_default()), if expiry.is_some() => {}
             Some(done) = jobs.join_next(), if !jobs.is_empty() => {
                 // A job that panicked gets no answer: its id is unknown.
                 if let Ok((id, outcome, _charge)) = done
@@ -132,6 +144,7 @@ async fn converse(
                 };
                 *last_word = Instant::now();
                 excused = Duration::ZERO;
+                verify(inner, link);
                 request(inner, writer, link, jobs, frame).await?;
             }
             () = &mut quiet => {
@@ -151,6 +164,20 @@ async fn converse(
             // Lets other tasks of this thread run, and polls for input.
             () = tokio::task::yield_now(), if more => {}
         }
+    }
+}
+
+/// Ends the session if its peer is no longer trusted: certificates were loaded anew, or one of the peer's has expired.
+fn verify(inner: &ServerCore, link: &Link) {
+    let Some(tls) = &inner.tls else {
+        return;
+    };
+    let verified = match &mut *lock(&link.session.credential) {
+        Some(peer) => tls.check(peer, (inner.wall_clock)()),
+        None => Ok(()),
+    };
+    if let Err(why) = verified {
+        inner.dismiss_link(link, Refusal::NotTrusted, &why);
     }
 }
 

@@ -9,7 +9,6 @@ mod admission;
 mod allocate;
 mod audit;
 mod connection;
-mod credentials;
 mod deadlines;
 mod dismiss;
 mod feed;

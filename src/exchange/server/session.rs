@@ -9,6 +9,7 @@ use crate::PeerName;
 use crate::account::{self, Account, Charge, ENTRY, PREPAID, SESSION, shrink};
 use crate::per_driver::lock;
 use crate::protocol::{Event, Refused, Secret};
+use crate::tls::Credential;
 
 /// A client's session. Without a connection it lives as long as its leases.
 #[derive(Debug)]
@@ -21,6 +22,8 @@ pub(super) struct ServerSession {
     /// Woken when the outbox has something, or the connection has lost the session.
     pub wake: Notify,
     account: Arc<Account>,
+    /// The certificates that its peer was verified with, when it connected over TLS last.
+    pub credential: Mutex<Option<Credential>>,
 }
 
 #[derive(Debug)]
@@ -126,6 +129,7 @@ impl ServerSession {
             }),
             wake: Notify::new(),
             account,
+            credential: Mutex::default(),
         }
     }
 

@@ -14,6 +14,7 @@ use super::{ServerCore, token};
 use crate::PeerName;
 use crate::Refusal;
 use crate::account::{self, Account};
+use crate::per_driver::lock;
 use crate::protocol::{Event, Hello, VERSION, Welcome, Withdrawing};
 use crate::transport::Connection;
 
@@ -77,11 +78,11 @@ impl ServerCore {
                 self.new_session(&mut state, at, (peer, Machine { ip, boot }), account)?
             }
         };
-        if let Some(credential) = &connection.credential {
-            state.credentials.set(session.id, Arc::clone(credential));
-            self.janitor.notify_one();
-        }
         drop(state);
+        if let Some(credential) = connection.credential.take() {
+            // It stays with a session that moves to the Unix socket.
+            *lock(&session.credential) = Some(credential);
+        }
         let number = session.id;
         let event = match (hello.moves, resumed) {
             (true, _) => "session_moved",
@@ -128,7 +129,7 @@ impl ServerCore {
             session = number,
             pid
         );
-        self.verify_begun(&link, connection.credential.as_ref());
+        self.check_user(&link);
         Ok((link, welcome))
     }
 

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 use super::audit::{Audit, audit};
-use super::credentials::Credentials;
 use super::deadlines::Deadlines;
 use super::leases::{LeaseRecord, Leases};
 use super::outcome::No;
@@ -47,7 +46,6 @@ pub(super) struct ServerState {
     pub publications: HashMap<u64, Registered>,
     pub leases: Leases,
     pub sessions: Sessions,
-    pub credentials: Credentials,
     /// Leases that were recalled one by one, and when each ends.
     pub recalls: Deadlines<Instant>,
     watchers: HashMap<u64, Watcher>,
@@ -69,7 +67,6 @@ impl ServerState {
             publications: HashMap::new(),
             leases: Leases::new(leases_per_peer),
             sessions: Sessions::default(),
-            credentials: Credentials::default(),
             recalls: Deadlines::default(),
             watchers: HashMap::new(),
             waiters: HashMap::new(),
@@ -360,7 +357,6 @@ impl ServerState {
     /// Forgets a session that has ended.
     pub fn forget_session(&mut self, session: u64) {
         self.sessions.remove(session);
-        self.credentials.remove(session);
         self.unwatch(session);
     }
 
@@ -387,7 +383,6 @@ impl ServerState {
         let sessions = std::mem::take(&mut self.sessions);
         self.watchers.clear();
         self.leases.clear();
-        self.credentials = Credentials::default();
         self.recalls = Deadlines::default();
         sessions.iter().cloned().collect()
     }

@@ -171,22 +171,19 @@ impl Tls {
         }
     }
 
-    /// Returns whether there was a reload since the handshake.
-    pub(crate) fn has_reloaded(&self, since: &Credential) -> bool {
-        self.shared.loaded.borrow().number != since.basis.number
-    }
-
     /// Returns a receiver of reloads.
     pub(crate) fn reloads(&self) -> Reloads {
         Reloads(self.shared.loaded.subscribe())
     }
 
-    /// Verifies a peer again, with the certificates loaded now.
+    /// Verifies a peer again, with the certificates loaded now, if there was a reload or one of its certificates has
+    /// expired since it was verified last.
     ///
     /// # Errors
     /// The reason why it is no longer trusted.
-    pub(crate) fn verify(&self, credential: &Credential, now: SystemTime) -> Result<(), String> {
-        credential.verify(&self.get().trust, now)
+    pub(crate) fn check(&self, peer: &mut Credential, now: SystemTime) -> Result<(), String> {
+        let loaded = self.get();
+        peer.check(&loaded.trust, loaded.number, now)
     }
 
     /// Returns whether this process presents another certificate now than in the handshake.
@@ -278,6 +275,14 @@ impl Reloads {
             std::future::pending().await
         }
     }
+
+    /// Waits for the next reload of one that there may be.
+    pub(crate) async fn next_of(reloads: &mut Option<Self>) {
+        match reloads {
+            Some(reloads) => reloads.next().await,
+            None => std::future::pending().await,
+        }
+    }
 }
 
 /// Returns the peer that a finished handshake has authenticated at that end, and its certificates.
@@ -290,15 +295,12 @@ pub(crate) fn proved(
     state: &CommonState,
     end: End,
     basis: Basis,
-) -> Result<(PeerName, Arc<Credential>)> {
+) -> Result<(PeerName, Credential)> {
     if state.alpn_protocol() != Some(ALPN) {
         return Err(Error::protocol(peer, "no agreement on egmem/1 in TLS"));
     }
     let chain = state.peer_certificates().unwrap_or_default();
     peer_name::peer_name(chain.first())
-        .and_then(|name| {
-            let credential = Credential::new(chain, end, basis)?;
-            Ok((name, Arc::new(credential)))
-        })
+        .and_then(|name| Ok((name, Credential::new(chain, end, basis)?)))
         .map_err(|why| Error::not_trusted(peer, Distrust::Certificate, why))
 }

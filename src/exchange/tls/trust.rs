@@ -109,6 +109,9 @@ pub(crate) struct Credential {
     end: End,
     /// For each certificate, the first moment at which it is no longer valid, sorted.
     expiries: Vec<SystemTime>,
+    /// When the next certificate expires. Set to the first one, so that one that has expired already is found.
+    due: Option<SystemTime>,
+    /// Its number is that of the last verification.
     pub(super) basis: Basis,
 }
 
@@ -137,23 +140,37 @@ impl Credential {
         Ok(Self {
             chain: chain.iter().map(|one| one.clone().into_owned()).collect(),
             end,
+            due: expiries.first().copied(),
             expiries,
             basis,
         })
     }
 
-    /// Returns when the next certificate of the chain expires, after `now`.
-    pub(crate) fn next_expiry(&self, now: SystemTime) -> Option<SystemTime> {
-        self.expiries.iter().copied().find(|&expiry| expiry > now)
+    /// Returns how long it is until the next certificate of the chain expires.
+    pub(crate) fn left(&self, now: SystemTime) -> Option<Duration> {
+        let due = self.due?;
+        Some(due.duration_since(now).unwrap_or_default())
     }
 
-    /// Verifies the chain again.
-    pub(super) fn verify(&self, trust: &Trust, now: SystemTime) -> Result<(), String> {
+    /// Verifies the chain again, if these are other certificates than before or one of the chain has expired since.
+    /// A peer may send certificates that its trust does not depend on, so each expiry counts once.
+    pub(super) fn check(
+        &mut self,
+        trust: &Trust,
+        number: u64,
+        now: SystemTime,
+    ) -> Result<(), String> {
+        if self.basis.number == number && self.due.is_none_or(|due| due > now) {
+            return Ok(());
+        }
         let since = now.duration_since(SystemTime::UNIX_EPOCH);
         let at = UnixTime::since_unix_epoch(since.unwrap_or_default());
         trust
             .verify(&self.chain, self.end, at, UnknownStatusPolicy::Deny)
-            .map_err(|error| certificate(&of_webpki(error)).1)
+            .map_err(|error| certificate(&of_webpki(error)).1)?;
+        self.basis.number = number;
+        self.due = self.expiries.iter().copied().find(|&expiry| expiry > now);
+        Ok(())
     }
 }
 

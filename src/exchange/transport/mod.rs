@@ -66,7 +66,7 @@ pub(crate) struct Connection {
     /// Over TCP, the address of the other end.
     pub ip: Option<IpAddr>,
     /// Over TLS, the certificates that the peer was verified with.
-    pub credential: Option<Arc<Credential>>,
+    pub credential: Option<Credential>,
     /// The peer's name and address, for errors.
     pub label: Arc<str>,
     /// Whether the client has said in its hello that it takes fds from queues.

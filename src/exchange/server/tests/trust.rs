@@ -127,6 +127,7 @@ async fn a_session_ends_when_its_certificate_expires_though_no_timer_ran() {
     let (granted, _) = raw.fetch(fetch("a")).await.unwrap();
     // As after a night in which the machine was suspended.
     AHEAD[0].store(2 * DAY, Relaxed);
+    raw.send(Ask::Ping).await;
     let why = dismissed(&mut raw).await;
     assert_eq!(Refusal::from_word(&why.reason), Refusal::NotTrusted);
     assert!(why.detail.contains("has expired"), "{why:?}");
@@ -186,7 +187,8 @@ async fn a_client_with_a_new_certificate_keeps_its_leases_when_the_old_one_expir
     AHEAD[2].store(2 * DAY, Relaxed);
     // A session with an expired certificate ends meanwhile.
     let old = load(&served.authority, &issue(&served.authority, "old.test"));
-    dismissed(&mut served.raw(&old).await).await;
+    let mut old = served.raw(&old).await;
+    dismissed(&mut old).await;
     assert_eq!(memory.state(), LeaseState::Held);
     memory.release().await.unwrap();
     drop(client);
