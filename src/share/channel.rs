@@ -14,7 +14,7 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
 use super::fd::{self, MAX_FDS, posix};
 use super::frame::{self, Body};
-use super::queue::{self, IN_FLIGHT_PAUSE};
+use super::queue;
 use super::socket;
 use super::{Credentials, Description, Offer, PartHandles, Peers, Shared};
 use crate::driver::{Access, HandleType, ShareableHandle};
@@ -359,8 +359,8 @@ struct Wait<'a> {
 }
 
 impl Wait<'_> {
-    /// Sets how long the next call on the socket may wait.
-    fn arm(&self, direction: Timeout) -> Result<()> {
+    /// Sets how long the next receiving call on the socket may wait.
+    fn arm(&self) -> Result<()> {
         let left = match self.until {
             Some(until) => {
                 let left = until.saturating_duration_since(Instant::now());
@@ -372,7 +372,7 @@ impl Wait<'_> {
             }
             None => None,
         };
-        set_socket_timeout(&self.channel.stream, direction, left)
+        set_socket_timeout(&self.channel.stream, Timeout::Recv, left)
             .map_err(|error| MemoryError::system("a socket's timeout", &error.into()))?;
         Ok(())
     }
@@ -401,16 +401,11 @@ impl Wait<'_> {
     }
 
     fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<usize> {
-        loop {
-            self.arm(Timeout::Send)?;
-            match fd::send(self.channel.stream.as_fd(), bytes, fds) {
-                Ok(sent) => return Ok(sent),
-                Err(error) if queue::is_too_many_in_flight(&error) => {
-                    std::thread::sleep(IN_FLIGHT_PAUSE);
-                }
-                Err(error) => return Err(self.explain(error)),
-            }
-        }
+        let left = (self.until).map_or(Duration::MAX, |until| {
+            until.saturating_duration_since(Instant::now())
+        });
+        fd::send_within(self.channel.stream.as_fd(), bytes, fds, left)
+            .map_err(|error| self.explain(error))
     }
 
     /// Fills `bytes`; adds fds that arrive with them to `fds`, up to `max` in all.
@@ -423,7 +418,7 @@ impl Wait<'_> {
     ) -> Result<()> {
         let mut done = 0;
         while done < bytes.len() {
-            self.arm(Timeout::Recv)?;
+            self.arm()?;
             let stream = self.channel.stream.as_fd();
             let room = max.saturating_sub(fds.len());
             let (n, more) =

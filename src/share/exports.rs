@@ -1,13 +1,14 @@
 //! The exports and the CPU mapping of one shared physical memory: each is created on first use, for all that share
-//! the memory. A process keeps only some fds open ([`MAX_KEPT`](super::kept::MAX_KEPT)).
+//! the memory. A process keeps only some fds open ([`MAX_KEPT`]).
 
+use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
-use super::kept::{self, Place};
+use crate::Driver;
 use crate::driver::{Access, AccessDesc, HandleType, Location, ShareableHandle};
 use crate::memory::CpuView;
-use crate::per_driver::lock;
+use crate::per_driver::{PerDriver, lock};
 use crate::vmm::{Mapping, PhysicalMemory};
 use egmem_core::{Error, Result};
 
@@ -57,7 +58,7 @@ impl Exports {
         };
         drop(kept);
         if is_new && handle_type == HandleType::PosixFd {
-            kept::note(memory.driver(), &self.fd);
+            note(memory.driver(), &self.fd);
         }
         copy
     }
@@ -81,4 +82,32 @@ fn map_for_cpu(memory: &PhysicalMemory) -> Result<Mapping> {
     let mut mapping = memory.map()?;
     mapping.set_access(&[AccessDesc::new(Location::Host, Access::ReadWrite)])?;
     Ok(mapping)
+}
+
+/// The most exported fds that a process keeps open for later exports, over all memory of a driver. A memory has an fd
+/// for each part, and a process has 1024 by default.
+pub(super) const MAX_KEPT: usize = 16;
+
+/// A place for a part's exported fd.
+pub(super) type Place = Mutex<Option<ShareableHandle>>;
+
+/// The places of one driver with an fd, the oldest first.
+type Kept = Arc<Mutex<VecDeque<Weak<Place>>>>;
+
+/// Records that `place` has an fd now, and closes the oldest ones beyond [`MAX_KEPT`]. The caller holds the lock of no
+/// place.
+pub(super) fn note(driver: &Driver, place: &Arc<Place>) {
+    static KEPT: PerDriver<Kept> = PerDriver::new();
+    let of_driver = KEPT.of(driver);
+    let mut kept = lock(&of_driver);
+    kept.retain(|other| other.strong_count() > 0);
+    kept.push_back(Arc::downgrade(place));
+    let beyond = kept.len().saturating_sub(MAX_KEPT);
+    let oldest: Vec<_> = kept.drain(..beyond).collect();
+    drop(kept);
+    for place in oldest.iter().filter_map(Weak::upgrade) {
+        let fd = lock(&place).take();
+        // The last copy's close takes the driver's time.
+        drop(fd);
+    }
 }

@@ -5,9 +5,11 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, retry_on_intr};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
@@ -20,6 +22,9 @@ use crate::driver::ShareableHandle;
 /// The most fds that one message can carry. Source: unix(7), `SCM_MAX_FD`.
 pub const MAX_FDS: usize = 253;
 
+/// How long to wait for other processes of the same user to receive fds, of which the kernel has too many in flight.
+const IN_FLIGHT_PAUSE: Duration = Duration::from_millis(1);
+
 /// Sends the beginning of `bytes`, at least one byte, with all of `fds` (at most [`MAX_FDS`]); returns the
 /// number of bytes sent. The fds are sent then; the caller sends the remaining bytes without them.
 ///
@@ -28,6 +33,40 @@ pub const MAX_FDS: usize = 253;
 /// then.
 pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
     send_with(socket, bytes, fds, SendFlags::empty())
+}
+
+/// As [`send`], on a blocking socket, and waits for at most `within`, also while too many fds of this user are in flight
+/// ([`is_too_many_in_flight`]). Sets the socket's timeout for sending.
+///
+/// # Errors
+/// As [`send`]; `WouldBlock` when the time is over.
+pub fn send_within(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    fds: &[BorrowedFd<'_>],
+    within: Duration,
+) -> io::Result<usize> {
+    // Longer waits would overflow.
+    let until = Instant::now() + within.min(Duration::from_secs(365 * 86_400));
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        // A shorter wait rounds to 0, which the kernel takes for no limit.
+        let left = left.max(Duration::from_micros(1));
+        set_socket_timeout(socket, Timeout::Send, Some(left))?;
+        match send(socket, bytes, fds) {
+            Err(error) if is_too_many_in_flight(&error) => std::thread::sleep(IN_FLIGHT_PAUSE),
+            sent => return sent,
+        }
+    }
+}
+
+/// Returns whether a send failed because too many fds of this user are in flight: it succeeds once their receivers have
+/// taken some.
+pub fn is_too_many_in_flight(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ETOOMANYREFS)
 }
 
 /// As [`send`], and never waits, whatever the socket's mode: another process may have the same socket.
@@ -179,6 +218,15 @@ pub fn has_ended(process: &OwnedFd) -> bool {
         tv_nsec: 0,
     };
     matches!(poll(&mut fds, Some(&now)), Ok(1..))
+}
+
+/// Returns the fds of POSIX handles.
+///
+/// # Errors
+/// `InvalidInput` for another handle.
+pub fn all_posix(handles: &[ShareableHandle]) -> io::Result<Vec<BorrowedFd<'_>>> {
+    let fds: Option<Vec<_>> = handles.iter().map(posix).collect();
+    fds.ok_or_else(|| io::ErrorKind::InvalidInput.into())
 }
 
 /// Returns the fd of a POSIX handle.

@@ -7,14 +7,13 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{CWD, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::Peers;
 use super::fd;
-use super::socket_lock::SocketLock;
 use crate::fork::Generation;
 use crate::{Error, MemoryError, MemoryResult, Result, Unreachable};
 
@@ -74,52 +73,76 @@ fn address(path: &Path) -> MemoryResult<SocketAddrUnix> {
 /// Creates a listening socket at `path`: for its user only, unless `peers` admits others.
 ///
 /// Replaces a socket file at which no process listens any more, but not one at which a process does. Children that a process has forked
-/// do not listen.
-/// A lock keeps other processes out meanwhile.
+/// do not listen. The socket listens and has its permissions before its file appears at the path: it is bound to a name beside it,
+/// then renamed.
 ///
 /// # Errors
 /// [`System`](MemoryError::System) that names the path: `AddrInUse` if a process listens there, or if the file is not a
-/// socket; the error of taking the lock.
+/// socket.
 pub fn listen(path: &Path, peers: &Peers) -> MemoryResult<(OwnedFd, SocketFile)> {
     let failed =
         |error: io::Error| MemoryError::system(format!("listening at {}", path.display()), &error);
-    let address = address(path)?;
-    // If two processes find a dead socket, neither must remove the other's new one.
-    let _lock = SocketLock::take(path)?;
-    // Binds under these permissions, so that the socket never has others.
+    address(path)?;
+    let beside = beside(path).map_err(failed)?;
+    // Binds under these permissions, so that the socket never has more than it will have.
     let socket = File::from(new(SocketType::STREAM).map_err(|error| failed(error.into()))?);
-    let mode = match peers.reach_beyond_own_user() {
-        true => 0o666,
-        false => 0o600,
-    };
     socket
         .set_permissions(Permissions::from_mode(0o600))
         .map_err(failed)?;
     let socket = OwnedFd::from(socket);
-    bind(&socket, path, &address).map_err(failed)?;
-    let file = SocketFile::at(path).map_err(failed)?;
+    rustix::net::bind(&socket, &address(&beside)?).map_err(|error| failed(error.into()))?;
+    let mut file = SocketFile::at(&beside).map_err(failed)?;
     rustix::net::listen(&socket, BACKLOG).map_err(|error| failed(error.into()))?;
     // The credentials are checked in either case. The process's umask has no influence.
-    fs::set_permissions(path, Permissions::from_mode(mode)).map_err(failed)?;
+    let mode = if peers.reach_beyond_own_user() {
+        0o666
+    } else {
+        0o600
+    };
+    fs::set_permissions(&beside, Permissions::from_mode(mode)).map_err(failed)?;
+    place(&beside, path).map_err(failed)?;
+    file.path = path.to_owned();
     Ok((socket, file))
 }
 
-/// Binds `socket` to `path`, replacing the file of a socket at which no process listens any more.
-fn bind(socket: &OwnedFd, path: &Path, address: &SocketAddrUnix) -> io::Result<()> {
-    // A listener that ends removes its file, which it does without the lock: then the path is free.
-    let is_gone =
-        || fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+/// Returns a free name in the folder of `path`.
+fn beside(path: &Path) -> io::Result<PathBuf> {
+    let random: [u8; 6] = crate::driver::random()?;
+    let name: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(path.with_file_name(format!(".{name}")))
+}
+
+/// Moves the file of a listening socket to `path`, in place of one at which no process listens any more.
+fn place(from: &Path, path: &Path) -> io::Result<()> {
+    let rename = |flags| rustix::fs::renameat_with(CWD, from, CWD, path, flags);
     for _ in 0..REMOVED_MEANWHILE {
-        match rustix::net::bind(socket, address) {
-            Err(Errno::ADDRINUSE) if is_dead(path, address) => match fs::remove_file(path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
-            },
-            Err(Errno::ADDRINUSE) if is_gone() => {}
+        match rename(RenameFlags::NOREPLACE) {
+            Err(Errno::EXIST) => {}
             result => return Ok(result?),
         }
+        if !nobody_listens(path) {
+            match fs::symlink_metadata(path) {
+                // A listener that has ended has removed its file.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                _ => return Err(io::ErrorKind::AddrInUse.into()),
+            }
+        }
+        // Exchanged, because another process may have replaced the dead file meanwhile: then that one stays.
+        match rename(RenameFlags::EXCHANGE) {
+            Ok(()) if nobody_listens(from) => {
+                // The new socket is in place, even if the dead one's file stays.
+                let _ = fs::remove_file(from);
+                return Ok(());
+            }
+            Ok(()) => {
+                rename(RenameFlags::EXCHANGE)?;
+                return Err(io::ErrorKind::AddrInUse.into());
+            }
+            Err(Errno::NOENT) => {}
+            Err(error) => return Err(error.into()),
+        }
     }
-    Ok(rustix::net::bind(socket, address)?)
+    Err(io::ErrorKind::AddrInUse.into())
 }
 
 /// Returns whether there is a socket at `path` at which no process listens any more.

@@ -1,13 +1,12 @@
 //! Sends the fds of memory with many parts to a client, a few at a time: see [`queue`].
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::net::sockopt::set_socket_send_buffer_size;
-use tokio::io::Interest;
 use tokio::net::UnixStream;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::timeout_at;
 use tokio_util::task::TaskTracker;
 
 use super::ServerCore;
@@ -17,16 +16,14 @@ use super::publication::Publication;
 use crate::account::{Account, REQUEST};
 use crate::driver::{HandleType, ShareableHandle};
 use crate::limits::deadline;
-use crate::share::queue::{self, BATCH, is_too_many_in_flight};
-use crate::transport::HeldFd;
+use crate::share::fd;
+use crate::share::queue::{self, BATCH};
+use crate::transport::{HeldFd, send_fds};
 use crate::{Error, Refusal, Result};
 
 /// The queue's bytes in the kernel. It raises this to its least, which is room for less than 10 batches: a client that
 /// does not take its fds has no more of them in flight.
 const KERNEL_BYTES: usize = 1;
-
-/// How long to wait for other processes of this user to receive fds, of which the kernel has too many in flight.
-const PAUSE: Duration = Duration::from_millis(5);
 
 impl Link {
     /// Returns whether the client gets the fds of so many parts through a queue.
@@ -101,18 +98,9 @@ async fn fill(
 }
 
 async fn send(queue: &UnixStream, batch: &[ShareableHandle], within: Duration) -> Result<()> {
-    let until = deadline(within);
-    let late = || Error::timed_out("sending handles", within);
-    loop {
-        let try_send = || queue::try_send(queue.as_fd(), batch);
-        let sent = queue.async_io(Interest::WRITABLE, try_send);
-        match timeout_at(until, sent).await.map_err(|_| late())? {
-            Ok(()) => return Ok(()),
-            Err(error) if !is_too_many_in_flight(&error) => {
-                return Err(Error::system("sending handles", &error));
-            }
-            Err(_) if Instant::now() < until => sleep(PAUSE).await,
-            Err(_) => return Err(late()),
-        }
-    }
+    let failed = |error| Error::system("sending handles", &error);
+    let fds = fd::all_posix(batch).map_err(failed)?;
+    let sent = timeout_at(deadline(within), send_fds(queue, &[0], &fds)).await;
+    let sent = sent.map_err(|_| Error::timed_out("sending handles", within))?;
+    sent.map(drop).map_err(failed)
 }

@@ -32,6 +32,7 @@ use super::tls::{self, Basis, Credential, End, Tls};
 use super::{Address, Limits, PeerName};
 use crate::share::{Peers, fd};
 use crate::{Error, Result, ShareError, Unreachable};
+pub(crate) use stream::send_fds;
 use stream::{Reading, Writing};
 
 /// How connections over TCP are protected. Unix sockets need no protection: the kernel identifies the peer,

@@ -3,9 +3,11 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, Interest};
 use tokio::net::UnixStream;
+use tokio::time::sleep;
 
 use crate::share::fd;
 
@@ -30,6 +32,25 @@ impl Reading {
                 let receive = || fd::recv(socket, bytes, max_fds);
                 stream.async_io(Interest::READABLE, receive).await
             }
+        }
+    }
+}
+
+/// How long to wait for other processes of this user to receive fds, of which the kernel has too many in flight.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// Sends the beginning of `bytes` with all of `fds`, as [`fd::send`] does; waits until their receivers have taken some if
+/// too many fds of this user are in flight. The caller has a time limit.
+pub(crate) async fn send_fds(
+    stream: &UnixStream,
+    bytes: &[u8],
+    fds: &[BorrowedFd<'_>],
+) -> io::Result<usize> {
+    loop {
+        let send = || fd::try_send(stream.as_fd(), bytes, fds);
+        match stream.async_io(Interest::WRITABLE, send).await {
+            Err(error) if fd::is_too_many_in_flight(&error) => sleep(PAUSE).await,
+            sent => return sent,
         }
     }
 }
@@ -60,9 +81,7 @@ impl Writing {
                     } else {
                         rest
                     };
-                    let socket = stream.as_fd();
-                    let send = || fd::send(socket, part, chunk);
-                    let sent = stream.async_io(Interest::WRITABLE, send).await?;
+                    let sent = send_fds(stream, part, chunk).await?;
                     rest = &rest[sent..];
                 }
                 match chunks.next() {

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
 use super::*;
-use crate::kept::MAX_KEPT;
+use crate::exports::MAX_KEPT;
 use crate::queue::{self, BATCH, MAX_WITH_MESSAGE};
 use crate::{Channel, PartHandles, Peers};
 use egmem_core::Growth;
@@ -140,6 +140,12 @@ fn a_driver_that_exports_nothing_is_told_of_before_anything_is_sent() {
     has_all_parts(&to.receive().unwrap().import(&driver, ours()).unwrap(), 40);
 }
 
+fn send(queue: &UnixStream, batch: &[ShareableHandle]) {
+    use std::os::fd::AsFd;
+    let fds = crate::fd::all_posix(batch).unwrap();
+    crate::fd::try_send(queue.as_fd(), &[0], &fds).unwrap();
+}
+
 /// Imports a memory of `parts` parts from a queue that `fill` fills.
 fn from_queue(driver: &Driver, parts: usize, fill: impl FnOnce(UnixStream, &Shared)) -> Error {
     let shared = in_parts(driver, parts);
@@ -157,14 +163,13 @@ fn from_queue(driver: &Driver, parts: usize, fill: impl FnOnce(UnixStream, &Shar
 #[test]
 fn a_queue_that_ends_early_or_lies_is_an_error_and_leaves_nothing() {
     use std::io::Write;
-    use std::os::fd::AsFd;
 
     let driver = driver();
     let batch =
         |shared: &Shared, count| shared.export_parts(0..count, HandleType::PosixFd).unwrap();
     let ended = from_queue(&driver, 40, |_, _| {});
     let half = from_queue(&driver, 40, |queue, shared| {
-        queue::try_send(queue.as_fd(), &batch(shared, BATCH)).unwrap();
+        send(&queue, &batch(shared, BATCH));
     });
     let none = from_queue(&driver, 40, |mut queue, _| queue.write_all(&[0]).unwrap());
     for error in [ended, half, none] {
@@ -173,20 +178,20 @@ fn a_queue_that_ends_early_or_lies_is_an_error_and_leaves_nothing() {
     }
     // More in one message than a batch.
     let many = from_queue(&driver, 40, |queue, shared| {
-        queue::try_send(queue.as_fd(), &batch(shared, BATCH + 1)).unwrap();
+        send(&queue, &batch(shared, BATCH + 1));
     });
     assert!(many.to_string().contains("more file descriptors"), "{many}");
     // More than parts.
     let last = from_queue(&driver, BATCH + 1, |queue, shared| {
-        queue::try_send(queue.as_fd(), &batch(shared, BATCH)).unwrap();
-        queue::try_send(queue.as_fd(), &batch(shared, 2)).unwrap();
+        send(&queue, &batch(shared, BATCH));
+        send(&queue, &batch(shared, 2));
     });
     assert!(last.to_string().contains("more file descriptors"), "{last}");
     // An fd that is no memory's.
     let file = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
     let error = from_queue(&driver, 40, |queue, _| {
         let wrong = ShareableHandle::PosixFd(file);
-        queue::try_send(queue.as_fd(), &[wrong]).unwrap();
+        send(&queue, &[wrong]);
     });
     assert!(error.code().is_some(), "{error}");
 }

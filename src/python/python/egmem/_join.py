@@ -30,7 +30,6 @@ class Meeting:
         self._timeout = timeout
         self._until = time.monotonic() + timeout
         path = os.path.join(_folder(), name)
-        # `Memory.share` has a lock file of its own, whose name ends in ".lock".
         self._lock, self._socket = path + ".join", path + ".tier"
         if len(os.fsencode(self._socket)) > _LONGEST_PATH:
             raise InvalidArgument(
