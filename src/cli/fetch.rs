@@ -18,7 +18,7 @@ use egmem::proof::Prover;
 use egmem::size::Bytes;
 
 use crate::connect::{self, Connect, block_on};
-use crate::output::{print, progress};
+use crate::output::{create_private, print, progress};
 use crate::progress::ByteProgress;
 use crate::signals::Ends;
 use crate::source::Source;
@@ -348,7 +348,7 @@ fn read(path: &Path, cpu: &CpuView<'_>, stop: &dyn Fn() -> bool) -> Result<bool>
     let to_stdout = path.as_os_str() == "-";
     let mut file: Box<dyn Write> = match to_stdout {
         true => Box::new(std::io::stdout().lock()),
-        false => Box::new(File::create(path).map_err(fail)?),
+        false => Box::new(create_private(path).map_err(fail)?),
     };
     // On a terminal the bytes themselves are the progress.
     let shown = !(to_stdout && std::io::stdout().is_terminal());

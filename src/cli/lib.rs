@@ -32,7 +32,7 @@ use std::time::Duration;
 
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 use egmem::exchange::Error;
-use egmem::{Error as MemoryError, Explained};
+use egmem::{Error as MemoryError, Explained, text};
 
 use status::{DONE, FAILED, WRONG_USAGE};
 
@@ -99,18 +99,41 @@ enum Command {
     Probe(probe::Probe),
 }
 
+/// Writes clap's help or error, which quotes arguments: without control characters in them.
+fn show_usage(
+    error: &clap::Error,
+    words: &[OsString],
+    parse: impl Fn(&[OsString]) -> clap::error::Result<Cli>,
+) {
+    let texts = words.iter().map(|word| word.to_string_lossy());
+    if !texts.clone().any(|word| word.contains(text::is_unsafe)) {
+        // A failed write to a closed standard error cannot be reported.
+        let _ = error.print();
+        return;
+    }
+    let escaped: Vec<_> = texts
+        .map(|word| text::escape(&word).into_owned().into())
+        .collect();
+    match parse(&escaped) {
+        Err(error) => drop(error.print()),
+        Ok(_) => output::complain(&error.render().to_string()),
+    }
+}
+
 /// Runs the command that `arguments` name, without the program's name, and returns the exit status.
 ///
 /// `program` holds the words that start this program again: `egmem doctor` runs its trials in children.
 pub fn run(program: &[OsString], arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let command = help::complete(Cli::command());
-    let words = once("egmem".into()).chain(arguments);
-    let matches = command.clone().try_get_matches_from(words);
-    let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
+    let words: Vec<OsString> = once("egmem".into()).chain(arguments).collect();
+    let parse = |words: &[OsString]| {
+        let matches = command.clone().try_get_matches_from(words);
+        matches.and_then(|matches| Cli::from_arg_matches(&matches))
+    };
+    let cli = match parse(&words) {
         Ok(cli) => cli,
         Err(error) => {
-            // A failed write to a closed standard error cannot be reported.
-            let _ = error.print();
+            show_usage(&error, &words, parse);
             return u8::try_from(error.exit_code()).unwrap_or(WRONG_USAGE);
         }
     };

@@ -5,6 +5,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
+use crate::output::create_private;
 use egmem::exchange::{Error, Result};
 use tracing::level_filters::LevelFilter;
 use tracing_chrome::{ChromeLayerBuilder, FlushGuard};
@@ -45,7 +46,7 @@ pub fn layer<S>(path: &Path) -> Result<Box<dyn Layer<S> + Send + Sync>>
 where
     S: tracing::Subscriber + for<'a> tracing_subscriber::registry::LookupSpan<'a> + Send + Sync,
 {
-    let file = File::create(path)
+    let file = create_private(path)
         .map_err(|error| Error::system(format!("cannot write {}", path.display()), &error))?;
     let (calls, guard) = ChromeLayerBuilder::new()
         .writer(Forgiving(BufWriter::new(file)))

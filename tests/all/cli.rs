@@ -597,6 +597,8 @@ fn a_trace_has_each_driver_call_and_allocation() {
         .output()
         .unwrap();
     assert_eq!(status(&output), 0, "{}", stderr(&output));
+    let mode = std::os::unix::fs::PermissionsExt::mode(&file.metadata().unwrap().permissions());
+    assert_eq!(mode & 0o777, 0o600);
     let trace: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
     let trace = trace.as_array().unwrap();
     let of = |name: &str, phase: &str| {

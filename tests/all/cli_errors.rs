@@ -97,3 +97,36 @@ fn without_a_driver_topo_still_asks_hwloc() {
     };
     assert!(shown.contains(source), "{shown}");
 }
+
+/// A web page that offers a command to copy can put anything into its arguments.
+#[test]
+fn wrong_arguments_come_back_without_control_characters() {
+    let wrong = "x\u{1b}]0;title\u{7}\u{9b}2J\u{202e}\nerror: forged";
+    let option = format!("--{wrong}");
+    let valued = format!("--bytes={wrong}");
+    let several = format!("--san=a.test,{wrong}");
+    for args in [
+        &[wrong][..],
+        &[&option],
+        &["ls", &option],
+        &["ls", wrong, wrong],
+        &["ls", "--connect-timeout", wrong],
+        &["ls", wrong],
+        &["fetch", "unix:/x", "a", "--create", &valued],
+        &["completions", wrong],
+        &["certs", wrong],
+        &["certs", "issue", "a.test", "--days", wrong],
+        &["certs", "issue", "a.test", &several],
+        &["doctor", "--sim", wrong],
+    ] {
+        let output = run(args);
+        assert_ne!(output.status.code(), Some(0), "{args:?}");
+        let text = String::from_utf8(output.stderr).unwrap();
+        let bad = |c: char| egmem::text::is_unsafe(c) && c != '\n';
+        assert!(!text.contains(bad), "{text:?}");
+        assert!(
+            !text.lines().any(|line| line.starts_with("error: forged")),
+            "{text:?}"
+        );
+    }
+}

@@ -2,6 +2,7 @@
 
 use rustix::process::Signal;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Stdio;
 
@@ -51,6 +52,13 @@ fn names_are_listed_fetched_written_and_read() {
     assert_eq!(found.len(), 5_000_000);
     assert_eq!(&found[..bytes.len()], bytes);
     assert!(found[bytes.len()..].iter().all(|&byte| byte == 0));
+    // Its user's alone, and never through a link.
+    let mode = |file: &std::path::Path| file.metadata().unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&to), 0o600);
+    let link = to.with_file_name("link");
+    std::os::unix::fs::symlink(&to, &link).unwrap();
+    let output = service.fetch(&["scratch", "--read", link.to_str().unwrap()]);
+    assert!(!output.status.success());
     let output = service.fetch(&["scratch", "--read", "-"]);
     assert!(output.stdout == found, "bytes alone on standard output");
 
