@@ -67,7 +67,6 @@ impl Serve {
         driver: &Driver,
         mut signals: Signals,
     ) -> Result<u8> {
-        let mut deadline = config.drain.deadline;
         let start = Service::start(config, driver);
         let service = tokio::select! {
             started = start => started.inspect_err(|_| signals.leaves(Left::Driver))?,
@@ -109,14 +108,14 @@ impl Serve {
                         break;
                     }
                     notify_reloading();
-                    reload(path, &service, &mut deadline)?;
+                    reload(path, &service)?;
                     if ready {
                         notify(&[NotifyState::Ready]);
                     }
                 }
             }
         }
-        drain(service, deadline, &signals).await
+        drain(service, &signals).await
     }
 }
 
@@ -141,13 +140,9 @@ impl Filling {
     }
 }
 
-/// Reads the configuration again, which also sets the `deadline` of the drain.
-fn reload(path: &Path, service: &Service, deadline: &mut Duration) -> Result<()> {
-    let reloaded = read(path).and_then(|config| {
-        *deadline = config.drain.deadline;
-        service.reload(config)
-    });
-    match reloaded {
+/// Reads the configuration again.
+fn reload(path: &Path, service: &Service) -> Result<()> {
+    match read(path).and_then(|config| service.reload(config)) {
         Ok(keys) if keys.is_empty() => Ok(print("reloaded\n")?),
         Ok(keys) => {
             let keys = keys.join(", ");
@@ -163,7 +158,8 @@ fn reload(path: &Path, service: &Service, deadline: &mut Duration) -> Result<()>
     }
 }
 
-async fn drain(service: Service, deadline: Duration, signals: &Signals) -> Result<u8> {
+async fn drain(service: Service, signals: &Signals) -> Result<u8> {
+    let deadline = service.drain_deadline();
     notify(&[NotifyState::Stopping, NotifyState::Status("draining")]);
     print(&format!("draining for up to {deadline:?}\n"))?;
     let drained = service.drain(deadline).await;

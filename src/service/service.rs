@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use super::audit::AuditFile;
 use super::config::peers;
-use super::http::Endpoint;
+use super::http::{Endpoint, Pages};
 use super::reserve::Reserve;
 use super::state::ServiceState;
-use super::{LineWriter, ServiceConfig, metrics};
+use super::{LineWriter, ServiceConfig};
 use crate::exchange::server::ServerStats;
 use crate::exchange::{Address, Server, Tls};
 use crate::per_driver::lock;
@@ -81,13 +81,18 @@ impl Service {
 
     /// Returns the metrics in Prometheus' text form (OpenMetrics 1.0); docs/service.md lists them.
     pub fn metrics(&self) -> String {
-        metrics::encode(self.state.snapshot())
+        self.state.metrics()
     }
 
     /// Counts the lines that `log` loses in the metric `egmem_dropped_log_lines_total`.
     pub fn count_lost_lines_of(&self, log: &LineWriter) {
         // The first log counts.
         let _ = self.state.log.set(log.clone());
+    }
+
+    /// Returns `drain.deadline` of the configuration that applies.
+    pub fn drain_deadline(&self) -> Duration {
+        lock(&self.config).drain.deadline
     }
 
     /// Applies the values of `config` that can change at run time: reads certificates again from their files, and

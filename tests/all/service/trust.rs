@@ -223,3 +223,22 @@ async fn a_dismissed_peer_that_connects_during_the_reload_has_its_new_rights() {
     service.drain(PATIENCE).await.unwrap();
     nothing_held(&driver);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rejected_reload_keeps_the_time_to_drain() {
+    let peers = Peers::new();
+    let driver = driver();
+    let mut config = peers.config(BUFFERS);
+    let service = Service::start(config.clone(), &driver).await.unwrap();
+    let before = service.drain_deadline();
+    config.drain.deadline += Duration::from_secs(1);
+    service.reload(config.clone()).unwrap();
+    let changed = before + Duration::from_secs(1);
+    assert_eq!(service.drain_deadline(), changed);
+    std::fs::write(peers.folder.path().join("node.key"), "").unwrap();
+    config.drain.deadline = Duration::ZERO;
+    service.reload(config).unwrap_err();
+    assert_eq!(service.drain_deadline(), changed);
+    service.drain(PATIENCE).await.unwrap();
+    nothing_held(&driver);
+}
