@@ -44,7 +44,6 @@ mod line_writer;
 mod metrics;
 mod named;
 mod quota;
-mod report;
 mod reserve;
 mod reuse_policy;
 mod scrub;

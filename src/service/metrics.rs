@@ -1,153 +1,225 @@
 //! A service's metrics in Prometheus' text form (OpenMetrics 1.0).
 
-use std::fmt::Error as FmtError;
-use std::sync::atomic::Ordering::Relaxed;
+use std::fmt::{Display, Write};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, text};
-use prometheus_client::metrics::counter::ConstCounter;
-use prometheus_client::metrics::gauge::ConstGauge;
-use prometheus_client::registry::Registry;
-
+use super::LineWriter;
+use super::audit::AuditFile;
+use super::http::Pages;
 use super::reserve::{Counters, Levels};
-use crate::driver::NodeId;
+use super::state::ServiceState;
+use crate::exchange::server::ServerStats;
 
-/// The media type of [`encode`]'s text.
+/// The media type of the text.
 pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Returns metrics by name, with a help text and a value: a row each.
-macro_rules! rows {
-    ($($name:literal, $help:literal => $value:expr;)*) => {
-        vec![$(($name, $help, $value)),*]
+/// A metric's type, and the end of its samples' name.
+type Kind = (&'static str, &'static str);
+const GAUGE: Kind = ("gauge", "");
+const COUNTER: Kind = ("counter", "_total");
+
+/// The text while it is written; every name begins with `egmem_`.
+#[derive(Default)]
+struct Text(String);
+
+/// Writes metrics of one kind: name, help, value.
+macro_rules! metrics {
+    ($text:expr, $kind:expr; $($name:literal, $help:literal => $value:expr;)*) => {
+        $($text.metric($kind, $name, $help, $value);)*
     };
 }
-pub(super) use rows;
 
-/// A number's name, what it is, and its value.
-pub(crate) type Row = (&'static str, &'static str, u64);
+impl Text {
+    fn metric(&mut self, kind: Kind, name: &str, help: &str, value: u64) {
+        self.head(kind, name, help);
+        let _ = writeln!(self.0, "egmem_{name}{} {value}", kind.1);
+    }
 
-/// One node's numbers.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct NodeNumbers {
-    pub node: i32,
-    pub levels: Levels,
-    counts: Vec<Row>,
+    /// Writes a metric with a sample for each value of a label.
+    fn family<L: Display>(
+        &mut self,
+        kind: Kind,
+        (name, help): (&str, &str),
+        label: &str,
+        samples: impl IntoIterator<Item = (L, u64)>,
+    ) {
+        let mut samples = samples.into_iter().peekable();
+        if samples.peek().is_some() {
+            self.head(kind, name, help);
+        }
+        for (of, value) in samples {
+            let of = of.to_string().replace('\\', r"\\").replace('"', r#"\""#);
+            let of = of.replace('\n', r"\n");
+            let _ = writeln!(self.0, "egmem_{name}{}{{{label}=\"{of}\"}} {value}", kind.1);
+        }
+    }
+
+    fn head(&mut self, (kind, _): Kind, name: &str, help: &str) {
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            self.0,
+            "# HELP egmem_{name} {help}.\n# TYPE egmem_{name} {kind}"
+        );
+    }
 }
 
-impl NodeNumbers {
-    pub fn new(node: NodeId, levels: Levels, counters: &Counters) -> Self {
-        Self {
-            node: node.0,
-            levels,
-            counts: rows! {
-                "chunks_made", "Pieces of memory made by the driver" => counters.made_chunks.load(Relaxed);
-                "made_bytes", "Bytes made by the driver" => counters.made_bytes.load(Relaxed);
-                "chunks_failed", "Pieces of memory that the driver or a limit refused"
-                    => counters.failed_chunks.load(Relaxed);
-                "taken_warm_bytes", "Bytes given out that were ready" => counters.taken_warm_bytes.load(Relaxed);
-                "taken_cold_bytes", "Bytes given out that had to be made first"
-                    => counters.taken_cold_bytes.load(Relaxed);
-                "scrubbed_bytes", "Bytes zeroed for reuse" => counters.scrubbed_bytes.load(Relaxed);
-                "scrub_failures", "Pieces that could not be zeroed" => counters.scrub_failures.load(Relaxed);
-                "discarded_tainted_bytes", "Bytes given up because a holder may still have them mapped"
-                    => counters.discarded_tainted_bytes.load(Relaxed);
-                "discarded_policy_bytes", "Bytes given up by the reuse policy or because they were unused"
-                    => counters.discarded_policy_bytes.load(Relaxed);
-                "evicted_bytes", "Bytes in reserve given up for requests" => counters.evicted_bytes.load(Relaxed);
-            },
+impl Pages for ServiceState {
+    fn metrics(&self) -> String {
+        let stats = self.server().map(|server| server.stats());
+        let stats = stats.unwrap_or_default();
+        let mut text = Text::default();
+        self.gauges(&mut text, &stats);
+        self.counts(&mut text, &stats);
+        self.nodes(&mut text);
+        text.0 + "# EOF\n"
+    }
+
+    /// Returns whether the service is ready, or the reason why not.
+    fn readiness(&self) -> Result<(), String> {
+        if self.draining.load(Relaxed) {
+            return Err("draining".into());
+        }
+        match *self.unready.borrow() {
+            0 => Ok(()),
+            count => Err(format!(
+                "{count} reserves or steps of the start are not done"
+            )),
         }
     }
 }
 
-/// All numbers of the metrics.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Snapshot {
-    /// Gauges without labels: name, help, value.
-    pub gauges: Vec<Row>,
-    /// Counters since the start, likewise.
-    pub counts: Vec<Row>,
-    /// Bytes that peers are charged with, by use.
-    pub charged: Vec<(&'static str, u64)>,
-    /// Refusals by reason.
-    pub refusals: Vec<(String, u64)>,
-    pub nodes: Vec<NodeNumbers>,
-}
+impl ServiceState {
+    /// Writes the numbers that rise and fall.
+    fn gauges(&self, text: &mut Text, stats: &ServerStats) {
+        let (charged, owners) = self.ledger.all();
+        if let Some(registered) = self.is_registered() {
+            let help = "Whether the directory knows this service";
+            text.metric(GAUGE, "directory_registered", help, registered.into());
+        }
+        metrics! { text, GAUGE;
+            "ready", "Whether the service is ready" => self.readiness().is_ok().into();
+            "draining", "Whether the service is ending" => self.draining.load(Relaxed).into();
+            "connections", "Open connections" => stats.connections;
+            "handshakes", "Open connections that have not been greeted yet" => stats.handshakes;
+            "fds", "File descriptors open for peers" => stats.fds;
+            "peer_bytes", "Bytes kept for peers" => stats.peer_bytes;
+            "sessions", "Sessions, with and without a connection" => stats.sessions;
+            "leases", "Leases that are held" => stats.leases;
+            "names", "Published names" => stats.names;
+            "published_bytes", "Published memory, padding included" => stats.bytes;
+            "owners", "Peers that have created names" => owners as u64;
+            "doubtful_bytes", "Bytes of deleted names that a silent holder may still have mapped"
+                => charged.unconfirmed;
+        }
+        let help = "Bytes that count against peers' quotas, by what they are";
+        let by_use = [
+            ("named", charged.named),
+            ("doubtful", charged.unconfirmed),
+            ("dirty", charged.dirty),
+            ("kept", charged.kept),
+        ];
+        text.family(GAUGE, ("charged_bytes", help), "state", by_use);
+    }
 
-/// Name, help, and the number's accessor.
-type Level = (&'static str, &'static str, fn(&Levels) -> u64);
+    /// Writes the numbers that only rise.
+    fn counts(&self, text: &mut Text, stats: &ServerStats) {
+        let asked = &self.asked;
+        metrics! { text, COUNTER;
+            "created", "Names created by request" => asked.created.load(Relaxed);
+            "deleted", "Names deleted by request" => asked.deleted.load(Relaxed);
+            "creations_refused", "Requests for memory that were refused"
+                => asked.refused.load(Relaxed);
+            "forgiven_bytes", "Bytes of unconfirmed releases that no longer count after too long a silence"
+                => asked.forgiven_bytes.load(Relaxed);
+            "dropped_log_lines", "Lines of the log that were not read in time"
+                => self.log.get().map_or(0, LineWriter::dropped);
+            "dropped_audit_lines", "Lines of the audit log that could not be written"
+                => self.audit.as_ref().map_or(0, AuditFile::dropped);
+            "accepted", "Connections accepted" => stats.accepted;
+            "failed_handshakes", "Connections that did not get to a welcome"
+                => stats.failed_handshakes;
+            "dropped_handshakes", "Connections that gave way to newer ones before a welcome"
+                => stats.dropped_handshakes;
+            "protocol_errors", "Connections ended because the peer broke the protocol"
+                => stats.protocol_errors;
+            "dropped_peers", "Connections ended because the peer was silent or slow"
+                => stats.dropped_peers;
+            "resumed", "Sessions that went on after a broken connection" => stats.resumed;
+            "requests", "Requests" => stats.requests;
+            "fetches", "Leases granted" => stats.fetches;
+            "released", "Leases released by their holders" => stats.released;
+            "expired", "Leases that ended because their holder went silent" => stats.expired;
+        }
+        let refusals = stats
+            .refusals
+            .iter()
+            .map(|(reason, &count)| (reason, count));
+        let help = "Requests refused, by reason";
+        text.family(COUNTER, ("refusals", help), "reason", refusals);
+    }
 
-impl Collector for Snapshot {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), FmtError> {
-        for &(name, help, value) in &self.gauges {
-            let gauge = ConstGauge::new(signed(value));
-            let kind = gauge.metric_type();
-            gauge.encode(encoder.encode_descriptor(name, help, None, kind)?)?;
-        }
-        for &(name, help, value) in &self.counts {
-            let counter = ConstCounter::new(value);
-            let kind = counter.metric_type();
-            counter.encode(encoder.encode_descriptor(name, help, None, kind)?)?;
-        }
-        if !self.charged.is_empty() {
-            let help = "Bytes that count against peers' quotas, by what they are";
-            let kind = ConstGauge::new(0_i64).metric_type();
-            let mut family = encoder.encode_descriptor("charged_bytes", help, None, kind)?;
-            for &(state, value) in &self.charged {
-                let labels = [("state", state)];
-                ConstGauge::new(signed(value)).encode(family.encode_family(&labels)?)?;
-            }
-        }
-        if !self.refusals.is_empty() {
-            let help = "Requests refused, by reason";
-            let kind = ConstCounter::new(0_u64).metric_type();
-            let mut family = encoder.encode_descriptor("refusals", help, None, kind)?;
-            for (reason, value) in &self.refusals {
-                let labels = [("reason", reason.as_str())];
-                ConstCounter::new(*value).encode(family.encode_family(&labels)?)?;
-            }
-        }
-        let levels: Vec<Level> = rows! {
-            "reserve_target_bytes", "Bytes to keep ready for any peer" => |l| l.target;
-            "reserve_bytes", "Bytes ready for any peer" => |l| l.warm;
-            "kept_bytes", "Bytes ready for the one peer that had them" => |l| l.kept;
-            "dirty_bytes", "Bytes waiting to be zeroed" => |l| l.dirty;
-            "pinned_bytes", "Bytes that the service has pinned" => |l| l.pinned;
+    /// Writes the numbers of each node.
+    fn nodes(&self, text: &mut Text) {
+        let levels: Vec<_> = self
+            .nodes
+            .iter()
+            .map(|(node, of)| (node.0, of.levels()))
+            .collect();
+        let mut level = |name, help, of: fn(&Levels) -> u64| {
+            let all = levels.iter().map(|(node, levels)| (node, of(levels)));
+            text.family(GAUGE, (name, help), "node", all);
         };
-        for (name, help, level) in levels {
-            let kind = ConstGauge::new(0_i64).metric_type();
-            let mut family = encoder.encode_descriptor(name, help, None, kind)?;
-            for node in &self.nodes {
-                let labels = [("node", node.node)];
-                ConstGauge::new(signed(level(&node.levels)))
-                    .encode(family.encode_family(&labels)?)?;
-            }
-        }
-        let names = self.nodes.first().map_or(&[][..], |node| &node.counts);
-        for (at, &(name, help, _)) in names.iter().enumerate() {
-            let kind = ConstCounter::new(0_u64).metric_type();
-            let mut family = encoder.encode_descriptor(name, help, None, kind)?;
-            for node in &self.nodes {
-                let labels = [("node", node.node)];
-                let value = node.counts.get(at).map_or(0, |&(_, _, value)| value);
-                ConstCounter::new(value).encode(family.encode_family(&labels)?)?;
-            }
-        }
-        Ok(())
+        level(
+            "reserve_target_bytes",
+            "Bytes to keep ready for any peer",
+            |l| l.target,
+        );
+        level("reserve_bytes", "Bytes ready for any peer", |l| l.warm);
+        level(
+            "kept_bytes",
+            "Bytes ready for the one peer that had them",
+            |l| l.kept,
+        );
+        level("dirty_bytes", "Bytes waiting to be zeroed", |l| l.dirty);
+        level("pinned_bytes", "Bytes that the service has pinned", |l| {
+            l.pinned
+        });
+        let mut count = |name, help, of: fn(&Counters) -> &AtomicU64| {
+            let all = self.nodes.iter();
+            let all = all.map(|(node, reserve)| (node.0, of(reserve.counters()).load(Relaxed)));
+            text.family(COUNTER, (name, help), "node", all);
+        };
+        count("chunks_made", "Pieces of memory made by the driver", |c| {
+            &c.made_chunks
+        });
+        count("made_bytes", "Bytes made by the driver", |c| &c.made_bytes);
+        let help = "Pieces of memory that the driver or a limit refused";
+        count("chunks_failed", help, |c| &c.failed_chunks);
+        count("taken_warm_bytes", "Bytes given out that were ready", |c| {
+            &c.taken_warm_bytes
+        });
+        let help = "Bytes given out that had to be made first";
+        count("taken_cold_bytes", help, |c| &c.taken_cold_bytes);
+        count("scrubbed_bytes", "Bytes zeroed for reuse", |c| {
+            &c.scrubbed_bytes
+        });
+        count("scrub_failures", "Pieces that could not be zeroed", |c| {
+            &c.scrub_failures
+        });
+        let help = "Bytes given up because a holder may still have them mapped";
+        count("discarded_tainted_bytes", help, |c| {
+            &c.discarded_tainted_bytes
+        });
+        let help = "Bytes given up by the reuse policy or because they were unused";
+        count("discarded_policy_bytes", help, |c| {
+            &c.discarded_policy_bytes
+        });
+        count(
+            "evicted_bytes",
+            "Bytes in reserve given up for requests",
+            |c| &c.evicted_bytes,
+        );
     }
-}
-
-fn signed(value: u64) -> i64 {
-    i64::try_from(value).unwrap_or(i64::MAX)
-}
-
-/// Encodes the snapshot as text; every name begins with `egmem_`.
-pub(crate) fn encode(snapshot: Snapshot) -> String {
-    let mut registry = Registry::with_prefix("egmem");
-    registry.register_collector(Box::new(snapshot));
-    let mut out = String::new();
-    // Writing to a string cannot fail.
-    let _ = text::encode(&mut out, &registry);
-    out
 }
 
 #[cfg(test)]
@@ -155,37 +227,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_line_is_a_comment_or_a_sample_and_the_end_is_marked() {
-        let counters = Counters::default();
-        counters.made_chunks.store(3, Relaxed);
-        let levels = Levels {
-            warm: 1 << 40,
-            ..Levels::default()
-        };
-        let node = |id| NodeNumbers::new(NodeId(id), levels, &counters);
-        let text = encode(Snapshot {
-            gauges: vec![("ready", "Whether it is ready", 1)],
-            counts: vec![("fetches", "Leases granted", u64::MAX)],
-            charged: vec![("kept", 7)],
-            refusals: vec![("quota\"\n".into(), 2)],
-            nodes: vec![node(0), node(1)],
-        });
-        for line in [
-            "egmem_ready 1",
-            "egmem_fetches_total 18446744073709551615",
-            "egmem_refusals_total{reason=\"quota\\\"\\n\"} 2",
-            "egmem_charged_bytes{state=\"kept\"} 7",
-            "egmem_reserve_bytes{node=\"0\"} 1099511627776",
-            "egmem_chunks_made_total{node=\"1\"} 3",
-            "# TYPE egmem_pinned_bytes gauge",
-        ] {
-            assert!(text.lines().any(|found| found == line), "{line}\n{text}");
-        }
-        assert!(text.ends_with("# EOF\n"));
-        for line in text.lines().filter(|line| !line.starts_with('#')) {
-            let (name, value) = line.rsplit_once(' ').unwrap();
-            assert!(name.starts_with("egmem_"), "{line}");
-            value.parse::<u64>().unwrap();
-        }
+    fn metrics_are_comments_and_samples() {
+        let mut text = Text::default();
+        text.metric(GAUGE, "ready", "Whether it is ready", 1);
+        text.metric(COUNTER, "fetches", "Leases granted", u64::MAX);
+        let samples = [("quota\"\n\\", 2), ("limit", 3)];
+        text.family(COUNTER, ("refusals", "By reason"), "reason", samples);
+        text.family(
+            GAUGE,
+            ("none", "None"),
+            "node",
+            [0; 0].map(|node| (node, 0)),
+        );
+        let expected = r#"# HELP egmem_ready Whether it is ready.
+# TYPE egmem_ready gauge
+egmem_ready 1
+# HELP egmem_fetches Leases granted.
+# TYPE egmem_fetches counter
+egmem_fetches_total 18446744073709551615
+# HELP egmem_refusals By reason.
+# TYPE egmem_refusals counter
+egmem_refusals_total{reason="quota\"\n\\"} 2
+egmem_refusals_total{reason="limit"} 3
+"#;
+        assert_eq!(text.0, expected);
     }
 }

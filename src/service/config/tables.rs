@@ -9,7 +9,7 @@ use super::defaults;
 use crate::Result;
 use crate::driver::{Access, NodeId};
 use crate::exchange::{Address, Limits, Namespaces, Who};
-use crate::units::{bytes, duration, maybe_bytes};
+use crate::units::{bytes, maybe_bytes};
 use crate::{Backing, Reuse, Scrubber};
 
 /// A service's configuration.
@@ -109,7 +109,7 @@ pub struct CreateConfig {
     pub peer_names: u64,
     /// How long deleted memory counts that a silent holder may still have mapped: from 1 ms to 8784 h (366
     /// days), 24 h by default.
-    #[serde(with = "duration", default = "defaults::forgive_after")]
+    #[serde(with = "humantime_serde", default = "defaults::forgive_after")]
     pub forgive_after: Duration,
     /// The names that peers may create. A peer without an entry here may create names only under its own
     /// name, such as `uid:1000/`.
@@ -200,10 +200,10 @@ pub struct NodeConfig {
     pub backing: Backing,
     /// How long the reserve stops filling after memory was handed out, so that the driver is free for the
     /// client that imports it.
-    #[serde(with = "duration")]
+    #[serde(with = "humantime_serde")]
     pub quiet: Duration,
     /// When to retry after a reserve could not be filled.
-    #[serde(with = "duration")]
+    #[serde(with = "humantime_serde")]
     pub retry: Duration,
 }
 
@@ -227,10 +227,10 @@ pub struct ReuseConfig {
 #[serde(default, deny_unknown_fields)]
 pub struct LeaseConfig {
     /// How often clients send a heartbeat.
-    #[serde(with = "duration")]
+    #[serde(with = "humantime_serde")]
     pub heartbeat: Duration,
     /// How long a client may be silent before its leases end: at least twice the heartbeat.
-    #[serde(with = "duration")]
+    #[serde(with = "humantime_serde")]
     pub expiry: Duration,
 }
 
@@ -259,7 +259,7 @@ pub struct AuditConfig {
 #[serde(default, deny_unknown_fields)]
 pub struct DrainConfig {
     /// How long holders may take to release their memory.
-    #[serde(with = "duration")]
+    #[serde(with = "humantime_serde")]
     pub deadline: Duration,
 }
 
@@ -275,7 +275,7 @@ pub struct DirectoryConfig {
     /// The address at which other nodes reach this service.
     pub advertise: Address,
     /// How long this service may be silent before etcd forgets it, in whole seconds.
-    #[serde(with = "duration", default = "defaults::directory_lease")]
+    #[serde(with = "humantime_serde", default = "defaults::directory_lease")]
     pub lease: Duration,
     /// The authority that signs etcd's certificate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
