@@ -19,10 +19,6 @@ fn never(id: u64) -> String {
     format!("{NEVER}{id:0>240}")
 }
 
-pub fn secret(len: usize) -> Secret {
-    Secret::new(&vec![9; len]).unwrap()
-}
-
 pub fn create(name: String, peer: &str) -> Ask {
     Ask::Create(Create {
         name,
