@@ -54,7 +54,7 @@ macro_rules! refusals {
 }
 
 refusals! {
-    /// There is no such name, lease or group.
+    /// There is no such name or lease.
     NotFound = "not_found", "it does not exist", "check the name with `egmem ls`, or wait for it";
     /// The peer's identity is not on the list.
     Forbidden = "forbidden", "this peer has no right to it",
