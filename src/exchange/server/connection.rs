@@ -62,7 +62,7 @@ pub(super) async fn serve(inner: &Arc<ServerCore>, mut connection: Connection, l
             let writer = &mut connection.writer;
             let telling = async {
                 let ended = link.session.is_dismissed();
-                if ended || answer_done(inner, writer, &mut jobs).await.is_ok() {
+                if ended || answer_done(inner, writer, link, &mut jobs).await.is_ok() {
                     while let Ok(true) = notify(inner, writer, link, || false).await {}
                 }
             };
@@ -135,7 +135,7 @@ async fn converse(
                 if let Ok((id, outcome, _charge)) = done
                     && !session.is_dismissed()
                 {
-                    answer(inner, writer, id, outcome).await?;
+                    answer(inner, writer, link, id, outcome).await?;
                 }
             }
             frame = reader.read(limit) => {
@@ -250,7 +250,7 @@ async fn request(
         Err(no) => Err(no),
     };
     audit_refusal(inner, link, subject, &outcome);
-    Ok(answer(inner, writer, id, outcome).await?)
+    Ok(answer(inner, writer, link, id, outcome).await?)
 }
 
 /// Writes an audit event if a request was refused.
@@ -281,10 +281,15 @@ fn audit_refusal(
 }
 
 /// Sends the answers that are ready.
-async fn answer_done(inner: &ServerCore, writer: &mut FrameWriter, jobs: &mut Jobs) -> Result<()> {
+async fn answer_done(
+    inner: &ServerCore,
+    writer: &mut FrameWriter,
+    link: &Link,
+    jobs: &mut Jobs,
+) -> Result<()> {
     while let Some(done) = jobs.try_join_next() {
         if let Ok((id, outcome, _charge)) = done {
-            answer(inner, writer, id, outcome).await?;
+            answer(inner, writer, link, id, outcome).await?;
         }
     }
     Ok(())
@@ -294,6 +299,7 @@ async fn answer_done(inner: &ServerCore, writer: &mut FrameWriter, jobs: &mut Jo
 async fn answer(
     inner: &ServerCore,
     writer: &mut FrameWriter,
+    link: &Link,
     id: u64,
     outcome: Outcome,
 ) -> Result<()> {
@@ -305,10 +311,14 @@ async fn answer(
     if let Answer::Refused(refused) = &answer {
         inner.counters.refused(&Refusal::from_word(&refused.reason));
     }
-    let names = matches!(answer, Answer::Names(_));
+    let (names, grant) = (matches!(answer, Answer::Names(_)), matches!(answer, Answer::Granted(_)));
     let bytes = reply(id, answer);
     let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
-    match writer.write(&bytes, &fds).await {
+    let written = writer.write(&bytes, &fds).await;
+    if grant {
+        link.session.granted(link.id);
+    }
+    match written {
         // Nothing else depends on names that were not listed.
         Err(Error::LimitReached { what, limit }) if names => {
             drop(bytes);

@@ -32,6 +32,8 @@ struct Outbox {
     /// The user at the other end of a Unix socket.
     user: Option<u32>,
     notices: VecDeque<Event>,
+    /// Grants that this connection has not sent yet. Notices wait for them: they may be about these leases.
+    unsent: usize,
     limit: usize,
     overflown: bool,
     /// Set when the session has ended, with the reason.
@@ -120,6 +122,7 @@ impl ServerSession {
                 connection,
                 user,
                 notices: VecDeque::new(),
+                unsent: 0,
                 limit,
                 overflown: false,
                 dismissed: None,
@@ -148,6 +151,7 @@ impl ServerSession {
         let mut outbox = self.outbox();
         outbox.connection = connection;
         outbox.user = user;
+        outbox.unsent = 0;
         outbox.overflown = false;
         outbox.clear(afresh);
         drop(outbox);
@@ -181,6 +185,21 @@ impl ServerSession {
     /// Returns whether that connection has the session.
     pub fn is_of(&self, connection: u64) -> bool {
         self.outbox().connection == connection
+    }
+
+    /// Keeps notices back until [`granted`](Self::granted): its connection is about to send a grant.
+    pub fn grants(&self) {
+        self.outbox().unsent += 1;
+    }
+
+    /// Ends that, when `connection` has sent the grant.
+    pub fn granted(&self, connection: u64) {
+        let mut outbox = self.outbox();
+        if outbox.connection == connection {
+            outbox.unsent = outbox.unsent.saturating_sub(1);
+        }
+        drop(outbox);
+        self.wake.notify_one();
     }
 
     /// Queues a notice for the peer.
@@ -221,6 +240,9 @@ impl ServerSession {
         }
         if outbox.overflown {
             return Next::Overflown;
+        }
+        if outbox.unsent > 0 {
+            return Next::Nothing;
         }
         if let Some(notice) = outbox.notices.pop_front() {
             outbox.shrink(account::event(&notice));
@@ -340,6 +362,23 @@ mod tests {
         assert!(session.outbox().bytes > 0);
         while session.next(11) != Next::Nothing {}
         assert_eq!(session.outbox().bytes, 0);
+    }
+
+    #[test]
+    fn notices_wait_for_grants() {
+        let session = session(9);
+        session.grants();
+        session.grants();
+        session.tell(closing(1));
+        session.granted(10);
+        assert_eq!(session.next(10), Next::Nothing, "the other was not sent");
+        session.granted(10);
+        assert_eq!(session.next(10), Next::Notice(closing(1)));
+        session.grants();
+        session.tell(closing(2));
+        session.take_over(11, None, false);
+        session.granted(10);
+        assert_eq!(session.next(11), Next::Notice(closing(2)));
     }
 
     #[tokio::test]

@@ -300,6 +300,8 @@ impl ServerState {
             registered.places.give_back(place);
         }
         let lease = granted?;
+        // Before a recall can be told, which takes this lock.
+        session.grants();
         let charge = Some(Arc::new(charge));
         self.leases.change(lease, |lease| lease.charge = charge);
         Ok((lease, place))

@@ -105,3 +105,30 @@ async fn a_dismissed_or_recalled_holder_is_gone_when_its_process_has_ended() {
     drop((raw, names));
     close(server, &driver).await;
 }
+
+/// A notice about a lease comes after its grant, though the memory is recalled before the grant is sent.
+#[tokio::test]
+async fn a_recall_does_not_overtake_its_grant() {
+    let driver = driver();
+    let server = loopback().start().await.unwrap();
+    let published = server.publish("a", memory(&driver)).now().unwrap();
+    let mut raw = Raw::open(&server).await;
+    let (inner, id) = published.parts();
+    let session = inner.state().sessions.iter().next().unwrap().clone();
+    let lease = {
+        let mut state = inner.state();
+        let publication = state.publications[&id].publication.clone();
+        let now = std::time::Instant::now();
+        let granted = state.grant(&session, &publication, false, now);
+        let (lease, _) = granted.unwrap();
+        state.withdraw(id, LONG);
+        lease
+    };
+    assert!(raw.is_answered().await);
+    assert!(raw.notices.is_empty(), "{:?}", raw.notices);
+    session.granted(id + 1);
+    assert!(matches!(raw.notice().await, Event::Withdrawing(recall) if recall.lease == lease));
+    raw.release(lease).await;
+    drop((published, raw));
+    close(server, &driver).await;
+}
