@@ -311,7 +311,10 @@ async fn answer(
     if let Answer::Refused(refused) = &answer {
         inner.counters.refused(&Refusal::from_word(&refused.reason));
     }
-    let (names, grant) = (matches!(answer, Answer::Names(_)), matches!(answer, Answer::Granted(_)));
+    let (names, grant) = (
+        matches!(answer, Answer::Names(_)),
+        matches!(answer, Answer::Granted(_)),
+    );
     let bytes = reply(id, answer);
     let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
     let written = writer.write(&bytes, &fds).await;

@@ -80,6 +80,7 @@ impl ServerCore {
             state.audit_lease("revoked", &lapsed);
             self.lapsed(state, &lapsed);
         }
+        state.thin_out();
     }
 }
 

@@ -176,6 +176,7 @@ impl ServerCore {
                 self.lapsed(&mut state, lease);
             }
         }
+        state.thin_out();
         drop(state);
         for session in ended {
             self.session_ended(session.session, &session.peer);
@@ -197,18 +198,6 @@ impl ServerCore {
         self.counters.count(|counters| &counters.expired);
     }
 
-    /// Limits the remembered expired leases of a publication: those of processes that have ended go first,
-    /// because they need no confirmation.
-    pub(super) async fn thin_out(&self) {
-        let crowd = {
-            let state = self.state();
-            match state.leases.is_crowded() {
-                true => state.leases.crowd(),
-                false => return,
-            }
-        };
-        let ended = process::ended(crowd).await;
-        self.state().leases.thin_out(&ended);
     }
 
     /// Waits for the ends of processes that are followed since the last call.

@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::deadlines::Deadlines;
-use super::machines::{Machine, Machines};
 use super::outcome::No;
 use super::process::{Known, Process};
 use crate::account::{Accounts, shrink};
@@ -34,8 +33,6 @@ pub(super) struct Leases {
     followed: HashMap<Process, Followed>,
     /// Followed processes that no task waits for yet.
     unwatched: HashSet<Process>,
-    /// The machine of each peer's sessions.
-    machines: Machines,
     /// Publications with more expired leases than are to be remembered.
     crowded: BTreeSet<u64>,
     /// When sessions without a connection end.
@@ -57,7 +54,6 @@ impl Leases {
             counts,
             followed: HashMap::new(),
             unwatched: HashSet::new(),
-            machines: Machines::default(),
             crowded: BTreeSet::new(),
             deadlines: Deadlines::default(),
             numbers: Numbers::default(),
@@ -69,17 +65,10 @@ impl Leases {
         *self = Self::counted_by(Arc::clone(&self.counts));
     }
 
-    /// Adds a session that has a connection, and its machine.
-    pub fn open(&mut self, session: u64, peer: PeerName, machine: Option<Machine>) {
-        if let Some(machine) = machine {
-            self.machines.add(&peer, machine);
-        }
+    /// Adds a session that has a connection.
+    pub fn open(&mut self, session: u64, peer: PeerName) {
         let leases = BTreeSet::new();
-        let new = SessionRecord {
-            peer,
-            machine,
-            leases,
-        };
+        let new = SessionRecord { peer, leases };
         self.sessions.insert(session, new);
     }
 
@@ -138,7 +127,6 @@ impl Leases {
             holder,
             probe,
             process: None,
-            machine: entry.machine,
             counted: Some(Arc::new(counted)),
             charge: None,
         };
@@ -258,9 +246,6 @@ impl Leases {
         let entry = self.sessions.remove(&session)?;
         shrink(&mut self.sessions);
         self.deadlines.remove(session);
-        if let Some(machine) = entry.machine {
-            self.machines.take(&entry.peer, machine);
-        }
         let leases = entry.leases.into_iter();
         Some(EndedSession {
             session,
@@ -315,7 +300,28 @@ impl Leases {
         };
         let mut list = in_order(&holders.live);
         list.extend(in_order(&holders.expired));
-        (list, holders.more + holders.ended)
+        (list, holders.more)
+    }
+
+    /// Returns whether a publication has holders, or may have them.
+    pub fn is_held(&self, publication: u64) -> bool {
+        self.publications.contains_key(&publication)
+    }
+
+    /// Forgets the oldest of too many expired leases, which are then only counted. Returns them.
+    pub fn thin_out(&mut self) -> Vec<LeaseRecord> {
+        let mut forgotten = Vec::new();
+        for publication in std::mem::take(&mut self.crowded) {
+            let Some(holders) = self.publications.get_mut(&publication) else {
+                continue;
+            };
+            let mut oldest: Vec<u64> = holders.expired.iter().copied().collect();
+            oldest.sort_by_cached_key(|lease| self.leases.get(lease).map(|l| l.holder.since));
+            oldest.truncate(oldest.len().saturating_sub(MAX_EXPIRED));
+            holders.more += oldest.len();
+            forgotten.extend(oldest.into_iter().filter_map(|lease| self.remove(lease)));
+        }
+        forgotten
     }
 
     /// Returns the number of live leases of a publication.
@@ -357,7 +363,6 @@ impl Leases {
     }
 }
 
-mod expired;
 mod followed;
 mod holder;
 mod record;

@@ -19,7 +19,6 @@ mod janitor;
 mod leases;
 mod link;
 mod listing;
-mod machines;
 mod options;
 mod outcome;
 mod probe;

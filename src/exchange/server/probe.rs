@@ -43,7 +43,7 @@ impl Places {
         Some(self.first + index * WORD)
     }
 
-    /// Returns a place. Not for that of a holder that may still write there.
+    /// Returns a place.
     pub fn give_back(&mut self, place: u64) {
         self.returned.insert((place - self.first) / WORD);
     }

@@ -1,7 +1,6 @@
 //! Tracks whether a process of this machine still runs. While it has a connection, `/proc` tells, so no fd is
 //! kept for it; afterwards a pidfd reports its end at once. Beyond the limit on pidfds, `/proc` is polled.
 
-use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -170,21 +169,6 @@ impl Process {
         let corpse = matches!(now.state, 'Z' | 'X') && now.threads <= 1;
         corpse || now.started != self.started
     }
-}
-
-/// Returns the processes that have ended. Asks the kernel in a thread of its own, because many processes take
-/// a while.
-pub(super) async fn ended(mut processes: HashSet<Process>) -> HashSet<Process> {
-    if processes.is_empty() {
-        return processes;
-    }
-    let look = move || {
-        processes.retain(Process::has_ended);
-        processes
-    };
-    let looked = tokio::task::spawn_blocking(look).await;
-    // Without an answer all count as running.
-    looked.unwrap_or_default()
 }
 
 /// Returns the path for its first thread, which stands for the process: for `/proc/PID/stat` QEMU's user mode

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use super::audit::audit;
 use super::link::Link;
-use super::machines::Machine;
 use super::outcome::No;
 use super::process::Known;
 use super::session::ServerSession;
@@ -73,9 +72,8 @@ impl ServerCore {
                 session
             }
             _ => {
-                let (ip, boot) = (connection.ip, hello.boot);
                 let at = (id, connection.user);
-                self.new_session(&mut state, at, (peer, Machine { ip, boot }), account)?
+                self.new_session(&mut state, at, peer, account)?
             }
         };
         drop(state);
@@ -138,7 +136,7 @@ impl ServerCore {
         &self,
         state: &mut ServerState,
         at: (u64, Option<u32>),
-        (peer, machine): (&PeerName, Machine),
+        peer: &PeerName,
         account: &Arc<Account>,
     ) -> Result<Arc<ServerSession>, No> {
         if state.closing {
@@ -154,7 +152,7 @@ impl ServerCore {
         let account = (Arc::clone(account), charge);
         let session = ServerSession::new(number, peer.clone(), token, at, notices, account);
         let session = Arc::new(session);
-        state.leases.open(number, peer.clone(), Some(machine));
+        state.leases.open(number, peer.clone());
         state.sessions.insert(Arc::clone(&session), counted);
         Ok(session)
     }

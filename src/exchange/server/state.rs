@@ -321,6 +321,19 @@ impl ServerState {
         }
     }
 
+    /// Forgets the oldest of too many expired leases. Their places for probes are used again: a late write there fails
+    /// another probe at worst.
+    pub fn thin_out(&mut self) {
+        for lease in self.leases.thin_out() {
+            self.recalls.remove(lease.holder.lease);
+            if let (Some(place), Some(registered)) =
+                (lease.probe, self.publications.get_mut(&lease.publication))
+            {
+                registered.places.give_back(place);
+            }
+        }
+    }
+
     /// Subscribes the session, on its present connection, to names with this prefix.
     pub fn watch(&mut self, session: &Arc<ServerSession>, prefix: &str) -> Result<(), No> {
         let watcher = match self.watchers.entry(session.id) {

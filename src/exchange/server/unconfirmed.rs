@@ -1,16 +1,13 @@
 //! Memory that is no longer published, and that a peer may still have mapped.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::Notify;
 
 use super::ServerCore;
 use super::publish::Published;
 use super::state::Unconfirmed;
-
-/// How often to check whether the holders' machines have restarted.
-const LOOK: Duration = Duration::from_secs(1);
+use crate::PeerName;
 
 /// Memory whose name is gone while holders are left. Dropping it stops the tracking of these holders.
 ///
@@ -46,8 +43,8 @@ impl Published {
 }
 
 impl UnconfirmedRelease {
-    /// Waits until every holder has said that it released the memory, or its process has ended, or its
-    /// machine has restarted. Returns `false` if the server has ended before.
+    /// Waits until every holder has said that it released the memory, or its process on this machine has ended.
+    /// Returns `false` if the server has ended before.
     ///
     /// # Cancel safety
     /// It may be dropped and called again.
@@ -57,17 +54,20 @@ impl UnconfirmedRelease {
                 biased;
                 () = self.inner.ended.cancelled() => return false,
                 () = self.changed.notified() => {}
-                () = tokio::time::sleep(LOOK) => {}
             }
         }
         // A server that has ended knows of no holders.
         !self.inner.ended.is_cancelled()
     }
 
+    /// Returns the peers of the holders that are remembered: live ones first, then in the order of their grants.
+    pub fn peers(&self) -> Vec<PeerName> {
+        let (holders, _) = self.inner.state().leases.holders(self.publication);
+        holders.into_iter().map(|holder| holder.peer).collect()
+    }
+
     fn is_resolved(&self) -> bool {
-        let mut state = self.inner.state();
-        state.leases.dismiss_restarted(self.publication);
-        !state.leases.is_held(self.publication)
+        !self.inner.state().leases.is_held(self.publication)
     }
 }
 

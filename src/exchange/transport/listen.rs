@@ -11,7 +11,7 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
-use super::{Connection, Security, ip, net};
+use super::{Connection, Security, net};
 use crate::per_driver::lock;
 use crate::share::Peers;
 use crate::share::socket::{self, SocketFile};
@@ -225,7 +225,7 @@ impl Incoming {
         let Security::Tls(tls) = &security else {
             return Ok(Connection::tcp(stream, &remote, &limits));
         };
-        let (basis, ip) = (tls.basis(), ip(&stream));
+        let basis = tls.basis();
         let acceptor = TlsAcceptor::from(tls.server()?);
         let stream = match acceptor.accept(stream).into_fallible().await {
             Ok(stream) => stream,
@@ -234,13 +234,7 @@ impl Incoming {
                 return Err(tls::explain(&remote, "TLS handshake", &error));
             }
         };
-        Connection::tls(
-            stream.into(),
-            ip,
-            (tls::End::Client, basis),
-            &remote,
-            &limits,
-        )
+        Connection::tls(stream.into(), (tls::End::Client, basis), &remote, &limits)
     }
 }
 

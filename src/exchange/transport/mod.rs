@@ -20,7 +20,6 @@ pub use net::bind;
 pub(crate) use net::check_literal;
 
 use std::io;
-use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -64,8 +63,6 @@ pub(crate) struct Connection {
     pub pid: Option<u32>,
     /// The same as a pidfd, until the process has been looked up.
     pub process: Option<OwnedFd>,
-    /// Over TCP, the address of the other end.
-    pub ip: Option<IpAddr>,
     /// Over TLS, the certificates that the peer was verified with.
     pub credential: Option<Credential>,
     /// The peer's name and address, for errors.
@@ -92,7 +89,6 @@ impl Connection {
             user: None,
             pid: None,
             process: None,
-            ip: None,
             credential: None,
             reader: FrameReader::new(reading, label.clone(), limits),
             writer: FrameWriter::new(writing, label.clone(), limits),
@@ -122,22 +118,17 @@ impl Connection {
 
     /// Creates a connection over plain TCP.
     fn tcp(stream: TcpStream, remote: &str, limits: &Limits) -> Self {
-        let ip = ip(&stream);
         let (reading, writing) = stream.into_split();
         let halves = (
             Reading::Bytes(Box::new(reading)),
             Writing::Bytes(Box::new(writing)),
         );
-        Self {
-            ip,
-            ..Self::new(halves, PeerName::Local, remote, limits)
-        }
+        Self::new(halves, PeerName::Local, remote, limits)
     }
 
-    /// Creates a connection over TLS with the address `ip`, if the peer at that end has proved its name.
+    /// Creates a connection over TLS, if the peer at that end has proved its name.
     fn tls(
         stream: TlsStream<TcpStream>,
-        ip: Option<IpAddr>,
         (end, basis): (End, Basis),
         remote: &str,
         limits: &Limits,
@@ -150,16 +141,10 @@ impl Connection {
             Writing::Bytes(Box::new(writing)),
         );
         Ok(Self {
-            ip,
             credential: Some(credential),
             ..Self::new(halves, peer, remote, limits)
         })
     }
-}
-
-/// Returns the address of the other end. A connection that has been reset has none.
-fn ip(stream: &TcpStream) -> Option<IpAddr> {
-    stream.peer_addr().ok().map(|from| from.ip().to_canonical())
 }
 
 /// Why a connection was not established.
@@ -252,7 +237,6 @@ async fn connect_now(
     let Some((basis, config, name)) = tls else {
         return Ok(Connection::tcp(stream, &remote, limits));
     };
-    let ip = ip(&stream);
     let stream = TlsConnector::from(config)
         .connect(name, stream)
         .await
@@ -265,5 +249,5 @@ async fn connect_now(
             _ => tls::explain(&remote, "TLS handshake", &error),
         })?;
     let basis = (End::Server, basis);
-    Ok(Connection::tls(stream.into(), ip, basis, &remote, limits)?)
+    Ok(Connection::tls(stream.into(), basis, &remote, limits)?)
 }

@@ -1,5 +1,6 @@
 //! Connections over each transport, and misbehaving peers.
 
+use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::sync::Mutex;
 use std::time::Duration;

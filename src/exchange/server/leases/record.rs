@@ -6,7 +6,6 @@ use std::sync::Arc;
 use super::holder::Holder;
 use crate::PeerName;
 use crate::account::Charge;
-use crate::server::machines::Machine;
 use crate::server::process::Process;
 
 /// A lease.
@@ -20,8 +19,6 @@ pub(in crate::server) struct LeaseRecord {
     pub probe: Option<u64>,
     /// The process that got the fds, if the kernel reports it.
     pub process: Option<Process>,
-    /// The machine that the session began on.
-    pub machine: Option<Machine>,
     /// The charge against the limit on the peer's leases, while it is live.
     pub counted: Option<Arc<Charge>>,
     /// The charge for its bytes, until the lease is forgotten.
@@ -39,7 +36,6 @@ pub(in crate::server) struct EndedSession {
 #[derive(Debug)]
 pub(super) struct SessionRecord {
     pub(super) peer: PeerName,
-    pub(super) machine: Option<Machine>,
     pub(super) leases: BTreeSet<u64>,
 }
 
@@ -49,12 +45,10 @@ pub(super) struct Holders {
     pub(super) expired: BTreeSet<u64>,
     /// Expired leases that are only counted.
     pub(super) more: usize,
-    /// Expired leases that are only counted, and whose processes have ended.
-    pub(super) ended: usize,
 }
 
 impl Holders {
     pub(super) fn is_empty(&self) -> bool {
-        self.live.is_empty() && self.expired.is_empty() && self.more + self.ended == 0
+        self.live.is_empty() && self.expired.is_empty() && self.more == 0
     }
 }

@@ -14,7 +14,7 @@ fn peer(n: u32) -> PeerName {
 fn a_lease_lives_while_its_session_does() {
     let now = Instant::now();
     let mut leases = Leases::new(usize::MAX);
-    leases.open(1, peer(1), None);
+    leases.open(1, peer(1));
     let lease = leases.grant(1, 7, Some(64), now).unwrap();
     assert_eq!(leases.get(1, lease).unwrap().probe, Some(64));
     assert!(leases.get(2, lease).is_none());
@@ -29,7 +29,7 @@ fn a_lease_lives_while_its_session_does() {
 fn a_silent_holders_release_is_unconfirmed_until_it_speaks() {
     let now = Instant::now();
     let mut leases = Leases::new(usize::MAX);
-    leases.open(1, peer(1), None);
+    leases.open(1, peer(1));
     let lease = leases.grant(1, 7, None, now).unwrap();
     leases.detach(1, now + LIFE);
     assert_eq!(leases.deadline(), Some(now + LIFE));
@@ -40,7 +40,7 @@ fn a_silent_holders_release_is_unconfirmed_until_it_speaks() {
     assert!(!leases.attach(1), "the session is no more");
     assert!(leases.get(1, lease).is_none());
     // Another peer cannot release it; the first can, from a new session.
-    leases.open(2, peer(1), None);
+    leases.open(2, peer(1));
     assert!(leases.release(3, &peer(2), lease).is_none());
     assert!(leases.release(2, &peer(1), lease).is_some());
     assert!(leases.holders(7).0.is_empty());
@@ -51,7 +51,7 @@ fn an_expired_lease_is_forgotten_with_its_process_and_a_live_one_is_not() {
     let now = Instant::now();
     let mut leases = Leases::new(usize::MAX);
     let process = Process::of(std::process::id()).unwrap();
-    leases.open(1, peer(1), None);
+    leases.open(1, peer(1));
     let [known, unknown] = [(); 2].map(|()| leases.grant(1, 7, None, now).unwrap());
     leases.set_process(known, process);
     assert!(leases.ended(process).is_empty(), "it is not followed");
@@ -68,11 +68,11 @@ fn an_expired_lease_is_forgotten_with_its_process_and_a_live_one_is_not() {
 fn nobody_knows_whether_a_later_local_session_is_the_silent_holder() {
     let now = Instant::now();
     let mut leases = Leases::new(usize::MAX);
-    leases.open(1, PeerName::Local, None);
+    leases.open(1, PeerName::Local);
     let lease = leases.grant(1, 7, None, now).unwrap();
     leases.detach(1, now);
     leases.expire(now);
-    leases.open(2, PeerName::Local, None);
+    leases.open(2, PeerName::Local);
     assert!(leases.release(2, &PeerName::Local, lease).is_none());
     assert_eq!(leases.holders(7).0[0].state, HolderState::Expired);
     // A live lease is released by its own session.
@@ -84,8 +84,8 @@ fn nobody_knows_whether_a_later_local_session_is_the_silent_holder() {
 fn only_its_session_releases_a_live_lease() {
     let now = Instant::now();
     let mut leases = Leases::new(usize::MAX);
-    leases.open(1, peer(1), None);
-    leases.open(2, peer(1), None);
+    leases.open(1, peer(1));
+    leases.open(2, peer(1));
     let lease = leases.grant(1, 7, None, now).unwrap();
     assert!(leases.release(2, &peer(1), lease).is_none());
     assert!(leases.release(1, &peer(1), lease).is_some());
@@ -96,7 +96,7 @@ fn only_its_session_releases_a_live_lease() {
 fn a_session_that_holds_nothing_ends_with_its_connection() {
     let now = Instant::now();
     let mut leases = Leases::new(usize::MAX);
-    leases.open(1, peer(1), None);
+    leases.open(1, peer(1));
     assert!(leases.detach(1, now + LIFE));
     assert_eq!(leases.sessions(), 0);
 }
@@ -105,9 +105,9 @@ fn a_session_that_holds_nothing_ends_with_its_connection() {
 fn limits_are_each_peers_own() {
     let now = Instant::now();
     let mut leases = Leases::new(2);
-    leases.open(1, peer(1), None);
-    leases.open(2, peer(1), None);
-    leases.open(3, peer(2), None);
+    leases.open(1, peer(1));
+    leases.open(2, peer(1));
+    leases.open(3, peer(2));
     let first = leases.grant(1, 7, None, now).unwrap();
     leases.grant(2, 7, None, now).unwrap();
     assert_eq!(leases.grant(1, 7, None, now).unwrap_err().0, Refusal::Limit);
@@ -115,7 +115,7 @@ fn limits_are_each_peers_own() {
     leases.release(1, &peer(1), first).unwrap();
     leases.grant(1, 7, None, now).unwrap();
     leases.clear();
-    leases.open(1, peer(1), None);
+    leases.open(1, peer(1));
     assert_eq!(leases.live(), 0);
     for limited in [false, false, true] {
         assert_eq!(leases.grant(1, 7, None, now).is_err(), limited);
@@ -130,7 +130,7 @@ fn limits_are_each_peers_own() {
 fn a_grant_that_never_arrived_ends_when_the_session_resumes() {
     let now = Instant::now();
     let mut leases = Leases::new(usize::MAX);
-    leases.open(1, peer(1), None);
+    leases.open(1, peer(1));
     let had = leases.grant(1, 7, None, now).unwrap();
     let lost = leases.grant(1, 7, None, now).unwrap();
     let (dropped, unknown) = leases.keep_only(1, &[had, u64::MAX]);
@@ -144,7 +144,7 @@ fn a_publication_ends_with_all_its_leases() {
     let now = Instant::now();
     let mut leases = Leases::new(usize::MAX);
     for session in 1..=3 {
-        leases.open(session, peer(session as u32), None);
+        leases.open(session, peer(session as u32));
         leases.grant(session, 7, None, now).unwrap();
     }
     leases.detach(3, now);
@@ -162,48 +162,24 @@ fn not_every_expired_holder_is_remembered_but_all_are_counted() {
     let now = Instant::now();
     let mut leases = Leases::new(usize::MAX);
     let since = |session| now + Duration::from_secs(session);
+    let mut forgotten = Vec::new();
     for session in 0..MAX_EXPIRED as u64 + 5 {
-        leases.open(session, peer(1), None);
+        leases.open(session, peer(1));
         let now = since(session);
         leases.grant(session, 7, None, now).unwrap();
         leases.detach(session, now);
         leases.expire(now);
-        leases.thin_out(&leases.crowd());
+        forgotten.extend(leases.thin_out());
     }
+    assert_eq!(forgotten.len(), 5);
     let (list, more) = leases.holders(7);
     assert_eq!((list.len(), more), (MAX_EXPIRED, 5));
     assert_eq!(list[0].since, since(5), "the oldest are forgotten");
     assert_eq!(leases.leases.len(), MAX_EXPIRED);
-}
-
-#[test]
-fn of_too_many_expired_holders_those_go_first_whose_processes_have_ended() {
-    let now = Instant::now();
-    let mut leases = Leases::new(usize::MAX);
-    let all: Vec<_> = (0..=MAX_EXPIRED as u32).map(Process::without).collect();
-    for (session, process) in all.iter().enumerate() {
-        let session = session as u64;
-        leases.open(session, peer(1), None);
-        let lease = leases.grant(session, 7, None, now).unwrap();
-        leases.set_process(lease, *process);
-        assert!(!leases.is_crowded());
-        leases.end(session);
+    for lease in list {
+        leases.release(u64::MAX, &peer(1), lease.lease).unwrap();
     }
-    assert!(leases.is_crowded());
-    let mut crowd = leases.crowd();
-    assert_eq!(crowd.len(), all.len());
-    // One of them runs.
-    crowd.remove(&all[9]);
-    leases.thin_out(&crowd);
-    assert!(!leases.is_crowded());
-    let (list, more) = leases.holders(7);
-    assert_eq!((list.len(), more), (1, MAX_EXPIRED), "they did not say it");
-    assert_eq!(leases.silent(7), [(list[0].lease, all[9])]);
-    assert!(leases.is_held(7));
-    leases.release(9, &peer(1), list[0].lease).unwrap();
-    assert!(!leases.is_held(7), "nobody has it mapped");
-    leases.forget(7);
-    assert!(leases.publications.is_empty() && leases.leases.is_empty());
+    assert!(leases.is_held(7), "five may have it mapped");
 }
 
 #[test]
@@ -213,7 +189,7 @@ fn a_process_is_waited_for_only_while_a_lease_of_it_is_followed() {
     let now = Instant::now();
     let mut leases = Leases::new(usize::MAX);
     let process = Process::without(1);
-    leases.open(1, peer(1), None);
+    leases.open(1, peer(1));
     let [one, two] = [(); 2].map(|()| {
         let lease = leases.grant(1, 7, None, now).unwrap();
         leases.set_process(lease, process);

@@ -116,44 +116,34 @@ async fn leases_end_with_their_processes_however_many_there_were() {
     close(server, &driver).await;
 }
 
-/// Only a machine that restarts has certainly unmapped everything.
+/// A place for a probe is used again when the server has forgotten its silent holder.
 #[tokio::test]
-async fn an_unconfirmed_release_ends_when_the_holders_machine_has_started_anew() {
+async fn places_of_forgotten_holders_are_given_back() {
     let driver = driver();
-    let authority = crate::certs::Authority::create("test", 1).unwrap();
-    let options = loopback().security(tls(&authority, "server.test"));
-    // No holder falls silent during the test.
-    let options = options.heartbeat(LONG).lease(LONG);
-    let server = options.start().await.unwrap();
+    let (_directory, _, server) = start_at_unix(Server::options().lease(LONG)).await;
     let published = server.publish("a", memory(&driver)).now().unwrap();
-    let address = server.addresses()[0].clone();
-    let boot = |n| Hello {
-        boot: BootId::from_bytes([n; 16]),
-        ..hello()
-    };
-    let [node, other] = ["node.test", "other.test"].map(|name| tls(&authority, name));
-    let mut raw = Raw::open_at(&address, &node, &boot(1)).await;
-    raw.fetch(fetch("a")).await.unwrap();
-    drop(raw);
-    until("it is noticed", || server.stats().connections == 0).await;
-    (server.handle.inner).expire(std::time::Instant::now() + 2 * LONG);
-    assert_eq!(server.stats().expired, 1);
-    let unconfirmed = published.leave();
-    drop(published);
-    let unresolved = async |why| {
-        let waited = tokio::time::timeout(Duration::ZERO, unconfirmed.resolved()).await;
-        waited.expect_err(why);
-    };
-    unresolved("nobody came").await;
-    let other = Raw::open_at(&address, &other, &boot(2)).await;
-    unresolved("somebody else came").await;
-    let before = Raw::open_at(&address, &node, &boot(1)).await;
-    let after = Raw::open_at(&address, &node, &boot(2)).await;
-    unresolved("the same machine is there still").await;
-    drop(before);
-    let resolved = tokio::time::timeout(LONG, unconfirmed.resolved()).await;
-    assert!(resolved.unwrap());
-    drop((unconfirmed, other, after));
+    let (inner, id) = published.parts();
+    let mut state = inner.state();
+    let publication = state.publications[&id].publication.clone();
+    let places = &mut state.publications.get_mut(&id).unwrap().places;
+    // As many are left as expired holders are remembered, and one more.
+    let taken: Vec<u64> = std::iter::from_fn(|| places.take()).collect();
+    (taken.iter().take(MAX_EXPIRED + 1)).for_each(|&place| places.give_back(place));
+    drop(state);
+    let raw = Raw::open(&server).await;
+    let session = inner.state().sessions.iter().next().unwrap().clone();
+    for _ in 0..2 * MAX_EXPIRED {
+        let now = std::time::Instant::now();
+        let mut state = inner.state();
+        let granted = state.grant(&session, &publication, true, now);
+        let (lease, place) = granted.unwrap();
+        assert!(place.is_some(), "no place is left");
+        let lapsed = state.leases.end_lease(lease).unwrap();
+        inner.lapsed(&mut state, &lapsed, now);
+        state.thin_out();
+    }
+    assert_eq!(published.importers().len(), MAX_EXPIRED);
+    drop((published, publication, raw));
     close(server, &driver).await;
 }
 

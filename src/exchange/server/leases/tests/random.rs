@@ -75,7 +75,7 @@ proptest! {
                     // The slot's previous session survives without a connection.
                     real[slot as usize] = next_session;
                     next_session += 1;
-                    table.open(real[slot as usize], peer(who), None);
+                    table.open(real[slot as usize], peer(who));
                     naive.sessions.push((real[slot as usize], who, None));
                 }
                 Step::Attach(slot) => {
