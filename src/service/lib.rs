@@ -51,6 +51,7 @@ mod service;
 mod start;
 mod state;
 mod teardown;
+mod turns;
 mod units;
 mod wanted;
 #[cfg(not(feature = "etcd"))]

@@ -2,7 +2,7 @@
 //! for any peer again.
 //!
 //! A [`Charge`] follows its memory: to a name, to a chunk that waits to be zeroed or is kept for the peer, to
-//! a release that a silent holder has not confirmed. The memory is released before its charge is dropped, so
+//! a release that a silent holder has not confirmed, which is charged to that holder. The memory is released before its charge is dropped, so
 //! a peer never has more pinned than it is charged with.
 
 use std::collections::HashMap;
@@ -183,6 +183,40 @@ impl<P: Clone + Eq + Hash> Ledger<P> {
             bytes,
             names: 1,
         })
+    }
+
+    /// Charges `peer` with what another one was charged with so far, even beyond its quota.
+    pub fn transfer(&self, charge: &mut Charge, peer: &P) {
+        let account = {
+            let mut inner = self.inner();
+            let known = inner.accounts.get(peer).and_then(Weak::upgrade);
+            let account = known.unwrap_or_default();
+            let weak = Arc::downgrade(&account);
+            inner.accounts.insert(peer.clone(), weak);
+            account
+        };
+        let mut amounts = account.amounts();
+        amounts.names = amounts.names.saturating_add(charge.names);
+        let bytes = amounts.of(charge.what);
+        *bytes = bytes.saturating_add(charge.bytes);
+        drop(amounts);
+        let (what, bytes, names) = (charge.what, charge.bytes, charge.names);
+        // Dropping the previous charge takes it from the other peer.
+        *charge = Charge {
+            account,
+            what,
+            bytes,
+            names,
+        };
+    }
+
+    /// Returns whether the unconfirmed releases of a peer use up its quota.
+    pub fn is_silent_beyond(&self, peer: &P) -> bool {
+        let inner = self.inner();
+        let quota = inner.quota.bytes;
+        let account = inner.accounts.get(peer).and_then(Weak::upgrade);
+        drop(inner);
+        account.is_some_and(|account| account.amounts().unconfirmed > quota)
     }
 
     /// Returns by how many bytes the charged peer is over its quota, and its charges.
@@ -375,6 +409,24 @@ mod tests {
         assert!(why.contains("2 names") && why.contains("3 MiB"), "{why}");
         drop(unconfirmed);
         ledger.charge(&"a", (4 << 20) - 1, 0).unwrap();
+    }
+
+    #[test]
+    fn a_charge_goes_to_another_peer_even_beyond_its_quota() {
+        let ledger = Ledger::new(Quota { bytes: 9, names: 1 });
+        let mut charge = ledger.charge(&"a", 9, 0).unwrap();
+        let _own = ledger.charge(&"b", 9, 0).unwrap();
+        charge.turn(Use::Unconfirmed);
+        ledger.transfer(&mut charge, &"b");
+        assert!(!ledger.is_silent_beyond(&"b") && !ledger.is_silent_beyond(&"a"));
+        let mut second = ledger.charge(&"a", 9, 0).unwrap();
+        second.turn(Use::Unconfirmed);
+        ledger.transfer(&mut second, &"b");
+        assert!(ledger.is_silent_beyond(&"b"));
+        assert_eq!((ledger.all().0.unconfirmed, ledger.all().0.names), (18, 3));
+        drop((charge, second));
+        assert!(!ledger.is_silent_beyond(&"b"));
+        assert_eq!(ledger.all().0.bytes(), 9);
     }
 
     #[test]

@@ -55,6 +55,14 @@ impl Allocate for Allocator {
         Ok(())
     }
 
+    fn may_fetch(&self, peer: &PeerName) -> Result<(), (Refusal, String)> {
+        if !self.0.ledger.is_silent_beyond(peer) {
+            return Ok(());
+        }
+        let why = "deleted memory that silent processes of this peer may still have mapped uses up its quota";
+        Err((Refusal::Quota, why.into()))
+    }
+
     fn create<'a>(&'a self, peer: &'a PeerName, ask: &'a Create) -> Allocation<'a> {
         let (state, peer, ask) = (Arc::clone(&self.0), peer.clone(), ask.clone());
         Box::pin(async move {
@@ -66,7 +74,12 @@ impl Allocate for Allocator {
                 let mut made = state.made.subscribe();
                 let (state, request) = (Arc::clone(&state), Arc::clone(&request));
                 let flag = abandoned.flag();
-                let attempt = move || state.create(&request.0, &request.1, &flag);
+                let turn = state.creations.turn(&request.0).await;
+                let attempt = move || {
+                    let attempt = state.create(&request.0, &request.1, &flag);
+                    drop(turn);
+                    attempt
+                };
                 let attempt = tokio::task::spawn_blocking(attempt).await;
                 match attempt
                     .unwrap_or_else(|_| Err((Refusal::Internal, "it has failed".into())))?

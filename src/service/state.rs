@@ -13,6 +13,7 @@ use super::config::{CreateConfig, forgive_after};
 use super::named::Named;
 use super::quota::{Ledger, Quota};
 use super::reserve::Reserve;
+use super::turns::Turns;
 use crate::Refusal;
 use crate::driver::NodeId;
 use crate::exchange::directory::{Registration, RegistrationState};
@@ -74,6 +75,8 @@ pub(super) struct ServiceState {
     pub table: Mutex<Table>,
     /// Each peer's charges.
     pub ledger: Ledger<PeerName>,
+    /// Which creations run.
+    pub creations: Turns,
     /// Changes when a creation has succeeded or failed.
     pub made: watch::Sender<()>,
     server: Mutex<Option<Server>>,
@@ -109,6 +112,7 @@ impl ServiceState {
             }),
             ledger: Ledger::new(quota_of(create.as_ref())),
             create: Mutex::new(create),
+            creations: Turns::default(),
             made: watch::channel(()).0,
             server: Mutex::default(),
             directory: Mutex::default(),

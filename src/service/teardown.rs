@@ -98,9 +98,16 @@ impl ServiceState {
         let unconfirmed = release.map(|release| {
             // It goes back to the driver, but counts until its holders have confirmed.
             let mut charge = charge.take();
-            charge
-                .iter_mut()
-                .for_each(|charge| charge.turn(Use::Unconfirmed));
+            if let Some(charge) = &mut charge {
+                charge.turn(Use::Unconfirmed);
+                // Its owner can do nothing about another peer's silence.
+                let peers = release.peers();
+                if let Some(silent) = peers.first()
+                    && !peers.iter().any(|peer| named.owner.as_ref() == Some(peer))
+                {
+                    self.ledger.transfer(charge, silent);
+                }
+            }
             (release, charge)
         });
         let mut stuck = None;

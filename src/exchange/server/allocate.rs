@@ -27,6 +27,15 @@ pub trait Allocate: Send + Sync {
         Namespaces::own().check(peer, name)
     }
 
+    /// Returns whether `peer` may fetch memory that another peer created. By default it may.
+    ///
+    /// # Errors
+    /// The refusal for the peer.
+    fn may_fetch(&self, peer: &PeerName) -> Result<(), (Refusal, String)> {
+        let _ = peer;
+        Ok(())
+    }
+
     /// Creates memory for `peer` and publishes it under the requested name, whose form has been checked, with
     /// `peer` as its [owner](crate::server::PublishOptions::owner): the owner is charged for the
     /// name. The name must exist when the future is done.

@@ -9,12 +9,11 @@ use super::link::Link;
 use super::outcome::{Content, No, Outcome, Step, invalid, not_found};
 use super::process::Known;
 use super::publication::Publication;
-use crate::PeerName;
-use crate::Refusal;
 use crate::driver::{Access, HandleType};
 use crate::ledger::Party;
 use crate::protocol::{Answer, Fds, Fetch, Granted, Handles, check_name};
 use crate::transport::HeldFd;
+use crate::{Owner, PeerName, Refusal};
 
 /// The most handle types that a client may ask for.
 const MAX_ACCEPT: usize = 16;
@@ -90,6 +89,11 @@ impl ServerCore {
         let owner = &publication.owner;
         if ask.owner.as_ref().is_some_and(|expected| expected != owner) {
             return Err((Refusal::WrongOwner, owner.to_string()));
+        }
+        if matches!(owner, Owner::Peer(owner) if *owner != link.session.peer)
+            && let Ok(allocator) = self.allocator()
+        {
+            allocator.may_fetch(&link.session.peer)?;
         }
         if ask.access > publication.access() {
             let detail = format!("{} is the most that there is", publication.access());

@@ -198,8 +198,6 @@ impl ServerCore {
         self.counters.count(|counters| &counters.expired);
     }
 
-    }
-
     /// Waits for the ends of processes that are followed since the last call.
     pub(super) fn watch_processes(self: &Arc<Self>) {
         let new = self.state().leases.take_unwatched();

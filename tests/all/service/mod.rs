@@ -132,7 +132,7 @@ impl Peers {
         let at = self.folder.path().display();
         let text = format!(
             r#"
-listen = ["tcp://127.0.0.1:0", "unix:{at}/service.sock"]
+listen = ["tcp://127.0.0.1:0"]
 {more}
 [tls]
 ca = "{at}/ca.pem"

@@ -51,7 +51,7 @@ async fn a_start_that_fails_and_a_service_that_is_dropped_leave_nothing() {
 async fn a_start_that_fails_when_the_server_is_up_leaves_nothing() {
     let peers = Peers::new();
     let driver = driver();
-    let config = peers.config(
+    let mut config = peers.config(
         r#"
 metrics = { address = "127.0.0.1:0" }
 [[reserve]]
@@ -64,10 +64,13 @@ user = "u"
 password_file = "/nowhere/password"
 "#,
     );
+    let socket = peers.folder.path().join("service.sock");
+    config
+        .listen
+        .push(egmem::exchange::Address::Unix(socket.clone()));
     let error = Service::start(config, &driver).await.unwrap_err();
     assert!(error.to_string().contains("/nowhere/password"), "{error}");
     let end = Instant::now() + PATIENCE;
-    let socket = peers.folder.path().join("service.sock");
     while socket.exists() {
         assert!(Instant::now() < end, "it still listens");
         tokio::time::sleep(Duration::from_millis(10)).await;

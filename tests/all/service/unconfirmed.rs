@@ -305,3 +305,64 @@ async fn it_counts_no_longer_than_the_configuration_says() {
     service.drain(PATIENCE).await.unwrap();
     nothing_held(&driver);
 }
+
+/// A peer without a right to create falls silent with memory that it was given, again and again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_importers_silence_is_charged_to_the_importer() {
+    let peers = Peers::new();
+    let driver = driver();
+    let config = peers.config_with("", &leases_end());
+    let service = Service::start(config, &driver).await.unwrap();
+    let a = peers.client(&service, "a.test", &driver).await;
+    let (address, security) = (service.addresses()[0].clone(), peers.tls("b.guest"));
+    let options = Client::options(address)
+        .security(security)
+        .timeout(PATIENCE);
+    let make = async || {
+        let new = CreateOptions::new("one", 24 * MIB).node(NodeId(0));
+        a.create(new.share_with("*")).await.unwrap();
+    };
+    let mut silent = Vec::new();
+    for round in 1..=2 {
+        make().await;
+        let (options, driver) = (options.clone(), driver.clone());
+        let (held, is_held) = tokio::sync::oneshot::channel();
+        let (wake, asleep) = channel::<()>();
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
+            runtime.block_on(async {
+                let client = options.connect(&driver).await.unwrap();
+                let one = client.fetch("one").probe(false).go().await.unwrap();
+                held.send(()).unwrap();
+                // The whole runtime of this client blocks here, so the client sends nothing.
+                asleep.recv().unwrap();
+                let _ = one.release().await;
+                client.close().await;
+            });
+        });
+        is_held.await.unwrap();
+        until(&service, "egmem_expired_total", round).await;
+        a.delete("one", PATIENCE).await.unwrap();
+        assert_eq!(metric(&service, "egmem_doubtful_bytes"), round * 26 * MIB);
+        silent.push((wake, thread));
+    }
+    // Its creator has its quota, and the silent peer gets no more of anything.
+    make().await;
+    let b = options.clone().connect(&driver).await.unwrap();
+    let error = b.fetch("one").probe(false).go().await.unwrap_err();
+    assert!(error.to_string().contains("quota"), "{error}");
+    for (wake, thread) in silent {
+        wake.send(()).unwrap();
+        thread.join().unwrap();
+    }
+    until(&service, "egmem_doubtful_bytes", 0).await;
+    b.fetch("one").probe(false).go().await.unwrap();
+    a.delete("one", PATIENCE).await.unwrap();
+    a.close().await;
+    b.close().await;
+    service.drain(PATIENCE).await.unwrap();
+    nothing_held(&driver);
+}
