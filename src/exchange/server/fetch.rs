@@ -18,52 +18,33 @@ use crate::{Owner, PeerName, Refusal};
 /// The most handle types that a client may ask for.
 const MAX_ACCEPT: usize = 16;
 
-/// The driver's answers in one fetch.
-#[derive(Default)]
-struct Answered {
-    fds: Option<Result<Vec<HeldFd>, String>>,
+/// The handles of the memory for the client.
+struct Exported {
+    /// `None`: fabric handles, which the publication has.
+    fds: Option<Fds>,
+    held: Vec<HeldFd>,
+    /// Why it is not a fabric handle, if the client wanted one.
     no_fabric: Option<String>,
-}
-
-/// How the memory reaches the client.
-enum Via {
-    Fabric,
-    Fds(Vec<HeldFd>),
-    /// The fds are sent through a queue.
-    Queue,
-}
-
-enum Choice {
-    /// Grant it; with the reason if the client wanted a fabric handle and this is none.
-    Grant(Via, Option<String>),
-    /// Ask the driver first.
-    Ask(HandleType),
 }
 
 /// Answers at once if the driver need not be asked.
 pub(super) fn begin(inner: &Arc<ServerCore>, link: &Link, ask: Fetch) -> Result<Step, No> {
     let publication = inner.check(link, &ask)?;
-    let mut answered = Answered::default();
-    let mut wanted = match inner.choose(link, &ask, &publication, &mut answered)? {
-        Choice::Ask(wanted) => wanted,
-        Choice::Grant(via, no_fabric) => {
-            let granted = inner.grant(link, &ask, &publication, via, no_fabric);
-            return granted.map(Step::Now);
-        }
-    };
+    let wanted = ask.accept.first();
+    if wanted == Some(&HandleType::Fabric) && publication.fabric.get().is_some() {
+        let exported = Exported {
+            fds: None,
+            held: Vec::new(),
+            no_fabric: None,
+        };
+        return inner
+            .grant(link, &ask, &publication, exported)
+            .map(Step::Now);
+    }
     let (inner, link) = (Arc::clone(inner), link.clone());
     Step::later(async move {
-        loop {
-            inner
-                .ask_driver(&link, &publication, wanted, &mut answered)
-                .await?;
-            match inner.choose(&link, &ask, &publication, &mut answered)? {
-                Choice::Ask(next) => wanted = next,
-                Choice::Grant(via, no_fabric) => {
-                    return inner.grant(&link, &ask, &publication, via, no_fabric);
-                }
-            }
-        }
+        let exported = inner.export(&link, &ask, &publication).await?;
+        inner.grant(&link, &ask, &publication, exported)
     })
 }
 
@@ -102,88 +83,98 @@ impl ServerCore {
         Ok(publication)
     }
 
-    /// Chooses the first type that the client wants and that works.
-    fn choose(
+    /// Exports handles of the first type that the client wants and that works.
+    async fn export(
         &self,
         link: &Link,
         ask: &Fetch,
-        publication: &Publication,
-        answered: &mut Answered,
-    ) -> Result<Choice, No> {
-        let most_fds = self.limits.frame_fds as usize;
-        let parts = publication.description.parts.len();
-        let is_queued = link.is_queued(parts);
-        let mut no_fabric = None;
-        let mut reasons = Vec::new();
-        for &wanted in &ask.accept {
-            match wanted {
-                HandleType::Fabric => {
-                    let why = publication.no_fabric.get();
-                    match (
-                        publication.fabric.get(),
-                        why.or(answered.no_fabric.as_ref()),
-                    ) {
-                        (Some(_), _) => return Ok(Choice::Grant(Via::Fabric, None)),
-                        (None, Some(why)) => no_fabric = Some(why.clone()),
-                        (None, None) => return Ok(Choice::Ask(wanted)),
-                    }
+        publication: &Arc<Publication>,
+    ) -> Result<Exported, No> {
+        let (mut no_fabric, mut reasons) = (None, Vec::new());
+        for (at, wanted) in ask.accept.iter().enumerate() {
+            if ask.accept[..at].contains(wanted) {
+                continue;
+            }
+            let exported = match wanted {
+                HandleType::Fabric => self.export_fabric(link, publication).await?,
+                HandleType::PosixFd => self.export_fds(link, publication).await?,
+            };
+            match (exported, wanted) {
+                (Ok((fds, held)), _) => {
+                    return Ok(Exported {
+                        fds,
+                        held,
+                        no_fabric,
+                    });
                 }
-                HandleType::PosixFd if !publication.handle_types.contains(wanted.into()) => {
-                    reasons.push("the memory was made without POSIX fds".to_owned());
-                }
-                HandleType::PosixFd if !link.local && link.boot != self.boot => {
-                    reasons.push("POSIX fds do not go to another machine".to_owned());
-                }
-                HandleType::PosixFd if parts > most_fds && !is_queued => {
-                    reasons.push(format!("more than {most_fds} POSIX fds"));
-                }
-                HandleType::PosixFd if !link.local => {
-                    reasons
-                        .push("the session has not moved to the server's Unix socket".to_owned());
-                }
-                HandleType::PosixFd => match answered.fds.take() {
-                    Some(Ok(_)) if is_queued => return Ok(Choice::Grant(Via::Queue, no_fabric)),
-                    Some(Ok(fds)) => return Ok(Choice::Grant(Via::Fds(fds), no_fabric)),
-                    Some(Err(why)) => {
-                        reasons.push(why.clone());
-                        answered.fds = Some(Err(why));
-                    }
-                    None => return Ok(Choice::Ask(wanted)),
-                },
+                (Err(why), HandleType::Fabric) => no_fabric = Some(why),
+                (Err(why), HandleType::PosixFd) => reasons.push(why),
             }
         }
         reasons.extend(no_fabric);
         Err((Refusal::NoCommonHandle, reasons.join("; ")))
     }
 
-    /// Asks the driver for handles. Its error is kept as the reason for the next choice.
-    async fn ask_driver(
+    /// Makes sure that the publication has fabric handles; returns why it has none otherwise.
+    async fn export_fabric(
         &self,
         link: &Link,
         publication: &Arc<Publication>,
-        wanted: HandleType,
-        answered: &mut Answered,
-    ) -> Result<(), No> {
-        let publication = Arc::clone(publication);
-        let account = link.session.account();
-        match wanted {
-            HandleType::PosixFd => {
-                let parts = publication.description.parts.len();
-                // Of fds that come through a queue, one tells whether the driver exports them.
-                let count = if link.is_queued(parts) { 1 } else { parts };
-                let room = link.fds.charge(count)?;
-                let export = move || {
-                    let fds = publication.export_fds(count).map_err(|e| e.to_string());
-                    Ok(fds.map(|fds| HeldFd::counted(fds, room)))
-                };
-                answered.fds = Some(self.driver_call(account, export).await?);
+    ) -> Result<Result<(Option<Fds>, Vec<HeldFd>), String>, No> {
+        let exported = match (publication.fabric.get(), publication.no_fabric.get()) {
+            (Some(_), _) => Ok(()),
+            (None, Some(why)) => Err(why.clone()),
+            (None, None) => {
+                let publication = Arc::clone(publication);
+                let export = move || Ok(publication.export_fabric());
+                self.driver_call(link.session.account(), export).await?
             }
-            HandleType::Fabric => {
-                let export = move || Ok(publication.export_fabric().err());
-                answered.no_fabric = self.driver_call(account, export).await?;
-            }
-        }
-        Ok(())
+        };
+        Ok(exported.map(|()| (None, Vec::new())))
+    }
+
+    /// Exports fds, or starts to send them through a queue; returns why there are none otherwise.
+    async fn export_fds(
+        &self,
+        link: &Link,
+        publication: &Arc<Publication>,
+    ) -> Result<Result<(Option<Fds>, Vec<HeldFd>), String>, No> {
+        let most = self.limits.frame_fds as usize;
+        let parts = publication.description.parts.len();
+        let is_queued = link.is_queued(parts);
+        let why = if !publication
+            .handle_types
+            .contains(HandleType::PosixFd.into())
+        {
+            "the memory was made without POSIX fds".to_owned()
+        } else if !link.local && link.boot != self.boot {
+            "POSIX fds do not go to another machine".to_owned()
+        } else if !link.local {
+            "the session has not moved to the server's Unix socket".to_owned()
+        } else if parts > most && !is_queued {
+            format!("more than {most} POSIX fds")
+        } else {
+            // Of fds that come through a queue, one tells whether the driver exports them.
+            let count = if is_queued { 1 } else { parts };
+            let room = link.fds.charge(count)?;
+            let exporting = Arc::clone(publication);
+            let export = move || {
+                let fds = exporting.export_fds(count).map_err(|e| e.to_string());
+                Ok(fds.map(|fds| HeldFd::counted(fds, room)))
+            };
+            let account = link.session.account();
+            let fds = match self.driver_call(account, export).await? {
+                Ok(one) if is_queued => {
+                    drop(one);
+                    let queue = self.feed(publication, (&link.fds, account))?;
+                    (Fds::in_queue(), queue)
+                }
+                Ok(fds) => (Fds::of(fds.len() as u32), fds),
+                Err(why) => return Ok(Err(why)),
+            };
+            return Ok(Ok((Some(fds.0), fds.1)));
+        };
+        Ok(Err(why))
     }
 
     /// Creates the lease and the answer.
@@ -192,15 +183,14 @@ impl ServerCore {
         link: &Link,
         ask: &Fetch,
         publication: &Arc<Publication>,
-        via: Via,
-        no_fabric: Option<String>,
+        exported: Exported,
     ) -> Outcome {
+        let Exported {
+            fds,
+            held,
+            no_fabric,
+        } = exported;
         let session = &link.session;
-        // Before the lease: beyond a limit there is none.
-        let queue = match via {
-            Via::Queue => self.feed(publication, (&link.fds, session.account()))?,
-            _ => Vec::new(),
-        };
         let now = Instant::now();
         let mut state = self.state();
         if !session.is_of(link.id) {
@@ -212,14 +202,6 @@ impl ServerCore {
         if let Some(process) = &link.process {
             state.leases.set_known(lease, process);
         }
-        let (handles, fds) = match via {
-            Via::Fabric => (None, Vec::new()),
-            Via::Fds(fds) => {
-                let count = fds.len() as u32;
-                (Some(Handles::Fds(Fds::of(count))), fds)
-            }
-            Via::Queue => (Some(Handles::Fds(Fds::in_queue())), queue),
-        };
         drop(state);
         note(publication, &session.peer, link.process.as_ref());
         self.counters.count(|counters| &counters.fetches);
@@ -233,15 +215,16 @@ impl ServerCore {
         let publication = Arc::clone(publication);
         Ok(Content::Built(Box::new(move || {
             let fabric = || Handles::Fabric(publication.fabric.get().cloned().unwrap_or_default());
+            let handles = fds.map_or_else(fabric, Handles::Fds);
             let granted = Granted {
                 lease,
                 memory: publication.description.clone(),
-                handles: handles.unwrap_or_else(fabric),
+                handles,
                 probe,
                 no_fabric,
                 owner: publication.owner.clone(),
             };
-            (Answer::Granted(granted), fds)
+            (Answer::Granted(granted), held)
         })))
     }
 }
