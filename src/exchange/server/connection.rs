@@ -263,7 +263,6 @@ fn audit_refusal(
     let reason = match outcome {
         Err((reason, _)) => reason.word(),
         Ok(Content::Answer(Answer::Refused(refused), _)) => &refused.reason,
-        Ok(Content::Answer(Answer::Incomplete(incomplete), _)) => &incomplete.reason,
         Ok(_) => return,
     };
     let (reason, peer, session) = (bounded(reason, 64), &link.session.peer, link.session.id);

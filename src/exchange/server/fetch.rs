@@ -197,7 +197,7 @@ impl ServerCore {
             // Another connection has taken over, and this lease could not be announced to it.
             return Err((Refusal::Expired, "the session is elsewhere".into()));
         }
-        let probe = ask.probe && matches!(via, Via::Fabric);
+        let probe = ask.probe && fds.is_none();
         let (lease, probe) = state.grant(session, publication, probe, now)?;
         if let Some(process) = &link.process {
             state.leases.set_known(lease, process);

@@ -26,7 +26,6 @@ pub(super) async fn run(inner: Arc<ServerCore>) {
             () = sleep, if deadline.is_some() => {
                 inner.expire(Instant::now());
                 inner.audit.report_suppressed(Instant::now());
-                inner.verify_expired().await;
             }
         }
     }

@@ -139,7 +139,7 @@ async fn places_of_forgotten_holders_are_given_back() {
         let (lease, place) = granted.unwrap();
         assert!(place.is_some(), "no place is left");
         let lapsed = state.leases.end_lease(lease).unwrap();
-        inner.lapsed(&mut state, &lapsed, now);
+        inner.lapsed(&mut state, &lapsed);
         state.thin_out();
     }
     assert_eq!(published.importers().len(), MAX_EXPIRED);
