@@ -13,14 +13,13 @@
 //! | kept for a peer | until | other bound | charged |
 //! |---|---|---|---|
 //! | a connection: its task, TLS's buffers, the beginning of a frame | its end | `handshakes`, `connections`, `connections_per_peer` | [`CONNECTION`] |
-//! | `hello`, also its `resume`, `held` and `agent` | the welcome is built | `hello_bytes`, 65,536 leases | the frame, to the account of all connections without a greeting |
-//! | `welcome` with `ended` | it is written | 65,536 leases | the frame |
+//! | `hello` | the welcome is built | 4 KiB, `handshakes` | nothing |
 //! | a frame that is being read or decoded | it is decoded | `frame_bytes` | its buffer |
 //! | a frame that is being written, of any answer or event | it is written, or `write` is over | one for each connection | its buffers |
 //! | a session | its end | `sessions`, `sessions_per_peer` | [`SESSION`] |
 //! | queued events: `withdrawing`, `ended`, `closing`, `dismissed` | they are sent | twice `leases_per_peer` and `queued_frames` | their bytes beyond [`PREPAID`] |
 //! | events of watched names: `published`, `gone` | they are sent, or the connection ends | the number of names | the same |
-//! | `ping`, `list`, `release` | answered at once | | nothing |
+//! | `ping`, `list`, `held`, `release` | answered at once | | nothing |
 //! | `watch`: a prefix | the connection's end | 64 prefixes of 255 bytes | [`ENTRY`] and the prefix |
 //! | `wait`, `probe`, `delete` | answered | `requests_in_flight` | [`REQUEST`] |
 //! | `fetch` | answered | the same | the same; its answer is built when it is written |
@@ -142,13 +141,6 @@ impl Accounts {
         let account = Account::open(self.each, Some(&self.all), listed);
         peers.insert(peer.clone(), Arc::downgrade(&account));
         account
-    }
-
-    /// Returns an account for connections whose peer is not known yet: a quarter of all bytes, so that the
-    /// rest is left to greeted connections.
-    pub fn unknown(&self) -> Arc<Account> {
-        let what = "bytes kept for connections without a greeting";
-        self.all.below(self.all.limit / 4, what)
     }
 
     /// Returns the sum of all peers.
@@ -325,16 +317,6 @@ mod tests {
         drop(held);
         assert_eq!(accounts.used(), 0);
         assert!(b.charge(3).is_ok());
-    }
-
-    #[test]
-    fn connections_without_a_greeting_have_a_quarter() {
-        let accounts = accounts(100, 100);
-        let unknown = accounts.unknown();
-        let charge = unknown.charge(25).unwrap();
-        assert!(unknown.charge(1).is_err());
-        assert!(accounts.of(&PeerName::Local).charge(75).is_ok());
-        drop(charge);
     }
 
     #[test]

@@ -42,8 +42,7 @@ limits! {
     /// A server lowers some of them at its start if its process may have too few file descriptors (the soft
     /// `RLIMIT_NOFILE`). Of N, N/8 are for connections that have not been greeted yet, at all addresses together;
     /// N/4 for greeted ones, half of that for those of one peer; and N/2 for peers' fds. The rest is left to
-    /// everything else. The defaults need N = 32 768 with three addresses, including the fd socket; under the usual
-    /// 1024 they become 42, 256 and 128.
+    /// everything else. The defaults need N = 32 768; under the usual 1024 they become 128, 256 and 128.
     ///
     /// In a configuration file durations are whole milliseconds.
     #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,12 +53,10 @@ limits! {
         /// events. Beyond the limit requests are refused and connections dropped. At least the bytes for
         /// a peer's connections, sessions and leases: 32 KiB, 4 KiB and 768 bytes each.
         pub bytes_per_peer: usize = 256 << 20,
-        /// The same for all peers together. Connections that have not been greeted get at most a quarter of it.
+        /// The same for all peers together.
         pub bytes: usize = 1 << 30,
         /// Bytes of a frame.
         pub frame_bytes: u32 = 4 << 20,
-        /// Bytes of the first frame, which may list the leases of a resumed session.
-        pub hello_bytes: u32 = 256 << 10,
         /// File descriptors in a frame.
         pub frame_fds: u32 = 1024,
         /// File descriptors that a server has open for one connection: those being sent to the client.
@@ -67,9 +64,8 @@ limits! {
         /// The same for all connections of one peer, also after they end. For all peers together it is half of
         /// `RLIMIT_NOFILE`.
         pub fds_per_peer: usize = 16_384,
-        /// Connections at one address that have not been greeted yet, at least 1; at all addresses together at
-        /// most an eighth of `RLIMIT_NOFILE`. Beyond that, or if no fd is left for one, the oldest is dropped,
-        /// once it has had a tenth of `handshake`, at most a second.
+        /// Connections that have not been greeted yet, at least 1; at most an eighth of `RLIMIT_NOFILE`. Beyond that,
+        /// or if no fd is left for one, the oldest is closed, once it has had 250 ms.
         pub handshakes: usize = 1024,
         /// Connections that have been greeted; at most a quarter of `RLIMIT_NOFILE`.
         pub connections: usize = 4096,
@@ -91,7 +87,7 @@ limits! {
         pub list_page: usize = 256,
         /// From connecting to the end of the greeting.
         #[serde(with = "ms")]
-        pub handshake: Duration = Duration::from_secs(10),
+        pub handshake: Duration = Duration::from_secs(5),
         /// A server's: from a request to its answer, for requests that do not wait. A client has
         /// [`timeout`](crate::ClientOptions::timeout).
         #[serde(with = "ms")]
@@ -118,21 +114,17 @@ impl Limits {
     /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) that names the first limit that is too small.
     pub(crate) fn check(&self) -> Result<()> {
         let wrong = |why: String| Err(Error::invalid("limits", why));
-        for (key, bytes) in [
-            ("frame_bytes", self.frame_bytes),
-            ("hello_bytes", self.hello_bytes),
-        ] {
-            if bytes < LEAST_FRAME {
-                return wrong(format!(
-                    "`{key}` is {bytes}; set it to {LEAST_FRAME} or more"
-                ));
-            }
+        let bytes = self.frame_bytes;
+        if bytes < LEAST_FRAME {
+            return wrong(format!(
+                "`frame_bytes` is {bytes}; set it to {LEAST_FRAME} or more"
+            ));
         }
-        // A connection, its session and a request; before the greeting only a quarter is available.
+        // A connection, its session and a request.
         let least = account::CONNECTION + account::SESSION + 2 * account::REQUEST;
         for (key, bytes, least) in [
             ("bytes_per_peer", self.bytes_per_peer, least),
-            ("bytes", self.bytes, 4 * least),
+            ("bytes", self.bytes, least),
         ] {
             if bytes < least {
                 return wrong(format!("`{key}` is {bytes}; set it to {least} or more"));

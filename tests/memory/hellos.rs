@@ -1,22 +1,25 @@
 //! Peers that only say hello.
 
-use crate::peer::{Peer, hello};
+use egmem::exchange::protocol::{Ask, Leases};
+
+use crate::peer::{Peer, hello, request};
 use crate::setting::{CONNECTION, Setting, Transport};
 
 /// Sessions are resumed with leases that they never had, again and again.
 #[test]
 fn a_peer_without_rights_cannot_grow_the_server() {
     let mut setting = Setting::new(Transport::Tcp);
-    let held: Vec<u64> = (1 << 20..(1 << 20) + 45_000).collect();
+    let leases = (1 << 20..(1 << 20) + 45_000).collect();
+    let held = request(1, Ask::Held(Leases { leases }));
     let resume = |setting: &Setting, times: usize| {
         let mut peers = Vec::new();
         setting.runtime.block_on(async {
             for _ in 0..times {
                 let (peer, welcome) = Peer::greet(&setting.via, &setting.hello).await;
                 for _ in 0..2 {
-                    let again = hello(Some(welcome.session.clone()), Some(held.clone()));
+                    let again = hello(Some(welcome.session.clone()));
                     let mut peer = Peer::dial(&setting.via).await;
-                    peer.flood(&again).await;
+                    peer.flood(&[again, held.clone()].concat()).await;
                     peers.push(peer);
                 }
                 peers.push(peer);

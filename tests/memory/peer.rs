@@ -31,7 +31,7 @@ pub fn framed(bytes: &[u8]) -> Vec<u8> {
     [&length.to_be_bytes(), bytes].concat()
 }
 
-pub fn hello(resume: Option<Secret>, held: Option<Vec<u64>>) -> Vec<u8> {
+pub fn hello(resume: Option<Secret>) -> Vec<u8> {
     framed(&encode(&Hello {
         magic: MAGIC.into(),
         oldest: VERSION,
@@ -39,7 +39,6 @@ pub fn hello(resume: Option<Secret>, held: Option<Vec<u64>>) -> Vec<u8> {
         boot: BootId::current().unwrap(),
         fabric: true,
         resume,
-        held,
         agent: String::new(),
         queues: true,
         moves: false,

@@ -99,7 +99,7 @@ impl Setting {
             runtime: runtime(),
             host,
             via,
-            hello: hello(None, None),
+            hello: hello(None),
             _folder: folder,
         }
     }

@@ -48,7 +48,7 @@ impl Raw {
 
     /// Says hello, as no session's successor, and returns the welcome.
     pub fn greet(&mut self) -> io::Result<Value> {
-        self.frame(&hello(None, None))?;
+        self.frame(&hello(None))?;
         let greeting = self.read()?;
         field(&greeting, "welcome")
             .cloned()
@@ -80,12 +80,12 @@ impl Raw {
 }
 
 /// A hello's bytes.
-pub fn hello(resume: Option<Secret>, held: Option<Vec<u64>>) -> Vec<u8> {
-    hello_of(resume, held, false)
+pub fn hello(resume: Option<Secret>) -> Vec<u8> {
+    hello_of(resume, false)
 }
 
 /// The same, of a session that moves to a Unix socket.
-pub fn hello_of(resume: Option<Secret>, held: Option<Vec<u64>>, moves: bool) -> Vec<u8> {
+pub fn hello_of(resume: Option<Secret>, moves: bool) -> Vec<u8> {
     encode(&Hello {
         magic: MAGIC.into(),
         oldest: VERSION,
@@ -93,7 +93,6 @@ pub fn hello_of(resume: Option<Secret>, held: Option<Vec<u64>>, moves: bool) -> 
         boot: BootId::from_bytes([7; 16]),
         fabric: true,
         resume,
-        held,
         agent: "hostile".into(),
         queues: true,
         moves,

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout, timeout_at};
-use zeroize::Zeroizing;
 
 use super::connect::ClientOptions;
 use super::text;
 use crate::protocol::{
-    Greeting, Hello, MAGIC, MAX_LISTED, OLDEST, Secret, VERSION, Welcome, decode, encode,
+    Answer, Ask, FromServer, Greeting, Hello, Leases, MAGIC, MAX_LISTED, OLDEST, Secret, VERSION,
+    Welcome, decode, encode,
 };
 use crate::share::BootId;
 use crate::tls::Credential;
@@ -52,7 +52,7 @@ pub(super) struct Terms {
     pub(super) unix: bool,
     /// Why the session has not moved to the server's Unix socket.
     pub(super) no_unix: Option<String>,
-    /// The server's answer. Its peer name is escaped; its times and paths are unchecked, and `ended` is empty.
+    /// The server's answer. Its peer name is escaped; its times and paths are unchecked.
     pub(super) welcome: Welcome,
 }
 
@@ -167,19 +167,17 @@ async fn greet(
     let resuming = resume.is_some();
     let (resume, held) = resume.map(|resume| (resume.session, resume.held)).unzip();
     let held = held.filter(|_| !moves);
-    let hello = Hello {
+    let hello = encode(&Hello {
         magic: MAGIC.into(),
         oldest: OLDEST,
         newest: VERSION,
         boot: dial.boot,
         fabric: dial.no_fabric.is_none(),
         resume,
-        held,
         agent: options.agent.clone(),
         queues: true,
         moves,
-    };
-    let hello = fitting(hello, options.limits.hello_bytes);
+    });
     connection.writer.write(&hello, &[]).await?;
     let Some(frame) = connection.reader.read(options.limits.frame_bytes).await? else {
         let why = "it closed the connection instead of a greeting";
@@ -196,14 +194,46 @@ async fn greet(
     if welcome.resumed && !resuming || moves && !welcome.resumed {
         return Err(broken("another session than the one that was named".into()).into());
     }
-    Ok(established(connection, welcome, peer))
+    let ended = match held.filter(|_| welcome.resumed) {
+        Some(held) => reconcile(&mut connection, held, options.limits.frame_bytes).await?,
+        None => Vec::new(),
+    };
+    Ok(established(connection, welcome, peer, ended))
 }
 
-fn established(connection: Connection, mut welcome: Welcome, peer: String) -> Established {
+/// Tells the server which leases this end has; returns those that have ended. The server's events before its answer are
+/// skipped: it repeats those that matter.
+async fn reconcile(connection: &mut Connection, held: Vec<u64>, limit: u32) -> Result<Vec<u64>> {
+    if held.len() > MAX_LISTED {
+        return Ok(Vec::new());
+    }
+    let request = encode(&(0_u64, Ask::Held(Leases { leases: held })));
+    connection.writer.write(&request, &[]).await?;
+    let peer = &*connection.label;
+    loop {
+        let Some(frame) = connection.reader.read(limit).await? else {
+            return Err(Error::peer_lost(peer, "it closed the resumed connection"));
+        };
+        match decode(&frame.bytes).map_err(|error| text::of(peer, error))? {
+            FromServer::Event(_) => {}
+            FromServer::Reply(0, Answer::Expired(expired)) => return Ok(expired.leases),
+            FromServer::Reply(..) => {
+                return Err(Error::protocol(peer, "reply with an unknown request id"));
+            }
+        }
+    }
+}
+
+fn established(
+    connection: Connection,
+    mut welcome: Welcome,
+    peer: String,
+    ended: Vec<u64>,
+) -> Established {
     let heartbeat = Duration::from_millis(welcome.heartbeat_ms).clamp(LEAST, MOST);
     welcome.peer = text::tidy(&welcome.peer);
     Established {
-        ended: std::mem::take(&mut welcome.ended),
+        ended,
         terms: Terms {
             heartbeat,
             lease: Duration::from_millis(welcome.lease_ms).clamp(heartbeat, MOST),
@@ -217,49 +247,5 @@ fn established(connection: Connection, mut welcome: Welcome, peer: String) -> Es
         credential: connection.credential,
         reader: connection.reader,
         writer: connection.writer,
-    }
-}
-
-/// Encodes a hello that the server accepts: without the list of leases if that is too long, in which case all
-/// of them continue.
-fn fitting(mut hello: Hello, most: u32) -> Zeroizing<Vec<u8>> {
-    hello.held = hello.held.filter(|held| held.len() <= MAX_LISTED);
-    let bytes = encode(&hello);
-    if bytes.len() <= most as usize || hello.held.take().is_none() {
-        return bytes;
-    }
-    encode(&hello)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn leases_that_do_not_fit_into_a_hello_are_left_out() {
-        let hello = |held: u64| Hello {
-            magic: MAGIC.into(),
-            oldest: OLDEST,
-            newest: VERSION,
-            boot: BootId::from_bytes([1; 16]),
-            fabric: false,
-            resume: Secret::new(b"token"),
-            held: Some((1 << 40..(1 << 40) + held).collect()),
-            agent: String::new(),
-            queues: true,
-            moves: false,
-        };
-        for (held, most, listed) in [
-            (3, 256 << 10, true),
-            (65_536, 256 << 10, false),
-            (65_536, 1 << 20, true),
-            (65_537, 1 << 20, false),
-        ] {
-            let bytes = fitting(hello(held), most);
-            assert!(bytes.len() <= most as usize);
-            let said: Hello = decode(&bytes).unwrap();
-            assert_eq!(said.held.is_some(), listed);
-            assert!(said.resume.is_some());
-        }
     }
 }

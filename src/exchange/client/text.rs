@@ -57,6 +57,7 @@ pub(super) fn asked(ask: &Ask) -> String {
         Ask::List(list) => format!("the list of names '{}…'", list.prefix),
         Ask::Wait(wait) => format!("waiting for '{}'", wait.name),
         Ask::Fetch(fetch) => format!("'{}'", fetch.name),
+        Ask::Held(_) => "the leases that it has".into(),
         Ask::Release(release) => format!("the release of lease {}", release.lease),
         Ask::Probe(probe) => format!("a probe of lease {}", probe.lease),
         Ask::Watch(watch) => format!("a watch on names '{}…'", watch.prefix),

@@ -83,21 +83,9 @@ pub(super) fn leases<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u
     )
 }
 
-/// Deserializes an optional list of leases.
-pub(super) fn some_leases<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<Vec<u64>>, D::Error> {
-    #[derive(Deserialize)]
-    struct Leases(#[serde(deserialize_with = "leases")] Vec<u64>);
-    let leases = Option::<Leases>::deserialize(deserializer)?;
-    Ok(leases.map(|leases| leases.0))
-}
-
 #[cfg(test)]
 mod tests {
-    use crate::protocol::{
-        Ask, Create, Hello, MAGIC, MAX_LISTED, OLDEST, Request, Texts, VERSION, decode, encode,
-    };
+    use crate::protocol::{Ask, Create, Leases, MAX_LISTED, Request, Texts, decode, encode};
 
     fn reads(ask: Ask) -> bool {
         let request = (1, ask);
@@ -133,19 +121,8 @@ mod tests {
     #[test]
     fn lists_of_leases_are_ascending_and_bounded() {
         let reads = |held: Vec<u64>| {
-            let hello = Hello {
-                magic: MAGIC.into(),
-                oldest: OLDEST,
-                newest: VERSION,
-                boot: crate::share::BootId::from_bytes([1; 16]),
-                fabric: true,
-                resume: None,
-                held: Some(held),
-                agent: String::new(),
-                queues: false,
-                moves: false,
-            };
-            decode::<Hello>(&encode(&hello)).is_ok_and(|read| read == hello)
+            let leases = Leases { leases: held };
+            decode::<Leases>(&encode(&leases)).is_ok_and(|read| read == leases)
         };
         let most = MAX_LISTED as u64;
         assert!(reads(Vec::new()) && reads(vec![0, 7, u64::MAX]) && reads((0..most).collect()));

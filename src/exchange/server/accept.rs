@@ -5,36 +5,39 @@ use std::time::{Duration, Instant};
 
 use tokio::time::timeout_at;
 
-use super::admission::{OfPeer, Raised, Shaking, gave_way};
+use super::admission::{OfPeer, Raised, Shaking, made_room};
 use super::audit::audit;
-use super::handshakes::{GiveWay, Handshakes};
 use super::link::Link;
+use super::newcomers::Closing;
 use super::{ServerCore, connection};
-use crate::account;
 use crate::limits;
-use crate::protocol::{Greeting, Hello, MAGIC, OLDEST, Refused, VERSION, decode, encode};
+use crate::protocol::{
+    Greeting, Hello, MAGIC, MAX_HELLO, OLDEST, Refused, VERSION, decode, encode,
+};
 use crate::transport::{Connection, Incoming, Listening};
 use crate::{Error, Refusal, Result, ShareError};
 
+/// How long to wait before checking again whether the process has an fd for a connection.
+const BACK_OFF: Duration = Duration::from_millis(100);
+
 /// A connection that has not been greeted yet.
-struct Newcomer {
+struct Accepted {
     incoming: Incoming,
     open: Raised,
     shaking: Shaking,
-    give_way: GiveWay,
+    closing: Closing,
 }
 
-/// Accepts connections at the address with this number until the server ends. At its `own` socket sessions move, and
-/// none begins.
-pub(super) async fn run(inner: Arc<ServerCore>, listening: Listening, number: usize, own: bool) {
+/// Accepts connections until the server ends. At its `own` socket sessions move, and none begins.
+pub(super) async fn run(inner: Arc<ServerCore>, listening: Listening, own: bool) {
     loop {
         let accepted = tokio::select! {
             () = inner.ended.cancelled() => break,
-            accepted = next(&inner, &listening, number) => accepted,
+            accepted = next(&inner, &listening) => accepted,
         };
         match accepted {
-            Ok(Some(newcomer)) => {
-                let serve = serve(Arc::clone(&inner), newcomer, own);
+            Ok(Some(accepted)) => {
+                let serve = serve(Arc::clone(&inner), accepted, own);
                 inner.tasks.spawn(serve);
             }
             Ok(None) => break,
@@ -51,30 +54,23 @@ pub(super) async fn run(inner: Arc<ServerCore>, listening: Listening, number: us
 ///
 /// # Errors
 /// Those of a socket that is unusable.
-async fn next(
-    inner: &Arc<ServerCore>,
-    listening: &Listening,
-    number: usize,
-) -> Result<Option<Newcomer>> {
+async fn next(inner: &Arc<ServerCore>, listening: &Listening) -> Result<Option<Accepted>> {
     let incoming = incoming(inner, listening).await?;
     let open = Raised::new(inner, |counters| &counters.connections);
-    let Some(handshakes) = inner.handshakes.get(number) else {
-        return Ok(None);
-    };
-    let Some((handshake, give_way)) = handshakes.enter().await else {
+    let Some((newcomer, closing)) = inner.newcomers.enter().await else {
         return Ok(None);
     };
     inner.counters.count(|counters| &counters.accepted);
     let raised = Raised::new(inner, |counters| &counters.handshakes);
-    Ok(Some(Newcomer {
+    Ok(Some(Accepted {
         incoming,
         open,
-        shaking: Shaking { handshake, raised },
-        give_way,
+        shaking: Shaking { raised, newcomer },
+        closing,
     }))
 }
 
-/// Accepts a connection; if the process has no fd for it, another one gives way.
+/// Accepts a connection; if the process has no fd for it, the oldest one without a greeting is closed.
 async fn incoming(inner: &ServerCore, listening: &Listening) -> Result<Incoming> {
     let mut told = false;
     loop {
@@ -86,21 +82,22 @@ async fn incoming(inner: &ServerCore, listening: &Listening) -> Result<Incoming>
             tracing::warn!(%address, "a connection must wait: no file descriptor or memory for it");
             told = true;
         }
-        Handshakes::make_way(&inner.handshakes).await;
+        let _ = inner.newcomers.close_oldest();
+        tokio::time::sleep(BACK_OFF).await;
     }
 }
 
 /// Serves one connection from its first byte to its last.
-async fn serve(inner: Arc<ServerCore>, newcomer: Newcomer, own: bool) {
-    let Newcomer {
+async fn serve(inner: Arc<ServerCore>, accepted: Accepted, own: bool) {
+    let Accepted {
         incoming,
         open,
         shaking,
-        give_way,
-    } = newcomer;
+        closing,
+    } = accepted;
     let greeted = tokio::select! {
         () = inner.ended.cancelled() => return,
-        Ok(()) = give_way => Err(gave_way(&inner)),
+        Ok(()) = closing => Err(made_room(&inner)),
         greeted = greet(&inner, incoming, shaking, own) => greeted,
     };
     match greeted {
@@ -135,8 +132,6 @@ async fn greet(
         let (link, welcome) = inner.begin(&mut connection, &hello, &of_peer.account)?;
         Ok((link, welcome, of_peer))
     });
-    // The hello's list of leases is no longer charged.
-    drop(hello);
     match begun {
         Ok((link, welcome, of_peer)) => {
             let greeted = match shaking.finish() {
@@ -158,14 +153,11 @@ async fn hello(
     incoming: Incoming,
     deadline: tokio::time::Instant,
 ) -> Result<(Connection, Hello)> {
-    let _shaking = inner.unknown.charge(account::CONNECTION)?;
     let left = deadline.saturating_duration_since(tokio::time::Instant::now());
     let mut connection = incoming.handshake(left).await?;
     connection.reader.forbid_fds();
-    connection.reader.charge_to(&inner.unknown);
     let peer = connection.label.to_string();
-    let limit = inner.limits.hello_bytes;
-    let Ok(frame) = timeout_at(deadline, connection.reader.read(limit)).await else {
+    let Ok(frame) = timeout_at(deadline, connection.reader.read(MAX_HELLO)).await else {
         return Err(late(&peer, inner.limits.handshake));
     };
     let Some(frame) = frame? else {
@@ -177,7 +169,9 @@ async fn hello(
         return Err(wrong("it begins with something else than a hello"));
     }
     if hello.agent.len() > 255 || hello.oldest > hello.newest {
-        return Err(wrong("a hello that cannot be right"));
+        return Err(wrong(
+            "malformed hello: `agent` is longer than 255 bytes, or `oldest` is above `newest`",
+        ));
     }
     if hello.oldest > VERSION || hello.newest < OLDEST {
         let detail = format!("versions {OLDEST} to {VERSION} are spoken here");

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::ServerCore;
-use super::handshakes::Handshake;
+use super::newcomers::Newcomer;
 use super::outcome::No;
 use super::stats::Gauge;
 use crate::PeerName;
@@ -34,23 +34,24 @@ impl Drop for Raised {
 pub(super) struct Shaking {
     // Dropped first: no more are counted than have a place.
     pub raised: Raised,
-    pub handshake: Handshake,
+    pub newcomer: Newcomer,
 }
 
 impl Shaking {
-    /// Ends the wait for the greeting; fails if the connection has had to give way.
+    /// Ends the wait for the greeting; fails if the connection was to be closed.
     pub fn finish(self) -> Result<()> {
         let inner = Arc::clone(&self.raised.0);
         drop(self.raised);
-        match self.handshake.finish() {
-            true => Ok(()),
-            false => Err(gave_way(&inner)),
+        if self.newcomer.greeted() {
+            Ok(())
+        } else {
+            Err(made_room(&inner))
         }
     }
 }
 
-/// Returns the error of a connection that had to give way.
-pub(super) fn gave_way(inner: &ServerCore) -> Error {
+/// Returns the error of a connection that was closed for a newer one.
+pub(super) fn made_room(inner: &ServerCore) -> Error {
     inner
         .counters
         .count(|counters| &counters.dropped_handshakes);
@@ -58,8 +59,8 @@ pub(super) fn gave_way(inner: &ServerCore) -> Error {
     Error::peer_lost(
         "a connection without a hello",
         format!(
-            "it gave way to newer ones: {limit} go at once (`handshakes`), fewer where file \
-             descriptors run out"
+            "closed to make room for newer connections (limit `handshakes` {limit}, fewer where file descriptors \
+             run out)"
         ),
     )
 }

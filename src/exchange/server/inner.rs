@@ -9,8 +9,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::audit::{Audit, audit};
-use super::handshakes::Handshakes;
 use super::leases::{EndedSession, LeaseRecord, describe};
+use super::newcomers::Newcomers;
 use super::publication::Registered;
 use super::state::ServerState;
 use super::{Allocate, HolderState, ServerStats};
@@ -36,14 +36,12 @@ pub(super) struct ServerCore {
     pub(super) peers: SharedPeers,
     /// The clock for the validity of certificates.
     pub(super) wall_clock: fn() -> SystemTime,
-    /// The accounts of peers, and of connections that have not been greeted.
+    /// The accounts of peers.
     pub(super) accounts: Arc<Accounts>,
-    pub(super) unknown: Arc<Account>,
     /// Count greeted connections, and sessions.
     pub(super) connections: Arc<Accounts>,
     pub(super) sessions: Arc<Accounts>,
-    /// One for each address, the own Unix socket last.
-    pub(super) handshakes: Vec<Handshakes>,
+    pub(super) newcomers: Newcomers,
     pub(super) heartbeat: Duration,
     pub(super) lease: Duration,
     /// The Unix socket where sessions of clients on this machine move.

@@ -145,15 +145,16 @@ impl ServerSession {
         lock(&self.outbox)
     }
 
-    /// Moves the session to another connection; the previous one ends. Queued notices are kept, unless the
-    /// client wants them `afresh`.
-    pub fn take_over(&self, connection: u64, user: Option<u32>, afresh: bool) {
+    /// Moves the session to another connection; the previous one ends. Notices about leases are kept or repeated; news of
+    /// names are dropped.
+    pub fn take_over(&self, connection: u64, user: Option<u32>) {
         let mut outbox = self.outbox();
         outbox.connection = connection;
         outbox.user = user;
         outbox.unsent = 0;
-        outbox.overflown = false;
-        outbox.clear(afresh);
+        // After an overflow, some were lost: the client asks which of its leases have ended.
+        let overflown = std::mem::take(&mut outbox.overflown);
+        outbox.clear(overflown);
         drop(outbox);
         // For the previous connection, which may wait in either of the two; the other one checks anyway.
         self.wake.notify_waiters();
@@ -355,7 +356,7 @@ mod tests {
         }
         assert!((8..64).contains(&told), "{told}");
         assert_eq!(session.next(10), Next::Overflown);
-        session.take_over(11, None, true);
+        session.take_over(11, None);
         assert_eq!(session.outbox().bytes, 0);
         session.tell(closing(1));
         session.news_of(&"a".into(), true, 9);
@@ -376,7 +377,7 @@ mod tests {
         assert_eq!(session.next(10), Next::Notice(closing(1)));
         session.grants();
         session.tell(closing(2));
-        session.take_over(11, None, false);
+        session.take_over(11, None);
         session.granted(10);
         assert_eq!(session.next(11), Next::Notice(closing(2)));
     }
@@ -386,13 +387,13 @@ mod tests {
         let session = session(9);
         session.tell(closing(1));
         session.news_of(&"a".into(), true, 9);
-        session.take_over(11, None, false);
+        session.take_over(11, None);
         assert_eq!(session.next(10), Next::TakenOver);
         assert!(session.is_of(11) && !session.is_of(10));
         assert_eq!(session.next(11), Next::Notice(closing(1)));
         assert_eq!(session.next(11), Next::Nothing, "it has to watch anew");
         session.tell(closing(2));
-        session.take_over(12, None, true);
-        assert_eq!(session.next(12), Next::Nothing);
+        session.take_over(12, None);
+        assert_eq!(session.next(12), Next::Notice(closing(2)));
     }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::audit::audit;
 use super::link::Link;
-use super::outcome::No;
+use super::outcome::{No, Outcome};
 use super::process::Known;
 use super::session::ServerSession;
 use super::state::{ServerState, millis};
@@ -14,7 +14,7 @@ use crate::PeerName;
 use crate::Refusal;
 use crate::account::{self, Account};
 use crate::per_driver::lock;
-use crate::protocol::{Event, Hello, VERSION, Welcome, Withdrawing};
+use crate::protocol::{Answer, Event, Hello, Leases, VERSION, Welcome, Withdrawing};
 use crate::transport::Connection;
 
 impl ServerCore {
@@ -47,7 +47,7 @@ impl ServerCore {
         account: &Arc<Account>,
     ) -> Result<(Link, Welcome), No> {
         let peer = &connection.peer.clone();
-        let (mut resumed, mut ended) = (false, Vec::new());
+        let mut resumed = false;
         let mut state = self.state();
         let id = state.next_number();
         let named = state.session_of(hello).filter(|one| one.peer == *peer);
@@ -63,11 +63,9 @@ impl ServerCore {
         }
         let session = match named {
             Some(session) if state.leases.attach(session.id) => {
-                session.take_over(id, connection.user, hello.held.is_some());
+                session.take_over(id, connection.user);
                 state.unwatch(session.id);
-                let most = self.limits.leases_per_peer.saturating_mul(2);
-                let held = hello.held.as_deref().filter(|held| held.len() <= most);
-                ended = self.reconcile(&mut state, &session, held);
+                self.repeat_withdrawals(&state, &session);
                 resumed = true;
                 session
             }
@@ -102,7 +100,6 @@ impl ServerCore {
             boot: self.boot,
             session: session.token.clone(),
             resumed,
-            ended,
             peer: peer.to_string(),
             heartbeat_ms: millis(self.heartbeat),
             lease_ms: millis(self.lease),
@@ -157,23 +154,26 @@ impl ServerCore {
         Ok(session)
     }
 
-    /// Makes client and server agree on the leases of a resumed session. Returns those of `held` that have
-    /// ended.
-    fn reconcile(
-        &self,
-        state: &mut ServerState,
-        session: &ServerSession,
-        held: Option<&[u64]>,
-    ) -> Vec<u64> {
-        let (dropped, unknown) = match held {
-            Some(held) => state.leases.keep_only(session.id, held),
-            None => Default::default(),
-        };
+    /// Ends the session's leases that the client does not have, and returns those of `held` that have ended.
+    pub(super) fn held(&self, link: &Link, held: &[u64]) -> Outcome {
+        let mut state = self.state();
+        if !link.session.is_of(link.id) {
+            return Err((Refusal::Expired, "the session is elsewhere".into()));
+        }
+        let (dropped, unknown) = state.leases.keep_only(link.session.id, held);
         for lease in &dropped {
             state.returned(lease);
             state.audit_lease("released", lease);
         }
-        // Earlier notices about these leases may have been lost.
+        // After the answer: the client skips those before it.
+        self.repeat_withdrawals(&state, &link.session);
+        drop(state);
+        self.released.notify_waiters();
+        Ok(Answer::Expired(Leases { leases: unknown }).into())
+    }
+
+    /// Queues notices again that may have been lost with the connection before.
+    fn repeat_withdrawals(&self, state: &ServerState, session: &ServerSession) {
         for lease in state.leases.of_session(session.id) {
             let publication = state.publications.get(&lease.publication);
             let closing = publication.filter(|registered| registered.closing);
@@ -187,8 +187,6 @@ impl ServerCore {
             let ms = millis(until.map_or(Duration::ZERO, left));
             session.tell(Event::Withdrawing(Withdrawing { lease, ms }));
         }
-        self.released.notify_waiters();
-        unknown
     }
 
     /// Handles the end of a connection: its session survives for the time of a lease, or ends.

@@ -8,7 +8,7 @@ use tokio_util::task::TaskTracker;
 
 use super::admission::CONNECTIONS;
 use super::audit::Audit;
-use super::handshakes::Handshakes;
+use super::newcomers::Newcomers;
 use super::state::ServerState;
 use super::{Handle, Server, ServerCore, ServerOptions, accept, janitor, stats};
 use crate::account::Accounts;
@@ -45,7 +45,7 @@ async fn start(mut options: ServerOptions) -> Result<Server> {
     let instance = InstanceId::random()?;
     let peers = Arc::new(Mutex::new(options.peers.clone()));
     let sockets = Sockets::bind(&options, &peers, instance).await?;
-    FdBudget::of_process().cap(&mut options.limits, sockets.all.len());
+    FdBudget::of_process().cap(&mut options.limits);
     let addresses = sockets.addresses();
     let open_to_others = options.peers.reach_beyond_own_user();
     let inner = core(options, instance, peers, &sockets)?;
@@ -109,9 +109,7 @@ impl Sockets {
         let count = self.all.len();
         for (number, one) in self.all.into_iter().enumerate() {
             let own = self.own && number + 1 == count;
-            inner
-                .tasks
-                .spawn(accept::run(Arc::clone(inner), one, number, own));
+            inner.tasks.spawn(accept::run(Arc::clone(inner), one, own));
         }
     }
 }
@@ -137,9 +135,8 @@ fn core(
         },
         peers,
         wall_clock: options.wall_clock,
-        unknown: accounts.unknown(),
         accounts,
-        handshakes: Handshakes::at_each(&options.limits, sockets.all.len()),
+        newcomers: Newcomers::new(options.limits.handshakes),
         heartbeat: options.heartbeat.min(LONGEST),
         lease: options.lease.min(LONGEST),
         local: sockets.local.clone(),

@@ -28,11 +28,10 @@ impl FdBudget {
         Self::of(limit.map_or(usize::MAX, |limit| limit.try_into().unwrap_or(usize::MAX)))
     }
 
-    /// Lowers the limits on connections to these shares, for a number of addresses.
-    pub fn cap(&self, limits: &mut Limits, addresses: usize) {
-        let at_each = (self.handshakes / addresses.max(1)).max(1);
+    /// Lowers the limits on connections to these shares.
+    pub fn cap(&self, limits: &mut Limits) {
         let caps = [
-            (&mut limits.handshakes, at_each, "handshakes"),
+            (&mut limits.handshakes, self.handshakes, "handshakes"),
             (&mut limits.connections, self.greeted, "connections"),
             (
                 &mut limits.connections_per_peer,
@@ -82,12 +81,12 @@ mod tests {
     #[test]
     fn limits_are_lowered_and_never_raised() {
         let mut limits = Limits::default();
-        FdBudget::of(usize::MAX).cap(&mut limits, 3);
+        FdBudget::of(usize::MAX).cap(&mut limits);
         assert_eq!(limits, Limits::default());
         limits.connections = 7;
-        FdBudget::of(1024).cap(&mut limits, 3);
+        FdBudget::of(1024).cap(&mut limits);
         let lowered = Limits {
-            handshakes: 42,
+            handshakes: 128,
             connections: 7,
             connections_per_peer: 128,
             ..Limits::default()

@@ -1,7 +1,7 @@
 //! Leases of others: a peer neither releases nor probes them.
 
 use egmem::driver::HandleType;
-use egmem::exchange::protocol::{Answer, Ask, Probe, Release};
+use egmem::exchange::protocol::{Answer, Ask, Leases, Probe, Release};
 
 use crate::authorization::stage::{OTHER, OWNER, STRANGER, Stage, granted};
 
@@ -39,6 +39,28 @@ fn probe_of_a_lease_of_others() {
     }
     let probed = owner.ask(probe(lease));
     assert!(matches!(probed, Answer::Probed(_)), "{probed:?}");
+    owner.ask(Ask::Release(Release { lease }));
+    drop(owner);
+    stage.end();
+}
+
+#[test]
+fn held_leases_of_others() {
+    let stage = Stage::new();
+    let mut owner = stage.peer(OWNER);
+    let lease = granted(&mut owner, HandleType::Fabric).lease;
+    for peer in [OTHER, STRANGER, OWNER] {
+        let raw = &mut stage.peer(peer);
+        for lease in [lease, NO_LEASE] {
+            let before = stage.snapshot();
+            let leases = vec![lease];
+            let expired = raw.ask(Ask::Held(Leases {
+                leases: leases.clone(),
+            }));
+            assert_eq!(expired, Answer::Expired(Leases { leases }));
+            assert_eq!(stage.snapshot(), before);
+        }
+    }
     owner.ask(Ask::Release(Release { lease }));
     drop(owner);
     stage.end();

@@ -83,7 +83,6 @@ impl Raw {
             boot: BootId::current().unwrap(),
             fabric: true,
             resume,
-            held: None,
             agent: String::new(),
             queues: false,
             moves,

@@ -167,7 +167,6 @@ pub fn hello(resume: Option<Secret>) -> Vec<u8> {
         boot: BootId::from_bytes([7; 16]),
         fabric: true,
         resume,
-        held: None,
         agent: "a test".into(),
         queues: false,
         moves: false,

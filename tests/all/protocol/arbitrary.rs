@@ -130,15 +130,14 @@ fn leases() -> impl Strategy<Value = Vec<u64>> {
 pub fn hello() -> impl Strategy<Value = Hello> {
     let first = (text(), any::<u16>(), any::<u16>(), boot(), any::<bool>());
     let last = (text(), any::<bool>(), any::<bool>());
-    (first, of(secret()), of(leases()), last).prop_map(
-        |((magic, oldest, newest, boot, fabric), resume, held, (agent, queues, moves))| Hello {
+    (first, of(secret()), last).prop_map(
+        |((magic, oldest, newest, boot, fabric), resume, (agent, queues, moves))| Hello {
             magic,
             oldest,
             newest,
             boot,
             fabric,
             resume,
-            held,
             agent,
             queues,
             moves,
@@ -149,15 +148,13 @@ pub fn hello() -> impl Strategy<Value = Hello> {
 pub fn greeting() -> impl Strategy<Value = Greeting> {
     let ids = (any::<u16>(), instance(), boot(), secret());
     let numbers = (any::<bool>(), any::<u64>(), any::<u64>(), any::<u32>());
-    let named = (leases(), words());
-    let welcome = (ids, numbers, named, of(path())).prop_map(
-        |((version, instance, boot, session), numbers, (ended, peer), local)| Welcome {
+    let welcome = (ids, numbers, words(), of(path())).prop_map(
+        |((version, instance, boot, session), numbers, peer, local)| Welcome {
             version,
             instance,
             boot,
             session,
             resumed: numbers.0,
-            ended,
             peer,
             heartbeat_ms: numbers.1,
             lease_ms: numbers.2,
@@ -199,6 +196,7 @@ fn ask() -> impl Strategy<Value = Ask> {
                 owner
             })
         ),
+        leases().prop_map(|leases| Ask::Held(Leases { leases })),
         any::<u64>().prop_map(|lease| Ask::Release(Release { lease })),
         (any::<u64>(), of(any::<u64>()))
             .prop_map(|(lease, wrote)| Ask::Probe(Probe { lease, wrote })),
@@ -241,6 +239,7 @@ fn answer() -> impl Strategy<Value = Answer> {
                 owner
             })
         ),
+        leases().prop_map(|leases| Answer::Expired(Leases { leases })),
         (any::<u64>(), any::<u64>())
             .prop_map(|(found, wrote)| Answer::Probed(Probed { found, wrote })),
     ]

@@ -47,7 +47,6 @@ pub fn hellos() -> Vec<(&'static str, Hello)> {
         boot: BootId::from_bytes(*b"boot-of-machine2"),
         fabric: true,
         resume: None,
-        held: None,
         agent: "sample".into(),
         queues: false,
         moves: false,
@@ -55,12 +54,10 @@ pub fn hellos() -> Vec<(&'static str, Hello)> {
     let again = Hello {
         queues: true,
         resume: Some(secret(1)),
-        held: Some(vec![1, 300]),
         ..new.clone()
     };
     let moves = Hello {
         moves: true,
-        held: None,
         ..again.clone()
     };
     vec![
@@ -77,7 +74,6 @@ pub fn greetings() -> Vec<(&'static str, Greeting)> {
         boot: BootId::from_bytes(*b"boot-of-machine1"),
         session: secret(2),
         resumed: false,
-        ended: Vec::new(),
         peer: "node7.cluster".into(),
         heartbeat_ms: 2000,
         lease_ms: 10_000,
@@ -90,7 +86,6 @@ pub fn greetings() -> Vec<(&'static str, Greeting)> {
     };
     let back = Welcome {
         resumed: true,
-        ended: vec![7, 300],
         ..welcome.clone()
     };
     vec![
@@ -128,6 +123,12 @@ pub fn requests() -> Vec<(&'static str, Request)> {
                 probe: true,
                 instance: Some(InstanceId::from_bytes(*b"life-of-server-1")),
                 owner: Some(Owner::Server),
+            }),
+        ),
+        (
+            "held",
+            Ask::Held(Leases {
+                leases: vec![1, 300],
             }),
         ),
         ("release", Ask::Release(Release { lease: 9 })),
@@ -202,6 +203,7 @@ pub fn from_server() -> Vec<(&'static str, FromServer)> {
         ),
         ("granted-fabric", granted(fabric())),
         ("granted-fds", granted(Handles::Fds(Fds::of(2)))),
+        ("expired", Answer::Expired(Leases { leases: vec![300] })),
         (
             "probed",
             Answer::Probed(Probed {

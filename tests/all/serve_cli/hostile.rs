@@ -47,7 +47,6 @@ fn welcome() -> Welcome {
         boot: BootId::from_bytes([1; 16]),
         session: Secret::new(&[3; 32]).unwrap(),
         resumed: false,
-        ended: vec![],
         peer: HOSTILE.into(),
         heartbeat_ms: 200_000,
         lease_ms: 600_000,

@@ -68,7 +68,6 @@ fn come_and_go(service: &Service) {
         boot: BootId::from_bytes([1; 16]),
         fabric: false,
         resume: None,
-        held: None,
         agent: "x".repeat(255),
         queues: false,
         moves: false,

@@ -51,7 +51,7 @@ pub fn oversized(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<()> {
 
 pub fn drip(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<()> {
     let mut raw = anywhere(hostile, target)?;
-    let bytes = framed(&hello(None, None));
+    let bytes = framed(&hello(None));
     for byte in bytes.iter().take(hostile.rng.usize(1..40)) {
         raw.send(std::slice::from_ref(byte))?;
         std::thread::sleep(Duration::from_millis(50));
@@ -62,17 +62,16 @@ pub fn drip(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<()> {
 pub fn hellos(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<()> {
     let mut raw = hostile.session(target)?;
     for _ in 0..hostile.rng.u32(1..100) {
-        raw.frame(&hello(None, None))?;
+        raw.frame(&hello(None))?;
     }
     raw.read().map(drop)
 }
 
-/// Claims another's session, with as many leases as fit into a hello.
+/// Claims another's session.
 pub fn resume(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<()> {
     let mut raw = hostile.connect(target)?;
     let token: Vec<u8> = (0..32).map(|_| hostile.rng.u8(..)).collect();
-    let held = (0..hostile.rng.u64(1..25_000)).map(|lease| lease | 1 << 40);
-    raw.frame(&hello(Secret::new(&token), Some(held.collect())))?;
+    raw.frame(&hello(Secret::new(&token)))?;
     let greeting = raw.read()?;
     let welcome = crate::raw::field(&greeting, "welcome");
     if welcome.and_then(|welcome| crate::raw::field(welcome, "resumed"))

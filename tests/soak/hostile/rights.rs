@@ -71,7 +71,7 @@ pub fn without_rights(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<
 pub fn moves(hostile: &mut Hostile<'_>, target: &Target) -> io::Result<()> {
     let mut raw = Raw::unix(&target.unix)?;
     let token: Vec<u8> = (0..40).map(|_| hostile.rng.u8(..)).collect();
-    raw.frame(&hello_of(Secret::new(&token), None, true))?;
+    raw.frame(&hello_of(Secret::new(&token), true))?;
     let greeting = raw.read()?;
     if refusal(&greeting).is_none() {
         hostile

@@ -30,10 +30,12 @@ pub(crate) fn lone_address() -> SocketAddr {
 pub(crate) struct Fake {
     listener: TcpListener,
     pub(crate) welcome: Welcome,
+    /// The leases that have ended, for a client that resumes its session.
+    pub(crate) ended: Vec<u64>,
 }
 
-/// One accepted connection.
-pub(crate) struct Peer(pub(crate) TcpStream);
+/// One accepted connection, and the leases of a client that has resumed its session.
+pub(crate) struct Peer(pub(crate) TcpStream, pub(crate) Vec<u64>);
 
 impl Fake {
     /// Heartbeats and leases so long that they do not matter, until a test sets others.
@@ -45,6 +47,7 @@ impl Fake {
     pub(crate) async fn at(address: SocketAddr) -> Self {
         Self {
             listener: TcpListener::bind(address).await.unwrap(),
+            ended: Vec::new(),
             welcome: Welcome {
                 version: VERSION,
                 instance: InstanceId::random().unwrap(),
@@ -52,7 +55,6 @@ impl Fake {
                 boot: BootId::from_bytes([7; 16]),
                 session: Secret::new(&[1; 32]).unwrap(),
                 resumed: false,
-                ended: Vec::new(),
                 peer: "local".into(),
                 heartbeat_ms: 200_000,
                 lease_ms: 600_000,
@@ -96,7 +98,7 @@ impl Fake {
             .await
             .unwrap()
             .unwrap();
-        Peer(stream)
+        Peer(stream, Vec::new())
     }
 
     /// Accepts and greets a connection.
@@ -104,6 +106,15 @@ impl Fake {
         let mut peer = self.accept().await;
         let hello: Hello = decode(&peer.frame().await.unwrap()).unwrap();
         peer.send(&Greeting::Welcome(self.welcome.clone())).await;
+        if self.welcome.resumed {
+            let (id, ask) = decode(&peer.frame().await.unwrap()).unwrap();
+            let Ask::Held(held) = ask else {
+                panic!("{ask:?}");
+            };
+            peer.1 = held.leases;
+            let leases = self.ended.clone();
+            peer.answer(id, Answer::Expired(Leases { leases })).await;
+        }
         (peer, hello)
     }
 

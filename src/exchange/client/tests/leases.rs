@@ -83,9 +83,9 @@ async fn leases_that_ended_during_a_break_are_lost() {
     drop(peer);
     fake.welcome.resumed = true;
     // An unknown lease does no harm.
-    fake.welcome.ended = vec![4, 5];
-    let (_peer, hello) = fake.greet().await;
-    assert_eq!(hello.held, Some(vec![5]));
+    fake.ended = vec![4, 5];
+    let (peer, _) = fake.greet().await;
+    assert_eq!(peer.1, [5]);
     within(async {
         while !remote.state().is_lost() {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -102,7 +102,7 @@ async fn a_session_goes_on_after_a_break() {
     fake.welcome.resumed = true;
     let (mut peer, hello) = fake.greet().await;
     assert_eq!(hello.resume, Some(fake.welcome.session.clone()));
-    assert_eq!(hello.held, Some(vec![5]));
+    assert_eq!(peer.1, [5]);
     let (list, ()) = within(async {
         tokio::join!(client.list(""), async {
             let (id, _) = peer.request().await.unwrap();
@@ -115,8 +115,8 @@ async fn a_session_goes_on_after_a_break() {
     // Released while there is no connection: sent on the next one.
     drop(peer);
     drop(remote);
-    let (mut peer, hello) = fake.greet().await;
-    assert_eq!(hello.held, Some(vec![5]));
+    let (mut peer, _) = fake.greet().await;
+    assert_eq!(peer.1, [5]);
     let (id, ask) = peer.request().await.unwrap();
     assert_eq!(ask, Ask::Release(Release { lease: 5 }));
     // Without an answer it is sent again.

@@ -4,7 +4,6 @@ use serde::{Deserialize, Serialize};
 
 use super::is_false;
 use crate::protocol::Secret;
-use crate::protocol::at_most::{leases, some_leases};
 use crate::protocol::sanitize;
 use crate::share::{BootId, InstanceId};
 
@@ -16,7 +15,9 @@ pub const OLDEST: u16 = 2;
 pub const MAGIC: &str = "egmem";
 /// The longest name in bytes; names consist of `A–Z a–z 0–9 . _ - / :` and have at least one byte.
 pub const MAX_NAME: usize = 255;
-/// The most leases that a hello or a welcome lists.
+/// The most bytes of a hello's frame.
+pub const MAX_HELLO: u32 = 4 << 10;
+/// The most leases in [`Leases`].
 pub const MAX_LISTED: usize = 65_536;
 
 /// The first frame, from the client.
@@ -35,16 +36,6 @@ pub struct Hello {
     /// The session to resume after a broken connection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resume: Option<Secret>,
-    /// With `resume`: the leases that the client still has, in ascending order, at most [`MAX_LISTED`]. The
-    /// session's other leases end, because their grants never arrived. [`Welcome::ended`] lists leases that
-    /// the server does not know. Without this list all leases continue; a client omits it if it does not fit
-    /// into a hello, and a server ignores a list of more than twice the leases that a peer may have.
-    #[serde(
-        default,
-        skip_serializing_if = "Option::is_none",
-        deserialize_with = "some_leases"
-    )]
-    pub held: Option<Vec<u64>>,
     /// The client's name for itself, for display: at most 255 bytes.
     #[serde(default)]
     pub agent: String,
@@ -81,13 +72,6 @@ pub struct Welcome {
     pub session: Secret,
     /// Whether the session that the client named is resumed, with its leases.
     pub resumed: bool,
-    /// For a resumed session: the leases of [`Hello::held`] that have ended, in ascending order.
-    #[serde(
-        default,
-        skip_serializing_if = "Vec::is_empty",
-        deserialize_with = "leases"
-    )]
-    pub ended: Vec<u64>,
     /// The name by which the server knows the client.
     #[serde(deserialize_with = "sanitize::words")]
     pub peer: String,

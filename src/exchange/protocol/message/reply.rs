@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Refused, is_false};
+use super::{Leases, Refused, is_false};
 use crate::Owner;
 use crate::protocol::Secret;
 use crate::protocol::sanitize;
@@ -21,6 +21,8 @@ pub enum Answer {
     Names(Names),
     /// See [`Ask::Fetch`](super::Ask::Fetch).
     Granted(Granted),
+    /// The leases of [`Ask::Held`](super::Ask::Held) that have ended.
+    Expired(Leases),
     /// See [`Ask::Probe`](super::Ask::Probe).
     Probed(Probed),
 }

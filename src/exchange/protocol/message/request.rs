@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::driver::{Access, HandleType, NodeId};
 use crate::protocol::Texts;
-use crate::protocol::at_most::texts;
+use crate::protocol::at_most::{leases, texts};
 use crate::share::InstanceId;
 use crate::{MAX_PATTERNS, Owner};
 
@@ -25,6 +25,9 @@ pub enum Ask {
     Wait(Wait),
     /// Requests handles and a lease, answered by [`Answer::Granted`](super::Answer::Granted).
     Fetch(Fetch),
+    /// After a session was resumed: the leases that the client has. The session's other leases end, because their grants
+    /// never arrived. Answered by [`Answer::Expired`](super::Answer::Expired). Without this request all leases go on.
+    Held(Leases),
     /// Ends a lease: its memory is unmapped. Answered by [`Answer::Done`](super::Answer::Done).
     Release(Release),
     /// Reports that the word at the probe's place is written, answered by
@@ -78,6 +81,14 @@ pub struct Fetch {
     /// Refuse with `wrong_owner` if the name has another owner.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<Owner>,
+}
+
+/// Leases in ascending order, at most [`MAX_LISTED`](super::MAX_LISTED).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Leases {
+    /// Their numbers.
+    #[serde(deserialize_with = "leases")]
+    pub leases: Vec<u64>,
 }
 
 /// See [`Ask::Release`].

@@ -125,7 +125,7 @@ async fn sessions_grants_releases_revocations_and_refusals_are_reported() {
     let revoked = book.one("revoked").await;
     has(&revoked, "lease", second.lease);
     has(&revoked, "bytes", MIB);
-    let resumed = raw.resume(&server, None).await;
+    let resumed = raw.resume(&server).await;
     has(
         &book.one("session_resumed").await,
         "session",

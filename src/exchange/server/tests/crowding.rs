@@ -1,6 +1,8 @@
 //! Too many connections, sessions, fds and events, and too much at once.
 
-use super::hostile::{hung_up, tcp};
+use tokio::io::AsyncWriteExt;
+
+use super::hostile::{hung_up, raise_fd_limit, tcp};
 use super::*;
 
 /// Returns why a session is refused; it is a limit.
@@ -67,7 +69,7 @@ async fn there_are_so_many_sessions_and_so_many_of_a_peer() {
     until("it is gone", || server.stats().connections == 1).await;
     let why = refused(&server.addresses()[0]).await;
     assert_eq!(why, "2 sessions of this peer");
-    let mut one = one.resume(&server, None).await;
+    let mut one = one.resume(&server).await;
     assert!(one.welcome().resumed);
     one.release(granted.lease).await;
     drop(one);
@@ -128,6 +130,27 @@ async fn silent_connections_keep_nobody_out_that_has_a_certificate() {
     let authority = crate::certs::Authority::create("test", 1).unwrap();
     let server = loopback().security(tls(&authority, "server.test"));
     crowd(server, &tls(&authority, "client.test")).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn half_hellos_keep_nobody_out() {
+    raise_fd_limit();
+    let driver = driver();
+    let server = loopback().start().await.unwrap();
+    let half = |len: u32| [&len.to_be_bytes()[..], &vec![0; len as usize / 2 + 1]].concat();
+    let mut halves = Vec::new();
+    for half in [half(256 << 10), half(4 << 10)] {
+        for _ in 0..490 {
+            let mut stream = tcp(&server).await;
+            // The server may have closed it.
+            let _ = stream.write_all(&half).await;
+            halves.push(stream);
+        }
+    }
+    let mut raw = Raw::open(&server).await;
+    assert_eq!(raw.ask(Ask::Ping).await.0, Answer::Done);
+    drop((raw, halves));
+    close(server, &driver).await;
 }
 
 fn news() -> Event {

@@ -212,15 +212,19 @@ async fn a_peer_that_does_not_read_is_dropped() {
     drop(stream);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_hundred_at_once() {
-    // Both ends of each are in this process, and other tests run meanwhile.
+/// For tests with both ends of many connections in this process, while other tests run.
+pub(super) fn raise_fd_limit() {
     let most = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     let raised = rustix::process::Rlimit {
         current: most.maximum,
         ..most
     };
     rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_hundred_at_once() {
+    raise_fd_limit();
     let driver = driver();
     let server = loopback().start().await.unwrap();
     let published = server.publish("a", memory(&driver)).now().unwrap();

@@ -100,7 +100,6 @@ async fn a_holder_that_was_away_is_asked_when_it_comes_back() {
         .await;
         let hello = Hello {
             resume: welcome.map(|welcome| welcome.session),
-            held: Some(vec![granted.lease]),
             ..hello()
         };
         let address = &server.addresses()[0];

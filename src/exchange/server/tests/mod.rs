@@ -103,7 +103,6 @@ fn hello() -> Hello {
         boot: BootId::current().unwrap(),
         fabric: true,
         resume: None,
-        held: None,
         agent: "test".into(),
         queues: false,
         moves: false,
@@ -176,13 +175,20 @@ impl Raw {
     }
 
     /// Resumes the session on another connection.
-    async fn resume(&self, server: &Server, held: Option<Vec<u64>>) -> Self {
+    async fn resume(&self, server: &Server) -> Self {
         let hello = Hello {
             resume: Some(self.welcome().session.clone()),
-            held,
             ..hello()
         };
         Self::open_at(&server.addresses()[0], &Security::Plain, &hello).await
+    }
+
+    /// Says which leases the client has; returns those that have ended.
+    async fn held(&mut self, leases: Vec<u64>) -> Vec<u64> {
+        match self.ask(Ask::Held(Leases { leases })).await.0 {
+            Answer::Expired(expired) => expired.leases,
+            other => panic!("{other:?}"),
+        }
     }
 
     /// Returns the Unix socket where the session moves.

@@ -131,7 +131,7 @@ async fn other_users_are_not_let_in_and_go_back_to_tcp() {
     let (granted, _) = raw.fetch(fetch_fds("a")).await.unwrap();
     server.set_peers(Peers::user(own + 1)).unwrap();
     raw.hung_up().await;
-    let mut raw = raw.resume(&server, None).await;
+    let mut raw = raw.resume(&server).await;
     assert!(raw.welcome().resumed);
     let mut other = Raw::connect(&raw.local(), &Security::Plain).await;
     let _ = (other.connection.writer)

@@ -64,7 +64,8 @@ async fn a_resumed_session_is_asked_again_for_what_was_recalled() {
     let mut raw = Raw::open(&server).await;
     let (granted, _) = raw.fetch(fetch("a")).await.unwrap();
     published.set_who_within(Who::nobody(), LONG);
-    let mut again = raw.resume(&server, Some(vec![granted.lease])).await;
+    let mut again = raw.resume(&server).await;
+    assert!(again.held(vec![granted.lease]).await.is_empty());
     match again.notice().await {
         Event::Withdrawing(withdrawing) => assert_eq!(withdrawing.lease, granted.lease),
         other => panic!("{other:?}"),

@@ -139,7 +139,6 @@ async fn a_session_ends_when_its_certificate_expires_though_no_timer_ran() {
     AHEAD[0].store(0, Relaxed);
     let hello = Hello {
         resume: Some(raw.welcome().session.clone()),
-        held: Some(vec![granted.lease]),
         ..hello()
     };
     let security = Security::Tls(tls);

@@ -26,7 +26,7 @@ async fn a_silent_holder_expires_and_its_release_stays_unconfirmed() {
     let error = published.withdraw(LONG).await.unwrap_err();
     assert!(error.to_string().contains("may still have it"), "{error}");
     // Its session has ended, but it can say that it has unmapped the memory.
-    let mut raw = raw.resume(&server, Some(vec![granted.lease])).await;
+    let mut raw = raw.resume(&server).await;
     assert!(!raw.welcome().resumed);
     raw.release(granted.lease).await;
     published.withdraw(Duration::ZERO).await.unwrap();
@@ -59,7 +59,7 @@ async fn a_name_goes_and_its_silent_holder_is_still_listened_to() {
             .unwrap()
     };
     let say = async {
-        let mut raw = raw.resume(&server, Some(vec![granted.lease])).await;
+        let mut raw = raw.resume(&server).await;
         raw.release(granted.lease).await;
     };
     let (heard, ()) = tokio::join!(hear, say);
