@@ -32,8 +32,8 @@ impl Error {
                      fetch it again, because the exporter may have ended meanwhile"
                 }
                 End::SameMachine => {
-                    "take a POSIX fd: connect to the server's unix: address, or set its fd socket (`[local] door` of \
-                     `egmem serve`); mount the folder of that socket into this container at the same path"
+                    "take a POSIX fd: have the server listen at a unix: address too, and mount the folder of that socket into \
+                     this container at the same path"
                 }
             },
             Self::DataPlane { .. } => {
