@@ -123,13 +123,15 @@ async fn places_of_forgotten_holders_are_given_back() {
     let (_directory, _, server) = start_at_unix(Server::options().lease(LONG)).await;
     let published = server.publish("a", memory(&driver)).now().unwrap();
     let (inner, id) = published.parts();
-    let mut state = inner.state();
-    let publication = state.publications[&id].publication.clone();
-    let places = &mut state.publications.get_mut(&id).unwrap().places;
-    // As many are left as expired holders are remembered, and one more.
-    let taken: Vec<u64> = std::iter::from_fn(|| places.take()).collect();
-    (taken.iter().take(MAX_EXPIRED + 1)).for_each(|&place| places.give_back(place));
-    drop(state);
+    let publication = {
+        let mut state = inner.state();
+        let publication: std::sync::Arc<_> = state.publications[&id].publication.clone();
+        let places = &mut state.publications.get_mut(&id).unwrap().places;
+        // As many are left as expired holders are remembered, and one more.
+        let taken: Vec<u64> = std::iter::from_fn(|| places.take()).collect();
+        (taken.iter().take(MAX_EXPIRED + 1)).for_each(|&place| places.give_back(place));
+        publication
+    };
     let raw = Raw::open(&server).await;
     let session = inner.state().sessions.iter().next().unwrap().clone();
     for _ in 0..2 * MAX_EXPIRED {
