@@ -22,7 +22,6 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 pub(crate) use fault::explain;
-#[cfg(feature = "certs")]
 pub(crate) use trust::{Basis, Credential, End};
 
 use crate::{Distrust, Error, PeerName, Result};
