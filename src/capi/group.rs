@@ -11,9 +11,8 @@ use crate::call_site::call_that_allocates;
 use crate::failure::{Failure, Outcome};
 use crate::{args, egm_buffer, egm_driver, egm_status};
 
-/// Sends `bytes` bytes at `own` to all ranks, and writes those of all ranks to `all`, in the order of ranks: as
-/// `MPI_Allgather` does. All ranks call it equally often, with the same `bytes`. Returns 0, or another number for a failure.
-pub type egm_all_gather = unsafe extern "C" fn(
+/// The function of [`egm_ranks::all_gather`].
+type AllGatherFn = unsafe extern "C" fn(
     context: *mut c_void,
     own: *const c_void,
     all: *mut c_void,
@@ -28,8 +27,17 @@ pub struct egm_ranks {
     pub rank: u32,
     /// The number of ranks, at most 1024.
     pub size: u32,
-    /// Gathers bytes of all ranks. Called by the thread that calls egm_group_gather().
-    pub all_gather: Option<egm_all_gather>,
+    /// Sends `bytes` bytes at `own` to all ranks, and writes those of all ranks to `all`, in the order of ranks, as
+    /// `MPI_Allgather` does. All ranks call it equally often, with the same `bytes`. Returns 0, or another number for a
+    /// failure. Called by the thread that calls egm_group_gather().
+    pub all_gather: Option<
+        unsafe extern "C" fn(
+            context: *mut c_void,
+            own: *const c_void,
+            all: *mut c_void,
+            bytes: usize,
+        ) -> i32,
+    >,
     /// The first argument of each call.
     pub context: *mut c_void,
     /// A secret of all ranks, of 16 bytes or more, with which each gather is sealed; or null: then whoever reads what
@@ -38,7 +46,7 @@ pub struct egm_ranks {
 }
 
 /// The ranks of a C program, whose gathers have one length.
-struct Ranks(egm_ranks, egm_all_gather);
+struct Ranks(egm_ranks, AllGatherFn);
 
 impl Ranks {
     /// Gathers as many bytes of each rank.
@@ -90,8 +98,8 @@ impl AllGather for Ranks {
 /// Gives this rank's memory to all ranks of a job, and maps that of all others. All ranks call it together.
 ///
 /// `buffer` was made by egm_buffer_create() or egm_buffer_near() and is shareable, or is null: then the rank only maps the
-/// others' memory. `out` has room for as many pointers as there are ranks. It gets a buffer for each, in the order of ranks, to be destroyed
-/// by egm_buffer_destroy(); null for this rank and for ranks without memory.
+/// others' memory. `out` has room for as many pointers as there are ranks. It gets a buffer for each, in the order of
+/// ranks, to be destroyed by egm_buffer_destroy(); null for this rank and for ranks without memory.
 ///
 /// Ranks of one machine exchange file descriptors over Unix sockets, ranks of several machines fabric handles by
 /// `all_gather`. Fails in all ranks with ::EGM_NO_COMMON_HANDLE if no handle type does for all. If one rank fails, the others
@@ -99,7 +107,8 @@ impl AllGather for Ranks {
 ///
 /// # Safety
 /// `driver` is null or a driver; `buffer` is null or a buffer; `ranks` is null or ranks whose function may be called with
-/// its context and keeps to its description, and whose secret is null or a string; `out` is null or may be written. Any thread may call this.
+/// its context and keeps to its description, and whose secret is null or a string; `out` is null or has that room. Any
+/// thread may call this.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn egm_group_gather(
     driver: *const egm_driver,

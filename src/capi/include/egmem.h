@@ -304,6 +304,23 @@ typedef struct egm_client_options {
     const char *expect_owner;
 } egm_client_options;
 
+/// The ranks of a job: see egm_group_gather().
+typedef struct egm_ranks {
+    /// This process's rank, below `size`.
+    uint32_t rank;
+    /// The number of ranks, at most 1024.
+    uint32_t size;
+    /// Sends `bytes` bytes at `own` to all ranks, and writes those of all ranks to `all`, in the order of ranks, as
+    /// `MPI_Allgather` does. All ranks call it equally often, with the same `bytes`. Returns 0, or another number for a
+    /// failure. Called by the thread that calls egm_group_gather().
+    int32_t (*all_gather)(void *context, const void *own, void *all, size_t bytes);
+    /// The first argument of each call.
+    void *context;
+    /// A secret of all ranks, of 16 bytes or more, with which each gather is sealed; or null: then whoever reads what
+    /// `all_gather` sends can map fabric memory.
+    const char *secret;
+} egm_ranks;
+
 /// Options of a heap. Set `struct_size` to sizeof(egm_heap_options), and the fields that you do not need to 0.
 typedef struct egm_heap_options {
     /// The size of this structure, by which the library knows the program's version.
@@ -581,8 +598,9 @@ egm_status egm_buffer_free_on(struct egm_buffer *buffer, const struct egm_stream
 egm_status egm_buffer_destroy(struct egm_buffer *buffer);
 
 /// Tells the ledger the line of the program that the thread's next call has: one of egm_buffer_create(),
-/// egm_buffer_near(), egm_heap_create(), egm_pool_alloc(), egm_channel_receive(), egm_client_fetch(). In C, the macros at
-/// the end of this header call it, and in C++ egmem.hpp does; a binding of another language calls it itself.
+/// egm_buffer_near(), egm_heap_create(), egm_pool_alloc(), egm_channel_receive(), egm_client_fetch(),
+/// egm_group_gather(). In C, the macros at the end of this header call it, and in C++ egmem.hpp does; a binding of another
+/// language calls it itself.
 /// `function` may be null. A null `file` takes the line back.
 ///
 /// Contract:
@@ -739,6 +757,25 @@ egm_status egm_driver_is_simulated(const struct egm_driver *driver, bool *out);
 /// Contract:
 /// `driver` is null, or a driver that no thread uses during the call or afterwards: not destroyed yet.
 egm_status egm_driver_destroy(struct egm_driver *driver);
+
+/// Gives this rank's memory to all ranks of a job, and maps that of all others. All ranks call it together.
+///
+/// `buffer` was made by egm_buffer_create() or egm_buffer_near() and is shareable, or is null: then the rank only maps the
+/// others' memory. `out` has room for as many pointers as there are ranks. It gets a buffer for each, in the order of
+/// ranks, to be destroyed by egm_buffer_destroy(); null for this rank and for ranks without memory.
+///
+/// Ranks of one machine exchange file descriptors over Unix sockets, ranks of several machines fabric handles by
+/// `all_gather`. Fails in all ranks with ::EGM_NO_COMMON_HANDLE if no handle type does for all. If one rank fails, the others
+/// fail with ::EGM_OTHER and its reason. With a secret, ::EGM_NOT_TRUSTED for a contribution that is not sealed with it.
+///
+/// Contract:
+/// `driver` is null or a driver; `buffer` is null or a buffer; `ranks` is null or ranks whose function may be called with
+/// its context and keeps to its description, and whose secret is null or a string; `out` is null or has that room. Any
+/// thread may call this.
+egm_status egm_group_gather(const struct egm_driver *driver,
+                            const struct egm_buffer *buffer,
+                            const struct egm_ranks *ranks,
+                            struct egm_buffer **out);
 
 /// Creates a heap. It reserves addresses for its limit at once, and adds memory as needed.
 ///
@@ -1146,4 +1183,5 @@ const char *egm_version(void);
 #define egm_pool_alloc(...) EGM_FROM_HERE(egm_pool_alloc(__VA_ARGS__))
 #define egm_channel_receive(...) EGM_FROM_HERE(egm_channel_receive(__VA_ARGS__))
 #define egm_client_fetch(...) EGM_FROM_HERE(egm_client_fetch(__VA_ARGS__))
+#define egm_group_gather(...) EGM_FROM_HERE(egm_group_gather(__VA_ARGS__))
 #endif
