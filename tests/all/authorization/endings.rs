@@ -114,6 +114,23 @@ fn requests_after_the_certificate_was_revoked() {
     stage.end();
 }
 
+/// A session that has moved to the Unix socket depends on its certificate as before.
+#[test]
+fn requests_of_a_moved_session_after_the_certificate_was_revoked() {
+    let stage = Stage::new();
+    let issued = stage.issue(OWNER, Duration::from_secs(3600));
+    let (_before, token) = with_rights(&stage, &issued).expect("a session");
+    let mut raw = stage.at_unix();
+    let moved = raw.moves(Some(token.clone())).unwrap();
+    assert!(matches!(moved, Greeting::Welcome(_)), "{moved:?}");
+    stage.revoke(&issued);
+    dismissed(&mut raw, "not_trusted");
+    let refused = stage.at_unix().moves(Some(token.clone())).unwrap();
+    assert!(matches!(&refused, Greeting::Refused(why) if why.reason == "expired"));
+    not_resumed(&stage, OWNER, token);
+    stage.end();
+}
+
 #[test]
 fn requests_after_the_user_was_removed() {
     let stage = Stage::new();
