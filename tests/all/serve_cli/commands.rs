@@ -34,7 +34,7 @@ fn names_are_listed_fetched_written_and_read() {
     for words in [
         "4.77 MiB",
         "by POSIX fd",
-        "see the same memory",
+        "not proved: a POSIX fd names memory of this machine",
         "verified",
         "released",
     ] {
