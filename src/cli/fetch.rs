@@ -18,10 +18,11 @@ use egmem::proof::Prover;
 use egmem::size::Bytes;
 
 use crate::connect::{self, Connect, block_on};
-use crate::output::{create_private, print, progress};
+use crate::output::{print, progress};
 use crate::progress::ByteProgress;
 use crate::signals::Ends;
 use crate::source::Source;
+use crate::trace::create_private;
 
 /// Files are copied in pieces of this size.
 const PIECE: usize = 1 << 20;

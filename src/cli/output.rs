@@ -1,8 +1,6 @@
 //! Output of the commands to standard error, and text formats.
 
-use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, IsTerminal};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 use egmem::text::escape_lines;
@@ -31,21 +29,6 @@ pub fn progress(text: &str) {
         Some(_) => {}
         None => stdio::progress(text),
     }
-}
-
-/// Creates a file that only its owner can read, or empties it; follows no link.
-pub fn create_private(path: &Path) -> io::Result<File> {
-    let file = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32)
-        .open(path)?;
-    if file.metadata()?.is_file() {
-        file.set_permissions(Permissions::from_mode(0o600))?;
-    }
-    Ok(file)
 }
 
 /// Shows a value as JSON, as text, or as a drawing in a file or on standard output.

@@ -1,11 +1,11 @@
 //! `--trace`: driver calls and allocations with their times, in the format of Chrome's traces.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-use crate::output::create_private;
 use egmem::exchange::{Error, Result};
 use tracing::level_filters::LevelFilter;
 use tracing_chrome::{ChromeLayerBuilder, FlushGuard};
@@ -66,4 +66,19 @@ where
 pub fn finish() -> Option<io::Error> {
     drop(TRACE.lock().unwrap_or_else(PoisonError::into_inner).take());
     FAILED.lock().unwrap_or_else(PoisonError::into_inner).take()
+}
+
+/// Creates a file that only its owner can read, or empties it; follows no link.
+pub fn create_private(path: &Path) -> io::Result<File> {
+    let file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32)
+        .open(path)?;
+    if file.metadata()?.is_file() {
+        file.set_permissions(Permissions::from_mode(0o600))?;
+    }
+    Ok(file)
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::connect::ClientOptions;
+use super::options::ClientOptions;
 use super::text;
 use crate::protocol::{
     Answer, Ask, FromServer, Greeting, Hello, Leases, MAGIC, MAX_LISTED, OLDEST, Secret, VERSION,

@@ -9,6 +9,7 @@ mod follow;
 mod greet;
 mod lease;
 mod open;
+mod options;
 mod probe;
 mod session;
 mod text;
@@ -23,11 +24,11 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 pub use buffer::{Leased, RemoteBuffer};
-pub use connect::{ClientOptions, Reconnect};
 pub use create::CreateOptions;
 pub use fetch::FetchOptions;
 pub use follow::{Absence, Follow, Followed};
 pub use lease::LeaseState;
+pub use options::{ClientOptions, Reconnect};
 pub use probe::Proof;
 pub use watch::{Watch, WatchEvent};
 

@@ -7,7 +7,7 @@
 //!
 //! Names contain no `@`, so one name's keys are never a longer name's.
 
-use super::{Exporter, MAX_ADDRESSES};
+use super::exporter::{Exporter, MAX_ADDRESSES};
 use crate::protocol::check_name;
 use crate::share::InstanceId;
 

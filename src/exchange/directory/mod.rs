@@ -11,6 +11,7 @@
 
 #[cfg(feature = "etcd")]
 mod etcd;
+mod exporter;
 // Fuzzed without etcd's client, whose build needs protoc.
 #[cfg(any(feature = "etcd", fuzzing))]
 #[cfg_attr(not(feature = "etcd"), allow(dead_code))]
@@ -20,44 +21,15 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, oneshot, watch};
 
 #[cfg(feature = "etcd")]
 pub use etcd::EtcdOptions;
+pub use exporter::{Exporter, MAX_ADDRESSES};
 
 use super::protocol::check_name;
 use crate::per_driver::lock;
-use crate::share::{BootId, InstanceId};
-use crate::{Address, Error, Result};
-
-/// The most addresses of one exporter.
-pub const MAX_ADDRESSES: usize = 4096;
-
-/// An exporter, as a directory knows it.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Exporter {
-    /// Its addresses, as other machines reach it; Unix sockets are for its own machine.
-    pub addresses: Vec<Address>,
-    /// Its instance.
-    pub instance: InstanceId,
-    /// Its machine.
-    pub boot: BootId,
-}
-
-impl Exporter {
-    /// Returns the address to connect to from a process on the machine `here`: a Unix socket if the exporter
-    /// is on the same machine, otherwise its first TCP address.
-    pub fn address(&self, here: BootId) -> Option<&Address> {
-        let mut unix = self.addresses.iter().filter(|address| address.is_unix());
-        let mut tcp = self.addresses.iter().filter(|address| !address.is_unix());
-        if self.boot == here {
-            unix.next().or_else(|| tcp.next())
-        } else {
-            tcp.next()
-        }
-    }
-}
+use crate::{Error, Result};
 
 /// The exporters that have registered in etcd, and their names. Clones are the same directory.
 ///
@@ -267,31 +239,6 @@ pub mod fuzzing {
         assert_eq!(keys.read(own.as_bytes()), Some((name, instance)));
         if let Some(exporter) = json.get(1..).and_then(|json| read_value(json, instance)) {
             assert_eq!(read_value(&value(&exporter), instance), Some(exporter));
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn unix_sockets_are_for_the_own_machine() {
-        let here = BootId::from_bytes([1; 16]);
-        let (tcp, unix) = ("tcp://a:1", "unix:/run/x");
-        for (addresses, boot, expected) in [
-            (&[tcp, unix][..], 1, Some(unix)),
-            (&[tcp], 1, Some(tcp)),
-            (&[tcp, unix], 2, Some(tcp)),
-            (&[unix], 2, None),
-        ] {
-            let exporter = Exporter {
-                addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
-                instance: InstanceId::from_bytes([1; 16]),
-                boot: BootId::from_bytes([boot; 16]),
-            };
-            let address = exporter.address(here).map(Address::to_string);
-            assert_eq!(address.as_deref(), expected);
         }
     }
 }

@@ -18,7 +18,7 @@ use zeroize::Zeroizing;
 pub use options::EtcdOptions;
 use options::TlsFiles;
 
-use super::Exporter;
+use super::exporter::Exporter;
 use super::keys::{Keys, read_value};
 use crate::text::bounded;
 use crate::{Error, Result};

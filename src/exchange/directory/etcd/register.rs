@@ -9,8 +9,9 @@ use etcd_client::{Client, LeaseKeepAliveStream, LeaseKeeper, PutOptions, Txn, Tx
 use tokio::sync::oneshot;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
+use super::super::exporter::Exporter;
 use super::super::keys::value;
-use super::super::{Exporter, Registration, RegistrationState, Wanted};
+use super::super::{Registration, RegistrationState, Wanted};
 use super::{Etcd, runtime};
 use crate::Result;
 use crate::share::InstanceId;
