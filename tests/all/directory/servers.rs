@@ -160,7 +160,6 @@ fn session(address: &str) -> Vec<u8> {
         boot: BootId::current().unwrap(),
         fabric: false,
         resume: None,
-        held: None,
         agent: String::new(),
         queues: false,
         moves: false,
