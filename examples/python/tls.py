@@ -17,8 +17,6 @@ listen = ["tcp://127.0.0.1:0"]
 ca = "{folder}/ca.pem"
 cert = "{folder}/server.pem"
 key = "{folder}/server.key"
-[local]
-door = "{folder}/door.sock"
 [[buffer]]
 name = "weights"
 bytes = "64MiB"
