@@ -121,6 +121,7 @@ fn create_for_nuls(id: u64) -> Vec<u8> {
 }
 
 fn all_messages(transport: Transport) {
+    let is_unix = matches!(transport, Transport::Unix);
     let mut setting = Setting::new(transport);
     for (what, waiting, ask) in ANSWERED.iter().chain(WAITED_FOR) {
         let (bytes, count) = requests(EACH, ask);
@@ -129,6 +130,9 @@ fn all_messages(transport: Transport) {
     let nuls = create_for_nuls(1);
     setting.flood("create for one long text of NULs", &nuls, 1, WAITING);
     leases(&mut setting);
+    if is_unix {
+        leases_with_fds(&mut setting);
+    }
     let unknown = [
         b"\x82\x01\xa1\x64list\xa1\x65dance\x5a\x00\x01\x00\x00".to_vec(),
         vec![0; 1 << 16],
@@ -150,7 +154,9 @@ fn leases(setting: &mut Setting) {
     // Until the driver has exported the memory requests wait, and some are refused.
     let refused = CONNECTIONS as u64 * count - now.leases;
     assert!(refused < count, "{now:?}");
-    // A ticket each over TCP, of which a peer has 1024; fds over a Unix socket.
+}
+
+fn leases_with_fds(setting: &mut Setting) {
     let bytes: Vec<u8> = (1..=200).flat_map(|id| fetch(id, "posix_fd")).collect();
     let now = setting.flood("fetch for fds", &bytes, 200, WAITING);
     assert!(now.leases > 200, "{now:?}");
