@@ -17,7 +17,7 @@ pub const MAGIC: &str = "egmem";
 pub const MAX_NAME: usize = 255;
 /// The most bytes of a hello's frame.
 pub const MAX_HELLO: u32 = 4 << 10;
-/// The most leases in [`Leases`].
+/// The most leases in [`Leases`](crate::protocol::Leases).
 pub const MAX_LISTED: usize = 65_536;
 
 /// The first frame, from the client.
