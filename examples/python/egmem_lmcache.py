@@ -8,7 +8,7 @@ exactly the size asked for, on a host NUMA node. LMCache's own managers of addre
 (`use_paging=True` with `shapes`, `dtypes` and `fmt`) or without. LMCache decides what is kept and evicted, so there is no
 `egmem.kv.Tier` below it. The memory ends with the process, so it needs no tag of the model.
 
-Tested with the classes of LMCache 0.5.6 on the simulator (test_adapters.py); not in an engine that serves.
+Tested with the classes of LMCache 0.5.6 on the simulator (test_adapters.py) and with copies of an H100; not in an engine that serves.
 """
 
 import contextlib
