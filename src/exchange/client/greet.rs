@@ -94,16 +94,24 @@ pub(super) async fn establish(
     let work = async {
         let options = &dial.options;
         let (address, security) = (&options.address, &options.security);
+        let held = resume.as_ref().map(|resume| resume.held.clone());
         let mut established = greet(dial, (address, security), resume, (left, false)).await?;
-        move_to_unix(dial, &mut established, left).await;
+        move_to_unix(dial, &mut established, held.unwrap_or_default(), left).await;
         Ok(established)
     };
     timeout_at(deadline, work).await.unwrap_or_else(timed_out)
 }
 
 /// Moves a session over TCP to the Unix socket of a server on this machine, because only that passes fds. Where the
-/// socket cannot be reached, the session stays, and `no_unix` says why.
-async fn move_to_unix(dial: &Dial, established: &mut Established, left: Duration) {
+/// socket cannot be reached, the session stays, and `no_unix` says why. Asks there about the leases that this end `held` once
+/// more: the server may have told the first connection of an end, which nobody reads any more.
+async fn move_to_unix(
+    dial: &Dial,
+    established: &mut Established,
+    mut held: Vec<u64>,
+    left: Duration,
+) {
+    held.retain(|lease| !established.ended.contains(lease));
     let terms = &mut established.terms;
     let Some(local) = &terms.welcome.local else {
         return;
@@ -117,7 +125,7 @@ async fn move_to_unix(dial: &Dial, established: &mut Established, left: Duration
     let resume = Resume {
         session: terms.welcome.session.clone(),
         server: terms.server.clone(),
-        held: Vec::new(),
+        held,
     };
     let left = (left / 4).min(dial.options.limits.handshake);
     let moving = greet(
@@ -132,6 +140,7 @@ async fn move_to_unix(dial: &Dial, established: &mut Established, left: Duration
         Ok(moved) if moved.terms.welcome.instance == terms.welcome.instance => {
             (terms.unix, terms.pid) = (true, moved.terms.pid);
             (established.reader, established.writer) = (moved.reader, moved.writer);
+            established.ended.extend(moved.ended);
             return;
         }
         Ok(_) => "another server listens there".into(),
@@ -166,7 +175,7 @@ async fn greet(
     let resume = resume.filter(|resume| moves || resume.server == connection.peer);
     let resuming = resume.is_some();
     let (resume, held) = resume.map(|resume| (resume.session, resume.held)).unzip();
-    let held = held.filter(|_| !moves);
+    let held = held.filter(|held| !moves || !held.is_empty());
     let hello = encode(&Hello {
         magic: MAGIC.into(),
         oldest: OLDEST,
@@ -195,19 +204,29 @@ async fn greet(
         return Err(broken("another session than the one that was named".into()).into());
     }
     let ended = match held.filter(|_| welcome.resumed) {
-        Some(held) => reconcile(&mut connection, held, options.limits.frame_bytes).await?,
+        Some(held) => {
+            let limits = (welcome.frame_bytes, options.limits.frame_bytes);
+            reconcile(&mut connection, held, limits).await?
+        }
         None => Vec::new(),
     };
     Ok(established(connection, welcome, peer, ended))
 }
 
-/// Tells the server which leases this end has; returns those that have ended. The server's events before its answer are
-/// skipped: it repeats those that matter.
-async fn reconcile(connection: &mut Connection, held: Vec<u64>, limit: u32) -> Result<Vec<u64>> {
+/// Tells the server which leases this end has, unless that is too long for a frame; returns those that have ended. The
+/// server's events before its answer are skipped: it repeats those of leases.
+async fn reconcile(
+    connection: &mut Connection,
+    held: Vec<u64>,
+    (most, limit): (u32, u32),
+) -> Result<Vec<u64>> {
     if held.len() > MAX_LISTED {
         return Ok(Vec::new());
     }
     let request = encode(&(0_u64, Ask::Held(Leases { leases: held })));
+    if request.len() > most as usize {
+        return Ok(Vec::new());
+    }
     connection.writer.write(&request, &[]).await?;
     let peer = &*connection.label;
     loop {

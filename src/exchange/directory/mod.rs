@@ -1,7 +1,7 @@
 //! Finds out which exporter holds a name, in etcd (feature `etcd`).
 //!
 //! Exporters register their addresses, instance and names under a lease that they keep alive. When one dies, its names go
-//! with the lease. A directory says where to ask, and nothing else: it never contains a handle, a ticket or a session.
+//! with the lease. A directory says where to ask, and nothing else: it never contains a handle or a session.
 //! Its answers may be out of date, so a fetch names the [instance](crate::FetchOptions::instance) that it expects, and a
 //! restarted exporter is not mistaken for the old one. While etcd is away, open connections continue, and look-ups fail
 //! with [`Error::Directory`] in time.

@@ -18,6 +18,9 @@ use crate::share::socket::{self, SocketFile};
 use crate::share::{Peers, fd};
 use crate::text::bounded;
 
+/// A sealed contribution is at most so many bytes longer than its contents.
+const SEAL: usize = 1024;
+
 /// The first bytes in both directions: another protocol, or another version, is recognised at once.
 const MAGIC: [u8; 8] = *b"egmemgr1";
 /// From rank 0: `MAGIC` and a random challenge.
@@ -124,7 +127,7 @@ impl Star {
         if let Some(error) = &self.broken {
             return Err(error.clone());
         }
-        if own.len() > MAX_CONTRIBUTION {
+        if own.len() > MAX_CONTRIBUTION + SEAL {
             return Err(Error::all_gather(format!(
                 "{} bytes exceed the limit of {MAX_CONTRIBUTION}",
                 own.len()
@@ -240,8 +243,7 @@ impl Timed<'_> {
         let mut len = [0; 4];
         self.read_exact(&mut len)?;
         let len = u32::from_be_bytes(len) as usize;
-        // A seal is longer than what it seals.
-        if len > MAX_CONTRIBUTION + 1024 {
+        if len > MAX_CONTRIBUTION + SEAL {
             return Err(io::ErrorKind::InvalidData.into());
         }
         let mut bytes = Vec::new();

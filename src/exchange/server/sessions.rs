@@ -33,7 +33,13 @@ impl ServerCore {
                 false => Ok(()),
             };
         }
-        let session = self.state().session_of(hello).cloned();
+        let state = self.state();
+        let session = state.session_of(hello).filter(|session| {
+            connection.user.is_some()
+                && session.user().is_none()
+                && state.leases.is_attached(session.id)
+        });
+        // Only then: a refusal is put down to the peer that the connection has.
         connection.peer = session.ok_or_else(cannot_move)?.peer.clone();
         Ok(())
     }

@@ -23,7 +23,7 @@ pub struct ServerStats {
     pub names: u64,
     /// Published memory in bytes, including padding; for windows only their own bytes.
     pub bytes: u64,
-    /// Open file descriptors received from peers or being sent to them.
+    /// Open file descriptors that are being sent to peers.
     pub fds: u64,
     /// Bytes kept for peers, which [`Limits::bytes`](crate::Limits::bytes) limits.
     pub peer_bytes: u64,

@@ -9,7 +9,7 @@ use crate::Limits;
 /// everything else: sockets, files, memory, the directory, and the rest of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FdBudget {
-    /// Fds received from peers and kept, and those being sent to them.
+    /// Fds that are being sent to peers.
     pub held: usize,
     /// Greeted connections.
     pub greeted: usize,

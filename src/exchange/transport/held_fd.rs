@@ -7,7 +7,7 @@ use super::FdBudget;
 use crate::Limits;
 use crate::account::{Accounts, Charge};
 
-/// Returns accounts for a server's fds: those received from peers, and those being sent to them. Without fds
+/// Returns accounts for a server's fds that are being sent to peers. Without fds
 /// for connections and files, a server could serve no peer.
 pub(crate) fn fd_accounts(limits: &Limits) -> Arc<Accounts> {
     let all = (FdBudget::of_process().held, "fds of all peers at once");
