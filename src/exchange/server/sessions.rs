@@ -34,11 +34,8 @@ impl ServerCore {
             };
         }
         let state = self.state();
-        let session = state.session_of(hello).filter(|session| {
-            connection.user.is_some()
-                && session.user().is_none()
-                && state.leases.is_attached(session.id)
-        });
+        let session = state.session_of(hello);
+        let session = session.filter(|session| can_move(&state, connection, session));
         // Only then: a refusal is put down to the peer that the connection has.
         connection.peer = session.ok_or_else(cannot_move)?.peer.clone();
         Ok(())
@@ -58,13 +55,9 @@ impl ServerCore {
         let id = state.next_number();
         let named = state.session_of(hello).filter(|one| one.peer == *peer);
         let named = named.cloned();
-        // Whoever stole a token cannot move a session whose peer is not connected, or connected over a Unix socket.
-        let can_move = |session: &Arc<ServerSession>| {
-            connection.user.is_some()
-                && session.user().is_none()
-                && state.leases.is_attached(session.id)
-        };
-        if hello.moves && !named.as_ref().is_some_and(can_move) {
+        // Once more: it may have ended since.
+        let moves = |session: &Arc<ServerSession>| can_move(&state, connection, session);
+        if hello.moves && !named.as_ref().is_some_and(moves) {
             return Err(cannot_move());
         }
         let session = match named {
@@ -217,6 +210,12 @@ impl ServerCore {
             self.janitor.notify_one();
         }
     }
+}
+
+/// Returns whether a session may move to this connection. A thief of its token cannot move it while its peer is not connected, or is
+/// connected over a Unix socket.
+fn can_move(state: &ServerState, connection: &Connection, session: &ServerSession) -> bool {
+    connection.user.is_some() && session.user().is_none() && state.leases.is_attached(session.id)
 }
 
 fn cannot_move() -> No {
