@@ -1,6 +1,7 @@
 //! Ranks as processes, which the environment describes as a launcher does.
 
 use std::io::{BufRead, BufReader, Lines, Write};
+use std::path::Path;
 use std::process::{Child, ChildStdout, Stdio};
 
 use egmem_tests::child;
@@ -145,12 +146,7 @@ fn processes_of_each_launcher_map_each_others_memory() {
     let id = std::process::id();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("group");
-    exchange(4, |rank| {
-        format!(
-            "EGMEM_RANK={rank} EGMEM_SIZE=4 EGMEM_ADDRESS=unix:{}",
-            path.display()
-        )
-    });
+    exchange(4, |rank| by_variables(rank, 4, &path));
     exchange(3, |rank| {
         format!(
             "RANK={rank} WORLD_SIZE=3 LOCAL_WORLD_SIZE=3 MASTER_ADDR=localhost MASTER_PORT=29500 TORCHELASTIC_RUN_ID={id}"
@@ -168,16 +164,17 @@ fn processes_of_each_launcher_map_each_others_memory() {
     });
 }
 
+/// The environment of a rank that meets others at `path`.
+fn by_variables(rank: u32, size: u32, path: &Path) -> String {
+    let address = path.display();
+    format!("EGMEM_RANK={rank} EGMEM_SIZE={size} EGMEM_ADDRESS=unix:{address}")
+}
+
 #[test]
 fn a_rank_killed_before_it_gathers_fails_all_alike() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("group");
-    let environment = |rank| {
-        format!(
-            "EGMEM_RANK={rank} EGMEM_SIZE=4 EGMEM_ADDRESS=unix:{}",
-            path.display()
-        )
-    };
+    let environment = |rank| by_variables(rank, 4, &path);
     for killed in [3, 0] {
         let mut ranks = start(4, environment, "gh200");
         for rank in &mut ranks {
@@ -197,12 +194,7 @@ fn a_rank_killed_before_it_gathers_fails_all_alike() {
 fn mappings_outlive_a_killed_rank() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("group");
-    let environment = |rank| {
-        format!(
-            "EGMEM_RANK={rank} EGMEM_SIZE=3 EGMEM_ADDRESS=unix:{}",
-            path.display()
-        )
-    };
+    let environment = |rank| by_variables(rank, 3, &path);
     let mut ranks = start(3, environment, "gh200x4");
     for rank in &mut ranks {
         assert_eq!(rank.says(), "met");
