@@ -203,9 +203,9 @@ pub mod exchange {
     #[doc(inline)]
     pub use egmem_exchange::{
         Absence, Address, Client, ClientOptions, CreateOptions, End, Error, FetchOptions, Follow,
-        Followed, LeaseState, Leased, Limits, MAX_PATTERNS, Mismatch, Namespaces, Owner, PeerName,
-        Proof, Reconnect, Refusal, RemoteBuffer, Result, Security, Server, Tls, TlsFiles, TlsPem,
-        Watch, WatchEvent, Who, blocking, directory, group, protocol, server, tls,
+        Followed, LeaseState, Leased, Limits, MAX_PATTERNS, Mismatch, Namespaces, Owner, PeerList,
+        PeerName, Proof, Reconnect, Refusal, RemoteBuffer, Result, Security, Server, Tls, TlsFiles,
+        TlsPem, Watch, WatchEvent, blocking, directory, group, protocol, server, tls,
     };
 }
 

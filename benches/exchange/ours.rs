@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use egmem::driver::HandleType;
 use egmem::exchange::server::Published;
-use egmem::exchange::{Address, Client, Limits, Security, Server, Tls, TlsPem, Who};
+use egmem::exchange::{Address, Client, Limits, PeerList, Security, Server, Tls, TlsPem};
 
 use crate::{CLIENTS, NAME, Setting};
 
@@ -50,7 +50,7 @@ impl Exporter {
             .expect("a server");
         let published = server
             .publish(NAME, setting.memory.clone())
-            .who(Who::anyone())
+            .who(PeerList::anyone())
             .now();
         Self {
             server,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use egmem::driver::{Access, Location};
 use egmem::exchange::server::{Holder, HolderState, Published};
-use egmem::exchange::{Error, Result, Server, Who};
+use egmem::exchange::{Error, PeerList, Result, Server};
 use egmem::proof::Prover;
 use egmem::share::{Shared, best_handle_types};
 use egmem::size::Bytes;
@@ -55,11 +55,11 @@ pub async fn own(args: &Args) -> Result<Report> {
         .security(security)
         .start()
         .await?;
-    // Every peer with a certificate of the authority may fetch it; Who::list would name some.
+    // Every peer with a certificate of the authority may fetch it; PeerList::list would name some.
     let published = server
         .publish(&args.name, shared.clone())
         .access(Access::ReadWrite)
-        .who(Who::anyone())
+        .who(PeerList::anyone())
         .now()?;
     let address = server.addresses()[0].to_string();
     eprintln!("fabric-exchange: listening at {address}");

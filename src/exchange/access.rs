@@ -1,4 +1,4 @@
-//! Who may do what: names of peers, lists of them, and owners of names.
+//! PeerList may do what: names of peers, lists of them, and owners of names.
 
 use std::fmt;
 use std::str::FromStr;
@@ -255,7 +255,7 @@ impl FromStr for Owner {
 
 serde_by_text!(Owner);
 
-/// The most patterns in a [`Who`].
+/// The most patterns in a [`PeerList`].
 pub const MAX_PATTERNS: usize = 1024;
 
 /// The pattern for every peer.
@@ -307,9 +307,9 @@ fn admits(pattern: &str, peer: &PeerName) -> bool {
 /// The peers with a right: a list of names and patterns.
 ///
 /// ```
-/// use egmem::exchange::{PeerName, Who};
+/// use egmem::exchange::{PeerName, PeerList};
 ///
-/// let who = Who::list(["node7.cluster", "*.gpu.cluster", "uid:1000"])?;
+/// let who = PeerList::list(["node7.cluster", "*.gpu.cluster", "uid:1000"])?;
 /// assert!(who.admits(&"node7.cluster".parse()?));
 /// assert!(who.admits(&"a.gpu.cluster".parse()?));
 /// assert!(who.admits(&PeerName::User(1000)));
@@ -318,9 +318,9 @@ fn admits(pattern: &str, peer: &PeerName) -> bool {
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 // In normal form, with [`BETWEEN`] between them: little more than their bytes.
-pub struct Who(String);
+pub struct PeerList(String);
 
-impl Who {
+impl PeerList {
     /// Returns the list of every peer that the transport admits.
     pub fn anyone() -> Self {
         Self(ANYONE.into())
@@ -391,20 +391,20 @@ impl Who {
     }
 }
 
-impl fmt::Display for Who {
+impl fmt::Display for PeerList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
 /// As a list of patterns.
-impl Serialize for Who {
+impl Serialize for PeerList {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_seq(self.patterns())
     }
 }
 
-impl<'de> Deserialize<'de> for Who {
+impl<'de> Deserialize<'de> for PeerList {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let patterns = Vec::<String>::deserialize(deserializer)?;
         Self::list(patterns).map_err(de::Error::custom)

@@ -20,7 +20,7 @@ mod texts;
 pub mod tls;
 mod transport;
 
-pub use access::{MAX_PATTERNS, Owner, PeerName, Who};
+pub use access::{MAX_PATTERNS, Owner, PeerList, PeerName};
 pub use address::Address;
 pub use client::{
     Absence, Client, ClientOptions, CreateOptions, FetchOptions, Follow, Followed, LeaseState,

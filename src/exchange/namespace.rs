@@ -1,7 +1,7 @@
 //! Which names a peer may create.
 
 use super::protocol::{MAX_NAME, check_prefix};
-use super::{PeerName, Who};
+use super::{PeerList, PeerName};
 use crate::{Error, Refusal, Result};
 
 /// Stands for the peer's own name in a prefix.
@@ -19,16 +19,16 @@ const SHOWN: usize = 8;
 /// because no other peer's prefix begins with `uid:1000/` or `spiffe://td/a:/`.
 ///
 /// ```
-/// use egmem::exchange::{Namespaces, PeerName, Who};
+/// use egmem::exchange::{Namespaces, PeerName, PeerList};
 ///
-/// let names = Namespaces::own().rule(Who::list(["*.gpu.cluster"])?, ["kv/", "{peer}/"])?;
+/// let names = Namespaces::own().rule(PeerList::list(["*.gpu.cluster"])?, ["kv/", "{peer}/"])?;
 /// let (node, user): (PeerName, _) = ("a.gpu.cluster".parse()?, PeerName::User(1000));
 /// assert_eq!(names.prefixes(&node), ["kv/", "a.gpu.cluster/"]);
 /// assert!(names.admits(&user, "uid:1000/weights") && !names.admits(&user, "kv/1"));
 /// # Ok::<(), egmem::exchange::Error>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Namespaces(Vec<(Who, Vec<String>)>);
+pub struct Namespaces(Vec<(PeerList, Vec<String>)>);
 
 impl Namespaces {
     /// Allows each peer to create names under its own name only. The default.
@@ -46,7 +46,7 @@ impl Namespaces {
     /// names of a peer with a longer name.
     pub fn rule<S: Into<String>>(
         mut self,
-        who: Who,
+        who: PeerList,
         prefixes: impl IntoIterator<Item = S>,
     ) -> Result<Self> {
         let prefixes: Vec<String> = prefixes.into_iter().map(Into::into).collect();
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn rules_replace_the_own_prefix_and_add_up() {
-        let who = |list: &str| Who::list([list]).unwrap();
+        let who = |list: &str| PeerList::list([list]).unwrap();
         let names = Namespaces::own()
             .rule(who("*.gpu"), ["kv/", "jobs/{peer}/"])
             .and_then(|names| names.rule(who("a.gpu"), ["kv/", "x/"]))
@@ -177,7 +177,7 @@ mod tests {
         assert!(names.admits(&peer("uid:0"), "anything"));
         assert_eq!(names.prefixes(&peer("uid:1")), ["uid:1/"]);
         let many = Namespaces::own()
-            .rule(Who::anyone(), (0..10).map(|n| format!("{n}/")))
+            .rule(PeerList::anyone(), (0..10).map(|n| format!("{n}/")))
             .unwrap();
         let (_, why) = many.check(&peer("local"), "a").unwrap_err();
         assert!(why.ends_with("7/ and 2 more prefixes"), "{why}");
@@ -195,16 +195,16 @@ mod tests {
         let (reason, why) = names.check(&long, "x").unwrap_err();
         assert_eq!(reason, Refusal::WrongPrefix);
         assert!(why.contains("too long"), "{why}");
-        let short = Namespaces::own().rule(Who::anyone(), ["x/"]).unwrap();
+        let short = Namespaces::own().rule(PeerList::anyone(), ["x/"]).unwrap();
         short.check(&long, "x/1").unwrap();
     }
 
     #[test]
     fn prefixes_that_could_reach_into_others_are_refused() {
         for wrong in ["kv", "{peer}", "{peer}-", "a b/", "{user}/", "ä/", "*/"] {
-            let rule = Namespaces::own().rule(Who::anyone(), [wrong]);
+            let rule = Namespaces::own().rule(PeerList::anyone(), [wrong]);
             assert!(rule.is_err(), "{wrong}");
         }
-        assert!(Namespaces::own().rule(Who::anyone(), [""; 0]).is_err());
+        assert!(Namespaces::own().rule(PeerList::anyone(), [""; 0]).is_err());
     }
 }

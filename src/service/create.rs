@@ -15,7 +15,7 @@ use super::teardown::{chunks_of, give_back};
 use super::wanted::Wanted;
 use crate::driver::{Access, NodeId};
 use crate::exchange::protocol::{Create, check_name};
-use crate::exchange::{Owner, PeerName, Server, Who};
+use crate::exchange::{Owner, PeerList, PeerName, Server};
 use crate::per_driver::lock;
 use crate::share::Shared;
 use crate::{Error, MemoryError, Refusal, Result, ShareError};
@@ -75,7 +75,7 @@ impl ServiceState {
         // not reveal which names exist outside the peer's prefixes.
         let preferred = self.may_create(peer, &ask.name)?;
         check_name(&ask.name).map_err(invalid)?;
-        let others = Who::list(&ask.peers).map_err(invalid)?;
+        let others = PeerList::list(&ask.peers).map_err(invalid)?;
         let node = ask.node.or(preferred).or_else(|| self.best_node());
         let reserve = node
             .and_then(|node| self.nodes.get(&node))

@@ -17,7 +17,7 @@ use super::turns::Turns;
 use crate::Refusal;
 use crate::driver::NodeId;
 use crate::exchange::directory::{Registration, RegistrationState};
-use crate::exchange::{PeerName, Server, Who};
+use crate::exchange::{PeerList, PeerName, Server};
 use crate::per_driver::lock;
 use crate::share::MAX_PARTS;
 
@@ -170,7 +170,7 @@ impl ServiceState {
     }
 
     /// Changes which peers may fetch a name of the configuration.
-    pub fn set_who(&self, name: &str, who: Who) {
+    pub fn set_who(&self, name: &str, who: PeerList) {
         let named = match lock(&self.table).names.get(name) {
             Some(NameState::There(named)) if named.owner.is_none() => Arc::clone(named),
             _ => return,

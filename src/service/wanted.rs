@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use super::reuse_policy::Past;
 use crate::driver::{Access, NodeId};
-use crate::exchange::{PeerName, Who};
+use crate::exchange::{PeerList, PeerName};
 use crate::{Error, Refusal};
 
 /// Tells a creation in progress that its client no longer waits for it.
@@ -30,7 +30,7 @@ pub(super) struct Wanted<'a> {
     pub bytes: u64,
     pub node: NodeId,
     pub owner: Option<&'a PeerName>,
-    pub who: Who,
+    pub who: PeerList,
     /// Whether peers other than the owner may fetch it.
     pub open: bool,
     pub access: Access,

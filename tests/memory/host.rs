@@ -11,7 +11,7 @@ use egmem::driver::NodeId;
 use egmem::exchange::protocol::Create;
 use egmem::exchange::server::{Allocate, Allocation, Published};
 use egmem::exchange::{
-    self, Address, Limits, PeerName, Refusal, Security, Server, Tls, TlsFiles, Who,
+    self, Address, Limits, PeerList, PeerName, Refusal, Security, Server, Tls, TlsFiles,
 };
 use egmem::share::Shared;
 use egmem::{Buffer, Driver, Machine};
@@ -90,7 +90,9 @@ impl Allocate for Maker {
                 std::future::pending::<()>().await;
             }
             let refuse = |error: exchange::Error| (Refusal::Invalid, error.to_string());
-            let who = Who::list(&ask.peers).map_err(refuse)?.and(peer.clone());
+            let who = PeerList::list(&ask.peers)
+                .map_err(refuse)?
+                .and(peer.clone());
             let server = self.server.get().expect("it serves");
             let publish = server.publish(&ask.name, self.memory.clone());
             let published = publish.who(who).owner(peer.clone()).now();

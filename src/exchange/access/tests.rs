@@ -101,16 +101,16 @@ fn a_made_up_name_becomes_no_pattern_and_no_other_peer() {
         "A.b",
         "",
     ] {
-        let who = Who::only(PeerName::Certificate(name.into()));
-        assert_eq!(who, Who::nobody(), "{name}");
+        let who = PeerList::only(PeerName::Certificate(name.into()));
+        assert_eq!(who, PeerList::nobody(), "{name}");
     }
-    assert!(Who::only(cert("a.test")).admits(&cert("a.test")));
-    assert!(Who::only(PeerName::User(0)).admits(&PeerName::User(0)));
+    assert!(PeerList::only(cert("a.test")).admits(&cert("a.test")));
+    assert!(PeerList::only(PeerName::User(0)).admits(&PeerName::User(0)));
 }
 
 #[test]
 fn patterns_admit_the_peers_that_they_name() {
-    let who = Who::list(["a.b", "*.c.d", "uid:7"]).unwrap();
+    let who = PeerList::list(["a.b", "*.c.d", "uid:7"]).unwrap();
     for yes in [
         cert("a.b"),
         cert("A.B"),
@@ -129,14 +129,14 @@ fn patterns_admit_the_peers_that_they_name() {
     ] {
         assert!(!who.admits(&no), "{no}");
     }
-    assert!(Who::anyone().admits(&PeerName::Local));
-    assert!(Who::list(["*"]).unwrap().admits(&cert("x")));
-    assert!(!Who::nobody().admits(&PeerName::User(0)));
+    assert!(PeerList::anyone().admits(&PeerName::Local));
+    assert!(PeerList::list(["*"]).unwrap().admits(&cert("x")));
+    assert!(!PeerList::nobody().admits(&PeerName::User(0)));
     let made_up = PeerName::Certificate("*".into());
-    assert!(!Who::only(made_up).admits(&PeerName::Local));
-    assert!(Who::list(["local"]).unwrap().admits(&PeerName::Local));
+    assert!(!PeerList::only(made_up).admits(&PeerName::Local));
+    assert!(PeerList::list(["local"]).unwrap().admits(&PeerName::Local));
     assert!(
-        Who::only(cert("a"))
+        PeerList::only(cert("a"))
             .and(PeerName::Local)
             .admits(&PeerName::Local)
     );
@@ -145,15 +145,15 @@ fn patterns_admit_the_peers_that_they_name() {
 #[test]
 fn patterns_that_match_nothing_are_refused() {
     for wrong in ["", "**", "*a", "*.", "a.*", "uid:x", "*.*"] {
-        assert!(Who::list([wrong]).is_err(), "{wrong:?}");
+        assert!(PeerList::list([wrong]).is_err(), "{wrong:?}");
     }
-    assert!(Who::list(vec!["a"; MAX_PATTERNS + 1]).is_err());
+    assert!(PeerList::list(vec!["a"; MAX_PATTERNS + 1]).is_err());
 }
 
 #[test]
 fn spiffe_ids_are_admitted_one_by_one_and_below_a_path() {
     let peer = |id: &str| id.parse::<PeerName>().unwrap();
-    let who = Who::list(["spiffe://td/a", "spiffe://td/ns/x/*", "spiffe://other/*"]).unwrap();
+    let who = PeerList::list(["spiffe://td/a", "spiffe://td/ns/x/*", "spiffe://other/*"]).unwrap();
     for yes in [
         "spiffe://td/a",
         "spiffe://td/ns/x/sa/y",
@@ -174,11 +174,11 @@ fn spiffe_ids_are_admitted_one_by_one_and_below_a_path() {
     }
     assert!(!who.admits(&cert("td")));
     assert!(
-        !Who::list(["*.td"])
+        !PeerList::list(["*.td"])
             .unwrap()
             .admits(&peer("spiffe://x.td/a"))
     );
-    assert!(Who::anyone().admits(&peer("spiffe://td/a")));
+    assert!(PeerList::anyone().admits(&peer("spiffe://td/a")));
     for wrong in [
         "spiffe://td",
         "spiffe://*",
@@ -186,19 +186,19 @@ fn spiffe_ids_are_admitted_one_by_one_and_below_a_path() {
         "spiffe://td/*/b",
         "spiffe:///*",
     ] {
-        assert!(Who::list([wrong]).is_err(), "{wrong}");
+        assert!(PeerList::list([wrong]).is_err(), "{wrong}");
     }
 }
 
 #[test]
 fn a_list_reads_back() {
     let list = ["*", "*.c.d", "uid:7", "local", "a.b", "spiffe://t/a/*"];
-    let who = Who::list(list).unwrap();
+    let who = PeerList::list(list).unwrap();
     let json = serde_json::to_string(&who).unwrap();
     assert_eq!(
         json,
         r#"["*","*.c.d","uid:7","local","a.b","spiffe://t/a/*"]"#
     );
-    assert_eq!(serde_json::from_str::<Who>(&json).unwrap(), who);
+    assert_eq!(serde_json::from_str::<PeerList>(&json).unwrap(), who);
     assert_eq!(who.to_string(), list.join(", "));
 }

@@ -1,7 +1,7 @@
 //! The bytes that requests, names and events take.
 
 use super::{ENTRY, REQUEST};
-use crate::Who;
+use crate::PeerList;
 use crate::protocol::{Ask, Create, Event};
 use crate::share::{Description, Part};
 
@@ -15,7 +15,7 @@ pub(crate) fn memory(description: &Description) -> usize {
 
 /// Returns the bytes of a name that was created for a peer: its entry, its access list and its memory's
 /// description.
-pub(crate) fn name(who: &Who, description: &Description) -> usize {
+pub(crate) fn name(who: &PeerList, description: &Description) -> usize {
     REQUEST + who.bytes() + memory(description)
 }
 

@@ -13,7 +13,7 @@ use crate::per_driver::lock;
 use crate::protocol::Secret;
 use crate::share::{Description, Shared, best_handle_types};
 use crate::{Error, Result};
-use crate::{Owner, Who};
+use crate::{Owner, PeerList};
 
 /// The part that does not change while it is published.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ pub(super) struct Publication {
 #[derive(Debug)]
 pub(super) struct Registered {
     pub publication: Arc<Publication>,
-    pub who: Who,
+    pub who: PeerList,
     /// It is being withdrawn: new fetches no longer find it.
     pub closing: bool,
     /// The deadline for its holders.

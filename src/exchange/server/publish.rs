@@ -18,7 +18,7 @@ use crate::limits::deadline;
 use crate::protocol::check_name;
 use crate::share::{Description, Shared};
 use crate::{Error, MemoryError, Refusal, Result};
-use crate::{Owner, Who};
+use crate::{Owner, PeerList};
 
 /// Options for publishing memory; [`now`](Self::now) does it.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub struct PublishOptions<'a> {
     name: String,
     shared: Shared,
     access: Access,
-    who: Who,
+    who: PeerList,
     owner: Owner,
     probe: bool,
 }
@@ -43,7 +43,7 @@ impl PublishOptions<'_> {
 
     /// Sets which peers may import it: by default every peer that the server admits. For others the name does
     /// not exist.
-    pub fn who(mut self, who: Who) -> Self {
+    pub fn who(mut self, who: PeerList) -> Self {
         self.who = who;
         self
     }
@@ -161,7 +161,7 @@ impl Server {
             name: name.into(),
             shared: memory.into(),
             access: Access::ReadWrite,
-            who: Who::anyone(),
+            who: PeerList::anyone(),
             owner: Owner::Server,
             probe: true,
         }
@@ -219,7 +219,7 @@ impl Published {
 
     /// Changes which peers may import it. Holders that may no longer import it are asked to release it,
     /// within the time of a lease: see [`set_who_within`](Self::set_who_within).
-    pub fn set_who(&self, who: Who) {
+    pub fn set_who(&self, who: PeerList) {
         self.set_who_within(who, self.inner.lease);
     }
 
@@ -227,7 +227,7 @@ impl Published {
     /// `within` their leases end as [`HolderState::Expired`], because they may still have the memory mapped;
     /// the holders learn that they are no longer on the list. A holder that may import it again before that
     /// keeps its lease.
-    pub fn set_who_within(&self, who: Who, within: Duration) {
+    pub fn set_who_within(&self, who: PeerList, within: Duration) {
         (self.inner.state()).set_who(self.publication.id, who, within);
         self.inner.janitor.notify_one();
     }

@@ -17,7 +17,7 @@ use super::token;
 use crate::account::{Charge, ENTRY, LEASE, shrink};
 use crate::numbers::Numbers;
 use crate::protocol::{self, Ended, Event, Hello, Refused, Withdrawing};
-use crate::{PeerName, Refusal, Who};
+use crate::{PeerList, PeerName, Refusal};
 
 /// The most prefixes that a session may watch.
 const MAX_PREFIXES: usize = 64;
@@ -202,7 +202,7 @@ impl ServerState {
 
     /// Changes which peers may import a publication. Recalls the leases of peers that no longer may; they end
     /// after `within`, or at the time of an earlier recall.
-    pub fn set_who(&mut self, id: u64, who: Who, within: Duration) {
+    pub fn set_who(&mut self, id: u64, who: PeerList, within: Duration) {
         let now = Instant::now();
         if let Some(until) = now.checked_add(within) {
             for holder in self.leases.holders(id).0 {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::defaults;
 use crate::Result;
 use crate::driver::{Access, NodeId};
-use crate::exchange::{Address, Limits, Namespaces, Who};
+use crate::exchange::{Address, Limits, Namespaces, PeerList};
 use crate::units::{bytes, maybe_bytes};
 use crate::{Backing, Reuse, Scrubber};
 
@@ -97,7 +97,7 @@ pub struct LocalConfig {
 #[serde(deny_unknown_fields)]
 pub struct CreateConfig {
     /// The peers that may: names of certificates, `*.suffix`, `uid:1000`, `local`, or `*`.
-    pub who: Who,
+    pub who: PeerList,
     /// The node for requests that name none; without it, the node with most memory ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeId>,
@@ -122,7 +122,7 @@ pub struct CreateConfig {
 #[serde(deny_unknown_fields)]
 pub struct PrefixConfig {
     /// The peers, as for [`CreateConfig::who`].
-    pub peers: Who,
+    pub peers: PeerList,
     /// The prefixes of their names, instead of the peer's own name. Each ends with a slash; `{peer}` stands
     /// for the peer's name; an empty prefix allows every name. Several entries for a peer add up.
     pub names: Vec<String>,
@@ -158,7 +158,7 @@ pub struct BufferConfig {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<i32>,
     /// The peers that may fetch it, as for [`CreateConfig::who`].
-    pub who: Who,
+    pub who: PeerList,
     /// Their access to it.
     #[serde(default)]
     pub access: Access,

@@ -6,7 +6,7 @@ use super::*;
 use crate::driver::{Access, NodeId};
 use crate::exchange::protocol::{Create, Texts};
 use crate::exchange::server::HolderState;
-use crate::exchange::{Client, Who};
+use crate::exchange::{Client, PeerList};
 use crate::{Driver, Error, Machine};
 
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -62,11 +62,11 @@ async fn a_name_that_comes_to_be_while_it_drains_is_asked_back_too() {
         peers: Texts::new(),
     };
     let any_name = super::super::PrefixConfig {
-        peers: Who::anyone(),
+        peers: PeerList::anyone(),
         names: vec![String::new()],
     };
     let create = super::super::CreateConfig {
-        who: Who::anyone(),
+        who: PeerList::anyone(),
         node: None,
         peer_bytes: 1 << 30,
         peer_names: 9,
@@ -94,7 +94,7 @@ async fn a_name_that_comes_to_be_while_it_drains_is_asked_back_too() {
         bytes: 1,
         node: NodeId(0),
         owner: None,
-        who: Who::anyone(),
+        who: PeerList::anyone(),
         open: true,
         access: Access::ReadWrite,
         probe: false,
@@ -131,7 +131,7 @@ async fn a_creation_that_outlasts_the_drain_leaves_nothing() {
         bytes: 1,
         node: NodeId(0),
         owner: None,
-        who: Who::anyone(),
+        who: PeerList::anyone(),
         open: true,
         access: Access::ReadWrite,
         probe: false,

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use egmem::driver::{Access, HandleType};
-use egmem::exchange::{Address, Client, End, Error, Refusal, Security, Server, Who};
+use egmem::exchange::{Address, Client, End, Error, PeerList, Refusal, Security, Server};
 use tokio::time::timeout;
 
 use super::{
@@ -31,12 +31,12 @@ async fn whom_the_certificate_does_not_name_is_not_let_in() {
     );
     let client = within(connect(ends.client.clone())).await.unwrap();
     let mine = buffer(&driver, 1 << 20);
-    let who = Who::list(["node-c"]).unwrap();
+    let who = PeerList::list(["node-c"]).unwrap();
     let published = server.publish("x", mine).who(who).now().unwrap();
     let error = within(client.fetch("x").go()).await.unwrap_err();
     assert_refused(&error, Refusal::NotFound);
     assert!(within(client.list("")).await.unwrap().is_empty());
-    published.set_who(Who::list(["node-b"]).unwrap());
+    published.set_who(PeerList::list(["node-b"]).unwrap());
     assert_eq!(within(client.list("")).await.unwrap().len(), 1);
 }
 

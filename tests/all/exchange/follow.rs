@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 
 use egmem::exchange::server::Published;
 use egmem::exchange::{
-    Absence, Address, Error, Follow, Followed, LeaseState, Refusal, RemoteBuffer, Server, Who,
+    Absence, Address, Error, Follow, Followed, LeaseState, PeerList, Refusal, RemoteBuffer, Server,
 };
 use egmem::share::Shared;
 
@@ -225,7 +225,7 @@ async fn a_peer_without_the_right_sees_a_name_as_one_that_does_not_exist() {
     let server = ends.server().await;
     let options = options(&server).security(ends.client.clone());
     let client = within(options.connect(&other)).await.unwrap();
-    let who = || Who::list(["node-c"]).unwrap();
+    let who = || PeerList::list(["node-c"]).unwrap();
     let mut hidden = client.follow("hidden");
     let mut absent = client.follow("absent");
     for round in 0..3 {
@@ -239,7 +239,7 @@ async fn a_peer_without_the_right_sees_a_name_as_one_that_does_not_exist() {
         let memory = buffer(&fabric(), 1 << 20);
         let published = server.publish("hidden", memory).who(who()).now().unwrap();
         silent(&mut hidden).await;
-        published.set_who(Who::list(["node-d"]).unwrap());
+        published.set_who(PeerList::list(["node-d"]).unwrap());
         silent(&mut hidden).await;
     }
     // With the right it is there.
@@ -247,7 +247,7 @@ async fn a_peer_without_the_right_sees_a_name_as_one_that_does_not_exist() {
     let published = server.publish("hidden", memory_there).who(who()).now();
     let published = published.unwrap();
     silent(&mut hidden).await;
-    published.set_who(Who::list(["node-b"]).unwrap());
+    published.set_who(PeerList::list(["node-b"]).unwrap());
     drop(memory(&mut hidden).await);
 }
 
@@ -258,7 +258,7 @@ async fn a_peer_that_loses_the_right_is_told_no_more() {
     let server = ends.server().await;
     let options = options(&server).security(ends.client.clone());
     let client = within(options.connect(&other)).await.unwrap();
-    let allow = |name: &str| Who::list([name]).unwrap();
+    let allow = |name: &str| PeerList::list([name]).unwrap();
     let publish = |who| {
         let memory = buffer(&fabric(), 1 << 20);
         server.publish("x", memory).who(who).now().unwrap()

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, mpsc};
 
-use egmem::exchange::{LeaseState, Who};
+use egmem::exchange::{LeaseState, PeerList};
 use tracing::field::{Field, Visit};
 use tracing::span;
 
@@ -12,8 +12,8 @@ const BUFFERS: &str = "\
 [[buffer]]\nname = \"one\"\nbytes = \"1MiB\"\nnode = 0\nwho = [\"a.test\", \"b.test\"]\n\
 [[buffer]]\nname = \"two\"\nbytes = \"1MiB\"\nnode = 0\nwho = [\"a.test\"]\n";
 
-fn who(list: &[&str]) -> Who {
-    Who::list(list).unwrap()
+fn who(list: &[&str]) -> PeerList {
+    PeerList::list(list).unwrap()
 }
 
 async fn lost(memory: &RemoteBuffer) -> Error {
@@ -49,7 +49,7 @@ async fn a_reload_ends_sessions_of_peers_on_no_list_and_leases_of_peers_off_a_na
     let driver = driver();
     // Silent holders are waited for as long as recalled ones.
     let mut config = peers.config_with(BUFFERS, &leases_end());
-    config.create.as_mut().unwrap().who = Who::nobody();
+    config.create.as_mut().unwrap().who = PeerList::nobody();
     let service = Service::start(config.clone(), &driver).await.unwrap();
     let a = peers.client(&service, "a.test", &driver).await;
     let b = peers.client(&service, "b.test", &driver).await;
@@ -59,7 +59,7 @@ async fn a_reload_ends_sessions_of_peers_on_no_list_and_leases_of_peers_off_a_na
     );
     let of_b = b.fetch("one").probe(false).go().await.unwrap();
     // `a` stays on the list of "two" alone, `b` is on none.
-    config.buffers[0].who = Who::nobody();
+    config.buffers[0].who = PeerList::nobody();
     assert!(service.reload(config).unwrap().is_empty());
     let why = lost(&of_b).await;
     assert_eq!(reason(&why), Some(&Refusal::Forbidden), "{why}");
@@ -82,7 +82,7 @@ async fn a_peer_that_another_list_names_keeps_its_session_at_a_reload() {
     let driver = driver();
     let (mut config, service, b) = serving_b(&peers, &driver).await;
     let session = metric(&service, "egmem_sessions");
-    config.buffers[0].who = Who::nobody();
+    config.buffers[0].who = PeerList::nobody();
     service.reload(config).unwrap();
     b.create(CreateOptions::new("mine", MIB)).await.unwrap();
     assert_eq!(metric(&service, "egmem_sessions"), session);
@@ -131,11 +131,11 @@ async fn a_reload_takes_rights_away_though_the_audit_log_cannot_be_opened_again(
     std::fs::create_dir(&folder).unwrap();
     let audit = format!("[audit]\nfile = \"{}/log\"\n{BUFFERS}", folder.display());
     let mut config = peers.config(&audit);
-    config.create.as_mut().unwrap().who = Who::nobody();
+    config.create.as_mut().unwrap().who = PeerList::nobody();
     let service = Service::start(config.clone(), &driver).await.unwrap();
     let b = peers.client(&service, "b.test", &driver).await;
     std::fs::remove_dir_all(&folder).unwrap();
-    config.buffers[0].who = Who::nobody();
+    config.buffers[0].who = PeerList::nobody();
     let error = service.reload(config).unwrap_err();
     assert!(error.to_string().contains("audit log"), "{error}");
     assert_eq!(metric(&service, "egmem_sessions"), 0);
@@ -214,8 +214,8 @@ async fn a_dismissed_peer_that_connects_during_the_reload_has_its_new_rights() {
             assert_eq!(refusals, (Refusal::Forbidden, Refusal::NotFound));
         }
     };
-    config.create.as_mut().unwrap().who = Who::nobody();
-    config.buffers[0].who = Who::nobody();
+    config.create.as_mut().unwrap().who = PeerList::nobody();
+    config.buffers[0].who = PeerList::nobody();
     let reload = || service.reload(config).unwrap();
     egmem_tests::with_subscriber(AtSessionEnd(hook), reload);
     connect.await.unwrap();

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use egmem::driver::Call;
 use egmem::exchange::protocol::{check_name, check_prefix};
-use egmem::exchange::{Address, PeerName, Who};
+use egmem::exchange::{Address, PeerName, PeerList};
 use egmem::share::{BootId, InstanceId};
 
 fn reads_back<T: FromStr<Err: Debug> + Display + PartialEq + Debug>(text: &str) {
@@ -21,9 +21,9 @@ libfuzzer_sys::fuzz_target!(|text: &str| {
     reads_back::<BootId>(text);
     reads_back::<InstanceId>(text);
     reads_back::<Call>(text);
-    if let Ok(who) = Who::list(text.lines()) {
+    if let Ok(who) = PeerList::list(text.lines()) {
         let json = serde_json::to_string(&who).expect("our own");
-        assert_eq!(serde_json::from_str::<Who>(&json).expect("our own"), who);
+        assert_eq!(serde_json::from_str::<PeerList>(&json).expect("our own"), who);
         for peer in text
             .lines()
             .filter_map(|line| line.parse::<PeerName>().ok())

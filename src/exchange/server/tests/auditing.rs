@@ -182,7 +182,7 @@ async fn recalled_leases_and_dismissed_sessions_are_reported() {
     let (recalled, _) = raw.fetch(fetch("a")).await.unwrap();
     let (held, _) = raw.fetch(fetch("b")).await.unwrap();
 
-    published[0].set_who_within(Who::nobody(), short());
+    published[0].set_who_within(PeerList::nobody(), short());
     for event in ["withdrawing", "revoked"] {
         let found = book.one(event).await;
         has(&found, "bytes", MIB);

@@ -259,7 +259,7 @@ async fn two_hundred_at_once() {
 
 #[tokio::test]
 async fn over_tls_lists_go_by_certificates() {
-    use crate::Who;
+    use crate::PeerList;
 
     let authority = crate::certs::Authority::create("test", 1).unwrap();
     let tls = |name: &str| tls(&authority, name);
@@ -267,7 +267,7 @@ async fn over_tls_lists_go_by_certificates() {
     let server = loopback().security(tls("server.test")).start();
     let server = server.await.unwrap();
     let published = server.publish("a", memory(&driver));
-    let published = published.who(Who::list(["*.good.test"]).unwrap());
+    let published = published.who(PeerList::list(["*.good.test"]).unwrap());
     let published = published.now().unwrap();
     let address = &server.addresses()[0];
     let good = Raw::open_at(address, &tls("a.good.test"), &hello()).await;

@@ -22,7 +22,7 @@ use crate::protocol::*;
 use crate::server::{Server, ServerOptions};
 use crate::share::{BootId, Peers, Shared};
 use crate::transport::{Connection, connect};
-use crate::{Address, Limits, Owner, PeerName, Security, Who};
+use crate::{Address, Limits, Owner, PeerList, PeerName, Security};
 use crate::{Buffer, Driver, Machine, Refusal};
 use egmem_tests::ms;
 

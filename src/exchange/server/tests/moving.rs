@@ -94,10 +94,12 @@ async fn a_session_that_moves_keeps_the_rights_of_its_certificate() {
     let driver = driver();
     let options = loopback().security(tls(&authority, "server.test"));
     let (_directory, unix, server) = start_at_unix(options).await;
-    let publish = |name: &str, who: Who| server.publish(name, memory(&driver)).who(who);
+    let publish = |name: &str, who: PeerList| server.publish(name, memory(&driver)).who(who);
     let user = PeerName::User(rustix::process::geteuid().as_raw());
-    let users = publish("users", Who::nobody().and(user)).now().unwrap();
-    let nodes = publish("nodes", Who::list(["node.test"]).unwrap());
+    let users = publish("users", PeerList::nobody().and(user))
+        .now()
+        .unwrap();
+    let nodes = publish("nodes", PeerList::list(["node.test"]).unwrap());
     let nodes = nodes.now().unwrap();
     let (address, node) = (server.addresses().remove(0), tls(&authority, "node.test"));
     let raw = Raw::open_at(&address, &node, &hello()).await;

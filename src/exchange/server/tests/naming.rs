@@ -1,7 +1,7 @@
 use std::sync::{Arc, Mutex, OnceLock};
 
 use super::*;
-use crate::Who;
+use crate::PeerList;
 use crate::server::{Allocate, Allocation, Published};
 use crate::{Error, MemoryError, ShareError};
 
@@ -61,7 +61,7 @@ async fn names_among_many_that_a_peer_may_not_see_are_listed() {
         let publish = server.publish(format!("{number:04}"), shared.clone());
         let publish = match number % 200 {
             0 => publish,
-            _ => publish.who(Who::nobody()),
+            _ => publish.who(PeerList::nobody()),
         };
         publish.now().unwrap()
     };
@@ -81,7 +81,7 @@ async fn to_others_a_name_does_not_exist() {
     let own = PeerName::User(rustix::process::geteuid().as_raw());
     let shared = memory(&driver);
     let hidden = server.publish("hidden", shared.clone());
-    let hidden = hidden.who(Who::only(own)).now().unwrap();
+    let hidden = hidden.who(PeerList::only(own)).now().unwrap();
     let mut friend = Raw::open_at(&address, &Security::Plain, &hello()).await;
     let mut other = Raw::open(&server).await;
     assert_eq!(friend.names("").await, ["hidden"]);
@@ -97,7 +97,7 @@ async fn to_others_a_name_does_not_exist() {
     let waiting = other.send(wait("hidden", LONG)).await;
     let watching = friend.ask(Ask::Watch(Watch::default())).await.0;
     assert!(matches!(watching, Answer::Names(names) if names.entries.len() == 1));
-    hidden.set_who(Who::list(["local"]).unwrap());
+    hidden.set_who(PeerList::list(["local"]).unwrap());
     let Answer::Names(names) = other.answer(waiting).await.0 else {
         panic!()
     };
@@ -154,7 +154,9 @@ async fn watchers_hear_of_what_they_may_see() {
         panic!()
     };
     assert_eq!(names.entries.len(), 1);
-    let nobody = server.publish("x/1", shared.clone()).who(Who::nobody());
+    let nobody = server
+        .publish("x/1", shared.clone())
+        .who(PeerList::nobody());
     let nobody = nobody.now().unwrap();
     let elsewhere = server.publish("y", shared.clone()).now().unwrap();
     let seen = server.publish("x/2", shared.clone()).now().unwrap();
@@ -183,10 +185,12 @@ async fn watchers_of_a_hidden_name_hear_nothing_of_it() {
         assert!(matches!(names, Answer::Names(names) if names.entries.is_empty()));
     }
     for _ in 0..3 {
-        let hidden = server.publish("hidden", shared.clone()).who(Who::nobody());
+        let hidden = server
+            .publish("hidden", shared.clone())
+            .who(PeerList::nobody());
         let hidden = hidden.now().unwrap();
-        hidden.set_who(Who::list(["node-c"]).unwrap());
-        hidden.set_who(Who::list(["node-d"]).unwrap());
+        hidden.set_who(PeerList::list(["node-c"]).unwrap());
+        hidden.set_who(PeerList::list(["node-d"]).unwrap());
         drop(hidden);
         // Events arrive in the order in which they happened, and an answer after the events before it.
         let seen = server.publish("hidden/seen", shared.clone()).now().unwrap();
@@ -218,7 +222,7 @@ impl Allocate for Maker {
             }
             let (server, driver) = (self.server.get().unwrap(), self.driver.as_ref().unwrap());
             let options = server.publish(&*ask.name, memory(driver));
-            let published = options.who(Who::only(peer.clone())).now();
+            let published = options.who(PeerList::only(peer.clone())).now();
             self.made.lock().unwrap().push(published.unwrap());
             Ok(())
         })

@@ -14,7 +14,7 @@ async fn a_peer_off_the_list_is_asked_for_the_memory_and_its_lease_ends() {
     let published = server.publish("a", memory(&driver)).now().unwrap();
     let mut raw = Raw::open(&server).await;
     let (granted, _) = raw.fetch(fetch("a")).await.unwrap();
-    published.set_who_within(Who::nobody(), short());
+    published.set_who_within(PeerList::nobody(), short());
     match raw.notice().await {
         Event::Withdrawing(withdrawing) => assert_eq!(withdrawing.lease, granted.lease),
         other => panic!("{other:?}"),
@@ -41,12 +41,12 @@ async fn a_peer_back_on_the_list_keeps_its_lease() {
     let published = server.publish("a", memory(&driver)).now().unwrap();
     let mut raw = Raw::open(&server).await;
     raw.fetch(fetch("a")).await.unwrap();
-    published.set_who_within(Who::nobody(), short());
-    published.set_who(Who::only(PeerName::Local));
+    published.set_who_within(PeerList::nobody(), short());
+    published.set_who(PeerList::only(PeerName::Local));
     // A lease that is recalled later ends later: by then the first would have ended.
     let other = server.publish("b", memory(&driver)).now().unwrap();
     raw.fetch(fetch("b")).await.unwrap();
-    other.set_who_within(Who::nobody(), short());
+    other.set_who_within(PeerList::nobody(), short());
     until("the second ends", || {
         other.importers()[0].state == HolderState::Expired
     })
@@ -63,7 +63,7 @@ async fn a_resumed_session_is_asked_again_for_what_was_recalled() {
     let published = server.publish("a", memory(&driver)).now().unwrap();
     let mut raw = Raw::open(&server).await;
     let (granted, _) = raw.fetch(fetch("a")).await.unwrap();
-    published.set_who_within(Who::nobody(), LONG);
+    published.set_who_within(PeerList::nobody(), LONG);
     let mut again = raw.resume(&server).await;
     assert!(again.held(vec![granted.lease]).await.is_empty());
     match again.notice().await {
@@ -93,7 +93,7 @@ async fn a_dismissed_or_recalled_holder_is_gone_when_its_process_has_ended() {
     }
     let [recalled, dismissed] = &names;
     let expired = |published: &Published| published.importers()[0].state == HolderState::Expired;
-    recalled.set_who_within(Who::nobody(), Duration::ZERO);
+    recalled.set_who_within(PeerList::nobody(), Duration::ZERO);
     until("it is recalled", || expired(recalled)).await;
     assert_eq!(server.end_sessions(&PeerName::Local), 1);
     assert!(expired(dismissed));

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use egmem::driver::{Access, Location};
 use egmem::exchange::server::{HolderState, Published};
-use egmem::exchange::{Error, Result, Server, Who};
+use egmem::exchange::{Error, PeerList, Result, Server};
 use egmem::proof;
 use egmem::share::Shared;
 use egmem::{Buffer, Driver};
@@ -43,8 +43,8 @@ pub async fn owner(
                     let shared = allocate(driver, words.number()?, words.number()?)?;
                     let who: Vec<&str> = words.0.collect();
                     let who = match who.is_empty() {
-                        true => Who::anyone(),
-                        false => Who::list(who)?,
+                        true => PeerList::anyone(),
+                        false => PeerList::list(who)?,
                     };
                     let options = server.publish(name, shared.clone());
                     let published = options
