@@ -261,6 +261,9 @@ impl Follow {
             self.absence = Some(Absence::NotThere);
             return true;
         };
+        // Over a new connection this client may get other handles.
+        let reconnected = std::mem::take(&mut self.watch.listed_anew);
+        self.unusable &= !reconnected;
         let same = |before: &Entry| before.memory == entry.memory && before.owner == entry.owner;
         if before.as_ref().is_some_and(same) {
             return false;

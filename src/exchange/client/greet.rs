@@ -6,10 +6,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::options::ClientOptions;
 use super::text;
-use crate::protocol::{
-    Answer, Ask, FromServer, Greeting, Hello, Leases, MAGIC, MAX_LISTED, OLDEST, Secret, VERSION,
-    Welcome, decode, encode,
-};
+use crate::protocol::{Greeting, Hello, MAGIC, OLDEST, Secret, VERSION, Welcome, decode, encode};
 use crate::share::BootId;
 use crate::tls::Credential;
 use crate::transport::{self, Connection, FrameReader, FrameWriter, Unconnected};
@@ -34,8 +31,6 @@ pub(super) struct Resume {
     pub(super) session: Secret,
     /// The server that created it: no other server gets the secret.
     pub(super) server: PeerName,
-    /// In ascending order.
-    pub(super) held: Vec<u64>,
 }
 
 /// A session's terms, checked.
@@ -61,8 +56,6 @@ pub(super) struct Established {
     pub(super) reader: FrameReader,
     pub(super) writer: FrameWriter,
     pub(super) terms: Terms,
-    /// The leases that ended while there was no connection.
-    pub(super) ended: Vec<u64>,
     /// Over TLS, the certificates that the server was verified with.
     pub(super) credential: Option<Credential>,
 }
@@ -94,24 +87,17 @@ pub(super) async fn establish(
     let work = async {
         let options = &dial.options;
         let (address, security) = (&options.address, &options.security);
-        let held = resume.as_ref().map(|resume| resume.held.clone());
         let mut established = greet(dial, (address, security), resume, (left, false)).await?;
-        move_to_unix(dial, &mut established, held.unwrap_or_default(), left).await;
+        move_to_unix(dial, &mut established, left).await;
         Ok(established)
     };
     timeout_at(deadline, work).await.unwrap_or_else(timed_out)
 }
 
 /// Moves a session over TCP to the Unix socket of a server on this machine, because only that passes fds. Where the
-/// socket cannot be reached, the session stays, and `no_unix` says why. Asks there about the leases that this end `held` once
-/// more: the server may have told the first connection of an end, which nobody reads any more.
-async fn move_to_unix(
-    dial: &Dial,
-    established: &mut Established,
-    mut held: Vec<u64>,
-    left: Duration,
-) {
-    held.retain(|lease| !established.ended.contains(lease));
+/// socket cannot be reached, the session stays, and `no_unix` says why. Nobody reads the first connection any more: the
+/// client asks on the last one which of its leases have ended.
+async fn move_to_unix(dial: &Dial, established: &mut Established, left: Duration) {
     let terms = &mut established.terms;
     let Some(local) = &terms.welcome.local else {
         return;
@@ -125,7 +111,6 @@ async fn move_to_unix(
     let resume = Resume {
         session: terms.welcome.session.clone(),
         server: terms.server.clone(),
-        held,
     };
     let left = (left / 4).min(dial.options.limits.handshake);
     let moving = greet(
@@ -140,7 +125,6 @@ async fn move_to_unix(
         Ok(moved) if moved.terms.welcome.instance == terms.welcome.instance => {
             (terms.unix, terms.pid) = (true, moved.terms.pid);
             (established.reader, established.writer) = (moved.reader, moved.writer);
-            established.ended.extend(moved.ended);
             return;
         }
         Ok(_) => "another server listens there".into(),
@@ -174,15 +158,13 @@ async fn greet(
     // A server other than the session's must not learn its secret. It has named the socket to which it moves.
     let resume = resume.filter(|resume| moves || resume.server == connection.peer);
     let resuming = resume.is_some();
-    let (resume, held) = resume.map(|resume| (resume.session, resume.held)).unzip();
-    let held = held.filter(|held| !moves || !held.is_empty());
     let hello = encode(&Hello {
         magic: MAGIC.into(),
         oldest: OLDEST,
         newest: VERSION,
         boot: dial.boot,
         fabric: dial.no_fabric.is_none(),
-        resume,
+        resume: resume.map(|resume| resume.session),
         agent: options.agent.clone(),
         queues: true,
         moves,
@@ -203,56 +185,13 @@ async fn greet(
     if welcome.resumed && !resuming || moves && !welcome.resumed {
         return Err(broken("another session than the one that was named".into()).into());
     }
-    let ended = match held.filter(|_| welcome.resumed) {
-        Some(held) => {
-            let limits = (welcome.frame_bytes, options.limits.frame_bytes);
-            reconcile(&mut connection, held, limits).await?
-        }
-        None => Vec::new(),
-    };
-    Ok(established(connection, welcome, peer, ended))
+    Ok(established(connection, welcome, peer))
 }
 
-/// Tells the server which leases this end has, unless that is too long for a frame; returns those that have ended. The
-/// server's events before its answer are skipped: it repeats those of leases.
-async fn reconcile(
-    connection: &mut Connection,
-    held: Vec<u64>,
-    (most, limit): (u32, u32),
-) -> Result<Vec<u64>> {
-    if held.len() > MAX_LISTED {
-        return Ok(Vec::new());
-    }
-    let request = encode(&(0_u64, Ask::Held(Leases { leases: held })));
-    if request.len() > most as usize {
-        return Ok(Vec::new());
-    }
-    connection.writer.write(&request, &[]).await?;
-    let peer = &*connection.label;
-    loop {
-        let Some(frame) = connection.reader.read(limit).await? else {
-            return Err(Error::peer_lost(peer, "it closed the resumed connection"));
-        };
-        match decode(&frame.bytes).map_err(|error| text::of(peer, error))? {
-            FromServer::Event(_) => {}
-            FromServer::Reply(0, Answer::Expired(expired)) => return Ok(expired.leases),
-            FromServer::Reply(..) => {
-                return Err(Error::protocol(peer, "reply with an unknown request id"));
-            }
-        }
-    }
-}
-
-fn established(
-    connection: Connection,
-    mut welcome: Welcome,
-    peer: String,
-    ended: Vec<u64>,
-) -> Established {
+fn established(connection: Connection, mut welcome: Welcome, peer: String) -> Established {
     let heartbeat = Duration::from_millis(welcome.heartbeat_ms).clamp(LEAST, MOST);
     welcome.peer = text::tidy(&welcome.peer);
     Established {
-        ended,
         terms: Terms {
             heartbeat,
             lease: Duration::from_millis(welcome.lease_ms).clamp(heartbeat, MOST),

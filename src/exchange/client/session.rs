@@ -21,8 +21,6 @@ use crate::protocol::{Answer, Ask, Entry, Request};
 use crate::transport::Unconnected;
 use crate::{Driver, Error, Result};
 
-/// The most leases of which notices are kept before their grants are read: a server grants a peer no more.
-const MAX_EARLY: usize = 65_536;
 /// How many notices a slow watcher may be behind. The first watcher creates the ring, which has all of its
 /// slots from the start.
 const NOTICES: usize = 1024;
@@ -61,6 +59,8 @@ enum PendingRequest {
     },
     Ping,
     Release(LeaseKey),
+    /// Which leases this end has.
+    Held,
 }
 
 /// The state of the connection.
@@ -101,8 +101,8 @@ struct SessionState {
     releases_sent: usize,
     ping_due: bool,
     ping_sent: bool,
-    /// Notices about leases whose grants may not have been read yet; empty while no fetch is unanswered.
-    early: HashMap<u64, LeaseState>,
+    /// Whether the server is to be asked which leases have ended: before all else on a resumed connection.
+    held_due: bool,
     silence: Silence,
     closing: Option<Instant>,
     /// Whether the program ends its use without waiting for the server.
@@ -160,7 +160,7 @@ impl ClientSession {
                 releases_sent: 0,
                 ping_due: false,
                 ping_sent: false,
-                early: HashMap::new(),
+                held_due: false,
                 silence: Silence {
                     last: Instant::now(),
                     total: Duration::ZERO,
@@ -357,12 +357,6 @@ impl SessionState {
         let id = self.next_id;
         self.waiting.insert(id, waiting);
         (id, ask)
-    }
-
-    /// Returns whether a fetch is unanswered.
-    fn is_fetching(&self) -> bool {
-        let mut waiting = self.waiting.values();
-        waiting.any(|waiting| matches!(waiting, PendingRequest::User { fetch: Some(_), .. }))
     }
 
     /// Returns the key of a lease of this session.

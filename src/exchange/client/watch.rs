@@ -44,6 +44,8 @@ pub struct Watch {
     stale: Option<u64>,
     /// Whether it was reported that the server is away.
     away: bool,
+    /// Whether the names were listed since a [`Follow`](super::Follow) looked.
+    pub(super) listed_anew: bool,
 }
 
 impl Client {
@@ -83,6 +85,7 @@ impl Watch {
             events: VecDeque::new(),
             stale: Some(0),
             away: false,
+            listed_anew: false,
         }
     }
 
@@ -188,6 +191,7 @@ impl Watch {
         }
         self.away = false;
         self.stale = None;
+        self.listed_anew = true;
         if missed > 0 {
             self.events.insert(first, WatchEvent::Missed(missed));
         }

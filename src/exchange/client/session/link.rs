@@ -1,14 +1,11 @@
 //! The connection's state: silence, breaks, and their effect on the leases.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{
-    ClientSession, LeaseKey, LeaseState, Link, Notified, PendingRequest, SessionState, change,
-};
+use super::{ClientSession, LeaseState, Link, Notified, PendingRequest, SessionState, change};
 use crate::client::greet::{Established, Resume, is_final};
 use crate::client::text;
 use crate::protocol::Refused;
@@ -87,14 +84,13 @@ impl ClientSession {
         state.ping_sent = false;
         state.ping_due = false;
         state.releases_sent = 0;
-        state.early = HashMap::new();
         let waiting = std::mem::take(&mut state.waiting);
         let mut replies = Vec::new();
         for (_, waiting) in waiting {
             match waiting {
                 PendingRequest::User { reply, .. } => replies.push(reply),
                 PendingRequest::Release(key) => state.releases.push_front(key),
-                PendingRequest::Ping => {}
+                PendingRequest::Ping | PendingRequest::Held => {}
             }
         }
         drop(state);
@@ -103,17 +99,12 @@ impl ClientSession {
         }
     }
 
-    /// Returns the request to resume the session, with the leases that this end knows of.
+    /// Returns the request to resume the session.
     pub(in crate::client) fn resume(&self) -> Resume {
         let state = self.lock();
-        let own = |key: &&LeaseKey| key.epoch == state.epoch;
-        let keys = state.leases.keys().filter(own);
-        let mut held: Vec<u64> = keys.map(|key| key.lease).collect();
-        held.sort_unstable();
         Resume {
             session: state.terms.welcome.session.clone(),
             server: state.terms.server.clone(),
-            held,
         }
     }
 
@@ -171,18 +162,7 @@ impl ClientSession {
             }
         }
         state.terms = Arc::new(terms.clone());
-        // Before any event of the new connection is read.
-        for &lease in &established.ended {
-            if let Some(held) = state.leases.get(&state.key(lease)) {
-                let why = Error::refused(
-                    terms.peer.clone(),
-                    format!("the lease on '{}'", held.name),
-                    Refusal::Expired,
-                    "it ended while the connection was broken",
-                );
-                change(&held.state, &LeaseState::Lost(why));
-            }
-        }
+        state.held_due = terms.welcome.resumed;
         state.link = Link::Up;
         state.silence.last = Instant::now();
         state.silence.total = Duration::ZERO;

@@ -1,6 +1,5 @@
 //! The client task's part of a session.
 
-use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,12 +7,14 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use super::{
-    Answered, ClientSession, Command, Link, MAX_EARLY, Notified, PendingRequest, RELEASES, change,
-    withdrawing,
+    Answered, ClientSession, Command, Link, Notified, PendingRequest, RELEASES, SessionState,
+    change, withdrawing,
 };
 use crate::client::lease::{ClientLease, Held, Keep, LeaseKey, LeaseState};
 use crate::client::text;
-use crate::protocol::{Answer, Ask, Ended, Event, Refused, Release, Request, Withdrawing};
+use crate::protocol::{
+    Answer, Ask, Ended, Event, Leases, MAX_LISTED, Refused, Release, Request, Withdrawing,
+};
 use crate::{Error, Refusal, Result};
 
 impl ClientSession {
@@ -30,10 +31,13 @@ impl ClientSession {
         (sent && answered) || since.elapsed() >= patience
     }
 
-    /// Returns the next ping or release to write.
+    /// Returns the next request of the session itself to write.
     pub(in crate::client) fn own(&self) -> Option<Request> {
         let mut state = self.lock();
-        let (waiting, ask) = if std::mem::take(&mut state.ping_due) && !state.ping_sent {
+        let held = std::mem::take(&mut state.held_due).then(|| state.held());
+        let (waiting, ask) = if let Some(held) = held.flatten() {
+            (PendingRequest::Held, Ask::Held(held))
+        } else if std::mem::take(&mut state.ping_due) && !state.ping_sent {
             state.ping_sent = true;
             (PendingRequest::Ping, Ask::Ping)
         } else if state.releases_sent < RELEASES || state.departing {
@@ -85,14 +89,6 @@ impl ClientSession {
         self.lock().waiting.remove(&id)
     }
 
-    /// Drops notices about other leases once no grant can come for them.
-    fn forget_early(&self) {
-        let mut state = self.lock();
-        if !state.early.is_empty() && !state.is_fetching() {
-            state.early = HashMap::new();
-        }
-    }
-
     /// Handles an answer.
     pub(in crate::client) fn answered(
         self: &Arc<Self>,
@@ -113,6 +109,13 @@ impl ClientSession {
                 self.released(key, &answer);
                 Ok(())
             }
+            PendingRequest::Held => match answer {
+                Answer::Expired(expired) => {
+                    self.expired(&expired);
+                    Ok(())
+                }
+                _ => Err(broken("unexpected answer about the leases of a session")),
+            },
             PendingRequest::User {
                 what, fetch, reply, ..
             } => {
@@ -127,7 +130,6 @@ impl ClientSession {
                     Answer::Refused(why) => Err(text::refused(&self.peer(), what, &why)),
                     answer => Ok(Answered { answer, fds, lease }),
                 };
-                self.forget_early();
                 // If the user no longer waits, the lease and the fds are dropped with the returned value.
                 drop(reply.send(result));
                 Ok(())
@@ -145,10 +147,6 @@ impl ClientSession {
             return Err(Error::protocol(peer, "the same lease granted twice"));
         }
         let (sender, receiver) = watch::channel(LeaseState::Held);
-        if let Some(early) = state.early.remove(&lease) {
-            // A change, which `RemoteBuffer::changed` returns.
-            sender.send_replace(early);
-        }
         state.leases.insert(
             key,
             Held {
@@ -191,9 +189,9 @@ impl ClientSession {
     pub(in crate::client) fn notice(&self, event: Event) -> Result<()> {
         match event {
             Event::Withdrawing(Withdrawing { lease, ms }) => {
-                self.word(lease, &withdrawing(ms))?;
+                self.set_state(lease, &withdrawing(ms));
             }
-            Event::Ended(Ended { lease, why }) => self.ended(lease, &why)?,
+            Event::Ended(Ended { lease, why }) => self.ended(lease, &why),
             Event::Closing(closing) => {
                 let state = self.lock();
                 for held in state.leases.values() {
@@ -207,7 +205,7 @@ impl ClientSession {
         Ok(())
     }
 
-    fn ended(&self, lease: u64, why: &Refused) -> Result<()> {
+    fn ended(&self, lease: u64, why: &Refused) {
         let (peer, what) = {
             let state = self.lock();
             let what = state.leases.get(&state.key(lease)).map_or_else(
@@ -216,25 +214,47 @@ impl ClientSession {
             );
             (state.terms.peer.clone(), what)
         };
-        self.word(lease, &LeaseState::Lost(text::refused(&peer, what, why)))
+        self.set_state(lease, &LeaseState::Lost(text::refused(&peer, what, why)));
     }
 
-    /// Sets a lease's state, or keeps it for a grant that has not been read yet.
-    fn word(&self, lease: u64, word: &LeaseState) -> Result<()> {
-        let mut state = self.lock();
-        if let Some(held) = state.leases.get(&state.key(lease)) {
-            change(&held.state, word);
-        } else if state.is_fetching() {
-            if state.early.len() >= MAX_EARLY {
-                let peer = state.terms.peer.clone();
-                return Err(Error::protocol(peer, "notices about too many leases"));
-            }
-            // Nothing follows the end of a lease.
-            let early = state.early.entry(lease).or_insert(LeaseState::Held);
-            if !early.is_lost() {
-                *early = word.clone();
+    /// Handles the leases that ended while there was no connection.
+    fn expired(&self, expired: &Leases) {
+        let state = self.lock();
+        for &lease in &expired.leases {
+            if let Some(held) = state.leases.get(&state.key(lease)) {
+                let why = Error::refused(
+                    state.terms.peer.clone(),
+                    format!("the lease on '{}'", held.name),
+                    Refusal::Expired,
+                    "it ended while the connection was broken",
+                );
+                change(&held.state, &LeaseState::Lost(why));
             }
         }
-        Ok(())
+    }
+
+    /// Sets a lease's state. A notice about a lease never overtakes its grant.
+    fn set_state(&self, lease: u64, to: &LeaseState) {
+        let state = self.lock();
+        if let Some(held) = state.leases.get(&state.key(lease)) {
+            change(&held.state, to);
+        }
+    }
+}
+
+impl SessionState {
+    /// Returns the leases of this session, unless they are too long for a frame of the server.
+    fn held(&self) -> Option<Leases> {
+        let own = |key: &&LeaseKey| key.epoch == self.epoch;
+        let mut leases: Vec<_> = self
+            .leases
+            .keys()
+            .filter(own)
+            .map(|key| key.lease)
+            .collect();
+        leases.sort_unstable();
+        // Each takes 9 bytes at most.
+        let most = (self.terms.welcome.frame_bytes as usize).saturating_sub(64) / 9;
+        (leases.len() <= most.min(MAX_LISTED)).then_some(Leases { leases })
     }
 }

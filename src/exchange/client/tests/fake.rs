@@ -3,8 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, UnixListener};
 use tokio::time::timeout;
 
 use crate::client::{Client, ClientOptions, Reconnect};
@@ -35,7 +35,12 @@ pub(crate) struct Fake {
 }
 
 /// One accepted connection, and the leases of a client that has resumed its session.
-pub(crate) struct Peer(pub(crate) TcpStream, pub(crate) Vec<u64>);
+pub(crate) struct Peer(pub(crate) Box<dyn Stream>, pub(crate) Vec<u64>);
+
+/// Bytes both ways.
+pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
 impl Fake {
     /// Heartbeats and leases so long that they do not matter, until a test sets others.
@@ -98,22 +103,20 @@ impl Fake {
             .await
             .unwrap()
             .unwrap();
-        Peer(stream, Vec::new())
+        Peer(Box::new(stream), Vec::new())
     }
 
     /// Accepts and greets a connection.
     pub(crate) async fn greet(&self) -> (Peer, Hello) {
+        self.greet_with(&[]).await
+    }
+
+    /// The same, with events before the answer to [`Ask::Held`].
+    pub(crate) async fn greet_with(&self, events: &[Event]) -> (Peer, Hello) {
         let mut peer = self.accept().await;
-        let hello: Hello = decode(&peer.frame().await.unwrap()).unwrap();
-        peer.send(&Greeting::Welcome(self.welcome.clone())).await;
+        let hello = peer.hello(&self.welcome).await;
         if self.welcome.resumed {
-            let (id, ask) = decode(&peer.frame().await.unwrap()).unwrap();
-            let Ask::Held(held) = ask else {
-                panic!("{ask:?}");
-            };
-            peer.1 = held.leases;
-            let leases = self.ended.clone();
-            peer.answer(id, Answer::Expired(Leases { leases })).await;
+            peer.held(events, &self.ended).await;
         }
         (peer, hello)
     }
@@ -135,6 +138,33 @@ impl Fake {
 }
 
 impl Peer {
+    /// Accepts a session that moves to a Unix socket.
+    pub(crate) async fn at(socket: &UnixListener) -> Self {
+        let (stream, _) = timeout(LONG, socket.accept()).await.unwrap().unwrap();
+        Self(Box::new(stream), Vec::new())
+    }
+
+    /// Reads a hello, and answers it.
+    pub(crate) async fn hello(&mut self, welcome: &Welcome) -> Hello {
+        let hello = decode(&self.frame().await.unwrap()).unwrap();
+        self.send(&Greeting::Welcome(welcome.clone())).await;
+        hello
+    }
+
+    /// Reads which leases the client has, sends `events`, and answers that those of `ended` have ended.
+    pub(crate) async fn held(&mut self, events: &[Event], ended: &[u64]) {
+        let (id, ask) = decode(&self.frame().await.unwrap()).unwrap();
+        let Ask::Held(held) = ask else {
+            panic!("{ask:?}");
+        };
+        self.1 = held.leases;
+        for event in events {
+            self.notice(event.clone()).await;
+        }
+        let leases = ended.to_vec();
+        self.answer(id, Answer::Expired(Leases { leases })).await;
+    }
+
     /// Returns the next frame; `None` at the connection's end.
     pub(crate) async fn frame(&mut self) -> Option<Vec<u8>> {
         let read = async {

@@ -375,6 +375,32 @@ async fn memory_that_this_client_cannot_have_is_fetched_again_once_its_entry_cha
     }
 }
 
+/// Handles that did not go over TCP may go over the Unix socket to which the session moves.
+#[tokio::test]
+async fn memory_that_this_client_could_not_have_is_fetched_again_after_a_reconnect() {
+    let (driver, mut fake, first) = (importer(), Fake::new().await, Memory::new());
+    let (client, mut peer) = fake.client(&driver).await;
+    let mut follow = unproved(&client);
+    let (next, ()) = while_serving(&mut follow, async {
+        watched(&mut peer, vec![first.entry("x")]).await;
+        fetch_refused(&mut peer, "no_common_handle").await;
+    })
+    .await;
+    assert!(matches!(
+        next.unwrap(),
+        Followed::Gone(Absence::Unavailable(_))
+    ));
+    drop(peer);
+    fake.welcome.resumed = true;
+    served(&mut follow, async {
+        let (mut peer, _) = fake.greet().await;
+        watched(&mut peer, vec![first.entry("x")]).await;
+        peer.grant(1, &first).await;
+        peer
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_refusal_that_stays_ends_it() {
     for reason in ["forbidden", "stale", "invalid", "unsupported"] {
