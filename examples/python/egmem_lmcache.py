@@ -38,7 +38,7 @@ class EgmemMemoryAllocator(MixedMemoryAllocator):
     ):
         # LMCache's own constructor would allocate and register memory; its methods use what is set here.
         self.size, self.align_bytes = size, align_bytes
-        self.buffer = egmem.torch.empty(size, dtype=torch.uint8, node=node)
+        self.buffer = egmem.torch.empty(size, dtype=torch.uint8, node=node, backing="auto")
         if use_paging:
             self.pin_allocator = PagedTensorMemoryAllocator(self.buffer, shapes, dtypes, fmt)
         else:
