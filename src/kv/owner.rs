@@ -179,6 +179,8 @@ pub(crate) fn release(words: &Words<'_>, at: u64, own: u64) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicU64;
+
     use super::*;
 
     #[test]
@@ -213,6 +215,19 @@ mod tests {
         assert_eq!(judge(word), Ok(Owner::Ended));
         child.wait().unwrap();
         assert_eq!(judge(word), Ok(Owner::Ended));
+    }
+
+    #[test]
+    fn a_process_gives_up_its_own_place_alone() {
+        let memory = [AtomicU64::new(0)];
+        let words = Words::over(&memory);
+        let own = claim(&words, 0, false, true).unwrap();
+        // Another process was told to take the place over.
+        words.put(0, own ^ 1);
+        release(&words, 0, own);
+        assert_eq!(words.get(0), own ^ 1);
+        release(&words, 0, own ^ 1);
+        assert_eq!(words.get(0), 0);
     }
 
     /// A process of another namespace has this process's number there, and started at another time.
