@@ -1,9 +1,9 @@
 //! The KV-cache tier: copies of random pages by method, a kernel beside them, checksums, restarts through the service.
 //!
 //! ```text
-//! cargo bench -p egmem-benches --bench kv -- [--part copies|backings|borders|beside|verify|restart|start] [--cuda] [--rounds 5]
+//! cargo bench -p egmem-benches --bench kv -- [--part copies|backings|borders|beside|verify|table|restart|start] [--cuda] [--rounds 5]
 //! ```
-//! Without `--cuda` on the simulator, with little memory: times mean nothing there, except those of checksums, which the CPU computes.
+//! Without `--cuda` on the simulator, with little memory: times mean nothing there, except those of checksums and of the table, which the CPU computes.
 
 mod backings;
 mod beside;
@@ -11,6 +11,7 @@ mod borders;
 mod copies;
 mod restart;
 mod setup;
+mod table;
 mod verify;
 
 use std::process::ExitCode;
@@ -28,6 +29,7 @@ enum Part {
     Borders,
     Beside,
     Verify,
+    Table,
     Restart,
     Start,
 }
@@ -86,6 +88,9 @@ fn run(args: &Args) -> Result<()> {
     }
     if wanted(Part::Verify) {
         verify::run(&args.driver()?, args.rounds.max(1))?;
+    }
+    if wanted(Part::Table) {
+        table::run(&args.driver()?, args.rounds.max(1))?;
     }
     if wanted(Part::Restart) {
         restart::restart(args)?;

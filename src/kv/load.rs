@@ -1,6 +1,7 @@
 //! Pages that are pinned.
 
 use std::fmt;
+use std::mem::take;
 use std::sync::Arc;
 
 use crate::Result;
@@ -15,11 +16,12 @@ use crate::store::{page, pairs};
 #[must_use = "dropped, its pages may be evicted"]
 pub struct Load {
     tier: Arc<Inner>,
-    pages: Vec<PageId>,
+    pub(crate) pages: Vec<PageId>,
 }
 
 impl Load {
-    pub(crate) fn new(tier: Arc<Inner>, pages: Vec<PageId>) -> Self {
+    pub(crate) const fn empty(tier: Arc<Inner>) -> Self {
+        let pages = Vec::new();
         Self { tier, pages }
     }
 
@@ -48,9 +50,7 @@ impl Load {
 
 impl Drop for Load {
     fn drop(&mut self) {
-        if self.tier.driver().is_of_this_process() {
-            self.tier.unpin(&self.pages);
-        }
+        self.tier.unpin(take(&mut self.pages));
     }
 }
 

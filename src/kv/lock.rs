@@ -72,6 +72,7 @@ pub(crate) struct Lock<'a> {
 
 impl<'a> Lock<'a> {
     /// Takes the lock if nobody has it.
+    #[inline]
     pub(crate) fn try_acquire(words: &'a Words<'a>, own: Own) -> Option<Self> {
         words.swap(LOCK, 0, own.mark()).then_some(Self {
             words,
@@ -84,6 +85,7 @@ impl<'a> Lock<'a> {
     ///
     /// # Errors
     /// [`Error::Busy`] if a process has it that does not end.
+    #[inline]
     pub(crate) fn acquire(words: &'a Words<'a>, own: Own, patience: Patience) -> Result<Self> {
         match Self::try_acquire(words, own) {
             Some(held) => Ok(held),
@@ -91,6 +93,7 @@ impl<'a> Lock<'a> {
         }
     }
 
+    #[cold]
     fn wait(words: &'a Words<'a>, own: Own, wait: &mut Wait) -> Result<Self> {
         let lock = |is_taken_over| Self {
             words,

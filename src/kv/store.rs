@@ -1,6 +1,7 @@
 //! Pages that are being written.
 
 use std::fmt;
+use std::mem::take;
 use std::sync::Arc;
 
 use crate::events::TierEventKind;
@@ -130,8 +131,8 @@ impl Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
-        if !self.is_committed && self.tier.driver().is_of_this_process() {
-            self.tier.abort(&self.pages);
+        if !self.is_committed {
+            self.tier.abort(take(&mut self.pages));
         }
     }
 }

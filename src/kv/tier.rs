@@ -90,12 +90,17 @@ impl Tier {
     /// pinned then. [`InvalidArgument`](crate::MemoryError::InvalidArgument) in a forked child. Those of the memory's view.
     pub fn prepare_load(&self, keys: &[Key]) -> Result<Load> {
         let is_checked = self.0.checks.is_on();
-        let (load, sums) = self.0.with(|table| {
-            let load = Load::new(Arc::clone(&self.0), table.pin(keys)?);
-            let checked = load.pages().iter().filter(|_| is_checked);
-            let sums: Vec<_> = checked.map(|&page| table.sum(page)).collect();
-            Ok::<_, Error>((load, sums))
-        })??;
+        let mut load = Load::empty(Arc::clone(&self.0));
+        let sums = self.0.with(|table| {
+            load.pages = table.pin(keys)?;
+            let checked = load.pages.iter().filter(|_| is_checked);
+            Ok(checked.map(|&page| table.sum(page)).collect::<Vec<_>>())
+        })?;
+        let not_ready = |index: usize| Error::NotReady {
+            key: keys[index],
+            index,
+        };
+        let sums = sums.map_err(not_ready)?;
         let view = |page| self.0.page_view(page);
         let damaged = self.0.checks.damaged(load.pages(), &sums, view)?;
         let Some(&index) = damaged.first() else {
@@ -104,8 +109,7 @@ impl Tier {
         let noted = self.discard_damaged(keys, load.pages(), &damaged)?;
         drop(load);
         drop(noted);
-        let key = keys[index];
-        Err(Error::NotReady { key, index })
+        Err(not_ready(index))
     }
 
     /// Takes the keys of some of `pages`, which loads have pinned, out of the table.

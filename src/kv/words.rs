@@ -84,6 +84,7 @@ impl<'a> Words<'a> {
     }
 
     /// Sets a word if it has the value `found`. Returns whether it had.
+    #[inline]
     pub(crate) fn swap(&self, at: u64, found: u64, value: u64) -> bool {
         let Some(word) = self.word(at).filter(|_| !is_killed()) else {
             return false;

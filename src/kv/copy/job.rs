@@ -339,8 +339,8 @@ impl Job {
             }
             match copied {
                 // The pages are as before.
-                None if !self.is_submitted => held.tier.unpin(&held.pages),
-                copied => held.tier.end_copy(&held.pages, self.direction, copied),
+                None if !self.is_submitted => held.tier.unpin(held.pages),
+                copied => held.tier.end_copy(held.pages, self.direction, copied),
             }
         }
     }

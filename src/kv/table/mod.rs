@@ -36,8 +36,8 @@ const PAGES: u64 = 48;
 #[derive(Debug, Default)]
 #[cfg_attr(test, derive(Clone))]
 pub(crate) struct Private {
-    /// The loads and copies of this process that have a page.
-    users: HashMap<u32, u32, OfNumbers>,
+    /// The loads and copies of this process that have a page: fewer than 2^64, as each takes memory.
+    users: HashMap<u32, u64, OfNumbers>,
     /// The pages that this process's stores are writing.
     writing: usize,
     counts: Stats,
@@ -95,13 +95,13 @@ impl<'a> Table<'a> {
     fn slot(&self, page: u32) -> u64 {
         /// No word lies there.
         const NOWHERE: u64 = u64::MAX - 1023;
-        let (extent, place) = self.geometry.place_of(page);
-        let group = match self.geometry.extents {
-            1 if !self.geometry.has_groups() => Some(0),
-            _ => self.group_of_extent(extent),
+        let has_group = || {
+            let (extent, place) = self.geometry.place_of(page);
+            let group = self.group_of_extent(extent).map(usize::from);
+            let group = group.and_then(|group| self.geometry.groups.get(group));
+            group.is_some_and(|group| place < group.pages)
         };
-        let group = group.and_then(|group| self.geometry.groups.get(usize::from(group)));
-        let is_there = page < self.geometry.pages && group.is_some_and(|group| place < group.pages);
+        let is_there = page < self.geometry.pages && (!self.geometry.has_groups() || has_group());
         match self.words.expect(is_there) {
             true => self.geometry.slot_at(page),
             false => NOWHERE,
@@ -192,16 +192,21 @@ impl<'a> Table<'a> {
 
     /// Stamps a ready page, and makes it the most recently used one if nothing pins it.
     fn use_now(&self, page: u32) {
-        let clock = self.words.get(CLOCK).wrapping_add(1);
-        self.words.put(CLOCK, clock);
         let slot = self.slot(page);
-        self.words.put(slot + STAMP, clock);
-        self.note_use(page, clock);
+        self.stamp(page, slot);
         if self.words.get(slot + PINS) == 0 {
             let lru = self.lru(self.status(slot).group);
             self.unlink(lru, page);
             self.push_newest(lru, page);
         }
+    }
+
+    /// Notes in a page's slot that it was used now.
+    fn stamp(&self, page: u32, slot: u64) {
+        let clock = self.words.get(CLOCK).wrapping_add(1);
+        self.words.put(CLOCK, clock);
+        self.words.put(slot + STAMP, clock);
+        self.note_use(page, clock);
     }
 
     /// Returns the keys that are ready, the least recently used first; those that are pinned come last.

@@ -1,45 +1,32 @@
 //! Pages that loads and copies of a process have: one pin for each process, and its own count of users.
 
+use std::collections::hash_map::Entry;
+
 use super::Table;
 use super::slot::{PINS, State};
 use crate::page::{Direction, PageId};
-use crate::{Error, Key, MemoryError, Result};
+use crate::{Error, Key, Result};
 
 impl Table<'_> {
     /// Pins the pages of ready keys.
     ///
     /// # Errors
-    /// [`Error::NotReady`]; nothing has changed then.
-    pub(crate) fn pin(&mut self, keys: &[Key]) -> Result<Vec<PageId>> {
-        let page = |(index, key): (usize, &Key)| {
-            let not_ready = || Error::NotReady { key: *key, index };
-            self.page_of(key).ok_or_else(not_ready)
-        };
-        let pages = keys.iter().enumerate().map(page);
-        let pages = pages.collect::<Result<Vec<_>>>()?;
-        self.add_users(&pages)?;
+    /// The place of the first key that is not ready; nothing has changed then.
+    pub(crate) fn pin(&mut self, keys: &[Key]) -> Result<Vec<PageId>, usize> {
+        // A collected result would grow its list page by page.
+        let mut pages = Vec::with_capacity(keys.len());
+        for (index, key) in keys.iter().enumerate() {
+            pages.push(self.page_of(key).ok_or(index)?);
+        }
+        self.add_users(&pages);
         Ok(pages)
     }
 
-    /// # Errors
-    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for more users of a page than can be counted; nothing
-    /// has changed then.
-    pub(super) fn add_users(&mut self, pages: &[PageId]) -> Result<()> {
-        // Each may be the same page.
-        let more = u32::try_from(pages.len()).unwrap_or(u32::MAX);
+    fn add_users(&mut self, pages: &[PageId]) {
         for page in pages {
-            let users = self.private.users.get(&page.number()).copied().unwrap_or(0);
-            if users.checked_add(more).is_none() {
-                let why = format!("page {} has {users} loads and copies", page.number());
-                return Err(MemoryError::invalid("pages", why).into());
-            }
-        }
-        for page in pages {
-            let users = self.private.users.entry(page.number()).or_default();
-            *users += 1;
+            *self.private.users.entry(page.number()).or_default() += 1;
             self.set_pin(page.number());
         }
-        Ok(())
     }
 
     /// The pin comes first: a page with a pin is in a list at worst, and a repair takes it out.
@@ -69,7 +56,8 @@ impl Table<'_> {
             _ if left != 0 => {}
             State::Ready => {
                 self.count_in_extent(page, 0, -1);
-                self.use_now(page);
+                self.stamp(page, slot);
+                self.push_newest(self.lru(status.group), page);
             }
             state if state.is_writing() && !state.is_stored() => self.free_written(page),
             _ => {}
@@ -104,18 +92,19 @@ impl Table<'_> {
                 return Err(Error::WrongState { page, is, need });
             }
         }
-        self.add_users(pages)
+        self.add_users(pages);
+        Ok(())
     }
 
     /// Releases pages that [`pin`](Self::pin) or [`begin_copy`](Self::begin_copy) pinned. A page counts as used then.
     pub(crate) fn unpin(&mut self, pages: &[PageId]) {
         for &page in pages.iter().rev() {
-            let Some(users) = self.private.users.get_mut(&page.number()) else {
+            let Entry::Occupied(mut users) = self.private.users.entry(page.number()) else {
                 continue;
             };
-            *users -= 1;
-            if *users == 0 {
-                self.private.users.remove(&page.number());
+            *users.get_mut() -= 1;
+            if *users.get() == 0 {
+                users.remove();
                 if self.slot_of(page).is_some() {
                     self.clear_pins(page.number(), self.own.bit());
                 }

@@ -9,7 +9,7 @@ use crate::geometry::{GROUP, GROUPS};
 use crate::header::{CLOCK, DIRTY, USABLE};
 use crate::room::{list_for, make_room_in};
 use crate::words::halves;
-use crate::{Found, Result};
+use crate::{Error, Found, Result};
 
 /// If a stamp is later, all stamps are renumbered.
 const LAST_STAMP: u64 = 1 << 62;
@@ -230,11 +230,11 @@ impl Table<'_> {
     ///
     /// # Errors
     /// As [`repair`](Self::repair).
-    pub(crate) fn join(&mut self, usable: u32, take_over: bool, is_broken: bool) -> Result<Found> {
+    pub(crate) fn join(&mut self, usable: u32, take_over: bool) -> Result<Found> {
         let members = self.members();
         let ended = members.ended(take_over);
         let others = members.all() & !ended.mask() & !self.own.bit();
-        let found = match (others, is_broken) {
+        let found = match (others, self.is_dirty()) {
             (0, _) => {
                 self.words.put(USABLE, usable.into());
                 self.repair(0)?
@@ -252,6 +252,31 @@ impl Table<'_> {
         };
         members.forget(&ended);
         Ok(found)
+    }
+
+    /// Repairs the table if a call has left that to this one.
+    ///
+    /// # Errors
+    /// As [`repair`](Self::repair).
+    #[inline]
+    pub(crate) fn repair_if_dirty(&mut self) -> Result<()> {
+        match self.is_dirty() {
+            true => self.take_over(),
+            false => Ok(()),
+        }
+    }
+
+    /// Repairs the table if a call has met damage.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`] then; as [`repair`](Self::repair).
+    #[inline]
+    pub(crate) fn expect_undamaged(&mut self) -> Result<()> {
+        if !self.words.take_damage() {
+            return Ok(());
+        }
+        self.take_over()?;
+        Err(Error::Damaged)
     }
 
     /// Repairs after a holder of the lock has ended.

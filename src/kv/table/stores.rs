@@ -1,8 +1,7 @@
 //! Pages of stores: from being written to ready, or back to free.
 
-use super::slot::{CHECK, PINS, STAMP, STATE, SUM, State, Status, WRITER};
+use super::slot::{CHECK, PINS, STATE, SUM, State, Status, WRITER};
 use super::{Table, WRITING};
-use crate::header::CLOCK;
 use crate::page::{Evicted, PageId};
 use crate::words::halves;
 use crate::{Error, Key, Result};
@@ -75,15 +74,12 @@ impl Table<'_> {
     pub(super) fn make_ready(&mut self, id: PageId) {
         let (slot, page) = (self.slot(id.number()), id.number());
         let status = self.status(slot);
-        let clock = self.words.get(CLOCK).wrapping_add(1);
-        self.words.put(CLOCK, clock);
-        self.words.put(slot + STAMP, clock);
+        self.stamp(page, slot);
         self.words.put(slot + CHECK, !self.words.get(slot + CHECK));
         self.set_state(slot, status, State::Ready);
         self.push_newest(self.lru(status.group), page);
         self.count(status.group, WRITING, -1);
         self.count_in_extent(page, 0, -1);
-        self.note_use(page, clock);
         self.private.writing = self.private.writing.saturating_sub(1);
         self.private.counts.stores += 1;
     }

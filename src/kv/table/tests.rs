@@ -93,22 +93,6 @@ fn processes_are_killed_at_every_store() {
     assert!(kills > 20 * rounds && twice > 0);
 }
 
-#[test]
-fn no_page_has_more_users_than_can_be_counted() {
-    let mut world = World::new(Geometry::new(1, 8).unwrap(), 1);
-    world.store(0, &[1]);
-    let key = world::key(1);
-    let users = |world: &World| world.processes[0].private.users.get(&0).copied();
-    world.with(0, |table| table.pin(&[key]).map(drop).unwrap());
-    world.processes[0].private.users.insert(0, u32::MAX - 1);
-    assert!(world.with(0, |table| table.pin(&[key, key]).is_err()));
-    assert_eq!(users(&world), Some(u32::MAX - 1), "nothing has changed");
-    let pages = world.with(0, |table| table.pin(&[key]).unwrap());
-    let begun = world.with(0, |table| table.begin_copy(&pages, Direction::Load));
-    assert!(begun.is_err_and(|error| error.memory().is_some()));
-    assert_eq!(users(&world), Some(u32::MAX));
-}
-
 /// Only pages with memory are given out, each to one key at a time, and the first ones first.
 #[test]
 fn a_table_grows_at_any_time() {

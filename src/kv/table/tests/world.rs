@@ -154,7 +154,10 @@ impl World {
         });
         let who = self.processes.len() - 1;
         self.locked(who, |table, is_broken| {
-            table.join(usable, false, is_broken).unwrap()
+            if is_broken {
+                table.words.put(header::DIRTY, 1);
+            }
+            table.join(usable, false).unwrap()
         });
     }
 
