@@ -105,9 +105,9 @@ def join(
 ) -> Tier:
     """Returns the tier that all processes of this user on this machine have which call this with the same name and sizes.
 
-    The first process creates the memory, as ``Buffer`` does with ``node``, ``near_gpu``, ``backing`` and ``progress``, and offers it until it
-    closes its tier or ends, at a socket in ``$XDG_RUNTIME_DIR/egmem``, or without that variable in ``/tmp/egmem-UID``. The folder must
-    be this user's own, with mode 0700. The others receive the memory there. They wait at most ``timeout`` seconds for
+    The first process creates all of the memory, as ``Buffer`` does with ``node``, ``near_gpu``, ``backing`` and ``progress``: such a tier does not
+    grow in the background. It offers the memory until it closes its tier or ends, at a socket in ``$XDG_RUNTIME_DIR/egmem``, or without
+    that variable in ``/tmp/egmem-UID``. The folder must be this user's own, with mode 0700. The others receive the memory there. They wait at most ``timeout`` seconds for
     a process that creates it. The sizes are those of ``Tier``; a process that gives none creates no memory, and waits for
     another one that does. The other options are those of ``Tier.attach``, such as ``tag`` and ``verify``.
 
