@@ -7,7 +7,8 @@ use std::time::Duration;
 use crate::driver::setters;
 use crate::geometry::Geometry;
 use crate::header::{self, OPENER, Tag, There};
-use crate::inner::{Inner, Opening, PATIENCE};
+use crate::inner::opening::{Opening, expect_room, expect_writable};
+use crate::inner::{Inner, PATIENCE};
 use crate::lock::Wait;
 use crate::members::Members;
 use crate::memory::CpuView;
@@ -121,7 +122,7 @@ impl AttachOptions {
         let memory = Arc::clone(&self.memory);
         memory.driver().expect_this_process("memory")?;
         let view = memory.cpu()?;
-        crate::inner::expect_writable(&view)?;
+        expect_writable(&view)?;
         view.slice(0, crate::geometry::HEADER)?;
         let plan = self.plan(&view, header::read(&view))?;
         let words = Words::new(&view)?;
@@ -216,7 +217,7 @@ impl AttachOptions {
             }
             _ => Geometry::of_bytes(view.len(), &self.page_sizes)?,
         };
-        crate::inner::expect_room(view.len(), geometry.total)?;
+        expect_room(view.len(), geometry.total)?;
         Ok(geometry)
     }
 

@@ -1,21 +1,24 @@
 //! The state that a tier's handles, its stores, loads and jobs share.
 
+pub(crate) mod opening;
+
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::{Arc, Mutex, TryLockError};
 use std::time::Duration;
 
 use crate::borders::Borders;
 use crate::copy::{CopyMethod, Kernels};
-use crate::driver::{Access, Code, DevicePtr, Location};
+use crate::driver::{Code, DevicePtr};
 use crate::events::Hub;
 use crate::found::Found;
 use crate::geometry::Geometry;
-use crate::header::{self, DIRTY};
+use crate::header::DIRTY;
+use crate::held::{End, Held, OwnState, Use};
 use crate::lock::{Lock, Patience};
 use crate::members::{Members, Own};
-use crate::memory::{CpuView, GrantUse, is_of_one_kind};
-use crate::page::{Direction, PageId};
-use crate::table::{Private, Table};
+use crate::memory::{CpuView, GrantUse};
+use crate::page::PageId;
+use crate::table::Table;
 use crate::verify::{Checks, Verify};
 use crate::words::Words;
 use crate::{Driver, Error, Member, MemoryError, Result, Stats, TierMemory};
@@ -58,150 +61,6 @@ pub(crate) struct Inner {
     found: Found,
     /// Access of GPUs to the memory is not revoked while this lives.
     _grants: Option<GrantUse>,
-}
-
-/// What this process keeps in its own memory.
-#[derive(Default)]
-struct OwnState {
-    table: Private,
-    /// Ends of uses that could not be written when they happened.
-    late: Vec<End>,
-}
-
-/// The end of a use of pages.
-#[derive(Debug)]
-enum End {
-    /// Of a load, or of a copy that was not submitted.
-    Unpin(Vec<PageId>),
-    /// Of a copy of some bytes, or of one that has failed.
-    Copy(Vec<PageId>, Direction, Option<u64>),
-    /// Of a store that was not committed.
-    Abort(Vec<PageId>),
-}
-
-impl End {
-    fn apply(&self, table: &mut Table<'_>) {
-        match self {
-            Self::Unpin(pages) => table.unpin(pages),
-            Self::Abort(pages) => table.abort(pages),
-            Self::Copy(pages, direction, bytes) => {
-                match (bytes, direction) {
-                    (Some(bytes), _) => table.count_copy(*direction, *bytes),
-                    (None, Direction::Store) => table.fail(pages),
-                    (None, Direction::Load) => {}
-                }
-                table.unpin(pages);
-            }
-        }
-    }
-}
-
-/// The locks of a tier.
-struct Held<'a> {
-    /// Given back before this process's own.
-    _lock: Lock<'a>,
-    own: MutexGuard<'a, OwnState>,
-    words: &'a Words<'a>,
-    inner: &'a Inner,
-}
-
-impl Held<'_> {
-    /// Returns the table, which may have to be repaired first, with the ends of uses that were not written yet.
-    #[inline(always)]
-    fn table(&mut self) -> (Table<'_>, &mut Vec<End>) {
-        let OwnState { table, late } = &mut *self.own;
-        let Inner {
-            geometry, member, ..
-        } = self.inner;
-        (Table::new(self.words, geometry, *member, table), late)
-    }
-}
-
-/// Checks that memory of `bytes` bytes has room for the `needed` bytes of a tier.
-///
-/// # Errors
-/// [`InvalidArgument`](crate::MemoryError::InvalidArgument).
-pub(crate) fn expect_room(bytes: u64, needed: u64) -> Result<()> {
-    if bytes >= needed {
-        return Ok(());
-    }
-    let why = format!("it has {bytes} bytes");
-    let valid = format!("{needed} bytes or more for this tier");
-    Err(MemoryError::invalid_of("memory", why, valid).into())
-}
-
-/// A tier in formatted memory, before this process is a member of it.
-pub(crate) struct Opening {
-    pub(crate) memory: Arc<dyn TierMemory>,
-    pub(crate) geometry: Geometry,
-    /// The memory that grows in the background, with its bytes that are there.
-    pub(crate) growing: Option<(Arc<GrowingBuffer>, Arc<AtomicU64>)>,
-    pub(crate) method: CopyMethod,
-    /// Members elsewhere have ended.
-    pub(crate) take_over: bool,
-}
-
-impl Opening {
-    /// Becomes a member.
-    ///
-    /// # Errors
-    /// [`NotAccessible`](crate::MemoryError::NotAccessible) unless the CPU may read and write the memory;
-    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) if it is too small; those of [`Members::claim`] and
-    /// [`Lock::acquire`].
-    pub(crate) fn open(self) -> Result<Inner> {
-        let Self {
-            memory,
-            geometry,
-            growing,
-            method,
-            take_over,
-        } = self;
-        let front = match growing {
-            Some(_) => geometry.front(),
-            None => geometry.total,
-        };
-        expect_room(memory.len(), front)?;
-        let grants = memory.hold_grants();
-        let view = memory.cpu()?;
-        expect_writable(&view)?;
-        view.slice(0, front)?;
-        if !is_of_one_kind(&*memory, 0, front) {
-            // The driver crashes the process when one copy touches both.
-            let why = "it has memory of the CPU and of a GPU";
-            return Err(MemoryError::invalid("memory", why).into());
-        }
-        let words = Words::new(&view)?;
-        let member = Members::of(&words).claim(take_over)?;
-        let (growing, grown) = growing.unzip();
-        let mut tier = Inner {
-            own: Mutex::default(),
-            member,
-            checks: Checks::default(),
-            events: Hub::new(memory.driver().clone()),
-            geometry,
-            borders: Borders::default(),
-            memory: Arc::clone(&memory),
-            growing,
-            grown,
-            kernels: Kernels::default(),
-            no_batches: AtomicBool::new(false),
-            method,
-            found: Found::default(),
-            _grants: grants,
-        };
-        // If this fails, dropping the tier gives the membership up.
-        let usable = tier.usable();
-        let found = {
-            let mut held = tier.hold(&words, PATIENCE)?;
-            let (mut table, _) = held.table();
-            let found = table.join(usable, take_over)?;
-            table.expect_undamaged()?;
-            found
-        };
-        tier.found = found;
-        tier.found.generation = header::next_generation(&view)?;
-        Ok(tier)
-    }
 }
 
 impl Inner {
@@ -292,15 +151,15 @@ impl Inner {
         self.expect_this_process().ok()?;
         let view = self.memory.cpu().ok()?;
         let words = Words::new(&view).ok()?;
-        let own = &mut *self.own.try_lock().ok()?;
-        let _held = Lock::try_acquire(&words, self.member)?;
-        Members::of(&words).expect_member(self.member).ok()?;
-        let mut table = Table::new(&words, &self.geometry, self.member, &mut own.table);
+        let own = self.own.try_lock().ok()?;
+        let held = Lock::try_acquire(&words, self.member)?;
+        let mut held = Held::new(own, held, &words, (&self.geometry, self.member)).ok()?;
+        let (mut table, late) = held.table();
         if table.is_dirty() {
             return None;
         }
         table.grow_to(self.usable());
-        own.late.drain(..).for_each(|end| end.apply(&mut table));
+        late.drain(..).for_each(|end| end.apply(&mut table));
         let result = change(&mut table);
         if words.take_damage() {
             words.put(DIRTY, 1);
@@ -323,32 +182,20 @@ impl Inner {
         look().unwrap_or_default()
     }
 
-    /// Takes the locks: four atomic exchanges with giving them back. The mutex comes first and is this process's own, so that what the
-    /// process keeps has one user at a time whatever others write to the lock in the memory.
-    // A result of this size that is returned through memory costs 10 ns more.
+    // As `Held::new`.
     #[inline(always)]
     fn hold<'a>(&'a self, words: &'a Words<'a>, patience: Patience) -> Result<Held<'a>> {
         let own = lock(&self.own);
         let held = Lock::acquire(words, self.member, patience)?;
-        if held.is_taken_over {
-            // Whoever changes the table next repairs it first, also if that is not this call.
-            words.put(DIRTY, 1);
-        }
-        Members::of(words).expect_member(self.member)?;
-        Ok(Held {
-            _lock: held,
-            own,
-            words,
-            inner: self,
-        })
+        Held::new(own, held, words, (&self.geometry, self.member))
     }
 
     /// Ends a use of pages. What cannot be written now is written with the next change. A forked child does nothing.
-    fn end(&self, end: End) {
-        let (End::Unpin(pages) | End::Copy(pages, ..) | End::Abort(pages)) = &end;
+    pub(crate) fn end(&self, pages: Vec<PageId>, of: Use) {
         if pages.is_empty() {
             return;
         }
+        let end = End { pages, of };
         let mut is_applied = false;
         let done = self.with(|table| {
             is_applied = true;
@@ -362,21 +209,6 @@ impl Inner {
                 lock(&self.own).late.push(end);
             }
         }
-    }
-
-    /// Ends the use of pages by a load, or by a copy that was not submitted. A forked child does nothing.
-    pub(crate) fn unpin(&self, pages: Vec<PageId>) {
-        self.end(End::Unpin(pages));
-    }
-
-    /// Ends the use of pages by a copy of some bytes, or by one that has failed. A forked child does nothing.
-    pub(crate) fn end_copy(&self, pages: Vec<PageId>, direction: Direction, bytes: Option<u64>) {
-        self.end(End::Copy(pages, direction, bytes));
-    }
-
-    /// Frees pages that a store has not committed. A forked child does nothing.
-    pub(crate) fn abort(&self, pages: Vec<PageId>) {
-        self.end(End::Abort(pages));
     }
 
     /// Returns the members that have the tier. None in a forked child.
@@ -455,16 +287,6 @@ impl Drop for Inner {
         // A member that may hold pages stays until its process ends.
         let _ = leave();
     }
-}
-
-/// # Errors
-/// [`NotAccessible`](crate::MemoryError::NotAccessible) unless the CPU may write.
-pub(crate) fn expect_writable(view: &CpuView<'_>) -> Result<()> {
-    if view.is_writable() {
-        return Ok(());
-    }
-    let (who, have, need) = (Location::Host, Access::Read, Access::ReadWrite);
-    Err(MemoryError::NotAccessible { who, have, need }.into())
 }
 
 #[cfg(test)]

@@ -45,6 +45,7 @@ mod geometry;
 mod gpu;
 mod hash;
 mod header;
+mod held;
 mod inner;
 mod key;
 mod load;

@@ -5,6 +5,7 @@ use std::mem::take;
 use std::sync::Arc;
 
 use crate::Result;
+use crate::held::Use;
 use crate::inner::Inner;
 use crate::memory::CpuView;
 use crate::page::PageId;
@@ -50,7 +51,7 @@ impl Load {
 
 impl Drop for Load {
     fn drop(&mut self) {
-        self.tier.unpin(take(&mut self.pages));
+        self.tier.end(take(&mut self.pages), Use::Load);
     }
 }
 

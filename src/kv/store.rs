@@ -5,6 +5,7 @@ use std::mem::take;
 use std::sync::Arc;
 
 use crate::events::TierEventKind;
+use crate::held::Use;
 use crate::inner::Inner;
 use crate::memory::CpuView;
 use crate::page::{Evicted, PageId, Reserved};
@@ -132,7 +133,7 @@ impl Store {
 impl Drop for Store {
     fn drop(&mut self) {
         if !self.is_committed {
-            self.tier.abort(take(&mut self.pages));
+            self.tier.end(take(&mut self.pages), Use::Store);
         }
     }
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::method::{CopyMethod, may_do_otherwise};
 use super::plan::Plan;
 use crate::driver::{Access, Code, Location, Relaxed};
+use crate::held::Use;
 use crate::inner::Inner;
 use crate::memory::{Engine, GrantUse};
 use crate::page::{Direction, PageId};
@@ -337,11 +338,12 @@ impl Job {
                 let _relaxed = Relaxed::new(self.stream.driver()); // it may be freed
                 held.tier.kernels.keep(list);
             }
-            match copied {
+            let of = match copied {
                 // The pages are as before.
-                None if !self.is_submitted => held.tier.unpin(held.pages),
-                copied => held.tier.end_copy(held.pages, self.direction, copied),
-            }
+                None if !self.is_submitted => Use::Load,
+                copied => Use::Copy(self.direction, copied),
+            };
+            held.tier.end(held.pages, of);
         }
     }
 

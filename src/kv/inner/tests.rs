@@ -1,5 +1,6 @@
 use super::*;
-use crate::memory::{AccessChecks, CpuMemory, Engine, Memory};
+use crate::driver::{Access, Location};
+use crate::memory::{AccessChecks, CpuMemory, CpuView, Engine, Memory};
 use crate::{Buffer, Tier};
 use egmem_core::Machine;
 
