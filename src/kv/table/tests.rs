@@ -1,5 +1,9 @@
 //! The table of several processes, each of which may be killed at any store.
 
+mod check;
+mod groups;
+mod op;
+mod workers;
 mod world;
 
 use std::time::Duration;
@@ -9,7 +13,8 @@ use fastrand::Rng;
 use super::*;
 use crate::Error;
 use crate::words::kill;
-use world::{Op, World};
+use op::Op;
+use world::World;
 
 /// Three groups of 8, 4 and 2 pages in an extent.
 const SIZES: [u64; 3] = [512, 1000, 2000];
@@ -149,112 +154,6 @@ fn a_table_grows_at_any_time() {
     }
 }
 
-/// A worker of another process copies to and from the pages that it is told, and harms nothing when it is late.
-#[test]
-fn workers_copy_pages_of_other_members() {
-    let mut world = World::new(Geometry::new(2, 8).unwrap(), 2);
-    let keys = [world::key(1), world::key(2)];
-    let reserved = world.with(0, |table| table.reserve(&keys).unwrap());
-    let pages: Vec<PageId> = reserved.placed.iter().map(|&(_, page)| page).collect();
-    world.with(1, |table| {
-        table.begin_copy(&pages, Direction::Store).unwrap()
-    });
-    let error = world.with(0, |table| table.commit(&pages)).unwrap_err();
-    assert_eq!(error, Error::StillCopying { pages: 2 });
-    world.with(1, |table| table.unpin(&pages));
-    world.write_and_commit(0, &keys, &reserved);
-    // No load has them: the pages may go at any time.
-    assert!(
-        world
-            .with(1, |table| table.begin_copy(&pages, Direction::Load))
-            .is_err()
-    );
-    let pinned = world.with(0, |table| table.pin(&keys).unwrap());
-    world.with(1, |table| {
-        table.begin_copy(&pinned, Direction::Load).unwrap()
-    });
-    world.with(0, |table| table.unpin(&pinned));
-    assert_eq!(world.with(0, |table| table.remove(&keys).len()), 0);
-    world.with(1, |table| table.unpin(&pinned));
-    assert_eq!(world.with(0, |table| table.remove(&keys).len()), 2);
-    let late = world.with(1, |table| table.begin_copy(&pinned, Direction::Load));
-    assert!(matches!(late, Err(Error::WrongState { .. })));
-    // So is a page that another key has by now, although a load has pinned it.
-    world.store(0, &[3, 4]);
-    let others = world.with(0, |table| {
-        table.pin(&[world::key(3), world::key(4)]).unwrap()
-    });
-    for late in pinned {
-        assert!(others.iter().any(|other| other.number() == late.number()));
-        let begun = world.with(1, |table| table.begin_copy(&[late], Direction::Load));
-        assert!(matches!(begun, Err(Error::WrongState { .. })));
-    }
-    world.with(0, |table| table.unpin(&others));
-    assert_eq!(
-        world.with(0, |table| table
-            .remove(&[world::key(3), world::key(4)])
-            .len()),
-        2
-    );
-    // A copy that fails in a worker fails the store.
-    let reserved = world.with(0, |table| table.reserve(&keys).unwrap());
-    let pages: Vec<PageId> = reserved.placed.iter().map(|&(_, page)| page).collect();
-    world.with(1, |table| {
-        table.begin_copy(&pages, Direction::Store).unwrap()
-    });
-    world.with(1, |table| table.fail(&pages[..1]));
-    // The store is gone, and then its copy; or its process, and then the copy.
-    world.with(0, |table| table.abort(&pages[1..]));
-    assert_eq!(
-        world.with(0, |table| (table.stats().free, table.stats().writing)),
-        (0, 2)
-    );
-    world.with(1, |table| table.unpin(&pages));
-    assert_eq!(
-        world.with(0, |table| table.commit(&pages[..1])),
-        Err(Error::CopyFailed { pages: 1 })
-    );
-    world.with(1, |table| {
-        table.begin_copy(&pages[..1], Direction::Store).unwrap()
-    });
-    world.processes[1].pins.push(pages[..1].to_vec());
-    world.die(0);
-    world.sweep(0);
-    world.check();
-    assert_eq!(
-        world.with(0, |table| (table.stats().free, table.stats().writing)),
-        (1, 1)
-    );
-    world.processes[0].pins.clear();
-    world.with(0, |table| table.unpin(&pages));
-    assert_eq!(world.with(0, |table| table.stats().free), 2);
-    world.check();
-}
-
-/// A part of the bytes may be there.
-#[test]
-fn a_store_whose_worker_was_killed_is_not_committed() {
-    for is_repaired in [false, true] {
-        let mut world = World::new(Geometry::new(2, 8).unwrap(), 2);
-        let reserved = world.with(0, |table| table.reserve(&[world::key(1)]).unwrap());
-        let pages: Vec<PageId> = reserved.placed.iter().map(|&(_, page)| page).collect();
-        world.with(1, |table| {
-            table.begin_copy(&pages, Direction::Store).unwrap()
-        });
-        world.die(1);
-        world.with(0, |table| match is_repaired {
-            true => table.take_over().unwrap(),
-            false => assert!(table.sweep_ended(Duration::ZERO)),
-        });
-        assert_eq!(
-            world.with(0, |table| table.commit(&pages)),
-            Err(Error::CopyFailed { pages: 1 })
-        );
-        world.with(0, |table| table.abort(&pages));
-        assert_eq!(world.with(0, |table| table.stats().free), 2);
-    }
-}
-
 /// Members that wait for the lock see that a repair of many pages goes on, whatever it does.
 #[test]
 fn a_repair_makes_steps() {
@@ -301,57 +200,6 @@ fn pages_of_ended_members_make_room() {
     }
 }
 
-/// Groups take memory from each other in the order of use, and leave what is used.
-#[test]
-fn groups_share_their_memory() {
-    let of_group = |group: u8, numbers: std::ops::Range<u64>| -> Vec<Key> {
-        numbers
-            .map(|number| world::key(number).in_group(group))
-            .collect()
-    };
-    // 4 extents of 8, 4 or 2 pages.
-    let mut world = World::new(Geometry::of_extents(4, 8192, &SIZES).unwrap(), 1);
-    world.store_keys(0, &of_group(0, 0..16));
-    world.store_keys(0, &of_group(1, 0..8));
-    assert_eq!(world.with(0, |table| table.stats().ready), 24);
-    world.check();
-    // The oldest extent is group 0's first.
-    let evicted = world.store_keys(0, &of_group(2, 0..2));
-    let gone: Vec<Key> = evicted.iter().map(|gone| gone.key).collect();
-    assert_eq!(gone.len(), 8);
-    assert!(
-        gone.iter().all(|key| of_group(0, 8..16).contains(key)),
-        "{gone:?}"
-    );
-    // Its other one was used since, and group 1's are older.
-    world.with(0, |table| table.touch(&of_group(0, 0..8)));
-    let evicted = world.store_keys(0, &of_group(2, 2..4));
-    assert!(evicted.iter().all(|gone| gone.key.group() == 1) && evicted.len() == 4);
-    world.check();
-    // What is pinned stays, with its extent.
-    let pinned = of_group(1, 0..8)
-        .into_iter()
-        .find(|key| world.ready().contains(key))
-        .unwrap();
-    let pages = world.with(0, |table| table.pin(&[pinned]).unwrap());
-    let evicted = world.store_keys(0, &of_group(2, 4..8));
-    assert!(
-        evicted.iter().all(|gone| gone.key.group() != 1),
-        "{evicted:?}"
-    );
-    let full = world
-        .with(0, |table| table.reserve(&of_group(2, 20..27)))
-        .unwrap_err();
-    assert!(matches!(full, Error::Full { needed: 7, .. }), "{full}");
-    world.with(0, |table| table.unpin(&pages));
-    world.check();
-    assert!(
-        world
-            .with(0, |table| table.reserve(&[world::key(1).in_group(3)]))
-            .is_err()
-    );
-}
-
 /// A member with the number of one that has ended has nothing of that one.
 #[test]
 fn a_number_is_given_out_without_its_pages() {
@@ -385,24 +233,6 @@ fn a_repair_leaves_a_key_one_page() {
         assert_eq!((table.stats().ready, table.stats().free), (1, 1));
     });
     world.check();
-}
-
-/// No page has a name again that it had for an earlier key, not even when other groups had its memory meanwhile.
-#[test]
-fn names_of_pages_do_not_come_back() {
-    let mut world = World::new(Geometry::of_extents(3, 8192, &SIZES).unwrap(), 1);
-    let mut seen = std::collections::HashSet::new();
-    for round in 0..4 {
-        for (group, count) in [(0, 24), (2, 6), (1, 12)] {
-            let keys = (0..count).map(|number| world::key(100 * round + number).in_group(group));
-            let keys: Vec<Key> = keys.collect();
-            let reserved = world.with(0, |table| table.reserve(&keys).unwrap());
-            let mut pages = reserved.placed.iter();
-            assert!(pages.all(|&(_, page)| seen.insert(page)), "{round} {group}");
-            world.write_and_commit(0, &keys, &reserved);
-        }
-    }
-    assert_eq!(seen.len(), 4 * 42);
 }
 
 /// Another program writes anything to the table, at any time: no call panics, or goes on for ever, and a repair puts everything in its place.
