@@ -72,14 +72,14 @@ fn examples() -> Vec<Error> {
             found: vec![Location::HostNuma(1)],
         },
     ];
-    expect_all("exchange/error/mismatch.rs", "Mismatch", &mismatches);
+    expect_all("exchange/error/reason.rs", "Mismatch", &mismatches);
     errors.extend(mismatches.map(|what| Error::Mismatched {
         name: name(),
         peer: peer(),
         what: Box::new(what),
     }));
     let ends = [End::Here, End::There, End::Between, End::SameMachine];
-    expect_all("exchange/error/end.rs", "End", &ends);
+    expect_all("exchange/error/reason.rs", "End", &ends);
     errors.extend(ends.map(|end| Error::Import {
         what: name(),
         peer: peer(),
@@ -124,7 +124,7 @@ fn defined(file: &str, by: &str) -> Vec<String> {
 /// Every reason for which a peer refuses a request, in the order of the enum: the word of each but the last is its
 /// name.
 fn refusals() -> Vec<Refusal> {
-    let names = defined("exchange/error/refusal.rs", "refusals");
+    let names = defined("exchange/error/reason.rs", "refusals");
     let known = names.iter().map(|name| Refusal::from_word(&word(name)));
     let reasons: Vec<_> = known
         .chain([Refusal::Other("of_tomorrow".into())])
@@ -152,7 +152,7 @@ fn the_listing_shows_every_error_as_it_reads() {
         Error::Refused { reason, .. } => Some(reason.word().into()),
         _ => None,
     };
-    let file = "exchange/error/mod.rs";
+    let file = "exchange/error.rs";
     compare("exchange", "egmem::exchange", file, &examples(), reason);
 }
 

@@ -1,17 +1,13 @@
 //! The exchange's error: what failed, why, and what to do.
 
-mod display;
-mod end;
-mod mismatch;
-mod refusal;
-mod remedy;
+mod reason;
 
-pub use end::End;
-pub use mismatch::Mismatch;
-pub use refusal::Refusal;
+pub use reason::{End, Mismatch, Refusal};
 
 use std::time::Duration;
 
+use crate::driver::Explain;
+use crate::text::escape;
 use crate::{Distrust, DriverError, MemoryError, ShareError};
 
 /// A result with the exchange's [`Error`].
@@ -20,7 +16,6 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// The failures of the exchange; [`Error::remedy`] says what to do.
 ///
 /// Its text has no control characters, even if a peer or a file sent some.
-// The texts of the variants are in display.rs, which escapes all of them.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -29,11 +24,13 @@ pub enum Error {
     #[error(transparent)]
     Share(#[from] ShareError),
     /// Handles would be sent unencrypted over a network.
+    #[error("{} is not on this machine, and the connection would be without TLS", escape(.address))]
     Insecure {
         /// The address.
         address: String,
     },
     /// Certificates, keys or their files cannot be used.
+    #[error("TLS: {}: {}", escape(.what), escape(.detail))]
     Tls {
         /// The object that cannot be used: a file, a certificate.
         what: String,
@@ -41,6 +38,11 @@ pub enum Error {
         detail: String,
     },
     /// One end of a connection uses TLS, and the other does not.
+    #[error(
+        "{} {}",
+        escape(.peer),
+        if *.here { "does not speak TLS, and this process does" } else { "speaks TLS, and this process does not" }
+    )]
     TlsAtOneEnd {
         /// The peer.
         peer: String,
@@ -48,6 +50,7 @@ pub enum Error {
         here: bool,
     },
     /// A peer understood a request and refused it.
+    #[error("{}", refused(.peer, .what, .reason, .detail))]
     Refused {
         /// The peer.
         peer: String,
@@ -59,6 +62,7 @@ pub enum Error {
         detail: String,
     },
     /// Memory under a name differs from the caller's request: none of it is mapped.
+    #[error("'{}' of {} does not match: {}", escape(.name), escape(.peer), escape(&.what.to_string()))]
     Mismatched {
         /// The name.
         name: String,
@@ -68,6 +72,7 @@ pub enum Error {
         what: Box<Mismatch>,
     },
     /// Handles or leases belong to an earlier run of their exporter.
+    #[error("{} is stale: {}", escape(.what), escape(.why))]
     Stale {
         /// The object.
         what: String,
@@ -75,6 +80,7 @@ pub enum Error {
         why: String,
     },
     /// Memory that a peer shares cannot be imported into this process.
+    #[error("{} of {} cannot be imported ({end}): {source}", escape(.what), escape(.peer))]
     Import {
         /// The memory's name.
         what: String,
@@ -86,6 +92,7 @@ pub enum Error {
         source: Box<MemoryError>,
     },
     /// Memory is imported, but the two ends do not see the same bytes.
+    #[error("{} is not the same memory here and at {}: {}", escape(.what), escape(.peer), escape(.detail))]
     DataPlane {
         /// The memory's name.
         what: String,
@@ -95,13 +102,16 @@ pub enum Error {
         detail: String,
     },
     /// No handle type works for all participants.
+    #[error("no handle type works for all: {}", escape(&.reasons.join("; ")))]
     NoCommonHandle {
         /// Each participant's reasons.
         reasons: Vec<String>,
     },
     /// The program broke a wait off: [`blocking::Check`](crate::blocking::Check).
+    #[error("the program broke the wait off")]
     Interrupted,
     /// A limit of this process, set by its options, is reached.
+    #[error("the limit of {limit} {what} is reached")]
     LimitReached {
         /// The limited resource.
         what: &'static str,
@@ -109,6 +119,7 @@ pub enum Error {
         limit: u64,
     },
     /// The directory cannot look a name up.
+    #[error("directory {}: {}", escape(.directory), escape(.detail))]
     Directory {
         /// The directory's address.
         directory: String,
@@ -118,6 +129,41 @@ pub enum Error {
 }
 
 impl Error {
+    /// Returns what to do about it, in a sentence; nothing where the text says it.
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            Self::Share(error) => error.remedy(),
+            Self::Insecure { .. } => {
+                "give certificates (`egmem certs init`, `egmem certs issue`), or allow plain TCP, which \
+                 anyone on the network path can read: `--plain-anywhere`, `plain_anywhere = true` of `egmem serve`, \
+                 `Security::PlainAnywhere`"
+            }
+            Self::TlsAtOneEnd { here: false, .. } => {
+                "give ca, cert and key: certificates of an authority that the other end trusts"
+            }
+            Self::TlsAtOneEnd { here: true, .. } => {
+                "give the other end certificates too, or connect to an address of it that has TLS"
+            }
+            Self::Tls { .. } => "check the file's path, form, owner and dates",
+            Self::Refused { reason, .. } => reason.remedy(),
+            Self::Mismatched { what, .. } => what.remedy(),
+            Self::Stale { .. } => "look the name up and fetch it again",
+            Self::Import { end, source, .. } => end.remedy().unwrap_or_else(|| source.remedy()),
+            Self::DataPlane { .. } => {
+                "the control connection works, the memory's does not: check the IMEX domain's state and \
+                 the links on both nodes (nvidia-imex-ctl -N, nvidia-smi nvlink -s)"
+            }
+            Self::NoCommonHandle { .. } => {
+                "give every node an IMEX channel of one domain, or keep to the processes of one machine"
+            }
+            Self::Interrupted => "call it again; a creation or deletion may have happened",
+            Self::LimitReached { .. } => "raise the limit, or use less",
+            Self::Directory { .. } => {
+                "check the directory's address and credentials; exporters can be asked directly meanwhile"
+            }
+        }
+    }
+
     /// Creates an error about an invalid argument.
     pub fn invalid(what: &'static str, why: impl Into<String>) -> Self {
         MemoryError::invalid(what, why).into()
@@ -229,6 +275,32 @@ impl Error {
         match self {
             Self::Share(error) => error.driver_error(),
             Self::Import { source, .. } => source.driver_error(),
+            _ => None,
+        }
+    }
+}
+
+/// The text of a refusal.
+fn refused(peer: &str, what: &str, reason: &Refusal, detail: &str) -> String {
+    let colon = if detail.is_empty() { "" } else { ": " };
+    let text = match reason {
+        // Not for lack of a right.
+        Refusal::TimedOut => format!("{what} at {peer} took too long{colon}{detail}"),
+        _ => format!("{peer} refuses {what}: {reason}{colon}{detail}"),
+    };
+    escape(&text).into_owned()
+}
+
+impl Explain for Error {
+    fn remedy(&self) -> &'static str {
+        self.remedy()
+    }
+
+    fn untold_call(&self) -> Option<DriverError> {
+        match self {
+            Self::Share(error) => error.untold_call(),
+            // An import's text has its source's, without the call.
+            Self::Import { source, .. } => source.untold_call(),
             _ => None,
         }
     }
