@@ -1,4 +1,4 @@
-//! PeerList may do what: names of peers, lists of them, and owners of names.
+//! Names of peers, lists of them, owners of names, and the names that each peer may create.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,24 +6,20 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use crate::{Error, Result};
+use crate::protocol::{MAX_NAME, check_prefix};
+use crate::{Error, Refusal, Result};
 
 /// Implements serde's traits by `Display` and `FromStr`.
 macro_rules! serde_by_text {
     ($type:ty) => {
         impl serde::Serialize for $type {
-            fn serialize<S: serde::Serializer>(
-                &self,
-                to: S,
-            ) -> std::result::Result<S::Ok, S::Error> {
+            fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
                 to.collect_str(self)
             }
         }
 
         impl<'de> serde::Deserialize<'de> for $type {
-            fn deserialize<D: serde::Deserializer<'de>>(
-                from: D,
-            ) -> std::result::Result<Self, D::Error> {
+            fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
                 let text = <String as serde::Deserialize>::deserialize(from)?;
                 text.parse().map_err(serde::de::Error::custom)
             }
@@ -74,10 +70,11 @@ impl PeerName {
     /// workload: another scheme, no path, a trust domain with upper-case letters or a port, a query, a
     /// fragment, an empty segment, more than 2048 bytes.
     pub fn spiffe(id: &str) -> Result<Self> {
-        match check_spiffe(id) {
-            Ok(()) => Ok(Self::Spiffe(id.into())),
-            Err(why) => Err(Error::invalid("peer name", why)),
+        if !check_spiffe(id)? {
+            let why = format!("the SPIFFE id '{id}' has no path, so it names no workload");
+            return Err(Error::invalid("peer name", why));
         }
+        Ok(Self::Spiffe(id.into()))
     }
 }
 
@@ -129,32 +126,20 @@ fn check_dns(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// The prefix of an id.
+/// The prefix of a SPIFFE id.
 const SPIFFE: &str = "spiffe://";
-/// The longest id in bytes.
+/// The longest SPIFFE id in bytes.
 pub(crate) const MAX_SPIFFE: usize = 2048;
 /// The longest trust domain in bytes.
 const MAX_DOMAIN: usize = 255;
 
-/// Checks the id of a workload, which has a path.
-///
-/// # Errors
-/// The fault.
-fn check_spiffe(id: &str) -> Result<(), String> {
-    match check_any_spiffe(id)? {
-        true => Ok(()),
-        false => Err(format!(
-            "the SPIFFE id '{id}' has no path, so it names no workload"
-        )),
-    }
-}
-
-/// Checks an id with or without a path. Returns whether it has one.
-///
-/// # Errors
-/// The fault.
-fn check_any_spiffe(id: &str) -> Result<bool, String> {
-    let wrong = |why: &str| Err(format!("'{}' is not a SPIFFE id: {why}", shown(id)));
+/// Checks a SPIFFE id with or without a path. Returns whether it has one: that of a workload has.
+fn check_spiffe(id: &str) -> Result<bool> {
+    let wrong = |why: &str| {
+        let shown: String = id.chars().take(80).collect();
+        let why = format!("'{shown}' is not a SPIFFE id: {why}");
+        Err(Error::invalid("peer name", why))
+    };
     if id.len() > MAX_SPIFFE {
         return wrong("it is longer than 2048 bytes");
     }
@@ -175,17 +160,12 @@ fn check_any_spiffe(id: &str) -> Result<bool, String> {
     let segment = |segment: &str| {
         !segment.is_empty() && !matches!(segment, "." | "..") && segment.bytes().all(in_path)
     };
-    match path {
-        Some(path) if !path.split('/').all(segment) => wrong(
+    if path.is_some_and(|path| !path.split('/').all(segment)) {
+        return wrong(
             "its path has segments of letters, digits, '.', '-' and '_', none of them empty, '.' or '..'",
-        ),
-        path => Ok(path.is_some()),
+        );
     }
-}
-
-/// Returns the beginning of an id, for an error.
-fn shown(id: &str) -> String {
-    id.chars().take(80).collect()
+    Ok(path.is_some())
 }
 
 /// The text of [`Owner::Server`]. Peer names contain no `@`.
@@ -272,13 +252,9 @@ fn normal(pattern: &str) -> Result<String> {
         check_dns(suffix.strip_prefix('.').unwrap_or(""))?;
         return Ok(pattern.to_ascii_lowercase());
     }
-    let below = pattern.strip_suffix("/*");
-    match below.filter(|base| base.starts_with(SPIFFE)) {
-        None => Ok(pattern.parse::<PeerName>()?.to_string()),
-        Some(base) => match check_any_spiffe(base) {
-            Ok(_) => Ok(pattern.into()),
-            Err(why) => Err(Error::invalid("peer name", why)),
-        },
+    match pattern.strip_suffix("/*") {
+        Some(base) if base.starts_with(SPIFFE) => check_spiffe(base).map(|_| pattern.into()),
+        _ => Ok(pattern.parse::<PeerName>()?.to_string()),
     }
 }
 
@@ -296,11 +272,7 @@ fn admits(pattern: &str, peer: &PeerName) -> bool {
             Some(prefix) => id.len() > prefix.len() && id.starts_with(prefix),
             None => **id == *pattern,
         },
-        PeerName::User(uid) => {
-            let user = pattern.strip_prefix(USER).and_then(|uid| uid.parse().ok());
-            user == Some(*uid)
-        }
-        PeerName::Local => pattern == LOCAL,
+        PeerName::User(_) | PeerName::Local => peer.to_string() == pattern,
     }
 }
 
@@ -397,6 +369,16 @@ impl fmt::Display for PeerList {
     }
 }
 
+impl FromStr for PeerList {
+    type Err = Error;
+
+    /// Parses patterns with a comma and a space between them; the empty text is nobody.
+    fn from_str(text: &str) -> Result<Self> {
+        let patterns = text.split(BETWEEN).filter(|_| !text.is_empty());
+        Self::list(patterns)
+    }
+}
+
 /// As a list of patterns.
 impl Serialize for PeerList {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -409,6 +391,131 @@ impl<'de> Deserialize<'de> for PeerList {
         let patterns = Vec::<String>::deserialize(deserializer)?;
         Self::list(patterns).map_err(de::Error::custom)
     }
+}
+
+/// Stands for the peer's own name in a prefix.
+const PEER: &str = "{peer}";
+/// The prefix of a peer without a rule.
+const OWN: &str = "{peer}/";
+/// The most prefixes that a refusal lists.
+const SHOWN: usize = 8;
+
+/// Which names each peer may create: those with one of the peer's prefixes.
+///
+/// A peer without a [rule](Self::rule) has one prefix: its own name and a slash, such as `uid:1000/`. For a
+/// SPIFFE id a colon comes before the slash, as in `spiffe://td/a:/`: ids contain slashes, and without the
+/// colon `spiffe://td/a` could create names of `spiffe://td/a/b`. No other peer can create a name there,
+/// because no other peer's prefix begins with `uid:1000/` or `spiffe://td/a:/`.
+///
+/// ```
+/// use egmem::exchange::{Namespaces, PeerName, PeerList};
+///
+/// let names = Namespaces::own().rule(PeerList::list(["*.gpu.cluster"])?, ["kv/", "{peer}/"])?;
+/// let (node, user): (PeerName, _) = ("a.gpu.cluster".parse()?, PeerName::User(1000));
+/// assert_eq!(names.prefixes(&node), ["kv/", "a.gpu.cluster/"]);
+/// assert!(names.admits(&user, "uid:1000/weights") && !names.admits(&user, "kv/1"));
+/// # Ok::<(), egmem::exchange::Error>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Namespaces(Vec<(PeerList, Vec<String>)>);
+
+impl Namespaces {
+    /// Allows each peer to create names under its own name only. The default.
+    pub const fn own() -> Self {
+        Self(Vec::new())
+    }
+
+    /// Gives the peers that `who` admits these prefixes instead of their own; several rules for a peer add
+    /// up. `{peer}` in a prefix stands for the peer's name, with a colon after a SPIFFE id. The empty prefix
+    /// allows every name.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for no prefix, and for one that is not empty
+    /// but has characters that names cannot have or no slash at its end. Without the slash `{peer}` could match the
+    /// names of a peer with a longer name.
+    pub fn rule<S: Into<String>>(
+        mut self,
+        who: PeerList,
+        prefixes: impl IntoIterator<Item = S>,
+    ) -> Result<Self> {
+        let prefixes: Vec<String> = prefixes.into_iter().map(Into::into).collect();
+        if prefixes.is_empty() {
+            return Err(Error::invalid("prefixes", "the list is empty"));
+        }
+        for prefix in &prefixes {
+            check_own(prefix)?;
+        }
+        self.0.push((who, prefixes));
+        Ok(self)
+    }
+
+    /// Returns the prefixes of a peer, in the order of the rules.
+    pub fn prefixes(&self, peer: &PeerName) -> Vec<String> {
+        let rules = self.0.iter().filter(|(who, _)| who.admits(peer));
+        // Followed by a slash, none is a prefix of another's.
+        let peer = match peer {
+            PeerName::Spiffe(id) => format!("{id}:"),
+            other => other.to_string(),
+        };
+        let mut filled: Vec<String> = Vec::new();
+        for prefix in rules.flat_map(|(_, prefixes)| prefixes) {
+            let prefix = prefix.replace(PEER, &peer);
+            if !filled.contains(&prefix) {
+                filled.push(prefix);
+            }
+        }
+        if filled.is_empty() {
+            filled.push(OWN.replace(PEER, &peer));
+        }
+        filled
+    }
+
+    /// Returns whether the peer may create this name.
+    pub fn admits(&self, peer: &PeerName, name: &str) -> bool {
+        let prefixes = self.prefixes(peer);
+        let under =
+            |prefix: &String| name.len() > prefix.len() && name.starts_with(prefix.as_str());
+        prefixes.iter().any(under)
+    }
+
+    /// Checks that the peer may create this name, for an answer to the peer.
+    ///
+    /// # Errors
+    /// [`Refusal::WrongPrefix`], with a message that lists the prefixes that this peer may use.
+    pub fn check(&self, peer: &PeerName, name: &str) -> Result<(), (Refusal, String)> {
+        if self.admits(peer, name) {
+            return Ok(());
+        }
+        let prefixes = self.prefixes(peer);
+        if prefixes.iter().all(|prefix| prefix.len() >= MAX_NAME) {
+            let why = format!(
+                "the name of this peer is too long for names below it, which have at most {MAX_NAME} \
+                 bytes; give it a shorter prefix"
+            );
+            return Err((Refusal::WrongPrefix, why));
+        }
+        let shown = &prefixes[..prefixes.len().min(SHOWN)];
+        let mut why = format!("{peer} may create names only under {}", shown.join(", "));
+        if prefixes.len() > SHOWN {
+            why += &format!(" and {} more prefixes", prefixes.len() - SHOWN);
+        }
+        Err((Refusal::WrongPrefix, why))
+    }
+}
+
+/// Checks a prefix of a rule.
+fn check_own(prefix: &str) -> Result<()> {
+    let wrong = |why: &str| Error::invalid("prefix", format!("'{prefix}': {why}"));
+    if prefix.is_empty() {
+        return Ok(());
+    }
+    if !prefix.ends_with('/') {
+        return Err(wrong("it does not end with a slash"));
+    }
+    if prefix.replace(PEER, "").contains(['{', '}']) {
+        return Err(wrong("only {peer} is replaced"));
+    }
+    check_prefix(&prefix.replace(PEER, "")).map_err(|error| wrong(&error.to_string()))
 }
 
 #[cfg(test)]

@@ -1,6 +1,17 @@
 //! Memory exchanged by name, within a node and between nodes.
 #![deny(missing_docs)]
 
+/// Defines methods of options that set the field of the same name: `field: Type;`.
+macro_rules! setters {
+    ($($(#[$doc:meta])* $field:ident: $type:ty;)*) => {$(
+        $(#[$doc])*
+        pub fn $field(mut self, $field: $type) -> Self {
+            self.$field = $field;
+            self
+        }
+    )*};
+}
+
 mod access;
 mod account;
 mod address;
@@ -12,15 +23,13 @@ pub mod directory;
 mod error;
 pub mod group;
 mod limits;
-mod namespace;
 pub mod protocol;
 pub mod server;
-mod setters;
 mod texts;
 pub mod tls;
 mod transport;
 
-pub use access::{MAX_PATTERNS, Owner, PeerList, PeerName};
+pub use access::{MAX_PATTERNS, Namespaces, Owner, PeerList, PeerName};
 pub use address::Address;
 pub use client::{
     Absence, Client, ClientOptions, CreateOptions, FetchOptions, Follow, Followed, LeaseState,
@@ -28,7 +37,6 @@ pub use client::{
 };
 pub use error::{End, Error, Mismatch, Refusal, Result};
 pub use limits::Limits;
-pub use namespace::Namespaces;
 pub use server::Server;
 pub use tls::{Tls, TlsFiles, TlsPem};
 pub use transport::Security;

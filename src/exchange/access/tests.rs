@@ -42,7 +42,7 @@ fn peers_are_read_and_shown() {
 fn ids_of_workloads_are_told_from_others() {
     let long = format!("spiffe://td/{}", "x".repeat(MAX_SPIFFE - 12));
     for good in ["spiffe://td/a", "spiffe://a.b-c_1/ns/X_y/sa/z.1-", &long] {
-        check_spiffe(good).unwrap();
+        PeerName::spiffe(good).unwrap();
     }
     let too_long = format!("{long}x");
     let domain = format!("spiffe://{}/a", "d".repeat(256));
@@ -68,9 +68,9 @@ fn ids_of_workloads_are_told_from_others() {
         &too_long,
         &domain,
     ] {
-        assert!(check_spiffe(bad).is_err(), "{bad:?}");
+        assert!(PeerName::spiffe(bad).is_err(), "{bad:?}");
     }
-    assert_eq!(check_any_spiffe("spiffe://td"), Ok(false));
+    assert!(!check_spiffe("spiffe://td").unwrap());
 }
 
 #[test]
@@ -201,4 +201,78 @@ fn a_list_reads_back() {
     );
     assert_eq!(serde_json::from_str::<PeerList>(&json).unwrap(), who);
     assert_eq!(who.to_string(), list.join(", "));
+    assert_eq!(who.to_string().parse::<PeerList>().unwrap(), who);
+    assert_eq!("".parse::<PeerList>().unwrap(), PeerList::nobody());
+    assert!("a.b,uid:7".parse::<PeerList>().is_err());
+}
+
+fn peer(name: &str) -> PeerName {
+    name.parse().unwrap()
+}
+
+#[test]
+fn a_peer_creates_names_under_its_own_name_alone() {
+    let names = Namespaces::own();
+    for (who, name, may) in [
+        ("uid:1000", "uid:1000/a", true),
+        ("uid:1000", "uid:1000/", false),
+        ("uid:1000", "uid:1000", false),
+        ("uid:100", "uid:1000/a", false),
+        ("uid:1000", "uid:100/a", false),
+        ("local", "local/a", true),
+        ("a.b", "a.b/c/d", true),
+        ("a.b", "a.bc/d", false),
+        ("a.b", "c", false),
+    ] {
+        assert_eq!(names.admits(&peer(who), name), may, "{who} {name}");
+    }
+    let (reason, why) = names.check(&peer("a.b"), "c").unwrap_err();
+    assert_eq!(reason, Refusal::WrongPrefix);
+    assert!(why.ends_with("under a.b/"), "{why}");
+    names.check(&peer("a.b"), "a.b/c").unwrap();
+}
+
+#[test]
+fn rules_replace_the_own_prefix_and_add_up() {
+    let who = |list: &str| PeerList::list([list]).unwrap();
+    let names = Namespaces::own()
+        .rule(who("*.gpu"), ["kv/", "jobs/{peer}/"])
+        .and_then(|names| names.rule(who("a.gpu"), ["kv/", "x/"]))
+        .and_then(|names| names.rule(who("uid:0"), [""]))
+        .unwrap();
+    assert_eq!(names.prefixes(&peer("a.gpu")), ["kv/", "jobs/a.gpu/", "x/"]);
+    assert!(!names.admits(&peer("a.gpu"), "a.gpu/1"));
+    assert!(!names.admits(&peer("b.gpu"), "jobs/a.gpu/1"));
+    assert!(names.admits(&peer("uid:0"), "anything"));
+    assert_eq!(names.prefixes(&peer("uid:1")), ["uid:1/"]);
+    let many = Namespaces::own()
+        .rule(PeerList::anyone(), (0..10).map(|n| format!("{n}/")))
+        .unwrap();
+    let (_, why) = many.check(&peer("local"), "a").unwrap_err();
+    assert!(why.ends_with("7/ and 2 more prefixes"), "{why}");
+}
+
+#[test]
+fn a_spiffe_id_cannot_create_names_of_one_below_it() {
+    let names = Namespaces::own();
+    let (above, below) = (peer("spiffe://td/a"), peer("spiffe://td/a/b"));
+    assert_eq!(names.prefixes(&above), ["spiffe://td/a:/"]);
+    assert!(names.admits(&below, "spiffe://td/a/b:/x"));
+    assert!(!names.admits(&above, "spiffe://td/a/b:/x"));
+    assert!(!names.admits(&above, "spiffe://td/a/b/x"));
+    let long = peer(&format!("spiffe://td/{}", "x".repeat(300)));
+    let (reason, why) = names.check(&long, "x").unwrap_err();
+    assert_eq!(reason, Refusal::WrongPrefix);
+    assert!(why.contains("too long"), "{why}");
+    let short = Namespaces::own().rule(PeerList::anyone(), ["x/"]).unwrap();
+    short.check(&long, "x/1").unwrap();
+}
+
+#[test]
+fn prefixes_that_could_reach_into_others_are_refused() {
+    for wrong in ["kv", "{peer}", "{peer}-", "a b/", "{user}/", "ä/", "*/"] {
+        let rule = Namespaces::own().rule(PeerList::anyone(), [wrong]);
+        assert!(rule.is_err(), "{wrong}");
+    }
+    assert!(Namespaces::own().rule(PeerList::anyone(), [""; 0]).is_err());
 }

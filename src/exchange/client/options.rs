@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use super::text::{LONGEST, cut};
 use crate::driver::random;
-use crate::setters::setters;
 use crate::share::Peers;
 use crate::{Address, Limits, Owner, Security};
 

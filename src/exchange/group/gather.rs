@@ -15,7 +15,6 @@ use crate::driver::{Access, Driver, HandleType, HandleTypes, ShareableHandle, ra
 use crate::ledger::{Party, Site};
 use crate::per_driver::lock;
 use crate::protocol::{Secret, Wiped, decode, encode};
-use crate::setters::setters;
 use crate::share::{BootId, MAX_PARTS, best_handle_types, queue};
 use crate::share::{Channel, ImportOptions, ImportedBuffer, Listener, PartHandles, Peers, Shared};
 use crate::{End, Error as ExchangeError, ShareError};
