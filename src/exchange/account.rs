@@ -6,8 +6,8 @@
 //! Sizes are those of the decoded form, rounded up.
 //!
 //! Beside the fixed sizes here and one answer for each connection, a server keeps at most eight bytes for
-//! each byte that it received. Decoded lists are therefore not much longer than their frames
-//! ([`Texts`](super::protocol::Texts)), table entries that a request leaves are short, and names of peers are
+//! each byte that it received. Decoded lists are therefore not much longer than their frames,
+//! table entries that a request leaves are short, and names of peers are
 //! shared. `tests/memory` measures it.
 //!
 //! | kept for a peer | until | other bound | charged |

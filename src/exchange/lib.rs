@@ -25,7 +25,6 @@ pub mod group;
 mod limits;
 pub mod protocol;
 pub mod server;
-mod texts;
 pub mod tls;
 mod transport;
 

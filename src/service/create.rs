@@ -75,7 +75,7 @@ impl ServiceState {
         // not reveal which names exist outside the peer's prefixes.
         let preferred = self.may_create(peer, &ask.name)?;
         check_name(&ask.name).map_err(invalid)?;
-        let others = PeerList::list(&ask.peers).map_err(invalid)?;
+        let others = ask.peers.parse::<PeerList>().map_err(invalid)?;
         let node = ask.node.or(preferred).or_else(|| self.best_node());
         let reserve = node
             .and_then(|node| self.nodes.get(&node))

@@ -90,9 +90,8 @@ impl Allocate for Maker {
                 std::future::pending::<()>().await;
             }
             let refuse = |error: exchange::Error| (Refusal::Invalid, error.to_string());
-            let who = PeerList::list(&ask.peers)
-                .map_err(refuse)?
-                .and(peer.clone());
+            let others: PeerList = ask.peers.parse().map_err(refuse)?;
+            let who = others.and(peer.clone());
             let server = self.server.get().expect("it serves");
             let publish = server.publish(&ask.name, self.memory.clone());
             let published = publish.who(who).owner(peer.clone()).now();

@@ -24,7 +24,7 @@ pub fn create(name: String, peer: &str) -> Ask {
         name,
         bytes: 1,
         node: None,
-        peers: Texts::from_iter([peer; 1024]),
+        peers: [peer; 1024].join(", "),
     })
 }
 
@@ -110,10 +110,10 @@ fn fetch(id: u64, accept: &str) -> Vec<u8> {
     plain(&serde_json::json!([id, {"fetch": ask}]))
 }
 
-/// A request whose one text is all NULs, which [`Texts`] would replace before they are sent.
+/// A request whose one text is all NULs.
 fn create_for_nuls(id: u64) -> Vec<u8> {
     let nuls = "\0".repeat(EACH);
-    let ask = serde_json::json!({"name": never(id), "bytes": 1, "peers": [nuls]});
+    let ask = serde_json::json!({"name": never(id), "bytes": 1, "peers": nuls});
     let request = plain(&serde_json::json!([id, {"create": ask}]));
     let sent = request.iter().filter(|byte| **byte == 0).count();
     assert!(sent >= EACH, "{sent} NULs are sent");

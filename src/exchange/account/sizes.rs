@@ -30,7 +30,7 @@ pub(crate) fn request(ask: &Ask) -> usize {
 
 /// Returns the bytes of a request for new memory.
 pub(crate) fn create(ask: &Create) -> usize {
-    REQUEST + ask.peers.bytes()
+    REQUEST + ask.peers.capacity()
 }
 
 /// Returns the bytes of an event in a queue.

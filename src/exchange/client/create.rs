@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use super::Client;
 use crate::driver::{Location, NodeId};
-use crate::protocol::{Answer, Ask, Create, Entry, List, Texts};
-use crate::{Error, Mismatch, Owner, Refusal, Result};
+use crate::protocol::{Answer, Ask, Create, Entry, List};
+use crate::{Error, Mismatch, Owner, PeerList, Refusal, Result};
 
 /// A request for new memory from an allocator service. See [`Client::create`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct CreateOptions {
     create: Create,
+    peers: Vec<String>,
     timeout: Duration,
 }
 
@@ -25,8 +26,9 @@ impl CreateOptions {
                 name: name.into(),
                 bytes,
                 node: None,
-                peers: Texts::new(),
+                peers: String::new(),
             },
+            peers: Vec::new(),
             timeout: Duration::from_secs(300),
         }
     }
@@ -37,9 +39,9 @@ impl CreateOptions {
         self
     }
 
-    /// Lets another peer fetch it: the name of its certificate, `uid:1000`, or `*` for all.
+    /// Lets other peers fetch it: a name or a pattern, as [`PeerList::list`] takes them.
     pub fn share_with(mut self, peer: impl Into<String>) -> Self {
-        self.create.peers.push(&peer.into());
+        self.peers.push(peer.into());
         self
     }
 
@@ -55,14 +57,19 @@ impl Client {
     ///
     /// # Errors
     /// [`Error::Refused`]: `unsupported` if the server is not an allocator service, `forbidden` for a peer
-    /// that may not create memory or for a name outside its prefixes, `exists`, `quota`, `no_memory`; those
-    /// of [`list`](Self::list).
+    /// that may not create memory or for a name outside its prefixes, `exists`, `quota`, `no_memory`;
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for a peer to share with that [`PeerList::list`] refuses;
+    /// those of [`list`](Self::list).
     ///
     /// # Cancel safety
     /// If dropped before completion, the memory may be created or not: [`list`](Self::list) shows it.
     pub async fn create(&self, options: CreateOptions) -> Result<Entry> {
         let name = options.create.name.clone();
-        let ask = Ask::Create(options.create);
+        let peers = PeerList::list(&options.peers)?.to_string();
+        let ask = Ask::Create(Create {
+            peers,
+            ..options.create
+        });
         match self.call(ask, options.timeout).await? {
             Answer::Names(mut names) => names.entries.pop().filter(|entry| entry.name == name),
             _ => None,

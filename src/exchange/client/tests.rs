@@ -124,7 +124,7 @@ async fn create_and_delete() {
             panic!("{ask:?}")
         };
         assert_eq!((create.bytes, create.node), (5, Some(NodeId(3))));
-        assert!(create.peers.iter().eq(["uid:7"]));
+        assert_eq!(create.peers, "uid:7");
         peer.answer(id, names(vec![memory.entry("x")], false)).await;
         let (id, ask) = peer.request().await.unwrap();
         assert!(matches!(ask, Ask::Delete(delete) if delete.ms == 1000));

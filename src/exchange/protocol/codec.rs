@@ -1,9 +1,10 @@
-//! Encodes and decodes messages.
+//! Encodes and decodes messages, and checks the form of names.
 
-use std::io;
+use std::{fmt, io};
 
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use serde::de::{self, DeserializeOwned, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
 use crate::text::bounded;
@@ -63,4 +64,106 @@ impl io::Write for Count {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+}
+
+/// The most bytes of a secret.
+pub const MAX_SECRET: usize = 64;
+
+/// A fabric handle or a session's token.
+pub type Secret = Wiped<MAX_SECRET>;
+
+/// At most `MAX` bytes that are never displayed, and wiped when dropped. Comparison takes constant time.
+#[derive(Clone)]
+pub struct Wiped<const MAX: usize>(Zeroizing<Vec<u8>>);
+
+impl<const MAX: usize> Wiped<MAX> {
+    /// Returns the value with these bytes; `None` for more than `MAX`.
+    pub fn new(bytes: &[u8]) -> Option<Self> {
+        (bytes.len() <= MAX).then(|| Self(Zeroizing::new(bytes.to_vec())))
+    }
+
+    /// Returns the bytes.
+    pub fn expose(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl<const MAX: usize> PartialEq for Wiped<MAX> {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.ct_eq(&other.0).into()
+    }
+}
+
+impl<const MAX: usize> Eq for Wiped<MAX> {}
+
+impl<const MAX: usize> fmt::Debug for Wiped<MAX> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Wiped({} bytes, redacted)", self.0.len())
+    }
+}
+
+/// As a byte string.
+impl<const MAX: usize> Serialize for Wiped<MAX> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(&self.0)
+    }
+}
+
+impl<'de, const MAX: usize> Deserialize<'de> for Wiped<MAX> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Bytes<const MAX: usize>;
+        impl<const MAX: usize> Visitor<'_> for Bytes<MAX> {
+            type Value = Wiped<MAX>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "at most {MAX} bytes")
+            }
+
+            fn visit_bytes<E: de::Error>(self, bytes: &[u8]) -> Result<Self::Value, E> {
+                Wiped::new(bytes).ok_or_else(|| E::invalid_length(bytes.len(), &self))
+            }
+        }
+        deserializer.deserialize_bytes(Bytes)
+    }
+}
+
+/// The longest name in bytes; names consist of `A–Z a–z 0–9 . _ - / :` and have at least one byte.
+pub const MAX_NAME: usize = 255;
+/// The form of names, for errors.
+const VALID: &str = "1 to 255 of A–Z a–z 0–9 . _ - / :";
+
+/// Checks a name of memory: 1 to [`MAX_NAME`] bytes of `A–Z a–z 0–9 . _ - / :`.
+///
+/// ```
+/// use egmem::exchange::protocol::check_name;
+///
+/// assert!(check_name("job-7/rank:0").is_ok());
+/// assert!(check_name("").is_err());
+/// assert!(check_name("a b").is_err());
+/// ```
+///
+/// # Errors
+/// [`InvalidArgument`](crate::MemoryError::InvalidArgument) with the fault, without the name.
+pub fn check_name(name: &str) -> Result<()> {
+    if name.is_empty() {
+        return Err(Error::invalid_of("name", "it is empty", VALID));
+    }
+    check_prefix(name)
+}
+
+/// Checks a prefix of names: as [`check_name`], but it may be empty.
+///
+/// # Errors
+/// As [`check_name`].
+pub fn check_prefix(prefix: &str) -> Result<()> {
+    if prefix.len() > MAX_NAME {
+        let why = format!("it has {} bytes", prefix.len());
+        return Err(Error::invalid_of("name", why, VALID));
+    }
+    let is_bad = |byte: u8| !byte.is_ascii_alphanumeric() && !b"._-/:".contains(&byte);
+    if let Some(at) = prefix.bytes().position(is_bad) {
+        let why = format!("byte {at} may not be in a name");
+        return Err(Error::invalid_of("name", why, VALID));
+    }
+    Ok(())
 }

@@ -107,3 +107,41 @@ fn a_secret_is_not_in_the_error_about_its_message() {
         "{error}"
     );
 }
+
+#[test]
+fn names_are_checked() {
+    let longest = "x".repeat(MAX_NAME);
+    for good in ["a", "A-Z_a.z/0:9", longest.as_str()] {
+        check_name(good).unwrap();
+    }
+    let long = "x".repeat(MAX_NAME + 1);
+    for bad in ["", " ", "a\0", "ä", "a\n", "*", "a,b", long.as_str()] {
+        assert!(check_name(bad).is_err(), "{bad:?}");
+    }
+    check_prefix("").unwrap();
+    assert!(check_prefix("a*").is_err());
+}
+
+#[test]
+fn secrets_are_bounded_and_not_shown() {
+    let most = Secret::new(&[7; MAX_SECRET]).unwrap();
+    assert_eq!(decode::<Secret>(&encode(&most)).unwrap(), most);
+    assert!(Secret::new(&[7; MAX_SECRET + 1]).is_none());
+    // A byte string of one byte more than is allowed.
+    let mut long = vec![0x58, 65];
+    long.extend([7; MAX_SECRET + 1]);
+    assert!(decode::<Secret>(&long).is_err());
+    let shown = format!("{:?}", Secret::new(b"key").unwrap());
+    assert_eq!(shown, "Wiped(3 bytes, redacted)");
+}
+
+#[test]
+fn leases_are_read_in_order_and_once_and_bounded() {
+    let read =
+        |leases: Vec<u64>| decode::<Leases>(&encode(&Leases { leases })).map(|read| read.leases);
+    assert_eq!(read(vec![u64::MAX, 0, 7, 0, 7]).unwrap(), [0, 7, u64::MAX]);
+    let most = MAX_LISTED as u64;
+    assert_eq!(read((0..most).collect()).unwrap().len(), MAX_LISTED);
+    assert!(read((0..=most).collect()).is_err());
+    assert_eq!(read(vec![3; MAX_LISTED + 1]).unwrap(), [3]);
+}

@@ -1,7 +1,7 @@
 use super::super::start::Allocator;
 use super::super::{Service, ServiceConfig};
 use super::*;
-use crate::exchange::protocol::Texts;
+
 use crate::exchange::server::Allocate;
 use crate::{Driver, Machine};
 
@@ -31,7 +31,7 @@ fn ask(name: &str, bytes: u64) -> Create {
         name: name.into(),
         bytes,
         node: Some(NodeId(0)),
-        peers: Texts::new(),
+        peers: String::new(),
     }
 }
 

@@ -4,7 +4,7 @@ use super::super::wanted::Wanted;
 use super::super::{Service, ServiceConfig};
 use super::*;
 use crate::driver::{Access, NodeId};
-use crate::exchange::protocol::{Create, Texts};
+use crate::exchange::protocol::Create;
 use crate::exchange::server::HolderState;
 use crate::exchange::{Client, PeerList};
 use crate::{Driver, Error, Machine};
@@ -59,7 +59,7 @@ async fn a_name_that_comes_to_be_while_it_drains_is_asked_back_too() {
         name: name.into(),
         bytes,
         node: Some(NodeId(0)),
-        peers: Texts::new(),
+        peers: String::new(),
     };
     let any_name = super::super::PrefixConfig {
         peers: PeerList::anyone(),

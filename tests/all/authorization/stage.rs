@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use egmem::certs::{Authority, CertRequest, Issued};
 use egmem::driver::{Access, HandleType};
 use egmem::exchange::Address;
-use egmem::exchange::protocol::{Answer, Ask, Create, Fetch, Granted, List, Texts};
+use egmem::exchange::protocol::{Answer, Ask, Create, Fetch, Granted, List};
 use egmem::service::{Service, ServiceConfig};
 use egmem::{Driver, Machine};
 use rustls::ClientConfig;
@@ -266,7 +266,7 @@ pub fn create(name: &str) -> Ask {
         name: name.into(),
         bytes: 1 << 20,
         node: None,
-        peers: Texts::new(),
+        peers: String::new(),
     })
 }
 

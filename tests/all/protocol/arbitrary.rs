@@ -168,10 +168,6 @@ pub fn greeting() -> impl Strategy<Value = Greeting> {
     ]
 }
 
-fn texts() -> impl Strategy<Value = Texts> {
-    vec(text(), 0..3).prop_map(Texts::from_iter)
-}
-
 fn ask() -> impl Strategy<Value = Ask> {
     let fetch = (
         text(),
@@ -181,7 +177,7 @@ fn ask() -> impl Strategy<Value = Ask> {
         of(instance()),
         of(owner()),
     );
-    let create = (text(), any::<u64>(), of(any::<i32>()), texts());
+    let create = (text(), any::<u64>(), of(any::<i32>()), text());
     prop_oneof![
         Just(Ask::Ping),
         (text(), of(text())).prop_map(|(prefix, after)| Ask::List(List { prefix, after })),

@@ -151,7 +151,7 @@ pub fn requests() -> Vec<(&'static str, Request)> {
                 name: name(),
                 bytes: 1 << 30,
                 node: Some(NodeId(1)),
-                peers: Texts::from_iter(["*.cluster", "uid:1000"]),
+                peers: "*.cluster, uid:1000".into(),
             }),
         ),
         (

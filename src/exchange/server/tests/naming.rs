@@ -246,7 +246,7 @@ fn create(name: &str, bytes: u64) -> Ask {
         name: name.into(),
         bytes,
         node: None,
-        peers: Texts::new(),
+        peers: String::new(),
     })
 }
 

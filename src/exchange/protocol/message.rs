@@ -1,0 +1,519 @@
+//! The messages. In CBOR each is a map with text keys; a reader skips unknown keys. An enumeration is a map of one entry,
+//! such as `{"fetch": {…}}`, or the text of a variant without fields.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use serde::de::{self, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::{Secret, check_name};
+use crate::Owner;
+use crate::driver::{Access, HandleType, NodeId};
+use crate::share::{BootId, Description, InstanceId};
+use crate::text::{MAX_TEXT, bounded, is_unsafe};
+
+/// The newest version of the protocol that this crate supports.
+pub const VERSION: u16 = 2;
+/// The oldest version.
+pub const OLDEST: u16 = 2;
+/// The first word of every hello.
+pub const MAGIC: &str = "egmem";
+/// The most bytes of a hello's frame.
+pub const MAX_HELLO: u32 = 4 << 10;
+/// The most leases in [`Leases`].
+pub const MAX_LISTED: usize = 65_536;
+
+/// The first frame, from the client.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Hello {
+    /// [`MAGIC`].
+    pub magic: String,
+    /// The oldest version that the client supports.
+    pub oldest: u16,
+    /// The newest version.
+    pub newest: u16,
+    /// The client's machine: if it is the server's too, fds can be passed.
+    pub boot: BootId,
+    /// Whether the client's driver can import fabric handles.
+    pub fabric: bool,
+    /// The session to resume after a broken connection.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resume: Option<Secret>,
+    /// The client's name for itself, for display: at most 255 bytes.
+    #[serde(default)]
+    pub agent: String,
+    /// Whether the client can receive the fds of a memory's parts through a queue: see
+    /// [`Fds::queue`].
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub queues: bool,
+    /// Over a Unix socket: `resume` names a session that has a connection over TCP now, and moves here with the
+    /// name and the rights of that connection.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub moves: bool,
+}
+
+/// The server's answer to a hello: `welcome` or `refused`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Greeting {
+    /// The session begins.
+    Welcome(Welcome),
+    /// It does not begin, and the connection is closed.
+    Refused(Refused),
+}
+
+/// A session's terms.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Welcome {
+    /// The version to use from now on: the newest that both support.
+    pub version: u16,
+    /// The server's instance, which changes at a restart.
+    pub instance: InstanceId,
+    /// The server's machine.
+    pub boot: BootId,
+    /// Lets another connection of the same peer resume the session.
+    pub session: Secret,
+    /// Whether the session that the client named is resumed, with its leases.
+    pub resumed: bool,
+    /// The name by which the server knows the client.
+    #[serde(deserialize_with = "words")]
+    pub peer: String,
+    /// The client pings at least this often, in milliseconds.
+    pub heartbeat_ms: u64,
+    /// After this long without a message from the client its leases end, in milliseconds.
+    pub lease_ms: u64,
+    /// The largest frame the server reads, in bytes.
+    pub frame_bytes: u32,
+    /// The Unix socket to which sessions of clients on the same machine [move](Hello::moves): an absolute path, or an
+    /// abstract name after `@`.
+    #[serde(
+        deserialize_with = "path",
+        default,
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub local: Option<String>,
+}
+
+/// A refusal: see [`crate::Refusal`] for the words of `reason`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Refused {
+    /// The reason, for programs.
+    #[serde(deserialize_with = "words")]
+    pub reason: String,
+    /// The reason, for people.
+    #[serde(deserialize_with = "words", default)]
+    pub detail: String,
+}
+
+/// A client's request after the greeting, `[id, ask]`. Many may be in flight; answers come in any order. The id is unique
+/// among a connection's requests that are not answered yet.
+pub type Request = (u64, Ask);
+
+/// A request without its id.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Ask {
+    /// A heartbeat, answered by [`Answer::Done`].
+    Ping,
+    /// Lists names, answered by [`Answer::Names`].
+    List(List),
+    /// Waits for a name and returns its entry, answered by [`Answer::Names`] with one.
+    Wait(Wait),
+    /// Requests handles and a lease, answered by [`Answer::Granted`].
+    Fetch(Fetch),
+    /// After a session was resumed: the leases that the client has. The session's other leases end, because their grants
+    /// never arrived. Answered by [`Answer::Expired`]. Without this request all leases go on.
+    Held(Leases),
+    /// Ends a lease: its memory is unmapped. Answered by [`Answer::Done`].
+    Release(Release),
+    /// Reports that the word at the probe's place is written, answered by
+    /// [`Answer::Probed`].
+    Probe(Probe),
+    /// Subscribes to events about names, answered by [`Answer::Names`] with all that
+    /// exist.
+    Watch(Watch),
+    /// Requests new memory under a name from an allocator service. Answered by
+    /// [`Answer::Names`] with one.
+    Create(Create),
+    /// Ends a name that this peer created, answered by [`Answer::Done`].
+    Delete(Delete),
+}
+
+/// See [`Ask::List`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct List {
+    /// Only names with this prefix.
+    #[serde(default)]
+    pub prefix: String,
+    /// Only names after this one, in the order of their bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<String>,
+}
+
+/// See [`Ask::Wait`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Wait {
+    /// The name.
+    pub name: String,
+    /// The longest wait, in milliseconds; the server may have a lower limit.
+    pub ms: u64,
+}
+
+/// See [`Ask::Fetch`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Fetch {
+    /// The name.
+    pub name: String,
+    /// The handle types that the client can import, most wanted first.
+    pub accept: Vec<HandleType>,
+    /// The access that the client needs.
+    pub access: Access,
+    /// Whether to assign a place for a probe.
+    #[serde(default)]
+    pub probe: bool,
+    /// Refuse with `stale` if the name no longer belongs to this instance.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instance: Option<InstanceId>,
+    /// Refuse with `wrong_owner` if the name has another owner.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<Owner>,
+}
+
+/// Leases in ascending order, each once, at most [`MAX_LISTED`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Leases {
+    /// Their numbers.
+    #[serde(deserialize_with = "ascending")]
+    pub leases: Vec<u64>,
+}
+
+/// See [`Ask::Release`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Release {
+    /// The lease.
+    pub lease: u64,
+}
+
+/// See [`Ask::Probe`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Probe {
+    /// The lease.
+    pub lease: u64,
+    /// The word that the client wrote; `None` if it may only read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wrote: Option<u64>,
+}
+
+/// See [`Ask::Watch`].
+///
+/// If there are more names than fit into the answer, [`List`] returns the others. Of several changes of one
+/// name only the result may be reported. Watching ends with the connection, not with the session.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Watch {
+    /// Only names with this prefix.
+    #[serde(default)]
+    pub prefix: String,
+}
+
+/// See [`Ask::Create`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Create {
+    /// The name.
+    pub name: String,
+    /// The size in bytes.
+    pub bytes: u64,
+    /// The host node; without one, the service chooses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<NodeId>,
+    /// Which peers may fetch it besides its creator: the text of a [`PeerList`](crate::PeerList), such as
+    /// `node7.cluster, uid:1000`.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub peers: String,
+}
+
+/// See [`Ask::Delete`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Delete {
+    /// The name.
+    pub name: String,
+    /// How long to wait for holders, in milliseconds.
+    #[serde(default)]
+    pub ms: u64,
+}
+
+/// A server's answer to a request.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Answer {
+    /// The request succeeded.
+    Done,
+    /// The request was refused.
+    Refused(Refused),
+    /// See [`Ask::List`].
+    Names(Names),
+    /// See [`Ask::Fetch`].
+    Granted(Granted),
+    /// The leases of [`Ask::Held`] that have ended.
+    Expired(Leases),
+    /// See [`Ask::Probe`].
+    Probed(Probed),
+}
+
+/// See [`Answer::Names`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Names {
+    /// The names that this peer may fetch, in order.
+    pub entries: Vec<Entry>,
+    /// Whether there are more: ask again, after the last of these.
+    #[serde(default)]
+    pub more: bool,
+}
+
+/// A name and its memory.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Entry {
+    /// The name.
+    #[serde(deserialize_with = "name")]
+    pub name: String,
+    /// The memory.
+    pub memory: Description,
+    /// The number of its leases.
+    #[serde(default)]
+    pub leases: u32,
+    /// The name's owner; omitted for the server itself.
+    #[serde(default, skip_serializing_if = "Owner::is_server")]
+    pub owner: Owner,
+}
+
+/// See [`Ask::Fetch`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Granted {
+    /// Identifies the lease: a number that the instance uses once. If a lease ended while the client was
+    /// silent, the client can still release it in a later session, unless its peer is any local process.
+    pub lease: u64,
+    /// The memory.
+    pub memory: Description,
+    /// How to import it.
+    pub handles: Handles,
+    /// Where a probe may write, in bytes from the start; it may lie beyond `memory.len`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub probe: Option<u64>,
+    /// Why it is not a fabric handle, if one was requested; for people.
+    #[serde(
+        deserialize_with = "maybe_words",
+        default,
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub no_fabric: Option<String>,
+    /// The name's owner; omitted for the server itself.
+    #[serde(default, skip_serializing_if = "Owner::is_server")]
+    pub owner: Owner,
+}
+
+/// How to import memory: one handle for each part.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Handles {
+    /// Fabric handles: 64 bytes each.
+    Fabric(Vec<Secret>),
+    /// File descriptors, which come with the frame.
+    Fds(Fds),
+}
+
+/// This many fds come with the frame: one for each part, or one through which those are received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fds {
+    /// The number of fds.
+    pub count: u32,
+    /// The one fd is a socket: the fds of the parts come through it, 16 at a time. Only for clients whose
+    /// [`Hello::queues`] allows it.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub queue: bool,
+}
+
+impl Fds {
+    /// Returns so many fds of parts.
+    pub const fn of(count: u32) -> Self {
+        Self {
+            count,
+            queue: false,
+        }
+    }
+
+    /// Returns a queue.
+    pub const fn in_queue() -> Self {
+        Self {
+            queue: true,
+            ..Self::of(1)
+        }
+    }
+}
+
+/// See [`Ask::Probe`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Probed {
+    /// The word that the server read; correct if it is the one that the client wrote.
+    pub found: u64,
+    /// The word that the server wrote afterwards.
+    pub wrote: u64,
+}
+
+/// A message to a client after the greeting: `[id, answer]` or `[null, event]`.
+#[derive(Clone, Debug, PartialEq)]
+pub enum FromServer {
+    /// The answer to the request with this id.
+    Reply(u64, Answer),
+    /// An event.
+    Event(Event),
+}
+
+impl Serialize for FromServer {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Reply(id, answer) => (id, answer).serialize(serializer),
+            Self::Event(event) => ((), event).serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for FromServer {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Pair;
+        impl<'de> Visitor<'de> for Pair {
+            type Value = FromServer;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an id or null, and a message")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut pair: A) -> Result<FromServer, A::Error> {
+                let id = pair.next_element::<Option<u64>>()?;
+                let message = match id.flatten() {
+                    Some(id) => pair
+                        .next_element()?
+                        .map(|answer| FromServer::Reply(id, answer)),
+                    None => pair.next_element()?.map(FromServer::Event),
+                };
+                message.ok_or_else(|| de::Error::invalid_length(1, &self))
+            }
+        }
+        deserializer.deserialize_tuple(2, Pair)
+    }
+}
+
+/// An unsolicited message of the server.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Event {
+    /// The exporter recalls memory: unmap and release it by then.
+    Withdrawing(Withdrawing),
+    /// The server has ended a lease.
+    Ended(Ended),
+    /// A watched name exists, or has other memory than before.
+    Published(Entry),
+    /// A watched name is gone.
+    Gone(Gone),
+    /// The server is about to end.
+    Closing(Closing),
+    /// The server has ended the session: it cannot be resumed, and the connection ends.
+    Dismissed(Refused),
+}
+
+/// See [`Event::Withdrawing`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Withdrawing {
+    /// The lease.
+    pub lease: u64,
+    /// In how many milliseconds.
+    pub ms: u64,
+}
+
+/// See [`Event::Ended`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Ended {
+    /// The lease.
+    pub lease: u64,
+    /// The reason.
+    pub why: Refused,
+}
+
+/// See [`Event::Gone`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Gone {
+    /// The name.
+    #[serde(deserialize_with = "name")]
+    pub name: String,
+}
+
+/// See [`Event::Closing`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Closing {
+    /// In how many milliseconds.
+    pub ms: u64,
+}
+
+/// Leaves a flag that is not set out of a message.
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+const fn is_false(flag: &bool) -> bool {
+    !*flag
+}
+
+/// Deserializes leases. A set, because numbers that repeat would take many times the memory of their frame.
+fn ascending<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u64>, D::Error> {
+    let leases = BTreeSet::deserialize(deserializer)?;
+    if leases.len() > MAX_LISTED {
+        return Err(de::Error::invalid_length(
+            leases.len(),
+            &"at most 65536 leases",
+        ));
+    }
+    Ok(Vec::from_iter(leases))
+}
+
+// What a server sends is checked as it is read. A server checks requests itself, so that it can answer with a refusal.
+
+/// Deserializes a name of memory.
+fn name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let name = String::deserialize(deserializer)?;
+    check_name(&name).map_err(de::Error::custom)?;
+    Ok(name)
+}
+
+/// Deserializes a text for people: at most [`MAX_TEXT`] bytes, without control characters.
+fn words<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    Ok(bounded(&text, MAX_TEXT))
+}
+
+/// Deserializes an optional text for people.
+fn maybe_words<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    let text = Option::<String>::deserialize(deserializer)?;
+    Ok(text.map(|text| bounded(&text, MAX_TEXT)))
+}
+
+/// Deserializes the path of a Unix socket that a client may connect to.
+fn path<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    let path = Option::<String>::deserialize(deserializer)?;
+    match path.as_deref().and_then(fault_of_path) {
+        Some(why) => Err(de::Error::custom(why)),
+        None => Ok(path),
+    }
+}
+
+/// Returns why a client refuses the path of a Unix socket: it is to be absolute, or an abstract name after `@`, and short
+/// enough for `sockaddr_un`, which has 108 bytes with a final NUL.
+pub(crate) fn fault_of_path(path: &str) -> Option<&'static str> {
+    if !path.starts_with(['/', '@']) {
+        Some("a socket's path that is not absolute")
+    } else if path.len() > 107 {
+        Some("a socket's path of more than 107 bytes")
+    } else if path.contains(is_unsafe) {
+        Some("a socket's path with a control character")
+    } else {
+        None
+    }
+}
