@@ -1,7 +1,7 @@
 //! Keys that Python gives, and the tier's errors.
 
 use egmem::Explain;
-use egmem::kv::{Error, Key, Tier};
+use egmem::kv::{Error, Key, PageId, Tier};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyString};
@@ -54,6 +54,25 @@ fn group_of(group: u64, tier: &Tier) -> PyResult<u8> {
     let found = u8::try_from(group).ok();
     let found = found.filter(|found| usize::from(*found) < tier.groups());
     found.ok_or_else(|| no_group(group, tier.groups()))
+}
+
+/// Returns the keys of a tier with their pages, and with their groups before them if that is asked for.
+///
+/// # Errors
+/// Python's.
+pub fn listed(
+    py: Python<'_>,
+    keys: Vec<(Key, PageId)>,
+    groups: bool,
+) -> PyResult<Bound<'_, PyAny>> {
+    let bytes = |key: &Key| PyBytes::new(py, key.as_bytes());
+    let keys = keys.iter();
+    if groups {
+        let with_groups = keys.map(|(key, page)| (key.group(), bytes(key), page.to_bits()));
+        return with_groups.collect::<Vec<_>>().into_pyobject(py);
+    }
+    let listed = keys.map(|(key, page)| (bytes(key), page.to_bits()));
+    listed.collect::<Vec<_>>().into_pyobject(py)
 }
 
 /// Returns the exception about a group that a tier does not have.

@@ -10,6 +10,7 @@ mod keys;
 mod member;
 mod numbers;
 mod once;
+mod open_tier;
 mod options;
 mod page;
 mod stats;

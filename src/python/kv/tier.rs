@@ -1,24 +1,19 @@
 //! `egmem.kv.Tier`: pages by key.
 
-use std::sync::{Arc, Mutex};
-
 use egmem::driver::Location;
 use egmem::kv::{self, Key, PageId};
-use egmem::size::Bytes;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 
 use crate::args::{Count, GpuArg, NodeArg, Size};
-use crate::backing::{self, Words};
+use crate::backing;
 use crate::driver::{Driver, given_or_default};
-use crate::error::{OrRaise, closed};
+use crate::error::OrRaise;
 use crate::location::location;
-use crate::locks::{copy_of, lock};
 use crate::memory::Memory;
 use crate::progress::{told, told_at_first};
-use crate::region::Region;
-use crate::share::offer::{Ends, Offer};
+use crate::share::offer::Offer;
 use crate::site::from_program;
 
 use super::attach::attach;
@@ -26,8 +21,9 @@ use super::events::Events;
 use super::gpu_pages::GpuPages;
 use super::growth::{growth, waiting};
 use super::job::{Job, start};
-use super::keys::{Groups, Keys, no_group};
+use super::keys::{Groups, Keys, listed};
 use super::member::Member;
+use super::open_tier::{Offered, OpenTier};
 use super::options::{PageSizes, sized, verify as parse_verify};
 use super::stats;
 use super::store::{Load, Store};
@@ -51,39 +47,7 @@ use super::subscription::{Subscription, telling};
 /// as soon as its first page is: `progress` is called until then, and a thread creates the rest, whose pages are free
 /// one after the other (`wait_grown`, `growth`, `stats`).
 #[pyclass(frozen, module = "egmem.kv")]
-pub struct Tier {
-    inner: Mutex<Option<kv::Tier>>,
-    offered: Mutex<Offered>,
-    location: Location,
-    pages: u32,
-    /// The bytes of a page of each group.
-    page_sizes: Vec<u64>,
-}
-
-/// Memory that other processes may get until the tier is closed. The offer ends first.
-#[derive(Default)]
-struct Offered {
-    _offer: Option<Ends>,
-    _memory: Option<Arc<Region>>,
-}
-
-impl Tier {
-    fn handle(&self) -> PyResult<kv::Tier> {
-        let tier = copy_of(&self.inner).ok_or_else(|| closed("tier"))?;
-        tier.driver().expect_this_process("tier").or_raise()?;
-        Ok(tier)
-    }
-
-    fn asked(&self, keys: &Keys<'_>, groups: &Groups) -> PyResult<(kv::Tier, Vec<Key>)> {
-        let tier = self.handle()?;
-        let asked = keys.read(groups, &tier)?;
-        Ok((tier, asked))
-    }
-
-    fn place(&self, tier: &kv::Tier) -> (egmem::Driver, Location) {
-        (tier.driver().clone(), self.location)
-    }
-}
+pub struct Tier(OpenTier);
 
 #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
 #[pymethods]
@@ -125,7 +89,7 @@ impl Tier {
             }),
             false => told(py, progress, |tell| options.create_with(&driver, tell)),
         })?;
-        Ok(Self::of(tier, location, Offered::default()))
+        Ok(Self(OpenTier::of(tier, location, Offered::default())))
     }
 
     /// Attaches the tier in memory that outlives the process, or that several processes have: a `RemoteBuffer` of
@@ -176,7 +140,7 @@ impl Tier {
             _offer: offer.map(|offer| offer.get().ends()),
             _memory: shared,
         };
-        Ok(Self::of(tier, location, offered))
+        Ok(Self(OpenTier::of(tier, location, offered)))
     }
 
     /// Returns how many bytes of memory a tier takes, for the size of memory that it is to be attached in.
@@ -195,26 +159,26 @@ impl Tier {
     /// What the memory is: `"driver"` or `"registered"`.
     #[getter]
     fn backing(&self, py: Python<'_>) -> PyResult<String> {
-        Ok(self.words(py)?.backing)
+        Ok(self.0.words(py)?.backing)
     }
 
     /// Why it is that.
     #[getter]
     fn backing_reason(&self, py: Python<'_>) -> PyResult<String> {
-        Ok(self.words(py)?.reason)
+        Ok(self.0.words(py)?.reason)
     }
 
     /// The contents that `attach` found, as a dictionary: `generation` (how often the tier was attached), `ready`
     /// (pages kept), `unfinished` (pages that were being written), `damaged`, and `is_new`.
     #[getter]
     fn found<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        stats::found(py, self.handle()?.found())
+        stats::found(py, self.0.handle()?.found())
     }
 
     /// Returns how many of the first keys are ready. Changes no order.
     #[pyo3(signature = (keys, *, group=Groups::default()), text_signature = "($self, keys, *, group=0)")]
     fn lookup(&self, py: Python<'_>, keys: Keys<'_>, group: Groups) -> PyResult<usize> {
-        let (tier, asked) = self.asked(&keys, &group)?;
+        let (tier, asked) = self.0.asked(&keys, &group)?;
         let found = tier.try_lookup(&asked);
         Ok(found.unwrap_or_else(|| py.detach(|| tier.lookup(&asked))))
     }
@@ -222,7 +186,7 @@ impl Tier {
     /// Makes the ready ones among the keys the most recently used pages.
     #[pyo3(signature = (keys, *, group=Groups::default()), text_signature = "($self, keys, *, group=0)")]
     fn touch(&self, py: Python<'_>, keys: Keys<'_>, group: Groups) -> PyResult<()> {
-        let (tier, asked) = self.asked(&keys, &group)?;
+        let (tier, asked) = self.0.asked(&keys, &group)?;
         let touched = tier.try_touch(&asked);
         touched.unwrap_or_else(|| py.detach(|| tier.touch(&asked)));
         Ok(())
@@ -232,23 +196,23 @@ impl Tier {
     /// there are too few: never pinned ones. Raises `OutOfMemory` if too few can be evicted.
     #[pyo3(signature = (keys, *, group=Groups::default()), text_signature = "($self, keys, *, group=0)")]
     fn prepare_store(&self, py: Python<'_>, keys: Keys<'_>, group: Groups) -> PyResult<Store> {
-        let (tier, asked) = self.asked(&keys, &group)?;
+        let (tier, asked) = self.0.asked(&keys, &group)?;
         let store = telling(py, || tier.prepare_store(&asked)).or_raise()?;
-        Ok(Store::new(store, &keys.0, self.place(&tier)))
+        Ok(Store::new(store, &keys.0, self.0.place(&tier)))
     }
 
     /// Pins the pages of the keys, all of which must be ready; raises `NotReady` otherwise.
     #[pyo3(signature = (keys, *, group=Groups::default()), text_signature = "($self, keys, *, group=0)")]
     fn prepare_load(&self, py: Python<'_>, keys: Keys<'_>, group: Groups) -> PyResult<Load> {
-        let (tier, asked) = self.asked(&keys, &group)?;
+        let (tier, asked) = self.0.asked(&keys, &group)?;
         let load = telling(py, || tier.prepare_load(&asked)).or_raise()?;
-        Ok(Load::new(load, self.place(&tier)))
+        Ok(Load::new(load, self.0.place(&tier)))
     }
 
     /// Frees the pages of the keys that are ready and not pinned; returns how many.
     #[pyo3(signature = (keys, *, group=Groups::default()), text_signature = "($self, keys, *, group=0)")]
     fn remove(&self, py: Python<'_>, keys: Keys<'_>, group: Groups) -> PyResult<usize> {
-        let (tier, asked) = self.asked(&keys, &group)?;
+        let (tier, asked) = self.0.asked(&keys, &group)?;
         telling(py, || tier.remove(&asked)).or_raise()
     }
 
@@ -256,19 +220,8 @@ impl Tier {
     /// is the hash that `stored_key` returns. With `groups=True` each has its group before it: (group, key, page).
     #[pyo3(signature = (*, groups=false))]
     fn keys<'py>(&self, py: Python<'py>, groups: bool) -> PyResult<Bound<'py, PyAny>> {
-        let tier = self.handle()?;
-        let keys = py.detach(|| tier.keys()).into_iter();
-        let bytes = |key: &Key| PyBytes::new(py, key.as_bytes());
-        match groups {
-            true => keys
-                .map(|(key, page)| (key.group(), bytes(&key), page.to_bits()))
-                .collect::<Vec<_>>()
-                .into_pyobject(py),
-            false => keys
-                .map(|(key, page)| (bytes(&key), page.to_bits()))
-                .collect::<Vec<_>>()
-                .into_pyobject(py),
-        }
+        let tier = self.0.handle()?;
+        listed(py, py.detach(|| tier.keys()), groups)
     }
 
     /// Copies pages, which a `Load` has pinned, to blocks of a GPU's cache, and returns at once with a `Job`. `pages`
@@ -290,7 +243,7 @@ impl Tier {
         gpu: Option<i32>,
         method: &str,
     ) -> PyResult<Job> {
-        let (tier, on) = (self.handle()?, (stream, gpu, method));
+        let (tier, on) = (self.0.handle()?, (stream, gpu, method));
         start(py, (&tier, true), (pages, blocks), gpu_pages, on)
     }
 
@@ -306,7 +259,7 @@ impl Tier {
         gpu: Option<i32>,
         method: &str,
     ) -> PyResult<Job> {
-        let (tier, on) = (self.handle()?, (stream, gpu, method));
+        let (tier, on) = (self.0.handle()?, (stream, gpu, method));
         start(py, (&tier, false), (pages, blocks), gpu_pages, on)
     }
 
@@ -314,7 +267,7 @@ impl Tier {
     /// store or a load has the page.
     fn page_address(&self, page: Count) -> PyResult<u64> {
         let page = PageId::from_bits(page.0);
-        Ok(self.handle()?.page_ptr(page).or_raise()?.0)
+        Ok(self.0.handle()?.page_ptr(page).or_raise()?.0)
     }
 
     /// Returns the tier's statistics as a dictionary of numbers. The counters begin when the tier is created or attached.
@@ -328,7 +281,7 @@ impl Tier {
     /// - `damaged`: the pages that were found to have other bytes than were committed
     /// - `loaded_bytes`, `stored_bytes`: the bytes that jobs have copied to GPUs and from them
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let tier = self.handle()?;
+        let tier = self.0.handle()?;
         let stats = tier.try_stats();
         stats::stats(py, stats.unwrap_or_else(|| py.detach(|| tier.stats())))
     }
@@ -337,7 +290,7 @@ impl Tier {
     /// `Events.lost`. Changes that other processes make are not among them, nor are keys that `attach` found.
     #[pyo3(signature = (capacity=Count(1 << 16)), text_signature = "($self, capacity=65536)")]
     fn events(&self, capacity: Count) -> PyResult<Events> {
-        let tier = self.handle()?;
+        let tier = self.0.handle()?;
         let events = tier.events(usize::try_from(capacity.0).unwrap_or(usize::MAX));
         Ok(Events::new(events, tier.driver()))
     }
@@ -347,21 +300,21 @@ impl Tier {
     /// time may call it in another order, which `TierEvent.number` tells. An exception of the function goes to
     /// `sys.unraisablehook`.
     fn on_event(&self, function: &Bound<'_, PyAny>) -> PyResult<Subscription> {
-        Subscription::new(&self.handle()?, function)
+        Subscription::new(&self.0.handle()?, function)
     }
 
     /// Returns the numbers of `stats` in Prometheus' text format (0.0.4): each with its help and its type, and with labels, such as
     /// `{"engine": 0}`, which distinguish tiers.
     #[pyo3(signature = (labels=None))]
     fn metrics(&self, py: Python<'_>, labels: Option<&Bound<'_, PyDict>>) -> PyResult<String> {
-        stats::metrics(py, &self.handle()?, labels)
+        stats::metrics(py, &self.0.handle()?, labels)
     }
 
     /// Whether the tier grows in the background: `"growing"`, `"complete"`, or `"stopped"` by an error or by
     /// `cancel_growth`. A tier whose growth was stopped keeps the pages that are there.
     #[getter]
     fn growth(&self) -> PyResult<&'static str> {
-        Ok(growth(&self.handle()?))
+        Ok(growth(&self.0.handle()?))
     }
 
     /// Waits until all pages of a tier that grows in the background are there. Raises `Error` after `cancel_growth`, and
@@ -369,45 +322,41 @@ impl Tier {
     /// bytes. If it raises, or a signal does, such as Ctrl-C, the wait ends and the growth goes on.
     #[pyo3(signature = (progress=None))]
     fn wait_grown(&self, py: Python<'_>, progress: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        waiting(py, progress, || self.handle())
+        waiting(py, progress, || self.0.handle())
     }
 
     /// Stops the growth in the background after the chunk of memory under way. The tier keeps the pages that are there.
     fn cancel_growth(&self) -> PyResult<()> {
-        self.handle()?.cancel_growth();
+        self.0.handle()?.cancel_growth();
         Ok(())
     }
 
     /// The number of pages.
     #[getter]
     fn pages(&self) -> u32 {
-        self.pages
+        self.0.pages
     }
 
     /// The bytes of a page; of group 0, if there are several.
     #[getter]
     fn page_bytes(&self) -> u64 {
-        self.page_sizes.first().copied().unwrap_or_default()
+        self.0.page_sizes.first().copied().unwrap_or_default()
     }
 
     /// The number of groups of keys, each of which has a size of pages.
     #[getter]
     fn groups(&self) -> usize {
-        self.page_sizes.len()
+        self.0.page_sizes.len()
     }
 
     /// Returns the bytes of a page of a group.
     fn page_bytes_of(&self, group: Count) -> PyResult<u64> {
-        let found = usize::try_from(group.0).ok();
-        let bytes = found.and_then(|group| self.page_sizes.get(group));
-        bytes
-            .copied()
-            .ok_or_else(|| no_group(group.0, self.page_sizes.len()))
+        self.0.page_bytes_of(group.0)
     }
 
     /// Returns the open tiers on this memory, of this process and others.
     fn members(&self, py: Python<'_>) -> PyResult<Vec<Member>> {
-        let tier = self.handle()?;
+        let tier = self.0.handle()?;
         let members = py.detach(|| tier.members());
         Ok(members.iter().map(Member::of).collect())
     }
@@ -415,18 +364,18 @@ impl Tier {
     /// The driver that the tier belongs to.
     #[getter]
     fn driver(&self) -> PyResult<Driver> {
-        Ok(Driver::wrap(self.handle()?.driver().clone()))
+        Ok(Driver::wrap(self.0.handle()?.driver().clone()))
     }
 
     /// Whether `close` was called.
     #[getter]
     fn closed(&self) -> bool {
-        lock(&self.inner).is_none()
+        self.0.is_closed()
     }
 
     /// Ends the tier's use. Its memory is given back with its last store, load, job and view.
     fn close(&self, py: Python<'_>) {
-        let ended = self.end();
+        let ended = self.0.end();
         py.detach(|| drop(ended));
     }
 
@@ -440,44 +389,6 @@ impl Tier {
     }
 
     fn __repr__(&self) -> String {
-        let state = if self.closed() { " closed" } else { "" };
-        let sizes = self.page_sizes.iter().map(|size| Bytes(*size).to_string());
-        let sizes = sizes.collect::<Vec<_>>().join(", ");
-        let pages = match self.page_sizes.len() {
-            1 => format!("{} pages of {sizes}", self.pages),
-            groups => format!("{groups} groups of pages of {sizes}"),
-        };
-        format!("<egmem.kv.Tier{state} of {pages} on {}>", self.location)
-    }
-}
-
-impl Tier {
-    fn words(&self, py: Python<'_>) -> PyResult<Words> {
-        let tier = self.handle()?;
-        let first = tier.page_ptr(PageId::from_bits(0)).or_raise()?;
-        backing::at(py, tier.driver(), first)
-    }
-
-    fn end(&self) -> (Offered, Option<kv::Tier>) {
-        let offered = std::mem::take(&mut *lock(&self.offered));
-        (offered, lock(&self.inner).take())
-    }
-
-    fn of(tier: kv::Tier, location: Location, offered: Offered) -> Self {
-        Self {
-            pages: tier.pages(),
-            page_sizes: (0..tier.groups())
-                .filter_map(|group| tier.page_bytes_of(group))
-                .collect(),
-            inner: Mutex::new(Some(tier)),
-            offered: Mutex::new(offered),
-            location,
-        }
-    }
-}
-
-impl Drop for Tier {
-    fn drop(&mut self) {
-        crate::gil::drop_detached(self.end());
+        self.0.text()
     }
 }
