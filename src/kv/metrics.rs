@@ -1,7 +1,5 @@
 //! A tier's counters as text for Prometheus.
 
-use std::fmt::Write;
-
 use crate::Tier;
 
 /// Returns numbers by type and name, with a help text and a value: a row each.
@@ -49,46 +47,31 @@ impl Tier {
             counter "loaded_bytes_total", "Bytes copied to GPUs" => stats.loaded_bytes;
             counter "stored_bytes_total", "Bytes copied from GPUs" => stats.stored_bytes;
         };
-        let mut text = String::new();
-        for (name, kind, help, value) in rows {
+        let text = |(name, kind, help, value)| {
             let name = format!("egmem_kv_{name}");
-            // Writing to a string cannot fail.
-            let _ = writeln!(
-                text,
-                "# HELP {name} {help}\n# TYPE {name} {kind}\n{name}{labels} {value}"
-            );
-        }
-        text
+            format!("# HELP {name} {help}\n# TYPE {name} {kind}\n{name}{labels} {value}\n")
+        };
+        rows.map(text).concat()
     }
 }
 
 /// Returns labels in braces; nothing for none.
 fn labels_of(labels: &[(&str, &str)]) -> String {
-    let mut seen: Vec<String> = Vec::with_capacity(labels.len());
-    let mut text = String::new();
+    let mut texts: Vec<String> = Vec::with_capacity(labels.len());
     for (name, value) in labels {
-        let name = label_name(name);
-        if seen.contains(&name) {
-            continue;
+        let start = format!("{}=\"", label_name(name));
+        if !texts.iter().any(|text| text.starts_with(&start)) {
+            let value = value
+                .replace('\\', r"\\")
+                .replace('"', "\\\"")
+                .replace('\n', r"\n");
+            texts.push(format!("{start}{value}\""));
         }
-        text.push(if seen.is_empty() { '{' } else { ',' });
-        text += &name;
-        text += "=\"";
-        for character in value.chars() {
-            match character {
-                '\\' => text += r"\\",
-                '"' => text += r#"\""#,
-                '\n' => text += r"\n",
-                other => text.push(other),
-            }
-        }
-        text.push('"');
-        seen.push(name);
     }
-    if !text.is_empty() {
-        text.push('}');
+    match texts.is_empty() {
+        true => String::new(),
+        false => format!("{{{}}}", texts.join(",")),
     }
-    text
 }
 
 /// Returns a label's name with `_` for each character that is not allowed there, and before a digit at its beginning.

@@ -1,22 +1,18 @@
 //! Checksums of pages.
 
 use std::hash::Hasher;
-use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::thread;
 
 use twox_hash::XxHash3_64;
 
-use crate::memory::CpuView;
+use crate::memory::{CpuView, in_threads};
 use crate::page::PageId;
-use crate::{MemoryError, Result};
+use crate::{Error, MemoryError, Result};
 
 /// Of so many pages that are loaded [`Verify::Sample`] checks one.
 const SAMPLE: u64 = 16;
 /// The bytes that are read at a time, which stay in the CPU's first cache.
 const CHUNK: usize = 16 << 10;
-/// One thread per this many bytes: a start takes about a hundredth of the time of reading them.
-const BYTES_PER_THREAD: u64 = 8 << 20;
 /// So many threads read about as fast as a GPU copies over PCIe 5.
 const MOST_THREADS: usize = 8;
 
@@ -88,42 +84,22 @@ impl Checks {
 /// Returns the checksum of each page.
 ///
 /// # Errors
-/// Those of `view`; [`Failed`](MemoryError::Failed) if a thread ended without its sums.
+/// Those of `view`.
 pub(crate) fn sums<'a, P: Copy + Sync>(
     pages: &[P],
     view: impl Fn(P) -> Result<CpuView<'a>> + Sync,
 ) -> Result<Vec<u64>> {
-    let all = |part: &[P]| -> Result<Vec<u64>> {
-        part.iter().map(|&page| Ok(sum(&view(page)?)?)).collect()
-    };
+    let mut sums = vec![0; pages.len()];
     let Some(&first) = pages.first() else {
-        return Ok(Vec::new());
+        return Ok(sums);
     };
     let bytes = view(first)?.len().saturating_mul(pages.len() as u64);
-    let cpus = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    let threads = cpus
-        .min(MOST_THREADS)
-        .min((bytes / BYTES_PER_THREAD) as usize);
-    let mut parts = pages.chunks(pages.len().div_ceil(threads.max(1)));
-    // This thread's own part.
-    let own = parts.next().unwrap_or_default();
-    thread::scope(|scope| {
-        let start = |part| {
-            let thread = thread::Builder::new().spawn_scoped(scope, move || all(part));
-            (part, thread)
-        };
-        let others: Vec<_> = parts.map(start).collect();
-        let mut sums = all(own)?;
-        for (part, thread) in others {
-            sums.extend(match thread.map(|thread| thread.join()) {
-                Ok(Ok(sums)) => sums?,
-                Ok(Err(_)) => Err(MemoryError::failed("checking pages", "a thread panicked"))?,
-                // The system starts no further thread.
-                Err(_) => all(part)?,
-            });
-        }
-        Ok(sums)
-    })
+    let pairs = pages.iter().zip(&mut sums);
+    in_threads((bytes, MOST_THREADS), pairs, |(&page, found)| {
+        *found = sum(&view(page)?)?;
+        Ok::<_, Error>(())
+    })?;
+    Ok(sums)
 }
 
 /// Returns the XXH3 of a page, with 1 in place of 0: 0 stands for no checksum.

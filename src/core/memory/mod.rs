@@ -27,6 +27,7 @@ use crate::{Error, Result};
 
 pub use gpu::{expect_gpu_access, expect_no_cpu_fault};
 pub use grants::{GrantUse, GrantUses};
+pub use parallel::in_threads;
 
 /// Memory with an address in CUDA's unified address space.
 pub trait Memory: AccessChecks {

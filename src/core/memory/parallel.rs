@@ -201,49 +201,18 @@ impl ParallelCopy {
             let why = "0 threads cannot copy: ask for 1 or more";
             return Err(Error::invalid("threads", why));
         }
-        let useful = usize::try_from(bytes / BYTES_PER_THREAD).unwrap_or(usize::MAX);
-        Ok(self.threads.min(useful).max(1))
+        Ok(self.threads.min(useful_threads(bytes)))
     }
 
-    /// Does the work on all pieces, and returns when it is done.
     fn run<P>(
         &self,
         threads: usize,
         pieces: impl Iterator<Item = P> + Send,
         work: impl Fn(P) -> Result<()> + Sync,
     ) -> Result<()> {
-        let pieces = Mutex::new(pieces);
-        let result = Mutex::new(Ok(()));
-        let work_off = || {
-            loop {
-                // A separate statement, so that the lock is not held while this thread copies.
-                let Some(piece) = lock(&pieces).next() else {
-                    return;
-                };
-                if let Err(error) = work(piece) {
-                    *lock(&result) = Err(error);
-                    return;
-                }
-            }
-        };
         // The calling thread too: pages that it touches first lie on its node. The others start with its CPUs.
         let _bound = self.bind();
-        thread::scope(|scope| {
-            for _ in 1..threads {
-                let builder = thread::Builder::new()
-                    .name("egmem-copy".into())
-                    .stack_size(self.stack);
-                let started = builder.spawn_scoped(scope, work_off);
-                if let Err(error) = started {
-                    tracing::debug!(%error, "a thread for a copy cannot be started: fewer do the work");
-                    break;
-                }
-            }
-            work_off();
-        });
-        result
-            .into_inner()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
+        run((threads, self.stack), pieces, work)
     }
 
     /// Binds the calling thread to the CPUs.
@@ -255,6 +224,69 @@ impl ParallelCopy {
             .inspect_err(|error| tracing::debug!(%error, "the threads of a copy work unbound"))
             .ok()
     }
+}
+
+/// Calls `work` with each of `pieces`, which have `bytes` bytes in all: by the calling thread, and for 16 MiB or more by others too, in all
+/// one for each 8 MiB, and no more than `most` and than the process may run at once. Each takes the next piece when it has finished one; the
+/// others start and end within the call. After an error a thread takes no further piece.
+///
+/// # Errors
+/// One of `work`'s.
+///
+/// # Panics
+/// If `work` does.
+pub fn in_threads<P, E: Send>(
+    (bytes, most): (u64, usize),
+    pieces: impl Iterator<Item = P> + Send,
+    work: impl Fn(P) -> Result<(), E> + Sync,
+) -> Result<(), E> {
+    let threads = match useful_threads(bytes).min(most) {
+        // The question takes longer than the work may.
+        0 | 1 => 1,
+        useful => useful.min(ParallelCopy::new().threads),
+    };
+    run((threads, STACK), pieces, work)
+}
+
+fn useful_threads(bytes: u64) -> usize {
+    let useful = usize::try_from(bytes / BYTES_PER_THREAD);
+    useful.unwrap_or(usize::MAX).max(1)
+}
+
+/// Does the work on all pieces, by threads with some bytes of stack, and returns when it is done.
+fn run<P, E: Send>(
+    (threads, stack): (usize, usize),
+    pieces: impl Iterator<Item = P> + Send,
+    work: impl Fn(P) -> Result<(), E> + Sync,
+) -> Result<(), E> {
+    let pieces = Mutex::new(pieces);
+    let result = Mutex::new(Ok(()));
+    let work_off = || {
+        loop {
+            // A separate statement, so that the lock is not held while this thread works.
+            let Some(piece) = lock(&pieces).next() else {
+                return;
+            };
+            if let Err(error) = work(piece) {
+                *lock(&result) = Err(error);
+                return;
+            }
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 1..threads {
+            let builder = thread::Builder::new().name("egmem-copy".into());
+            let started = builder.stack_size(stack).spawn_scoped(scope, work_off);
+            if let Err(error) = started {
+                tracing::debug!(%error, "a thread for a copy cannot be started: fewer do the work");
+                break;
+            }
+        }
+        work_off();
+    });
+    result
+        .into_inner()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 /// Returns a part of a view, which the CPU may write.
