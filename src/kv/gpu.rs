@@ -75,28 +75,15 @@ impl GpuPages {
     where
         M: Memory + Send + Sync + 'static,
     {
-        let parts = parts.into_iter();
-        Self::over_any(
-            parts.map(|(memory, at)| (memory as Part, at)).collect(),
-            stride,
-            part_bytes,
-        )
-    }
-
-    /// As [`over`](Self::over), for parts in memory of several types.
-    ///
-    /// # Errors
-    /// As [`over`](Self::over).
-    pub fn over_any(parts: Vec<(Part, u64)>, stride: u64, part_bytes: u64) -> Result<Self> {
         let shape = PartShape {
             stride,
             bytes: part_bytes,
         };
-        let parts = parts.into_iter();
-        Self::over_parts(parts.map(|(memory, at)| (memory, at, shape)).collect())
+        let part = |(memory, at)| (memory as Part, at, shape);
+        Self::over_parts(parts.into_iter().map(part).collect())
     }
 
-    /// As [`over_any`](Self::over_any), for parts of different sizes: each part's memory, where in it the part
+    /// As [`over`](Self::over), for parts in memory of several types and of different sizes: each part's memory, where in it the part
     /// begins, in bytes, and its shape.
     ///
     /// # Errors

@@ -243,33 +243,29 @@ impl Tier {
     /// Returns the tier's counters and its present contents. All are 0 in a forked child.
     pub fn stats(&self) -> Stats {
         let growth = self.growth();
-        let stats = self.0.with(|table| {
-            table.sweep_if_due();
-            table.stats()
-        });
-        let mut stats = stats.unwrap_or_default();
+        let mut stats = self
+            .0
+            .with(|table| table.stats_of_living())
+            .unwrap_or_default();
         stats.growth = growth;
         stats
     }
 
-    /// As [`lookup`](Self::lookup), if that waits for nobody. Like the next two it is for the Python package, which then keeps the GIL.
-    #[doc(hidden)]
+    /// As [`lookup`](Self::lookup), for callers that must not wait, such as one with a lock of its own. `None` if another thread or process
+    /// has the tier's lock, if the table is to be repaired first, and in a forked child.
     pub fn try_lookup(&self, keys: &[Key]) -> Option<usize> {
         self.0.with_now(|table| table.lookup(keys))
     }
 
-    #[doc(hidden)]
+    /// As [`touch`](Self::touch), if that waits for nobody; `None` as for [`try_lookup`](Self::try_lookup).
     pub fn try_touch(&self, keys: &[Key]) -> Option<()> {
         self.0.with_now(|table| table.touch(keys))
     }
 
-    #[doc(hidden)]
+    /// As [`stats`](Self::stats), if that waits for nobody; `None` as for [`try_lookup`](Self::try_lookup).
     pub fn try_stats(&self) -> Option<Stats> {
         let growth = self.growth();
-        let mut stats = self.0.with_now(|table| {
-            table.sweep_if_due();
-            table.stats()
-        })?;
+        let mut stats = self.0.with_now(|table| table.stats_of_living())?;
         stats.growth = growth;
         Some(stats)
     }

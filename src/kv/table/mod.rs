@@ -279,6 +279,12 @@ impl<'a> Table<'a> {
         }
     }
 
+    /// Returns the counts, without what ended members had.
+    pub(crate) fn stats_of_living(&mut self) -> Stats {
+        self.sweep_if_due();
+        self.stats()
+    }
+
     /// Returns the counts. Of a tier of several groups, its pages are those of the extents that groups have now.
     pub(crate) fn stats(&self) -> Stats {
         let group =
