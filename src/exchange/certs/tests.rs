@@ -22,7 +22,8 @@ fn a_certificate_is_for_its_name_at_both_ends() {
     let node = authority.issue(&CertRequest::new("Node7.Cluster")).unwrap();
     let tls = tls(&authority, &node).unwrap();
     assert_eq!(tls.name().to_string(), "node7.cluster");
-    assert!(tls.server().is_ok() && tls.client().is_ok());
+    let tls = tls.loaded();
+    assert!(tls.server.is_ok() && tls.client.is_ok());
 }
 
 #[test]
@@ -125,9 +126,13 @@ fn what_is_wrong_with_a_certificate_is_said() {
     let new = CertRequest::new("a.b").from(now + day);
     let node = authority.issue(&CertRequest::new("a.b")).unwrap();
     for (authority, node, why) in [
-        (&authority, &authority.issue(&old).unwrap(), "has expired"),
+        (
+            &authority,
+            &authority.issue(&old).unwrap(),
+            "certificate expired",
+        ),
         (&authority, &authority.issue(&new).unwrap(), "not valid yet"),
-        (&other, &node, "not of the authority"),
+        (&other, &node, "not trusted here"),
     ] {
         let error = tls(authority, node).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");
@@ -148,10 +153,11 @@ fn a_certificate_for_one_end_is_none_for_the_other() {
             .issue(&CertRequest::new("a.b").usage(usage))
             .unwrap()
     };
-    let server = tls(&authority, &issue(Usage::Server)).unwrap();
-    assert!(server.server().is_ok() && server.client().is_err());
-    let client = tls(&authority, &issue(Usage::Client)).unwrap();
-    assert!(client.server().is_err() && client.client().is_ok());
+    let loaded = |usage| tls(&authority, &issue(usage)).unwrap().loaded();
+    let server = loaded(Usage::Server);
+    assert!(server.server.is_ok() && server.client.is_err());
+    let client = loaded(Usage::Client);
+    assert!(client.server.is_err() && client.client.is_ok());
 }
 
 #[test]

@@ -5,51 +5,46 @@ use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use rustls::crypto::CryptoProvider;
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
-use rustls::{ClientConfig, RootCertStore, ServerConfig, client, version::TLS13};
+use rustls::{CertificateError, ClientConfig, RootCertStore, ServerConfig, client, version::TLS13};
 use rustls_pki_types::pem::PemObject;
-use rustls_pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer, UnixTime};
+use rustls_pki_types::{CertificateRevocationListDer, PrivateKeyDer, UnixTime};
+use webpki::UnknownStatusPolicy;
 use zeroize::{Zeroize, Zeroizing};
 
-use super::peer_name::peer_name;
-use super::trust::{End, Trust};
-use crate::{Error, PeerName, Result};
-
-/// The protocol's name for TLS's application-layer protocol negotiation (RFC 7301).
-pub(super) const ALPN: &[u8] = b"egmem/1";
+use super::trust::{ALPN, End, Loaded, Trust, fault, peer_name};
+use super::{TlsFiles, TlsPem};
+use crate::{Error, Result};
 
 /// Larger than any such file.
 const MAX_FILE: u64 = 4 << 20;
 
-/// PEM texts, and their names for errors.
-pub(super) struct Texts<'a> {
-    pub ca: (&'a str, &'a [u8]),
-    pub cert: (&'a str, &'a [u8]),
-    pub key: (&'a str, &'a [u8]),
-    pub crl: Option<(&'a str, &'a [u8])>,
-}
-
-/// The configuration of a process as server and client.
-#[derive(Debug)]
-pub(super) struct Loaded {
-    /// `Err` if the certificate is not for servers.
-    pub server: Result<Arc<ServerConfig>>,
-    /// `Err` if it is not for clients.
-    pub client: Result<Arc<ClientConfig>>,
-    pub name: PeerName,
-    pub trust: Arc<Trust>,
-    /// The process's own certificate.
-    pub own: Arc<[u8]>,
-    /// Counts the loads of a [`Tls`](super::Tls).
-    pub number: u64,
+/// Loads files.
+pub(super) fn files(files: &TlsFiles) -> Result<Loaded> {
+    let (ca, cert) = (read(&files.ca, false)?, read(&files.cert, false)?);
+    let key = read(&files.key, true)?;
+    let crl = files
+        .crl
+        .as_ref()
+        .map(|path| read(path, false))
+        .transpose()?;
+    let crl_path = files.crl.as_ref().unwrap_or(&files.ca);
+    let names =
+        [&files.ca, &files.cert, &files.key, crl_path].map(|path| path.display().to_string());
+    let pem = TlsPem {
+        ca: &ca,
+        cert: &cert,
+        key: &key,
+        crl: crl.as_ref().map(|text| &text[..]),
+    };
+    texts(pem, names.each_ref().map(String::as_str))
 }
 
 /// Reads a file's bytes, which are wiped when dropped.
-pub(super) fn read(path: &Path, secret: bool) -> Result<Zeroizing<Vec<u8>>> {
+fn read(path: &Path, secret: bool) -> Result<Zeroizing<Vec<u8>>> {
     let what = path.display().to_string();
     let failed = |error: std::io::Error| Error::tls(&what, error);
     let file = File::open(path).map_err(failed)?;
@@ -73,42 +68,47 @@ pub(super) fn read(path: &Path, secret: bool) -> Result<Zeroizing<Vec<u8>>> {
     Ok(bytes)
 }
 
-/// Reads all objects of a kind from a text, which has at least one.
-fn all<T: PemObject>((what, text): (&str, &[u8]), kind: &str) -> Result<Vec<T>> {
-    let list: Result<Vec<T>, _> = T::pem_slice_iter(text).collect();
-    let list = list.map_err(|error| Error::tls(what, error))?;
-    match list.is_empty() {
-        true => Err(Error::tls(what, format!("there is no {kind} in it"))),
-        false => Ok(list),
-    }
-}
-
-pub(super) fn build(texts: &Texts<'_>) -> Result<Loaded> {
+/// Loads texts; `names` are theirs in errors: authority, certificate, key, revocation lists.
+pub(super) fn texts(pem: TlsPem<'_>, names: [&str; 4]) -> Result<Loaded> {
+    let [ca, cert, _, crl] = names;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut roots = RootCertStore::empty();
-    for root in all::<CertificateDer<'static>>(texts.ca, "certificate")? {
-        roots
-            .add(root)
-            .map_err(|error| Error::tls(texts.ca.0, error))?;
+    for root in all(ca, pem.ca, "certificate")? {
+        roots.add(root).map_err(|error| Error::tls(ca, error))?;
     }
-    let crls = texts.crl.map(|crl| all(crl, "revocation list"));
-    let crls: Vec<CertificateRevocationListDer<'static>> = crls.transpose()?.unwrap_or_default();
-    let key = certified(texts, &provider)?;
     let roots = Arc::new(roots);
-    let what = texts.crl.map_or(texts.ca.0, |(what, _)| what);
+    let crls: Vec<CertificateRevocationListDer<'static>> = match pem.crl {
+        Some(text) => all(crl, text, "revocation list")?,
+        None => Vec::new(),
+    };
+    // What a fault of the verifiers is in.
+    let what = if pem.crl.is_some() { crl } else { ca };
+    let key = certified(&pem, names, &provider)?;
     let trust = Trust::new(roots.clone(), &crls).map_err(|error| Error::tls(what, error))?;
-    let (serves, dials) = usages(texts, &key, &trust);
-    let name = peer_name(key.cert.first()).map_err(|why| Error::tls(texts.cert.0, why))?;
+    // Whether peers that trust the same authority and have the same lists would accept this certificate at that end.
+    // The lists may cover other authorities only.
+    let usable = |end| {
+        let now = UnixTime::now();
+        let verified = trust.verify(&key.cert, end, now, UnknownStatusPolicy::Allow);
+        verified.map_err(|error| match error {
+            CertificateError::ExpiredRevocationListContext { .. } => {
+                Error::tls(crl, fault(&error).1)
+            }
+            error => Error::tls(cert, fault(&error).1),
+        })
+    };
+    let (serves, dials) = (usable(End::Server), usable(End::Client));
+    let name = peer_name(key.cert.first()).map_err(|why| Error::tls(cert, why))?;
     let own = key.cert.first().map(|der| Arc::from(&der[..]));
     let ends = Ends {
         provider,
         roots,
         crls,
         resolver: Arc::new(SingleCertAndKey::from(key)),
-        what,
     };
-    let server = serves.and_then(|()| ends.server());
-    let client = dials.and_then(|()| ends.client());
+    let faulty = |error| Error::tls(what, error);
+    let server = serves.and_then(|()| ends.server().map_err(faulty));
+    let client = dials.and_then(|()| ends.client().map_err(faulty));
     // A fault of the texts affects both; a certificate for one end only is kept.
     if let (Err(error), Err(_)) = (&server, &client) {
         return Err(error.clone());
@@ -123,28 +123,59 @@ pub(super) fn build(texts: &Texts<'_>) -> Result<Loaded> {
     })
 }
 
+/// Reads all objects of a kind from a text, which has at least one.
+fn all<T: PemObject>(what: &str, text: &[u8], kind: &str) -> Result<Vec<T>> {
+    let list: Result<Vec<T>, _> = T::pem_slice_iter(text).collect();
+    let list = list.map_err(|error| Error::tls(what, error))?;
+    if list.is_empty() {
+        return Err(Error::tls(what, format!("there is no {kind} in it")));
+    }
+    Ok(list)
+}
+
+fn certified(
+    pem: &TlsPem<'_>,
+    [_, cert, key, _]: [&str; 4],
+    provider: &CryptoProvider,
+) -> Result<CertifiedKey> {
+    use rustls::{Error as Tls, InconsistentKeys};
+    let chain = all(cert, pem.cert, "certificate")?;
+    let mut private =
+        PrivateKeyDer::from_pem_slice(pem.key).map_err(|error| Error::tls(key, error))?;
+    let signing = provider.key_provider.load_private_key(private.clone_key());
+    private.zeroize();
+    let signing = signing.map_err(|error| Error::tls(key, error))?;
+    let certified = CertifiedKey::new(chain, signing);
+    match certified.keys_match() {
+        Ok(()) => Ok(certified),
+        Err(Tls::InconsistentKeys(InconsistentKeys::KeyMismatch)) => Err(Error::tls(
+            key,
+            format!("the key is not that of the certificate in {cert}"),
+        )),
+        Err(error) => Err(Error::tls(cert, error)),
+    }
+}
+
 /// The common parts of both ends' configurations.
-struct Ends<'a> {
+struct Ends {
     provider: Arc<CryptoProvider>,
     roots: Arc<RootCertStore>,
     /// Without revocation lists, none is consulted.
     crls: Vec<CertificateRevocationListDer<'static>>,
     resolver: Arc<SingleCertAndKey>,
-    /// The text that a fault of the verifier is in.
-    what: &'a str,
 }
 
-impl Ends<'_> {
-    fn server(&self) -> Result<Arc<ServerConfig>> {
+type Built<T> = Result<Arc<T>, Box<dyn std::error::Error>>;
+
+impl Ends {
+    fn server(&self) -> Built<ServerConfig> {
         let (roots, provider) = (Arc::clone(&self.roots), Arc::clone(&self.provider));
         let verifier = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider))
             .with_crls(self.crls.clone())
             .enforce_revocation_expiration()
-            .build()
-            .map_err(|error| Error::tls(self.what, error))?;
+            .build()?;
         let mut config = ServerConfig::builder_with_provider(provider)
-            .with_protocol_versions(&[&TLS13])
-            .map_err(|error| Error::tls("TLS 1.3", error))?
+            .with_protocol_versions(&[&TLS13])?
             .with_client_cert_verifier(verifier)
             .with_cert_resolver(self.resolver.clone());
         config.alpn_protocols = vec![ALPN.to_vec()];
@@ -156,18 +187,15 @@ impl Ends<'_> {
         Ok(Arc::new(config))
     }
 
-    fn client(&self) -> Result<Arc<ClientConfig>> {
+    fn client(&self) -> Built<ClientConfig> {
         let (roots, provider) = (Arc::clone(&self.roots), Arc::clone(&self.provider));
-        let builder =
-            client::WebPkiServerVerifier::builder_with_provider(roots, Arc::clone(&provider));
-        let verifier = builder
-            .with_crls(self.crls.clone())
-            .enforce_revocation_expiration()
-            .build()
-            .map_err(|error| Error::tls(self.what, error))?;
+        let verifier =
+            client::WebPkiServerVerifier::builder_with_provider(roots, Arc::clone(&provider))
+                .with_crls(self.crls.clone())
+                .enforce_revocation_expiration()
+                .build()?;
         let mut config = ClientConfig::builder_with_provider(provider)
-            .with_protocol_versions(&[&TLS13])
-            .map_err(|error| Error::tls("TLS 1.3", error))?
+            .with_protocol_versions(&[&TLS13])?
             .with_webpki_verifier(verifier)
             .with_client_cert_resolver(self.resolver.clone());
         config.alpn_protocols = vec![ALPN.to_vec()];
@@ -175,59 +203,4 @@ impl Ends<'_> {
         config.enable_early_data = false;
         Ok(Arc::new(config))
     }
-}
-
-fn certified(texts: &Texts<'_>, provider: &CryptoProvider) -> Result<CertifiedKey> {
-    use rustls::{Error as Tls, InconsistentKeys};
-    let chain = all(texts.cert, "certificate")?;
-    let (what, text) = texts.key;
-    let mut key = PrivateKeyDer::from_pem_slice(text).map_err(|error| Error::tls(what, error))?;
-    let signing = provider.key_provider.load_private_key(key.clone_key());
-    key.zeroize();
-    let signing = signing.map_err(|error| Error::tls(what, error))?;
-    let certified = CertifiedKey::new(chain, signing);
-    match certified.keys_match() {
-        Ok(()) => Ok(certified),
-        Err(Tls::InconsistentKeys(InconsistentKeys::KeyMismatch)) => Err(Error::tls(
-            what,
-            format!("the key is not that of the certificate in {}", texts.cert.0),
-        )),
-        Err(error) => Err(Error::tls(texts.cert.0, error)),
-    }
-}
-
-/// Returns whether peers that trust the same authority and have the same revocation lists would accept this
-/// process's own certificate for a server, and for a client.
-fn usages(texts: &Texts<'_>, key: &CertifiedKey, trust: &Trust) -> (Result<()>, Result<()>) {
-    let bad = |error: webpki::Error| {
-        use webpki::Error as Bad;
-        let detail = match error {
-            Bad::CertExpired { .. } => "the certificate has expired".into(),
-            Bad::CertNotValidYet { .. } => "the certificate is not valid yet".into(),
-            Bad::CertRevoked => "the certificate is revoked".into(),
-            Bad::CrlExpired { time, next_update } => {
-                let late = time.as_secs().saturating_sub(next_update.as_secs());
-                let what = texts.crl.map_or("revocation list", |(what, _)| what);
-                let late = Duration::from_secs(late);
-                let why = format!("the revocation list is {late:?} past its next update; renew it");
-                return Error::tls(what, why);
-            }
-            Bad::UnknownIssuer | Bad::InvalidSignatureForPublicKey => {
-                format!("the certificate is not of the authority in {}", texts.ca.0)
-            }
-            Bad::RequiredEkuNotFoundContext(_) => {
-                "the certificate is not for this end of a connection".into()
-            }
-            other => other.to_string(),
-        };
-        Error::tls(texts.cert.0, detail)
-    };
-    let check = |end| {
-        // The lists may cover other authorities only.
-        let unknown = webpki::UnknownStatusPolicy::Allow;
-        trust
-            .verify(&key.cert, end, UnixTime::now(), unknown)
-            .map_err(bad)
-    };
-    (check(End::Server), check(End::Client))
 }

@@ -3,10 +3,7 @@
 //! Only TLS 1.3 (RFC 8446), with certificates at both ends, no resumption and no early data, so that nothing
 //! can be replayed. Cryptography is ring's.
 
-mod fault;
 mod load;
-mod peer_name;
-mod spiffe;
 #[cfg(test)]
 mod tests;
 mod trust;
@@ -16,16 +13,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use rustls::{ClientConfig, CommonState, ServerConfig};
+use rustls::ClientConfig;
 use rustls_pki_types::ServerName;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-pub(crate) use fault::explain;
-pub(crate) use trust::{Basis, Credential, End};
+pub(crate) use trust::{Credential, End, Loaded, explain};
 
-use crate::{Distrust, Error, PeerName, Result};
-use load::{ALPN, Loaded, Texts};
+use crate::{Error, PeerName, Result};
+use trust::SpiffeVerifier;
 
 /// How often the wall clock is read to find expired certificates: timers do not run while the machine is
 /// suspended, and the clock may be set.
@@ -86,7 +82,7 @@ impl Tls {
     /// certificate, the certificate has expired, is not valid yet, is not signed by the authority, or has no
     /// name; the revocation list is past its next update, or the certificate is on it.
     pub fn load(files: TlsFiles) -> Result<Self> {
-        let loaded = from_files(&files)?;
+        let loaded = load::files(&files)?;
         Ok(Self::new(Some(files), loaded))
     }
 
@@ -95,7 +91,7 @@ impl Tls {
     /// # Errors
     /// As [`load`](Self::load).
     pub fn from_pem(pem: TlsPem<'_>) -> Result<Self> {
-        Ok(Self::new(None, from_texts(&pem)?))
+        Ok(Self::new(None, load::texts(pem, NAMES)?))
     }
 
     fn new(files: Option<TlsFiles>, loaded: Loaded) -> Self {
@@ -118,7 +114,7 @@ impl Tls {
     pub fn reload(&self) -> Result<()> {
         let files = self.shared.files.as_ref();
         let files = files.ok_or_else(|| Error::invalid("TLS", "not loaded from files"))?;
-        self.put(from_files(files)?);
+        self.put(load::files(files)?);
         Ok(())
     }
 
@@ -127,7 +123,7 @@ impl Tls {
     /// # Errors
     /// As [`load`](Self::load), and the certificates loaded before stay.
     pub fn reload_pem(&self, pem: TlsPem<'_>) -> Result<()> {
-        self.put(from_texts(&pem)?);
+        self.put(load::texts(pem, NAMES)?);
         Ok(())
     }
 
@@ -137,19 +133,21 @@ impl Tls {
     /// # Errors
     /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for a text that is neither.
     pub fn expect_peer(mut self, name: &str) -> Result<Self> {
-        self.expect = Some(match name.starts_with("spiffe:") {
-            true => PeerName::spiffe(name)?,
-            false => PeerName::certificate(name)?,
+        self.expect = Some(if name.starts_with("spiffe:") {
+            PeerName::spiffe(name)?
+        } else {
+            PeerName::certificate(name)?
         });
         Ok(self)
     }
 
     /// Returns the name by which peers know this process.
     pub fn name(&self) -> PeerName {
-        self.get().name.clone()
+        self.loaded().name.clone()
     }
 
-    fn get(&self) -> Arc<Loaded> {
+    /// Returns what is loaded now.
+    pub(crate) fn loaded(&self) -> Arc<Loaded> {
         Arc::clone(&self.shared.loaded.borrow())
     }
 
@@ -158,16 +156,6 @@ impl Tls {
             loaded.number = place.number + 1;
             *place = Arc::new(loaded);
         });
-    }
-
-    /// Identifies the certificates loaded now. Read before a handshake's configuration, so that a reload in between
-    /// is noticed.
-    pub(crate) fn basis(&self) -> Basis {
-        let loaded = self.shared.loaded.borrow();
-        Basis {
-            number: loaded.number,
-            own: Arc::clone(&loaded.own),
-        }
     }
 
     /// Returns a receiver of reloads.
@@ -181,28 +169,28 @@ impl Tls {
     /// # Errors
     /// The reason why it is no longer trusted.
     pub(crate) fn check(&self, peer: &mut Credential, now: SystemTime) -> Result<(), String> {
-        let loaded = self.get();
-        peer.check(&loaded.trust, loaded.number, now)
+        peer.check(&self.loaded(), now)
     }
 
     /// Returns whether this process presents another certificate now than in the handshake.
     pub(crate) fn is_renewed(&self, since: &Credential) -> bool {
-        self.shared.loaded.borrow().own != since.basis.own
-    }
-
-    /// Returns the configuration for one connection of a server.
-    pub(crate) fn server(&self) -> Result<Arc<ServerConfig>> {
-        self.get().server.clone()
+        self.loaded().own != since.own
     }
 
     /// Returns the configuration for one connection of a client.
-    pub(crate) fn client(&self) -> Result<Arc<ClientConfig>> {
-        let loaded = self.get();
-        let config = loaded.client.clone()?;
-        Ok(match &self.expect {
-            Some(id @ PeerName::Spiffe(_)) => spiffe::expecting(&config, id, &loaded.trust),
-            _ => config,
-        })
+    pub(crate) fn client(&self, loaded: &Loaded) -> Result<Arc<ClientConfig>> {
+        let mut config = loaded.client.clone()?;
+        if let Some(id @ PeerName::Spiffe(_)) = &self.expect {
+            let config = Arc::make_mut(&mut config);
+            let verifier = SpiffeVerifier {
+                id: id.clone(),
+                trust: Arc::clone(&loaded.trust),
+                algorithms: config.crypto_provider().signature_verification_algorithms,
+            };
+            let mut dangerous = config.dangerous();
+            dangerous.set_certificate_verifier(Arc::new(verifier));
+        }
+        Ok(config)
     }
 
     /// Returns the name that the certificate of the server at `host` must have, unless a SPIFFE id is
@@ -220,7 +208,7 @@ impl Tls {
 impl fmt::Debug for Tls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Tls")
-            .field("name", &self.get().name.to_string())
+            .field("name", &self.loaded().name.to_string())
             .field("files", &self.shared.files)
             .field("expect", &self.expect)
             .finish_non_exhaustive()
@@ -233,31 +221,8 @@ impl fmt::Debug for TlsPem<'_> {
     }
 }
 
-fn from_files(files: &TlsFiles) -> Result<Loaded> {
-    let shown = |path: &PathBuf| path.display().to_string();
-    let ca = load::read(&files.ca, false)?;
-    let cert = load::read(&files.cert, false)?;
-    let key = load::read(&files.key, true)?;
-    let crl = match &files.crl {
-        Some(path) => Some((shown(path), load::read(path, false)?)),
-        None => None,
-    };
-    load::build(&Texts {
-        ca: (&shown(&files.ca), &ca),
-        cert: (&shown(&files.cert), &cert),
-        key: (&shown(&files.key), &key),
-        crl: crl.as_ref().map(|(what, text)| (what.as_str(), &text[..])),
-    })
-}
-
-fn from_texts(pem: &TlsPem<'_>) -> Result<Loaded> {
-    load::build(&Texts {
-        ca: ("authority", pem.ca),
-        cert: ("certificate", pem.cert),
-        key: ("key", pem.key),
-        crl: pem.crl.map(|text| ("revocation list", text)),
-    })
-}
+/// What errors call the texts of a [`TlsPem`].
+const NAMES: [&str; 4] = ["authority", "certificate", "key", "revocation list"];
 
 /// Waits for reloads of a [`Tls`].
 #[derive(Debug)]
@@ -282,24 +247,4 @@ impl Reloads {
             None => std::future::pending().await,
         }
     }
-}
-
-/// Returns the peer that a finished handshake has authenticated at that end, and its certificates.
-///
-/// # Errors
-/// [`NotTrusted`](crate::ShareError::NotTrusted) for a certificate without a name or a chain that is too long,
-/// [`Protocol`](crate::ShareError::Protocol) for a peer that has not agreed on this protocol.
-pub(crate) fn proved(
-    peer: &str,
-    state: &CommonState,
-    end: End,
-    basis: Basis,
-) -> Result<(PeerName, Credential)> {
-    if state.alpn_protocol() != Some(ALPN) {
-        return Err(Error::protocol(peer, "no agreement on egmem/1 in TLS"));
-    }
-    let chain = state.peer_certificates().unwrap_or_default();
-    peer_name::peer_name(chain.first())
-        .and_then(|name| Ok((name, Credential::new(chain, end, basis)?)))
-        .map_err(|why| Error::not_trusted(peer, Distrust::Certificate, why))
 }

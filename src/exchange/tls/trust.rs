@@ -1,18 +1,25 @@
-//! Verified peers: stores the certificates of a handshake, so that they can be verified again.
+//! Verifies peers' certificates: in handshakes, and again while a session lasts.
 
-use std::fmt;
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use rustls::RootCertStore;
-use rustls_pki_types::{CertificateDer, CertificateRevocationListDer, UnixTime};
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{WebPkiSupportedAlgorithms, verify_tls13_signature};
+use rustls::{
+    AlertDescription, CertificateError, ClientConfig, CommonState, DigitallySignedStruct,
+    InvalidMessage, OtherError, RootCertStore, ServerConfig, SignatureScheme,
+};
+use rustls_pki_types::{CertificateDer, CertificateRevocationListDer, ServerName, UnixTime};
 use webpki::{
     CertRevocationList, EndEntityCert, ExpirationPolicy, KeyUsage, OwnedCertRevocationList,
-    RevocationCheckDepth, RevocationOptions, RevocationOptionsBuilder, UnknownStatusPolicy,
+    RevocationCheckDepth, RevocationOptionsBuilder, UnknownStatusPolicy,
 };
 
-use super::fault::{certificate, of_webpki};
+use crate::{Distrust, Error, PeerName, Result};
 
+/// The protocol's name for TLS's application-layer protocol negotiation (RFC 7301).
+pub(super) const ALPN: &[u8] = b"egmem/1";
 /// The longest certificate chain of a peer in bytes: a server keeps it for each session.
 pub(super) const MAX_CHAIN: usize = 16 << 10;
 
@@ -23,16 +30,23 @@ pub(crate) enum End {
     Client,
 }
 
-impl End {
-    fn usage(self) -> KeyUsage {
-        match self {
-            Self::Server => KeyUsage::server_auth(),
-            Self::Client => KeyUsage::client_auth(),
-        }
-    }
+/// The configuration of a process as server and client.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    /// `Err` if the certificate is not for servers.
+    pub(crate) server: Result<Arc<ServerConfig>>,
+    /// `Err` if it is not for clients.
+    pub(crate) client: Result<Arc<ClientConfig>>,
+    pub(super) name: PeerName,
+    pub(super) trust: Arc<Trust>,
+    /// The process's own certificate.
+    pub(super) own: Arc<[u8]>,
+    /// Counts the loads of a [`Tls`](super::Tls).
+    pub(super) number: u64,
 }
 
 /// The authorities and revocation lists that peers are verified against.
+#[derive(Debug)]
 pub(super) struct Trust {
     pub roots: Arc<RootCertStore>,
     crls: Vec<CertRevocationList<'static>>,
@@ -48,62 +62,225 @@ impl Trust {
         let parse = |der: &CertificateRevocationListDer<'_>| {
             OwnedCertRevocationList::from_der(der).map(CertRevocationList::Owned)
         };
-        Ok(Self {
-            roots,
-            crls: crls.iter().map(parse).collect::<Result<_, _>>()?,
-        })
+        let crls = crls.iter().map(parse).collect::<Result<_, _>>()?;
+        Ok(Self { roots, crls })
     }
 
-    /// Verifies a chain at a time. With revocation lists, `unknown` decides about certificates that no list
-    /// covers.
+    /// Verifies a chain at a time, as rustls does in a handshake: all of it, and no list past its next update. With
+    /// revocation lists, `unknown` decides about certificates that no list covers.
     pub fn verify(
         &self,
         chain: &[CertificateDer<'_>],
         end: End,
         at: UnixTime,
         unknown: UnknownStatusPolicy,
-    ) -> Result<(), webpki::Error> {
-        let (own, between) = chain.split_first().ok_or(webpki::Error::BadDer)?;
+    ) -> Result<(), CertificateError> {
+        let (own, between) = chain.split_first().ok_or(CertificateError::BadEncoding)?;
         let crls: Vec<_> = self.crls.iter().collect();
-        EndEntityCert::try_from(own)?
-            .verify_for_usage(
-                webpki::ALL_VERIFICATION_ALGS,
-                &self.roots.roots,
-                between,
-                at,
-                end.usage(),
-                revocation(&crls, unknown),
-                None,
-            )
-            .map(|_| ())
+        // Without lists the builder fails, and none is consulted.
+        let revocation = RevocationOptionsBuilder::new(&crls).ok().map(|builder| {
+            builder
+                .with_depth(RevocationCheckDepth::Chain)
+                .with_status_policy(unknown)
+                .with_expiration_policy(ExpirationPolicy::Enforce)
+                .build()
+        });
+        let usage = match end {
+            End::Server => KeyUsage::server_auth(),
+            End::Client => KeyUsage::client_auth(),
+        };
+        let (algorithms, roots) = (webpki::ALL_VERIFICATION_ALGS, &self.roots.roots);
+        EndEntityCert::try_from(own)
+            .and_then(|own| {
+                own.verify_for_usage(algorithms, roots, between, at, usage, revocation, None)
+                    .map(|_| ())
+            })
+            .map_err(of_webpki)
     }
 }
 
-/// As rustls does in a handshake: the whole chain, and no list past its next update.
-fn revocation<'a>(
-    crls: &'a [&'a CertRevocationList<'a>],
-    unknown: UnknownStatusPolicy,
-) -> Option<RevocationOptions<'a>> {
-    // Without lists the builder fails, and none is consulted.
-    let builder = RevocationOptionsBuilder::new(crls).ok()?;
-    let options = builder
-        .with_depth(RevocationCheckDepth::Chain)
-        .with_status_policy(unknown)
-        .with_expiration_policy(ExpirationPolicy::Enforce)
-        .build();
-    Some(options)
+/// Converts webpki's error as rustls does, which has no public function for it.
+fn of_webpki(error: webpki::Error) -> CertificateError {
+    use webpki::Error as Bad;
+    match error {
+        Bad::CertExpired { time, not_after } => {
+            CertificateError::ExpiredContext { time, not_after }
+        }
+        Bad::CertNotValidYet { time, not_before } => {
+            CertificateError::NotValidYetContext { time, not_before }
+        }
+        Bad::CrlExpired { time, next_update } => {
+            CertificateError::ExpiredRevocationListContext { time, next_update }
+        }
+        Bad::CertRevoked => CertificateError::Revoked,
+        Bad::UnknownIssuer => CertificateError::UnknownIssuer,
+        Bad::InvalidSignatureForPublicKey => CertificateError::BadSignature,
+        Bad::UnknownRevocationStatus => CertificateError::UnknownRevocationStatus,
+        Bad::RequiredEkuNotFoundContext(_) => CertificateError::InvalidPurpose,
+        other => CertificateError::Other(OtherError(Arc::new(other))),
+    }
 }
 
-impl fmt::Debug for Trust {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Trust")
-            .field("roots", &self.roots.len())
-            .field("revocation lists", &self.crls.len())
-            .finish()
+/// Returns the fault of a certificate, as a code for programs and in rustls' words.
+pub(super) fn fault(reason: &CertificateError) -> (Distrust, String) {
+    use CertificateError as Bad;
+    let (cause, hint) = match reason {
+        Bad::Expired | Bad::ExpiredContext { .. } => (Distrust::Validity, ""),
+        Bad::NotValidYet | Bad::NotValidYetContext { .. } => (Distrust::Validity, ""),
+        Bad::Revoked => (Distrust::Revoked, ": its certificate is revoked"),
+        Bad::UnknownIssuer | Bad::BadSignature => {
+            let hint = ": its certificate is from an authority that is not trusted here";
+            (Distrust::Authority, hint)
+        }
+        Bad::UnknownRevocationStatus => {
+            let hint = ": no revocation list here is of its certificate's authority";
+            (Distrust::RevocationList, hint)
+        }
+        Bad::ExpiredRevocationList | Bad::ExpiredRevocationListContext { .. } => {
+            (Distrust::RevocationList, "")
+        }
+        Bad::NotValidForName | Bad::NotValidForNameContext { .. } => (Distrust::Name, ""),
+        Bad::Other(other) if other.0.is::<OtherName>() => {
+            return (Distrust::Name, other.to_string());
+        }
+        _ => (Distrust::Certificate, ""),
+    };
+    (cause, format!("{reason}{hint}"))
+}
+
+/// Converts a connection's I/O error: to TLS's own error, if it contains one. In TLS 1.3 a client learns only after its
+/// own part of the handshake, when it reads, that the server refuses its certificate.
+pub(crate) fn explain(peer: &str, doing: &str, error: &io::Error) -> Error {
+    use rustls::Error as Tls;
+    let inner = error.get_ref().and_then(|inner| inner.downcast_ref());
+    let Some(error) = inner else {
+        return Error::peer_lost(peer, format!("{doing}: {error}"));
+    };
+    let (cause, why) = match error {
+        Tls::InvalidCertificate(reason) => fault(reason),
+        Tls::NoCertificatesPresented | Tls::PeerIncompatible(_) | Tls::NoApplicationProtocol => {
+            (Distrust::Certificate, error.to_string())
+        }
+        Tls::AlertReceived(alert) if is_about_trust(*alert) => {
+            let why = format!("it does not trust this process: {error}");
+            (Distrust::ByPeer, why)
+        }
+        Tls::InvalidMessage(InvalidMessage::InvalidContentType) => {
+            let peer = peer.into();
+            return Error::TlsAtOneEnd { peer, here: true };
+        }
+        _ => return Error::protocol(peer, format!("TLS: {error}")),
+    };
+    Error::not_trusted(peer, cause, why)
+}
+
+/// Returns whether a peer's alert is about this process's certificate or about TLS's version, ciphers or protocol.
+fn is_about_trust(alert: AlertDescription) -> bool {
+    use AlertDescription as Alert;
+    matches!(
+        alert,
+        Alert::CertificateExpired
+            | Alert::CertificateRevoked
+            | Alert::CertificateUnknown
+            | Alert::UnknownCA
+            | Alert::CertificateRequired
+            | Alert::NoCertificate
+            | Alert::UnsupportedCertificate
+            | Alert::BadCertificate
+            | Alert::DecryptError
+            | Alert::AccessDenied
+            | Alert::ProtocolVersion
+            | Alert::HandshakeFailure
+            | Alert::InsufficientSecurity
+            | Alert::NoApplicationProtocol
+    )
+}
+
+/// Returns the name of a peer with this certificate: its SPIFFE id, or else its first DNS name.
+pub(super) fn peer_name(certificate: Option<&CertificateDer<'_>>) -> Result<PeerName, String> {
+    let der = certificate.ok_or("there is no certificate")?;
+    let end = EndEntityCert::try_from(der)
+        .map_err(|error| format!("the certificate cannot be read: {error}"))?;
+    let is_spiffe = |uri: &&str| {
+        let scheme = uri.get(..7);
+        scheme.is_some_and(|scheme| scheme.eq_ignore_ascii_case("spiffe:"))
+    };
+    if let Some(id) = end.valid_uri_names().find(is_spiffe) {
+        // X.509-SVID, section 2: exactly one URI.
+        if end.valid_uri_names().count() > 1 {
+            return Err("the certificate has a SPIFFE id and further URIs".into());
+        }
+        return PeerName::spiffe(id)
+            .map_err(|error| format!("the certificate's URI is not a peer name: {error}"));
+    }
+    let first = end.valid_dns_names().next();
+    let name = first.ok_or(
+        "the certificate has neither a SPIFFE id nor a DNS name, which would be its peer name",
+    )?;
+    PeerName::certificate(name)
+        .map_err(|error| format!("the certificate's first DNS name is not a peer name: {error}"))
+}
+
+/// Verifies a server's chain like rustls, and a SPIFFE id instead of the host name, at any address.
+#[derive(Debug)]
+pub(super) struct SpiffeVerifier {
+    pub id: PeerName,
+    pub trust: Arc<Trust>,
+    pub algorithms: WebPkiSupportedAlgorithms,
+}
+
+/// The server has another name than the expected SPIFFE id.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct OtherName(String);
+
+impl ServerCertVerifier for SpiffeVerifier {
+    fn verify_server_cert(
+        &self,
+        own: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        let chain: Vec<_> = [own].into_iter().chain(intermediates).cloned().collect();
+        let unknown = UnknownStatusPolicy::Deny;
+        self.trust.verify(&chain, End::Server, now, unknown)?;
+        match peer_name(Some(own)) {
+            Ok(name) if name == self.id => Ok(ServerCertVerified::assertion()),
+            Ok(name) => {
+                let why = format!("its certificate is for {name}, not for {}", self.id);
+                Err(CertificateError::Other(OtherError(Arc::new(OtherName(why)))).into())
+            }
+            Err(_) => Err(CertificateError::NotValidForName.into()),
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Err(rustls::Error::General("TLS 1.2 is not spoken".into()))
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, certificate, signed, &self.algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.algorithms.supported_schemes()
     }
 }
 
 /// The certificates that a handshake has verified.
+#[derive(Debug)]
 pub(crate) struct Credential {
     chain: Vec<CertificateDer<'static>>,
     end: End,
@@ -111,39 +288,45 @@ pub(crate) struct Credential {
     expiries: Vec<SystemTime>,
     /// When the next certificate expires. Set to the first one, so that one that has expired already is found.
     due: Option<SystemTime>,
-    /// Its number is that of the last verification.
-    pub(super) basis: Basis,
-}
-
-/// The certificates and revocation lists that were loaded when a handshake began.
-#[derive(Clone)]
-pub(crate) struct Basis {
-    /// Differs after each reload.
-    pub(super) number: u64,
-    /// The certificate that this process presents.
+    /// The number of the load that the chain was verified against last.
+    number: u64,
+    /// The certificate that this process presented in the handshake.
     pub(super) own: Arc<[u8]>,
 }
 
 impl Credential {
-    pub(super) fn new(
-        chain: &[CertificateDer<'_>],
+    /// Returns the peer that a finished handshake has authenticated at that end, and its certificates.
+    ///
+    /// # Errors
+    /// [`NotTrusted`](crate::ShareError::NotTrusted) for a certificate without a name or a chain that is too long,
+    /// [`Protocol`](crate::ShareError::Protocol) for a peer that has not agreed on this protocol.
+    pub(crate) fn of(
+        peer: &str,
+        state: &CommonState,
         end: End,
-        basis: Basis,
-    ) -> Result<Self, String> {
+        loaded: &Loaded,
+    ) -> Result<(PeerName, Self)> {
+        if state.alpn_protocol() != Some(ALPN) {
+            return Err(Error::protocol(peer, "no agreement on egmem/1 in TLS"));
+        }
+        let wrong = |why| Error::not_trusted(peer, Distrust::Certificate, why);
+        let chain = state.peer_certificates().unwrap_or_default();
+        let name = peer_name(chain.first()).map_err(wrong)?;
         if chain.iter().map(|one| one.len()).sum::<usize>() > MAX_CHAIN {
-            return Err(format!(
-                "its certificate chain is longer than {MAX_CHAIN} bytes"
-            ));
+            let why = format!("its certificate chain is longer than {MAX_CHAIN} bytes");
+            return Err(wrong(why));
         }
         let mut expiries: Vec<_> = chain.iter().filter_map(expiry).collect();
         expiries.sort_unstable();
-        Ok(Self {
+        let credential = Self {
             chain: chain.iter().map(|one| one.clone().into_owned()).collect(),
             end,
             due: expiries.first().copied(),
             expiries,
-            basis,
-        })
+            number: loaded.number,
+            own: Arc::clone(&loaded.own),
+        };
+        Ok((name, credential))
     }
 
     /// Returns how long it is until the next certificate of the chain expires.
@@ -154,32 +337,18 @@ impl Credential {
 
     /// Verifies the chain again, if these are other certificates than before or one of the chain has expired since.
     /// A peer may send certificates that its trust does not depend on, so each expiry counts once.
-    pub(super) fn check(
-        &mut self,
-        trust: &Trust,
-        number: u64,
-        now: SystemTime,
-    ) -> Result<(), String> {
-        if self.basis.number == number && self.due.is_none_or(|due| due > now) {
+    pub(super) fn check(&mut self, loaded: &Loaded, now: SystemTime) -> Result<(), String> {
+        if self.number == loaded.number && self.due.is_none_or(|due| due > now) {
             return Ok(());
         }
         let since = now.duration_since(SystemTime::UNIX_EPOCH);
         let at = UnixTime::since_unix_epoch(since.unwrap_or_default());
-        trust
-            .verify(&self.chain, self.end, at, UnknownStatusPolicy::Deny)
-            .map_err(|error| certificate(&of_webpki(error)).1)?;
-        self.basis.number = number;
+        let unknown = UnknownStatusPolicy::Deny;
+        let verified = loaded.trust.verify(&self.chain, self.end, at, unknown);
+        verified.map_err(|error| fault(&error).1)?;
+        self.number = loaded.number;
         self.due = self.expiries.iter().copied().find(|&expiry| expiry > now);
         Ok(())
-    }
-}
-
-impl fmt::Debug for Credential {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Credential")
-            .field("end", &self.end)
-            .field("expiries", &self.expiries)
-            .finish_non_exhaustive()
     }
 }
 
@@ -188,17 +357,10 @@ impl fmt::Debug for Credential {
 /// webpki has no accessor for it, but reports it in the error of a verification at a later time, which it
 /// checks before issuer and purpose.
 fn expiry(certificate: &CertificateDer<'_>) -> Option<SystemTime> {
-    let end_of_time = UnixTime::since_unix_epoch(Duration::from_secs(u64::MAX));
+    let late = UnixTime::since_unix_epoch(Duration::from_secs(u64::MAX));
+    let (algorithms, usage) = (webpki::ALL_VERIFICATION_ALGS, KeyUsage::client_auth());
     let parsed = EndEntityCert::try_from(certificate).ok()?;
-    let verified = parsed.verify_for_usage(
-        webpki::ALL_VERIFICATION_ALGS,
-        &[],
-        &[],
-        end_of_time,
-        KeyUsage::client_auth(),
-        None,
-        None,
-    );
+    let verified = parsed.verify_for_usage(algorithms, &[], &[], late, usage, None, None);
     match verified.err()? {
         webpki::Error::CertExpired { not_after, .. } => {
             let first = Duration::from_secs(not_after.as_secs().checked_add(1)?);

@@ -64,7 +64,7 @@ impl Listening {
             }
             Address::Tcp { host, port } => {
                 if let Security::Tls(tls) = security {
-                    tls.server()?;
+                    tls.loaded().server.clone()?;
                 }
                 let (listener, real) = net::listen(address, host, *port, security, limits).await?;
                 let address = Address::Tcp {
@@ -225,8 +225,8 @@ impl Incoming {
         let Security::Tls(tls) = &security else {
             return Ok(Connection::tcp(stream, &remote, &limits));
         };
-        let basis = tls.basis();
-        let acceptor = TlsAcceptor::from(tls.server()?);
+        let loaded = tls.loaded();
+        let acceptor = TlsAcceptor::from(loaded.server.clone()?);
         let stream = match acceptor.accept(stream).into_fallible().await {
             Ok(stream) => stream,
             Err((error, stream)) => {
@@ -234,7 +234,7 @@ impl Incoming {
                 return Err(tls::explain(&remote, "TLS handshake", &error));
             }
         };
-        Connection::tls(stream.into(), (tls::End::Client, basis), &remote, &limits)
+        Connection::tls(stream.into(), (tls::End::Client, &loaded), &remote, &limits)
     }
 }
 

@@ -27,7 +27,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
 use tokio_rustls::{TlsConnector, TlsStream};
 
-use super::tls::{self, Basis, Credential, End, Tls};
+use super::tls::{self, Credential, End, Loaded, Tls};
 use super::{Address, Limits, PeerName};
 use crate::share::{Peers, fd};
 use crate::{Error, Result, ShareError, Unreachable};
@@ -129,12 +129,12 @@ impl Connection {
     /// Creates a connection over TLS, if the peer at that end has proved its name.
     fn tls(
         stream: TlsStream<TcpStream>,
-        (end, basis): (End, Basis),
+        (end, loaded): (End, &Loaded),
         remote: &str,
         limits: &Limits,
     ) -> Result<Self> {
         let (_, state) = stream.get_ref();
-        let (peer, credential) = tls::proved(remote, state, end, basis)?;
+        let (peer, credential) = Credential::of(remote, state, end, loaded)?;
         let (reading, writing) = tokio::io::split(stream);
         let halves = (
             Reading::Bytes(Box::new(reading)),
@@ -229,12 +229,15 @@ async fn connect_now(
     net::check_target(address, security)?;
     let tls = match security {
         // Before any byte is sent.
-        Security::Tls(tls) => Some((tls.basis(), tls.client()?, tls.server_name(host)?)),
+        Security::Tls(tls) => {
+            let loaded = tls.loaded();
+            Some((tls.client(&loaded)?, tls.server_name(host)?, loaded))
+        }
         Security::Plain | Security::PlainAnywhere => None,
     };
     let stream = net::connect(address, host, port, security).await?;
     net::tune(&stream, limits);
-    let Some((basis, config, name)) = tls else {
+    let Some((config, name, loaded)) = tls else {
         return Ok(Connection::tcp(stream, &remote, limits));
     };
     let stream = TlsConnector::from(config)
@@ -248,6 +251,6 @@ async fn connect_now(
             }
             _ => tls::explain(&remote, "TLS handshake", &error),
         })?;
-    let basis = (End::Server, basis);
-    Ok(Connection::tls(stream.into(), basis, &remote, limits)?)
+    let end = (End::Server, &*loaded);
+    Ok(Connection::tls(stream.into(), end, &remote, limits)?)
 }

@@ -11,10 +11,11 @@ use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::net::TcpStream;
 
+use super::trust::ALPN;
 use super::*;
 use crate::share::Peers;
 use crate::transport::{Connection, Listening, Security, connect};
-use crate::{Address, Limits, ShareError};
+use crate::{Address, Distrust, Limits, ShareError};
 
 /// An authority for tests, which signs anything.
 struct Ca {
@@ -210,7 +211,7 @@ async fn a_stranger_is_refused_and_both_ends_say_why() {
         (Some(&early), "not valid yet", "CertificateExpired"),
         (
             Some(&server_only),
-            "not for this end",
+            "does not allow",
             "UnsupportedCertificate",
         ),
         (None, "no certificate", "CertificateRequired"),
@@ -254,7 +255,7 @@ async fn our_client_learns_at_its_first_read_why_it_is_refused() {
     let Err(Error::Share(ShareError::NotTrusted { why, .. })) = client else {
         panic!("{client:?}")
     };
-    assert!(why.contains("authority"), "{why}");
+    assert!(why.contains("UnknownCA"), "{why}");
 }
 
 #[tokio::test]
@@ -281,8 +282,11 @@ async fn a_server_that_is_another_is_refused() {
         .unwrap();
     let (_, client) = meet(&elsewhere, &us).await;
     let error = client.unwrap_err();
-    let why = "its certificate is for elsewhere.test, not for 127.0.0.1";
-    assert!(error.to_string().contains(why), "{error}");
+    let why = error.to_string();
+    assert!(
+        why.contains("elsewhere.test") && why.contains("127.0.0.1"),
+        "{error}"
+    );
     assert!(
         matches!(
             &error,
@@ -322,7 +326,7 @@ async fn older_tls_and_other_protocols_are_refused() {
         let mut config = rogue_config(&ca, Some(&node), &rustls::version::TLS13);
         config.alpn_protocols = alpn;
         let (server, _) = rogue(&listening, config).await;
-        assert!(server.to_string().contains("egmem/1"), "{server}");
+        assert!(server.to_string().contains("protocol"), "{server}");
     }
 }
 
