@@ -38,6 +38,8 @@ use std::fmt;
 pub use env::from_env;
 pub use error::{Error, Result};
 pub use gather::{GatherOptions, gather_memory};
+#[cfg(fuzzing)]
+pub(crate) use rendezvous::receive;
 pub use rendezvous::rendezvous;
 pub use seal::{GroupSecret, Sealed};
 

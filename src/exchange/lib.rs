@@ -49,6 +49,11 @@ pub mod fuzzing {
     pub fn frames(bytes: &[u8], piece: usize, limit: u32) -> (Vec<Vec<u8>>, usize) {
         super::transport::assemble(bytes, piece, limit)
     }
+
+    /// Receives the bytes as the answer to a rank's contribution, and as a rank's hello.
+    pub fn rendezvous(bytes: &[u8]) {
+        super::group::receive(bytes);
+    }
 }
 
 #[cfg(test)]

@@ -528,3 +528,42 @@ fn seat(one: Pending, seats: &mut [Option<Link>], secret: Option<&GroupSecret>) 
     // Best effort: the connection is being closed.
     let _ = Timed(&link, Instant::now() + PAUSE).write_all(&message);
 }
+
+/// For tests/fuzz: receives the bytes after the first, the number of ranks, as rank 0's answer to a contribution, and as a
+/// rank's hello.
+#[cfg(fuzzing)]
+pub(crate) fn receive(bytes: &[u8]) {
+    let Some((&size, bytes)) = bytes.split_first() else {
+        return;
+    };
+    let pair = || UnixStream::pair().expect("two sockets");
+    let (here, there) = pair();
+    (&there).write_all(bytes).expect("room for a few bytes");
+    there.shutdown(std::net::Shutdown::Write).expect("an end");
+    let until = Instant::now() + PATIENCE;
+    if let Ok(all) = ask(&here, b"own", size.into(), until) {
+        let received: usize = all.iter().map(|one| 4 + one.len()).sum();
+        assert!(all.len() == size.into() && received < bytes.len());
+    }
+    let Some(&hello) = bytes.first_chunk() else {
+        return;
+    };
+    let secret = GroupSecret::new(b"0123456789abcdef").expect("long enough");
+    for secret in [None, Some(&secret)] {
+        let mut seats: Vec<_> = (1..size.max(1)).map(|_| None).collect();
+        let (link, _there) = pair();
+        let pending = Pending {
+            link,
+            challenge: [0; CHALLENGE],
+            hello,
+            have: HELLO,
+            until,
+        };
+        seat(pending, &mut seats, secret);
+        let taken = seats.iter().flatten().count();
+        assert!(
+            taken <= usize::from(secret.is_none()),
+            "no proof of the secret"
+        );
+    }
+}

@@ -72,6 +72,33 @@ fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
         let json = serde_json::to_string(&machine).expect("a machine");
         put("machine", name, json.as_bytes());
     }
+    // Of a rank that only maps: its statement, and that it has no handles.
+    let numbers = [("version", 1), ("rank", 1), ("size", 2)];
+    let numbers = numbers.map(|(key, number)| (key.into(), number.into()));
+    let boot = ("boot".into(), ciborium::Value::Bytes(vec![1; 16]));
+    let empty = ["memory", "no_fabric", "no_fds", "socket"];
+    let empty = empty.map(|key| (key.into(), ciborium::Value::Null));
+    let statement = numbers.into_iter().chain([boot]).chain(empty).collect();
+    let statement = vec![("Ok".into(), ciborium::Value::Map(statement))];
+    let mut contribution = Vec::new();
+    ciborium::into_writer(&ciborium::Value::Map(statement), &mut contribution).expect("CBOR");
+    let length = (contribution.len() as u16).to_be_bytes();
+    let handles = b"\0\x05\xa1\x62Ok\x40";
+    for (name, kind) in [("plain", 0), ("sealed", 1), ("echoed", 3)] {
+        put(
+            "group",
+            name,
+            &[&[kind][..], &length, &contribution, handles].concat(),
+        );
+    }
+    put("rendezvous", "all", b"\x02\0\0\0\0\x03own\0\0\0\x01b");
+    put("rendezvous", "missing", b"\x03\x01\0\0\0\x04\0\0\0\x02");
+    let claim = b"egmemgr1\0\0\0\x01\0\0\0\x02\0";
+    put(
+        "rendezvous",
+        "hello",
+        &[&b"\x02"[..], claim, &[0; 32]].concat(),
+    );
     let instance = InstanceId::from_bytes([0xab; 16]);
     let exporter = Exporter {
         addresses: ["tcp://node7:7420", "unix:/run/egmem.sock"]
