@@ -1,9 +1,8 @@
 //! Certificates as the exchange's TLS sees them: src/exchange/tls/tests.rs has connections.
 
 use std::os::unix::fs::PermissionsExt;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use super::request::MAX_DAYS;
 use super::*;
 use crate::{MemoryError, ShareError, Tls, TlsPem};
 

@@ -21,19 +21,21 @@
 //! # Ok::<(), egmem::exchange::Error>(())
 //! ```
 
-mod request;
 #[cfg(test)]
 mod tests;
 
 use std::fmt;
 use std::fs::OpenOptions;
 use std::io::Write;
+use std::net::IpAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::time::{Duration as StdDuration, SystemTime};
 
+use rcgen::string::Ia5String;
 use rcgen::{
-    BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose,
-    PKCS_ECDSA_P256_SHA256, PublicKeyData,
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType,
 };
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
@@ -41,11 +43,18 @@ use time::{Duration, OffsetDateTime};
 use x509_parser::parse_x509_certificate;
 use zeroize::Zeroizing;
 
-pub use request::{CertRequest, Usage};
+use crate::{Error, PeerName, Result};
 
-use request::{AUTHORITY, SKEW, check_days};
-
-use crate::{Error, Result};
+/// An authority's certificate, in errors.
+const AUTHORITY: &str = "the authority's certificate";
+/// Certificates are valid from this long ago on, because machines' clocks differ.
+const SKEW: Duration = Duration::HOUR;
+/// The longest validity in days.
+const MAX_DAYS: u32 = 36_500;
+/// The most characters of a common name (X.520).
+const MAX_COMMON: usize = 64;
+/// The most further names of a certificate.
+const MAX_NAMES: usize = 100;
 
 fn new_key() -> Result<KeyPair> {
     KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(|error| Error::tls("a new key", error))
@@ -64,21 +73,18 @@ impl Authority {
     /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for an empty or long name, or 0 days or too
     /// many; [`Error::Tls`] if the system has no randomness.
     pub fn create(name: &str, days: u32) -> Result<Self> {
-        check_days(days)?;
-        // X.520: a common name has at most 64 characters.
-        if name.is_empty() || name.chars().count() > 64 {
+        let lasting = validity(self::days(days))?;
+        if name.is_empty() || name.chars().count() > MAX_COMMON {
             let why = "it is empty or has more than 64 characters";
             return Err(Error::invalid("authority's name", why));
         }
         let key = new_key()?;
         let now = OffsetDateTime::now_utc();
-        let mut params = CertificateParams::default();
-        params.distinguished_name = rcgen::DistinguishedName::new();
-        params.distinguished_name.push(DnType::CommonName, name);
+        let mut params = named(name);
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         params.not_before = now - SKEW;
-        params.not_after = now + Duration::days(days.into());
+        params.not_after = now + lasting;
         let certificate = params
             .self_signed(&key)
             .map_err(|error| Error::tls(AUTHORITY, error))?;
@@ -175,6 +181,158 @@ impl fmt::Debug for Issued {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Issued(redacted)")
     }
+}
+
+/// Which end of a connection may use a certificate.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Usage {
+    /// Both: a node that exports and imports. The default.
+    #[default]
+    Both,
+    /// Servers only.
+    Server,
+    /// Clients only.
+    Client,
+}
+
+/// The requested contents of a certificate: see [`Authority::issue`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CertRequest {
+    name: String,
+    more: Vec<String>,
+    lasting: StdDuration,
+    usage: Usage,
+    from: Option<SystemTime>,
+}
+
+impl CertRequest {
+    /// Requests a certificate for 365 days. `name`, a DNS name or a SPIFFE id, is the first of its subject
+    /// alternative names: the name by which peers know the node or program.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            more: Vec::new(),
+            lasting: days(365),
+            usage: Usage::Both,
+            from: None,
+        }
+    }
+
+    /// Adds a DNS name or IP address that clients connect to.
+    pub fn and(mut self, name: impl Into<String>) -> Self {
+        self.more.push(name.into());
+        self
+    }
+
+    /// Sets the validity in days, 1 to 36,500.
+    pub fn days(self, count: u32) -> Self {
+        self.lasting(days(count))
+    }
+
+    /// Sets the validity as a duration: at least a second, at most 36,500 days.
+    pub fn lasting(mut self, duration: StdDuration) -> Self {
+        self.lasting = duration;
+        self
+    }
+
+    /// Sets which end of a connection may use it.
+    pub fn usage(mut self, usage: Usage) -> Self {
+        self.usage = usage;
+        self
+    }
+
+    /// Sets the start of the validity, instead of an hour ago.
+    pub fn from(mut self, start: SystemTime) -> Self {
+        self.from = Some(start);
+        self
+    }
+
+    fn params(&self) -> Result<CertificateParams> {
+        let lasting = validity(self.lasting)?;
+        let own = if self.name.starts_with("spiffe:") {
+            PeerName::spiffe(&self.name)?
+        } else {
+            PeerName::certificate(&self.name)?
+        };
+        let name = own.to_string();
+        if self.more.len() > MAX_NAMES {
+            let why = format!("more than {MAX_NAMES}");
+            return Err(Error::invalid("further names", why));
+        }
+        // It is for display.
+        let common: String = name.chars().take(MAX_COMMON).collect();
+        let mut params = named(&common);
+        params.subject_alt_names = vec![match own {
+            PeerName::Spiffe(_) => text(&name, "a SPIFFE id").map(SanType::URI)?,
+            _ => text(&name, "a DNS name").map(SanType::DnsName)?,
+        }];
+        for more in &self.more {
+            params.subject_alt_names.push(match more.parse::<IpAddr>() {
+                Ok(ip) => SanType::IpAddress(ip),
+                Err(_) => text(&further(more)?, "a DNS name").map(SanType::DnsName)?,
+            });
+        }
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        use ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};
+        params.extended_key_usages = match self.usage {
+            Usage::Both => vec![ServerAuth, ClientAuth],
+            Usage::Server => vec![ServerAuth],
+            Usage::Client => vec![ClientAuth],
+        };
+        params.use_authority_key_identifier_extension = true;
+        // Without a start the validity ends so long from now, without the allowance for clocks.
+        let start = self.from.map(OffsetDateTime::from);
+        let now = OffsetDateTime::now_utc();
+        params.not_before = start.unwrap_or(now - SKEW);
+        params.not_after = start
+            .unwrap_or(now)
+            .checked_add(lasting)
+            .filter(|end| end.year() < 10_000)
+            .ok_or_else(|| Error::invalid("validity", "it ends after the year 9999"))?;
+        Ok(params)
+    }
+}
+
+/// Checks a further DNS name. A numeric last label means a mistyped IP address: no DNS name has such a label
+/// (RFC 3696).
+fn further(name: &str) -> Result<String> {
+    let why = match name.rsplit('.').next() {
+        Some(last) if last.bytes().all(|byte| byte.is_ascii_digit()) => "is not an IP address",
+        _ => match PeerName::certificate(name) {
+            Ok(own) => return Ok(own.to_string()),
+            Err(_) => "is not a DNS name",
+        },
+    };
+    Err(Error::invalid_of(
+        "further name",
+        format!("'{name}' {why}"),
+        "a DNS name, an IPv4 address (four numbers of 0 to 255) or an IPv6 address",
+    ))
+}
+
+const fn days(count: u32) -> StdDuration {
+    StdDuration::from_secs(count as u64 * 86_400)
+}
+
+/// Checks how long a certificate is to be valid.
+fn validity(lasting: StdDuration) -> Result<Duration> {
+    if !(StdDuration::from_secs(1)..=days(MAX_DAYS)).contains(&lasting) {
+        let (why, valid) = (format!("{lasting:?}"), format!("1 s to {MAX_DAYS} days"));
+        return Err(Error::invalid_of("validity", why, valid));
+    }
+    Duration::try_from(lasting).map_err(|error| Error::invalid("validity", error.to_string()))
+}
+
+/// Returns the parameters of a certificate with this common name.
+fn named(common: &str) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, common);
+    params
+}
+
+fn text(name: &str, what: &str) -> Result<Ia5String> {
+    name.try_into().map_err(|error| Error::tls(what, error))
 }
 
 /// Writes a new file; fails if one exists. With `secret` only its owner may read it, otherwise any user; the
