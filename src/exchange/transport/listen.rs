@@ -66,7 +66,8 @@ impl Listening {
                 if let Security::Tls(tls) = security {
                     tls.loaded().server.clone()?;
                 }
-                let (listener, real) = net::listen(address, host, *port, security, limits).await?;
+                let (listener, real) =
+                    net::listen(address, (host, *port), security, limits).await?;
                 let address = Address::Tcp {
                     host: host.clone(),
                     port: real.port(),

@@ -119,10 +119,7 @@ impl Connection {
     /// Creates a connection over plain TCP.
     fn tcp(stream: TcpStream, remote: &str, limits: &Limits) -> Self {
         let (reading, writing) = stream.into_split();
-        let halves = (
-            Reading::Bytes(Box::new(reading)),
-            Writing::Bytes(Box::new(writing)),
-        );
+        let halves = stream::halves(reading, writing);
         Self::new(halves, PeerName::Local, remote, limits)
     }
 
@@ -136,13 +133,9 @@ impl Connection {
         let (_, state) = stream.get_ref();
         let (peer, credential) = Credential::of(remote, state, end, loaded)?;
         let (reading, writing) = tokio::io::split(stream);
-        let halves = (
-            Reading::Bytes(Box::new(reading)),
-            Writing::Bytes(Box::new(writing)),
-        );
         Ok(Self {
             credential: Some(credential),
-            ..Self::new(halves, peer, remote, limits)
+            ..Self::new(stream::halves(reading, writing), peer, remote, limits)
         })
     }
 }
@@ -158,14 +151,12 @@ pub(crate) struct Unconnected {
 impl Unconnected {
     /// Converts the system's error of a connect call; for `path`, "not found" means that there is no socket.
     fn by_system(remote: &str, error: &io::Error, path: bool) -> Self {
-        let nobody = match error.kind() {
-            io::ErrorKind::ConnectionRefused => true,
-            io::ErrorKind::NotFound => path,
-            _ => false,
-        };
-        let cause = match error.kind() {
-            io::ErrorKind::NotFound if !path => Unreachable::Network,
-            kind => Unreachable::of(kind),
+        let (nobody, cause) = match error.kind() {
+            io::ErrorKind::NotFound if !path => (false, Unreachable::Network),
+            kind @ (io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+                (true, Unreachable::of(kind))
+            }
+            kind => (false, Unreachable::of(kind)),
         };
         let error = Error::Share(ShareError::Unreachable {
             peer: remote.into(),
@@ -204,43 +195,31 @@ pub(crate) async fn connect(
     peers: &Peers,
     limits: &Limits,
 ) -> Result<Connection, Unconnected> {
-    let connecting = connect_now(address, security, peers, limits);
-    let late = || Error::timed_out(format!("connecting to {address}"), limits.handshake);
-    let connected = timeout(limits.handshake, connecting).await;
-    connected.unwrap_or_else(|_| Err(late().into()))
-}
-
-async fn connect_now(
-    address: &Address,
-    security: &Security,
-    peers: &Peers,
-    limits: &Limits,
-) -> Result<Connection, Unconnected> {
-    let remote = address.to_string();
-    let (host, port) = match address {
-        Address::Unix(path) => {
-            let stream = UnixStream::connect(path)
-                .await
-                .map_err(|error| Unconnected::by_system(&remote, &error, true))?;
-            return Ok(Connection::unix(stream, peers, &remote, limits)?);
-        }
-        Address::Tcp { host, port } => (host.as_str(), *port),
-    };
-    net::check_target(address, security)?;
-    let tls = match security {
-        // Before any byte is sent.
-        Security::Tls(tls) => {
-            let loaded = tls.loaded();
-            Some((tls.client(&loaded)?, tls.server_name(host)?, loaded))
-        }
-        Security::Plain | Security::PlainAnywhere => None,
-    };
-    let stream = net::connect(address, host, port, security).await?;
-    net::tune(&stream, limits);
-    let Some((config, name, loaded)) = tls else {
-        return Ok(Connection::tcp(stream, &remote, limits));
-    };
-    let stream = TlsConnector::from(config)
+    let connecting = async {
+        let remote = address.to_string();
+        let host = match address {
+            Address::Unix(path) => {
+                let stream = UnixStream::connect(path)
+                    .await
+                    .map_err(|error| Unconnected::by_system(&remote, &error, true))?;
+                return Ok(Connection::unix(stream, peers, &remote, limits)?);
+            }
+            Address::Tcp { host, port } => (host.as_str(), *port),
+        };
+        let tls = match security {
+            // Before any byte is sent.
+            Security::Tls(tls) => {
+                let loaded = tls.loaded();
+                Some((tls.client(&loaded)?, tls.server_name(host.0)?, loaded))
+            }
+            Security::Plain | Security::PlainAnywhere => None,
+        };
+        let stream = net::connect(address, host, security).await?;
+        net::tune(&stream, limits);
+        let Some((config, name, loaded)) = tls else {
+            return Ok(Connection::tcp(stream, &remote, limits));
+        };
+        let stream = TlsConnector::from(config)
         .connect(name, stream)
         .await
         .map_err(|error| match error.kind() {
@@ -251,6 +230,10 @@ async fn connect_now(
             }
             _ => tls::explain(&remote, "TLS handshake", &error),
         })?;
-    let end = (End::Server, &*loaded);
-    Ok(Connection::tls(stream.into(), end, &remote, limits)?)
+        let end = (End::Server, &*loaded);
+        Ok(Connection::tls(stream.into(), end, &remote, limits)?)
+    };
+    let late = || Error::timed_out(format!("connecting to {address}"), limits.handshake);
+    let connected = timeout(limits.handshake, connecting).await;
+    connected.unwrap_or_else(|_| Err(late().into()))
 }

@@ -20,16 +20,14 @@ const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(30), Duration:
 
 /// Checks a socket's real address, not the name that was resolved.
 pub(super) fn check(address: &Address, real: SocketAddr, security: &Security) -> Result<()> {
-    match security {
-        Security::Plain if !real.ip().to_canonical().is_loopback() => Err(Error::Insecure {
-            address: if address.to_string().contains(&real.ip().to_string()) {
-                address.to_string()
-            } else {
-                format!("{address} ({})", real.ip())
-            },
-        }),
-        _ => Ok(()),
+    if !matches!(security, Security::Plain) || real.ip().to_canonical().is_loopback() {
+        return Ok(());
     }
+    let (mut address, ip) = (address.to_string(), real.ip().to_string());
+    if !address.contains(&ip) {
+        address += &format!(" ({ip})");
+    }
+    Err(Error::Insecure { address })
 }
 
 /// Checks an address that is an IP address, before any look-up.
@@ -37,43 +35,12 @@ pub(super) fn check(address: &Address, real: SocketAddr, security: &Security) ->
 /// # Errors
 /// [`Error::Insecure`] as [`check`].
 pub(crate) fn check_literal(address: &Address, security: &Security) -> Result<()> {
-    match address {
-        Address::Tcp { host, port } => match host.parse::<IpAddr>() {
-            Ok(ip) => check(address, SocketAddr::new(ip, *port), security),
-            Err(_) => Ok(()),
-        },
-        Address::Unix(_) => Ok(()),
+    if let Address::Tcp { host, port } = address
+        && let Ok(ip) = host.parse::<IpAddr>()
+    {
+        check(address, SocketAddr::new(ip, *port), security)?;
     }
-}
-
-/// Checks that an address without TLS is one to connect to.
-///
-/// # Errors
-/// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for an address that only servers listen at.
-pub(super) fn check_target(address: &Address, security: &Security) -> Result<()> {
-    let Address::Tcp { host, port } = address else {
-        return Ok(());
-    };
-    let ip = host.parse::<IpAddr>().map(|ip| ip.to_canonical());
-    match (security, ip) {
-        (Security::Plain, Ok(ip)) if ip.is_unspecified() => Err(Error::invalid_of(
-            "address",
-            format!("{address} stands for every address of a machine: a server listens there"),
-            format!("the server's name or address, such as tcp://127.0.0.1:{port} on this machine"),
-        )),
-        _ => Ok(()),
-    }
-}
-
-/// Looks a name up. The system's look-up may take minutes and cannot be ended, so it has a thread of its own: the end of
-/// the runtime waits for the runtime's threads.
-async fn look_up(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
-    if let Ok(ip) = host.parse::<IpAddr>() {
-        return Ok(vec![(ip, port).into()]);
-    }
-    let host = host.to_owned();
-    let found = on_own_thread(move || (host.as_str(), port).to_socket_addrs());
-    Ok(found.await??.collect())
+    Ok(())
 }
 
 /// Runs blocking work on a thread that nothing waits for once this is dropped.
@@ -87,7 +54,12 @@ async fn on_own_thread<T: Send + 'static>(
     result.await.map_err(io::Error::other)
 }
 
-async fn resolve(host: &str, port: u16, address: &Address) -> Result<Vec<SocketAddr>> {
+/// Looks a name up. The system's look-up may take minutes and cannot be ended, so it has a thread of its own: the end of
+/// the runtime waits for the runtime's threads.
+async fn resolve((host, port): (&str, u16), address: &Address) -> Result<Vec<SocketAddr>> {
+    if let Ok(ip) = host.parse::<IpAddr>() {
+        return Ok(vec![(ip, port).into()]);
+    }
     let unknown = |why: String| {
         Error::Share(ShareError::Unreachable {
             peer: address.to_string(),
@@ -95,9 +67,12 @@ async fn resolve(host: &str, port: u16, address: &Address) -> Result<Vec<SocketA
             why,
         })
     };
-    let found = look_up(host, port)
-        .await
-        .map_err(|error| unknown(format!("looking up its name: {error}")))?;
+    let name = host.to_owned();
+    let found = on_own_thread(move || (name.as_str(), port).to_socket_addrs()).await;
+    let found: Vec<_> = found
+        .and_then(|found| found)
+        .map_err(|error| unknown(format!("looking up its name: {error}")))?
+        .collect();
     if found.is_empty() {
         return Err(unknown("its name has no address".into()));
     }
@@ -106,14 +81,25 @@ async fn resolve(host: &str, port: u16, address: &Address) -> Result<Vec<SocketA
 
 /// Connects to the first of a host's addresses that answers. Reports that no process listens only if that
 /// holds for all of them.
+///
+/// # Errors
+/// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for an address that only servers listen at, without TLS.
 pub(super) async fn connect(
     address: &Address,
-    host: &str,
-    port: u16,
+    (host, port): (&str, u16),
     security: &Security,
 ) -> Result<TcpStream, Unconnected> {
+    let ip = host.parse::<IpAddr>().map(|ip| ip.to_canonical());
+    if matches!(security, Security::Plain) && ip.is_ok_and(|ip| ip.is_unspecified()) {
+        let invalid = Error::invalid_of(
+            "address",
+            format!("{address} stands for every address of a machine: a server listens there"),
+            format!("the server's name or address, such as tcp://127.0.0.1:{port} on this machine"),
+        );
+        return Err(invalid.into());
+    }
     let (mut last, mut nobody) = (None, true);
-    for real in resolve(host, port, address).await? {
+    for real in resolve((host, port), address).await? {
         let tried = match check(address, real, security) {
             Ok(()) => TcpStream::connect(real)
                 .await
@@ -129,28 +115,33 @@ pub(super) async fn connect(
             }
             Err(why) => {
                 nobody &= why.nobody;
-                // A forbidden address is a better error than another one that did not answer.
-                if !matches!(last, Some(Error::Insecure { .. })) {
-                    last = Some(why.error);
-                }
+                keep(&mut last, why.error);
             }
         }
     }
-    match last {
-        Some(error) => Err(Unconnected { error, nobody }),
-        None => Err(Error::invalid("address", "its name has no address").into()),
+    let error = last.unwrap_or_else(no_address);
+    Err(Unconnected { error, nobody })
+}
+
+/// Keeps the last error. A forbidden address is a better error than another one that did not answer.
+fn keep(last: &mut Option<Error>, error: Error) {
+    if !matches!(last, Some(Error::Insecure { .. })) {
+        *last = Some(error);
     }
+}
+
+fn no_address() -> Error {
+    Error::invalid("address", "its name has no address")
 }
 
 /// Listens at the first usable address of a host.
 pub(super) async fn listen(
     address: &Address,
-    host: &str,
-    port: u16,
+    host: (&str, u16),
     security: &Security,
     limits: &Limits,
 ) -> Result<(TcpListener, SocketAddr)> {
-    let found = timeout(limits.handshake, resolve(host, port, address));
+    let found = timeout(limits.handshake, resolve(host, address));
     let found = found
         .await
         .map_err(|_| ShareError::timed_out(format!("looking up {address}"), limits.handshake))??;
@@ -165,11 +156,10 @@ pub(super) async fn listen(
                 check(address, real, security)?;
                 return Ok((listener, real));
             }
-            Err(error) if !matches!(last, Some(Error::Insecure { .. })) => last = Some(error),
-            Err(_) => {}
+            Err(error) => keep(&mut last, error),
         }
     }
-    Err(last.unwrap_or_else(|| Error::invalid("address", "its name has no address")))
+    Err(last.unwrap_or_else(no_address))
 }
 
 /// Listens at an address, with a backlog for many connections.

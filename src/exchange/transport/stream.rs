@@ -55,6 +55,17 @@ pub(crate) async fn send_fds(
     }
 }
 
+/// Returns the halves of a stream over TCP or TLS.
+pub(super) fn halves(
+    reading: impl AsyncRead + Send + Sync + Unpin + 'static,
+    writing: impl AsyncWrite + Send + Sync + Unpin + 'static,
+) -> (Reading, Writing) {
+    (
+        Reading::Bytes(Box::new(reading)),
+        Writing::Bytes(Box::new(writing)),
+    )
+}
+
 pub(super) enum Writing {
     /// Over TCP or TLS.
     Bytes(Box<dyn AsyncWrite + Send + Sync + Unpin>),
