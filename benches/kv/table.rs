@@ -36,7 +36,7 @@ pub fn run(driver: &Driver, rounds: usize) -> Result<()> {
                 black_box(tier.lookup(keys));
                 Ok(())
             })?;
-            let load = time(ready, &|keys| Ok(drop(tier.prepare_load(keys)?)))?;
+            let load = time(ready, &|keys| Ok(tier.prepare_load(keys).map(drop)?))?;
             let store = |keys: &[Key]| Ok(tier.prepare_store(keys)?.commit()?);
             // Each evicts the pages of the other.
             let stored = time(others, &store)?;
