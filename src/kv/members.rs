@@ -3,7 +3,17 @@
 use crate::geometry::{MAX_MEMBERS, MEMBER, MEMBERS};
 use crate::owner::{self, Owner, judge};
 use crate::words::Words;
-use crate::{Error, Member, MemoryError, Result};
+use crate::{Error, MemoryError, Result};
+
+/// An open tier on one memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Member {
+    /// The process, by its number in its own PID namespace.
+    pub pid: u32,
+    /// Whether it is this open tier.
+    pub is_self: bool,
+}
 
 /// The number of an open tier, and its process's word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -26,6 +26,7 @@ use crate::room::list_for;
 use crate::words::Words;
 use crate::{Key, Result, Stats};
 
+pub use repair::Found;
 use slot::{Named, PINS, STAMP, STATE, State, Status};
 
 /// Where a group has the number of its pages that are being written, and that of its pages.
