@@ -352,11 +352,6 @@ impl PeerList {
         self.0.split(BETWEEN).filter(|pattern| !pattern.is_empty())
     }
 
-    /// Returns the bytes that it takes.
-    pub(super) fn bytes(&self) -> usize {
-        self.0.capacity()
-    }
-
     /// Returns whether the list admits the peer.
     pub fn admits(&self, peer: &PeerName) -> bool {
         self.patterns().any(|pattern| admits(pattern, peer))

@@ -13,7 +13,6 @@ macro_rules! setters {
 }
 
 mod access;
-mod account;
 mod address;
 pub mod blocking;
 #[cfg(feature = "certs")]

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::account;
 use crate::{Error, Result};
 
 /// Defines limits, each with its default.
@@ -49,13 +48,8 @@ limits! {
     #[serde(default, deny_unknown_fields)]
     #[non_exhaustive]
     pub struct Limits {
-        /// Bytes that a server keeps for one peer: frames in flight, requests, sessions, leases and queued
-        /// events. Beyond the limit requests are refused and connections dropped. At least the bytes for
-        /// a peer's connections, sessions and leases: 32 KiB, 4 KiB and 768 bytes each.
-        pub bytes_per_peer: usize = 256 << 20,
-        /// The same for all peers together.
-        pub bytes: usize = 1 << 30,
-        /// Bytes of a frame.
+        /// Bytes of a frame. Of frames with more than 64 KiB a server reads at most 64 at once, and 4 of one peer; the
+        /// others wait. It writes as many.
         pub frame_bytes: u32 = 4 << 20,
         /// File descriptors in a frame.
         pub frame_fds: u32 = 1024,
@@ -77,10 +71,16 @@ limits! {
         pub sessions_per_peer: usize = 4096,
         /// Published names.
         pub names: usize = 65_536,
+        /// Published names that one peer owns.
+        pub names_per_peer: usize = 4096,
         /// Leases of one peer.
         pub leases_per_peer: usize = 65_536,
         /// Requests of one connection that are not answered yet.
         pub requests_in_flight: usize = 64,
+        /// The same for all connections of one peer, of requests that wait for something.
+        pub requests_per_peer: usize = 2048,
+        /// The same for all peers together.
+        pub requests: usize = 8192,
         /// Frames queued for a slow reader before it is dropped.
         pub queued_frames: usize = 256,
         /// Names in one answer.
@@ -119,16 +119,6 @@ impl Limits {
             return wrong(format!(
                 "`frame_bytes` is {bytes}; set it to {LEAST_FRAME} or more"
             ));
-        }
-        // A connection, its session and a request.
-        let least = account::CONNECTION + account::SESSION + 2 * account::REQUEST;
-        for (key, bytes, least) in [
-            ("bytes_per_peer", self.bytes_per_peer, least),
-            ("bytes", self.bytes, least),
-        ] {
-            if bytes < least {
-                return wrong(format!("`{key}` is {bytes}; set it to {least} or more"));
-            }
         }
         match self.zero() {
             Some(key) => wrong(format!("`{key}` is 0; set it to 1 or more")),

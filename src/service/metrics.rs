@@ -102,7 +102,6 @@ impl ServiceState {
             "connections", "Open connections" => stats.connections;
             "handshakes", "Open connections that have not been greeted yet" => stats.handshakes;
             "fds", "File descriptors open for peers" => stats.fds;
-            "peer_bytes", "Bytes kept for peers" => stats.peer_bytes;
             "sessions", "Sessions, with and without a connection" => stats.sessions;
             "leases", "Leases that are held" => stats.leases;
             "names", "Published names" => stats.names;

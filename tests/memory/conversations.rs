@@ -130,7 +130,7 @@ fn answers_that_nobody_reads_are_bounded() {
     });
     drop(first);
     let answer = answers[0];
-    assert!(answer > 50_000, "{answer}");
+    assert!(answer > 30_000, "{answer}");
     let before = setting.before();
     let mut peers = setting.greet(CONNECTIONS);
     all(&setting, &mut peers, async |_, peer| {

@@ -68,8 +68,8 @@ pub struct Look {
     pub requests: u64,
     /// Requests that were refused for a limit.
     pub limited: u64,
-    /// Bytes that peers are charged with.
-    pub charged: usize,
+    /// Tasks and blocking calls.
+    pub tasks: u64,
 }
 
 /// Publishes the names that peers create, but never those that begin with [`NEVER`].
@@ -196,7 +196,7 @@ fn look(server: &Server) -> Look {
         failed_handshakes: stats.failed_handshakes,
         requests: stats.requests,
         limited: stats.refusals.get("limit").copied().unwrap_or(0),
-        charged: stats.peer_bytes as usize,
+        tasks: stats.tasks,
     }
 }
 
@@ -272,7 +272,7 @@ impl Host {
         until("quiet", || {
             std::thread::sleep(Duration::from_millis(25));
             let now = self.look();
-            let state = |look: &Look| (look.requests, look.charged, look.leases, look.connections);
+            let state = |look: &Look| (look.requests, look.tasks, look.leases, look.connections);
             quiet = match state(&now) == state(&last) && now.requests >= requests {
                 true => quiet + 1,
                 false => 0,
@@ -290,7 +290,7 @@ impl Host {
         self.ask("renew");
         until("gone", || {
             let now = self.look();
-            (now.connections, now.sessions, now.charged) == (0, 0, 0)
+            (now.connections, now.sessions, now.leases) == (0, 0, 0)
         });
         self.trimmed()
     }

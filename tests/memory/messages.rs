@@ -8,6 +8,8 @@ use crate::setting::{CONNECTIONS, Setting, Transport};
 
 /// Bytes that are sent on each connection.
 const EACH: usize = 128 << 10;
+/// Bytes of the longest text that a request may keep.
+const NULS: usize = 60 << 10;
 /// Of requests that may wait: so many do on a connection.
 const WAITING: usize = 64;
 
@@ -112,11 +114,11 @@ fn fetch(id: u64, accept: &str) -> Vec<u8> {
 
 /// A request whose one text is all NULs.
 fn create_for_nuls(id: u64) -> Vec<u8> {
-    let nuls = "\0".repeat(EACH);
+    let nuls = "\0".repeat(NULS);
     let ask = serde_json::json!({"name": never(id), "bytes": 1, "peers": nuls});
     let request = plain(&serde_json::json!([id, {"create": ask}]));
     let sent = request.iter().filter(|byte| **byte == 0).count();
-    assert!(sent >= EACH, "{sent} NULs are sent");
+    assert!(sent >= NULS, "{sent} NULs are sent");
     request
 }
 

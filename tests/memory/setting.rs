@@ -16,14 +16,14 @@ use egmem_tests::tls_config;
 /// The most bytes that a server keeps for one that it received,
 pub const RATIO: usize = 8;
 /// beside so many for each connection with its session, before any request: buffers of the connection, of
-/// TLS and of a short frame. The server charges as much for both (`src/exchange/account.rs`).
+/// TLS and of a short frame.
 pub const CONNECTION: usize = 36 << 10;
 /// and so many for each request that waits, and each rank and name that stays, without its texts and
-/// lists: their tasks, timers and table entries. The server charges as much for each. Of requests
+/// lists: their tasks, timers and table entries. Of requests
 /// there are at most 64 on a connection.
 pub const REQUEST: usize = 2 << 10;
 /// The allowance for tables beyond that, also when the peers are gone: a hash table keeps room for 64
-/// entries (`shrink` in `src/exchange/account.rs`), up to 10 KiB in one whose entries are long.
+/// entries (`shrink` in `src/exchange/server/quota.rs`), up to 10 KiB in one whose entries are long.
 const TABLES: usize = 32 << 10;
 /// The same of resident bytes, which are whole pages: at the heap's end up to 256 KiB lie idle (glibc's
 /// thresholds for growing and trimming, see [`Host`]), and the rest of a table can be on a page of its
@@ -122,24 +122,16 @@ impl Setting {
         self.host.reset()
     }
 
-    /// Checks that the bytes kept now, and their peak since the last reset, are bounded: by those received,
-    /// with an allowance beside, and by those that peers are charged with.
+    /// Checks that the bytes kept now, and their peak since the last reset, are bounded by those received, with an
+    /// allowance beside.
     #[track_caller]
-    pub fn bounded(
-        &mut self,
-        what: &str,
-        before: &Look,
-        now: &Look,
-        received: usize,
-        beside: usize,
-    ) {
+    pub fn bounded(&self, what: &str, before: &Look, now: &Look, received: usize, beside: usize) {
         let grown = now.peak.saturating_sub(before.live);
         let resident = now.anonymous.saturating_sub(before.anonymous);
         let kept = now.live.saturating_sub(before.live);
         println!(
             "{what}: {received} received, {beside} beside, at most {grown}, now {kept}, \
-             resident {resident}, charged {}",
-            now.charged
+             resident {resident}"
         );
         let most = received * RATIO + beside + TABLES;
         assert!(grown <= most, "{what}: {grown} bytes for {received}");
@@ -148,23 +140,6 @@ impl Setting {
             resident <= pages,
             "{what}: {resident} resident bytes for {received}"
         );
-        self.charged(what, before);
-    }
-
-    /// Checks that all that is kept is charged for. An answer is, once it is encoded: where one is being
-    /// made, a later look shows it.
-    #[track_caller]
-    fn charged(&mut self, what: &str, before: &Look) {
-        let mut excess = usize::MAX;
-        for _ in 0..6000 {
-            let now = self.host.look();
-            excess = now.live.saturating_sub(before.live + now.charged);
-            if excess <= TABLES {
-                return;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(50));
-        }
-        panic!("{what}: {excess} bytes that are not charged");
     }
 
     /// Checks that peers that are gone have left nothing.

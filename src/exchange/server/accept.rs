@@ -1,16 +1,23 @@
 //! Accepts connections: handshake and hello.
+//!
+//! Connections that have not been greeted yet are a limited number, and the oldest is closed for a newer one. Their peers are
+//! unknown, so no limit of a peer applies to them. If the server refused newer ones instead, a few silent connections would keep
+//! all clients out for the time of a handshake. Each has a grace period, in which newer ones wait to be accepted, so that a burst
+//! of correct clients does not close its own connections.
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use tokio::time::timeout_at;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::time::{Instant, timeout_at};
 
-use super::admission::{OfPeer, Raised, Shaking, made_room};
 use super::audit::audit;
-use super::link::Link;
-use super::newcomers::Closing;
+use super::sessions::Link;
+use super::stats::Gauge;
 use super::{ServerCore, connection};
-use crate::limits;
+use crate::limits::deadline;
+use crate::per_driver::lock;
 use crate::protocol::{
     Greeting, Hello, MAGIC, MAX_HELLO, OLDEST, Refused, VERSION, decode, encode,
 };
@@ -19,26 +26,146 @@ use crate::{Error, Refusal, Result, ShareError};
 
 /// How long to wait before checking again whether the process has an fd for a connection.
 const BACK_OFF: Duration = Duration::from_millis(100);
+/// How long each connection stays, even if newer ones wait.
+const GRACE: Duration = Duration::from_millis(250);
+
+/// The connections at all addresses that have not been greeted yet.
+#[derive(Debug)]
+pub(super) struct Newcomers {
+    slots: Arc<Semaphore>,
+    queue: Arc<Mutex<Queue>>,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    last: u64,
+    /// Oldest first.
+    waiting: BTreeMap<u64, (Instant, oneshot::Sender<()>)>,
+}
+
+/// A connection that has not been greeted yet, until dropped.
+#[derive(Debug)]
+struct Newcomer {
+    id: u64,
+    queue: Arc<Mutex<Queue>>,
+    _slot: OwnedSemaphorePermit,
+}
+
+/// `Ok` when the connection is to be closed; an error once it has been greeted.
+type Closing = oneshot::Receiver<()>;
+
+impl Newcomers {
+    /// Returns room for so many.
+    pub fn new(most: usize) -> Self {
+        Self {
+            slots: Arc::new(Semaphore::new(most.clamp(1, Semaphore::MAX_PERMITS))),
+            queue: Arc::default(),
+        }
+    }
+
+    /// Closes the oldest connection to make room, or returns when that is possible.
+    fn close_oldest(&self) -> Result<(), Instant> {
+        let mut queue = lock(&self.queue);
+        let Some(oldest) = queue.waiting.first_entry() else {
+            return Ok(());
+        };
+        let until = oldest.get().0 + GRACE;
+        if until > Instant::now() {
+            return Err(until);
+        }
+        let (_, close) = oldest.remove();
+        drop(queue);
+        // It may be ending by itself.
+        let _ = close.send(());
+        Ok(())
+    }
+
+    /// Enters a connection, after the oldest of too many was closed.
+    async fn enter(&self) -> Option<(Newcomer, Closing)> {
+        let slot = loop {
+            let slot = Arc::clone(&self.slots).acquire_owned();
+            if self.slots.available_permits() > 0 {
+                break slot.await;
+            }
+            match self.close_oldest() {
+                // Its task has yet to end.
+                Ok(()) => break slot.await,
+                Err(later) => match timeout_at(later, slot).await {
+                    Ok(slot) => break slot,
+                    Err(_) => continue,
+                },
+            }
+        };
+        let slot = slot.ok()?;
+        let (close, closing) = oneshot::channel();
+        let mut queue = lock(&self.queue);
+        queue.last += 1;
+        let id = queue.last;
+        queue.waiting.insert(id, (Instant::now(), close));
+        drop(queue);
+        let newcomer = Newcomer {
+            id,
+            queue: Arc::clone(&self.queue),
+            _slot: slot,
+        };
+        Some((newcomer, closing))
+    }
+}
+
+impl Newcomer {
+    /// Ends the wait for the greeting; returns whether it came before the connection was to be closed.
+    fn greeted(self) -> bool {
+        lock(&self.queue).waiting.remove(&self.id).is_some()
+    }
+}
+
+impl Drop for Newcomer {
+    fn drop(&mut self) {
+        lock(&self.queue).waiting.remove(&self.id);
+    }
+}
+
+/// Raises a gauge of the server until dropped.
+struct Raised(Arc<ServerCore>, Gauge);
+
+impl Raised {
+    fn new(core: &Arc<ServerCore>, gauge: Gauge) -> Self {
+        core.counters.count(gauge);
+        Self(Arc::clone(core), gauge)
+    }
+}
+
+impl Drop for Raised {
+    fn drop(&mut self) {
+        self.0.counters.lower(self.1);
+    }
+}
 
 /// A connection that has not been greeted yet.
 struct Accepted {
     incoming: Incoming,
     open: Raised,
-    shaking: Shaking,
+    raised: Raised,
+    newcomer: Newcomer,
     closing: Closing,
 }
 
 /// Accepts connections until the server ends. At its `own` socket sessions move, and none begins.
-pub(super) async fn run(inner: Arc<ServerCore>, listening: Listening, own: bool) {
+pub(super) async fn run(
+    core: Arc<ServerCore>,
+    newcomers: Arc<Newcomers>,
+    listening: Listening,
+    own: bool,
+) {
     loop {
         let accepted = tokio::select! {
-            () = inner.ended.cancelled() => break,
-            accepted = next(&inner, &listening) => accepted,
+            () = core.ended.cancelled() => break,
+            accepted = next(&core, &newcomers, &listening) => accepted,
         };
         match accepted {
             Ok(Some(accepted)) => {
-                let serve = serve(Arc::clone(&inner), accepted, own);
-                inner.tasks.spawn(serve);
+                let serve = serve(Arc::clone(&core), accepted, own);
+                core.tasks.spawn(serve);
             }
             Ok(None) => break,
             Err(error) => {
@@ -54,24 +181,29 @@ pub(super) async fn run(inner: Arc<ServerCore>, listening: Listening, own: bool)
 ///
 /// # Errors
 /// Those of a socket that is unusable.
-async fn next(inner: &Arc<ServerCore>, listening: &Listening) -> Result<Option<Accepted>> {
-    let incoming = incoming(inner, listening).await?;
-    let open = Raised::new(inner, |counters| &counters.connections);
-    let Some((newcomer, closing)) = inner.newcomers.enter().await else {
+async fn next(
+    core: &Arc<ServerCore>,
+    newcomers: &Newcomers,
+    listening: &Listening,
+) -> Result<Option<Accepted>> {
+    let incoming = incoming(newcomers, listening).await?;
+    let open = Raised::new(core, |counters| &counters.connections);
+    let Some((newcomer, closing)) = newcomers.enter().await else {
         return Ok(None);
     };
-    inner.counters.count(|counters| &counters.accepted);
-    let raised = Raised::new(inner, |counters| &counters.handshakes);
+    core.counters.count(|counters| &counters.accepted);
+    let raised = Raised::new(core, |counters| &counters.handshakes);
     Ok(Some(Accepted {
         incoming,
         open,
-        shaking: Shaking { raised, newcomer },
+        raised,
+        newcomer,
         closing,
     }))
 }
 
 /// Accepts a connection; if the process has no fd for it, the oldest one without a greeting is closed.
-async fn incoming(inner: &ServerCore, listening: &Listening) -> Result<Incoming> {
+async fn incoming(newcomers: &Newcomers, listening: &Listening) -> Result<Incoming> {
     let mut told = false;
     loop {
         if let Some(incoming) = listening.accept().await? {
@@ -82,34 +214,32 @@ async fn incoming(inner: &ServerCore, listening: &Listening) -> Result<Incoming>
             tracing::warn!(%address, "a connection must wait: no file descriptor or memory for it");
             told = true;
         }
-        let _ = inner.newcomers.close_oldest();
+        let _ = newcomers.close_oldest();
         tokio::time::sleep(BACK_OFF).await;
     }
 }
 
 /// Serves one connection from its first byte to its last.
-async fn serve(inner: Arc<ServerCore>, accepted: Accepted, own: bool) {
+async fn serve(core: Arc<ServerCore>, accepted: Accepted, own: bool) {
     let Accepted {
         incoming,
         open,
-        shaking,
+        raised,
+        newcomer,
         closing,
     } = accepted;
     let greeted = tokio::select! {
-        () = inner.ended.cancelled() => return,
-        Ok(()) = closing => Err(made_room(&inner)),
-        greeted = greet(&inner, incoming, shaking, own) => greeted,
+        () = core.ended.cancelled() => return,
+        Ok(()) = closing => Err(made_room(&core)),
+        greeted = greet(&core, incoming, (newcomer, raised), own) => greeted,
     };
     match greeted {
-        Ok((connection, link, of_peer)) => {
-            connection::serve(&inner, connection, &link).await;
-            drop(of_peer);
-        }
+        Ok((connection, link)) => connection::serve(&core, connection, link).await,
         Err(error) => {
-            inner.counters.count(|counters| &counters.failed_handshakes);
+            core.counters.count(|counters| &counters.failed_handshakes);
             if matches!(error, Error::Share(ShareError::NotTrusted { .. })) {
                 let (request, reason) = ("handshake", "not_trusted");
-                audit!(inner.audit, Refusal, None, "refused", request, reason);
+                audit!(core.audit, Refusal, None, "refused", request, reason);
             }
             tracing::info!(%error, "no session");
         }
@@ -119,46 +249,60 @@ async fn serve(inner: Arc<ServerCore>, accepted: Accepted, own: bool) {
 
 /// Handshake and hello, under one deadline.
 async fn greet(
-    inner: &Arc<ServerCore>,
+    core: &Arc<ServerCore>,
     incoming: Incoming,
-    shaking: Shaking,
+    (newcomer, raised): (Newcomer, Raised),
     own: bool,
-) -> Result<(Connection, Link, OfPeer)> {
-    let deadline = limits::deadline(inner.limits.handshake);
-    let (mut connection, hello) = hello(inner, incoming, deadline).await?;
-    let begun = inner.move_to(&mut connection, &hello, own).and_then(|()| {
-        let of_peer = OfPeer::enter(inner, &connection.peer)?;
-        of_peer.charge_frames(&mut connection);
-        let (link, welcome) = inner.begin(&mut connection, &hello, &of_peer.account)?;
-        Ok((link, welcome, of_peer))
-    });
-    match begun {
-        Ok((link, welcome, of_peer)) => {
-            let greeted = match shaking.finish() {
-                Ok(()) => send(inner, &mut connection, Greeting::Welcome(welcome), deadline).await,
-                Err(error) => Err(error),
-            };
-            if greeted.is_err() {
-                inner.detach(&link, Instant::now());
-            }
-            greeted.map(|()| (connection, link, of_peer))
+) -> Result<(Connection, Link)> {
+    // `raised` is dropped before the place that it counts.
+    let until = deadline(core.limits.handshake);
+    let (mut connection, hello) = hello(core, incoming, until).await?;
+    let counted = core.count_connection(&mut connection, &hello, own);
+    let begun = counted.and_then(|counted| core.begin(&mut connection, &hello, counted));
+    let (link, welcome) = match begun {
+        Ok(begun) => begun,
+        Err((reason, detail)) => {
+            return Err(refuse(core, connection, reason, detail, until).await);
         }
-        Err((reason, detail)) => Err(refuse(inner, connection, reason, detail, deadline).await),
+    };
+    drop(raised);
+    let greeted = if newcomer.greeted() {
+        send(core, &mut connection, Greeting::Welcome(welcome), until).await
+    } else {
+        Err(made_room(core))
+    };
+    if let Err(error) = greeted {
+        core.detach(&link, std::time::Instant::now());
+        return Err(error);
     }
+    Ok((connection, link))
+}
+
+/// Returns the error of a connection that was closed for a newer one.
+fn made_room(core: &ServerCore) -> Error {
+    core.counters.count(|counters| &counters.dropped_handshakes);
+    let limit = core.limits.handshakes;
+    Error::peer_lost(
+        "a connection without a hello",
+        format!(
+            "closed to make room for newer connections (limit `handshakes` {limit}, fewer where file descriptors \
+             run out)"
+        ),
+    )
 }
 
 /// Performs the transport's handshake, and reads a hello of a supported version.
 async fn hello(
-    inner: &ServerCore,
+    core: &ServerCore,
     incoming: Incoming,
-    deadline: tokio::time::Instant,
+    until: Instant,
 ) -> Result<(Connection, Hello)> {
-    let left = deadline.saturating_duration_since(tokio::time::Instant::now());
+    let left = until.saturating_duration_since(Instant::now());
     let mut connection = incoming.handshake(left).await?;
     connection.reader.forbid_fds();
     let peer = connection.label.to_string();
-    let Ok(frame) = timeout_at(deadline, connection.reader.read(MAX_HELLO)).await else {
-        return Err(late(&peer, inner.limits.handshake));
+    let Ok(frame) = timeout_at(until, connection.reader.read(MAX_HELLO)).await else {
+        return Err(late(&peer, core.limits.handshake));
     };
     let Some(frame) = frame? else {
         return Err(Error::peer_lost(peer, "it closed the connection"));
@@ -175,9 +319,8 @@ async fn hello(
     }
     if hello.oldest > VERSION || hello.newest < OLDEST {
         let detail = format!("versions {OLDEST} to {VERSION} are spoken here");
-        return Err(refuse(inner, connection, Refusal::Version, detail, deadline).await);
+        return Err(refuse(core, connection, Refusal::Version, detail, until).await);
     }
-    connection.queues = hello.queues;
     Ok((connection, hello))
 }
 
@@ -187,31 +330,31 @@ fn late(peer: &str, after: Duration) -> Error {
 
 /// Sends a greeting.
 async fn send(
-    inner: &ServerCore,
+    core: &ServerCore,
     connection: &mut Connection,
     greeting: Greeting,
-    deadline: tokio::time::Instant,
+    until: Instant,
 ) -> Result<()> {
-    let limit = inner.limits.handshake;
+    let limit = core.limits.handshake;
     let bytes = encode(&greeting);
     drop(greeting);
-    let sent = timeout_at(deadline, connection.writer.write(&bytes, &[])).await;
+    let sent = timeout_at(until, connection.writer.write(&bytes, &[])).await;
     sent.unwrap_or_else(|_| Err(late(&connection.label, limit)))
 }
 
 /// Refuses a connection, and returns the reason as an error.
 async fn refuse(
-    inner: &ServerCore,
+    core: &ServerCore,
     mut connection: Connection,
     reason: Refusal,
     detail: String,
-    deadline: tokio::time::Instant,
+    until: Instant,
 ) -> Error {
-    inner.counters.refused(&reason);
+    core.counters.refused(&reason);
     let (peer, pid) = (&connection.peer, connection.pid);
     let (request, word) = ("session", reason.word());
     audit!(
-        inner.audit,
+        core.audit,
         Refusal,
         Some(peer),
         "refused",
@@ -220,15 +363,91 @@ async fn refuse(
         reason = word
     );
     let refused = Refused {
-        reason: reason.word().into(),
+        reason: word.into(),
         detail: detail.clone(),
     };
-    // It no longer matters whether it arrives.
-    let _ = send(inner, &mut connection, Greeting::Refused(refused), deadline).await;
+    // Best effort: the connection is being closed.
+    let _ = send(core, &mut connection, Greeting::Refused(refused), until).await;
     Error::refused(
         "the server",
         format!("a session with {}", connection.peer),
         reason,
         detail,
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn enter(all: &Newcomers) -> (Newcomer, Closing) {
+        all.enter().await.unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_oldest_is_closed_after_its_grace_period() {
+        let all = Newcomers::new(2);
+        let begun = Instant::now();
+        let (a, a_closes) = enter(&all).await;
+        let (b, mut b_closes) = enter(&all).await;
+        assert_eq!(begun.elapsed(), Duration::ZERO);
+        let ends = tokio::spawn(async move {
+            a_closes.await.unwrap();
+            assert!(!a.greeted(), "it has been told");
+        });
+        let (c, mut c_closes) = enter(&all).await;
+        assert!(begun.elapsed() >= GRACE);
+        ends.await.unwrap();
+        assert!(b_closes.try_recv().is_err() && c_closes.try_recv().is_err());
+        assert!(b.greeted() && c.greeted());
+        assert!(lock(&all.queue).waiting.is_empty());
+        assert_eq!(all.slots.available_permits(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_greeted_connection_makes_room_at_once() {
+        let all = Newcomers::new(2);
+        let begun = Instant::now();
+        let (a, a_closes) = enter(&all).await;
+        let (_b, _b_closes) = enter(&all).await;
+        let third = async { enter(&all).await };
+        let (_c, greeted) = tokio::join!(third, async { a.greeted() });
+        assert!(greeted);
+        assert!(a_closes.await.is_err(), "it stays");
+        assert_eq!(begun.elapsed(), Duration::ZERO);
+    }
+
+    /// With the room that 1024 fds leave.
+    #[tokio::test(start_paused = true)]
+    async fn two_thousand_silent_connections_keep_nobody_out() {
+        let all = Newcomers::new(128);
+        let begun = Instant::now();
+        for _ in 0..2000 {
+            let (silent, closes) = enter(&all).await;
+            tokio::spawn(async move {
+                let _ = closes.await;
+                drop(silent);
+            });
+        }
+        let (newcomer, _) = enter(&all).await;
+        let elapsed = begun.elapsed();
+        assert!(elapsed < Duration::from_secs(5), "{elapsed:?}");
+        assert!(newcomer.greeted());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_newcomer_closes_one() {
+        let all = Newcomers::new(2);
+        let (a, a_closes) = enter(&all).await;
+        let (_b, mut b_closes) = enter(&all).await;
+        tokio::time::advance(GRACE * 2).await;
+        let slow = async {
+            a_closes.await.unwrap();
+            // However long its task takes to end.
+            tokio::time::sleep(GRACE * 5).await;
+            drop(a);
+        };
+        let (_c, ()) = tokio::join!(enter(&all), slow);
+        assert!(b_closes.try_recv().is_err(), "only one was closed");
+    }
 }

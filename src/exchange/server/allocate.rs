@@ -1,12 +1,24 @@
-//! Memory on request.
+//! Memory on request, and refusals of requests.
 
 use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
 
-use crate::Refusal;
 use crate::protocol::Create;
-use crate::{Namespaces, PeerName};
+use crate::{Error, Namespaces, PeerName, Refusal};
+
+/// A refusal: the reason for programs, and for people.
+pub(super) type Refused = (Refusal, String);
+
+/// Refuses a malformed request.
+pub(super) fn invalid(error: Error) -> Refused {
+    (Refusal::Invalid, error.to_string())
+}
+
+/// Refuses a name that does not exist or that the peer has no right to: the peer does not learn which.
+pub(super) fn not_found() -> Refused {
+    (Refusal::NotFound, String::new())
+}
 
 /// The answer of an [`Allocate`]: a refusal has a reason for programs and one for people.
 pub type Allocation<'a> = Pin<Box<dyn Future<Output = Result<(), (Refusal, String)>> + Send + 'a>>;

@@ -1,24 +1,26 @@
 //! Serves a connection: requests, answers, notices, and silence.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::future::poll_fn;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
 use zeroize::Zeroizing;
 
-use super::audit::audit;
-use super::link::Link;
-use super::outcome::{Content, Outcome, Step};
+use super::ServerCore;
+use super::publication::Publication;
+use super::quota::CountedFds;
+use super::requests::{Answered, Reply, handle};
 use super::session::Next;
-use super::{ServerCore, requests};
-use crate::account::{self, Charge};
+use super::sessions::Link;
+use crate::limits::deadline;
 use crate::per_driver::lock;
-use crate::protocol::{Answer, Ask, Event, FromServer, Gone, Refused, Request};
-use crate::protocol::{decode, encode};
-use crate::text::bounded;
+use crate::protocol::{
+    Answer, Ask, Event, FromServer, Gone, Names, Refused, Request, decode, encode,
+};
 use crate::tls::{Reloads, Tls};
-use crate::transport::{Connection, Frame, FrameReader, FrameWriter};
+use crate::transport::{Connection, Frame, FrameReader, FrameWriter, Permit, SMALL};
 use crate::{Error, Refusal, Result, ShareError};
 
 /// Why a connection ends.
@@ -41,45 +43,55 @@ impl From<Error> for End {
     }
 }
 
-/// Requests that are being answered, each with its charge.
-type Jobs = JoinSet<(u64, Outcome, Option<Charge>)>;
-
 /// How many notices are sent before requests have their turn.
 const NOTICES_AT_ONCE: usize = 16;
+/// The most bytes of a part in an answer, with its handle.
+const PART: usize = 256;
+
+/// A connection's state, besides its reader.
+struct Conversation<'a> {
+    core: &'a Arc<ServerCore>,
+    link: &'a Arc<Link>,
+    writer: FrameWriter,
+    /// Requests that wait for something.
+    jobs: JoinSet<Answered>,
+    last_message: Instant,
+}
 
 /// Serves a connection to its end.
-pub(super) async fn serve(inner: &Arc<ServerCore>, mut connection: Connection, link: &Link) {
-    let mut last_word = Instant::now();
-    let mut jobs = JoinSet::new();
-    let end = converse(inner, &mut connection, link, &mut jobs, &mut last_word).await;
+pub(super) async fn serve(core: &Arc<ServerCore>, connection: Connection, link: Link) {
+    let Connection {
+        mut reader, writer, ..
+    } = connection;
+    let link = &Arc::new(link);
+    let mut conversation = Conversation {
+        core,
+        link,
+        writer,
+        jobs: JoinSet::new(),
+        last_message: Instant::now(),
+    };
     let (peer, session) = (&link.session.peer, link.session.id);
-    match end {
+    match conversation.run(&mut reader).await {
         Ok(()) | Err(End::Quietly | End::Dismissed) => {
             tracing::debug!(%peer, session, "disconnected")
         }
         Err(End::Server) => {
-            // The last messages: answers decided before, and the end of leases.
-            let writer = &mut connection.writer;
-            let telling = async {
-                let ended = link.session.is_dismissed();
-                if ended || answer_done(inner, writer, link, &mut jobs).await.is_ok() {
-                    while let Ok(true) = notify(inner, writer, link, || false).await {}
-                }
-            };
             // Bounded, because the client may read slowly and notices may be endless.
-            let _ = tokio::time::timeout(inner.limits.write, telling).await;
+            let last = conversation.send_last();
+            let _ = tokio::time::timeout(core.limits.write, last).await;
         }
         Err(End::Dropped(why)) => {
-            inner.counters.count(|counters| &counters.dropped_peers);
+            core.counters.count(|counters| &counters.dropped_peers);
             tracing::warn!(%peer, session, why, "connection dropped");
         }
         Err(End::Failed(error)) => {
             if error.is_peer_lost() {
-                let reading = last_releases(inner, &mut connection.reader, link);
+                let reading = last_releases(core, &mut reader, link);
                 // Bounded, because the client may go on writing.
-                let _ = tokio::time::timeout(inner.limits.write, reading).await;
+                let _ = tokio::time::timeout(core.limits.write, reading).await;
             }
-            let counters = &inner.counters;
+            let counters = &core.counters;
             match error {
                 Error::Share(ShareError::Protocol { .. }) => {
                     counters.count(|counters| &counters.protocol_errors);
@@ -92,291 +104,270 @@ pub(super) async fn serve(inner: &Arc<ServerCore>, mut connection: Connection, l
             tracing::info!(%peer, session, %error, "connection lost");
         }
     }
-    drop(connection);
+    let Conversation {
+        writer,
+        mut jobs,
+        last_message,
+        ..
+    } = conversation;
+    drop((reader, writer));
     jobs.shutdown().await;
-    inner.detach(link, last_word);
+    core.detach(link, last_message);
 }
 
-async fn converse(
-    inner: &Arc<ServerCore>,
-    connection: &mut Connection,
-    link: &Link,
-    jobs: &mut Jobs,
-    last_word: &mut Instant,
-) -> Result<(), End> {
-    let Connection { reader, writer, .. } = connection;
-    let session = &link.session;
-    let mut reloads = inner.tls.as_ref().map(Tls::reloads);
-    let silence = inner.silence();
-    let limit = inner.limits.frame_bytes;
-    let quiet = tokio::time::sleep(silence);
-    tokio::pin!(quiet);
-    let ended = inner.ended.cancelled();
-    tokio::pin!(ended);
-    let mut excused = Duration::ZERO;
-    loop {
-        verify(inner, link);
-        let more = notify(inner, writer, link, || inner.ended.is_cancelled()).await?;
-        let expiry = lock(&session.credential)
-            .as_ref()
-            .and_then(|peer| peer.left((inner.wall_clock)()));
-        // Timers do not run while the machine is suspended.
-        let expiry = expiry.map(|left| left.min(inner.heartbeat));
-        // Biased select: a flood of events must not starve reads. The server must hear a client that it sends
-        // to, and drop it when it falls silent.
-        tokio::select! {
-            biased;
-            () = &mut ended => return Err(End::Server),
-            // Verified by the next round.
-            () = Reloads::next_of(&mut reloads) => {}
-            () = tokio::time::sleep(expiry.unwrap_or_default()), if expiry.is_some() => {}
-            Some(done) = jobs.join_next(), if !jobs.is_empty() => {
-                // A job that panicked gets no answer: its id is unknown.
-                if let Ok((id, outcome, _charge)) = done
-                    && !session.is_dismissed()
-                {
-                    answer(inner, writer, link, id, outcome).await?;
+impl Conversation<'_> {
+    async fn run(&mut self, reader: &mut FrameReader) -> Result<(), End> {
+        let (core, session) = (self.core, &self.link.session);
+        let mut reloads = core.tls.as_ref().map(Tls::reloads);
+        let silence = core.lease.min(core.heartbeat.saturating_mul(3));
+        let idle = tokio::time::sleep(silence);
+        tokio::pin!(idle);
+        let ended = core.ended.cancelled();
+        tokio::pin!(ended);
+        let mut excused = Duration::ZERO;
+        loop {
+            self.verify();
+            let more = self.notify(|| core.ended.is_cancelled()).await?;
+            let expiry = lock(&session.credential)
+                .as_ref()
+                .and_then(|peer| peer.left((core.wall_clock)()));
+            // Timers do not run while the machine is suspended.
+            let expiry = expiry.map(|left| left.min(core.heartbeat));
+            // Biased select: a flood of events must not starve reads. The server must hear a client that it sends
+            // to, and drop it when it falls silent.
+            tokio::select! {
+                biased;
+                () = &mut ended => return Err(End::Server),
+                // Verified by the next round.
+                () = Reloads::next_of(&mut reloads) => {}
+                () = tokio::time::sleep(expiry.unwrap_or_default()), if expiry.is_some() => {}
+                Some(done) = self.jobs.join_next(), if !self.jobs.is_empty() => {
+                    // A job that panicked gets no answer: its id is unknown.
+                    if let Ok(answered) = done
+                        && !session.is_dismissed()
+                    {
+                        self.answer(answered).await?;
+                    }
                 }
-            }
-            frame = reader.read(limit) => {
-                let Some(frame) = frame? else {
-                    return Ok(());
-                };
-                *last_word = Instant::now();
-                excused = Duration::ZERO;
-                verify(inner, link);
-                request(inner, writer, link, jobs, frame).await?;
-            }
-            () = &mut quiet => {
-                let now = Instant::now();
-                let late = now.saturating_duration_since(*last_word + silence);
-                if let Some(excuse) = excuse(inner, late, excused) {
-                    *last_word += excuse;
-                    excused += excuse;
+                frame = reader.read(core.limits.frame_bytes) => {
+                    let Some(frame) = frame? else {
+                        return Ok(());
+                    };
+                    self.last_message = Instant::now();
+                    excused = Duration::ZERO;
+                    self.verify();
+                    self.request(frame).await?;
                 }
-                let until = *last_word + silence;
-                if until <= now {
-                    return Err(End::Dropped("it is silent"));
+                () = &mut idle => {
+                    let now = Instant::now();
+                    let late = now.saturating_duration_since(self.last_message + silence);
+                    if let Some(excuse) = excuse(core, late, excused) {
+                        self.last_message += excuse;
+                        excused += excuse;
+                    }
+                    let until = self.last_message + silence;
+                    if until <= now {
+                        return Err(End::Dropped("it is silent"));
+                    }
+                    idle.as_mut().reset(until.into());
                 }
-                quiet.as_mut().reset(until.into());
+                () = session.wake.notified(), if !more => {}
+                // Lets other tasks of this thread run, and polls for input.
+                () = tokio::task::yield_now(), if more => {}
             }
-            () = session.wake.notified(), if !more => {}
-            // Lets other tasks of this thread run, and polls for input.
-            () = tokio::task::yield_now(), if more => {}
         }
     }
-}
 
-/// Ends the session if its peer is no longer trusted: certificates were loaded anew, or one of the peer's has expired.
-fn verify(inner: &ServerCore, link: &Link) {
-    let Some(tls) = &inner.tls else {
-        return;
-    };
-    let verified = match &mut *lock(&link.session.credential) {
-        Some(peer) => tls.check(peer, (inner.wall_clock)()),
-        None => Ok(()),
-    };
-    if let Err(why) = verified {
-        inner.dismiss_link(link, Refusal::NotTrusted, &why);
+    /// Ends the session if its peer is no longer trusted: certificates were loaded anew, or one of the peer's has expired.
+    fn verify(&self) {
+        let Some(tls) = &self.core.tls else {
+            return;
+        };
+        let verified = match &mut *lock(&self.link.session.credential) {
+            Some(peer) => tls.check(peer, (self.core.wall_clock)()),
+            None => Ok(()),
+        };
+        if let Err(why) = verified {
+            (self.core).dismiss_link(self.link, Refusal::NotTrusted, &why);
+        }
+    }
+
+    /// Answers a request at once, or lets a task wait for its answer. Does neither after the session's end.
+    async fn request(&mut self, frame: Frame) -> Result<(), End> {
+        if self.link.session.is_dismissed() {
+            return Ok(());
+        }
+        let Frame { bytes, permit, .. } = frame;
+        let request: Request = decode(&bytes)?;
+        drop((bytes, permit));
+        self.core.counters.count(|counters| &counters.requests);
+        let (core, link) = (Arc::clone(self.core), Arc::clone(self.link));
+        // If the allocator panics, only a task of the request's own ends.
+        let asks_allocator = matches!(request.1, Ask::Create(_) | Ask::Delete(_));
+        let mut handling = Box::pin(handle(core, link, request, self.jobs.len()));
+        // Most of the others need not wait: a task would cost them more than the rest.
+        let polled = if asks_allocator {
+            Poll::Pending
+        } else {
+            poll_fn(|cx| Poll::Ready(handling.as_mut().poll(cx))).await
+        };
+        match polled {
+            Poll::Ready(answered) => self.answer(answered).await?,
+            Poll::Pending => {
+                let running = self.core.tasks.token();
+                self.jobs.spawn(async move {
+                    let answered = handling.await;
+                    drop(running);
+                    answered
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends the last messages: answers decided before, and the end of leases.
+    async fn send_last(&mut self) -> Result<(), End> {
+        if !self.link.session.is_dismissed() {
+            while let Some(done) = self.jobs.try_join_next() {
+                if let Ok(answered) = done {
+                    self.answer(answered).await?;
+                }
+            }
+        }
+        while self.notify(|| false).await? {}
+        Ok(())
+    }
+
+    /// Sends the answer to a request.
+    async fn answer(&mut self, answered: Answered) -> Result<()> {
+        let reply = match answered.result {
+            Ok(reply) => reply,
+            Err((reason, detail)) => {
+                self.core.counters.refused(&reason);
+                let reason = reason.word().into();
+                Answer::Refused(Refused { reason, detail }).into()
+            }
+        };
+        let (answer, fds, _permit) = self.build(reply).await?;
+        let granted = match &answer {
+            Answer::Granted(granted) => Some(granted.lease),
+            _ => None,
+        };
+        let bytes: Zeroizing<Vec<u8>> = encode(&(answered.id, answer));
+        let written = self.writer.write(&bytes, &fds.borrowed()).await;
+        if let Some(lease) = granted {
+            self.link.session.granted(lease);
+        }
+        written
+    }
+
+    /// Builds an answer, now that it is about to be written: until then a long description is kept only once.
+    async fn build(&self, reply: Reply) -> Result<(Answer, CountedFds, Option<Permit>)> {
+        let (mut fds, mut permit) = (CountedFds::default(), None);
+        let answer = match reply {
+            Reply::Answer(answer) => answer,
+            Reply::Entry(publication) => {
+                permit = self.permit(&publication).await?;
+                let entries = vec![self.core.state().entry(&publication)];
+                Answer::Names(Names {
+                    entries,
+                    more: false,
+                })
+            }
+            Reply::Page { prefix, after } => {
+                let peer = &self.link.session.peer;
+                let page = |least| self.core.page(peer, &prefix, after.as_deref(), least);
+                match page(0) {
+                    // The first entry is long.
+                    names if names.more && names.entries.is_empty() => {
+                        permit = Some(self.large_permit().await?);
+                        Answer::Names(page(1))
+                    }
+                    names => Answer::Names(names),
+                }
+            }
+            Reply::Grant(grant) => {
+                permit = self.permit(&grant.publication).await?;
+                let granted = grant.build();
+                fds = grant.fds;
+                Answer::Granted(granted)
+            }
+        };
+        Ok((answer, fds, permit))
+    }
+
+    /// Waits for a permit, if an answer or event about this memory may be a large frame.
+    async fn permit(&self, publication: &Publication) -> Result<Option<Permit>> {
+        if publication.description.parts.len() * PART <= SMALL {
+            return Ok(None);
+        }
+        self.large_permit().await.map(Some)
+    }
+
+    async fn large_permit(&self) -> Result<Permit> {
+        let within = self.core.limits.write;
+        self.link.large.permit(deadline(within), within).await
+    }
+
+    /// Sends the client some of its notices, unless there is something more urgent; returns whether there may be
+    /// more.
+    async fn notify(&mut self, urgent: impl Fn() -> bool) -> Result<bool, End> {
+        for _ in 0..NOTICES_AT_ONCE {
+            if urgent() {
+                break;
+            }
+            let (mut _permit, mut end) = (None, None);
+            let event = match self.link.session.next(self.link.id) {
+                Next::Nothing => return Ok(false),
+                Next::TakenOver => return Err(End::Quietly),
+                Next::Overflown => return Err(End::Dropped("it does not read")),
+                Next::Dismissed(why) => {
+                    end = Some(End::Dismissed);
+                    Event::Dismissed(why)
+                }
+                Next::Notice(event) => event,
+                Next::News(name, seen_before) => {
+                    match self.core.visible(&name, &self.link.session.peer) {
+                        Some(publication) => {
+                            _permit = self.permit(&publication).await?;
+                            Event::Published(self.core.state().entry(&publication))
+                        }
+                        None if seen_before => Event::Gone(Gone {
+                            name: name.to_string(),
+                        }),
+                        None => continue,
+                    }
+                }
+            };
+            let notice = FromServer::Event(event);
+            self.writer.write(&encode(&notice), &[]).await?;
+            if let Some(end) = end {
+                return Err(end);
+            }
+        }
+        Ok(true)
     }
 }
 
 /// Records the releases that a client sent before it closed the connection. A client that ends does not wait for the
 /// answers, so writing one may fail before all releases were read.
-async fn last_releases(inner: &Arc<ServerCore>, reader: &mut FrameReader, link: &Link) {
-    while let Ok(Some(frame)) = reader.read(inner.limits.frame_bytes).await {
+async fn last_releases(core: &Arc<ServerCore>, reader: &mut FrameReader, link: &Link) {
+    while let Ok(Some(frame)) = reader.read(core.limits.frame_bytes).await {
         let Ok::<Request, _>((_, ask)) = decode(&frame.bytes) else {
             return;
         };
-        if let Ask::Release(_) = &ask
+        if let Ask::Release(release) = ask
             && !link.session.is_dismissed()
         {
-            inner.counters.count(|counters| &counters.requests);
-            let _unanswered = requests::begin(inner, link, ask);
+            core.counters.count(|counters| &counters.requests);
+            let _unanswered = core.release(link, release.lease);
         }
     }
 }
 
 /// Returns how much of a silence to ignore if this server noticed it `late`, because it did not run: a client
 /// on the same busy machine may not have run either. Not without a bound.
-fn excuse(inner: &ServerCore, late: Duration, before: Duration) -> Option<Duration> {
-    let most = inner.lease.saturating_mul(3);
-    (late > inner.heartbeat / 2 && before < most).then(|| late.min(most) + inner.heartbeat)
-}
-
-/// Answers a request at once, or starts a job for it. Does neither after the session's end.
-async fn request(
-    inner: &Arc<ServerCore>,
-    writer: &mut FrameWriter,
-    link: &Link,
-    jobs: &mut Jobs,
-    frame: Frame,
-) -> Result<(), End> {
-    if link.session.is_dismissed() {
-        return Ok(());
-    }
-    let Frame {
-        bytes,
-        charge: read,
-        ..
-    } = frame;
-    let (id, ask): Request = decode(&bytes)?;
-    drop((bytes, read));
-    inner.counters.count(|counters| &counters.requests);
-    let subject = requests::subject(&ask);
-    let kept = account::request(&ask);
-    let begun = requests::begin(inner, link, ask);
-    let begun = begun.and_then(|step| match step {
-        Step::Now(_) => Ok((step, None)),
-        Step::Later(_) if jobs.len() >= inner.limits.requests_in_flight => {
-            let limit = inner.limits.requests_in_flight;
-            Err((Refusal::Limit, format!("{limit} requests at once")))
-        }
-        Step::Later(_) => Ok((step, Some(link.session.account().charge(kept)?))),
-    });
-    let outcome = match begun {
-        Ok((Step::Later(job), charge)) => {
-            let running = inner.tasks.token();
-            let (core, link) = (Arc::clone(inner), link.clone());
-            jobs.spawn(async move {
-                let outcome = job.await;
-                audit_refusal(&core, &link, subject, &outcome);
-                drop(running);
-                (id, outcome, charge)
-            });
-            return Ok(());
-        }
-        Ok((Step::Now(content), _)) => Ok(content),
-        Err(no) => Err(no),
-    };
-    audit_refusal(inner, link, subject, &outcome);
-    Ok(answer(inner, writer, link, id, outcome).await?)
-}
-
-/// Writes an audit event if a request was refused.
-fn audit_refusal(
-    inner: &ServerCore,
-    link: &Link,
-    (request, name): (&'static str, Option<String>),
-    outcome: &Outcome,
-) {
-    let reason = match outcome {
-        Err((reason, _)) => reason.word(),
-        Ok(Content::Answer(Answer::Refused(refused), _)) => &refused.reason,
-        Ok(_) => return,
-    };
-    let (reason, peer, session) = (bounded(reason, 64), &link.session.peer, link.session.id);
-    audit!(
-        inner.audit,
-        Refusal,
-        Some(peer),
-        "refused",
-        session,
-        pid = link.pid(),
-        request,
-        name,
-        reason,
-    );
-}
-
-/// Sends the answers that are ready.
-async fn answer_done(
-    inner: &ServerCore,
-    writer: &mut FrameWriter,
-    link: &Link,
-    jobs: &mut Jobs,
-) -> Result<()> {
-    while let Some(done) = jobs.try_join_next() {
-        if let Ok((id, outcome, _charge)) = done {
-            answer(inner, writer, link, id, outcome).await?;
-        }
-    }
-    Ok(())
-}
-
-/// Sends the answer to a request.
-async fn answer(
-    inner: &ServerCore,
-    writer: &mut FrameWriter,
-    link: &Link,
-    id: u64,
-    outcome: Outcome,
-) -> Result<()> {
-    let (answer, fds) = match outcome {
-        Ok(Content::Answer(answer, fds)) => (answer, fds),
-        Ok(Content::Built(build)) => build(),
-        Err((reason, detail)) => (refused(&reason, detail), Vec::new()),
-    };
-    if let Answer::Refused(refused) = &answer {
-        inner.counters.refused(&Refusal::from_word(&refused.reason));
-    }
-    let (names, grant) = (
-        matches!(answer, Answer::Names(_)),
-        matches!(answer, Answer::Granted(_)),
-    );
-    let bytes = reply(id, answer);
-    let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
-    let written = writer.write(&bytes, &fds).await;
-    if grant {
-        link.session.granted(link.id);
-    }
-    match written {
-        // Nothing else depends on names that were not listed.
-        Err(Error::LimitReached { what, limit }) if names => {
-            drop(bytes);
-            inner.counters.refused(&Refusal::Limit);
-            let answer = refused(&Refusal::Limit, format!("{limit} {what}"));
-            writer.write(&reply(id, answer), &[]).await
-        }
-        written => written,
-    }
-}
-
-/// Encodes the whole message.
-fn reply(id: u64, answer: Answer) -> Zeroizing<Vec<u8>> {
-    encode(&(id, answer))
-}
-
-fn refused(reason: &Refusal, detail: String) -> Answer {
-    let reason = reason.word().into();
-    Answer::Refused(Refused { reason, detail })
-}
-
-/// Sends the client some of its notices, unless there is something more urgent; returns whether there may be
-/// more.
-async fn notify(
-    inner: &ServerCore,
-    writer: &mut FrameWriter,
-    link: &Link,
-    urgent: impl Fn() -> bool,
-) -> Result<bool, End> {
-    for _ in 0..NOTICES_AT_ONCE {
-        if urgent() {
-            break;
-        }
-        let event = match link.session.next(link.id) {
-            Next::Nothing => return Ok(false),
-            Next::TakenOver => return Err(End::Quietly),
-            Next::Overflown => return Err(End::Dropped("it does not read")),
-            Next::Dismissed(why) => {
-                let notice = FromServer::Event(Event::Dismissed(why));
-                writer.write(&encode(&notice), &[]).await?;
-                return Err(End::Dismissed);
-            }
-            Next::Notice(event) => event,
-            Next::News(name, seen_before) => {
-                let state = inner.state();
-                match state.visible(&name, &link.session.peer) {
-                    Some(found) => Event::Published(state.entry(&found.publication)),
-                    None if seen_before => Event::Gone(Gone {
-                        name: name.to_string(),
-                    }),
-                    None => continue,
-                }
-            }
-        };
-        let notice = FromServer::Event(event);
-        writer.write(&encode(&notice), &[]).await?;
-    }
-    Ok(true)
+fn excuse(core: &ServerCore, late: Duration, before: Duration) -> Option<Duration> {
+    let most = core.lease.saturating_mul(3);
+    (late > core.heartbeat / 2 && before < most).then(|| late.min(most) + core.heartbeat)
 }

@@ -1,56 +1,97 @@
 //! Grants memory: handles and a lease.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+use rustix::net::sockopt::set_socket_send_buffer_size;
+use tokio::net::UnixStream;
+use tokio::time::timeout_at;
+use tokio_util::task::TaskTracker;
 
 use super::ServerCore;
+use super::allocate::{Refused, invalid, not_found};
 use super::audit::audit;
-use super::link::Link;
-use super::outcome::{Content, No, Outcome, Step, invalid, not_found};
-use super::process::Known;
 use super::publication::Publication;
-use crate::driver::{Access, HandleType};
+use super::quota::{Counted, CountedFds};
+use super::sessions::{Link, elsewhere};
+use crate::driver::{Access, HandleType, ShareableHandle};
 use crate::ledger::Party;
-use crate::protocol::{Answer, Fds, Fetch, Granted, Handles, check_name};
-use crate::transport::HeldFd;
-use crate::{Owner, PeerName, Refusal};
+use crate::limits::deadline;
+use crate::protocol::{Fds, Fetch, Granted, Handles, check_name};
+use crate::share::fd;
+use crate::share::queue::{self, BATCH};
+use crate::transport::send_fds;
+use crate::{Error, Owner, Refusal, Result};
 
 /// The most handle types that a client may ask for.
 const MAX_ACCEPT: usize = 16;
+/// A queue's bytes in the kernel. It raises this to its least, which is room for less than 10 batches: a client that
+/// does not take its fds has no more of them in flight.
+const KERNEL_BYTES: usize = 1;
 
-/// The handles of the memory for the client.
-struct Exported {
+/// A lease that was granted.
+pub(super) struct Grant {
+    pub publication: Arc<Publication>,
+    pub fds: CountedFds,
+    lease: u64,
     /// `None`: fabric handles, which the publication has.
-    fds: Option<Fds>,
-    held: Vec<HeldFd>,
-    /// Why it is not a fabric handle, if the client wanted one.
+    handles: Option<Fds>,
+    probe: Option<u64>,
     no_fabric: Option<String>,
 }
 
-/// Answers at once if the driver need not be asked.
-pub(super) fn begin(inner: &Arc<ServerCore>, link: &Link, ask: Fetch) -> Result<Step, No> {
-    let publication = inner.check(link, &ask)?;
-    let wanted = ask.accept.first();
-    if wanted == Some(&HandleType::Fabric) && publication.fabric.get().is_some() {
-        let exported = Exported {
-            fds: None,
-            held: Vec::new(),
-            no_fabric: None,
+impl Grant {
+    /// Returns the answer, which may be long.
+    pub fn build(&self) -> Granted {
+        let fabric = || {
+            let handles = self.publication.fabric.get();
+            Handles::Fabric(handles.cloned().unwrap_or_default())
         };
-        return inner
-            .grant(link, &ask, &publication, exported)
-            .map(Step::Now);
+        Granted {
+            lease: self.lease,
+            memory: self.publication.description.clone(),
+            handles: self.handles.map_or_else(fabric, Handles::Fds),
+            probe: self.probe,
+            no_fabric: self.no_fabric.clone(),
+            owner: self.publication.owner.clone(),
+        }
     }
-    let (inner, link) = (Arc::clone(inner), link.clone());
-    Step::later(async move {
-        let exported = inner.export(&link, &ask, &publication).await?;
-        inner.grant(&link, &ask, &publication, exported)
-    })
 }
 
 impl ServerCore {
+    /// Grants memory. Does not wait if the driver need not be asked.
+    pub(super) async fn fetch(
+        &self,
+        link: &Link,
+        ask: Fetch,
+        counted: Option<Arc<Counted>>,
+    ) -> Result<Grant, Refused> {
+        let publication = self.check(link, &ask)?;
+        let (mut no_fabric, mut reasons) = (None, Vec::new());
+        for (at, wanted) in ask.accept.iter().enumerate() {
+            if ask.accept[..at].contains(wanted) {
+                continue;
+            }
+            let counted = counted.clone();
+            let exported = match wanted {
+                HandleType::Fabric => self.export_fabric(&publication, counted).await?,
+                HandleType::PosixFd => self.export_fds(link, &publication, counted).await?,
+            };
+            match (exported, wanted) {
+                (Ok(exported), _) => {
+                    return self.grant(link, &ask, publication, exported, no_fabric);
+                }
+                (Err(why), HandleType::Fabric) => no_fabric = Some(why),
+                (Err(why), HandleType::PosixFd) => reasons.push(why),
+            }
+        }
+        reasons.extend(no_fabric);
+        Err((Refusal::NoCommonHandle, reasons.join("; ")))
+    }
+
     /// Checks whether the peer may have the memory at all.
-    fn check(&self, link: &Link, ask: &Fetch) -> Result<Arc<Publication>, No> {
+    fn check(&self, link: &Link, ask: &Fetch) -> Result<Arc<Publication>, Refused> {
         check_name(&ask.name).map_err(invalid)?;
         if ask.accept.len() > MAX_ACCEPT || ask.access == Access::None {
             return Err((Refusal::Invalid, "handle types or access".into()));
@@ -83,54 +124,22 @@ impl ServerCore {
         Ok(publication)
     }
 
-    /// Exports handles of the first type that the client wants and that works.
-    async fn export(
-        &self,
-        link: &Link,
-        ask: &Fetch,
-        publication: &Arc<Publication>,
-    ) -> Result<Exported, No> {
-        let (mut no_fabric, mut reasons) = (None, Vec::new());
-        for (at, wanted) in ask.accept.iter().enumerate() {
-            if ask.accept[..at].contains(wanted) {
-                continue;
-            }
-            let exported = match wanted {
-                HandleType::Fabric => self.export_fabric(link, publication).await?,
-                HandleType::PosixFd => self.export_fds(link, publication).await?,
-            };
-            match (exported, wanted) {
-                (Ok((fds, held)), _) => {
-                    return Ok(Exported {
-                        fds,
-                        held,
-                        no_fabric,
-                    });
-                }
-                (Err(why), HandleType::Fabric) => no_fabric = Some(why),
-                (Err(why), HandleType::PosixFd) => reasons.push(why),
-            }
-        }
-        reasons.extend(no_fabric);
-        Err((Refusal::NoCommonHandle, reasons.join("; ")))
-    }
-
     /// Makes sure that the publication has fabric handles; returns why it has none otherwise.
     async fn export_fabric(
         &self,
-        link: &Link,
         publication: &Arc<Publication>,
-    ) -> Result<Result<(Option<Fds>, Vec<HeldFd>), String>, No> {
+        counted: Option<Arc<Counted>>,
+    ) -> Result<Result<Exported, String>, Refused> {
         let exported = match (publication.fabric.get(), publication.no_fabric.get()) {
             (Some(_), _) => Ok(()),
             (None, Some(why)) => Err(why.clone()),
             (None, None) => {
                 let publication = Arc::clone(publication);
                 let export = move || Ok(publication.export_fabric());
-                self.driver_call(link.session.account(), export).await?
+                self.driver_call(counted, export).await?
             }
         };
-        Ok(exported.map(|()| (None, Vec::new())))
+        Ok(exported.map(|()| (None, CountedFds::default())))
     }
 
     /// Exports fds, or starts to send them through a queue; returns why there are none otherwise.
@@ -138,14 +147,15 @@ impl ServerCore {
         &self,
         link: &Link,
         publication: &Arc<Publication>,
-    ) -> Result<Result<(Option<Fds>, Vec<HeldFd>), String>, No> {
+        counted: Option<Arc<Counted>>,
+    ) -> Result<Result<Exported, String>, Refused> {
         let most = self.limits.frame_fds as usize;
         let parts = publication.description.parts.len();
-        let is_queued = link.is_queued(parts);
-        let why = if !publication
+        let is_queued = link.queues && queue::is_needed(parts);
+        let has_fds = publication
             .handle_types
-            .contains(HandleType::PosixFd.into())
-        {
+            .contains(HandleType::PosixFd.into());
+        let why = if !has_fds {
             "the memory was made without POSIX fds".to_owned()
         } else if !link.local && link.boot != self.boot {
             "POSIX fds do not go to another machine".to_owned()
@@ -156,85 +166,142 @@ impl ServerCore {
         } else {
             // Of fds that come through a queue, one tells whether the driver exports them.
             let count = if is_queued { 1 } else { parts };
-            let room = link.fds.charge(count)?;
+            let room = self.count_fds(link, count)?;
             let exporting = Arc::clone(publication);
             let export = move || {
                 let fds = exporting.export_fds(count).map_err(|e| e.to_string());
-                Ok(fds.map(|fds| HeldFd::counted(fds, room)))
+                let _count = Some(room);
+                Ok(fds.map(|fds| CountedFds { fds, _count }))
             };
-            let account = link.session.account();
-            let fds = match self.driver_call(account, export).await? {
+            return Ok(match self.driver_call(counted.clone(), export).await? {
                 Ok(one) if is_queued => {
                     drop(one);
-                    let queue = self.feed(publication, (&link.fds, account))?;
-                    (Fds::in_queue(), queue)
+                    let queue = self.feed(link, publication, counted)?;
+                    Ok((Some(Fds::in_queue()), queue))
                 }
-                Ok(fds) => (Fds::of(fds.len() as u32), fds),
-                Err(why) => return Ok(Err(why)),
-            };
-            return Ok(Ok((Some(fds.0), fds.1)));
+                Ok(fds) => Ok((Some(Fds::of(parts as u32)), fds)),
+                Err(why) => Err(why),
+            });
         };
         Ok(Err(why))
     }
 
-    /// Creates the lease and the answer.
+    /// Creates the lease.
     fn grant(
         &self,
         link: &Link,
         ask: &Fetch,
-        publication: &Arc<Publication>,
-        exported: Exported,
-    ) -> Outcome {
-        let Exported {
-            fds,
-            held,
-            no_fabric,
-        } = exported;
+        publication: Arc<Publication>,
+        (handles, fds): Exported,
+        no_fabric: Option<String>,
+    ) -> Result<Grant, Refused> {
         let session = &link.session;
-        let now = Instant::now();
         let mut state = self.state();
         if !session.is_of(link.id) {
             // Another connection has taken over, and this lease could not be announced to it.
-            return Err((Refusal::Expired, "the session is elsewhere".into()));
+            return Err(elsewhere());
         }
-        let probe = ask.probe && fds.is_none();
-        let (lease, probe) = state.grant(session, publication, probe, now)?;
+        let probe = ask.probe && handles.is_none();
+        let (lease, probe) = state.grant(session, &publication, probe, Instant::now())?;
         if let Some(process) = &link.process {
-            state.leases.set_known(lease, process);
+            state.leases.set_holder_process(lease, process);
         }
         drop(state);
-        note(publication, &session.peer, link.process.as_ref());
+        let (peer, pid) = (&session.peer, link.pid());
+        if let Ok(shared) = publication.shared() {
+            let name = peer.to_string();
+            shared.sent_to(&Party { pid, name });
+        }
         self.counters.count(|counters| &counters.fetches);
         let (name, owner) = (&*publication.name, &publication.owner);
-        let bytes = publication.description.len;
+        let (session, bytes) = (session.id, publication.description.len);
         audit!(
-            self.audit, Memory, Some(&session.peer), "granted",
-            session = session.id, pid = link.pid(), lease, name, %owner, bytes,
+            self.audit, Memory, Some(peer), "granted", session, pid, lease, name, %owner, bytes
         );
-        tracing::debug!(peer = %session.peer, name = &*publication.name, lease, "granted");
-        let publication = Arc::clone(publication);
-        Ok(Content::Built(Box::new(move || {
-            let fabric = || Handles::Fabric(publication.fabric.get().cloned().unwrap_or_default());
-            let handles = fds.map_or_else(fabric, Handles::Fds);
-            let granted = Granted {
-                lease,
-                memory: publication.description.clone(),
-                handles,
-                probe,
-                no_fabric,
-                owner: publication.owner.clone(),
+        tracing::debug!(%peer, name, lease, "granted");
+        Ok(Grant {
+            publication,
+            fds,
+            lease,
+            handles,
+            probe,
+            no_fabric,
+        })
+    }
+
+    /// Starts to send the memory's fds through a [`queue`], a few at a time, and returns the client's end of it. The fds of one
+    /// batch are counted until all were sent, or the client has closed its end.
+    fn feed(
+        &self,
+        link: &Link,
+        publication: &Arc<Publication>,
+        counted: Option<Arc<Counted>>,
+    ) -> Result<CountedFds, Refused> {
+        let ours_counted = self.count_fds(link, BATCH + 1)?;
+        let _count = Some(self.count_fds(link, 1)?);
+        let pair = pair().map_err(|error| (Refusal::Internal, error.to_string()));
+        let (ours, theirs) = pair?;
+        let (publication, write) = (Arc::clone(publication), self.limits.write);
+        let (ended, tasks) = (self.ended.clone(), self.tasks.clone());
+        self.tasks.spawn(async move {
+            let fed = tokio::select! {
+                () = ended.cancelled() => Ok(()),
+                fed = fill(&ours, &publication, write, &tasks) => fed,
             };
-            (Answer::Granted(granted), held)
-        })))
+            if let Err(error) = fed {
+                let name = &*publication.name;
+                tracing::info!(name, %error, "not all handles were sent");
+            }
+            drop((ours, ours_counted, counted));
+        });
+        let fds = vec![theirs];
+        Ok(CountedFds { fds, _count })
     }
 }
 
-/// Notes in the ledger the process that gets handles of a publication.
-fn note(publication: &Publication, peer: &PeerName, process: Option<&Known>) {
-    if let Ok(shared) = publication.shared() {
-        shared.sent_to(&Party {
-            pid: process.map(|known| known.shown.pid),
-            name: peer.to_string(),
-        });
+/// The fds, and what the answer says about them; `None` for fabric handles, which the publication has.
+type Exported = (Option<Fds>, CountedFds);
+
+/// Creates a queue: the server's end, and the client's.
+fn pair() -> Result<(UnixStream, OwnedFd)> {
+    let (ours, theirs) = queue::pair()?;
+    let ours = ours.set_nonblocking(true).and_then(|()| {
+        set_socket_send_buffer_size(&ours, KERNEL_BYTES)?;
+        UnixStream::from_std(ours)
+    });
+    let ours = ours.map_err(|error| Error::system("a queue of handles", &error))?;
+    Ok((ours, theirs))
+}
+
+/// Sends all fds, and waits up to `within` for room for each batch.
+async fn fill(
+    queue: &UnixStream,
+    publication: &Arc<Publication>,
+    within: Duration,
+    tasks: &TaskTracker,
+) -> Result<()> {
+    let mut sent = Vec::new();
+    for parts in queue::batches(publication.description.parts.len()) {
+        let publication = Arc::clone(publication);
+        let export = move || {
+            // The last batch is closed there too: both take the driver's time.
+            drop(sent);
+            let shared = publication.shared()?;
+            Ok::<_, Error>(shared.export_parts(parts, HandleType::PosixFd)?)
+        };
+        // The server's end waits for a driver call that this no longer does.
+        let exported = tasks.spawn_blocking(export).await;
+        let exported = exported.map_err(|error| Error::failed("exporting", error.to_string()))?;
+        sent = exported?;
+        send(queue, &sent, within).await?;
     }
+    Ok(())
+}
+
+async fn send(queue: &UnixStream, batch: &[ShareableHandle], within: Duration) -> Result<()> {
+    let failed = |error| Error::system("sending handles", &error);
+    let fds = fd::all_posix(batch).map_err(failed)?;
+    let sent = timeout_at(deadline(within), send_fds(queue, &[0], &fds)).await;
+    let sent = sent.map_err(|_| Error::timed_out("sending handles", within))?;
+    sent.map(drop).map_err(failed)
 }

@@ -8,19 +8,18 @@ use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::allocate::{Allocate, Refused};
 use super::audit::{Audit, audit};
-use super::leases::{EndedSession, LeaseRecord, describe};
-use super::newcomers::Newcomers;
+use super::leases::EndedSession;
+use super::process::{HolderState, Process, describe};
 use super::publication::Registered;
+use super::quota::{Quota, What};
 use super::state::ServerState;
-use super::{Allocate, HolderState, ServerStats};
-use super::{process, stats};
-use crate::Refusal;
-use crate::account::{Account, Accounts};
+use super::stats::{Counters, ServerStats};
 use crate::per_driver::lock;
 use crate::share::{BootId, InstanceId};
 use crate::transport::SharedPeers;
-use crate::{Limits, PeerName, Tls};
+use crate::{Limits, PeerName, Refusal, Tls};
 
 /// The state that the tasks share.
 pub(super) struct ServerCore {
@@ -28,20 +27,14 @@ pub(super) struct ServerCore {
     pub(super) boot: BootId,
     /// Lowered if the process may have too few fds.
     pub(super) limits: Limits,
-    /// The accounts of peers' fds.
-    pub(super) fds: Arc<Accounts>,
+    /// Counts what peers make it keep.
+    pub(super) quota: Arc<Quota>,
     /// The certificates that verify peers over TLS.
     pub(super) tls: Option<Tls>,
     /// The users that may connect to Unix sockets.
     pub(super) peers: SharedPeers,
     /// The clock for the validity of certificates.
     pub(super) wall_clock: fn() -> SystemTime,
-    /// The accounts of peers.
-    pub(super) accounts: Arc<Accounts>,
-    /// Count greeted connections, and sessions.
-    pub(super) connections: Arc<Accounts>,
-    pub(super) sessions: Arc<Accounts>,
-    pub(super) newcomers: Newcomers,
     pub(super) heartbeat: Duration,
     pub(super) lease: Duration,
     /// The Unix socket where sessions of clients on this machine move.
@@ -49,7 +42,7 @@ pub(super) struct ServerCore {
     pub(super) allocator: Mutex<Option<Arc<dyn Allocate>>>,
     pub(super) state: Mutex<ServerState>,
     pub(super) audit: Arc<Audit>,
-    pub(super) counters: stats::Counters,
+    pub(super) counters: Counters,
     /// Running tasks and blocking calls. The server's end waits for the last one.
     pub(super) tasks: TaskTracker,
     /// Limits the pidfds of followed processes; the others are polled.
@@ -81,25 +74,15 @@ impl ServerCore {
         lock(&self.state)
     }
 
-    /// Returns after how much silence a connection is closed.
-    pub(super) fn silence(&self) -> Duration {
-        self.lease.min(self.heartbeat.saturating_mul(3))
-    }
-
-    /// Returns the account of the fds of a new connection of a peer.
-    pub(super) fn fds_of(&self, peer: &PeerName) -> Arc<Account> {
-        let limit = self.limits.fds_per_connection;
-        self.fds
-            .of(peer)
-            .below(limit, "fds of this connection at once")
-    }
-
     /// Returns the allocator, or the refusal if there is none (any more).
-    pub(super) fn allocator(&self) -> Result<Arc<dyn Allocate>, (Refusal, String)> {
+    pub(super) fn allocator(&self) -> Result<Arc<dyn Allocate>, Refused> {
         let allocator = lock(&self.allocator).clone();
-        allocator.ok_or_else(|| match self.state().closing {
-            true => (Refusal::Closing, "the server is ending".into()),
-            false => (Refusal::Unsupported, "there is no allocator".into()),
+        allocator.ok_or_else(|| {
+            if self.state().closing {
+                (Refusal::Closing, "the server is ending".into())
+            } else {
+                (Refusal::Unsupported, "there is no allocator".into())
+            }
         })
     }
 
@@ -146,17 +129,49 @@ impl ServerCore {
             leases: state.leases.live() as u64,
             names: state.names.len() as u64,
             bytes: state.publications.values().map(padded).sum(),
-            fds: self.fds.used() as u64,
-            peer_bytes: self.accounts.used() as u64,
+            fds: self.quota.used(What::Fd) as u64,
             tasks: self.tasks.len() as u64,
             ..self.counters.read()
         }
     }
 
-    /// Ends the sessions that have expired.
+    /// Ends sessions and leases at their deadlines, and starts to wait for followed processes, until the server ends.
+    pub(super) async fn expire_on_time(self: Arc<Self>) {
+        loop {
+            self.watch_processes();
+            let deadline = {
+                let state = self.state();
+                let recall = state.recalls.first();
+                let audit = self.audit.deadline();
+                let all = [state.leases.deadline(), recall, audit];
+                all.into_iter().flatten().min()
+            };
+            let sleep = tokio::time::sleep_until(deadline.unwrap_or_else(Instant::now).into());
+            tokio::select! {
+                () = self.ended.cancelled() => return,
+                () = self.janitor.notified() => {}
+                () = sleep, if deadline.is_some() => {
+                    self.expire(Instant::now());
+                    self.audit.report_suppressed(Instant::now());
+                }
+            }
+        }
+    }
+
+    /// Ends the leases that were recalled and not released in time, and the sessions that have expired.
     pub(super) fn expire(&self, now: Instant) {
         let mut state = self.state();
-        self.end_recalled(&mut state, now);
+        while let Some(lease) = state.recalls.pop(now) {
+            if !state.leases.end_lease(lease) {
+                continue;
+            }
+            if let Some(record) = state.leases.find(lease) {
+                let why = "this peer is no longer on the name's access list";
+                state.notify_ended(record, Refusal::Forbidden, why);
+                state.audit_lease("revoked", record);
+            }
+            self.lapsed(&mut state, lease);
+        }
         let ended = state.leases.expire(now);
         self.sessions_over(state, ended);
     }
@@ -169,12 +184,14 @@ impl ServerCore {
     ) {
         for session in &ended {
             state.forget_session(session.session);
-            for lease in &session.leases {
-                state.audit_lease("expired", lease);
+            for &lease in &session.leases {
+                if let Some(record) = state.leases.find(lease) {
+                    state.audit_lease("expired", record);
+                }
                 self.lapsed(&mut state, lease);
             }
         }
-        state.thin_out();
+        state.prune_expired();
         drop(state);
         for session in ended {
             self.session_ended(session.session, &session.peer);
@@ -183,21 +200,23 @@ impl ServerCore {
     }
 
     /// Cleans up after a lease that has expired, and reports it.
-    pub(super) fn lapsed(&self, state: &mut ServerState, lease: &LeaseRecord) {
-        state.recalls.remove(lease.holder.lease);
-        state.leases.follow_lease(lease.holder.lease);
+    pub(super) fn lapsed(&self, state: &mut ServerState, lease: u64) {
+        state.recalls.remove(lease);
+        state.leases.follow_lease(lease);
         self.janitor.notify_one();
-        if let Some(registered) = state.publications.get(&lease.publication) {
+        self.counters.count(|counters| &counters.expired);
+        let Some(record) = state.leases.find(lease) else {
+            return;
+        };
+        if let Some(registered) = state.publications.get(&record.publication) {
             registered.publication.changed.notify_waiters();
         }
-        let (peer, number) = (&lease.holder.peer, lease.holder.lease);
-        let name = state.name_of(lease.publication);
-        tracing::warn!(%peer, name = name.map(|name| &**name), lease = number, "lease expired");
-        self.counters.count(|counters| &counters.expired);
+        let name = state.name_of(record.publication).map(|name| &**name);
+        tracing::warn!(peer = %record.holder.peer, name, lease, "lease expired");
     }
 
     /// Waits for the ends of processes that are followed since the last call.
-    pub(super) fn watch_processes(self: &Arc<Self>) {
+    fn watch_processes(self: &Arc<Self>) {
         let new = self.state().leases.take_unwatched();
         for (process, unfollowed) in new {
             let inner = Arc::clone(self);
@@ -212,7 +231,7 @@ impl ServerCore {
     }
 
     /// Handles the end of a process: its memory is no longer mapped.
-    fn process_ended(&self, process: process::Process) {
+    fn process_ended(&self, process: Process) {
         let mut state = self.state();
         let leases = state.leases.ended(process);
         for lease in &leases {

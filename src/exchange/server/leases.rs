@@ -5,19 +5,79 @@
 //! the memory mapped (a stopped process cannot unmap), so it stays on the list of holders as
 //! [`HolderState::Expired`] until it says that it has released it, or the publication is forgotten.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::deadlines::Deadlines;
-use super::outcome::No;
-use super::process::{Known, Process};
-use crate::account::{Accounts, shrink};
+use tokio::sync::oneshot;
+
+use super::allocate::Refused;
+use super::process::{Holder, HolderState, PeerProcess, Process};
+use super::quota::{Counted, Quota, What, shrink};
 use crate::numbers::Numbers;
 use crate::{PeerName, Refusal};
 
 /// The most expired holders of a publication that are remembered individually.
 pub(super) const MAX_EXPIRED: usize = 1024;
+
+/// A lease.
+#[derive(Debug)]
+pub(super) struct LeaseRecord {
+    /// For an expired lease, the session that has ended.
+    pub session: u64,
+    pub publication: u64,
+    pub holder: Holder,
+    /// The offset of its probe word, in bytes from the memory's start.
+    pub probe: Option<u64>,
+    /// The process that got the fds, if the kernel reports it.
+    pub process: Option<Process>,
+    _counted: Counted,
+}
+
+/// A session that has ended, and the leases that expired with it.
+#[derive(Debug)]
+pub(super) struct EndedSession {
+    pub session: u64,
+    pub peer: PeerName,
+    pub leases: Vec<u64>,
+}
+
+#[derive(Debug)]
+struct SessionRecord {
+    peer: PeerName,
+    leases: BTreeSet<u64>,
+    /// Counts the leases.
+    counted: Counted,
+}
+
+impl SessionRecord {
+    fn remove(&mut self, lease: u64) {
+        self.leases.remove(&lease);
+        // Shrinking never fails.
+        let _ = self.counted.resize(self.leases.len());
+    }
+}
+
+#[derive(Debug, Default)]
+struct Holders {
+    live: BTreeSet<u64>,
+    expired: BTreeSet<u64>,
+    /// Expired leases that are only counted.
+    more: usize,
+}
+
+/// The leases of one process that are followed.
+#[derive(Debug, Default)]
+struct Followed {
+    leases: BTreeSet<u64>,
+    /// Dropped with this entry, which stops the task that waits for the process.
+    watched: Option<oneshot::Sender<Infallible>>,
+}
+
+/// A process to wait for, and a receiver that fails when none of its leases is followed.
+pub(super) type Unwatched = (Process, oneshot::Receiver<Infallible>);
 
 /// The table of leases.
 #[derive(Debug)]
@@ -27,8 +87,7 @@ pub(super) struct Leases {
     /// of leases, and three times that while it grows.
     leases: HashMap<u64, Box<LeaseRecord>>,
     publications: HashMap<u64, Holders>,
-    /// Live leases of each peer.
-    counts: Arc<Accounts>,
+    quota: Arc<Quota>,
     /// Leases of silent holders, until their processes have ended.
     followed: HashMap<Process, Followed>,
     /// Followed processes that no task waits for yet.
@@ -41,17 +100,13 @@ pub(super) struct Leases {
 }
 
 impl Leases {
-    /// Creates an empty table for at most `limit` live leases of each peer.
-    pub fn new(limit: usize) -> Self {
-        Self::counted_by(Accounts::per_peer(limit, "leases of this peer"))
-    }
-
-    fn counted_by(counts: Arc<Accounts>) -> Self {
+    /// Creates an empty table.
+    pub fn new(quota: &Arc<Quota>) -> Self {
         Self {
             sessions: HashMap::new(),
             leases: HashMap::new(),
             publications: HashMap::new(),
-            counts,
+            quota: Arc::clone(quota),
             followed: HashMap::new(),
             unwatched: HashSet::new(),
             crowded: BTreeSet::new(),
@@ -60,15 +115,18 @@ impl Leases {
         }
     }
 
-    /// Forgets all sessions and leases. The limits remain.
+    /// Forgets all sessions and leases.
     pub fn clear(&mut self) {
-        *self = Self::counted_by(Arc::clone(&self.counts));
+        *self = Self::new(&Arc::clone(&self.quota));
     }
 
     /// Adds a session that has a connection.
     pub fn open(&mut self, session: u64, peer: PeerName) {
-        let leases = BTreeSet::new();
-        let new = SessionRecord { peer, leases };
+        let new = SessionRecord {
+            leases: BTreeSet::new(),
+            counted: self.quota.none(&peer, What::Lease),
+            peer,
+        };
         self.sessions.insert(session, new);
     }
 
@@ -106,10 +164,11 @@ impl Leases {
         publication: u64,
         probe: Option<u64>,
         now: Instant,
-    ) -> Result<u64, No> {
+    ) -> Result<u64, Refused> {
         let no_session = || (Refusal::Expired, "the session has ended".into());
         let entry = self.sessions.get_mut(&session).ok_or_else(no_session)?;
-        let counted = self.counts.of(&entry.peer).charge(1)?;
+        let counted = self.quota.count(&entry.peer, What::Record, 1)?;
+        entry.counted.resize(entry.leases.len() + 1)?;
         let lease = self.numbers.next();
         entry.leases.insert(lease);
         let holders = self.publications.entry(publication).or_default();
@@ -127,26 +186,18 @@ impl Leases {
             holder,
             probe,
             process: None,
-            counted: Some(Arc::new(counted)),
-            charge: None,
+            _counted: counted,
         };
         self.leases.insert(lease, Box::new(new));
         Ok(lease)
     }
 
-    /// Changes a lease.
-    pub fn change(&mut self, lease: u64, change: impl FnOnce(&mut LeaseRecord)) {
-        if let Some(entry) = self.leases.get_mut(&lease) {
-            change(entry);
-        }
-    }
-
     /// Sets the process that has the granted memory, as the kernel and the process itself name it.
-    pub fn set_known(&mut self, lease: u64, known: &Known) {
-        self.set_process(lease, known.process);
-        self.change(lease, |lease| {
-            lease.holder.process = Some(known.shown.clone());
-        });
+    pub fn set_holder_process(&mut self, lease: u64, process: &PeerProcess) {
+        self.set_process(lease, process.process);
+        if let Some(entry) = self.leases.get_mut(&lease) {
+            entry.holder.process = Some(process.shown.clone());
+        }
     }
 
     /// Sets the process that has the granted memory.
@@ -160,20 +211,23 @@ impl Leases {
         }
     }
 
+    /// Returns a lease, live or expired.
+    pub fn find(&self, lease: u64) -> Option<&LeaseRecord> {
+        self.leases.get(&lease).map(|record| &**record)
+    }
+
     /// Returns a live lease of the session.
     pub fn get(&self, session: u64, lease: u64) -> Option<&LeaseRecord> {
-        let entry = self.leases.get(&lease)?;
+        let entry = self.find(lease)?;
         let lives = entry.session == session && entry.holder.state != HolderState::Expired;
-        lives.then_some(&**entry)
+        lives.then_some(entry)
     }
 
     /// Returns the live leases of the session.
     pub fn of_session(&self, session: u64) -> impl Iterator<Item = &LeaseRecord> {
         let leases = self.sessions.get(&session).map(|entry| &entry.leases);
-        leases
-            .into_iter()
-            .flatten()
-            .filter_map(|lease| self.leases.get(lease).map(|record| &**record))
+        let leases = leases.into_iter().flatten();
+        leases.filter_map(|lease| self.find(*lease))
     }
 
     /// Ends a lease whose holder has unmapped the memory. The peer of an expired lease may say so from a
@@ -232,7 +286,7 @@ impl Leases {
         live
     }
 
-    /// Ends the sessions that have expired.
+    /// Ends the sessions that have expired. Call [`prune_expired`](Self::prune_expired) afterwards.
     pub fn expire(&mut self, now: Instant) -> Vec<EndedSession> {
         let mut ended = Vec::new();
         while let Some(session) = self.deadlines.pop(now) {
@@ -241,7 +295,8 @@ impl Leases {
         ended
     }
 
-    /// Ends a session with a silent holder: its leases expire. Call [`thin_out`](Self::thin_out) afterwards.
+    /// Ends a session with a silent holder: its leases expire. Call
+    /// [`prune_expired`](Self::prune_expired) afterwards.
     pub fn end(&mut self, session: u64) -> Option<EndedSession> {
         let entry = self.sessions.remove(&session)?;
         shrink(&mut self.sessions);
@@ -250,27 +305,27 @@ impl Leases {
         Some(EndedSession {
             session,
             peer: entry.peer,
-            leases: leases.filter_map(|lease| self.lapse(lease)).collect(),
+            leases: leases.filter(|lease| self.lapse(*lease)).collect(),
         })
     }
 
-    /// Ends a live lease whose holder may still have the memory mapped: it expires.
-    pub fn end_lease(&mut self, lease: u64) -> Option<LeaseRecord> {
-        let session = self.leases.get(&lease)?.session;
-        if let Some(entry) = self.sessions.get_mut(&session) {
-            entry.leases.remove(&lease);
+    /// Ends a live lease whose holder may still have the memory mapped: it expires. Returns whether it was live.
+    pub fn end_lease(&mut self, lease: u64) -> bool {
+        let session = self.leases.get(&lease).map(|entry| entry.session);
+        if let Some(entry) = session.and_then(|session| self.sessions.get_mut(&session)) {
+            entry.remove(lease);
         }
         self.lapse(lease)
     }
 
-    fn lapse(&mut self, lease: u64) -> Option<LeaseRecord> {
-        let record = self.leases.get_mut(&lease)?;
+    fn lapse(&mut self, lease: u64) -> bool {
+        let Some(record) = self.leases.get_mut(&lease) else {
+            return false;
+        };
         if record.holder.state == HolderState::Expired {
-            return None;
+            return false;
         }
         record.holder.state = HolderState::Expired;
-        record.counted = None;
-        let record = LeaseRecord::clone(record);
         let publication = record.publication;
         let holders = self.publications.entry(publication).or_default();
         holders.live.remove(&lease);
@@ -278,7 +333,7 @@ impl Leases {
         if holders.expired.len() > MAX_EXPIRED {
             self.crowded.insert(publication);
         }
-        Some(record)
+        true
     }
 
     /// Returns when the next session ends.
@@ -309,7 +364,7 @@ impl Leases {
     }
 
     /// Forgets the oldest of too many expired leases, which are then only counted. Returns them.
-    pub fn thin_out(&mut self) -> Vec<LeaseRecord> {
+    pub fn prune_expired(&mut self) -> Vec<LeaseRecord> {
         let mut forgotten = Vec::new();
         for publication in std::mem::take(&mut self.crowded) {
             let Some(holders) = self.publications.get_mut(&publication) else {
@@ -333,7 +388,7 @@ impl Leases {
 
     /// Returns the number of live leases.
     pub fn live(&self) -> usize {
-        self.counts.used()
+        self.quota.used(What::Lease)
     }
 
     /// Returns the number of sessions.
@@ -343,35 +398,148 @@ impl Leases {
     }
 
     fn remove(&mut self, lease: u64) -> Option<LeaseRecord> {
-        let mut record = *self.leases.remove(&lease)?;
-        record.counted = None;
+        let record = *self.leases.remove(&lease)?;
         shrink(&mut self.leases);
         self.unfollow(record.process, lease);
         if let Some(holders) = self.publications.get_mut(&record.publication) {
             holders.live.remove(&lease);
             holders.expired.remove(&lease);
-            if holders.is_empty() {
+            if holders.live.is_empty() && holders.expired.is_empty() && holders.more == 0 {
                 self.publications.remove(&record.publication);
                 shrink(&mut self.publications);
             }
         }
         // An expired lease belongs to no session.
         if let Some(entry) = self.sessions.get_mut(&record.session) {
-            entry.leases.remove(&lease);
+            entry.remove(lease);
         }
         Some(record)
     }
 }
 
-mod followed;
-mod holder;
-mod record;
+/// Leases of silent holders. The server follows their processes: after the end of a process, its memory is
+/// no longer mapped.
+impl Leases {
+    /// Follows the leases of a session whose connection has ended.
+    pub fn follow(&mut self, session: u64) {
+        let leases: Vec<u64> = self.of_session(session).map(|l| l.holder.lease).collect();
+        leases.into_iter().for_each(|l| self.follow_lease(l));
+    }
 
-use followed::Followed;
-pub(super) use holder::describe;
-pub use holder::{Holder, HolderState};
-pub(super) use record::{EndedSession, LeaseRecord};
-use record::{Holders, SessionRecord};
+    /// Follows a lease with a silent holder, if its process is known.
+    pub fn follow_lease(&mut self, lease: u64) {
+        let Some(process) = self.leases.get(&lease).and_then(|entry| entry.process) else {
+            return;
+        };
+        let followed = self.followed.entry(process).or_default();
+        followed.leases.insert(lease);
+        if followed.watched.is_none() {
+            self.unwatched.insert(process);
+        }
+    }
+
+    /// Stops following the leases of a session: it has a connection again.
+    fn unfollow_session(&mut self, session: u64) {
+        let known = self.of_session(session);
+        let known: Vec<_> = known.map(|l| (l.process, l.holder.lease)).collect();
+        for (process, lease) in known {
+            self.unfollow(process, lease);
+        }
+    }
+
+    /// Stops following a lease of this process.
+    fn unfollow(&mut self, process: Option<Process>, lease: u64) {
+        let Some(process) = process else { return };
+        let Entry::Occupied(mut followed) = self.followed.entry(process) else {
+            return;
+        };
+        followed.get_mut().leases.remove(&lease);
+        if followed.get().leases.is_empty() {
+            followed.remove();
+            self.unwatched.remove(&process);
+            shrink(&mut self.followed);
+        }
+    }
+
+    /// Takes the processes that no task waits for yet: call [`ended`](Self::ended) for each after its end.
+    pub fn take_unwatched(&mut self) -> Vec<Unwatched> {
+        let unwatched = std::mem::take(&mut self.unwatched).into_iter();
+        let watch = unwatched.filter_map(|process| {
+            let (sender, receiver) = oneshot::channel();
+            self.followed.get_mut(&process)?.watched = Some(sender);
+            Some((process, receiver))
+        });
+        watch.collect()
+    }
+
+    /// Ends the followed leases of a process that has ended; returns them. Leases of a session with a
+    /// connection do not end: another process has its socket, and may have the memory.
+    pub fn ended(&mut self, process: Process) -> Vec<LeaseRecord> {
+        self.unwatched.remove(&process);
+        let followed = self.followed.remove(&process).unwrap_or_default();
+        let over = followed.leases.into_iter().filter(|lease| {
+            self.leases.get(lease).is_some_and(|entry| {
+                let detached = !self.sessions.contains_key(&entry.session)
+                    || self.deadlines.get(entry.session).is_some();
+                let expired = entry.holder.state == HolderState::Expired;
+                entry.process == Some(process) && (expired || detached)
+            })
+        });
+        let over: Vec<u64> = over.collect();
+        over.into_iter().filter_map(|l| self.remove(l)).collect()
+    }
+}
+
+/// Times by number, in their order.
+#[derive(Debug)]
+pub(super) struct Deadlines<T> {
+    times: HashMap<u64, T>,
+    order: BTreeSet<(T, u64)>,
+}
+
+impl<T> Default for Deadlines<T> {
+    fn default() -> Self {
+        Self {
+            times: HashMap::new(),
+            order: BTreeSet::new(),
+        }
+    }
+}
+
+impl<T: Copy + Ord> Deadlines<T> {
+    /// Sets or removes the time of a number.
+    pub fn set(&mut self, number: u64, time: impl Into<Option<T>>) {
+        self.remove(number);
+        if let Some(time) = time.into() {
+            self.times.insert(number, time);
+            self.order.insert((time, number));
+        }
+    }
+
+    /// Removes the time of a number; returns whether it had one.
+    pub fn remove(&mut self, number: u64) -> bool {
+        let Some(time) = self.times.remove(&number) else {
+            return false;
+        };
+        shrink(&mut self.times);
+        self.order.remove(&(time, number))
+    }
+
+    pub fn get(&self, number: u64) -> Option<T> {
+        self.times.get(&number).copied()
+    }
+
+    /// Returns the first time.
+    pub fn first(&self) -> Option<T> {
+        self.order.first().map(|&(time, _)| time)
+    }
+
+    /// Takes a number whose time has come.
+    pub fn pop(&mut self, now: T) -> Option<u64> {
+        let &(time, number) = self.order.first()?;
+        (time <= now && self.remove(number)).then_some(number)
+    }
+}
 
 #[cfg(test)]
 mod tests;

@@ -1,38 +1,27 @@
 //! The server: publishes memory under names and tracks its holders.
 //!
-//! One task serves a connection: it reads a request, and answers at once if it need not wait, otherwise in a
-//! task of its own, whose number is limited. Driver calls run off the runtime. All of the server's state is
+//! One task serves a connection: it reads a request, and writes the answer. A request is one future (`requests.rs`): the
+//! connection polls it once, and one that must wait goes on in a task of its own; their number is limited. Driver calls run off
+//! the runtime. All of the server's state is
 //! under one lock, held for moments and never across an await.
 
 mod accept;
-mod admission;
 mod allocate;
 mod audit;
 mod connection;
-mod deadlines;
-mod dismiss;
-mod feed;
 mod fetch;
 mod inner;
-mod janitor;
 mod leases;
-mod link;
-mod listing;
-mod newcomers;
 mod options;
-mod outcome;
-mod probe;
 mod process;
 mod publication;
 mod publish;
+mod quota;
 mod requests;
 mod session;
 mod sessions;
-mod start;
 mod state;
 mod stats;
-mod token;
-mod unconfirmed;
 
 #[cfg(test)]
 mod tests;
@@ -43,13 +32,10 @@ use std::time::Duration;
 
 use self::audit::audit;
 
-pub use unconfirmed::UnconfirmedRelease;
-
 pub use allocate::{Allocate, Allocation};
-pub use leases::{Holder, HolderState};
 pub use options::ServerOptions;
-pub use process::HolderProcess;
-pub use publish::{PublishOptions, Published};
+pub use process::{Holder, HolderProcess, HolderState};
+pub use publish::{PublishOptions, Published, UnconfirmedRelease};
 pub use stats::ServerStats;
 
 use crate::limits::deadline;
@@ -57,7 +43,7 @@ use crate::per_driver::lock;
 use crate::protocol::{Closing, Event};
 use crate::share::{InstanceId, Peers};
 use crate::{Address, PeerName};
-use crate::{Error, MemoryError, Refusal, Result, ShareError};
+use crate::{Error, MemoryError, Refusal, Result};
 use inner::ServerCore;
 
 /// Publishes memory for others to import. Clones are the same server, which ends with the last one,
@@ -168,7 +154,7 @@ impl Server {
             PeerName::User(uid) => !peers.admits_user(*uid),
             _ => false,
         };
-        self.dismiss_if(refused, dismiss::NO_USER);
+        self.dismiss_if(refused, sessions::NO_USER);
         Ok(())
     }
 
@@ -193,7 +179,7 @@ impl Server {
             let mut state = inner.state();
             state.closing = true;
             let ms = state::millis(within);
-            state.tell_all(&Event::Closing(Closing { ms }));
+            state.notify_all(&Event::Closing(Closing { ms }));
         }
         tracing::info!(instance = %inner.instance, "closing");
         inner.wait_for_releases(until).await;
@@ -225,12 +211,12 @@ impl Server {
         }
         inner.audit.finish();
         tracing::info!(instance = %inner.instance, "closed");
-        match held.is_empty() {
-            true => Ok(()),
-            false => Err(Error::Share(ShareError::Memory(MemoryError::StillHeld {
-                name: "memory of this server".into(),
-                holders: held,
-            }))),
+        if held.is_empty() {
+            return Ok(());
         }
+        Err(Error::from(MemoryError::StillHeld {
+            name: "memory of this server".into(),
+            holders: held,
+        }))
     }
 }

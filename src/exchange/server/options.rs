@@ -1,29 +1,41 @@
-//! Options of a server.
+//! Options of a server, and its start.
 
 use std::fmt;
-use std::sync::Arc;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
-use super::Allocate;
-use crate::share::Peers;
-use crate::transport;
-use crate::{Address, Limits, Security};
-use crate::{Error, Result};
+use tokio::sync::{Notify, Semaphore};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::accept::{self, Newcomers};
+use super::allocate::Allocate;
+use super::audit::Audit;
+use super::quota::{Quota, fds_of_process, lower_for_fds, pidfds};
+use super::state::ServerState;
+use super::stats::Counters;
+use super::{Handle, Server, ServerCore};
+use crate::limits::LONGEST;
+use crate::protocol::fault_of_path;
+use crate::share::{BootId, InstanceId, Peers};
+use crate::transport::{self, Listening, SharedPeers};
+use crate::{Address, Error, Limits, Result, Security};
 
 /// Options of a server; [`start`](Self::start) starts it.
 #[derive(Clone)]
 #[must_use = "options do nothing until `start`"]
 pub struct ServerOptions {
-    pub(super) addresses: Vec<Address>,
-    pub(super) security: Security,
-    pub(super) limits: Limits,
-    pub(super) heartbeat: Duration,
-    pub(super) lease: Duration,
-    pub(super) local_socket: bool,
-    pub(super) peers: Peers,
-    pub(super) allocator: Option<Arc<dyn Allocate>>,
-    pub(super) wall_clock: fn() -> SystemTime,
-    pub(super) audit: Option<tracing::Dispatch>,
+    addresses: Vec<Address>,
+    security: Security,
+    limits: Limits,
+    heartbeat: Duration,
+    lease: Duration,
+    local_socket: bool,
+    peers: Peers,
+    allocator: Option<Arc<dyn Allocate>>,
+    wall_clock: fn() -> SystemTime,
+    audit: Option<tracing::Dispatch>,
 }
 
 impl fmt::Debug for ServerOptions {
@@ -39,21 +51,6 @@ impl fmt::Debug for ServerOptions {
 }
 
 impl ServerOptions {
-    pub(super) fn new() -> Self {
-        Self {
-            addresses: Vec::new(),
-            security: Security::Plain,
-            limits: Limits::default(),
-            heartbeat: Duration::from_secs(5),
-            lease: Duration::from_secs(30),
-            local_socket: true,
-            peers: Peers::same_user(),
-            allocator: None,
-            wall_clock: SystemTime::now,
-            audit: None,
-        }
-    }
-
     /// Adds an address to listen at. A Unix socket serves the whole protocol, with fds in the answers.
     pub fn listen(mut self, address: Address) -> Self {
         self.addresses.push(address);
@@ -86,7 +83,8 @@ impl ServerOptions {
     }
 
     /// Sets whether clients on this machine that connect over TCP may move their sessions to a Unix socket, which
-    /// passes fds: by default yes. It is the first one that the server listens at, or else an abstract socket of
+    /// passes fds: by default yes. It is the first one that the server listens at whose absolute path has at most 107
+    /// bytes and no control characters, or else an abstract socket of
     /// its own, which serves sessions that move there and nothing else. Without it such clients get fabric
     /// handles or nothing.
     pub fn local_socket(mut self, on: bool) -> Self {
@@ -149,4 +147,153 @@ impl ServerOptions {
         }
         Ok(())
     }
+
+    /// Starts the server on the current tokio runtime, which needs timers and I/O.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for no address, two equal ones, a limit of 0, a
+    /// heartbeat of 0, or a lease shorter than the heartbeat; [`Insecure`](crate::Error::Insecure) for an address of other machines
+    /// without TLS; [`System`](crate::MemoryError::System) if the system refuses an address.
+    pub async fn start(self) -> Result<Server> {
+        self.check()?;
+        start(self).await
+    }
+}
+
+impl Server {
+    /// Returns options for a server.
+    pub fn options() -> ServerOptions {
+        ServerOptions {
+            addresses: Vec::new(),
+            security: Security::Plain,
+            limits: Limits::default(),
+            heartbeat: Duration::from_secs(5),
+            lease: Duration::from_secs(30),
+            local_socket: true,
+            peers: Peers::same_user(),
+            allocator: None,
+            wall_clock: SystemTime::now,
+            audit: None,
+        }
+    }
+}
+
+async fn start(mut options: ServerOptions) -> Result<Server> {
+    let instance = InstanceId::random()?;
+    let peers = Arc::new(Mutex::new(options.peers.clone()));
+    let sockets = Sockets::bind(&options, &peers, instance).await?;
+    let fds = fds_of_process();
+    lower_for_fds(&mut options.limits, fds);
+    let addresses = sockets.addresses();
+    let open_to_others = options.peers.reach_beyond_own_user();
+    let inner = core(options, fds, instance, peers, sockets.local.clone())?;
+    sockets.run(&inner);
+    inner.tasks.spawn(Arc::clone(&inner).expire_on_time());
+    for address in &addresses {
+        tracing::info!(%instance, %address, "listening");
+    }
+    let handle = Arc::new(Handle {
+        inner,
+        addresses,
+        open_to_others,
+    });
+    Ok(Server { handle })
+}
+
+/// The sockets at which a server listens.
+struct Sockets {
+    all: Vec<Listening>,
+    /// Whether the last one is the server's own, where sessions of the others move.
+    own: bool,
+    /// Where clients on this machine move.
+    local: Option<String>,
+}
+
+impl Sockets {
+    async fn bind(
+        options: &ServerOptions,
+        peers: &SharedPeers,
+        instance: InstanceId,
+    ) -> Result<Self> {
+        let mut all = Vec::new();
+        for address in &options.addresses {
+            let (security, limits) = (&options.security, &options.limits);
+            all.push(Listening::bind(address, security, peers, limits).await?);
+        }
+        let mut local = all.iter().find_map(|one| match one.address() {
+            Address::Unix(path) => told_path(path),
+            Address::Tcp { .. } => None,
+        });
+        let own = options.local_socket && local.is_none();
+        if own {
+            let name = format!("egmem-{instance}");
+            all.push(Listening::bind_abstract(&name, peers, &options.limits)?);
+            local = Some(format!("@{name}"));
+        }
+        local = local.filter(|_| options.local_socket);
+        Ok(Self { all, own, local })
+    }
+
+    /// Returns the addresses that clients connect to.
+    fn addresses(&self) -> Vec<Address> {
+        let all = self.all.iter().take(self.all.len() - usize::from(self.own));
+        all.map(|one| one.address().clone()).collect()
+    }
+
+    /// Starts a task for each socket.
+    fn run(self, inner: &Arc<ServerCore>) {
+        let count = self.all.len();
+        let newcomers = Arc::new(Newcomers::new(inner.limits.handshakes));
+        for (number, one) in self.all.into_iter().enumerate() {
+            let own = self.own && number + 1 == count;
+            inner.tasks.spawn(accept::run(
+                Arc::clone(inner),
+                Arc::clone(&newcomers),
+                one,
+                own,
+            ));
+        }
+    }
+}
+
+/// Returns a socket's absolute path as a welcome tells it, if it can.
+fn told_path(path: &Path) -> Option<String> {
+    let path = std::path::absolute(path).ok()?;
+    let path = path.to_str()?;
+    fault_of_path(path).is_none().then(|| path.to_owned())
+}
+
+fn core(
+    options: ServerOptions,
+    fds: usize,
+    instance: InstanceId,
+    peers: SharedPeers,
+    local: Option<String>,
+) -> Result<Arc<ServerCore>> {
+    let audit = Arc::new(Audit::new(options.audit));
+    let quota = Quota::new(&options.limits, fds);
+    Ok(Arc::new(ServerCore {
+        instance,
+        boot: BootId::current()?,
+        state: Mutex::new(ServerState::new(Arc::clone(&audit), &quota)),
+        quota,
+        tls: match options.security {
+            Security::Tls(tls) => Some(tls),
+            Security::Plain | Security::PlainAnywhere => None,
+        },
+        peers,
+        wall_clock: options.wall_clock,
+        heartbeat: options.heartbeat.min(LONGEST),
+        lease: options.lease.min(LONGEST),
+        local,
+        allocator: Mutex::new(options.allocator),
+        audit,
+        limits: options.limits,
+        counters: Counters::default(),
+        tasks: TaskTracker::new(),
+        pidfds: Semaphore::new(pidfds(fds)),
+        janitor: Notify::new(),
+        released: Notify::new(),
+        ended: CancellationToken::new(),
+    }))
 }

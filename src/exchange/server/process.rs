@@ -1,9 +1,9 @@
-//! Tracks whether a process of this machine still runs. While it has a connection, `/proc` tells, so no fd is
+//! The holders of published memory, and whether a process of this machine still runs. While it has a connection, `/proc` tells, so no fd is
 //! kept for it; afterwards a pidfd reports its end at once. Beyond the limit on pidfds, `/proc` is polled.
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
@@ -11,13 +11,71 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Semaphore;
 
+use crate::PeerName;
 use crate::share::fd::has_ended;
 use crate::transport::Connection;
 
 /// How often to check whether a process without a pidfd still runs.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL: Duration = Duration::from_secs(1);
 /// The most bytes of a program's name.
 const MAX_NAME: usize = 15;
+
+/// The state of a holder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum HolderState {
+    /// It holds the memory and is alive.
+    Held,
+    /// It has been asked to release the memory.
+    Withdrawing,
+    /// It fell silent, and its lease has ended: it may still have the memory mapped.
+    Expired,
+}
+
+/// A holder of published memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// The peer.
+    pub peer: PeerName,
+    /// The lease.
+    pub lease: u64,
+    /// When it got the lease.
+    pub since: Instant,
+    /// Its state.
+    pub state: HolderState,
+    /// Over a Unix socket: the process.
+    pub process: Option<HolderProcess>,
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.process {
+            Some(process) => write!(f, "{}, {process}", self.peer),
+            None => self.peer.fmt(f),
+        }
+    }
+}
+
+/// Describes holders, for a message.
+pub(super) fn describe(holders: &[Holder], more: usize) -> Vec<String> {
+    const SHOWN: usize = 16;
+    let now = Instant::now();
+    let one = |holder: &Holder| {
+        let seconds = now.saturating_duration_since(holder.since).as_secs_f32();
+        match holder.state {
+            HolderState::Expired => format!(
+                "{holder} (for {seconds:.1} s; silent, its lease has ended: it may still have it mapped)"
+            ),
+            _ => format!("{holder} (for {seconds:.1} s)"),
+        }
+    };
+    let mut list: Vec<_> = holders.iter().take(SHOWN).map(one).collect();
+    let rest = holders.len().saturating_sub(SHOWN) + more;
+    if rest > 0 {
+        list.push(format!("{rest} more"));
+    }
+    list
+}
 
 /// A process of this machine that holds something, for display: after its end its number may be reused.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,12 +96,12 @@ impl fmt::Display for HolderProcess {
 
 /// The process that made a connection, if it is visible.
 #[derive(Clone, Debug)]
-pub(super) struct Known {
+pub(super) struct PeerProcess {
     pub process: Process,
     pub shown: HolderProcess,
 }
 
-impl Known {
+impl PeerProcess {
     /// Returns the process at the other end of a Unix socket. `None` if it has ended since: another may have
     /// the socket now.
     pub fn of(connection: &mut Connection) -> Option<Self> {
@@ -123,7 +181,7 @@ impl Process {
         let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
         let pidfd = pid.filter(|_| permit.is_some());
         let pidfd = pidfd.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-        if self.looked().await {
+        if self.has_ended_now().await {
             return;
         }
         #[allow(
@@ -137,13 +195,13 @@ impl Process {
             return;
         }
         drop(permit);
-        while !self.looked().await {
-            tokio::time::sleep(LOOK).await;
+        while !self.has_ended_now().await {
+            tokio::time::sleep(POLL).await;
         }
     }
 
     /// Returns whether it has ended, checked off the runtime.
-    async fn looked(self) -> bool {
+    async fn has_ended_now(self) -> bool {
         let looked = tokio::task::spawn_blocking(move || self.has_ended()).await;
         looked.unwrap_or(false)
     }

@@ -1,19 +1,20 @@
-//! Published memory.
+//! Published memory, and the slots for probe words in its padding.
 
+use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use tokio::sync::Notify;
 
-use super::probe::Places;
-use crate::account::Charge;
+use super::quota::Counted;
 use crate::driver::{Access, HandleType, HandleTypes, ShareableHandle};
 use crate::per_driver::lock;
 use crate::protocol::Secret;
 use crate::share::{Description, Shared, best_handle_types};
 use crate::{Error, Result};
-use crate::{Owner, PeerList};
+use crate::{Owner, PeerList, PeerName};
 
 /// The part that does not change while it is published.
 #[derive(Debug)]
@@ -43,14 +44,22 @@ pub(super) struct Publication {
 #[derive(Debug)]
 pub(super) struct Registered {
     pub publication: Arc<Publication>,
-    pub who: PeerList,
+    /// The peers that may import it.
+    pub peers: PeerList,
     /// It is being withdrawn: new fetches no longer find it.
     pub closing: bool,
     /// The deadline for its holders.
     pub until: Option<Instant>,
-    pub places: Places,
-    /// The charge to the peer that created it.
-    pub _charge: Option<Charge>,
+    pub probes: ProbeSlots,
+    /// Counts it for the peer that owns it.
+    pub _counted: Option<Counted>,
+}
+
+impl Registered {
+    /// Returns whether a peer can see it now.
+    pub fn is_visible_to(&self, peer: &PeerName) -> bool {
+        !self.closing && self.peers.admits(peer)
+    }
 }
 
 impl Publication {
@@ -101,7 +110,7 @@ impl Publication {
     }
 
     /// Exports the fds of the first `count` parts. It calls the driver.
-    pub fn export_fds(&self, count: usize) -> Result<Vec<std::os::fd::OwnedFd>> {
+    pub fn export_fds(&self, count: usize) -> Result<Vec<OwnedFd>> {
         let handles = self.shared()?.export_parts(0..count, HandleType::PosixFd)?;
         let fd = |handle| match handle {
             ShareableHandle::PosixFd(fd) => Ok(fd),
@@ -134,4 +143,76 @@ fn wrong_type(wanted: HandleType) -> Error {
         "handle",
         format!("the driver exported a handle of a type other than {wanted}"),
     )
+}
+
+/// The most slots of one memory: the rest of its padding is not used.
+const MAX_SLOTS: u64 = 65_536;
+
+/// Bytes of a word, and its alignment.
+const WORD: u64 = 8;
+
+/// The free slots for probe words: in the padding beyond a memory's usable bytes, one for each lease.
+#[derive(Debug, Default)]
+pub(super) struct ProbeSlots {
+    first: u64,
+    count: u64,
+    /// ProbeSlots from here on were never used.
+    fresh: u64,
+    returned: BTreeSet<u64>,
+}
+
+impl ProbeSlots {
+    /// Returns the slots between `len` and `padded`.
+    pub fn between(len: u64, padded: u64) -> Self {
+        let first = len.div_ceil(WORD).saturating_mul(WORD);
+        Self {
+            first,
+            count: (padded.saturating_sub(first) / WORD).min(MAX_SLOTS),
+            fresh: 0,
+            returned: BTreeSet::new(),
+        }
+    }
+
+    /// Takes a slot, in bytes from the memory's start; `None` if there is none left.
+    pub fn take(&mut self) -> Option<u64> {
+        let index = match self.returned.pop_first() {
+            Some(index) => index,
+            None if self.fresh < self.count => {
+                self.fresh += 1;
+                self.fresh - 1
+            }
+            None => return None,
+        };
+        Some(self.first + index * WORD)
+    }
+
+    /// Returns a slot.
+    pub fn give_back(&mut self, slot: u64) {
+        self.returned.insert((slot - self.first) / WORD);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_lie_in_the_padding_and_are_aligned() {
+        let mut slots = ProbeSlots::between(13, 40);
+        assert_eq!(slots.take(), Some(16));
+        assert_eq!(slots.take(), Some(24));
+        assert_eq!(slots.take(), Some(32));
+        assert_eq!(slots.take(), None);
+        slots.give_back(24);
+        assert_eq!(slots.take(), Some(24));
+        assert_eq!(slots.take(), None);
+    }
+
+    #[test]
+    fn without_room_there_is_none() {
+        for (len, padded) in [(40, 40), (33, 40), (39, 40), (u64::MAX, u64::MAX)] {
+            assert_eq!(ProbeSlots::between(len, padded).take(), None, "{len}");
+        }
+        assert_eq!(ProbeSlots::between(32, 40).take(), Some(32));
+    }
 }

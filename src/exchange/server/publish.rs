@@ -1,24 +1,23 @@
 //! Publishes memory under a name, and withdraws it.
 
 use std::fmt;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use super::leases::{Holder, HolderState, describe};
-use super::probe::Places;
-use super::publication::{Publication, Registered};
-use super::state::ServerState;
+use super::process::{Holder, HolderState, describe};
+use super::publication::{ProbeSlots, Publication, Registered};
+use super::quota::What;
+use super::state::{ServerState, Unconfirmed};
 use super::{Server, ServerCore};
-use crate::account::{self, Charge};
 use crate::driver::Access;
 use crate::limits::deadline;
 use crate::protocol::check_name;
-use crate::share::{Description, Shared};
+use crate::share::Shared;
 use crate::{Error, MemoryError, Refusal, Result};
-use crate::{Owner, PeerList};
+use crate::{Owner, PeerList, PeerName};
 
 /// Options for publishing memory; [`now`](Self::now) does it.
 #[derive(Debug)]
@@ -67,8 +66,8 @@ impl PublishOptions<'_> {
     /// # Errors
     /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for an invalid name, no access, or memory that
     /// cannot be exported at all; [`Error::Refused`] with [`Refusal::Exists`] for a name that is taken, and
-    /// with [`Refusal::Closing`] if the server is ending; [`Error::LimitReached`] for names, and for the bytes
-    /// that the server keeps for the [owner](Self::owner), if that is a peer.
+    /// with [`Refusal::Closing`] if the server is ending; [`Error::LimitReached`] for names, of all or of the
+    /// [owner](Self::owner), if that is a peer.
     pub fn now(self) -> Result<Published> {
         check_name(&self.name)?;
         let description = self.shared.describe(self.access)?;
@@ -79,11 +78,15 @@ impl PublishOptions<'_> {
         }
         let inner = Arc::clone(&self.server.handle.inner);
         // The bytes around a window belong to other memory.
-        let places = match self.probe && !self.shared.is_window() {
-            true => Places::between(self.shared.len(), self.shared.padded()),
-            false => Places::default(),
+        let probes = if self.probe && !self.shared.is_window() {
+            ProbeSlots::between(self.shared.len(), self.shared.padded())
+        } else {
+            ProbeSlots::default()
         };
-        let charge = self.charge(&inner, &description)?;
+        let counted = match &self.owner {
+            Owner::Peer(peer) => Some(inner.quota.count(peer, What::Name, 1)?),
+            Owner::Server => None,
+        };
         let mut state = inner.state();
         self.check_place(&inner, &state)?;
         let id = state.next_number();
@@ -104,27 +107,18 @@ impl PublishOptions<'_> {
         state.names.insert(Arc::clone(&publication.name), id);
         let registered = Registered {
             publication: Arc::clone(&publication),
-            who: self.who,
+            peers: self.who,
             // `change` opens it, which notifies watchers and waiters.
             closing: true,
             until: None,
-            places,
-            _charge: charge,
+            probes,
+            _counted: counted,
         };
         state.publications.insert(id, registered);
         state.change(id, |registered| registered.closing = false);
         drop(state);
         tracing::info!(name = &*publication.name, "published");
         Ok(Published { inner, publication })
-    }
-
-    /// Charges the owner's account, if the owner is a peer.
-    fn charge(&self, inner: &ServerCore, description: &Description) -> Result<Option<Charge>> {
-        let Owner::Peer(peer) = &self.owner else {
-            return Ok(None);
-        };
-        let bytes = account::name(&self.who, description);
-        Ok(Some(inner.accounts.of(peer).charge(bytes)?))
     }
 
     /// Checks that the server takes the name.
@@ -171,8 +165,8 @@ impl Server {
 /// Published memory. Dropping it removes the name and ends its leases at once, though holders may still have
 /// it mapped; [`withdraw`](Self::withdraw) asks them first.
 pub struct Published {
-    inner: Arc<ServerCore>,
-    publication: Arc<Publication>,
+    pub(super) inner: Arc<ServerCore>,
+    pub(super) publication: Arc<Publication>,
 }
 
 impl fmt::Debug for Published {
@@ -207,13 +201,11 @@ impl Published {
     /// Returns whether a holder's process ended without a release. The kernel has then unmapped the memory,
     /// unless the process had passed it on.
     pub fn left_by_dead(&self) -> bool {
-        self.publication
-            .left_by_dead
-            .load(std::sync::atomic::Ordering::Relaxed)
+        self.publication.left_by_dead.load(Relaxed)
     }
 
     /// Returns whether this peer may see the name.
-    pub fn is_shown_to(&self, peer: &crate::PeerName) -> bool {
+    pub fn is_shown_to(&self, peer: &PeerName) -> bool {
         self.inner.state().find(self.name(), peer).is_some()
     }
 
@@ -228,19 +220,37 @@ impl Published {
     /// the holders learn that they are no longer on the list. A holder that may import it again before that
     /// keeps its lease.
     pub fn set_who_within(&self, who: PeerList, within: Duration) {
-        (self.inner.state()).set_who(self.publication.id, who, within);
+        (self.inner.state()).set_peers(self.publication.id, who, within);
         self.inner.janitor.notify_one();
     }
 
-    pub(super) fn parts(&self) -> (&Arc<ServerCore>, u64) {
-        (&self.inner, self.publication.id)
-    }
-
     /// Finishes the removal of its name.
-    pub(super) fn left(&self) {
+    fn left(&self) {
         // Closing the server waits for the last lease.
         self.inner.released.notify_waiters();
         tracing::info!(name = self.name(), "unpublished");
+    }
+
+    /// Removes the name at once, as dropping does, but keeps listening to the holders.
+    pub fn leave(&self) -> UnconfirmedRelease {
+        let publication = self.publication.id;
+        let changed = Arc::new(Notify::new());
+        let mut state = self.inner.state();
+        let unconfirmed = Unconfirmed {
+            name: self.name().into(),
+            changed: Arc::clone(&changed),
+        };
+        state.unconfirmed.insert(publication, unconfirmed);
+        let published = state.take_away(publication);
+        drop(state);
+        if published.is_some() {
+            self.left();
+        }
+        UnconfirmedRelease {
+            inner: Arc::clone(&self.inner),
+            publication,
+            changed,
+        }
     }
 
     /// Removes the name for new importers, asks the holders to release the memory, and returns it when all
@@ -306,5 +316,51 @@ impl Drop for Published {
         if there.is_some() {
             self.left();
         }
+    }
+}
+
+/// Memory whose name is gone while holders are left. Dropping it stops the tracking of these holders.
+///
+/// It does not keep the memory itself.
+pub struct UnconfirmedRelease {
+    inner: Arc<ServerCore>,
+    publication: u64,
+    changed: Arc<Notify>,
+}
+
+impl UnconfirmedRelease {
+    /// Waits until every holder has said that it released the memory, or its process on this machine has ended.
+    /// Returns `false` if the server has ended before.
+    ///
+    /// # Cancel safety
+    /// It may be dropped and called again.
+    pub async fn resolved(&self) -> bool {
+        while !self.is_resolved() {
+            tokio::select! {
+                biased;
+                () = self.inner.ended.cancelled() => return false,
+                () = self.changed.notified() => {}
+            }
+        }
+        // A server that has ended knows of no holders.
+        !self.inner.ended.is_cancelled()
+    }
+
+    /// Returns the peers of the holders that are remembered: live ones first, then in the order of their grants.
+    pub fn peers(&self) -> Vec<PeerName> {
+        let (holders, _) = self.inner.state().leases.holders(self.publication);
+        holders.into_iter().map(|holder| holder.peer).collect()
+    }
+
+    fn is_resolved(&self) -> bool {
+        !self.inner.state().leases.is_held(self.publication)
+    }
+}
+
+impl Drop for UnconfirmedRelease {
+    fn drop(&mut self) {
+        let mut state = self.inner.state();
+        state.end_leases(self.publication, "the exporter has withdrawn it");
+        state.unconfirmed.remove(&self.publication);
     }
 }

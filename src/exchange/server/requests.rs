@@ -1,37 +1,101 @@
 //! Answers requests.
 
+use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::allocate::{Refused, invalid, not_found};
 use super::audit::audit;
-use super::link::Link;
-use super::outcome::{No, Outcome, Step, done, invalid, not_found};
-use super::{Allocation, ServerCore, fetch};
-use crate::Refusal;
-use crate::account::{self, Account, REQUEST};
+use super::fetch::Grant;
+use super::publication::Publication;
+use super::quota::{Counted, What};
+use super::sessions::Link;
+use super::state::ServerState;
+use super::{Allocation, ServerCore};
+use crate::access::MAX_SPIFFE;
 use crate::driver::random;
-use crate::protocol::{Answer, Ask, Create, Delete, MAX_NAME, Probe, Probed, Release, check_name};
+use crate::protocol::{
+    Answer, Ask, Create, Delete, Entry, Leases, MAX_NAME, Names, Probed, Request, Wait, check_name,
+    check_prefix,
+};
+use crate::share::MAX_PARTS;
 use crate::text::bounded;
+use crate::transport::SMALL;
+use crate::{Error, PeerName, Refusal};
 
-/// Begins to answer a request. Nothing here blocks.
-pub(super) fn begin(inner: &Arc<ServerCore>, link: &Link, ask: Ask) -> Result<Step, No> {
-    match ask {
-        Ask::Ping => done().map(Step::Now),
-        Ask::List(list) => inner.list(link, &list).map(Step::Now),
-        Ask::Fetch(ask) => fetch::begin(inner, link, ask),
-        Ask::Held(held) => inner.held(link, &held.leases).map(Step::Now),
-        Ask::Release(release) => inner.release(link, release).map(Step::Now),
-        Ask::Watch(watch) => inner.watch(link, &watch).map(Step::Now),
-        Ask::Wait(wait) => inner.wait(link, wait),
-        Ask::Probe(probe) => inner.probe(link, probe),
-        Ask::Create(create) => inner.create(link, create),
-        Ask::Delete(delete) => inner.delete(link, delete),
+/// How many names are visited while all others wait for the lock.
+const LOOKED: usize = 256;
+
+/// A request's answer.
+pub(super) struct Answered {
+    pub id: u64,
+    pub result: Result<Reply, Refused>,
+    /// Counts the request until its answer is written.
+    _counted: Option<Arc<Counted>>,
+}
+
+/// An answer. What may be long is built when it is written.
+pub(super) enum Reply {
+    Answer(Answer),
+    /// The entry of a name.
+    Entry(Arc<Publication>),
+    /// The names with a prefix, after one of them.
+    Page {
+        prefix: String,
+        after: Option<String>,
+    },
+    Grant(Box<Grant>),
+}
+
+impl From<Answer> for Reply {
+    fn from(answer: Answer) -> Self {
+        Self::Answer(answer)
+    }
+}
+
+/// Answers a request of a connection with so many others that wait. Its first poll does not block.
+pub(super) async fn handle(
+    core: Arc<ServerCore>,
+    link: Arc<Link>,
+    (id, ask): Request,
+    waiting: usize,
+) -> Answered {
+    let subject = subject(&ask);
+    let mut counted = None;
+    let result = match core.count_request(&link, &ask, waiting) {
+        Ok(count) => {
+            counted.clone_from(&count);
+            core.answer(&link, ask, count).await
+        }
+        Err(refused) => Err(refused),
+    };
+    if let Err((reason, _)) = &result {
+        let (request, name) = subject;
+        let (peer, session) = (&link.session.peer, link.session.id);
+        let (pid, reason) = (link.pid(), bounded(reason.word(), 64));
+        audit!(
+            core.audit,
+            Refusal,
+            Some(peer),
+            "refused",
+            session,
+            pid,
+            request,
+            name,
+            reason
+        );
+    }
+    Answered {
+        id,
+        result,
+        _counted: counted,
     }
 }
 
 /// Returns a request's name in the protocol, and the name of the memory that it is about. That name
 /// is not checked yet here, so this escapes and cuts it.
-pub(super) fn subject(ask: &Ask) -> (&'static str, Option<String>) {
+fn subject(ask: &Ask) -> (&'static str, Option<String>) {
     let (request, name) = match ask {
         Ask::Ping => ("ping", None),
         Ask::List(_) => ("list", None),
@@ -49,7 +113,7 @@ pub(super) fn subject(ask: &Ask) -> (&'static str, Option<String>) {
 
 /// The audit event of a deletion. A deletion goes on if its connection ends before the answer.
 struct Deletion<'a> {
-    inner: &'a ServerCore,
+    core: &'a ServerCore,
     link: &'a Link,
     name: &'a str,
     bytes: Option<u64>,
@@ -58,72 +122,156 @@ struct Deletion<'a> {
 
 impl Drop for Deletion<'_> {
     fn drop(&mut self) {
-        let Some(event) = self.event else {
-            return;
-        };
-        let (link, name, bytes) = (self.link, self.name, self.bytes);
-        audit!(
-            self.inner.audit,
-            Memory,
-            Some(&link.session.peer),
-            event,
-            session = link.session.id,
-            pid = link.pid(),
-            name,
-            bytes,
-        );
+        if let Some(event) = self.event {
+            let (session, name, bytes) = (&self.link.session, self.name, self.bytes);
+            let (peer, session, pid) = (&session.peer, session.id, self.link.pid());
+            audit!(
+                self.core.audit,
+                Memory,
+                Some(peer),
+                event,
+                session,
+                pid,
+                name,
+                bytes
+            );
+        }
     }
 }
 
 impl ServerCore {
-    fn release(&self, link: &Link, ask: Release) -> Outcome {
+    /// Counts a request that may wait for something.
+    fn count_request(
+        &self,
+        link: &Link,
+        ask: &Ask,
+        waiting: usize,
+    ) -> Result<Option<Arc<Counted>>, Refused> {
+        match ask {
+            Ask::Ping | Ask::List(_) | Ask::Watch(_) | Ask::Held(_) | Ask::Release(_) => {
+                return Ok(None);
+            }
+            Ask::Create(ask) if ask.peers.len() > SMALL => {
+                return Err((Refusal::Limit, format!("{SMALL} bytes of peers")));
+            }
+            _ => {}
+        }
+        let limit = self.limits.requests_in_flight;
+        if waiting >= limit {
+            return Err((Refusal::Limit, format!("{limit} requests at once")));
+        }
+        let counted = self.quota.count(&link.session.peer, What::Request, 1)?;
+        Ok(Some(Arc::new(counted)))
+    }
+
+    async fn answer(
+        &self,
+        link: &Link,
+        ask: Ask,
+        counted: Option<Arc<Counted>>,
+    ) -> Result<Reply, Refused> {
+        match ask {
+            Ask::Ping => Ok(Answer::Done.into()),
+            Ask::List(list) => {
+                check_prefix(&list.prefix).map_err(invalid)?;
+                check_prefix(list.after.as_deref().unwrap_or_default()).map_err(invalid)?;
+                Ok(Reply::Page {
+                    prefix: list.prefix,
+                    after: list.after,
+                })
+            }
+            Ask::Watch(watch) => {
+                check_prefix(&watch.prefix).map_err(invalid)?;
+                let mut state = self.state();
+                // A connection that has lost its session cannot watch.
+                if link.session.is_of(link.id) {
+                    state.watch(&link.session, &watch.prefix)?;
+                }
+                Ok(Reply::Page {
+                    prefix: watch.prefix,
+                    after: None,
+                })
+            }
+            Ask::Held(held) => {
+                let leases = self.held(link, &held.leases)?;
+                Ok(Answer::Expired(Leases { leases }).into())
+            }
+            Ask::Release(release) => self.release(link, release.lease),
+            Ask::Fetch(ask) => {
+                let granted = self.fetch(link, ask, counted).await?;
+                Ok(Reply::Grant(Box::new(granted)))
+            }
+            Ask::Wait(wait) => self.wait(link, wait).await,
+            Ask::Probe(probe) => self.probe(link, probe.lease, counted).await,
+            Ask::Create(create) => self.create(link, create).await,
+            Ask::Delete(delete) => self.delete(link, delete).await,
+        }
+    }
+
+    /// Ends a lease that its holder releases.
+    pub(super) fn release(&self, link: &Link, lease: u64) -> Result<Reply, Refused> {
         let session = &link.session;
         let mut state = self.state();
-        let lease = state.leases.release(session.id, &session.peer, ask.lease);
+        let lease = state.leases.release(session.id, &session.peer, lease);
         let lease = lease.ok_or_else(not_found)?;
         state.returned(&lease);
         state.audit_lease("released", &lease);
         drop(state);
         self.released.notify_waiters();
         self.counters.count(|counters| &counters.released);
-        done()
+        Ok(Answer::Done.into())
     }
 
-    fn probe(self: &Arc<Self>, link: &Link, ask: Probe) -> Result<Step, No> {
-        let state = self.state();
-        let lease = state.leases.get(link.session.id, ask.lease);
-        let lease = lease.ok_or_else(not_found)?;
-        let no_place = || (Refusal::Invalid, "it has no place for a probe".into());
-        let place = lease.probe.ok_or_else(no_place)?;
-        let found = state.publications.get(&lease.publication);
-        let publication = Arc::clone(&found.ok_or_else(not_found)?.publication);
-        drop(state);
-        let (inner, account) = (Arc::clone(self), Arc::clone(link.session.account()));
-        Step::later(async move {
-            let probe = move || {
-                let shared = publication.shared()?;
-                let found = shared.word(place)?;
-                let word = random().map_err(|e| crate::Error::system("random bytes", &e))?;
-                let wrote = u64::from_ne_bytes(word);
-                shared.put_word(place, wrote)?;
-                Ok(Probed { found, wrote })
-            };
-            let probed = inner.driver_call(&account, probe).await?;
-            Ok(Answer::Probed(probed).into())
-        })
+    async fn wait(&self, link: &Link, ask: Wait) -> Result<Reply, Refused> {
+        check_name(&ask.name).map_err(invalid)?;
+        let waiting = NameWait {
+            core: self,
+            name: &ask.name,
+            notify: self.state().await_name(&ask.name),
+        };
+        let longest = Duration::from_millis(ask.ms).min(self.limits.wait);
+        let found = tokio::time::timeout(longest, waiting.until_seen(link)).await;
+        let publication = found.map_err(|_| (Refusal::TimedOut, String::new()))?;
+        Ok(Reply::Entry(publication))
     }
 
-    /// Runs driver calls off the runtime, for at most the time of a request. The peer is charged until they
+    async fn probe(
+        &self,
+        link: &Link,
+        lease: u64,
+        counted: Option<Arc<Counted>>,
+    ) -> Result<Reply, Refused> {
+        let (slot, publication) = {
+            let state = self.state();
+            let lease = state.leases.get(link.session.id, lease);
+            let lease = lease.ok_or_else(not_found)?;
+            let no_slot = || (Refusal::Invalid, "it has no place for a probe".into());
+            let slot = lease.probe.ok_or_else(no_slot)?;
+            let found = state.publications.get(&lease.publication);
+            (slot, Arc::clone(&found.ok_or_else(not_found)?.publication))
+        };
+        let probe = move || {
+            let shared = publication.shared()?;
+            let found = shared.word(slot)?;
+            let word = random().map_err(|e| Error::system("random bytes", &e))?;
+            let wrote = u64::from_ne_bytes(word);
+            shared.put_word(slot, wrote)?;
+            Ok(Probed { found, wrote })
+        };
+        let probed = self.driver_call(counted, probe).await?;
+        Ok(Answer::Probed(probed).into())
+    }
+
+    /// Runs driver calls off the runtime, for at most the time of a request. The request is counted until they
     /// return, which may be later.
     pub(super) async fn driver_call<T: Send + 'static>(
         &self,
-        account: &Arc<Account>,
+        counted: Option<Arc<Counted>>,
         call: impl FnOnce() -> crate::Result<T> + Send + 'static,
-    ) -> Result<T, No> {
-        let charge = account.charge(REQUEST)?;
+    ) -> Result<T, Refused> {
         let call = move || {
             let result = call();
-            drop(charge);
+            drop(counted);
             result
         };
         let work = self.tasks.spawn_blocking(call);
@@ -135,61 +283,242 @@ impl ServerCore {
         }
     }
 
-    fn create(self: &Arc<Self>, link: &Link, ask: Create) -> Result<Step, No> {
+    async fn create(&self, link: &Link, ask: Create) -> Result<Reply, Refused> {
         let allocator = self.allocator()?;
         check_name(&ask.name).map_err(invalid)?;
-        allocator.may_create(&link.session.peer, &ask.name)?;
-        let (inner, link) = (Arc::clone(self), link.clone());
-        Step::later(async move {
-            let peer = &link.session.peer;
-            // For the allocator's copy of the request. The name is charged when it is published, which may
-            // happen after this future was dropped.
-            let _charge = link.session.account().charge(account::create(&ask))?;
-            let create = allocator.create(peer, &ask);
-            within(inner.limits.wait, create).await?;
-            let (session, name, bytes) = (link.session.id, &*ask.name, ask.bytes);
-            audit!(
-                inner.audit,
-                Memory,
-                Some(peer),
-                "created",
-                session,
-                pid = link.pid(),
-                name,
-                bytes,
-            );
-            let state = inner.state();
-            let found = state.visible(&ask.name, peer).ok_or_else(not_found)?;
-            Ok(inner.entry(&found.publication))
-        })
+        let peer = &link.session.peer;
+        allocator.may_create(peer, &ask.name)?;
+        within(self.limits.wait, allocator.create(peer, &ask)).await?;
+        let (session, pid) = (link.session.id, link.pid());
+        let (name, bytes) = (&*ask.name, ask.bytes);
+        audit!(
+            self.audit,
+            Memory,
+            Some(peer),
+            "created",
+            session,
+            pid,
+            name,
+            bytes
+        );
+        let found = self.visible(&ask.name, peer).ok_or_else(not_found)?;
+        Ok(Reply::Entry(found))
     }
 
-    fn delete(self: &Arc<Self>, link: &Link, ask: Delete) -> Result<Step, No> {
+    async fn delete(&self, link: &Link, ask: Delete) -> Result<Reply, Refused> {
         let allocator = self.allocator()?;
         check_name(&ask.name).map_err(invalid)?;
         let longest = Duration::from_millis(ask.ms).min(self.limits.wait);
-        let (inner, link) = (Arc::clone(self), link.clone());
-        Step::later(async move {
-            let mut deletion = Deletion {
-                inner: &inner,
-                link: &link,
-                name: &ask.name,
-                bytes: inner.state().bytes_of(&ask.name),
-                event: Some("delete_abandoned"),
-            };
-            let delete = allocator.delete(&link.session.peer, &ask.name, longest);
-            // The allocator does the waiting; its other work has the time of a request.
-            let deleted = within(longest.saturating_add(inner.limits.request), delete).await;
-            // A refusal is an event of its own.
-            deletion.event = deleted.is_ok().then_some("deleted");
-            deleted?;
-            done()
-        })
+        let mut deletion = Deletion {
+            core: self,
+            link,
+            name: &ask.name,
+            bytes: self.state().bytes_of(&ask.name),
+            event: Some("delete_abandoned"),
+        };
+        let delete = allocator.delete(&link.session.peer, &ask.name, longest);
+        // The allocator does the waiting; its other work has the time of a request.
+        let deleted = within(longest.saturating_add(self.limits.request), delete).await;
+        // A refusal is an event of its own.
+        deletion.event = deleted.is_ok().then_some("deleted");
+        deleted?;
+        Ok(Answer::Done.into())
+    }
+
+    /// Returns the publication under a name that a peer can see now.
+    pub(super) fn visible(&self, name: &str, peer: &PeerName) -> Option<Arc<Publication>> {
+        let state = self.state();
+        let found = state.visible(name, peer)?;
+        Some(Arc::clone(&found.publication))
+    }
+
+    /// Returns a page of entries that the peer may see, as many as fit into a small frame, but at least so many.
+    pub(super) fn page(
+        &self,
+        peer: &PeerName,
+        prefix: &str,
+        after: Option<&str>,
+        least: usize,
+    ) -> Names {
+        let mut page = Page {
+            peer,
+            prefix,
+            last: after.map(Arc::from),
+            least,
+            limit: self.limits.list_page,
+            room: SMALL.min(self.limits.frame_bytes as usize / 2),
+            entries: Vec::new(),
+        };
+        loop {
+            // Takes the lock for each part of the names: a peer may not see most of them.
+            let complete = page.extend(&self.state());
+            if let Some(more) = complete {
+                let entries = page.entries;
+                return Names { entries, more };
+            }
+        }
     }
 }
 
 /// Waits for the allocator, for this long.
-async fn within(limit: Duration, work: Allocation<'_>) -> Result<(), No> {
+async fn within(limit: Duration, work: Allocation<'_>) -> Result<(), Refused> {
     let worked = tokio::time::timeout(limit, work).await;
     worked.map_err(|_| (Refusal::TimedOut, String::new()))?
+}
+
+/// A page of entries that is not complete yet.
+struct Page<'a> {
+    peer: &'a PeerName,
+    prefix: &'a str,
+    /// The last name that was visited.
+    last: Option<Arc<str>>,
+    /// The least entries, and the most.
+    least: usize,
+    limit: usize,
+    /// Bytes that are left for entries.
+    room: usize,
+    entries: Vec<Entry>,
+}
+
+impl Page<'_> {
+    /// Visits the next names, [`LOOKED`] at most. Returns whether there are more entries once the page is complete.
+    fn extend(&mut self, state: &ServerState) -> Option<bool> {
+        let (mut visited, mut visited_last) = (0, None);
+        let names = names_after(&state.names, self.prefix, self.last.as_deref());
+        for (name, id) in names.take(LOOKED) {
+            visited += 1;
+            visited_last = Some(name);
+            let found = (state.publications.get(id)).filter(|found| found.is_visible_to(self.peer));
+            let Some(found) = found else {
+                continue;
+            };
+            // An estimate: keys, a name and its owner, and for each part four ids and numbers with their keys.
+            let owner = found.publication.owner.to_string().len();
+            let parts = found.publication.description.parts.len();
+            let size = 128 + name.len() + owner + 192 * parts;
+            let count = self.entries.len();
+            if count == self.limit || (size > self.room && count >= self.least) {
+                return Some(true);
+            }
+            self.room = self.room.saturating_sub(size);
+            self.entries.push(state.entry(&found.publication));
+        }
+        self.last = visited_last.cloned();
+        (visited < LOOKED).then_some(false)
+    }
+}
+
+/// Returns the names with this prefix that come after `after`, in order.
+fn names_after<'a, T>(
+    names: &'a BTreeMap<Arc<str>, T>,
+    prefix: &'a str,
+    after: Option<&'a str>,
+) -> impl Iterator<Item = (&'a Arc<str>, &'a T)> {
+    let from = match after {
+        Some(after) if after >= prefix => Bound::Excluded(after),
+        _ => Bound::Included(prefix),
+    };
+    let names = names.range::<str, _>((from, Bound::Unbounded));
+    names.take_while(move |(name, _)| name.starts_with(prefix))
+}
+
+/// A request that waits for a name, until dropped.
+struct NameWait<'a> {
+    core: &'a ServerCore,
+    name: &'a str,
+    notify: Arc<tokio::sync::Notify>,
+}
+
+impl NameWait<'_> {
+    async fn until_seen(&self, link: &Link) -> Arc<Publication> {
+        loop {
+            let changed = self.notify.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            if let Some(found) = self.core.visible(self.name, &link.session.peer) {
+                return found;
+            }
+            changed.await;
+        }
+    }
+}
+
+impl Drop for NameWait<'_> {
+    fn drop(&mut self) {
+        self.core.state().leave(self.name);
+    }
+}
+
+// An entry with the most parts fits into a frame of the default size.
+const _: () = assert!(128 + MAX_NAME + MAX_SPIFFE + 192 * MAX_PARTS < 4 << 20);
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::Limits;
+    use crate::server::quota::Quota;
+
+    fn page(list: &[&str], prefix: &str, after: Option<&str>, limit: usize) -> Vec<String> {
+        let names = list.iter().map(|&name| (name.into(), ())).collect();
+        let page = names_after(&names, prefix, after).take(limit);
+        page.map(|(name, ())| name.to_string()).collect()
+    }
+
+    #[test]
+    fn pages_begin_after_the_last_name() {
+        let list = ["a", "b/1", "b/2", "b/3", "c"];
+        assert_eq!(page(&list, "b/", None, 2), ["b/1", "b/2"]);
+        assert_eq!(page(&list, "b/", Some("b/2"), 2), ["b/3"]);
+        // A name before the prefix does not lead out of it.
+        assert_eq!(page(&list, "b/", Some("a"), 9).len(), 3);
+        assert!(page(&list, "b/", Some("c"), 9).is_empty());
+    }
+
+    #[test]
+    fn a_part_of_the_names_is_visited_under_one_lock() {
+        let mut state = ServerState::new(Arc::default(), &Quota::new(&Limits::default(), 1 << 20));
+        // None of them has a publication, so that no entry ends the page.
+        let names: Vec<Arc<str>> = (0..2 * LOOKED + 3)
+            .map(|n| format!("{n:04}").into())
+            .collect();
+        state.names = names.iter().cloned().zip(0..).collect();
+        let mut page = Page {
+            peer: &PeerName::Local,
+            prefix: "",
+            last: None,
+            least: 1,
+            limit: 9,
+            room: 1 << 20,
+            entries: Vec::new(),
+        };
+        for visited in [LOOKED, 2 * LOOKED] {
+            assert_eq!(page.extend(&state), None);
+            assert_eq!(page.last.as_ref(), Some(&names[visited - 1]));
+        }
+        assert_eq!(page.extend(&state), Some(false));
+        assert_eq!(page.last.as_ref(), names.last());
+    }
+
+    proptest! {
+        #[test]
+        fn all_pages_together_are_what_a_filter_finds(
+            list in proptest::collection::btree_set("[ab/]{1,4}", 0..30),
+            prefix in "[ab/]{0,2}",
+            limit in 1..7_usize,
+        ) {
+            let all: Vec<&str> = list.iter().map(String::as_str).collect();
+            let mut found: Vec<String> = Vec::new();
+            loop {
+                let next = page(&all, &prefix, found.last().map(String::as_str), limit);
+                found.extend(next.iter().cloned());
+                if next.len() < limit {
+                    break;
+                }
+            }
+            let expected: Vec<_> = all.into_iter().filter(|n| n.starts_with(&prefix)).collect();
+            prop_assert_eq!(found, expected);
+        }
+    }
 }

@@ -1,15 +1,22 @@
 //! A session: a client's state beyond one connection, and its queued notices.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use tokio::sync::Notify;
+use zeroize::Zeroizing;
 
-use crate::PeerName;
-use crate::account::{self, Account, Charge, ENTRY, PREPAID, SESSION, shrink};
+use super::quota::{Counted, shrink};
+use crate::driver::random;
 use crate::per_driver::lock;
 use crate::protocol::{Event, Refused, Secret};
 use crate::tls::Credential;
+use crate::{Error, PeerName, Result};
+
+/// How many notices are counted at once.
+const NOTICES: usize = 128;
+/// Random bytes in a token, after the 8 bytes of the session's number. So only one comparison is made, in constant time.
+const RANDOM: usize = 32;
 
 /// A client's session. Without a connection it lives as long as its leases.
 #[derive(Debug)]
@@ -21,69 +28,69 @@ pub(super) struct ServerSession {
     outbox: Mutex<Outbox>,
     /// Woken when the outbox has something, or the connection has lost the session.
     pub wake: Notify,
-    account: Arc<Account>,
     /// The certificates that its peer was verified with, when it connected over TLS last.
     pub credential: Mutex<Option<Credential>>,
 }
 
+/// A connection that has a session.
+#[derive(Debug)]
+pub(super) struct Attached {
+    /// Unique among a server's connections.
+    pub id: u64,
+    /// The user at the other end of a Unix socket.
+    pub user: Option<u32>,
+    /// The connection's count, which one that the session moves to shares.
+    pub counted: Weak<Counted>,
+}
+
 #[derive(Debug)]
 struct Outbox {
-    connection: u64,
-    /// The user at the other end of a Unix socket.
-    user: Option<u32>,
+    /// The last connection.
+    attached: Attached,
     notices: VecDeque<Event>,
-    /// Grants that this connection has not sent yet. Notices wait for them: they may be about these leases.
-    unsent: usize,
+    /// Leases whose grants this connection has not sent yet. Notices about them wait for it.
+    unsent: Vec<u64>,
     limit: usize,
     overflown: bool,
     /// Set when the session has ended, with the reason.
     dismissed: Option<Refused>,
     /// Watched names that have changed, and whether this peer could see them before.
     news: BTreeMap<Arc<str>, bool>,
-    /// The bytes of notices and changed names, and the charge for them and the session.
-    bytes: usize,
-    charge: Charge,
+    /// Counts notices and changed names, many at a time.
+    counted: Counted,
 }
 
 impl Outbox {
-    /// Reserves `more` bytes; if that fails, the connection is to end, and the lost notices are sent anew
-    /// when the session is resumed.
-    fn grow(&mut self, more: usize) -> bool {
-        let bytes = self.bytes + more;
-        let beyond = bytes.saturating_sub(PREPAID);
-        let fits = self.charge.resize(SESSION + beyond).is_ok();
-        match fits {
-            true => self.bytes = bytes,
-            false => self.overflown = true,
-        }
-        fits
+    /// Counts one more; if that fails, the connection is to end, and the lost notices are sent anew when the session is
+    /// resumed.
+    fn has_room(&mut self) -> bool {
+        let count = self.notices.len() + self.news.len();
+        let counted = self.counted.amount();
+        let has_room = count < counted || self.counted.resize(counted + NOTICES).is_ok();
+        self.overflown |= !has_room;
+        has_room
     }
 
-    fn shrink(&mut self, less: usize) {
-        self.bytes -= less;
-        let beyond = self.bytes.saturating_sub(PREPAID);
-        // Shrinking a charge never fails.
-        let _ = self.charge.resize(SESSION + beyond);
+    fn shrink(&mut self) {
         if self.notices.is_empty() {
             self.notices.shrink_to(16);
+            if self.news.is_empty() {
+                // Shrinking never fails.
+                let _ = self.counted.resize(0);
+            }
         }
     }
 
-    /// Drops the changed names, and with `notices` the notices too.
-    fn clear(&mut self, notices: bool) {
-        let mut bytes: usize = self.news.keys().map(|name| news_bytes(name)).sum();
-        self.news.clear();
-        if notices {
-            bytes += self.notices.iter().map(account::event).sum::<usize>();
-            self.notices.clear();
-        }
-        self.shrink(bytes);
+    /// Takes the first notice that need not wait for a grant.
+    fn pop(&mut self) -> Option<Event> {
+        let is_ready = |notice: &Event| match notice {
+            Event::Withdrawing(one) => !self.unsent.contains(&one.lease),
+            Event::Ended(one) => !self.unsent.contains(&one.lease),
+            _ => true,
+        };
+        let ready = self.notices.iter().position(is_ready)?;
+        self.notices.remove(ready)
     }
-}
-
-/// Returns the bytes of a changed name in the queue.
-fn news_bytes(name: &str) -> usize {
-    2 * ENTRY + name.len()
 }
 
 /// The next step of a connection.
@@ -104,41 +111,42 @@ pub(super) enum Next {
 }
 
 impl ServerSession {
-    /// Creates the session of a connection, and its user; at most `limit` notices wait for it. The charge is of [`SESSION`]
-    /// bytes.
+    /// Creates the session of a connection; at most `limit` notices wait for it, which `counted` counts.
+    ///
+    /// # Errors
+    /// That of the system's random numbers.
     pub fn new(
         id: u64,
         peer: PeerName,
-        token: Secret,
-        (connection, user): (u64, Option<u32>),
+        attached: Attached,
         limit: usize,
-        (account, charge): (Arc<Account>, Charge),
-    ) -> Self {
-        Self {
+        counted: Counted,
+    ) -> Result<Self> {
+        let failed = |error| Error::system("reading random bytes", &error);
+        let random = random::<RANDOM>().map(Zeroizing::new).map_err(failed)?;
+        let mut token = Zeroizing::new([0; 8 + RANDOM]);
+        token[..8].copy_from_slice(&id.to_be_bytes());
+        token[8..].copy_from_slice(&random[..]);
+        // 40 bytes are never too many for a secret.
+        let token =
+            Secret::new(&token[..]).ok_or_else(|| Error::invalid("token", "it is too long"))?;
+        Ok(Self {
             id,
             peer,
             token,
             outbox: Mutex::new(Outbox {
-                connection,
-                user,
+                attached,
                 notices: VecDeque::new(),
-                unsent: 0,
+                unsent: Vec::new(),
                 limit,
                 overflown: false,
                 dismissed: None,
                 news: BTreeMap::new(),
-                bytes: 0,
-                charge,
+                counted,
             }),
             wake: Notify::new(),
-            account,
             credential: Mutex::default(),
-        }
-    }
-
-    /// Returns the account of its peer.
-    pub fn account(&self) -> &Arc<Account> {
-        &self.account
+        })
     }
 
     fn outbox(&self) -> MutexGuard<'_, Outbox> {
@@ -147,14 +155,16 @@ impl ServerSession {
 
     /// Moves the session to another connection; the previous one ends. Notices about leases are kept or repeated; news of
     /// names are dropped.
-    pub fn take_over(&self, connection: u64, user: Option<u32>) {
+    pub fn take_over(&self, attached: Attached) {
         let mut outbox = self.outbox();
-        outbox.connection = connection;
-        outbox.user = user;
-        outbox.unsent = 0;
+        outbox.attached = attached;
+        outbox.unsent = Vec::new();
         // After an overflow, some were lost: the client asks which of its leases have ended.
-        let overflown = std::mem::take(&mut outbox.overflown);
-        outbox.clear(overflown);
+        if std::mem::take(&mut outbox.overflown) {
+            outbox.notices = VecDeque::new();
+        }
+        outbox.news.clear();
+        outbox.shrink();
         drop(outbox);
         // For the previous connection, which may wait in either of the two; the other one checks anyway.
         self.wake.notify_waiters();
@@ -163,7 +173,12 @@ impl ServerSession {
 
     /// Returns the user at the other end, if its connection is a Unix socket.
     pub fn user(&self) -> Option<u32> {
-        self.outbox().user
+        self.outbox().attached.user
+    }
+
+    /// Returns the count of its connection, if it has one.
+    pub fn counted(&self) -> Option<Arc<Counted>> {
+        self.outbox().attached.counted.upgrade()
     }
 
     /// Ends the connection. The peer may resume the session.
@@ -185,30 +200,26 @@ impl ServerSession {
 
     /// Returns whether that connection has the session.
     pub fn is_of(&self, connection: u64) -> bool {
-        self.outbox().connection == connection
+        self.outbox().attached.id == connection
     }
 
-    /// Keeps notices back until [`granted`](Self::granted): its connection is about to send a grant.
-    pub fn grants(&self) {
-        self.outbox().unsent += 1;
+    /// Keeps notices about a lease back until [`granted`](Self::granted): its connection is about to send the grant.
+    pub fn grants(&self, lease: u64) {
+        self.outbox().unsent.push(lease);
     }
 
-    /// Ends that, when `connection` has sent the grant.
-    pub fn granted(&self, connection: u64) {
-        let mut outbox = self.outbox();
-        if outbox.connection == connection {
-            outbox.unsent = outbox.unsent.saturating_sub(1);
-        }
-        drop(outbox);
+    /// Ends that: its connection has sent the grant.
+    pub fn granted(&self, lease: u64) {
+        self.outbox().unsent.retain(|unsent| *unsent != lease);
         self.wake.notify_one();
     }
 
     /// Queues a notice for the peer.
-    pub fn tell(&self, notice: Event) {
+    pub fn notify(&self, notice: Event) {
         let mut outbox = self.outbox();
         if outbox.notices.len() >= outbox.limit {
             outbox.overflown = true;
-        } else if outbox.grow(account::event(&notice)) {
+        } else if outbox.has_room() {
             outbox.notices.push_back(notice);
         }
         drop(outbox);
@@ -217,13 +228,13 @@ impl ServerSession {
 
     /// Notes that a watched name has changed, which this peer could see before, or not. At most `limit` names
     /// wait; changes of the same name are sent once.
-    pub fn news_of(&self, name: &Arc<str>, seen_before: bool, limit: usize) {
+    pub fn notify_name(&self, name: &Arc<str>, seen_before: bool, limit: usize) {
         let mut outbox = self.outbox();
         if let Some(seen) = outbox.news.get_mut(name) {
             *seen |= seen_before;
         } else if outbox.news.len() >= limit {
             outbox.overflown = true;
-        } else if outbox.grow(news_bytes(name)) {
+        } else if outbox.has_room() {
             outbox.news.insert(Arc::clone(name), seen_before);
         }
         drop(outbox);
@@ -233,7 +244,7 @@ impl ServerSession {
     /// Returns the next step of `connection`.
     pub fn next(&self, connection: u64) -> Next {
         let mut outbox = self.outbox();
-        if outbox.connection != connection {
+        if outbox.attached.id != connection {
             return Next::TakenOver;
         }
         if let Some(why) = &outbox.dismissed {
@@ -242,34 +253,36 @@ impl ServerSession {
         if outbox.overflown {
             return Next::Overflown;
         }
-        if outbox.unsent > 0 {
-            return Next::Nothing;
-        }
-        if let Some(notice) = outbox.notices.pop_front() {
-            outbox.shrink(account::event(&notice));
-            return Next::Notice(notice);
-        }
-        match outbox.news.pop_first() {
-            Some((name, seen_before)) => {
-                outbox.shrink(news_bytes(&name));
-                Next::News(name, seen_before)
-            }
-            None => Next::Nothing,
-        }
+        let next = match outbox.pop() {
+            Some(notice) => Next::Notice(notice),
+            None => match outbox.news.pop_first() {
+                Some((name, seen_before)) => Next::News(name, seen_before),
+                None => return Next::Nothing,
+            },
+        };
+        outbox.shrink();
+        next
     }
 }
 
-/// A server's sessions, each with its charge to the limits on sessions.
+/// A server's sessions, each with its count.
 #[derive(Debug, Default)]
-pub(super) struct Sessions(HashMap<u64, (Arc<ServerSession>, Charge)>);
+pub(super) struct Sessions(HashMap<u64, (Arc<ServerSession>, Counted)>);
 
 impl Sessions {
-    pub fn insert(&mut self, session: Arc<ServerSession>, charge: Charge) {
-        self.0.insert(session.id, (session, charge));
+    pub fn insert(&mut self, session: Arc<ServerSession>, counted: Counted) {
+        self.0.insert(session.id, (session, counted));
     }
 
     pub fn get(&self, id: u64) -> Option<&Arc<ServerSession>> {
         self.0.get(&id).map(|(session, _)| session)
+    }
+
+    /// Returns the session with this token. Knowing its number, with which a token begins, does not reveal the token.
+    pub fn with_token(&self, token: &Secret) -> Option<&Arc<ServerSession>> {
+        let number = token.expose().first_chunk()?;
+        let session = self.get(u64::from_be_bytes(*number))?;
+        (session.token == *token).then_some(session)
     }
 
     pub fn remove(&mut self, id: u64) {
@@ -290,37 +303,69 @@ impl Sessions {
 mod tests {
     use super::*;
     use crate::Limits;
-    use crate::account::Accounts;
-    use crate::protocol::Closing;
+    use crate::protocol::{Closing, Withdrawing};
+    use crate::server::quota::{Quota, What};
 
-    fn session(limit: usize) -> ServerSession {
-        session_within(limit, Limits::default().bytes)
+    const PEER: PeerName = PeerName::User(1);
+
+    fn quota() -> Arc<Quota> {
+        Quota::new(&Limits::default(), 1 << 20)
     }
 
-    fn session_within(limit: usize, bytes: usize) -> ServerSession {
-        let token = Secret::new(b"token").unwrap();
-        let peer = PeerName::User(1);
-        let accounts = Accounts::new(&Limits {
-            bytes,
-            ..Limits::default()
-        });
-        let account = accounts.of(&peer);
-        let charge = account.charge(SESSION).unwrap();
-        ServerSession::new(1, peer, token, (10, None), limit, (account, charge))
+    fn attached(id: u64) -> Attached {
+        Attached {
+            id,
+            user: None,
+            counted: Weak::new(),
+        }
+    }
+
+    fn session(limit: usize) -> ServerSession {
+        counted_session(1, limit, &quota())
+    }
+
+    fn counted_session(id: u64, limit: usize, quota: &Arc<Quota>) -> ServerSession {
+        let counted = quota.none(&PEER, What::Event);
+        ServerSession::new(id, PEER, attached(10), limit, counted).unwrap()
     }
 
     fn closing(ms: u64) -> Event {
         Event::Closing(Closing { ms })
     }
 
+    fn withdrawing(lease: u64) -> Event {
+        Event::Withdrawing(Withdrawing { lease, ms: 1 })
+    }
+
+    #[test]
+    fn tokens_differ_and_name_their_session() {
+        let mut sessions = Sessions::default();
+        for id in [7, 8] {
+            let counted = quota().count(&PEER, What::Session, 1).unwrap();
+            sessions.insert(Arc::new(counted_session(id, 1, &quota())), counted);
+        }
+        let token = sessions.get(7).unwrap().token.clone();
+        assert_eq!(sessions.with_token(&token).unwrap().id, 7);
+        for at in [0, 7, 8, 39] {
+            let mut other = token.expose().to_vec();
+            other[at] ^= 15;
+            let other = Secret::new(&other).unwrap();
+            assert!(sessions.with_token(&other).is_none(), "{at}");
+        }
+        for short in [&[][..], &token.expose()[..8], &token.expose()[..39]] {
+            let short = Secret::new(short).unwrap();
+            assert!(sessions.with_token(&short).is_none());
+        }
+    }
+
     #[test]
     fn notices_come_in_order_and_before_news() {
         let session = session(9);
-        session.news_of(&"b".into(), false, 9);
-        session.tell(closing(1));
-        session.tell(closing(2));
-        session.news_of(&"a".into(), false, 9);
-        session.news_of(&"b".into(), true, 9);
+        session.notify_name(&"b".into(), false, 9);
+        session.notify(closing(1));
+        session.notify(closing(2));
+        session.notify_name(&"a".into(), false, 9);
+        session.notify_name(&"b".into(), true, 9);
         assert_eq!(session.next(10), Next::Notice(closing(1)));
         assert_eq!(session.next(10), Next::Notice(closing(2)));
         assert_eq!(session.next(10), Next::News("a".into(), false));
@@ -331,69 +376,79 @@ mod tests {
     #[test]
     fn a_peer_that_does_not_read_is_dropped() {
         let one = session(1);
-        one.tell(closing(1));
+        one.notify(closing(1));
         assert_eq!(one.next(10), Next::Notice(closing(1)));
-        one.tell(closing(2));
-        one.tell(closing(3));
+        one.notify(closing(2));
+        one.notify(closing(3));
         assert_eq!(one.next(10), Next::Overflown);
         let news = session(1);
-        news.news_of(&"a".into(), true, 1);
-        news.news_of(&"a".into(), true, 1);
+        news.notify_name(&"a".into(), true, 1);
+        news.notify_name(&"a".into(), true, 1);
         assert_eq!(news.next(10), Next::News("a".into(), true));
-        news.news_of(&"a".into(), true, 1);
-        news.news_of(&"b".into(), true, 1);
+        news.notify_name(&"a".into(), true, 1);
+        news.notify_name(&"b".into(), true, 1);
         assert_eq!(news.next(10), Next::Overflown);
     }
 
     #[test]
-    fn queued_notices_are_charged_until_they_are_sent() {
-        let session = session_within(usize::MAX, SESSION + PREPAID);
-        let mut told = 0;
-        while !session.outbox().overflown {
-            session.tell(closing(told));
-            session.news_of(&told.to_string().into(), true, usize::MAX);
-            told += 1;
+    fn queued_notices_of_all_sessions_are_counted_until_they_are_sent() {
+        let quota = quota();
+        let one = counted_session(1, usize::MAX, &quota);
+        let mut most = quota.count(&PEER, What::Event, 1).unwrap();
+        while most.resize(most.amount() + NOTICES).is_ok() {}
+        most.resize(most.amount() - 2 * NOTICES).unwrap();
+        let mut sent = 0;
+        while !one.outbox().overflown {
+            one.notify(closing(sent));
+            one.notify_name(&sent.to_string().into(), true, usize::MAX);
+            sent += 1;
         }
-        assert!((8..64).contains(&told), "{told}");
-        assert_eq!(session.next(10), Next::Overflown);
-        session.take_over(11, None);
-        assert_eq!(session.outbox().bytes, 0);
-        session.tell(closing(1));
-        session.news_of(&"a".into(), true, 9);
-        assert!(session.outbox().bytes > 0);
-        while session.next(11) != Next::Nothing {}
-        assert_eq!(session.outbox().bytes, 0);
+        assert!(
+            (NOTICES as u64..2 * NOTICES as u64).contains(&sent),
+            "{sent}"
+        );
+        assert_eq!(one.next(10), Next::Overflown);
+        let another = counted_session(2, usize::MAX, &quota);
+        one.take_over(attached(11));
+        assert_eq!(one.outbox().counted.amount(), 0);
+        another.notify(closing(1));
+        assert_eq!(another.next(10), Next::Notice(closing(1)));
+        one.notify(closing(1));
+        one.notify_name(&"a".into(), true, 9);
+        assert_eq!(one.outbox().counted.amount(), NOTICES);
+        while one.next(11) != Next::Nothing {}
+        assert_eq!(one.outbox().counted.amount(), 0);
     }
 
     #[test]
-    fn notices_wait_for_grants() {
+    fn notices_wait_for_the_grants_of_their_leases_alone() {
         let session = session(9);
-        session.grants();
-        session.grants();
-        session.tell(closing(1));
-        session.granted(10);
-        assert_eq!(session.next(10), Next::Nothing, "the other was not sent");
-        session.granted(10);
-        assert_eq!(session.next(10), Next::Notice(closing(1)));
-        session.grants();
-        session.tell(closing(2));
-        session.take_over(11, None);
-        session.granted(10);
-        assert_eq!(session.next(11), Next::Notice(closing(2)));
+        session.grants(1);
+        session.grants(2);
+        for lease in [1, 2, 3] {
+            session.notify(withdrawing(lease));
+        }
+        assert_eq!(session.next(10), Next::Notice(withdrawing(3)));
+        assert_eq!(session.next(10), Next::Nothing, "no grant was sent");
+        session.granted(2);
+        assert_eq!(session.next(10), Next::Notice(withdrawing(2)));
+        assert_eq!(session.next(10), Next::Nothing);
+        session.take_over(attached(11));
+        assert_eq!(session.next(11), Next::Notice(withdrawing(1)));
     }
 
     #[tokio::test]
     async fn another_connection_takes_over() {
         let session = session(9);
-        session.tell(closing(1));
-        session.news_of(&"a".into(), true, 9);
-        session.take_over(11, None);
+        session.notify(closing(1));
+        session.notify_name(&"a".into(), true, 9);
+        session.take_over(attached(11));
         assert_eq!(session.next(10), Next::TakenOver);
         assert!(session.is_of(11) && !session.is_of(10));
         assert_eq!(session.next(11), Next::Notice(closing(1)));
         assert_eq!(session.next(11), Next::Nothing, "it has to watch anew");
-        session.tell(closing(2));
-        session.take_over(12, None);
+        session.notify(closing(2));
+        session.take_over(attached(12));
         assert_eq!(session.next(12), Next::Notice(closing(2)));
     }
 }

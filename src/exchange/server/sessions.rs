@@ -1,44 +1,94 @@
-//! Begins, resumes and detaches sessions.
+//! Begins, resumes, moves, detaches and dismisses sessions.
 
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
+use tokio::sync::Semaphore;
+
+use super::ServerCore;
+use super::allocate::Refused;
 use super::audit::audit;
-use super::link::Link;
-use super::outcome::{No, Outcome};
-use super::process::Known;
-use super::session::ServerSession;
+use super::process::PeerProcess;
+use super::quota::{Counted, FdCount, Over, What};
+use super::session::{Attached, ServerSession};
 use super::state::{ServerState, millis};
-use super::{ServerCore, token};
-use crate::PeerName;
-use crate::Refusal;
-use crate::account::{self, Account};
 use crate::per_driver::lock;
-use crate::protocol::{Answer, Event, Hello, Leases, VERSION, Welcome, Withdrawing};
-use crate::transport::Connection;
+use crate::protocol::{self, Event, Hello, VERSION, Welcome, Withdrawing};
+use crate::share::BootId;
+use crate::transport::{Connection, LargeFrames};
+use crate::{PeerName, Refusal};
+
+/// Why a user's sessions end.
+pub(super) const NO_USER: &str = "this user may no longer connect";
+
+/// A connection's properties, besides its two ends.
+#[derive(Debug)]
+pub(super) struct Link {
+    /// Unique among a server's connections.
+    pub id: u64,
+    pub session: Arc<ServerSession>,
+    /// A Unix socket: frames may carry fds.
+    pub local: bool,
+    /// Whether the client takes fds from queues.
+    pub queues: bool,
+    /// The permits for large answers.
+    pub large: LargeFrames,
+    /// The fds that the connection may be sent at once.
+    pub fds: Arc<Semaphore>,
+    /// Over a Unix socket, the process that connected.
+    pub process: Option<PeerProcess>,
+    /// The client's machine, as the client claims.
+    pub boot: BootId,
+    /// Counts the connection.
+    pub _counted: Arc<Counted>,
+}
+
+impl Link {
+    /// Returns the process that connected over a Unix socket.
+    pub fn pid(&self) -> Option<u32> {
+        self.process.as_ref().map(|process| process.shown.pid)
+    }
+}
 
 impl ServerCore {
-    /// Gives a connection to which a session moves the name of that session's peer: it keeps its rights, and gains
-    /// none of the user at the Unix socket.
-    pub(super) fn move_to(
+    /// Counts fds that are about to be sent.
+    pub(super) fn count_fds(&self, link: &Link, count: usize) -> Result<FdCount, Refused> {
+        let over = Over {
+            what: "fds of this connection at once",
+            limit: self.limits.fds_per_connection,
+        };
+        let many = u32::try_from(count).unwrap_or(u32::MAX);
+        let share = Arc::clone(&link.fds).try_acquire_many_owned(many);
+        let share = share.map_err(|_| over)?;
+        let counted = (self.quota).count(&link.session.peer, What::Fd, count)?;
+        Ok((counted, share))
+    }
+
+    /// Counts a connection with this hello. One to which a session moves gets the name of that session's peer: it keeps its
+    /// rights, and gains none of the user at the Unix socket. It counts as the connection that it takes the session
+    /// from, which ends.
+    pub(super) fn count_connection(
         &self,
         connection: &mut Connection,
         hello: &Hello,
         own: bool,
-    ) -> Result<(), No> {
-        if !hello.moves {
+    ) -> Result<Arc<Counted>, Refused> {
+        if hello.moves {
+            let state = self.state();
+            let session = state.session_of(hello);
+            let session = session.filter(|session| can_move(&state, connection, session));
+            let session = session.ok_or_else(cannot_move)?;
+            // Only then: a refusal is put down to the peer that the connection has.
+            connection.peer = session.peer.clone();
+            if let Some(counted) = session.counted() {
+                return Ok(counted);
+            }
+        } else if own {
             let why = "sessions move to this socket, and none begins here";
-            return match own {
-                true => Err((Refusal::Unsupported, why.into())),
-                false => Ok(()),
-            };
+            return Err((Refusal::Unsupported, why.into()));
         }
-        let state = self.state();
-        let session = state.session_of(hello);
-        let session = session.filter(|session| can_move(&state, connection, session));
-        // Only then: a refusal is put down to the peer that the connection has.
-        connection.peer = session.ok_or_else(cannot_move)?.peer.clone();
-        Ok(())
+        let counted = self.quota.count(&connection.peer, What::Connection, 1);
+        Ok(Arc::new(counted?))
     }
 
     /// Returns a session for a connection: the one that the client names, if it belongs to that peer, or a
@@ -47,8 +97,8 @@ impl ServerCore {
         &self,
         connection: &mut Connection,
         hello: &Hello,
-        account: &Arc<Account>,
-    ) -> Result<(Link, Welcome), No> {
+        counted: Arc<Counted>,
+    ) -> Result<(Link, Welcome), Refused> {
         let peer = &connection.peer.clone();
         let mut resumed = false;
         let mut state = self.state();
@@ -60,38 +110,25 @@ impl ServerCore {
         if hello.moves && !named.as_ref().is_some_and(moves) {
             return Err(cannot_move());
         }
+        let attached = Attached {
+            id,
+            user: connection.user,
+            counted: Arc::downgrade(&counted),
+        };
         let session = match named {
             Some(session) if state.leases.attach(session.id) => {
-                session.take_over(id, connection.user);
+                session.take_over(attached);
                 state.unwatch(session.id);
                 self.repeat_withdrawals(&state, &session);
                 resumed = true;
                 session
             }
-            _ => {
-                let at = (id, connection.user);
-                self.new_session(&mut state, at, peer, account)?
-            }
+            _ => self.new_session(&mut state, attached, peer)?,
         };
         drop(state);
         if let Some(credential) = connection.credential.take() {
             // It stays with a session that moves to the Unix socket.
             *lock(&session.credential) = Some(credential);
-        }
-        let number = session.id;
-        let event = match (hello.moves, resumed) {
-            (true, _) => "session_moved",
-            (false, true) => "session_resumed",
-            (false, false) => "session_begun",
-        };
-        if hello.moves {
-            self.counters.count(|counters| &counters.moved);
-            tracing::info!(%peer, session = number, "session moved to the Unix socket");
-        } else if resumed {
-            self.counters.count(|counters| &counters.resumed);
-            tracing::info!(%peer, session = number, "session resumed");
-        } else {
-            tracing::info!(%peer, session = number, agent = ?hello.agent, "session begun");
         }
         let welcome = Welcome {
             version: hello.newest.min(VERSION),
@@ -105,59 +142,69 @@ impl ServerCore {
             frame_bytes: self.limits.frame_bytes,
             local: self.local.clone(),
         };
+        let [read, large] = self.quota.large(peer);
+        connection.reader.limit_large(read);
+        let fds = self.limits.fds_per_connection.min(Semaphore::MAX_PERMITS);
         let link = Link {
             id,
             session,
             local: connection.local,
             queues: hello.queues,
-            fds: self.fds_of(&connection.peer),
-            process: Known::of(connection),
+            large,
+            fds: Arc::new(Semaphore::new(fds)),
+            process: PeerProcess::of(connection),
             boot: hello.boot,
+            _counted: counted,
         };
-        let pid = link.pid();
-        audit!(
-            self.audit,
-            Session,
-            Some(peer),
-            event,
-            session = number,
-            pid
-        );
+        self.report_begun(&link, hello, resumed);
         self.check_user(&link);
         Ok((link, welcome))
     }
 
-    /// Creates a session of a peer, for the connection `id`, of a user if it is a Unix socket.
+    fn report_begun(&self, link: &Link, hello: &Hello, resumed: bool) {
+        let (peer, session) = (&link.session.peer, link.session.id);
+        let event = if hello.moves {
+            self.counters.count(|counters| &counters.moved);
+            "session_moved"
+        } else if resumed {
+            self.counters.count(|counters| &counters.resumed);
+            "session_resumed"
+        } else {
+            "session_begun"
+        };
+        tracing::info!(%peer, session, agent = ?hello.agent, "{event}");
+        let pid = link.pid();
+        audit!(self.audit, Session, Some(peer), event, session, pid);
+    }
+
+    /// Creates a session of a peer for a connection.
     fn new_session(
         &self,
         state: &mut ServerState,
-        at: (u64, Option<u32>),
+        attached: Attached,
         peer: &PeerName,
-        account: &Arc<Account>,
-    ) -> Result<Arc<ServerSession>, No> {
+    ) -> Result<Arc<ServerSession>, Refused> {
         if state.closing {
             return Err((Refusal::Closing, "the server is ending".into()));
         }
-        let counted = self.sessions.of(peer).charge(1)?;
+        let counted = self.quota.count(peer, What::Session, 1)?;
         let number = state.next_session();
-        let token = token::mint(number).map_err(|e| (Refusal::Internal, e.to_string()))?;
         // Every lease may be recalled, and then end.
         let leases = self.limits.leases_per_peer.saturating_mul(2);
         let notices = self.limits.queued_frames.saturating_add(leases);
-        let charge = account.charge(account::SESSION)?;
-        let account = (Arc::clone(account), charge);
-        let session = ServerSession::new(number, peer.clone(), token, at, notices, account);
-        let session = Arc::new(session);
+        let events = self.quota.none(peer, What::Event);
+        let session = ServerSession::new(number, peer.clone(), attached, notices, events);
+        let session = Arc::new(session.map_err(|e| (Refusal::Internal, e.to_string()))?);
         state.leases.open(number, peer.clone());
         state.sessions.insert(Arc::clone(&session), counted);
         Ok(session)
     }
 
     /// Ends the session's leases that the client does not have, and returns those of `held` that have ended.
-    pub(super) fn held(&self, link: &Link, held: &[u64]) -> Outcome {
+    pub(super) fn held(&self, link: &Link, held: &[u64]) -> Result<Vec<u64>, Refused> {
         let mut state = self.state();
         if !link.session.is_of(link.id) {
-            return Err((Refusal::Expired, "the session is elsewhere".into()));
+            return Err(elsewhere());
         }
         let (dropped, unknown) = state.leases.keep_only(link.session.id, held);
         for lease in &dropped {
@@ -168,7 +215,7 @@ impl ServerCore {
         self.repeat_withdrawals(&state, &link.session);
         drop(state);
         self.released.notify_waiters();
-        Ok(Answer::Expired(Leases { leases: unknown }).into())
+        Ok(unknown)
     }
 
     /// Queues notices again that may have been lost with the connection before.
@@ -184,7 +231,7 @@ impl ServerCore {
             };
             let left = |until: Instant| until.saturating_duration_since(Instant::now());
             let ms = millis(until.map_or(Duration::ZERO, left));
-            session.tell(Event::Withdrawing(Withdrawing { lease, ms }));
+            session.notify(Event::Withdrawing(Withdrawing { lease, ms }));
         }
     }
 
@@ -196,18 +243,71 @@ impl ServerCore {
             return;
         }
         state.unwatch(session.id);
-        let until = last_word + self.lease;
-        let ended = state.leases.detach(session.id, until);
-        if ended {
+        if state.leases.detach(session.id, last_word + self.lease) {
             state.forget_session(session.id);
-        } else {
-            state.leases.follow(session.id);
-        }
-        drop(state);
-        if ended {
+            drop(state);
             self.session_ended(session.id, &session.peer);
         } else {
+            state.leases.follow(session.id);
+            drop(state);
             self.janitor.notify_one();
+        }
+    }
+
+    /// Ends sessions at once. Their connections send the reason and end; their leases expire, because the
+    /// peers may still have the memory mapped.
+    pub(super) fn dismiss(
+        &self,
+        mut state: MutexGuard<'_, ServerState>,
+        sessions: &[u64],
+        reason: Refusal,
+        detail: &str,
+    ) -> usize {
+        let mut ended = Vec::new();
+        for &id in sessions {
+            let Some(session) = state.sessions.get(id).cloned() else {
+                continue;
+            };
+            session.dismiss(protocol::Refused {
+                reason: reason.word().into(),
+                detail: detail.into(),
+            });
+            ended.extend(state.leases.end(id));
+            let (peer, session) = (&session.peer, id);
+            tracing::warn!(%peer, session, %reason, detail, "session dismissed");
+            let reason = reason.word();
+            audit!(
+                self.audit,
+                Memory,
+                Some(peer),
+                "session_dismissed",
+                session,
+                reason
+            );
+        }
+        let count = ended.len();
+        self.sessions_over(state, ended);
+        count
+    }
+
+    /// Ends the session of a connection that has just begun or resumed it, if its user was taken off the list meanwhile.
+    fn check_user(&self, link: &Link) {
+        if let Some(uid) = link.session.user()
+            && !lock(&self.peers).admits_user(uid)
+        {
+            match link.session.peer {
+                PeerName::User(_) => self.dismiss_link(link, Refusal::Forbidden, NO_USER),
+                // It may go on over TCP.
+                _ => link.session.cut(),
+            }
+        }
+    }
+
+    /// Ends the session of a connection, unless another connection has taken it over.
+    pub(super) fn dismiss_link(&self, link: &Link, reason: Refusal, detail: &str) {
+        let state = self.state();
+        if link.session.is_of(link.id) {
+            self.dismiss(state, &[link.session.id], reason, detail);
         }
     }
 }
@@ -218,7 +318,12 @@ fn can_move(state: &ServerState, connection: &Connection, session: &ServerSessio
     connection.user.is_some() && session.user().is_none() && state.leases.is_attached(session.id)
 }
 
-fn cannot_move() -> No {
+fn cannot_move() -> Refused {
     let why = "no session with this token has a connection over TCP now";
     (Refusal::Expired, why.into())
+}
+
+/// Refuses a request of a connection that has lost its session.
+pub(super) fn elsewhere() -> Refused {
+    (Refusal::Expired, "the session is elsewhere".into())
 }

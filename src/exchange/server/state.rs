@@ -7,16 +7,14 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
+use super::allocate::Refused;
 use super::audit::{Audit, audit};
-use super::deadlines::Deadlines;
-use super::leases::{LeaseRecord, Leases};
-use super::outcome::No;
+use super::leases::{Deadlines, LeaseRecord, Leases};
 use super::publication::{Publication, Registered};
+use super::quota::{Quota, shrink};
 use super::session::{ServerSession, Sessions};
-use super::token;
-use crate::account::{Charge, ENTRY, LEASE, shrink};
 use crate::numbers::Numbers;
-use crate::protocol::{self, Ended, Event, Hello, Refused, Withdrawing};
+use crate::protocol::{self, Ended, Event, Hello, Withdrawing};
 use crate::{PeerList, PeerName, Refusal};
 
 /// The most prefixes that a session may watch.
@@ -27,7 +25,6 @@ const MAX_PREFIXES: usize = 64;
 struct Watcher {
     session: Arc<ServerSession>,
     prefixes: Vec<String>,
-    charge: Charge,
 }
 
 /// A publication that has ended, and whose holders are still tracked.
@@ -60,12 +57,12 @@ pub(super) struct ServerState {
 }
 
 impl ServerState {
-    /// Creates an empty state, for at most so many leases of each peer.
-    pub fn new(audit: Arc<Audit>, leases_per_peer: usize) -> Self {
+    /// Creates an empty state.
+    pub fn new(audit: Arc<Audit>, quota: &Arc<Quota>) -> Self {
         Self {
             names: BTreeMap::new(),
             publications: HashMap::new(),
-            leases: Leases::new(leases_per_peer),
+            leases: Leases::new(quota),
             sessions: Sessions::default(),
             recalls: Deadlines::default(),
             watchers: HashMap::new(),
@@ -91,15 +88,13 @@ impl ServerState {
 
     /// Returns the session that a hello names, and whose token it has.
     pub fn session_of(&self, hello: &Hello) -> Option<&Arc<ServerSession>> {
-        let token = hello.resume.as_ref()?;
-        let session = self.sessions.get(token::key(token)?)?;
-        (session.token == *token).then_some(session)
+        self.sessions.with_token(hello.resume.as_ref()?)
     }
 
     /// Returns the publication under a name, for a peer that may fetch it.
     pub fn find(&self, name: &str, peer: &PeerName) -> Option<&Registered> {
         let registered = self.publications.get(self.names.get(name)?)?;
-        registered.who.admits(peer).then_some(registered)
+        registered.peers.admits(peer).then_some(registered)
     }
 
     /// Returns the size in bytes of the memory under a name.
@@ -129,9 +124,6 @@ impl ServerState {
         let Some(registered) = self.publications.get_mut(&id) else {
             return;
         };
-        let seen = |registered: &Registered, peer: &PeerName| {
-            !registered.closing && registered.who.admits(peer)
-        };
         let name = Arc::clone(&registered.publication.name);
         let watchers = self.watchers.values().filter(|watcher| {
             let mut prefixes = watcher.prefixes.iter();
@@ -140,13 +132,13 @@ impl ServerState {
         let before: Vec<_> = watchers
             .map(|watcher| {
                 let session = &watcher.session;
-                (session, seen(registered, &session.peer))
+                (session, registered.is_visible_to(&session.peer))
             })
             .collect();
         change(registered);
         for (session, before) in before {
-            if before || seen(registered, &session.peer) {
-                session.news_of(&name, before, limit);
+            if before || registered.is_visible_to(&session.peer) {
+                session.notify_name(&name, before, limit);
             }
         }
         if let Some((waiters, _)) = self.waiters.get(&*name) {
@@ -159,24 +151,17 @@ impl ServerState {
         2 * self.names.len() + 1024
     }
 
-    /// Queues a notice for a session, if it still exists.
-    pub fn tell(&self, session: u64, notice: Event) {
-        if let Some(session) = self.sessions.get(session) {
-            session.tell(notice);
-        }
-    }
-
     /// Tells the holder of a lease that the lease has ended.
-    pub fn tell_ended(&self, lease: &LeaseRecord, reason: Refusal, detail: &str) {
-        let why = Refused {
-            reason: reason.word().into(),
-            detail: detail.into(),
-        };
-        let ended = Ended {
-            lease: lease.holder.lease,
-            why,
-        };
-        self.tell(lease.session, Event::Ended(ended));
+    pub fn notify_ended(&self, lease: &LeaseRecord, reason: Refusal, detail: &str) {
+        if let Some(session) = self.sessions.get(lease.session) {
+            session.notify(Event::Ended(Ended {
+                lease: lease.holder.lease,
+                why: protocol::Refused {
+                    reason: reason.word().into(),
+                    detail: detail.into(),
+                },
+            }));
+        }
     }
 
     /// Asks the holder of a lease to release it within this time.
@@ -184,8 +169,10 @@ impl ServerState {
         if let Some(record) = self.leases.get(session, lease) {
             self.audit_lease("withdrawing", record);
         }
-        let ms = millis(within);
-        self.tell(session, Event::Withdrawing(Withdrawing { lease, ms }));
+        if let Some(session) = self.sessions.get(session) {
+            let ms = millis(within);
+            session.notify(Event::Withdrawing(Withdrawing { lease, ms }));
+        }
     }
 
     /// Recalls a publication from its holders: no new ones are admitted.
@@ -202,12 +189,12 @@ impl ServerState {
 
     /// Changes which peers may import a publication. Recalls the leases of peers that no longer may; they end
     /// after `within`, or at the time of an earlier recall.
-    pub fn set_who(&mut self, id: u64, who: PeerList, within: Duration) {
+    pub fn set_peers(&mut self, id: u64, peers: PeerList, within: Duration) {
         let now = Instant::now();
         if let Some(until) = now.checked_add(within) {
             for holder in self.leases.holders(id).0 {
                 let lease = holder.lease;
-                if who.admits(&holder.peer) {
+                if peers.admits(&holder.peer) {
                     self.recalls.remove(lease);
                 } else if let Some(session) = self.leases.recall(lease) {
                     let earlier = self.recalls.get(lease);
@@ -217,7 +204,7 @@ impl ServerState {
                 }
             }
         }
-        self.change(id, |registered| registered.who = who);
+        self.change(id, |registered| registered.peers = peers);
     }
 
     /// Removes a name at once; its leases end.
@@ -269,42 +256,40 @@ impl ServerState {
         for lease in self.leases.forget(id) {
             self.recalls.remove(lease.holder.lease);
             self.audit_lease("revoked", &lease);
-            self.tell_ended(&lease, Refusal::Closing, detail);
+            self.notify_ended(&lease, Refusal::Closing, detail);
         }
     }
 
-    /// Grants a lease of a publication, with a place for a probe if one is wanted and there is room.
+    /// Grants a lease of a publication, with a slot for a probe if one is wanted and there is room.
     pub fn grant(
         &mut self,
         session: &ServerSession,
         publication: &Publication,
         probe: bool,
         now: Instant,
-    ) -> Result<(u64, Option<u64>), No> {
+    ) -> Result<(u64, Option<u64>), Refused> {
         let gone = || (Refusal::NotFound, "it has just been withdrawn".to_owned());
         let registered = self.publications.get_mut(&publication.id);
         let registered = registered.ok_or_else(gone)?;
         if registered.closing || self.closing {
             return Err((Refusal::Closing, String::new()));
         }
-        if !registered.who.admits(&session.peer) {
+        if !registered.peers.admits(&session.peer) {
             return Err(gone());
         }
-        let charge = session.account().charge(LEASE)?;
-        let place = match probe && publication.probe {
-            true => registered.places.take(),
-            false => None,
+        let slot = if probe && publication.probe {
+            registered.probes.take()
+        } else {
+            None
         };
-        let granted = (self.leases).grant(session.id, publication.id, place, now);
-        if let (Err(_), Some(place)) = (&granted, place) {
-            registered.places.give_back(place);
+        let granted = (self.leases).grant(session.id, publication.id, slot, now);
+        if let (Err(_), Some(slot)) = (&granted, slot) {
+            registered.probes.give_back(slot);
         }
         let lease = granted?;
-        // Before a recall can be told, which takes this lock.
-        session.grants();
-        let charge = Some(Arc::new(charge));
-        self.leases.change(lease, |lease| lease.charge = charge);
-        Ok((lease, place))
+        // Before a recall can be queued, which takes this lock.
+        session.grants(lease);
+        Ok((lease, slot))
     }
 
     /// Cleans up after leases that their holders have released.
@@ -314,34 +299,33 @@ impl ServerState {
             unconfirmed.changed.notify_one();
         }
         if let Some(registered) = self.publications.get_mut(&lease.publication) {
-            if let Some(place) = lease.probe {
-                registered.places.give_back(place);
+            if let Some(slot) = lease.probe {
+                registered.probes.give_back(slot);
             }
             registered.publication.changed.notify_waiters();
         }
     }
 
-    /// Forgets the oldest of too many expired leases. Their places for probes are used again: a late write there fails
+    /// Forgets the oldest of too many expired leases. Their slots for probes are used again: a late write there fails
     /// another probe at worst.
-    pub fn thin_out(&mut self) {
-        for lease in self.leases.thin_out() {
+    pub fn prune_expired(&mut self) {
+        for lease in self.leases.prune_expired() {
             self.recalls.remove(lease.holder.lease);
-            if let (Some(place), Some(registered)) =
+            if let (Some(slot), Some(registered)) =
                 (lease.probe, self.publications.get_mut(&lease.publication))
             {
-                registered.places.give_back(place);
+                registered.probes.give_back(slot);
             }
         }
     }
 
     /// Subscribes the session, on its present connection, to names with this prefix.
-    pub fn watch(&mut self, session: &Arc<ServerSession>, prefix: &str) -> Result<(), No> {
+    pub fn watch(&mut self, session: &Arc<ServerSession>, prefix: &str) -> Result<(), Refused> {
         let watcher = match self.watchers.entry(session.id) {
             Entry::Occupied(watcher) => watcher.into_mut(),
             Entry::Vacant(none) => none.insert(Watcher {
                 session: Arc::clone(session),
                 prefixes: Vec::new(),
-                charge: session.account().charge(ENTRY)?,
             }),
         };
         if watcher
@@ -355,10 +339,6 @@ impl ServerState {
         if watcher.prefixes.len() >= MAX_PREFIXES {
             return Err((Refusal::Limit, format!("{MAX_PREFIXES} watched prefixes")));
         }
-        let prefixes = watcher.prefixes.iter().map(String::len);
-        let bytes: usize = prefixes.map(|len| ENTRY + len).sum();
-        let bytes = bytes + 2 * ENTRY + prefix.len();
-        watcher.charge.resize(bytes)?;
         watcher.prefixes.push(prefix.to_owned());
         Ok(())
     }
@@ -403,9 +383,9 @@ impl ServerState {
     }
 
     /// Queues a notice for all sessions.
-    pub fn tell_all(&self, notice: &Event) {
+    pub fn notify_all(&self, notice: &Event) {
         for session in self.sessions.iter() {
-            session.tell(notice.clone());
+            session.notify(notice.clone());
         }
     }
 }

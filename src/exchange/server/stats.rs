@@ -25,8 +25,6 @@ pub struct ServerStats {
     pub bytes: u64,
     /// Open file descriptors that are being sent to peers.
     pub fds: u64,
-    /// Bytes kept for peers, which [`Limits::bytes`](crate::Limits::bytes) limits.
-    pub peer_bytes: u64,
     /// Running tasks and blocking calls of the server. 0 after [`close`](super::Server::close).
     pub tasks: u64,
     /// Connections accepted.

@@ -4,8 +4,7 @@ use zeroize::Zeroizing;
 
 /// Bytes of a frame's length.
 pub(super) const HEADER: usize = 4;
-/// How many bytes are allocated for a frame before any of it has arrived. Shorter frames are not charged:
-/// they are part of a connection's charge.
+/// How many bytes are allocated for a frame before any of it has arrived.
 pub(super) const FIRST: usize = 4 << 10;
 
 /// Why no frame follows.

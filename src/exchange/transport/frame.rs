@@ -5,31 +5,83 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout, timeout_at};
 use zeroize::Zeroizing;
 
-use super::HeldFd;
-use super::assembly::{Assembly, FIRST, HEADER, NoFrame};
+use super::assembly::{Assembly, HEADER, NoFrame};
 use super::stream::{Reading, Writing};
-use crate::account::{Account, Charge};
 use crate::limits::deadline;
 use crate::{Error, Result};
 use crate::{Limits, tls};
+
+/// The most bytes of a frame that needs no permit.
+pub(crate) const SMALL: usize = 64 << 10;
+
+/// Permits for larger frames of a server's peers: each peer has few, and all have a number together.
+#[derive(Clone, Debug)]
+pub(crate) struct LargeFrames {
+    peer: Arc<Semaphore>,
+    all: Arc<Semaphore>,
+}
+
+/// A permit for a large frame, of its peer and of all.
+pub(crate) type Permit = [OwnedSemaphorePermit; 2];
+
+impl LargeFrames {
+    /// Returns so many permits.
+    pub fn new(count: usize) -> Self {
+        let all = Arc::new(Semaphore::new(count));
+        Self {
+            peer: Arc::clone(&all),
+            all,
+        }
+    }
+
+    /// Returns permits of another peer, at most `count` at once.
+    pub fn of_peer(&self, count: usize) -> Self {
+        Self {
+            peer: Arc::new(Semaphore::new(count)),
+            all: Arc::clone(&self.all),
+        }
+    }
+
+    /// Waits for a permit, within a time.
+    ///
+    /// # Errors
+    /// [`TimedOut`](crate::ShareError::TimedOut).
+    ///
+    /// # Cancel safety
+    /// If dropped before completion, the place in the queue is lost.
+    pub async fn permit(&self, until: Instant, within: Duration) -> Result<Permit> {
+        let late = || Error::timed_out("waiting for a permit for a large frame", within);
+        let permit = async {
+            let peer = Arc::clone(&self.peer).acquire_owned().await.ok()?;
+            let all = Arc::clone(&self.all).acquire_owned().await.ok()?;
+            Some([peer, all])
+        };
+        // The semaphores are never closed.
+        timeout_at(until, permit)
+            .await
+            .ok()
+            .flatten()
+            .ok_or_else(late)
+    }
+}
 
 /// A message, and the fds that arrived with it.
 pub(crate) struct Frame {
     /// Wiped when dropped.
     pub bytes: Zeroizing<Vec<u8>>,
-    pub fds: Vec<HeldFd>,
-    /// The charge for its bytes, if they are charged.
-    pub charge: Option<Charge>,
+    pub fds: Vec<OwnedFd>,
+    /// The permit for a large frame, if it needs one.
+    pub permit: Option<Permit>,
 }
 
 impl Frame {
-    /// Returns the fds, for a client, which requested them.
+    /// Takes the fds, for a client, which requested them.
     pub fn uncounted_fds(&mut self) -> Vec<OwnedFd> {
-        let fds = std::mem::take(&mut self.fds);
-        fds.into_iter().map(HeldFd::uncounted).collect()
+        std::mem::take(&mut self.fds)
     }
 }
 
@@ -45,16 +97,16 @@ pub(crate) struct FrameReader {
     stream: Reading,
     peer: Arc<str>,
     assembly: Assembly,
-    fds: Vec<HeldFd>,
+    fds: Vec<OwnedFd>,
     /// How many fds may arrive with a frame.
     max_fds: usize,
     /// The longest time for a frame, and the present frame's deadline.
     within: Duration,
     until: Option<Instant>,
     broken: bool,
-    /// The account that long frames are charged to, and the charge of the present one.
-    account: Option<Arc<Account>>,
-    charge: Option<Charge>,
+    /// The permits that large frames need, if they need some, and that of the present one.
+    large: Option<LargeFrames>,
+    permit: Option<Permit>,
 }
 
 impl FrameReader {
@@ -68,28 +120,14 @@ impl FrameReader {
             within: limits.frame,
             until: None,
             broken: false,
-            account: None,
-            charge: None,
+            large: None,
+            permit: None,
         }
     }
 
-    /// Charges long frames to the account from now on.
-    pub(crate) fn charge_to(&mut self, account: &Arc<Account>) {
-        self.account = Some(Arc::clone(account));
-    }
-
-    /// Charges for the body that is about to grow, and for its copy in the decoder.
-    fn charge(&mut self, limit: u32) -> Result<()> {
-        let size = self.assembly.growth().unwrap_or(0);
-        let Some(account) = self.account.as_ref().filter(|_| size > FIRST) else {
-            return Ok(());
-        };
-        let size = 2 * size.min(limit as usize);
-        match &mut self.charge {
-            Some(charge) => charge.resize(size)?,
-            None => self.charge = Some(account.charge(size)?),
-        }
-        Ok(())
+    /// Lets large frames wait for a permit from now on.
+    pub(crate) fn limit_large(&mut self, large: LargeFrames) {
+        self.large = Some(large);
     }
 
     /// Sets the most fds that may arrive with a frame from now on.
@@ -109,7 +147,7 @@ impl FrameReader {
     /// # Errors
     /// [`Protocol`](crate::ShareError::Protocol) for a frame that is empty or too big, or too many fds (all are
     /// closed); [`Error::TlsAtOneEnd`] for a TLS record; [`TimedOut`](crate::ShareError::TimedOut) for one that takes longer than `limits.frame` from
-    /// its first byte on; [`Error::LimitReached`] for one whose charge exceeds a limit;
+    /// its first byte on, its wait for a permit included;
     /// [`PeerLost`](crate::ShareError::PeerLost); [`NotTrusted`](crate::ShareError::NotTrusted) if a TLS server
     /// refuses this client's certificate. After an error the stream is unusable.
     ///
@@ -123,14 +161,20 @@ impl FrameReader {
         if !matches!(result, Ok(Some(_))) {
             self.broken = result.is_err();
             self.fds.clear();
-            self.charge = None;
+            self.permit = None;
         }
         result
     }
 
     async fn read_on(&mut self, limit: u32) -> Result<Option<Frame>> {
         loop {
-            self.charge(limit)?;
+            if let Some(large) = &self.large
+                && self.permit.is_none()
+                && self.assembly.growth().is_some_and(|size| size > SMALL)
+            {
+                let until = self.until.unwrap_or_else(|| deadline(self.within));
+                self.permit = Some(large.permit(until, self.within).await?);
+            }
             let room = self.assembly.room(limit);
             let room = room.map_err(|why| match why {
                 NoFrame::Tls => Error::TlsAtOneEnd {
@@ -152,7 +196,7 @@ impl FrameReader {
                 }
                 _ => tls::explain(&self.peer, "reading", &error),
             })?;
-            self.fds.extend(fds.into_iter().map(HeldFd::from));
+            self.fds.extend(fds);
             if count == 0 {
                 return match self.assembly.have {
                     0 => Ok(None),
@@ -167,7 +211,7 @@ impl FrameReader {
                 return Ok(Some(Frame {
                     bytes: self.assembly.take(),
                     fds: std::mem::take(&mut self.fds),
-                    charge: self.charge.take(),
+                    permit: self.permit.take(),
                 }));
             }
         }
@@ -191,8 +235,6 @@ pub(crate) struct FrameWriter {
     within: Duration,
     /// A frame was begun and not finished.
     broken: bool,
-    /// The account that long frames are charged to.
-    account: Option<Arc<Account>>,
 }
 
 impl FrameWriter {
@@ -202,13 +244,7 @@ impl FrameWriter {
             peer,
             within: limits.write,
             broken: false,
-            account: None,
         }
-    }
-
-    /// Charges long frames to the account from now on.
-    pub(crate) fn charge_to(&mut self, account: &Arc<Account>) {
-        self.account = Some(Arc::clone(account));
     }
 
     /// Writes a frame, with fds if the connection is local.
@@ -216,8 +252,7 @@ impl FrameWriter {
     /// # Errors
     /// [`TimedOut`](crate::ShareError::TimedOut) after `limits.write`,
     /// [`PeerLost`](crate::ShareError::PeerLost), [`InvalidArgument`](crate::MemoryError::InvalidArgument) for
-    /// no bytes, more than 4 GiB, or fds that cannot be sent; [`Error::LimitReached`] for a frame whose charge
-    /// exceeds a limit. After errors other than the last two, the connection is unusable.
+    /// no bytes, more than 4 GiB, or fds that cannot be sent. After errors other than the last, the connection is unusable.
     ///
     /// # Cancel safety
     /// Not cancel safe: after a partial write every later one fails.
@@ -230,10 +265,6 @@ impl FrameWriter {
                 "fds can be sent only over Unix sockets",
             ));
         }
-        // The bytes and their copy.
-        let account = self.account.as_ref().filter(|_| bytes.len() > FIRST);
-        let charge = account.map(|account| account.charge(2 * bytes.len()));
-        let _charge = charge.transpose()?;
         self.send(&whole, fds).await
     }
 

@@ -1,9 +1,7 @@
 //! Connections: TCP, TLS over TCP, Unix sockets. All of them carry frames.
 
 mod assembly;
-mod fd_budget;
 mod frame;
-mod held_fd;
 mod listen;
 mod net;
 mod stream;
@@ -12,9 +10,7 @@ mod tests;
 
 #[cfg(fuzzing)]
 pub(crate) use assembly::assemble;
-pub(crate) use fd_budget::FdBudget;
-pub(crate) use frame::{Frame, FrameReader, FrameWriter};
-pub(crate) use held_fd::{HeldFd, fd_accounts};
+pub(crate) use frame::{Frame, FrameReader, FrameWriter, LargeFrames, Permit, SMALL};
 pub(crate) use listen::{Incoming, Listening, SharedPeers};
 pub use net::bind;
 pub(crate) use net::check_literal;
@@ -67,8 +63,6 @@ pub(crate) struct Connection {
     pub credential: Option<Credential>,
     /// The peer's name and address, for errors.
     pub label: Arc<str>,
-    /// Whether the client has said in its hello that it takes fds from queues.
-    pub queues: bool,
 }
 
 impl Connection {
@@ -94,7 +88,6 @@ impl Connection {
             writer: FrameWriter::new(writing, label.clone(), limits),
             peer,
             label,
-            queues: false,
         }
     }
 

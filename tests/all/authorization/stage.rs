@@ -173,8 +173,6 @@ impl Stage {
             "egmem_creations_refused",
             "egmem_failed_handshakes",
             "egmem_handshakes",
-            // Of connections that are still open; tests/memory watches it.
-            "egmem_peer_bytes",
             "egmem_protocol_errors",
             "egmem_refusals",
             "egmem_requests",

@@ -128,11 +128,9 @@ fn refusals_versions_and_limits_are_those_of_the_code() {
     let text = TEXT.split_whitespace().collect::<Vec<_>>().join(" ");
     for (value, said) in [
         (u64::from(limits.frame_bytes >> 20), "Frames {} MiB"),
-        (
-            limits.bytes_per_peer as u64 >> 20,
-            "{} MiB kept for one peer",
-        ),
-        (limits.bytes as u64 >> 30, "{} GiB for all peers"),
+        (limits.names_per_peer as u64, "{} that one peer owns"),
+        (limits.requests_per_peer as u64, "{} of one peer and 8192"),
+        (limits.requests as u64, "{} of all, 64 KiB"),
         (
             u64::from(MAX_HELLO >> 10),
             "{} KiB for the client's first frame",

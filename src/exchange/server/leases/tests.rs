@@ -10,10 +10,19 @@ fn peer(n: u32) -> PeerName {
     PeerName::User(n)
 }
 
+/// A table for so many leases of each peer.
+fn table(leases_per_peer: usize) -> Leases {
+    let limits = crate::Limits {
+        leases_per_peer,
+        ..crate::Limits::default()
+    };
+    Leases::new(&Quota::new(&limits, 1 << 20))
+}
+
 #[test]
 fn a_lease_lives_while_its_session_does() {
     let now = Instant::now();
-    let mut leases = Leases::new(usize::MAX);
+    let mut leases = table(usize::MAX);
     leases.open(1, peer(1));
     let lease = leases.grant(1, 7, Some(64), now).unwrap();
     assert_eq!(leases.get(1, lease).unwrap().probe, Some(64));
@@ -28,7 +37,7 @@ fn a_lease_lives_while_its_session_does() {
 #[test]
 fn a_silent_holders_release_is_unconfirmed_until_it_speaks() {
     let now = Instant::now();
-    let mut leases = Leases::new(usize::MAX);
+    let mut leases = table(usize::MAX);
     leases.open(1, peer(1));
     let lease = leases.grant(1, 7, None, now).unwrap();
     leases.detach(1, now + LIFE);
@@ -49,7 +58,7 @@ fn a_silent_holders_release_is_unconfirmed_until_it_speaks() {
 #[test]
 fn an_expired_lease_is_forgotten_with_its_process_and_a_live_one_is_not() {
     let now = Instant::now();
-    let mut leases = Leases::new(usize::MAX);
+    let mut leases = table(usize::MAX);
     let process = Process::of(std::process::id()).unwrap();
     leases.open(1, peer(1));
     let [known, unknown] = [(); 2].map(|()| leases.grant(1, 7, None, now).unwrap());
@@ -67,7 +76,7 @@ fn an_expired_lease_is_forgotten_with_its_process_and_a_live_one_is_not() {
 #[test]
 fn nobody_knows_whether_a_later_local_session_is_the_silent_holder() {
     let now = Instant::now();
-    let mut leases = Leases::new(usize::MAX);
+    let mut leases = table(usize::MAX);
     leases.open(1, PeerName::Local);
     let lease = leases.grant(1, 7, None, now).unwrap();
     leases.detach(1, now);
@@ -83,7 +92,7 @@ fn nobody_knows_whether_a_later_local_session_is_the_silent_holder() {
 #[test]
 fn only_its_session_releases_a_live_lease() {
     let now = Instant::now();
-    let mut leases = Leases::new(usize::MAX);
+    let mut leases = table(usize::MAX);
     leases.open(1, peer(1));
     leases.open(2, peer(1));
     let lease = leases.grant(1, 7, None, now).unwrap();
@@ -95,7 +104,7 @@ fn only_its_session_releases_a_live_lease() {
 #[test]
 fn a_session_that_holds_nothing_ends_with_its_connection() {
     let now = Instant::now();
-    let mut leases = Leases::new(usize::MAX);
+    let mut leases = table(usize::MAX);
     leases.open(1, peer(1));
     assert!(leases.detach(1, now + LIFE));
     assert_eq!(leases.sessions(), 0);
@@ -104,7 +113,7 @@ fn a_session_that_holds_nothing_ends_with_its_connection() {
 #[test]
 fn limits_are_each_peers_own() {
     let now = Instant::now();
-    let mut leases = Leases::new(2);
+    let mut leases = table(2);
     leases.open(1, peer(1));
     leases.open(2, peer(1));
     leases.open(3, peer(2));
@@ -129,7 +138,7 @@ fn limits_are_each_peers_own() {
 #[test]
 fn a_grant_that_never_arrived_ends_when_the_session_resumes() {
     let now = Instant::now();
-    let mut leases = Leases::new(usize::MAX);
+    let mut leases = table(usize::MAX);
     leases.open(1, peer(1));
     let had = leases.grant(1, 7, None, now).unwrap();
     let lost = leases.grant(1, 7, None, now).unwrap();
@@ -142,7 +151,7 @@ fn a_grant_that_never_arrived_ends_when_the_session_resumes() {
 #[test]
 fn a_publication_ends_with_all_its_leases() {
     let now = Instant::now();
-    let mut leases = Leases::new(usize::MAX);
+    let mut leases = table(usize::MAX);
     for session in 1..=3 {
         leases.open(session, peer(session as u32));
         leases.grant(session, 7, None, now).unwrap();
@@ -160,7 +169,7 @@ fn a_publication_ends_with_all_its_leases() {
 #[test]
 fn not_every_expired_holder_is_remembered_but_all_are_counted() {
     let now = Instant::now();
-    let mut leases = Leases::new(usize::MAX);
+    let mut leases = table(usize::MAX);
     let since = |session| now + Duration::from_secs(session);
     let mut forgotten = Vec::new();
     for session in 0..MAX_EXPIRED as u64 + 5 {
@@ -169,7 +178,7 @@ fn not_every_expired_holder_is_remembered_but_all_are_counted() {
         leases.grant(session, 7, None, now).unwrap();
         leases.detach(session, now);
         leases.expire(now);
-        forgotten.extend(leases.thin_out());
+        forgotten.extend(leases.prune_expired());
     }
     assert_eq!(forgotten.len(), 5);
     let (list, more) = leases.holders(7);
@@ -187,7 +196,7 @@ fn a_process_is_waited_for_only_while_a_lease_of_it_is_followed() {
     use tokio::sync::oneshot::error::TryRecvError;
 
     let now = Instant::now();
-    let mut leases = Leases::new(usize::MAX);
+    let mut leases = table(usize::MAX);
     let process = Process::without(1);
     leases.open(1, peer(1));
     let [one, two] = [(); 2].map(|()| {
@@ -217,4 +226,19 @@ fn a_process_is_waited_for_only_while_a_lease_of_it_is_followed() {
     assert!(leases.attach(1));
     assert!(leases.take_unwatched().is_empty());
     assert!(leases.followed.is_empty() && leases.unwatched.is_empty());
+}
+
+#[test]
+fn numbers_come_in_the_order_of_their_times() {
+    let mut deadlines = Deadlines::<u8>::default();
+    for (number, time) in [(1, 30), (2, 10), (3, 20), (4, 20), (2, 25)] {
+        deadlines.set(number, time);
+    }
+    deadlines.set(4, None);
+    assert_eq!((deadlines.get(2), deadlines.get(4)), (Some(25), None));
+    assert_eq!((deadlines.first(), deadlines.pop(19)), (Some(20), None));
+    assert_eq!((deadlines.pop(25), deadlines.pop(25)), (Some(3), Some(2)));
+    assert_eq!(deadlines.pop(25), None);
+    assert!(deadlines.remove(1) && !deadlines.remove(1));
+    assert!(deadlines.times.is_empty() && deadlines.order.is_empty());
 }

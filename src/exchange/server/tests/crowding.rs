@@ -165,7 +165,7 @@ async fn a_peer_with_many_notices_is_heard_meanwhile() {
     let mut raw = Raw::open_at(&address, &Security::Plain, &hello()).await;
     let id = raw.send(Ask::Ping).await;
     for _ in 0..MUCH {
-        server.handle.inner.state().tell_all(&news());
+        server.handle.inner.state().notify_all(&news());
     }
     let (answer, _) = raw.answer(id).await;
     assert_eq!(answer, Answer::Done);
@@ -188,7 +188,7 @@ async fn news_without_end_is_no_sign_of_life() {
         let server = server.clone();
         async move {
             while server.stats().sessions > 0 {
-                server.handle.inner.state().tell_all(&news());
+                server.handle.inner.state().notify_all(&news());
                 tokio::task::yield_now().await;
             }
         }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::driver::ShareableHandle;
+use crate::server::quota::What;
 use crate::share::ImportOptions;
 
 /// Returns why a session does not move.
@@ -143,5 +144,47 @@ async fn other_users_are_not_let_in_and_go_back_to_tcp() {
     until("it is counted", || server.stats().failed_handshakes == 1).await;
     raw.release(granted.lease).await;
     drop((published, raw));
+    close(server, &driver).await;
+}
+
+/// The connection that it leaves counts until it has ended: the one that it moves to takes its place.
+#[tokio::test]
+async fn a_session_moves_where_its_peer_may_have_one_connection() {
+    let driver = driver();
+    let limits = Limits {
+        connections_per_peer: 1,
+        ..limits()
+    };
+    let server = loopback().limits(limits).start().await.unwrap();
+    let raw = Raw::open(&server).await;
+    let moved = raw.moved().await;
+    assert!(moved.welcome().resumed);
+    let count = || server.handle.inner.quota.used(What::Connection);
+    until("the other has ended", || server.stats().connections == 1).await;
+    assert_eq!(count(), 1);
+    let tcp = server.addresses().remove(0);
+    assert_eq!(refused(&tcp, &hello()).await, Refusal::Limit);
+    drop(moved);
+    until("it has ended", || count() == 0).await;
+    drop(Raw::open(&server).await);
+    close(server, &driver).await;
+}
+
+/// Clients would refuse a welcome with such a path, also those that connect over TCP.
+#[tokio::test]
+async fn a_socket_whose_path_no_welcome_can_tell_is_not_the_one_to_move_to() {
+    let driver = driver();
+    let folder = tempfile::tempdir().unwrap();
+    let odd = Address::Unix(folder.path().join("odd\nname"));
+    let server = loopback().listen(odd.clone()).start().await.unwrap();
+    assert_eq!(server.addresses()[1], odd);
+    for at in server.addresses() {
+        let raw = Raw::open_at(&at, &Security::Plain, &hello()).await;
+        let local = raw.welcome().local.as_deref().unwrap();
+        assert!(local.starts_with("@egmem-"), "{local}");
+    }
+    let moved = Raw::open(&server).await.moved().await;
+    assert!(moved.welcome().resumed);
+    drop(moved);
     close(server, &driver).await;
 }

@@ -2,6 +2,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use super::*;
 use crate::PeerList;
+use crate::server::quota::What;
 use crate::server::{Allocate, Allocation, Published};
 use crate::{Error, MemoryError, ShareError};
 
@@ -331,7 +332,7 @@ async fn answers_from_before_the_end_are_sent() {
 }
 
 #[tokio::test]
-async fn a_name_that_is_published_after_its_request_ended_is_charged_for() {
+async fn a_name_that_is_published_after_its_request_ended_is_counted() {
     let driver = driver();
     let hesitant = Arc::new(Hesitant::default());
     let server = loopback().allocator(hesitant.clone());
@@ -340,13 +341,17 @@ async fn a_name_that_is_published_after_its_request_ended_is_charged_for() {
     raw.send(create("local/a", MIB)).await;
     hesitant.0.notified().await;
     drop(raw);
-    until("nothing is kept", || server.stats().peer_bytes == 0).await;
+    let count = |what| server.handle.inner.quota.used(what);
+    until("it has ended", || {
+        count(What::Request) + count(What::Connection) == 0
+    })
+    .await;
     // Stands for an allocator's blocking work that cannot be stopped.
     let options = server.publish("local/a", memory(&driver));
     let published = options.owner(PeerName::Local).now().unwrap();
-    assert!(server.stats().peer_bytes > 0);
+    assert_eq!(count(What::Name), 1);
     drop(published);
-    assert_eq!(server.stats().peer_bytes, 0);
+    assert_eq!(count(What::Name), 0);
     drop(hesitant);
     close(server, &driver).await;
 }

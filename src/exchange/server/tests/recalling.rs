@@ -114,7 +114,7 @@ async fn a_recall_does_not_overtake_its_grant() {
     let server = loopback().start().await.unwrap();
     let published = server.publish("a", memory(&driver)).now().unwrap();
     let mut raw = Raw::open(&server).await;
-    let (inner, id) = published.parts();
+    let (inner, id) = (&published.inner, published.publication.id);
     let session = inner.state().sessions.iter().next().unwrap().clone();
     let lease = {
         let mut state = inner.state();
@@ -127,7 +127,7 @@ async fn a_recall_does_not_overtake_its_grant() {
     };
     assert!(raw.is_answered().await);
     assert!(raw.notices.is_empty(), "{:?}", raw.notices);
-    session.granted(id + 1);
+    session.granted(lease);
     assert!(matches!(raw.notice().await, Event::Withdrawing(recall) if recall.lease == lease));
     raw.release(lease).await;
     drop((published, raw));

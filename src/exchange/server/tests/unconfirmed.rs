@@ -122,11 +122,11 @@ async fn places_of_forgotten_holders_are_given_back() {
     let driver = driver();
     let (_directory, _, server) = start_at_unix(Server::options().lease(LONG)).await;
     let published = server.publish("a", memory(&driver)).now().unwrap();
-    let (inner, id) = published.parts();
+    let (inner, id) = (&published.inner, published.publication.id);
     let publication = {
         let mut state = inner.state();
         let publication: std::sync::Arc<_> = state.publications[&id].publication.clone();
-        let places = &mut state.publications.get_mut(&id).unwrap().places;
+        let places = &mut state.publications.get_mut(&id).unwrap().probes;
         // As many are left as expired holders are remembered, and one more.
         let taken: Vec<u64> = std::iter::from_fn(|| places.take()).collect();
         (taken.iter().take(MAX_EXPIRED + 1)).for_each(|&place| places.give_back(place));
@@ -140,9 +140,9 @@ async fn places_of_forgotten_holders_are_given_back() {
         let granted = state.grant(&session, &publication, true, now);
         let (lease, place) = granted.unwrap();
         assert!(place.is_some(), "no place is left");
-        let lapsed = state.leases.end_lease(lease).unwrap();
-        inner.lapsed(&mut state, &lapsed);
-        state.thin_out();
+        assert!(state.leases.end_lease(lease));
+        inner.lapsed(&mut state, lease);
+        state.prune_expired();
     }
     assert_eq!(published.importers().len(), MAX_EXPIRED);
     drop((published, publication, raw));

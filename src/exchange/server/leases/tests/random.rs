@@ -63,7 +63,7 @@ proptest! {
     fn it_agrees_with_lists(steps in steps()) {
         let second = Duration::from_secs(1);
         let mut now = Instant::now();
-        let mut table = Leases::new(4);
+        let mut table = table(4);
         let mut naive = Naive::default();
         let mut granted_ever = Vec::new();
         // Sessions' numbers are never reused: each opening is a new one.

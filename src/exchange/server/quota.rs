@@ -1,0 +1,470 @@
+//! Counts of what peers make a server keep, for each peer and in all, and its process's file descriptors.
+//!
+//! Memory is bounded by these counts and the largest size of each item. `tests/memory` measures it: beside a fixed amount
+//! for each connection, request and name, a server keeps at most eight bytes for each byte that it received. Decoded lists
+//! are therefore not much longer than their frames, table entries that a request leaves
+//! are short, and names of peers are shared.
+//!
+//! | kept for a peer | until | count | largest size |
+//! |---|---|---|---|
+//! | a connection that has not been greeted | it is greeted, or closed | `handshakes` | TLS's buffers and a hello of 4 KiB |
+//! | a connection, and a frame that is read | its end | [`What::Connection`] | 32 KiB, and 64 KiB of a frame |
+//! | a larger frame, read and decoded | it is decoded | permits: [`LARGE`] | `frame_bytes`, and as much again decoded |
+//! | an answer or event, built and written | it is written, or `write` is over | one for each connection; larger ones: permits | 64 KiB; larger ones 4096 parts |
+//! | a session | its end | [`What::Session`] | 64 watched prefixes of 255 bytes |
+//! | queued events | they are sent | [`What::Event`] | 128 bytes, and a name |
+//! | a request that waits, and a driver call that outlives it | answered, or the call returns | [`What::Request`], `requests_in_flight` | 2 KiB; for `create` 64 KiB of peers |
+//! | a lease, live or expired | it is released, or its name is gone | [`What::Lease`], [`What::Record`] | 768 bytes |
+//! | a name that a peer owns | it is deleted | [`What::Name`] | 64 KiB of peers, and a description |
+//! | fds that are sent | they are closed | [`What::Fd`], `fds_per_connection` | |
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+
+use rustix::process::{Resource, getrlimit};
+use tokio::sync::OwnedSemaphorePermit;
+
+use crate::per_driver::lock;
+use crate::transport::LargeFrames;
+use crate::{Error, Limits, PeerName, Refusal};
+
+/// Permits for frames of more than 64 KiB, in each direction: of all peers, and of each.
+const LARGE: (usize, usize) = (64, 4);
+/// Events that wait for connections: of all peers, and of each.
+const EVENTS: (usize, usize) = (4 << 20, 1 << 20);
+
+/// Live and expired leases: the least limits of all peers, and of each, which is four times `leases_per_peer`.
+const RECORDS: (usize, usize) = (1 << 20, 1 << 18);
+
+/// What is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum What {
+    /// Greeted connections.
+    Connection,
+    Session,
+    /// Names that a peer owns.
+    Name,
+    /// Live leases.
+    Lease,
+    /// Live and expired leases.
+    Record,
+    /// Requests that wait for something.
+    Request,
+    /// Events that wait for a connection.
+    Event,
+    /// Fds that are being sent.
+    Fd,
+}
+
+impl What {
+    const COUNT: usize = 8;
+
+    const fn text(self) -> &'static str {
+        match self {
+            Self::Connection => "connections",
+            Self::Session => "sessions",
+            Self::Name => "names",
+            Self::Lease => "leases",
+            Self::Record => "live and expired leases",
+            Self::Request => "requests at once",
+            Self::Event => "queued events",
+            Self::Fd => "fds at once",
+        }
+    }
+
+    const fn text_of_peer(self) -> &'static str {
+        match self {
+            Self::Connection => "connections of this peer",
+            Self::Session => "sessions of this peer",
+            Self::Name => "names of this peer",
+            Self::Lease => "leases of this peer",
+            Self::Record => "live and expired leases of this peer",
+            Self::Request => "requests of this peer at once",
+            Self::Event => "queued events of this peer",
+            Self::Fd => "fds of this peer at once",
+        }
+    }
+}
+
+/// The counts of all peers.
+#[derive(Debug)]
+pub(super) struct Quota {
+    /// For each [`What`]: the limit on all peers together, and on each.
+    limits: [(usize, usize); What::COUNT],
+    used: Mutex<Used>,
+    /// Frames to read, and to write.
+    large: [LargeFrames; 2],
+}
+
+#[derive(Debug, Default)]
+struct Used {
+    all: [usize; What::COUNT],
+    peers: HashMap<PeerName, OfPeer>,
+}
+
+#[derive(Debug)]
+struct OfPeer {
+    used: [usize; What::COUNT],
+    large: [LargeFrames; 2],
+}
+
+/// So many are counted until this is dropped.
+#[derive(Debug)]
+#[must_use = "dropping it ends the count"]
+pub(super) struct Counted {
+    quota: Arc<Quota>,
+    peer: PeerName,
+    what: What,
+    amount: usize,
+}
+
+/// A limit that would be exceeded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Over {
+    /// The limited resource.
+    pub what: &'static str,
+    pub limit: usize,
+}
+
+impl From<Over> for Error {
+    fn from(Over { what, limit }: Over) -> Self {
+        let limit = limit as u64;
+        Self::LimitReached { what, limit }
+    }
+}
+
+/// For an answer to a peer.
+impl From<Over> for (Refusal, String) {
+    fn from(Over { what, limit }: Over) -> Self {
+        (Refusal::Limit, format!("{limit} {what}"))
+    }
+}
+
+impl Quota {
+    /// Returns the counts of a server whose process may open so many fds.
+    pub fn new(limits: &Limits, fds: usize) -> Arc<Self> {
+        let mut all = [(usize::MAX, usize::MAX); What::COUNT];
+        let records = limits.leases_per_peer.saturating_mul(4);
+        for (what, limit) in [
+            (
+                What::Connection,
+                (limits.connections, limits.connections_per_peer),
+            ),
+            (What::Session, (limits.sessions, limits.sessions_per_peer)),
+            (What::Name, (usize::MAX, limits.names_per_peer)),
+            (What::Lease, (usize::MAX, limits.leases_per_peer)),
+            (
+                What::Record,
+                (records.max(RECORDS.0), records.max(RECORDS.1)),
+            ),
+            (What::Request, (limits.requests, limits.requests_per_peer)),
+            (What::Event, EVENTS),
+            // Without fds for connections and files, a server could serve no peer.
+            (What::Fd, (fds / 2, limits.fds_per_peer)),
+        ] {
+            all[what as usize] = limit;
+        }
+        Arc::new(Self {
+            limits: all,
+            used: Mutex::default(),
+            large: [(); 2].map(|()| LargeFrames::new(LARGE.0)),
+        })
+    }
+
+    /// Counts `amount` more for the peer.
+    ///
+    /// # Errors
+    /// The limit that would be exceeded. Where both are, the peer's own: a peer can reduce its own sum, and with only the
+    /// limit of all it would retry in vain.
+    pub fn count(
+        self: &Arc<Self>,
+        peer: &PeerName,
+        what: What,
+        amount: usize,
+    ) -> Result<Counted, Over> {
+        let mut counted = self.none(peer, what);
+        counted.resize(amount)?;
+        Ok(counted)
+    }
+
+    /// Returns a count of 0 for the peer.
+    pub fn none(self: &Arc<Self>, peer: &PeerName, what: What) -> Counted {
+        Counted {
+            quota: Arc::clone(self),
+            peer: peer.clone(),
+            what,
+            amount: 0,
+        }
+    }
+
+    /// Returns the sum of all peers.
+    pub fn used(&self, what: What) -> usize {
+        lock(&self.used).all[what as usize]
+    }
+
+    /// Returns the permits for large frames that a peer with a connection reads and writes.
+    pub fn large(&self, peer: &PeerName) -> [LargeFrames; 2] {
+        let used = lock(&self.used);
+        let of_peer = used.peers.get(peer).map(|of_peer| of_peer.large.clone());
+        of_peer.unwrap_or_else(|| self.large_of_new_peer())
+    }
+
+    fn large_of_new_peer(&self) -> [LargeFrames; 2] {
+        [0, 1].map(|direction: usize| self.large[direction].of_peer(LARGE.1))
+    }
+}
+
+impl Counted {
+    /// Changes the count to `amount`.
+    ///
+    /// # Errors
+    /// As [`Quota::count`]; the count is unchanged then. Shrinking never fails.
+    pub fn resize(&mut self, amount: usize) -> Result<(), Over> {
+        let Self {
+            quota, peer, what, ..
+        } = self;
+        let kind = *what as usize;
+        let mut used = lock(&quota.used);
+        let Used { all, peers } = &mut *used;
+        if let Some(more) = amount.checked_sub(self.amount).filter(|more| *more > 0) {
+            let (most, most_of_peer) = quota.limits[kind];
+            let its = peers.get(peer).map_or(0, |of_peer| of_peer.used[kind]);
+            for (used, limit, text) in [
+                (its, most_of_peer, what.text_of_peer()),
+                (all[kind], most, what.text()),
+            ] {
+                if more > limit.saturating_sub(used) {
+                    return Err(Over { what: text, limit });
+                }
+            }
+            let of_peer = peers.entry(peer.clone()).or_insert_with(|| OfPeer {
+                used: [0; What::COUNT],
+                large: quota.large_of_new_peer(),
+            });
+            of_peer.used[kind] += more;
+            all[kind] += more;
+        } else {
+            let less = self.amount - amount;
+            all[kind] -= less;
+            if let Some(of_peer) = peers.get_mut(peer) {
+                of_peer.used[kind] -= less;
+                if of_peer.used == [0; What::COUNT] {
+                    peers.remove(peer);
+                    shrink(peers);
+                }
+            }
+        }
+        drop(used);
+        self.amount = amount;
+        Ok(())
+    }
+
+    /// Returns how many are counted.
+    pub const fn amount(&self) -> usize {
+        self.amount
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        // Shrinking never fails.
+        let _ = self.resize(0);
+    }
+}
+
+/// Fds for a peer, counted for it and for its connection until they are closed.
+#[derive(Debug, Default)]
+pub(super) struct CountedFds {
+    // Dropped first.
+    pub fds: Vec<OwnedFd>,
+    pub _count: Option<FdCount>,
+}
+
+/// A count of fds, and a share of their connection's.
+pub(super) type FdCount = (Counted, OwnedSemaphorePermit);
+
+impl CountedFds {
+    pub fn borrowed(&self) -> Vec<BorrowedFd<'_>> {
+        self.fds.iter().map(AsFd::as_fd).collect()
+    }
+}
+
+/// Returns how many fds this process may open (`RLIMIT_NOFILE`).
+pub(super) fn fds_of_process() -> usize {
+    let limit = getrlimit(Resource::Nofile).current;
+    limit.map_or(usize::MAX, |limit| limit.try_into().unwrap_or(usize::MAX))
+}
+
+/// Lowers the limits on connections to their shares of a process's fds, so that no use takes another's: half is for peers'
+/// fds, a quarter for greeted connections, an eighth for those that are not. The last eighth is for pidfds, at most a quarter of
+/// it, and everything else: sockets, files, memory, the directory, and the rest of the program.
+pub(super) fn lower_for_fds(limits: &mut Limits, fds: usize) {
+    for (name, limit, share) in [
+        ("handshakes", &mut limits.handshakes, fds / 8),
+        ("connections", &mut limits.connections, fds / 4),
+        (
+            "connections_per_peer",
+            &mut limits.connections_per_peer,
+            fds / 8,
+        ),
+    ] {
+        let lowered = share.max(1);
+        if *limit > lowered {
+            let configured = *limit;
+            tracing::info!(
+                target: "egmem_exchange",
+                limit = name, configured, lowered, "lowered for RLIMIT_NOFILE"
+            );
+            *limit = lowered;
+        }
+    }
+}
+
+/// Returns how many pidfds a server may have: the ends of other processes are polled.
+pub(super) fn pidfds(fds: usize) -> usize {
+    (fds / 32).min(1024)
+}
+
+/// Releases most of the capacity of a map that has become much smaller.
+pub(super) fn shrink<K: Eq + std::hash::Hash, V>(map: &mut HashMap<K, V>) {
+    if map.capacity() > 64 && map.len() < map.capacity() / 8 {
+        map.shrink_to(map.len() * 2);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::transport::Permit;
+
+    const PEERS: [PeerName; 2] = [PeerName::User(1), PeerName::Local];
+
+    fn quota(connections: usize, connections_per_peer: usize) -> Arc<Quota> {
+        let limits = Limits {
+            connections,
+            connections_per_peer,
+            ..Limits::default()
+        };
+        Quota::new(&limits, 1 << 20)
+    }
+
+    fn why(over: Result<Counted, Over>) -> String {
+        <(Refusal, String)>::from(over.unwrap_err()).1
+    }
+
+    #[test]
+    fn a_peer_and_all_peers_have_so_many() {
+        let quota = quota(12, 8);
+        let count = |peer: usize, amount| quota.count(&PEERS[peer], What::Connection, amount);
+        let mut held = count(0, 5).unwrap();
+        assert_eq!(why(count(0, 4)), "8 connections of this peer");
+        assert_eq!(why(count(1, 8)), "12 connections");
+        let rest = count(1, 7).unwrap();
+        assert_eq!(quota.used(What::Connection), 12);
+        assert!(held.resize(6).is_err() && held.resize(usize::MAX).is_err());
+        held.resize(1).unwrap();
+        assert_eq!((quota.used(What::Connection), held.amount()), (8, 1));
+        // Another kind has its own.
+        drop(quota.count(&PEERS[0], What::Session, 9).unwrap());
+        drop(rest);
+        held.resize(8).unwrap();
+        drop(held);
+        assert_eq!(quota.used(What::Connection), 0);
+        assert!(lock(&quota.used).peers.is_empty());
+    }
+
+    #[test]
+    fn where_both_limits_are_reached_the_peers_own_is_named() {
+        let quota = quota(3, 2);
+        let count = |peer: usize, amount| quota.count(&PEERS[peer], What::Connection, amount);
+        let held = [count(0, 2).unwrap(), count(1, 1).unwrap()];
+        assert_eq!(why(count(0, 1)), "2 connections of this peer");
+        assert_eq!(why(count(1, 1)), "3 connections");
+        drop(held);
+    }
+
+    /// Returns a permit if there is one now.
+    async fn permit(of: &LargeFrames) -> Option<Permit> {
+        of.permit(Instant::now(), Duration::ZERO).await.ok()
+    }
+
+    #[tokio::test]
+    async fn a_peer_has_few_permits_for_large_frames_and_leaves_some_to_others() {
+        let quota = quota(99, 99);
+        let mut held = Vec::new();
+        for user in 0..2 {
+            let peer = PeerName::User(user);
+            let _counted = quota.count(&peer, What::Connection, 1).unwrap();
+            let [read, write] = quota.large(&peer);
+            for _ in 0..LARGE.1 {
+                held.push(permit(&read).await.unwrap());
+            }
+            // The same for all connections of a peer.
+            assert!(permit(&quota.large(&peer)[0]).await.is_none());
+            assert!(permit(&write).await.is_some());
+        }
+        let all = quota.large[0].of_peer(LARGE.0);
+        while let Some(permit) = permit(&all).await {
+            held.push(permit);
+        }
+        assert_eq!(held.len(), LARGE.0);
+        let [other, _] = quota.large(&PEERS[1]);
+        assert!(permit(&other).await.is_none());
+        held.clear();
+        assert!(permit(&other).await.is_some());
+    }
+
+    #[test]
+    fn limits_are_lowered_and_never_raised() {
+        let mut limits = Limits::default();
+        lower_for_fds(&mut limits, usize::MAX);
+        assert_eq!(limits, Limits::default());
+        limits.connections = 7;
+        lower_for_fds(&mut limits, 1024);
+        let lowered = Limits {
+            handshakes: 128,
+            connections: 7,
+            connections_per_peer: 128,
+            ..Limits::default()
+        };
+        assert_eq!((limits, pidfds(1024)), (lowered, 32));
+    }
+
+    proptest! {
+        #[test]
+        fn an_eighth_is_left_and_everyone_has_some(fds in 8..=usize::MAX) {
+            let mut limits = Limits {
+                handshakes: usize::MAX,
+                connections: usize::MAX,
+                ..Limits::default()
+            };
+            lower_for_fds(&mut limits, fds);
+            let held = Quota::new(&limits, fds).limits[What::Fd as usize].0;
+            prop_assert!(fds - held - limits.connections - limits.handshakes >= fds / 8);
+            prop_assert!(limits.handshakes > 0 && pidfds(fds) <= fds / 32);
+        }
+    }
+
+    #[test]
+    fn counts_of_many_threads_add_up() {
+        let quota = quota(usize::MAX, 64);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for amount in 0..200 {
+                        let counted = quota.count(&PEERS[1], What::Connection, amount % 16);
+                        counted.unwrap().resize(amount % 7).unwrap();
+                    }
+                });
+            }
+        });
+        let used = lock(&quota.used);
+        assert_eq!((used.all[0], used.peers.len()), (0, 0));
+    }
+}
