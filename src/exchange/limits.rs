@@ -77,10 +77,11 @@ limits! {
         pub leases_per_peer: usize = 65_536,
         /// Requests of one connection that are not answered yet.
         pub requests_in_flight: usize = 64,
-        /// The same for all connections of one peer, of requests that wait for something.
-        pub requests_per_peer: usize = 2048,
+        /// The same for all connections of one peer, of requests that wait for something. A `create` counts once more for each
+        /// 2 KiB of its list of peers.
+        pub requests_per_peer: usize = 65_536,
         /// The same for all peers together.
-        pub requests: usize = 8192,
+        pub requests: usize = 262_144,
         /// Frames queued for a slow reader before it is dropped.
         pub queued_frames: usize = 256,
         /// Names in one answer.

@@ -59,8 +59,10 @@ fn few_unfinished_frames_of_a_peer_become_large() {
 #[test]
 fn so_many_requests_of_a_peer_wait() {
     const WAIT: usize = 80;
+    /// A request counts once, and once more for each 2 KiB of its list.
+    const EACH: usize = 1 + (1024 * 45 - 1) / REQUEST;
     let mut limits = Limits::default();
-    limits.requests_per_peer = WAIT;
+    limits.requests_per_peer = WAIT * EACH;
     let mut setting = setting(limits);
     let before = setting.before();
     let name = |id| {

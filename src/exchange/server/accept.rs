@@ -13,8 +13,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::{Instant, timeout_at};
 
 use super::audit::audit;
+use super::metrics::Gauge;
 use super::sessions::Link;
-use super::stats::Gauge;
 use super::{ServerCore, connection};
 use crate::limits::deadline;
 use crate::per_driver::lock;
@@ -187,12 +187,12 @@ async fn next(
     listening: &Listening,
 ) -> Result<Option<Accepted>> {
     let incoming = incoming(newcomers, listening).await?;
-    let open = Raised::new(core, |counters| &counters.connections);
+    let open = Raised::new(core, |stats| &mut stats.connections);
     let Some((newcomer, closing)) = newcomers.enter().await else {
         return Ok(None);
     };
-    core.counters.count(|counters| &counters.accepted);
-    let raised = Raised::new(core, |counters| &counters.handshakes);
+    core.counters.count(|stats| &mut stats.accepted);
+    let raised = Raised::new(core, |stats| &mut stats.handshakes);
     Ok(Some(Accepted {
         incoming,
         open,
@@ -236,7 +236,7 @@ async fn serve(core: Arc<ServerCore>, accepted: Accepted, own: bool) {
     match greeted {
         Ok((connection, link)) => connection::serve(&core, connection, link).await,
         Err(error) => {
-            core.counters.count(|counters| &counters.failed_handshakes);
+            core.counters.count(|stats| &mut stats.failed_handshakes);
             if matches!(error, Error::Share(ShareError::NotTrusted { .. })) {
                 let (request, reason) = ("handshake", "not_trusted");
                 audit!(core.audit, Refusal, None, "refused", request, reason);
@@ -280,7 +280,7 @@ async fn greet(
 
 /// Returns the error of a connection that was closed for a newer one.
 fn made_room(core: &ServerCore) -> Error {
-    core.counters.count(|counters| &counters.dropped_handshakes);
+    core.counters.count(|stats| &mut stats.dropped_handshakes);
     let limit = core.limits.handshakes;
     Error::peer_lost(
         "a connection without a hello",

@@ -82,7 +82,7 @@ pub(super) async fn serve(core: &Arc<ServerCore>, connection: Connection, link: 
             let _ = tokio::time::timeout(core.limits.write, last).await;
         }
         Err(End::Dropped(why)) => {
-            core.counters.count(|counters| &counters.dropped_peers);
+            core.counters.count(|stats| &mut stats.dropped_peers);
             tracing::warn!(%peer, session, why, "connection dropped");
         }
         Err(End::Failed(error)) => {
@@ -94,10 +94,10 @@ pub(super) async fn serve(core: &Arc<ServerCore>, connection: Connection, link: 
             let counters = &core.counters;
             match error {
                 Error::Share(ShareError::Protocol { .. }) => {
-                    counters.count(|counters| &counters.protocol_errors);
+                    counters.count(|stats| &mut stats.protocol_errors);
                 }
                 Error::Share(ShareError::TimedOut { .. }) => {
-                    counters.count(|counters| &counters.dropped_peers);
+                    counters.count(|stats| &mut stats.dropped_peers);
                 }
                 _ => {}
             }
@@ -119,8 +119,7 @@ impl Conversation<'_> {
     async fn run(&mut self, reader: &mut FrameReader) -> Result<(), End> {
         let (core, session) = (self.core, &self.link.session);
         let mut reloads = core.tls.as_ref().map(Tls::reloads);
-        let silence = core.lease.min(core.heartbeat.saturating_mul(3));
-        let idle = tokio::time::sleep(silence);
+        let idle = tokio::time::sleep(core.silence());
         tokio::pin!(idle);
         let ended = core.ended.cancelled();
         tokio::pin!(ended);
@@ -158,23 +157,27 @@ impl Conversation<'_> {
                     self.verify();
                     self.request(frame).await?;
                 }
-                () = &mut idle => {
-                    let now = Instant::now();
-                    let late = now.saturating_duration_since(self.last_message + silence);
-                    if let Some(excuse) = excuse(core, late, excused) {
-                        self.last_message += excuse;
-                        excused += excuse;
-                    }
-                    let until = self.last_message + silence;
-                    if until <= now {
-                        return Err(End::Dropped("it is silent"));
-                    }
-                    idle.as_mut().reset(until.into());
-                }
+                () = &mut idle => idle.as_mut().reset(self.next_idle(&mut excused)?.into()),
                 () = session.wake.notified(), if !more => {}
                 // Lets other tasks of this thread run, and polls for input.
                 () = tokio::task::yield_now(), if more => {}
             }
+        }
+    }
+
+    /// Returns when the client will have been silent for too long.
+    fn next_idle(&mut self, excused: &mut Duration) -> Result<Instant, End> {
+        let (now, silence) = (Instant::now(), self.core.silence());
+        let late = now.saturating_duration_since(self.last_message + silence);
+        if let Some(excuse) = excuse(self.core, late, *excused) {
+            self.last_message += excuse;
+            *excused += excuse;
+        }
+        let until = self.last_message + silence;
+        if until > now {
+            Ok(until)
+        } else {
+            Err(End::Dropped("it is silent"))
         }
     }
 
@@ -200,7 +203,7 @@ impl Conversation<'_> {
         let Frame { bytes, permit, .. } = frame;
         let request: Request = decode(&bytes)?;
         drop((bytes, permit));
-        self.core.counters.count(|counters| &counters.requests);
+        self.core.counters.count(|stats| &mut stats.requests);
         let (core, link) = (Arc::clone(self.core), Arc::clone(self.link));
         // If the allocator panics, only a task of the request's own ends.
         let asks_allocator = matches!(request.1, Ask::Create(_) | Ask::Delete(_));
@@ -359,7 +362,7 @@ async fn last_releases(core: &Arc<ServerCore>, reader: &mut FrameReader, link: &
         if let Ask::Release(release) = ask
             && !link.session.is_dismissed()
         {
-            core.counters.count(|counters| &counters.requests);
+            core.counters.count(|stats| &mut stats.requests);
             let _unanswered = core.release(link, release.lease);
         }
     }

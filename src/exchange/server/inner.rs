@@ -11,11 +11,11 @@ use tokio_util::task::TaskTracker;
 use super::allocate::{Allocate, Refused};
 use super::audit::{Audit, audit};
 use super::leases::EndedSession;
+use super::metrics::{Counters, ServerStats};
 use super::process::{HolderState, Process, describe};
 use super::publication::Registered;
 use super::quota::{Quota, What};
-use super::state::ServerState;
-use super::stats::{Counters, ServerStats};
+use super::registry::ServerState;
 use crate::per_driver::lock;
 use crate::share::{BootId, InstanceId};
 use crate::transport::SharedPeers;
@@ -70,6 +70,11 @@ impl ServerCore {
         }
     }
 
+    /// Returns after how much silence a connection is closed.
+    pub(super) fn silence(&self) -> Duration {
+        self.lease.min(self.heartbeat.saturating_mul(3))
+    }
+
     pub(super) fn state(&self) -> MutexGuard<'_, ServerState> {
         lock(&self.state)
     }
@@ -92,9 +97,8 @@ impl ServerCore {
         {
             let mut state = self.state();
             state.closing = true;
-            let published = state.publications.keys();
             // Memory of an unconfirmed release has no name, but has holders.
-            let mut ids: Vec<u64> = published.chain(state.unconfirmed.keys()).copied().collect();
+            let mut ids: Vec<u64> = state.publications.keys().copied().collect();
             ids.sort_unstable();
             for id in ids {
                 let (mut holders, more) = state.leases.holders(id);
@@ -124,11 +128,13 @@ impl ServerCore {
             memory if memory.is_window() => memory.len,
             memory => memory.padded(),
         };
+        let named = state.names.values();
+        let named = named.filter_map(|id| state.publications.get(id));
         ServerStats {
             sessions: state.sessions.len() as u64,
             leases: state.leases.live() as u64,
             names: state.names.len() as u64,
-            bytes: state.publications.values().map(padded).sum(),
+            bytes: named.map(padded).sum(),
             fds: self.quota.used(What::Fd) as u64,
             tasks: self.tasks.len() as u64,
             ..self.counters.read()
@@ -191,7 +197,6 @@ impl ServerCore {
                 self.lapsed(&mut state, lease);
             }
         }
-        state.prune_expired();
         drop(state);
         for session in ended {
             self.session_ended(session.session, &session.peer);
@@ -204,15 +209,21 @@ impl ServerCore {
         state.recalls.remove(lease);
         state.leases.follow_lease(lease);
         self.janitor.notify_one();
-        self.counters.count(|counters| &counters.expired);
+        self.counters.count(|stats| &mut stats.expired);
         let Some(record) = state.leases.find(lease) else {
             return;
         };
-        if let Some(registered) = state.publications.get(&record.publication) {
-            registered.publication.changed.notify_waiters();
-        }
-        let name = state.name_of(record.publication).map(|name| &**name);
+        let publication = record.publication;
+        let name = state.name_of(publication).map(|name| &**name);
         tracing::warn!(peer = %record.holder.peer, name, lease, "lease expired");
+        let forgotten = state.leases.prune(publication);
+        if let Some(registered) = state.publications.get_mut(&publication) {
+            registered.publication.changed.notify_waiters();
+            // A late write there fails another probe at worst.
+            if let Some(slot) = forgotten.and_then(|lease| lease.probe) {
+                registered.probes.give_back(slot);
+            }
+        }
     }
 
     /// Waits for the ends of processes that are followed since the last call.
@@ -244,7 +255,7 @@ impl ServerCore {
             tracing::info!(%holder, name, lease = holder.lease, "lease ended with its process");
             if holder.state != HolderState::Expired {
                 state.audit_lease("expired", lease);
-                self.counters.count(|counters| &counters.expired);
+                self.counters.count(|stats| &mut stats.expired);
             }
         }
         drop(state);

@@ -6,7 +6,7 @@
 //! [`HolderState::Expired`] until it says that it has released it, or the publication is forgotten.
 
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Instant;
@@ -63,7 +63,8 @@ impl SessionRecord {
 #[derive(Debug, Default)]
 struct Holders {
     live: BTreeSet<u64>,
-    expired: BTreeSet<u64>,
+    /// In the order in which they expired.
+    expired: VecDeque<u64>,
     /// Expired leases that are only counted.
     more: usize,
 }
@@ -92,8 +93,6 @@ pub(super) struct Leases {
     followed: HashMap<Process, Followed>,
     /// Followed processes that no task waits for yet.
     unwatched: HashSet<Process>,
-    /// Publications with more expired leases than are to be remembered.
-    crowded: BTreeSet<u64>,
     /// When sessions without a connection end.
     deadlines: Deadlines<Instant>,
     numbers: Numbers,
@@ -109,7 +108,6 @@ impl Leases {
             quota: Arc::clone(quota),
             followed: HashMap::new(),
             unwatched: HashSet::new(),
-            crowded: BTreeSet::new(),
             deadlines: Deadlines::default(),
             numbers: Numbers::default(),
         }
@@ -277,7 +275,6 @@ impl Leases {
             return Vec::new();
         };
         shrink(&mut self.publications);
-        self.crowded.remove(&publication);
         let live = holders.live.into_iter();
         let live = live.filter_map(|l| self.remove(l)).collect();
         for lease in holders.expired {
@@ -286,7 +283,7 @@ impl Leases {
         live
     }
 
-    /// Ends the sessions that have expired. Call [`prune_expired`](Self::prune_expired) afterwards.
+    /// Ends the sessions that have expired. Call [`prune`](Self::prune) for each of their leases.
     pub fn expire(&mut self, now: Instant) -> Vec<EndedSession> {
         let mut ended = Vec::new();
         while let Some(session) = self.deadlines.pop(now) {
@@ -295,8 +292,7 @@ impl Leases {
         ended
     }
 
-    /// Ends a session with a silent holder: its leases expire. Call
-    /// [`prune_expired`](Self::prune_expired) afterwards.
+    /// Ends a session with a silent holder: its leases expire. Call [`prune`](Self::prune) for each.
     pub fn end(&mut self, session: u64) -> Option<EndedSession> {
         let entry = self.sessions.remove(&session)?;
         shrink(&mut self.sessions);
@@ -326,13 +322,9 @@ impl Leases {
             return false;
         }
         record.holder.state = HolderState::Expired;
-        let publication = record.publication;
-        let holders = self.publications.entry(publication).or_default();
+        let holders = self.publications.entry(record.publication).or_default();
         holders.live.remove(&lease);
-        holders.expired.insert(lease);
-        if holders.expired.len() > MAX_EXPIRED {
-            self.crowded.insert(publication);
-        }
+        holders.expired.push_back(lease);
         true
     }
 
@@ -348,13 +340,12 @@ impl Leases {
             return (Vec::new(), 0);
         };
         let found = |lease: &u64| Some(self.leases.get(lease)?.holder.clone());
-        let in_order = |leases: &BTreeSet<u64>| {
-            let mut list: Vec<Holder> = leases.iter().filter_map(found).collect();
+        let in_order = |mut list: Vec<Holder>| {
             list.sort_by_key(|holder| holder.since);
             list
         };
-        let mut list = in_order(&holders.live);
-        list.extend(in_order(&holders.expired));
+        let mut list = in_order(holders.live.iter().filter_map(found).collect());
+        list.extend(in_order(holders.expired.iter().filter_map(found).collect()));
         (list, holders.more)
     }
 
@@ -363,20 +354,15 @@ impl Leases {
         self.publications.contains_key(&publication)
     }
 
-    /// Forgets the oldest of too many expired leases, which are then only counted. Returns them.
-    pub fn prune_expired(&mut self) -> Vec<LeaseRecord> {
-        let mut forgotten = Vec::new();
-        for publication in std::mem::take(&mut self.crowded) {
-            let Some(holders) = self.publications.get_mut(&publication) else {
-                continue;
-            };
-            let mut oldest: Vec<u64> = holders.expired.iter().copied().collect();
-            oldest.sort_by_cached_key(|lease| self.leases.get(lease).map(|l| l.holder.since));
-            oldest.truncate(oldest.len().saturating_sub(MAX_EXPIRED));
-            holders.more += oldest.len();
-            forgotten.extend(oldest.into_iter().filter_map(|lease| self.remove(lease)));
+    /// Forgets the oldest of too many expired leases of a publication, which is then only counted. Returns it.
+    pub fn prune(&mut self, publication: u64) -> Option<LeaseRecord> {
+        let holders = self.publications.get_mut(&publication)?;
+        if holders.expired.len() <= MAX_EXPIRED {
+            return None;
         }
-        forgotten
+        holders.more += 1;
+        let oldest = holders.expired.pop_front()?;
+        self.remove(oldest)
     }
 
     /// Returns the number of live leases of a publication.
@@ -403,7 +389,10 @@ impl Leases {
         self.unfollow(record.process, lease);
         if let Some(holders) = self.publications.get_mut(&record.publication) {
             holders.live.remove(&lease);
-            holders.expired.remove(&lease);
+            holders.expired.retain(|expired| *expired != lease);
+            if holders.expired.is_empty() {
+                holders.expired = VecDeque::new();
+            }
             if holders.live.is_empty() && holders.expired.is_empty() && holders.more == 0 {
                 self.publications.remove(&record.publication);
                 shrink(&mut self.publications);

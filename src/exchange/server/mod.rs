@@ -12,16 +12,16 @@ mod connection;
 mod fetch;
 mod inner;
 mod leases;
+mod metrics;
 mod options;
 mod process;
 mod publication;
 mod publish;
 mod quota;
+mod registry;
 mod requests;
 mod session;
 mod sessions;
-mod state;
-mod stats;
 
 #[cfg(test)]
 mod tests;
@@ -33,10 +33,10 @@ use std::time::Duration;
 use self::audit::audit;
 
 pub use allocate::{Allocate, Allocation};
+pub use metrics::ServerStats;
 pub use options::ServerOptions;
 pub use process::{Holder, HolderProcess, HolderState};
 pub use publish::{PublishOptions, Published, UnconfirmedRelease};
-pub use stats::ServerStats;
 
 use crate::limits::deadline;
 use crate::per_driver::lock;
@@ -178,7 +178,7 @@ impl Server {
         {
             let mut state = inner.state();
             state.closing = true;
-            let ms = state::millis(within);
+            let ms = registry::millis(within);
             state.notify_all(&Event::Closing(Closing { ms }));
         }
         tracing::info!(instance = %inner.instance, "closing");

@@ -52,7 +52,7 @@ pub(super) struct Registered {
     pub until: Option<Instant>,
     pub probes: ProbeSlots,
     /// Counts it for the peer that owns it.
-    pub _counted: Option<Counted>,
+    pub counted: Option<Counted>,
 }
 
 impl Registered {

@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use super::process::{Holder, HolderState, describe};
 use super::publication::{ProbeSlots, Publication, Registered};
 use super::quota::What;
-use super::state::{ServerState, Unconfirmed};
+use super::registry::ServerState;
 use super::{Server, ServerCore};
 use crate::driver::Access;
 use crate::limits::deadline;
@@ -112,7 +112,7 @@ impl PublishOptions<'_> {
             closing: true,
             until: None,
             probes,
-            _counted: counted,
+            counted,
         };
         state.publications.insert(id, registered);
         state.change(id, |registered| registered.closing = false);
@@ -233,23 +233,12 @@ impl Published {
 
     /// Removes the name at once, as dropping does, but keeps listening to the holders.
     pub fn leave(&self) -> UnconfirmedRelease {
-        let publication = self.publication.id;
-        let changed = Arc::new(Notify::new());
-        let mut state = self.inner.state();
-        let unconfirmed = Unconfirmed {
-            name: self.name().into(),
-            changed: Arc::clone(&changed),
-        };
-        state.unconfirmed.insert(publication, unconfirmed);
-        let published = state.take_away(publication);
-        drop(state);
-        if published.is_some() {
+        if self.inner.state().take_name(self.publication.id) {
             self.left();
         }
         UnconfirmedRelease {
             inner: Arc::clone(&self.inner),
-            publication,
-            changed,
+            publication: Arc::clone(&self.publication),
         }
     }
 
@@ -311,21 +300,29 @@ impl Published {
 
 impl Drop for Published {
     fn drop(&mut self) {
-        let detail = "the exporter has withdrawn it";
-        let there = self.inner.state().unpublish(self.publication.id, detail);
-        if there.is_some() {
+        let id = self.publication.id;
+        let mut state = self.inner.state();
+        if state.take_name(id) {
+            state.unpublish(id, WITHDRAWN);
+            drop(state);
             self.left();
+        } else {
+            drop(state);
+            // An `UnconfirmedRelease` does not keep the memory.
+            let _ = self.publication.take();
         }
     }
 }
+
+/// Why leases end at once.
+const WITHDRAWN: &str = "the exporter has withdrawn it";
 
 /// Memory whose name is gone while holders are left. Dropping it stops the tracking of these holders.
 ///
 /// It does not keep the memory itself.
 pub struct UnconfirmedRelease {
     inner: Arc<ServerCore>,
-    publication: u64,
-    changed: Arc<Notify>,
+    publication: Arc<Publication>,
 }
 
 impl UnconfirmedRelease {
@@ -335,32 +332,31 @@ impl UnconfirmedRelease {
     /// # Cancel safety
     /// It may be dropped and called again.
     pub async fn resolved(&self) -> bool {
-        while !self.is_resolved() {
+        loop {
+            let changed = self.publication.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            if !self.inner.state().leases.is_held(self.publication.id) {
+                // A server that has ended knows of no holders.
+                return !self.inner.ended.is_cancelled();
+            }
             tokio::select! {
                 biased;
                 () = self.inner.ended.cancelled() => return false,
-                () = self.changed.notified() => {}
+                () = changed => {}
             }
         }
-        // A server that has ended knows of no holders.
-        !self.inner.ended.is_cancelled()
     }
 
     /// Returns the peers of the holders that are remembered: live ones first, then in the order of their grants.
     pub fn peers(&self) -> Vec<PeerName> {
-        let (holders, _) = self.inner.state().leases.holders(self.publication);
+        let (holders, _) = self.inner.state().leases.holders(self.publication.id);
         holders.into_iter().map(|holder| holder.peer).collect()
-    }
-
-    fn is_resolved(&self) -> bool {
-        !self.inner.state().leases.is_held(self.publication)
     }
 }
 
 impl Drop for UnconfirmedRelease {
     fn drop(&mut self) {
-        let mut state = self.inner.state();
-        state.end_leases(self.publication, "the exporter has withdrawn it");
-        state.unconfirmed.remove(&self.publication);
+        (self.inner.state()).unpublish(self.publication.id, WITHDRAWN);
     }
 }

@@ -13,7 +13,7 @@
 //! | an answer or event, built and written | it is written, or `write` is over | one for each connection; larger ones: permits | 64 KiB; larger ones 4096 parts |
 //! | a session | its end | [`What::Session`] | 64 watched prefixes of 255 bytes |
 //! | queued events | they are sent | [`What::Event`] | 128 bytes, and a name |
-//! | a request that waits, and a driver call that outlives it | answered, or the call returns | [`What::Request`], `requests_in_flight` | 2 KiB; for `create` 64 KiB of peers |
+//! | a request that waits, and a driver call that outlives it | answered, or the call returns | [`What::Request`], `requests_in_flight` | 2 KiB; one with a longer list of peers, 64 KiB at most, counts as several |
 //! | a lease, live or expired | it is released, or its name is gone | [`What::Lease`], [`What::Record`] | 768 bytes |
 //! | a name that a peer owns | it is deleted | [`What::Name`] | 64 KiB of peers, and a description |
 //! | fds that are sent | they are closed | [`What::Fd`], `fds_per_connection` | |
@@ -57,41 +57,29 @@ pub(super) enum What {
     Fd,
 }
 
-impl What {
-    const COUNT: usize = 8;
+/// Of each [`What`]: the texts of the limits on all peers, and on each.
+const TEXTS: [(&str, &str); 8] = [
+    ("connections", "connections of this peer"),
+    ("sessions", "sessions of this peer"),
+    ("names", "names of this peer"),
+    ("leases", "leases of this peer"),
+    (
+        "live and expired leases",
+        "live and expired leases of this peer",
+    ),
+    ("requests at once", "requests of this peer at once"),
+    ("queued events", "queued events of this peer"),
+    ("fds at once", "fds of this peer at once"),
+];
 
-    const fn text(self) -> &'static str {
-        match self {
-            Self::Connection => "connections",
-            Self::Session => "sessions",
-            Self::Name => "names",
-            Self::Lease => "leases",
-            Self::Record => "live and expired leases",
-            Self::Request => "requests at once",
-            Self::Event => "queued events",
-            Self::Fd => "fds at once",
-        }
-    }
-
-    const fn text_of_peer(self) -> &'static str {
-        match self {
-            Self::Connection => "connections of this peer",
-            Self::Session => "sessions of this peer",
-            Self::Name => "names of this peer",
-            Self::Lease => "leases of this peer",
-            Self::Record => "live and expired leases of this peer",
-            Self::Request => "requests of this peer at once",
-            Self::Event => "queued events of this peer",
-            Self::Fd => "fds of this peer at once",
-        }
-    }
-}
+/// A number for each [`What`].
+type Counts = [usize; TEXTS.len()];
 
 /// The counts of all peers.
 #[derive(Debug)]
 pub(super) struct Quota {
     /// For each [`What`]: the limit on all peers together, and on each.
-    limits: [(usize, usize); What::COUNT],
+    limits: [(usize, usize); TEXTS.len()],
     used: Mutex<Used>,
     /// Frames to read, and to write.
     large: [LargeFrames; 2],
@@ -99,13 +87,13 @@ pub(super) struct Quota {
 
 #[derive(Debug, Default)]
 struct Used {
-    all: [usize; What::COUNT],
+    all: Counts,
     peers: HashMap<PeerName, OfPeer>,
 }
 
 #[derive(Debug)]
 struct OfPeer {
-    used: [usize; What::COUNT],
+    used: Counts,
     large: [LargeFrames; 2],
 }
 
@@ -144,29 +132,20 @@ impl From<Over> for (Refusal, String) {
 impl Quota {
     /// Returns the counts of a server whose process may open so many fds.
     pub fn new(limits: &Limits, fds: usize) -> Arc<Self> {
-        let mut all = [(usize::MAX, usize::MAX); What::COUNT];
         let records = limits.leases_per_peer.saturating_mul(4);
-        for (what, limit) in [
-            (
-                What::Connection,
-                (limits.connections, limits.connections_per_peer),
-            ),
-            (What::Session, (limits.sessions, limits.sessions_per_peer)),
-            (What::Name, (usize::MAX, limits.names_per_peer)),
-            (What::Lease, (usize::MAX, limits.leases_per_peer)),
-            (
-                What::Record,
-                (records.max(RECORDS.0), records.max(RECORDS.1)),
-            ),
-            (What::Request, (limits.requests, limits.requests_per_peer)),
-            (What::Event, EVENTS),
+        let limits = [
+            (limits.connections, limits.connections_per_peer),
+            (limits.sessions, limits.sessions_per_peer),
+            (usize::MAX, limits.names_per_peer),
+            (usize::MAX, limits.leases_per_peer),
+            (records.max(RECORDS.0), records.max(RECORDS.1)),
+            (limits.requests, limits.requests_per_peer),
+            EVENTS,
             // Without fds for connections and files, a server could serve no peer.
-            (What::Fd, (fds / 2, limits.fds_per_peer)),
-        ] {
-            all[what as usize] = limit;
-        }
+            (fds / 2, limits.fds_per_peer),
+        ];
         Arc::new(Self {
-            limits: all,
+            limits,
             used: Mutex::default(),
             large: [(); 2].map(|()| LargeFrames::new(LARGE.0)),
         })
@@ -230,16 +209,15 @@ impl Counted {
         if let Some(more) = amount.checked_sub(self.amount).filter(|more| *more > 0) {
             let (most, most_of_peer) = quota.limits[kind];
             let its = peers.get(peer).map_or(0, |of_peer| of_peer.used[kind]);
-            for (used, limit, text) in [
-                (its, most_of_peer, what.text_of_peer()),
-                (all[kind], most, what.text()),
-            ] {
+            let (text, text_of_peer) = TEXTS[kind];
+            for (used, limit, what) in [(its, most_of_peer, text_of_peer), (all[kind], most, text)]
+            {
                 if more > limit.saturating_sub(used) {
-                    return Err(Over { what: text, limit });
+                    return Err(Over { what, limit });
                 }
             }
             let of_peer = peers.entry(peer.clone()).or_insert_with(|| OfPeer {
-                used: [0; What::COUNT],
+                used: Counts::default(),
                 large: quota.large_of_new_peer(),
             });
             of_peer.used[kind] += more;
@@ -249,7 +227,7 @@ impl Counted {
             all[kind] -= less;
             if let Some(of_peer) = peers.get_mut(peer) {
                 of_peer.used[kind] -= less;
-                if of_peer.used == [0; What::COUNT] {
+                if of_peer.used == Counts::default() {
                     peers.remove(peer);
                     shrink(peers);
                 }

@@ -10,8 +10,8 @@ use super::audit::audit;
 use super::fetch::Grant;
 use super::publication::Publication;
 use super::quota::{Counted, What};
+use super::registry::ServerState;
 use super::sessions::Link;
-use super::state::ServerState;
 use super::{Allocation, ServerCore};
 use crate::access::MAX_SPIFFE;
 use crate::driver::random;
@@ -26,6 +26,9 @@ use crate::{Error, PeerName, Refusal};
 
 /// How many names are visited while all others wait for the lock.
 const LOOKED: usize = 256;
+
+/// The bytes of a request that waits. A longer one counts as several.
+const REQUEST: usize = 2 << 10;
 
 /// A request's answer.
 pub(super) struct Answered {
@@ -147,20 +150,21 @@ impl ServerCore {
         ask: &Ask,
         waiting: usize,
     ) -> Result<Option<Arc<Counted>>, Refused> {
-        match ask {
+        let amount = match ask {
             Ask::Ping | Ask::List(_) | Ask::Watch(_) | Ask::Held(_) | Ask::Release(_) => {
                 return Ok(None);
             }
             Ask::Create(ask) if ask.peers.len() > SMALL => {
                 return Err((Refusal::Limit, format!("{SMALL} bytes of peers")));
             }
-            _ => {}
-        }
+            Ask::Create(ask) => 1 + ask.peers.len() / REQUEST,
+            _ => 1,
+        };
         let limit = self.limits.requests_in_flight;
         if waiting >= limit {
             return Err((Refusal::Limit, format!("{limit} requests at once")));
         }
-        let counted = self.quota.count(&link.session.peer, What::Request, 1)?;
+        let counted = (self.quota).count(&link.session.peer, What::Request, amount)?;
         Ok(Some(Arc::new(counted)))
     }
 
@@ -218,7 +222,7 @@ impl ServerCore {
         state.audit_lease("released", &lease);
         drop(state);
         self.released.notify_waiters();
-        self.counters.count(|counters| &counters.released);
+        self.counters.count(|stats| &mut stats.released);
         Ok(Answer::Done.into())
     }
 

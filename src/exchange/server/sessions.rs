@@ -10,8 +10,8 @@ use super::allocate::Refused;
 use super::audit::audit;
 use super::process::PeerProcess;
 use super::quota::{Counted, FdCount, Over, What};
+use super::registry::{ServerState, millis};
 use super::session::{Attached, ServerSession};
-use super::state::{ServerState, millis};
 use crate::per_driver::lock;
 use crate::protocol::{self, Event, Hello, VERSION, Welcome, Withdrawing};
 use crate::share::BootId;
@@ -130,18 +130,7 @@ impl ServerCore {
             // It stays with a session that moves to the Unix socket.
             *lock(&session.credential) = Some(credential);
         }
-        let welcome = Welcome {
-            version: hello.newest.min(VERSION),
-            instance: self.instance,
-            boot: self.boot,
-            session: session.token.clone(),
-            resumed,
-            peer: peer.to_string(),
-            heartbeat_ms: millis(self.heartbeat),
-            lease_ms: millis(self.lease),
-            frame_bytes: self.limits.frame_bytes,
-            local: self.local.clone(),
-        };
+        let welcome = self.welcome(&session, hello, resumed);
         let [read, large] = self.quota.large(peer);
         connection.reader.limit_large(read);
         let fds = self.limits.fds_per_connection.min(Semaphore::MAX_PERMITS);
@@ -161,13 +150,28 @@ impl ServerCore {
         Ok((link, welcome))
     }
 
+    fn welcome(&self, session: &ServerSession, hello: &Hello, resumed: bool) -> Welcome {
+        Welcome {
+            version: hello.newest.min(VERSION),
+            instance: self.instance,
+            boot: self.boot,
+            session: session.token.clone(),
+            resumed,
+            peer: session.peer.to_string(),
+            heartbeat_ms: millis(self.heartbeat),
+            lease_ms: millis(self.lease),
+            frame_bytes: self.limits.frame_bytes,
+            local: self.local.clone(),
+        }
+    }
+
     fn report_begun(&self, link: &Link, hello: &Hello, resumed: bool) {
         let (peer, session) = (&link.session.peer, link.session.id);
         let event = if hello.moves {
-            self.counters.count(|counters| &counters.moved);
+            self.counters.count(|stats| &mut stats.moved);
             "session_moved"
         } else if resumed {
-            self.counters.count(|counters| &counters.resumed);
+            self.counters.count(|stats| &mut stats.resumed);
             "session_resumed"
         } else {
             "session_begun"

@@ -129,7 +129,7 @@ fn refusals_versions_and_limits_are_those_of_the_code() {
     for (value, said) in [
         (u64::from(limits.frame_bytes >> 20), "Frames {} MiB"),
         (limits.names_per_peer as u64, "{} that one peer owns"),
-        (limits.requests_per_peer as u64, "{} of one peer and 8192"),
+        (limits.requests_per_peer as u64, "{} of one peer and 262144"),
         (limits.requests as u64, "{} of all, 64 KiB"),
         (
             u64::from(MAX_HELLO >> 10),

@@ -178,7 +178,7 @@ fn not_every_expired_holder_is_remembered_but_all_are_counted() {
         leases.grant(session, 7, None, now).unwrap();
         leases.detach(session, now);
         leases.expire(now);
-        forgotten.extend(leases.prune_expired());
+        forgotten.extend(leases.prune(7));
     }
     assert_eq!(forgotten.len(), 5);
     let (list, more) = leases.holders(7);

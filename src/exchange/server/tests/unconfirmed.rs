@@ -142,7 +142,6 @@ async fn places_of_forgotten_holders_are_given_back() {
         assert!(place.is_some(), "no place is left");
         assert!(state.leases.end_lease(lease));
         inner.lapsed(&mut state, lease);
-        state.prune_expired();
     }
     assert_eq!(published.importers().len(), MAX_EXPIRED);
     drop((published, publication, raw));

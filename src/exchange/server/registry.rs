@@ -27,19 +27,11 @@ struct Watcher {
     prefixes: Vec<String>,
 }
 
-/// A publication that has ended, and whose holders are still tracked.
-#[derive(Debug)]
-pub(super) struct Unconfirmed {
-    /// Its former name.
-    pub name: Arc<str>,
-    /// Woken when a holder is gone.
-    pub changed: Arc<Notify>,
-}
-
 #[derive(Debug)]
 pub(super) struct ServerState {
     /// Publications by name.
     pub names: BTreeMap<Arc<str>, u64>,
+    /// Also those without a name, whose holders are still tracked.
     pub publications: HashMap<u64, Registered>,
     pub leases: Leases,
     pub sessions: Sessions,
@@ -48,7 +40,6 @@ pub(super) struct ServerState {
     watchers: HashMap<u64, Watcher>,
     /// Requests that wait for a name to exist.
     waiters: HashMap<String, (Arc<Notify>, usize)>,
-    pub unconfirmed: HashMap<u64, Unconfirmed>,
     /// The server is about to end: nothing new begins.
     pub closing: bool,
     pub audit: Arc<Audit>,
@@ -67,7 +58,6 @@ impl ServerState {
             recalls: Deadlines::default(),
             watchers: HashMap::new(),
             waiters: HashMap::new(),
-            unconfirmed: HashMap::new(),
             closing: false,
             audit,
             last: 0,
@@ -207,29 +197,39 @@ impl ServerState {
         self.change(id, |registered| registered.peers = peers);
     }
 
-    /// Removes a name at once; its leases end.
-    pub fn unpublish(&mut self, id: u64, detail: &str) -> Option<Arc<Publication>> {
-        self.publications.get(&id)?;
-        self.end_leases(id, detail);
-        let publication = self.take_away(id)?;
-        publication.changed.notify_waiters();
-        Some(publication)
+    /// Removes a publication and its name at once; its leases end.
+    pub fn unpublish(&mut self, id: u64, detail: &str) {
+        self.take_name(id);
+        for lease in self.leases.forget(id) {
+            self.recalls.remove(lease.holder.lease);
+            self.audit_lease("revoked", &lease);
+            self.notify_ended(&lease, Refusal::Closing, detail);
+        }
+        if let Some(registered) = self.publications.remove(&id) {
+            shrink(&mut self.publications);
+            registered.publication.changed.notify_waiters();
+        }
     }
 
-    /// Removes a name at once; its leases stay as they are.
-    pub fn take_away(&mut self, id: u64) -> Option<Arc<Publication>> {
-        self.change(id, |registered| registered.closing = true);
-        let publication = self.publications.remove(&id)?.publication;
-        shrink(&mut self.publications);
-        self.names.remove(&publication.name);
-        Some(publication)
+    /// Removes a publication's name at once; its leases stay as they are. Returns whether it had its name.
+    pub fn take_name(&mut self, id: u64) -> bool {
+        let Some(registered) = self.publications.get_mut(&id) else {
+            return false;
+        };
+        registered.counted = None;
+        let name = Arc::clone(&registered.publication.name);
+        let is_named = self.names.get(&name) == Some(&id);
+        if is_named {
+            self.change(id, |registered| registered.closing = true);
+            self.names.remove(&name);
+        }
+        is_named
     }
 
     /// Returns the name of a publication, also while only its holders are tracked.
     pub fn name_of(&self, id: u64) -> Option<&Arc<str>> {
-        let published = self.publications.get(&id);
-        let published = published.map(|found| &found.publication.name);
-        published.or_else(|| self.unconfirmed.get(&id).map(|left| &left.name))
+        let found = self.publications.get(&id)?;
+        Some(&found.publication.name)
     }
 
     /// Writes an audit event of a lease: `released`, `expired`, `revoked`, or `withdrawing` if its holder is asked to
@@ -249,15 +249,6 @@ impl ServerState {
             name,
             bytes
         );
-    }
-
-    /// Ends the leases of a publication, and tells their holders.
-    pub fn end_leases(&mut self, id: u64, detail: &str) {
-        for lease in self.leases.forget(id) {
-            self.recalls.remove(lease.holder.lease);
-            self.audit_lease("revoked", &lease);
-            self.notify_ended(&lease, Refusal::Closing, detail);
-        }
     }
 
     /// Grants a lease of a publication, with a slot for a probe if one is wanted and there is room.
@@ -295,27 +286,11 @@ impl ServerState {
     /// Cleans up after leases that their holders have released.
     pub fn returned(&mut self, lease: &LeaseRecord) {
         self.recalls.remove(lease.holder.lease);
-        if let Some(unconfirmed) = self.unconfirmed.get(&lease.publication) {
-            unconfirmed.changed.notify_one();
-        }
         if let Some(registered) = self.publications.get_mut(&lease.publication) {
             if let Some(slot) = lease.probe {
                 registered.probes.give_back(slot);
             }
             registered.publication.changed.notify_waiters();
-        }
-    }
-
-    /// Forgets the oldest of too many expired leases. Their slots for probes are used again: a late write there fails
-    /// another probe at worst.
-    pub fn prune_expired(&mut self) {
-        for lease in self.leases.prune_expired() {
-            self.recalls.remove(lease.holder.lease);
-            if let (Some(slot), Some(registered)) =
-                (lease.probe, self.publications.get_mut(&lease.publication))
-            {
-                registered.probes.give_back(slot);
-            }
         }
     }
 

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::Refusal;
 use crate::per_driver::lock;
@@ -53,42 +52,27 @@ pub struct ServerStats {
     pub refusals: BTreeMap<String, u64>,
 }
 
-/// Counters that change as events happen. Atomic, because each request changes one.
+/// The counts, and the gauges that change as events happen.
 #[derive(Debug, Default)]
-pub(super) struct Counters {
-    pub connections: AtomicU64,
-    pub handshakes: AtomicU64,
-    pub accepted: AtomicU64,
-    pub failed_handshakes: AtomicU64,
-    pub dropped_handshakes: AtomicU64,
-    pub protocol_errors: AtomicU64,
-    pub dropped_peers: AtomicU64,
-    pub resumed: AtomicU64,
-    pub requests: AtomicU64,
-    pub fetches: AtomicU64,
-    pub released: AtomicU64,
-    pub expired: AtomicU64,
-    pub moved: AtomicU64,
-    refusals: Mutex<BTreeMap<String, u64>>,
-}
+pub(super) struct Counters(Mutex<ServerStats>);
 
 /// A function that returns one of the counters.
-pub(super) type Gauge = fn(&Counters) -> &AtomicU64;
+pub(super) type Gauge = fn(&mut ServerStats) -> &mut u64;
 
 impl Counters {
     /// Increments a counter.
     pub fn count(&self, gauge: Gauge) {
-        gauge(self).fetch_add(1, Relaxed);
+        *gauge(&mut lock(&self.0)) += 1;
     }
 
-    /// Decrements a counter.
+    /// Decrements a gauge.
     pub fn lower(&self, gauge: Gauge) {
-        gauge(self).fetch_sub(1, Relaxed);
+        *gauge(&mut lock(&self.0)) -= 1;
     }
 
     /// Counts a refusal.
     pub fn refused(&self, reason: &Refusal) {
-        let mut refusals = lock(&self.refusals);
+        let refusals = &mut lock(&self.0).refusals;
         // An allocator may have reasons of its own, but only so many are counted.
         let word = match reason.word() {
             word if refusals.contains_key(word) || refusals.len() < 64 => word,
@@ -97,25 +81,8 @@ impl Counters {
         *refusals.entry(word.to_owned()).or_default() += 1;
     }
 
-    /// Returns the counts, with the gauges left at 0.
+    /// Returns them, with the other gauges left at 0.
     pub fn read(&self) -> ServerStats {
-        let refusals = lock(&self.refusals);
-        ServerStats {
-            connections: self.connections.load(Relaxed),
-            handshakes: self.handshakes.load(Relaxed),
-            accepted: self.accepted.load(Relaxed),
-            failed_handshakes: self.failed_handshakes.load(Relaxed),
-            dropped_handshakes: self.dropped_handshakes.load(Relaxed),
-            protocol_errors: self.protocol_errors.load(Relaxed),
-            dropped_peers: self.dropped_peers.load(Relaxed),
-            resumed: self.resumed.load(Relaxed),
-            requests: self.requests.load(Relaxed),
-            fetches: self.fetches.load(Relaxed),
-            released: self.released.load(Relaxed),
-            expired: self.expired.load(Relaxed),
-            moved: self.moved.load(Relaxed),
-            refusals: refusals.clone(),
-            ..ServerStats::default()
-        }
+        lock(&self.0).clone()
     }
 }
