@@ -4,27 +4,46 @@
 //! stop this one from reading. When the connection breaks it reconnects, and resumes the session if the
 //! server still has it.
 
-use std::os::fd::AsFd;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep};
+use zeroize::Zeroizing;
 
-use super::greet::{self, Established};
-use super::session::{ClientSession, Commands};
-use super::text;
+use super::connect::{Established, decode_from, establish, refused};
+use super::lease::{ClientLease, Held, LeaseKey, LeaseState};
+use super::session::{ClientSession, Link, Pending, RELEASES, Reply, SessionState, SessionUser};
 use crate::limits::deadline;
-use crate::protocol::{FromServer, decode, encode};
+use crate::protocol::{
+    Answer, Ask, Ended, Event, FromServer, Leases, MAX_LISTED, Release, Withdrawing, encode,
+};
 use crate::tls::{Credential, WALL_CLOCK};
 use crate::transport::{FrameReader, FrameWriter};
-use crate::{Distrust, Error, Result, Security};
+use crate::{Distrust, Error, Refusal, Result, Security};
+
+/// The most requests that are written at once.
+const BATCH: usize = 64;
+
+/// Ends a session with the task that runs it, also if the runtime drops the task.
+struct Running(Arc<ClientSession>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let why = "the client's runtime has ended";
+        self.0.over(&Error::peer_lost(self.0.peer(), why));
+    }
+}
 
 /// Runs a session until its last user is gone.
-pub(super) async fn run(session: Arc<ClientSession>, mut commands: Commands, first: Established) {
+pub(super) async fn run(session: Arc<ClientSession>, first: Established) {
+    let running = Running(session);
+    let session = &running.0;
     let mut next = Some(first);
     let why = loop {
         let served = match next.take() {
-            Some(established) => serve(&session, &mut commands, established).await,
+            Some(established) => serve(session, established).await,
             None => Ok(()),
         };
         let Err(why) = served else {
@@ -37,32 +56,24 @@ pub(super) async fn run(session: Arc<ClientSession>, mut commands: Commands, fir
         }
         // Otherwise the task would keep it while it reconnects, which may take hours.
         drop(why);
-        next = redial(&session).await;
+        next = reconnect(session).await;
     };
-    // Before the queue is dropped, so that its requests get the reason.
     session.over(&why);
 }
 
 /// Serves one connection until it breaks; `Ok` when it is no longer needed.
-async fn serve(
-    session: &Arc<ClientSession>,
-    commands: &mut Commands,
-    established: Established,
-) -> Result<()> {
+async fn serve(session: &Arc<ClientSession>, established: Established) -> Result<()> {
     let Established {
         mut reader,
         mut writer,
         terms,
         credential,
-        ..
     } = established;
-    // Leases may have been released meanwhile.
-    session.wake.notify_one();
     let done = tokio::select! {
         // Biased: received data is read before the server counts as silent.
         biased;
         broken = read(session, &mut reader) => broken,
-        done = write(session, commands, &mut writer, terms.welcome.frame_bytes as usize) => done,
+        done = write(session, &mut writer, terms.welcome.frame_bytes as usize) => done,
         silent = keep_time(session, terms.heartbeat, terms.lease) => silent,
         changed = watch_trust(session, credential) => Err(changed),
     };
@@ -79,51 +90,26 @@ async fn read(session: &Arc<ClientSession>, reader: &mut FrameReader) -> Result<
             return Err(Error::peer_lost(session.peer(), "it closed the connection"));
         };
         session.heard();
-        match decode(&frame.bytes).map_err(|error| text::of(&session.peer(), error))? {
+        match decode_from(&session.peer(), &frame)? {
             FromServer::Reply(id, answer) => {
-                session.answered(id, answer, frame.uncounted_fds())?;
+                session.handle_reply(id, answer, frame.uncounted_fds())?;
             }
-            FromServer::Event(event) => session.notice(event)?,
+            FromServer::Event(event) => session.handle_event(event)?,
         }
     }
 }
 
-async fn write(
-    session: &ClientSession,
-    commands: &mut Commands,
-    writer: &mut FrameWriter,
-    most: usize,
-) -> Result<()> {
+async fn write(session: &ClientSession, writer: &mut FrameWriter, limit: usize) -> Result<()> {
     loop {
-        let own: Vec<_> = std::iter::from_fn(|| session.own())
-            .map(|request| encode(&request))
-            .collect();
-        if !own.is_empty() {
-            writer.write_together(&own).await?;
-        }
-        if session.may_end(session.patience()) {
+        let next = || session.next_frame(limit);
+        let frames: Vec<_> = std::iter::from_fn(next).take(BATCH).collect();
+        if !frames.is_empty() {
+            writer.write_together(&frames).await?;
+        } else if session.may_end(session.timeout()) {
             return Ok(());
+        } else {
+            session.wake.notified().await;
         }
-        let command = tokio::select! {
-            () = session.wake.notified() => continue,
-            command = commands.recv() => command,
-        };
-        // The session itself has a sender, so there is always one.
-        let Some(command) = command else {
-            return Ok(());
-        };
-        let Some((request, fds)) = session.admit(command) else {
-            continue;
-        };
-        let bytes = encode(&request);
-        if bytes.len() > most {
-            let what = "bytes in a frame that the server reads";
-            let limit = most as u64;
-            session.unwritten(request.0, Error::LimitReached { what, limit });
-            continue;
-        }
-        let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-        writer.write(&bytes, &fds).await?;
     }
 }
 
@@ -133,16 +119,22 @@ async fn keep_time(session: &ClientSession, heartbeat: Duration, lease: Duration
     let mut ticks = interval(tick);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // Leaves time to reconnect before the leases end.
-    let patience = (lease / 2).max(heartbeat);
+    let longest = (lease / 2).max(heartbeat);
     loop {
         ticks.tick().await;
         let silent = session.tick(tick);
-        if silent > patience {
+        if silent > longest {
             let why = format!("not a word for {silent:?}");
             return Err(Error::peer_lost(session.peer(), why));
         }
-        // It also wakes the writer, which checks whether closing has taken too long.
-        session.ping();
+        let mut state = session.lock();
+        let mut requests = state.internal.iter().chain(state.pending.values());
+        if !requests.any(|request| matches!(request, Pending::Ping)) {
+            state.internal.push_back(Pending::Ping);
+        }
+        drop(state);
+        // The writer also checks whether closing has taken too long.
+        session.wake.notify_one();
     }
 }
 
@@ -159,7 +151,8 @@ async fn watch_trust(session: &ClientSession, server: Option<Credential>) -> Err
         }
         // The server ends the session when the certificate that it has seen expires.
         let renews = !session.dial.options.reconnect.is_never() && tls.is_renewed(&server);
-        if renews && !session.is_asking() {
+        let is_user = |pending: &Pending| matches!(pending, Pending::User(_));
+        if renews && !session.lock().pending.values().any(is_user) {
             let why = "this process connects anew with its new certificate";
             return Error::peer_lost(session.peer(), why);
         }
@@ -172,21 +165,21 @@ async fn watch_trust(session: &ClientSession, server: Option<Credential>) -> Err
 }
 
 /// Reconnects until there is a connection; `None` when no user needs one.
-async fn redial(session: &ClientSession) -> Option<Established> {
+async fn reconnect(session: &ClientSession) -> Option<Established> {
     let terms = session.terms();
     let tick = terms.heartbeat / 2;
-    let mut attempt = 0;
     let work = async {
+        let mut attempt = 0;
         loop {
             sleep(session.dial.options.reconnect.pause(attempt)).await;
             attempt = attempt.saturating_add(1);
             let deadline = deadline(session.dial.options.limits.handshake);
-            match greet::establish(&session.dial, Some(session.resume()), deadline).await {
+            match establish(&session.dial, Some(&terms), deadline).await {
                 Ok(established) => return established,
                 Err(why) => {
                     let address = &session.dial.options.address;
                     tracing::debug!(%address, error = %why.error, "not connected");
-                    session.still_down(why);
+                    session.still_down(why.error, why.nobody);
                 }
             }
         }
@@ -198,7 +191,7 @@ async fn redial(session: &ClientSession) -> Option<Established> {
         tokio::select! {
             biased;
             established = &mut work => {
-                session.resumed(&established);
+                session.resumed(&established.terms);
                 return Some(established);
             }
             _ = ticks.tick() => {
@@ -209,5 +202,217 @@ async fn redial(session: &ClientSession) -> Option<Established> {
         if session.may_end(terms.lease) {
             return None;
         }
+    }
+}
+
+impl ClientSession {
+    /// Returns whether the connection may end: it is closing, and no release is outstanding or `timeout` is over. A
+    /// program that departs waits for no answer, and for no new connection.
+    fn may_end(&self, timeout: Duration) -> bool {
+        let state = self.lock();
+        let Some(since) = state.closing else {
+            return false;
+        };
+        let is_release = |request: &Pending| matches!(request, Pending::Release(_));
+        let unsent = state.internal.iter().any(is_release);
+        let ends = if state.departing {
+            !unsent || !matches!(&*self.link.borrow(), Link::Up(_))
+        } else {
+            !unsent && !state.pending.values().any(is_release)
+        };
+        ends || since.elapsed() >= timeout
+    }
+
+    /// Returns the next request to write, encoded: first those of the session itself. A request of more than `limit`
+    /// bytes fails, and one whose user no longer waits is dropped.
+    fn next_frame(&self, limit: usize) -> Option<Zeroizing<Vec<u8>>> {
+        let mut state = self.lock();
+        loop {
+            let request = match state.next_internal_request() {
+                Some(request) => request,
+                None => Pending::User(state.queue.pop_front()?),
+            };
+            let id = state.next_id;
+            let bytes = match &request {
+                Pending::User(request) if request.reply.is_closed() => continue,
+                Pending::User(request) => encode(&(id, &request.ask)),
+                Pending::Ping => encode(&(id, Ask::Ping)),
+                Pending::Release(key) => {
+                    let lease = key.lease;
+                    encode(&(id, Ask::Release(Release { lease })))
+                }
+                Pending::Held if state.leases.len() > MAX_LISTED => continue,
+                Pending::Held => encode(&(id, Ask::Held(state.held()))),
+            };
+            if bytes.len() <= limit {
+                state.next_id += 1;
+                state.pending.insert(id, request);
+                return Some(bytes);
+            }
+            // Without `held`, which is too long here, all leases go on.
+            if let Pending::User(request) = request {
+                let what = "bytes in a frame that the server reads";
+                let limit = limit as u64;
+                let _ = request.reply.send(Err(Error::LimitReached { what, limit }));
+            }
+        }
+    }
+
+    /// # Errors
+    /// [`Protocol`](crate::ShareError::Protocol) for a reply that breaks it.
+    fn handle_reply(self: &Arc<Self>, id: u64, answer: Answer, fds: Vec<OwnedFd>) -> Result<()> {
+        let broken = |detail: &str| Err(Error::protocol(self.peer(), detail));
+        let pending = self.lock().pending.remove(&id);
+        match pending {
+            None => broken("reply with an unknown request id"),
+            Some(Pending::Ping) => Ok(()),
+            Some(Pending::Release(key)) => {
+                self.handle_release(key, &answer);
+                Ok(())
+            }
+            Some(Pending::Held) => {
+                let Answer::Expired(expired) = answer else {
+                    return broken("unexpected answer about the leases of a session");
+                };
+                for lease in expired.leases {
+                    let why = "it ended while the connection was broken";
+                    self.end_lease(lease, Refusal::Expired, why);
+                }
+                Ok(())
+            }
+            Some(Pending::User(request)) => {
+                let lease = match (&answer, request.ask) {
+                    (Answer::Granted(granted), Ask::Fetch(fetch)) => {
+                        Some(self.hold(granted.lease, fetch.name)?)
+                    }
+                    (Answer::Granted(_), _) => {
+                        return broken("a grant for a request that is no fetch");
+                    }
+                    _ => None,
+                };
+                // If the user no longer waits, the lease and the fds are dropped with the returned value.
+                drop(request.reply.send(Ok(Reply { answer, fds, lease })));
+                Ok(())
+            }
+        }
+    }
+
+    /// Records a lease.
+    fn hold(self: &Arc<Self>, lease: u64, name: String) -> Result<ClientLease> {
+        let (state, receiver) = watch::channel(LeaseState::Held);
+        let mut session = self.lock();
+        let key = session.key(lease);
+        if session.leases.contains_key(&key) {
+            let peer = session.terms.peer.clone();
+            return Err(Error::protocol(peer, "the same lease granted twice"));
+        }
+        if let Some(recalled) = &session.recalled {
+            // A change, which `RemoteBuffer::changed` returns.
+            state.send_replace(recalled.clone());
+        }
+        let done = None;
+        session.leases.insert(key, Held { name, state, done });
+        drop(session);
+        Ok(ClientLease::new(SessionUser::new(self), key, receiver))
+    }
+
+    fn handle_release(&self, key: LeaseKey, answer: &Answer) {
+        let mut state = self.lock();
+        let result = match answer {
+            Answer::Refused(why) => match Refusal::from_word(&why.reason) {
+                Refusal::Limit => {
+                    // The server is busy: retried with the next heartbeat.
+                    state.internal.push_back(Pending::Release(key));
+                    return;
+                }
+                // It had ended already.
+                Refusal::NotFound | Refusal::Expired | Refusal::Stale => Ok(()),
+                _ => Err(refused(&state.terms.peer, "a release", why)),
+            },
+            _ => Ok(()),
+        };
+        state.end(key, result);
+        drop(state);
+        // There may be more to release, or nothing left that keeps the connection open.
+        self.wake.notify_one();
+    }
+
+    /// # Errors
+    /// The reason why the server has ended the session.
+    fn handle_event(&self, event: Event) -> Result<()> {
+        match event {
+            Event::Withdrawing(Withdrawing { lease, ms }) => {
+                let state = self.lock();
+                if let Some(held) = state.leases.get(&state.key(lease)) {
+                    held.set_state(withdrawing(ms));
+                }
+            }
+            Event::Ended(Ended { lease, why }) => {
+                self.end_lease(lease, Refusal::from_word(&why.reason), &why.detail);
+            }
+            Event::Closing(closing) => {
+                let mut state = self.lock();
+                let recalled = withdrawing(closing.ms);
+                for held in state.leases.values() {
+                    held.set_state(recalled.clone());
+                }
+                state.recalled = Some(recalled);
+            }
+            Event::Published(_) | Event::Gone(_) => self.notify(event),
+            Event::Dismissed(why) => {
+                let peer = self.peer();
+                let why = match Refusal::from_word(&why.reason) {
+                    Refusal::NotTrusted => {
+                        let why = format!("it no longer trusts this process: {}", why.detail);
+                        Error::not_trusted(peer, Distrust::ByPeer, why)
+                    }
+                    _ => refused(&peer, "the session", &why),
+                };
+                self.dismissed(&why);
+                return Err(why);
+            }
+        }
+        Ok(())
+    }
+
+    /// Marks a lease as ended by the server. A notice about a lease never overtakes its grant.
+    fn end_lease(&self, lease: u64, reason: Refusal, detail: &str) {
+        let state = self.lock();
+        if let Some(held) = state.leases.get(&state.key(lease)) {
+            let what = format!("the lease on '{}'", held.name);
+            let why = Error::refused(&state.terms.peer, what, reason, detail);
+            held.set_state(LeaseState::Lost(why));
+        }
+    }
+}
+
+impl SessionState {
+    fn next_internal_request(&mut self) -> Option<Pending> {
+        let releases = self.pending.values();
+        let is_release = |request: &&Pending| matches!(request, Pending::Release(_));
+        if matches!(self.internal.front(), Some(Pending::Release(_)))
+            && !self.departing
+            && releases.filter(is_release).count() >= RELEASES
+        {
+            return None;
+        }
+        self.internal.pop_front()
+    }
+
+    /// Returns the leases of this server that this end has.
+    fn held(&self) -> Leases {
+        let instance = self.terms.welcome.instance;
+        let keys = self.leases.keys().filter(|key| key.instance == instance);
+        let mut leases: Vec<_> = keys.map(|key| key.lease).collect();
+        leases.sort_unstable();
+        Leases { leases }
+    }
+}
+
+fn withdrawing(ms: u64) -> LeaseState {
+    // A day at most: no holder waits longer, and clocks do not overflow.
+    let ms = Duration::from_millis(ms.min(86_400_000));
+    LeaseState::Withdrawing {
+        until: std::time::Instant::now() + ms,
     }
 }

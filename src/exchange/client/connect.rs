@@ -1,101 +1,341 @@
-//! Connects a client.
+//! Options of a client; connects it, and exchanges the two messages that begin a session.
 
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep};
+use serde::de::DeserializeOwned;
+use tokio::time::{Instant, timeout, timeout_at};
 
-use super::greet::Dial;
-use super::lease::Keep;
-use super::open::attempt;
-use super::session::ClientSession;
-use super::{Client, ClientOptions, actor, greet};
-use crate::capability::ImexChannel;
-use crate::share::BootId;
-use crate::{Address, Driver, MemoryError, Result};
+use crate::capability::{Capabilities, ImexChannel, Path, Trial};
+use crate::driver::{Call, Code, DeviceAttribute, HandleTypes, Location, random};
+use crate::protocol::{Greeting, Hello, MAGIC, OLDEST, Refused, VERSION, Welcome, decode, encode};
+use crate::share::{BootId, Peers};
+use crate::tls::Credential;
+use crate::transport::{self, Frame, FrameReader, FrameWriter, Unconnected};
+use crate::{
+    Address, Driver, DriverError, Error, Limits, MemoryError, Owner, PeerName, Refusal, Result,
+    Security, ShareError,
+};
 
-impl Client {
-    /// Returns options for a client of the server at `address`.
-    pub fn options(address: Address) -> ClientOptions {
-        ClientOptions::new(address)
+/// The most bytes of a client's name for itself.
+const MAX_AGENT: usize = 255;
+/// The shortest heartbeat and lease that a server may set.
+const LEAST: Duration = Duration::from_millis(10);
+/// The longest heartbeat and lease.
+const MOST: Duration = Duration::from_secs(86_400);
+
+/// When a client reconnects after its connection broke: after a random part of `first`, then of twice that,
+/// up to `most`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Reconnect {
+    /// The longest first pause.
+    pub first: Duration,
+    /// The longest pause; zero means never to reconnect.
+    pub most: Duration,
+}
+
+impl Default for Reconnect {
+    /// From 50 ms to 5 s.
+    fn default() -> Self {
+        Self::backoff(Duration::from_millis(50), Duration::from_secs(5))
     }
 }
 
+impl Reconnect {
+    /// Returns pauses from `first` to `most`, each at least a millisecond.
+    pub fn backoff(first: Duration, most: Duration) -> Self {
+        let first = first.max(Duration::from_millis(1));
+        Self {
+            first,
+            most: most.max(first),
+        }
+    }
+
+    /// Never reconnects: a broken connection ends the client and its leases.
+    pub const fn never() -> Self {
+        Self {
+            first: Duration::ZERO,
+            most: Duration::ZERO,
+        }
+    }
+
+    pub(super) const fn is_never(&self) -> bool {
+        self.most.is_zero()
+    }
+
+    /// Returns the pause before attempt number `attempt`, counted from 0: half to all of it, at random, so
+    /// that many clients do not reconnect at once.
+    pub(super) fn pause(&self, attempt: u32) -> Duration {
+        let whole = self
+            .first
+            .saturating_mul(1_u32.checked_shl(attempt.min(20)).unwrap_or(u32::MAX))
+            .min(self.most);
+        let part = random::<2>().map_or(u16::MAX, u16::from_le_bytes);
+        let half = whole / 2;
+        half + half.mul_f64(f64::from(part) / f64::from(u16::MAX))
+    }
+}
+
+/// Options of a client; [`connect`](Self::connect) creates it.
+#[derive(Clone, Debug)]
+#[must_use = "options do nothing until `connect`"]
+pub struct ClientOptions {
+    pub(super) address: Address,
+    pub(super) security: Security,
+    pub(super) peers: Peers,
+    pub(super) limits: Limits,
+    pub(super) reconnect: Reconnect,
+    pub(super) agent: String,
+    pub(super) timeout: Duration,
+    pub(super) patient: bool,
+    pub(super) fabric: Option<bool>,
+    /// The owner that fetches expect, unless they name another.
+    pub(super) owner: Option<Owner>,
+}
+
 impl ClientOptions {
-    /// Connects. Fetched memory will be imported into `driver`.
-    ///
-    /// A task on the current runtime does the client's work.
-    ///
-    /// # Errors
-    /// [`Unreachable`](crate::ShareError::Unreachable) if no process listens,
-    /// [`TimedOut`](crate::ShareError::TimedOut), [`NotTrusted`](crate::ShareError::NotTrusted) if either end
-    /// refuses the other's certificate or user, [`Error::Insecure`](crate::Error::Insecure) for
-    /// another machine's address without TLS, [`Error::Refused`](crate::Error::Refused) by the server,
-    /// [`Protocol`](crate::ShareError::Protocol) if the peer is not an exchange server.
-    ///
-    /// # Cancel safety
-    /// If dropped before completion, nothing is left.
-    pub async fn connect(self, driver: &Driver) -> Result<Client> {
-        let no_fabric = self.fabric_support(driver).await?;
-        self.dial(Some(driver.clone()), no_fabric).await
-    }
-
-    /// Connects a client that lists, watches, creates and deletes names. It has no driver to import memory into, so a
-    /// fetch fails with [`InvalidArgument`](crate::MemoryError::InvalidArgument).
-    ///
-    /// # Errors
-    /// As [`connect`](Self::connect).
-    ///
-    /// # Cancel safety
-    /// As [`connect`](Self::connect).
-    pub async fn connect_without_driver(self) -> Result<Client> {
-        let what = "fabric handles, without a driver";
-        let unsupported = MemoryError::PlatformUnsupported { what, source: None };
-        self.dial(None, Some(unsupported)).await
-    }
-
-    async fn dial(self, driver: Option<Driver>, no_fabric: Option<MemoryError>) -> Result<Client> {
-        let timeout = self.timeout;
-        let deadline = crate::limits::deadline(timeout);
-        let dial = Dial {
-            options: self,
-            boot: BootId::current()?,
-            no_fabric,
-        };
-        let mut attempt = 0;
-        loop {
-            match greet::establish(&dial, None, deadline).await {
-                Ok(established) => {
-                    let (session, commands) =
-                        ClientSession::new(dial, &established, driver.clone());
-                    let client = Client(Keep::new(&session));
-                    tokio::spawn(actor::run(session, commands, established));
-                    return Ok(client);
-                }
-                Err(why) if dial.options.patient && greet::may_pass(&why.error) => {
-                    let pause = dial.options.reconnect.pause(attempt);
-                    let pause = pause.max(Duration::from_millis(1));
-                    attempt += 1;
-                    if Instant::now() + pause >= deadline {
-                        return Err(why.error);
-                    }
-                    sleep(pause).await;
-                }
-                Err(why) => return Err(why.error),
-            }
+    pub(super) fn new(address: Address) -> Self {
+        Self {
+            address,
+            security: Security::Plain,
+            peers: Peers::same_user(),
+            limits: Limits::default(),
+            reconnect: Reconnect::default(),
+            agent: concat!("egmem ", env!("CARGO_PKG_VERSION")).into(),
+            timeout: Duration::from_secs(10),
+            patient: false,
+            fabric: None,
+            owner: None,
         }
     }
 
-    /// Returns why fabric handles cannot be imported here; `None` if they can.
-    async fn fabric_support(&self, driver: &Driver) -> Result<Option<MemoryError>> {
-        if let Some(can) = self.fabric {
-            let what = "fabric handles, by the client's options";
-            let unsupported = MemoryError::PlatformUnsupported { what, source: None };
-            return Ok((!can).then_some(unsupported));
-        }
-        let driver = driver.clone();
-        // Driver calls, which may take long.
-        attempt("trying fabric handles", move || importable(&driver)).await
+    setters! {
+        /// Sets how the connection is protected. By default not at all, which only loopback addresses and Unix
+        /// sockets allow.
+        security: Security;
+
+        /// Sets which users' servers may be used over Unix sockets, also of a server that is dialed over TCP: by default
+        /// the same user's.
+        peers: Peers;
+
+        /// Sets the sizes, counts and times that the client allows.
+        limits: Limits;
+
+        /// Sets when to reconnect after the connection broke.
+        reconnect: Reconnect;
+
+        /// Sets how long [`connect`](Self::connect) may take in all, and then each request until its answer; 10 s by
+        /// default. A creation has a [time of its own](crate::CreateOptions::timeout); waits and deletions add the
+        /// time that the caller gives them.
+        timeout: Duration;
+
+        /// Sets whether [`connect`](Self::connect) retries, until its time is over, if no process listens yet.
+        patient: bool;
     }
+
+    /// Sets the client's name for the server's log: at most 255 bytes, the rest is cut off.
+    pub fn agent(mut self, agent: impl Into<String>) -> Self {
+        self.agent = cut(&agent.into(), MAX_AGENT).to_owned();
+        self
+    }
+
+    /// Sets whether fabric handles can be imported, instead of a trial.
+    pub fn fabric(mut self, can: bool) -> Self {
+        self.fabric = Some(can);
+        self
+    }
+
+    /// Refuses memory of another owner in every fetch of the client, as
+    /// [`FetchOptions::expect_owner`](super::FetchOptions::expect_owner) does for one fetch, which overrides
+    /// this.
+    pub fn expect_owner(mut self, owner: impl Into<Owner>) -> Self {
+        self.owner = Some(owner.into());
+        self
+    }
+}
+
+/// How a client connects and describes itself.
+#[derive(Clone, Debug)]
+pub(crate) struct Dial {
+    pub(super) options: ClientOptions,
+    pub(super) boot: BootId,
+    /// Why fabric handles cannot be imported; `None` if they can.
+    pub(super) no_fabric: Option<MemoryError>,
+}
+
+/// A session's terms, checked.
+#[derive(Clone, Debug)]
+pub(super) struct Terms {
+    /// The server, for messages.
+    pub(super) peer: String,
+    pub(super) server: PeerName,
+    /// The server's process, over a Unix socket.
+    pub(super) pid: Option<u32>,
+    pub(super) heartbeat: Duration,
+    pub(super) lease: Duration,
+    /// Whether the connection is a Unix socket, which passes fds.
+    pub(super) unix: bool,
+    /// Why the session has not moved to the server's Unix socket.
+    pub(super) no_unix: Option<String>,
+    /// The server's answer. Its times are unchecked.
+    pub(super) welcome: Welcome,
+}
+
+/// A connection, greeted.
+pub(super) struct Established {
+    pub(super) reader: FrameReader,
+    pub(super) writer: FrameWriter,
+    pub(super) terms: Terms,
+    /// Over TLS, the certificates that the server was verified with.
+    pub(super) credential: Option<Credential>,
+}
+
+/// Returns whether a client is not let in until a list, a certificate or a program changes.
+pub(super) fn is_final(error: &Error) -> bool {
+    use crate::Refusal::{Forbidden, NotTrusted, Version};
+    matches!(error, Error::Share(ShareError::NotTrusted { .. }))
+        || matches!(error.refusal(), Some(Forbidden | NotTrusted | Version))
+}
+
+/// Connects, and begins a session or resumes the one with the terms `before`.
+pub(super) async fn establish(
+    dial: &Dial,
+    before: Option<&Terms>,
+    deadline: Instant,
+) -> Result<Established, Unconnected> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    let work = async {
+        let mut established = greet(dial, before, None, left).await?;
+        move_to_unix(dial, &mut established, left).await;
+        Ok(established)
+    };
+    timeout_at(deadline, work).await.unwrap_or_else(|_| {
+        let what = format!("connecting to {}", dial.options.address);
+        Err(Error::timed_out(what, left).into())
+    })
+}
+
+/// Moves a session over TCP to the Unix socket of a server on this machine, because only that passes fds. Where the
+/// socket cannot be reached, the session stays, and `no_unix` says why. Nobody reads the first connection any more: the
+/// client asks on the last one which of its leases have ended.
+async fn move_to_unix(dial: &Dial, established: &mut Established, left: Duration) {
+    let terms = &mut established.terms;
+    let Some(local) = &terms.welcome.local else {
+        return;
+    };
+    if terms.unix || terms.welcome.boot != dial.boot {
+        return;
+    }
+    // tokio takes a path with a leading NUL for an abstract name.
+    let path = local.strip_prefix('@').map(|name| format!("\0{name}"));
+    let address = Address::Unix(path.unwrap_or_else(|| local.clone()).into());
+    let left = (left / 4).min(dial.options.limits.handshake);
+    let moved = timeout(left, greet(dial, Some(terms), Some(&address), left)).await;
+    let moved = moved.unwrap_or_else(|_| Err(Error::timed_out("its greeting", left).into()));
+    let why = match moved {
+        Ok(moved) if moved.terms.welcome.instance == terms.welcome.instance => {
+            (terms.unix, terms.pid) = (true, moved.terms.pid);
+            (established.reader, established.writer) = (moved.reader, moved.writer);
+            return;
+        }
+        Ok(_) => "another server listens there".into(),
+        Err(error) => error.error.to_string(),
+    };
+    tracing::debug!(socket = local, why, "the session stays on TCP");
+    let hint = if local.starts_with('@') {
+        "give this container the server's network namespace, or have the server listen at a Unix socket too"
+    } else {
+        "mount the socket's folder into this container at the same path"
+    };
+    terms.no_unix = Some(format!(
+        "its Unix socket {local} cannot be used: {why}; {hint}"
+    ));
+}
+
+/// Connects, says hello and reads the greeting; the handshake may take `left`. A session that moves to the Unix socket
+/// `to` has been begun over TCP.
+async fn greet(
+    dial: &Dial,
+    before: Option<&Terms>,
+    to: Option<&Address>,
+    left: Duration,
+) -> Result<Established, Unconnected> {
+    let options = &dial.options;
+    let mut limits = options.limits.clone();
+    limits.handshake = left;
+    let address = to.unwrap_or(&options.address);
+    let security = to.map_or(&options.security, |_| &Security::Plain);
+    let mut connection = transport::connect(address, security, &options.peers, &limits).await?;
+    let peer = connection.label.to_string();
+    // A server other than the session's must not learn its secret. It has named the socket to which it moves.
+    let resume = before.filter(|before| to.is_some() || before.server == connection.peer);
+    let hello = encode(&Hello {
+        magic: MAGIC.into(),
+        oldest: OLDEST,
+        newest: VERSION,
+        boot: dial.boot,
+        fabric: dial.no_fabric.is_none(),
+        resume: resume.map(|before| before.welcome.session.clone()),
+        agent: options.agent.clone(),
+        queues: true,
+        moves: to.is_some(),
+    });
+    connection.writer.write(&hello, &[]).await?;
+    let Some(frame) = connection.reader.read(options.limits.frame_bytes).await? else {
+        let why = "it closed the connection instead of a greeting";
+        return Err(Error::peer_lost(peer, why).into());
+    };
+    let welcome = match decode_from(&peer, &frame)? {
+        Greeting::Welcome(welcome) => welcome,
+        Greeting::Refused(why) => return Err(refused(&peer, "a session", &why).into()),
+    };
+    if !(OLDEST..=VERSION).contains(&welcome.version) {
+        let why = format!("version {} was not offered", welcome.version);
+        return Err(Error::protocol(peer, why).into());
+    }
+    if welcome.resumed && resume.is_none() || to.is_some() && !welcome.resumed {
+        let why = "another session than the one that was named";
+        return Err(Error::protocol(peer, why).into());
+    }
+    let heartbeat = Duration::from_millis(welcome.heartbeat_ms).clamp(LEAST, MOST);
+    Ok(Established {
+        terms: Terms {
+            heartbeat,
+            lease: Duration::from_millis(welcome.lease_ms).clamp(heartbeat, MOST),
+            unix: connection.local,
+            no_unix: None,
+            pid: connection.pid,
+            server: connection.peer,
+            peer,
+            welcome,
+        },
+        credential: connection.credential,
+        reader: connection.reader,
+        writer: connection.writer,
+    })
+}
+
+/// Converts a peer's refusal to an error.
+pub(super) fn refused(peer: &str, what: impl Into<String>, why: &Refused) -> Error {
+    let reason = Refusal::from_word(&why.reason);
+    Error::refused(peer, what, reason, &*why.detail)
+}
+
+/// Decodes a message of `peer`.
+pub(super) fn decode_from<T: DeserializeOwned>(peer: &str, frame: &Frame) -> Result<T> {
+    decode(&frame.bytes).map_err(|error| match error {
+        Error::Share(ShareError::Protocol { detail, .. }) => Error::protocol(peer, detail),
+        other => other,
+    })
+}
+
+/// Returns the beginning of a text, of at most `most` bytes.
+pub(crate) fn cut(text: &str, most: usize) -> &str {
+    let mut end = text.len().min(most);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
 }
 
 /// Returns why fabric handles cannot be imported; `None` if they can.
@@ -103,10 +343,6 @@ impl ClientOptions {
 /// Creates, exports, imports and maps memory with fabric handles, which needs the same rights as importing
 /// another process's; without an IMEX channel it skips the trial.
 pub(crate) fn importable(driver: &Driver) -> Option<MemoryError> {
-    use crate::DriverError;
-    use crate::capability::{Capabilities, Path, Trial};
-    use crate::driver::{Call, Code, DeviceAttribute, HandleTypes, Location};
-
     let channel = ImexChannel::of(driver);
     if !channel.usable() {
         return Some(MemoryError::NoImexChannel {
@@ -152,5 +388,36 @@ mod tests {
             importable(&without),
             Some(MemoryError::NoImexChannel { .. })
         ));
+    }
+
+    #[test]
+    fn texts_are_cut_at_characters() {
+        assert_eq!(cut(&"ä".repeat(200), 255), "ä".repeat(127));
+    }
+
+    #[test]
+    fn pauses_grow_up_to_the_longest_and_vary() {
+        let reconnect = Reconnect::backoff(Duration::from_millis(8), Duration::from_millis(100));
+        for (attempt, whole) in [
+            (0, 8),
+            (1, 16),
+            (3, 64),
+            (4, 100),
+            (40, 100),
+            (u32::MAX, 100),
+        ] {
+            let whole = Duration::from_millis(whole);
+            let pauses: Vec<_> = (0..32).map(|_| reconnect.pause(attempt)).collect();
+            assert!(
+                pauses
+                    .iter()
+                    .all(|&pause| pause >= whole / 2 && pause <= whole)
+            );
+            assert!(pauses.iter().any(|&pause| pause != pauses[0]));
+        }
+        assert!(Reconnect::never().is_never());
+        assert!(!Reconnect::default().is_never());
+        let least = Reconnect::backoff(Duration::ZERO, Duration::ZERO);
+        assert!(!least.is_never() && least.pause(0) > Duration::ZERO);
     }
 }

@@ -1,16 +1,16 @@
-//! Fetches memory: a lease, its handles, and the import.
+//! Fetches memory: a lease and its handles, the import, and the proof that both ends see the same bytes.
 
 use std::future::{Future, IntoFuture};
+use std::os::fd::OwnedFd;
 use std::pin::Pin;
 
-use super::buffer::{Leased, RemoteBuffer};
-use super::lease::Grant;
-use super::session::Answered;
-use super::{Client, open, probe};
-use crate::driver::{Access, HandleType, Location};
+use super::Client;
+use super::buffer::{Grant, Leased, RemoteBuffer, prove};
+use super::session::Reply;
+use crate::driver::{Access, FabricHandle, HandleType, Location, ShareableHandle};
 use crate::ledger::Site;
-use crate::protocol::{Answer, Ask, Fetch, Granted, Handles};
-use crate::share::{Description, ImportOptions, InstanceId};
+use crate::protocol::{Answer, Ask, Fetch, Handles, Secret};
+use crate::share::{Description, ImportOptions, InstanceId, PartHandles};
 use crate::{Error, MemoryError, Mismatch, Owner, Refusal, Result};
 
 /// Options for fetching a name; [`go`](Self::go), or awaiting this, does it.
@@ -32,14 +32,14 @@ pub struct FetchOptions {
 
 impl FetchOptions {
     /// Sets which GPUs may use the memory, besides the host. The default is every GPU that can reach it.
-    pub fn access_by<L: Into<Location>>(mut self, who: impl IntoIterator<Item = L>) -> Self {
-        self.import = self.import.access_by(who);
+    pub fn access_by<L: Into<Location>>(mut self, locations: impl IntoIterator<Item = L>) -> Self {
+        self.import = self.import.access_by(locations);
         self
     }
 
     /// Sets the access of one location; [`Location::Host`] stands for the CPU.
-    pub fn access(mut self, who: impl Into<Location>, access: Access) -> Self {
-        self.import = self.import.access(who, access);
+    pub fn access(mut self, location: impl Into<Location>, access: Access) -> Self {
+        self.import = self.import.access(location, access);
         self
     }
 
@@ -108,38 +108,31 @@ impl FetchOptions {
         // Before a lease is taken.
         self.client.session().driver()?;
         let mut accept = self.accept()?;
-        let mut failed = None;
+        let mut failed: Option<Error> = None;
         loop {
-            let (via, error) = match self.attempt(&accept, failed.as_ref()).await {
-                Ok(remote) if self.probe && remote.via() == HandleType::Fabric => {
-                    return probe::prove(remote).await;
+            // The first failure says more than that the other type does not work either.
+            let mut leased = match self.ask(&accept).await {
+                Ok(leased) => leased,
+                Err(error) => return Err(failed.unwrap_or(error)),
+            };
+            let via = leased.via;
+            if let (Some(error), HandleType::PosixFd) = (&failed, via) {
+                leased.grant.no_fabric = Some(error.to_string());
+            }
+            let error = match leased.import(self.import.clone()).await {
+                Ok(remote) if self.probe && via == HandleType::Fabric => {
+                    return prove(remote).await;
                 }
                 Ok(remote) => return Ok(remote),
-                Err(failure) => failure,
+                Err(error) => error,
             };
-            accept.retain(|&other| Some(other) != via);
-            // The first failure says more than that the other type does not work either.
-            let Some(via) = via.filter(|_| !accept.is_empty()) else {
+            accept.retain(|&other| other != via);
+            if accept.is_empty() {
                 return Err(failed.unwrap_or(error));
-            };
+            }
             tracing::debug!(name = self.name, %via, %error, "trying the other handle type");
             failed.get_or_insert(error);
         }
-    }
-
-    /// Tries one type; the error contains the type of handle that failed, if any.
-    async fn attempt(
-        &self,
-        accept: &[HandleType],
-        failed: Option<&Error>,
-    ) -> Result<RemoteBuffer, (Option<HandleType>, Error)> {
-        let mut leased = self.lease_by(accept).await?;
-        let via = leased.via;
-        if let (Some(error), HandleType::PosixFd) = (failed, via) {
-            leased.grant.no_fabric = Some(error.to_string());
-        }
-        let imported = leased.import(self.import.clone()).await;
-        imported.map_err(|error| (Some(via), error))
     }
 
     /// Takes a lease and the handles, and leaves the import to the caller.
@@ -150,55 +143,48 @@ impl FetchOptions {
     /// # Cancel safety
     /// As [`go`](Self::go).
     pub async fn lease(self) -> Result<Leased> {
-        let mut accept = self.accept()?;
-        loop {
-            match self.lease_by(&accept).await {
-                Ok(leased) => return leased.receive().await,
-                Err((Some(via), _)) if accept.len() > 1 => accept.retain(|&other| other != via),
-                Err((_, error)) => return Err(error),
-            }
-        }
+        self.ask(&self.accept()?).await?.receive().await
     }
 
     /// Returns the types that this end can import, most wanted first.
     fn accept(&self) -> Result<Vec<HandleType>> {
-        let session = self.client.0.session();
+        let session = self.client.session();
         let terms = session.terms();
-        let same_machine = terms.welcome.boot == session.dial.boot;
-        let can = |via| match via {
-            HandleType::PosixFd => terms.unix,
-            HandleType::Fabric => session.dial.no_fabric.is_none(),
-        };
         let wanted = match &self.via {
             Some(via) => std::slice::from_ref(via),
             None => &[HandleType::PosixFd, HandleType::Fabric],
         };
-        let accept: Vec<_> = wanted.iter().copied().filter(|&via| can(via)).collect();
-        if !accept.is_empty() {
-            return Ok(accept);
+        let (mut accept, mut reasons) = (Vec::new(), Vec::new());
+        for &via in wanted {
+            match (via, &session.dial.no_fabric) {
+                (HandleType::PosixFd, _) if terms.unix => accept.push(via),
+                (HandleType::PosixFd, _) if terms.welcome.boot == session.dial.boot => {
+                    let why = terms.no_unix.as_deref();
+                    reasons.push(format!(
+                        "{} is on this machine, but only TCP leads to it: {}",
+                        terms.peer,
+                        why.unwrap_or("it has no Unix socket")
+                    ));
+                }
+                (HandleType::PosixFd, _) => {
+                    let peer = &terms.peer;
+                    reasons.push(format!("POSIX fds do not leave the machine of {peer}"));
+                }
+                (HandleType::Fabric, None) => accept.push(via),
+                (HandleType::Fabric, Some(why)) => reasons.push(format!("here: {why}")),
+            }
         }
-        let mut reasons = Vec::new();
-        if wanted.contains(&HandleType::PosixFd) {
-            reasons.push(match same_machine {
-                true => format!(
-                    "{} is on this machine, but only TCP leads to it: {}",
-                    terms.peer,
-                    terms.no_unix.as_deref().unwrap_or("it has no Unix socket")
-                ),
-                false => format!("POSIX fds do not leave the machine of {}", terms.peer),
-            });
+        if accept.is_empty() {
+            return Err(Error::NoCommonHandle { reasons });
         }
-        let no_fabric = session.dial.no_fabric.as_ref();
-        let no_fabric = no_fabric.filter(|_| wanted.contains(&HandleType::Fabric));
-        reasons.extend(no_fabric.map(|why| format!("here: {why}")));
-        Err(Error::NoCommonHandle { reasons })
+        Ok(accept)
     }
 
-    /// Asks for a lease, read-only if the name allows no more and the caller asked for no access. Returns the access
-    /// that was asked for, too.
-    async fn ask(&self, accept: &[HandleType]) -> Result<(Answered, Access)> {
+    /// Asks for a lease, read-only if the name allows no more and the caller asked for no access, and checks the grant.
+    async fn ask(&self, accept: &[HandleType]) -> Result<Leased> {
+        let session = self.client.session();
         let mut access = self.access.unwrap_or(Access::ReadWrite);
-        loop {
+        let reply = loop {
             let ask = Ask::Fetch(Fetch {
                 name: self.name.clone(),
                 accept: accept.to_vec(),
@@ -207,66 +193,64 @@ impl FetchOptions {
                 instance: self.instance,
                 owner: self.owner.clone(),
             });
-            let may_read = self.access.is_none() && access == Access::ReadWrite;
-            match self
-                .client
-                .exchange(ask, Vec::new(), self.client.patience())
-                .await
-            {
-                Ok(answered) => return Ok((answered, access)),
-                Err(error) if may_read && error.refusal() == Some(&Refusal::ReadOnly) => {
+            match (session.request(ask, session.timeout()).await, &self.owner) {
+                (Ok(reply), _) => break reply,
+                (Err(error), _)
+                    if self.access.is_none()
+                        && access == Access::ReadWrite
+                        && error.refusal() == Some(&Refusal::ReadOnly) =>
+                {
                     access = Access::Read;
                 }
-                Err(error) => return Err(self.mismatched(error)),
+                (
+                    Err(Error::Refused {
+                        reason: Refusal::WrongOwner,
+                        detail,
+                        ..
+                    }),
+                    Some(expected),
+                ) => return Err(self.wrong_owner(expected, detail)),
+                (Err(error), _) => return Err(error),
             }
-        }
+        };
+        self.checked(reply, accept, access)
     }
 
-    async fn lease_by(&self, accept: &[HandleType]) -> Result<Leased, (Option<HandleType>, Error)> {
-        let session = self.client.0.session();
-        let asked = self.ask(accept).await;
-        let (answered, access) = asked.map_err(|error| (None, error))?;
-        let (Answer::Granted(granted), Some(lease)) = (answered.answer, answered.lease) else {
-            return Err((None, self.client.broken("unexpected answer, not a grant")));
+    /// Checks a grant. On every path the lease is released, unless the caller keeps it.
+    fn checked(&self, reply: Reply, accept: &[HandleType], access: Access) -> Result<Leased> {
+        let broken = |why: &str| self.client.broken(why);
+        let (Answer::Granted(granted), Some(lease)) = (reply.answer, reply.lease) else {
+            return Err(broken("unexpected answer, not a grant"));
         };
-        // From here on the lease is released on every path.
-        let Granted {
-            mut memory,
-            handles,
-            probe,
-            no_fabric,
-            owner,
-            ..
-        } = granted;
+        let owner = granted.owner;
         if let Some(expected) = self.owner.as_ref().filter(|expected| **expected != owner) {
-            let found = owner.to_string();
-            return Err((None, self.wrong_owner(expected, found)));
+            return Err(self.wrong_owner(expected, owner.to_string()));
         }
-        check(&memory, probe).map_err(|why| (None, self.client.broken(&why)))?;
+        let mut memory = granted.memory;
+        check(&memory, granted.probe).map_err(|why| broken(&why))?;
         memory.access = memory.access.min(access);
-        let via = type_of(&handles);
+        let via = match &granted.handles {
+            Handles::Fabric(_) => HandleType::Fabric,
+            Handles::Fds(_) => HandleType::PosixFd,
+        };
         if !accept.contains(&via) {
-            let why = "handles of a type that is not accepted";
-            return Err((None, self.client.broken(why)));
+            return Err(broken("handles of a type that is not accepted"));
         }
-        let handles = open::opened(&handles, answered.fds, memory.parts.len())
-            .ok_or_else(|| (None, self.client.broken("not one handle for each part")))?;
-        let no_fabric = match via {
-            HandleType::Fabric => None,
-            HandleType::PosixFd => no_fabric
-                .map(|why| super::text::tidy(&why))
-                .or_else(|| session.dial.no_fabric.as_ref().map(MemoryError::to_string)),
-        };
-        let grant = Grant {
-            lease,
-            name: self.name.clone(),
-            probe,
-            no_fabric,
-            owner,
-        };
+        let handles = open(&granted.handles, reply.fds, memory.parts.len());
+        let handles = handles.ok_or_else(|| broken("not one handle for each part"))?;
+        let here = self.client.session().dial.no_fabric.as_ref();
+        let no_fabric = granted
+            .no_fabric
+            .or_else(|| here.map(MemoryError::to_string));
         Ok(Leased {
             handles,
-            grant,
+            grant: Grant {
+                lease,
+                name: self.name.clone(),
+                probe: granted.probe,
+                no_fabric: no_fabric.filter(|_| via == HandleType::PosixFd),
+                owner,
+            },
             description: memory,
             via,
             site: self.site.clone(),
@@ -279,21 +263,6 @@ impl FetchOptions {
             name: self.name.clone(),
             peer: self.client.peer(),
             what: Box::new(Mismatch::Owner { expected, found }),
-        }
-    }
-
-    /// Converts the server's refusal for another owner to this client's own error.
-    fn mismatched(&self, error: Error) -> Error {
-        match (error, &self.owner) {
-            (
-                Error::Refused {
-                    reason: Refusal::WrongOwner,
-                    detail,
-                    ..
-                },
-                Some(expected),
-            ) => self.wrong_owner(expected, detail),
-            (error, _) => error,
         }
     }
 }
@@ -310,7 +279,7 @@ impl Client {
             via: None,
             probe: true,
             instance: None,
-            owner: self.0.session().dial.options.owner.clone(),
+            owner: self.session().dial.options.owner.clone(),
             site: Site::here(),
         }
     }
@@ -325,11 +294,27 @@ impl IntoFuture for FetchOptions {
     }
 }
 
-const fn type_of(handles: &Handles) -> HandleType {
-    match handles {
-        Handles::Fabric(_) => HandleType::Fabric,
-        Handles::Fds(_) => HandleType::PosixFd,
-    }
+/// Returns the handles of so many parts, if they are complete or come through a queue.
+fn open(handles: &Handles, mut fds: Vec<OwnedFd>, parts: usize) -> Option<PartHandles> {
+    let handles: Vec<_> = match handles {
+        Handles::Fabric(secrets) => fabric(secrets)?,
+        Handles::Fds(sent) if sent.count as usize != fds.len() => return None,
+        Handles::Fds(sent) if sent.queue => {
+            let queue = fds.pop().filter(|_| fds.is_empty());
+            return queue.map(PartHandles::from_queue);
+        }
+        Handles::Fds(_) => fds.into_iter().map(ShareableHandle::PosixFd).collect(),
+    };
+    (handles.len() == parts).then(|| handles.into())
+}
+
+/// Returns fabric handles, unless one has another length.
+pub(crate) fn fabric(secrets: &[Secret]) -> Option<Vec<ShareableHandle>> {
+    let handle = |secret: &Secret| {
+        let bytes = secret.expose().try_into().ok()?;
+        Some(ShareableHandle::Fabric(FabricHandle::from_bytes(bytes)))
+    };
+    secrets.iter().map(handle).collect()
 }
 
 /// Checks an exporter's description of its memory.

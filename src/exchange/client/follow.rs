@@ -1,18 +1,16 @@
 //! Following a name: returns its memory, and again each time the name gets other memory.
 
 use std::fmt;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch::Receiver;
 use tokio::time::{Instant, sleep_until};
 
-use super::greet::is_final;
+use super::connect::is_final;
 use super::watch::{Watch, WatchEvent};
 use super::{Client, FetchOptions, LeaseState, Reconnect, RemoteBuffer};
 use crate::limits::deadline;
-use crate::protocol::Entry;
 use crate::share::Description;
 use crate::{Error, MemoryError, Refusal, Result, ShareError};
 
@@ -54,16 +52,6 @@ impl fmt::Display for Absence {
         }
     }
 }
-
-/// The last return of [`Follow::next`].
-#[derive(Debug, PartialEq, Eq)]
-enum Told {
-    Nothing,
-    Gone,
-    Memory,
-}
-
-type Fetching = Pin<Box<dyn Future<Output = Result<RemoteBuffer>> + Send>>;
 
 /// The memory that was returned last.
 struct Returned {
@@ -116,11 +104,10 @@ struct Returned {
 pub struct Follow {
     fetch: FetchOptions,
     watch: Watch,
-    /// What the name denotes, if it is known.
-    listed: Option<Entry>,
-    /// Why there is no memory, to be returned once.
+    /// Why there is no memory, if there is none.
     absence: Option<Absence>,
-    told: Told,
+    /// Whether [`next`](Self::next) returned last that there is none.
+    gone: bool,
     returned: Option<Returned>,
     /// Whether this client cannot use the memory that is listed.
     unusable: bool,
@@ -134,22 +121,6 @@ pub struct Follow {
 }
 
 impl Follow {
-    fn new(fetch: FetchOptions) -> Self {
-        Self {
-            watch: Watch::of_name(&fetch.client, fetch.name.clone()),
-            fetch,
-            listed: None,
-            absence: None,
-            told: Told::Nothing,
-            returned: None,
-            unusable: false,
-            failures: 0,
-            fetch_at: None,
-            watch_at: None,
-            ended: None,
-        }
-    }
-
     /// Returns the followed name.
     pub fn name(&self) -> &str {
         &self.fetch.name
@@ -188,49 +159,60 @@ impl Follow {
 
     async fn advance(&mut self) -> Result<Followed> {
         let session = Arc::clone(self.fetch.client.session());
-        let mut fetching: Option<Fetching> = None;
         loop {
-            if self.told != Told::Gone
+            if !self.gone
                 && let Some(absence) = &self.absence
             {
-                self.told = Told::Gone;
+                self.gone = true;
                 return Ok(Followed::Gone(absence.clone()));
             }
-            match self.fetch_due() {
-                None => fetching = None,
-                Some(at) if fetching.is_none() && self.watch.is_current() => {
-                    fetching = Some(Box::pin(fetch(self.fetch.clone(), at)));
+            let due = self.fetch_due();
+            let options = self.fetch.clone();
+            let fetch = async {
+                match due {
+                    Some(at) => sleep_until(at).await,
+                    None => std::future::pending().await,
                 }
-                Some(_) => {}
-            }
-            tokio::select! {
-                biased;
-                why = session.until_end() => return Err(why),
-                state = lease_change(&mut self.returned) => {
-                    if let Some(absence) = self.lease_changed(state)? {
-                        return Ok(Followed::Gone(absence));
-                    }
+                options.go().await
+            };
+            tokio::pin!(fetch);
+            // The fetch goes on while nothing is learned of the name.
+            loop {
+                tokio::select! {
+                    biased;
+                    why = session.ended() => return Err(why),
+                    state = lease_change(&mut self.returned) => match state {
+                        LeaseState::Lost(why) if is_final(&why) => return Err(why),
+                        state if state != LeaseState::Held && !self.gone => {
+                            self.gone = true;
+                            return Ok(Followed::Gone(Absence::Lease(state)));
+                        }
+                        _ => {}
+                    },
+                    updated = update(&mut self.watch, self.watch_at) => match updated {
+                        Ok(()) if self.has_changed() || due.is_none() => break,
+                        Ok(()) => {}
+                        Err(error) => {
+                            self.watch_failed(error)?;
+                            break;
+                        }
+                    },
+                    fetched = &mut fetch => match fetched {
+                        Ok(memory) => return Ok(self.fetched(memory)),
+                        Err(error) => {
+                            self.fetch_failed(error)?;
+                            break;
+                        }
+                    },
                 }
-                updated = update(&mut self.watch, self.watch_at) => match updated {
-                    // A fetch in progress is of other memory.
-                    Ok(()) if self.has_changed() => fetching = None,
-                    Ok(()) => {}
-                    Err(error) => self.watch_failed(error)?,
-                },
-                fetched = finished(&mut fetching) => match fetched {
-                    Ok(memory) => return Ok(self.fetched(memory)),
-                    Err(error) => {
-                        fetching = None;
-                        self.fetch_failed(error)?;
-                    }
-                },
             }
         }
     }
 
     /// Returns when to fetch, if the caller does not have the memory that the name denotes.
     fn fetch_due(&self) -> Option<Instant> {
-        let entry = self.listed.as_ref().filter(|_| !self.unusable)?;
+        let may_fetch = self.watch.is_current() && !self.unusable;
+        let entry = self.watch.names().next().filter(|_| may_fetch)?;
         let is_entry = |memory: &Description| is_same(memory, &entry.memory);
         let has = self.holds() && self.returned.as_ref()?.memories.iter().any(is_entry);
         (!has).then(|| self.fetch_at.unwrap_or_else(Instant::now))
@@ -238,64 +220,44 @@ impl Follow {
 
     /// Returns whether the exporter keeps the memory returned last, and the caller was not told to drop it.
     fn holds(&self) -> bool {
-        let returned = self.returned.as_ref();
-        let held = returned.is_some_and(|returned| *returned.lease.borrow() == LeaseState::Held);
-        held && self.told == Told::Memory
+        let returned = self.returned.as_ref().filter(|_| !self.gone);
+        returned.is_some_and(|returned| *returned.lease.borrow() == LeaseState::Held)
     }
 
-    /// Takes over what the watch knows of the name. Returns whether other memory is listed, or none.
+    /// Takes over what the watch knows of the name. Returns whether a fetch in progress is of other memory.
     fn has_changed(&mut self) -> bool {
         self.watch_at = None;
+        let mut changed = false;
         for event in self.watch.events.drain(..) {
+            changed |= !matches!(event, WatchEvent::Missed(_));
             if let WatchEvent::Away(why) = event {
-                self.listed = None;
                 self.absence = Some(Absence::Away(why));
             }
         }
         if !self.watch.is_current() {
-            return false;
+            return changed;
         }
-        let before = self.listed.take();
-        self.listed = self.watch.names().next().cloned();
-        let Some(entry) = &self.listed else {
-            self.absence = Some(Absence::NotThere);
-            return true;
-        };
         // Over a new connection this client may get other handles.
-        let reconnected = std::mem::take(&mut self.watch.listed_anew);
-        self.unusable &= !reconnected;
-        let same = |before: &Entry| before.memory == entry.memory && before.owner == entry.owner;
-        if before.as_ref().is_some_and(same) {
-            return false;
+        self.unusable &= !std::mem::take(&mut self.watch.listed_anew);
+        if self.watch.names().next().is_none() {
+            self.absence = Some(Absence::NotThere);
+        } else if changed || matches!(self.absence, Some(Absence::NotThere | Absence::Away(_))) {
+            self.absence = None;
+            self.unusable = false;
+            self.failures = 0;
+            self.fetch_at = None;
         }
-        self.absence = None;
-        self.unusable = false;
-        self.failures = 0;
-        self.fetch_at = None;
-        true
-    }
-
-    /// Returns what to tell of a lease that is no longer held.
-    fn lease_changed(&mut self, state: LeaseState) -> Result<Option<Absence>> {
-        match state {
-            LeaseState::Held => Ok(None),
-            LeaseState::Lost(why) if is_final(&why) => Err(why),
-            _ if self.told != Told::Memory => Ok(None),
-            state => {
-                self.told = Told::Gone;
-                Ok(Some(Absence::Lease(state)))
-            }
-        }
+        changed
     }
 
     fn fetched(&mut self, memory: RemoteBuffer) -> Followed {
         let granted = memory.description().clone();
-        let listed = self.listed.as_ref().map(|entry| entry.memory.clone());
+        let listed = self.watch.names().next().map(|entry| entry.memory.clone());
         self.returned = Some(Returned {
             memories: [listed.unwrap_or_else(|| granted.clone()), granted],
             lease: memory.grant.lease.states(),
         });
-        self.told = Told::Memory;
+        self.gone = false;
         self.absence = None;
         self.failures = 0;
         self.fetch_at = None;
@@ -329,10 +291,12 @@ impl Follow {
     /// The error that ends the follow.
     fn may_go_on(&self, error: Error) -> Result<Error> {
         let session = self.fetch.client.session();
-        match session.is_open() {
-            false => Err(session.down()),
-            true if ends(&error) => Err(error),
-            true => Ok(error),
+        if !session.is_open() {
+            Err(session.down())
+        } else if ends(&error) {
+            Err(error)
+        } else {
+            Ok(error)
         }
     }
 
@@ -355,19 +319,6 @@ async fn update(watch: &mut Watch, at: Option<Instant>) -> Result<()> {
     watch.update().await?;
     // The caller gets the newest state.
     watch.catch_up()
-}
-
-async fn fetch(options: FetchOptions, at: Instant) -> Result<RemoteBuffer> {
-    sleep_until(at).await;
-    options.go().await
-}
-
-/// Waits for a fetch, forever if there is none.
-async fn finished(fetching: &mut Option<Fetching>) -> Result<RemoteBuffer> {
-    match fetching {
-        Some(fetching) => fetching.await,
-        None => std::future::pending().await,
-    }
 }
 
 /// Waits until the state of the returned memory's lease changes; forever once it was released or lost.
@@ -438,6 +389,17 @@ impl FetchOptions {
     ///
     /// With [`instance`](Self::instance) the follow ends when the server restarts.
     pub fn follow(self) -> Follow {
-        Follow::new(self)
+        Follow {
+            watch: Watch::new(&self.client, self.name.clone(), true),
+            fetch: self,
+            absence: None,
+            gone: false,
+            returned: None,
+            unusable: false,
+            failures: 0,
+            fetch_at: None,
+            watch_at: None,
+            ended: None,
+        }
     }
 }

@@ -1,16 +1,16 @@
 //! A lease, as its holder sees it.
 
 use std::fmt;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 
 use tokio::sync::{oneshot, watch};
+use tokio::time::timeout;
 
-use super::session::ClientSession;
+use super::session::SessionUser;
 use crate::per_driver::lock;
 use crate::share::InstanceId;
-use crate::{Error, Owner, Result};
+use crate::{Error, Result};
 
 /// The state of a lease.
 #[derive(Clone, Debug, PartialEq)]
@@ -45,33 +45,40 @@ impl fmt::Display for LeaseState {
     }
 }
 
-/// Identifies a lease in all sessions of a client, with one server or with its successors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+/// Identifies a lease in all sessions of a client: an instance of the server uses a number once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct LeaseKey {
-    /// The client's session.
-    pub(super) epoch: u64,
-    /// The server's number.
+    pub(super) instance: InstanceId,
     pub(super) lease: u64,
 }
 
 /// The session's state of a lease.
-#[derive(Debug)]
 pub(super) struct Held {
     pub(super) name: String,
-    /// The server that granted it: it hears of its end in a later session too, if it still runs.
-    pub(super) instance: InstanceId,
     pub(super) state: watch::Sender<LeaseState>,
     /// Where a waiting `release` gets its answer.
     pub(super) done: Option<oneshot::Sender<Result<()>>>,
 }
 
+impl Held {
+    /// Sets the state, unless the lease is lost, which is final.
+    pub(super) fn set_state(&self, to: LeaseState) {
+        self.state.send_if_modified(|now| {
+            let changes = !now.is_lost() && *now != to;
+            if changes {
+                *now = to;
+            }
+            changes
+        });
+    }
+}
+
 /// A lease of this client, released when dropped; it keeps the connection open until then.
 pub(super) struct ClientLease {
-    pub(super) keep: Keep,
+    pub(super) session: SessionUser,
     pub(super) key: LeaseKey,
     /// Under a lock, for the version that was last returned.
     state: Mutex<watch::Receiver<LeaseState>>,
-    released: bool,
 }
 
 impl fmt::Debug for ClientLease {
@@ -83,21 +90,20 @@ impl fmt::Debug for ClientLease {
 }
 
 impl ClientLease {
-    pub(super) fn new(keep: Keep, key: LeaseKey, state: watch::Receiver<LeaseState>) -> Self {
+    pub(super) fn new(
+        session: SessionUser,
+        key: LeaseKey,
+        state: watch::Receiver<LeaseState>,
+    ) -> Self {
         Self {
-            keep,
+            session,
             key,
             state: Mutex::new(state),
-            released: false,
         }
     }
 
-    fn seen(&self) -> std::sync::MutexGuard<'_, watch::Receiver<LeaseState>> {
+    pub(super) fn seen(&self) -> MutexGuard<'_, watch::Receiver<LeaseState>> {
         lock(&self.state)
-    }
-
-    pub(super) fn state(&self) -> LeaseState {
-        self.seen().borrow_and_update().clone()
     }
 
     /// Returns a receiver of the lease's states of its own; the last state stays after the release.
@@ -105,82 +111,28 @@ impl ClientLease {
         self.seen().clone()
     }
 
-    /// Waits for a state that was not returned yet; a lost lease stays lost.
-    pub(super) async fn changed(&self) -> LeaseState {
-        let mut state = self.seen().clone();
-        if state.has_changed().is_ok_and(|changed| !changed) && !state.borrow().is_lost() {
-            // An error means that the session has forgotten the lease; the last state stands.
-            let _ = state.changed().await;
-        }
-        self.state()
-    }
-
     /// Ends the lease. The future waits until the server has recorded it.
-    pub(super) fn release(mut self, name: String) -> impl Future<Output = Result<()>> + use<> {
-        self.released = true;
-        let (done, answer) = oneshot::channel();
-        self.keep.session().release(self.key, Some(done));
+    pub(super) fn release(self, name: String) -> impl Future<Output = Result<()>> + use<> {
+        let released = self.session.0.released(self.key);
         // Keeps the connection until the answer.
-        let keep = self.keep.clone();
+        let user = self.session.clone();
+        drop(self);
         async move {
-            let session = keep.session();
-            let patience = session.patience();
-            match tokio::time::timeout(patience, answer).await {
+            let session = &user.0;
+            match timeout(session.timeout(), released).await {
                 Ok(Ok(released)) => released,
                 Ok(Err(_)) => Err(session.down()),
-                Err(_) => Err(Error::timed_out(
-                    format!("the release of '{name}'"),
-                    patience,
-                )),
+                Err(_) => {
+                    let what = format!("the release of '{name}'");
+                    Err(Error::timed_out(what, session.timeout()))
+                }
             }
         }
     }
 }
 
-/// A lease, and the server's details about its memory.
-#[derive(Debug)]
-pub(super) struct Grant {
-    pub(super) lease: ClientLease,
-    pub(super) name: String,
-    /// The place of the word for probes.
-    pub(super) probe: Option<u64>,
-    pub(super) no_fabric: Option<String>,
-    pub(super) owner: Owner,
-}
-
 impl Drop for ClientLease {
     fn drop(&mut self) {
-        if !self.released {
-            self.keep.session().release(self.key, None);
-        }
-    }
-}
-
-/// Keeps a session alive: it closes with the last of these.
-#[derive(Debug)]
-pub(super) struct Keep(Arc<ClientSession>);
-
-impl Keep {
-    pub(super) fn new(session: &Arc<ClientSession>) -> Self {
-        session.users.fetch_add(1, Ordering::Relaxed);
-        Self(Arc::clone(session))
-    }
-
-    pub(super) fn session(&self) -> &Arc<ClientSession> {
-        &self.0
-    }
-}
-
-impl Clone for Keep {
-    fn clone(&self) -> Self {
-        Self::new(&self.0)
-    }
-}
-
-impl Drop for Keep {
-    fn drop(&mut self) {
-        if self.0.users.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.0.close();
-        }
+        self.session.0.release(self.key);
     }
 }

@@ -3,16 +3,10 @@
 mod actor;
 mod buffer;
 mod connect;
-mod create;
 mod fetch;
 mod follow;
-mod greet;
 mod lease;
-mod open;
-mod options;
-mod probe;
 mod session;
-mod text;
 mod watch;
 
 #[cfg(test)]
@@ -21,26 +15,26 @@ pub(crate) mod tests;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
-pub use buffer::{Leased, RemoteBuffer};
-pub use create::CreateOptions;
+pub use buffer::{Leased, Proof, RemoteBuffer};
+pub use connect::{ClientOptions, Reconnect};
 pub use fetch::FetchOptions;
 pub use follow::{Absence, Follow, Followed};
 pub use lease::LeaseState;
-pub use options::{ClientOptions, Reconnect};
-pub use probe::Proof;
 pub use watch::{Watch, WatchEvent};
 
 use super::PeerName;
-use super::protocol::{Answer, Ask, Delete, Entry, List, Names, Wait};
+use crate::driver::{Location, NodeId};
+use crate::limits::deadline;
+use crate::protocol::{Answer, Ask, Create, Delete, Entry, List, Names, Wait};
 use crate::share::{BootId, InstanceId};
-use crate::{Error, Result};
-pub(crate) use connect::importable;
-use lease::Keep;
-pub(crate) use open::fabric;
-pub(crate) use session::{Answered, ClientSession};
-pub(crate) use text::cut;
+use crate::{Address, Driver, Error, MemoryError, Mismatch, Owner, PeerList, Refusal, Result};
+use connect::{Dial, establish};
+pub(crate) use connect::{cut, importable};
+pub(crate) use fetch::fabric;
+pub(crate) use session::ClientSession;
+use session::{SessionUser, run_blocking};
 
 /// A connection to an exchange server. Clones are the same connection, which closes when the last clone and
 /// everything fetched through it are dropped.
@@ -70,9 +64,14 @@ pub(crate) use text::cut;
 /// # }
 /// ```
 #[derive(Clone, Debug)]
-pub struct Client(Keep);
+pub struct Client(SessionUser);
 
 impl Client {
+    /// Returns options for a client of the server at `address`.
+    pub fn options(address: Address) -> ClientOptions {
+        ClientOptions::new(address)
+    }
+
     /// Returns the names that begin with `prefix` and that this client may fetch, in order.
     ///
     /// # Errors
@@ -126,45 +125,43 @@ impl Client {
     /// Returns a name's entry, as soon as there is one that this client may fetch.
     ///
     /// # Errors
-    /// [`TimedOut`](crate::ShareError::TimedOut) if there is none after `patience`, or if the server does not answer
-    /// within `patience` or the client's [`timeout`](ClientOptions::timeout), whichever is longer; those of
+    /// [`TimedOut`](crate::ShareError::TimedOut) if there is none after `timeout`, or if the server does not answer
+    /// within `timeout` or the client's [`timeout`](ClientOptions::timeout), whichever is longer; those of
     /// [`list`](Self::list).
     ///
     /// # Cancel safety
     /// If dropped before completion, nothing is left.
-    pub async fn wait(&self, name: &str, patience: Duration) -> Result<Entry> {
+    pub async fn wait(&self, name: &str, timeout: Duration) -> Result<Entry> {
         let begun = Instant::now();
         loop {
-            let left = patience.saturating_sub(begun.elapsed());
+            let left = timeout.saturating_sub(begun.elapsed());
             let ask = Ask::Wait(Wait {
                 name: name.into(),
-                ms: u64::try_from(left.as_millis()).unwrap_or(u64::MAX),
+                ms: millis(left),
             });
             let asked = Instant::now();
-            let allowed = left.max(self.patience());
-            let mut answered = self.again(ask, allowed).await;
-            if let Ok(Answer::Names(names)) = &mut answered
-                && let Some(entry) = names.entries.pop().filter(|entry| entry.name == name)
-            {
-                return Ok(entry);
-            }
-            match answered {
-                Err(error) if error.is_timed_out() => {
-                    if begun.elapsed() >= patience {
-                        let what = format!("waiting for '{name}' at {}", self.peer());
-                        return Err(Error::timed_out(what, patience));
-                    }
+            match self.retry(ask, left.max(self.timeout())).await {
+                Ok(Answer::Names(mut names)) => {
+                    let entry = names.entries.pop().filter(|entry| entry.name == name);
+                    let wrong = || self.broken("unexpected answer, not one name's entry");
+                    return entry.ok_or_else(wrong);
+                }
+                Ok(_) => return Err(self.broken("unexpected answer, not one name's entry")),
+                Err(error) if !error.is_timed_out() => return Err(error),
+                Err(_) if begun.elapsed() >= timeout => {
+                    let what = format!("waiting for '{name}' at {}", self.peer());
+                    return Err(Error::timed_out(what, timeout));
+                }
+                Err(_) => {
                     // The server may limit the wait to less than requested.
                     let least = Duration::from_millis(20);
-                    tokio::time::sleep(least.saturating_sub(asked.elapsed())).await;
+                    sleep(least.saturating_sub(asked.elapsed())).await;
                 }
-                Err(error) => return Err(error),
-                Ok(_) => return Err(self.broken("unexpected answer, not one name's entry")),
             }
         }
     }
 
-    /// Ends a name that this client created, after waiting up to `patience` for its holders. The answer may take the
+    /// Ends a name that this client created, after waiting up to `timeout` for its holders. The answer may take the
     /// client's [`timeout`](ClientOptions::timeout) longer.
     ///
     /// # Errors
@@ -173,16 +170,114 @@ impl Client {
     ///
     /// # Cancel safety
     /// As [`create`](Self::create).
-    pub async fn delete(&self, name: impl Into<String>, patience: Duration) -> Result<()> {
+    pub async fn delete(&self, name: impl Into<String>, timeout: Duration) -> Result<()> {
         let ask = Ask::Delete(Delete {
             name: name.into(),
-            ms: u64::try_from(patience.as_millis()).unwrap_or(u64::MAX),
+            ms: millis(timeout),
         });
-        let allowed = patience.saturating_add(self.patience());
-        match self.call(ask, allowed).await? {
+        match self
+            .call(ask, timeout.saturating_add(self.timeout()))
+            .await?
+        {
             Answer::Done => Ok(()),
             _ => Err(self.broken("unexpected answer to a deletion")),
         }
+    }
+
+    /// Asks an allocator service to create memory under a name; [fetch](Self::fetch) the name afterwards.
+    ///
+    /// # Errors
+    /// [`Error::Refused`]: `unsupported` if the server is not an allocator service, `forbidden` for a peer
+    /// that may not create memory or for a name outside its prefixes, `exists`, `quota`, `no_memory`;
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for a peer to share with that [`PeerList::list`] refuses;
+    /// those of [`list`](Self::list).
+    ///
+    /// # Cancel safety
+    /// If dropped before completion, the memory may be created or not: [`list`](Self::list) shows it.
+    pub async fn create(&self, options: CreateOptions) -> Result<Entry> {
+        let name = options.create.name.clone();
+        let peers = PeerList::list(&options.peers)?.to_string();
+        let ask = Ask::Create(Create {
+            peers,
+            ..options.create
+        });
+        match self.call(ask, options.timeout).await? {
+            Answer::Names(mut names) => names.entries.pop().filter(|entry| entry.name == name),
+            _ => None,
+        }
+        .ok_or_else(|| self.broken("unexpected answer, not the new name's entry"))
+    }
+
+    /// Creates memory under a name, or returns the entry of the memory that this client's peer created there
+    /// before.
+    ///
+    /// A process that crashed finds its bytes again in this way, whatever its quota and its rights to create memory
+    /// are by then: the name is looked up first. If another client of this peer is creating the name, `egmem serve`
+    /// answers when that has ended. [Fetch](Self::fetch) the name with
+    /// [`expect_owner`](super::FetchOptions::expect_owner), because it may be deleted and created again in
+    /// between. The access list of existing memory stays as it was.
+    ///
+    /// # Errors
+    /// [`Error::Mismatched`] if the name exists and has another owner, another size, or, if
+    /// [`node`](CreateOptions::node) is set, another node; [`Error::Refused`] with `exists` if this peer may
+    /// not see the name or it is being withdrawn; those of [`create`](Self::create).
+    ///
+    /// # Cancel safety
+    /// As [`create`](Self::create).
+    pub async fn create_or_get(&self, options: CreateOptions) -> Result<Entry> {
+        let asked = options.create.clone();
+        if let Some(entry) = self.entry(&asked.name).await? {
+            return self.check_existing(&asked, entry);
+        }
+        match self.create(options).await {
+            // Another client has created it meanwhile.
+            Err(exists) if exists.refusal() == Some(&Refusal::Exists) => {
+                let entry = self.entry(&asked.name).await?.ok_or(exists)?;
+                self.check_existing(&asked, entry)
+            }
+            made => made,
+        }
+    }
+
+    /// Returns a name's entry, if this client may see it.
+    pub(super) async fn entry(&self, name: &str) -> Result<Option<Entry>> {
+        let ask = Ask::List(List {
+            prefix: name.into(),
+            after: None,
+        });
+        // Of all names with this prefix, the name itself is the first.
+        let first = self.names(ask).await?.entries.into_iter().next();
+        Ok(first.filter(|entry| entry.name == name))
+    }
+
+    fn check_existing(&self, asked: &Create, entry: Entry) -> Result<Entry> {
+        let own = Owner::Peer(self.peer_name()?);
+        let places = entry.memory.locations();
+        let node = asked.node;
+        let elsewhere = node.filter(|node| places != [Location::HostNuma(node.0)]);
+        let what = if entry.owner != own {
+            Mismatch::Owner {
+                expected: own.to_string(),
+                found: entry.owner.to_string(),
+            }
+        } else if entry.memory.len != asked.bytes {
+            Mismatch::Size {
+                expected: asked.bytes,
+                found: entry.memory.len,
+            }
+        } else if let Some(expected) = elsewhere {
+            Mismatch::Node {
+                expected,
+                found: places,
+            }
+        } else {
+            return Ok(entry);
+        };
+        Err(Error::Mismatched {
+            name: entry.name,
+            peer: self.peer(),
+            what: Box::new(what),
+        })
     }
 
     /// Returns the server's instance, which changes at a restart.
@@ -223,18 +318,18 @@ impl Client {
         self.session().terms().welcome.boot
     }
 
-    /// Returns how long a request may take.
-    pub(crate) fn patience(&self) -> Duration {
-        self.session().patience()
-    }
-
     /// Returns the session, to close it when a program ends its use. Does not keep the client.
     pub(crate) fn weak_session(&self) -> Weak<ClientSession> {
         Arc::downgrade(self.session())
     }
 
     fn session(&self) -> &Arc<ClientSession> {
-        self.0.session()
+        &self.0.0
+    }
+
+    /// Returns how long a request may take.
+    fn timeout(&self) -> Duration {
+        self.session().timeout()
     }
 
     fn broken(&self, detail: &str) -> Error {
@@ -242,39 +337,151 @@ impl Client {
     }
 
     /// Sends a request once.
-    pub(crate) async fn call(&self, ask: Ask, patience: Duration) -> Result<Answer> {
-        Ok(self.exchange(ask, Vec::new(), patience).await?.answer)
-    }
-
-    /// Sends a request once, with fds to send and to receive.
-    pub(crate) async fn exchange(
-        &self,
-        ask: Ask,
-        fds: Vec<std::os::fd::OwnedFd>,
-        patience: Duration,
-    ) -> Result<Answered> {
-        self.session().call(ask, fds, patience).await
+    async fn call(&self, ask: Ask, timeout: Duration) -> Result<Answer> {
+        Ok(self.session().request(ask, timeout).await?.answer)
     }
 
     /// Sends an idempotent request: again if the connection broke before the answer.
-    async fn again(&self, ask: Ask, patience: Duration) -> Result<Answer> {
+    async fn retry(&self, ask: Ask, timeout: Duration) -> Result<Answer> {
         let begun = Instant::now();
         loop {
-            let left = patience.saturating_sub(begun.elapsed());
+            let left = timeout.saturating_sub(begun.elapsed());
             match self.call(ask.clone(), left).await {
                 Err(error)
                     if error.is_peer_lost()
                         && self.session().is_open()
-                        && begun.elapsed() < patience => {}
+                        && begun.elapsed() < timeout => {}
                 done => return done,
             }
         }
     }
 
     async fn names(&self, ask: Ask) -> Result<Names> {
-        match self.again(ask, self.patience()).await? {
+        match self.retry(ask, self.timeout()).await? {
             Answer::Names(names) => Ok(names),
             _ => Err(self.broken("unexpected answer, not names")),
         }
     }
+}
+
+impl ClientOptions {
+    /// Connects. Fetched memory will be imported into `driver`.
+    ///
+    /// A task on the current runtime does the client's work.
+    ///
+    /// # Errors
+    /// [`Unreachable`](crate::ShareError::Unreachable) if no process listens,
+    /// [`TimedOut`](crate::ShareError::TimedOut), [`NotTrusted`](crate::ShareError::NotTrusted) if either end
+    /// refuses the other's certificate or user, [`Error::Insecure`](crate::Error::Insecure) for
+    /// another machine's address without TLS, [`Error::Refused`](crate::Error::Refused) by the server,
+    /// [`Protocol`](crate::ShareError::Protocol) if the peer is not an exchange server.
+    ///
+    /// # Cancel safety
+    /// If dropped before completion, nothing is left.
+    pub async fn connect(self, driver: &Driver) -> Result<Client> {
+        let what = "fabric handles, by the client's options";
+        let unsupported = MemoryError::PlatformUnsupported { what, source: None };
+        let no_fabric = match self.fabric {
+            Some(can) => (!can).then_some(unsupported),
+            None => {
+                let driver = driver.clone();
+                run_blocking("trying fabric handles", move || importable(&driver)).await?
+            }
+        };
+        self.dial(Some(driver.clone()), no_fabric).await
+    }
+
+    /// Connects a client that lists, watches, creates and deletes names. It has no driver to import memory into, so a
+    /// fetch fails with [`InvalidArgument`](crate::MemoryError::InvalidArgument).
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    ///
+    /// # Cancel safety
+    /// As [`connect`](Self::connect).
+    pub async fn connect_without_driver(self) -> Result<Client> {
+        let what = "fabric handles, without a driver";
+        let unsupported = MemoryError::PlatformUnsupported { what, source: None };
+        self.dial(None, Some(unsupported)).await
+    }
+
+    async fn dial(self, driver: Option<Driver>, no_fabric: Option<MemoryError>) -> Result<Client> {
+        use Refusal::{Closing, Limit};
+        let deadline = deadline(self.timeout);
+        let dial = Dial {
+            options: self,
+            boot: BootId::current()?,
+            no_fabric,
+        };
+        let mut attempt = 0;
+        loop {
+            let error = match establish(&dial, None, deadline).await {
+                Ok(established) => {
+                    let session = ClientSession::new(dial, &established.terms, driver);
+                    let client = Client(SessionUser::new(&session));
+                    tokio::spawn(actor::run(session, established));
+                    return Ok(client);
+                }
+                Err(why) => why.error,
+            };
+            // No process listens yet, or the server is too busy.
+            let passes = error.is_unreachable() || matches!(error.refusal(), Some(Closing | Limit));
+            let pause = dial.options.reconnect.pause(attempt);
+            let pause = pause.max(Duration::from_millis(1));
+            if !dial.options.patient || !passes || Instant::now() + pause >= deadline {
+                return Err(error);
+            }
+            attempt += 1;
+            sleep(pause).await;
+        }
+    }
+}
+
+/// A request for new memory from an allocator service. See [`Client::create`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct CreateOptions {
+    create: Create,
+    peers: Vec<String>,
+    timeout: Duration,
+}
+
+impl CreateOptions {
+    /// Requests `bytes` under `name`, on a node of the service's choice, for this client only.
+    ///
+    /// A service lets a peer create only names under its prefixes: by default those that begin with the
+    /// peer's own name ([`Client::name`]) and a slash.
+    pub fn new(name: impl Into<String>, bytes: u64) -> Self {
+        Self {
+            create: Create {
+                name: name.into(),
+                bytes,
+                node: None,
+                peers: String::new(),
+            },
+            peers: Vec::new(),
+            timeout: Duration::from_secs(300),
+        }
+    }
+
+    /// Sets which of the service's host nodes to use.
+    pub fn node(mut self, node: NodeId) -> Self {
+        self.create.node = Some(node);
+        self
+    }
+
+    /// Lets other peers fetch it: a name or a pattern, as [`PeerList::list`] takes them.
+    pub fn share_with(mut self, peer: impl Into<String>) -> Self {
+        self.peers.push(peer.into());
+        self
+    }
+
+    /// Sets how long it may take; 5 minutes by default. Drivers create 4 to 6 GB a second.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

@@ -1,179 +1,151 @@
 //! State that a client's task and its users share: requests, leases, and the connection's state.
 
-mod link;
-mod task;
-
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, broadcast, mpsc, oneshot, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, broadcast, oneshot, watch};
 use tokio::time::{Instant, timeout_at};
 
-use super::greet::{Dial, Established, Terms, is_final};
+use super::connect::{Dial, Terms, is_final, refused};
 use super::lease::{ClientLease, Held, LeaseKey, LeaseState};
-use super::text;
+use crate::limits::deadline;
 use crate::per_driver::lock;
-use crate::protocol::{Answer, Ask, Entry, Request};
-use crate::transport::Unconnected;
-use crate::{Driver, Error, Result};
+use crate::protocol::{Answer, Ask, Event};
+use crate::{Driver, Error, Refusal, Result, ShareError};
 
 /// How many notices a slow watcher may be behind. The first watcher creates the ring, which has all of its
 /// slots from the start.
 const NOTICES: usize = 1024;
 /// The most releases in flight at a time.
-const RELEASES: usize = 8;
+pub(super) const RELEASES: usize = 8;
 
 /// An answer, with its fds and its lease.
 #[derive(Debug)]
-pub(crate) struct Answered {
-    pub(crate) answer: Answer,
-    pub(crate) fds: Vec<OwnedFd>,
+pub(crate) struct Reply {
+    pub(super) answer: Answer,
+    pub(super) fds: Vec<OwnedFd>,
     /// The lease of a grant: released unless the receiver keeps it.
     pub(super) lease: Option<ClientLease>,
 }
 
-/// A request on its way to the client's task.
-#[derive(Debug)]
-pub(super) struct Command {
+/// A user's request, and where its reply goes.
+pub(super) struct UserRequest {
     pub(super) ask: Ask,
-    pub(super) fds: Vec<OwnedFd>,
-    pub(super) reply: oneshot::Sender<Result<Answered>>,
-    pub(super) permit: OwnedSemaphorePermit,
+    pub(super) reply: oneshot::Sender<Result<Reply>>,
+    _permit: OwnedSemaphorePermit,
 }
 
-/// The requests of a session's users.
-pub(super) type Commands = mpsc::UnboundedReceiver<Command>;
-
-/// A user that waits for an answer.
-enum PendingRequest {
-    User {
-        what: String,
-        /// The name, for a fetch.
-        fetch: Option<String>,
-        reply: oneshot::Sender<Result<Answered>>,
-        _permit: OwnedSemaphorePermit,
-    },
+/// A request that waits for the connection or for its reply.
+pub(super) enum Pending {
+    User(UserRequest),
     Ping,
     Release(LeaseKey),
-    /// Which leases this end has.
+    /// Which of this end's leases have ended.
     Held,
 }
 
 /// The state of the connection.
-enum Link {
-    Up,
-    Down(Unconnected),
+#[derive(Clone, Debug)]
+pub(super) enum Link {
+    /// The number of the connection.
+    Up(u64),
+    Down {
+        why: Error,
+        /// Whether the machine responds and no process listens at the address.
+        nobody: bool,
+        /// Whether the server counts as gone, or no longer lets this client in.
+        away: bool,
+    },
     Over(Error),
 }
 
-/// A notice for watchers.
-#[derive(Clone, Debug)]
-pub(crate) enum Notified {
-    Published(Arc<Entry>),
-    Gone(Arc<str>),
-    /// The session is lost: the server is gone, or has given this client up. May be repeated.
-    SessionLost(Arc<Error>),
-    /// There is a new connection, on which no name is watched yet.
-    Fresh,
-    Over,
+impl Link {
+    /// Returns why the server counts as gone, no longer lets this client in, or is not asked any more.
+    pub(super) const fn away(&self) -> Option<&Error> {
+        match self {
+            Self::Down {
+                why, away: true, ..
+            }
+            | Self::Over(why) => Some(why),
+            _ => None,
+        }
+    }
 }
 
-/// How long the server has been silent. Time in which this process did not run counts little, because then
-/// the server need not have been silent.
-struct Silence {
-    last: Instant,
-    total: Duration,
-}
-
-struct SessionState {
-    link: Link,
-    terms: Arc<Terms>,
-    epoch: u64,
-    next_id: u64,
-    waiting: HashMap<u64, PendingRequest>,
-    leases: HashMap<LeaseKey, Held>,
-    /// Leases to release, in this order; each at most once.
-    releases: VecDeque<LeaseKey>,
-    releases_sent: usize,
-    ping_due: bool,
-    ping_sent: bool,
-    /// Whether the server is to be asked which leases have ended: before all else on a resumed connection.
-    held_due: bool,
-    silence: Silence,
-    closing: Option<Instant>,
+pub(super) struct SessionState {
+    pub(super) terms: Arc<Terms>,
+    pub(super) next_id: u64,
+    /// The session's own requests that were not written yet. They go before those of users.
+    pub(super) internal: VecDeque<Pending>,
+    /// Users' requests that were not written yet.
+    pub(super) queue: VecDeque<UserRequest>,
+    /// Requests that were written and are not answered yet.
+    pub(super) pending: HashMap<u64, Pending>,
+    pub(super) leases: HashMap<LeaseKey, Held>,
+    /// When the server was heard, or its silence was counted last.
+    pub(super) heard: Instant,
+    /// How long the server has been silent. Time in which this process did not run counts little, because then the
+    /// server need not have been silent.
+    pub(super) silence: Duration,
+    /// What a server that is about to end says of all leases, also of those that it grants then.
+    pub(super) recalled: Option<LeaseState>,
+    connections: u64,
+    pub(super) closing: Option<Instant>,
     /// Whether the program ends its use without waiting for the server.
-    departing: bool,
+    pub(super) departing: bool,
 }
 
 pub(crate) struct ClientSession {
     pub(super) dial: Dial,
     /// Where memory is imported; `None` for a client that looks at names alone.
     driver: Option<Driver>,
-    queue: mpsc::UnboundedSender<Command>,
     permits: Arc<Semaphore>,
     /// Wakes the task when there is something to write or to end.
     pub(super) wake: Notify,
-    notices: OnceLock<broadcast::Sender<Notified>>,
-    over: watch::Sender<bool>,
-    /// Why the server counts as gone, or no longer lets this client in, until it does again.
-    pub(super) gone: watch::Sender<Option<Error>>,
-    pub(super) users: AtomicUsize,
+    /// Watched names that come or go.
+    notices: OnceLock<broadcast::Sender<Arc<Event>>>,
+    /// Changed under the lock of `state`.
+    pub(super) link: watch::Sender<Link>,
+    users: AtomicUsize,
     state: Mutex<SessionState>,
 }
 
 impl ClientSession {
-    /// Creates the session of a new connection on the current runtime. Its task takes the commands.
-    pub(super) fn new(
-        dial: Dial,
-        established: &Established,
-        driver: Option<Driver>,
-    ) -> (Arc<Self>, Commands) {
-        let (queue, commands) = mpsc::unbounded_channel();
-        let permits = dial
-            .options
-            .limits
-            .requests_in_flight
-            .saturating_sub(RELEASES + 1)
-            .max(1);
-        let session = Arc::new(Self {
+    /// Creates the session of a new connection.
+    pub(super) fn new(dial: Dial, terms: &Terms, driver: Option<Driver>) -> Arc<Self> {
+        let limits = &dial.options.limits;
+        let permits = limits.requests_in_flight.saturating_sub(RELEASES + 1);
+        Arc::new(Self {
             driver,
-            queue,
-            // These permits bound the queue.
-            permits: Arc::new(Semaphore::new(permits.min(Semaphore::MAX_PERMITS))),
+            // These bound the queue.
+            permits: Arc::new(Semaphore::new(permits.clamp(1, Semaphore::MAX_PERMITS))),
             wake: Notify::new(),
             notices: OnceLock::new(),
-            over: watch::channel(false).0,
-            gone: watch::channel(None).0,
+            link: watch::Sender::new(Link::Up(1)),
             users: AtomicUsize::new(0),
             state: Mutex::new(SessionState {
-                link: Link::Up,
-                terms: Arc::new(established.terms.clone()),
-                epoch: 0,
-                next_id: 0,
-                waiting: HashMap::new(),
+                terms: Arc::new(terms.clone()),
+                next_id: 1,
+                internal: VecDeque::new(),
+                queue: VecDeque::new(),
+                pending: HashMap::new(),
                 leases: HashMap::new(),
-                releases: VecDeque::new(),
-                releases_sent: 0,
-                ping_due: false,
-                ping_sent: false,
-                held_due: false,
-                silence: Silence {
-                    last: Instant::now(),
-                    total: Duration::ZERO,
-                },
+                heard: Instant::now(),
+                silence: Duration::ZERO,
+                recalled: None,
+                connections: 1,
                 closing: None,
                 departing: false,
             }),
             dial,
-        });
-        (session, commands)
+        })
     }
 
-    fn lock(&self) -> MutexGuard<'_, SessionState> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, SessionState> {
         // No code that can panic runs under the lock while the state is half changed.
         lock(&self.state)
     }
@@ -196,95 +168,94 @@ impl ClientSession {
     }
 
     /// Returns how long a request may take.
-    pub(super) fn patience(&self) -> Duration {
+    pub(super) fn timeout(&self) -> Duration {
         self.dial.options.timeout
     }
 
-    pub(crate) fn notices(&self) -> broadcast::Receiver<Notified> {
+    pub(super) fn notices(&self) -> broadcast::Receiver<Arc<Event>> {
         let ring = || broadcast::channel(NOTICES).0;
         self.notices.get_or_init(ring).subscribe()
     }
 
     /// Notifies the watchers, if there are any.
-    pub(super) fn tell(&self, notified: Notified) {
+    pub(super) fn notify(&self, notice: Event) {
         if let Some(notices) = self.notices.get() {
             // All of them may be gone.
-            let _ = notices.send(notified);
+            let _ = notices.send(Arc::new(notice));
         }
     }
 
-    /// Sends a request and waits for the answer, at most `patience`; a refusal is an error.
+    /// Sends a request and waits for the reply, at most for `timeout`; a refusal is an error.
     ///
-    /// If dropped before the answer, nothing is left: a lease that is granted later is released.
-    pub(super) async fn call(
-        &self,
-        ask: Ask,
-        fds: Vec<OwnedFd>,
-        patience: Duration,
-    ) -> Result<Answered> {
-        let what = text::asked(&ask);
-        // Bounds both, so that years do not overflow.
-        let patience = patience.min(Duration::from_secs(365 * 86_400));
-        let deadline = Instant::now() + patience;
-        let late = || self.late(&what, patience);
-        let permit = match timeout_at(deadline, Arc::clone(&self.permits).acquire_owned()).await {
-            Ok(Ok(permit)) => permit,
-            Ok(Err(_)) => return Err(self.down()),
-            Err(_) => return Err(late()),
+    /// If dropped before the reply, nothing is left: a lease that is granted later is released.
+    pub(super) async fn request(&self, ask: Ask, timeout: Duration) -> Result<Reply> {
+        let what = describe(&ask);
+        let work = async {
+            let permit = Arc::clone(&self.permits).acquire_owned().await;
+            let _permit = permit.map_err(|_| self.down())?;
+            let (reply, answer) = oneshot::channel();
+            {
+                let mut state = self.lock();
+                if let Link::Over(why) = &*self.link.borrow() {
+                    return Err(why.clone());
+                }
+                state.queue.push_back(UserRequest {
+                    ask,
+                    reply,
+                    _permit,
+                });
+            }
+            self.wake.notify_one();
+            let reply = answer.await.unwrap_or_else(|_| Err(self.down()))?;
+            match &reply.answer {
+                Answer::Refused(why) => Err(refused(&self.peer(), &*what, why)),
+                _ => Ok(reply),
+            }
         };
-        let (reply, answer) = oneshot::channel();
-        let command = Command {
-            ask,
-            fds,
-            reply,
-            permit,
-        };
-        if self.queue.send(command).is_err() {
-            return Err(self.down());
-        }
-        match timeout_at(deadline, answer).await {
-            Ok(Ok(answered)) => answered,
-            Ok(Err(_)) => Err(self.down()),
-            Err(_) => Err(late()),
-        }
-    }
-
-    fn late(&self, what: &str, after: Duration) -> Error {
-        match &self.lock().link {
-            Link::Up => Error::timed_out(format!("{what} ({})", self.dial.options.address), after),
-            Link::Down(Unconnected { error, .. }) | Link::Over(error) => error.clone(),
-        }
+        let replied = timeout_at(deadline(timeout), work).await;
+        replied.unwrap_or_else(|_| match &*self.link.borrow() {
+            Link::Up(_) => {
+                let what = format!("{what} ({})", self.dial.options.address);
+                Err(Error::timed_out(what, timeout))
+            }
+            Link::Down { why, .. } | Link::Over(why) => Err(why.clone()),
+        })
     }
 
     /// Returns why there is no connection.
     pub(super) fn down(&self) -> Error {
-        let state = self.lock();
-        let why = match &state.link {
-            Link::Over(error) => return error.clone(),
-            _ if state.closing.is_some() => "this client was closed",
-            Link::Down(Unconnected { error, .. }) => return error.clone(),
-            Link::Up => "the client's runtime has ended",
-        };
-        Error::peer_lost(self.dial.options.address.to_string(), why)
+        let closing = self.lock().closing.is_some();
+        match &*self.link.borrow() {
+            Link::Over(why) => why.clone(),
+            Link::Down { why, .. } if !closing => why.clone(),
+            _ => {
+                let address = self.dial.options.address.to_string();
+                Error::peer_lost(address, "this client was closed")
+            }
+        }
     }
 
     /// Ends a lease, as soon as there is a connection: the release is not lost while the session lasts.
-    pub(super) fn release(&self, key: LeaseKey, done: Option<oneshot::Sender<Result<()>>>) {
+    pub(super) fn release(&self, key: LeaseKey) {
         let mut state = self.lock();
-        let over = matches!(state.link, Link::Over(_));
-        let instance = state.terms.welcome.instance;
-        let Some(held) = state.leases.get_mut(&key) else {
-            return;
-        };
-        held.done = done;
-        if over || held.instance != instance {
+        let over = matches!(&*self.link.borrow(), Link::Over(_));
+        if over || key.instance != state.terms.welcome.instance {
             // The server that granted it is gone, and the lease with it.
             return state.end(key, Ok(()));
         }
         // Also for a lost lease, even of an earlier session: the server waits for the unmapping.
-        state.releases.push_back(key);
+        state.internal.push_back(Pending::Release(key));
         drop(state);
         self.wake.notify_one();
+    }
+
+    /// Returns a receiver of the result of a lease's release.
+    pub(super) fn released(&self, key: LeaseKey) -> oneshot::Receiver<Result<()>> {
+        let (done, released) = oneshot::channel();
+        if let Some(held) = self.lock().leases.get_mut(&key) {
+            held.done = Some(done);
+        }
+        released
     }
 
     /// Admits no requests from now on; sends the pending releases, then ends the connection.
@@ -301,103 +272,229 @@ impl ClientSession {
         self.close();
     }
 
+    /// Returns the number of the last connection.
+    pub(super) fn connection(&self) -> u64 {
+        self.lock().connections
+    }
+
     /// Returns whether there is a connection or may be one.
     pub(super) fn is_open(&self) -> bool {
-        let state = self.lock();
-        state.closing.is_none() && !matches!(state.link, Link::Over(_))
+        self.lock().closing.is_none() && !matches!(&*self.link.borrow(), Link::Over(_))
     }
 
     /// Returns whether there is no connection now, but may be one.
     pub(super) fn is_down(&self) -> bool {
-        let state = self.lock();
-        state.closing.is_none() && matches!(state.link, Link::Down(_))
-    }
-
-    /// Waits until this client has ended, or the server no longer lets it in.
-    pub(super) async fn until_end(&self) -> Error {
-        let mut gone = self.gone.subscribe();
-        let barred = async {
-            let why = gone
-                .wait_for(|why| why.as_ref().is_some_and(is_final))
-                .await;
-            why.ok().and_then(|why| why.clone())
-        };
-        tokio::select! {
-            () = self.queue.closed() => self.down(),
-            Some(why) = barred => why,
-        }
+        self.lock().closing.is_none() && matches!(&*self.link.borrow(), Link::Down { .. })
     }
 
     /// Waits until the server is gone, silent for longer than a lease, or no longer lets this client in, which may be
     /// so already.
-    pub(super) fn gone(&self) -> impl Future<Output = Error> + use<> {
-        let mut gone = self.gone.subscribe();
-        async move {
-            let why = gone.wait_for(Option::is_some).await;
-            let why = why.ok().and_then(|why| why.clone());
-            match why {
-                Some(why) => why,
-                None => std::future::pending().await,
-            }
-        }
+    pub(super) async fn away(&self) -> Error {
+        self.link_is(|link| link.away().cloned()).await
+    }
+
+    /// Waits until this client has ended, or the server no longer lets it in.
+    pub(super) async fn ended(&self) -> Error {
+        let ends = |link: &Link, why: &Error| matches!(link, Link::Over(_)) || is_final(why);
+        self.link_is(|link| link.away().filter(|why| ends(link, why)).cloned())
+            .await
     }
 
     /// Waits until the task has ended.
     pub(super) async fn closed(&self) {
-        let mut over = self.over.subscribe();
-        // An error would mean that `self` is gone.
-        let _ = over.wait_for(|&over| over).await;
+        self.link_is(|link| matches!(link, Link::Over(_)).then_some(()))
+            .await;
+    }
+
+    async fn link_is<T>(&self, found: impl Fn(&Link) -> Option<T>) -> T {
+        let mut links = self.link.subscribe();
+        loop {
+            if let Some(found) = found(&links.borrow_and_update()) {
+                return found;
+            }
+            // The sender is in this session.
+            let _ = links.changed().await;
+        }
+    }
+
+    /// Handles the end of the task: nothing is sent or received any more.
+    pub(super) fn over(&self, why: &Error) {
+        if matches!(&*self.link.borrow(), Link::Over(_)) {
+            return;
+        }
+        self.broken(why);
+        self.permits.close();
+        let mut state = self.lock();
+        self.lose_leases(&state, why);
+        self.link.send_replace(Link::Over(why.clone()));
+        for request in std::mem::take(&mut state.internal) {
+            if let Pending::Release(key) = request {
+                state.end(key, Err(why.clone()));
+            }
+        }
+        let queue = std::mem::take(&mut state.queue);
+        drop(state);
+        for request in queue {
+            drop(request.reply.send(Err(why.clone())));
+        }
+    }
+
+    /// Handles a broken connection: requests that were written get no answer.
+    pub(super) fn broken(&self, why: &Error) {
+        let mut state = self.lock();
+        self.set_down(why.clone(), false, false);
+        let is_release = |request: &Pending| matches!(request, Pending::Release(_));
+        state.internal.retain(is_release);
+        let mut unanswered = Vec::new();
+        for (_, pending) in std::mem::take(&mut state.pending) {
+            match pending {
+                Pending::User(request) => unanswered.push(request),
+                Pending::Release(key) => state.internal.push_front(Pending::Release(key)),
+                Pending::Ping | Pending::Held => {}
+            }
+        }
+        drop(state);
+        for request in unanswered {
+            drop(request.reply.send(Err(why.clone())));
+        }
+    }
+
+    /// Records that an attempt to reconnect has failed.
+    ///
+    /// If no process listens at the address for the time of a heartbeat, the server is gone, and its leases
+    /// with it: there is no need to wait for their expiry.
+    pub(super) fn still_down(&self, why: Error, nobody: bool) {
+        let state = self.lock();
+        let why = match why {
+            Error::Share(ShareError::Unreachable { peer, why, .. }) => Error::peer_lost(peer, why),
+            other => other,
+        };
+        let away = is_final(&why);
+        self.set_down(why, nobody, away);
+        self.lose_if_gone(&state);
+    }
+
+    /// Records that a frame has arrived.
+    pub(super) fn heard(&self) {
+        let mut state = self.lock();
+        state.heard = Instant::now();
+        state.silence = Duration::ZERO;
+    }
+
+    /// Records that at least a part of `tick` has passed; returns how long the server has been silent. After
+    /// the time of a lease, the leases are lost.
+    pub(super) fn tick(&self, tick: Duration) -> Duration {
+        let mut state = self.lock();
+        let now = Instant::now();
+        let gone = now.saturating_duration_since(state.heard);
+        state.silence += gone.min(tick * 2);
+        state.heard = now;
+        let silent = state.silence;
+        if silent >= state.terms.lease {
+            let last = match &*self.link.borrow() {
+                Link::Down { why, .. } | Link::Over(why) => format!("; {why}"),
+                Link::Up(_) => String::new(),
+            };
+            self.lose(&state, format!("not a word for {silent:?}{last}"));
+        }
+        // Also here, because connection attempts may be rare by then.
+        self.lose_if_gone(&state);
+        silent
+    }
+
+    fn lose_if_gone(&self, state: &SessionState) {
+        let nobody = matches!(&*self.link.borrow(), Link::Down { nobody: true, .. });
+        if nobody && state.silence >= state.terms.heartbeat {
+            self.lose(state, "nobody listens at its address any more".into());
+        }
+    }
+
+    /// Marks the session as lost; while there is no connection, the server counts as gone.
+    fn lose(&self, state: &SessionState, why: String) {
+        let lost = Error::peer_lost(state.terms.peer.clone(), why);
+        self.lose_leases(state, &lost);
+        if matches!(&*self.link.borrow(), Link::Down { .. }) {
+            self.set_down(lost, false, true);
+        }
+    }
+
+    /// Marks all leases as lost.
+    fn lose_leases(&self, state: &SessionState, why: &Error) {
+        for held in state.leases.values() {
+            held.set_state(LeaseState::Lost(why.clone()));
+        }
+    }
+
+    /// Handles the server's end of the session, and of its leases.
+    pub(super) fn dismissed(&self, why: &Error) {
+        let state = self.lock();
+        self.set_down(why.clone(), false, true);
+        self.lose_leases(&state, why);
+    }
+
+    /// Notes that there is no connection. A server that is away stays so until there is one.
+    fn set_down(&self, why: Error, nobody: bool, away: bool) {
+        self.link.send_modify(|link| {
+            let away = away || matches!(link, Link::Down { away: true, .. });
+            *link = Link::Down { why, nobody, away };
+        });
+    }
+
+    /// Handles a new connection.
+    pub(super) fn resumed(&self, terms: &Terms) {
+        let mut state = self.lock();
+        if !terms.welcome.resumed {
+            let why = if terms.welcome.instance == state.terms.welcome.instance {
+                let why = "it heard nothing for too long";
+                let what = "to go on with the session";
+                Error::refused(terms.peer.clone(), what, Refusal::Expired, why)
+            } else {
+                Error::Stale {
+                    what: format!("a lease from {}", terms.peer),
+                    why: "the server has been restarted since".into(),
+                }
+            };
+            self.lose_leases(&state, &why);
+            state.recalled = None;
+            // A server that still runs must learn of the unmapping; leases of another server are forgotten.
+            for request in std::mem::take(&mut state.internal) {
+                match request {
+                    Pending::Release(key) if key.instance != terms.welcome.instance => {
+                        state.end(key, Err(why.clone()));
+                    }
+                    request => state.internal.push_back(request),
+                }
+            }
+        }
+        state.terms = Arc::new(terms.clone());
+        if terms.welcome.resumed {
+            // Before all else: leases that this end does not have end then, because their grants never arrived.
+            state.internal.push_front(Pending::Held);
+        }
+        state.heard = Instant::now();
+        state.silence = Duration::ZERO;
+        state.connections += 1;
+        self.link.send_replace(Link::Up(state.connections));
     }
 }
 
 impl SessionState {
-    /// Numbers a request, and waits for its answer.
-    fn request(&mut self, waiting: PendingRequest, ask: Ask) -> Request {
-        self.next_id += 1;
-        let id = self.next_id;
-        self.waiting.insert(id, waiting);
-        (id, ask)
-    }
-
-    /// Returns the key of a lease of this session.
-    const fn key(&self, lease: u64) -> LeaseKey {
-        let epoch = self.epoch;
-        LeaseKey { epoch, lease }
+    /// Returns the key of a lease of this server.
+    pub(super) fn key(&self, lease: u64) -> LeaseKey {
+        let instance = self.terms.welcome.instance;
+        LeaseKey { instance, lease }
     }
 
     /// Forgets a lease. A release that waits gets the reason why the lease was lost, or else the result.
-    fn end(&mut self, key: LeaseKey, result: Result<()>) {
-        let held = self.leases.remove(&key);
-        if let Some(Held {
-            state,
-            done: Some(done),
-            ..
-        }) = held
+    pub(super) fn end(&mut self, key: LeaseKey, result: Result<()>) {
+        if let Some(held) = self.leases.remove(&key)
+            && let Some(done) = held.done
         {
-            let _ = done.send(match &*state.borrow() {
+            let _ = done.send(match &*held.state.borrow() {
                 LeaseState::Lost(error) => Err(error.clone()),
                 _ => result,
             });
         }
-    }
-}
-
-/// Sets a lease's state, unless it is lost, which is final.
-fn change(state: &watch::Sender<LeaseState>, to: &LeaseState) {
-    state.send_if_modified(|now| {
-        let changes = !now.is_lost() && now != to;
-        if changes {
-            *now = to.clone();
-        }
-        changes
-    });
-}
-
-fn withdrawing(ms: u64) -> LeaseState {
-    // A day at most: no holder waits longer, and clocks do not overflow.
-    let ms = Duration::from_millis(ms.min(86_400_000));
-    LeaseState::Withdrawing {
-        until: std::time::Instant::now() + ms,
     }
 }
 
@@ -407,4 +504,55 @@ impl fmt::Debug for ClientSession {
             .field("address", &self.dial.options.address)
             .finish_non_exhaustive()
     }
+}
+
+/// Keeps a session open: it closes with the last of these.
+#[derive(Debug)]
+pub(super) struct SessionUser(pub(super) Arc<ClientSession>);
+
+impl SessionUser {
+    pub(super) fn new(session: &Arc<ClientSession>) -> Self {
+        session.users.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(session))
+    }
+}
+
+impl Clone for SessionUser {
+    fn clone(&self) -> Self {
+        Self::new(&self.0)
+    }
+}
+
+impl Drop for SessionUser {
+    fn drop(&mut self) {
+        if self.0.users.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.0.close();
+        }
+    }
+}
+
+/// Describes a request, for messages.
+pub(super) fn describe(ask: &Ask) -> String {
+    match ask {
+        Ask::List(list) => format!("the list of names '{}…'", list.prefix),
+        Ask::Wait(wait) => format!("waiting for '{}'", wait.name),
+        Ask::Fetch(fetch) => format!("'{}'", fetch.name),
+        Ask::Release(release) => format!("the release of lease {}", release.lease),
+        Ask::Probe(probe) => format!("a probe of lease {}", probe.lease),
+        Ask::Watch(watch) => format!("a watch on names '{}…'", watch.prefix),
+        Ask::Create(create) => format!("the creation of '{}'", create.name),
+        Ask::Delete(delete) => format!("the deletion of '{}'", delete.name),
+        Ask::Ping | Ask::Held(_) => "a heartbeat".into(),
+    }
+}
+
+/// Runs blocking work on a separate thread; a panic there is an error about `what`. If this is dropped, the work
+/// continues, and its result is dropped on that thread.
+pub(super) async fn run_blocking<T: Send + 'static>(
+    what: &'static str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|error| Error::failed(what, error.to_string()))
 }

@@ -280,3 +280,13 @@ async fn a_slow_watcher_is_told_what_it_missed() {
         WatchEvent::Published(memory.entry("n1499"))
     );
 }
+
+#[tokio::test]
+async fn a_panic_on_another_thread_does_not_unwind_here() {
+    let error = run_blocking("mapping", || panic!("in a call")).await;
+    let error = error.map(|(): ()| ()).unwrap_err().to_string();
+    assert!(
+        error.contains("mapping") && error.contains("in a call"),
+        "{error}"
+    );
+}

@@ -1,13 +1,14 @@
 //! Watching names.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
-use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
+use tokio::sync::{broadcast, watch};
 
 use super::Client;
-use super::session::Notified;
-use crate::protocol::{Answer, Ask, Entry, Watch as Asked};
+use super::session::Link;
+use crate::protocol::{Ask, Entry, Event, Watch as Asked};
 use crate::{Error, Result};
 
 /// An event of watched names.
@@ -36,7 +37,10 @@ pub struct Watch {
     prefix: String,
     /// Whether the prefix is the only name.
     one_name: bool,
-    notices: Receiver<Notified>,
+    notices: broadcast::Receiver<Arc<Event>>,
+    link: watch::Receiver<Link>,
+    /// The connection on which the names were listed.
+    connection: u64,
     /// The states reported so far, so that none is reported twice.
     known: BTreeMap<String, Entry>,
     pub(super) events: VecDeque<WatchEvent>,
@@ -57,27 +61,21 @@ impl Client {
     /// # Cancel safety
     /// If dropped before completion, nothing is left.
     pub async fn watch(&self, prefix: impl Into<String>) -> Result<Watch> {
-        Watch::start(self, prefix.into()).await
+        let mut watch = Watch::new(self, prefix.into(), false);
+        watch.refresh().await?;
+        watch.stale = None;
+        Ok(watch)
     }
 }
 
 impl Watch {
-    async fn start(client: &Client, prefix: String) -> Result<Self> {
-        let mut watch = Self::new(client, prefix, false);
-        watch.look().await?;
-        watch.stale = None;
-        Ok(watch)
-    }
-
-    /// Returns a watch of one name, which [`update`](Self::update) starts.
-    pub(super) fn of_name(client: &Client, name: String) -> Self {
-        Self::new(client, name, true)
-    }
-
-    fn new(client: &Client, prefix: String, one_name: bool) -> Self {
+    /// Returns a watch that [`update`](Self::update) starts, of one name or of all with a prefix.
+    pub(super) fn new(client: &Client, prefix: String, one_name: bool) -> Self {
         Self {
             // Before the first listing, so that nothing is missed.
             notices: client.session().notices(),
+            link: client.session().link.subscribe(),
+            connection: client.session().connection(),
             client: client.clone(),
             prefix,
             one_name,
@@ -105,97 +103,108 @@ impl Watch {
         }
     }
 
-    /// Lists the names if a listing is due, or waits for one notice. Cancel safe.
+    /// Takes in what has come, or else lists the names if a listing is due, or waits for what comes next. Cancel safe.
     pub(super) async fn update(&mut self) -> Result<()> {
-        if let Some(missed) = self.stale
-            && self.look_again(missed).await?
-        {
+        self.catch_up()?;
+        if !self.events.is_empty() {
             return Ok(());
         }
-        let notice = self.notices.recv().await;
-        self.hear(notice)
-    }
-
-    /// Takes in the notices that have come.
-    pub(super) fn catch_up(&mut self) -> Result<()> {
-        loop {
-            let notice = match self.notices.try_recv() {
-                Ok(notice) => Ok(notice),
-                Err(TryRecvError::Empty) => return Ok(()),
-                Err(TryRecvError::Lagged(missed)) => Err(RecvError::Lagged(missed)),
-                Err(TryRecvError::Closed) => Err(RecvError::Closed),
-            };
-            self.hear(notice)?;
-        }
-    }
-
-    fn hear(&mut self, notice: Result<Notified, RecvError>) -> Result<()> {
-        match notice {
-            Ok(Notified::Published(entry)) => self.published((*entry).clone()),
-            Ok(Notified::Gone(name)) => self.gone(&name),
-            // Repeated; and if only the session is lost, there is a connection already.
-            Ok(Notified::SessionLost(why)) => {
-                if self.client.session().is_down() {
-                    self.away(&why);
+        if let Some(missed) = self.stale {
+            let session = self.client.session().clone();
+            let connection = session.connection();
+            // The listing says more than the notices before it.
+            self.notices = self.notices.resubscribe();
+            let refreshed = tokio::select! {
+                biased;
+                refreshed = self.refresh() => refreshed,
+                // A listing waits until the server is back.
+                why = session.away(), if !self.away => {
+                    self.report_away(&why);
+                    return Ok(());
                 }
+            };
+            match refreshed {
+                Ok(()) => {
+                    self.connection = connection;
+                    self.away = false;
+                    self.stale = None;
+                    self.listed_anew = true;
+                    if missed > 0 {
+                        self.events.push_front(WatchEvent::Missed(missed));
+                    }
+                    return Ok(());
+                }
+                // The server is away again, for any error.
+                Err(error) if session.is_down() => {
+                    if !error.is_peer_lost() {
+                        self.report_away(&error);
+                    }
+                    if !self.events.is_empty() {
+                        return Ok(());
+                    }
+                }
+                // It is back already.
+                Err(error) if error.is_peer_lost() && session.is_open() => return Ok(()),
+                Err(error) => return Err(error),
             }
-            Ok(Notified::Fresh) => {
-                self.away = false;
-                self.stale = Some(self.stale.unwrap_or(0));
-            }
-            Err(RecvError::Lagged(missed)) => {
-                // The missed notices may include the new connection.
-                self.away &= self.client.session().is_down();
-                self.stale = Some(missed);
-            }
-            Ok(Notified::Over) | Err(RecvError::Closed) => {
-                return Err(self.client.session().down());
-            }
+        }
+        tokio::select! {
+            biased;
+            notice = self.notices.recv() => match notice {
+                Ok(notice) => self.handle_notice(&notice),
+                Err(RecvError::Lagged(missed)) => self.stale = Some(missed),
+                Err(RecvError::Closed) => {}
+            },
+            // The session has the sender.
+            _ = self.link.changed() => self.link.mark_changed(),
         }
         Ok(())
+    }
+
+    /// Takes in the notices that have come, and the state of the connection.
+    pub(super) fn catch_up(&mut self) -> Result<()> {
+        loop {
+            match self.notices.try_recv() {
+                Ok(notice) => self.handle_notice(&notice),
+                Err(TryRecvError::Lagged(missed)) => {
+                    self.stale = Some(missed);
+                    break;
+                }
+                Err(TryRecvError::Empty | TryRecvError::Closed) => break,
+            }
+        }
+        if !self.link.has_changed().unwrap_or(false) {
+            return Ok(());
+        }
+        let link = self.link.borrow_and_update().clone();
+        match link {
+            Link::Up(connection) => {
+                self.away = false;
+                if connection != self.connection {
+                    self.stale.get_or_insert(0);
+                }
+            }
+            Link::Down { .. } => {
+                if let Some(why) = link.away() {
+                    self.report_away(why);
+                }
+            }
+            Link::Over(why) => return Err(why),
+        }
+        Ok(())
+    }
+
+    fn handle_notice(&mut self, notice: &Event) {
+        match notice {
+            Event::Published(entry) => self.published(entry.clone()),
+            Event::Gone(gone) => self.gone(&gone.name),
+            _ => {}
+        }
     }
 
     /// Returns whether [`names`](Self::names) are those that exist, as far as is known.
     pub(super) const fn is_current(&self) -> bool {
         self.stale.is_none() && !self.away
-    }
-
-    /// Lists the names after `missed` notices. Returns `false` if there is no event, and a notice will report the
-    /// next connection.
-    async fn look_again(&mut self, missed: u64) -> Result<bool> {
-        let first = self.events.len();
-        let gone = self.client.session().gone();
-        let done = tokio::select! {
-            biased;
-            done = self.look() => done,
-            // A listing waits until the server is back.
-            why = gone, if !self.away => {
-                self.away(&why);
-                return Ok(true);
-            }
-        };
-        match done {
-            Ok(()) => {}
-            // The server is away again, for any error.
-            Err(error) if self.client.session().is_down() => {
-                if !error.is_peer_lost() {
-                    self.away(&error);
-                }
-                return Ok(!self.events.is_empty());
-            }
-            // It is back already.
-            Err(error) if error.is_peer_lost() && self.client.session().is_open() => {
-                return Ok(true);
-            }
-            Err(error) => return Err(error),
-        }
-        self.away = false;
-        self.stale = None;
-        self.listed_anew = true;
-        if missed > 0 {
-            self.events.insert(first, WatchEvent::Missed(missed));
-        }
-        Ok(true)
     }
 
     /// Returns the names that exist, as far as [`recv`](Self::recv) has reported them.
@@ -204,21 +213,22 @@ impl Watch {
     }
 
     /// Reports once that the server is away.
-    fn away(&mut self, why: &Error) {
+    fn report_away(&mut self, why: &Error) {
         if !std::mem::replace(&mut self.away, true) {
             self.events.push_back(WatchEvent::Away(why.to_string()));
         }
     }
 
-    fn covers(&self, name: &str) -> bool {
-        match self.one_name {
-            true => name == self.prefix,
-            false => name.starts_with(&self.prefix),
+    fn matches(&self, name: &str) -> bool {
+        if self.one_name {
+            name == self.prefix
+        } else {
+            name.starts_with(&self.prefix)
         }
     }
 
     fn published(&mut self, entry: Entry) {
-        if !self.covers(&entry.name) {
+        if !self.matches(&entry.name) {
             return;
         }
         let before = self.known.insert(entry.name.clone(), entry.clone());
@@ -235,26 +245,18 @@ impl Watch {
     }
 
     /// Lists everything and subscribes to notices; reports the differences.
-    async fn look(&mut self) -> Result<()> {
-        let (client, prefix) = (self.client.clone(), self.prefix.clone());
-        let ask = Ask::Watch(Asked {
-            prefix: prefix.clone(),
-        });
-        let Answer::Names(names) = client.again(ask, client.patience()).await? else {
-            return Err(client.broken("unexpected answer to a watch"));
-        };
+    async fn refresh(&mut self) -> Result<()> {
+        let client = self.client.clone();
+        let prefix = self.prefix.clone();
+        let names = client.names(Ask::Watch(Asked { prefix })).await?;
         // Entries are sorted: a name comes before all longer names that begin with it.
         let more = names.more && !self.one_name;
-        let mut now = client.pages(&prefix, names.entries, more).await?;
-        now.retain(|entry| self.covers(&entry.name));
-        let there: BTreeSet<_> = now.iter().map(|entry| entry.name.as_str()).collect();
-        let known = self.known.keys();
-        let gone: Vec<_> = known
-            .filter(|name| !there.contains(name.as_str()))
-            .cloned()
-            .collect();
-        for name in gone {
-            self.gone(&name);
+        let mut now = client.pages(&self.prefix, names.entries, more).await?;
+        now.retain(|entry| self.matches(&entry.name));
+        let there: BTreeSet<_> = now.iter().map(|entry| &entry.name).collect();
+        let known: BTreeSet<_> = self.known.keys().cloned().collect();
+        for name in known.iter().filter(|name| !there.contains(name)) {
+            self.gone(name);
         }
         for entry in now {
             self.published(entry);

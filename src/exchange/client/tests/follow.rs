@@ -1,7 +1,7 @@
 //! Follows against a hand-written server.
 
 use super::*;
-use crate::client::session::Notified;
+use crate::client::session::Link;
 use crate::driver::Access;
 use crate::{Owner, Reconnect, ShareError};
 
@@ -272,10 +272,11 @@ async fn one_that_missed_notices_asks_again() {
     let (first, second) = (Memory::new(), Memory::new());
     let (client, mut peer, mut follow, _got) = following(&fake, &driver, &first).await;
     // The first of these notices is lost.
-    let news = Notified::Published(Arc::new(second.entry("x")));
-    client.session().tell(news);
+    let published = Event::Published(second.entry("x"));
+    client.session().notify(published);
     for _ in 0..1100 {
-        client.session().tell(Notified::Gone("other".into()));
+        let name = "other".into();
+        client.session().notify(Event::Gone(Gone { name }));
     }
     served(&mut follow, async {
         watched(&mut peer, vec![second.entry("x")]).await;
@@ -289,7 +290,7 @@ async fn a_watch_that_fails_says_nothing_of_memory_that_is_held() {
     let (driver, fake) = (importer(), Fake::new().await);
     let (first, second) = (Memory::new(), Memory::new());
     let (client, mut peer, mut follow, got) = following(&fake, &driver, &first).await;
-    client.session().tell(Notified::Fresh);
+    client.session().link.send_replace(Link::Up(2));
     let _other = served(&mut follow, async {
         for reason in ["closing", "internal", "limit"] {
             watch_refused(&mut peer, reason).await;

@@ -208,9 +208,11 @@ async fn a_session_that_has_ended_loses_its_leases() {
             ),
         }
         assert_eq!(client.instance(), fake.welcome.instance);
-        // A new lease with the same number is another one.
+        // The same number at another instance is another lease.
+        let lease = if restarted { 5 } else { 6 };
         let (again, _) = within(async {
-            tokio::join!(client.fetch("x").probe(false).go(), peer.grant(5, &memory))
+            let fetch = client.fetch("x").probe(false).go();
+            tokio::join!(fetch, peer.grant(lease, &memory))
         })
         .await;
         let again = again.unwrap();
@@ -225,7 +227,7 @@ async fn a_session_that_has_ended_loses_its_leases() {
         let (released, ()) = within(async { tokio::join!(remote.release(), told) }).await;
         assert!(released.is_err());
         drop(again);
-        assert_eq!(peer.released().await, 5);
+        assert_eq!(peer.released().await, lease);
         drop(client);
         gone(&mut peer).await;
         nothing_held(&driver).await;
@@ -291,10 +293,19 @@ async fn notices_about_leases_that_were_never_granted_are_ignored() {
 #[tokio::test]
 async fn a_server_that_ends_says_so() {
     let (driver, fake, memory) = (importer(), Fake::new().await, Memory::new());
-    let (_client, mut peer, remote) = leased(&fake, &driver, &memory).await;
-    peer.notice(Event::Closing(Closing { ms: u64::MAX })).await;
-    let state = within(remote.changed()).await;
-    assert!(matches!(state, LeaseState::Withdrawing { .. }), "{state}");
+    let (client, mut peer, remote) = leased(&fake, &driver, &memory).await;
+    // Another grant is on its way.
+    let serve = async {
+        let (id, _) = peer.request().await.unwrap();
+        peer.notice(Event::Closing(Closing { ms: u64::MAX })).await;
+        peer.answer(id, Answer::Granted(memory.granted(6))).await;
+    };
+    let (other, ()) =
+        within(async { tokio::join!(client.fetch("x").probe(false).go(), serve) }).await;
+    for remote in [remote, other.unwrap()] {
+        let state = within(remote.changed()).await;
+        assert!(matches!(state, LeaseState::Withdrawing { .. }), "{state}");
+    }
 }
 
 #[tokio::test]
