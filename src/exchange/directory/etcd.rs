@@ -1,0 +1,605 @@
+//! The directory in etcd: look-ups, and the task that keeps an exporter and its names there.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use etcd_client::{
+    Certificate, Client, ConnectOptions, GetOptions, Identity, LeaseKeepAliveStream, LeaseKeeper,
+    PutOptions, SortOrder, SortTarget, TlsOptions, Txn, TxnOp,
+};
+use tokio::runtime::{Handle, TryCurrentError};
+use tokio::sync::{Mutex, oneshot, watch};
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use zeroize::Zeroizing;
+
+use super::{Exporter, Keys, MAX_ADDRESSES, Registration, RegistrationState};
+use crate::protocol::check_name;
+use crate::text::bounded;
+use crate::{Error, Result};
+
+/// The most exporters of a name that a look-up returns: even with the longest names they stay well below gRPC's 4 MiB.
+const MAX_EXPORTERS: i64 = 1000;
+/// The most bytes of an error text that are passed on.
+const MAX_DETAIL: usize = 200;
+/// Changes in one transaction: etcd allows 128.
+const BATCH: usize = 100;
+
+/// The exporters that have registered in etcd, and their names. Clones are the same directory.
+///
+/// ```no_run
+/// use egmem::exchange::Client;
+/// use egmem::exchange::directory::{Directory, EtcdOptions};
+/// use egmem::share::BootId;
+///
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let driver = egmem::Driver::open()?;
+/// let directory = Directory::etcd(EtcdOptions::new(["http://127.0.0.1:2379"]))?;
+/// for exporter in directory.resolve("weights").await? {
+///     let Some(address) = exporter.address(BootId::current()?) else { continue };
+///     let client = Client::options(address.clone()).connect(&driver).await?;
+///     let weights = client.fetch("weights").instance(exporter.instance).await?;
+/// }
+/// # Ok::<(), egmem::exchange::Error>(())
+/// # }).unwrap();
+/// ```
+#[derive(Clone)]
+pub struct Directory(Arc<Etcd>);
+
+/// An etcd, connected on first use.
+struct Etcd {
+    options: EtcdOptions,
+    keys: Keys,
+    client: Mutex<Option<Client>>,
+}
+
+impl Directory {
+    /// Returns a directory of the exporters that have registered in etcd. This sends no request: etcd may
+    /// still be away.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for invalid options, [`Error::Tls`] for
+    /// certificates that cannot be read.
+    pub fn etcd(options: EtcdOptions) -> Result<Self> {
+        options.check()?;
+        if let Some(tls) = &options.tls {
+            // Faults of the files are reported now, not at the first look-up.
+            read_tls(tls)?;
+        }
+        Ok(Self(Arc::new(Etcd {
+            keys: Keys(options.prefix.clone()),
+            options,
+            client: Mutex::new(None),
+        })))
+    }
+
+    /// Returns the exporters that claim to hold a name, in the order in which they registered it: the first 1000.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for an invalid name, [`Error::Directory`] if
+    /// etcd does not answer in time.
+    pub async fn resolve(&self, name: &str) -> Result<Vec<Exporter>> {
+        check_name(name)?;
+        let prefix = self.0.keys.holders(name);
+        let options = GetOptions::new()
+            .with_prefix()
+            .with_sort(SortTarget::Create, SortOrder::Ascend)
+            .with_limit(MAX_EXPORTERS);
+        let get = |mut client: Client| async move { client.get(prefix, Some(options)).await };
+        let mut found = self.call(get).await?;
+        let entries = found.take_kvs();
+        let exporters = entries.iter().filter_map(|entry| {
+            let (_, instance) = self.0.keys.read(entry.key())?;
+            let exporter = Exporter::from_value(entry.value(), instance);
+            if exporter.is_none() {
+                tracing::warn!(name, %instance, "etcd has an entry that is not an exporter's");
+            }
+            exporter
+        });
+        Ok(exporters.collect())
+    }
+
+    /// Registers an exporter until the registration is dropped or closed. If etcd is away, registers it as
+    /// soon as that is back, and again after each outage.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for no address, more than [`MAX_ADDRESSES`], or
+    /// outside of a tokio runtime.
+    pub fn register(&self, exporter: Exporter) -> Result<Registration> {
+        if exporter.addresses.is_empty() || exporter.addresses.len() > MAX_ADDRESSES {
+            let why = format!("it has {} addresses", exporter.addresses.len());
+            return Err(Error::invalid("exporter", why));
+        }
+        let outside = |error: TryCurrentError| Error::invalid("runtime", error.to_string());
+        let runtime = Handle::try_current().map_err(outside)?;
+        let (close, closed) = oneshot::channel();
+        let names = watch::Sender::new(BTreeSet::new());
+        let state = Arc::new(watch::Sender::new(RegistrationState::Pending));
+        let task = Task {
+            directory: self.clone(),
+            exporter,
+            names: names.subscribe(),
+            state: Arc::clone(&state),
+            lease: None,
+        };
+        runtime.spawn(task.run(closed));
+        Ok(Registration {
+            names,
+            state,
+            close,
+        })
+    }
+
+    /// Makes one request, answered within the timeout. After a failure the next request reconnects, with
+    /// files read again and a fresh token.
+    async fn call<T, F>(&self, call: impl FnOnce(Client) -> F) -> Result<T>
+    where
+        F: Future<Output = Result<T, etcd_client::Error>>,
+    {
+        let answer = tokio::time::timeout(self.0.options.timeout, async {
+            let client = self.client().await?;
+            call(client).await.map_err(|error| self.failed(&error))
+        })
+        .await
+        .unwrap_or_else(|_| Err(self.away(format!("no answer in {:?}", self.0.options.timeout))));
+        if answer.is_err() {
+            // If another task holds the lock, it is connecting: then there is nothing old to drop.
+            if let Ok(mut client) = self.0.client.try_lock() {
+                *client = None;
+            }
+        }
+        answer
+    }
+
+    async fn client(&self) -> Result<Client> {
+        let mut client = self.0.client.lock().await;
+        if let Some(client) = &*client {
+            return Ok(client.clone());
+        }
+        let timeout = self.0.options.timeout;
+        let mut options = ConnectOptions::new()
+            .with_connect_timeout(timeout)
+            // Keep-alives reveal a half-dead connection even without requests.
+            .with_keep_alive(timeout, timeout)
+            .with_keep_alive_while_idle(true)
+            .with_auto_token_refresh(true);
+        if let Some((user, password)) = &self.0.options.user {
+            options = options.with_user(user, password.as_str());
+        }
+        if let Some(tls) = &self.0.options.tls {
+            options = options.with_tls(read_tls(tls)?);
+        }
+        let new = Client::connect(&self.0.options.endpoints, Some(options))
+            .await
+            .map_err(|error| self.failed(&error))?;
+        *client = Some(new.clone());
+        Ok(new)
+    }
+
+    /// Returns the error of a failed request.
+    fn failed(&self, error: &etcd_client::Error) -> Error {
+        self.away(match error {
+            etcd_client::Error::GRpcStatus(status) => {
+                format!("{:?}: {}", status.code(), status.message())
+            }
+            other => other.to_string(),
+        })
+    }
+
+    /// Returns an error with this explanation.
+    fn away(&self, detail: impl Into<String>) -> Error {
+        let detail: String = detail.into();
+        Error::Directory {
+            directory: self.to_string(),
+            detail: bounded(&detail, MAX_DETAIL),
+        }
+    }
+
+    /// Returns how long to wait after the nth failure in a row, with jitter, so that a thousand exporters do
+    /// not return at once.
+    fn pause(&self, failures: u32) -> Duration {
+        let (first, most) = self.0.options.retry;
+        let pause = first.saturating_mul(1 << failures.min(16)).min(most);
+        let scatter = crate::driver::random::<1>().map_or(0, |bytes| bytes[0]);
+        // Three to four quarters of it.
+        pause.mul_f64(0.75 + f64::from(scatter) / 1024.0)
+    }
+}
+
+/// Displays etcd's endpoints.
+impl fmt::Display for Directory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "etcd at {}", self.0.options.endpoints.join(", "))
+    }
+}
+
+impl fmt::Debug for Directory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Directory({self})")
+    }
+}
+
+/// The address of etcd, and how to use it.
+///
+/// ```
+/// use egmem::exchange::directory::{Directory, EtcdOptions};
+///
+/// let options = EtcdOptions::new(["http://127.0.0.1:2379"]).prefix("/jobs/7/egmem/");
+/// let directory = Directory::etcd(options)?;
+/// # Ok::<(), egmem::exchange::Error>(())
+/// ```
+#[derive(Clone)]
+#[must_use = "options do nothing until `Directory::etcd`"]
+pub struct EtcdOptions {
+    endpoints: Vec<String>,
+    user: Option<(String, Zeroizing<String>)>,
+    tls: Option<TlsFiles>,
+    prefix: String,
+    lease: Duration,
+    timeout: Duration,
+    retry: (Duration, Duration),
+}
+
+#[derive(Clone, Default)]
+struct TlsFiles {
+    ca: Option<PathBuf>,
+    identity: Option<(PathBuf, PathBuf)>,
+    domain: Option<String>,
+}
+
+impl EtcdOptions {
+    /// Returns options for the etcd at these endpoints: `http://host:port` or `https://host:port`.
+    pub fn new<S: Into<String>>(endpoints: impl IntoIterator<Item = S>) -> Self {
+        Self {
+            endpoints: endpoints.into_iter().map(Into::into).collect(),
+            user: None,
+            tls: None,
+            prefix: "/egmem/v1/".into(),
+            lease: Duration::from_secs(10),
+            timeout: Duration::from_secs(5),
+            retry: (Duration::from_millis(200), Duration::from_secs(10)),
+        }
+    }
+
+    /// Sets etcd's user and the password, which is wiped from this process's own copies.
+    pub fn user(mut self, name: impl Into<String>, password: impl Into<String>) -> Self {
+        self.user = Some((name.into(), Zeroizing::new(password.into())));
+        self
+    }
+
+    /// Sets the authority that must have signed etcd's certificate, in a PEM file. Endpoints are `https`.
+    pub fn ca(mut self, file: impl AsRef<Path>) -> Self {
+        self.tls.get_or_insert_default().ca = Some(file.as_ref().into());
+        self
+    }
+
+    /// Sets this process's certificate and key, in PEM files, if etcd requires them.
+    pub fn identity(mut self, cert: impl AsRef<Path>, key: impl AsRef<Path>) -> Self {
+        let files = (cert.as_ref().into(), key.as_ref().into());
+        self.tls.get_or_insert_default().identity = Some(files);
+        self
+    }
+
+    /// Sets the name in etcd's certificate, if it is not the endpoint's host.
+    pub fn domain(mut self, name: impl Into<String>) -> Self {
+        self.tls.get_or_insert_default().domain = Some(name.into());
+        self
+    }
+
+    /// Sets the prefix of all keys; `/egmem/v1/` by default. It begins and ends with a slash.
+    pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.prefix = prefix.into();
+        self
+    }
+
+    /// Sets how long a dead exporter's names stay: 1 second or more, in whole seconds; 10 s by default. etcd
+    /// has a minimum of its own, a few of its heartbeats.
+    pub const fn lease(mut self, lease: Duration) -> Self {
+        self.lease = lease;
+        self
+    }
+
+    /// Sets how long etcd may take for one answer: 5 s by default.
+    pub const fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Sets the delay before a retry: `first` after a failure, then twice as long each time, up to `most`;
+    /// 200 ms and 10 s by default.
+    pub const fn retry(mut self, first: Duration, most: Duration) -> Self {
+        self.retry = (first, most);
+        self
+    }
+
+    /// Checks the options without a connection.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for a value out of its range.
+    pub fn check(&self) -> Result<()> {
+        let wrong = |why| Err(Error::invalid("etcd options", why));
+        let is_https = |endpoint: &String| endpoint.starts_with("https://");
+        let is_http = |endpoint: &String| endpoint.starts_with("http://") || is_https(endpoint);
+        if self.endpoints.is_empty() {
+            return wrong("no endpoint");
+        }
+        if !self.endpoints.iter().all(is_http) {
+            return wrong("an endpoint is neither http:// nor https://");
+        }
+        if self.tls.is_some() && !self.endpoints.iter().all(is_https) {
+            return wrong("certificates, but an endpoint without https://");
+        }
+        // An endpoint's errors would contain the user and the password.
+        if self.endpoints.iter().any(|endpoint| endpoint.contains('@')) {
+            return wrong("an endpoint with a user: use `user`");
+        }
+        let prefix = &self.prefix;
+        let slashes = prefix.starts_with('/') && prefix.ends_with('/');
+        if !slashes || prefix.len() > 255 || prefix.contains(char::is_control) {
+            return wrong("a prefix begins and ends with a slash");
+        }
+        let lease = Duration::from_secs(1)..=Duration::from_secs(86_400);
+        if !lease.contains(&self.lease) {
+            return wrong("a lease is of 1 second to a day");
+        }
+        let (first, most) = self.retry;
+        if self.timeout.is_zero() || first.is_zero() || most < first {
+            return wrong("no time to answer, or to wait before trying again");
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for EtcdOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EtcdOptions")
+            .field("endpoints", &self.endpoints)
+            .field("user", &self.user.as_ref().map(|(name, _)| name))
+            .field("tls", &self.tls.is_some())
+            .field("prefix", &self.prefix)
+            .field("lease", &self.lease)
+            .field("timeout", &self.timeout)
+            .finish_non_exhaustive()
+    }
+}
+
+fn read_tls(files: &TlsFiles) -> Result<TlsOptions> {
+    let read = |path: &Path| {
+        let failed = |error| Error::tls(path.display().to_string(), error);
+        std::fs::read(path).map(Zeroizing::new).map_err(failed)
+    };
+    let mut tls = TlsOptions::new();
+    if let Some(ca) = &files.ca {
+        tls = tls.ca_certificate(Certificate::from_pem(&*read(ca)?));
+    }
+    if let Some((cert, key)) = &files.identity {
+        tls = tls.identity(Identity::from_pem(&*read(cert)?, &*read(key)?));
+    }
+    if let Some(domain) = &files.domain {
+        tls = tls.domain_name(domain);
+    }
+    Ok(tls)
+}
+
+/// The task that keeps an exporter and its names in etcd.
+struct Task {
+    directory: Directory,
+    exporter: Exporter,
+    names: watch::Receiver<BTreeSet<String>>,
+    state: Arc<watch::Sender<RegistrationState>>,
+    /// The lease in etcd, even if it may be lost.
+    lease: Option<i64>,
+}
+
+impl Task {
+    async fn run(mut self, closed: oneshot::Receiver<oneshot::Sender<Result<()>>>) {
+        let done = tokio::select! {
+            biased;
+            done = closed => done,
+            never = self.keep_registered() => match never {},
+        };
+        let revoked = match self.lease {
+            Some(lease) => self.revoke(lease).await,
+            None => Ok(()),
+        };
+        if let Ok(done) = done {
+            let _ = done.send(revoked);
+        }
+    }
+
+    async fn keep_registered(&mut self) -> Infallible {
+        let mut failures = 0;
+        loop {
+            let Err(end) = self.register(&mut failures).await;
+            tracing::warn!(error = %end, "the directory is away");
+            self.state.send_replace(RegistrationState::Away(end));
+            sleep(self.directory.pause(failures)).await;
+            failures += 1;
+        }
+    }
+
+    /// Registers, and keeps the registration alive until that fails.
+    async fn register(&mut self, failures: &mut u32) -> Result<Infallible> {
+        let ttl = i64::try_from(self.directory.0.options.lease.as_secs()).unwrap_or(i64::MAX);
+        let grant = |mut client: Client| async move { client.lease_grant(ttl, None).await };
+        let grant = self.directory.call(grant).await?;
+        let before = self.lease.replace(grant.id());
+        let lease = grant.id();
+        let keep = |mut client: Client| async move { client.lease_keep_alive(lease).await };
+        let (mut keeper, mut answers) = self.directory.call(keep).await?;
+        // An existing key moves to the new lease and keeps its place in the order.
+        let key = self.directory.0.keys.exporter(self.exporter.instance);
+        let value = self.exporter.to_value();
+        let options = PutOptions::new().with_lease(lease);
+        let put = |mut client: Client| async move { client.put(key, value, Some(options)).await };
+        self.directory.call(put).await?;
+        let mut there = BTreeSet::new();
+        // A third of the lease.
+        let ttl = u64::try_from(grant.ttl()).unwrap_or(1).max(1);
+        let mut beat = interval(Duration::from_millis(ttl.saturating_mul(1000) / 3));
+        beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        self.put_names(lease, &mut there, &mut keeper, &mut answers)
+            .await?;
+        if let Some(before) = before {
+            // Revoking it also removes names that were taken out meanwhile. It may have expired already.
+            let _ = self.revoke(before).await;
+        }
+        tracing::debug!(instance = %self.exporter.instance, names = there.len(), "registered");
+        *failures = 0;
+        loop {
+            tokio::select! {
+                Ok(()) = self.names.changed() => {
+                    self.put_names(lease, &mut there, &mut keeper, &mut answers).await?;
+                }
+                _ = beat.tick() => self.beat(&mut keeper, &mut answers).await?,
+            }
+        }
+    }
+
+    /// Changes etcd's entries from `there` to the wanted ones.
+    async fn put_names(
+        &mut self,
+        lease: i64,
+        there: &mut BTreeSet<String>,
+        keeper: &mut LeaseKeeper,
+        answers: &mut LeaseKeepAliveStream,
+    ) -> Result<()> {
+        let mut batches = 0_u64;
+        loop {
+            let changes: BTreeMap<String, bool> = {
+                let wanted = self.names.borrow_and_update();
+                let new = wanted.difference(there).map(|name| (name.clone(), true));
+                let old = there.difference(&wanted).map(|name| (name.clone(), false));
+                let changes: BTreeMap<_, _> = new.chain(old).take(BATCH).collect();
+                if changes.is_empty() {
+                    // Under the lock of the names.
+                    self.state.send_replace(RegistrationState::Registered);
+                    return Ok(());
+                }
+                changes
+            };
+            let operations: Vec<_> = changes
+                .iter()
+                .map(|(name, put)| {
+                    let key = self.directory.0.keys.name(name, self.exporter.instance);
+                    if *put {
+                        let options = PutOptions::new().with_lease(lease);
+                        TxnOp::put(key, self.exporter.to_value(), Some(options))
+                    } else {
+                        TxnOp::delete(key, None)
+                    }
+                })
+                .collect();
+            self.directory
+                .call(|mut client| async move { client.txn(Txn::new().and_then(operations)).await })
+                .await?;
+            for (name, put) in changes {
+                if put {
+                    there.insert(name);
+                } else {
+                    there.remove(&name);
+                }
+            }
+            batches += 1;
+            if batches.is_multiple_of(16) {
+                // Many names take longer than the lease.
+                self.beat(keeper, answers).await?;
+            }
+        }
+    }
+
+    /// Keeps the lease alive.
+    async fn beat(
+        &self,
+        keeper: &mut LeaseKeeper,
+        answers: &mut LeaseKeepAliveStream,
+    ) -> Result<()> {
+        let answer = timeout(self.directory.0.options.timeout, async {
+            keeper.keep_alive().await?;
+            answers.message().await
+        })
+        .await;
+        match answer {
+            Ok(Ok(Some(answer))) if answer.ttl() > 0 => Ok(()),
+            Ok(Ok(Some(_))) => Err(self.directory.away("the lease has expired")),
+            Ok(Ok(None)) => Err(self.directory.away("the connection has ended")),
+            Ok(Err(error)) => Err(self.directory.failed(&error)),
+            Err(_) => Err(self.directory.away(format!(
+                "no answer in {:?}",
+                self.directory.0.options.timeout
+            ))),
+        }
+    }
+
+    async fn revoke(&self, lease: i64) -> Result<()> {
+        let revoke = |mut client: Client| async move { client.lease_revoke(lease).await };
+        self.directory.call(revoke).await.map(|_| ())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn etcd() -> Directory {
+        let options = EtcdOptions::new(["http://127.0.0.1:9"])
+            .timeout(Duration::from_millis(300))
+            .retry(Duration::from_millis(100), Duration::from_secs(1));
+        Directory::etcd(options).unwrap()
+    }
+
+    #[tokio::test]
+    async fn an_etcd_that_is_not_there_is_said_in_time() {
+        let etcd = etcd();
+        let before = std::time::Instant::now();
+        let error = etcd.resolve("a").await.unwrap_err();
+        assert!(matches!(error, Error::Directory { .. }), "{error}");
+        assert!(before.elapsed() < Duration::from_secs(30));
+    }
+
+    #[test]
+    fn pauses_grow_to_the_longest() {
+        let etcd = etcd();
+        for (failures, least, most) in [(0, 75, 100), (1, 150, 200), (9, 750, 1000)] {
+            let pause = etcd.pause(failures).as_millis();
+            assert!((least..=most).contains(&pause), "{failures}: {pause} ms");
+        }
+        assert!(etcd.pause(u32::MAX) <= Duration::from_secs(1));
+    }
+
+    #[test]
+    fn certificates_that_are_not_there_are_said_at_once() {
+        let options = EtcdOptions::new(["https://a:1"]).ca("/nonexistent/ca.pem");
+        assert!(matches!(Directory::etcd(options), Err(Error::Tls { .. })));
+    }
+
+    #[test]
+    fn what_cannot_be_right_is_refused() {
+        let good = || EtcdOptions::new(["http://a:1"]);
+        good().check().unwrap();
+        EtcdOptions::new(["https://a:1"]).ca("/x").check().unwrap();
+        for wrong in [
+            EtcdOptions::new(Vec::<String>::new()),
+            EtcdOptions::new(["a:1"]),
+            EtcdOptions::new(["http://user:word@a:1"]),
+            good().ca("/x"),
+            good().prefix("egmem/"),
+            good().prefix("/egmem"),
+            good().lease(Duration::from_millis(999)),
+            good().timeout(Duration::ZERO),
+            good().retry(Duration::from_secs(2), Duration::from_secs(1)),
+        ] {
+            assert!(wrong.check().is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_password_is_not_shown() {
+        let options = EtcdOptions::new(["http://a:1"]).user("me", "geheim");
+        let shown = format!("{options:?}");
+        assert!(shown.contains("me") && !shown.contains("geheim"), "{shown}");
+    }
+}
