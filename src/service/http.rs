@@ -5,7 +5,6 @@ use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use http_body_util::Full;
@@ -22,8 +21,8 @@ use super::metrics;
 use crate::exchange::bind;
 use crate::{Error, Result};
 
-/// The most connections at once. A new one replaces the oldest that has not sent a request, or the oldest of
-/// all. With [`BUFFER`] this bounds the memory that clients can make the endpoint use.
+/// The most connections at once: a new one replaces the oldest. With [`BUFFER`] this bounds the memory that clients can
+/// make the endpoint use.
 const CONNECTIONS: usize = 64;
 /// The most bytes of a request's head.
 const BUFFER: usize = 16 << 10;
@@ -92,36 +91,8 @@ pub(super) fn elsewhere(address: &str) -> Error {
     )
 }
 
-/// The open connections, oldest first.
-#[derive(Default)]
-struct Connections(VecDeque<One>);
-
-struct One {
-    /// Whether a request has arrived.
-    asked: Arc<AtomicBool>,
-    task: AbortHandle,
-}
-
-impl Connections {
-    /// Closes connections until there is room for one more.
-    fn make_room(&mut self) {
-        self.0.retain(|one| !one.task.is_finished());
-        while self.0.len() >= CONNECTIONS {
-            self.close_one();
-        }
-    }
-
-    /// Closes the oldest connection without a request, or the oldest.
-    fn close_one(&mut self) {
-        let idle = self.0.iter().position(|one| !one.asked.load(Relaxed));
-        if let Some(one) = self.0.remove(idle.unwrap_or(0)) {
-            one.task.abort();
-        }
-    }
-}
-
 async fn accept(listener: TcpListener, pages: Arc<dyn Pages>) {
-    let mut open = Connections::default();
+    let mut open = VecDeque::<AbortHandle>::new();
     // Dropped with this task, and the connections' tasks with it.
     let mut tasks = tokio::task::JoinSet::new();
     loop {
@@ -130,18 +101,22 @@ async fn accept(listener: TcpListener, pages: Arc<dyn Pages>) {
             Ok(accepted) => accepted,
             Err(error) => {
                 tracing::debug!(%error, "metrics: accept");
-                open.close_one();
+                if let Some(oldest) = open.pop_front() {
+                    oldest.abort();
+                }
                 tokio::time::sleep(AFTER_FAILURE).await;
                 continue;
             }
         };
-        open.make_room();
+        open.retain(|task| !task.is_finished());
+        if open.len() >= CONNECTIONS
+            && let Some(oldest) = open.pop_front()
+        {
+            oldest.abort();
+        }
         let pages = Arc::clone(&pages);
-        let asked = Arc::<AtomicBool>::default();
-        let came = Arc::clone(&asked);
         let task = tasks.spawn(async move {
             let answer = service_fn(|request| {
-                came.store(true, Relaxed);
                 let response = respond(&request, &*pages);
                 async { Ok::<_, Infallible>(response) }
             });
@@ -156,7 +131,7 @@ async fn accept(listener: TcpListener, pages: Arc<dyn Pages>) {
                 tracing::debug!(%error, "metrics: connection");
             }
         });
-        open.0.push_back(One { asked, task });
+        open.push_back(task);
     }
 }
 
@@ -177,9 +152,12 @@ fn respond(request: &Request<Incoming>, pages: &dyn Pages) -> Response<Full<Byte
             "/metrics, /healthz, /readyz\n".into(),
         ),
     };
-    let kind = match path == "/metrics" && status == StatusCode::OK {
-        true => metrics::CONTENT_TYPE,
-        false => "text/plain; charset=utf-8",
+    let is_metrics = path == "/metrics" && status == StatusCode::OK;
+    let text_kind = "text/plain; charset=utf-8";
+    let kind = if is_metrics {
+        metrics::CONTENT_TYPE
+    } else {
+        text_kind
     };
     let is_head = method == Method::HEAD;
     let body = if is_head { String::new() } else { text };

@@ -33,29 +33,19 @@
 //! ```
 #![deny(missing_docs)]
 
-mod audit;
 mod config;
 mod create;
 #[cfg(feature = "etcd")]
 mod etcd;
-mod free_chunks;
 mod http;
-mod line_writer;
+mod lines;
 mod metrics;
-mod named;
 mod quota;
 mod reserve;
 mod reuse_policy;
-mod scrub;
 mod service;
-mod start;
 mod state;
 mod teardown;
-mod turns;
-mod units;
-mod wanted;
-#[cfg(not(feature = "etcd"))]
-mod without_etcd;
 
 #[cfg(test)]
 use egmem_core::Machine;
@@ -65,15 +55,13 @@ use egmem_core::{
 };
 use egmem_exchange::{self as exchange, Error, Refusal, Result};
 use egmem_share::{self as share, Error as ShareError};
-#[cfg(not(feature = "etcd"))]
-use without_etcd as etcd;
 
 pub use config::{
     AuditConfig, BufferConfig, CreateConfig, DirectoryConfig, DrainConfig, LeaseConfig,
     LocalConfig, MetricsConfig, NodeConfig, PrefixConfig, ReserveConfig, ReuseConfig,
-    ServiceConfig, TlsConfig,
+    ServiceConfig,
 };
-pub use line_writer::LineWriter;
+pub use lines::LineWriter;
+pub use reserve::Scrubber;
 pub use reuse_policy::Reuse;
-pub use scrub::Scrubber;
 pub use service::Service;

@@ -1,12 +1,11 @@
 //! A service's metrics in Prometheus' text form (OpenMetrics 1.0).
 
-use std::fmt::{Display, Write};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::fmt::Display;
+use std::sync::atomic::Ordering::Relaxed;
 
-use super::LineWriter;
-use super::audit::AuditFile;
 use super::http::Pages;
-use super::reserve::{Counters, Levels};
+use super::lines::{AuditFile, LineWriter};
+use super::reserve::{Counts, Levels};
 use super::state::ServiceState;
 use crate::exchange::server::ServerStats;
 
@@ -22,44 +21,44 @@ const COUNTER: Kind = ("counter", "_total");
 #[derive(Default)]
 struct Text(String);
 
-/// Writes metrics of one kind: name, help, value.
+/// Writes metrics of one kind: name, help, and a value, or a field with a sample for each node.
 macro_rules! metrics {
     ($text:expr, $kind:expr; $($name:literal, $help:literal => $value:expr;)*) => {
         $($text.metric($kind, $name, $help, $value);)*
+    };
+    ($text:expr, $kind:expr, $nodes:expr, $of:ident; $($name:literal, $help:literal => $field:ident;)*) => {
+        $({
+            let samples = $nodes.iter().map(|numbers| (numbers.node, numbers.$of.$field));
+            $text.family($kind, ($name, $help), "node", samples);
+        })*
     };
 }
 
 impl Text {
     fn metric(&mut self, kind: Kind, name: &str, help: &str, value: u64) {
-        self.head(kind, name, help);
-        let _ = writeln!(self.0, "egmem_{name}{} {value}", kind.1);
+        self.family(kind, (name, help), "", [("", value)]);
     }
 
     /// Writes a metric with a sample for each value of a label.
     fn family<L: Display>(
         &mut self,
-        kind: Kind,
+        (kind, end): Kind,
         (name, help): (&str, &str),
         label: &str,
         samples: impl IntoIterator<Item = (L, u64)>,
     ) {
-        let mut samples = samples.into_iter().peekable();
-        if samples.peek().is_some() {
-            self.head(kind, name, help);
-        }
+        let mut head = format!("# HELP egmem_{name} {help}.\n# TYPE egmem_{name} {kind}\n");
         for (of, value) in samples {
+            self.0 += &std::mem::take(&mut head);
             let of = of.to_string().replace('\\', r"\\").replace('"', r#"\""#);
             let of = of.replace('\n', r"\n");
-            let _ = writeln!(self.0, "egmem_{name}{}{{{label}=\"{of}\"}} {value}", kind.1);
+            let label = if label.is_empty() {
+                String::new()
+            } else {
+                format!("{{{label}=\"{of}\"}}")
+            };
+            self.0 += &format!("egmem_{name}{end}{label} {value}\n");
         }
-    }
-
-    fn head(&mut self, (kind, _): Kind, name: &str, help: &str) {
-        // Writing to a string cannot fail.
-        let _ = writeln!(
-            self.0,
-            "# HELP egmem_{name} {help}.\n# TYPE egmem_{name} {kind}"
-        );
     }
 }
 
@@ -107,13 +106,13 @@ impl ServiceState {
             "names", "Published names" => stats.names;
             "published_bytes", "Published memory, padding included" => stats.bytes;
             "owners", "Peers that have created names" => owners as u64;
-            "doubtful_bytes", "Bytes of deleted names that a silent holder may still have mapped"
+            "unconfirmed_bytes", "Bytes of deleted names that a silent holder may still have mapped"
                 => charged.unconfirmed;
         }
         let help = "Bytes that count against peers' quotas, by what they are";
         let by_use = [
             ("named", charged.named),
-            ("doubtful", charged.unconfirmed),
+            ("unconfirmed", charged.unconfirmed),
             ("dirty", charged.dirty),
             ("kept", charged.kept),
         ];
@@ -159,66 +158,42 @@ impl ServiceState {
 
     /// Writes the numbers of each node.
     fn nodes(&self, text: &mut Text) {
-        let levels: Vec<_> = self
-            .nodes
-            .iter()
-            .map(|(node, of)| (node.0, of.levels()))
-            .collect();
-        let mut level = |name, help, of: fn(&Levels) -> u64| {
-            let all = levels.iter().map(|(node, levels)| (node, of(levels)));
-            text.family(GAUGE, (name, help), "node", all);
-        };
-        level(
-            "reserve_target_bytes",
-            "Bytes to keep ready for any peer",
-            |l| l.target,
-        );
-        level("reserve_bytes", "Bytes ready for any peer", |l| l.warm);
-        level(
-            "kept_bytes",
-            "Bytes ready for the one peer that had them",
-            |l| l.kept,
-        );
-        level("dirty_bytes", "Bytes waiting to be zeroed", |l| l.dirty);
-        level("pinned_bytes", "Bytes that the service has pinned", |l| {
-            l.pinned
+        let nodes = self.nodes.iter();
+        let nodes = nodes.map(|(node, reserve)| NodeNumbers {
+            node: node.0,
+            levels: reserve.levels(),
+            counts: reserve.counts(),
         });
-        let mut count = |name, help, of: fn(&Counters) -> &AtomicU64| {
-            let all = self.nodes.iter();
-            let all = all.map(|(node, reserve)| (node.0, of(reserve.counters()).load(Relaxed)));
-            text.family(COUNTER, (name, help), "node", all);
-        };
-        count("chunks_made", "Pieces of memory made by the driver", |c| {
-            &c.made_chunks
-        });
-        count("made_bytes", "Bytes made by the driver", |c| &c.made_bytes);
-        let help = "Pieces of memory that the driver or a limit refused";
-        count("chunks_failed", help, |c| &c.failed_chunks);
-        count("taken_warm_bytes", "Bytes given out that were ready", |c| {
-            &c.taken_warm_bytes
-        });
-        let help = "Bytes given out that had to be made first";
-        count("taken_cold_bytes", help, |c| &c.taken_cold_bytes);
-        count("scrubbed_bytes", "Bytes zeroed for reuse", |c| {
-            &c.scrubbed_bytes
-        });
-        count("scrub_failures", "Pieces that could not be zeroed", |c| {
-            &c.scrub_failures
-        });
-        let help = "Bytes given up because a holder may still have them mapped";
-        count("discarded_tainted_bytes", help, |c| {
-            &c.discarded_tainted_bytes
-        });
-        let help = "Bytes given up by the reuse policy or because they were unused";
-        count("discarded_policy_bytes", help, |c| {
-            &c.discarded_policy_bytes
-        });
-        count(
-            "evicted_bytes",
-            "Bytes in reserve given up for requests",
-            |c| &c.evicted_bytes,
-        );
+        let nodes: Vec<_> = nodes.collect();
+        metrics! { text, GAUGE, &nodes, levels;
+            "reserve_target_bytes", "Bytes to keep ready for any peer" => target;
+            "reserve_bytes", "Bytes ready for any peer" => warm;
+            "kept_bytes", "Bytes ready for the one peer that had them" => kept;
+            "dirty_bytes", "Bytes waiting to be zeroed" => dirty;
+            "pinned_bytes", "Bytes that the service has pinned" => pinned;
+        }
+        metrics! { text, COUNTER, &nodes, counts;
+            "chunks_made", "Pieces of memory made by the driver" => made_chunks;
+            "made_bytes", "Bytes made by the driver" => made_bytes;
+            "chunks_failed", "Pieces of memory that the driver or a limit refused" => failed_chunks;
+            "taken_warm_bytes", "Bytes given out that were ready" => taken_warm_bytes;
+            "taken_cold_bytes", "Bytes given out that had to be made first" => taken_cold_bytes;
+            "scrubbed_bytes", "Bytes zeroed for reuse" => scrubbed_bytes;
+            "scrub_failures", "Pieces that could not be zeroed" => scrub_failures;
+            "discarded_tainted_bytes", "Bytes given up because a holder may still have them mapped"
+                => discarded_tainted_bytes;
+            "discarded_policy_bytes", "Bytes given up by the reuse policy or because they were unused"
+                => discarded_policy_bytes;
+            "evicted_bytes", "Bytes in reserve given up for requests" => evicted_bytes;
+        }
     }
+}
+
+/// A node's number, and its reserve's.
+struct NodeNumbers {
+    node: i32,
+    levels: Levels,
+    counts: Counts,
 }
 
 #[cfg(test)]

@@ -6,10 +6,12 @@
 //! a peer never has more pinned than it is charged with.
 
 use std::collections::HashMap;
-use std::hash::Hash;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::exchange::PeerName;
 use crate::per_driver::lock;
 use crate::size::Bytes;
 
@@ -21,10 +23,6 @@ pub(crate) struct Quota {
     /// Names.
     pub names: u64,
 }
-
-/// Why a charge is refused, as a message.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Over(pub String);
 
 /// The use of charged memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,46 +86,65 @@ impl Amounts {
     }
 }
 
-/// One peer's account. It lives as long as a charge on it.
-#[derive(Debug, Default)]
-struct Account {
-    amounts: Mutex<Amounts>,
+#[derive(Debug)]
+struct Accounts {
+    quota: Quota,
+    /// Of peers that are charged with anything.
+    peers: HashMap<PeerName, Amounts>,
+}
+
+impl Accounts {
+    fn add(&mut self, charge: &Charge) {
+        let amounts = self.peers.entry(charge.peer.clone()).or_default();
+        amounts.names = amounts.names.saturating_add(charge.names);
+        let bytes = amounts.of(charge.what);
+        *bytes = bytes.saturating_add(charge.bytes);
+    }
+
+    fn remove(&mut self, charge: &Charge) {
+        if let Some(amounts) = self.peers.get_mut(&charge.peer) {
+            amounts.names = amounts.names.saturating_sub(charge.names);
+            let bytes = amounts.of(charge.what);
+            *bytes = bytes.saturating_sub(charge.bytes);
+            if *amounts == Amounts::default() {
+                self.peers.remove(&charge.peer);
+            }
+        }
+    }
+
+    fn of(&self, peer: &PeerName) -> Amounts {
+        self.peers.get(peer).copied().unwrap_or_default()
+    }
+}
+
+/// Each peer's names and bytes.
+///
+/// Its lock comes last in the lock order, and no other lock is taken under it.
+#[derive(Debug)]
+pub(crate) struct Ledger(Arc<Books>);
+
+#[derive(Debug)]
+struct Books {
+    accounts: Mutex<Accounts>,
     changed: Condvar,
 }
 
-impl Account {
-    fn amounts(&self) -> MutexGuard<'_, Amounts> {
-        lock(&self.amounts)
-    }
-}
-
-#[derive(Debug)]
-struct QuotaTable<P> {
-    quota: Quota,
-    accounts: HashMap<P, Weak<Account>>,
-}
-
-/// Each peer's names and bytes. Peers that have none are not stored.
-///
-/// Its locks come last in the lock order, and no other lock is taken under them.
-#[derive(Debug)]
-pub(crate) struct Ledger<P>(Mutex<QuotaTable<P>>);
-
-impl<P: Clone + Eq + Hash> Ledger<P> {
+impl Ledger {
     pub fn new(quota: Quota) -> Self {
-        Self(Mutex::new(QuotaTable {
-            quota,
-            accounts: HashMap::new(),
+        let peers = HashMap::new();
+        Self(Arc::new(Books {
+            accounts: Mutex::new(Accounts { quota, peers }),
+            changed: Condvar::new(),
         }))
     }
 
-    fn inner(&self) -> MutexGuard<'_, QuotaTable<P>> {
-        lock(&self.0)
+    fn accounts(&self) -> MutexGuard<'_, Accounts> {
+        lock(&self.0.accounts)
     }
 
     /// Changes the quota. A peer that is over it keeps its memory, and gets no more.
     pub fn set_quota(&self, quota: Quota) {
-        self.inner().quota = quota;
+        self.accounts().quota = quota;
     }
 
     /// Charges `peer` with one name of `bytes`, of which `optional` are left out if they do not fit.
@@ -137,118 +154,75 @@ impl<P: Clone + Eq + Hash> Ledger<P> {
     /// quota.
     ///
     /// # Errors
-    /// [`Over`] if names or bytes do not fit beside those that only the peer or time can free.
-    pub fn charge(&self, peer: &P, bytes: u64, optional: u64) -> Result<Charge, Over> {
-        let mut inner = self.inner();
-        let quota = inner.quota;
-        inner
-            .accounts
-            .retain(|_, account| account.strong_count() > 0);
-        let known = inner.accounts.get(peer).and_then(Weak::upgrade);
-        let account = known.unwrap_or_default();
-        let mut have = account.amounts();
+    /// The reason, as a message, if names or bytes do not fit beside those that only the peer or time can free.
+    pub fn charge(&self, peer: &PeerName, bytes: u64, optional: u64) -> Result<Charge, String> {
+        let mut accounts = self.accounts();
+        let quota = accounts.quota;
+        let have = accounts.of(peer);
+        let note = have.unconfirmed_note();
         if have.names >= quota.names {
-            return Err(Over(format!(
-                "{} names, and no more are allowed{}",
-                have.names,
-                have.unconfirmed_note()
-            )));
+            let names = have.names;
+            return Err(format!("{names} names, and no more are allowed{note}"));
         }
         let fits = |bytes: u64| {
             let sum = have.committed().checked_add(bytes);
             sum.is_some_and(|sum| sum <= quota.bytes)
         };
         if !fits(bytes) {
-            return Err(Over(format!(
-                "{} of {} are taken, {} more were asked for{}",
-                Bytes(have.committed()),
-                Bytes(quota.bytes),
-                Bytes(bytes),
-                have.unconfirmed_note()
-            )));
+            let [taken, all, more] = [have.committed(), quota.bytes, bytes].map(Bytes);
+            return Err(format!(
+                "{taken} of {all} are taken, {more} more were asked for{note}"
+            ));
         }
-        let bytes = match bytes.checked_add(optional) {
-            Some(all) if fits(all) => all,
-            _ => bytes,
-        };
-        have.names += 1;
-        have.named += bytes;
-        drop(have);
-        inner
-            .accounts
-            .insert(peer.clone(), Arc::downgrade(&account));
-        Ok(Charge {
-            account,
+        let with_optional = bytes.checked_add(optional).filter(|all| fits(*all));
+        let charge = Charge {
+            books: Arc::clone(&self.0),
+            peer: peer.clone(),
             what: Use::Named,
-            bytes,
+            bytes: with_optional.unwrap_or(bytes),
             names: 1,
-        })
-    }
-
-    /// Charges `peer` with what another one was charged with so far, even beyond its quota.
-    pub fn transfer(&self, charge: &mut Charge, peer: &P) {
-        let account = {
-            let mut inner = self.inner();
-            let known = inner.accounts.get(peer).and_then(Weak::upgrade);
-            let account = known.unwrap_or_default();
-            let weak = Arc::downgrade(&account);
-            inner.accounts.insert(peer.clone(), weak);
-            account
         };
-        let mut amounts = account.amounts();
-        amounts.names = amounts.names.saturating_add(charge.names);
-        let bytes = amounts.of(charge.what);
-        *bytes = bytes.saturating_add(charge.bytes);
-        drop(amounts);
-        let (what, bytes, names) = (charge.what, charge.bytes, charge.names);
-        // Dropping the previous charge takes it from the other peer.
-        *charge = Charge {
-            account,
-            what,
-            bytes,
-            names,
-        };
+        accounts.add(&charge);
+        Ok(charge)
     }
 
     /// Returns whether the unconfirmed releases of a peer use up its quota.
-    pub fn is_silent_beyond(&self, peer: &P) -> bool {
-        let inner = self.inner();
-        let quota = inner.quota.bytes;
-        let account = inner.accounts.get(peer).and_then(Weak::upgrade);
-        drop(inner);
-        account.is_some_and(|account| account.amounts().unconfirmed > quota)
+    pub fn is_silent_beyond(&self, peer: &PeerName) -> bool {
+        let accounts = self.accounts();
+        accounts.of(peer).unconfirmed > accounts.quota.bytes
     }
 
     /// Returns by how many bytes the charged peer is over its quota, and its charges.
     pub fn over(&self, charge: &Charge) -> (u64, Amounts) {
-        let quota = self.inner().quota.bytes;
-        let amounts = *charge.account.amounts();
-        (amounts.bytes().saturating_sub(quota), amounts)
+        let accounts = self.accounts();
+        let amounts = accounts.of(&charge.peer);
+        (
+            amounts.bytes().saturating_sub(accounts.quota.bytes),
+            amounts,
+        )
     }
 
     /// Returns the charges of all peers, and how many peers have names.
     pub fn all(&self) -> (Amounts, usize) {
-        let inner = self.inner();
+        let accounts = self.accounts();
         let mut sum = Amounts::default();
-        let mut owners = 0;
-        for account in inner.accounts.values().filter_map(Weak::upgrade) {
-            let mut one = *account.amounts();
-            owners += usize::from(one.names > 0);
+        for one in accounts.peers.values() {
             sum.names = sum.names.saturating_add(one.names);
-            for what in [Use::Named, Use::Unconfirmed, Use::Dirty, Use::Kept] {
-                let more = *one.of(what);
-                let all = sum.of(what);
-                *all = all.saturating_add(more);
-            }
+            sum.named = sum.named.saturating_add(one.named);
+            sum.unconfirmed = sum.unconfirmed.saturating_add(one.unconfirmed);
+            sum.dirty = sum.dirty.saturating_add(one.dirty);
+            sum.kept = sum.kept.saturating_add(one.kept);
         }
-        (sum, owners)
+        let owners = accounts.peers.values().filter(|one| one.names > 0);
+        (sum, owners.count())
     }
 }
 
 /// Bytes, and possibly a name, that a peer is charged with until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Charge {
-    account: Arc<Account>,
+    books: Arc<Books>,
+    peer: PeerName,
     what: Use,
     bytes: u64,
     names: u64,
@@ -265,7 +239,8 @@ impl Charge {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
         Self {
-            account: Arc::clone(&self.account),
+            books: Arc::clone(&self.books),
+            peer: self.peer.clone(),
             what: self.what,
             bytes,
             names: 0,
@@ -274,55 +249,105 @@ impl Charge {
 
     /// Changes the use that is charged.
     pub fn turn(&mut self, what: Use) {
-        let mut amounts = self.account.amounts();
-        let before = amounts.of(self.what);
-        *before = before.saturating_sub(self.bytes);
-        let after = amounts.of(what);
-        *after = after.saturating_add(self.bytes);
-        drop(amounts);
-        self.what = what;
-        self.account.changed.notify_all();
+        self.change(|charge| charge.what = what);
+    }
+
+    /// Charges `peer` instead, even beyond its quota.
+    pub fn transfer(&mut self, peer: &PeerName) {
+        self.change(|charge| charge.peer = peer.clone());
+    }
+
+    fn change(&mut self, change: impl FnOnce(&mut Self)) {
+        let books = Arc::clone(&self.books);
+        let mut accounts = lock(&books.accounts);
+        accounts.remove(self);
+        change(self);
+        accounts.add(self);
+        drop(accounts);
+        books.changed.notify_all();
     }
 
     /// Returns whether both are charged to the same peer.
     pub fn is_same_peer(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.account, &other.account)
+        self.peer == other.peer
     }
 
     /// Waits until the peer's charges may have changed since they were `seen`, for at most `at_most`.
     pub fn changed_since(&self, seen: Amounts, at_most: Duration) {
-        let amounts = self.account.amounts();
-        let same = |amounts: &mut Amounts| *amounts == seen;
+        let same = |accounts: &mut Accounts| accounts.of(&self.peer) == seen;
+        let accounts = lock(&self.books.accounts);
         // After a poisoned lock or a timeout the caller checks again.
         let _ = self
-            .account
+            .books
             .changed
-            .wait_timeout_while(amounts, at_most, same);
+            .wait_timeout_while(accounts, at_most, same);
     }
 }
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        let mut amounts = self.account.amounts();
-        let bytes = amounts.of(self.what);
-        *bytes = bytes.saturating_sub(self.bytes);
-        amounts.names = amounts.names.saturating_sub(self.names);
-        drop(amounts);
-        self.account.changed.notify_all();
+        lock(&self.books.accounts).remove(self);
+        self.books.changed.notify_all();
+    }
+}
+
+/// Creations of one peer that run at once.
+const OF_PEER: usize = 8;
+/// Creations of all peers that run at once.
+const OF_ALL: usize = 64;
+
+/// Bounds the creations that run at once, each in a thread: tokio has 512 threads for all blocking work of the process.
+/// Gives turns in the order in which they are asked for, those of a peer among its own.
+#[derive(Debug)]
+pub(crate) struct Turns {
+    all: Arc<Semaphore>,
+    peers: Mutex<HashMap<PeerName, Weak<Semaphore>>>,
+}
+
+impl Default for Turns {
+    fn default() -> Self {
+        Self {
+            all: Arc::new(Semaphore::new(OF_ALL)),
+            peers: Mutex::default(),
+        }
+    }
+}
+
+/// A creation that runs until this is dropped.
+pub(crate) type Turn = [Option<OwnedSemaphorePermit>; 2];
+
+impl Turns {
+    /// Waits until a creation of this peer may run.
+    pub async fn turn(&self, peer: &PeerName) -> Turn {
+        let own = {
+            let mut peers = lock(&self.peers);
+            peers.retain(|_, own| own.strong_count() > 0);
+            let known = peers.get(peer).and_then(Weak::upgrade);
+            let own = known.unwrap_or_else(|| Arc::new(Semaphore::new(OF_PEER)));
+            peers.insert(peer.clone(), Arc::downgrade(&own));
+            own
+        };
+        // The peer's own first, so that none waits in the queue of all with more. Neither is ever closed.
+        let peer = own.acquire_owned().await.ok();
+        [peer, Arc::clone(&self.all).acquire_owned().await.ok()]
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::task::{Context, Poll, Waker};
+
     use proptest::prelude::*;
 
     use super::*;
 
+    const A: PeerName = PeerName::User(1);
+    const B: PeerName = PeerName::User(2);
     const USES: [Use; 4] = [Use::Named, Use::Unconfirmed, Use::Dirty, Use::Kept];
 
     /// A charge, and the state that the test expects of it.
     struct Known {
-        peer: u8,
+        peer: u32,
         charge: Charge,
         has_name: bool,
     }
@@ -330,7 +355,7 @@ mod tests {
     proptest! {
         #[test]
         fn charges_never_exceed_the_quota_and_return_to_zero(
-            ops in proptest::collection::vec((0_u8..3, 0_u64..60, 0_u64..9, 0_u8..8), 0..200),
+            ops in proptest::collection::vec((0_u32..3, 0_u64..60, 0_u64..9, 0_u8..8), 0..200),
         ) {
             let quota = Quota { bytes: 100, names: 4 };
             let ledger = Ledger::new(quota);
@@ -346,7 +371,7 @@ mod tests {
                         let names = all.iter().filter(|k| k.peer == peer && k.has_name).count() as u64;
                         let committed = sum(&all, &USES[..2]);
                         let fits = names < quota.names && committed + bytes <= quota.bytes;
-                        let charged = ledger.charge(&peer, bytes, optional);
+                        let charged = ledger.charge(&PeerName::User(peer), bytes, optional);
                         prop_assert_eq!(charged.is_ok(), fits);
                         let Ok(charge) = charged else { continue };
                         let both = committed + bytes + optional <= quota.bytes;
@@ -388,8 +413,8 @@ mod tests {
             }
             all.clear();
             prop_assert_eq!(ledger.all(), (Amounts::default(), 0));
-            drop(ledger.charge(&0, 1, 0));
-            prop_assert_eq!(ledger.inner().accounts.len(), 1, "peers without charges are forgotten");
+            drop(ledger.charge(&A, 1, 0));
+            prop_assert_eq!(ledger.accounts().peers.len(), 0, "peers without charges are forgotten");
         }
     }
 
@@ -399,33 +424,33 @@ mod tests {
             bytes: 4 << 20,
             names: 2,
         });
-        let mut unconfirmed = ledger.charge(&"a", 3 << 20, 0).unwrap();
+        let mut unconfirmed = ledger.charge(&A, 3 << 20, 0).unwrap();
         unconfirmed.turn(Use::Unconfirmed);
-        let Over(why) = ledger.charge(&"a", 2 << 20, 0).unwrap_err();
+        let why = ledger.charge(&A, 2 << 20, 0).unwrap_err();
         assert!(why.contains("; 3 MiB of what counts"), "{why}");
-        let _other = ledger.charge(&"b", 4 << 20, 0).unwrap();
-        let _small = ledger.charge(&"a", 1, 0).unwrap();
-        let Over(why) = ledger.charge(&"a", 1, 0).unwrap_err();
+        let _other = ledger.charge(&B, 4 << 20, 0).unwrap();
+        let _small = ledger.charge(&A, 1, 0).unwrap();
+        let why = ledger.charge(&A, 1, 0).unwrap_err();
         assert!(why.contains("2 names") && why.contains("3 MiB"), "{why}");
         drop(unconfirmed);
-        ledger.charge(&"a", (4 << 20) - 1, 0).unwrap();
+        ledger.charge(&A, (4 << 20) - 1, 0).unwrap();
     }
 
     #[test]
     fn a_charge_goes_to_another_peer_even_beyond_its_quota() {
         let ledger = Ledger::new(Quota { bytes: 9, names: 1 });
-        let mut charge = ledger.charge(&"a", 9, 0).unwrap();
-        let _own = ledger.charge(&"b", 9, 0).unwrap();
+        let mut charge = ledger.charge(&A, 9, 0).unwrap();
+        let _own = ledger.charge(&B, 9, 0).unwrap();
         charge.turn(Use::Unconfirmed);
-        ledger.transfer(&mut charge, &"b");
-        assert!(!ledger.is_silent_beyond(&"b") && !ledger.is_silent_beyond(&"a"));
-        let mut second = ledger.charge(&"a", 9, 0).unwrap();
+        charge.transfer(&B);
+        assert!(!ledger.is_silent_beyond(&B) && !ledger.is_silent_beyond(&A));
+        let mut second = ledger.charge(&A, 9, 0).unwrap();
         second.turn(Use::Unconfirmed);
-        ledger.transfer(&mut second, &"b");
-        assert!(ledger.is_silent_beyond(&"b"));
+        second.transfer(&B);
+        assert!(ledger.is_silent_beyond(&B));
         assert_eq!((ledger.all().0.unconfirmed, ledger.all().0.names), (18, 3));
         drop((charge, second));
-        assert!(!ledger.is_silent_beyond(&"b"));
+        assert!(!ledger.is_silent_beyond(&B));
         assert_eq!(ledger.all().0.bytes(), 9);
     }
 
@@ -435,8 +460,35 @@ mod tests {
             bytes: u64::MAX,
             names: 9,
         });
-        let _all = ledger.charge(&"a", u64::MAX, 9).unwrap();
-        let Over(why) = ledger.charge(&"a", 1, 0).unwrap_err();
+        let _all = ledger.charge(&A, u64::MAX, 9).unwrap();
+        let why = ledger.charge(&A, 1, 0).unwrap_err();
         assert!(why.contains("1 B more"), "{why}");
+    }
+
+    /// Returns the turn if it need not be waited for.
+    fn now(turns: &Turns, uid: u32) -> Option<Turn> {
+        let peer = PeerName::User(uid);
+        let mut turn = std::pin::pin!(turns.turn(&peer));
+        match turn.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(turn) => Some(turn),
+            Poll::Pending => None,
+        }
+    }
+
+    #[test]
+    fn a_peer_has_so_many_turns_and_all_have_more() {
+        let turns = Turns::default();
+        let mut first: Vec<_> = (0..OF_PEER).map(|_| now(&turns, 1).unwrap()).collect();
+        assert!(now(&turns, 1).is_none());
+        assert!(now(&turns, 2).is_some(), "another peer's");
+        first.pop();
+        first.push(now(&turns, 1).unwrap());
+        let others: Vec<_> = (OF_PEER..OF_ALL)
+            .map(|at| now(&turns, 2 + (at / OF_PEER) as u32).unwrap())
+            .collect();
+        assert!(now(&turns, 99).is_none());
+        drop((first, others));
+        assert!(now(&turns, 99).is_some());
+        assert_eq!(lock(&turns.peers).len(), 1);
     }
 }

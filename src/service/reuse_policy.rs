@@ -7,6 +7,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::exchange::PeerName;
+
 /// Which peers may get memory that was in use, after it was released cleanly and zeroed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -22,28 +24,15 @@ pub enum Reuse {
 
 /// Which peers have had handles of a memory since the driver created it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Past<P> {
+pub(crate) enum Past {
     /// None.
     Fresh,
     /// One peer with a name of its own, and no other.
-    Only(P),
+    Only(PeerName),
     /// Several peers, or one without a name of its own.
     Many,
     /// A peer that may still have it mapped: it died, fell silent, or refused to release it.
     Tainted,
-}
-
-/// The next step for memory that was returned.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict<P> {
-    /// No peer has seen it: it can go to any peer as it is.
-    AsItIs,
-    /// Zero it, then keep it for this peer only.
-    ScrubFor(P),
-    /// Zero it, then keep it for any peer.
-    ScrubForAnyone,
-    /// Give it back to the driver.
-    Discard(Discard),
 }
 
 /// Why memory goes back to the driver.
@@ -55,10 +44,10 @@ pub(crate) enum Discard {
     Policy,
 }
 
-impl<P: Clone + Eq> Past<P> {
+impl Past {
     /// Notes that `peer` gets a handle. `named`: whether the peer's name is its own, not one that any process
     /// on the machine has.
-    pub fn shown(&mut self, peer: &P, named: bool) {
+    pub fn shown(&mut self, peer: &PeerName, named: bool) {
         *self = match std::mem::replace(self, Self::Tainted) {
             Self::Tainted => Self::Tainted,
             Self::Fresh if named => Self::Only(peer.clone()),
@@ -80,14 +69,18 @@ impl<P: Clone + Eq> Past<P> {
         *self = Self::Tainted;
     }
 
-    /// Decides what to do with the memory once no peer holds a lease.
-    pub fn verdict(&self, reuse: Reuse) -> Verdict<P> {
+    /// Returns the only peer that may have the memory again once no peer holds a lease; `None` for any peer. Unless it is
+    /// [`Fresh`](Self::Fresh), it must be zeroed first.
+    ///
+    /// # Errors
+    /// Why it goes back to the driver.
+    pub fn next_owner(&self, reuse: Reuse) -> Result<Option<PeerName>, Discard> {
         match (self, reuse) {
-            (Self::Fresh, _) => Verdict::AsItIs,
-            (Self::Tainted, _) => Verdict::Discard(Discard::Tainted),
-            (Self::Only(peer), Reuse::SamePeer) => Verdict::ScrubFor(peer.clone()),
-            (Self::Only(_) | Self::Many, Reuse::Anyone) => Verdict::ScrubForAnyone,
-            (Self::Many, Reuse::SamePeer) | (_, Reuse::Never) => Verdict::Discard(Discard::Policy),
+            (Self::Fresh, _) => Ok(None),
+            (Self::Tainted, _) => Err(Discard::Tainted),
+            (Self::Only(peer), Reuse::SamePeer) => Ok(Some(peer.clone())),
+            (Self::Only(_) | Self::Many, Reuse::Anyone) => Ok(None),
+            (Self::Many, Reuse::SamePeer) | (_, Reuse::Never) => Err(Discard::Policy),
         }
     }
 }
@@ -100,14 +93,14 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Step {
-        Show { peer: u8, named: bool },
+        Show { peer: PeerName, named: bool },
         Taint,
         Back,
     }
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
         let step = prop_oneof![
-            4 => (0_u8..3, prop::bool::weighted(0.9)).prop_map(|(peer, named)| Step::Show { peer, named }),
+            4 => (0_u32..3, prop::bool::weighted(0.9)).prop_map(|(uid, named)| Step::Show { peer: PeerName::User(uid), named }),
             1 => Just(Step::Taint),
             3 => Just(Step::Back),
         ];
@@ -122,7 +115,7 @@ mod tests {
             reuse in prop_oneof![Just(Reuse::SamePeer), Just(Reuse::Anyone), Just(Reuse::Never)],
         ) {
             let mut past = Past::Fresh;
-            let mut seen: Vec<(u8, bool)> = Vec::new();
+            let mut seen: Vec<(PeerName, bool)> = Vec::new();
             let mut tainted = false;
             for step in steps {
                 match step {
@@ -138,16 +131,16 @@ mod tests {
                         past.taint();
                         tainted = true;
                     }
-                    Step::Back => match past.verdict(reuse) {
-                        Verdict::AsItIs => prop_assert!(seen.is_empty() && !tainted),
-                        Verdict::ScrubFor(peer) => {
+                    Step::Back => match past.next_owner(reuse) {
+                        Ok(None) if past == Past::Fresh => prop_assert!(seen.is_empty() && !tainted),
+                        Ok(Some(peer)) => {
                             prop_assert!(!tainted && reuse == Reuse::SamePeer);
-                            prop_assert!(seen.iter().all(|&(who, named)| who == peer && named));
+                            prop_assert!(seen.iter().all(|(who, named)| *who == peer && *named));
                         }
-                        Verdict::ScrubForAnyone => {
+                        Ok(None) => {
                             prop_assert!(!tainted && reuse == Reuse::Anyone);
                         }
-                        Verdict::Discard(why) => {
+                        Err(why) => {
                             prop_assert!(!seen.is_empty() || tainted);
                             prop_assert_eq!(why == Discard::Tainted, tainted);
                             break;
@@ -161,17 +154,15 @@ mod tests {
     #[test]
     fn a_second_peer_ends_reuse_by_the_first() {
         let mut past = Past::Fresh;
-        past.shown(&"a", true);
-        assert_eq!(past.verdict(Reuse::SamePeer), Verdict::ScrubFor("a"));
-        past.shown(&"b", true);
-        assert_eq!(
-            past.verdict(Reuse::SamePeer),
-            Verdict::Discard(Discard::Policy)
-        );
-        assert_eq!(past.verdict(Reuse::Anyone), Verdict::ScrubForAnyone);
+        let [a, b] = [1, 2].map(PeerName::User);
+        past.shown(&a, true);
+        assert_eq!(past.next_owner(Reuse::SamePeer), Ok(Some(a)));
+        past.shown(&b, true);
+        assert_eq!(past.next_owner(Reuse::SamePeer), Err(Discard::Policy));
+        assert_eq!(past.next_owner(Reuse::Anyone), Ok(None));
         past.taint();
         for reuse in [Reuse::SamePeer, Reuse::Anyone, Reuse::Never] {
-            assert_eq!(past.verdict(reuse), Verdict::Discard(Discard::Tainted));
+            assert_eq!(past.next_owner(reuse), Err(Discard::Tainted));
         }
     }
 }

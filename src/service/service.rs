@@ -1,22 +1,33 @@
 //! The running service.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::audit::AuditFile;
-use super::config::peers;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::config::{BufferConfig, defaults, peers, server_options};
+use super::create::{Allocator, Wanted};
 use super::http::{Endpoint, Pages};
-use super::reserve::Reserve;
+use super::lines::{AuditFile, LineWriter};
+use super::reserve::{Plan, Reserve};
 use super::state::ServiceState;
-use super::{LineWriter, ServiceConfig};
+use crate::ServiceConfig;
+use crate::backing::Chosen;
+use crate::backing::choose::choose_for_others;
+use crate::capability::shareable::handle_types_of;
+use crate::driver::{Access, AccessDesc, HandleTypes, Location, NodeId};
 use crate::exchange::server::ServerStats;
-use crate::exchange::{Address, Server, Tls};
+use crate::exchange::{Address, Security, Server, Tls};
 use crate::per_driver::lock;
 use crate::share::InstanceId;
-use crate::{Error, MemoryError, Progress, Result, ShareError};
+use crate::{Driver, Error, MemoryError, Progress, Result, ShareError, Topology};
 
+/// How long a service that could not be started waits for clients that have fetched from it already.
+const GIVE_UP: Duration = Duration::from_secs(1);
 /// How long a directory may take to forget a service that ends.
 const DEREGISTER: Duration = Duration::from_secs(3);
 
@@ -25,14 +36,121 @@ const DEREGISTER: Duration = Duration::from_secs(3);
 #[derive(Debug)]
 pub struct Service {
     pub(super) state: Arc<ServiceState>,
-    pub(super) server: Server,
-    pub(super) tls: Option<Tls>,
-    pub(super) endpoint: Option<Endpoint>,
+    server: Server,
+    tls: Option<Tls>,
+    endpoint: Option<Endpoint>,
     /// The current configuration, which a reload changes in part.
-    pub(super) config: Mutex<ServiceConfig>,
+    config: Mutex<ServiceConfig>,
 }
 
 impl Service {
+    /// Starts a service. When this returns, its buffers exist and it listens; its reserves may still be
+    /// filling ([`ready`](Self::ready) waits for them).
+    ///
+    /// It needs a tokio runtime with timers and I/O; driver calls run in separate threads.
+    ///
+    /// # Errors
+    /// Those of [`ServiceConfig::check`]; [`NoSuchNode`](crate::MemoryError::NoSuchNode) and
+    /// [`NoSuchGpu`](crate::MemoryError::NoSuchGpu) for a node or GPU that the machine does not have; those of
+    /// creating a buffer; those of [`ServerOptions::start`](crate::exchange::server::ServerOptions::start) and
+    /// of loading certificates.
+    ///
+    /// # Cancel safety
+    /// If dropped before completion, everything created is released.
+    pub async fn start(config: ServiceConfig, driver: &Driver) -> Result<Self> {
+        config.check()?;
+        let tls = match &config.tls {
+            Some(files) => Some(Tls::load(files.clone())?),
+            None => None,
+        };
+        let security = match &tls {
+            Some(tls) => Security::Tls(tls.clone()),
+            None if config.plain_anywhere => Security::PlainAnywhere,
+            None => Security::Plain,
+        };
+        let audit = match &config.audit {
+            Some(audit) => Some(AuditFile::open(&audit.file)?),
+            None => None,
+        };
+        // One for the names.
+        let unready = Arc::new(watch::Sender::new(config.reserves.len() + 1));
+        let (plans, driver) = (config.clone(), driver.clone());
+        let countdown = Arc::clone(&unready);
+        let (nodes, homes) = blocking("starting the reserves", move || {
+            let topology = Topology::discover(&driver)?;
+            let homes = homes(&plans, &topology)?;
+            let nodes = reserves(&plans, &driver, (&topology, &homes), &countdown)?;
+            Ok((nodes, homes))
+        })
+        .await?;
+        let names = config.buffers.iter().map(|buffer| buffer.name.clone());
+        let state = Arc::new(ServiceState::new(
+            nodes,
+            config.create.clone(),
+            names.collect(),
+            unready.subscribe(),
+            audit,
+        ));
+
+        let endpoint = match &config.metrics {
+            Some(metrics) => {
+                let pages = Arc::clone(&state);
+                Some(Endpoint::start(&metrics.address, metrics.anywhere, pages).await?)
+            }
+            None => None,
+        };
+        let mut options =
+            server_options(&config, security).allocator(Arc::new(Allocator(Arc::clone(&state))));
+        if let Some(audit) = &state.audit {
+            options = options.audit(audit.subscriber());
+        }
+        let server = options.start().await?;
+        *lock(&state.server) = Some(server.clone());
+        // From here on dropping `service` ends it: state and server refer to each other.
+        let service = Service {
+            state: Arc::clone(&state),
+            server,
+            tls,
+            endpoint,
+            config: Mutex::new(config.clone()),
+        };
+        if let Err(error) = service.fill(config, homes).await {
+            // Waits until it no longer listens, so that the caller can start another at once.
+            let _ = service.drain(GIVE_UP).await;
+            return Err(error);
+        }
+        unready.send_modify(|count| *count -= 1);
+        Ok(service)
+    }
+
+    /// Registers with the directory and creates the configured buffers, each on its node of `homes`.
+    async fn fill(&self, config: ServiceConfig, homes: Vec<NodeId>) -> Result<()> {
+        #[cfg(feature = "etcd")]
+        if let Some(directory) = &config.directory {
+            let registration = super::etcd::register(directory, &self.server).await?;
+            *lock(&self.state.directory) = Some(registration);
+        }
+        for (buffer, node) in config.buffers.into_iter().zip(homes) {
+            let state = Arc::clone(&self.state);
+            let wanted = Wanted {
+                name: buffer.name,
+                bytes: buffer.bytes,
+                node,
+                owner: None,
+                peers: buffer.who,
+                open: true,
+                access: buffer.access,
+                probe: buffer.probe,
+            };
+            let Some(claim) = state.claim(&wanted)? else {
+                continue;
+            };
+            let publish = move || state.publish(&wanted, claim, &AtomicBool::new(false));
+            blocking("making a buffer", publish).await?;
+        }
+        Ok(())
+    }
+
     /// Returns the addresses that clients connect to, with the ports that the kernel chose.
     pub fn addresses(&self) -> Vec<Address> {
         self.server.addresses()
@@ -71,7 +189,7 @@ impl Service {
 
     /// Returns how many bytes the reserves of all nodes keep ready, of those that they are to keep.
     pub fn reserves(&self) -> Progress {
-        let levels = self.state.nodes.values().map(Reserve::levels);
+        let levels = self.state.nodes.values().map(|reserve| reserve.levels());
         let (done, total) = levels.fold((0_u64, 0_u64), |(done, total), levels| {
             let done = done.saturating_add(levels.warm);
             (done, total.saturating_add(levels.target))
@@ -145,10 +263,11 @@ impl Service {
     /// If dropped before completion, the service ends at once.
     pub async fn drain(self, within: Duration) -> Result<()> {
         self.state.draining.store(true, Relaxed);
-        let until = tokio::time::Instant::now() + within;
+        let until = Instant::now() + within;
         tracing::info!(?within, "draining");
         // First, so that the directory sends no more clients here.
-        if let Some(registration) = self.state.take_directory() {
+        let registration = lock(&self.state.directory).take();
+        if let Some(registration) = registration {
             let closed = tokio::time::timeout(DEREGISTER.min(within), registration.close()).await;
             if closed.is_err() {
                 tracing::warn!(
@@ -156,14 +275,14 @@ impl Service {
                 );
             }
         }
-        let still = self.state.vacate(until).await;
-        let left = until.saturating_duration_since(tokio::time::Instant::now());
+        let still = self.state.unpublish_and_wait(until).await;
+        let left = until.saturating_duration_since(Instant::now());
         // The remaining holders are known already.
         let closed = match self.server.close(left).await {
             Err(Error::Share(ShareError::Memory(MemoryError::StillHeld { .. }))) => Ok(()),
             closed => closed,
         };
-        self.state.drop_server();
+        drop(lock(&self.state.server).take());
         let state = Arc::clone(&self.state);
         let audit = state.audit.clone();
         drop(self);
@@ -178,19 +297,117 @@ impl Service {
             let _ = flushed.await;
         }
         closed?;
-        match still.is_empty() {
-            true => Ok(()),
-            false => Err(Error::Share(ShareError::Memory(MemoryError::StillHeld {
-                name: "memory of this service".into(),
-                holders: still,
-            }))),
+        if still.is_empty() {
+            return Ok(());
         }
+        let (name, holders) = ("memory of this service".into(), still);
+        Err(MemoryError::StillHeld { name, holders }.into())
     }
 }
 
 impl Drop for Service {
     fn drop(&mut self) {
         self.state.draining.store(true, Relaxed);
-        self.state.drop_server();
+        drop(lock(&self.state.server).take());
     }
+}
+
+/// Runs blocking code outside the runtime.
+async fn blocking<T: Send + 'static>(
+    what: &'static str,
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .unwrap_or_else(|error| Err(Error::failed(what, error.to_string())))
+}
+
+/// Returns the node of each buffer, in order; fails if the configuration names a node that does not exist.
+fn homes(config: &ServiceConfig, topology: &Topology) -> Result<Vec<NodeId>> {
+    let known = |node: NodeId| -> Result<NodeId> {
+        let choices: Vec<_> = topology.nodes().iter().map(|known| known.id).collect();
+        if choices.contains(&node) {
+            return Ok(node);
+        }
+        let gpu = topology.gpu_with_memory(node);
+        Err(MemoryError::NoSuchNode { node, gpu, choices }.into())
+    };
+    for reserve in &config.reserves {
+        known(reserve.node)?;
+    }
+    if let Some(node) = config.create.as_ref().and_then(|create| create.node) {
+        known(node)?;
+    }
+    let home = |buffer: &BufferConfig| match (buffer.node, buffer.gpu) {
+        (Some(node), _) => known(node),
+        (None, gpu) => Ok(topology.gpu(gpu.unwrap_or(0))?.host_node()?),
+    };
+    config.buffers.iter().map(home).collect()
+}
+
+/// Decides how a node's memory is shared and what it is. `homes` are the nodes of the configured buffers.
+fn memory_of(
+    config: &ServiceConfig,
+    driver: &Driver,
+    homes: &[NodeId],
+    node: NodeId,
+) -> Result<(HandleTypes, Chosen)> {
+    let asked = config.node.backing;
+    let shareable = handle_types_of(driver, node.into(), asked)?;
+    if let Some(why) = &shareable.no_fabric {
+        tracing::info!(%node, %why, "no fabric handles");
+    }
+    let handle_types = shareable.handle_types;
+    // A chunk may be any buffer's of the node.
+    let mut buffers = config.buffers.iter().zip(homes);
+    let is_read = buffers.any(|(buffer, home)| *home == node && buffer.access == Access::Read);
+    let read = [AccessDesc::new(Location::Host, Access::Read)];
+    // Without a list, of the CPU and all GPUs.
+    let access: &[AccessDesc] = if is_read { &read } else { &[] };
+    let chosen = choose_for_others(driver, asked, (node.into(), handle_types), access)?;
+    tracing::info!(%node, memory = %chosen, "decided what memory is");
+    Ok((handle_types, chosen))
+}
+
+/// Creates a reserve for every host node; one without a configuration keeps nothing ready.
+fn reserves(
+    config: &ServiceConfig,
+    driver: &Driver,
+    (topology, homes): (&Topology, &[NodeId]),
+    unready: &Arc<watch::Sender<usize>>,
+) -> Result<BTreeMap<NodeId, Reserve>> {
+    let mut reserves = BTreeMap::new();
+    for node in topology.nodes() {
+        let asked = config
+            .reserves
+            .iter()
+            .find(|reserve| reserve.node == node.id);
+        let (handle_types, backing) = match memory_of(config, driver, homes, node.id) {
+            Ok(memory) => memory,
+            Err(error) if asked.is_none() => {
+                tracing::warn!(node = %node.id, %error, "memory of this node cannot be shared");
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        let plan = Plan {
+            node: node.id,
+            handle_types,
+            backing,
+            target: asked.map_or(0, |reserve| reserve.bytes),
+            keep: config.reuse.keep,
+            chunk: asked.map_or_else(defaults::chunk, |reserve| reserve.chunk),
+            min_chunk: asked.map_or_else(defaults::min_chunk, |reserve| reserve.min_chunk),
+            cap: config.node.max_bytes,
+            headroom: config.node.headroom,
+            quiet: config.node.quiet,
+            retry: config.node.retry,
+            reuse: config.reuse.policy,
+            scrubber: config.reuse.scrub,
+            scrub_threads: config.reuse.threads,
+            unready: asked.map(|_| Arc::clone(unready)),
+        };
+        reserves.insert(node.id, Reserve::start(driver, plan)?);
+    }
+    Ok(reserves)
 }

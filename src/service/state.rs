@@ -7,22 +7,39 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use super::LineWriter;
-use super::audit::AuditFile;
-use super::config::{CreateConfig, forgive_after};
-use super::named::Named;
-use super::quota::{Ledger, Quota};
+use super::config::{CreateConfig, defaults};
+use super::lines::{AuditFile, LineWriter};
+use super::quota::{Charge, Ledger, Quota, Turns};
 use super::reserve::Reserve;
-use super::turns::Turns;
+use super::reuse_policy::Past;
 use crate::Refusal;
 use crate::driver::NodeId;
 use crate::exchange::directory::{Registration, RegistrationState};
+use crate::exchange::server::Published;
 use crate::exchange::{PeerList, PeerName, Server};
 use crate::per_driver::lock;
-use crate::share::MAX_PARTS;
 
 /// A refusal, as a code and as a message.
-pub(super) type No = (Refusal, String);
+pub(super) type Refused = (Refusal, String);
+
+/// A published name.
+#[derive(Debug)]
+pub(super) struct Named {
+    pub name: String,
+    /// The peer that created it; `None` for the configuration's own.
+    pub owner: Option<PeerName>,
+    pub node: NodeId,
+    /// The charge of its owner. Taken out when the name ends.
+    pub charge: Mutex<Option<Charge>>,
+    /// All its memory.
+    pub pinned: u64,
+    pub pasts: Vec<Past>,
+    /// Taken out when the name ends.
+    pub published: Mutex<Option<Arc<Published>>>,
+    /// Whether it is ending.
+    pub ending: AtomicBool,
+    pub ended: watch::Sender<bool>,
+}
 
 #[derive(Debug)]
 pub(super) enum NameState {
@@ -35,26 +52,9 @@ pub(super) enum NameState {
 pub(super) struct Table {
     pub names: HashMap<String, NameState>,
     /// The configuration's names, which no peer can create, even before the service has published them.
-    configured: HashSet<String>,
+    pub configured: HashSet<String>,
     /// Set once the published names are forgotten: no name is inserted afterwards.
     pub closed: bool,
-}
-
-impl Table {
-    /// Returns whether this owner cannot have the name.
-    pub fn is_taken(&self, name: &str, owner: Option<&PeerName>) -> bool {
-        self.names.contains_key(name) || (owner.is_some() && self.configured.contains(name))
-    }
-
-    /// Returns the name's state if this peer owns it.
-    pub fn own(&self, name: &str, peer: Option<&PeerName>) -> Option<&NameState> {
-        let state = self.names.get(name)?;
-        let owner = match state {
-            NameState::Making(owner) => owner.as_ref(),
-            NameState::There(named) => named.owner.as_ref(),
-        };
-        (peer.is_some() && owner == peer).then_some(state)
-    }
 }
 
 /// Counts of requests to the allocator.
@@ -69,17 +69,17 @@ pub(super) struct Asked {
 
 #[derive(Debug)]
 pub(super) struct ServiceState {
-    pub nodes: BTreeMap<NodeId, Reserve<PeerName>>,
+    pub nodes: BTreeMap<NodeId, Reserve>,
     /// The rights of peers to create memory; changed by a reload.
     pub create: Mutex<Option<CreateConfig>>,
     pub table: Mutex<Table>,
     /// Each peer's charges.
-    pub ledger: Ledger<PeerName>,
+    pub ledger: Ledger,
     /// Which creations run.
     pub creations: Turns,
     /// Changes when a creation has succeeded or failed.
     pub made: watch::Sender<()>,
-    server: Mutex<Option<Server>>,
+    pub server: Mutex<Option<Server>>,
     /// The registration of its names in the directory.
     pub directory: Mutex<Option<Registration>>,
     pub asked: Asked,
@@ -90,17 +90,14 @@ pub(super) struct ServiceState {
     pub draining: AtomicBool,
     /// Reserves whose first filling has not ended, plus one until the names are published.
     pub unready: watch::Receiver<usize>,
-    /// The most parts whose handles fit one answer.
-    pub most_parts: usize,
 }
 
 impl ServiceState {
     pub fn new(
-        nodes: BTreeMap<NodeId, Reserve<PeerName>>,
+        nodes: BTreeMap<NodeId, Reserve>,
         create: Option<CreateConfig>,
         configured: HashSet<String>,
         unready: watch::Receiver<usize>,
-        most_parts: usize,
         audit: Option<AuditFile>,
     ) -> Self {
         Self {
@@ -121,31 +118,11 @@ impl ServiceState {
             log: OnceLock::new(),
             draining: AtomicBool::new(false),
             unready,
-            most_parts: most_parts.min(MAX_PARTS),
         }
-    }
-
-    pub fn set_server(&self, server: Server) {
-        *lock(&self.server) = Some(server);
     }
 
     pub fn server(&self) -> Option<Server> {
         lock(&self.server).clone()
-    }
-
-    /// Drops the server, which ends when its other handles are dropped too.
-    pub fn drop_server(&self) {
-        let server = lock(&self.server).take();
-        drop(server);
-    }
-
-    pub fn set_directory(&self, registration: Registration) {
-        *lock(&self.directory) = Some(registration);
-    }
-
-    /// Takes the registration out, to end it.
-    pub fn take_directory(&self) -> Option<Registration> {
-        lock(&self.directory).take()
     }
 
     /// Returns whether the directory has this service; `None` without a directory.
@@ -164,9 +141,8 @@ impl ServiceState {
     /// Returns how long the memory of an unconfirmed release counts.
     pub fn forgive_after(&self) -> Duration {
         let create = lock(&self.create);
-        create
-            .as_ref()
-            .map_or_else(forgive_after, |create| create.forgive_after)
+        let set = create.as_ref().map(|create| create.forgive_after);
+        set.unwrap_or_else(defaults::forgive_after)
     }
 
     /// Changes which peers may fetch a name of the configuration.

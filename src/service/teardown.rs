@@ -6,23 +6,97 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use tokio::task::JoinSet;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
-use super::free_chunks::HasBytes;
-use super::named::{Named, let_go};
 use super::quota::{Charge, Use};
 use super::reserve::{Chunk, Reserve};
-use super::reuse_policy::Past;
-use super::state::{NameState, No, ServiceState};
-use crate::Refusal;
+use super::reuse_policy::{Discard, Past};
+use super::state::{NameState, Named, Refused, ServiceState};
 use crate::exchange::PeerName;
-use crate::exchange::server::UnconfirmedRelease;
+use crate::exchange::server::{Holder, HolderState, Published, UnconfirmedRelease};
 use crate::per_driver::lock;
 use crate::share::Shared;
 use crate::vmm::PhysicalMemory;
+use crate::{Error, MemoryError, Refusal, ShareError};
 
+/// How often to ask the holders of an ending name again.
+const ASK_AGAIN: Duration = Duration::from_secs(30);
+/// How long the exchange may keep memory that no peer holds, and how often to look meanwhile.
+const IN_USE: Duration = Duration::from_secs(5);
+const LOOK: Duration = Duration::from_millis(5);
 /// How often to check whether the configuration has changed.
 const RELOADED: Duration = Duration::from_secs(1);
+
+fn is_silent(holder: &Holder) -> bool {
+    holder.state == HolderState::Expired
+}
+
+impl Named {
+    fn published(&self) -> Option<Arc<Published>> {
+        lock(&self.published).clone()
+    }
+
+    /// Waits until no peer holds it. Returns `false` if a silent holder may still have it mapped.
+    async fn wait_for_holders(&self, mut wait: Duration) -> bool {
+        let Some(published) = self.published() else {
+            return false;
+        };
+        loop {
+            match published.vacate(wait).await {
+                // Memory of a process that died is not reused.
+                Ok(()) => return !published.left_by_dead(),
+                Err(Error::Share(ShareError::Memory(MemoryError::StillHeld { .. }))) => {
+                    if published.importers().iter().all(is_silent) {
+                        let name = &self.name;
+                        tracing::warn!(name, "a silent holder may still have it mapped");
+                        return false;
+                    }
+                    wait = ASK_AGAIN;
+                }
+                Err(error) => {
+                    tracing::warn!(name = self.name, %error, "cannot withdraw");
+                    return false;
+                }
+            }
+        }
+    }
+
+    /// Asks the holders to release the name in time; describes those that did not. Does not wait for holders
+    /// that had fallen silent before, but logs them.
+    async fn unpublish_and_wait(&self, within: Duration) -> Vec<String> {
+        let Some(published) = self.published() else {
+            return Vec::new();
+        };
+        let mut before = published.importers();
+        before.retain(is_silent);
+        if published.vacate(within).await.is_ok() {
+            return Vec::new();
+        }
+        let mut still = Vec::new();
+        for holder in published.importers() {
+            let name = &self.name;
+            if before.iter().any(|silent| silent.lease == holder.lease) {
+                tracing::warn!(name, %holder, "a holder that fell silent may still have it mapped");
+            } else if is_silent(&holder) {
+                let how = "silent, it may still have it mapped";
+                still.push(format!("{holder} ('{name}': {how})"));
+            } else {
+                still.push(format!("{holder} ('{name}')"));
+            }
+        }
+        still
+    }
+
+    /// Describes the holders.
+    fn holders(&self) -> String {
+        let importers = self.published().map(|published| published.importers());
+        let importers = importers.unwrap_or_default();
+        let mut holders: Vec<_> = importers.iter().map(Holder::to_string).collect();
+        holders.dedup();
+        holders.truncate(16);
+        holders.join(", ")
+    }
+}
 
 impl ServiceState {
     /// Ends one of `peer`'s names. At the deadline the name stays closed and continues to end.
@@ -31,133 +105,121 @@ impl ServiceState {
         peer: &PeerName,
         name: &str,
         wait: Duration,
-    ) -> Result<(), No> {
+    ) -> Result<(), Refused> {
         let there = match lock(&self.table).names.get(name) {
             Some(NameState::There(named)) => Some(Arc::clone(named)),
             _ => None,
         };
+        let shown = |named: &Named| named.published().is_some_and(|it| it.is_shown_to(peer));
         let named = match there {
             Some(named) if named.owner.as_ref() == Some(peer) => named,
-            Some(named) if named.owner.is_none() && named.is_shown_to(peer) => {
+            Some(named) if named.owner.is_none() && shown(&named) => {
                 return Err((Refusal::Configured, "no request deletes it".into()));
             }
             // A name that is not shown to a peer does not exist for it; a refusal does not name the owner.
             _ => {
-                return Err((
-                    Refusal::NotFound,
-                    "this peer has created no such name".into(),
-                ));
+                let why = "this peer has created no such name";
+                return Err((Refusal::NotFound, why.into()));
             }
         };
         if let Some(directory) = &*lock(&self.directory) {
             directory.remove(name);
         }
-        self.end(&named, wait);
+        if !named.ending.swap(true, Relaxed) {
+            let (state, named) = (Arc::clone(self), Arc::clone(&named));
+            tokio::spawn(async move { state.end(&named, wait).await });
+        }
         let mut ended = named.ended.subscribe();
         let done = ended.wait_for(|ended| *ended);
-        match tokio::time::timeout(wait.max(Duration::from_millis(100)), done).await {
-            Ok(_) => {
-                self.asked.deleted.fetch_add(1, Relaxed);
-                Ok(())
-            }
-            Err(_) => Err((
-                Refusal::TimedOut,
-                format!("held by {}", named.holders().join(", ")),
-            )),
+        let done = tokio::time::timeout(wait.max(Duration::from_millis(100)), done).await;
+        if done.is_err() {
+            let why = format!("held by {}", named.holders());
+            return Err((Refusal::TimedOut, why));
         }
+        self.asked.deleted.fetch_add(1, Relaxed);
+        Ok(())
     }
 
-    /// Begins to end a name, unless that has begun.
-    fn end(self: &Arc<Self>, named: &Arc<Named>, wait: Duration) {
-        if named.ending.swap(true, Relaxed) {
-            return;
-        }
-        let (state, named) = (Arc::clone(self), Arc::clone(named));
-        tokio::spawn(async move {
-            let clean = named.withdraw(wait).await;
-            // Memory that returns while the server ends is never handed out again, so it need not be kept.
-            let clean = clean && !state.draining.load(Relaxed);
-            state.take_back(&named, clean).await;
-            named.ended.send_replace(true);
-        });
-    }
-
-    /// Returns the memory of a name that has ended to the reserve or the driver.
-    async fn take_back(self: &Arc<Self>, named: &Arc<Named>, clean: bool) {
+    /// Ends a name: waits for its holders, and returns its memory to the reserve or the driver. Afterwards keeps
+    /// charging for memory that may still be in use.
+    async fn end(&self, named: &Named, wait: Duration) {
+        let clean = named.wait_for_holders(wait).await;
+        // Memory that returns while the server ends is never handed out again, so it need not be kept.
+        let clean = clean && !self.draining.load(Relaxed);
         let published = lock(&named.published).take();
-        let release = match &published {
-            Some(published) if !clean => Some(published.leave()),
-            _ => None,
-        };
-        let shared = published.and_then(|published| published.shared().ok());
+        let mut charge = lock(&named.charge).take();
         let mut pasts = named.pasts.clone();
+        let mut unconfirmed = None;
         if !clean {
             pasts.iter_mut().for_each(Past::taint);
+            let release = published.as_ref().map(|published| published.leave());
+            unconfirmed = release.map(|release| {
+                // It goes back to the driver, but counts until its holders have confirmed.
+                let charge = charge.take();
+                let charge = charge.map(|charge| self.charge_silent(named, &release, charge));
+                (release, charge)
+            });
         }
-        let mut charge = lock(&named.charge).take();
-        let unconfirmed = release.map(|release| {
-            // It goes back to the driver, but counts until its holders have confirmed.
-            let mut charge = charge.take();
-            if let Some(charge) = &mut charge {
-                charge.turn(Use::Unconfirmed);
-                // Its owner can do nothing about another peer's silence.
-                let peers = release.peers();
-                if let Some(silent) = peers.first()
-                    && !peers.iter().any(|peer| named.owner.as_ref() == Some(peer))
-                {
-                    self.ledger.transfer(charge, silent);
-                }
+        let shared = published.and_then(|published| published.shared().ok());
+        if let Some(reserve) = self.nodes.get(&named.node) {
+            match self.take_back(named, shared).await {
+                Some(memories) => drop(Taken {
+                    reserve,
+                    chunks: chunks_of(memories, pasts),
+                    charge,
+                }),
+                None => reserve.lost(named.pinned, Discard::Tainted),
             }
-            (release, charge)
-        });
-        let mut stuck = None;
-        match (self.nodes.get(&named.node), shared) {
-            (Some(reserve), Some(shared)) => match let_go(shared).await {
-                Ok(memories) => {
-                    let chunks = chunks_of(memories, pasts);
-                    give_back(reserve, chunks, charge.take(), named.extra);
-                }
-                Err(shared) => stuck = Some(shared),
-            },
-            (Some(reserve), None) => reserve.lost(named.pinned),
-            (None, _) => {}
         }
         lock(&self.table).names.remove(&named.name);
-        if stuck.is_some() || unconfirmed.is_some() {
-            let (state, named) = (Arc::clone(self), Arc::clone(named));
-            tokio::spawn(async move {
-                if let Some(shared) = stuck {
-                    state.outlast(&named, shared).await;
-                }
-                drop(charge);
-                if let Some((release, charge)) = unconfirmed {
-                    state.charge_until_confirmed(&named, release, charge).await;
-                }
-            });
+        named.ended.send_replace(true);
+        if let Some((release, Some(charge))) = unconfirmed {
+            self.charge_until_confirmed(named, release, charge).await;
         }
     }
 
-    /// Waits until no code in this process uses the memory of a deleted name, such as a driver call that
-    /// does not return, and gives it back to the driver.
-    async fn outlast(&self, named: &Named, mut shared: Shared) {
-        let name = &named.name;
-        tracing::warn!(
-            name,
-            "its memory is still in use here, and counts until it is not"
-        );
-        while !self.draining.load(Relaxed) {
-            tokio::time::sleep(RELOADED).await;
+    /// Takes memory back once no code in this process uses it, such as a driver call that does not return; `None` if that
+    /// lasts until the service ends.
+    async fn take_back(
+        &self,
+        named: &Named,
+        shared: Option<Shared>,
+    ) -> Option<Vec<PhysicalMemory>> {
+        let (mut shared, begun, mut logged) = (shared?, Instant::now(), false);
+        loop {
             match shared.into_physical() {
-                Ok(memories) => {
-                    drop(memories);
-                    break;
-                }
+                Ok(memories) => return Some(memories),
                 Err(still) => shared = still,
             }
+            let is_late = begun.elapsed() > IN_USE;
+            if is_late && self.draining.load(Relaxed) {
+                return None;
+            }
+            if is_late && !logged {
+                logged = true;
+                tracing::warn!(name = named.name, "its memory is still in use here");
+            }
+            sleep(if is_late { RELOADED } else { LOOK }).await;
         }
-        if let Some(reserve) = self.nodes.get(&named.node) {
-            reserve.lost(named.pinned);
+    }
+
+    /// Charges a silent holder for memory that it may still have mapped, if the owner is not silent itself: the owner can do
+    /// nothing about another peer's silence.
+    fn charge_silent(
+        &self,
+        named: &Named,
+        release: &UnconfirmedRelease,
+        mut charge: Charge,
+    ) -> Charge {
+        charge.turn(Use::Unconfirmed);
+        let peers = release.peers();
+        let is_owner = |peer: &PeerName| named.owner.as_ref() == Some(peer);
+        if let Some(silent) = peers.first()
+            && !peers.iter().any(is_owner)
+        {
+            charge.transfer(silent);
         }
+        charge
     }
 
     /// Keeps charging the memory of a deleted name until no holder can have it mapped, or for as long as
@@ -166,13 +228,22 @@ impl ServiceState {
         &self,
         named: &Named,
         unconfirmed: UnconfirmedRelease,
-        charge: Option<Charge>,
+        charge: Charge,
     ) {
-        let (Some(owner), Some(charge)) = (&named.owner, charge) else {
-            return;
-        };
+        let Some(owner) = &named.owner else { return };
         let (name, bytes) = (&named.name, charge.bytes());
         tracing::warn!(name, %owner, bytes, "it counts until its silent holders are heard of");
+        let begun = Instant::now();
+        // A reload may change the time meanwhile.
+        let forgiven = async {
+            loop {
+                let left = self.forgive_after().saturating_sub(begun.elapsed());
+                if left.is_zero() {
+                    break;
+                }
+                sleep(left.min(RELOADED)).await;
+            }
+        };
         tokio::select! {
             resolved = unconfirmed.resolved() => {
                 drop(charge);
@@ -180,33 +251,18 @@ impl ServiceState {
                     tracing::info!(name, %owner, bytes, "no holder has it mapped any more");
                 }
             }
-            after = self.forgiven() => {
+            () = forgiven => {
                 drop(charge);
                 self.asked.forgiven_bytes.fetch_add(bytes, Relaxed);
-                tracing::warn!(
-                    name, %owner, bytes, ?after,
-                    "it no longer counts, but its silent holders may still have it mapped"
-                );
+                let why = "it no longer counts, but its silent holders may still have it mapped";
+                tracing::warn!(name, %owner, bytes, "{why}");
             }
-        }
-    }
-
-    /// Waits until an unconfirmed release that begins now expires; a reload may change the time meanwhile.
-    async fn forgiven(&self) -> Duration {
-        let begun = Instant::now();
-        loop {
-            let after = self.forgive_after();
-            let left = after.saturating_sub(begun.elapsed());
-            if left.is_zero() {
-                return after;
-            }
-            tokio::time::sleep(left.min(RELOADED)).await;
         }
     }
 
     /// Asks all holders to release their memory by `until`, also holders of names that are still being
     /// created, once they exist. Describes those that did not.
-    pub async fn vacate(&self, until: Instant) -> Vec<String> {
+    pub async fn unpublish_and_wait(&self, until: Instant) -> Vec<String> {
         let mut made = self.made.subscribe();
         let mut asked = JoinSet::new();
         let mut seen = HashSet::new();
@@ -216,7 +272,7 @@ impl ServiceState {
             for named in there {
                 if seen.insert(named.name.clone()) {
                     let left = until.saturating_duration_since(Instant::now());
-                    asked.spawn(async move { named.vacate(left).await });
+                    asked.spawn(async move { named.unpublish_and_wait(left).await });
                 }
             }
             if making == 0 {
@@ -236,28 +292,24 @@ impl ServiceState {
     }
 }
 
-/// Gives chunks back; the last one may have been added for probes. Their charges go with them; the name's
-/// charge ends.
-pub(super) fn give_back(
-    reserve: &Reserve<PeerName>,
-    mut chunks: Vec<Chunk<PeerName>>,
-    mut charge: Option<Charge>,
-    extra: bool,
-) {
-    for chunk in &mut chunks {
-        let bytes = chunk.bytes();
-        chunk.charge = charge.as_mut().map(|charge| charge.split(bytes));
-    }
-    if let Some(chunk) = chunks.pop_if(|_| extra) {
-        reserve.discard_extra(chunk);
-    }
-    reserve.give_back(chunks);
+/// Chunks that no name has. Dropping this gives them back with their charges; the rest of the name's charge ends.
+pub(super) struct Taken<'a> {
+    pub reserve: &'a Reserve,
+    pub chunks: Vec<Chunk>,
+    pub charge: Option<Charge>,
 }
 
-pub(super) fn chunks_of(
-    memories: Vec<PhysicalMemory>,
-    pasts: Vec<Past<PeerName>>,
-) -> Vec<Chunk<PeerName>> {
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        for chunk in &mut self.chunks {
+            let bytes = chunk.bytes();
+            chunk.charge = self.charge.as_mut().map(|charge| charge.split(bytes));
+        }
+        self.reserve.give_back(std::mem::take(&mut self.chunks));
+    }
+}
+
+pub(super) fn chunks_of(memories: Vec<PhysicalMemory>, pasts: Vec<Past>) -> Vec<Chunk> {
     let chunk = |(memory, past)| Chunk {
         memory,
         charge: None,

@@ -181,7 +181,7 @@ impl Look {
             "names",
             "published_bytes",
             "owners",
-            "doubtful_bytes",
+            "unconfirmed_bytes",
             "dirty_bytes",
         ] {
             compare(gauge, self.gauge(gauge), baseline.gauge(gauge));

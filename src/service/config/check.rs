@@ -1,15 +1,65 @@
-//! Checks beyond the types, and changes that a running service accepts.
+//! Reads a configuration from TOML; checks beyond the types, and changes that a running service accepts.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
-use super::tables::{AuditConfig, BufferConfig, DirectoryConfig, ReserveConfig, ServiceConfig};
+use super::{
+    AuditConfig, BufferConfig, DirectoryConfig, MetricsConfig, ReserveConfig, ServiceConfig,
+    server_options,
+};
 use crate::driver::{Access, refuse};
-use crate::exchange::PeerName;
 use crate::exchange::protocol::check_name;
+use crate::exchange::{Address, PeerName, Security};
 use crate::size::Granularity;
-use crate::{Backing, Error, Growth, Result};
+use crate::text::bounded;
+use crate::{Backing, Error, Growth, Result, http};
+
+/// How many bytes of a parser's message an error contains: the message quotes the file.
+const MAX_EXCERPT: usize = 400;
+const MS: Duration = Duration::from_millis(1);
+const HOUR: Duration = Duration::from_secs(3600);
+const DAY: Duration = Duration::from_secs(86_400);
 
 impl ServiceConfig {
+    /// Reads and checks a configuration.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) with the fault and its place: an unknown or
+    /// missing key, an impossible value; the errors of [`check`](Self::check).
+    ///
+    /// ```
+    /// use egmem::service::ServiceConfig;
+    ///
+    /// let config = ServiceConfig::from_toml(
+    ///     r#"
+    ///     listen = ["unix:/run/egmem/egmem.sock"]
+    ///     [[buffer]]
+    ///     name = "weights"
+    ///     bytes = "16GiB"
+    ///     gpu = 0
+    ///     who = ["uid:1000"]
+    ///     "#,
+    /// )?;
+    /// assert_eq!(config.buffers[0].bytes, 16 << 30);
+    /// let error = ServiceConfig::from_toml("listen = []\nlisten_on = 1").unwrap_err();
+    /// assert!(error.to_string().contains("listen_on"), "{error}");
+    /// # Ok::<(), egmem::exchange::Error>(())
+    /// ```
+    pub fn from_toml(text: &str) -> Result<Self> {
+        let config: Self = toml::from_str(text).map_err(|error| {
+            let line = error
+                .span()
+                .and_then(|span| text.get(..span.start))
+                .map_or(1, |before| before.matches('\n').count() + 1);
+            wrong(format!(
+                "line {line}: {}",
+                bounded(error.message().trim(), MAX_EXCERPT)
+            ))
+        })?;
+        config.check()?;
+        Ok(config)
+    }
+
     /// Checks the configuration beyond its types.
     ///
     /// # Errors
@@ -60,16 +110,15 @@ impl ServiceConfig {
             refuse! { wrong; nodes.contains(&reserve.node) => "node {} has two reserves", reserve.node; }
             nodes.push(reserve.node);
         }
-        if let Some(max) = self.node.max_bytes {
-            refuse! { wrong; max == 0 => "`node.max_bytes` is 0"; }
-            for ReserveConfig { node, bytes, .. } in &self.reserves {
-                refuse! { wrong; *bytes > max => "the reserve of node {node} is larger than `node.max_bytes`"; }
-            }
-            for BufferConfig { name, bytes, .. } in &self.buffers {
-                refuse! { wrong; *bytes > max => "buffer '{name}' is larger than `node.max_bytes`"; }
-            }
+        let max = self.node.max_bytes;
+        for ReserveConfig { node, bytes, .. } in &self.reserves {
+            refuse! { wrong; *bytes > max => "the reserve of node {node} is larger than `node.max_bytes`"; }
+        }
+        for BufferConfig { name, bytes, .. } in &self.buffers {
+            refuse! { wrong; *bytes > max => "buffer '{name}' is larger than `node.max_bytes`"; }
         }
         refuse! { wrong;
+            max == 0 => "`node.max_bytes` is 0";
             !(1..=256).contains(&self.reuse.threads) => "`reuse.threads` is not from 1 to 256";
         }
         Ok(())
@@ -86,9 +135,35 @@ impl ServiceConfig {
         }
         between(self.drain.deadline, "drain.deadline", Duration::ZERO, DAY)
     }
-}
 
-impl ServiceConfig {
+    /// Checks for values that the exchange's server, the metrics endpoint and the directory would refuse.
+    ///
+    /// # Errors
+    /// Theirs. A host name other than `localhost` is refused if only addresses of this machine are served,
+    /// because its addresses are not known before the start.
+    fn check_network(&self) -> Result<()> {
+        let plain = self.tls.is_none() && !self.plain_anywhere;
+        // This does not load certificates. With TLS every address is served, as with `PlainAnywhere`.
+        let security = if plain {
+            Security::Plain
+        } else {
+            Security::PlainAnywhere
+        };
+        server_options(self, security).check()?;
+        for address in &self.listen {
+            refuse! { wrong;
+                plain && is_other_name(address) =>
+                    "`listen`: {address} is a host name; without `tls` give `localhost` or an IP address of loopback";
+            }
+        }
+        if let Some(metrics) = &self.metrics {
+            metrics.check()?;
+        }
+        let (buffers, most) = (self.buffers.len(), self.limits.names);
+        refuse! { wrong; buffers > most => "{buffers} buffers are more than `limits.names`, {most}"; }
+        Ok(())
+    }
+
     /// Returns whether a list of certificate names includes the peer.
     pub(crate) fn lists(&self, peer: &PeerName) -> bool {
         let create = self.create.iter().map(|create| &create.who);
@@ -99,24 +174,19 @@ impl ServiceConfig {
 
     /// Copies from `new` the values that can change in a running service; returns the keys of other differences.
     pub(crate) fn take_over(&mut self, new: Self) -> Vec<&'static str> {
-        let mut restart = Vec::new();
-        let mut fixed = |key, same: bool| {
-            if !same {
-                restart.push(key);
-            }
-        };
-        fixed("listen", self.listen == new.listen);
-        fixed("plain_anywhere", self.plain_anywhere == new.plain_anywhere);
-        fixed("tls", self.tls == new.tls);
-        self.local = new.local;
-        fixed("reserve", self.reserves == new.reserves);
-        fixed("node", self.node == new.node);
-        fixed("reuse", self.reuse == new.reuse);
-        fixed("lease", self.lease == new.lease);
-        fixed("limits", self.limits == new.limits);
-        fixed("metrics", self.metrics == new.metrics);
-        fixed("audit", self.audit == new.audit);
-        fixed("directory", self.directory == new.directory);
+        let fixed = [
+            ("listen", self.listen == new.listen),
+            ("plain_anywhere", self.plain_anywhere == new.plain_anywhere),
+            ("tls", self.tls == new.tls),
+            ("reserve", self.reserves == new.reserves),
+            ("node", self.node == new.node),
+            ("reuse", self.reuse == new.reuse),
+            ("lease", self.lease == new.lease),
+            ("limits", self.limits == new.limits),
+            ("metrics", self.metrics == new.metrics),
+            ("audit", self.audit == new.audit),
+            ("directory", self.directory == new.directory),
+        ];
         let mut same = self.buffers.len() == new.buffers.len();
         for buffer in &mut self.buffers {
             match new.buffers.iter().find(|new| new.name == buffer.name) {
@@ -127,18 +197,17 @@ impl ServiceConfig {
                 None => same = false,
             }
         }
-        fixed("buffer", same);
+        self.local = new.local;
         self.create = new.create;
         self.drain = new.drain;
-        restart
+        let fixed = fixed.into_iter().chain([("buffer", same)]);
+        fixed
+            .filter_map(|(key, same)| (!same).then_some(key))
+            .collect()
     }
 }
 
-const MS: Duration = Duration::from_millis(1);
-const HOUR: Duration = Duration::from_secs(3600);
-const DAY: Duration = Duration::from_secs(86_400);
-
-pub(super) fn wrong(why: impl Into<String>) -> Error {
+fn wrong(why: impl Into<String>) -> Error {
     Error::invalid("service configuration", why)
 }
 
@@ -195,6 +264,43 @@ impl DirectoryConfig {
                 "`directory.user` and `directory.password_file` go together";
         }
         between(self.lease, "directory.lease", Duration::from_secs(1), HOUR)?;
-        crate::etcd::check(self)
+        #[cfg(feature = "etcd")]
+        return crate::etcd::check(self);
+        #[cfg(not(feature = "etcd"))]
+        Err(crate::MemoryError::PlatformUnsupported {
+            what: "`directory`, because this program was built without the feature etcd",
+            source: None,
+        }
+        .into())
+    }
+}
+
+impl MetricsConfig {
+    fn check(&self) -> Result<()> {
+        let address: Address = format!("tcp://{}", self.address).parse().map_err(|_| {
+            wrong(format!(
+                "`metrics.address` is '{}', not host:port",
+                self.address
+            ))
+        })?;
+        let ip = match &address {
+            Address::Tcp { host, .. } => host.parse::<IpAddr>().ok(),
+            Address::Unix(_) => None,
+        };
+        let is_beyond = ip.is_some_and(|ip| !ip.is_loopback()) || is_other_name(&address);
+        if is_beyond && !self.anywhere {
+            return Err(http::elsewhere(&self.address));
+        }
+        Ok(())
+    }
+}
+
+/// Returns whether this is a host name whose addresses may lie beyond loopback.
+fn is_other_name(address: &Address) -> bool {
+    match address {
+        Address::Tcp { host, .. } => {
+            host.parse::<IpAddr>().is_err() && !host.eq_ignore_ascii_case("localhost")
+        }
+        Address::Unix(_) => false,
     }
 }

@@ -1,8 +1,5 @@
-use super::super::start::Allocator;
 use super::super::{Service, ServiceConfig};
 use super::*;
-
-use crate::exchange::server::Allocate;
 use crate::{Driver, Machine};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -48,8 +45,8 @@ async fn a_creation_waits_for_the_same_peers_of_that_name_and_follows_it_if_it_f
     lock(&state.table).names.insert("kv".into(), making);
     let asked = ask("kv", 20 * MIB);
     let mut again = allocator.create(&one, &asked);
-    let attempt = state.create(&one, &asked, &AtomicBool::new(false));
-    assert_eq!(attempt.unwrap(), Attempt::BeingMade);
+    let wanted = state.wanted(&one, &asked).unwrap();
+    assert!(state.claim(&wanted).unwrap().is_none());
     let waited = tokio::time::timeout(Duration::ZERO, &mut again).await;
     waited.expect_err("the name is being made");
     // For another peer the name is taken, and beyond its quota there is nothing to learn.

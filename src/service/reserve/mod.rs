@@ -3,25 +3,38 @@
 //! Each node has two threads. One creates chunks until the reserve is full, the other zeroes returned memory.
 //! Requests take chunks and create only the missing bytes.
 
+mod free_chunks;
 mod request;
 mod threads;
 
-use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::ops::Deref;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::free_chunks::{FreeChunks, HasBytes};
-use super::quota::Charge;
-use super::reuse_policy::{Past, Reuse};
-use super::scrub::Scrubber;
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+
+use self::free_chunks::{FreeChunks, Sums};
+use super::quota::{Charge, Use};
+use super::reuse_policy::{Discard, Past, Reuse};
 use crate::backing::Chosen;
 use crate::driver::{HandleTypes, NodeId};
 use crate::per_driver::lock;
 use crate::size::{Granularity, PaddedSize};
 use crate::vmm::PhysicalMemory;
 use crate::{Driver, Error, Growth, Result};
+
+/// The processor that zeroes memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Scrubber {
+    /// The CPU, in several threads.
+    #[default]
+    Cpu,
+    /// The first GPU, which then has a context of this process: some hundreds of MiB of its memory.
+    Gpu,
+}
 
 /// The parameters of a node's reserve.
 #[derive(Clone, Debug)]
@@ -48,37 +61,62 @@ pub(crate) struct Plan {
     pub reuse: Reuse,
     pub scrubber: Scrubber,
     pub scrub_threads: usize,
+    /// Counted down when the reserve has been filled for the first time, or has failed to.
+    pub unready: Option<Arc<watch::Sender<usize>>>,
 }
 
 /// Physical memory, and which peers have seen it.
 #[derive(Debug)]
-pub(crate) struct Chunk<P> {
+pub(crate) struct Chunk {
     // In this order: the memory is released before its charge ends.
     pub memory: PhysicalMemory,
     /// The charge of the peer that had it, unless the service itself or a name's charge counts the bytes.
     pub charge: Option<Charge>,
-    pub past: Past<P>,
+    pub past: Past,
 }
 
-impl<P> HasBytes for Chunk<P> {
-    fn bytes(&self) -> u64 {
+impl Chunk {
+    /// Returns a chunk that no peer has seen.
+    const fn fresh(memory: PhysicalMemory) -> Self {
+        Self {
+            memory,
+            charge: None,
+            past: Past::Fresh,
+        }
+    }
+
+    /// Returns its bytes.
+    pub fn bytes(&self) -> u64 {
         self.memory.size().padded()
+    }
+
+    /// Changes the use that its bytes are charged for.
+    fn turn(&mut self, what: Use) {
+        if let Some(charge) = &mut self.charge {
+            charge.turn(what);
+        }
     }
 }
 
-/// A reserve's counters since its start.
-#[derive(Debug, Default)]
-pub(crate) struct Counters {
-    pub made_chunks: AtomicU64,
-    pub made_bytes: AtomicU64,
-    pub failed_chunks: AtomicU64,
-    pub taken_warm_bytes: AtomicU64,
-    pub taken_cold_bytes: AtomicU64,
-    pub scrubbed_bytes: AtomicU64,
-    pub scrub_failures: AtomicU64,
-    pub discarded_tainted_bytes: AtomicU64,
-    pub discarded_policy_bytes: AtomicU64,
-    pub evicted_bytes: AtomicU64,
+/// Returns the bytes of all chunks.
+pub(crate) fn total(chunks: &[Chunk]) -> u64 {
+    let bytes = chunks.iter().map(Chunk::bytes);
+    bytes.fold(0, u64::saturating_add)
+}
+
+/// A reserve's counts since its start.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counts {
+    pub made_chunks: u64,
+    pub made_bytes: u64,
+    pub failed_chunks: u64,
+    pub taken_warm_bytes: u64,
+    pub taken_cold_bytes: u64,
+    pub scrubbed_bytes: u64,
+    pub scrub_failures: u64,
+    pub discarded_tainted_bytes: u64,
+    pub discarded_policy_bytes: u64,
+    pub evicted_bytes: u64,
 }
 
 /// A reserve's current bytes.
@@ -95,13 +133,11 @@ pub(crate) struct Levels {
     pub pinned: u64,
 }
 
-#[derive(Debug)]
-struct ReserveState<P> {
-    free_chunks: FreeChunks<P, Chunk<P>>,
-    dirty: VecDeque<(Chunk<P>, Option<P>)>,
-    /// Bytes of `dirty` and of the chunk being zeroed, by future owner.
-    dirty_for_anyone: u64,
-    dirty_for_owners: u64,
+#[derive(Debug, Default)]
+struct ReserveState {
+    free_chunks: FreeChunks<Chunk>,
+    /// The bytes of the chunk that is being zeroed, and whether it is for one peer.
+    scrubbing: Option<(u64, bool)>,
     /// Bytes that the filling thread is creating.
     filling: u64,
     /// Bytes of all chunks that exist or are being created.
@@ -116,198 +152,58 @@ struct ReserveState<P> {
     filled: Option<Result<()>>,
     /// How many tenths of the first filling the log has.
     logged: u64,
+    counts: Counts,
     stop: bool,
 }
 
-impl<P> ReserveState<P> {
-    /// Returns the bytes that wait to be zeroed, or are being zeroed, for this owner.
-    const fn dirty(&mut self, owner: Option<&P>) -> &mut u64 {
-        match owner {
-            None => &mut self.dirty_for_anyone,
-            Some(_) => &mut self.dirty_for_owners,
+impl ReserveState {
+    /// Returns the bytes that are there, the chunk included that is being zeroed.
+    fn sums(&self) -> Sums {
+        let mut sums = self.free_chunks.sums();
+        if let Some((bytes, for_one)) = self.scrubbing {
+            sums.add(bytes, for_one, true);
         }
+        sums
     }
 
     /// Returns the bytes for any peer that exist, or will exist without creating more.
-    fn warm_soon(&self) -> u64
-    where
-        P: Clone + Eq,
-    {
-        self.free_chunks.warm() + self.dirty_for_anyone + self.filling
+    fn warm_soon(&self) -> u64 {
+        let sums = self.sums();
+        sums.warm + sums.dirty_warm + self.filling
     }
 
-    /// Returns the bytes for single peers that exist, or will exist once zeroed.
-    fn kept_soon(&self) -> u64
-    where
-        P: Clone + Eq,
-    {
-        self.free_chunks.kept() + self.dirty_for_owners
+    /// Counts out memory that goes back to the driver.
+    const fn discard(&mut self, bytes: u64, why: Discard) {
+        self.pinned -= bytes;
+        match why {
+            Discard::Tainted => self.counts.discarded_tainted_bytes += bytes,
+            Discard::Policy => self.counts.discarded_policy_bytes += bytes,
+        }
+    }
+
+    /// Counts out chunks that make room for others.
+    fn evict(&mut self, chunks: &[Chunk]) {
+        let bytes = total(chunks);
+        self.pinned -= bytes;
+        self.counts.evicted_bytes += bytes;
     }
 }
 
+/// A node's reserve, as its threads see it.
 #[derive(Debug)]
-struct SharedReserve<P> {
+pub(crate) struct NodeReserve {
     driver: Driver,
     plan: Plan,
     /// All sizes are multiples of this.
     granule: Granularity,
-    state: Mutex<ReserveState<P>>,
+    state: Mutex<ReserveState>,
     /// Wakes both threads after a change.
     changed: Condvar,
-    counters: Counters,
-    on_filled: Box<dyn OnFilled>,
 }
 
-/// A callback for the end of the first filling.
-pub(crate) trait OnFilled: std::fmt::Debug + Send + Sync {
-    /// The first filling has ended; called once, by the reserve's thread.
-    fn filled(&self, result: &Result<()>);
-}
-
-/// A node's reserve; dropping it ends its threads and gives all its memory back.
-#[derive(Debug)]
-pub(crate) struct Reserve<P: Send + 'static> {
-    shared: Arc<SharedReserve<P>>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
-}
-
-impl<P: Clone + Eq + Send + 'static> Reserve<P> {
-    /// Starts to fill a reserve.
-    ///
-    /// # Errors
-    /// [`System`](crate::MemoryError::System) if a thread cannot be started; the driver's errors.
-    pub fn start(driver: &Driver, mut plan: Plan, on_filled: Box<dyn OnFilled>) -> Result<Self> {
-        let granule = request::options(&plan).granularity_of(driver)?;
-        let whole = |bytes: u64| match bytes {
-            0 => Ok(0),
-            bytes => PaddedSize::new(bytes, granule).map(PaddedSize::padded),
-        };
-        plan.target = whole(plan.target)?;
-        plan.min_chunk = Growth::chunk_in(granule, plan.min_chunk);
-        plan.chunk = Growth::chunk_in(granule, plan.chunk.max(plan.min_chunk));
-        let shared = Arc::new(SharedReserve {
-            driver: driver.clone(),
-            granule,
-            state: Mutex::new(ReserveState {
-                free_chunks: FreeChunks::default(),
-                dirty: VecDeque::new(),
-                dirty_for_anyone: 0,
-                dirty_for_owners: 0,
-                filling: 0,
-                pinned: 0,
-                chunk: plan.chunk,
-                demands: 0,
-                taken: None,
-                filled: None,
-                logged: 0,
-                stop: false,
-            }),
-            plan,
-            changed: Condvar::new(),
-            counters: Counters::default(),
-            on_filled,
-        });
-        let this = Self {
-            shared,
-            threads: Mutex::default(),
-        };
-        this.spawn("fill", SharedReserve::fill)?;
-        this.spawn("scrub", SharedReserve::scrub)?;
-        Ok(this)
-    }
-
-    fn spawn(&self, what: &str, work: fn(&SharedReserve<P>)) -> Result<()> {
-        let shared = Arc::clone(&self.shared);
-        let thread = std::thread::Builder::new()
-            .name(format!("egmem-{what}-{}", self.node()))
-            .spawn(move || work(&shared))
-            .map_err(|error| Error::system("cannot start a thread", &error))?;
-        self.threads().push(thread);
-        Ok(())
-    }
-
-    /// Takes chunks of `bytes` together, like [`fill_up`](Self::fill_up); none after an error.
-    #[cfg(test)]
-    pub fn take(&self, peer: Option<&P>, bytes: u64) -> Result<Vec<Chunk<P>>> {
-        let mut taken = Vec::new();
-        match self.fill_up(peer, bytes, &mut taken) {
-            Ok(()) => Ok(taken),
-            Err(error) => {
-                self.give_back(taken);
-                Err(error)
-            }
-        }
-    }
-
-    /// Adds chunks to `taken` until they have `bytes` together, rounded up to the granularity: first from the
-    /// reserve, then created now. Blocks while memory is created. After an error `taken` contains the chunks
-    /// taken so far.
-    ///
-    /// # Errors
-    /// [`Error::LimitReached`] beyond the cap or in more than [`MAX_PARTS`](crate::share::MAX_PARTS) pieces;
-    /// those of creating memory.
-    pub fn fill_up(&self, peer: Option<&P>, bytes: u64, taken: &mut Vec<Chunk<P>>) -> Result<()> {
-        let missing = self.padded(bytes)?.saturating_sub(request::total(taken));
-        self.shared.take(peer, missing, taken)
-    }
-
-    /// Takes chunks of at most `bytes` together that are kept for this peer.
-    ///
-    /// # Errors
-    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for 0 bytes or more than an address space.
-    pub fn take_kept(&self, peer: &P, bytes: u64) -> Result<Vec<Chunk<P>>> {
-        let padded = self.padded(bytes)?;
-        let (taken, missing) =
-            self.shared
-                .state()
-                .free_chunks
-                .take_own(peer, padded, crate::share::MAX_PARTS);
-        let counter = &self.shared.counters.taken_warm_bytes;
-        counter.fetch_add(padded - missing, Relaxed);
-        Ok(taken)
-    }
-
-    /// Gives memory that is charged to the same peer, kept or waiting to be zeroed, back to the driver until
-    /// `bytes` are free or none is left; returns the bytes.
-    pub fn evict_charged(&self, charge: &Charge, bytes: u64) -> u64 {
-        self.shared.evict_charged(charge, bytes)
-    }
-
-    /// Creates one granule in addition to the chunks already taken. `None` if there is no room for it: no free chunk
-    /// is evicted for it. Blocks while it is created.
-    pub fn extra(&self) -> Option<Chunk<P>> {
-        self.shared.extra()
-    }
-
-    /// Takes back the granule from [`extra`](Self::extra): it is never kept, because free chunks of that
-    /// size would make later requests slow.
-    pub fn discard_extra(&self, chunk: Chunk<P>) {
-        let bytes = chunk.bytes();
-        let counters = &self.shared.counters;
-        match chunk.past {
-            Past::Tainted => &counters.discarded_tainted_bytes,
-            _ => &counters.discarded_policy_bytes,
-        }
-        .fetch_add(bytes, Relaxed);
-        drop(chunk);
-        self.shared.state().pinned -= bytes;
-        self.shared.changed.notify_all();
-    }
-
-    /// Takes back chunks that no peer holds; each chunk's history decides its next use.
-    pub fn give_back(&self, chunks: Vec<Chunk<P>>) {
-        self.shared.give_back(chunks);
-    }
-
-    /// Notes that memory that was taken will not return: it went to the driver, because a holder may still
-    /// have it mapped or other code still uses it.
-    pub fn lost(&self, bytes: u64) {
-        self.shared.state().pinned -= bytes;
-        self.shared
-            .counters
-            .discarded_tainted_bytes
-            .fetch_add(bytes, Relaxed);
-        self.shared.changed.notify_all();
+impl NodeReserve {
+    fn state(&self) -> MutexGuard<'_, ReserveState> {
+        lock(&self.state)
     }
 
     /// Returns `bytes` as they are charged: rounded up to the granularity.
@@ -315,64 +211,111 @@ impl<P: Clone + Eq + Send + 'static> Reserve<P> {
     /// # Errors
     /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for 0 or more than an address space.
     pub fn padded(&self, bytes: u64) -> Result<u64> {
-        Ok(PaddedSize::new(bytes, self.shared.granule)?.padded())
+        Ok(PaddedSize::new(bytes, self.granule)?.padded())
     }
 
     /// Returns the granularity of all sizes, in bytes.
     pub fn granule(&self) -> u64 {
-        self.shared.granule.bytes()
+        self.granule.bytes()
     }
 
     /// Returns the node.
     pub fn node(&self) -> NodeId {
-        self.shared.plan.node
+        self.plan.node
     }
 
     /// Returns the current bytes.
     pub fn levels(&self) -> Levels {
-        let state = self.shared.state();
+        let state = self.state();
+        let sums = state.sums();
         Levels {
-            target: self.shared.plan.target,
-            warm: state.free_chunks.warm(),
-            kept: state.free_chunks.kept(),
-            dirty: state.dirty_for_anyone + state.dirty_for_owners,
+            target: self.plan.target,
+            warm: sums.warm,
+            kept: sums.kept,
+            dirty: sums.dirty_warm + sums.dirty_kept,
             pinned: state.pinned,
         }
     }
 
-    /// Returns the counters.
-    pub fn counters(&self) -> &Counters {
-        &self.shared.counters
+    /// Returns the counts since the start.
+    pub fn counts(&self) -> Counts {
+        self.state().counts
     }
 }
 
-impl<P: Send + 'static> Reserve<P> {
+/// A running reserve; dropping it ends its threads and gives all its memory back.
+#[derive(Debug)]
+pub(crate) struct Reserve {
+    shared: Arc<NodeReserve>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Reserve {
+    /// Starts to fill a reserve.
+    ///
+    /// # Errors
+    /// [`System`](crate::MemoryError::System) if a thread cannot be started; the driver's errors.
+    pub fn start(driver: &Driver, mut plan: Plan) -> Result<Self> {
+        let granule = request::options(&plan).granularity_of(driver)?;
+        if plan.target > 0 {
+            plan.target = PaddedSize::new(plan.target, granule)?.padded();
+        }
+        plan.min_chunk = Growth::chunk_in(granule, plan.min_chunk);
+        plan.chunk = Growth::chunk_in(granule, plan.chunk.max(plan.min_chunk));
+        let state = ReserveState {
+            chunk: plan.chunk,
+            ..ReserveState::default()
+        };
+        let shared = Arc::new(NodeReserve {
+            driver: driver.clone(),
+            granule,
+            state: Mutex::new(state),
+            plan,
+            changed: Condvar::new(),
+        });
+        let this = Self {
+            shared,
+            threads: Mutex::default(),
+        };
+        this.spawn("fill", NodeReserve::fill)?;
+        this.spawn("scrub", NodeReserve::scrub)?;
+        Ok(this)
+    }
+
+    fn spawn(&self, what: &str, work: fn(&NodeReserve)) -> Result<()> {
+        let shared = Arc::clone(&self.shared);
+        let thread = std::thread::Builder::new()
+            .name(format!("egmem-{what}-{}", self.node()))
+            .spawn(move || work(&shared))
+            .map_err(|error| Error::system("cannot start a thread", &error))?;
+        lock(&self.threads).push(thread);
+        Ok(())
+    }
+
     /// Ends the threads and gives everything ready back to the driver, and later everything that is returned.
     /// Blocks until that is done.
     pub fn stop(&self) {
-        self.shared.state().stop = true;
-        self.shared.changed.notify_all();
-        let threads = std::mem::take(&mut *self.threads());
+        self.state().stop = true;
+        self.changed.notify_all();
+        let threads = std::mem::take(&mut *lock(&self.threads));
         for thread in threads {
             // A thread that panicked has reported it.
             let _ = thread.join();
         }
     }
+}
 
-    fn threads(&self) -> MutexGuard<'_, Vec<JoinHandle<()>>> {
-        lock(&self.threads)
+impl Deref for Reserve {
+    type Target = NodeReserve;
+
+    fn deref(&self) -> &NodeReserve {
+        &self.shared
     }
 }
 
-impl<P: Send + 'static> Drop for Reserve<P> {
+impl Drop for Reserve {
     fn drop(&mut self) {
         self.stop();
-    }
-}
-
-impl<P> SharedReserve<P> {
-    fn state(&self) -> MutexGuard<'_, ReserveState<P>> {
-        lock(&self.state)
     }
 }
 

@@ -1,123 +1,110 @@
 //! Serves requests: from ready memory, and beyond that with new memory.
 
-use std::collections::VecDeque;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-use super::{Chunk, Plan, ReserveState, SharedReserve};
+use super::{Chunk, NodeReserve, Plan, ReserveState, total};
 use crate::driver::{AccessDesc, Location};
-use crate::free_chunks::HasBytes;
+use crate::exchange::PeerName;
 use crate::guard::is_shortage;
 use crate::quota::{Charge, Use};
-use crate::reuse_policy::{Discard, Past, Verdict};
+use crate::reuse_policy::{Discard, Past};
 use crate::share::MAX_PARTS;
 use crate::topology::free_now;
 use crate::vmm::{PhysicalMemory, PhysicalOptions};
 use crate::{Backing, Error, MemoryError, MemoryResult, Refusal, Result};
 
-impl<P: Clone + Eq> SharedReserve<P> {
-    /// Adds chunks of `padded` bytes to `taken`; after an error the chunks taken so far stay there.
-    pub(super) fn take(
+impl NodeReserve {
+    /// Takes chunks of at most `bytes` together that are kept for this peer.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for 0 bytes or more than an address space.
+    pub fn take_kept(&self, peer: &PeerName, bytes: u64) -> Result<Vec<Chunk>> {
+        let padded = self.padded(bytes)?;
+        let mut state = self.state();
+        let (taken, missing) = state.free_chunks.take_own(peer, padded, MAX_PARTS);
+        state.counts.taken_warm_bytes += padded - missing;
+        Ok(taken)
+    }
+
+    /// Adds chunks to `taken` until they have `bytes` together, rounded up to the granularity: first from the
+    /// reserve, then created now. Blocks while memory is created. After an error `taken` contains the chunks
+    /// taken so far.
+    ///
+    /// # Errors
+    /// [`Error::LimitReached`] beyond the cap or in more than [`MAX_PARTS`] pieces; those of creating memory.
+    pub fn fill_up(
         &self,
-        peer: Option<&P>,
-        padded: u64,
-        taken: &mut Vec<Chunk<P>>,
+        peer: Option<&PeerName>,
+        bytes: u64,
+        taken: &mut Vec<Chunk>,
     ) -> Result<()> {
-        let (warm, mut missing) = {
+        let wanted = self.padded(bytes)?.saturating_sub(total(taken));
+        let missing = {
             let mut state = self.state();
             if state.stop {
                 return Err(ended());
             }
             state.taken = Some(Instant::now());
-            state
-                .free_chunks
-                .take(peer, padded, MAX_PARTS.saturating_sub(taken.len()))
+            let parts = MAX_PARTS.saturating_sub(taken.len());
+            let (warm, missing) = state.free_chunks.take(peer, wanted, parts);
+            taken.extend(warm);
+            state.counts.taken_warm_bytes += wanted - missing;
+            state.demands += 1;
+            missing
         };
-        taken.extend(warm);
-        self.counters
-            .taken_warm_bytes
-            .fetch_add(padded - missing, Relaxed);
         self.changed.notify_all();
-        if missing == 0 {
-            return Ok(());
-        }
-        self.state().demands += 1;
-        let result = loop {
-            if missing == 0 {
-                break Ok(());
-            }
-            if taken.len() >= MAX_PARTS {
-                break Err(Error::LimitReached {
-                    what: "parts of one buffer",
-                    limit: MAX_PARTS as u64,
-                });
-            }
-            match self.make_for(peer, missing) {
-                Ok(chunk) => {
-                    missing -= chunk.bytes();
-                    self.counters
-                        .taken_cold_bytes
-                        .fetch_add(chunk.bytes(), Relaxed);
-                    taken.push(chunk);
-                }
-                Err(error) => break Err(error),
-            }
-        };
-        self.state().demands -= 1;
+        let before = total(taken);
+        let result = self.create_missing(peer, missing, taken);
+        let mut state = self.state();
+        state.counts.taken_cold_bytes += total(taken) - before;
+        state.demands -= 1;
+        drop(state);
         self.changed.notify_all();
         result
     }
 
-    /// Creates a chunk of one granule, unless something would have to be evicted for it.
-    pub(super) fn extra(&self) -> Option<Chunk<P>> {
-        let bytes = self.granule.bytes();
-        {
-            let mut state = self.state();
-            if state.stop || state.pinned.saturating_add(bytes) > self.plan.cap {
-                return None;
+    fn create_missing(
+        &self,
+        peer: Option<&PeerName>,
+        mut missing: u64,
+        taken: &mut Vec<Chunk>,
+    ) -> Result<()> {
+        while missing > 0 {
+            if taken.len() >= MAX_PARTS {
+                return Err(Error::LimitReached {
+                    what: "parts of one buffer",
+                    limit: MAX_PARTS as u64,
+                });
             }
-            state.pinned += bytes;
+            let chunk = self.create_for(peer, missing)?;
+            missing -= chunk.bytes();
+            taken.push(chunk);
         }
-        match self.create(bytes) {
-            Ok(memory) => {
-                self.counters.taken_cold_bytes.fetch_add(bytes, Relaxed);
-                Some(Chunk::fresh(memory))
-            }
-            Err(error) => {
-                self.state().pinned -= bytes;
-                tracing::info!(node = %self.plan.node, %error, "no room for a probe");
-                None
-            }
-        }
+        Ok(())
     }
 
     /// Creates one chunk of at most `missing` bytes; evicts free chunks if that helps.
-    fn make_for(&self, peer: Option<&P>, missing: u64) -> Result<Chunk<P>> {
+    fn create_for(&self, peer: Option<&PeerName>, missing: u64) -> Result<Chunk> {
         let mut bytes = missing.min(self.plan.chunk);
         loop {
-            let evicted = {
-                let mut state = self.state();
-                if state.stop {
-                    return Err(ended());
-                }
-                let need = state.pinned.saturating_add(bytes);
-                let evicted = match need.checked_sub(self.plan.cap) {
-                    None | Some(0) => Vec::new(),
-                    Some(over) => state.free_chunks.evict(peer, over),
-                };
-                state.pinned -= total(&evicted);
-                if state.pinned.saturating_add(bytes) > self.plan.cap {
-                    drop(state);
-                    self.evicted(evicted);
-                    return Err(Error::LimitReached {
-                        what: "bytes on the node",
-                        limit: self.plan.cap,
-                    });
-                }
+            let mut state = self.state();
+            if state.stop {
+                return Err(ended());
+            }
+            let need = state.pinned.saturating_add(bytes);
+            let over = need.saturating_sub(self.plan.cap);
+            let evicted = state.free_chunks.evict(peer, over);
+            state.evict(&evicted);
+            let fits = state.pinned.saturating_add(bytes) <= self.plan.cap;
+            if fits {
                 state.pinned += bytes;
-                evicted
-            };
-            self.evicted(evicted);
+            }
+            drop(state);
+            // The driver may take long to release memory: never under the lock.
+            drop(evicted);
+            if !fits {
+                return Err(self.at_cap());
+            }
             let error = match self.create(bytes) {
                 Ok(memory) => return Ok(Chunk::fresh(memory)),
                 Err(error) => error,
@@ -129,39 +116,21 @@ impl<P: Clone + Eq> SharedReserve<P> {
             }
             // Free chunks are useless while a request cannot be served.
             let evicted = state.free_chunks.evict(peer, bytes);
-            state.pinned -= total(&evicted);
+            state.evict(&evicted);
             drop(state);
-            if !evicted.is_empty() {
-                self.evicted(evicted);
-            } else if bytes > self.plan.min_chunk {
+            if evicted.is_empty() {
+                if bytes <= self.plan.min_chunk {
+                    return Err(error.into());
+                }
                 bytes = self.halved(bytes);
-            } else {
-                return Err(error.into());
             }
         }
     }
 
     /// Creates physical memory of `bytes`, if the node keeps its headroom.
     pub(super) fn create(&self, bytes: u64) -> MemoryResult<PhysicalMemory> {
-        let made = self
-            .room_for(bytes)
-            .and_then(|()| options(&self.plan).create(&self.driver, bytes))
-            .and_then(with_pages);
-        match &made {
-            Ok(_) => {
-                self.counters.made_chunks.fetch_add(1, Relaxed);
-                self.counters.made_bytes.fetch_add(bytes, Relaxed);
-            }
-            Err(_) => {
-                self.counters.failed_chunks.fetch_add(1, Relaxed);
-            }
-        }
-        made
-    }
-
-    fn room_for(&self, bytes: u64) -> MemoryResult<()> {
         let node = self.plan.node;
-        match free_now(&self.driver, node) {
+        let made = match free_now(&self.driver, node) {
             Some(free) if free < bytes.saturating_add(self.plan.headroom) => {
                 Err(MemoryError::NodeTooFull {
                     node,
@@ -169,132 +138,102 @@ impl<P: Clone + Eq> SharedReserve<P> {
                     free: free.saturating_sub(self.plan.headroom),
                 })
             }
-            _ => Ok(()),
+            _ => options(&self.plan)
+                .create(&self.driver, bytes)
+                .and_then(with_pages),
+        };
+        let mut state = self.state();
+        if made.is_ok() {
+            state.counts.made_chunks += 1;
+            state.counts.made_bytes += bytes;
+        } else {
+            state.counts.failed_chunks += 1;
         }
+        made
     }
 
     /// Returns half, in whole granules, and at least the smallest chunk.
     pub(super) fn halved(&self, bytes: u64) -> u64 {
-        (bytes / 2)
-            .next_multiple_of(self.granule.bytes())
-            .max(self.plan.min_chunk)
+        let half = (bytes / 2).next_multiple_of(self.granule());
+        half.max(self.plan.min_chunk)
     }
 
-    fn evicted(&self, chunks: Vec<Chunk<P>>) {
-        self.counters
-            .evicted_bytes
-            .fetch_add(total(&chunks), Relaxed);
-        // Released here, outside the lock.
-        drop(chunks);
+    pub(super) fn at_cap(&self) -> Error {
+        Error::LimitReached {
+            what: "bytes on the node",
+            limit: self.plan.cap,
+        }
     }
 
-    pub(super) fn evict_charged(&self, charge: &Charge, bytes: u64) -> u64 {
-        let same = |chunk: &Chunk<P>| {
+    /// Gives memory that is charged to the same peer, kept or waiting to be zeroed, back to the driver until
+    /// `bytes` are free or none is left; returns the bytes.
+    pub fn evict_charged(&self, charge: &Charge, bytes: u64) -> u64 {
+        let same = |chunk: &Chunk| {
             let its = chunk.charge.as_ref();
             its.is_some_and(|its| its.is_same_peer(charge))
         };
-        let mut evicted = Vec::new();
-        {
-            let mut state = self.state();
-            let mut left = VecDeque::new();
-            // Memory that waits to be zeroed goes first: that saves the work.
-            for (chunk, owner) in std::mem::take(&mut state.dirty) {
-                match same(&chunk) && total(&evicted) < bytes {
-                    true => {
-                        *state.dirty(owner.as_ref()) -= chunk.bytes();
-                        evicted.push(chunk);
-                    }
-                    false => left.push_back((chunk, owner)),
-                }
-            }
-            state.dirty = left;
-            let more = bytes.saturating_sub(total(&evicted));
-            let kept = state.free_chunks.evict_some(more, same);
-            evicted.extend(kept);
-            state.pinned -= total(&evicted);
-        }
+        let mut state = self.state();
+        let evicted = state.free_chunks.evict_some(bytes, same);
+        state.evict(&evicted);
+        drop(state);
         let freed = total(&evicted);
+        drop(evicted);
         if freed > 0 {
-            self.evicted(evicted);
             self.changed.notify_all();
         }
         freed
     }
 
-    pub(super) fn give_back(&self, chunks: Vec<Chunk<P>>) {
+    /// Takes back chunks that no peer holds; each chunk's history decides its next use.
+    pub fn give_back(&self, chunks: Vec<Chunk>) {
         let mut discarded = Vec::new();
-        {
-            let mut state = self.state();
-            for chunk in chunks {
-                let bytes = chunk.bytes();
-                let Err(unkept) = self.keep(&mut state, chunk) else {
-                    continue;
-                };
-                let (chunk, why) = *unkept;
-                match why {
-                    Discard::Tainted => &self.counters.discarded_tainted_bytes,
-                    Discard::Policy => &self.counters.discarded_policy_bytes,
+        let mut state = self.state();
+        for mut chunk in chunks {
+            let bytes = chunk.bytes();
+            match state.next_owner(&self.plan, &chunk) {
+                Err(why) => {
+                    state.discard(bytes, why);
+                    discarded.push(chunk);
                 }
-                .fetch_add(bytes, Relaxed);
-                state.pinned -= bytes;
-                discarded.push(chunk);
+                Ok(None) if chunk.past == Past::Fresh => {
+                    chunk.charge = None;
+                    state.free_chunks.put(chunk, bytes, None, false);
+                }
+                Ok(owner) => {
+                    chunk.turn(Use::Dirty);
+                    state.free_chunks.put(chunk, bytes, owner, true);
+                }
             }
         }
+        drop(state);
         drop(discarded);
         self.changed.notify_all();
     }
 
-    /// Keeps a returned chunk, to be handed out again. The reserve never has more than the plan says: memory
-    /// beyond that would stay pinned, and no peer's quota counts it.
-    ///
-    /// # Errors
-    /// The chunk, if by its history or the plan it goes back to the driver.
-    fn keep(
-        &self,
-        state: &mut ReserveState<P>,
-        mut chunk: Chunk<P>,
-    ) -> Result<(), Box<(Chunk<P>, Discard)>> {
-        let (plan, bytes) = (&self.plan, chunk.bytes());
-        let owner = match chunk.past.verdict(plan.reuse) {
-            Verdict::Discard(why) => return Err(Box::new((chunk, why))),
-            _ if state.stop => return Err(Box::new((chunk, Discard::Policy))),
-            Verdict::ScrubFor(owner) => Some(owner),
-            Verdict::AsItIs | Verdict::ScrubForAnyone => None,
-        };
-        let (there, most) = match owner {
-            Some(_) => (state.kept_soon(), plan.keep),
-            None => (state.warm_soon(), plan.target.max(plan.keep)),
-        };
-        if there + bytes > most {
-            return Err(Box::new((chunk, Discard::Policy)));
-        }
-        if owner.is_none() && chunk.past == Past::Fresh {
-            chunk.charge = None;
-            state.free_chunks.put(chunk, None);
-            return Ok(());
-        }
-        chunk.turn(Use::Dirty);
-        *state.dirty(owner.as_ref()) += bytes;
-        state.dirty.push_back((chunk, owner));
-        Ok(())
+    /// Notes that memory that was taken will not return: it went to the driver.
+    pub fn lost(&self, bytes: u64, why: Discard) {
+        self.state().discard(bytes, why);
+        self.changed.notify_all();
     }
 }
 
-impl<P> Chunk<P> {
-    /// Creates a chunk that no peer has seen.
-    pub(super) const fn fresh(memory: PhysicalMemory) -> Self {
-        Self {
-            memory,
-            charge: None,
-            past: Past::Fresh,
+impl ReserveState {
+    /// Returns the only peer that may have a returned chunk again; `None` for any. The reserve never has more than the
+    /// plan says: memory beyond that would stay pinned, and no peer's quota counts it.
+    ///
+    /// # Errors
+    /// Why the chunk goes back to the driver, by its history or the plan.
+    fn next_owner(&self, plan: &Plan, chunk: &Chunk) -> Result<Option<PeerName>, Discard> {
+        let owner = chunk.past.next_owner(plan.reuse)?;
+        let sums = self.sums();
+        let (there, most) = match owner {
+            Some(_) => (sums.kept + sums.dirty_kept, plan.keep),
+            None => (self.warm_soon(), plan.target.max(plan.keep)),
+        };
+        if self.stop || there + chunk.bytes() > most {
+            return Err(Discard::Policy);
         }
-    }
-
-    /// Changes the use that its bytes are charged for.
-    pub(super) fn turn(&mut self, what: Use) {
-        if let Some(charge) = &mut self.charge {
-            charge.turn(what);
-        }
+        Ok(owner)
     }
 }
 
@@ -305,12 +244,6 @@ fn ended() -> Error {
         reason: Refusal::Closing,
         detail: "the service is ending".into(),
     }
-}
-
-pub(super) fn total<P>(chunks: &[Chunk<P>]) -> u64 {
-    chunks
-        .iter()
-        .fold(0, |sum, chunk| sum.saturating_add(chunk.bytes()))
 }
 
 /// Creates the pages of new registered memory: its first mapping does, and they outlive it.

@@ -2,13 +2,12 @@ mod charges;
 mod returned;
 
 use crate::{MemoryError, ShareError};
-use std::sync::mpsc;
 
-use super::request::total;
 use super::*;
 use crate::Backing;
 use crate::backing::choose::choose_for_others;
 use crate::driver::{Access, AccessDesc, Call, Code, Location};
+use crate::exchange::PeerName;
 use crate::memory::Memory;
 use crate::topology::free_now;
 use crate::{Driver, Machine, Refusal};
@@ -16,14 +15,8 @@ use crate::{Driver, Machine, Refusal};
 const MIB: u64 = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(300);
 
-#[derive(Debug)]
-struct Tell(mpsc::Sender<Result<()>>);
-
-impl OnFilled for Tell {
-    fn filled(&self, result: &Result<()>) {
-        let _ = self.0.send(result.clone());
-    }
-}
+const A: PeerName = PeerName::User(1);
+const B: PeerName = PeerName::User(2);
 
 fn plan() -> Plan {
     Plan {
@@ -41,14 +34,29 @@ fn plan() -> Plan {
         reuse: Reuse::SamePeer,
         scrubber: Scrubber::Cpu,
         scrub_threads: 2,
+        unready: None,
     }
 }
 
-fn start(driver: &Driver, plan: Plan) -> (Reserve<&'static str>, Result<()>) {
-    let (tell, told) = mpsc::channel();
-    let reserve = Reserve::start(driver, plan, Box::new(Tell(tell))).unwrap();
-    let filled = told.recv_timeout(PATIENCE).unwrap();
+fn start(driver: &Driver, mut plan: Plan) -> (Reserve, Result<()>) {
+    let unready = Arc::new(watch::Sender::new(1));
+    plan.unready = Some(Arc::clone(&unready));
+    let reserve = Reserve::start(driver, plan).unwrap();
+    until(&reserve, |_| *unready.borrow() == 0);
+    let filled = reserve.state().filled.clone().unwrap();
     (reserve, filled)
+}
+
+/// Takes chunks of `bytes` together; none after an error.
+fn take(reserve: &Reserve, peer: Option<&PeerName>, bytes: u64) -> Result<Vec<Chunk>> {
+    let mut taken = Vec::new();
+    match reserve.fill_up(peer, bytes, &mut taken) {
+        Ok(()) => Ok(taken),
+        Err(error) => {
+            reserve.give_back(taken);
+            Err(error)
+        }
+    }
 }
 
 fn driver() -> Driver {
@@ -56,7 +64,7 @@ fn driver() -> Driver {
 }
 
 /// Waits until the levels are as expected.
-fn until(reserve: &Reserve<&'static str>, what: impl Fn(Levels) -> bool) -> Levels {
+fn until(reserve: &Reserve, what: impl Fn(Levels) -> bool) -> Levels {
     let end = Instant::now() + PATIENCE;
     loop {
         let levels = reserve.levels();
@@ -69,7 +77,7 @@ fn until(reserve: &Reserve<&'static str>, what: impl Fn(Levels) -> bool) -> Leve
 }
 
 /// Writes `byte` everywhere, as a peer would; returns the previous contents.
-fn use_by(chunks: &mut [Chunk<&'static str>], peer: &'static str, byte: u8) -> Vec<u8> {
+fn use_by(chunks: &mut [Chunk], peer: PeerName, byte: u8) -> Vec<u8> {
     let mut found = Vec::new();
     for chunk in chunks {
         chunk.past.shown(&peer, true);
@@ -87,10 +95,6 @@ fn use_by(chunks: &mut [Chunk<&'static str>], peer: &'static str, byte: u8) -> V
     found
 }
 
-fn sum(chunks: &[Chunk<&'static str>]) -> u64 {
-    total(chunks)
-}
-
 #[test]
 fn a_warm_request_asks_the_driver_for_nothing_and_the_reserve_fills_up_again() {
     let driver = driver();
@@ -98,11 +102,10 @@ fn a_warm_request_asks_the_driver_for_nothing_and_the_reserve_fills_up_again() {
     filled.unwrap();
     let levels = reserve.levels();
     assert_eq!((levels.warm, levels.pinned), (32 * MIB, 32 * MIB));
-    let taken = reserve.take(Some(&"a"), 24 * MIB).unwrap();
+    let taken = take(&reserve, Some(&A), 24 * MIB).unwrap();
     assert_eq!(taken.len(), 3);
-    let count = |counter: &AtomicU64| counter.load(Relaxed);
-    assert_eq!(count(&reserve.counters().taken_warm_bytes), 24 * MIB);
-    assert_eq!(count(&reserve.counters().taken_cold_bytes), 0);
+    assert_eq!(reserve.counts().taken_warm_bytes, 24 * MIB);
+    assert_eq!(reserve.counts().taken_cold_bytes, 0);
     until(&reserve, |levels| levels.warm == 32 * MIB);
     assert_eq!(reserve.levels().pinned, 56 * MIB);
     drop(taken);
@@ -114,14 +117,14 @@ fn a_warm_request_asks_the_driver_for_nothing_and_the_reserve_fills_up_again() {
 fn what_the_reserve_lacks_is_made_and_the_rest_is_exact() {
     let driver = driver();
     let (reserve, _) = start(&driver, plan());
-    let taken = reserve.take(Some(&"a"), 43 * MIB + 1).unwrap();
-    assert_eq!(sum(&taken), 44 * MIB);
+    let taken = take(&reserve, Some(&A), 43 * MIB + 1).unwrap();
+    assert_eq!(total(&taken), 44 * MIB);
     // No peer has seen it, so it is kept as it is, except memory that the reserve has no room for.
     until(&reserve, |levels| levels.warm == 32 * MIB);
     reserve.give_back(taken);
     let levels = reserve.levels();
     assert_eq!((levels.warm, levels.pinned), (32 * MIB, 32 * MIB));
-    assert!(reserve.take(None, 0).is_err());
+    assert!(take(&reserve, None, 0).is_err());
     drop(reserve);
     assert!(driver.sim().unwrap().held().is_empty());
 }
@@ -135,9 +138,9 @@ fn chunks_are_halved_where_memory_is_short() {
     let (reserve, filled) = start(&driver, plan());
     filled.unwrap();
     assert_eq!(reserve.levels().warm, 32 * MIB);
-    let taken = reserve.take(None, 32 * MIB).unwrap();
+    let taken = take(&reserve, None, 32 * MIB).unwrap();
     assert!(taken.len() > 4, "{} parts", taken.len());
-    assert_eq!(reserve.counters().failed_chunks.load(Relaxed), 2);
+    assert_eq!(reserve.counts().failed_chunks, 2);
 }
 
 #[test]
@@ -147,7 +150,7 @@ fn a_failure_that_is_no_shortage_is_told_and_tried_again() {
     sim.fail(Call::MemCreate, 1, Code::NOT_PERMITTED);
     let (reserve, filled) = start(&driver, plan());
     assert!(filled.is_err());
-    assert_eq!(reserve.shared.state().filled, Some(filled));
+    assert_eq!(reserve.state().filled, Some(filled));
     until(&reserve, |levels| levels.warm == 32 * MIB);
 }
 
@@ -162,11 +165,11 @@ fn the_cap_and_the_headroom_hold_and_free_chunks_give_way_to_requests() {
     filled.unwrap();
     // 32 are warm, and only new memory fits 4; 8 more may be created.
     let small: Vec<_> = (0..3)
-        .map(|_| reserve.take(Some(&"a"), 4 * MIB).unwrap())
+        .map(|_| take(&reserve, Some(&A), 4 * MIB).unwrap())
         .collect();
     let levels = reserve.levels();
     assert!(levels.pinned <= 40 * MIB, "{levels:?}");
-    let error = reserve.take(Some(&"b"), 40 * MIB).unwrap_err();
+    let error = take(&reserve, Some(&B), 40 * MIB).unwrap_err();
     assert!(matches!(error, Error::LimitReached { .. }), "{error}");
     assert!(reserve.levels().pinned <= 40 * MIB);
     drop(small);
@@ -187,7 +190,7 @@ fn the_cap_and_the_headroom_hold_and_free_chunks_give_way_to_requests() {
         "{filled:?}"
     );
     assert!(reserve.levels().warm <= 20 * MIB);
-    let error = reserve.take(Some(&"b"), 30 * MIB).unwrap_err();
+    let error = take(&reserve, Some(&B), 30 * MIB).unwrap_err();
     assert!(
         matches!(
             error,
@@ -213,11 +216,11 @@ fn what_comes_back_while_the_reserve_is_filled_does_not_make_it_larger_than_plan
         for _ in 0..2 {
             scope.spawn(|| {
                 for round in 0..100 {
-                    let mut taken = reserve.take(Some(&"a"), 6 * MIB).unwrap();
+                    let mut taken = take(&reserve, Some(&A), 6 * MIB).unwrap();
                     if round % 4 != 0 {
                         taken
                             .iter_mut()
-                            .for_each(|chunk| chunk.past.shown(&"a", true));
+                            .for_each(|chunk| chunk.past.shown(&A, true));
                     }
                     reserve.give_back(taken);
                     let Levels { warm, dirty, .. } = reserve.levels();
@@ -242,7 +245,7 @@ fn filling_leaves_the_driver_to_a_client_that_was_just_given_memory() {
     let (reserve, filled) = start(&driver, plan);
     filled.unwrap();
     let made = driver.sim().unwrap().count(Call::MemCreate);
-    let _taken = reserve.take(Some(&"a"), 32 * MIB).unwrap();
+    let _taken = take(&reserve, Some(&A), 32 * MIB).unwrap();
     std::thread::sleep(Duration::from_millis(50));
     assert_eq!(driver.sim().unwrap().count(Call::MemCreate), made);
     // It ends at once anyway.
@@ -252,45 +255,15 @@ fn filling_leaves_the_driver_to_a_client_that_was_just_given_memory() {
 fn it_ends_in_the_middle_of_its_work() {
     for _ in 0..20 {
         let driver = driver();
-        let (tell, _told) = mpsc::channel();
-        let reserve = Reserve::start(&driver, plan(), Box::new(Tell(tell))).unwrap();
-        let mut taken = reserve.take(Some(&"a"), 12 * MIB).unwrap();
+        let reserve = Reserve::start(&driver, plan()).unwrap();
+        let mut taken = take(&reserve, Some(&A), 12 * MIB).unwrap();
         for chunk in &mut taken {
-            chunk.past.shown(&"a", true);
+            chunk.past.shown(&A, true);
         }
         reserve.give_back(taken);
         drop(reserve);
         assert!(driver.sim().unwrap().held().is_empty());
     }
-}
-
-#[test]
-fn an_extra_granule_evicts_no_free_chunk_and_is_not_kept() {
-    let driver = driver();
-    let cap = Plan {
-        cap: 36 * MIB,
-        ..plan()
-    };
-    let (reserve, filled) = start(&driver, cap);
-    filled.unwrap();
-    let extras = [(); 2].map(|()| reserve.extra().unwrap());
-    assert!(extras.iter().all(|chunk| chunk.bytes() == 2 * MIB));
-    assert!(reserve.extra().is_none());
-    let levels = reserve.levels();
-    assert_eq!((levels.warm, levels.pinned), (32 * MIB, 36 * MIB));
-    extras
-        .into_iter()
-        .for_each(|chunk| reserve.discard_extra(chunk));
-    let levels = reserve.levels();
-    assert_eq!((levels.warm, levels.pinned), (32 * MIB, 32 * MIB));
-    driver
-        .sim()
-        .unwrap()
-        .fail(Call::MemCreate, 1, Code::OUT_OF_MEMORY);
-    assert!(reserve.extra().is_none());
-    assert_eq!(reserve.levels().pinned, 32 * MIB);
-    drop(reserve);
-    assert!(driver.sim().unwrap().held().is_empty());
 }
 
 #[test]
@@ -302,9 +275,9 @@ fn memory_that_is_being_zeroed_at_the_end_goes_back_at_once() {
             ..plan()
         };
         let (reserve, _) = start(&driver, none);
-        let mut taken = reserve.take(Some(&"a"), 32 * MIB).unwrap();
+        let mut taken = take(&reserve, Some(&A), 32 * MIB).unwrap();
         for chunk in &mut taken {
-            chunk.past.shown(&"a", true);
+            chunk.past.shown(&A, true);
         }
         let sim = driver.sim().unwrap();
         let mapped = sim.count(Call::MemMap);
@@ -314,7 +287,7 @@ fn memory_that_is_being_zeroed_at_the_end_goes_back_at_once() {
         assert_eq!(reserve.levels(), Levels::default());
         assert!(sim.held().is_empty(), "still held: {}", sim.held());
         // The refusal says that the reserve ends, not that the request was wrong.
-        let error = reserve.take(Some(&"a"), MIB).map(drop).unwrap_err();
+        let error = take(&reserve, Some(&A), MIB).map(drop).unwrap_err();
         let closing =
             matches!(&error, Error::Refused { reason, .. } if *reason == Refusal::Closing);
         assert!(closing, "{error}");
@@ -332,19 +305,19 @@ fn registered_memory_is_kept_scrubbed_and_given_out_without_a_gpu() {
     };
     let (reserve, filled) = start(&driver, plan);
     filled.unwrap();
-    let mut taken = reserve.take(Some(&"a"), 12 * MIB).unwrap();
+    let mut taken = take(&reserve, Some(&A), 12 * MIB).unwrap();
     let kinds = taken.iter().map(|chunk| chunk.memory.backing());
     assert!(kinds.clone().all(|kind| kind == Backing::Registered));
-    use_by(&mut taken, "a", 7);
+    use_by(&mut taken, A, 7);
     let ids: Vec<_> = taken.iter().map(|chunk| chunk.memory.identity()).collect();
     reserve.give_back(taken);
     until(&reserve, |levels| {
         levels.kept == 12 * MIB && levels.warm == 32 * MIB
     });
-    let mut again = reserve.take(Some(&"a"), 12 * MIB).unwrap();
+    let mut again = take(&reserve, Some(&A), 12 * MIB).unwrap();
     let renewed = again.iter().map(|chunk| chunk.memory.identity());
     assert!(renewed.clone().all(|identity| !ids.contains(&identity)));
-    assert!(use_by(&mut again, "a", 8).iter().all(|&byte| byte == 0));
+    assert!(use_by(&mut again, A, 8).iter().all(|&byte| byte == 0));
     drop(again);
     assert_eq!(driver.sim().unwrap().count(Call::MemHostRegister), 0);
     assert_eq!(driver.sim().unwrap().count(Call::MemCreate), 0);

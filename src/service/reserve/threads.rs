@@ -1,27 +1,26 @@
 //! The reserve's two threads: one fills it, the other zeroes returned memory.
 
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::request::total;
-use super::{Chunk, ReserveState, SharedReserve};
-use crate::free_chunks::HasBytes;
+use super::{Chunk, NodeReserve, ReserveState, Scrubber, total};
+use crate::driver::{Access, AccessDesc, Location};
 use crate::guard::is_shortage;
+use crate::memory::{Memory, ParallelCopy};
 use crate::quota::Use;
-use crate::scrub::scrub;
 use crate::size::Bytes;
-use crate::{Error, MemoryError, Result};
+use crate::vmm::PhysicalMemory;
+use crate::{MemoryError, MemoryResult, Result, Stream};
 
 /// The timeout of a wait that a wakeup ends: longer than any such wait takes.
 const LONG: Duration = Duration::from_secs(3600);
 
-impl<P: Clone + Eq> SharedReserve<P> {
+impl NodeReserve {
     /// Runs the first thread: keeps the reserve full.
     pub(super) fn fill(&self) {
         let begun = Instant::now();
-        let mut state = self.state();
         loop {
+            let mut state = self.state();
             if state.stop {
                 let chunks = state.free_chunks.drain();
                 state.pinned -= total(&chunks);
@@ -32,185 +31,218 @@ impl<P: Clone + Eq> SharedReserve<P> {
             // Memory that is being zeroed will be ready without asking the driver.
             let lacking = self.plan.target.saturating_sub(state.warm_soon());
             // Chunks created ahead are whole: a remainder below the smallest size is left out.
-            let bytes = state.chunk.min(lacking);
-            if lacking < self.plan.min_chunk {
-                state = match state.filled {
-                    // The lock was released: everything may have changed.
-                    None => self.first_filled(state, Ok(())),
-                    Some(_) => self.wait(state, LONG),
-                };
+            let is_full = lacking < self.plan.min_chunk;
+            if is_full && state.filled.is_none() {
+                drop(state);
+                self.first_filled(Ok(()));
                 continue;
             }
-            if state.demands > 0 {
-                state = self.wait(state, LONG);
+            if is_full || state.demands > 0 {
+                self.wait(state, LONG);
                 continue;
             }
             // The driver does one thing at a time: filling would slow the client's import.
-            let quiet = state
-                .taken
-                .and_then(|taken| self.plan.quiet.checked_sub(taken.elapsed()));
+            let since = state.taken.map(|taken| taken.elapsed());
+            let quiet = since.and_then(|since| self.plan.quiet.checked_sub(since));
             if let Some(quiet) = quiet.filter(|quiet| !quiet.is_zero()) {
-                state = self.wait(state, quiet);
+                self.wait(state, quiet);
                 continue;
             }
+            let bytes = state.chunk.min(lacking);
             if state.pinned.saturating_add(bytes) > self.plan.cap {
-                let error = Error::LimitReached {
-                    what: "bytes on the node",
-                    limit: self.plan.cap,
-                };
-                state = self.first_filled(state, Err(error));
-                state = self.pause(state);
+                drop(state);
+                self.first_filled(Err(self.at_cap()));
+                self.pause();
                 continue;
             }
             state.pinned += bytes;
             state.filling = bytes;
             drop(state);
             let made = self.create(bytes);
-            state = self.state();
+            let mut state = self.state();
             state.filling = 0;
             match made {
                 Ok(memory) => {
-                    state.free_chunks.put(Chunk::fresh(memory), None);
-                    state = self.log_filling(state, begun);
+                    state
+                        .free_chunks
+                        .put(Chunk::fresh(memory), bytes, None, false);
+                    drop(state);
+                    self.log_filling(begun);
                 }
-                Err(error) => state = self.not_created(state, bytes, error),
+                Err(error) => {
+                    state.pinned -= bytes;
+                    drop(state);
+                    self.not_created(bytes, error);
+                }
             }
         }
     }
 
     /// Makes the chunks smaller after a shortage; otherwise waits before the next try.
-    fn not_created<'a>(
-        &'a self,
-        mut state: MutexGuard<'a, ReserveState<P>>,
-        bytes: u64,
-        error: MemoryError,
-    ) -> MutexGuard<'a, ReserveState<P>> {
-        state.pinned -= bytes;
+    fn not_created(&self, bytes: u64, error: MemoryError) {
         if is_shortage(&error) && bytes > self.plan.min_chunk {
-            state.chunk = self.halved(bytes);
-            return state;
+            self.state().chunk = self.halved(bytes);
+            return;
         }
         let node = self.plan.node;
         tracing::warn!(%node, %error, "the reserve cannot be filled for now");
-        let state = self.first_filled(state, Err(error.into()));
-        let mut state = self.pause(state);
+        self.first_filled(Err(error.into()));
+        self.pause();
         // There may be room for whole chunks again.
-        state.chunk = self.plan.chunk;
-        state
+        self.state().chunk = self.plan.chunk;
     }
 
     /// Logs each tenth of the first filling.
-    fn log_filling<'a>(
-        &'a self,
-        mut state: MutexGuard<'a, ReserveState<P>>,
-        begun: Instant,
-    ) -> MutexGuard<'a, ReserveState<P>> {
-        let (ready, target) = (state.free_chunks.warm(), self.plan.target);
+    fn log_filling(&self, begun: Instant) {
+        let mut state = self.state();
+        let (ready, target) = (state.free_chunks.sums().warm, self.plan.target);
         let tenths = ready / target.div_ceil(10).max(1);
         if state.filled.is_some() || tenths <= state.logged {
-            return state;
+            return;
         }
         state.logged = tenths;
         drop(state);
         let (node, took) = (self.plan.node, begun.elapsed());
         let rate = format!("{:.2} GB/s", ready as f64 / took.as_secs_f64() / 1e9);
         tracing::info!(%node, ready = %Bytes(ready), target = %Bytes(target), %rate, "filling the reserve");
-        self.state()
     }
 
-    fn first_filled<'a>(
-        &'a self,
-        mut state: MutexGuard<'a, ReserveState<P>>,
-        result: Result<()>,
-    ) -> MutexGuard<'a, ReserveState<P>> {
+    /// Notes the result of the first filling.
+    fn first_filled(&self, result: Result<()>) {
+        let mut state = self.state();
         if state.filled.is_some() {
-            return state;
+            return;
         }
         state.filled = Some(result.clone());
         drop(state);
-        self.on_filled.filled(&result);
-        self.state()
+        let Some(unready) = &self.plan.unready else {
+            return;
+        };
+        let node = self.plan.node;
+        match result {
+            Ok(()) => tracing::info!(%node, "the reserve is full"),
+            Err(error) => tracing::warn!(%node, %error, "ready without a full reserve"),
+        }
+        unready.send_modify(|count| *count -= 1);
     }
 
     /// Runs the second thread: zeroes returned memory.
     pub(super) fn scrub(&self) {
-        let mut state = self.state();
         loop {
+            let mut state = self.state();
             if state.stop {
-                let dirty = std::mem::take(&mut state.dirty);
-                state.pinned -= std::mem::take(&mut state.dirty_for_anyone);
-                state.pinned -= std::mem::take(&mut state.dirty_for_owners);
-                drop(state);
-                drop(dirty);
                 return;
             }
-            let Some((mut chunk, owner)) = state.dirty.pop_front() else {
-                state = self.wait(state, LONG);
+            let Some((mut chunk, owner)) = state.free_chunks.take_dirty() else {
+                self.wait(state, LONG);
                 continue;
             };
-            drop(state);
             let bytes = chunk.bytes();
+            state.scrubbing = Some((bytes, owner.is_some()));
+            drop(state);
             let result = scrub(&chunk.memory, self.plan.scrubber, self.plan.scrub_threads);
-            state = self.state();
-            *state.dirty(owner.as_ref()) -= bytes;
-            if state.stop {
-                // The free chunks have been given back already: no request would take this one.
+            if let Err(error) = &result {
+                let node = self.plan.node;
+                tracing::warn!(%node, %error, "cannot zero memory: it goes back to the driver");
+            }
+            let mut state = self.state();
+            state.scrubbing = None;
+            match result {
+                Ok(()) => state.counts.scrubbed_bytes += bytes,
+                Err(_) => state.counts.scrub_failures += 1,
+            }
+            // At the end the free chunks have been given back already: no request would take this one.
+            if result.is_err() || state.stop {
                 state.pinned -= bytes;
                 drop(state);
                 drop(chunk);
-                state = self.state();
-                continue;
-            }
-            match result {
-                Ok(()) => {
-                    // Importers' caches must not take it for the old memory.
-                    chunk.memory.renew_identity();
-                    self.counters.scrubbed_bytes.fetch_add(bytes, Relaxed);
-                    match owner {
-                        Some(_) => chunk.turn(Use::Kept),
-                        None => chunk.charge = None,
-                    }
-                    state.free_chunks.put(chunk, owner);
+            } else {
+                // Importers' caches must not take it for the old memory.
+                chunk.memory.renew_identity();
+                match owner {
+                    Some(_) => chunk.turn(Use::Kept),
+                    None => chunk.charge = None,
                 }
-                Err(error) => {
-                    let node = self.plan.node;
-                    tracing::warn!(%node, %error, "cannot zero memory: it goes back to the driver");
-                    self.counters.scrub_failures.fetch_add(1, Relaxed);
-                    state.pinned -= bytes;
-                    drop(state);
-                    drop(chunk);
-                    state = self.state();
-                }
+                state.free_chunks.put(chunk, bytes, owner, false);
+                drop(state);
             }
             self.changed.notify_all();
         }
     }
-}
 
-impl<P> SharedReserve<P> {
-    /// Waits this long, or until the end.
-    fn pause<'a>(
-        &self,
-        mut state: MutexGuard<'a, ReserveState<P>>,
-    ) -> MutexGuard<'a, ReserveState<P>> {
+    /// Waits until the next try, or until the end.
+    fn pause(&self) {
         let until = Instant::now() + self.plan.retry;
-        while !state.stop {
-            match until.checked_duration_since(Instant::now()) {
-                Some(left) if !left.is_zero() => state = self.wait(state, left),
-                _ => break,
+        loop {
+            let state = self.state();
+            let left = until.saturating_duration_since(Instant::now());
+            if state.stop || left.is_zero() {
+                return;
             }
+            self.wait(state, left);
         }
-        state
     }
 
-    fn wait<'a>(
-        &self,
-        state: MutexGuard<'a, ReserveState<P>>,
-        at_most: Duration,
-    ) -> MutexGuard<'a, ReserveState<P>> {
-        self.changed
-            .wait_timeout(state, at_most)
-            .unwrap_or_else(PoisonError::into_inner)
-            .0
+    /// Waits for a change, for at most this long.
+    fn wait(&self, state: MutexGuard<'_, ReserveState>, at_most: Duration) {
+        let waited = self.changed.wait_timeout(state, at_most);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+/// Zeroes all of `memory`; leaves none of it mapped.
+///
+/// # Errors
+/// Those of mapping and granting; with the GPU, the driver's errors. Some bytes may not be zero then.
+fn scrub(memory: &PhysicalMemory, by: Scrubber, threads: usize) -> MemoryResult<()> {
+    let mut mapping = memory.map()?;
+    match by {
+        Scrubber::Gpu => {
+            let gpu = match memory.location() {
+                Location::Device(gpu) => gpu,
+                _ => 0,
+            };
+            mapping.set_access(&[AccessDesc::new(Location::Device(gpu), Access::ReadWrite)])?;
+            let stream = Stream::new(memory.driver(), gpu)?;
+            let filled = stream.fill(&mapping, 0, mapping.len(), 0);
+            // Even after an error, no work may still run when the mapping is dropped.
+            stream.synchronize().and(filled)
+        }
+        Scrubber::Cpu => {
+            mapping.set_access(&[AccessDesc::new(Location::Host, Access::ReadWrite)])?;
+            let fill = ParallelCopy::new().threads(threads);
+            fill.fill(mapping.cpu()?, 0, memory.size().padded(), 0)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::NodeId;
+    use crate::{Driver, Machine};
+
+    #[test]
+    fn every_byte_is_zero_afterwards_and_nothing_is_mapped() {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        for (by, bytes) in [
+            (Scrubber::Cpu, 2 << 20),
+            (Scrubber::Cpu, 50 << 20),
+            (Scrubber::Gpu, 6 << 20),
+        ] {
+            let memory = PhysicalMemory::options(NodeId(0))
+                .create(&driver, bytes)
+                .unwrap();
+            let host = [AccessDesc::new(Location::Host, Access::ReadWrite)];
+            let mut mapping = memory.map().unwrap();
+            mapping.set_access(&host).unwrap();
+            mapping.cpu().unwrap().fill(0, bytes, 0xa5).unwrap();
+            let before = driver.sim().unwrap().held().to_string();
+            scrub(&memory, by, 3).unwrap();
+            assert_eq!(driver.sim().unwrap().held().to_string(), before);
+            let mut found = vec![1_u8; bytes as usize];
+            mapping.cpu().unwrap().read_at(0, &mut found).unwrap();
+            assert!(found.iter().all(|&byte| byte == 0), "{by:?}");
+        }
     }
 }

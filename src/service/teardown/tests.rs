@@ -1,11 +1,11 @@
 use std::sync::atomic::AtomicBool;
 
-use super::super::wanted::Wanted;
+use super::super::create::{Allocator, Wanted};
 use super::super::{Service, ServiceConfig};
 use super::*;
 use crate::driver::{Access, NodeId};
 use crate::exchange::protocol::Create;
-use crate::exchange::server::HolderState;
+use crate::exchange::server::{Allocate, HolderState};
 use crate::exchange::{Client, PeerList};
 use crate::{Driver, Error, Machine};
 
@@ -37,8 +37,8 @@ async fn a_name_that_comes_to_be_while_it_drains_is_asked_back_too() {
     state.draining.store(true, Relaxed);
     let draining = Arc::clone(&state);
     let until = Instant::now() + PATIENCE;
-    let mut vacate = Box::pin(async move { draining.vacate(until).await });
-    let waited = tokio::time::timeout(Duration::ZERO, &mut vacate).await;
+    let mut waiting = Box::pin(async move { draining.unpublish_and_wait(until).await });
+    let waited = tokio::time::timeout(Duration::ZERO, &mut waiting).await;
     waited.expect_err("there is a name to come");
     insert(NameState::There(Arc::clone(&named)));
     state.made.send_replace(());
@@ -51,7 +51,7 @@ async fn a_name_that_comes_to_be_while_it_drains_is_asked_back_too() {
         }
         memory.release().await.unwrap();
     };
-    let (still, ()) = tokio::join!(vacate, holder);
+    let (still, ()) = tokio::join!(waiting, holder);
     assert!(still.is_empty(), "{still:?}");
 
     // No peer can create a name of the configuration, published or not.
@@ -76,7 +76,8 @@ async fn a_name_that_comes_to_be_while_it_drains_is_asked_back_too() {
     state.set_create(Some(create));
     state.draining.store(false, Relaxed);
     let late = lock(&state.table).names.remove("late");
-    let refused = state.create(&PeerName::Local, &ask("late", 1), &AtomicBool::new(false));
+    let allocator = Allocator(Arc::clone(&state));
+    let refused = allocator.create(&PeerName::Local, &ask("late", 1)).await;
     assert_eq!(refused.unwrap_err().0, Refusal::Exists);
     lock(&state.table)
         .names
@@ -84,25 +85,25 @@ async fn a_name_that_comes_to_be_while_it_drains_is_asked_back_too() {
 
     // A reserve that has ended says so.
     state.nodes.values().for_each(Reserve::stop);
-    let refused = state.create(&PeerName::Local, &ask("more", 1), &AtomicBool::new(false));
+    let refused = allocator.create(&PeerName::Local, &ask("more", 1)).await;
     assert_eq!(refused.unwrap_err().0, Refusal::Closing);
     state.draining.store(true, Relaxed);
 
     // Nothing more is created.
     let wanted = Wanted {
-        name: "later",
+        name: "later".into(),
         bytes: 1,
         node: NodeId(0),
         owner: None,
-        who: PeerList::anyone(),
+        peers: PeerList::anyone(),
         open: true,
         access: Access::ReadWrite,
         probe: false,
     };
-    let error = state.publish(&wanted, &AtomicBool::new(false)).unwrap_err();
+    let error = state.claim(&wanted).map(drop).unwrap_err();
     let closing = matches!(&error, Error::Refused { reason, .. } if *reason == Refusal::Closing);
     assert!(closing, "{error}");
-    drop((published, named));
+    drop((published, named, allocator));
     client.close().await;
     service.drain(PATIENCE).await.unwrap();
     // Although tasks may still hold the state.
@@ -127,16 +128,19 @@ async fn a_creation_that_outlasts_the_drain_leaves_nothing() {
     // The drain's last step, while a creation that began before it is in progress.
     state.forget_published();
     let wanted = Wanted {
-        name: "late",
+        name: "late".into(),
         bytes: 1,
         node: NodeId(0),
         owner: None,
-        who: PeerList::anyone(),
+        peers: PeerList::anyone(),
         open: true,
         access: Access::ReadWrite,
         probe: false,
     };
-    let error = state.publish(&wanted, &AtomicBool::new(false)).unwrap_err();
+    let claim = state.claim(&wanted).unwrap().unwrap();
+    let error = state
+        .publish(&wanted, claim, &AtomicBool::new(false))
+        .unwrap_err();
     let closing = matches!(&error, Error::Refused { reason, .. } if *reason == Refusal::Closing);
     assert!(closing, "{error}");
     assert!(lock(&state.table).names.is_empty());

@@ -29,7 +29,7 @@ fn each_refusal_has_its_remedy() {
     let words = ["it may only be read", "--read-only"];
     expect(&output, 1, &words, &["on the other's list"]);
     let create = ["x", "--create", "--bytes", "4096", "--node", "9"];
-    let words = ["no node 9", "only on node 0"];
+    let words = ["no host NUMA node 9", "host nodes: 0"];
     expect(
         &service.fetch(&create),
         1,

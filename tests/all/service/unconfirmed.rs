@@ -96,11 +96,11 @@ async fn it_counts_until_the_holder_says_that_it_let_go() {
     let memory = a.fetch("one").probe(false).go().await.unwrap();
     assert_eq!(only_byte(&memory), 0xaa);
     memory.release().await.unwrap();
-    assert_eq!(metric(&service, "egmem_doubtful_bytes"), 0);
+    assert_eq!(metric(&service, "egmem_unconfirmed_bytes"), 0);
     a.delete("one", PATIENCE).await.unwrap();
     a.delete("two", PATIENCE).await.unwrap();
     // With the memory that was added for probes.
-    assert_eq!(metric(&service, "egmem_doubtful_bytes"), 28 * MIB);
+    assert_eq!(metric(&service, "egmem_unconfirmed_bytes"), 28 * MIB);
 
     // But the peer gets neither more bytes nor more names.
     let ask = |name, bytes| a.create(CreateOptions::new(name, bytes).node(NodeId(0)));
@@ -116,7 +116,7 @@ async fn it_counts_until_the_holder_says_that_it_let_go() {
     assert_eq!(metric(&service, "egmem_owners"), 1);
 
     wake.send(()).unwrap();
-    until(&service, "egmem_doubtful_bytes", 0).await;
+    until(&service, "egmem_unconfirmed_bytes", 0).await;
     ask("three", 24 * MIB).await.unwrap();
     silent.join().unwrap();
     a.close().await;
@@ -210,10 +210,10 @@ async fn it_counts_until_it_has_ended(service: &Service, holder: Holder, a: &Cli
     assert_eq!(only_byte(&memory), 0xaa);
     memory.release().await.unwrap();
     a.delete("one", PATIENCE).await.unwrap();
-    assert_eq!(metric(service, "egmem_doubtful_bytes"), 10 * MIB);
+    assert_eq!(metric(service, "egmem_unconfirmed_bytes"), 10 * MIB);
     // One that was killed has nothing mapped any more.
     drop(holder);
-    until(service, "egmem_doubtful_bytes", 0).await;
+    until(service, "egmem_unconfirmed_bytes", 0).await;
     assert_eq!(metric(service, "egmem_owners"), 0);
     assert_eq!(metric(service, "egmem_forgiven_bytes_total"), 0);
 }
@@ -248,7 +248,7 @@ async fn a_holder_is_named_and_its_lease_ends_with_its_process() {
     assert_eq!(metric(&service, "egmem_leases"), 1);
     drop(holder);
     until(&service, "egmem_leases", 0).await;
-    until(&service, "egmem_doubtful_bytes", 0).await;
+    until(&service, "egmem_unconfirmed_bytes", 0).await;
     // The holder did not confirm its release: the memory is not used again.
     let end = Instant::now() + PATIENCE;
     while metric(&service, "egmem_discarded_tainted_bytes_total") < 8 * MIB {
@@ -291,14 +291,14 @@ async fn it_counts_no_longer_than_the_configuration_says() {
     until_expired(&service).await;
     let a = connect(address, &driver).await;
     a.delete("one", PATIENCE).await.unwrap();
-    assert_eq!(metric(&service, "egmem_doubtful_bytes"), 10 * MIB);
+    assert_eq!(metric(&service, "egmem_unconfirmed_bytes"), 10 * MIB);
     assert_eq!(metric(&service, "egmem_forgiven_bytes_total"), 0);
     // A new configuration applies to existing unconfirmed releases too.
     let text = std::fs::read_to_string(folder.path().join("egmem.toml")).unwrap();
     let config = ServiceConfig::from_toml(&text.replace("1h", "1ms")).unwrap();
     assert!(service.reload(config).unwrap().is_empty());
     until(&service, "egmem_forgiven_bytes_total", 10 * MIB).await;
-    assert_eq!(metric(&service, "egmem_doubtful_bytes"), 0);
+    assert_eq!(metric(&service, "egmem_unconfirmed_bytes"), 0);
     assert_eq!(metric(&service, "egmem_owners"), 0);
     drop(holder);
     a.close().await;
@@ -346,7 +346,10 @@ async fn an_importers_silence_is_charged_to_the_importer() {
         is_held.await.unwrap();
         until(&service, "egmem_expired_total", round).await;
         a.delete("one", PATIENCE).await.unwrap();
-        assert_eq!(metric(&service, "egmem_doubtful_bytes"), round * 26 * MIB);
+        assert_eq!(
+            metric(&service, "egmem_unconfirmed_bytes"),
+            round * 26 * MIB
+        );
         silent.push((wake, thread));
     }
     // Its creator has its quota, and the silent peer gets no more of anything.
@@ -358,7 +361,7 @@ async fn an_importers_silence_is_charged_to_the_importer() {
         wake.send(()).unwrap();
         thread.join().unwrap();
     }
-    until(&service, "egmem_doubtful_bytes", 0).await;
+    until(&service, "egmem_unconfirmed_bytes", 0).await;
     b.fetch("one").probe(false).go().await.unwrap();
     a.delete("one", PATIENCE).await.unwrap();
     a.close().await;

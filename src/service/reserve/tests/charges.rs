@@ -4,7 +4,7 @@ use super::*;
 use crate::quota::{Ledger, Quota};
 
 /// Waits until a ledger counts this many bytes.
-fn until_charged(ledger: &Ledger<&'static str>, bytes: u64) {
+fn until_charged(ledger: &Ledger, bytes: u64) {
     let end = Instant::now() + PATIENCE;
     while ledger.all().0.bytes() != bytes {
         assert!(Instant::now() < end, "still {:?}", ledger.all());
@@ -31,13 +31,13 @@ fn what_a_peer_gave_back_counts_until_it_is_kept_for_nobody() {
         };
         let (reserve, _) = start(&driver, plan);
         let ledger = Ledger::new(quota);
-        let mut charge = ledger.charge(&"a", 16 * MIB, 0).unwrap();
-        let mut taken = reserve.take(Some(&"a"), 16 * MIB).unwrap();
+        let mut charge = ledger.charge(&A, 16 * MIB, 0).unwrap();
+        let mut taken = take(&reserve, Some(&A), 16 * MIB).unwrap();
         for chunk in &mut taken {
-            chunk.past.shown(&"a", true);
+            chunk.past.shown(&A, true);
             chunk.charge = Some(charge.split(chunk.bytes()));
         }
-        let other = ledger.charge(&"b", 2 * MIB, 0).unwrap();
+        let other = ledger.charge(&B, 2 * MIB, 0).unwrap();
         drop(charge);
         assert_eq!(ledger.all().0.named, 18 * MIB);
         reserve.give_back(taken);
@@ -46,7 +46,7 @@ fn what_a_peer_gave_back_counts_until_it_is_kept_for_nobody() {
         assert_eq!(ledger.all().0.kept, left);
 
         // A request evicts the peer's own memory, not that of other peers.
-        let charge = ledger.charge(&"a", 64 * MIB, 0).unwrap();
+        let charge = ledger.charge(&A, 64 * MIB, 0).unwrap();
         assert_eq!(ledger.over(&charge).0, left);
         assert_eq!(reserve.evict_charged(&other, left), 0);
         assert_eq!(reserve.evict_charged(&charge, left), left);

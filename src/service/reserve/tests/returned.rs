@@ -10,25 +10,25 @@ fn a_peer_gets_its_own_back_zeroed_under_another_identity_and_nobody_else_does()
         ..plan()
     };
     let (reserve, _) = start(&driver, none);
-    let mut taken = reserve.take(Some(&"a"), 8 * MIB).unwrap();
-    assert_eq!(use_by(&mut taken, "a", 0xaa), [0]);
+    let mut taken = take(&reserve, Some(&A), 8 * MIB).unwrap();
+    assert_eq!(use_by(&mut taken, A, 0xaa), [0]);
     let before = taken[0].memory.identity().unwrap();
     reserve.give_back(taken);
     until(&reserve, |levels| levels.kept == 8 * MIB);
 
-    let mut others = reserve.take(Some(&"b"), 8 * MIB).unwrap();
+    let mut others = take(&reserve, Some(&B), 8 * MIB).unwrap();
     assert_ne!(
         others[0].memory.identity().unwrap().allocation,
         before.allocation
     );
-    assert_eq!(use_by(&mut others, "b", 0xbb), [0]);
+    assert_eq!(use_by(&mut others, B, 0xbb), [0]);
 
-    let mut again = reserve.take(Some(&"a"), 8 * MIB).unwrap();
+    let mut again = take(&reserve, Some(&A), 8 * MIB).unwrap();
     let after = again[0].memory.identity().unwrap();
     assert_eq!(after.allocation, before.allocation);
     assert_ne!(after.generation, before.generation);
-    assert_eq!(use_by(&mut again, "a", 0xcc), [0]);
-    assert_eq!(reserve.counters().scrubbed_bytes.load(Relaxed), 8 * MIB);
+    assert_eq!(use_by(&mut again, A, 0xcc), [0]);
+    assert_eq!(reserve.counts().scrubbed_bytes, 8 * MIB);
 }
 
 #[test]
@@ -41,13 +41,13 @@ fn memory_that_somebody_may_still_have_mapped_goes_back_to_the_driver() {
             ..plan()
         };
         let (reserve, _) = start(&driver, plan);
-        let mut taken = reserve.take(Some(&"a"), 8 * MIB).unwrap();
-        use_by(&mut taken, "a", 0xaa);
+        let mut taken = take(&reserve, Some(&A), 8 * MIB).unwrap();
+        use_by(&mut taken, A, 0xaa);
         taken[0].past.taint();
         reserve.give_back(taken);
         assert_eq!(reserve.levels(), Levels::default(), "{reuse:?}");
-        let counters = reserve.counters();
-        assert_eq!(counters.discarded_tainted_bytes.load(Relaxed), 8 * MIB);
+        let counts = reserve.counts();
+        assert_eq!(counts.discarded_tainted_bytes, 8 * MIB);
         assert!(driver.sim().unwrap().held().is_empty());
     }
 }
@@ -61,9 +61,9 @@ fn with_trust_anybody_gets_it_but_zeroed() {
         ..plan()
     };
     let (reserve, _) = start(&driver, plan);
-    let mut taken = reserve.take(Some(&"a"), 8 * MIB).unwrap();
+    let mut taken = take(&reserve, Some(&A), 8 * MIB).unwrap();
     let before = taken[0].memory.identity().unwrap();
-    use_by(&mut taken, "a", 0xaa);
+    use_by(&mut taken, A, 0xaa);
     reserve.give_back(taken);
     until(&reserve, |levels| {
         levels.dirty == 0 && levels.warm >= 8 * MIB
@@ -71,10 +71,10 @@ fn with_trust_anybody_gets_it_but_zeroed() {
     let mut seen = false;
     let mut held = Vec::new();
     for _ in 0..2 {
-        let mut others = reserve.take(Some(&"b"), 8 * MIB).unwrap();
+        let mut others = take(&reserve, Some(&B), 8 * MIB).unwrap();
         let identity = others[0].memory.identity().unwrap();
         seen |= identity.allocation == before.allocation;
-        assert_eq!(use_by(&mut others, "b", 0xbb), [0]);
+        assert_eq!(use_by(&mut others, B, 0xbb), [0]);
         held.push(others);
     }
     assert!(seen, "it was given to another peer");
@@ -89,14 +89,14 @@ fn no_more_is_kept_than_the_plan_says_and_what_cannot_be_zeroed_is_discarded() {
         ..plan()
     };
     let (reserve, _) = start(&driver, plan);
-    let mut taken = reserve.take(Some(&"a"), 16 * MIB).unwrap();
-    use_by(&mut taken, "a", 1);
+    let mut taken = take(&reserve, Some(&A), 16 * MIB).unwrap();
+    use_by(&mut taken, A, 1);
     reserve.give_back(taken);
     let levels = until(&reserve, |levels| levels.dirty == 0);
     assert_eq!((levels.kept, levels.pinned), (8 * MIB, 8 * MIB));
 
-    let mut taken = reserve.take(Some(&"a"), 8 * MIB).unwrap();
-    use_by(&mut taken, "a", 1);
+    let mut taken = take(&reserve, Some(&A), 8 * MIB).unwrap();
+    use_by(&mut taken, A, 1);
     driver
         .sim()
         .unwrap()
@@ -104,5 +104,5 @@ fn no_more_is_kept_than_the_plan_says_and_what_cannot_be_zeroed_is_discarded() {
     reserve.give_back(taken);
     let levels = until(&reserve, |levels| levels.dirty == 0 && levels.pinned == 0);
     assert_eq!(levels.kept, 0);
-    assert_eq!(reserve.counters().scrub_failures.load(Relaxed), 1);
+    assert_eq!(reserve.counts().scrub_failures, 1);
 }

@@ -1,11 +1,16 @@
-//! A writer that never blocks: for a service's logs, whose readers may be slow or gone.
+//! A service's logs, whose readers may be slow or gone: a writer that never blocks, and the audit log.
 
 use std::fmt;
+use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
+
+use tracing::Dispatch;
 
 use crate::{Error, Result};
 
@@ -67,7 +72,7 @@ impl LineWriter {
     }
 
     /// As [`new`](Self::new); `lost_line` makes the line that reports how many were lost.
-    pub(crate) fn with_lost_line(
+    fn with_lost_line(
         what: &'static str,
         sink: impl Write + Send + 'static,
         lost_line: impl Fn(u64) -> String + Send + 'static,
@@ -78,11 +83,12 @@ impl LineWriter {
             sink: Box::new(sink),
             torn: false,
             reported: 0,
+            lost_line: Box::new(lost_line),
             counts: Arc::clone(&counts),
         };
         std::thread::Builder::new()
             .name(format!("egmem-{what}"))
-            .spawn(move || writer.run(&messages, &lost_line))
+            .spawn(move || writer.run(&messages))
             .map_err(|error| Error::system("cannot start a thread", &error))?;
         Ok(Self { queue, counts })
     }
@@ -104,7 +110,7 @@ impl LineWriter {
     }
 
     /// Writes to another sink from the next line on.
-    pub(crate) fn reopen(&self, sink: impl Write + Send + 'static) {
+    fn reopen(&self, sink: impl Write + Send + 'static) {
         self.send(Message::Reopen(Box::new(sink)));
     }
 
@@ -140,46 +146,41 @@ struct Writer {
     torn: bool,
     /// How many lost lines were reported.
     reported: u64,
+    /// Makes the line that reports how many were lost.
+    lost_line: Box<dyn Fn(u64) -> String + Send>,
     counts: Arc<Counts>,
 }
 
 impl Writer {
-    fn run(mut self, messages: &Receiver<Message>, lost_line: &dyn Fn(u64) -> String) {
-        loop {
-            let message = match messages.try_recv() {
-                Err(TryRecvError::Empty) => {
-                    self.report(lost_line);
-                    messages.recv().ok()
-                }
-                received => received.ok(),
-            };
+    fn run(mut self, messages: &Receiver<Message>) {
+        for message in messages {
+            let mut flushed = None;
             match message {
-                Some(Message::Line(line)) => {
-                    self.report(lost_line);
+                Message::Line(line) => {
                     if !self.write(&line) {
                         self.counts.dropped.fetch_add(1, Relaxed);
                     }
                     let size = line.len() + PER_LINE;
                     self.counts.waiting.fetch_sub(size, Relaxed);
                 }
-                Some(Message::Reopen(sink)) => {
+                Message::Reopen(sink) => {
                     self.sink = sink;
                     self.torn = false;
                 }
-                Some(Message::Flush(done)) => {
-                    self.report(lost_line);
-                    let _ = done.send(());
-                }
-                None => return self.report(lost_line),
+                Message::Flush(done) => flushed = Some(done),
+            }
+            self.report();
+            if let Some(done) = flushed {
+                let _ = done.send(());
             }
         }
     }
 
     /// Writes how many lines were lost since the last report, if any were.
-    fn report(&mut self, lost_line: &dyn Fn(u64) -> String) {
+    fn report(&mut self) {
         let dropped = self.counts.dropped.load(Relaxed);
         let lost = dropped - self.reported;
-        if lost > 0 && self.write(lost_line(lost).as_bytes()) {
+        if lost > 0 && self.write((self.lost_line)(lost).as_bytes()) {
             self.reported = dropped;
         }
     }
@@ -198,6 +199,84 @@ impl Writer {
         self.torn = written.is_err();
         written.is_ok()
     }
+}
+
+/// How long the end of the service waits for a slow disk.
+const LAST: Duration = Duration::from_secs(1);
+
+/// The file and its queue. Clones share them.
+#[derive(Clone, Debug)]
+pub(super) struct AuditFile {
+    path: PathBuf,
+    lines: LineWriter,
+}
+
+impl AuditFile {
+    /// Opens the file to append to it; creates it with mode 0600.
+    ///
+    /// # Errors
+    /// [`System`](crate::MemoryError::System) that names the file: if it cannot be opened, or is not a regular
+    /// file of this process's user.
+    pub fn open(path: &Path) -> Result<Self> {
+        let lines = LineWriter::with_lost_line("audit log", file(path)?, |count| {
+            format!("{{\"event\":\"lost\",\"count\":{count}}}\n")
+        })?;
+        Ok(Self {
+            path: path.to_owned(),
+            lines,
+        })
+    }
+
+    /// Reopens the file at the path, after it was moved away.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open): events then still go to the old file.
+    pub fn reopen(&self) -> Result<()> {
+        self.lines.reopen(file(&self.path)?);
+        Ok(())
+    }
+
+    /// Returns the subscriber for a server's events.
+    pub fn subscriber(&self) -> Dispatch {
+        let lines = self.lines.clone();
+        let format = tracing_subscriber::fmt().json().flatten_event(true);
+        let format = format.with_level(false).with_target(false);
+        format.with_writer(move || lines.clone()).finish().into()
+    }
+
+    /// Returns the number of lines lost since the start.
+    pub fn dropped(&self) -> u64 {
+        self.lines.dropped()
+    }
+
+    /// Waits until queued lines are written, for at most a second.
+    pub fn flush(&self) {
+        if !self.lines.flush_within(LAST) {
+            tracing::warn!(path = %self.path.display(), "not all of the audit log is written");
+        }
+    }
+}
+
+fn file(path: &Path) -> Result<File> {
+    let failed = |error| Error::system(format!("audit log {}", path.display()), &error);
+    let flags =
+        rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::CLOEXEC | rustix::fs::OFlags::NONBLOCK;
+    let file = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .custom_flags(flags.bits() as i32)
+        .open(path)
+        .map_err(failed)?;
+    let found = file.metadata().map_err(failed)?;
+    let own = rustix::process::geteuid().as_raw();
+    if !found.is_file() || found.uid() != own {
+        let why = format!("it is not a regular file of uid {own}; name another file");
+        return Err(failed(io::Error::new(io::ErrorKind::PermissionDenied, why)));
+    }
+    file.set_permissions(Permissions::from_mode(0o600))
+        .map_err(failed)?;
+    Ok(file)
 }
 
 #[cfg(test)]
@@ -300,5 +379,49 @@ mod tests {
         assert!(log.flush_within(PATIENCE));
         let all: String = lines.try_iter().collect();
         assert!(all.contains("lost 1\n") && all.contains("short\n"), "{all}");
+    }
+
+    fn write(audit: &AuditFile, peer: &str) {
+        tracing::dispatcher::with_default(&audit.subscriber(), || {
+            tracing::info!(event = "granted", peer, lease = 7);
+        });
+        audit.flush();
+    }
+
+    #[test]
+    fn events_are_appended_as_json_and_go_on_in_a_new_file_after_a_rotation() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.jsonl");
+        let audit = AuditFile::open(&path).unwrap();
+        write(&audit, "a\n\u{1b}");
+        assert_eq!(path.metadata().unwrap().mode() & 0o7777, 0o600);
+        let moved = folder.path().join("audit.jsonl.1");
+        std::fs::rename(&path, &moved).unwrap();
+        audit.reopen().unwrap();
+        write(&audit, "b");
+        for (file, peer) in [(&moved, "a\n\u{1b}"), (&path, "b")] {
+            let text = std::fs::read_to_string(file).unwrap();
+            assert_eq!(text.lines().count(), 1, "{text}");
+            assert!(!text.trim_end().contains(crate::text::is_unsafe), "{text}");
+            let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+            assert_eq!(value["peer"], peer);
+            assert_eq!(value["lease"], 7);
+            let time = value["timestamp"].as_str().unwrap();
+            assert!(time.starts_with("20") && time.ends_with('Z'), "{time}");
+        }
+        assert_eq!(audit.dropped(), 0);
+    }
+
+    #[test]
+    fn a_link_or_a_folder_is_no_audit_log() {
+        let folder = tempfile::tempdir().unwrap();
+        let precious = folder.path().join("precious");
+        std::fs::write(&precious, "").unwrap();
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&precious, &link).unwrap();
+        for wrong in [link.as_path(), folder.path()] {
+            let error = AuditFile::open(wrong).unwrap_err().to_string();
+            assert!(error.contains("audit log"), "{error}");
+        }
     }
 }

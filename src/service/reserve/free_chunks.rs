@@ -1,0 +1,271 @@
+//! The chunks that a node keeps ready, and the choice of chunks for a request: no memory is accessed.
+
+use std::cmp::Reverse;
+
+use crate::exchange::PeerName;
+
+#[derive(Debug)]
+struct FreeChunk<C> {
+    chunk: C,
+    bytes: u64,
+    /// The only peer that may have it; `None` for any peer.
+    owner: Option<PeerName>,
+    /// Whether it must be zeroed first.
+    dirty: bool,
+}
+
+/// The bytes of all chunks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Sums {
+    /// Ready for any peer.
+    pub warm: u64,
+    /// Ready for one peer each.
+    pub kept: u64,
+    /// Waiting to be zeroed, for any peer.
+    pub dirty_warm: u64,
+    /// Waiting to be zeroed, for one peer each.
+    pub dirty_kept: u64,
+}
+
+impl Sums {
+    /// Adds a chunk's bytes.
+    pub const fn add(&mut self, bytes: u64, for_one: bool, dirty: bool) {
+        let sum = match (for_one, dirty) {
+            (false, false) => &mut self.warm,
+            (true, false) => &mut self.kept,
+            (false, true) => &mut self.dirty_warm,
+            (true, true) => &mut self.dirty_kept,
+        };
+        *sum = sum.saturating_add(bytes);
+    }
+}
+
+/// Chunks for any peer, and chunks kept for the one peer that has used them, in order of arrival.
+#[derive(Debug)]
+pub(crate) struct FreeChunks<C>(Vec<FreeChunk<C>>);
+
+impl<C> Default for FreeChunks<C> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<C> FreeChunks<C> {
+    /// Adds a chunk: for `owner` only, or for any peer.
+    pub fn put(&mut self, chunk: C, bytes: u64, owner: Option<PeerName>, dirty: bool) {
+        self.0.push(FreeChunk {
+            chunk,
+            bytes,
+            owner,
+            dirty,
+        });
+    }
+
+    /// Takes the oldest chunk that waits to be zeroed, with its owner.
+    pub fn take_dirty(&mut self) -> Option<(C, Option<PeerName>)> {
+        let at = self.0.iter().position(|free| free.dirty)?;
+        let free = self.0.remove(at);
+        Some((free.chunk, free.owner))
+    }
+
+    /// Takes at most `count` chunks of at most `bytes` together for `peer`: the largest that fit, its own
+    /// first. Returns them and the bytes still missing.
+    pub fn take(&mut self, peer: Option<&PeerName>, bytes: u64, count: usize) -> (Vec<C>, u64) {
+        self.take_of(bytes, count, |owner| owner.is_none() || owner == peer)
+    }
+
+    /// As [`take`](Self::take), but takes only chunks kept for `peer`.
+    pub fn take_own(&mut self, peer: &PeerName, bytes: u64, count: usize) -> (Vec<C>, u64) {
+        self.take_of(bytes, count, |owner| owner == Some(peer))
+    }
+
+    fn take_of(
+        &mut self,
+        bytes: u64,
+        count: usize,
+        may: impl Fn(Option<&PeerName>) -> bool,
+    ) -> (Vec<C>, u64) {
+        let all = self.0.iter().enumerate();
+        let all = all.filter(|(_, kept)| !kept.dirty && may(kept.owner.as_ref()));
+        let mut order: Vec<_> = all.collect();
+        order.sort_by_key(|(_, kept)| (kept.owner.is_none(), Reverse(kept.bytes)));
+        let mut missing = bytes;
+        let mut chosen = Vec::new();
+        for (at, kept) in order {
+            if kept.bytes <= missing && chosen.len() < count {
+                missing -= kept.bytes;
+                chosen.push(at);
+            }
+        }
+        chosen.sort_unstable();
+        let chosen = chosen.into_iter().rev();
+        let mut taken: Vec<_> = chosen.map(|at| self.0.remove(at)).collect();
+        // Odd sizes last.
+        taken.sort_by_key(|kept| Reverse(kept.bytes));
+        (taken.into_iter().map(|kept| kept.chunk).collect(), missing)
+    }
+
+    /// Evicts chunks until `bytes` are free or none is left: first those kept for other peers, oldest first,
+    /// then those for any peer, smallest first; `peer`'s own last.
+    pub fn evict(&mut self, peer: Option<&PeerName>, bytes: u64) -> Vec<C> {
+        let mut out = Vec::new();
+        let mut freed = 0_u64;
+        while freed < bytes {
+            let all = self.0.iter().enumerate();
+            let victim = all.min_by_key(|(at, kept)| match &kept.owner {
+                Some(owner) if Some(owner) != peer => (0, *at as u64),
+                None => (1, kept.bytes),
+                Some(_) => (2, *at as u64),
+            });
+            let Some((at, _)) = victim else { break };
+            let kept = self.0.remove(at);
+            freed = freed.saturating_add(kept.bytes);
+            out.push(kept.chunk);
+        }
+        out
+    }
+
+    /// Evicts chunks that `which` selects until `bytes` are free or none is left, oldest first. Those that wait to be
+    /// zeroed go before the others: that saves the work.
+    pub fn evict_some(&mut self, bytes: u64, which: impl Fn(&C) -> bool) -> Vec<C> {
+        let (mut freed, mut out) = (0_u64, Vec::new());
+        for dirty in [true, false] {
+            let evicted = self.0.extract_if(.., |free| {
+                let take = freed < bytes && free.dirty == dirty && which(&free.chunk);
+                freed = freed.saturating_add(if take { free.bytes } else { 0 });
+                take
+            });
+            out.extend(evicted.map(|free| free.chunk));
+        }
+        out
+    }
+
+    /// Returns the bytes of all chunks.
+    pub fn sums(&self) -> Sums {
+        let mut sums = Sums::default();
+        for free in &self.0 {
+            sums.add(free.bytes, free.owner.is_some(), free.dirty);
+        }
+        sums
+    }
+
+    /// Returns the number of chunks.
+    #[cfg(test)]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Takes all chunks.
+    pub fn drain(&mut self) -> Vec<C> {
+        self.0.drain(..).map(|free| free.chunk).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    struct Chunk(usize, u64);
+
+    fn sum(chunks: &[Chunk]) -> u64 {
+        chunks.iter().map(|chunk| chunk.1).sum()
+    }
+
+    fn all(free: &FreeChunks<Chunk>) -> u64 {
+        let Sums { warm, kept, .. } = free.sums();
+        warm + kept
+    }
+
+    fn user(uid: u32) -> PeerName {
+        PeerName::User(uid)
+    }
+
+    proptest! {
+        #[test]
+        fn a_request_takes_its_own_or_anybodys_and_no_byte_too_much(
+            chunks in proptest::collection::vec((1_u64..20, prop::option::of((0_u32..3).prop_map(user))), 0..30),
+            asks in proptest::collection::vec((prop::option::of((0_u32..3).prop_map(user)), 0_u64..60, 0_usize..9, any::<bool>()), 0..12),
+        ) {
+            let mut free = FreeChunks::default();
+            for (id, (bytes, owner)) in chunks.iter().enumerate() {
+                free.put(Chunk(id, *bytes), *bytes, owner.clone(), false);
+            }
+            let mut gone = Vec::new();
+            for (peer, bytes, count, evict) in asks {
+                let before = all(&free);
+                let out = if evict {
+                    let out = free.evict(peer.as_ref(), bytes);
+                    let sum = sum(&out);
+                    prop_assert!(sum >= bytes || free.len() == 0);
+                    out
+                } else {
+                    let (out, missing) = free.take(peer.as_ref(), bytes, count);
+                    let sum = sum(&out);
+                    prop_assert_eq!(sum + missing, bytes);
+                    prop_assert!(out.len() <= count);
+                    for Chunk(id, _) in &out {
+                        let owner = &chunks[*id].1;
+                        prop_assert!(owner.is_none() || *owner == peer);
+                    }
+                    out
+                };
+                let sum = sum(&out);
+                prop_assert_eq!(all(&free) + sum, before);
+                gone.extend(out);
+            }
+            gone.extend(free.drain());
+            gone.sort_by_key(|chunk| chunk.0);
+            let all: Vec<_> = chunks.iter().enumerate().map(|(id, (bytes, _))| Chunk(id, *bytes)).collect();
+            prop_assert_eq!(gone, all, "every chunk is somewhere, once");
+        }
+    }
+
+    #[test]
+    fn the_largest_are_taken_first_and_other_peers_are_evicted_first() {
+        let mut free = FreeChunks::default();
+        for (id, (bytes, owner)) in [
+            (4, None),
+            (8, None),
+            (2, Some(user(1))),
+            (8, Some(user(2))),
+            (8, None),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            free.put(Chunk(id, bytes), bytes, owner, false);
+        }
+        let (taken, missing) = free.take(Some(&user(1)), 21, 9);
+        assert_eq!(
+            taken.iter().map(|chunk| chunk.1).collect::<Vec<_>>(),
+            [8, 8, 2]
+        );
+        assert_eq!(missing, 3);
+        let sums = free.sums();
+        assert_eq!((sums.warm, sums.kept), (4, 8));
+        assert_eq!(free.take_own(&user(1), 9, 9), (Vec::new(), 9));
+        assert_eq!(free.evict_some(9, |chunk| chunk.1 > 8), []);
+        assert_eq!(free.evict(Some(&user(1)), 1), [Chunk(3, 8)]);
+        assert_eq!(free.evict(None, 1), [Chunk(0, 4)]);
+    }
+
+    #[test]
+    fn a_chunk_that_waits_to_be_zeroed_is_not_taken_and_evicted_first() {
+        let mut free = FreeChunks::default();
+        free.put(Chunk(0, 4), 4, Some(user(1)), false);
+        free.put(Chunk(1, 4), 4, Some(user(1)), true);
+        free.put(Chunk(2, 2), 2, None, true);
+        let sums = free.sums();
+        assert_eq!((sums.dirty_warm, sums.dirty_kept), (2, 4));
+        let (taken, missing) = free.take(Some(&user(1)), 10, 9);
+        assert_eq!((taken, missing), (vec![Chunk(0, 4)], 6));
+        free.put(Chunk(3, 4), 4, Some(user(1)), false);
+        assert_eq!(free.evict_some(5, |_| true), [Chunk(1, 4), Chunk(2, 2)]);
+        assert_eq!(free.take_dirty(), None);
+        free.put(Chunk(4, 4), 4, None, true);
+        assert_eq!(free.take_dirty(), Some((Chunk(4, 4), None)));
+    }
+}
