@@ -1,15 +1,15 @@
 //! `egmem certs`: a private authority, and certificates for the nodes and users of a cluster.
 
-mod files;
-
-use std::path::PathBuf;
+use std::fs;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
-use egmem::certs::{Authority, CertRequest};
+use egmem::certs::{Authority, CertRequest, write_new};
 use egmem::exchange::{Error, Result};
+use zeroize::Zeroizing;
 
 use crate::output::print;
-use files::{CA, Pair, authority};
 
 /// `egmem certs`
 #[derive(Args, Debug)]
@@ -76,53 +76,45 @@ impl Init {
         let pair = Pair::new(&self.out, CA)?;
         let authority = Authority::create(&self.name, self.days)?;
         pair.write(authority.cert_pem(), &authority.key_pem())?;
+        let Self { out, name, days } = self;
+        let [cert, key, out] = [&pair.cert, &pair.key, out].map(|path| path.display());
         Ok(print(&format!(
-            "The authority '{}' is good for {} days.\n  \
-             {}: give it to every node and user\n  \
-             {}: a program that reads it can pass for any peer; keep it away from the nodes\n\
-             Next: egmem certs issue node1.example.org --ca {} --san 10.0.0.1\n",
-            self.name,
-            self.days,
-            pair.cert.display(),
-            pair.key.display(),
-            self.out.display(),
+            "The authority '{name}' is valid for {days} days.\n  \
+             {cert}: give it to every node and user\n  \
+             {key}: a program that reads it can pass for any peer; keep it away from the nodes\n\
+             Next: egmem certs issue node1.example.org --ca {out} --san 10.0.0.1\n",
         ))?)
     }
 }
 
 impl Issue {
     fn run(&self) -> Result<()> {
-        let out = self.out.as_deref().unwrap_or(&self.ca);
-        let pair = Pair::new(out, file_stem(&self.name)?)?;
-        let ca = self.ca.join("ca.pem");
+        let pair = Pair::new(
+            self.out.as_ref().unwrap_or(&self.ca),
+            file_stem(&self.name)?,
+        )?;
         let authority = authority(&self.ca)?;
-        let request = match &self.spiffe_id {
-            Some(id) => CertRequest::new(id.as_str()).and(self.name.as_str()),
-            None => CertRequest::new(self.name.as_str()),
-        };
-        let request = request.days(self.days);
-        let request = self
-            .san
-            .iter()
-            .fold(request, |all, name| all.and(name.as_str()));
-        let issued = authority.issue(&request)?;
+        let mut request = CertRequest::new(self.spiffe_id.as_ref().unwrap_or(&self.name).as_str());
+        if self.spiffe_id.is_some() {
+            request = request.and(self.name.as_str());
+        }
+        for name in &self.san {
+            request = request.and(name.as_str());
+        }
+        let issued = authority.issue(&request.days(self.days))?;
         pair.write(&issued.cert_pem, &issued.key_pem)?;
-        let also = match self.san.len() {
-            0 => String::new(),
-            _ => format!(", also {}", self.san.join(", ")),
-        };
+        let mut names = self.spiffe_id.as_ref().unwrap_or(&self.name).clone();
+        if !self.san.is_empty() {
+            names += &format!(", also {}", self.san.join(", "));
+        }
+        let ca = self.ca.join("ca.pem");
+        let [ca, cert, key] = [&ca, &pair.cert, &pair.key].map(|path| path.display());
         Ok(print(&format!(
-            "A certificate for {}{also}, good for {} days.\n  \
-             {}\n  \
-             {}: its key, for its owner alone\n\
-             Use them with --ca {} --cert {} --key {}\n",
-            self.spiffe_id.as_ref().unwrap_or(&self.name),
+            "A certificate for {names}, valid for {} days.\n  \
+             {cert}\n  \
+             {key}: its key, for its owner alone\n\
+             Use them with --ca {ca} --cert {cert} --key {key}\n",
             self.days,
-            pair.cert.display(),
-            pair.key.display(),
-            ca.display(),
-            pair.cert.display(),
-            pair.key.display(),
         ))?)
     }
 }
@@ -138,4 +130,61 @@ fn file_stem(name: &str) -> Result<&str> {
         ));
     }
     Ok(name)
+}
+
+/// The authority's files.
+const CA: &str = "ca";
+
+/// Loads the authority in a folder.
+fn authority(folder: &Path) -> Result<Authority> {
+    let [cert, key] = ["ca.pem", "ca.key"].map(|name| folder.join(name));
+    if !cert.exists() {
+        return Err(Error::invalid_of(
+            "--ca",
+            format!("there is no ca.pem in '{}'", folder.display()),
+            "the folder that `egmem certs init --out` wrote ca.pem and ca.key to",
+        ));
+    }
+    let read = |path: &Path| {
+        // A key is wiped when dropped.
+        let text = fs::read_to_string(path).map(Zeroizing::new);
+        text.map_err(|error| Error::system(format!("cannot read {}", path.display()), &error))
+    };
+    Authority::load(&read(&cert)?, &read(&key)?)
+}
+
+/// The paths of a certificate and its key; neither file exists yet.
+struct Pair {
+    cert: PathBuf,
+    key: PathBuf,
+}
+
+impl Pair {
+    /// Returns the paths of a new pair in a folder, which it creates.
+    fn new(folder: &Path, stem: &str) -> Result<Self> {
+        let pair = Self {
+            cert: folder.join(format!("{stem}.pem")),
+            key: folder.join(format!("{stem}.key")),
+        };
+        for path in [&pair.cert, &pair.key] {
+            if path.symlink_metadata().is_ok() {
+                let why = format!("{} is there already and is not overwritten", path.display());
+                return Err(Error::invalid("output", why));
+            }
+        }
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(folder)
+            .map_err(|error| Error::system(format!("cannot make {}", folder.display()), &error))?;
+        Ok(pair)
+    }
+
+    /// Writes both, or neither.
+    fn write(&self, cert: &str, key: &str) -> Result<()> {
+        write_new(&self.key, key.as_bytes(), true)?;
+        write_new(&self.cert, cert.as_bytes(), false).inspect_err(|_| {
+            let _ = fs::remove_file(&self.key);
+        })
+    }
 }

@@ -53,20 +53,15 @@ impl Connect {
     }
 
     fn options(&self, address: &Address) -> Result<ClientOptions> {
-        let peers = self
-            .server_user
-            .iter()
-            .fold(Peers::same_user().and_user(0), |peers, &uid| {
-                peers.and_user(uid)
-            });
+        let mut peers = Peers::same_user().and_user(0);
+        for &uid in &self.server_user {
+            peers = peers.and_user(uid);
+        }
+        let agent = concat!("egmem ", env!("CARGO_PKG_VERSION"), " (command line)");
         Ok(Client::options(address.clone())
             .security(self.security()?)
             .peers(peers)
-            .agent(concat!(
-                "egmem ",
-                env!("CARGO_PKG_VERSION"),
-                " (command line)"
-            ))
+            .agent(agent)
             .timeout(Duration::from_secs(self.connect_timeout)))
     }
 
@@ -78,13 +73,14 @@ impl Connect {
         if self.plain_anywhere {
             return Ok(Security::PlainAnywhere);
         }
-        let files = (
-            given(&self.ca, "EGMEM_CA"),
-            given(&self.cert, "EGMEM_CERT"),
-            given(&self.key, "EGMEM_KEY"),
-        );
-        match files {
-            (Some(ca), Some(cert), Some(key)) => {
+        let files = [
+            (&self.ca, "EGMEM_CA"),
+            (&self.cert, "EGMEM_CERT"),
+            (&self.key, "EGMEM_KEY"),
+        ];
+        let invalid = |why: &str| Err(Error::invalid("certificates", why));
+        match files.map(|(option, name)| given(option, name)) {
+            [Some(ca), Some(cert), Some(key)] => {
                 let crl = given(&self.crl, "EGMEM_CRL");
                 let tls = Tls::load(TlsFiles { ca, cert, key, crl })?;
                 Ok(Security::Tls(match &self.expect_peer {
@@ -92,16 +88,13 @@ impl Connect {
                     None => tls,
                 }))
             }
-            (None, None, None) if self.crl.is_some() || self.expect_peer.is_some() => {
-                let why = "--crl and --expect-peer need --ca, --cert and --key";
-                Err(Error::invalid("certificates", why))
+            [None, None, None] if self.crl.is_some() || self.expect_peer.is_some() => {
+                invalid("--crl and --expect-peer need --ca, --cert and --key")
             }
-            (None, None, None) => Ok(Security::Plain),
-            _ => {
-                let why =
-                    "EGMEM_CA, EGMEM_CERT and EGMEM_KEY go together, as --ca, --cert and --key do";
-                Err(Error::invalid("certificates", why))
-            }
+            [None, None, None] => Ok(Security::Plain),
+            _ => invalid(
+                "EGMEM_CA, EGMEM_CERT and EGMEM_KEY go together, as --ca, --cert and --key do",
+            ),
         }
     }
 }
@@ -136,10 +129,8 @@ pub fn first_of(
 
 /// Parses a name of memory, for clap.
 pub fn name(text: &str) -> std::result::Result<String, String> {
-    match check_name(text) {
-        Ok(()) => Ok(text.to_owned()),
-        Err(error) => Err(error.to_string()),
-    }
+    check_name(text).map_err(|error| error.to_string())?;
+    Ok(text.to_owned())
 }
 
 /// Runs `work` on a runtime of its own. A second thread keeps leases alive while this one reads or writes

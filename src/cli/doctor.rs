@@ -1,4 +1,4 @@
-//! `egmem doctor`: collects the report, with each trial in a child process, and shows it.
+//! `egmem doctor`: collects the report, with each trial in a child process (`egmem probe`), and shows it.
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};
@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use egmem::Result;
-use egmem::doctor::{Children, Report, to_text};
+use egmem::capability::Path;
+use egmem::doctor::{Children, Report, answer_trials, to_text};
+use egmem::driver::HandleTypes;
 
-use crate::output::{print_json, print_painted, progress};
-use crate::probe::Fault;
+use crate::output::{DONE, FAILED, complain, print_json, print_painted, progress};
 use crate::source::Source;
-use crate::status::{DONE, FAILED};
 
 /// `egmem doctor`
 #[derive(Args, Debug)]
@@ -57,19 +57,15 @@ impl Doctor {
     }
 
     fn probe_command(&self, program: &[OsString], verbose: u8) -> Vec<OsString> {
-        let mut command = match self.probe_command.is_empty() {
-            true => program.to_vec(),
-            false => self.probe_command.clone(),
-        };
+        let own = self.probe_command.is_empty();
+        let mut command = if own { program } else { &self.probe_command }.to_vec();
         command.push("probe".into());
         command.extend((0..verbose).map(|_| "-v".into()));
         if let Some(sim) = &self.source.sim {
             command.extend(["--sim".into(), sim.into()]);
         }
-        if let Some(fault) = self
-            .sim_probe_fault
-            .and_then(|fault| fault.to_possible_value())
-        {
+        let fault = self.sim_probe_fault;
+        if let Some(fault) = fault.and_then(|fault| fault.to_possible_value()) {
             command.extend(["--sim-probe-fault".into(), fault.get_name().into()]);
         }
         command
@@ -80,5 +76,68 @@ fn seconds(text: &str) -> std::result::Result<f64, String> {
     match text.parse() {
         Ok(seconds) if (0.001..=86_400.0).contains(&seconds) => Ok(seconds),
         _ => Err("a number of seconds, 0.001 to 86400".into()),
+    }
+}
+
+/// `egmem probe`
+#[derive(Args, Debug)]
+pub struct Probe {
+    #[command(flatten)]
+    source: Source,
+    /// Die in this way, as a driver might
+    #[arg(long, requires = "sim")]
+    sim_probe_fault: Option<Fault>,
+}
+
+/// How a simulated probe dies, to test the doctor's report of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Fault {
+    /// By a signal, when it tries a fabric handle through VMM.
+    Abort,
+    /// Hang, likewise.
+    Hang,
+    /// With an exit status, likewise.
+    Exit,
+    /// By a signal, when the driver is opened.
+    AbortAtOpen,
+    /// By a signal, after the last answer.
+    AbortAtEnd,
+}
+
+impl Probe {
+    /// Runs the trials and writes the answers.
+    pub fn run(&self) -> Result<()> {
+        let fault = self.sim_probe_fault;
+        let open = || {
+            if fault == Some(Fault::AbortAtOpen) {
+                die(Fault::Abort);
+            }
+            self.source.open()
+        };
+        let trials = answer_trials(open, |trial| {
+            if let Some(fault @ (Fault::Abort | Fault::Exit | Fault::Hang)) = fault
+                && trial.path == Path::Vmm
+                && trial.handle_types == HandleTypes::FABRIC
+            {
+                die(fault);
+            }
+        })?;
+        if fault == Some(Fault::AbortAtEnd) && trials > 0 {
+            die(Fault::Abort);
+        }
+        Ok(())
+    }
+}
+
+fn die(fault: Fault) {
+    match fault {
+        Fault::Abort | Fault::AbortAtOpen | Fault::AbortAtEnd => {
+            complain("simulated crash\n");
+            std::process::abort()
+        }
+        Fault::Exit => std::process::exit(3),
+        Fault::Hang => loop {
+            std::thread::sleep(Duration::from_secs(3600));
+        },
     }
 }

@@ -1,7 +1,5 @@
 //! `egmem fetch`: takes a lease on memory, maps it here, and uses it.
 
-mod follow;
-
 use std::fs::File;
 use std::io::{ErrorKind, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
@@ -11,18 +9,19 @@ use clap::{Args, ValueEnum};
 use egmem::Driver;
 use egmem::driver::{Access, HandleType, Location, NodeId};
 use egmem::exchange::{
-    Address, Client, CreateOptions, Error, FetchOptions, LeaseState, Owner, RemoteBuffer, Result,
+    Address, Client, CreateOptions, Error, FetchOptions, Followed, LeaseState, Owner, RemoteBuffer,
+    Result,
 };
 use egmem::memory::CpuView;
 use egmem::proof::Prover;
 use egmem::size::Bytes;
+use tokio::sync::watch;
 
 use crate::connect::{self, Connect, block_on};
-use crate::output::{print, progress};
-use crate::progress::ByteProgress;
-use crate::signals::Ends;
+use crate::log::create_private;
+use crate::output::{ByteProgress, print, progress};
+use crate::signals::{Ends, Left, end_now};
 use crate::source::Source;
-use crate::trace::create_private;
 
 /// Files are copied in pieces of this size.
 const PIECE: usize = 1 << 20;
@@ -107,11 +106,11 @@ impl Fetch {
 
     async fn fetch(&self, client: &Client, driver: &Driver) -> Result<()> {
         if self.create {
-            self.make(client).await?;
+            self.create(client).await?;
         }
         if self.wait > 0 {
-            let patience = Duration::from_secs(self.wait);
-            client.wait(&self.name, patience).await?;
+            let within = Duration::from_secs(self.wait);
+            client.wait(&self.name, within).await?;
         }
         let options = self.options(client)?;
         if self.follow {
@@ -121,20 +120,32 @@ impl Fetch {
         let memory = options.go().await?;
         let took = (!driver.is_simulated()).then(|| begun.elapsed());
         self.show_and_use(driver, &memory, took, &|| false)?;
-        let to_stdout = self.reads_to_stdout();
         if self.hold {
-            hold(&memory, to_stdout).await?;
+            self.hold(&memory).await?;
         }
-        match memory.release().await {
-            Ok(()) => say(to_stdout, "  released\n".into()),
-            Err(error) => Err(error),
+        memory.release().await?;
+        self.say("  released\n")
+    }
+
+    /// Has the memory created, unless this peer has created it before.
+    async fn create(&self, client: &Client) -> Result<()> {
+        let bytes = self.bytes.map_or(0, |bytes| bytes.0);
+        let mut options = CreateOptions::new(self.name.as_str(), bytes);
+        if let Some(node) = self.node {
+            options = options.node(NodeId(node));
         }
+        for peer in &self.share {
+            options = options.share_with(peer.as_str());
+        }
+        client.create_or_get(options).await.map(drop)
     }
 
     fn options(&self, client: &Client) -> Result<FetchOptions> {
         let mut options = client.fetch(self.name.as_str());
-        if let Some(owner) = self.expected_owner(client)? {
-            options = options.expect_owner(owner);
+        if self.create {
+            options = options.expect_owner(client.peer_name()?);
+        } else if let Some(owner) = &self.owner {
+            options = options.expect_owner(owner.clone());
         }
         if let Some(via) = self.via {
             options = options.via(match via {
@@ -151,9 +162,17 @@ impl Fetch {
         Ok(options)
     }
 
-    /// Returns whether the bytes go to standard output: no other text may then.
+    /// Returns whether the bytes go to standard output.
     fn reads_to_stdout(&self) -> bool {
         self.read.as_deref() == Some(Path::new("-"))
+    }
+
+    /// Prints `text`, unless the memory's bytes go to standard output.
+    fn say(&self, text: &str) -> Result<()> {
+        if self.reads_to_stdout() {
+            return Ok(());
+        }
+        Ok(print(text)?)
     }
 
     /// Shows the fetched memory, then checks, writes and reads it as requested. Returns `false` if `stop` ended
@@ -165,58 +184,117 @@ impl Fetch {
         took: Option<Duration>,
         stop: &dyn Fn() -> bool,
     ) -> Result<bool> {
-        let to_stdout = self.reads_to_stdout();
-        if !to_stdout {
-            print(&summary(memory, took))?;
-        }
+        self.say(&summary(memory, took))?;
         if let Some(file) = &self.write {
-            let bytes = write(file, &memory.cpu()?)?;
-            say(
-                to_stdout,
-                format!("  wrote {} from {}\n", Bytes(bytes), file.display()),
-            )?;
+            let bytes = Bytes(write(file, &memory.cpu()?)?);
+            self.say(&format!("  wrote {bytes} from {}\n", file.display()))?;
         }
         if self.verify {
-            let Some(verified) = verify(driver, memory, stop)? else {
+            let Some(gpus) = verify(driver, memory, stop)? else {
                 return Ok(false);
             };
-            say(to_stdout, verified)?;
+            let s = if gpus == 1 { "" } else { "s" };
+            self.say(&format!(
+                "  verified: the CPU and {gpus} GPU{s} read the same bytes\n"
+            ))?;
         }
         if let Some(file) = &self.read {
             if !read(file, &memory.cpu()?, stop)? {
                 return Ok(false);
             }
-            say(to_stdout, format!("  copied to {}\n", file.display()))?;
+            self.say(&format!("  copied to {}\n", file.display()))?;
         }
         Ok(true)
     }
 
-    /// Returns the owner that the memory must have, if one is required.
-    fn expected_owner(&self, client: &Client) -> Result<Option<Owner>> {
-        match self.create {
-            true => client.peer_name().map(|own| Some(own.into())),
-            false => Ok(self.owner.clone()),
+    /// Waits for a signal, or until the server recalls the memory; losing the memory is an error.
+    async fn hold(&self, memory: &RemoteBuffer) -> Result<()> {
+        let mut signals = Ends::new()?;
+        self.say("  holding\n")?;
+        loop {
+            let state = tokio::select! {
+                _ = signals.next() => return Ok(()),
+                state = memory.changed() => state,
+            };
+            self.say(&format!("  {state}\n"))?;
+            match state {
+                LeaseState::Lost(error) => return Err(error),
+                LeaseState::Withdrawing { .. } => return Ok(()),
+                _ => {}
+            }
         }
     }
 
-    /// Has the memory created, unless this peer has created it before.
-    async fn make(&self, client: &Client) -> Result<()> {
-        let bytes = self.bytes.map_or(0, |bytes| bytes.0);
-        let mut options = CreateOptions::new(self.name.as_str(), bytes);
-        if let Some(node) = self.node {
-            options = options.node(NodeId(node));
+    /// Follows the name until a signal arrives, or an error ends the follow.
+    async fn follow(&self, options: FetchOptions, driver: &Driver) -> Result<()> {
+        if self.reads_to_stdout() {
+            let why = "--follow copies memory more than once; give --read a file";
+            return Err(Error::invalid("--read -", why));
         }
-        for peer in &self.share {
-            options = options.share_with(peer.as_str());
+        let mut end = Ending::new()?;
+        let mut follow = options.follow();
+        let mut held = None;
+        loop {
+            let next = tokio::select! {
+                () = end.requested() => break,
+                next = follow.next() => next,
+            };
+            // Before the next memory is used, so that its exporter does not have to wait.
+            if held.take().is_some() {
+                print("  dropped\n")?;
+            }
+            match next? {
+                Followed::Memory(memory) => {
+                    let used = self.show_and_use(driver, &memory, None, &|| end.is_requested())?;
+                    held = Some(memory);
+                    if !used {
+                        break;
+                    }
+                    print("  following\n")?;
+                }
+                Followed::Gone(why) => print(&format!("{}: gone: {why}\n", self.name))?,
+                other => print(&format!("{}: {other:?}\n", self.name))?,
+            }
         }
-        client.create_or_get(options).await.map(drop)
+        match held {
+            Some(memory) if memory.state() == LeaseState::Held => {
+                memory.release().await?;
+                Ok(print("  released\n")?)
+            }
+            _ => Ok(()),
+        }
     }
 }
 
-fn say(to_stdout: bool, text: String) -> Result<()> {
-    match to_stdout {
-        true => Ok(()),
-        false => Ok(print(&text)?),
+/// A request to end, received by the runtime's other thread while this one copies. A second signal ends the
+/// process at once: a copy to a pipe without a reader does not return.
+struct Ending(watch::Receiver<bool>);
+
+impl Ending {
+    fn new() -> Result<Self> {
+        let mut signals = Ends::new()?;
+        let (request, requested) = watch::channel(false);
+        tokio::spawn(async move {
+            signals.next().await;
+            request.send_replace(true);
+            // Standard output may be full, and this thread must receive the next signal.
+            let _ = std::thread::Builder::new().spawn(|| print("  ending\n"));
+            let (name, kind) = signals.next().await;
+            let name = format!("a second {name}");
+            end_now(&name, kind.as_raw_value(), Left::Fetched)
+        });
+        Ok(Self(requested))
+    }
+
+    fn is_requested(&self) -> bool {
+        *self.0.borrow()
+    }
+
+    async fn requested(&mut self) {
+        if self.0.wait_for(|&requested| requested).await.is_err() {
+            // The task ends only with the process.
+            std::future::pending().await
+        }
     }
 }
 
@@ -241,40 +319,37 @@ fn summary(memory: &RemoteBuffer, took: Option<Duration>) -> String {
         Some(took) => {
             let rate = description.len as f64 / took.as_secs_f64() / 1e9;
             let ms = took.as_secs_f64() * 1e3;
-            format!("\n  leased, imported, mapped and granted in {ms:.1} ms ({rate:.1} GB/s)")
+            format!("leased, imported, mapped and granted in {ms:.1} ms ({rate:.1} GB/s)")
         }
-        None => "\n  simulated: no times".into(),
+        None => "simulated: no times".into(),
     };
-    let allocated = match description.padded() {
-        padded if padded == description.len || description.is_window() => String::new(),
-        padded => format!(" ({} allocated)", Bytes(padded)),
-    };
-    format!(
-        "{}: {}{allocated} in {} part{}, {}\n  {via}\n  {proved}{took}\n",
-        memory.name(),
-        Bytes(description.len),
-        description.parts.len(),
-        if description.parts.len() == 1 {
-            ""
-        } else {
-            "s"
-        },
-        description.access,
-    )
+    let mut size = Bytes(description.len).to_string();
+    let padded = description.padded();
+    if padded != description.len && !description.is_window() {
+        size += &format!(" ({} allocated)", Bytes(padded));
+    }
+    let (name, parts, access) = (memory.name(), description.parts.len(), description.access);
+    let s = if parts == 1 { "" } else { "s" };
+    format!("{name}: {size} in {parts} part{s}, {access}\n  {via}\n  {proved}\n  {took}\n")
 }
 
-/// Compares the CPU's and each GPU's reading of the same bytes. Returns `None` if `stop` ended that early.
-fn verify(
-    driver: &Driver,
-    memory: &RemoteBuffer,
-    stop: &dyn Fn() -> bool,
-) -> Result<Option<String>> {
-    let Some(expected) = words(&memory.cpu()?, stop)? else {
-        return Ok(None);
-    };
+/// Compares the CPU's and each GPU's reading of the same bytes; returns how many GPUs have read them. Returns `None` if
+/// `stop` ended that early.
+fn verify(driver: &Driver, memory: &RemoteBuffer, stop: &dyn Fn() -> bool) -> Result<Option<u32>> {
+    let cpu = memory.cpu()?;
+    let mut piece = vec![0_u64; PIECE / 8];
+    // The exclusive or of all whole words, as `Prover::read` computes it.
+    let mut expected = 0;
+    let doing = Some("verifying, the CPU reads");
+    let done = in_pieces(doing, cpu.len() / 8 * 8, stop, |at, count| {
+        let piece = &mut piece[..count / 8];
+        cpu.read_at(at, piece)?;
+        expected = piece.iter().fold(expected, |all, word| all ^ word);
+        Ok(true)
+    })?;
     let mut gpus = 0;
     for gpu in 0..driver.device_count()? {
-        if stop() {
+        if !done || stop() {
             return Ok(None);
         }
         if memory.access(Location::Device(gpu))? == Access::None {
@@ -285,42 +360,17 @@ fn verify(
         progress("");
         let found = found?;
         if found != expected {
-            return Err(Error::Share(egmem::share::Error::Memory(
-                egmem::Error::WrongBytes {
-                    by: Location::Device(gpu),
-                    offset: 0,
-                    expected,
-                    found,
-                },
-            )));
+            let wrong = egmem::Error::WrongBytes {
+                by: Location::Device(gpu),
+                offset: 0,
+                expected,
+                found,
+            };
+            return Err(egmem::share::Error::Memory(wrong).into());
         }
         gpus += 1;
     }
-    Ok(Some(format!(
-        "  verified: the CPU and {gpus} GPU{} read the same bytes\n",
-        if gpus == 1 { "" } else { "s" }
-    )))
-}
-
-/// Returns the exclusive or of all whole words, as [`Prover::read`] computes it; `None` if `stop` ended that
-/// early.
-fn words(cpu: &CpuView<'_>, stop: &dyn Fn() -> bool) -> Result<Option<u64>> {
-    let mut progress = ByteProgress::new("verifying, the CPU reads");
-    let mut piece = vec![0_u64; PIECE / 8];
-    let count = cpu.len() / 8;
-    let mut all = 0;
-    let mut done = 0;
-    while done < count {
-        if stop() {
-            return Ok(None);
-        }
-        progress.show(done * 8, Some(count * 8));
-        let now = (count - done).min(piece.len() as u64) as usize;
-        cpu.read_at(done * 8, &mut piece[..now])?;
-        all = piece[..now].iter().fold(all, |all, word| all ^ word);
-        done += now as u64;
-    }
-    Ok(Some(all))
+    Ok(done.then_some(gpus))
 }
 
 fn write(path: &Path, cpu: &CpuView<'_>) -> Result<u64> {
@@ -347,48 +397,46 @@ fn write(path: &Path, cpu: &CpuView<'_>) -> Result<u64> {
 fn read(path: &Path, cpu: &CpuView<'_>, stop: &dyn Fn() -> bool) -> Result<bool> {
     let fail = |error| Error::system(format!("cannot write {}", path.display()), &error);
     let to_stdout = path.as_os_str() == "-";
-    let mut file: Box<dyn Write> = match to_stdout {
-        true => Box::new(std::io::stdout().lock()),
-        false => Box::new(create_private(path).map_err(fail)?),
+    let mut file: Box<dyn Write> = if to_stdout {
+        Box::new(std::io::stdout().lock())
+    } else {
+        Box::new(create_private(path).map_err(fail)?)
     };
     // On a terminal the bytes themselves are the progress.
     let shown = !(to_stdout && std::io::stdout().is_terminal());
-    let mut progress = shown.then(|| ByteProgress::new("reading"));
     let mut piece = vec![0_u8; PIECE];
+    in_pieces(shown.then_some("reading"), cpu.len(), stop, |at, count| {
+        cpu.read_at(at, &mut piece[..count])?;
+        match file.write_all(&piece[..count]).and_then(|()| file.flush()) {
+            // The reader has closed the pipe.
+            Err(error) if to_stdout && error.kind() == ErrorKind::BrokenPipe => Ok(false),
+            written => written.map(|()| true).map_err(fail),
+        }
+    })
+}
+
+/// Calls `work` with the offset and the size of each piece of `len` bytes, until it returns `false`; shows the progress of
+/// `doing`. Returns `false` if `stop` ended that early.
+fn in_pieces(
+    doing: Option<&'static str>,
+    len: u64,
+    stop: &dyn Fn() -> bool,
+    mut work: impl FnMut(u64, usize) -> Result<bool>,
+) -> Result<bool> {
+    let mut progress = doing.map(ByteProgress::new);
     let mut done = 0;
-    while done < cpu.len() {
+    while done < len {
         if stop() {
             return Ok(false);
         }
         if let Some(progress) = &mut progress {
-            progress.show(done, Some(cpu.len()));
+            progress.show(done, Some(len));
         }
-        let count = (cpu.len() - done).min(PIECE as u64) as usize;
-        cpu.read_at(done, &mut piece[..count])?;
-        match file.write_all(&piece[..count]).and_then(|()| file.flush()) {
-            // The reader has closed the pipe.
-            Err(error) if to_stdout && error.kind() == ErrorKind::BrokenPipe => return Ok(true),
-            written => written.map_err(fail)?,
+        let count = (len - done).min(PIECE as u64);
+        if !work(done, count as usize)? {
+            break;
         }
-        done += count as u64;
+        done += count;
     }
     Ok(true)
-}
-
-/// Waits for a signal, or until the server recalls the memory; losing the memory is an error.
-async fn hold(memory: &RemoteBuffer, to_stdout: bool) -> Result<()> {
-    let mut signals = Ends::new()?;
-    say(to_stdout, "  holding\n".into())?;
-    loop {
-        let state = tokio::select! {
-            _ = signals.next() => return Ok(()),
-            state = memory.changed() => state,
-        };
-        say(to_stdout, format!("  {state}\n"))?;
-        match state {
-            LeaseState::Lost(error) => return Err(error),
-            LeaseState::Withdrawing { .. } => return Ok(()),
-            _ => {}
-        }
-    }
 }

@@ -5,25 +5,18 @@
 
 mod certs;
 mod connect;
-mod delete;
 mod doctor;
 mod fetch;
 mod help;
 mod log;
-mod ls;
 mod names;
 mod output;
-mod probe;
-mod progress;
 mod ps;
 mod serve;
 mod signals;
 mod source;
-mod status;
 mod stdio;
 mod topo;
-mod trace;
-mod watch;
 
 use std::ffi::OsString;
 use std::iter::once;
@@ -31,10 +24,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
-use egmem::exchange::Error;
+use egmem::exchange::Result;
 use egmem::{Error as MemoryError, Explained, text};
 
-use status::{DONE, FAILED, WRONG_USAGE};
+use output::{DONE, FAILED, WRONG_USAGE};
 
 /// How long the exit waits for a reader of a service's log.
 const LAST: Duration = Duration::from_secs(1);
@@ -69,17 +62,17 @@ enum Command {
     /// once.
     Serve(serve::Serve),
     /// List the names that a server shows
-    Ls(ls::Ls),
+    Ls(names::Ls),
     /// Fetch memory by name: import, map and grant it, then check, read, write or hold it
     Fetch(fetch::Fetch),
     /// Delete memory that this peer has created, by name
     ///
     /// Exit status: 0 deleted, 1 failed, 2 for wrong usage, 3 if it was still held at the deadline.
-    Delete(delete::Delete),
+    Delete(names::Delete),
     /// Show names as they appear and disappear
     ///
     /// It reports when the server goes away, waits for it, and continues.
-    Watch(watch::Watch),
+    Watch(names::Watch),
     /// Show whose memory it is: the allocations of all processes of this user that offer their ledgers
     ///
     /// A process offers its ledger with the environment variable EGMEM_PS=1; egmem serve always does. The report also
@@ -96,7 +89,28 @@ enum Command {
     Man(help::Man),
     /// Run trials for a parent `egmem doctor`, so that a crash ends only this process
     #[command(hide = true)]
-    Probe(probe::Probe),
+    Probe(doctor::Probe),
+}
+
+impl Command {
+    /// Runs the command, and returns the exit status.
+    fn run(self, program: &[OsString], verbose: u8, definition: clap::Command) -> Result<u8> {
+        match self {
+            Self::Doctor(doctor) => return Ok(doctor.run(program, verbose)?),
+            Self::Serve(serve) => return serve.run(),
+            Self::Delete(delete) => return delete.run(),
+            Self::Topo(topo) => topo.run()?,
+            Self::Ls(ls) => ls.run()?,
+            Self::Fetch(fetch) => fetch.run()?,
+            Self::Watch(watch) => watch.run()?,
+            Self::Ps(ps) => ps.run()?,
+            Self::Certs(certs) => certs.run()?,
+            Self::Completions(completions) => completions.run(definition)?,
+            Self::Man(man) => man.run(definition)?,
+            Self::Probe(probe) => probe.run()?,
+        }
+        Ok(DONE)
+    }
 }
 
 /// Writes clap's help or error, which quotes arguments: without control characters in them.
@@ -142,24 +156,8 @@ pub fn run(program: &[OsString], arguments: impl IntoIterator<Item = OsString>) 
         output::complain(&format!("error: {}\n", Explained(&error).advice()));
         return FAILED;
     }
-    let success = |()| DONE;
-    let done = match &cli.command {
-        Command::Doctor(doctor) => doctor.run(program, cli.verbose).map_err(Error::from),
-        Command::Topo(topo) => topo.run().map(success).map_err(Error::from),
-        Command::Serve(serve) => serve.run(),
-        Command::Ls(ls) => ls.run().map(success),
-        Command::Fetch(fetch) => fetch.run().map(success),
-        Command::Delete(delete) => delete.run(),
-        Command::Watch(watch) => watch.run().map(success),
-        Command::Ps(ps) => ps.run().map(success).map_err(Error::from),
-        Command::Certs(certs) => certs.run().map(success),
-        Command::Completions(completions) => {
-            completions.run(command).map(success).map_err(Error::from)
-        }
-        Command::Man(man) => man.run(command).map(success).map_err(Error::from),
-        Command::Probe(probe) => probe.run().map(success).map_err(Error::from),
-    };
-    let status = done.unwrap_or_else(|error| {
+    let status = cli.command.run(program, cli.verbose, command);
+    let status = status.unwrap_or_else(|error| {
         output::complain(&format!("error: {}\n", Explained(&error).advice()));
         // Not an error that an import carries: that is no fault of the command line.
         match error.share().and_then(|error| error.memory()) {

@@ -1,22 +1,26 @@
-//! The log, on standard error.
+//! The log, on standard error, and `--trace`: driver calls and allocations with their times, in the format of Chrome's
+//! traces.
 
 use std::fmt;
-use std::io::IsTerminal;
+use std::fs::{File, OpenOptions, Permissions};
+use std::io::{self, BufWriter, IsTerminal, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use egmem::exchange::Result;
+use egmem::exchange::{Error, Result};
 use egmem::service::LineWriter;
 use egmem::text::escape;
 use tracing::field::Field;
+use tracing::level_filters::LevelFilter;
+use tracing_chrome::{ChromeLayerBuilder, FlushGuard};
 use tracing_subscriber::field::MakeExt;
+use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::format::{Writer, debug_fn};
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Registry};
-
-use crate::trace;
 
 /// Lines that wait for a slow reader of standard error, when a service logs.
 static QUEUE: OnceLock<LineWriter> = OnceLock::new();
@@ -44,25 +48,21 @@ pub fn start(verbose: u8, service: bool, trace: Option<&Path>) -> Result<()> {
         .fmt_fields(debug_fn(write_field).delimited(" "))
         // Such an error means that standard error is closed: reporting it there would panic.
         .log_internal_errors(false);
-    match service {
-        true => {
-            let queue = LineWriter::new("log", std::io::stderr())?;
-            let queue = QUEUE.get_or_init(|| queue);
-            let log = log.with_writer(|| queue.clone()).with_filter(filter);
-            init(log, trace)
-        }
-        false => {
-            let log = log.with_writer(std::io::stderr).without_time();
-            init(log.with_filter(filter), trace)
-        }
+    if service {
+        let queue = LineWriter::new("log", std::io::stderr())?;
+        let queue = QUEUE.get_or_init(|| queue);
+        let log = log.with_writer(|| queue.clone());
+        return init(log.with_filter(filter), trace);
     }
+    let log = log.with_writer(std::io::stderr).without_time();
+    init(log.with_filter(filter), trace)
 }
 
 fn init(log: impl Layer<Registry> + Send + Sync, trace: Option<&Path>) -> Result<()> {
     let log = tracing_subscriber::registry().with(log);
     let started = match trace {
         None => log.try_init(),
-        Some(path) => log.with(trace::layer(path)?).try_init(),
+        Some(path) => log.with(trace_layer(path)?).try_init(),
     };
     // The process has a log already: of an earlier run, or its own.
     started.map_err(|error| egmem::Error::failed("starting the log", error.to_string()).into())
@@ -71,10 +71,10 @@ fn init(log: impl Layer<Registry> + Send + Sync, trace: Option<&Path>) -> Result
 /// Returns a filter's directives. A service's audit events are on unless a directive names their target.
 fn with_audit(directives: String, service: bool) -> String {
     let named = |directive: &str| directive.trim().starts_with("egmem::audit");
-    match service && !directives.split(',').any(named) {
-        true => format!("{directives},egmem::audit=info"),
-        false => directives,
+    if service && !directives.split(',').any(named) {
+        return format!("{directives},egmem::audit=info");
     }
+    directives
 }
 
 /// Returns the queue of a service's log.
@@ -84,7 +84,8 @@ pub fn queue() -> Option<&'static LineWriter> {
 
 /// Waits up to `most` for readers of the log, and writes the rest of the trace.
 pub fn flush(most: Duration) {
-    if let Some(error) = trace::finish() {
+    drop(TRACE.lock().unwrap_or_else(PoisonError::into_inner).take());
+    if let Some(error) = FAILED.lock().unwrap_or_else(PoisonError::into_inner).take() {
         tracing::warn!(%error, "the trace is not complete");
     }
     if let Some(queue) = QUEUE.get() {
@@ -99,4 +100,69 @@ fn write_field(writer: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) -
         "message" => writer.write_str(&escape(&text)),
         name => write!(writer, "{name}={}", escape(&text)),
     }
+}
+
+/// The trace, which is written before the program ends.
+static TRACE: Mutex<Option<FlushGuard>> = Mutex::new(None);
+
+/// The first error of writing: the layer's thread would panic.
+static FAILED: Mutex<Option<io::Error>> = Mutex::new(None);
+
+/// A file that takes everything; bytes that it could not write are lost.
+struct Forgiving(BufWriter<File>);
+
+impl Forgiving {
+    fn note<T>(result: io::Result<T>, otherwise: T) -> io::Result<T> {
+        Ok(result.unwrap_or_else(|error| {
+            let mut failed = FAILED.lock().unwrap_or_else(PoisonError::into_inner);
+            failed.get_or_insert(error);
+            otherwise
+        }))
+    }
+}
+
+impl Write for Forgiving {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Self::note(self.0.write(bytes), bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Self::note(self.0.flush(), ())
+    }
+}
+
+/// Returns the layer that writes to `path`, until [`flush`].
+fn trace_layer<S>(path: &Path) -> Result<Box<dyn Layer<S> + Send + Sync>>
+where
+    S: tracing::Subscriber + for<'a> tracing_subscriber::registry::LookupSpan<'a> + Send + Sync,
+{
+    let file = create_private(path)
+        .map_err(|error| Error::system(format!("cannot write {}", path.display()), &error))?;
+    let (calls, guard) = ChromeLayerBuilder::new()
+        .writer(Forgiving(BufWriter::new(file)))
+        .include_args(true)
+        .build();
+    *TRACE.lock().unwrap_or_else(PoisonError::into_inner) = Some(guard);
+    let targets = [
+        ("egmem::driver", LevelFilter::TRACE),
+        ("egmem::alloc", LevelFilter::TRACE),
+    ];
+    Ok(calls
+        .with_filter(Targets::new().with_targets(targets))
+        .boxed())
+}
+
+/// Creates a file that only its owner can read, or empties it; follows no link.
+pub fn create_private(path: &Path) -> io::Result<File> {
+    let file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32)
+        .open(path)?;
+    if file.metadata()?.is_file() {
+        file.set_permissions(Permissions::from_mode(0o600))?;
+    }
+    Ok(file)
 }

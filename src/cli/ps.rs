@@ -9,7 +9,7 @@ use clap::Args;
 use egmem::ledger::Report;
 use egmem::share::Result;
 use egmem::text::escape_lines;
-use egmem::{Driver, Error, Explained};
+use egmem::{Error, Explained};
 
 use crate::output::{complain, print_painted, show};
 use crate::source::Source;
@@ -49,27 +49,22 @@ impl Ps {
             complain(&format!("warning: {why}\nGPUs are not shown.\n"));
         });
         let driver = driver.ok();
-        let text = match self.wide {
-            true => Report::to_wide_text,
-            false => Report::to_text,
+        let wide = self.wide;
+        let text = if wide {
+            Report::to_wide_text
+        } else {
+            Report::to_text
         };
         if let Some(seconds) = self.watch {
-            return Ok(watch(driver.as_ref(), text, seconds)?);
+            // Until a signal ends the process or the reader of standard output is gone.
+            let frame = || escape_lines(&text(&Report::gather(driver.as_ref()))).into_owned();
+            let pause = || sleep(Duration::from_secs(seconds));
+            return Ok(repeat(stdout().is_terminal(), frame, print_painted, pause)?);
         }
         let report = Report::gather(driver.as_ref());
         let svg = self.svg.as_deref();
         Ok(show(&report, self.json, svg, text, Report::to_svg)?)
     }
-}
-
-/// Shows reports until a signal ends the process or the reader of standard output is gone.
-fn watch(driver: Option<&Driver>, text: fn(&Report) -> String, seconds: u64) -> Result<(), Error> {
-    repeat(
-        stdout().is_terminal(),
-        || escape_lines(&text(&Report::gather(driver))).into_owned(),
-        print_painted,
-        || sleep(Duration::from_secs(seconds)),
-    )
 }
 
 /// Clears a terminal and begins at its top.
@@ -85,9 +80,11 @@ fn repeat(
 ) -> Result<(), Error> {
     loop {
         let frame = frame();
-        let shown = match is_terminal {
-            true => format!("{CLEAR}{frame}"),
-            false => format!("{frame}\n"),
+        let on_terminal = format!("{CLEAR}{frame}");
+        let shown = if is_terminal {
+            on_terminal
+        } else {
+            frame + "\n"
         };
         if !write(&shown)? {
             return Ok(());

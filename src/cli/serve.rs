@@ -6,16 +6,15 @@ use std::time::Duration;
 use clap::Args;
 use egmem::exchange::{Error, Result};
 use egmem::service::{Service, ServiceConfig};
-use egmem::{Driver, Explained};
+use egmem::share::Error as ShareError;
+use egmem::{Driver, Error as MemoryError, Explained};
 use sd_notify::NotifyState;
 
 use crate::connect::first_of;
 use crate::log;
-use crate::output::{complain, print};
-use crate::progress::ByteProgress;
+use crate::output::{ByteProgress, DONE, STILL_HELD, complain, print};
 use crate::signals::{Asked, Left, Signals};
 use crate::source::Source;
-use crate::status::{DONE, STILL_HELD};
 
 /// How often the progress of filling the reserves is looked at.
 const TICK: Duration = Duration::from_millis(100);
@@ -43,7 +42,7 @@ impl Serve {
         let path = self.config.clone().map_or_else(default_config, Ok)?;
         let config = read(&path)?;
         if self.check {
-            print("the configuration is good\n")?;
+            print("configuration is valid\n")?;
             return Ok(DONE);
         }
         // Before anything is created, so that no signal is lost or kills the process.
@@ -83,22 +82,23 @@ impl Serve {
             print(&format!("metrics at http://{address}/metrics\n"))?;
         }
         let mut ready = false;
-        let mut filling = Filling::of(&service);
+        // Unless there is nothing to fill, or the log has it.
+        let logged = tracing::enabled!(target: "egmem_service", tracing::Level::INFO);
+        let shown = !logged && service.reserves().total > 0;
+        let mut filling = shown.then(|| ByteProgress::new("filling the reserves"));
         let mut ticks = tokio::time::interval(TICK);
         loop {
             tokio::select! {
                 _ = ticks.tick(), if filling.is_some() => {
                     if let Some(filling) = &mut filling {
-                        filling.show(&service);
+                        let now = service.reserves();
+                        filling.show(now.done, Some(now.total));
                     }
                 }
                 () = service.ready(), if !ready => {
                     ready = true;
                     filling = None;
-                    let simulated = match driver.is_simulated() {
-                        true => " (simulated)",
-                        false => "",
-                    };
+                    let simulated = if driver.is_simulated() { " (simulated)" } else { "" };
                     print(&format!("ready{simulated}: instance {}\n", service.instance()))?;
                     notify(&[NotifyState::Ready, NotifyState::Status("ready")]);
                 }
@@ -119,36 +119,14 @@ impl Serve {
     }
 }
 
-/// The progress of filling the reserves, on a terminal.
-struct Filling(ByteProgress);
-
-impl Filling {
-    /// Begins, unless there is nothing to fill, or the log has it.
-    fn of(service: &Service) -> Option<Self> {
-        let logged = tracing::enabled!(target: "egmem_service", tracing::Level::INFO);
-        if logged || service.reserves().total == 0 {
-            return None;
-        }
-        let mut this = Self(ByteProgress::new("filling the reserves"));
-        this.show(service);
-        Some(this)
-    }
-
-    fn show(&mut self, service: &Service) {
-        let now = service.reserves();
-        self.0.show(now.done, Some(now.total));
-    }
-}
-
 /// Reads the configuration again.
 fn reload(path: &Path, service: &Service) -> Result<()> {
     match read(path).and_then(|config| service.reload(config)) {
         Ok(keys) if keys.is_empty() => Ok(print("reloaded\n")?),
         Ok(keys) => {
             let keys = keys.join(", ");
-            Ok(print(&format!(
-                "reloaded; only a restart changes {keys}\n"
-            ))?)
+            let text = format!("reloaded; only a restart changes {keys}\n");
+            Ok(print(&text)?)
         }
         Err(error) => {
             let why = Explained(&error).advice();
@@ -164,25 +142,22 @@ async fn drain(service: Service, signals: &Signals) -> Result<u8> {
     print(&format!("draining for up to {deadline:?}\n"))?;
     let drained = service.drain(deadline).await;
     signals.leaves(Left::Driver);
-    match drained {
-        Ok(()) => {
-            print("drained\n")?;
-            Ok(DONE)
-        }
-        Err(error @ Error::Share(egmem::share::Error::Memory(egmem::Error::StillHeld { .. }))) => {
-            complain(&format!("error: {}\n", Explained(&error).advice()));
-            Ok(STILL_HELD)
-        }
-        Err(error) => Err(error),
+    if let Err(error) = &drained
+        && let Some(MemoryError::StillHeld { .. }) = error.memory()
+    {
+        complain(&format!("error: {}\n", Explained(error).advice()));
+        return Ok(STILL_HELD);
     }
+    drained?;
+    print("drained\n")?;
+    Ok(DONE)
 }
 
 /// Returns the default configuration: the user's own if it exists, otherwise the system's.
 fn default_config() -> Result<PathBuf> {
     let from_env = |name| {
-        std::env::var_os(name)
-            .filter(|value| !value.is_empty())
-            .map(PathBuf::from)
+        let value = std::env::var_os(name).filter(|value| !value.is_empty());
+        value.map(PathBuf::from)
     };
     let home = || from_env("HOME").map(|home| home.join(".config"));
     let own = from_env("XDG_CONFIG_HOME").or_else(home);
@@ -211,10 +186,8 @@ fn read(path: &Path) -> Result<ServiceConfig> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| Error::system(format!("cannot read {shown}"), &error))?;
     ServiceConfig::from_toml(&text).map_err(|mut error| {
-        if let Error::Share(egmem::share::Error::Memory(egmem::Error::InvalidArgument {
-            why,
-            ..
-        })) = &mut error
+        if let Error::Share(ShareError::Memory(MemoryError::InvalidArgument { why, .. })) =
+            &mut error
         {
             *why = format!("{shown}: {why}");
         }

@@ -1,7 +1,6 @@
 //! Signals of a service. A second signal to end it ends the process at once, in any state of its other
 //! threads: a driver call cannot be interrupted.
 
-use std::sync::mpsc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -67,37 +66,17 @@ impl Signals {
     pub fn new() -> Result<Self> {
         let (tell, asked) = unbounded_channel();
         let left = Arc::new(Mutex::new(Left::Start));
-        let (ready, is_ready) = mpsc::channel();
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_io().build();
+        let runtime = runtime.map_err(|error| Error::system("cannot start a runtime", &error))?;
+        let entered = runtime.enter();
+        let (ends, reload) = (Ends::new()?, listen(SignalKind::hangup())?);
+        drop(entered);
         let watched = Arc::clone(&left);
         std::thread::Builder::new()
             .name("egmem-signals".into())
-            .spawn(move || {
-                let runtime = tokio::runtime::Builder::new_current_thread()
-                    .enable_io()
-                    .build();
-                let runtime = match runtime {
-                    Ok(runtime) => runtime,
-                    Err(error) => {
-                        let error = Error::system("cannot start a runtime", &error);
-                        let _ = ready.send(Err(error));
-                        return;
-                    }
-                };
-                runtime.block_on(async {
-                    match Kernel::new() {
-                        Ok(kernel) => {
-                            let _ = ready.send(Ok(()));
-                            kernel.watch(tell, &watched).await;
-                        }
-                        Err(error) => {
-                            let _ = ready.send(Err(error));
-                        }
-                    }
-                });
-            })
+            .spawn(move || runtime.block_on(watch(ends, reload, tell, &watched)))
             .map_err(|error| Error::system("cannot start a thread", &error))?;
-        let gone = |_| Error::failed("waiting for signals", "its thread has ended");
-        is_ready.recv().map_err(gone)??;
         Ok(Self {
             asked,
             reload: false,
@@ -112,10 +91,10 @@ impl Signals {
 
     /// Waits for the next request; several reloads that were not awaited count as one.
     pub async fn next(&mut self) -> Asked {
-        match std::mem::take(&mut self.reload) {
-            true => Asked::Reload,
-            false => self.receive().await,
+        if std::mem::take(&mut self.reload) {
+            return Asked::Reload;
         }
+        self.receive().await
     }
 
     async fn receive(&mut self) -> Asked {
@@ -162,37 +141,28 @@ impl Ends {
     }
 }
 
-struct Kernel {
-    ends: Ends,
-    reload: Signal,
-}
-
-impl Kernel {
-    fn new() -> Result<Self> {
-        Ok(Self {
-            ends: Ends::new()?,
-            reload: listen(SignalKind::hangup())?,
-        })
-    }
-
-    async fn watch(mut self, tell: UnboundedSender<Asked>, left: &Mutex<Left>) {
-        let mut ending = false;
-        loop {
-            let (name, kind) = tokio::select! {
-                end = self.ends.next() => end,
-                _ = self.reload.recv() => {
-                    let _ = tell.send(Asked::Reload);
-                    continue;
-                }
-            };
-            // If the receiver is gone, the process has failed and waits for the driver.
-            if ending || tell.send(Asked::End).is_err() {
-                let left = *left.lock().unwrap_or_else(PoisonError::into_inner);
-                let which = if ending { "a second " } else { "" };
-                end_now(&format!("{which}{name}"), kind.as_raw_value(), left);
+async fn watch(
+    mut ends: Ends,
+    mut reload: Signal,
+    tell: UnboundedSender<Asked>,
+    left: &Mutex<Left>,
+) {
+    let mut ending = false;
+    loop {
+        let (name, kind) = tokio::select! {
+            end = ends.next() => end,
+            _ = reload.recv() => {
+                let _ = tell.send(Asked::Reload);
+                continue;
             }
-            ending = true;
+        };
+        // If the receiver is gone, the process has failed and waits for the driver.
+        if ending || tell.send(Asked::End).is_err() {
+            let left = *left.lock().unwrap_or_else(PoisonError::into_inner);
+            let which = if ending { "a second " } else { "" };
+            end_now(&format!("{which}{name}"), kind.as_raw_value(), left);
         }
+        ending = true;
     }
 }
 
@@ -204,10 +174,8 @@ pub fn end_now(name: &str, number: i32, left: Left) -> ! {
         std::thread::sleep(LAST);
         let _ = kill_process(getpid(), rustix::process::Signal::KILL);
     });
-    complain(&format!(
-        "error: ended at once by {name}: {}\n",
-        left.text()
-    ));
+    let left = left.text();
+    complain(&format!("error: ended at once by {name}: {left}\n"));
     log::flush(LAST / 2);
     std::process::exit(128 + number)
 }

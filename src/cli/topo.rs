@@ -30,13 +30,8 @@ impl Topo {
     pub fn run(&self) -> Result<()> {
         let topology = self.topology()?;
         let svg = self.svg.as_deref();
-        show(
-            &topology,
-            self.json,
-            svg,
-            Topology::to_text,
-            Topology::to_svg,
-        )
+        let [text, drawing] = [Topology::to_text, Topology::to_svg];
+        show(&topology, self.json, svg, text, drawing)
     }
 
     fn topology(&self) -> Result<Topology> {
