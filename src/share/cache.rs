@@ -19,13 +19,6 @@ struct Entry<V> {
     cell: Arc<Mutex<Option<Arc<V>>>>,
 }
 
-impl<V> Default for Entry<V> {
-    fn default() -> Self {
-        let cell = Arc::default();
-        Self { seats: 0, cell }
-    }
-}
-
 impl<K: Eq + Hash, V> Clone for Cache<K, V> {
     fn clone(&self) -> Self {
         Self(Arc::clone(&self.0))
@@ -48,7 +41,10 @@ impl<K: Eq + Hash + Clone, V> Cache<K, V> {
     ) -> Result<Cached<K, V>> {
         let cell = {
             let mut entries = lock(&self.0);
-            let entry = entries.entry(key.clone()).or_default();
+            let entry = entries.entry(key.clone()).or_insert_with(|| Entry {
+                seats: 0,
+                cell: Arc::default(),
+            });
             entry.seats += 1;
             Arc::clone(&entry.cell)
         };

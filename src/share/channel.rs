@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
 use super::fd::{self, MAX_FDS, posix};
-use super::frame::{self, Body};
+use super::frame::{self, Body, MAX_FRAME};
 use super::queue;
 use super::socket;
 use super::{Credentials, Description, Offer, PartHandles, Peers, Shared};
@@ -22,6 +22,9 @@ use crate::{Error, MemoryError, Result};
 
 /// The default time limit of one operation of a [`Channel`].
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The most bytes of a piece of a text: escapes and the frame's other fields have room.
+const PIECE: usize = MAX_FRAME / 2;
 
 /// A connection to another process of this machine, which sends and receives memory.
 ///
@@ -122,9 +125,8 @@ impl Channel {
     /// # Errors
     /// [`System`](MemoryError::System) if this process may open no more file descriptors.
     pub fn try_clone(&self) -> Result<Self> {
-        let stream = self.stream.try_clone();
         Ok(Self {
-            stream: stream.map_err(|error| MemoryError::system("duplicating a socket", &error))?,
+            stream: self.closer()?.0,
             until: None,
             ..*self
         })
@@ -230,8 +232,7 @@ impl Channel {
 
     /// Closes the connection after an unexpected message.
     pub(super) fn unexpected(&mut self, found: &Body) -> Error {
-        self.close();
-        self.protocol(format!("it sent {}", found.name()))
+        self.refuse(format!("it sent {}", found.name()))
     }
 
     /// Closes the connection after a message that breaks the rules.
@@ -251,13 +252,11 @@ impl Channel {
     }
 
     fn check_open(&self) -> Result<()> {
-        match self.closed {
-            false => Ok(()),
-            true => Err(Error::peer_lost(
-                self.peer.to_string(),
-                "the connection was closed after an error",
-            )),
+        if !self.closed {
+            return Ok(());
         }
+        let why = "the connection was closed after an error";
+        Err(Error::peer_lost(self.peer.to_string(), why))
     }
 
     pub(super) fn send_body(&mut self, body: &Body, fds: &[BorrowedFd<'_>]) -> Result<()> {
@@ -359,29 +358,17 @@ struct Wait<'a> {
 }
 
 impl Wait<'_> {
-    /// Sets how long the next receiving call on the socket may wait.
-    fn arm(&self) -> Result<()> {
-        let left = match self.until {
-            Some(until) => {
-                let left = until.saturating_duration_since(Instant::now());
-                if left.is_zero() {
-                    return Err(self.timed_out());
-                }
-                // A shorter wait rounds to 0, which the kernel takes for no limit.
-                Some(left.max(Duration::from_micros(1)))
-            }
-            None => None,
-        };
-        set_socket_timeout(&self.channel.stream, Timeout::Recv, left)
-            .map_err(|error| MemoryError::system("a socket's timeout", &error.into()))?;
-        Ok(())
+    fn left(&self) -> Option<Duration> {
+        let until = self.until?;
+        Some(until.saturating_duration_since(Instant::now()))
+    }
+
+    fn what(&self) -> String {
+        format!("{} ({})", self.what, self.channel.peer)
     }
 
     fn timed_out(&self) -> Error {
-        Error::timed_out(
-            format!("{} ({})", self.what, self.channel.peer),
-            self.channel.timeout,
-        )
+        Error::timed_out(self.what(), self.channel.timeout)
     }
 
     fn lost(&self, why: impl fmt::Display) -> Error {
@@ -393,17 +380,12 @@ impl Wait<'_> {
             io::ErrorKind::WouldBlock => self.timed_out(),
             io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => self.lost(error),
             io::ErrorKind::InvalidData => self.channel.protocol(error.to_string()),
-            _ => {
-                let what = format!("{} ({})", self.what, self.channel.peer);
-                MemoryError::system(what, &error).into()
-            }
+            _ => MemoryError::system(self.what(), &error).into(),
         }
     }
 
     fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<usize> {
-        let left = (self.until).map_or(Duration::MAX, |until| {
-            until.saturating_duration_since(Instant::now())
-        });
+        let left = self.left().unwrap_or(Duration::MAX);
         fd::send_within(self.channel.stream.as_fd(), bytes, fds, left)
             .map_err(|error| self.explain(error))
     }
@@ -418,21 +400,160 @@ impl Wait<'_> {
     ) -> Result<()> {
         let mut done = 0;
         while done < bytes.len() {
-            self.arm()?;
+            let left = self.left();
+            if left == Some(Duration::ZERO) {
+                return Err(self.timed_out());
+            }
+            // A shorter wait rounds to 0, which the kernel takes for no limit.
+            let left = left.map(|left| left.max(Duration::from_micros(1)));
+            set_socket_timeout(&self.channel.stream, Timeout::Recv, left)
+                .map_err(|error| MemoryError::system("a socket's timeout", &error.into()))?;
             let stream = self.channel.stream.as_fd();
             let room = max.saturating_sub(fds.len());
             let (n, more) =
                 fd::recv(stream, &mut bytes[done..], room).map_err(|error| self.explain(error))?;
             if n == 0 {
-                return Err(self.lost(match *idle {
-                    true => "it has closed the connection",
-                    false => "it has closed the connection in the middle of a message",
-                }));
+                let when = if *idle {
+                    ""
+                } else {
+                    " in the middle of a message"
+                };
+                return Err(self.lost(format!("it has closed the connection{when}")));
             }
             *idle = false;
             done += n;
             fds.extend(more);
         }
         Ok(())
+    }
+}
+
+impl Channel {
+    /// Sends a text to the other process, in pieces of at most half a MiB.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send). All pieces together have the channel's time limit.
+    pub fn send_text(&mut self, text: &str) -> Result<()> {
+        self.as_one(|channel| channel.send_pieces(text))
+    }
+
+    fn send_pieces(&mut self, text: &str) -> Result<()> {
+        let mut rest = text;
+        loop {
+            let mut end = rest.len().min(PIECE);
+            while !rest.is_char_boundary(end) {
+                end -= 1;
+            }
+            let (piece, behind) = rest.split_at(end);
+            let more = !behind.is_empty();
+            let text = piece.to_owned();
+            self.send_body(&Body::Text { text, more }, &[])?;
+            if !more {
+                return Ok(());
+            }
+            rest = behind;
+        }
+    }
+
+    /// Waits for a text of at most `most` bytes from the other process.
+    ///
+    /// # Errors
+    /// As [`receive`](Self::receive); [`Protocol`](crate::Error::Protocol) for a longer text, and for one that comes in more
+    /// pieces than it needs. All pieces together have the channel's time limit.
+    pub fn receive_text(&mut self, most: usize) -> Result<String> {
+        self.as_one(|channel| channel.receive_pieces(most))
+    }
+
+    fn receive_pieces(&mut self, most: usize) -> Result<String> {
+        let mut all = String::new();
+        loop {
+            let (text, more) = match self.receive_body()? {
+                (Body::Text { text, more }, _) => (text, more),
+                (other, _) => return Err(self.unexpected(&other)),
+            };
+            // A piece is short only at a text's end.
+            let is_short = more && text.len() < PIECE - 3;
+            if is_short || text.len() > most - all.len() {
+                return Err(self.refuse(format!("a text of more than {most} bytes")));
+            }
+            all.push_str(&text);
+            if !more {
+                return Ok(all);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+    use crate::{Error, Peers};
+
+    fn pair() -> (Channel, Channel) {
+        let (one, other) = UnixStream::pair().unwrap();
+        let channel = |stream| Channel::new(stream, &Peers::same_user()).unwrap();
+        (channel(one), channel(other))
+    }
+
+    fn through(text: &str, most: usize) -> Result<String> {
+        let (mut one, mut other) = pair();
+        std::thread::scope(|scope| {
+            // A receiver that refuses closes the connection.
+            scope.spawn(move || drop(one.send_text(text)));
+            other.receive_text(most)
+        })
+    }
+
+    #[test]
+    fn texts_of_any_length_arrive_whole() {
+        for bytes in [0, 1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE] {
+            let text = "x".repeat(bytes);
+            assert_eq!(through(&text, bytes).unwrap(), text);
+        }
+        let odd = "x".to_owned() + &"ä".repeat(PIECE);
+        assert_eq!(through(&odd, odd.len()).unwrap(), odd);
+    }
+
+    #[test]
+    fn longer_texts_are_refused() {
+        for most in [0, PIECE, 2 * PIECE] {
+            let error = through(&"x".repeat(most + 1), most).unwrap_err();
+            assert!(matches!(error, Error::Protocol { .. }), "{error}");
+        }
+    }
+
+    #[test]
+    fn all_pieces_have_one_time_limit() {
+        use std::time::Duration;
+
+        let (mut one, mut other) = pair();
+        other.set_timeout(Duration::from_millis(300));
+        let sender = std::thread::spawn(move || {
+            let piece = Body::Text {
+                text: "x".repeat(PIECE),
+                more: true,
+            };
+            while one.send_body(&piece, &[]).is_ok() {
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        });
+        let error = other.receive_text(30 * PIECE).unwrap_err();
+        assert!(matches!(error, Error::TimedOut { .. }), "{error}");
+        drop(other);
+        sender.join().unwrap();
+    }
+
+    #[test]
+    fn endless_small_pieces_are_refused() {
+        let (mut one, mut other) = pair();
+        let piece = Body::Text {
+            text: String::new(),
+            more: true,
+        };
+        one.send_body(&piece, &[]).unwrap();
+        let error = other.receive_text(10).unwrap_err();
+        assert!(matches!(error, Error::Protocol { .. }), "{error}");
     }
 }

@@ -1,11 +1,13 @@
-//! The description that an importer of memory needs besides its handles.
+//! The description that an importer of memory needs besides its handles, and which bytes of adjacent parts are shared: no
+//! memory is accessed.
 
-use std::borrow::Cow;
+use std::ops::Range;
 
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
 use super::Identity;
 use crate::driver::{Access, Location, refuse};
+use crate::memory::check_range;
 use crate::size::Granularity;
 use egmem_core::{Error, Result};
 
@@ -24,8 +26,7 @@ pub struct Part {
 }
 
 /// A description of shared memory without its handles: it contains no secret.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Deserialize)]
-#[serde(try_from = "Sent<'_>")]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Description {
     /// Usable bytes, from [`offset`](Self::offset) on.
     pub len: u64,
@@ -33,64 +34,12 @@ pub struct Description {
     /// window begins in the first part and ends in the last, and nothing around it is padding.
     ///
     /// `None`: the usable bytes begin where the first part does, and padding follows them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offset: Option<u64>,
     /// The access that an importer is asked to keep to; a handle itself allows everything.
     pub access: Access,
     /// The physical memories, in the order of addresses: 1 to [`MAX_PARTS`].
     pub parts: Vec<Part>,
-}
-
-/// The description as it is sent. A peer that does not know windows skips that field and would take the
-/// memory's first bytes for the window. So `len` is 0 beside a window, and such a peer finds no bytes
-/// instead.
-#[derive(Serialize, Deserialize)]
-struct Sent<'a> {
-    len: u64,
-    access: Access,
-    parts: Cow<'a, [Part]>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    window: Option<Window>,
-}
-
-#[derive(Clone, Copy, Serialize, Deserialize)]
-struct Window {
-    offset: u64,
-    len: u64,
-}
-
-impl Serialize for Description {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let window = self.offset.map(|offset| Window {
-            offset,
-            len: self.len,
-        });
-        let sent = Sent {
-            len: if window.is_some() { 0 } else { self.len },
-            access: self.access,
-            parts: Cow::Borrowed(&self.parts),
-            window,
-        };
-        sent.serialize(serializer)
-    }
-}
-
-impl TryFrom<Sent<'_>> for Description {
-    type Error = &'static str;
-
-    fn try_from(sent: Sent<'_>) -> Result<Self, Self::Error> {
-        let (len, offset) = match sent.window {
-            // Other versions would read it differently.
-            Some(_) if sent.len != 0 => return Err("a length beside a window"),
-            Some(window) => (window.len, Some(window.offset)),
-            None => (sent.len, None),
-        };
-        Ok(Self {
-            len,
-            offset,
-            access: sent.access,
-            parts: sent.parts.into_owned(),
-        })
-    }
 }
 
 impl Description {
@@ -101,9 +50,8 @@ impl Description {
 
     /// Returns the size of all parts, in bytes.
     pub fn padded(&self) -> u64 {
-        self.parts
-            .iter()
-            .fold(0, |sum, part| sum.saturating_add(part.bytes))
+        let bytes = self.parts.iter().map(|part| part.bytes);
+        bytes.fold(0, u64::saturating_add)
     }
 
     /// Returns where the parts are, each location once and in ascending order.
@@ -154,6 +102,84 @@ impl Description {
             self.access == Access::None => "no access";
         }
         Ok(())
+    }
+}
+
+/// Usable bytes among parts: all from the first part's start, or a window on them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct View {
+    /// The parts that it touches.
+    pub parts: Range<usize>,
+    /// For a window: its start, from the start of the first of `parts`, in which it begins.
+    pub offset: Option<u64>,
+    pub len: u64,
+}
+
+impl View {
+    /// Returns all of `count` parts, with `len` usable bytes.
+    pub fn whole(count: usize, len: u64) -> Self {
+        Self {
+            parts: 0..count,
+            offset: None,
+            len,
+        }
+    }
+
+    pub const fn is_window(&self) -> bool {
+        self.offset.is_some()
+    }
+
+    /// Returns a window of `len` bytes, `offset` bytes into this, whose parts have these sizes.
+    pub fn window(&self, sizes: impl Iterator<Item = u64>, offset: u64, len: u64) -> Result<Self> {
+        if len == 0 {
+            let why = "a window of 0 bytes";
+            return Err(Error::invalid_of("length", why, "1 byte or more"));
+        }
+        check_range(offset, len, self.len)?;
+        let begin = self.offset.unwrap_or(0) + offset;
+        let end = begin + len;
+        let mut parts = 0..0;
+        let mut within = 0;
+        let mut start = 0_u64;
+        for (index, size) in sizes.enumerate() {
+            let next = start.saturating_add(size);
+            if (start..next).contains(&begin) {
+                parts.start = self.parts.start + index;
+                within = begin - start;
+            }
+            if start < end {
+                parts.end = self.parts.start + index + 1;
+            }
+            start = next;
+        }
+        Ok(Self {
+            parts,
+            offset: Some(within),
+            len,
+        })
+    }
+
+    /// Returns the part in which the word at `offset` begins, and its offset there. There is none beyond a
+    /// window.
+    pub fn word_at(&self, sizes: impl Iterator<Item = u64>, offset: u64) -> Result<(usize, u64)> {
+        const WORD: u64 = size_of::<u64>() as u64;
+        if self.is_window() {
+            check_range(offset, WORD, self.len)?;
+        }
+        let at = self.offset.unwrap_or(0).saturating_add(offset);
+        let mut start = 0_u64;
+        for (index, size) in sizes.enumerate() {
+            let next = start.saturating_add(size);
+            if at < next {
+                return Ok((self.parts.start + index, at - start));
+            }
+            start = next;
+        }
+        Err(Error::OutOfRange {
+            offset,
+            len: WORD,
+            size: start,
+        })
     }
 }
 
@@ -253,44 +279,112 @@ mod tests {
         }
     }
 
-    /// How a peer that does not know windows reads it.
-    #[derive(Deserialize)]
-    struct Old {
-        len: u64,
-        access: Access,
-        parts: Vec<Part>,
-    }
-
     #[test]
-    fn who_does_not_know_windows_finds_no_bytes() {
-        let sent = window(4096, 77, &[GRANULE]);
-        let mut bytes = Vec::new();
-        ciborium::into_writer(&sent, &mut bytes).unwrap();
-        let old: Old = ciborium::from_reader(&bytes[..]).unwrap();
-        assert_eq!((old.len, &old.parts), (0, &sent.parts));
-        let old = Description {
-            len: old.len,
-            offset: None,
-            access: old.access,
-            parts: old.parts,
-        };
-        old.check().unwrap_err();
-        let now: Description = ciborium::from_reader(&bytes[..]).unwrap();
-        assert_eq!(now, sent);
-        let json = serde_json::to_string(&sent).unwrap();
-        assert_eq!(serde_json::from_str::<Description>(&json).unwrap(), sent);
-        // Two lengths contradict each other.
-        let both = json.replace("\"len\":0", "\"len\":77");
-        assert_ne!(both, json);
-        serde_json::from_str::<Description>(&both).unwrap_err();
-    }
-
-    #[test]
-    fn all_of_a_memory_is_described_as_before_there_were_windows() {
+    fn what_is_sent_is_what_is_read() {
         let whole = description(GRANULE, &[GRANULE]);
-        let json = serde_json::to_value(&whole).unwrap();
-        let keys: Vec<_> = json.as_object().unwrap().keys().collect();
-        assert_eq!(keys, ["access", "len", "parts"]);
-        assert_eq!(serde_json::from_value::<Description>(json).unwrap(), whole);
+        for (sent, keys) in [
+            (
+                window(4096, 77, &[GRANULE]),
+                &["access", "len", "offset", "parts"][..],
+            ),
+            (whole, &["access", "len", "parts"]),
+        ] {
+            let mut bytes = Vec::new();
+            ciborium::into_writer(&sent, &mut bytes).unwrap();
+            assert_eq!(
+                ciborium::from_reader::<Description, _>(&bytes[..]).unwrap(),
+                sent
+            );
+            let json = serde_json::to_value(&sent).unwrap();
+            let found: Vec<_> = json.as_object().unwrap().keys().collect();
+            assert_eq!(found, keys);
+        }
+    }
+
+    mod views {
+        use proptest::prelude::*;
+
+        use super::super::*;
+
+        /// Returns the bytes of a view, each as its part and its offset there.
+        fn bytes(view: &View, sizes: &[u64]) -> Vec<(usize, u64)> {
+            let mine = view.parts.clone().flat_map(|part| {
+                let size = sizes.get(part).copied().unwrap_or(0);
+                (0..size).map(move |at| (part, at))
+            });
+            mine.skip(view.offset.unwrap_or(0) as usize)
+                .take(view.len as usize)
+                .collect()
+        }
+
+        fn sizes_of<'a>(view: &View, sizes: &'a [u64]) -> impl Iterator<Item = u64> + use<'a> {
+            sizes[view.parts.clone()].iter().copied()
+        }
+
+        proptest! {
+            /// Windows on windows are exactly their bytes, and touch no further part.
+            #[test]
+            fn a_window_is_the_bytes_it_names(
+                sizes in proptest::collection::vec(1_u64..40, 1..6),
+                padding in 0_u64..40,
+                windows in proptest::collection::vec((0_u64..100, 0_u64..100), 1..4),
+            ) {
+                let all: u64 = sizes.iter().sum();
+                let padding = padding.min(sizes[sizes.len() - 1]).min(all - 1);
+                let mut view = View::whole(sizes.len(), all - padding);
+                for (offset, len) in windows {
+                    let before = bytes(&view, &sizes);
+                    let fits = len > 0 && offset + len <= view.len;
+                    let window = view.window(sizes_of(&view, &sizes), offset, len);
+                    prop_assert_eq!(window.is_ok(), fits);
+                    let Ok(window) = window else { continue };
+                    let expected = &before[offset as usize..(offset + len) as usize];
+                    let found = bytes(&window, &sizes);
+                    prop_assert_eq!(&found[..], expected);
+                    let touched = found[0].0..found[found.len() - 1].0 + 1;
+                    prop_assert_eq!(window.parts.clone(), touched);
+                    view = window;
+                }
+            }
+
+            #[test]
+            fn a_word_is_where_its_first_byte_is(
+                sizes in proptest::collection::vec(1_u64..40, 1..6),
+                window in prop::option::of((0_u64..60, 1_u64..60)),
+                offset in 0_u64..250,
+            ) {
+                let all: u64 = sizes.iter().sum();
+                let mut view = View::whole(sizes.len(), all);
+                if let Some((offset, len)) = window
+                    && let Ok(window) = view.window(sizes_of(&view, &sizes), offset, len)
+                {
+                    view = window;
+                }
+                let bytes = bytes(&view, &sizes);
+                let limit = match view.is_window() {
+                    true => view.len.saturating_sub(7),
+                    // It may extend beyond its part; another test covers that.
+                    false => view.len,
+                };
+                let found = view.word_at(sizes_of(&view, &sizes), offset).ok();
+                let expected = (offset < limit).then(|| bytes[offset as usize]);
+                prop_assert_eq!(found, expected);
+            }
+        }
+
+        #[test]
+        fn numbers_that_overflow_are_refused() {
+            let view = View::whole(1, 100);
+            for (offset, len) in [(u64::MAX, 1), (1, u64::MAX), (u64::MAX, u64::MAX), (100, 0)] {
+                view.window([100].into_iter(), offset, len).unwrap_err();
+            }
+            let window = view.window([100].into_iter(), 50, 50).unwrap();
+            for offset in [u64::MAX, u64::MAX - 7, 43, 50] {
+                window.word_at([100].into_iter(), offset).unwrap_err();
+                view.word_at([100].into_iter(), offset.max(100))
+                    .unwrap_err();
+            }
+            assert_eq!(window.word_at([100].into_iter(), 42).unwrap(), (0, 92));
+        }
     }
 }

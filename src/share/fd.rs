@@ -3,7 +3,7 @@
 //! For blocking and non-blocking sockets: `WouldBlock` is returned, interruptions are retried.
 
 use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::{MaybeUninit, size_of};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -83,12 +83,11 @@ fn send_with(
     fds: &[BorrowedFd<'_>],
     flags: SendFlags,
 ) -> io::Result<usize> {
-    if fds.len() > MAX_FDS || (bytes.is_empty() && !fds.is_empty()) {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+    let fits = || fds.len() <= MAX_FDS && !bytes.is_empty();
+    let carried = fds.is_empty() || fits() && control.push(SendAncillaryMessage::ScmRights(fds));
+    if !carried {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     let sent = retry_on_intr(|| {
@@ -142,16 +141,29 @@ fn invalid(why: &'static str) -> io::Error {
 /// The system's errors.
 pub fn credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
     // Not through rustix, whose process id cannot be 0: the kernel reports 0 for a process in a PID namespace
-    // that this one cannot see.
-    let mut found = MaybeUninit::<libc::ucred>::zeroed();
-    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // that this one cannot see. The kernel's structure consists of these three.
+    let [pid, uid, gid] = option(socket, libc::SO_PEERCRED)?;
+    Ok(Credentials {
+        pid: u32::try_from(pid).ok().filter(|&pid| pid != 0),
+        uid: uid.cast_unsigned(),
+        gid: gid.cast_unsigned(),
+    })
+}
+
+/// Returns a socket's option, which consists of so many integers.
+fn option<const N: usize>(
+    socket: BorrowedFd<'_>,
+    name: libc::c_int,
+) -> io::Result<[libc::c_int; N]> {
+    let mut found = [0; N];
+    let mut len = size_of_val(&found) as libc::socklen_t;
     // SAFETY: the socket is open while borrowed; pointer and length are those of `found`, and the kernel
-    // writes no more.
+    // writes no more. Every bit pattern is valid for integers.
     let result = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
             libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
+            name,
             found.as_mut_ptr().cast(),
             &mut len,
         )
@@ -159,35 +171,17 @@ pub fn credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
     if result != 0 {
         return Err(io::Error::last_os_error());
     }
-    if len as usize != size_of::<libc::ucred>() {
-        return Err(invalid("the kernel's credentials are of another size"));
+    if len as usize != size_of_val(&found) {
+        return Err(invalid("a socket's option is of another size"));
     }
-    // SAFETY: three integers, for which every bit pattern is valid; zeroed, then written whole.
-    let found = unsafe { found.assume_init() };
-    Ok(Credentials {
-        pid: u32::try_from(found.pid).ok().filter(|&pid| pid != 0),
-        uid: found.uid,
-        gid: found.gid,
-    })
+    Ok(found)
 }
 
 /// Returns the process that made the other end of the connection, as a pidfd: unlike a process id it never
 /// refers to another process. `None` if the kernel does not support this, as before Linux 6.5.
 pub fn peer_process(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
-    let mut found: libc::c_int = -1;
-    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
-    // SAFETY: the socket is open while borrowed; pointer and length are those of `found`, and the kernel
-    // writes no more.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERPIDFD,
-            (&raw mut found).cast(),
-            &mut len,
-        )
-    };
-    if result != 0 || found < 0 {
+    let [found] = option(socket, libc::SO_PEERPIDFD).ok()?;
+    if found < 0 {
         return None;
     }
     // SAFETY: the kernel has just opened it for this call, so nothing else owns it.
@@ -213,11 +207,7 @@ pub fn peer_has_ended(socket: BorrowedFd<'_>) -> bool {
 /// Returns whether a pidfd's process has ended.
 pub fn has_ended(process: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(process, PollFlags::IN)];
-    let now = Timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    matches!(poll(&mut fds, Some(&now)), Ok(1..))
+    matches!(poll(&mut fds, Some(&Timespec::default())), Ok(1..))
 }
 
 /// Returns the fds of POSIX handles.

@@ -3,14 +3,15 @@
 //! The first byte of a frame carries as many of its fds as one message can; further fds come with bytes of
 //! their own, which follow the frame and are zero.
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Serialize};
 
 use super::Description;
 use crate::driver::{Location, PoolPtrExport};
 use egmem_core::{Error, Result};
 
 /// The version of the frames that this crate writes and reads.
-pub(super) const VERSION: u16 = 1;
+pub(super) const VERSION: u16 = 2;
 /// The most bytes of CBOR in a frame.
 pub(super) const MAX_FRAME: usize = 1 << 20;
 
@@ -32,7 +33,7 @@ pub(super) enum Body {
     PoolBuffer {
         /// The allocation's size.
         bytes: u64,
-        /// The data with which the driver imports it.
+        /// The data with which the driver imports it: 64 bytes.
         pointer: Pointer,
     },
     /// A piece of a text of the program's own.
@@ -68,65 +69,40 @@ impl Body {
         match self {
             Self::Memory(description) | Self::Queued(description) => description.check(),
             Self::PoolBuffer { bytes: 0, .. } => Err(Error::invalid("size", "0 bytes")),
+            Self::PoolBuffer { pointer, .. } if pointer.0.len() != size_of::<PoolPtrExport>() => {
+                let why = format!("{} bytes", pointer.0.len());
+                Err(Error::invalid("exported pointer", why))
+            }
             _ => Ok(()),
         }
     }
 }
 
-/// An exported pointer: 64 bytes.
-#[derive(Clone, Debug)]
-pub(super) struct Pointer(pub(super) PoolPtrExport);
+/// An exported pointer's bytes.
+#[derive(Clone, Serialize, Deserialize)]
+pub(super) struct Pointer(pub(super) Vec<u8>);
 
-impl Serialize for Pointer {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_bytes(&self.0.0)
+impl std::fmt::Debug for Pointer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Pointer(redacted)")
     }
 }
 
-impl<'de> Deserialize<'de> for Pointer {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor;
-        impl de::Visitor<'_> for Visitor {
-            type Value = Pointer;
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("64 bytes")
-            }
-            fn visit_bytes<E: de::Error>(self, bytes: &[u8]) -> Result<Pointer, E> {
-                match bytes.try_into() {
-                    Ok(bytes) => Ok(Pointer(PoolPtrExport(bytes))),
-                    Err(_) => Err(E::invalid_length(bytes.len(), &self)),
-                }
-            }
-        }
-        deserializer.deserialize_bytes(Visitor)
-    }
-}
-
-#[derive(Serialize)]
-struct Outgoing<'a> {
+#[derive(Serialize, Deserialize)]
+struct Frame<B> {
     version: u16,
-    body: &'a Body,
-}
-
-#[derive(Deserialize)]
-struct Version {
-    version: u16,
-}
-
-#[derive(Deserialize)]
-struct Incoming {
-    body: Body,
+    body: B,
 }
 
 /// Encodes a frame, with its length in front.
 pub(super) fn encode(body: &Body) -> Result<Vec<u8>> {
     body.check()?;
     let mut bytes = vec![0; 4];
-    let outgoing = Outgoing {
+    let frame = Frame {
         version: VERSION,
         body,
     };
-    ciborium::into_writer(&outgoing, &mut bytes)
+    ciborium::into_writer(&frame, &mut bytes)
         .map_err(|error| Error::invalid("message", error.to_string()))?;
     let len = bytes.len() - 4;
     if len > MAX_FRAME {
@@ -151,11 +127,11 @@ pub(super) fn length(prefix: [u8; 4]) -> Result<usize, String> {
 
 /// Decodes and checks a frame.
 pub(super) fn decode(bytes: &[u8]) -> Result<Body, String> {
-    let Version { version } = whole(bytes)?;
+    let Frame { version, .. } = whole::<Frame<IgnoredAny>>(bytes)?;
     if version != VERSION {
         return Err(format!("version {version}, not {VERSION}"));
     }
-    let Incoming { body } = whole(bytes)?;
+    let Frame { body, .. } = whole::<Frame<Body>>(bytes)?;
     body.check().map_err(|error| error.to_string())?;
     Ok(body)
 }
@@ -163,10 +139,10 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Body, String> {
 fn whole<T: for<'de> Deserialize<'de>>(bytes: &[u8]) -> Result<T, String> {
     let mut rest = bytes;
     let value = ciborium::from_reader(&mut rest).map_err(|error| error.to_string())?;
-    match rest.is_empty() {
-        true => Ok(value),
-        false => Err(format!("{} bytes too many", rest.len())),
+    if rest.is_empty() {
+        return Ok(value);
     }
+    Err(format!("{} bytes too many", rest.len()))
 }
 
 #[cfg(test)]
@@ -199,7 +175,7 @@ mod tests {
     fn pointer() -> Body {
         Body::PoolBuffer {
             bytes: 77,
-            pointer: Pointer(PoolPtrExport([9; 64])),
+            pointer: Pointer(vec![9; 64]),
         }
     }
 
@@ -222,7 +198,7 @@ mod tests {
         let Body::PoolBuffer { bytes: 77, pointer } = through(&pointer()) else {
             panic!("a pointer was sent");
         };
-        assert_eq!(pointer.0.0, [9; 64]);
+        assert_eq!(pointer.0, [9; 64]);
         let location = Location::HostNuma(3);
         let pool = through(&Body::Pool { location });
         assert!(matches!(
@@ -242,13 +218,20 @@ mod tests {
         assert!(encode(&Body::Memory(wrong.clone())).is_err());
         let mut bytes = Vec::new();
         let body = &Body::Memory(wrong);
-        ciborium::into_writer(&Outgoing { version: 1, body }, &mut bytes).unwrap();
+        ciborium::into_writer(
+            &Frame {
+                version: VERSION,
+                body,
+            },
+            &mut bytes,
+        )
+        .unwrap();
         assert!(decode(&bytes).unwrap_err().contains("description"));
 
-        let mut newer = Vec::new();
+        let mut older = Vec::new();
         let body = &pointer();
-        ciborium::into_writer(&Outgoing { version: 2, body }, &mut newer).unwrap();
-        assert_eq!(decode(&newer).unwrap_err(), "version 2, not 1");
+        ciborium::into_writer(&Frame { version: 1, body }, &mut older).unwrap();
+        assert_eq!(decode(&older).unwrap_err(), "version 1, not 2");
         let mut long = encode(body).unwrap()[4..].to_vec();
         long.push(0);
         assert!(decode(&long).is_err());

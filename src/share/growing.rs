@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use super::cache::Cached;
-use super::imports::{Origin, PartKey};
-use super::{ImportOptions, Offer, PartHandles};
-use crate::driver::{Access, DevicePtr, Driver, Location};
-use crate::memory::{AccessChecks, CpuView, Engine, Memory, check_range, impl_cpu_memory};
+use super::import::PartKey;
+use super::{Description, ImportOptions, Offer, Origin, PartHandles};
+use crate::driver::{Access, DevicePtr, Driver, Location, ShareableHandle};
+use crate::memory::{AccessChecks, CpuView, Engine, check_range, impl_cpu_memory, impl_memory};
 use crate::vmm::{Adjacent, Mapped, MappedPart, PhysicalMemory, Reservation};
 use egmem_core::{Error, Result};
 
@@ -72,8 +72,8 @@ impl GrowingImport {
     #[track_caller]
     pub fn add(
         &mut self,
-        description: &super::Description,
-        handles: Vec<crate::driver::ShareableHandle>,
+        description: &Description,
+        handles: Vec<ShareableHandle>,
         options: &ImportOptions,
     ) -> Result<()> {
         self.add_from(description, handles.into(), options)
@@ -82,7 +82,7 @@ impl GrowingImport {
     #[track_caller]
     fn add_from(
         &mut self,
-        description: &super::Description,
+        description: &Description,
         handles: PartHandles,
         options: &ImportOptions,
     ) -> Result<()> {
@@ -96,7 +96,13 @@ impl GrowingImport {
         check_range(self.mapped, all, self.reservation.size())?;
         let (parts, _) = options.import_parts(&self.driver, description, handles)?;
         let (access, _) = options.resolve(&self.driver, description, &parts)?;
-        let reservation = self.addresses_for(&parts[0])?;
+        let mut reservation = Arc::clone(&self.reservation);
+        let backing = parts[0].backing();
+        if self.parts.is_empty() && backing != reservation.backing() {
+            // Memory of the other kind needs other addresses than those from the start.
+            let options = Reservation::options().backing(backing);
+            reservation = Arc::new(options.reserve(&self.driver, reservation.size())?);
+        }
         let mut offset = self.mapped;
         let mut added = Vec::with_capacity(parts.len());
         for memory in parts {
@@ -110,17 +116,6 @@ impl GrowingImport {
         Ok(())
     }
 
-    /// Returns the addresses: others than those from the start if the first part is of the other kind.
-    fn addresses_for(&self, part: &PhysicalMemory) -> Result<Arc<Reservation>> {
-        let backing = part.backing();
-        if !self.parts.is_empty() || backing == self.reservation.backing() {
-            return Ok(Arc::clone(&self.reservation));
-        }
-        let options = Reservation::options().backing(backing);
-        let reservation = options.reserve(&self.driver, self.reservation.size())?;
-        Ok(Arc::new(reservation))
-    }
-
     /// As [`add`](Self::add), for memory received over a channel. By default the other process's user is the origin.
     ///
     /// # Errors
@@ -128,13 +123,9 @@ impl GrowingImport {
     #[track_caller]
     pub fn add_offer(&mut self, offer: Offer, options: &ImportOptions) -> Result<()> {
         let peer = offer.peer();
-        let Offer {
-            description,
-            handles,
-            ..
-        } = offer;
         let options = options.clone().or_origin(Origin::User(peer.uid));
-        self.add_from(&description, handles, &options.sender(peer.into()))
+        let options = options.sender(peer.into());
+        self.add_from(&offer.description, offer.handles, &options)
     }
 
     /// Returns the bytes that are mapped.
@@ -208,21 +199,10 @@ unsafe impl AccessChecks for GrowingImport {
     }
 }
 
-impl Memory for GrowingImport {
-    fn driver(&self) -> &Driver {
-        &self.driver
-    }
-    fn device_ptr(&self) -> DevicePtr {
-        Self::device_ptr(self)
-    }
-    fn len(&self) -> u64 {
-        self.mapped
-    }
+impl_memory! {
     /// Returns the location of the first part; the host while there is none.
-    fn location(&self) -> Location {
-        let first = self.parts.first();
-        first.map_or(Location::Host, |part| part.mapping().location())
-    }
+    for GrowingImport, |this| &this.driver, this.device_ptr(), this.mapped,
+    this.parts.first().map_or(Location::Host, |part| part.mapping().location())
 }
 
 #[cfg(test)]
@@ -230,8 +210,8 @@ mod tests {
     use egmem_core::{Buffer, Machine};
 
     use super::*;
-    use crate::Shared;
     use crate::driver::{Call, Code, HandleType, NodeId};
+    use crate::{Memory, Shared};
 
     const MIB: u64 = 1 << 20;
 

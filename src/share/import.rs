@@ -1,18 +1,71 @@
 //! Imports memory of another process: grants access to it, and reuses existing imports.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use super::cache::Cached;
-use super::imported::{ImportedBuffer, map};
-use super::imports::{Imports, MappedKey, Origin, PartKey, Source};
-use super::{Credentials, Description, Part, PartHandles};
+use super::cache::{Cache, Cached};
+use super::imported::{ImportedBuffer, Mapped};
+use super::{Credentials, Description, Identity, Part, PartHandles};
 use crate::buffer::reachable_gpus;
 use crate::capability::ImexChannel;
 use crate::driver::{Access, AccessDesc, Code, Driver, HandleType, Location, ShareableHandle};
 use crate::explain::no_imex_channel;
 use crate::ledger::{Imported, Label, Party, Site};
-use crate::vmm::PhysicalMemory;
+use crate::per_driver::PerDriver;
+use crate::vmm::{MappedRange, PhysicalMemory};
 use egmem_core::{Backing, Error, Result};
+
+/// The authenticated sender of a description: the kernel or a certificate proves it.
+///
+/// Memory is recognised by the identity that its description claims, and any peer can claim any identity. If
+/// the claim alone counted, a peer could present its own memory as another's, and this process would write
+/// data for the other into it. So only descriptions of one origin share imports, and an origin can deceive
+/// only itself. Use a name that the peer has proved, never one that it merely states.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Origin {
+    /// Processes of one user of this machine: [`Credentials::uid`](super::Credentials::uid). The system does
+    /// not protect them against each other anyway.
+    User(u32),
+    /// A peer with a proved name: that of its certificate.
+    Peer(String),
+}
+
+/// The key of imported physical memory. It includes the size, so that a wrong claim, which the driver refuses
+/// to map, does not block a right one.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct PartKey {
+    pub(super) origin: Option<Origin>,
+    /// Without an origin another number in each import, which shares nothing.
+    pub(super) unshared: u64,
+    pub(super) identity: Identity,
+    pub(super) bytes: u64,
+}
+
+/// The key of a mapping.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct MappedKey {
+    pub(super) parts: Vec<PartKey>,
+    /// The host first, then GPUs by their ordinals, each location once.
+    pub(super) access: Vec<AccessDesc>,
+    /// Whether the mapping may do without the host's access, although `access` lists it.
+    pub(super) optional_host: bool,
+}
+
+/// The imports of one driver. Clones are the same.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Imports {
+    pub(super) parts: Cache<PartKey, PhysicalMemory>,
+    pub(super) mapped: Cache<MappedKey, Mapped>,
+}
+
+impl Imports {
+    /// Returns the imports of `driver`.
+    pub(super) fn of(driver: &Driver) -> Self {
+        static IMPORTS: PerDriver<Imports> = PerDriver::new();
+        IMPORTS.of(driver)
+    }
+}
 
 /// Options for importing memory: its access and its origin; [`import`](Self::import) maps it.
 #[derive(Clone, Debug, Default)]
@@ -26,22 +79,13 @@ pub struct ImportOptions {
     site: Option<Site>,
 }
 
-/// The access to grant one location.
-#[derive(Clone, Copy, Debug)]
-enum Wanted {
-    /// As much as the description allows.
-    Allowed,
-    /// Exactly this.
-    Exactly(Access),
-}
+/// The access to grant one location: exactly this, or without a value as much as the description allows.
+type Wanted = Option<Access>;
 
-impl Wanted {
-    fn resolve(self, who: Location, allowed: Access) -> Result<Access> {
-        match self {
-            Self::Allowed => Ok(allowed),
-            Self::Exactly(access) if access <= allowed => Ok(access),
-            Self::Exactly(need) => Err(Error::not_accessible(who, allowed, need)),
-        }
+fn resolved(wanted: Wanted, who: Location, allowed: Access) -> Result<Access> {
+    match wanted {
+        Some(need) if need > allowed => Err(Error::not_accessible(who, allowed, need)),
+        wanted => Ok(wanted.unwrap_or(allowed)),
     }
 }
 
@@ -57,14 +101,14 @@ impl ImportOptions {
     pub fn access_by<L: Into<Location>>(mut self, who: impl IntoIterator<Item = L>) -> Self {
         self.gpus.get_or_insert_default();
         for location in who {
-            self.set(location.into(), Wanted::Allowed);
+            self.set(location.into(), None);
         }
         self
     }
 
     /// Sets the access of one location; [`Location::Host`] stands for the CPU.
     pub fn access(mut self, who: impl Into<Location>, access: Access) -> Self {
-        self.set(who.into(), Wanted::Exactly(access));
+        self.set(who.into(), Some(access));
         self
     }
 
@@ -188,9 +232,13 @@ impl ImportOptions {
             access: access.clone(),
             optional_host,
         };
-        let mapped = Imports::of(driver)
-            .mapped
-            .get_or_try(key, || map(driver, parts, &access, optional_host))?;
+        // The CPU may be unable to reach memory of another node, which the GPUs can still use.
+        let gpus = match &access[..] {
+            [host, gpus @ ..] if optional_host && host.location.is_host() => gpus,
+            _ => &[],
+        };
+        let map = || MappedRange::map_or(driver, parts, &access, gpus);
+        let mapped = Imports::of(driver).mapped.get_or_try(key, map)?;
         Ok(ImportedBuffer::new(mapped, description.clone(), via))
     }
 
@@ -203,23 +251,27 @@ impl ImportOptions {
         &self,
         driver: &Driver,
         description: &Description,
-        handles: PartHandles,
+        mut handles: PartHandles,
     ) -> Result<(Vec<Cached<PartKey, PhysicalMemory>>, HandleType)> {
         description.check()?;
         let count = description.parts.len();
         let via = handles.handle_type().unwrap_or(HandleType::PosixFd);
-        let mut handles = handles.open(count)?;
+        handles.begin(count)?;
         let imports = Imports::of(driver);
         let site = self.site.clone().unwrap_or(Site::here());
-        let source = match self.origin.clone() {
-            Some(origin) => Source::Origin(origin),
-            None => Source::unshared(),
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let unshared = self.origin.is_none();
+        let unshared = if unshared {
+            NEXT.fetch_add(1, Relaxed)
+        } else {
+            0
         };
         let mut parts = Vec::with_capacity(count);
-        for part in &description.parts {
-            let handle = handles.next()?;
+        for (index, part) in description.parts.iter().enumerate() {
+            let handle = handles.next(count - index)?;
             let key = PartKey {
-                source: source.clone(),
+                origin: self.origin.clone(),
+                unshared,
                 identity: part.identity,
                 bytes: part.bytes,
             };
@@ -236,12 +288,13 @@ impl ImportOptions {
 
     /// Returns the ledger's note on the origin of a part.
     fn sender_of(&self, part: &Part) -> Imported {
-        let known = match &self.origin {
-            Some(Origin::User(uid)) => Some(format!("a process of user {uid}")),
-            Some(Origin::Peer(name)) => Some(name.clone()),
-            None => None,
-        };
-        let known = known.map(|name| Party { pid: None, name });
+        let known = self.origin.as_ref().map(|origin| Party {
+            pid: None,
+            name: match origin {
+                Origin::User(uid) => format!("a process of user {uid}"),
+                Origin::Peer(name) => name.clone(),
+            },
+        });
         Imported {
             from: self.sender.clone().or(known),
             identity: Some(part.identity),
@@ -252,7 +305,10 @@ impl ImportOptions {
     fn keep_to_read_write(&self, access: &mut BTreeMap<Location, Access>) -> Result<()> {
         let mut less = access.iter().filter(|&(_, &access)| access == Access::Read);
         if let (Some((&gpu, &access)), true) = (less.next(), self.gpus.is_some()) {
-            return Err(open_to_every_gpu(gpu, access));
+            let why = format!("{access} for {gpu}, but registered memory is open to every GPU");
+            let valid =
+                "read-write access, or none: name no GPU, or have the exporter use Backing::Driver";
+            return Err(Error::invalid_of("access", why, valid));
         }
         access.retain(|_, access| *access == Access::ReadWrite);
         Ok(())
@@ -271,29 +327,25 @@ impl ImportOptions {
         match &self.gpus {
             Some(gpus) => {
                 for (&gpu, wanted) in gpus {
-                    access.insert(gpu, wanted.resolve(gpu, allowed)?);
+                    access.insert(gpu, resolved(*wanted, gpu, allowed)?);
                 }
             }
             None => {
-                let mut lists = parts
-                    .iter()
-                    .map(|part| reachable_gpus(driver, part.location()));
-                let first = lists.next().unwrap_or(Ok(Vec::new()))?;
-                access.extend(first.iter().map(|desc| (desc.location, allowed)));
-                for list in lists {
-                    let list = list?;
+                for (index, part) in parts.iter().enumerate() {
+                    let list = reachable_gpus(driver, part.location())?;
+                    if index == 0 {
+                        access.extend(list.iter().map(|desc| (desc.location, allowed)));
+                    }
                     access.retain(|gpu, _| list.iter().any(|desc| desc.location == *gpu));
                 }
             }
         }
-        if parts
-            .iter()
-            .any(|part| part.backing() == Backing::Registered)
-        {
+        let mut backings = parts.iter().map(|part| part.backing());
+        if backings.any(|backing| backing == Backing::Registered) {
             self.keep_to_read_write(&mut access)?;
         }
         let host = match self.host {
-            Some(wanted) => wanted.resolve(Location::Host, allowed)?,
+            Some(wanted) => resolved(wanted, Location::Host, allowed)?,
             None if on_host => allowed,
             None => Access::None,
         };
@@ -306,13 +358,6 @@ impl ImportOptions {
         let elsewhere = description.parts.iter().any(|p| p.identity.boot != here);
         Ok((list, self.host.is_none() && elsewhere))
     }
-}
-
-/// Returns the error for a GPU that is to have less than registered memory gives.
-fn open_to_every_gpu(gpu: Location, access: Access) -> Error {
-    let why = format!("{access} for {gpu}, but registered memory is open to every GPU");
-    let valid = "read-write access, or none: name no GPU, or have the exporter use Backing::Driver";
-    Error::invalid_of("access", why, valid)
 }
 
 fn explain(driver: &Driver, error: Error, via: HandleType) -> Error {

@@ -4,30 +4,15 @@ use std::sync::Arc;
 
 use super::Description;
 use super::cache::Cached;
-use super::imports::{MappedKey, PartKey};
+use super::import::{MappedKey, PartKey};
 use crate::accessors::cpu_accessors;
-use crate::driver::{Access, AccessDesc, DevicePtr, Driver, HandleType, Location};
+use crate::driver::{Access, DevicePtr, HandleType, Location};
 use crate::memory::{AccessChecks, CpuView, Engine, Memory, impl_cpu_memory, impl_memory};
 use crate::vmm::{MappedRange, Mapping, PhysicalMemory};
 use egmem_core::Result;
 
 /// Imported memory at one range of addresses.
 pub(super) type Mapped = MappedRange<Cached<PartKey, PhysicalMemory>>;
-
-/// Maps imported memory and grants access.
-pub(super) fn map(
-    driver: &Driver,
-    parts: Vec<Cached<PartKey, PhysicalMemory>>,
-    access: &[AccessDesc],
-    optional_host: bool,
-) -> Result<Mapped> {
-    // The CPU may be unable to reach memory of another node, which the GPUs can still use.
-    let gpus = match access {
-        [host, gpus @ ..] if optional_host && host.location.is_host() => gpus,
-        _ => &[],
-    };
-    MappedRange::map_or(driver, parts, access, gpus)
-}
 
 /// Memory that another process shared, mapped at one address for the CPU and the GPUs. Clones are the same
 /// mapping; dropping the last one unmaps the memory and then releases it.
@@ -98,10 +83,10 @@ impl ImportedBuffer {
 
     /// Returns the CPU's view of the memory with its padding; a window has none.
     fn padded_cpu(&self) -> Result<CpuView<'_>> {
-        match self.0.description.is_window() {
-            true => self.cpu(),
-            false => self.all_cpu(),
+        if self.0.description.is_window() {
+            return self.cpu();
         }
+        self.all_cpu()
     }
 
     /// Returns where its bytes begin in the mapping.

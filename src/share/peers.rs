@@ -92,14 +92,14 @@ impl Peers {
     /// # Errors
     /// [`Error::NotTrusted`] with the peer's user.
     pub fn admit(&self, peer: &Credentials) -> Result<()> {
-        match self.admits_user(peer.uid) {
-            true => Ok(()),
-            false => Err(Error::NotTrusted {
-                peer: peer.to_string(),
-                cause: Distrust::User,
-                why: format!("user {} is not on the list", peer.uid),
-            }),
+        if self.admits_user(peer.uid) {
+            return Ok(());
         }
+        Err(Error::NotTrusted {
+            peer: peer.to_string(),
+            cause: Distrust::User,
+            why: format!("user {} is not on the list", peer.uid),
+        })
     }
 
     /// Returns whether processes of this user are admitted.
@@ -111,9 +111,8 @@ impl Peers {
     /// Returns whether processes of users other than this process's are admitted.
     pub fn reach_beyond_own_user(&self) -> bool {
         let own = rustix::process::geteuid().as_raw();
-        self.users
-            .as_ref()
-            .is_none_or(|users| users.iter().any(|&uid| uid != own))
+        let users = self.users.as_ref();
+        users.is_none_or(|users| users.iter().any(|&uid| uid != own))
     }
 }
 

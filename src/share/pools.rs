@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use super::fd::posix;
 use super::frame::{Body, Pointer};
 use super::{Channel, Credentials};
-use crate::driver::{HandleType, ShareableHandle};
+use crate::driver::{HandleType, PoolPtrExport, ShareableHandle};
 use crate::per_driver::lock;
 use crate::pool::{ImportedPool, ImportedPoolBuffer};
 use crate::{Driver, MemoryError, MemoryResult, Pool, PoolBuffer, Result, Stream};
@@ -132,9 +132,10 @@ impl LentPoolBuffer {
         let mut free = Vec::new();
         for (buffer, mut holders) in std::mem::take(&mut *kept) {
             keep_holders(&mut holders);
-            match holders.is_empty() {
-                true => free.push(buffer),
-                false => kept.push((buffer, holders)),
+            if holders.is_empty() {
+                free.push(buffer);
+            } else {
+                kept.push((buffer, holders));
             }
         }
         let left = kept.len();
@@ -221,11 +222,8 @@ impl Channel {
         match self.receive_body()? {
             (Body::Pool { location }, mut fds) => {
                 let fd = fds.pop().ok_or_else(|| self.protocol("no fd"))?;
-                Ok(ImportedPool::import(
-                    driver,
-                    &ShareableHandle::PosixFd(fd),
-                    location,
-                )?)
+                let handle = ShareableHandle::PosixFd(fd);
+                Ok(ImportedPool::import(driver, &handle, location)?)
             }
             (other, _) => Err(self.unexpected(&other)),
         }
@@ -240,7 +238,7 @@ impl Channel {
     pub fn send_pool_buffer(&mut self, lent: &mut LentPoolBuffer) -> Result<()> {
         LentPoolBuffer::sweep();
         // SAFETY: `lent` frees the allocation after all holders of its pipes.
-        let pointer = Pointer(unsafe { lent.export_pointer() }?);
+        let pointer = Pointer(unsafe { lent.export_pointer() }?.0.to_vec());
         let (returned, tether) =
             io::pipe().map_err(|error| MemoryError::system("making a pipe", &error))?;
         let peer = self.peer();
@@ -271,9 +269,11 @@ impl Channel {
         match self.receive_body()? {
             (Body::PoolBuffer { bytes, pointer }, mut fds) => {
                 let tether = fds.pop().ok_or_else(|| self.protocol("no fd"))?;
+                let pointer = pointer.0.try_into().map(PoolPtrExport);
+                let pointer = pointer.map_err(|_| self.protocol("a pointer of another size"))?;
                 // SAFETY: a `LentPoolBuffer` keeps the allocation while the pipe's other end is open. That the other
                 // process sent one is trusted, as documented above: the driver cannot tell.
-                let buffer = unsafe { pool.import_pointer(&pointer.0, bytes, stream, tether) }?;
+                let buffer = unsafe { pool.import_pointer(&pointer, bytes, stream, tether) }?;
                 buffer.imported_from(self.peer().into());
                 Ok(buffer)
             }

@@ -9,12 +9,12 @@
 //! The importer gets the queue's other end as one fd, in place of the memory's. Fds in the queue belong to no process:
 //! the kernel closes them once the importer closes its end or dies.
 
-use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
+use std::vec;
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
@@ -80,41 +80,41 @@ pub fn fill(queue: &UnixStream, shared: &Shared, peer: &str, within: Duration) -
 /// few at a time, while [`ImportOptions::import_from`](super::ImportOptions::import_from) imports them. Dropping this
 /// closes the handles.
 #[derive(Debug)]
-pub struct PartHandles(Way);
-
-#[derive(Debug)]
-enum Way {
-    Here(Vec<ShareableHandle>),
-    /// One end of a queue.
-    Queue(OwnedFd),
+pub struct PartHandles {
+    here: vec::IntoIter<ShareableHandle>,
+    /// One end of a queue, from which the others come.
+    queue: Option<UnixStream>,
 }
 
 impl From<Vec<ShareableHandle>> for PartHandles {
     fn from(handles: Vec<ShareableHandle>) -> Self {
-        Self(Way::Here(handles))
+        Self {
+            here: handles.into_iter(),
+            queue: None,
+        }
     }
 }
 
 impl PartHandles {
     /// Returns handles that are received from an exporter's [queue](self).
-    pub const fn from_queue(queue: OwnedFd) -> Self {
-        Self(Way::Queue(queue))
+    pub fn from_queue(queue: OwnedFd) -> Self {
+        Self {
+            here: Vec::new().into_iter(),
+            queue: Some(queue.into()),
+        }
     }
 
     /// Returns the handles if all are here already; none otherwise.
     pub fn here(&self) -> &[ShareableHandle] {
-        match &self.0 {
-            Way::Here(handles) => handles,
-            Way::Queue(_) => &[],
-        }
+        self.here.as_slice()
     }
 
     /// Returns the type of the handles. Those that are received are fds.
     pub fn handle_type(&self) -> Option<HandleType> {
-        match &self.0 {
-            Way::Here(handles) => handles.first().map(ShareableHandle::handle_type),
-            Way::Queue(_) => Some(HandleType::PosixFd),
+        if self.queue.is_some() {
+            return Some(HandleType::PosixFd);
         }
+        self.here().first().map(ShareableHandle::handle_type)
     }
 
     /// Returns all handles, for `count` parts: as many fds are open then.
@@ -122,84 +122,54 @@ impl PartHandles {
     /// # Errors
     /// [`InvalidArgument`](MemoryError::InvalidArgument) for handles of another number or of several types; [`System`](MemoryError::System) if the exporter
     /// has ended before it sent all, or this process may open no more fds.
-    pub fn all(self, count: usize) -> MemoryResult<Vec<ShareableHandle>> {
-        let mut coming = self.open(count)?;
-        (0..count).map(|_| coming.next()).collect()
+    pub fn all(mut self, count: usize) -> MemoryResult<Vec<ShareableHandle>> {
+        self.begin(count)?;
+        (0..count).map(|index| self.next(count - index)).collect()
     }
 
-    /// Begins to take the handles of `count` parts.
-    pub(super) fn open(self, count: usize) -> MemoryResult<Coming> {
-        let (here, queue) = match self.0 {
-            Way::Here(handles) => {
-                one_type(&handles, count)?;
-                (handles.into(), None)
-            }
-            Way::Queue(queue) => (VecDeque::new(), Some(queue.into())),
-        };
-        if let Some(queue) = &queue {
-            set_socket_timeout(queue, Timeout::Recv, Some(PATIENCE))
-                .map_err(|error| failed(&error.into()))?;
+    /// Checks the handles of `count` parts, before the first is taken.
+    pub(super) fn begin(&self, count: usize) -> MemoryResult<()> {
+        if let Some(queue) = &self.queue {
+            let patient = set_socket_timeout(queue, Timeout::Recv, Some(PATIENCE));
+            return patient.map_err(|error| failed(&error.into()));
         }
-        Ok(Coming {
-            here,
-            queue,
-            left: count,
-        })
+        let here = self.here();
+        let wrong = |why: String| Err(MemoryError::invalid("handles", why));
+        if here.len() != count || here.is_empty() {
+            return wrong(format!("{} for {count} parts", here.len()));
+        }
+        let first = here[0].handle_type();
+        if here.iter().any(|handle| handle.handle_type() != first) {
+            return wrong("they are of different types".into());
+        }
+        Ok(())
     }
-}
 
-/// Handles that are taken one after the other.
-pub(super) struct Coming {
-    here: VecDeque<ShareableHandle>,
-    queue: Option<UnixStream>,
-    /// How many are not taken yet.
-    left: usize,
-}
-
-impl Coming {
-    /// Returns the next handle. At most [`BATCH`] fds are open and not returned yet.
-    pub(super) fn next(&mut self) -> MemoryResult<ShareableHandle> {
-        if self.here.is_empty()
+    /// Returns the next handle, of `left` that are not taken yet. At most [`BATCH`] fds are open and not returned.
+    pub(super) fn next(&mut self, left: usize) -> MemoryResult<ShareableHandle> {
+        if self.here().is_empty()
             && let Some(queue) = &self.queue
         {
-            let most = self.left.min(BATCH);
+            let most = left.min(BATCH);
             let (bytes, fds) = fd::recv(queue.as_fd(), &mut [0], most).map_err(|e| failed(&e))?;
             if bytes == 0 || fds.is_empty() {
                 let why = "the exporter has ended, or has sent too few";
                 return Err(failed(&io::Error::new(io::ErrorKind::UnexpectedEof, why)));
             }
-            self.here
-                .extend(fds.into_iter().map(ShareableHandle::PosixFd));
+            let handles: Vec<_> = fds.into_iter().map(ShareableHandle::PosixFd).collect();
+            self.here = handles.into_iter();
         }
-        self.left = self.left.saturating_sub(1);
         let none = || MemoryError::invalid("handles", "fewer than parts");
-        self.here.pop_front().ok_or_else(none)
+        self.here.next().ok_or_else(none)
     }
 }
 
 fn failed(error: &io::Error) -> MemoryError {
+    let what = "receiving handles";
     match error.kind() {
         io::ErrorKind::WouldBlock => {
-            MemoryError::failed("receiving handles", "the exporter is silent")
+            MemoryError::failed(what, "timed out waiting for the exporter's handles")
         }
-        _ => MemoryError::system("receiving handles", error),
-    }
-}
-
-/// Checks that there are `count` handles of one type.
-fn one_type(handles: &[ShareableHandle], count: usize) -> MemoryResult<()> {
-    let first = match handles {
-        [first, ..] if handles.len() == count => first.handle_type(),
-        _ => {
-            let why = format!("{} for {count} parts", handles.len());
-            return Err(MemoryError::invalid("handles", why));
-        }
-    };
-    match handles.iter().all(|handle| handle.handle_type() == first) {
-        true => Ok(()),
-        false => Err(MemoryError::invalid(
-            "handles",
-            "they are of different types",
-        )),
+        _ => MemoryError::system(what, error),
     }
 }

@@ -1,19 +1,22 @@
-//! Memory of this process that others may import.
+//! Memory of this process that others may import: its exports and the CPU's mapping are created on first use, for all that
+//! share it. A process keeps only some fds open ([`MAX_KEPT`]).
 
 use std::any::Any;
+use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, Weak};
 
-use super::exports::Holds;
-use super::view::View;
-use super::whole::{Memories, Whole};
+use super::description::View;
 use super::{Description, MAX_PARTS, Part};
 use crate::Buffer;
-use crate::driver::{Access, Driver, HandleType, HandleTypes, Location, ShareableHandle};
+use crate::driver::{
+    Access, AccessDesc, Driver, HandleType, HandleTypes, Location, ShareableHandle,
+};
 use crate::ledger::Party;
 use crate::memory::CpuView;
-use crate::vmm::PhysicalMemory;
+use crate::per_driver::{PerDriver, lock};
+use crate::vmm::{Mapping, PhysicalMemory};
 use egmem_core::{Error, Result};
 
 /// Memory of this process that can be described and exported to others. Clones are the same memory.
@@ -39,19 +42,8 @@ pub struct Shared {
     // In this order: `whole`, which keeps the memory alive for others, is dropped last.
     whole: Arc<Whole>,
     view: View,
-    keep: Option<Arc<Keep>>,
-}
-
-/// Kept alive while the memory is shared.
-struct Keep {
-    _owner: Box<dyn Any + Send + Sync>,
-    _others: Option<Arc<Keep>>,
-}
-
-impl fmt::Debug for Keep {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Keep").finish_non_exhaustive()
-    }
+    /// Kept alive while the memory is shared.
+    keep: Vec<Arc<dyn Any + Send + Sync>>,
 }
 
 impl From<Buffer> for Shared {
@@ -74,7 +66,7 @@ impl Shared {
         Self {
             whole: Arc::new(whole),
             view,
-            keep: None,
+            keep: Vec::new(),
         }
     }
 
@@ -163,41 +155,31 @@ impl Shared {
     ///
     /// Imported mappings do not keep it: they may outlive it.
     pub fn holding(mut self, owner: impl Any + Send + Sync) -> Self {
-        self.keep = Some(Arc::new(Keep {
-            _owner: Box::new(owner),
-            _others: self.keep.take(),
-        }));
+        self.keep.push(Arc::new(owner));
         self
     }
 
     /// Returns the physical memory if this was made from some, is all of it, and has no other clone or
     /// window.
-    pub fn into_physical(self) -> Result<Vec<PhysicalMemory>, Self> {
-        let Self { whole, view, keep } = self;
-        let again = |whole| Self {
-            whole,
-            view: view.clone(),
-            keep: keep.clone(),
-        };
-        if view.is_window() || keep.is_some() {
-            return Err(again(whole));
+    ///
+    /// # Errors
+    /// `self` otherwise.
+    pub fn into_physical(mut self) -> Result<Vec<PhysicalMemory>, Self> {
+        if !self.is_window()
+            && self.keep.is_empty()
+            && let Some(whole) = Arc::get_mut(&mut self.whole)
+            && let Memories::Physical(parts) = &mut whole.memory
+        {
+            // Unmapped, and without a handle, before another user gets it.
+            whole.exports.clear();
+            return Ok(std::mem::take(parts));
         }
-        match Arc::try_unwrap(whole).map_err(again)? {
-            Whole {
-                exports,
-                memory: Memories::Physical(parts),
-            } => {
-                // Unmapped, and without a handle, before another user gets it.
-                drop(exports);
-                Ok(parts)
-            }
-            other => Err(again(Arc::new(other))),
-        }
+        Err(self)
     }
 
     /// Iterates over the parts that it touches.
     fn parts(&self) -> impl Iterator<Item = &PhysicalMemory> {
-        self.view.parts().map(|index| self.whole.part(index))
+        self.view.parts.clone().map(|index| self.whole.part(index))
     }
 
     /// Returns whether this is a [`window`](Self::window): the bytes around it then belong to other memory.
@@ -221,7 +203,7 @@ impl Shared {
         };
         let description = Description {
             len: self.len(),
-            offset: self.view.offset(),
+            offset: self.view.offset,
             access,
             parts: self.parts().map(part).collect::<Result<_>>()?,
         };
@@ -255,7 +237,7 @@ impl Shared {
         parts: Range<usize>,
         handle_type: HandleType,
     ) -> Result<Vec<ShareableHandle>> {
-        let all = self.view.parts();
+        let all = &self.view.parts;
         let at = |part: usize| all.start.saturating_add(part).min(all.end);
         let parts = at(parts.start)..at(parts.end);
         let export = |index| {
@@ -267,7 +249,7 @@ impl Shared {
 
     /// Returns the number of the description's parts.
     pub fn part_count(&self) -> usize {
-        self.view.parts().len()
+        self.view.parts.len()
     }
 
     /// Notes in the [ledger](egmem_core::ledger) a process that handles were sent to.
@@ -301,12 +283,12 @@ impl Shared {
 
     fn first(&self) -> &PhysicalMemory {
         // Never empty: every constructor checks that.
-        self.whole.part(self.view.parts().start)
+        self.whole.part(self.view.parts.start)
     }
 
     /// Returns the number of usable bytes.
     pub fn len(&self) -> u64 {
-        self.view.len()
+        self.view.len
     }
 
     /// Returns `false`: there is at least one byte.
@@ -378,13 +360,160 @@ fn check_parts<'a>(parts: impl ExactSizeIterator<Item = &'a PhysicalMemory>) -> 
     };
     parts.try_for_each(|part| {
         part.driver().expect_same(first.driver(), "memory")?;
-        match part.backing() == first.backing() {
-            true => Ok(()),
-            false => Err(Error::invalid_of(
-                "memory",
-                "some parts are registered and some are not",
-                "parts of one Backing",
-            )),
+        if part.backing() == first.backing() {
+            return Ok(());
         }
+        let why = "some parts are registered and some are not";
+        Err(Error::invalid_of("memory", why, "parts of one Backing"))
     })
+}
+
+/// Physical memory that another owner keeps alive, together with its exports: a chunk with many shared
+/// blocks.
+pub trait Holds: fmt::Debug + Send + Sync {
+    /// Returns the memory, the same for the value's whole life.
+    fn physical(&self) -> &PhysicalMemory;
+    /// Returns the memory's exports.
+    fn exports(&self) -> &Exports;
+}
+
+/// The handles of one physical memory and the CPU's mapping of it, each created on first use. An fd is closed when
+/// others were exported since, and created again for the next export.
+#[derive(Debug, Default)]
+pub struct Exports {
+    // In this order: unmapped first, then closed.
+    cpu: Mutex<Option<Mapping>>,
+    fd: Arc<Place>,
+    fabric: Mutex<Option<ShareableHandle>>,
+}
+
+impl Exports {
+    /// Returns a handle of `memory`, which is the same memory in every call: a copy of the one that is kept, if it is.
+    /// Drivers have been seen to refuse the CPU's access to memory with more than about 250 exports, imports
+    /// and CPU mappings together; an export whose copies are all closed no longer counts.
+    pub fn export(
+        &self,
+        memory: &PhysicalMemory,
+        handle_type: HandleType,
+    ) -> Result<ShareableHandle> {
+        let mut kept = lock(match handle_type {
+            HandleType::PosixFd => &*self.fd,
+            HandleType::Fabric => &self.fabric,
+        });
+        let is_new = kept.is_none();
+        let handle = match &mut *kept {
+            Some(handle) => handle,
+            none => none.insert(memory.export(handle_type)?),
+        };
+        let copy = match handle {
+            ShareableHandle::PosixFd(fd) => fd
+                .try_clone()
+                .map(ShareableHandle::PosixFd)
+                .map_err(|error| Error::system("duplicating a file descriptor", &error)),
+            ShareableHandle::Fabric(handle) => Ok(ShareableHandle::Fabric(handle.clone())),
+        };
+        drop(kept);
+        if is_new && handle_type == HandleType::PosixFd {
+            note(memory.driver(), &self.fd);
+        }
+        copy
+    }
+
+    /// Lends the CPU's view of all of `memory`, through a mapping that is created for it and kept.
+    pub fn with_cpu<T>(
+        &self,
+        memory: &PhysicalMemory,
+        with: impl FnOnce(CpuView<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let mut cpu = lock(&self.cpu);
+        let mapping = match &mut *cpu {
+            Some(mapping) => mapping,
+            none => {
+                let mut mapping = memory.map()?;
+                mapping.set_access(&[AccessDesc::new(Location::Host, Access::ReadWrite)])?;
+                none.insert(mapping)
+            }
+        };
+        with(mapping.padded_cpu()?)
+    }
+}
+
+/// The most exported fds that a process keeps open for later exports, over all memory of a driver. A memory has an fd
+/// for each part, and a process has 1024 by default.
+pub(super) const MAX_KEPT: usize = 16;
+
+/// A place for a part's exported fd.
+pub(super) type Place = Mutex<Option<ShareableHandle>>;
+
+/// The places of one driver with an fd, the oldest first.
+type Kept = Arc<Mutex<VecDeque<Weak<Place>>>>;
+
+/// Records that `place` has an fd now, and closes the oldest ones beyond [`MAX_KEPT`]. The caller holds the lock of no
+/// place.
+pub(super) fn note(driver: &Driver, place: &Arc<Place>) {
+    static KEPT: PerDriver<Kept> = PerDriver::new();
+    let of_driver = KEPT.of(driver);
+    let mut kept = lock(&of_driver);
+    kept.retain(|other| other.strong_count() > 0);
+    kept.push_back(Arc::downgrade(place));
+    let beyond = kept.len().saturating_sub(MAX_KEPT);
+    let oldest: Vec<_> = kept.drain(..beyond).collect();
+    drop(kept);
+    for place in oldest.iter().filter_map(Weak::upgrade) {
+        let fd = lock(&place).take();
+        // The last copy's close takes the driver's time.
+        drop(fd);
+    }
+}
+
+/// The memory behind shared memory and its windows, with the exported handles of its parts.
+#[derive(Debug)]
+struct Whole {
+    /// The exported handles of each part, except for parts that hold their own. They are dropped before `memory`.
+    exports: Vec<Exports>,
+    memory: Memories,
+}
+
+#[derive(Debug)]
+enum Memories {
+    Buffer(Arc<Buffer>),
+    Physical(Vec<PhysicalMemory>),
+    Held(Vec<Arc<dyn Holds>>),
+}
+
+impl Whole {
+    fn new(memory: Memories) -> Self {
+        let mut whole = Self {
+            exports: Vec::new(),
+            memory,
+        };
+        if !matches!(whole.memory, Memories::Held(_)) {
+            let count = whole.count();
+            whole.exports.resize_with(count, Exports::default);
+        }
+        whole
+    }
+
+    fn count(&self) -> usize {
+        match &self.memory {
+            Memories::Buffer(buffer) => buffer.physical().len(),
+            Memories::Physical(parts) => parts.len(),
+            Memories::Held(parts) => parts.len(),
+        }
+    }
+
+    fn part(&self, index: usize) -> &PhysicalMemory {
+        match &self.memory {
+            Memories::Buffer(buffer) => &buffer.physical()[index],
+            Memories::Physical(parts) => &parts[index],
+            Memories::Held(parts) => parts[index].physical(),
+        }
+    }
+
+    fn exports(&self, index: usize) -> &Exports {
+        match &self.memory {
+            Memories::Held(parts) => parts[index].exports(),
+            _ => &self.exports[index],
+        }
+    }
 }

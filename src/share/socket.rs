@@ -1,19 +1,19 @@
-//! Unix sockets at a path.
+//! Unix sockets at a path: listening and connecting.
 
 use std::fs::{self, File, Permissions};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rustix::fs::{CWD, Mode, OFlags, RenameFlags};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 
-use super::Peers;
-use super::fd;
+use super::{Channel, Peers, fd};
 use crate::fork::Generation;
 use crate::{Error, MemoryError, MemoryResult, Result, Unreachable};
 
@@ -45,10 +45,8 @@ impl SocketFile {
 
     fn is_there(&self) -> bool {
         let id = |found: fs::Metadata| (found.dev(), found.ino());
-        match (self.file.metadata(), fs::symlink_metadata(&self.path)) {
-            (Ok(own), Ok(found)) => id(own) == id(found),
-            _ => false,
-        }
+        let found = fs::symlink_metadata(&self.path).map(id).ok();
+        found.is_some() && found == self.file.metadata().map(id).ok()
     }
 }
 
@@ -80,43 +78,77 @@ fn address(path: &Path) -> MemoryResult<SocketAddrUnix> {
 /// [`System`](MemoryError::System) that names the path: `AddrInUse` if a process listens there, or if the file is not a
 /// socket.
 pub fn listen(path: &Path, peers: &Peers) -> MemoryResult<(OwnedFd, SocketFile)> {
-    let failed =
-        |error: io::Error| MemoryError::system(format!("listening at {}", path.display()), &error);
     address(path)?;
-    let beside = beside(path).map_err(failed)?;
+    listen_at(path, peers, &rename)
+        .map_err(|error| MemoryError::system(format!("listening at {}", path.display()), &error))
+}
+
+fn listen_at(path: &Path, peers: &Peers, rename: Rename<'_>) -> io::Result<(OwnedFd, SocketFile)> {
+    let folder = path.parent().unwrap_or(Path::new(""));
+    let mut beside = free_name(folder)?;
+    let mut opened = None;
+    if SocketAddrUnix::new(&beside).is_err() {
+        // That name is longer than the socket's, and makes the path too long. The folder has a short path, too.
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let folder = opened.insert(rustix::fs::open(folder, flags, Mode::empty())?);
+        beside = free_name(Path::new(&format!("/proc/self/fd/{}", folder.as_raw_fd())))?;
+    }
     // Binds under these permissions, so that the socket never has more than it will have.
-    let socket = File::from(new(SocketType::STREAM).map_err(|error| failed(error.into()))?);
-    socket
-        .set_permissions(Permissions::from_mode(0o600))
-        .map_err(failed)?;
+    let socket = File::from(new(SocketType::STREAM)?);
+    socket.set_permissions(Permissions::from_mode(0o600))?;
     let socket = OwnedFd::from(socket);
-    rustix::net::bind(&socket, &address(&beside)?).map_err(|error| failed(error.into()))?;
-    let mut file = SocketFile::at(&beside).map_err(failed)?;
-    rustix::net::listen(&socket, BACKLOG).map_err(|error| failed(error.into()))?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(&beside)?)?;
+    let mut file = SocketFile::at(&beside)?;
+    rustix::net::listen(&socket, BACKLOG)?;
     // The credentials are checked in either case. The process's umask has no influence.
-    let mode = if peers.reach_beyond_own_user() {
-        0o666
-    } else {
-        0o600
-    };
-    fs::set_permissions(&beside, Permissions::from_mode(mode)).map_err(failed)?;
-    place(&beside, path).map_err(failed)?;
+    let for_others = peers.reach_beyond_own_user();
+    let mode = if for_others { 0o666 } else { 0o600 };
+    fs::set_permissions(&beside, Permissions::from_mode(mode))?;
+    place(&beside, path, rename)?;
     file.path = path.to_owned();
     Ok((socket, file))
 }
 
-/// Returns a free name in the folder of `path`.
-fn beside(path: &Path) -> io::Result<PathBuf> {
+/// Returns a free name in a folder.
+fn free_name(folder: &Path) -> io::Result<PathBuf> {
     let random: [u8; 6] = crate::driver::random()?;
     let name: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
-    Ok(path.with_file_name(format!(".{name}")))
+    Ok(folder.join(format!(".{name}")))
+}
+
+/// Renames a file, with flags that some file systems (`INVAL`) and kernels (`NOSYS`) do not know.
+type Rename<'a> = &'a dyn Fn(&Path, &Path, RenameFlags) -> rustix::io::Result<()>;
+
+fn rename(from: &Path, to: &Path, flags: RenameFlags) -> rustix::io::Result<()> {
+    rustix::fs::renameat_with(CWD, from, CWD, to, flags)
+}
+
+/// Moves a file to a name that is free.
+fn move_to_free(from: &Path, to: &Path, rename: Rename<'_>) -> rustix::io::Result<()> {
+    match rename(from, to, RenameFlags::NOREPLACE) {
+        Err(Errno::INVAL | Errno::NOSYS) => {
+            rustix::fs::linkat(CWD, from, CWD, to, AtFlags::empty())?;
+            rustix::fs::unlink(from)
+        }
+        moved => moved,
+    }
+}
+
+/// Removes the file of a dead socket from `path`, where files cannot be exchanged: moves it aside first, so that of several
+/// processes one removes it, and no process removes a socket that has taken its place meanwhile.
+fn remove_dead(path: &Path, aside: &Path, rename: Rename<'_>) -> rustix::io::Result<()> {
+    rename(path, aside, RenameFlags::empty())?;
+    if nobody_listens(aside) {
+        return rustix::fs::unlink(aside);
+    }
+    move_to_free(aside, path, rename)?;
+    Err(Errno::ADDRINUSE)
 }
 
 /// Moves the file of a listening socket to `path`, in place of one at which no process listens any more.
-fn place(from: &Path, path: &Path) -> io::Result<()> {
-    let rename = |flags| rustix::fs::renameat_with(CWD, from, CWD, path, flags);
+fn place(from: &Path, path: &Path, rename: Rename<'_>) -> io::Result<()> {
     for _ in 0..REMOVED_MEANWHILE {
-        match rename(RenameFlags::NOREPLACE) {
+        match move_to_free(from, path, rename) {
             Err(Errno::EXIST) => {}
             result => return Ok(result?),
         }
@@ -128,15 +160,22 @@ fn place(from: &Path, path: &Path) -> io::Result<()> {
             }
         }
         // Exchanged, because another process may have replaced the dead file meanwhile: then that one stays.
-        match rename(RenameFlags::EXCHANGE) {
+        match rename(from, path, RenameFlags::EXCHANGE) {
             Ok(()) if nobody_listens(from) => {
                 // The new socket is in place, even if the dead one's file stays.
                 let _ = fs::remove_file(from);
                 return Ok(());
             }
             Ok(()) => {
-                rename(RenameFlags::EXCHANGE)?;
+                rename(from, path, RenameFlags::EXCHANGE)?;
                 return Err(io::ErrorKind::AddrInUse.into());
+            }
+            Err(Errno::INVAL | Errno::NOSYS) => {
+                let aside = free_name(from.parent().unwrap_or(Path::new(".")))?;
+                match remove_dead(path, &aside, rename) {
+                    Ok(()) | Err(Errno::NOENT) => {}
+                    Err(error) => return Err(error.into()),
+                }
             }
             Err(Errno::NOENT) => {}
             Err(error) => return Err(error.into()),
@@ -146,19 +185,14 @@ fn place(from: &Path, path: &Path) -> io::Result<()> {
 }
 
 /// Returns whether there is a socket at `path` at which no process listens any more.
-pub fn nobody_listens(path: &Path) -> bool {
-    address(path).is_ok_and(|address| is_dead(path, &address))
-}
-
-/// As [`nobody_listens`], with the path as an address.
-fn is_dead(path: &Path, address: &SocketAddrUnix) -> bool {
-    let is_socket = fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
+fn nobody_listens(path: &Path) -> bool {
     let connected = || {
         let socket = new(SocketType::STREAM)?;
         // A listener may have a full backlog.
         set_socket_timeout(&socket, Timeout::Send, Some(Duration::from_millis(1)))?;
-        rustix::net::connect(&socket, address).map(|()| socket)
+        rustix::net::connect(&socket, &SocketAddrUnix::new(path)?).map(|()| socket)
     };
+    let is_socket = fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
     is_socket
         && match connected() {
             Ok(socket) => fd::peer_has_ended(socket.as_fd()),
@@ -177,25 +211,100 @@ pub fn connect(path: &Path, timeout: Duration) -> Result<OwnedFd> {
         .map_err(|error| MemoryError::system("making a socket", &error.into()))?;
     let connected = set_socket_timeout(&socket, Timeout::Send, Some(timeout))
         .and_then(|()| rustix::io::retry_on_intr(|| rustix::net::connect(&socket, &address)));
-    // Nobody would accept the connection.
-    let connected = connected.and_then(|()| match fd::peer_has_ended(socket.as_fd()) {
-        true => Err(Errno::CONNREFUSED),
-        false => Ok(()),
-    });
-    match connected {
-        Ok(()) => Ok(socket),
-        Err(Errno::WOULDBLOCK) => Err(Error::timed_out(
-            format!("connecting to {}", path.display()),
-            timeout,
-        )),
-        Err(error) => {
-            let error = io::Error::from(error);
-            Err(Error::Unreachable {
-                peer: path.display().to_string(),
-                cause: Unreachable::of(error.kind()),
-                why: error.to_string(),
-            })
+    let shown = path.display();
+    let error = match connected {
+        Ok(()) if !fd::peer_has_ended(socket.as_fd()) => return Ok(socket),
+        // Nobody would accept the connection.
+        Ok(()) => Errno::CONNREFUSED.into(),
+        Err(Errno::WOULDBLOCK) => {
+            return Err(Error::timed_out(format!("connecting to {shown}"), timeout));
         }
+        Err(error) => io::Error::from(error),
+    };
+    Err(Error::Unreachable {
+        peer: shown.to_string(),
+        cause: Unreachable::of(error.kind()),
+        why: error.to_string(),
+    })
+}
+
+/// A Unix socket that other processes of this machine connect to.
+///
+/// Only this process's user can open its file, unless the policy admits others. It replaces a file that a
+/// dead process has left. Dropping the listener removes the file.
+#[derive(Debug)]
+pub struct Listener {
+    socket: UnixListener,
+    peers: Peers,
+    timeout: Option<Duration>,
+    _file: SocketFile,
+}
+
+impl Listener {
+    /// Listens at `path`.
+    ///
+    /// # Errors
+    /// [`System`](MemoryError::System) that names the path, also if another process listens there.
+    pub fn bind(path: impl AsRef<Path>, peers: Peers) -> Result<Self> {
+        let (socket, file) = listen(path.as_ref(), &peers)?;
+        Ok(Self {
+            socket: socket.into(),
+            peers,
+            timeout: None,
+            _file: file,
+        })
+    }
+
+    /// Sets how long [`accept`](Self::accept) waits; the default is forever. At most twice as long if it
+    /// skips processes that have disconnected.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](MemoryError::InvalidArgument) for a timeout of 0.
+    pub fn set_timeout(&mut self, timeout: Duration) -> Result<()> {
+        set_socket_timeout(&self.socket, Timeout::Recv, Some(timeout))
+            .map_err(|error| MemoryError::invalid("timeout", error.to_string()))?;
+        self.timeout = Some(timeout);
+        Ok(())
+    }
+
+    /// Waits for the next process that connects. Skips one that has disconnected without sending anything.
+    ///
+    /// Any other process may disconnect at any time, so every operation on the channel can fail with
+    /// [`Error::PeerLost`]: that ends this channel, not the accept loop.
+    ///
+    /// # Errors
+    /// [`Error::NotTrusted`] for a process that the policy does not admit, which is disconnected;
+    /// [`Error::TimedOut`]; the system's errors. The listener stays usable after each.
+    pub fn accept(&self) -> Result<Channel> {
+        let begun = Instant::now();
+        loop {
+            let stream = match self.socket.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) => match error.kind() {
+                    io::ErrorKind::Interrupted => continue,
+                    io::ErrorKind::WouldBlock => return Err(self.timed_out()),
+                    _ => return Err(MemoryError::system("accepting a connection", &error).into()),
+                },
+            };
+            let channel = Channel::new(stream, &self.peers)?;
+            if !channel.is_gone() {
+                return Ok(channel);
+            }
+            if self.timeout.is_some_and(|after| begun.elapsed() >= after) {
+                return Err(self.timed_out());
+            }
+        }
+    }
+
+    /// Ends listening: calls of [`accept`](Self::accept) that wait return an error, as all later ones do. Processes that
+    /// connect are refused.
+    pub fn close(&self) {
+        // It fails only for a socket that does not listen.
+        let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
+    }
+
+    fn timed_out(&self) -> Error {
+        Error::timed_out("waiting for a connection", self.timeout.unwrap_or_default())
     }
 }
 
@@ -259,6 +368,63 @@ mod tests {
         assert!(listen(&folder.path().join("x".repeat(200)), &peers).is_err());
     }
 
+    /// Paths have at most 107 bytes.
+    #[test]
+    fn a_path_of_the_greatest_length_has_room_for_the_name_beside_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let peers = Peers::same_user();
+        for length in [94, 95, 107] {
+            let more = length - folder.path().as_os_str().len() - "//s".len();
+            let inner = folder.path().join("x".repeat(more));
+            fs::create_dir(&inner).unwrap();
+            let path = inner.join("s");
+            assert_eq!(path.as_os_str().len(), length);
+            let (dead, _dead_file) = listen(&path, &peers).unwrap();
+            drop(dead);
+            let (_socket, file) = listen(&path, &peers).unwrap();
+            drop(connect(&path, SHORT).unwrap());
+            assert_eq!(fs::read_dir(&inner).unwrap().count(), 1);
+            drop(file);
+            assert_eq!(fs::read_dir(&inner).unwrap().count(), 0);
+        }
+    }
+
+    #[test]
+    fn a_file_system_that_knows_no_flags_of_rename_is_enough() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let peers = Peers::same_user();
+        let plain = |from: &Path, to: &Path, flags: RenameFlags| {
+            if !flags.is_empty() {
+                return Err(Errno::INVAL);
+            }
+            rename(from, to, flags)
+        };
+        let files = || fs::read_dir(folder.path()).unwrap().count();
+        let (first, first_file) = listen_at(&path, &peers, &plain).unwrap();
+        let error = listen_at(&path, &peers, &plain).unwrap_err();
+        assert_eq!((error.kind(), files()), (io::ErrorKind::AddrInUse, 1));
+        drop(connect(&path, SHORT).unwrap());
+        drop(first);
+        let (_second, _second_file) = listen_at(&path, &peers, &plain).unwrap();
+        drop(first_file);
+        drop(connect(&path, SHORT).unwrap());
+        assert_eq!(files(), 1);
+        // A socket that took the dead one's place meanwhile keeps it.
+        let aside = folder.path().join("aside");
+        let error = remove_dead(&path, &aside, &plain).unwrap_err();
+        assert_eq!((error, files()), (Errno::ADDRINUSE, 1));
+        drop(connect(&path, SHORT).unwrap());
+        // Neither is another file removed.
+        let file = folder.path().join("file");
+        fs::write(&file, "precious").unwrap();
+        listen_at(&file, &peers, &plain).unwrap_err();
+        assert_eq!(
+            (fs::read(&file).unwrap(), files()),
+            (b"precious".to_vec(), 2)
+        );
+    }
+
     #[test]
     fn a_full_backlog_does_not_hold_up_for_ever() {
         let folder = tempfile::tempdir().unwrap();
@@ -298,5 +464,29 @@ mod tests {
                 .count()
         });
         assert_eq!(listening, 1);
+    }
+
+    #[test]
+    fn waits_are_ended_by_other_threads() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let listener = Listener::bind(&path, Peers::same_user()).unwrap();
+        let client = Channel::connect_within(&path, Peers::same_user(), Duration::from_secs(60));
+        let _client = client.unwrap();
+        let mut channel = listener.accept().unwrap();
+        let closer = channel.closer().unwrap();
+        std::thread::scope(|scope| {
+            let receiving = scope.spawn(move || channel.receive_text(1).unwrap_err());
+            let accepting = scope.spawn(|| listener.accept().unwrap_err());
+            closer.close();
+            listener.close();
+            let lost = receiving.join().unwrap();
+            assert!(matches!(lost, Error::PeerLost { .. }), "{lost}");
+            let ended = accepting.join().unwrap();
+            assert!(ended.memory().is_some(), "{ended}");
+        });
+        let refused = Channel::connect(&path, Peers::same_user()).unwrap_err();
+        let cause = Unreachable::NobodyListens;
+        assert!(matches!(refused, Error::Unreachable { cause: found, .. } if found == cause));
     }
 }

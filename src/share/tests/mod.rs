@@ -13,7 +13,7 @@ use crate::driver::{
 use crate::topology::Share;
 use crate::vmm::PhysicalMemory;
 use crate::{
-    BootId, Description, ImportOptions, Origin, Shared, best_handle_types, imports::Imports,
+    BootId, Description, ImportOptions, Origin, Shared, best_handle_types, import::Imports,
 };
 use crate::{Buffer, Driver, Machine, Memory};
 use egmem_core::Error;

@@ -4,8 +4,8 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
 use super::*;
-use crate::exports::MAX_KEPT;
 use crate::queue::{self, BATCH, MAX_WITH_MESSAGE};
+use crate::shared::MAX_KEPT;
 use crate::{Channel, PartHandles, Peers};
 use egmem_core::Growth;
 

@@ -32,7 +32,7 @@ fn of_connecting(peer: &str) -> Vec<Error> {
         ),
     ];
     let causes = distrusts.map(|(cause, _)| cause);
-    expect_all("share/error/distrust.rs", "Distrust", &causes);
+    expect_all("share/error.rs", "Distrust", &causes);
     let unreachables = [
         (
             Unreachable::NobodyListens,
@@ -47,7 +47,7 @@ fn of_connecting(peer: &str) -> Vec<Error> {
         (Unreachable::Network, "No route to host (os error 113)"),
     ];
     let causes = unreachables.map(|(cause, _)| cause);
-    expect_all("share/error/unreachable.rs", "Unreachable", &causes);
+    expect_all("share/error.rs", "Unreachable", &causes);
     let distrusted = distrusts.map(|(cause, why)| Error::NotTrusted {
         peer: peer.into(),
         cause,
@@ -80,7 +80,7 @@ fn the_listing_shows_every_error_as_it_reads() {
             after: Duration::from_secs(5),
         },
     ]);
-    let file = "share/error/mod.rs";
+    let file = "share/error.rs";
     compare("share", "egmem::share", file, &errors, |_| None);
 }
 

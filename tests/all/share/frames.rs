@@ -82,7 +82,7 @@ fn violations_of_the_protocol_close_the_channel() {
     let newer = good.clone();
     let at = newer.windows(8).position(|w| w == b"\x67version").unwrap() + 8;
     let mut newer = newer;
-    newer[at] = 2;
+    newer[at] = 3;
     let cases: [(&str, Vec<u8>, usize); 11] = [
         ("garbage", with(16, b"0123456789abcdef"), 0),
         ("garbage with an fd", with(16, b"0123456789abcdef"), 1),
