@@ -31,11 +31,12 @@ use crate::{Address, Error};
 /// complete, one is half set, or two disagree: two that name the same size and different ranks are refused, unless one is
 /// `EGMEM_*`. Those of [`rendezvous`].
 pub fn from_env(deadline: Duration) -> Result<Box<dyn AllGather + Send>> {
-    let world = World::read(&|name| match std::env::var_os(name) {
-        Some(value) if !value.is_empty() => Some(value.to_string_lossy().into_owned()),
-        _ => None,
-    })?;
-    let secret = world.secret()?;
+    let get = |name: &str| {
+        let value = std::env::var_os(name).filter(|value| !value.is_empty());
+        value.map(|value| value.to_string_lossy().into_owned())
+    };
+    let world = World::read(&get)?;
+    let secret = secret(&get)?;
     let address = match &world.meeting {
         Meeting::At(address) => address.clone(),
         Meeting::OnThisMachine(key) => Address::Unix(private_folder()?.join(key)),
@@ -70,8 +71,6 @@ struct World {
     rank: u32,
     size: u32,
     meeting: Meeting,
-    secret: Option<String>,
-    secret_file: Option<String>,
 }
 
 fn wrong(launcher: &str, why: &str) -> Error {
@@ -87,10 +86,8 @@ impl World {
                 (Some(own), Some(all)) => {
                     let (own, all) = (number(launcher, rank, &own)?, number(launcher, size, &all)?);
                     if own >= all {
-                        return Err(wrong(
-                            launcher,
-                            &format!("{rank} is {own} and {size} is {all}"),
-                        ));
+                        let why = format!("{rank} is {own} and {size} is {all}");
+                        return Err(wrong(launcher, &why));
                     }
                     found.push((launcher, own, all));
                 }
@@ -118,21 +115,20 @@ impl World {
             rank,
             size,
             meeting: meeting(launcher, size, get)?,
-            secret: get("EGMEM_SECRET"),
-            secret_file: get("EGMEM_SECRET_FILE"),
         })
     }
+}
 
-    fn secret(&self) -> Result<Option<GroupSecret>, Error> {
-        match (&self.secret, &self.secret_file) {
-            (Some(_), Some(_)) => Err(wrong(
-                "EGMEM_*",
-                "EGMEM_SECRET and EGMEM_SECRET_FILE are both set",
-            )),
-            (Some(secret), None) => GroupSecret::new(secret.trim_ascii_end()).map(Some),
-            (None, Some(path)) => GroupSecret::from_file(path).map(Some),
-            (None, None) => Ok(None),
+/// Returns the secret of the ranks, if one is set.
+fn secret(get: Lookup<'_>) -> Result<Option<GroupSecret>, Error> {
+    match (get("EGMEM_SECRET"), get("EGMEM_SECRET_FILE")) {
+        (Some(_), Some(_)) => {
+            let why = "EGMEM_SECRET and EGMEM_SECRET_FILE are both set";
+            Err(wrong("EGMEM_*", why))
         }
+        (Some(secret), None) => GroupSecret::new(secret.trim_ascii_end()).map(Some),
+        (None, Some(path)) => GroupSecret::from_file(path).map(Some),
+        (None, None) => Ok(None),
     }
 }
 
@@ -149,18 +145,14 @@ fn agree(found: &[(&'static str, u32, u32)], get: Lookup<'_>) -> Result<(), Erro
         "torchrun" => get("TORCHELASTIC_RUN_ID").is_some(),
         launcher => launcher != "Slurm",
     };
-    match found
-        .iter()
-        .find(|(_, other, all)| *all == size && *other != rank)
-    {
-        Some((other, index, _)) if !renumbers => Err(wrong(
-            launcher,
-            &format!(
-                "this is rank {rank} of {size}, but rank {index} by {other}; set EGMEM_RANK, EGMEM_SIZE and EGMEM_ADDRESS"
-            ),
-        )),
-        _ => Ok(()),
+    let mut others = found.iter().filter(|(_, _, all)| *all == size);
+    let other = others.find(|(_, other, _)| *other != rank);
+    if let Some((other, index, _)) = other.filter(|_| !renumbers) {
+        let what = "set EGMEM_RANK, EGMEM_SIZE and EGMEM_ADDRESS";
+        let why = format!("this is rank {rank} of {size}, but rank {index} by {other}; {what}");
+        return Err(wrong(launcher, &why));
     }
+    Ok(())
 }
 
 /// Returns where the ranks meet.
@@ -169,12 +161,8 @@ fn meeting(launcher: &str, size: u32, get: Lookup<'_>) -> Result<Meeting, Error>
         return address.parse().map(Meeting::At);
     }
     let need = |name: &str| {
-        get(name).ok_or_else(|| {
-            wrong(
-                launcher,
-                &format!("{name} is not set; set it, or EGMEM_ADDRESS, in all ranks"),
-            )
-        })
+        let why = || format!("{name} is not set; set it, or EGMEM_ADDRESS, in all ranks");
+        get(name).ok_or_else(|| wrong(launcher, &why()))
     };
     let here = |count: &str| get(count).and_then(|count| count.parse().ok()) == Some(size);
     let key = |parts: &[Option<String>]| {
@@ -184,11 +172,13 @@ fn meeting(launcher: &str, size: u32, get: Lookup<'_>) -> Result<Meeting, Error>
         Meeting::OnThisMachine(hex.collect())
     };
     let tcp = |host: &str, port: u32| {
-        let host = match host.contains(':') {
-            true => format!("[{host}]"),
-            false => host.to_owned(),
+        let is_v6 = host.contains(':');
+        let address = if is_v6 {
+            format!("[{host}]:{port}")
+        } else {
+            format!("{host}:{port}")
         };
-        format!("{host}:{port}").parse().map(Meeting::At)
+        address.parse().map(Meeting::At)
     };
     match launcher {
         "torchrun" => {
@@ -231,11 +221,11 @@ pub(super) fn private_folder() -> Result<PathBuf, Error> {
     let user = rustix::process::geteuid().as_raw();
     let path = std::env::temp_dir().join(format!("egmem-{user}-ranks"));
     let failed = |error| Error::system(format!("the folder {}", path.display()), &error);
-    match std::fs::DirBuilder::new().mode(0o700).create(&path) {
-        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-            return Err(failed(error));
-        }
-        _ => {}
+    let created = std::fs::DirBuilder::new().mode(0o700).create(&path);
+    if let Err(error) = created
+        && error.kind() != std::io::ErrorKind::AlreadyExists
+    {
+        return Err(failed(error));
     }
     let found = std::fs::symlink_metadata(&path).map_err(failed)?;
     if found.is_dir() && found.uid() == user && found.permissions().mode() & 0o077 == 0 {
@@ -249,16 +239,18 @@ pub(super) fn private_folder() -> Result<PathBuf, Error> {
 mod tests {
     use super::*;
 
-    /// Reads `name=value` pairs.
+    /// Looks a name up in `name=value` pairs.
+    fn lookup(pairs: &str) -> impl Fn(&str) -> Option<String> {
+        move |name| {
+            let pairs = pairs.split_whitespace();
+            let mut pairs = pairs.filter_map(|pair| pair.split_once('='));
+            let found = pairs.find(|(key, _)| *key == name);
+            found.map(|(_, value)| value.to_owned())
+        }
+    }
+
     fn read(pairs: &str) -> Result<World, Error> {
-        let pairs: Vec<_> = pairs
-            .split_whitespace()
-            .filter_map(|pair| pair.split_once('='))
-            .collect();
-        World::read(&|name| {
-            let found = pairs.iter().find(|(key, _)| *key == name);
-            found.map(|(_, value)| (*value).to_owned())
-        })
+        World::read(&lookup(pairs))
     }
 
     fn is(pairs: &str, launcher: &str, rank: u32, size: u32, address: &str) {
@@ -424,8 +416,7 @@ mod tests {
 
     #[test]
     fn secrets_come_from_one_place() {
-        let egmem = "EGMEM_RANK=0 EGMEM_SIZE=1 EGMEM_ADDRESS=unix:/a";
-        let secret = |more: &str| read(&format!("{egmem} {more}")).unwrap().secret();
+        let secret = |pairs: &str| super::secret(&lookup(pairs));
         assert!(secret("").unwrap().is_none());
         assert!(secret("EGMEM_SECRET=0123456789abcdef").unwrap().is_some());
         assert!(secret("EGMEM_SECRET=short").is_err());

@@ -1,9 +1,9 @@
 //! The failures of groups.
 
-use std::fmt::{self, Write};
+use std::fmt;
 
 use crate::driver::Explain;
-use crate::text::Escaping;
+use crate::text::escape;
 use crate::{DriverError, MemoryError, ShareError};
 
 /// A result with the groups' [`Error`].
@@ -12,7 +12,6 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// The failures of a group; [`Error::remedy`] says what to do.
 ///
 /// Its text has no control characters.
-// The texts of the variants are below, in `describe`, which escapes all of them.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -20,6 +19,7 @@ pub enum Error {
     #[error(transparent)]
     Exchange(#[from] crate::Error),
     /// Ranks did not come in time, or have ended.
+    #[error("{} missing", ranks(.missing, *.size))]
     RanksMissing {
         /// The missing ranks.
         missing: Vec<u32>,
@@ -27,17 +27,22 @@ pub enum Error {
         size: u32,
     },
     /// Other ranks have failed; this one has not.
+    #[error("{}", escape(&.reasons.join("; ")))]
     RanksFailed {
         /// Each failed rank and its reason.
         reasons: Vec<String>,
     },
     /// A contribution is not sealed with this group's secret, for its rank and this gather: the secrets differ, or it was
     /// changed, replayed or swapped on its way.
+    #[error(
+        "the contribution of rank {rank} is not sealed with this group's secret for this gather"
+    )]
     Forged {
         /// The rank whose contribution it should be.
         rank: u32,
     },
     /// The ranks' transport has failed, or returned what it should not.
+    #[error("the ranks' all-gather: {}", escape(.detail))]
     AllGather {
         /// The fault.
         detail: String,
@@ -92,20 +97,6 @@ impl Error {
             _ => None,
         }
     }
-
-    fn describe(&self, f: &mut Escaping<'_, '_>) -> fmt::Result {
-        match self {
-            // The error inside escapes its own text.
-            Self::Exchange(error) => write!(f.0, "{error}"),
-            Self::RanksMissing { missing, size } => write!(f, "{} missing", ranks(missing, *size)),
-            Self::RanksFailed { reasons } => write!(f, "{}", reasons.join("; ")),
-            Self::Forged { rank } => write!(
-                f,
-                "the contribution of rank {rank} is not sealed with this group's secret for this gather"
-            ),
-            Self::AllGather { detail } => write!(f, "the ranks' all-gather: {detail}"),
-        }
-    }
 }
 
 impl Explain for Error {
@@ -130,13 +121,6 @@ impl From<MemoryError> for Error {
 impl From<ShareError> for Error {
     fn from(error: ShareError) -> Self {
         Self::Exchange(error.into())
-    }
-}
-
-/// One line without control characters: the reasons come from other ranks.
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.describe(&mut Escaping(f))
     }
 }
 

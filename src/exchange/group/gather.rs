@@ -101,8 +101,7 @@ impl GatherOptions {
         let site = Site::here();
         let (rank, size) = (all.rank(), all.size());
         let mut rounds = Rounds { all, rank, size };
-        let prepared = self.prepare((rank, size), memory.as_ref(), driver);
-        let (listener, statement) = match prepared {
+        let (listener, statement) = match self.prepare((rank, size), memory.as_ref(), driver) {
             Ok((listener, statement)) => (listener, Ok(statement)),
             Err(error) => (None, Err(error)),
         };
@@ -150,17 +149,18 @@ impl GatherOptions {
         let excluded = |via| self.via.is_some_and(|only| only != via);
         let has = |types| memory.is_none_or(|memory| memory.handle_types().contains(types));
         let excluded_by = |what| Some(format!("excluded by the options: {what} alone"));
-        let no_fabric = match () {
-            () if excluded(HandleType::Fabric) => excluded_by("POSIX fd"),
-            () if has(HandleTypes::FABRIC) => importable(driver).map(|why| why.to_string()),
-            () => Some(made_without_fabric(memory)),
+        let no_fabric = if excluded(HandleType::Fabric) {
+            excluded_by("POSIX fd")
+        } else if has(HandleTypes::FABRIC) {
+            importable(driver).map(|why| why.to_string())
+        } else {
+            Some(made_without_fabric(memory))
         };
-        let mut no_fds = match () {
-            () if excluded(HandleType::PosixFd) => excluded_by("fabric"),
-            () if !has(HandleTypes::POSIX_FD) => {
-                Some("its memory was made without POSIX fds".into())
-            }
-            () => None,
+        let mut no_fds = if excluded(HandleType::PosixFd) {
+            excluded_by("fabric")
+        } else {
+            let lacks = !has(HandleTypes::POSIX_FD);
+            lacks.then(|| "its memory was made without POSIX fds".into())
         };
         let mut listener = None;
         if memory.is_some() && no_fds.is_none() {
@@ -170,14 +170,13 @@ impl GatherOptions {
             }
         }
         let (listener, socket) = listener.unzip();
+        let described = memory.map(|memory| memory.describe(self.access));
         let statement = Statement {
             version: VERSION,
             rank,
             size,
             boot: BootId::current()?,
-            memory: memory
-                .map(|memory| memory.describe(self.access))
-                .transpose()?,
+            memory: described.transpose()?,
             no_fabric: no_fabric.map(|why| cut(&why).into()),
             no_fds: no_fds.map(|why| cut(&why).into()),
             socket,
@@ -198,10 +197,9 @@ fn made_without_fabric(memory: Option<&Shared>) -> String {
 fn listen() -> crate::Result<(Listener, String)> {
     let name: [u8; 16] = random().map_err(|e| ExchangeError::system("random bytes", &e))?;
     let path = private_folder()?.join(format!("{:032x}", u128::from_be_bytes(name)));
-    let text = path.to_str().map(str::to_owned);
-    let text =
-        text.ok_or_else(|| ExchangeError::invalid("folder for sockets", "it is not UTF-8"))?;
-    Ok((Listener::bind(&path, Peers::same_user())?, text))
+    let text = path.to_str();
+    let text = text.ok_or_else(|| ExchangeError::invalid("folder for sockets", "not UTF-8"))?;
+    Ok((Listener::bind(&path, Peers::same_user())?, text.to_owned()))
 }
 
 /// Checks statements that other ranks have made.
@@ -212,10 +210,8 @@ fn check(statements: &[Statement], size: u32) -> Result<()> {
             return wrong(format!("version {} of groups, not {VERSION}", one.version));
         }
         if (one.rank, one.size) != (rank, size) {
-            return wrong(format!(
-                "it is rank {} of {}, not of {size}",
-                one.rank, one.size
-            ));
+            let (other, of) = (one.rank, one.size);
+            return wrong(format!("it is rank {other} of {of}, not of {size}"));
         }
         if let Some(Err(error)) = one.memory.as_ref().map(|memory| memory.check()) {
             return wrong(error.to_string());
@@ -237,11 +233,9 @@ impl Rounds<'_> {
     where
         T: Serialize + for<'a> Deserialize<'a>,
     {
-        let told = match &own {
-            Ok(value) => Ok(value),
-            Err(error) => Err(cut(&error.to_string()).to_owned()),
-        };
-        let sent = encode(&told);
+        let stated = own.as_ref();
+        let stated = stated.map_err(|error| cut(&error.to_string()).to_owned());
+        let sent = encode(&stated);
         let all = self.all.all_gather(&sent)?;
         let all: Vec<_> = all.into_iter().map(Zeroizing::new).collect();
         if all.len() != self.size as usize || all.get(self.rank as usize) != Some(&sent) {
@@ -257,12 +251,11 @@ impl Rounds<'_> {
                 Err(error) => return Err(Error::all_gather(format!("rank {rank}: {error}"))),
             }
         }
-        match reasons.is_empty() {
-            true => Ok(values),
-            false => Err(Error::RanksFailed {
-                reasons: few(reasons),
-            }),
+        if reasons.is_empty() {
+            return Ok(values);
         }
+        let reasons = few(reasons);
+        Err(Error::RanksFailed { reasons })
     }
 }
 
@@ -284,23 +277,16 @@ impl Ranks<'_> {
     fn reach(&self) -> (Vec<Option<Channel>>, Vec<String>) {
         let (mut channels, mut failures) = (Vec::new(), Vec::new());
         for (rank, one) in (0..).zip(self.statements) {
-            let path = one
-                .socket
-                .as_ref()
-                .filter(|_| rank != self.rank && one.memory.is_some());
-            let channel = path.map(|path| {
-                Channel::connect_within(path, Peers::same_user(), self.options.deadline)
+            let is_needed = rank != self.rank && one.memory.is_some();
+            let path = one.socket.as_ref().filter(|_| is_needed);
+            let within = self.options.deadline;
+            let connect = |path| Channel::connect_within(path, Peers::same_user(), within);
+            let channel = path.map(connect).transpose().unwrap_or_else(|error| {
+                let own = self.rank;
+                failures.push(format!("rank {own} cannot reach rank {rank}: {error}"));
+                None
             });
-            channels.push(match channel.transpose() {
-                Ok(channel) => channel,
-                Err(error) => {
-                    failures.push(format!(
-                        "rank {} cannot reach rank {rank}: {error}",
-                        self.rank
-                    ));
-                    None
-                }
-            });
+            channels.push(channel);
         }
         (channels, few(failures))
     }
@@ -321,9 +307,8 @@ impl Ranks<'_> {
             }
             let mapped = self.map(HandleType::PosixFd, |rank| {
                 let channel = channels.get_mut(rank as usize).and_then(Option::take);
-                let channel = channel
-                    .ok_or_else(|| ExchangeError::peer_lost(name(rank), "it has no socket"))?;
-                self.receive(rank, channel)
+                let none = || ExchangeError::peer_lost(name(rank), "it has no socket");
+                self.receive(rank, channel.ok_or_else(none)?)
             });
             let outcome = match lock(&failed).take() {
                 Some(error) => Err(error),
@@ -374,13 +359,11 @@ impl Ranks<'_> {
     fn receive(&self, rank: u32, mut channel: Channel) -> crate::Result<PartHandles> {
         channel.set_timeout(self.options.deadline);
         let (description, handles) = channel.receive()?.into_part_handles();
-        match self.statements[rank as usize].memory.as_ref() == Some(&description) {
-            true => Ok(handles),
-            false => Err(ExchangeError::protocol(
-                name(rank),
-                "other memory than it stated",
-            )),
+        if self.statements[rank as usize].memory.as_ref() == Some(&description) {
+            return Ok(handles);
         }
+        let why = "other memory than it stated";
+        Err(ExchangeError::protocol(name(rank), why))
     }
 
     /// Gathers all ranks' fabric handles, and maps the memory.
@@ -394,13 +377,10 @@ impl Ranks<'_> {
             handles.map(PartHandles::from).ok_or_else(wrong)
         });
         rounds.together(mapped.as_ref().map(|_| ()).map_err(Clone::clone))?;
-        for rank in (0..)
-            .take(self.statements.len())
-            .filter(|rank| *rank != self.rank)
-        {
-            if let Some(memory) = memory {
-                memory.sent_to(&party(rank));
-            }
+        if let Some(memory) = memory {
+            let ranks = (0..).take(self.statements.len());
+            let others = ranks.filter(|rank| *rank != self.rank);
+            others.for_each(|rank| memory.sent_to(&party(rank)));
         }
         Ok(mapped?)
     }

@@ -73,8 +73,8 @@ pub fn rendezvous(
     let deadline = deadline.min(LONGEST);
     let until = Instant::now() + deadline;
     let links = match rank {
-        0 => Links::Ranks(Door::open(address)?.admit(size, secret, until)?),
-        _ => Links::Zero(connect(address, (rank, size), secret, until)?),
+        0 => admit(address, size, secret, until)?,
+        _ => vec![connect(address, (rank, size), secret, until)?],
     };
     let mut star = Star {
         rank,
@@ -91,19 +91,12 @@ pub fn rendezvous(
     })
 }
 
-/// The connections of a rank.
-enum Links {
-    /// Of rank 0, to the others in order.
-    Ranks(Vec<Link>),
-    /// To rank 0.
-    Zero(Link),
-}
-
 struct Star {
     rank: u32,
     size: u32,
     deadline: Duration,
-    links: Links,
+    /// Of rank 0, to the others in order; of each of those, to rank 0.
+    links: Vec<Link>,
     /// The error after which the connections are out of step.
     broken: Option<Error>,
 }
@@ -128,15 +121,14 @@ impl Star {
             return Err(error.clone());
         }
         if own.len() > MAX_CONTRIBUTION + SEAL {
-            return Err(Error::all_gather(format!(
-                "{} bytes exceed the limit of {MAX_CONTRIBUTION}",
-                own.len()
-            )));
+            let bytes = own.len();
+            let why = format!("{bytes} bytes exceed the limit of {MAX_CONTRIBUTION}");
+            return Err(Error::all_gather(why));
         }
         let size = self.size;
-        let gathered = match &self.links {
-            Links::Ranks(links) => collect(links, own, size, until),
-            Links::Zero(link) => ask(link, own, size, until + SLACK),
+        let gathered = match &self.links[..] {
+            [zero] if self.rank > 0 => ask(zero, own, size, until + SLACK),
+            links => collect(links, own, size, until),
         };
         if let Err(error) = &gathered {
             self.broken = Some(error.clone());
@@ -171,10 +163,10 @@ fn collect(links: &[Link], own: &[u8], size: u32, until: Instant) -> Result<Vec<
             missing.push(rank);
         }
     }
-    match missing.is_empty() {
-        true => Ok(all),
-        false => Err(Error::RanksMissing { missing, size }),
+    if missing.is_empty() {
+        return Ok(all);
     }
+    Err(Error::RanksMissing { missing, size })
 }
 
 fn tell_missing<'a>(links: impl Iterator<Item = &'a Link>, missing: &[u32]) {
@@ -204,18 +196,13 @@ fn ask(link: &Link, own: &[u8], size: u32, until: Instant) -> Result<Vec<Vec<u8>
         return all.collect::<io::Result<_>>().map_err(lost);
     }
     let bytes = link.receive().map_err(lost)?;
-    let ranks = bytes
-        .as_chunks()
-        .0
-        .iter()
-        .map(|rank| u32::from_be_bytes(*rank));
-    Err(match kind[0] {
-        MISSING => Error::RanksMissing {
-            missing: ranks.collect(),
-            size,
-        },
-        _ => Error::all_gather(bounded(&String::from_utf8_lossy(&bytes), 255)),
-    })
+    if kind != [MISSING] {
+        let why = String::from_utf8_lossy(&bytes);
+        return Err(Error::all_gather(bounded(&why, 255)));
+    }
+    let ranks = bytes.as_chunks().0.iter();
+    let missing = ranks.map(|rank| u32::from_be_bytes(*rank)).collect();
+    Err(Error::RanksMissing { missing, size })
 }
 
 fn append(message: &mut Vec<u8>, bytes: &[u8]) {
@@ -353,13 +340,6 @@ fn is_own_user(socket: &OwnedFd) -> io::Result<()> {
     admitted.map_err(|error| io::Error::new(io::ErrorKind::PermissionDenied, error))
 }
 
-/// The socket at which rank 0 listens until all have come.
-struct Door {
-    socket: OwnedFd,
-    is_unix: bool,
-    _file: Option<SocketFile>,
-}
-
 /// A connection whose hello has not come completely.
 struct Pending {
     link: Link,
@@ -369,111 +349,108 @@ struct Pending {
     until: Instant,
 }
 
-impl Door {
-    fn open(address: &Address) -> Result<Self> {
-        let (socket, file) = match address {
-            Address::Unix(path) => {
-                let (socket, file) = socket::listen(path, &Peers::same_user())?;
-                (socket, Some(file))
-            }
-            Address::Tcp { host, port } => {
-                let listener = TcpListener::bind((host.as_str(), *port)).map_err(|error| {
-                    crate::Error::system(format!("listening at {address}"), &error)
-                })?;
-                (listener.into(), None)
-            }
-        };
-        rustix::io::ioctl_fionbio(&socket, true)
-            .map_err(|error| crate::Error::system("a socket's mode", &error.into()))?;
-        Ok(Self {
-            socket,
-            is_unix: address.is_unix(),
-            _file: file,
-        })
-    }
-
-    /// Waits for all other ranks. A connection that says nothing, or has no proof of the secret, takes no rank's place and
-    /// no rank's time.
-    fn admit(self, size: u32, secret: Option<&GroupSecret>, until: Instant) -> Result<Vec<Link>> {
-        let mut seats: Vec<Option<Link>> = (1..size).map(|_| None).collect();
-        let mut pending: Vec<Pending> = Vec::new();
-        while seats.iter().any(Option::is_none) {
-            let now = Instant::now();
-            if now >= until {
-                let missing = (1..).zip(&seats).filter(|(_, seat)| seat.is_none());
-                let missing: Vec<u32> = missing.map(|(rank, _)| rank).collect();
-                tell_missing(seats.iter().flatten(), &missing);
-                return Err(Error::RanksMissing { missing, size });
-            }
-            pending.retain(|one| one.until > now);
-            let next = pending.iter().map(|one| one.until).min();
-            let ready = self.wait(&pending, next.map_or(until, |next| next.min(until)))?;
-            for index in (0..pending.len()).rev().filter(|&index| ready[index + 1]) {
-                match pending[index].read() {
-                    Ok(false) => {}
-                    Ok(true) => seat(pending.swap_remove(index), &mut seats, secret),
-                    Err(_) => drop(pending.swap_remove(index)),
-                }
-            }
-            if ready[0] {
-                pending.extend(self.accept(until));
-                if pending.len() > size as usize + STRANGERS {
-                    // The oldest has had the most time.
-                    let oldest = pending.iter().enumerate().min_by_key(|(_, one)| one.until);
-                    oldest
-                        .map(|(index, _)| index)
-                        .map(|index| pending.swap_remove(index));
-                }
+/// Listens as rank 0 until all other ranks have come. A connection that says nothing, or has no proof of the secret, takes
+/// no rank's place and no rank's time.
+fn admit(
+    address: &Address,
+    size: u32,
+    secret: Option<&GroupSecret>,
+    until: Instant,
+) -> Result<Vec<Link>> {
+    let (socket, _file) = listen(address)?;
+    let mut seats: Vec<Option<Link>> = (1..size).map(|_| None).collect();
+    let mut pending: Vec<Pending> = Vec::new();
+    while seats.iter().any(Option::is_none) {
+        let now = Instant::now();
+        if now >= until {
+            let missing = (1..).zip(&seats).filter(|(_, seat)| seat.is_none());
+            let missing: Vec<u32> = missing.map(|(rank, _)| rank).collect();
+            tell_missing(seats.iter().flatten(), &missing);
+            return Err(Error::RanksMissing { missing, size });
+        }
+        pending.retain(|one| one.until > now);
+        let next = pending.iter().map(|one| one.until).min();
+        let ready = wait(
+            &socket,
+            &pending,
+            next.map_or(until, |next| next.min(until)),
+        )?;
+        for index in (0..pending.len()).rev().filter(|&index| ready[index + 1]) {
+            match pending[index].read() {
+                Ok(false) => {}
+                Ok(true) => seat(pending.swap_remove(index), &mut seats, secret),
+                Err(_) => drop(pending.swap_remove(index)),
             }
         }
-        Ok(seats.into_iter().flatten().collect())
-    }
-
-    /// Returns which of the listener and the connections can be read.
-    fn wait(&self, pending: &[Pending], until: Instant) -> Result<Vec<bool>> {
-        let mut polled = vec![PollFd::new(&self.socket, PollFlags::IN)];
-        polled.extend(
-            pending
-                .iter()
-                .map(|one| PollFd::new(&one.link, PollFlags::IN)),
-        );
-        let left = until.saturating_duration_since(Instant::now());
-        let left = Timespec::try_from(left.max(Duration::from_millis(1))).ok();
-        match rustix::event::poll(&mut polled, left.as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => {
-                return Err(crate::Error::system("waiting for ranks", &error.into()).into());
+        if ready[0] {
+            pending.extend(accept(&socket, address.is_unix(), until));
+            let oldest = pending.iter().enumerate().min_by_key(|(_, one)| one.until);
+            // The oldest has had the most time.
+            if let Some((index, _)) = oldest.filter(|_| pending.len() > size as usize + STRANGERS) {
+                pending.swap_remove(index);
             }
         }
-        Ok(polled.iter().map(|one| !one.revents().is_empty()).collect())
     }
+    Ok(seats.into_iter().flatten().collect())
+}
 
-    /// Accepts a connection and sends it a challenge; `None` if it is gone again, or not of this user.
-    fn accept(&self, until: Instant) -> Option<Pending> {
-        let Ok(socket) = rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC) else {
-            // Perhaps this process may open no more fds for a moment.
-            std::thread::sleep(Duration::from_millis(1));
-            return None;
-        };
-        if self.is_unix {
-            is_own_user(&socket).ok()?;
+/// Listens at `address`, without blocking in an accept.
+fn listen(address: &Address) -> Result<(OwnedFd, Option<SocketFile>)> {
+    let (socket, file) = match address {
+        Address::Unix(path) => {
+            let (socket, file) = socket::listen(path, &Peers::same_user())?;
+            (socket, Some(file))
         }
-        let mut challenge = [0; CHALLENGE];
-        challenge[..8].copy_from_slice(&MAGIC);
-        challenge[8..].copy_from_slice(&random::<32>().ok()?);
-        // Fails for a Unix socket, which has no delay.
-        let _ = rustix::net::sockopt::set_tcp_nodelay(&socket, true);
-        let link = Link::from(socket);
-        let sent = Timed(&link, Instant::now() + PAUSE).write_all(&challenge);
-        sent.and_then(|()| link.set_nonblocking(true)).ok()?;
-        Some(Pending {
-            link,
-            challenge,
-            hello: [0; HELLO],
-            have: 0,
-            until: until.min(Instant::now() + PATIENCE),
-        })
+        Address::Tcp { host, port } => {
+            let listener = TcpListener::bind((host.as_str(), *port))
+                .map_err(|error| crate::Error::system(format!("listening at {address}"), &error))?;
+            (listener.into(), None)
+        }
+    };
+    rustix::io::ioctl_fionbio(&socket, true)
+        .map_err(|error| crate::Error::system("a socket's mode", &error.into()))?;
+    Ok((socket, file))
+}
+
+/// Returns which of the listener and the connections can be read.
+fn wait(socket: &OwnedFd, pending: &[Pending], until: Instant) -> Result<Vec<bool>> {
+    let mut polled = vec![PollFd::new(socket, PollFlags::IN)];
+    let links = pending.iter().map(|one| &one.link);
+    polled.extend(links.map(|link| PollFd::new(link, PollFlags::IN)));
+    let left = until.saturating_duration_since(Instant::now());
+    let left = Timespec::try_from(left.max(Duration::from_millis(1))).ok();
+    match rustix::event::poll(&mut polled, left.as_ref()) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => {}
+        Err(error) => return Err(crate::Error::system("waiting for ranks", &error.into()).into()),
     }
+    Ok(polled.iter().map(|one| !one.revents().is_empty()).collect())
+}
+
+/// Accepts a connection and sends it a challenge; `None` if it is gone again, or not of this user.
+fn accept(socket: &OwnedFd, is_unix: bool, until: Instant) -> Option<Pending> {
+    let Ok(socket) = rustix::net::accept_with(socket, SocketFlags::CLOEXEC) else {
+        // Perhaps this process may open no more fds for a moment.
+        std::thread::sleep(Duration::from_millis(1));
+        return None;
+    };
+    if is_unix {
+        is_own_user(&socket).ok()?;
+    }
+    let mut challenge = [0; CHALLENGE];
+    challenge[..8].copy_from_slice(&MAGIC);
+    challenge[8..].copy_from_slice(&random::<32>().ok()?);
+    // Fails for a Unix socket, which has no delay.
+    let _ = rustix::net::sockopt::set_tcp_nodelay(&socket, true);
+    let link = Link::from(socket);
+    let sent = Timed(&link, Instant::now() + PAUSE).write_all(&challenge);
+    sent.and_then(|()| link.set_nonblocking(true)).ok()?;
+    Some(Pending {
+        link,
+        challenge,
+        hello: [0; HELLO],
+        have: 0,
+        until: until.min(Instant::now() + PATIENCE),
+    })
 }
 
 impl Pending {
@@ -500,14 +477,15 @@ fn seat(one: Pending, seats: &mut [Option<Link>], secret: Option<&GroupSecret>) 
         ..
     } = one;
     let (claim, proof) = hello.split_at(CLAIM);
-    let number =
-        |at: usize| u32::from_be_bytes([claim[at], claim[at + 1], claim[at + 2], claim[at + 3]]);
-    let (rank, size, with_secret) = (number(8), number(12), claim[16] != 0);
+    let [rank, size] = [8, 12].map(|at| {
+        let number = claim[at..].first_chunk().copied();
+        u32::from_be_bytes(number.unwrap_or_default())
+    });
+    let with_secret = claim[16] != 0;
     let proved = secret.is_none_or(|secret| secret.proves(&challenge, claim, proof));
     let own_size = seats.len() + 1;
-    let place = (rank as usize)
-        .checked_sub(1)
-        .and_then(|index| seats.get_mut(index));
+    let index = (rank as usize).checked_sub(1);
+    let place = index.and_then(|index| seats.get_mut(index));
     let why = match place {
         _ if claim[..8] != MAGIC => "another protocol".into(),
         _ if secret.is_some() != with_secret || !proved => {
