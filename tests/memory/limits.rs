@@ -71,7 +71,7 @@ fn so_many_requests_of_a_peer_wait() {
             "a-node-with-a-long-name.rack-17.cluster.test",
         )
     };
-    let (bytes, count) = requests(64 * 46 << 10, name);
+    let (bytes, count) = requests((64 * 46) << 10, name);
     let floods = flood(&setting, setting.greet(4), &bytes);
     until("the others are refused", || {
         setting.host.look().limited >= 4 * count - WAIT as u64
