@@ -521,7 +521,7 @@ pub(crate) fn receive(bytes: &[u8]) {
     let until = Instant::now() + PATIENCE;
     if let Ok(all) = ask(&here, b"own", size.into(), until) {
         let received: usize = all.iter().map(|one| 4 + one.len()).sum();
-        assert!(all.len() == size.into() && received < bytes.len());
+        assert!(all.len() == usize::from(size) && received < bytes.len());
     }
     let Some(&hello) = bytes.first_chunk() else {
         return;
