@@ -155,6 +155,27 @@ fn a_call_that_meets_damage_keeps_no_page() {
 }
 
 #[test]
+fn an_end_that_meets_damage_is_written_once() {
+    use crate::Key;
+    use crate::geometry::GROUPS;
+
+    let driver = Driver::simulated(Machine::gh200()).unwrap();
+    let tier = Tier::on(crate::driver::NodeId(0));
+    let tier = tier.pages(3).page_bytes(4096).create(&driver).unwrap();
+    let keys = [Key::new([1; 32]), Key::new([2; 32])];
+    tier.prepare_store(&keys).unwrap().commit().unwrap();
+    let both = tier.prepare_load(&keys).unwrap();
+    let _first = tier.prepare_load(&keys[..1]).unwrap();
+    let view = tier.0.memory.cpu().unwrap();
+    // The newest page of the list of use is none of the tier's.
+    let newest = GROUPS + 24;
+    Words::new(&view).unwrap().put(newest, 9 << 32);
+    drop(both);
+    let stats = tier.stats();
+    assert_eq!((stats.ready, stats.pinned), (2, 1));
+}
+
+#[test]
 fn a_tier_that_was_taken_over_changes_nothing() {
     use crate::geometry::MEMBERS;
 
