@@ -155,13 +155,16 @@ impl fmt::Debug for Registration {
 }
 
 /// The longest value that is parsed, in bytes.
+#[cfg(any(feature = "etcd", fuzzing, test))]
 const MAX_VALUE: usize = 1 << 20;
 
 /// The keys below a prefix, which ends with a slash. Names contain no `@`, so one name's keys are never a longer name's.
 // Fuzzed without etcd's client, whose build needs protoc.
+#[cfg(any(feature = "etcd", fuzzing, test))]
 #[cfg_attr(not(feature = "etcd"), allow(dead_code))]
 struct Keys(String);
 
+#[cfg(any(feature = "etcd", fuzzing, test))]
 #[cfg_attr(not(feature = "etcd"), allow(dead_code))]
 impl Keys {
     /// Returns an exporter's own key.
@@ -189,6 +192,7 @@ impl Keys {
     }
 }
 
+#[cfg(any(feature = "etcd", fuzzing, test))]
 #[cfg_attr(not(feature = "etcd"), allow(dead_code))]
 impl Exporter {
     /// Encodes it as a value in etcd.
