@@ -8,7 +8,8 @@ use egmem::driver::HandleType;
 use egmem::exchange::group::{AllGather, Error, GatherOptions, GroupSecret, Sealed};
 use egmem::{Driver, Machine};
 
-static DRIVER: LazyLock<Driver> = LazyLock::new(|| Driver::simulated(Machine::gh200x4()));
+static DRIVER: LazyLock<Driver> =
+    LazyLock::new(|| Driver::simulated(Machine::gh200x4()).expect("a machine"));
 
 /// Rank 0 of two, and what rank 1 contributes to each gather.
 struct Two<'a> {
