@@ -9,12 +9,15 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout, timeout_at};
 use zeroize::Zeroizing;
 
-use super::assembly::{Assembly, HEADER, NoFrame};
 use super::stream::{Reading, Writing};
 use crate::limits::deadline;
 use crate::{Error, Result};
 use crate::{Limits, tls};
 
+/// Bytes of a frame's length.
+const HEADER: usize = 4;
+/// How many bytes are allocated for a frame before any of it has arrived.
+const FIRST: usize = 4 << 10;
 /// The most bytes of a frame that needs no permit.
 pub(crate) const SMALL: usize = 64 << 10;
 
@@ -66,6 +69,72 @@ impl LargeFrames {
             .ok()
             .flatten()
             .ok_or_else(late)
+    }
+}
+
+/// Assembles frames from pieces of any size.
+#[derive(Default)]
+struct Assembly {
+    header: [u8; HEADER],
+    body: Zeroizing<Vec<u8>>,
+    /// Bytes received of header and body.
+    have: usize,
+}
+
+impl Assembly {
+    /// Returns where the next bytes belong. Never beyond the present frame, and a body's room grows only as
+    /// it arrives: a header that announces many bytes gets few at first.
+    ///
+    /// # Errors
+    /// [`Protocol`](crate::ShareError::Protocol) of `peer` for a length that is not allowed, [`Error::TlsAtOneEnd`] for a
+    /// TLS record.
+    fn room(&mut self, peer: &str, limit: u32) -> Result<&mut [u8]> {
+        if self.have < HEADER {
+            return Ok(&mut self.header[self.have..]);
+        }
+        let want = self.want();
+        if want == 0 {
+            return Err(Error::protocol(peer, "an empty frame"));
+        }
+        if want > limit as usize {
+            // A TLS record begins with its type, here an alert or a handshake, and version 3.x.
+            if let [0x15 | 0x16, 3, _, _] = self.header {
+                let peer = peer.into();
+                return Err(Error::TlsAtOneEnd { peer, here: false });
+            }
+            let why = format!("frame of {want} bytes exceeds the limit of {limit}");
+            return Err(Error::protocol(peer, why));
+        }
+        let have = self.have - HEADER;
+        if let Some(size) = self.growth() {
+            // Copied by hand: a vector that grows leaves its bytes behind.
+            let mut more = Zeroizing::new(vec![0; size]);
+            more[..have].copy_from_slice(&self.body);
+            self.body = more;
+        }
+        Ok(&mut self.body[have..])
+    }
+
+    /// Returns the size that the body must grow to before more can be read, if it has to.
+    fn growth(&self) -> Option<usize> {
+        let have = self.have.checked_sub(HEADER)?;
+        let size = self.want().min(FIRST.max(have.saturating_mul(2)));
+        (have == self.body.len()).then_some(size)
+    }
+
+    fn want(&self) -> usize {
+        u32::from_be_bytes(self.header) as usize
+    }
+
+    /// Records `count` bytes received in [`room`](Self::room); returns whether the frame is complete.
+    fn came(&mut self, count: usize) -> bool {
+        self.have += count;
+        self.have >= HEADER && self.want() > 0 && self.have - HEADER == self.want()
+    }
+
+    fn take(&mut self) -> Zeroizing<Vec<u8>> {
+        self.have = 0;
+        std::mem::take(&mut self.body)
     }
 }
 
@@ -175,14 +244,7 @@ impl FrameReader {
                 let until = self.until.unwrap_or_else(|| deadline(self.within));
                 self.permit = Some(large.permit(until, self.within).await?);
             }
-            let room = self.assembly.room(limit);
-            let room = room.map_err(|why| match why {
-                NoFrame::Tls => Error::TlsAtOneEnd {
-                    peer: self.peer.to_string(),
-                    here: false,
-                },
-                NoFrame::Length(detail) => Error::protocol(self.peer.to_string(), detail),
-            })?;
+            let room = self.assembly.room(&self.peer, limit)?;
             let reading = self.stream.read(room, self.max_fds - self.fds.len());
             let result = match self.until {
                 None => reading.await,
@@ -317,4 +379,28 @@ impl fmt::Debug for FrameWriter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "FrameWriter({})", self.peer)
     }
+}
+
+/// Returns the frames in the bytes if they arrive in pieces of `piece` bytes, and the most room allocated for
+/// one. An error or a cut-off frame ends the list.
+#[cfg(fuzzing)]
+pub(crate) fn assemble(bytes: &[u8], piece: usize, limit: u32) -> (Vec<Vec<u8>>, usize) {
+    let (mut frames, mut most) = (Vec::new(), 0);
+    let mut assembly = Assembly::default();
+    for mut piece in bytes.chunks(piece.min(bytes.len().max(1))) {
+        while !piece.is_empty() {
+            let Ok(room) = assembly.room("peer", limit) else {
+                return (frames, most);
+            };
+            let count = room.len().min(piece.len());
+            room[..count].copy_from_slice(&piece[..count]);
+            piece = &piece[count..];
+            let whole = assembly.came(count);
+            most = most.max(assembly.body.len());
+            if whole {
+                frames.push(assembly.take().to_vec());
+            }
+        }
+    }
+    (frames, most)
 }

@@ -1,6 +1,5 @@
 //! Connections: TCP, TLS over TCP, Unix sockets. All of them carry frames.
 
-mod assembly;
 mod frame;
 mod listen;
 mod net;
@@ -9,7 +8,7 @@ mod stream;
 mod tests;
 
 #[cfg(fuzzing)]
-pub(crate) use assembly::assemble;
+pub(crate) use frame::assemble;
 pub(crate) use frame::{Frame, FrameReader, FrameWriter, LargeFrames, Permit, SMALL};
 pub(crate) use listen::{Incoming, Listening, SharedPeers};
 pub use net::bind;

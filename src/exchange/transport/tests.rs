@@ -164,7 +164,7 @@ async fn bad_frames_are_refused_and_small_pieces_are_put_together() {
         (&b"\0\0\0\0"[..], "empty"),
         (
             b"\0\0\x10\x01xxxx",
-            "a frame of 4097 bytes; at most 4096 are allowed",
+            "frame of 4097 bytes exceeds the limit of 4096",
         ),
         (b"\xff\xff\xff\xff", "4294967295 bytes"),
         (b"GET / HTTP/1.1\r\n\r\n", "bytes"),
