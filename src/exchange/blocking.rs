@@ -250,7 +250,7 @@ impl Client {
     /// fetch leaves nothing leased or mapped; a creation or deletion may have happened.
     ///
     /// # Errors
-    /// As [`connect`](Self::connect); [`Error::Interrupted`](crate::Error::Interrupted) after a break.
+    /// As [`connect`](Self::connect); [`Error::Interrupted`] after a break.
     pub fn connect_interruptible(
         options: ClientOptions,
         driver: &Driver,

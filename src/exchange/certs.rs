@@ -281,7 +281,15 @@ impl CertRequest {
         };
         params.use_authority_key_identifier_extension = true;
         // Without a start the validity ends so long from now, without the allowance for clocks.
-        let start = self.from.map(OffsetDateTime::from);
+        let start = self.from.map(|from| {
+            let since = from.duration_since(SystemTime::UNIX_EPOCH).ok();
+            let since = since.and_then(|since| time::Duration::try_from(since).ok());
+            let start = since.and_then(|since| OffsetDateTime::UNIX_EPOCH.checked_add(since));
+            start.ok_or_else(|| {
+                Error::invalid("validity", "it begins before 1970 or after the year 9999")
+            })
+        });
+        let start = start.transpose()?;
         let now = OffsetDateTime::now_utc();
         params.not_before = start.unwrap_or(now - SKEW);
         params.not_after = start

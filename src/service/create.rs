@@ -322,12 +322,9 @@ impl ServiceState {
             taken.chunks.iter_mut().for_each(|it| it.charge = None);
             self.reclaim(wanted, charge, abandoned)?;
         }
-        let filled = reserve.fill_up(owner, claim.bytes, &mut taken.chunks);
-        if filled.is_err() && claim.bytes > reserve.padded(wanted.bytes)? {
-            // Without room for probes.
-            reserve.fill_up(owner, wanted.bytes, &mut taken.chunks)?;
-        } else {
-            filled?;
+        reserve.fill_up(owner, wanted.bytes, &mut taken.chunks)?;
+        if total(&taken.chunks) < claim.bytes {
+            taken.chunks.extend(reserve.add_granule(taken.chunks.len()));
         }
         taken.chunks.iter_mut().for_each(|it| it.charge = None);
         if let Some(charge) = &mut taken.charge {

@@ -46,7 +46,11 @@ impl Named {
                 // Memory of a process that died is not reused.
                 Ok(()) => return !published.left_by_dead(),
                 Err(Error::Share(ShareError::Memory(MemoryError::StillHeld { .. }))) => {
-                    if published.importers().iter().all(is_silent) {
+                    let holders = published.importers();
+                    if holders.is_empty() {
+                        continue; // the last one has let go just now
+                    }
+                    if holders.iter().all(is_silent) {
                         let name = &self.name;
                         tracing::warn!(name, "a silent holder may still have it mapped");
                         return false;
@@ -133,7 +137,12 @@ impl ServiceState {
         let done = ended.wait_for(|ended| *ended);
         let done = tokio::time::timeout(wait.max(Duration::from_millis(100)), done).await;
         if done.is_err() {
-            let why = format!("held by {}", named.holders());
+            let holders = named.holders();
+            let why = if holders.is_empty() {
+                "its memory is still in use in the service".into()
+            } else {
+                format!("held by {holders}")
+            };
             return Err((Refusal::TimedOut, why));
         }
         self.asked.deleted.fetch_add(1, Relaxed);
@@ -161,8 +170,16 @@ impl ServiceState {
             });
         }
         let shared = published.and_then(|published| published.shared().ok());
+        let mut is_free = false;
+        // Once: another peer may create the name from then on.
+        let mut free_name = || {
+            if !std::mem::replace(&mut is_free, true) {
+                lock(&self.table).names.remove(&named.name);
+                named.ended.send_replace(true);
+            }
+        };
         if let Some(reserve) = self.nodes.get(&named.node) {
-            match self.take_back(named, shared).await {
+            match self.take_back(named, shared, &mut free_name).await {
                 Some(memories) => drop(Taken {
                     reserve,
                     chunks: chunks_of(memories, pasts),
@@ -171,19 +188,19 @@ impl ServiceState {
                 None => reserve.lost(named.pinned, Discard::Tainted),
             }
         }
-        lock(&self.table).names.remove(&named.name);
-        named.ended.send_replace(true);
+        free_name();
         if let Some((release, Some(charge))) = unconfirmed {
             self.charge_until_confirmed(named, release, charge).await;
         }
     }
 
     /// Takes memory back once no code in this process uses it, such as a driver call that does not return; `None` if that
-    /// lasts until the service ends.
+    /// lasts until the service ends. Calls `free_name` if it lasts long: the name need not wait.
     async fn take_back(
         &self,
         named: &Named,
         shared: Option<Shared>,
+        free_name: &mut (impl FnMut() + Send),
     ) -> Option<Vec<PhysicalMemory>> {
         let (mut shared, begun, mut logged) = (shared?, Instant::now(), false);
         loop {
@@ -198,6 +215,7 @@ impl ServiceState {
             if is_late && !logged {
                 logged = true;
                 tracing::warn!(name = named.name, "its memory is still in use here");
+                free_name();
             }
             sleep(if is_late { RELOADED } else { LOOK }).await;
         }

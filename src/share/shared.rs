@@ -39,7 +39,7 @@ use egmem_core::{Error, Result};
 /// To share a part of it, see [`window`](Self::window).
 #[derive(Clone, Debug)]
 pub struct Shared {
-    // In this order: `whole`, which keeps the memory alive for others, is dropped last.
+    /// Keeps the memory alive for others.
     whole: Arc<Whole>,
     view: View,
     /// Kept alive while the memory is shared.

@@ -283,16 +283,20 @@ impl ClientSession {
             Some(Pending::User(request)) => {
                 let lease = match (&answer, request.ask) {
                     (Answer::Granted(granted), Ask::Fetch(fetch)) => {
-                        Some(self.hold(granted.lease, fetch.name)?)
+                        self.hold(granted.lease, fetch.name).map(Some)
                     }
                     (Answer::Granted(_), _) => {
-                        return broken("a grant for a request that is no fetch");
+                        broken("a grant for a request that is no fetch").map(|()| None)
                     }
-                    _ => None,
+                    _ => Ok(None),
+                };
+                let (reply, result) = match lease {
+                    Ok(lease) => (Ok(Reply { answer, fds, lease }), Ok(())),
+                    Err(error) => (Err(error.clone()), Err(error)),
                 };
                 // If the user no longer waits, the lease and the fds are dropped with the returned value.
-                drop(request.reply.send(Ok(Reply { answer, fds, lease })));
-                Ok(())
+                drop(request.reply.send(reply));
+                result
             }
         }
     }

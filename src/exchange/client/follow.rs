@@ -241,13 +241,23 @@ impl Follow {
         self.unusable &= !std::mem::take(&mut self.watch.listed_anew);
         if self.watch.names().next().is_none() {
             self.absence = Some(Absence::NotThere);
-        } else if changed || matches!(self.absence, Some(Absence::NotThere | Absence::Away(_))) {
+        } else if changed || self.is_over() {
             self.absence = None;
             self.unusable = false;
             self.failures = 0;
             self.fetch_at = None;
         }
         changed
+    }
+
+    /// Returns whether a current watch that has the name ends the absence: not that of a fetch which was refused, and which is
+    /// repeated after its pause.
+    fn is_over(&self) -> bool {
+        match self.absence {
+            Some(Absence::Away(_)) => true,
+            Some(Absence::NotThere) => self.fetch_at.is_none(),
+            _ => false,
+        }
     }
 
     fn fetched(&mut self, memory: RemoteBuffer) -> Followed {

@@ -390,7 +390,8 @@ impl ClientSession {
         state.silence += gone.min(tick * 2);
         state.heard = now;
         let silent = state.silence;
-        if silent >= state.terms.lease {
+        // Once: the reason names the one before.
+        if silent >= state.terms.lease && self.link.borrow().away().is_none() {
             let last = match &*self.link.borrow() {
                 Link::Down { why, .. } | Link::Over(why) => format!("; {why}"),
                 Link::Up(_) => String::new(),

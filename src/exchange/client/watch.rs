@@ -231,6 +231,12 @@ impl Watch {
         if !self.matches(&entry.name) {
             return;
         }
+        let limit = self.client.session().dial.options.limits.names;
+        if self.known.len() >= limit && !self.known.contains_key(&entry.name) {
+            // The listing that follows refuses so many.
+            self.stale.get_or_insert(0);
+            return;
+        }
         let before = self.known.insert(entry.name.clone(), entry.clone());
         if before.is_none_or(|before| before.memory != entry.memory || before.owner != entry.owner)
         {

@@ -187,7 +187,13 @@ fn meeting(launcher: &str, size: u32, get: Lookup<'_>) -> Result<Meeting, Error>
                 let round = ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"].map(get);
                 return Ok(key(&[&[Some(port)], &round[..]].concat()));
             }
-            tcp(&host, number(launcher, "MASTER_PORT", &port)? + 1)
+            let port: u16 = port
+                .parse()
+                .map_err(|_| wrong(launcher, &format!("MASTER_PORT is {port:?}, and no port")))?;
+            let next = port
+                .checked_add(1)
+                .ok_or_else(|| wrong(launcher, "no port comes after MASTER_PORT"))?;
+            tcp(&host, next.into())
         }
         "Open MPI" if here("OMPI_COMM_WORLD_LOCAL_SIZE") => {
             Ok(key(&["PMIX_NAMESPACE", "OMPI_MCA_orte_hnp_uri"].map(get)))

@@ -47,6 +47,8 @@ impl From<Error> for End {
 const NOTICES_AT_ONCE: usize = 16;
 /// The most bytes of a part in an answer, with its handle.
 const PART: usize = 256;
+/// The most bytes of a number in a message.
+const NUMBER: usize = 9;
 
 /// A connection's state, besides its reader.
 struct Conversation<'a> {
@@ -64,6 +66,11 @@ pub(super) async fn serve(core: &Arc<ServerCore>, connection: Connection, link: 
         mut reader, writer, ..
     } = connection;
     let link = &Arc::new(link);
+    let mut attachment = Attachment {
+        core,
+        link,
+        last_message: Instant::now(),
+    };
     let mut conversation = Conversation {
         core,
         link,
@@ -112,7 +119,20 @@ pub(super) async fn serve(core: &Arc<ServerCore>, connection: Connection, link: 
     } = conversation;
     drop((reader, writer));
     jobs.shutdown().await;
-    core.detach(link, last_message);
+    attachment.last_message = last_message;
+}
+
+/// Detaches the session when its connection is over, also after a panic of an allocator's.
+struct Attachment<'a> {
+    core: &'a ServerCore,
+    link: &'a Link,
+    last_message: Instant,
+}
+
+impl Drop for Attachment<'_> {
+    fn drop(&mut self) {
+        self.core.detach(self.link, self.last_message);
+    }
 }
 
 impl Conversation<'_> {
@@ -202,7 +222,7 @@ impl Conversation<'_> {
         }
         let Frame { bytes, permit, .. } = frame;
         let request: Request = decode(&bytes)?;
-        drop((bytes, permit));
+        drop(bytes);
         self.core.counters.count(|stats| &mut stats.requests);
         let (core, link) = (Arc::clone(self.core), Arc::clone(self.link));
         // If the allocator panics, only a task of the request's own ends.
@@ -220,7 +240,7 @@ impl Conversation<'_> {
                 let running = self.core.tasks.token();
                 self.jobs.spawn(async move {
                     let answered = handling.await;
-                    drop(running);
+                    drop((running, permit));
                     answered
                 });
             }
@@ -268,6 +288,12 @@ impl Conversation<'_> {
     async fn build(&self, reply: Reply) -> Result<(Answer, CountedFds, Option<Permit>)> {
         let (mut fds, mut permit) = (CountedFds::default(), None);
         let answer = match reply {
+            Reply::Answer(Answer::Expired(leases)) => {
+                if leases.leases.len() * NUMBER > SMALL {
+                    permit = Some(self.large_permit().await?);
+                }
+                Answer::Expired(leases)
+            }
             Reply::Answer(answer) => answer,
             Reply::Entry(publication) => {
                 permit = self.permit(&publication).await?;

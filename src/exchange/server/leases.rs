@@ -341,7 +341,7 @@ impl Leases {
         };
         let found = |lease: &u64| Some(self.leases.get(lease)?.holder.clone());
         let in_order = |mut list: Vec<Holder>| {
-            list.sort_by_key(|holder| holder.since);
+            list.sort_by_key(|holder| (holder.since, holder.lease));
             list
         };
         let mut list = in_order(holders.live.iter().filter_map(found).collect());

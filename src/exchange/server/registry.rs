@@ -220,7 +220,11 @@ impl ServerState {
         let name = Arc::clone(&registered.publication.name);
         let is_named = self.names.get(&name) == Some(&id);
         if is_named {
-            self.change(id, |registered| registered.closing = true);
+            self.change(id, |registered| {
+                registered.closing = true;
+                // Nobody sees it again, and nothing counts it.
+                registered.peers = PeerList::nobody();
+            });
             self.names.remove(&name);
         }
         is_named

@@ -76,6 +76,7 @@ impl ServiceConfig {
                 create.node.is_some_and(|node| node.0 < 0) => "`create.node` is negative";
                 create.peer_bytes == 0 => "`create.peer_bytes` is 0";
                 create.peer_names == 0 => "`create.peer_names` is 0";
+                create.peer_names > self.limits.names_per_peer as u64 => "`create.peer_names` is more than `limits.names_per_peer`";
             }
             create
                 .namespaces()

@@ -55,6 +55,10 @@ fn what_is_wrong_is_named() {
         ("@[node]\nbacking = \"pages\"", "registered"),
         ("@[create]\nwho = [\"*\"]\npeer_names = 0", "peer_names"),
         (
+            "@[create]\nwho = [\"*\"]\npeer_names = 4097",
+            "names_per_peer",
+        ),
+        (
             "@[create]\nwho = []\nforgive_after = \"0s\"",
             "create.forgive_after",
         ),

@@ -127,6 +127,31 @@ impl NodeReserve {
         }
     }
 
+    /// Creates a granule for memory of `parts` chunks, unless it would be too many or there is no room: nothing is evicted for it.
+    pub fn add_granule(&self, parts: usize) -> Option<Chunk> {
+        let bytes = self.granule();
+        let mut state = self.state();
+        let fits = state.pinned.saturating_add(bytes) <= self.plan.cap;
+        if state.stop || parts >= MAX_PARTS || !fits {
+            return None;
+        }
+        state.pinned += bytes;
+        drop(state);
+        let made = self.create(bytes);
+        let mut state = self.state();
+        match made {
+            Ok(memory) => {
+                state.counts.taken_cold_bytes += bytes;
+                Some(Chunk::fresh(memory))
+            }
+            Err(error) => {
+                state.pinned -= bytes;
+                tracing::debug!(%error, "memory goes without room for probes");
+                None
+            }
+        }
+    }
+
     /// Creates physical memory of `bytes`, if the node keeps its headroom.
     pub(super) fn create(&self, bytes: u64) -> MemoryResult<PhysicalMemory> {
         let node = self.plan.node;

@@ -267,6 +267,38 @@ fn it_ends_in_the_middle_of_its_work() {
 }
 
 #[test]
+fn a_granule_for_probes_evicts_nothing() {
+    let driver = driver();
+    let cap = Plan {
+        cap: 36 * MIB,
+        ..plan()
+    };
+    let (reserve, filled) = start(&driver, cap);
+    filled.unwrap();
+    let granules = [(); 2].map(|()| reserve.add_granule(1).unwrap());
+    assert!(granules.iter().all(|chunk| chunk.bytes() == 2 * MIB));
+    assert!(reserve.add_granule(1).is_none());
+    let levels = reserve.levels();
+    assert_eq!((levels.warm, levels.pinned), (32 * MIB, 36 * MIB));
+    reserve.give_back(Vec::from(granules));
+    assert!(reserve.add_granule(crate::share::MAX_PARTS).is_none());
+    drop(reserve);
+    assert!(driver.sim().unwrap().held().is_empty());
+}
+
+#[test]
+fn memory_goes_without_a_granule_that_the_driver_refuses() {
+    let driver = driver();
+    let (reserve, filled) = start(&driver, plan());
+    filled.unwrap();
+    let before = reserve.levels().pinned;
+    let sim = driver.sim().unwrap();
+    sim.fail(Call::MemCreate, 1, Code::OUT_OF_MEMORY);
+    assert!(reserve.add_granule(1).is_none());
+    assert_eq!(reserve.levels().pinned, before);
+}
+
+#[test]
 fn memory_that_is_being_zeroed_at_the_end_goes_back_at_once() {
     for _ in 0..4 {
         let driver = driver();
