@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
-use super::process::{Holder, HolderState, describe};
+use super::process::{Holder, describe};
 use super::publication::{ProbeSlots, Publication, Registered};
 use super::quota::What;
 use super::registry::ServerState;
@@ -216,7 +217,7 @@ impl Published {
     }
 
     /// Changes which peers may import it. Holders that may no longer import it are asked to release it. After
-    /// `within` their leases end as [`HolderState::Expired`], because they may still have the memory mapped;
+    /// `within` their leases end as [`HolderState::Expired`](super::HolderState::Expired), because they may still have the memory mapped;
     /// the holders learn that they are no longer on the list. A holder that may import it again before that
     /// keeps its lease.
     pub fn set_who_within(&self, who: PeerList, within: Duration) {
@@ -278,22 +279,23 @@ impl Published {
                 let name = self.name().into();
                 Error::from(MemoryError::StillHeld { name, holders })
             };
-            let (holders, more) = {
+            {
                 let mut state = self.inner.state();
                 if let Some(holders) = publication.left_held.get() {
                     return Err(still_held(holders.clone()));
                 }
-                let (holders, more) = state.leases.holders(publication.id);
-                if holders.is_empty() && more == 0 {
+                if !state.leases.is_held(publication.id) {
                     state.unpublish(publication.id, "");
                     return Ok(());
                 }
-                (holders, more)
-            };
-            let silent = holders.iter().all(|h| h.state == HolderState::Expired);
-            if silent || tokio::time::timeout_at(until, changed).await.is_err() {
-                return Err(still_held(describe(&holders, more)));
+                let only_silent = state.leases.count(publication.id) == 0;
+                // Listed at the end alone: each release wakes this, and there may be many holders.
+                if only_silent || Instant::now() >= until {
+                    let (holders, more) = state.leases.holders(publication.id);
+                    return Err(still_held(describe(&holders, more)));
+                }
             }
+            let _ = tokio::time::timeout_at(until, changed).await;
         }
     }
 }
