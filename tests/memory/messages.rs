@@ -159,9 +159,10 @@ fn leases(setting: &mut Setting) {
 }
 
 fn leases_with_fds(setting: &mut Setting) {
-    let bytes: Vec<u8> = (1..=200).flat_map(|id| fetch(id, "posix_fd")).collect();
-    let now = setting.flood("fetch for fds", &bytes, 200, WAITING);
-    assert!(now.leases > 200, "{now:?}");
+    // The answers fit in a socket's buffer unread: a server that cannot write an answer reads nothing more.
+    let bytes: Vec<u8> = (1..=96).flat_map(|id| fetch(id, "posix_fd")).collect();
+    let now = setting.flood("fetch for fds", &bytes, 96, WAITING);
+    assert!(now.leases > 96, "{now:?}");
 }
 
 #[test]

@@ -156,7 +156,7 @@ async fn memory_without_padding_has_room_for_probes_that_the_quota_counts() {
         "{error}"
     );
     for (name, len, parts) in [
-        ("probed", 4 * MIB, &[6 * MIB][..]),
+        ("probed", 4 * MIB, &[4 * MIB, 2 * MIB][..]),
         ("asked", 30 * MIB, &[30 * MIB, 2 * MIB]),
         ("plain", 4 * MIB, &[4 * MIB]),
     ] {
