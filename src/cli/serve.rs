@@ -85,15 +85,18 @@ impl Serve {
         // Unless there is nothing to fill, or the log has it.
         let logged = tracing::enabled!(target: "egmem_service", tracing::Level::INFO);
         let shown = !logged && service.reserves().total > 0;
+        let show = |filling: &mut ByteProgress| {
+            let now = service.reserves();
+            filling.show(now.done, Some(now.total));
+        };
         let mut filling = shown.then(|| ByteProgress::new("filling the reserves"));
+        // Also where the reserves are full before the first tick.
+        filling.iter_mut().for_each(show);
         let mut ticks = tokio::time::interval(TICK);
         loop {
             tokio::select! {
                 _ = ticks.tick(), if filling.is_some() => {
-                    if let Some(filling) = &mut filling {
-                        let now = service.reserves();
-                        filling.show(now.done, Some(now.total));
-                    }
+                    filling.iter_mut().for_each(show);
                 }
                 () = service.ready(), if !ready => {
                     ready = true;
