@@ -390,8 +390,7 @@ impl ClientSession {
         state.silence += gone.min(tick * 2);
         state.heard = now;
         let silent = state.silence;
-        // Once: the reason names the one before.
-        if silent >= state.terms.lease && self.link.borrow().away().is_none() {
+        if silent >= state.terms.lease {
             let last = match &*self.link.borrow() {
                 Link::Down { why, .. } | Link::Over(why) => format!("; {why}"),
                 Link::Up(_) => String::new(),
@@ -414,7 +413,8 @@ impl ClientSession {
     fn lose(&self, state: &SessionState, why: String) {
         let lost = Error::peer_lost(state.terms.peer.clone(), why);
         self.lose_leases(state, &lost);
-        if matches!(&*self.link.borrow(), Link::Down { .. }) {
+        // Once: the reason may name the one before.
+        if matches!(&*self.link.borrow(), Link::Down { away: false, .. }) {
             self.set_down(lost, false, true);
         }
     }

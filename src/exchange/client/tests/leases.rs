@@ -328,6 +328,20 @@ async fn silence_loses_leases_after_their_time() {
 }
 
 #[tokio::test]
+async fn the_reason_of_a_long_silence_stays_short() {
+    let driver = importer();
+    let (fake, memory) = (Fake::new().await.times(50, 200), Memory::new());
+    let (client, peer, remote) = leased(&fake, &driver, &memory).await;
+    within(client.session().away()).await;
+    for _ in 0..1000 {
+        client.session().tick(Duration::from_millis(25));
+    }
+    let why = client.session().down().to_string();
+    assert!(why.len() < 500, "{} bytes: {}", why.len(), &why[..500]);
+    drop((peer, remote));
+}
+
+#[tokio::test]
 async fn where_nobody_listens_leases_are_lost_sooner() {
     let driver = importer();
     let (fake, memory) = (Fake::new().await.times(40, 3_600_000), Memory::new());
