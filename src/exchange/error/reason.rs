@@ -84,7 +84,7 @@ refusals! {
     Version = "version", "no common protocol version", "update the older of the two";
     /// The request is invalid.
     Invalid = "invalid", "the request is invalid", "";
-    /// A limit of the peer is reached: connections, names, leases, bytes.
+    /// A limit of the peer is reached: connections, sessions, names, leases, requests.
     Limit = "limit", "a limit is reached", "release what is not needed, or have the peer's limits raised";
     /// More than the quota allows.
     Quota = "quota", "over the quota", "release what is not needed, or have the peer's limits raised";

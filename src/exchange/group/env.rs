@@ -187,13 +187,11 @@ fn meeting(launcher: &str, size: u32, get: Lookup<'_>) -> Result<Meeting, Error>
                 let round = ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"].map(get);
                 return Ok(key(&[&[Some(port)], &round[..]].concat()));
             }
-            let port: u16 = port
-                .parse()
-                .map_err(|_| wrong(launcher, &format!("MASTER_PORT is {port:?}, and no port")))?;
-            let next = port
-                .checked_add(1)
-                .ok_or_else(|| wrong(launcher, "no port comes after MASTER_PORT"))?;
-            tcp(&host, next.into())
+            // A number beyond the ports is refused as an address.
+            tcp(
+                &host,
+                number(launcher, "MASTER_PORT", &port)?.saturating_add(1),
+            )
         }
         "Open MPI" if here("OMPI_COMM_WORLD_LOCAL_SIZE") => {
             Ok(key(&["PMIX_NAMESPACE", "OMPI_MCA_orte_hnp_uri"].map(get)))

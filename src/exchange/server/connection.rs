@@ -57,7 +57,25 @@ struct Conversation<'a> {
     writer: FrameWriter,
     /// Requests that wait for something.
     jobs: JoinSet<Answered>,
+    attachment: Attachment<'a>,
+}
+
+/// Detaches the session when its connection is over, also after a panic of an allocator's.
+struct Attachment<'a> {
+    core: &'a ServerCore,
+    link: &'a Link,
     last_message: Instant,
+}
+
+impl Drop for Attachment<'_> {
+    fn drop(&mut self) {
+        self.core.detach(self.link, self.last_message);
+    }
+}
+
+/// Returns the most bytes of an answer or event about this memory.
+fn bytes_about(publication: &Publication) -> usize {
+    publication.description.parts.len() * PART
 }
 
 /// Serves a connection to its end.
@@ -66,17 +84,16 @@ pub(super) async fn serve(core: &Arc<ServerCore>, connection: Connection, link: 
         mut reader, writer, ..
     } = connection;
     let link = &Arc::new(link);
-    let mut attachment = Attachment {
-        core,
-        link,
-        last_message: Instant::now(),
-    };
     let mut conversation = Conversation {
         core,
         link,
         writer,
         jobs: JoinSet::new(),
-        last_message: Instant::now(),
+        attachment: Attachment {
+            core,
+            link,
+            last_message: Instant::now(),
+        },
     };
     let (peer, session) = (&link.session.peer, link.session.id);
     match conversation.run(&mut reader).await {
@@ -114,25 +131,12 @@ pub(super) async fn serve(core: &Arc<ServerCore>, connection: Connection, link: 
     let Conversation {
         writer,
         mut jobs,
-        last_message,
+        attachment,
         ..
     } = conversation;
     drop((reader, writer));
     jobs.shutdown().await;
-    attachment.last_message = last_message;
-}
-
-/// Detaches the session when its connection is over, also after a panic of an allocator's.
-struct Attachment<'a> {
-    core: &'a ServerCore,
-    link: &'a Link,
-    last_message: Instant,
-}
-
-impl Drop for Attachment<'_> {
-    fn drop(&mut self) {
-        self.core.detach(self.link, self.last_message);
-    }
+    drop(attachment);
 }
 
 impl Conversation<'_> {
@@ -172,7 +176,7 @@ impl Conversation<'_> {
                     let Some(frame) = frame? else {
                         return Ok(());
                     };
-                    self.last_message = Instant::now();
+                    self.attachment.last_message = Instant::now();
                     excused = Duration::ZERO;
                     self.verify();
                     self.request(frame).await?;
@@ -188,12 +192,12 @@ impl Conversation<'_> {
     /// Returns when the client will have been silent for too long.
     fn next_idle(&mut self, excused: &mut Duration) -> Result<Instant, End> {
         let (now, silence) = (Instant::now(), self.core.silence());
-        let late = now.saturating_duration_since(self.last_message + silence);
+        let late = now.saturating_duration_since(self.attachment.last_message + silence);
         if let Some(excuse) = excuse(self.core, late, *excused) {
-            self.last_message += excuse;
+            self.attachment.last_message += excuse;
             *excused += excuse;
         }
-        let until = self.last_message + silence;
+        let until = self.attachment.last_message + silence;
         if until > now {
             Ok(until)
         } else {
@@ -289,14 +293,12 @@ impl Conversation<'_> {
         let (mut fds, mut permit) = (CountedFds::default(), None);
         let answer = match reply {
             Reply::Answer(Answer::Expired(leases)) => {
-                if leases.leases.len() * NUMBER > SMALL {
-                    permit = Some(self.large_permit().await?);
-                }
+                permit = self.permit(leases.leases.len() * NUMBER).await?;
                 Answer::Expired(leases)
             }
             Reply::Answer(answer) => answer,
             Reply::Entry(publication) => {
-                permit = self.permit(&publication).await?;
+                permit = self.permit(bytes_about(&publication)).await?;
                 let entries = vec![self.core.state().entry(&publication)];
                 Answer::Names(Names {
                     entries,
@@ -316,7 +318,7 @@ impl Conversation<'_> {
                 }
             }
             Reply::Grant(grant) => {
-                permit = self.permit(&grant.publication).await?;
+                permit = self.permit(bytes_about(&grant.publication)).await?;
                 let granted = grant.build();
                 fds = grant.fds;
                 Answer::Granted(granted)
@@ -325,9 +327,9 @@ impl Conversation<'_> {
         Ok((answer, fds, permit))
     }
 
-    /// Waits for a permit, if an answer or event about this memory may be a large frame.
-    async fn permit(&self, publication: &Publication) -> Result<Option<Permit>> {
-        if publication.description.parts.len() * PART <= SMALL {
+    /// Waits for a permit, if an answer or event of so many bytes is a large frame.
+    async fn permit(&self, bytes: usize) -> Result<Option<Permit>> {
+        if bytes <= SMALL {
             return Ok(None);
         }
         self.large_permit().await.map(Some)
@@ -358,7 +360,7 @@ impl Conversation<'_> {
                 Next::News(name, seen_before) => {
                     match self.core.visible(&name, &self.link.session.peer) {
                         Some(publication) => {
-                            _permit = self.permit(&publication).await?;
+                            _permit = self.permit(bytes_about(&publication)).await?;
                             Event::Published(self.core.state().entry(&publication))
                         }
                         None if seen_before => Event::Gone(Gone {

@@ -215,7 +215,6 @@ impl ServerCore {
             state.returned(lease);
             state.audit_lease("released", lease);
         }
-        // After the answer: the client skips those before it.
         self.repeat_withdrawals(&state, &link.session);
         drop(state);
         self.released.notify_waiters();

@@ -105,15 +105,14 @@ impl NodeReserve {
             if !fits {
                 return Err(self.at_cap());
             }
-            let error = match self.create(bytes) {
-                Ok(memory) => return Ok(Chunk::fresh(memory)),
+            let error = match self.create_pinned(bytes) {
+                Ok(chunk) => return Ok(chunk),
                 Err(error) => error,
             };
-            let mut state = self.state();
-            state.pinned -= bytes;
             if !is_shortage(&error) {
                 return Err(error.into());
             }
+            let mut state = self.state();
             // Free chunks are useless while a request cannot be served.
             let evicted = state.free_chunks.evict(peer, bytes);
             state.evict(&evicted);
@@ -137,19 +136,21 @@ impl NodeReserve {
         }
         state.pinned += bytes;
         drop(state);
+        let made = self.create_pinned(bytes).inspect_err(|error| {
+            tracing::debug!(%error, "memory goes without room for probes");
+        });
+        let chunk = made.ok()?;
+        self.state().counts.taken_cold_bytes += bytes;
+        Some(chunk)
+    }
+
+    /// Creates a chunk whose bytes are counted as pinned already, and are no more after an error.
+    fn create_pinned(&self, bytes: u64) -> MemoryResult<Chunk> {
         let made = self.create(bytes);
-        let mut state = self.state();
-        match made {
-            Ok(memory) => {
-                state.counts.taken_cold_bytes += bytes;
-                Some(Chunk::fresh(memory))
-            }
-            Err(error) => {
-                state.pinned -= bytes;
-                tracing::debug!(%error, "memory goes without room for probes");
-                None
-            }
+        if made.is_err() {
+            self.state().pinned -= bytes;
         }
+        made.map(Chunk::fresh)
     }
 
     /// Creates physical memory of `bytes`, if the node keeps its headroom.
