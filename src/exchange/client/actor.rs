@@ -224,7 +224,8 @@ impl ClientSession {
     }
 
     /// Returns the next request to write, encoded: first those of the session itself. A request of more than `limit`
-    /// bytes fails, and one whose user no longer waits is dropped.
+    /// bytes fails, as does a fetch of more leases than one request can list, and one whose user no longer waits is
+    /// dropped.
     fn next_frame(&self, limit: usize) -> Option<Zeroizing<Vec<u8>>> {
         let mut state = self.lock();
         loop {
@@ -241,17 +242,20 @@ impl ClientSession {
                     let lease = key.lease;
                     encode(&(id, Ask::Release(Release { lease })))
                 }
-                Pending::Held if state.leases.len() > MAX_LISTED => continue,
                 Pending::Held => encode(&(id, Ask::Held(state.held()))),
             };
-            if bytes.len() <= limit {
+            // Otherwise a later connection would not say which of them have ended. Each number takes 9 bytes at most.
+            let leases = MAX_LISTED.min(limit.saturating_sub(64) / 9);
+            let (what, limit) = if bytes.len() > limit {
+                ("bytes in a frame that the server reads", limit)
+            } else if request.is_fetch() && state.leases_and_fetches() >= leases {
+                ("leases of a client", leases)
+            } else {
                 state.next_id += 1;
                 state.pending.insert(id, request);
                 return Some(bytes);
-            }
-            // Without `held`, which is too long here, all leases go on.
+            };
             if let Pending::User(request) = request {
-                let what = "bytes in a frame that the server reads";
                 let limit = limit as u64;
                 let _ = request.reply.send(Err(Error::LimitReached { what, limit }));
             }
@@ -401,6 +405,12 @@ impl SessionState {
             return None;
         }
         self.internal.pop_front()
+    }
+
+    /// Returns how many leases this end has or has asked for.
+    fn leases_and_fetches(&self) -> usize {
+        let fetches = self.pending.values().filter(|request| request.is_fetch());
+        self.leases.len() + fetches.count()
     }
 
     /// Returns the leases of this server that this end has.

@@ -6,9 +6,10 @@
 
 use std::sync::Arc;
 
-use super::lease::ClientLease;
-use super::lease::LeaseState;
-use super::session::{ClientSession, run_blocking};
+use tokio::runtime::Handle;
+
+use super::lease::{ClientLease, LeaseState};
+use super::session::{ClientSession, Reply, run_blocking};
 use crate::accessors::cpu_accessors;
 use crate::driver::{Access, DevicePtr, Driver, HandleType, Location, ShareableHandle, random};
 use crate::ledger::{Party, Site};
@@ -67,11 +68,13 @@ impl Leased {
 
     /// Receives the fds that come through a queue, so that all are here.
     pub(super) async fn receive(mut self) -> Result<Self> {
-        let handles = std::mem::replace(&mut self.handles, Vec::new().into());
-        let count = self.description.parts.len();
-        let handles = run_blocking("receiving handles", move || handles.all(count)).await?;
-        self.handles = handles?.into();
-        Ok(self)
+        // With the lease, which must not be released before the handles are closed.
+        let receive = move || {
+            let handles = std::mem::replace(&mut self.handles, Vec::new().into());
+            self.handles = handles.all(self.description.parts.len())?.into();
+            Ok(self)
+        };
+        run_blocking("receiving handles", receive).await?
     }
 
     /// Ends the lease, and waits until the exporter has recorded it. Code that imported the handles has
@@ -286,7 +289,19 @@ impl Proof {
     }
 }
 
-/// Proves memory that was imported by fabric handle, if its exporter has given a place for that.
+/// Memory that another thread unmaps if this is dropped: that takes the driver's time.
+struct Unproven(Option<RemoteBuffer>);
+
+impl Drop for Unproven {
+    fn drop(&mut self) {
+        if let (Some(remote), Ok(runtime)) = (self.0.take(), Handle::try_current()) {
+            runtime.spawn_blocking(move || drop(remote));
+        }
+    }
+}
+
+/// Proves memory that was imported by fabric handle, if its exporter has given a place for that. Where it fails, the
+/// memory is unmapped on another thread.
 pub(super) async fn prove(mut remote: RemoteBuffer) -> Result<RemoteBuffer> {
     let Some(at) = remote.grant.probe else {
         // With a remedy for its owner.
@@ -298,37 +313,49 @@ pub(super) async fn prove(mut remote: RemoteBuffer) -> Result<RemoteBuffer> {
         });
         return Ok(remote);
     };
-    let begun;
-    (remote, begun) = with(remote, move |memory| begin(memory, at)).await?;
-    let Some((by, wrote)) = begun? else {
+    let begin = move || begin(&remote.memory, at).map(|begun| (remote, begun));
+    let (mut remote, begun) = run_blocking("a probe", begin).await??;
+    let Some((by, wrote)) = begun else {
         remote.proof = Proof::none("neither a GPU nor the CPU may read it here");
         return Ok(remote);
     };
-    let session = remote.session().clone();
+    let session = Arc::clone(remote.session());
     let lease = remote.grant.lease.key.lease;
+    let mut unproven = Unproven(Some(remote));
     let ask = Ask::Probe(Probe { lease, wrote });
-    let probed = match session.request(ask, session.timeout()).await {
-        Ok(reply) => match reply.answer {
-            Answer::Probed(probed) => probed,
-            _ => {
-                return Err(Error::protocol(
-                    session.peer(),
-                    "unexpected answer to a probe",
-                ));
-            }
-        },
+    let reply = session.request(ask, session.timeout()).await;
+    let Some(remote) = unproven.0.take() else {
+        return Err(Error::failed("a probe", "its memory is gone"));
+    };
+    let finish = move || finish(remote, at, by, wrote, reply);
+    run_blocking("a probe", finish).await?
+}
+
+/// Compares the words of both ends.
+fn finish(
+    mut remote: RemoteBuffer,
+    at: u64,
+    by: Location,
+    wrote: Option<u64>,
+    reply: Result<Reply>,
+) -> Result<RemoteBuffer> {
+    let probed = match reply.map(|reply| reply.answer) {
+        Ok(Answer::Probed(probed)) => probed,
+        Ok(_) => {
+            let peer = remote.session().peer();
+            return Err(Error::protocol(peer, "unexpected answer to a probe"));
+        }
         Err(error) if error.refusal() == Some(&Refusal::Unsupported) => {
             remote.proof = Proof::none("the exporter does not answer probes");
             return Ok(remote);
         }
         Err(error) => return Err(error),
     };
-    let read;
-    (remote, read) = with(remote, move |memory| get(memory, at, by)).await?;
-    if let Some(detail) = mismatch(by, wrote, probed, read?) {
+    let read = get(&remote.memory, at, by)?;
+    if let Some(detail) = mismatch(by, wrote, probed, read) {
         return Err(Error::DataPlane {
             what: format!("'{}'", remote.name()),
-            peer: session.peer(),
+            peer: remote.session().peer(),
             detail,
         });
     }
@@ -377,18 +404,6 @@ fn processor(memory: &ImportedBuffer) -> Option<(Location, Access)> {
         let access = memory.access(node).ok()?;
         (access != Access::None).then_some((Location::Host, access))
     })
-}
-
-/// Does driver calls with the memory on a separate thread.
-async fn with<T: Send + 'static>(
-    remote: RemoteBuffer,
-    work: impl FnOnce(&ImportedBuffer) -> T + Send + 'static,
-) -> Result<(RemoteBuffer, T)> {
-    let work = move || {
-        let done = work(&remote.memory);
-        (remote, done)
-    };
-    run_blocking("a probe", work).await
 }
 
 /// Describes the fault, if there is one. Shows no word, because random words mean nothing.

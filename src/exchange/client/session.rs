@@ -48,6 +48,12 @@ pub(super) enum Pending {
     Held,
 }
 
+impl Pending {
+    pub(super) const fn is_fetch(&self) -> bool {
+        matches!(self, Self::User(request) if matches!(request.ask, Ask::Fetch(_)))
+    }
+}
+
 /// The state of the connection.
 #[derive(Clone, Debug)]
 pub(super) enum Link {

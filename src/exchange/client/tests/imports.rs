@@ -174,6 +174,48 @@ async fn two_ends_prove_that_they_see_the_same_bytes() {
     nothing_held(&driver).await;
 }
 
+/// The connection's task must go on meanwhile: unmapping takes the driver's time.
+#[test]
+fn memory_that_is_not_proved_is_unmapped_on_another_thread() {
+    for refused in [true, false] {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().max_blocking_threads(1).build();
+        runtime.unwrap().block_on(async {
+            let (driver, fake, mut memory) = (importer(), Fake::new().await, Memory::new());
+            let (client, mut peer) = fake.client(&driver).await;
+            memory.probe = Some((2 << 20) - 64);
+            let mut fetch = Box::pin(client.fetch("x").go());
+            let asked = async {
+                peer.grant(1, &memory).await;
+                peer.request().await.unwrap()
+            };
+            let (id, _) = tokio::select! {
+                fetched = &mut fetch => panic!("{fetched:?}"),
+                asked = asked => asked,
+            };
+            // The only thread for blocking work is taken from here on.
+            let (free, taken) = std::sync::mpsc::channel::<()>();
+            let taken = tokio::task::spawn_blocking(move || taken.recv());
+            if refused {
+                peer.refuse(id, "internal").await;
+                assert!(timeout(soon(50), &mut fetch).await.is_err());
+            } else {
+                drop(fetch);
+                fetch = Box::pin(client.fetch("x").go());
+            }
+            assert!(!driver.sim().unwrap().held().is_empty());
+            drop(free);
+            assert!(taken.await.unwrap().is_err());
+            if refused {
+                expect_err(within(fetch).await);
+                assert!(driver.sim().unwrap().held().is_empty());
+            }
+            assert_eq!(peer.released().await, 1);
+            nothing_held(&driver).await;
+        });
+    }
+}
+
 #[tokio::test]
 async fn a_client_without_a_driver_sees_names_and_takes_no_lease() {
     let (fake, memory) = (Fake::new().await, Memory::new());

@@ -76,6 +76,28 @@ async fn a_fetch_that_is_given_up_leaves_no_lease() {
     nothing_held(&driver).await;
 }
 
+/// The exporter must not take memory for free whose fds are still open here.
+#[tokio::test]
+async fn handles_that_are_given_up_are_closed_before_the_release() {
+    let (driver, fake, memory) = (importer(), Fake::new().await, Memory::new());
+    let (client, mut peer) = fake.client(&driver).await;
+    let (leased, _) = tokio::join!(client.fetch("x").lease(), peer.grant(5, &memory));
+    let mut leased = leased.unwrap();
+    let (queue, theirs) = crate::share::queue::pair().unwrap();
+    leased.handles = crate::share::PartHandles::from_queue(theirs);
+    // The thread waits for the first fds.
+    assert!(timeout(Duration::ZERO, leased.receive()).await.is_err());
+    let list = async {
+        let (id, ask) = peer.request().await.unwrap();
+        assert!(matches!(ask, Ask::List(_)), "{ask:?}");
+        peer.answer(id, names(vec![], false)).await;
+    };
+    let (list, ()) = within(async { tokio::join!(client.list(""), list) }).await;
+    list.unwrap();
+    drop(queue);
+    assert_eq!(peer.released().await, 5);
+}
+
 #[tokio::test]
 async fn leases_that_ended_during_a_break_are_lost() {
     let (driver, mut fake, memory) = (importer(), Fake::new().await, Memory::new());
@@ -92,6 +114,42 @@ async fn leases_that_ended_during_a_break_are_lost() {
         }
     })
     .await;
+}
+
+/// A client that could not list its leases after a break would not learn which have ended.
+#[tokio::test]
+async fn a_client_takes_no_more_leases_than_it_can_list() {
+    let (driver, mut fake, memory) = (importer(), Fake::new().await, Memory::new());
+    fake.welcome.frame_bytes = 64 + 9 * 20;
+    let (client, mut peer) = fake.client(&driver).await;
+    let mut held = Vec::new();
+    for lease in u64::MAX - 20..u64::MAX {
+        let fetch = client.fetch("x").probe(false).go();
+        let (remote, _) = within(async { tokio::join!(fetch, peer.grant(lease, &memory)) }).await;
+        held.push(remote.unwrap());
+    }
+    let fetched = within(async {
+        tokio::select! {
+            fetched = client.fetch("x").probe(false).go() => fetched,
+            asked = peer.request() => panic!("{asked:?}"),
+        }
+    });
+    let error = expect_err(fetched.await);
+    assert!(
+        matches!(error, Error::LimitReached { limit: 20, .. }),
+        "{error}"
+    );
+    drop(peer);
+    fake.welcome.resumed = true;
+    let (mut peer, _) = fake.greet().await;
+    assert_eq!(peer.1.len(), 20);
+    // One that is released makes room.
+    let release = held.pop().unwrap().release();
+    let (released, _) = within(async { tokio::join!(release, peer.released()) }).await;
+    released.unwrap();
+    let fetch = client.fetch("x").probe(false).go();
+    let (remote, _) = within(async { tokio::join!(fetch, peer.grant(1, &memory)) }).await;
+    remote.unwrap();
 }
 
 /// A server that ends, or ends the session, just when the client is back.
