@@ -40,9 +40,8 @@
 //! Every error says what failed and why; [`Error::remedy`] says what to do. [`capability`] finds out by
 //! trials which features work on this machine, and the command `egmem doctor` shows the result as a table.
 //!
-//! [`Error`] has the failures of memory. `share::Error`, `kv::Error`, `exchange::Error` and `exchange::group::Error`
-//! have their own failures, and each carries the error of the layer below: `?` converts, and `memory()` returns the [`Error`]
-//! inside.
+//! [`Error`] has the failures of memory. `share::Error`, `kv::Error` and `exchange::Error` have their own failures, and each
+//! carries the error of the layer below: `?` converts, and `memory()` returns the [`Error`] inside.
 //!
 //! # Features
 //!

@@ -10,8 +10,8 @@ use std::time::Instant;
 
 use clap::Parser;
 use egmem::driver::{HandleType, NodeId};
-use egmem::exchange::Address;
-use egmem::exchange::group::{self, GatherOptions, GroupSecret, rendezvous};
+use egmem::exchange::group::{GatherOptions, GroupSecret, rendezvous};
+use egmem::exchange::{Address, Result};
 use egmem::share::Shared;
 use egmem::{Buffer, Driver, Machine};
 use rustix::process::{Resource, getrlimit, setrlimit};
@@ -64,7 +64,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             Address::Unix(folder.join(round.to_string()))
         };
         let begun = Instant::now();
-        let results: Vec<group::Result<_>> = std::thread::scope(|scope| {
+        let results: Vec<Result<_>> = std::thread::scope(|scope| {
             let ranks: Vec<_> = (0..)
                 .zip(&memory)
                 .map(|(rank, own)| {
@@ -81,7 +81,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             ranks.collect()
         });
         let time = begun.elapsed();
-        let gathered = results.into_iter().collect::<group::Result<Vec<_>>>()?;
+        let gathered = results.into_iter().collect::<Result<Vec<_>>>()?;
         println!(
             "{} ranks mapped in {time:.3?} (simulated memory)",
             gathered.len()

@@ -4,7 +4,6 @@ use std::any::Any;
 use std::borrow::Cow;
 
 use egmem::exchange::Error as ExchangeError;
-use egmem::exchange::group::Error as GroupError;
 use egmem::share::Error as ShareError;
 use egmem::{Error, Explain, Explained, Language};
 
@@ -78,13 +77,6 @@ impl From<Error> for Failure {
 impl From<ShareError> for Failure {
     #[cold]
     fn from(error: ShareError) -> Self {
-        Self::new((&error).into(), &error, error.driver_error())
-    }
-}
-
-impl From<GroupError> for Failure {
-    #[cold]
-    fn from(error: GroupError) -> Self {
         Self::new((&error).into(), &error, error.driver_error())
     }
 }

@@ -3,7 +3,8 @@
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 
-use egmem::exchange::group::{self, AllGather, Error, GroupSecret, MAX_RANKS, Result, Sealed};
+use egmem::exchange::group::{self, AllGather, GroupSecret, MAX_RANKS, Sealed};
+use egmem::exchange::{Error, Result};
 use egmem::share::Shared;
 
 use crate::buffer::Kind;

@@ -3,7 +3,6 @@
 use std::ffi::{CStr, c_char};
 
 use egmem::Error;
-use egmem::exchange::group::Error as GroupError;
 use egmem::exchange::{Error as ExchangeError, Refusal};
 use egmem::share::Error as ShareError;
 
@@ -161,8 +160,10 @@ impl From<&ExchangeError> for egm_status {
             ExchangeError::Refused {
                 reason: Refusal::TimedOut,
                 ..
-            } => EGM_TIMED_OUT,
+            }
+            | ExchangeError::RanksMissing { .. } => EGM_TIMED_OUT,
             ExchangeError::Refused { .. } => EGM_REFUSED,
+            ExchangeError::Forged { .. } => EGM_NOT_TRUSTED,
             ExchangeError::Mismatched { .. } => EGM_MISMATCHED,
             ExchangeError::Stale { .. } => EGM_STALE,
             ExchangeError::Import { .. } => EGM_IMPORT_FAILED,
@@ -170,17 +171,6 @@ impl From<&ExchangeError> for egm_status {
             ExchangeError::NoCommonHandle { .. } => EGM_NO_COMMON_HANDLE,
             ExchangeError::LimitReached { .. } => EGM_LIMIT_REACHED,
             ExchangeError::Directory { .. } => EGM_DIRECTORY,
-            _ => EGM_OTHER,
-        }
-    }
-}
-
-impl From<&GroupError> for egm_status {
-    fn from(error: &GroupError) -> Self {
-        match error {
-            GroupError::Exchange(error) => error.into(),
-            GroupError::RanksMissing { .. } => EGM_TIMED_OUT,
-            GroupError::Forged { .. } => EGM_NOT_TRUSTED,
             _ => EGM_OTHER,
         }
     }

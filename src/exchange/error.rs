@@ -126,6 +126,35 @@ pub enum Error {
         /// The fault.
         detail: String,
     },
+    /// Ranks of a group did not come in time, or have ended.
+    #[error("{} missing", ranks(.missing, *.size))]
+    RanksMissing {
+        /// The missing ranks.
+        missing: Vec<u32>,
+        /// The number of ranks in the group.
+        size: u32,
+    },
+    /// Other ranks of a group have failed; this one has not.
+    #[error("{}", escape(&.reasons.join("; ")))]
+    RanksFailed {
+        /// Each failed rank and its reason.
+        reasons: Vec<String>,
+    },
+    /// A contribution is not sealed with this group's secret, for its rank and this gather: the secrets differ, or it was
+    /// changed, replayed or swapped on its way.
+    #[error(
+        "the contribution of rank {rank} is not sealed with this group's secret for this gather"
+    )]
+    Forged {
+        /// The rank whose contribution it should be.
+        rank: u32,
+    },
+    /// The transport of a group's ranks has failed, or returned what it should not.
+    #[error("the ranks' all-gather: {}", escape(.detail))]
+    AllGather {
+        /// The fault.
+        detail: String,
+    },
 }
 
 impl Error {
@@ -161,6 +190,16 @@ impl Error {
             Self::Directory { .. } => {
                 "check the directory's address and credentials; exporters can be asked directly meanwhile"
             }
+            Self::RanksMissing { .. } => {
+                "check that each missing rank has started, with the same size, address and secret, and has not ended"
+            }
+            Self::RanksFailed { .. } => "see the failed ranks' own errors",
+            Self::Forged { .. } => {
+                "give all ranks the same secret; if they have it, something between them changes their messages"
+            }
+            Self::AllGather { .. } => {
+                "see the transport's own log; let all ranks call it equally often"
+            }
         }
     }
 
@@ -186,6 +225,13 @@ impl Error {
     /// Creates an error of a system facility that has no system error, such as a thread.
     pub fn failed(what: impl Into<String>, detail: impl Into<String>) -> Self {
         MemoryError::failed(what, detail).into()
+    }
+
+    /// Creates the error of a transport between ranks.
+    pub fn all_gather(detail: impl std::fmt::Display) -> Self {
+        Self::AllGather {
+            detail: detail.to_string(),
+        }
     }
 
     /// Creates an error about a certificate, a key or a file of them.
@@ -291,6 +337,20 @@ fn refused(peer: &str, what: &str, reason: &Refusal, detail: &str) -> String {
     escape(&text).into_owned()
 }
 
+/// Formats missing ranks: `rank 1 of 2 is`, `ranks 1, 3 of 4 are`.
+fn ranks(missing: &[u32], size: u32) -> String {
+    const SHOWN: usize = 16;
+    let shown = missing.iter().take(SHOWN).map(u32::to_string);
+    let mut text = shown.collect::<Vec<_>>().join(", ");
+    if missing.len() > SHOWN {
+        text += &format!(" and {} more", missing.len() - SHOWN);
+    }
+    match missing {
+        [_] => format!("rank {text} of {size} is"),
+        _ => format!("ranks {text} of {size} are"),
+    }
+}
+
 impl Explain for Error {
     fn remedy(&self) -> &'static str {
         self.remedy()
@@ -309,5 +369,49 @@ impl Explain for Error {
 impl From<MemoryError> for Error {
     fn from(error: MemoryError) -> Self {
         Self::Share(error.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::{Call, Code, Explained, Location};
+
+    #[test]
+    fn each_layer_carries_the_errors_of_those_below() {
+        let source = DriverError {
+            call: Call::MemCreate,
+            code: Code::OUT_OF_MEMORY,
+        };
+        let memory = MemoryError::OutOfMemory {
+            location: Location::HostNuma(0),
+            requested: 1 << 20,
+            source,
+        };
+        let share = ShareError::from(memory.clone());
+        let error = Error::from(share.clone());
+        assert_eq!(Error::from(memory.clone()), error);
+        assert_eq!(error.share(), Some(&share));
+        for found in [share.memory(), error.memory()] {
+            assert_eq!(found, Some(&memory));
+        }
+        let found = [share.driver_error(), error.driver_error()];
+        assert_eq!(found, [Some(source); 2]);
+        // All have the text of the first, with its driver call and its remedy.
+        let text = Explained(&memory).to_string();
+        assert!(text.contains(&source.to_string()), "{text}");
+        assert_eq!(Explained(&share).to_string(), text);
+        assert_eq!(Explained(&error).to_string(), text);
+    }
+
+    #[test]
+    fn other_ranks_texts_cannot_steer_a_terminal() {
+        let reasons = vec!["rank 1: a\u{1b}[2Jb".into(), "c\nd".into()];
+        let text = Error::RanksFailed { reasons }.to_string();
+        assert_eq!(text, "rank 1: a\\u{1b}[2Jb; c\\nd");
+        let missing = |missing: Vec<u32>| Error::RanksMissing { missing, size: 40 }.to_string();
+        assert_eq!(missing(vec![3]), "rank 3 of 40 is missing");
+        let many = missing((0..40).collect());
+        assert!(many.ends_with("15 and 24 more of 40 are missing"), "{many}");
     }
 }

@@ -14,7 +14,7 @@
 //! let memory = group::gather_memory(&mut *ranks, Some(own.into()), &driver)?;
 //! let next = memory.rank((memory.own_rank() + 1) % memory.size())?;
 //! println!("{}", next.get::<u64>(0)?);
-//! # Ok::<(), group::Error>(())
+//! # Ok::<(), egmem::exchange::Error>(())
 //! ```
 //!
 //! The ranks need an [`AllGather`]: the job's own (MPI, `torch.distributed`), or [`from_env`] and [`rendezvous`], which
@@ -28,7 +28,6 @@
 
 mod agree;
 mod env;
-mod error;
 mod gather;
 mod rendezvous;
 mod seal;
@@ -36,16 +35,15 @@ mod seal;
 use std::fmt;
 
 pub use env::from_env;
-pub use error::{Error, Result};
 pub use gather::{GatherOptions, gather_memory};
 #[cfg(fuzzing)]
 pub(crate) use rendezvous::receive;
 pub use rendezvous::rendezvous;
 pub use seal::{GroupSecret, Sealed};
 
-use crate::MemoryError;
 use crate::driver::HandleType;
 use crate::share::{Description, ImportedBuffer, Shared};
+use crate::{MemoryError, Result};
 
 /// The most ranks of a group.
 pub const MAX_RANKS: u32 = 1024;
@@ -65,8 +63,8 @@ pub trait AllGather {
     /// they may give different numbers of bytes, at most [`MAX_CONTRIBUTION`].
     ///
     /// # Errors
-    /// [`Error::AllGather`] if the transport fails, [`Error::RanksMissing`] if ranks did not come in time. A transport
-    /// that waits forever for a dead rank makes [`gather_memory`] wait too.
+    /// [`AllGather`](crate::Error::AllGather) if the transport fails, [`RanksMissing`](crate::Error::RanksMissing) if
+    /// ranks did not come in time. A transport that waits forever for a dead rank makes [`gather_memory`] wait too.
     fn all_gather(&mut self, own: &[u8]) -> Result<Vec<Vec<u8>>>;
 }
 

@@ -121,19 +121,6 @@ impl ToPy for egmem::share::Error {
     }
 }
 
-impl ToPy for egmem::exchange::group::Error {
-    fn to_py(self) -> PyErr {
-        use egmem::exchange::group::Error::*;
-        let class = match &self {
-            Exchange(error) => return error.clone().to_py(),
-            RanksMissing { .. } => "TimedOut",
-            Forged { .. } => "Refused",
-            _ => "ExchangeError",
-        };
-        explained(class, &self, self.driver_error())
-    }
-}
-
 impl ToPy for egmem::exchange::Error {
     fn to_py(self) -> PyErr {
         use egmem::exchange::Error::*;
@@ -142,8 +129,9 @@ impl ToPy for egmem::exchange::Error {
             Refused {
                 reason: Refusal::TimedOut,
                 ..
-            } => "TimedOut",
-            Refused { .. } | Insecure { .. } => "Refused",
+            }
+            | RanksMissing { .. } => "TimedOut",
+            Refused { .. } | Insecure { .. } | Forged { .. } => "Refused",
             Tls { .. } | TlsAtOneEnd { .. } => "ConnectionFailed",
             Import { source, .. } => class_of(source),
             NoCommonHandle { .. } => "NotSupported",

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use ring::digest::{SHA256, digest};
 
-use super::{AllGather, GroupSecret, Result, rendezvous};
-use crate::{Address, Error};
+use super::{AllGather, GroupSecret, rendezvous};
+use crate::{Address, Error, Result};
 
 /// Meets the other ranks of this process's job, which the environment describes. The first of these that is set:
 ///
@@ -78,7 +78,7 @@ fn wrong(launcher: &str, why: &str) -> Error {
 }
 
 impl World {
-    fn read(get: Lookup<'_>) -> Result<Self, Error> {
+    fn read(get: Lookup<'_>) -> Result<Self> {
         let mut found: Vec<(&'static str, u32, u32)> = Vec::new();
         for (launcher, rank, size) in SETS {
             let is_kubernetes = launcher == "Kubernetes";
@@ -120,7 +120,7 @@ impl World {
 }
 
 /// Returns the secret of the ranks, if one is set.
-fn secret(get: Lookup<'_>) -> Result<Option<GroupSecret>, Error> {
+fn secret(get: Lookup<'_>) -> Result<Option<GroupSecret>> {
     match (get("EGMEM_SECRET"), get("EGMEM_SECRET_FILE")) {
         (Some(_), Some(_)) => {
             let why = "EGMEM_SECRET and EGMEM_SECRET_FILE are both set";
@@ -132,14 +132,14 @@ fn secret(get: Lookup<'_>) -> Result<Option<GroupSecret>, Error> {
     }
 }
 
-fn number(launcher: &str, name: &str, text: &str) -> Result<u32, Error> {
+fn number(launcher: &str, name: &str, text: &str) -> Result<u32> {
     let number = text.trim().parse();
     number.map_err(|_| wrong(launcher, &format!("{name} is '{text}', not a number")))
 }
 
 /// Checks that no other set names another rank of as many. Launchers nest, so most sets of another size are of an outer
 /// one; torchrun numbers its ranks anew, and mpirun starts its own below srun.
-fn agree(found: &[(&'static str, u32, u32)], get: Lookup<'_>) -> Result<(), Error> {
+fn agree(found: &[(&'static str, u32, u32)], get: Lookup<'_>) -> Result<()> {
     let (launcher, rank, size) = found[0];
     let renumbers = match launcher {
         "torchrun" => get("TORCHELASTIC_RUN_ID").is_some(),
@@ -156,7 +156,7 @@ fn agree(found: &[(&'static str, u32, u32)], get: Lookup<'_>) -> Result<(), Erro
 }
 
 /// Returns where the ranks meet.
-fn meeting(launcher: &str, size: u32, get: Lookup<'_>) -> Result<Meeting, Error> {
+fn meeting(launcher: &str, size: u32, get: Lookup<'_>) -> Result<Meeting> {
     if let Some(address) = get("EGMEM_ADDRESS") {
         return address.parse().map(Meeting::At);
     }
@@ -221,7 +221,7 @@ fn first_node(list: &str) -> String {
 
 /// Returns a folder for sockets that only this user can enter: in the system's folder for temporary files, the same in
 /// every process of the user.
-pub(super) fn private_folder() -> Result<PathBuf, Error> {
+pub(super) fn private_folder() -> Result<PathBuf> {
     let user = rustix::process::geteuid().as_raw();
     let path = std::env::temp_dir().join(format!("egmem-{user}-ranks"));
     let failed = |error| Error::system(format!("the folder {}", path.display()), &error);
@@ -253,7 +253,7 @@ mod tests {
         }
     }
 
-    fn read(pairs: &str) -> Result<World, Error> {
+    fn read(pairs: &str) -> Result<World> {
         World::read(&lookup(pairs))
     }
 

@@ -9,7 +9,7 @@ use zeroize::Zeroizing;
 
 use super::agree::{Statement, agree, cut, few};
 use super::env::private_folder;
-use super::{AllGather, Error, GatheredMemory, Result};
+use super::{AllGather, GatheredMemory};
 use crate::client::{fabric, importable};
 use crate::driver::{Access, Driver, HandleType, HandleTypes, ShareableHandle, random};
 use crate::ledger::{Party, Site};
@@ -17,7 +17,7 @@ use crate::per_driver::lock;
 use crate::protocol::{Secret, Wiped, decode, encode};
 use crate::share::{BootId, MAX_PARTS, best_handle_types, queue};
 use crate::share::{Channel, ImportOptions, ImportedBuffer, Listener, PartHandles, Peers, Shared};
-use crate::{End, Error as ExchangeError, ShareError};
+use crate::{End, Error, Result, ShareError};
 
 /// Of the messages below.
 const VERSION: u32 = 1;
@@ -88,7 +88,7 @@ impl GatherOptions {
     /// Shares this rank's memory, if it gives some, and maps that of all others. All ranks call it together.
     ///
     /// # Errors
-    /// In all ranks: [`NoCommonHandle`](crate::Error::NoCommonHandle) with the reasons, before any handle is made; those
+    /// In all ranks: [`Error::NoCommonHandle`] with the reasons, before any handle is made; those
     /// of the [`AllGather`]. If a rank fails, it returns its own error, and the others [`Error::RanksFailed`] with the
     /// reason.
     #[track_caller]
@@ -100,12 +100,12 @@ impl GatherOptions {
     ) -> Result<GatheredMemory> {
         let site = Site::here();
         let (rank, size) = (all.rank(), all.size());
-        let mut rounds = Rounds { all, rank, size };
-        let (listener, statement) = match self.prepare((rank, size), memory.as_ref(), driver) {
+        let prepared = self.prepare((rank, size), memory.as_ref(), driver);
+        let (listener, statement) = match prepared {
             Ok((listener, statement)) => (listener, Ok(statement)),
             Err(error) => (None, Err(error)),
         };
-        let statements = rounds.together(statement)?;
+        let statements = together(all, statement)?;
         check(&statements, size)?;
         let ranks = Ranks {
             options: &self,
@@ -114,20 +114,18 @@ impl GatherOptions {
             driver,
             site,
         };
-        let no_common = |reasons| ExchangeError::NoCommonHandle { reasons };
+        let no_common = |reasons| Error::NoCommonHandle { reasons };
         let mut via = agree(&statements, &[]).map_err(no_common)?;
         let mut channels = Vec::new();
         if via == HandleType::PosixFd {
             let (reached, failures) = ranks.reach();
-            let failures = rounds.together(Ok(failures))?.concat();
+            let failures = together(all, Ok(failures))?.concat();
             via = agree(&statements, &failures).map_err(no_common)?;
             channels = reached;
         }
         let others = match via {
-            HandleType::PosixFd => {
-                ranks.exchange_fds(&mut rounds, channels, listener, memory.as_ref())
-            }
-            HandleType::Fabric => ranks.exchange_fabric(&mut rounds, memory.as_ref()),
+            HandleType::PosixFd => ranks.exchange_fds(all, channels, listener, memory.as_ref()),
+            HandleType::Fabric => ranks.exchange_fabric(all, memory.as_ref()),
         }?;
         let descriptions = statements.into_iter().map(|one| one.memory).collect();
         Ok(GatheredMemory {
@@ -145,7 +143,7 @@ impl GatherOptions {
         (rank, size): (u32, u32),
         memory: Option<&Shared>,
         driver: &Driver,
-    ) -> crate::Result<(Option<Listener>, Statement)> {
+    ) -> Result<(Option<Listener>, Statement)> {
         let excluded = |via| self.via.is_some_and(|only| only != via);
         let has = |types| memory.is_none_or(|memory| memory.handle_types().contains(types));
         let excluded_by = |what| Some(format!("excluded by the options: {what} alone"));
@@ -194,11 +192,11 @@ fn made_without_fabric(memory: Option<&Shared>) -> String {
 }
 
 /// Listens at a socket with a new name, for processes of this user.
-fn listen() -> crate::Result<(Listener, String)> {
-    let name: [u8; 16] = random().map_err(|e| ExchangeError::system("random bytes", &e))?;
+fn listen() -> Result<(Listener, String)> {
+    let name: [u8; 16] = random().map_err(|e| Error::system("random bytes", &e))?;
     let path = private_folder()?.join(format!("{:032x}", u128::from_be_bytes(name)));
     let text = path.to_str();
-    let text = text.ok_or_else(|| ExchangeError::invalid("folder for sockets", "not UTF-8"))?;
+    let text = text.ok_or_else(|| Error::invalid("folder for sockets", "not UTF-8"))?;
     Ok((Listener::bind(&path, Peers::same_user())?, text.to_owned()))
 }
 
@@ -220,43 +218,34 @@ fn check(statements: &[Statement], size: u32) -> Result<()> {
     Ok(())
 }
 
-/// The gathers of one call.
-struct Rounds<'a> {
-    all: &'a mut dyn AllGather,
-    rank: u32,
-    size: u32,
-}
-
-impl Rounds<'_> {
-    /// Sends this rank's value to all, and returns those of all; or its error's text, and fails in all ranks if one does.
-    fn together<T>(&mut self, own: crate::Result<T>) -> Result<Vec<T>>
-    where
-        T: Serialize + for<'a> Deserialize<'a>,
-    {
-        let stated = own.as_ref();
-        let stated = stated.map_err(|error| cut(&error.to_string()).to_owned());
-        let sent = encode(&stated);
-        let all = self.all.all_gather(&sent)?;
-        let all: Vec<_> = all.into_iter().map(Zeroizing::new).collect();
-        if all.len() != self.size as usize || all.get(self.rank as usize) != Some(&sent) {
-            let what = "it did not return a contribution of each rank, and this rank's own";
-            return Err(Error::all_gather(what));
-        }
-        own?;
-        let (mut values, mut reasons) = (Vec::with_capacity(all.len()), Vec::new());
-        for (rank, bytes) in (0..).zip(&all) {
-            match decode::<Result<T, String>>(bytes) {
-                Ok(Ok(value)) => values.push(value),
-                Ok(Err(why)) => reasons.push(format!("rank {rank}: {why}")),
-                Err(error) => return Err(Error::all_gather(format!("rank {rank}: {error}"))),
-            }
-        }
-        if reasons.is_empty() {
-            return Ok(values);
-        }
-        let reasons = few(reasons);
-        Err(Error::RanksFailed { reasons })
+/// Sends this rank's value to all, and returns those of all; or its error's text, and fails in all ranks if one does.
+fn together<T>(all: &mut dyn AllGather, own: Result<T>) -> Result<Vec<T>>
+where
+    T: Serialize + for<'a> Deserialize<'a>,
+{
+    let stated = own.as_ref();
+    let sent = encode(&stated.map_err(|error| cut(&error.to_string()).to_owned()));
+    let (rank, size) = (all.rank() as usize, all.size() as usize);
+    let all: Vec<_> = all.all_gather(&sent)?;
+    let all: Vec<_> = all.into_iter().map(Zeroizing::new).collect();
+    if all.len() != size || all.get(rank) != Some(&sent) {
+        let what = "it did not return a contribution of each rank, and this rank's own";
+        return Err(Error::all_gather(what));
     }
+    own?;
+    let (mut values, mut reasons) = (Vec::with_capacity(size), Vec::new());
+    for (rank, bytes) in (0..).zip(&all) {
+        match decode::<Result<T, String>>(bytes) {
+            Ok(Ok(value)) => values.push(value),
+            Ok(Err(why)) => reasons.push(format!("rank {rank}: {why}")),
+            Err(error) => return Err(Error::all_gather(format!("rank {rank}: {error}"))),
+        }
+    }
+    if reasons.is_empty() {
+        return Ok(values);
+    }
+    let reasons = few(reasons);
+    Err(Error::RanksFailed { reasons })
 }
 
 /// The other ranks' memory, each mapped or none.
@@ -294,7 +283,7 @@ impl Ranks<'_> {
     /// Passes this rank's fds to the others, and maps the memory whose fds they pass.
     fn exchange_fds(
         &self,
-        rounds: &mut Rounds<'_>,
+        all: &mut dyn AllGather,
         mut channels: Vec<Option<Channel>>,
         listener: Option<Listener>,
         memory: Option<&Shared>,
@@ -307,19 +296,19 @@ impl Ranks<'_> {
             }
             let mapped = self.map(HandleType::PosixFd, |rank| {
                 let channel = channels.get_mut(rank as usize).and_then(Option::take);
-                let none = || ExchangeError::peer_lost(name(rank), "it has no socket");
+                let none = || Error::peer_lost(name(rank), "it has no socket");
                 self.receive(rank, channel.ok_or_else(none)?)
             });
             let outcome = match lock(&failed).take() {
                 Some(error) => Err(error),
                 None => mapped.as_ref().map(|_| ()).map_err(Clone::clone),
             };
-            let told = rounds.together(outcome);
+            let told = together(all, outcome);
             if let Some(listener) = &listener {
                 listener.close();
             }
             told?;
-            Ok(mapped?)
+            mapped
         })
     }
 
@@ -329,7 +318,7 @@ impl Ranks<'_> {
         scope: &'scope Scope<'scope, '_>,
         listener: &'scope Listener,
         memory: &'scope Shared,
-        failed: &'scope Mutex<Option<ExchangeError>>,
+        failed: &'scope Mutex<Option<Error>>,
     ) {
         let send = move |mut channel: Channel| {
             channel.set_timeout(self.options.deadline);
@@ -356,41 +345,41 @@ impl Ranks<'_> {
     }
 
     /// Receives a rank's handles, if its memory is what it stated.
-    fn receive(&self, rank: u32, mut channel: Channel) -> crate::Result<PartHandles> {
+    fn receive(&self, rank: u32, mut channel: Channel) -> Result<PartHandles> {
         channel.set_timeout(self.options.deadline);
         let (description, handles) = channel.receive()?.into_part_handles();
         if self.statements[rank as usize].memory.as_ref() == Some(&description) {
             return Ok(handles);
         }
         let why = "other memory than it stated";
-        Err(ExchangeError::protocol(name(rank), why))
+        Err(Error::protocol(name(rank), why))
     }
 
     /// Gathers all ranks' fabric handles, and maps the memory.
-    fn exchange_fabric(&self, rounds: &mut Rounds<'_>, memory: Option<&Shared>) -> Result<Mapped> {
-        let handles = rounds.together(export_fabric(memory))?;
+    fn exchange_fabric(&self, all: &mut dyn AllGather, memory: Option<&Shared>) -> Result<Mapped> {
+        let handles = together(all, export_fabric(memory))?;
         let mapped = self.map(HandleType::Fabric, |rank| {
             let handles = handles[rank as usize].expose().chunks(HANDLE);
             let handles: Option<Vec<_>> = handles.map(Secret::new).collect();
             let handles = handles.and_then(|handles| fabric(&handles));
-            let wrong = || ExchangeError::protocol(name(rank), "a fabric handle of another length");
+            let wrong = || Error::protocol(name(rank), "a fabric handle of another length");
             handles.map(PartHandles::from).ok_or_else(wrong)
         });
-        rounds.together(mapped.as_ref().map(|_| ()).map_err(Clone::clone))?;
+        together(all, mapped.as_ref().map(|_| ()).map_err(Clone::clone))?;
         if let Some(memory) = memory {
             let ranks = (0..).take(self.statements.len());
             let others = ranks.filter(|rank| *rank != self.rank);
             others.for_each(|rank| memory.sent_to(&party(rank)));
         }
-        Ok(mapped?)
+        mapped
     }
 
     /// Maps the memory of all others, beginning with the next rank, so that not all ranks begin with the same one.
     fn map(
         &self,
         via: HandleType,
-        mut handles: impl FnMut(u32) -> crate::Result<PartHandles>,
-    ) -> crate::Result<Mapped> {
+        mut handles: impl FnMut(u32) -> Result<PartHandles>,
+    ) -> Result<Mapped> {
         let size = self.statements.len();
         let mut mapped: Mapped = (0..size).map(|_| None).collect();
         for index in (1..size).map(|step| (self.rank as usize + step) % size) {
@@ -402,7 +391,7 @@ impl Ranks<'_> {
             let import = self.options.import.clone().unshared().sender(party(rank));
             let import = import.or_called_at(self.site.clone());
             let imported = import.import_from(self.driver, memory, handles(rank)?);
-            mapped[index] = Some(imported.map_err(|error| ExchangeError::Import {
+            mapped[index] = Some(imported.map_err(|error| Error::Import {
                 what: format!("the memory of rank {rank}"),
                 peer: name(rank),
                 end: End::of(&error, via, via == HandleType::PosixFd),
@@ -413,7 +402,7 @@ impl Ranks<'_> {
     }
 }
 
-fn export_fabric(memory: Option<&Shared>) -> crate::Result<Handles> {
+fn export_fabric(memory: Option<&Shared>) -> Result<Handles> {
     let mut bytes = Zeroizing::new(Vec::with_capacity(
         HANDLE * memory.map_or(0, Shared::part_count),
     ));
@@ -424,7 +413,7 @@ fn export_fabric(memory: Option<&Shared>) -> crate::Result<Handles> {
             }
         }
     }
-    Handles::new(&bytes).ok_or_else(|| ExchangeError::invalid("memory", "more parts than allowed"))
+    Handles::new(&bytes).ok_or_else(|| Error::invalid("memory", "more parts than allowed"))
 }
 
 fn name(rank: u32) -> String {

@@ -10,13 +10,13 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::SocketFlags;
 
 use super::seal::{GroupSecret, Sealed};
-use super::{AllGather, Error, MAX_CONTRIBUTION, MAX_RANKS, Result};
-use crate::Address;
+use super::{AllGather, MAX_CONTRIBUTION, MAX_RANKS};
 use crate::driver::random;
 use crate::limits::LONGEST;
 use crate::share::socket::{self, SocketFile};
 use crate::share::{Peers, fd};
 use crate::text::bounded;
+use crate::{Address, Error, Result};
 
 /// A sealed contribution is at most so many bytes longer than its contents.
 const SEAL: usize = 1024;
@@ -62,13 +62,13 @@ pub fn rendezvous(
     if rank >= size || size > MAX_RANKS {
         let why = format!("it is {rank} of {size}");
         let valid = format!("0 to size - 1, of at most {MAX_RANKS} ranks");
-        return Err(crate::Error::invalid_of("rank", why, valid).into());
+        return Err(Error::invalid_of("rank", why, valid));
     }
     if secret.is_none() && !address.is_unix() {
         let why = format!("the ranks meet at {address} without one");
         let valid =
             "the same random bytes in all ranks, for example EGMEM_SECRET=$(openssl rand -hex 32)";
-        return Err(crate::Error::invalid_of("group secret", why, valid).into());
+        return Err(Error::invalid_of("group secret", why, valid));
     }
     let deadline = deadline.min(LONGEST);
     let until = Instant::now() + deadline;
@@ -274,9 +274,7 @@ fn connect(
                 return Err(Error::all_gather(what));
             }
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                return Err(
-                    crate::Error::system(format!("connecting to {address}"), &error).into(),
-                );
+                return Err(Error::system(format!("connecting to {address}"), &error));
             }
             Err(error) if Instant::now() + PAUSE >= until => {
                 tracing::debug!(%address, %error, "rank 0 missing");
@@ -403,12 +401,12 @@ fn listen(address: &Address) -> Result<(OwnedFd, Option<SocketFile>)> {
         }
         Address::Tcp { host, port } => {
             let listener = TcpListener::bind((host.as_str(), *port))
-                .map_err(|error| crate::Error::system(format!("listening at {address}"), &error))?;
+                .map_err(|error| Error::system(format!("listening at {address}"), &error))?;
             (listener.into(), None)
         }
     };
     rustix::io::ioctl_fionbio(&socket, true)
-        .map_err(|error| crate::Error::system("a socket's mode", &error.into()))?;
+        .map_err(|error| Error::system("a socket's mode", &error.into()))?;
     Ok((socket, file))
 }
 
@@ -421,7 +419,7 @@ fn wait(socket: &OwnedFd, pending: &[Pending], until: Instant) -> Result<Vec<boo
     let left = Timespec::try_from(left.max(Duration::from_millis(1))).ok();
     match rustix::event::poll(&mut polled, left.as_ref()) {
         Ok(_) | Err(rustix::io::Errno::INTR) => {}
-        Err(error) => return Err(crate::Error::system("waiting for ranks", &error.into()).into()),
+        Err(error) => return Err(Error::system("waiting for ranks", &error.into())),
     }
     Ok(polled.iter().map(|one| !one.revents().is_empty()).collect())
 }

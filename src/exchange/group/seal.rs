@@ -7,8 +7,9 @@ use ring::aead::{self, AES_256_GCM, Aad, LessSafeKey, Nonce};
 use ring::{hkdf, hmac};
 use zeroize::Zeroizing;
 
-use super::{AllGather, Error, Result};
+use super::AllGather;
 use crate::driver::random;
+use crate::{Error, Result};
 
 /// Bytes of a secret: fewer could be guessed.
 const LEAST_SECRET: usize = 16;
@@ -37,11 +38,11 @@ impl GroupSecret {
     ///
     /// # Errors
     /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for fewer than 16 bytes or more than 1024.
-    pub fn new(bytes: impl AsRef<[u8]>) -> crate::Result<Self> {
+    pub fn new(bytes: impl AsRef<[u8]>) -> Result<Self> {
         let bytes = bytes.as_ref();
         match bytes.len() {
             LEAST_SECRET..=MAX_SECRET => Ok(Self(Zeroizing::new(bytes.to_vec()))),
-            count => Err(crate::Error::invalid(
+            count => Err(Error::invalid(
                 "group secret",
                 format!("it has {count} bytes, not {LEAST_SECRET} to {MAX_SECRET}"),
             )),
@@ -53,11 +54,11 @@ impl GroupSecret {
     /// # Errors
     /// [`System`](crate::MemoryError::System) if the file cannot be read;
     /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) as for [`new`](Self::new).
-    pub fn from_file(path: impl AsRef<Path>) -> crate::Result<Self> {
+    pub fn from_file(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let value = std::fs::read(path)
             .map(Zeroizing::new)
-            .map_err(|error| crate::Error::system(format!("reading {}", path.display()), &error))?;
+            .map_err(|error| Error::system(format!("reading {}", path.display()), &error))?;
         Self::new(value.trim_ascii_end())
     }
 
@@ -108,7 +109,7 @@ impl<G: AllGather> Sealed<G> {
     /// Those of the transport; [`Error::AllGather`] if it does not return this rank's own bytes.
     pub fn new(mut inner: G, secret: &GroupSecret) -> Result<Self> {
         let drawn: [u8; DRAWN] =
-            random().map_err(|error| crate::Error::system("reading random bytes", &error))?;
+            random().map_err(|error| Error::system("reading random bytes", &error))?;
         let all = inner.all_gather(&drawn)?;
         let own = inner.rank() as usize;
         let complete = all.len() == inner.size() as usize

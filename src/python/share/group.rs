@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use egmem::exchange::group::{
-    AllGather, Error, GatherOptions, GroupSecret, Result, Sealed, from_env,
-};
+use egmem::exchange::group::{AllGather, GatherOptions, GroupSecret, Sealed, from_env};
+use egmem::exchange::{Error, Result};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
@@ -92,7 +91,7 @@ pub fn gather<'py>(
             options.gather(&mut *all, own, &driver)
         })
     });
-    let gathered = gathered.map_err(|error: Error| {
+    let gathered = gathered.map_err(|error| {
         crate::locks::lock(&raised)
             .take()
             .unwrap_or_else(|| error.to_py())

@@ -12,6 +12,7 @@ use crate::errors::listing::{compare, expect_all, parse, variant};
 fn examples() -> Vec<Error> {
     let peer = || "node-a (10.0.3.7:7740)".to_owned();
     let name = || "weights".to_owned();
+    let missing = |missing, size| Error::RanksMissing { missing, size };
     let mut errors = vec![
         Error::Share(ShareError::PeerLost {
             peer: peer(),
@@ -57,6 +58,13 @@ fn examples() -> Vec<Error> {
             directory: "etcd at 10.0.3.9:2379".into(),
             detail: "it does not answer".into(),
         },
+        missing(vec![1], 2),
+        missing(vec![1, 3], 4),
+        Error::RanksFailed {
+            reasons: vec!["rank 1: no IMEX channel".into()],
+        },
+        Error::Forged { rank: 3 },
+        Error::all_gather("MPI_Allgather returned 15"),
     ];
     let mismatches = [
         Mismatch::Owner {
@@ -198,5 +206,9 @@ pub fn with_text(t: &str) -> Vec<Error> {
             directory: s(),
             detail: s(),
         },
+        Error::RanksFailed {
+            reasons: vec![s(), s()],
+        },
+        Error::all_gather(t),
     ]
 }

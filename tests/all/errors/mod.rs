@@ -3,8 +3,6 @@
 #[cfg(feature = "portable")]
 mod exchange;
 #[cfg(feature = "portable")]
-mod group;
-#[cfg(feature = "portable")]
 mod kv;
 mod listing;
 mod memory;
@@ -35,7 +33,6 @@ proptest! {
         #[cfg(feature = "portable")]
         {
             check(exchange::with_text(&text));
-            check(group::with_text(&text));
             let refusal = egmem::exchange::Refusal::from_word(&text).to_string();
             prop_assert!(!refusal.contains(is_unsafe), "{refusal:?}");
         }

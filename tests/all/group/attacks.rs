@@ -8,7 +8,7 @@ use egmem::exchange::group::Sealed;
 use super::*;
 
 /// Gathers under a seal, in which `change` happens to the contributions, and returns each rank's results of so many gathers.
-fn sealed(secrets: [u8; 3], change: Change, gathers: u8) -> Vec<group::Result<Vec<Vec<Vec<u8>>>>> {
+fn sealed(secrets: [u8; 3], change: Change, gathers: u8) -> Vec<Result<Vec<Vec<Vec<u8>>>>> {
     let tables = Table::of(3, change);
     all(3, |rank| {
         let mut table = tables[rank as usize].lock().unwrap().take();
@@ -40,7 +40,7 @@ impl AllGather for Forgiving {
         self.0.size()
     }
 
-    fn all_gather(&mut self, own: &[u8]) -> group::Result<Vec<Vec<u8>>> {
+    fn all_gather(&mut self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
         self.0.all_gather(own)
     }
 }

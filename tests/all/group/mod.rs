@@ -9,10 +9,10 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
 use egmem::driver::{HandleType, NodeId};
-use egmem::exchange::Address;
 use egmem::exchange::group::{
-    self, AllGather, Error, GatherOptions, GatheredMemory, GroupSecret, rendezvous,
+    self, AllGather, GatherOptions, GatheredMemory, GroupSecret, rendezvous,
 };
+use egmem::exchange::{Address, Error, Result};
 use egmem::share::Shared;
 use egmem::{Buffer, Driver, Growth, Machine};
 
@@ -102,7 +102,7 @@ impl AllGather for Table {
         self.size
     }
 
-    fn all_gather(&mut self, own: &[u8]) -> group::Result<Vec<Vec<u8>>> {
+    fn all_gather(&mut self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
         let (barrier, table) = &*self.shared;
         table.lock().unwrap()[self.rank as usize] = own.to_vec();
         barrier.wait();

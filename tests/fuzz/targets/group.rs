@@ -5,7 +5,8 @@
 use std::sync::LazyLock;
 
 use egmem::driver::HandleType;
-use egmem::exchange::group::{AllGather, Error, GatherOptions, GroupSecret, Sealed};
+use egmem::exchange::Error;
+use egmem::exchange::group::{AllGather, GatherOptions, GroupSecret, Sealed};
 use egmem::{Driver, Machine};
 
 static DRIVER: LazyLock<Driver> =
