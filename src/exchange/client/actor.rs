@@ -318,28 +318,32 @@ impl ClientSession {
             // A change, which `RemoteBuffer::changed` returns.
             state.send_replace(recalled.clone());
         }
-        let done = None;
-        session.leases.insert(key, Held { name, state, done });
+        session.leases.insert(key, Held { name, state });
         drop(session);
         Ok(ClientLease::new(SessionUser::new(self), key, receiver))
     }
 
     fn handle_release(&self, key: LeaseKey, answer: &Answer) {
+        use Refusal::{Expired, Limit, NotFound, Stale};
         let mut state = self.lock();
-        let result = match answer {
-            Answer::Refused(why) => match Refusal::from_word(&why.reason) {
-                Refusal::Limit => {
+        let held = state.leases.remove(&key);
+        if let (Answer::Refused(why), Some(held)) = (answer, held) {
+            match Refusal::from_word(&why.reason) {
+                Limit => {
                     // The server is busy: retried with the next heartbeat.
+                    state.leases.insert(key, held);
                     state.internal.push_back(Pending::Release(key));
                     return;
                 }
                 // It had ended already.
-                Refusal::NotFound | Refusal::Expired | Refusal::Stale => Ok(()),
-                _ => Err(refused(&state.terms.peer, "a release", why)),
-            },
-            _ => Ok(()),
-        };
-        state.end(key, result);
+                NotFound | Expired | Stale => {}
+                _ => held.set_state(LeaseState::Lost(refused(
+                    &state.terms.peer,
+                    "a release",
+                    why,
+                ))),
+            }
+        }
         drop(state);
         // There may be more to release, or nothing left that keeps the connection open.
         self.wake.notify_one();

@@ -87,7 +87,7 @@ impl Leased {
     /// If dropped before completion, the lease ends anyway.
     pub async fn release(self) -> Result<()> {
         drop(self.handles);
-        self.grant.lease.release(self.grant.name).await
+        self.grant.lease.release(&self.grant.name).await
     }
 
     /// Imports the memory, maps and grants it.
@@ -218,9 +218,10 @@ impl RemoteBuffer {
         let Self { memory, grant, .. } = self;
         let unmap = move || {
             drop(memory);
-            grant.lease.release(grant.name)
+            grant
         };
-        run_blocking("unmapping", unmap).await?.await
+        let grant = run_blocking("unmapping", unmap).await?;
+        grant.lease.release(&grant.name).await
     }
 
     pub(super) fn session(&self) -> &Arc<ClientSession> {

@@ -59,13 +59,13 @@ impl Reconnect {
         }
     }
 
-    pub(super) const fn is_never(&self) -> bool {
+    pub(crate) const fn is_never(&self) -> bool {
         self.most.is_zero()
     }
 
     /// Returns the pause before attempt number `attempt`, counted from 0: half to all of it, at random, so
     /// that many clients do not reconnect at once.
-    pub(super) fn pause(&self, attempt: u32) -> Duration {
+    pub(crate) fn pause(&self, attempt: u32) -> Duration {
         let whole = self
             .first
             .saturating_mul(1_u32.checked_shl(attempt.min(20)).unwrap_or(u32::MAX))

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::session::SessionUser;
@@ -55,9 +55,8 @@ pub(super) struct LeaseKey {
 /// The session's state of a lease.
 pub(super) struct Held {
     pub(super) name: String,
+    /// Dropped once the lease is released.
     pub(super) state: watch::Sender<LeaseState>,
-    /// Where a waiting `release` gets its answer.
-    pub(super) done: Option<oneshot::Sender<Result<()>>>,
 }
 
 impl Held {
@@ -111,22 +110,23 @@ impl ClientLease {
         self.seen().clone()
     }
 
-    /// Ends the lease. The future waits until the server has recorded it.
-    pub(super) fn release(self, name: String) -> impl Future<Output = Result<()>> + use<> {
-        let released = self.session.0.released(self.key);
+    /// Ends the lease, and waits until the server has recorded it.
+    ///
+    /// # Errors
+    /// Why the lease was lost, or its release refused; [`TimedOut`](crate::ShareError::TimedOut).
+    pub(super) async fn release(self, name: &str) -> Result<()> {
+        let mut states = self.states();
         // Keeps the connection until the answer.
         let user = self.session.clone();
         drop(self);
-        async move {
-            let session = &user.0;
-            match timeout(session.timeout(), released).await {
-                Ok(Ok(released)) => released,
-                Ok(Err(_)) => Err(session.down()),
-                Err(_) => {
-                    let what = format!("the release of '{name}'");
-                    Err(Error::timed_out(what, session.timeout()))
-                }
-            }
+        let released = async { while states.changed().await.is_ok() {} };
+        let within = user.0.timeout();
+        if timeout(within, released).await.is_err() {
+            return Err(Error::timed_out(format!("the release of '{name}'"), within));
+        }
+        match &*states.borrow() {
+            LeaseState::Lost(error) => Err(error.clone()),
+            _ => Ok(()),
         }
     }
 }

@@ -61,8 +61,6 @@ pub(super) enum Link {
     Up(u64),
     Down {
         why: Error,
-        /// Whether the machine responds and no process listens at the address.
-        nobody: bool,
         /// Whether the server counts as gone, or no longer lets this client in.
         away: bool,
     },
@@ -73,10 +71,7 @@ impl Link {
     /// Returns why the server counts as gone, no longer lets this client in, or is not asked any more.
     pub(super) const fn away(&self) -> Option<&Error> {
         match self {
-            Self::Down {
-                why, away: true, ..
-            }
-            | Self::Over(why) => Some(why),
+            Self::Down { why, away: true } | Self::Over(why) => Some(why),
             _ => None,
         }
     }
@@ -247,21 +242,13 @@ impl ClientSession {
         let over = matches!(&*self.link.borrow(), Link::Over(_));
         if over || key.instance != state.terms.welcome.instance {
             // The server that granted it is gone, and the lease with it.
-            return state.end(key, Ok(()));
+            state.leases.remove(&key);
+            return;
         }
         // Also for a lost lease, even of an earlier session: the server waits for the unmapping.
         state.internal.push_back(Pending::Release(key));
         drop(state);
         self.wake.notify_one();
-    }
-
-    /// Returns a receiver of the result of a lease's release.
-    pub(super) fn released(&self, key: LeaseKey) -> oneshot::Receiver<Result<()>> {
-        let (done, released) = oneshot::channel();
-        if let Some(held) = self.lock().leases.get_mut(&key) {
-            held.done = Some(done);
-        }
-        released
     }
 
     /// Admits no requests from now on; sends the pending releases, then ends the connection.
@@ -335,7 +322,7 @@ impl ClientSession {
         self.link.send_replace(Link::Over(why.clone()));
         for request in std::mem::take(&mut state.internal) {
             if let Pending::Release(key) = request {
-                state.end(key, Err(why.clone()));
+                state.leases.remove(&key);
             }
         }
         let queue = std::mem::take(&mut state.queue);
@@ -348,7 +335,7 @@ impl ClientSession {
     /// Handles a broken connection: requests that were written get no answer.
     pub(super) fn broken(&self, why: &Error) {
         let mut state = self.lock();
-        self.set_down(why.clone(), false, false);
+        self.set_down(why.clone(), false);
         let is_release = |request: &Pending| matches!(request, Pending::Release(_));
         state.internal.retain(is_release);
         let mut unanswered = Vec::new();
@@ -365,10 +352,11 @@ impl ClientSession {
         }
     }
 
-    /// Records that an attempt to reconnect has failed.
+    /// Records that an attempt to reconnect has failed: if `nobody`, the machine responds, and no process listens at the
+    /// address.
     ///
-    /// If no process listens at the address for the time of a heartbeat, the server is gone, and its leases
-    /// with it: there is no need to wait for their expiry.
+    /// If none does after the time of a heartbeat, the server is gone, and its leases with it: there is no need to wait
+    /// for their expiry.
     pub(super) fn still_down(&self, why: Error, nobody: bool) {
         let state = self.lock();
         let why = match why {
@@ -376,8 +364,10 @@ impl ClientSession {
             other => other,
         };
         let away = is_final(&why);
-        self.set_down(why, nobody, away);
-        self.lose_if_gone(&state);
+        self.set_down(why, away);
+        if nobody && state.silence >= state.terms.heartbeat {
+            self.lose(&state, "nobody listens at its address any more".into());
+        }
     }
 
     /// Records that a frame has arrived.
@@ -403,16 +393,7 @@ impl ClientSession {
             };
             self.lose(&state, format!("not a word for {silent:?}{last}"));
         }
-        // Also here, because connection attempts may be rare by then.
-        self.lose_if_gone(&state);
         silent
-    }
-
-    fn lose_if_gone(&self, state: &SessionState) {
-        let nobody = matches!(&*self.link.borrow(), Link::Down { nobody: true, .. });
-        if nobody && state.silence >= state.terms.heartbeat {
-            self.lose(state, "nobody listens at its address any more".into());
-        }
     }
 
     /// Marks the session as lost; while there is no connection, the server counts as gone.
@@ -421,7 +402,7 @@ impl ClientSession {
         self.lose_leases(state, &lost);
         // Once: the reason may name the one before.
         if matches!(&*self.link.borrow(), Link::Down { away: false, .. }) {
-            self.set_down(lost, false, true);
+            self.set_down(lost, true);
         }
     }
 
@@ -435,15 +416,15 @@ impl ClientSession {
     /// Handles the server's end of the session, and of its leases.
     pub(super) fn dismissed(&self, why: &Error) {
         let state = self.lock();
-        self.set_down(why.clone(), false, true);
+        self.set_down(why.clone(), true);
         self.lose_leases(&state, why);
     }
 
     /// Notes that there is no connection. A server that is away stays so until there is one.
-    fn set_down(&self, why: Error, nobody: bool, away: bool) {
+    fn set_down(&self, why: Error, away: bool) {
         self.link.send_modify(|link| {
             let away = away || matches!(link, Link::Down { away: true, .. });
-            *link = Link::Down { why, nobody, away };
+            *link = Link::Down { why, away };
         });
     }
 
@@ -467,7 +448,7 @@ impl ClientSession {
             for request in std::mem::take(&mut state.internal) {
                 match request {
                     Pending::Release(key) if key.instance != terms.welcome.instance => {
-                        state.end(key, Err(why.clone()));
+                        state.leases.remove(&key);
                     }
                     request => state.internal.push_back(request),
                 }
@@ -490,18 +471,6 @@ impl SessionState {
     pub(super) fn key(&self, lease: u64) -> LeaseKey {
         let instance = self.terms.welcome.instance;
         LeaseKey { instance, lease }
-    }
-
-    /// Forgets a lease. A release that waits gets the reason why the lease was lost, or else the result.
-    pub(super) fn end(&mut self, key: LeaseKey, result: Result<()>) {
-        if let Some(held) = self.leases.remove(&key)
-            && let Some(done) = held.done
-        {
-            let _ = done.send(match &*held.state.borrow() {
-                LeaseState::Lost(error) => Err(error.clone()),
-                _ => result,
-            });
-        }
     }
 }
 
