@@ -19,7 +19,7 @@ use zeroize::Zeroizing;
 use super::{Exporter, Keys, MAX_ADDRESSES, Registration, RegistrationState};
 use crate::protocol::check_name;
 use crate::text::bounded;
-use crate::{Error, Result};
+use crate::{Error, Reconnect, Result};
 
 /// The most exporters of a name that a look-up returns: even with the longest names they stay well below gRPC's 4 MiB.
 const MAX_EXPORTERS: i64 = 1000;
@@ -65,10 +65,8 @@ impl Directory {
     /// certificates that cannot be read.
     pub fn etcd(options: EtcdOptions) -> Result<Self> {
         options.check()?;
-        if let Some(tls) = &options.tls {
-            // Faults of the files are reported now, not at the first look-up.
-            read_tls(tls)?;
-        }
+        // Faults of the files are reported now, not at the first look-up.
+        options.tls()?;
         Ok(Self(Arc::new(Etcd {
             keys: Keys(options.prefix.clone()),
             options,
@@ -169,8 +167,8 @@ impl Directory {
         if let Some((user, password)) = &self.0.options.user {
             options = options.with_user(user, password.as_str());
         }
-        if let Some(tls) = &self.0.options.tls {
-            options = options.with_tls(read_tls(tls)?);
+        if let Some(tls) = self.0.options.tls()? {
+            options = options.with_tls(tls);
         }
         let new = Client::connect(&self.0.options.endpoints, Some(options))
             .await
@@ -196,16 +194,6 @@ impl Directory {
             directory: self.to_string(),
             detail: bounded(&detail, MAX_DETAIL),
         }
-    }
-
-    /// Returns how long to wait after the nth failure in a row, with jitter, so that a thousand exporters do
-    /// not return at once.
-    fn pause(&self, failures: u32) -> Duration {
-        let (first, most) = self.0.options.retry;
-        let pause = first.saturating_mul(1 << failures.min(16)).min(most);
-        let scatter = crate::driver::random::<1>().map_or(0, |bytes| bytes[0]);
-        // Three to four quarters of it.
-        pause.mul_f64(0.75 + f64::from(scatter) / 1024.0)
     }
 }
 
@@ -236,18 +224,13 @@ impl fmt::Debug for Directory {
 pub struct EtcdOptions {
     endpoints: Vec<String>,
     user: Option<(String, Zeroizing<String>)>,
-    tls: Option<TlsFiles>,
-    prefix: String,
-    lease: Duration,
-    timeout: Duration,
-    retry: (Duration, Duration),
-}
-
-#[derive(Clone, Default)]
-struct TlsFiles {
     ca: Option<PathBuf>,
     identity: Option<(PathBuf, PathBuf)>,
     domain: Option<String>,
+    prefix: String,
+    lease: Duration,
+    timeout: Duration,
+    retry: Reconnect,
 }
 
 impl EtcdOptions {
@@ -256,11 +239,13 @@ impl EtcdOptions {
         Self {
             endpoints: endpoints.into_iter().map(Into::into).collect(),
             user: None,
-            tls: None,
+            ca: None,
+            identity: None,
+            domain: None,
             prefix: "/egmem/v1/".into(),
             lease: Duration::from_secs(10),
             timeout: Duration::from_secs(5),
-            retry: (Duration::from_millis(200), Duration::from_secs(10)),
+            retry: Reconnect::backoff(Duration::from_millis(200), Duration::from_secs(10)),
         }
     }
 
@@ -272,20 +257,19 @@ impl EtcdOptions {
 
     /// Sets the authority that must have signed etcd's certificate, in a PEM file. Endpoints are `https`.
     pub fn ca(mut self, file: impl AsRef<Path>) -> Self {
-        self.tls.get_or_insert_default().ca = Some(file.as_ref().into());
+        self.ca = Some(file.as_ref().into());
         self
     }
 
     /// Sets this process's certificate and key, in PEM files, if etcd requires them.
     pub fn identity(mut self, cert: impl AsRef<Path>, key: impl AsRef<Path>) -> Self {
-        let files = (cert.as_ref().into(), key.as_ref().into());
-        self.tls.get_or_insert_default().identity = Some(files);
+        self.identity = Some((cert.as_ref().into(), key.as_ref().into()));
         self
     }
 
     /// Sets the name in etcd's certificate, if it is not the endpoint's host.
     pub fn domain(mut self, name: impl Into<String>) -> Self {
-        self.tls.get_or_insert_default().domain = Some(name.into());
+        self.domain = Some(name.into());
         self
     }
 
@@ -308,10 +292,9 @@ impl EtcdOptions {
         self
     }
 
-    /// Sets the delay before a retry: `first` after a failure, then twice as long each time, up to `most`;
-    /// 200 ms and 10 s by default.
-    pub const fn retry(mut self, first: Duration, most: Duration) -> Self {
-        self.retry = (first, most);
+    /// Sets the pauses before a retry: from 200 ms to 10 s by default. A registration retries in any case.
+    pub const fn retry(mut self, pauses: Reconnect) -> Self {
+        self.retry = pauses;
         self
     }
 
@@ -329,7 +312,7 @@ impl EtcdOptions {
         if !self.endpoints.iter().all(is_http) {
             return wrong("an endpoint is neither http:// nor https://");
         }
-        if self.tls.is_some() && !self.endpoints.iter().all(is_https) {
+        if self.has_tls() && !self.endpoints.iter().all(is_https) {
             return wrong("certificates, but an endpoint without https://");
         }
         // An endpoint's errors would contain the user and the password.
@@ -345,11 +328,33 @@ impl EtcdOptions {
         if !lease.contains(&self.lease) {
             return wrong("a lease is of 1 second to a day");
         }
-        let (first, most) = self.retry;
-        if self.timeout.is_zero() || first.is_zero() || most < first {
+        if self.timeout.is_zero() || self.retry.is_never() {
             return wrong("no time to answer, or to wait before trying again");
         }
         Ok(())
+    }
+
+    fn has_tls(&self) -> bool {
+        self.ca.is_some() || self.identity.is_some() || self.domain.is_some()
+    }
+
+    /// Reads the certificates, if there are any.
+    fn tls(&self) -> Result<Option<TlsOptions>> {
+        let read = |path: &Path| {
+            let failed = |error| Error::tls(path.display().to_string(), error);
+            std::fs::read(path).map(Zeroizing::new).map_err(failed)
+        };
+        let mut tls = TlsOptions::new();
+        if let Some(ca) = &self.ca {
+            tls = tls.ca_certificate(Certificate::from_pem(&*read(ca)?));
+        }
+        if let Some((cert, key)) = &self.identity {
+            tls = tls.identity(Identity::from_pem(&*read(cert)?, &*read(key)?));
+        }
+        if let Some(domain) = &self.domain {
+            tls = tls.domain_name(domain);
+        }
+        Ok(self.has_tls().then_some(tls))
     }
 }
 
@@ -358,30 +363,12 @@ impl fmt::Debug for EtcdOptions {
         f.debug_struct("EtcdOptions")
             .field("endpoints", &self.endpoints)
             .field("user", &self.user.as_ref().map(|(name, _)| name))
-            .field("tls", &self.tls.is_some())
+            .field("tls", &self.has_tls())
             .field("prefix", &self.prefix)
             .field("lease", &self.lease)
             .field("timeout", &self.timeout)
             .finish_non_exhaustive()
     }
-}
-
-fn read_tls(files: &TlsFiles) -> Result<TlsOptions> {
-    let read = |path: &Path| {
-        let failed = |error| Error::tls(path.display().to_string(), error);
-        std::fs::read(path).map(Zeroizing::new).map_err(failed)
-    };
-    let mut tls = TlsOptions::new();
-    if let Some(ca) = &files.ca {
-        tls = tls.ca_certificate(Certificate::from_pem(&*read(ca)?));
-    }
-    if let Some((cert, key)) = &files.identity {
-        tls = tls.identity(Identity::from_pem(&*read(cert)?, &*read(key)?));
-    }
-    if let Some(domain) = &files.domain {
-        tls = tls.domain_name(domain);
-    }
-    Ok(tls)
 }
 
 /// The task that keeps an exporter and its names in etcd.
@@ -416,7 +403,7 @@ impl Task {
             let Err(end) = self.register(&mut failures).await;
             tracing::warn!(error = %end, "the directory is away");
             self.state.send_replace(RegistrationState::Away(end));
-            sleep(self.directory.pause(failures)).await;
+            sleep(self.directory.0.options.retry.pause(failures)).await;
             failures += 1;
         }
     }
@@ -547,7 +534,10 @@ mod tests {
     fn etcd() -> Directory {
         let options = EtcdOptions::new(["http://127.0.0.1:9"])
             .timeout(Duration::from_millis(300))
-            .retry(Duration::from_millis(100), Duration::from_secs(1));
+            .retry(Reconnect::backoff(
+                Duration::from_millis(100),
+                Duration::from_secs(1),
+            ));
         Directory::etcd(options).unwrap()
     }
 
@@ -558,16 +548,6 @@ mod tests {
         let error = etcd.resolve("a").await.unwrap_err();
         assert!(matches!(error, Error::Directory { .. }), "{error}");
         assert!(before.elapsed() < Duration::from_secs(30));
-    }
-
-    #[test]
-    fn pauses_grow_to_the_longest() {
-        let etcd = etcd();
-        for (failures, least, most) in [(0, 75, 100), (1, 150, 200), (9, 750, 1000)] {
-            let pause = etcd.pause(failures).as_millis();
-            assert!((least..=most).contains(&pause), "{failures}: {pause} ms");
-        }
-        assert!(etcd.pause(u32::MAX) <= Duration::from_secs(1));
     }
 
     #[test]
@@ -590,7 +570,7 @@ mod tests {
             good().prefix("/egmem"),
             good().lease(Duration::from_millis(999)),
             good().timeout(Duration::ZERO),
-            good().retry(Duration::from_secs(2), Duration::from_secs(1)),
+            good().retry(Reconnect::never()),
         ] {
             assert!(wrong.check().is_err(), "{wrong:?}");
         }

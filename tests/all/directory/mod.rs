@@ -14,7 +14,7 @@ use std::time::Duration;
 use egmem::exchange::directory::{
     Directory, EtcdOptions, Exporter, Registration, RegistrationState,
 };
-use egmem::exchange::{Address, Error};
+use egmem::exchange::{Address, Error, Reconnect};
 use egmem::share::{BootId, InstanceId};
 use egmem_tests::child;
 use etcd::Etcd;
@@ -29,7 +29,10 @@ fn options(etcd: &Etcd) -> EtcdOptions {
     EtcdOptions::new([etcd.endpoint()])
         .lease(LEASE)
         .timeout(Duration::from_secs(3))
-        .retry(Duration::from_millis(50), Duration::from_millis(400))
+        .retry(Reconnect::backoff(
+            Duration::from_millis(50),
+            Duration::from_millis(400),
+        ))
 }
 
 fn directory(etcd: &Etcd) -> Directory {
