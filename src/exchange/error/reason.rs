@@ -181,10 +181,11 @@ impl End {
 }
 
 /// How memory under a name differs from the caller's request.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Mismatch {
     /// Another peer owns the name.
+    #[error("its owner is {found}, expected {expected}")]
     Owner {
         /// The expected owner, as `exchange::Owner` writes it.
         expected: String,
@@ -192,6 +193,7 @@ pub enum Mismatch {
         found: String,
     },
     /// The memory has another size.
+    #[error("its size is {} ({found} bytes), expected {} ({expected} bytes)", Bytes(*.found), Bytes(*.expected))]
     Size {
         /// The expected bytes.
         expected: u64,
@@ -199,6 +201,7 @@ pub enum Mismatch {
         found: u64,
     },
     /// The memory lies on another node.
+    #[error("it lies on {}, expected {}", join(.found), Location::HostNuma(.expected.0))]
     Node {
         /// The expected host node.
         expected: NodeId,
@@ -222,29 +225,9 @@ impl Mismatch {
     }
 }
 
-impl fmt::Display for Mismatch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Owner { expected, found } => {
-                write!(f, "its owner is {found}, expected {expected}")
-            }
-            Self::Size { expected, found } => write!(
-                f,
-                "its size is {} ({found} bytes), expected {} ({expected} bytes)",
-                Bytes(*found),
-                Bytes(*expected)
-            ),
-            Self::Node { expected, found } => {
-                let found: Vec<_> = found.iter().map(Location::to_string).collect();
-                write!(
-                    f,
-                    "it lies on {}, expected {}",
-                    found.join(", "),
-                    Location::HostNuma(expected.0)
-                )
-            }
-        }
-    }
+fn join(locations: &[Location]) -> String {
+    let texts: Vec<_> = locations.iter().map(Location::to_string).collect();
+    texts.join(", ")
 }
 
 #[cfg(test)]
