@@ -42,8 +42,8 @@ pub use rendezvous::rendezvous;
 pub use seal::{GroupSecret, Sealed};
 
 use crate::driver::HandleType;
-use crate::share::{Description, ImportedBuffer, Shared};
-use crate::{MemoryError, Result};
+use crate::share::{ImportedBuffer, Shared};
+use crate::{Error, Result};
 
 /// The most ranks of a group.
 pub const MAX_RANKS: u32 = 1024;
@@ -63,7 +63,7 @@ pub trait AllGather {
     /// they may give different numbers of bytes, at most [`MAX_CONTRIBUTION`].
     ///
     /// # Errors
-    /// [`AllGather`](crate::Error::AllGather) if the transport fails, [`RanksMissing`](crate::Error::RanksMissing) if
+    /// [`Error::AllGather`] if the transport fails, [`Error::RanksMissing`] if
     /// ranks did not come in time. A transport that waits forever for a dead rank makes [`gather_memory`] wait too.
     fn all_gather(&mut self, own: &[u8]) -> Result<Vec<Vec<u8>>>;
 }
@@ -90,7 +90,6 @@ impl<T: AllGather + ?Sized> AllGather for Box<T> {
 pub struct GatheredMemory {
     // Unmapped before this rank's own memory is released.
     others: Vec<Option<ImportedBuffer>>,
-    descriptions: Vec<Option<Description>>,
     own: Option<Shared>,
     rank: u32,
     via: HandleType,
@@ -117,33 +116,22 @@ impl GatheredMemory {
         self.own.as_ref()
     }
 
-    /// Returns a rank's description of its memory; `None` if it contributed none.
-    ///
-    /// # Errors
-    /// [`InvalidArgument`](MemoryError::InvalidArgument) for a rank that does not exist.
-    pub fn description(&self, rank: u32) -> Result<Option<&Description>> {
-        Ok(at(&self.descriptions, rank)?.as_ref())
-    }
-
     /// Returns another rank's mapped memory.
     ///
     /// # Errors
-    /// [`InvalidArgument`](MemoryError::InvalidArgument) for a rank that does not exist or contributed no memory, and for
+    /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for a rank that does not exist or contributed no memory, and for
     /// this process's own rank, whose memory is [`memory`](Self::memory).
     pub fn rank(&self, rank: u32) -> Result<&ImportedBuffer> {
-        at(&self.others, rank)?.as_ref().ok_or_else(|| {
-            let why = match rank == self.rank {
-                true => format!("{rank} is this process's own: its memory is not mapped again"),
-                false => format!("{rank} contributed no memory"),
-            };
-            MemoryError::invalid("rank", why).into()
-        })
+        let why = match self.others.get(rank as usize) {
+            Some(Some(memory)) => return Ok(memory),
+            Some(None) if rank == self.rank => {
+                format!("{rank} is this process's own: its memory is not mapped again")
+            }
+            Some(None) => format!("{rank} contributed no memory"),
+            None => format!("it is {rank} of {} ranks", self.size()),
+        };
+        Err(Error::invalid("rank", why))
     }
-}
-
-fn at<T>(ranks: &[T], rank: u32) -> Result<&T> {
-    let found = ranks.get(rank as usize);
-    found.ok_or_else(|| MemoryError::invalid_index("rank", rank.into(), ranks.len() as u64).into())
 }
 
 impl fmt::Debug for GatheredMemory {

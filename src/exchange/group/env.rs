@@ -35,14 +35,15 @@ pub fn from_env(deadline: Duration) -> Result<Box<dyn AllGather + Send>> {
         let value = std::env::var_os(name).filter(|value| !value.is_empty());
         value.map(|value| value.to_string_lossy().into_owned())
     };
-    let world = World::read(&get)?;
+    let World {
+        launcher,
+        rank,
+        size,
+        address,
+    } = World::read(&get)?;
     let secret = secret(&get)?;
-    let address = match &world.meeting {
-        Meeting::At(address) => address.clone(),
-        Meeting::OnThisMachine(key) => Address::Unix(private_folder()?.join(key)),
-    };
-    tracing::debug!(launcher = world.launcher, rank = world.rank, size = world.size, %address, "ranks meet");
-    rendezvous(&address, world.rank, world.size, secret.as_ref(), deadline)
+    tracing::debug!(launcher, rank, size, %address, "ranks meet");
+    rendezvous(&address, rank, size, secret.as_ref(), deadline)
 }
 
 /// The sets of variables, in the order in which they are tried: launcher, rank, size.
@@ -57,20 +58,13 @@ const SETS: [(&str, &str, &str); 5] = [
 /// Returns an environment variable.
 type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// Where the ranks meet.
-#[derive(Debug, PartialEq)]
-enum Meeting {
-    At(Address),
-    /// At a Unix socket whose name all ranks of the job know.
-    OnThisMachine(String),
-}
-
 #[derive(Debug, PartialEq)]
 struct World {
     launcher: &'static str,
     rank: u32,
     size: u32,
-    meeting: Meeting,
+    /// Where the ranks meet.
+    address: Address,
 }
 
 fn wrong(launcher: &str, why: &str) -> Error {
@@ -114,7 +108,7 @@ impl World {
             launcher,
             rank,
             size,
-            meeting: meeting(launcher, size, get)?,
+            address: address(launcher, size, get)?,
         })
     }
 }
@@ -156,36 +150,36 @@ fn agree(found: &[(&'static str, u32, u32)], get: Lookup<'_>) -> Result<()> {
 }
 
 /// Returns where the ranks meet.
-fn meeting(launcher: &str, size: u32, get: Lookup<'_>) -> Result<Meeting> {
+fn address(launcher: &str, size: u32, get: Lookup<'_>) -> Result<Address> {
     if let Some(address) = get("EGMEM_ADDRESS") {
-        return address.parse().map(Meeting::At);
+        return address.parse();
     }
     let need = |name: &str| {
         let why = || format!("{name} is not set; set it, or EGMEM_ADDRESS, in all ranks");
         get(name).ok_or_else(|| wrong(launcher, &why()))
     };
     let here = |count: &str| get(count).and_then(|count| count.parse().ok()) == Some(size);
-    let key = |parts: &[Option<String>]| {
+    // At a socket whose name all ranks of the job know.
+    let on_this_machine = |parts: &[Option<String>]| {
         let text = format!("{launcher} {parts:?}");
         let hex = digest(&SHA256, text.as_bytes());
         let hex = hex.as_ref()[..12].iter().map(|byte| format!("{byte:02x}"));
-        Meeting::OnThisMachine(hex.collect())
+        Ok(Address::Unix(
+            private_folder()?.join(hex.collect::<String>()),
+        ))
     };
     let tcp = |host: &str, port: u32| {
-        let is_v6 = host.contains(':');
-        let address = if is_v6 {
-            format!("[{host}]:{port}")
-        } else {
-            format!("{host}:{port}")
-        };
-        address.parse().map(Meeting::At)
+        if host.contains(':') {
+            return format!("[{host}]:{port}").parse();
+        }
+        format!("{host}:{port}").parse()
     };
     match launcher {
         "torchrun" => {
             let (host, port) = (need("MASTER_ADDR")?, need("MASTER_PORT")?);
             if here("LOCAL_WORLD_SIZE") {
                 let round = ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"].map(get);
-                return Ok(key(&[&[Some(port)], &round[..]].concat()));
+                return on_this_machine(&[&[Some(port)], &round[..]].concat());
             }
             // A number beyond the ports is refused as an address.
             tcp(
@@ -194,18 +188,18 @@ fn meeting(launcher: &str, size: u32, get: Lookup<'_>) -> Result<Meeting> {
             )
         }
         "Open MPI" if here("OMPI_COMM_WORLD_LOCAL_SIZE") => {
-            Ok(key(&["PMIX_NAMESPACE", "OMPI_MCA_orte_hnp_uri"].map(get)))
+            on_this_machine(&["PMIX_NAMESPACE", "OMPI_MCA_orte_hnp_uri"].map(get))
         }
         "Slurm" => {
             let (job, step) = (need("SLURM_JOB_ID")?, need("SLURM_STEP_ID")?);
             if get("SLURM_STEP_NUM_NODES").as_deref() == Some("1") {
-                return Ok(key(&[Some(job), Some(step)]));
+                return on_this_machine(&[Some(job), Some(step)]);
             }
             // The highest ports, as many as steps are likely to run at once.
             let port = 61_440 + (number(launcher, "SLURM_JOB_ID", &job)? % 4096);
             tcp(&first_node(&need("SLURM_STEP_NODELIST")?), port)
         }
-        _ => need("EGMEM_ADDRESS").and_then(|address| address.parse().map(Meeting::At)),
+        _ => need("EGMEM_ADDRESS")?.parse(),
     }
 }
 
@@ -264,9 +258,12 @@ mod tests {
             (launcher, rank, size),
             "{pairs}"
         );
-        match world.meeting {
-            Meeting::At(at) => assert_eq!(at.to_string(), address, "{pairs}"),
-            Meeting::OnThisMachine(_) => assert_eq!(address, "here", "{pairs}"),
+        let folder = private_folder().unwrap();
+        match world.address {
+            Address::Unix(path) if path.starts_with(folder) => {
+                assert_eq!(address, "here", "{pairs}")
+            }
+            at => assert_eq!(at.to_string(), address, "{pairs}"),
         }
     }
 
@@ -407,7 +404,7 @@ mod tests {
 
     #[test]
     fn ranks_of_one_job_meet_at_one_place_and_other_jobs_elsewhere() {
-        let place = |pairs: String| read(&pairs).unwrap().meeting;
+        let place = |pairs: String| read(&pairs).unwrap().address;
         let torch = |more: &str| place(format!("{TORCH} LOCAL_WORLD_SIZE=4 {more}"));
         let other = TORCH.replace("RANK=3", "RANK=0");
         assert_eq!(torch(""), place(format!("{other} LOCAL_WORLD_SIZE=4")));

@@ -127,10 +127,8 @@ impl GatherOptions {
             HandleType::PosixFd => ranks.exchange_fds(all, channels, listener, memory.as_ref()),
             HandleType::Fabric => ranks.exchange_fabric(all, memory.as_ref()),
         }?;
-        let descriptions = statements.into_iter().map(|one| one.memory).collect();
         Ok(GatheredMemory {
             others,
-            descriptions,
             own: memory,
             rank,
             via,
