@@ -54,12 +54,12 @@ pub struct Arena {
 
 #[derive(Debug, Default)]
 struct State {
-    blocks: Vec<Block>,
-    /// The free part of the block that allocations come from, in bytes from the heap's start; empty if there is none.
+    /// Blocks of one allocation each, and those of several, the last of which is the one that allocations come from.
+    own: Vec<Block>,
+    shared: Vec<Block>,
+    /// The free part of that block, in bytes from the heap's start; empty if there is none.
     at: u64,
     end: u64,
-    /// The number of that block.
-    present: usize,
     /// The least size of the next one, unless that is the first.
     next: u64,
 }
@@ -129,26 +129,23 @@ impl Arena {
         })?;
         let block = self.heap.allocate(layout)?;
         let offset = block.offset();
-        if !is_own {
-            state.present = state.blocks.len();
+        if is_own {
+            state.own.push(block);
+        } else {
             (state.at, state.end) = (offset + bytes, offset + size);
             state.next = (size * 2).min(MOST);
+            state.shared.push(block);
         }
-        state.blocks.push(block);
         Ok(offset)
     }
 
     /// Frees all allocations, and keeps the last block that is not one allocation's alone.
     pub fn reset(&mut self) {
         let state = self.state.get_mut();
-        if state.end == 0 {
-            state.blocks.clear();
-            return;
-        }
-        state.blocks.swap(0, state.present);
-        state.blocks.truncate(1);
-        state.present = 0;
-        if let [block] = &state.blocks[..] {
+        state.own.clear();
+        let before_last = state.shared.len().saturating_sub(1);
+        state.shared.drain(..before_last);
+        if let [block] = &state.shared[..] {
             state.at = block.offset();
         }
     }
@@ -160,13 +157,15 @@ impl Arena {
     /// As [`Heap::free_all_after`]. The error then has the arena's blocks, and the arena is empty anyway.
     #[track_caller]
     pub fn free_all_after(&mut self, stream: &Stream) -> Result<(), NotAllFreed> {
-        let state = std::mem::take(self.state.get_mut());
-        self.heap.free_all_after(state.blocks, stream)
+        let State { own, shared, .. } = std::mem::take(self.state.get_mut());
+        self.heap
+            .free_all_after(own.into_iter().chain(shared), stream)
     }
 
     /// Returns the bytes of the heap's blocks that the arena has.
     pub fn taken(&self) -> u64 {
-        self.state.borrow().blocks.iter().map(Block::len).sum()
+        let state = self.state.borrow();
+        state.own.iter().chain(&state.shared).map(Block::len).sum()
     }
 }
 
@@ -239,7 +238,7 @@ mod tests {
                     let state = arena.state.borrow();
                     let end = block.offset() + block.len();
                     let holds = |own: &Block| own.offset() <= block.offset() && end <= own.offset() + own.len();
-                    assert!(state.blocks.iter().any(holds));
+                    assert!(state.own.iter().chain(&state.shared).any(holds));
                 }
                 assert_eq!(heap.stats().live, arena.taken());
                 drop(all);

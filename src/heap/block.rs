@@ -145,7 +145,7 @@ impl Block {
     /// because that would drop the block, and the heap would hand it out while the GPU still uses it.
     #[track_caller]
     pub fn free_after(self, stream: &Stream) -> Result<(), NotFreed> {
-        self.defer(|deferred, piece| deferred.after_stream(stream, piece))
+        self.defer(|deferred, piece| deferred.after_stream(stream, &mut vec![piece]))
     }
 
     /// Frees the block once the work that `event` currently marks has run. Do not record the event again
@@ -174,7 +174,7 @@ impl Block {
             return Ok(()); // unreachable: the block keeps the heap alive
         };
         let put = |deferred: &mut Deferred<Piece>| put(deferred, block.piece);
-        heap.free_later(std::iter::once(block.piece), Caller::caller(), put)
+        heap.free_later(&[block.piece], Caller::caller(), put)
             .map_err(|error| NotFreed::new(error, ManuallyDrop::into_inner(block)))
     }
 }

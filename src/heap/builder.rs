@@ -25,30 +25,6 @@ impl Heap {
         options.plan.shares = bytes.collect();
         options
     }
-
-    fn new(driver: &Driver, options: HeapOptions) -> Result<Self> {
-        let backing = Backing::new(driver, &options.plan)?;
-        let reserve = options.reserve;
-        if reserve > backing.limit() {
-            let limit = backing.limit();
-            let why = format!("{reserve} bytes from the start are more than the limit, {limit}");
-            return Err(Error::invalid("reserve", why));
-        }
-        if let Some(debug) = &options.debug {
-            debug.check(backing.limit())?;
-        }
-        let inner = HeapInner::new(driver, backing, &options)?;
-        // From here on dropping `heap` releases everything.
-        let heap = Self::from_inner(inner);
-        if reserve > 0 {
-            heap.reserve(reserve)?;
-        }
-        let decay = options
-            .decay
-            .map(|idle| Decay::new(idle, reserve, options.grow_ahead));
-        grower::start(heap.inner(), decay)?;
-        Ok(heap)
-    }
 }
 
 impl HeapOptions {
@@ -67,6 +43,22 @@ impl HeapOptions {
     #[track_caller]
     pub fn build(mut self, driver: &Driver) -> Result<Heap> {
         self.plan.site = crate::ledger::Site::here();
-        Heap::new(driver, self)
+        let backing = Backing::new(driver, &self.plan)?;
+        let (reserve, limit) = (self.reserve, backing.limit());
+        if reserve > limit {
+            let why = format!("{reserve} bytes from the start are more than the limit, {limit}");
+            return Err(Error::invalid("reserve", why));
+        }
+        if let Some(debug) = &self.debug {
+            debug.check(limit)?;
+        }
+        // From here on dropping `heap` releases everything.
+        let heap = Heap::from_inner(HeapInner::new(driver, backing, &self)?);
+        if reserve > 0 {
+            heap.reserve(reserve)?;
+        }
+        let decay = |idle| Decay::new(idle, reserve, self.grow_ahead);
+        grower::start(heap.inner(), self.decay.map(decay))?;
+        Ok(heap)
     }
 }

@@ -5,11 +5,10 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::cache::Kept;
 use super::inner::HeapInner;
+use super::signal::Signal;
 use crate::{Error, Result};
-
-pub(super) use self::decay::Decay;
-pub(super) use self::signal::Signal;
 
 /// How long the thread waits after a refusal before it retries.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -22,20 +21,6 @@ const QUIET: Duration = Duration::from_millis(500);
 
 /// How many nodes to keep spare; more are prepared when half of them are used.
 const SPARE: usize = 4096;
-
-/// Grows the heap's own table in advance. The kernel's page faults for it take time, so the core's lock is
-/// not held meanwhile.
-fn prepare(heap: &HeapInner, signal: &Signal) {
-    if signal.spare.load(Relaxed) < SPARE / 2 {
-        let Some(ahead) = heap.core().prepare(SPARE) else {
-            return; // unreachable: only shards do not grow
-        };
-        ahead.populate();
-        let mut core = heap.core();
-        core.prepared(&ahead);
-        signal.spare.store(core.spare_nodes(), Relaxed);
-    }
-}
 
 /// Starts the threads that the heap asks for: one for background growth, one that gives idle memory back.
 ///
@@ -64,16 +49,6 @@ fn spawn(
         .map_err(|error| Error::system("starting a thread of a heap", &error))
 }
 
-fn run(heap: &Weak<HeapInner>, signal: &Signal) {
-    let mut pause = None;
-    while signal.wait(pause) {
-        let Some(next) = follow(heap, signal) else {
-            return;
-        };
-        pause = next;
-    }
-}
-
 /// Returns whether less is free than there should be, and records the free bytes.
 fn is_short(heap: &HeapInner, signal: &Signal) -> bool {
     let core = heap.core();
@@ -82,46 +57,222 @@ fn is_short(heap: &HeapInner, signal: &Signal) -> bool {
     free < signal.ahead
 }
 
-/// Grows the heap while it is short of free memory, and polls for some time after. Returns how long to wait
-/// for the next wish, or `None` if the heap has ended.
-fn follow(heap: &Weak<HeapInner>, signal: &Signal) -> Option<Option<Duration>> {
+/// Grows the heap while it is short of free memory, polls for some time after, and sleeps. Returns when the heap ends.
+fn run(heap: &Weak<HeapInner>, signal: &Signal) {
     let mut grown = Instant::now();
-    loop {
-        let heap = heap.upgrade()?;
-        prepare(&heap, signal);
+    while signal.wait() {
+        let Some(heap) = heap.upgrade() else { return };
+        // The kernel's page faults for the heap's own table take time, so the core's lock is not held meanwhile.
+        if signal.spare.load(Relaxed) < SPARE / 2 {
+            let ahead = heap.core().prepare(SPARE);
+            if let Some(ahead) = ahead {
+                ahead.populate();
+                let mut core = heap.core();
+                core.prepared(&ahead);
+                signal.spare.store(core.spare_nodes(), Relaxed);
+            }
+        }
+        let mut pause = LOOK;
         if signal.free.load(Relaxed) < signal.ahead && is_short(&heap, signal) {
             if let Err(error) = heap.add_memory(signal.ahead, true, |_, _| Ok(())) {
                 // An allocation that needs the memory gets the error itself; in advance this is no
                 // failure.
                 tracing::debug!(%error, "a heap does not grow ahead");
                 signal.awake.store(false, Relaxed);
-                return Some(Some(PAUSE));
+                pause = PAUSE;
+            } else {
+                is_short(&heap, signal);
             }
-            is_short(&heap, signal);
             grown = Instant::now();
         } else if grown.elapsed() > QUIET {
             signal.awake.store(false, Relaxed);
             // Allocations until now, under the core's lock, woke no thread; later ones see that they have to.
-            if !is_short(&heap, signal) {
-                return Some(None);
+            if is_short(&heap, signal) {
+                signal.awake.store(true, Relaxed);
             }
-            signal.awake.store(true, Relaxed);
         }
         drop(heap);
-        if signal.ends_within(LOOK) {
-            return None;
+        if signal.ends_within(pause) {
+            return;
         }
     }
 }
 
-mod decay;
-mod signal;
+/// In how many parts the time is looked at: memory goes back after the time and at most a part more, unless other memory went
+/// back meanwhile.
+const PARTS: usize = 8;
+
+/// How much memory was needed lately: the most in each part of the time.
+pub(super) struct Decay {
+    part: Duration,
+    /// The bytes that the heap had from the start, and those that it keeps free: neither goes back.
+    reserve: u64,
+    ahead: u64,
+    /// `u64::MAX` for parts before the first look.
+    peaks: [u64; PARTS],
+    next: usize,
+    /// The bytes in shards' posts at the last look.
+    posted: u64,
+}
+
+impl Decay {
+    pub(super) fn new(idle: Duration, reserve: u64, ahead: u64) -> Self {
+        Self {
+            part: idle / PARTS as u32,
+            reserve,
+            ahead,
+            peaks: [u64::MAX; PARTS],
+            next: 0,
+            posted: 0,
+        }
+    }
+
+    /// Looks at the end of each part of the time until the heap ends.
+    pub(super) fn run(mut self, heap: &Weak<HeapInner>, signal: &Signal) {
+        while !signal.ends_within(self.part) {
+            let Some(heap) = heap.upgrade() else { return };
+            self.look(&heap);
+        }
+    }
+
+    /// Gives back memory that was needed in none of the last [`PARTS`] parts of the time, one of which has passed since the last
+    /// call. The caller needs no handle: in debug mode, where it would, there is no decay.
+    pub(super) fn look(&mut self, heap: &HeapInner) {
+        // The core counts free bytes in shards, and in their posts, as used.
+        let posted = heap.front.posted();
+        let posted_before = std::mem::replace(&mut self.posted, posted);
+        let idle = posted + heap.front.sum_of_shards(Kept::shard);
+        let least_idle =
+            heap.front.sum_of_shards(Kept::take_least_in_shard) + posted.min(posted_before);
+        let (peak, used, backed) = {
+            let mut core = heap.core();
+            (core.take_peak(), core.used(), core.total())
+        };
+        self.peaks[self.next] = peak.saturating_sub(least_idle);
+        self.next = (self.next + 1) % PARTS;
+        let needed = self.peaks.iter().copied().fold(self.reserve, u64::max);
+        if needed >= backed {
+            return;
+        }
+        // The threads' caches are emptied at most once in the time.
+        self.peaks = [u64::MAX; PARTS];
+        // `trim` returns the shards' free bytes to the core first.
+        let keep = needed
+            .saturating_sub(used.saturating_sub(idle))
+            .max(self.ahead);
+        match heap.trim(keep) {
+            Ok(0) => {}
+            Ok(bytes) => tracing::debug!(bytes, "memory that was idle went back"),
+            Err(error) => tracing::warn!(%error, "idle memory does not go back"),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::alloc::Layout;
+
     use super::*;
-    use crate::Heap;
-    use crate::driver::NodeId;
-    use crate::{Driver, Machine};
+    use crate::driver::{Call, NodeId};
+    use crate::{Driver, Heap, Machine};
+
+    const MIB: u64 = 1 << 20;
+
+    fn heap() -> Heap {
+        let driver = Driver::simulated(Machine::gh200()).unwrap();
+        let options = Heap::on(NodeId(0)).limit(64 * MIB).chunk(4 * MIB);
+        options.build(&driver).unwrap()
+    }
+
+    /// Allocates and frees a block.
+    fn need(heap: &Heap, mib: u64) {
+        let layout = Layout::from_size_align((mib * MIB) as usize, 1).unwrap();
+        drop(heap.allocate(layout).unwrap());
+    }
+
+    fn decay(reserve: u64, ahead: u64) -> Decay {
+        Decay::new(Duration::from_secs(8), reserve * MIB, ahead * MIB)
+    }
+
+    /// Lets parts of the time pass; returns the MiB after each.
+    fn looks<const N: usize>(heap: &Heap, decay: &mut Decay, mib: u64) -> [u64; N] {
+        std::array::from_fn(|_| {
+            if mib > 0 {
+                need(heap, mib);
+            }
+            decay.look(heap.inner());
+            heap.backed() / MIB
+        })
+    }
+
+    #[test]
+    fn memory_goes_back_after_all_parts_of_the_time_without_need() {
+        let heap = heap();
+        let mut decay = decay(0, 0);
+        need(&heap, 20);
+        assert_eq!(
+            looks(&heap, &mut decay, 0),
+            [20, 20, 20, 20, 20, 20, 20, 20, 0]
+        );
+        let sim = heap.driver().sim().unwrap();
+        assert_eq!(
+            (sim.count(Call::MemUnmap), sim.count(Call::MemRelease)),
+            (5, 5)
+        );
+        assert_eq!(heap.stats().used_high_water, 20 * MIB);
+        // Once more, the same.
+        need(&heap, 20);
+        assert_eq!(
+            looks(&heap, &mut decay, 0),
+            [20, 20, 20, 20, 20, 20, 20, 20, 0]
+        );
+    }
+
+    #[test]
+    fn what_is_needed_again_and_again_stays() {
+        let heap = heap();
+        let mut decay = decay(0, 0);
+        need(&heap, 20);
+        assert_eq!(
+            looks(&heap, &mut decay, 7),
+            [20, 20, 20, 20, 20, 20, 20, 20, 8]
+        );
+        assert_eq!(looks(&heap, &mut decay, 7), [8; 10]);
+        let sim = heap.driver().sim().unwrap();
+        assert_eq!(
+            (sim.count(Call::MemCreate), sim.count(Call::MemUnmap)),
+            (5, 3)
+        );
+        // Before the time is over, once is enough.
+        for _ in 0..5 {
+            assert_eq!(looks(&heap, &mut decay, 0), [8; 7]);
+            need(&heap, 7);
+        }
+    }
+
+    #[test]
+    fn what_the_heap_has_from_the_start_and_what_it_keeps_free_stay() {
+        for (reserve, ahead, left) in [(8, 0, 8), (0, 12, 12), (8, 12, 12)] {
+            let heap = heap();
+            let mut decay = decay(reserve, ahead);
+            need(&heap, 20);
+            let after: [u64; 20] = looks(&heap, &mut decay, 0);
+            assert_eq!(after[19], left, "{reserve} {ahead}");
+        }
+    }
+
+    #[test]
+    fn blocks_in_use_keep_their_chunks() {
+        let heap = heap();
+        let mut decay = decay(0, 0);
+        let block = heap.allocate(Layout::new::<[u8; 5 << 20]>()).unwrap();
+        need(&heap, 20);
+        let after: [u64; 20] = looks(&heap, &mut decay, 0);
+        assert_eq!(after[19], 8);
+        drop(block);
+        let after: [u64; 20] = looks(&heap, &mut decay, 0);
+        assert_eq!(after[19], 0);
+    }
 
     #[test]
     fn the_tables_grow_ahead_too() {

@@ -11,7 +11,6 @@ use super::classes::SLAB;
 use super::core::{Core, GRANULE, Request};
 use super::inner::HeapInner;
 use super::limits::{Pressure, Relief, SoftLimit};
-use super::piece::Piece;
 use crate::error::NoRoom;
 use crate::{Error, Result};
 
@@ -233,20 +232,6 @@ impl HeapInner {
                 attempt(core)
             })
         })
-    }
-
-    /// Collects blocks whose GPU work has finished; returns their number.
-    pub(super) fn collect_passed(&self) -> Result<usize> {
-        // The background thread has no handle, so this keeps the heap from ending before the core has the
-        // blocks.
-        let Some(mapped) = self.lifetime.enter() else {
-            return Ok(0);
-        };
-        let take_back = |passed: &[Piece]| self.take_back_all_passed(passed, &mapped);
-        let result = self.deferral.collect(take_back);
-        drop(mapped);
-        self.tell();
-        result
     }
 
     /// Collects like [`collect_passed`](Self::collect_passed), but logs an error, because the caller asked

@@ -7,13 +7,12 @@ use super::backing::{Backing, Supply};
 use super::cache::{Front, Inside, Reserved, Visitor, member};
 use super::core::{Core, PageMap};
 use super::counters::Counters;
-use super::debug::{HeapMemory, Watch};
+use super::debug::Watch;
 use super::deferred::Deferral;
 use super::facts::Facts;
-use super::grower::Signal;
-use super::lifetime::Lifetime;
 use super::options::HeapOptions;
 use super::piece::Piece;
+use super::signal::Signal;
 use crate::Result;
 use crate::driver::Driver;
 
@@ -23,7 +22,7 @@ pub(super) struct Apart<T>(pub(super) T);
 
 /// The heap's shared state; see the module.
 ///
-/// Each part's type says which locks it has. Their order: `lifetime`, the supply's, the front's, a thread's cache,
+/// Each part's type says which locks it has. Their order: the deferral's turns, the supply's, the front's, a thread's cache,
 /// the watch's, the core. The deferral's stand beside these, as it says.
 pub(super) struct HeapInner {
     /// For threads and blocks that need to keep the heap alive.
@@ -42,8 +41,6 @@ pub(super) struct HeapInner {
     )]
     pub(super) pages: Arc<PageMap>,
     pub(super) front: Front,
-    /// Tracks whether the memory is mapped. Entered before the deferral's turns, and so before all locks.
-    pub(super) lifetime: Lifetime,
     pub(super) supply: Supply,
     pub(super) deferral: Deferral<Piece>,
     pub(super) grower: Arc<Signal>,
@@ -60,13 +57,7 @@ impl HeapInner {
     ) -> Result<Arc<Self>> {
         let core = Core::new(backing.start().0, backing.limit())?;
         let facts = Facts::new(driver, &backing, options);
-        let memory = || HeapMemory {
-            start: facts.start,
-            driver: driver.clone(),
-            host: facts.host,
-            gpu: facts.gpu,
-        };
-        let watch = |debug| Watch::new(debug, memory());
+        let watch = |debug| Watch::new(debug, &facts);
         let watch = options.debug.clone().map(watch);
         let inner = |this: &Weak<Self>| Self {
             this: Weak::clone(this),
@@ -76,7 +67,6 @@ impl HeapInner {
             pages: Arc::clone(core.pages()),
             core: Reserved::new(core),
             front: Front::new(options.thread_cache, facts.limit),
-            lifetime: Lifetime::new(),
             supply: Supply::new(backing, options.plan.growth.unwrap_or_default()),
             deferral: Deferral::new(driver),
             grower: Arc::new(Signal::new(options.grow_ahead)),

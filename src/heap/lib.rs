@@ -12,8 +12,8 @@ mod arena;
 mod backing;
 mod block;
 mod builder;
+mod bytes;
 mod cache;
-mod callback;
 mod classes;
 mod core;
 mod counters;
@@ -24,12 +24,12 @@ mod grower;
 mod growth;
 mod heap;
 mod inner;
-mod lifetime;
 mod limits;
 mod membership;
 mod occupancy;
 mod on_stream;
 mod options;
+#[cfg(feature = "pictures")]
 mod picture;
 mod piece;
 mod raw;
@@ -39,10 +39,8 @@ mod room;
 mod shards;
 #[cfg(feature = "share")]
 mod share;
+mod signal;
 mod stats;
-#[cfg(feature = "pictures")]
-mod svg;
-mod zero;
 
 pub use arena::{Arena, ArenaBlock};
 pub use backing::DriverCounts;

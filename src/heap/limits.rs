@@ -1,6 +1,7 @@
 //! The soft limit: a callback decides whether the heap may grow beyond it.
 
-use super::callback::Callback;
+use std::fmt;
+use std::sync::Arc;
 
 /// The state of the heap when it asks for [relief](Relief).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,4 +35,19 @@ pub enum Relief {
 pub(super) struct SoftLimit {
     pub(super) bytes: u64,
     pub(super) relieve: Callback<dyn Fn(&Pressure) -> Relief + Send + Sync>,
+}
+
+/// A function of the program.
+pub(crate) struct Callback<F: ?Sized>(pub(crate) Arc<F>);
+
+impl<F: ?Sized> Clone for Callback<F> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<F: ?Sized> fmt::Debug for Callback<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("…")
+    }
 }

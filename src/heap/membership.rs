@@ -1,7 +1,7 @@
 //! The threads and blocks of a heap: threads join and leave, blocks are counted, and after the last handle the
 //! last block releases the memory.
 //!
-//! `lifetime` keeps the memory mapped for code that has neither a block nor a handle.
+//! The deferral's turns keep the memory mapped for code that has neither a block nor a handle.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
@@ -138,17 +138,13 @@ impl HeapInner {
 
     /// Releases all memory. There are no blocks left; waits for the GPU work that freed blocks name.
     ///
-    /// The caller holds no lock and is not inside `lifetime`.
+    /// The caller holds no lock and has no turn of the deferral.
     fn end(&self) {
         // From here on no other thread touches the memory.
-        if !self.lifetime.end() {
-            return;
-        }
-        let deferred = self.deferral.deferred().take();
-        let backing = self.supply.backing().take();
-        let Some(mut deferred) = deferred else {
+        let Some(mut deferred) = self.deferral.end() else {
             return;
         };
+        let backing = self.supply.backing().take();
         let mut passed = Vec::new();
         let backing = match deferred.drain(&mut passed) {
             Ok(()) => backing,

@@ -4,7 +4,10 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::driver::NodeId;
+use super::inner::HeapInner;
+use super::piece::Piece;
+use crate::driver::{Location, NodeId};
+use crate::per_driver::lock;
 
 /// A snapshot of a heap's range. All numbers are offsets and sizes in bytes from the range's start.
 ///
@@ -74,101 +77,126 @@ pub(super) fn fragmentation(free: u64, largest: u64) -> f64 {
 impl Occupancy {
     /// Counts the bytes of each kind.
     pub fn totals(&self) -> OccupancyTotals {
-        Layers::of(self).totals()
-    }
-}
-
-/// Sorted, disjoint ranges without empty ones. No byte is in two layers, except that `backed` overlaps the
-/// others.
-pub(super) struct Layers {
-    pub backed: Vec<Range<u64>>,
-    pub used: Vec<Range<u64>>,
-    pub deferred: Vec<Range<u64>>,
-    pub cached: Vec<Range<u64>>,
-    pub free: Vec<Range<u64>>,
-}
-
-impl Layers {
-    pub fn of(occupancy: &Occupancy) -> Self {
-        let backed = in_order(occupancy.chunks.iter().map(|chunk| &chunk.range));
-        let used = in_order(&occupancy.used);
-        let deferred = without(&in_order(&occupancy.deferred), &used);
-        let cached = without(&without(&in_order(&occupancy.cached), &used), &deferred);
-        let free = [&used, &deferred, &cached]
-            .into_iter()
-            .fold(backed.clone(), |left, taken| without(&left, taken));
-        Self {
-            backed,
-            used,
-            deferred,
-            cached,
-            free,
-        }
-    }
-
-    pub fn totals(&self) -> OccupancyTotals {
-        let largest = self.free.iter().map(|range| range.end - range.start).max();
-        OccupancyTotals {
-            backed: total(&self.backed),
-            used: total(&self.used),
-            deferred: total(&self.deferred),
-            cached: total(&self.cached),
-            free: total(&self.free),
-            largest_free: largest.unwrap_or(0),
-        }
-    }
-}
-
-/// Sorts the ranges and merges those that touch or overlap.
-pub(super) fn in_order<'a>(ranges: impl IntoIterator<Item = &'a Range<u64>>) -> Vec<Range<u64>> {
-    let mut all: Vec<Range<u64>> = ranges
-        .into_iter()
-        .filter(|range| range.start < range.end)
-        .cloned()
-        .collect();
-    all.sort_unstable_by_key(|range| range.start);
-    all.dedup_by(|next, last| {
-        let joins = next.start <= last.end;
-        if joins {
-            last.end = last.end.max(next.end);
-        }
-        joins
-    });
-    all
-}
-
-/// Returns the parts of `from` outside `taken`; both are sorted.
-pub(super) fn without(from: &[Range<u64>], taken: &[Range<u64>]) -> Vec<Range<u64>> {
-    let mut left = Vec::with_capacity(from.len());
-    let mut next = 0;
-    for range in from {
-        let mut start = range.start;
-        while next < taken.len() && taken[next].end <= start {
-            next += 1;
-        }
-        // The last hole examined may reach into the next range, so `next` stays on it.
-        for hole in taken[next..]
-            .iter()
-            .take_while(|hole| hole.start < range.end)
-        {
-            if start < hole.start {
-                left.push(start..hole.start);
+        let mut totals = OccupancyTotals {
+            backed: (layers([&self.backed(), &[], &[], &[]]).iter())
+                .map(|(range, _)| range.end - range.start)
+                .sum(),
+            ..OccupancyTotals::default()
+        };
+        for (range, kind) in self.layers() {
+            let bytes = range.end - range.start;
+            match kind {
+                0 => totals.used += bytes,
+                1 => totals.deferred += bytes,
+                2 => totals.cached += bytes,
+                _ => {
+                    totals.free += bytes;
+                    totals.largest_free = totals.largest_free.max(bytes);
+                }
             }
-            start = start.max(hole.end);
         }
-        if start < range.end {
-            left.push(start..range.end);
+        totals
+    }
+
+    fn backed(&self) -> Vec<Range<u64>> {
+        let chunks = self.chunks.iter();
+        chunks.map(|chunk| chunk.range.clone()).collect()
+    }
+
+    /// Returns the ranges that are used (0), deferred (1), cached (2) and free (3).
+    pub(super) fn layers(&self) -> Vec<(Range<u64>, usize)> {
+        layers([&self.used, &self.deferred, &self.cached, &self.backed()])
+    }
+}
+
+/// Returns all ranges with the number of the first list that has them, in order: a range for bytes side by side of the
+/// same list.
+fn layers(lists: [&[Range<u64>]; 4]) -> Vec<(Range<u64>, usize)> {
+    let mut edges: Vec<(u64, usize, i64)> = Vec::new();
+    for (list, ranges) in lists.into_iter().enumerate() {
+        for range in ranges.iter().filter(|range| range.start < range.end) {
+            edges.extend([(range.start, list, 1), (range.end, list, -1)]);
         }
     }
-    left
+    edges.sort_unstable();
+    let mut layers: Vec<(Range<u64>, usize)> = Vec::new();
+    // How many ranges of each list have the byte at `at`.
+    let (mut at, mut depths) = (0, [0; 4]);
+    for (edge, list, step) in edges {
+        if at < edge
+            && let Some(first) = depths.iter().position(|&depth| depth > 0)
+        {
+            match layers.last_mut() {
+                Some((last, list)) if last.end == at && *list == first => last.end = edge,
+                _ => layers.push((at..edge, first)),
+            }
+        }
+        depths[list] += step;
+        at = edge;
+    }
+    layers
 }
 
-fn total(ranges: &[Range<u64>]) -> u64 {
-    ranges.iter().map(|range| range.end - range.start).sum()
+impl HeapInner {
+    /// Returns which ranges are used, cached, deferred or backed.
+    ///
+    /// Holds all locks at once, in their order, so that every block is in exactly one place. `deferred` comes
+    /// first: no other code takes a lock while it holds `deferred`.
+    pub(super) fn occupancy(&self) -> Occupancy {
+        let deferred = self.deferral.deferred();
+        let backing = self.supply.backing();
+        let members = lock(&self.front.members);
+        let mut held = members.hold_all();
+        let (waiting, quarantine) = match &self.watch {
+            Some(watch) => watch.deferred_and_quarantined(),
+            None => {
+                let waiting = deferred.iter().flat_map(|deferred| deferred.payloads());
+                (waiting.map(Piece::range_taken).collect(), Vec::new())
+            }
+        };
+        // Blocks on their way to a shard, or from one to the core, arrive.
+        held.iter_mut().for_each(|local| self.sort_leaving(local));
+        held.iter_mut().for_each(|local| self.open_post(local));
+        let mut core = self.core();
+        self.open_posts(&mut core);
+        // A thread that finds the depots empty allocates from the core.
+        self.empty_depots(&mut core);
+        let mut cached = quarantine;
+        for local in &mut held {
+            self.take_leaving(&mut core, &mut local.medium);
+            local.each(|offset, bytes| cached.push(offset..offset + bytes));
+        }
+        let out: Vec<Range<u64>> = core.used_ranges().collect();
+        let free: Vec<Range<u64>> = core.free_in_slabs().collect();
+        drop(core);
+        // Free blocks of slabs lie in ranges that are out, and the others do, too.
+        let layers = layers([&free, &cached, &waiting, &out]);
+        let of = |list: usize| {
+            let ranges = layers.iter().filter(|(_, of)| *of == list);
+            ranges.map(|(range, _)| range.clone()).collect()
+        };
+        let chunks = backing.iter().flat_map(|backing| backing.chunks());
+        Occupancy {
+            limit: self.facts.limit,
+            chunks: chunks
+                .map(|chunk| Chunk {
+                    range: chunk.range(),
+                    node: match chunk.location() {
+                        Location::HostNuma(node) => NodeId(node),
+                        // Not a host node: a GPU's memory, or host memory at no particular node.
+                        _ => NodeId(-1),
+                    },
+                })
+                .collect(),
+            used: of(3),
+            cached: of(1),
+            deferred: of(2),
+        }
+    }
 }
 
-#[cfg(test)]
 #[allow(clippy::single_range_in_vec_init)] // the tests want lists of one range
+#[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 

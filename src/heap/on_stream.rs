@@ -62,8 +62,6 @@ pub struct OnStream {
     stream: Stream,
     most: u64,
     kept: RefCell<Kept>,
-    /// Blocks that were dropped and not taken, above all while the stream was captured.
-    refused: RefCell<Vec<Block>>,
 }
 
 /// Freed blocks by the bytes that they take.
@@ -121,12 +119,12 @@ impl Heap {
         Ok(OnStream {
             heap: self.clone(),
             stream: stream.clone(),
-            most: match keeps_none {
-                true => 0,
-                false => MOST_BYTES.min(self.limit() / PART),
+            most: if keeps_none {
+                0
+            } else {
+                MOST_BYTES.min(self.limit() / PART)
             },
             kept: RefCell::default(),
-            refused: RefCell::default(),
         })
     }
 }
@@ -142,7 +140,7 @@ impl OnStream {
         // A forked child must get no block that its parent may get too.
         self.heap.driver().expect_this_process("heap")?;
         self.stream.expect_no_capture()?;
-        self.take_refused();
+        self.limit_kept();
         let (bytes, align) = (Heap::usable_size(layout), layout.align() as u64);
         // Blocks that have to be scrubbed, or have guards, cannot be flushed, so they are not reused here.
         let may_reuse = layout.size() > 0 && self.most > 0;
@@ -188,16 +186,17 @@ impl OnStream {
         if self.stream.is_capturing() != Ok(false) {
             return block.free_after(&self.stream);
         }
-        self.take_refused();
-        self.keep(block);
+        self.kept.borrow_mut().push(block);
+        self.limit_kept();
         Ok(())
     }
 
-    /// Keeps a freed block for later allocations, or frees all that are kept if they are too many.
-    fn keep(&self, block: Block) {
+    /// Frees all kept blocks if they are too many, also because they were dropped while the stream was captured. The stream is
+    /// not captured.
+    fn limit_kept(&self) {
+        run_due(self.heap.driver());
         let is_full = {
-            let mut kept = self.kept.borrow_mut();
-            kept.push(block);
+            let kept = self.kept.borrow();
             kept.bytes > self.most || kept.count > MOST_BLOCKS
         };
         if is_full && let Err(error) = self.flush() {
@@ -205,20 +204,12 @@ impl OnStream {
         }
     }
 
-    /// Keeps the blocks that were refused during a capture, which has ended.
-    fn take_refused(&self) {
-        run_due(self.heap.driver());
-        let blocks = self.refused.take();
-        blocks.into_iter().for_each(|block| self.keep(block));
-    }
-
     /// Frees all blocks that the handle keeps, once all work submitted to the stream so far has run, with one event.
     ///
     /// # Errors
     /// As [`Heap::free_all_after`]; the handle then keeps the blocks.
     pub fn flush(&self) -> Result<()> {
-        let mut blocks = self.kept.borrow_mut().take_all();
-        blocks.append(&mut self.refused.borrow_mut());
+        let blocks = self.kept.borrow_mut().take_all();
         if blocks.is_empty() {
             return Ok(());
         }
@@ -252,8 +243,7 @@ impl Drop for OnStream {
         if !self.is_at_home() {
             return;
         }
-        let mut blocks = self.kept.get_mut().take_all();
-        blocks.append(self.refused.get_mut());
+        let blocks = self.kept.get_mut().take_all();
         end(self.heap.clone(), self.stream.clone(), blocks);
     }
 }
@@ -343,9 +333,10 @@ impl Drop for StreamBlock<'_> {
         let Err(refused) = self.home.free(block) else {
             return;
         };
-        // Later work on the stream comes after the block's, so the handle may use it again after the capture.
+        // While the stream is captured, nothing is allocated or flushed. Later work on the stream comes after the block's, so
+        // the handle may use it again after the capture.
         if self.home.is_at_home() {
-            self.home.refused.borrow_mut().push(refused.block);
+            self.home.kept.borrow_mut().push(refused.block);
         } else {
             std::mem::forget(refused.block);
         }

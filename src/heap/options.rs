@@ -6,9 +6,8 @@ use std::time::Duration;
 use egmem_core::Backing;
 
 use super::backing::Plan;
-use super::callback::Callback;
 use super::debug::DebugOptions;
-use super::limits::{Pressure, Relief, SoftLimit};
+use super::limits::{Callback, Pressure, Relief, SoftLimit};
 use crate::Growth;
 use crate::driver::{Access, HandleTypes, Location};
 use crate::ledger::Label;

@@ -1,73 +1,202 @@
-//! Takes a snapshot of the ranges of a heap and their contents.
+//! Draws a heap's occupancy.
 
-use std::ops::Range;
+use std::fmt::Write;
 
-use super::inner::HeapInner;
-use super::occupancy::{in_order, without};
-use super::piece::Piece;
-use super::{Chunk, Occupancy, backing};
-use crate::driver::{Location, NodeId};
-use crate::per_driver::lock;
+use egmem_core::svg::Drawing;
 
-impl HeapInner {
-    /// Holds all locks at once, in their order, so that every block is in exactly one place. `deferred` comes
-    /// first: no other code takes a lock while it holds `deferred`.
-    pub(super) fn occupancy(&self) -> Occupancy {
-        let deferred = self.deferral.deferred();
-        let backing = self.supply.backing();
-        let members = lock(&self.front.members);
-        let mut held = members.hold_all();
-        let quarantine = self.watch.as_ref().map(|watch| watch.quarantine());
-        let deferred: Vec<Range<u64>> = deferred
-            .iter()
-            .flat_map(|deferred| deferred.payloads())
-            .map(|piece| match &self.watch {
-                Some(watch) => watch.outer(piece).range_taken(),
-                None => piece.range_taken(),
-            })
-            .collect();
-        // Blocks on their way to a shard, or from one to the core, arrive.
-        held.iter_mut().for_each(|local| self.sort_leaving(local));
-        held.iter_mut().for_each(|local| self.open_post(local));
-        let mut core = self.core();
-        self.open_posts(&mut core);
-        // A thread that finds the depots empty allocates from the core.
-        self.empty_depots(&mut core);
-        let mut cached: Vec<Range<u64>> = Vec::new();
-        for local in &mut held {
-            self.take_leaving(&mut core, &mut local.medium);
-            local.each(|offset, bytes| cached.push(offset..offset + bytes));
+use super::{Occupancy, OccupancyTotals};
+use crate::size::Bytes;
+
+/// The most rows, the pixel columns of each, and a row's pixels.
+const ROWS: u64 = 32;
+const COLUMNS: u64 = 512;
+const HEIGHT: u64 = 16;
+/// The fewest bytes of a column, so that small heaps have few rows.
+const LEAST_CELL: u64 = 256;
+/// The left and top of the first row, and the distance between rows.
+const LEFT: u64 = 96;
+const TOP: u64 = 184;
+const PITCH: u64 = 22;
+
+/// The classes and names of used, deferred, cached, free and missing memory. The lightness tells them apart without
+/// colours too.
+const KINDS: [(&str, &str); 5] = [
+    ("u", "used: in use by the program"),
+    ("d", "deferred: freed, waiting for GPU work"),
+    ("c", "cached: freed, in a thread's cache"),
+    ("f", "free: backed and free"),
+    ("n", "not backed: no physical memory"),
+];
+const STYLE: &str = "\
+.u{fill:#143f73}.d{fill:#c46f00}.c{fill:#7db0e2}.f{fill:#dfe9f5}.n{fill:#fff}.box{fill:none;stroke:#8a97a8}";
+const DARK: &str =
+    ".u{fill:#9cccff}.d{fill:#e8a33d}.c{fill:#3d6ea5}.f{fill:#26344a}.n{fill:#12161c}";
+
+impl Occupancy {
+    /// Returns a picture of the range under the heading `title`: a complete SVG file without external fonts
+    /// or style sheets, at most about half a megabyte for any number of blocks.
+    ///
+    /// It shows the range from its start to the last byte that is backed or used, wrapped into rows like text. Each
+    /// pixel column stands for the same number of bytes and is filled, from the bottom, with the shares of used,
+    /// deferred, cached and free bytes. The legend states the bytes.
+    pub fn to_svg(&self, title: &str) -> String {
+        let (layers, totals) = (self.layers(), self.totals());
+        let end = layers.last().map_or(0, |(range, _)| range.end);
+        let cell = end.div_ceil(ROWS * COLUMNS).next_power_of_two();
+        let cell = cell.max(LEAST_CELL);
+        // The bytes of each column that are of a kind or of one before it.
+        let mut cells = vec![[0_u64; 4]; end.div_ceil(cell) as usize];
+        for (range, kind) in layers {
+            let mut at = range.start;
+            while at < range.end {
+                let next = (at / cell + 1).saturating_mul(cell).min(range.end);
+                let sums = &mut cells[(at / cell) as usize];
+                sums[kind..].iter_mut().for_each(|sum| *sum += next - at);
+                at = next;
+            }
         }
-        cached.extend(quarantine.iter().flatten().map(Piece::range_taken));
-        let out: Vec<Range<u64>> = core.used_ranges().collect();
-        let free: Vec<Range<u64>> = core.free_in_slabs().collect();
-        drop(core);
-        let (cached, deferred) = (in_order(&cached), in_order(&deferred));
-        let free = in_order(&free);
-        let used = [&free, &cached, &deferred]
-            .into_iter()
-            .fold(in_order(&out), |left, taken| without(&left, taken));
-        Occupancy {
-            limit: self.facts.limit,
-            chunks: backing
-                .iter()
-                .flat_map(|backing| backing.chunks().map(drawn))
-                .collect(),
-            used,
-            cached,
-            deferred,
+        let mut svg = Drawing::default();
+        svg.text((24.0, 34.0), "head", title);
+        self.legend(&mut svg, &totals, cell);
+        for (row, cells) in (0..).zip(cells.chunks(COLUMNS as usize)) {
+            let (y, width) = (TOP + row * PITCH, cells.len());
+            let start = Bytes(row * COLUMNS * cell).to_string();
+            svg.text(((LEFT - 8) as f64, (y + 12) as f64), "soft end", &start);
+            // From back to front: each area reaches down to the row's bottom.
+            for (kind, (class, _)) in KINDS.iter().enumerate().take(4).rev() {
+                let top = |sums: &[u64; 4]| {
+                    // A column that has any of this kind has at least a pixel of it or of one before.
+                    (u128::from(sums[kind]) * u128::from(HEIGHT)).div_ceil(cell.into()) as u64
+                };
+                let _ = write!(svg, r#"<path class="{class}" d="M{LEFT} {}"#, y + HEIGHT);
+                for run in cells.chunk_by(|left, right| top(left) == top(right)) {
+                    let _ = write!(svg, "V{}h{}", y + HEIGHT - top(&run[0]), run.len());
+                }
+                let _ = writeln!(svg, r#"V{}z"/>"#, y + HEIGHT);
+            }
+            let _ = writeln!(
+                svg,
+                r#"<rect class="box" x="{LEFT}" y="{y}" width="{width}" height="{HEIGHT}"/>"#
+            );
+        }
+        let rows = (cells.len() as u64).div_ceil(COLUMNS);
+        svg.file(
+            (LEFT + COLUMNS + 24, TOP + rows * PITCH + 12),
+            title,
+            STYLE,
+            DARK,
+        )
+    }
+
+    fn legend(&self, svg: &mut Drawing, totals: &OccupancyTotals, cell: u64) {
+        let about = format!(
+            "{} backed of at most {}; largest free span {}, fragmentation {:.1} %; one column is {}",
+            Bytes(totals.backed),
+            Bytes(self.limit),
+            Bytes(totals.largest_free),
+            100.0 * totals.fragmentation(),
+            Bytes(cell),
+        );
+        svg.text((24.0, 56.0), "soft", &about);
+        let missing = self.limit.saturating_sub(totals.backed);
+        let bytes = [
+            totals.used,
+            totals.deferred,
+            totals.cached,
+            totals.free,
+            missing,
+        ];
+        for (row, ((class, name), bytes)) in (0..).zip(KINDS.into_iter().zip(bytes)) {
+            let y = 70 + row * 20;
+            let _ = writeln!(
+                svg,
+                r#"<rect class="{class}" x="{LEFT}" y="{y}" width="28" height="14"/><rect class="box" x="{LEFT}" y="{y}" width="28" height="14"/>"#
+            );
+            let text = format!("{name}: {} ({bytes} bytes)", Bytes(bytes));
+            svg.text(((LEFT + 38) as f64, (y + 11) as f64), "", &text);
         }
     }
 }
 
-fn drawn(chunk: &backing::Chunk) -> Chunk {
-    let node = match chunk.location() {
-        Location::HostNuma(node) => NodeId(node),
-        // Not a host node: a GPU's memory, or host memory at no particular node.
-        _ => NodeId(-1),
-    };
-    Chunk {
-        range: chunk.range(),
-        node,
+#[allow(clippy::single_range_in_vec_init)] // the tests want lists of one range
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::NodeId;
+    use crate::occupancy::Chunk;
+
+    /// Returns the pixels under the paths of a class, over all rows.
+    fn area(svg: &str, class: &str) -> u64 {
+        let begin = format!("<path class=\"{class}\" d=\"M");
+        let mut pixels = 0;
+        for path in svg.lines().filter_map(|line| line.strip_prefix(&begin)) {
+            let (start, steps) = path.split_once('V').unwrap();
+            let bottom: u64 = start.split_once(' ').unwrap().1.parse().unwrap();
+            for step in steps.split('V') {
+                if let Some((top, run)) = step.split_once('h') {
+                    let run: u64 = run.parse().unwrap();
+                    pixels += (bottom - top.parse::<u64>().unwrap()) * run;
+                }
+            }
+        }
+        pixels
+    }
+
+    #[test]
+    fn a_column_is_as_full_as_its_bytes_and_the_legend_has_the_totals() {
+        // Cells of 4 KiB: columns of 16 pixels, so that a pixel is 256 bytes.
+        let mut occupancy = Occupancy {
+            limit: 128 << 20,
+            chunks: vec![Chunk {
+                range: 0..64 << 20,
+                node: NodeId(0),
+            }],
+            used: vec![0..8192, 16384..16384 + 1024],
+            cached: vec![32768..32769],
+            ..Occupancy::default()
+        };
+        let svg = occupancy.to_svg("<a> & \"b\"");
+        assert!(svg.contains("one column is 4 KiB"), "{svg}");
+        assert!(svg.contains("&lt;a&gt; &amp; &quot;b&quot;") && !svg.contains("<a>"));
+        assert_eq!(area(&svg, "u"), 16 + 16 + 4);
+        // With those before it: what lies in front hides them.
+        assert_eq!(area(&svg, "c"), area(&svg, "u") + 1);
+        assert_eq!(area(&svg, "f"), 16384 * 16);
+        for text in [
+            "program: 9 KiB (9216 bytes)",
+            "memory: 64 MiB (67108864 bytes)",
+        ] {
+            assert!(svg.contains(text), "{text}: {svg}");
+        }
+        // The smallest block is seen.
+        occupancy.used = vec![1 << 25..(1 << 25) + 1];
+        assert_eq!(area(&occupancy.to_svg("heap"), "u"), 1);
+    }
+
+    #[test]
+    fn any_input_gives_a_picture_of_bounded_size() {
+        // Uneven, so that neighbouring columns differ.
+        let many = (0..400_000_u64).map(|at| at * 4096..at * 4096 + 1 + at * 7919 % 4096);
+        for (limit, used) in [
+            (0, vec![]),
+            (u64::MAX, vec![u64::MAX - 1..u64::MAX, 0..1]),
+            // Used ranges without backing are shown, not hidden.
+            (1 << 20, vec![4096..8192]),
+            (1 << 40, many.collect()),
+        ] {
+            let occupancy = Occupancy {
+                limit,
+                chunks: vec![Chunk {
+                    range: 0..limit / 2,
+                    node: NodeId(-1),
+                }],
+                used,
+                ..Occupancy::default()
+            };
+            let svg = occupancy.to_svg("heap");
+            assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
+            assert!(svg.len() < 512 << 10, "{} bytes", svg.len());
+            assert_eq!(area(&svg, "u") > 0, !occupancy.used.is_empty(), "{svg}");
+        }
     }
 }

@@ -12,12 +12,10 @@
 //! with the driver one by one. Callers hold one lock around all calls, but no lock that the fast path
 //! needs, because driver calls are slow.
 
-mod chunk;
-mod fit;
-mod grow;
-mod hole;
+mod make;
 mod order;
 mod plan;
+mod shape;
 mod supply;
 #[cfg(test)]
 mod tests;
@@ -28,21 +26,75 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering::Acquire, fence};
 
-pub(crate) use chunk::Chunk;
-pub use chunk::DriverCounts;
-pub(crate) use fit::{Beside, Want};
+use egmem_core::backing::Chosen;
+use serde::{Deserialize, Serialize};
+
 #[cfg(test)]
 pub(crate) use order::Order;
 pub(crate) use plan::Plan;
+pub(crate) use shape::{Beside, Want};
 pub(crate) use supply::{Locked, Supply};
 
-use egmem_core::backing::Chosen;
-
-use crate::driver::{Access, DevicePtr, Driver};
-use crate::guard::WORTH_ASKING;
-use crate::vmm::{PhysicalMemory, Reservation};
+use crate::driver::{Access, DevicePtr, Driver, Location};
+use crate::vmm::{Mapped, MappedPart, PhysicalMemory, Reservation};
 use crate::{Error, Result};
 use plan::{Settled, Site};
+
+/// Physical memory at its place in the heap.
+#[derive(Debug)]
+pub(crate) struct Chunk {
+    part: MappedPart<Arc<PhysicalMemory>>,
+    /// The index of the site it was created at.
+    turn: usize,
+}
+
+impl Chunk {
+    /// Returns the chunk's range, in bytes from the heap's start.
+    pub(crate) fn range(&self) -> Range<u64> {
+        self.part.mapping().range()
+    }
+
+    /// Returns the chunk's size in bytes: at least 2 MiB.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.part.mapping().size().padded()
+    }
+
+    /// Returns the memory. While a clone of it is held elsewhere, the chunk is not given back.
+    #[cfg_attr(not(feature = "share"), allow(dead_code, reason = "for sharing"))]
+    pub(crate) const fn memory(&self) -> &Arc<PhysicalMemory> {
+        self.part.memory()
+    }
+
+    /// Returns the mapping.
+    #[cfg(test)]
+    pub(crate) fn mapping(&self) -> &crate::vmm::Mapping {
+        self.part.mapping()
+    }
+
+    /// Returns the memory's location.
+    pub(crate) fn location(&self) -> Location {
+        self.part.memory().location()
+    }
+}
+
+/// Counts of a heap's driver calls. Refused calls count too. The calls for a registered chunk are named after the driver's
+/// that they stand for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct DriverCounts {
+    /// `cuMemCreate`; for a registered chunk that can be shared `memfd_create`, else nothing is called.
+    pub create: u64,
+    /// `cuMemMap`; for a registered chunk `mmap`, and its pages are created.
+    pub map: u64,
+    /// `cuMemSetAccess`; for a registered chunk `cuMemHostRegister`.
+    pub set_access: u64,
+    /// `cuMemUnmap`; for a registered chunk `cuMemHostUnregister`, and `mmap` of addresses without pages.
+    pub unmap: u64,
+    /// `cuMemRelease`; for a registered chunk that can be shared `close`, else nothing is called.
+    pub release: u64,
+    /// How often the heap asked for less after a shortage.
+    pub halvings: u64,
+}
 
 /// The memory of a heap; releases all of it when dropped.
 ///
@@ -50,8 +102,10 @@ use plan::{Settled, Site};
 /// that accesses unmapped addresses loses its context.
 #[derive(Debug)]
 pub(crate) struct Backing {
-    /// Chunks by their starts. Dead ones only keep their addresses from use.
+    /// Chunks by their starts.
     chunks: BTreeMap<u64, Chunk>,
+    /// Chunks that are no memory of the heap and that the driver refused to unmap, to be retried. Their addresses are in use.
+    dead: Vec<Chunk>,
     /// Memory that the driver refused to release, to be retried.
     strays: Vec<PhysicalMemory>,
     reservation: Arc<Reservation>,
@@ -61,14 +115,8 @@ pub(crate) struct Backing {
     backed: u64,
     /// The site whose turn it is.
     turn: usize,
-    /// Bytes that may be created at each site before its free memory is checked again.
-    trust: Vec<u64>,
-    /// Bytes created at each site that are, or become, memory of the heap.
-    taken: Vec<u64>,
     /// The chunk size to try first: less than the plan's after a shortage.
     step: u64,
-    /// The number of chunks begun.
-    orders: u64,
     /// Addresses of growth that was begun.
     claims: Vec<Range<u64>>,
     counts: DriverCounts,
@@ -104,16 +152,14 @@ impl Backing {
         settled.shape.base = reservation.start().0;
         Ok(Self {
             chunks: BTreeMap::new(),
+            dead: Vec::new(),
             strays: Vec::new(),
             reservation: Arc::new(reservation),
             driver: driver.clone(),
             overcommit: plan.overcommit,
             backed: 0,
             turn: 0,
-            trust: vec![WORTH_ASKING; settled.sites.len()],
-            taken: vec![0; settled.sites.len()],
             step: settled.shape.chunk,
-            orders: 0,
             claims: Vec::new(),
             counts: DriverCounts::default(),
             settled,
@@ -164,19 +210,19 @@ impl Backing {
 
     /// Iterates over the chunks, by ascending offsets.
     pub(crate) fn chunks(&self) -> impl Iterator<Item = &Chunk> {
-        self.chunks.values().filter(|chunk| !chunk.dead)
+        self.chunks.values()
     }
 
     /// Iterates over the chunks that end at `end` or before, by descending offsets.
     pub(crate) fn chunks_before(&self, end: u64) -> impl Iterator<Item = &Chunk> {
         let chunks = self.chunks.range(..end).rev().map(|(_, chunk)| chunk);
-        chunks.filter(move |chunk| !chunk.dead && chunk.range().end <= end)
+        chunks.filter(move |chunk| chunk.range().end <= end)
     }
 
     /// Returns the chunk at `offset`.
     pub(crate) fn chunk_at(&self, offset: u64) -> Option<&Chunk> {
         let (_, chunk) = self.chunks.range(..=offset).next_back()?;
-        (offset < chunk.range().end && !chunk.dead).then_some(chunk)
+        (offset < chunk.range().end).then_some(chunk)
     }
 
     /// Returns the counts of driver calls so far.
@@ -194,42 +240,39 @@ impl Backing {
             return (false, None);
         };
         let (bytes, turn) = (chunk.bytes(), chunk.turn);
-        let (is_gone, error) = self.retire(chunk);
-        if is_gone {
-            self.backed -= bytes;
-            self.taken[turn] -= bytes;
+        match self.retire(chunk) {
+            (None, error) => {
+                self.backed -= bytes;
+                self.settled.sites[turn].taken -= bytes;
+                (true, error)
+            }
+            (Some(chunk), error) => {
+                self.chunks.insert(start, chunk);
+                (false, error)
+            }
         }
-        (is_gone, error)
     }
 
-    /// Unmaps and releases a chunk, or keeps it if other code holds its memory or the driver refuses to unmap it.
-    /// Returns whether it was given back, and the driver's error.
-    fn retire(&mut self, chunk: Chunk) -> (bool, Option<Error>) {
+    /// Unmaps and releases a chunk. Returns it if other code holds its memory or the driver refuses to unmap it, and the
+    /// driver's error.
+    fn retire(&mut self, chunk: Chunk) -> (Option<Chunk>, Option<Error>) {
         // A count of 1 stays 1: clones are made of a chunk in the backing, and this one is out of it; no other `Arc`
         // is left to be cloned, and there is no `Weak`.
         if Arc::strong_count(chunk.part.memory()) > 1 {
-            self.chunks.insert(chunk.range().start, chunk);
-            return (false, None);
+            return (Some(chunk), None);
         }
         // After all that the last other holder did with the memory before it let go: the count is read relaxed.
         fence(Acquire);
         self.counts.unmap += 1;
-        let (order, turn, dead) = (chunk.order, chunk.turn, chunk.dead);
+        let turn = chunk.turn;
         match chunk.part.unmap() {
             Ok(memory) => {
                 let memory = Arc::into_inner(memory);
-                (true, memory.and_then(|memory| self.release(memory)))
+                (None, memory.and_then(|memory| self.release(memory)))
             }
             Err(refused) => {
                 let (part, error) = *refused;
-                let chunk = Chunk {
-                    part,
-                    order,
-                    turn,
-                    dead,
-                };
-                self.chunks.insert(chunk.range().start, chunk);
-                (false, Some(error))
+                (Some(Chunk { part, turn }), Some(error))
             }
         }
     }
@@ -252,17 +295,22 @@ impl Backing {
 
     /// Gives back a chunk that did not become part of the heap. If the driver refuses, the chunk is kept for
     /// a retry.
-    fn undo(&mut self, mut chunk: Chunk) {
-        if !chunk.dead {
-            chunk.dead = true;
-            self.taken[chunk.turn] -= chunk.bytes();
-        }
-        let range = chunk.range();
+    fn undo(&mut self, chunk: Chunk) {
+        self.settled.sites[chunk.turn].taken -= chunk.bytes();
+        self.discard(chunk);
+    }
+
+    fn discard(&mut self, chunk: Chunk) {
+        let bytes = chunk.bytes();
         match self.retire(chunk) {
-            (_, None) => {}
-            (true, Some(error)) => log_not_released(range.end - range.start, &error),
-            (false, Some(error)) => {
-                tracing::warn!(?range, %error, "a chunk that is no memory of the heap cannot be unmapped yet");
+            (None, None) => {}
+            (None, Some(error)) => log_not_released(bytes, &error),
+            (Some(chunk), error) => {
+                let range = chunk.range();
+                if let Some(error) = error {
+                    tracing::warn!(?range, %error, "a chunk that is no memory of the heap cannot be unmapped yet");
+                }
+                self.dead.push(chunk);
             }
         }
     }
@@ -272,16 +320,8 @@ impl Backing {
         for memory in std::mem::take(&mut self.strays) {
             self.release_or_log(memory);
         }
-        let dead: Vec<u64> = self
-            .chunks
-            .iter()
-            .filter(|(_, chunk)| chunk.dead)
-            .map(|(&at, _)| at)
-            .collect();
-        for at in dead {
-            if let Some(chunk) = self.chunks.remove(&at) {
-                self.undo(chunk);
-            }
+        for chunk in std::mem::take(&mut self.dead) {
+            self.discard(chunk);
         }
     }
 }

@@ -2,44 +2,70 @@
 
 use std::ops::Range;
 
-use super::Backing;
-use super::chunk::Chunk;
-use super::fit::{Fill, Want};
-use super::grow::is_shortage;
+use super::make::is_shortage;
+use super::shape::{Fill, Want};
+use super::{Backing, Chunk};
+use crate::error::NoRoom;
+use crate::guard::WORTH_ASKING;
 use crate::{Error, Result};
 
 /// Growth that was begun. Its chunks are not memory of the heap before they are [delivered](Backing::deliver); other
 /// requests take no addresses of it meanwhile. Either they are delivered or a [step](Backing::step) fails.
 pub(crate) struct Order<'a> {
     want: Want<'a>,
-    /// The gaps to fill, the next one last.
-    fills: Vec<Fill>,
-    /// Where to try instead if memory is short.
-    leanest: Option<Fill>,
-    needed: u64,
+    /// Whether the place is the one that needs the least memory.
+    is_lean: bool,
+    /// What to fill, if there is no room without growth.
+    fill: Option<Fill>,
     made: Vec<Chunk>,
-    /// How far the present gap is filled.
+    /// How far it is filled.
     at: u64,
     /// The size of the next chunk.
     size: u64,
     halved: bool,
     /// Whether the bytes needed must be one chunk.
     single: bool,
-    claims: Vec<Range<u64>>,
 }
 
 impl Order<'_> {
     /// Returns whether no chunk is left to make, as far as that is known before memory is short.
     pub(crate) fn is_made(&self) -> bool {
-        match self.fills[..] {
-            [] => true,
-            [fill] => self.at >= fill.end,
-            _ => false,
-        }
+        self.fill.is_none_or(|fill| self.at >= fill.end)
+    }
+
+    fn needed(&self) -> u64 {
+        self.fill.as_ref().map_or(0, Fill::needed)
     }
 }
 
 impl Backing {
+    /// Returns how many bytes may be backed before more than `most` are, with those of growth that was begun.
+    pub(crate) fn room_below(&self, most: u64) -> u64 {
+        let claimed = self.claims.iter().map(|claim| claim.end - claim.start);
+        let taken = self.backed + claimed.sum::<u64>();
+        let unit = self.settled.shape.unit;
+        most.saturating_sub(taken) / unit * unit
+    }
+
+    /// Returns the ranges without memory that no growth has begun to fill, by ascending offsets.
+    pub(super) fn gaps(&self) -> Vec<Range<u64>> {
+        let chunks = self.chunks.values().chain(&self.dead).map(Chunk::range);
+        let mut taken: Vec<Range<u64>> = chunks.chain(self.claims.iter().cloned()).collect();
+        taken.sort_unstable_by_key(|range| range.start);
+        let mut gaps = Vec::new();
+        let mut at = 0;
+        for range in taken {
+            if at < range.start {
+                gaps.push(at..range.start);
+            }
+            at = at.max(range.end);
+        }
+        if at < self.limit() {
+            gaps.push(at..self.limit());
+        }
+        gaps
+    }
+
     /// Begins growth, so that `want` fits, by at most `most` bytes of all memory; the last chunk is smaller if it
     /// would exceed that. Returns `None` if `want` would exceed it, even if something else prevents growth too.
     ///
@@ -54,33 +80,83 @@ impl Backing {
     pub(crate) fn order<'a>(&mut self, want: Want<'a>, most: u64) -> Result<Option<Order<'a>>> {
         self.sweep();
         let room = self.room_below(most);
-        let places = match self.settled.shape.places(&self.gaps(), want) {
-            Err(Error::HeapFull { .. }) if want.bytes() > room => return Ok(None),
-            places => places?,
-        };
-        let Some(places) = places.within(room) else {
-            return Ok(None);
-        };
-        let both = places.first.iter().chain(&places.leanest);
         let mut order = Order {
             want,
-            needed: places.first.iter().map(Fill::needed).sum(),
-            claims: both.map(|fill| fill.start..fill.end).collect(),
-            fills: places.first,
-            leanest: places.leanest,
+            is_lean: false,
+            fill: None,
             made: Vec::new(),
             at: 0,
             size: 0,
             halved: false,
             single: !self.settled.shape.joins && matches!(want, Want::Block { .. }),
         };
-        order.fills.reverse();
-        self.begin_fill(&mut order);
-        self.claims.extend(order.claims.iter().cloned());
-        if let Err(error) = self.check_room(order.needed) {
+        let fits = match self.claim(&mut order, room) {
+            Err(Error::HeapFull { .. }) if want.bytes() > room => false,
+            fits => fits?,
+        };
+        if !fits {
+            return Ok(None);
+        }
+        if let Err(error) = self.check_room(order.needed()) {
             self.fall_back(&mut order, error)?;
         }
         Ok(Some(order))
+    }
+
+    /// Claims the place for at most `room` bytes, in whole units; the last chunk is then smaller. Takes the leanest place if
+    /// the lowest needs more. Returns `false` if that needs more too.
+    fn claim(&mut self, order: &mut Order<'_>, room: u64) -> Result<bool> {
+        let shape = self.settled.shape;
+        order.fill = shape.place(&self.gaps(), order.want, order.is_lean)?;
+        let Some(fill) = &mut order.fill else {
+            return Ok(true);
+        };
+        let Some(spare) = room.checked_sub(fill.needed()) else {
+            if order.is_lean {
+                return Ok(false);
+            }
+            order.is_lean = true;
+            return self.claim(order, room);
+        };
+        fill.end = fill.end.min(fill.need.saturating_add(spare));
+        self.claims.push(fill.start..fill.end);
+        order.at = fill.start;
+        order.halved = false;
+        // As large as the last success: if memory is short, each refusal costs time.
+        order.size = if order.single {
+            fill.end - fill.start
+        } else {
+            self.step
+        };
+        Ok(true)
+    }
+
+    fn unclaim(&mut self, order: &Order<'_>) {
+        let claimed = order.fill.map(|fill| fill.start..fill.end);
+        self.claims.retain(|claim| Some(claim) != claimed.as_ref());
+    }
+
+    /// Refuses a request that the nodes have no memory for before any is created: creating gigabytes takes
+    /// seconds.
+    fn check_room(&self, needed: u64) -> Result<()> {
+        if needed < WORTH_ASKING {
+            return Ok(());
+        }
+        self.check_nodes(needed)
+    }
+
+    /// Checks that the limit and the nodes have `bytes` more, in as many pieces as necessary. Creates
+    /// nothing.
+    ///
+    /// # Errors
+    /// As [`order`](Self::order).
+    pub(crate) fn check_more(&self, bytes: u64) -> Result<()> {
+        let unit = self.settled.shape.unit;
+        let gaps = self.gaps().into_iter().map(|gap| gap.end - gap.start);
+        match bytes.checked_next_multiple_of(unit) {
+            Some(needed) if needed <= gaps.sum() => self.check_nodes(needed),
+            _ => Err(Want::More { bytes }.refused(NoRoom::Limit, self.limit())),
+        }
     }
 
     /// Creates, maps and grants the next chunk. Returns `false` if there was none left to make.
@@ -106,7 +182,24 @@ impl Backing {
     /// ascending offsets; none if `want` fitted already, by the caller's account of free bytes.
     pub(crate) fn deliver(&mut self, order: Order<'_>) -> Vec<Range<u64>> {
         self.unclaim(&order);
-        self.keep(order.made)
+        if order.fill.is_some() && !order.single {
+            let doubled = order.size.saturating_mul(2);
+            let next = if order.halved { order.size } else { doubled };
+            self.step = next.min(self.settled.shape.chunk);
+        }
+        let mut grown: Vec<Range<u64>> = Vec::new();
+        for chunk in order.made {
+            let range = chunk.range();
+            match grown.last_mut() {
+                Some(last) if self.settled.shape.joins && last.end == range.start => {
+                    last.end = range.end;
+                }
+                _ => grown.push(range.clone()),
+            }
+            self.backed += chunk.bytes();
+            self.chunks.insert(range.start, chunk);
+        }
+        grown
     }
 
     /// Returns whether other growth that was begun may end, so that a request that was refused may succeed then.
@@ -114,63 +207,46 @@ impl Backing {
         !self.claims.is_empty()
     }
 
-    fn unclaim(&mut self, order: &Order<'_>) {
-        self.claims.retain(|claim| !order.claims.contains(claim));
-    }
-
     /// Gives everything back, and begins again at the place that needs the least, or ends the growth.
     fn fall_back(&mut self, order: &mut Order<'_>, error: Error) -> Result<()> {
         for chunk in std::mem::take(&mut order.made).into_iter().rev() {
             self.undo(chunk);
         }
-        let mut error = self.explain(error, order.needed);
-        if is_shortage(&error)
-            && let Some(leanest) = order.leanest.take()
-        {
-            order.needed = leanest.needed();
-            order.fills = vec![leanest];
-            self.begin_fill(order);
-            match self.check_room(order.needed) {
-                Ok(()) => return Ok(()),
-                Err(again) => error = again,
+        self.unclaim(order);
+        let needed = order.needed();
+        let mut error = self.explain(error, needed);
+        if is_shortage(&error) && !order.is_lean {
+            order.is_lean = true;
+            // Only a place that needs less may do.
+            if let Ok(true) = self.claim(order, needed.saturating_sub(1)) {
+                match self.check_room(order.needed()) {
+                    Ok(()) => return Ok(()),
+                    Err(again) => error = again,
+                }
+                self.unclaim(order);
             }
         }
-        self.unclaim(order);
         Err(match error {
             Error::HeapFull { why, .. } => order.want.refused(why, self.limit()),
             other => other,
         })
     }
 
-    fn begin_fill(&self, order: &mut Order<'_>) {
-        if let Some(fill) = order.fills.last() {
-            order.at = fill.start;
-            order.halved = false;
-            // As large as the last success: if memory is short, each refusal costs time.
-            order.size = match order.single {
-                true => fill.end - fill.start,
-                false => self.step,
-            };
-        }
-    }
-
     fn next_chunk(&mut self, order: &mut Order<'_>) -> Result<Option<Chunk>> {
-        let (unit, shape) = (self.settled.shape.unit, self.settled.shape);
-        while let Some(&fill) = order.fills.last() {
-            let is_lean = order.single || order.size < self.settled.shape.chunk;
-            if order.at >= fill.end || (order.at >= fill.need && is_lean) {
-                if !order.single {
-                    let next = match order.halved {
-                        true => order.size,
-                        false => order.size.saturating_mul(2),
-                    };
-                    self.step = next.min(self.settled.shape.chunk);
-                }
-                order.fills.pop();
-                self.begin_fill(order);
-                continue;
+        let shape = self.settled.shape;
+        let Some(fill) = order.fill else {
+            return Ok(None);
+        };
+        let least = if order.single {
+            fill.needed()
+        } else {
+            shape.unit
+        };
+        loop {
+            let is_small = order.single || order.size < shape.chunk;
+            if order.at >= fill.end || (order.at >= fill.need && is_small) {
+                return Ok(None);
             }
-            let least = if order.single { fill.needed() } else { unit };
             let bytes = shape.before_range_limit(order.at, order.size.min(fill.end - order.at));
             match self.make(order.at, bytes, least.min(bytes)) {
                 Ok(chunk) => {
@@ -178,15 +254,35 @@ impl Backing {
                     return Ok(Some(chunk));
                 }
                 // Beyond the bytes needed, a shortage ends the growth without an error.
-                Err(error) if is_shortage(&error) && order.at >= fill.need => order.at = fill.end,
+                Err(error) if is_shortage(&error) && order.at >= fill.need => return Ok(None),
                 Err(error) if is_shortage(&error) && bytes > least => {
-                    order.size = (bytes / 2).next_multiple_of(unit).max(least);
+                    order.size = (bytes / 2).next_multiple_of(shape.unit).max(least);
                     self.counts.halvings += 1;
                     order.halved = true;
                 }
                 Err(error) => return Err(error),
             }
         }
-        Ok(None)
+    }
+}
+
+#[cfg(test)]
+impl Backing {
+    /// Grows at once, without a limit: [`order`](Self::order), all steps, and [`deliver`](Self::deliver).
+    pub(crate) fn grow(&mut self, want: Want<'_>) -> Result<Vec<Range<u64>>> {
+        let grown = self.grow_within(want, u64::MAX)?;
+        Ok(grown.unwrap_or_default())
+    }
+
+    pub(crate) fn grow_within(
+        &mut self,
+        want: Want<'_>,
+        most: u64,
+    ) -> Result<Option<Vec<Range<u64>>>> {
+        let Some(mut order) = self.order(want, most)? else {
+            return Ok(None);
+        };
+        while self.step(&mut order)? {}
+        Ok(Some(self.deliver(order)))
     }
 }

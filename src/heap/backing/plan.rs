@@ -4,7 +4,7 @@ use egmem_core::Backing;
 use egmem_core::backing::Chosen;
 use egmem_core::backing::choose::choose_for_all;
 
-use super::fit::Shape;
+use super::shape::Shape;
 use crate::buffer::RequestedAccess;
 use crate::capability::shareable::handle_types_of;
 use crate::core::MAX_RANGE;
@@ -79,29 +79,38 @@ impl Plan {
     /// Checks the plan, and fills it in from the driver and the topology.
     pub(super) fn settle(&self, driver: &Driver) -> Result<Settled> {
         let topology = Topology::of(driver)?;
-        let places = self.places(driver, &topology)?;
+        let mut sites = self.sites(driver, &topology)?;
         let access = self.access(driver)?;
-        let chosen = self.choose(driver, &places, &access)?;
-        let mut sites = places
-            .into_iter()
-            .map(|place| Site::new(driver, place, &chosen))
-            .collect::<Result<Vec<_>>>()?;
-        let unit = sites
+        // No list would stand for access by all, but this heap grants none.
+        let none = [AccessDesc::new(Location::Host, Access::None)];
+        let asked = if access.is_empty() {
+            &none
+        } else {
+            &access[..]
+        };
+        let places = sites
             .iter()
-            .map(|site| site.granularity)
-            .fold(Granularity::TWO_MIB, Granularity::max);
+            .map(|site| ((site.location, site.handle_types), asked));
+        let chosen = choose_for_all(driver, self.backing, places)?;
+        let mut unit = Granularity::TWO_MIB;
+        for site in &sites {
+            let options = PhysicalMemory::options(site.location)
+                .handle_types(site.handle_types)
+                .chosen(chosen.clone());
+            unit = unit.max(options.granularity_of(driver)?);
+        }
         for (site, share) in sites.iter_mut().zip(&self.shares) {
             site.share = unit.round_down(*share);
         }
-        let is_registered = chosen.backing == Backing::Registered;
+        // The driver copies nothing across two registrations.
+        let joins = chosen.backing != Backing::Registered && !sites.iter().any(Site::is_exportable);
         let mut settled = Settled {
             shape: Shape {
                 base: 0,
                 unit: unit.bytes(),
                 chunk: 0,
                 limit: 0,
-                // The driver copies nothing across two registrations.
-                joins: !is_registered && sites.iter().all(|site| !site.is_exportable()),
+                joins,
                 max_range: MAX_RANGE,
             },
             sites,
@@ -114,8 +123,8 @@ impl Plan {
             Some(bytes) => bytes,
             None => settled.total(driver, &topology)?,
         };
-        settled.shape.limit = settled.checked_limit(limit)?;
-        let limit = settled.shape.limit;
+        let limit = settled.checked_limit(limit)?;
+        settled.shape.limit = limit;
         settled.shape.chunk = self.checked_chunk(unit, limit)?.min(limit);
         Ok(settled)
     }
@@ -132,8 +141,8 @@ impl Plan {
     }
 
     /// Returns the nodes, and how chunks on each may be shared.
-    fn places(&self, driver: &Driver, topology: &Topology) -> Result<Vec<(Location, HandleTypes)>> {
-        let place = |&location: &Location| {
+    fn sites(&self, driver: &Driver, topology: &Topology) -> Result<Vec<Site>> {
+        let site = |&location: &Location| {
             match location {
                 Location::HostNuma(id) if topology.source() != TopologySource::Driver => {
                     topology.node(NodeId(id))?;
@@ -151,26 +160,14 @@ impl Plan {
             if self.shareable {
                 handle_types |= handle_types_of(driver, location, self.backing)?.handle_types;
             }
-            Ok((location, handle_types))
+            Ok(Site {
+                location,
+                handle_types,
+                share: u64::MAX,
+                taken: 0,
+            })
         };
-        self.nodes.iter().map(place).collect()
-    }
-
-    /// Decides what all chunks are made of.
-    fn choose(
-        &self,
-        driver: &Driver,
-        places: &[(Location, HandleTypes)],
-        access: &[AccessDesc],
-    ) -> Result<Chosen> {
-        // No list would stand for access by all, but this heap grants none.
-        let none = [AccessDesc::new(Location::Host, Access::None)];
-        let access = match access {
-            [] => &none,
-            access => access,
-        };
-        let places = places.iter().map(|&place| (place, access));
-        choose_for_all(driver, self.backing, places)
+        self.nodes.iter().map(site).collect()
     }
 
     /// Returns the access for every chunk, on any of the nodes: the access that all nodes allow.
@@ -181,13 +178,7 @@ impl Plan {
         };
         for desc in self.access.gpus.as_deref().unwrap_or_default() {
             if let Location::Device(gpu) = desc.location {
-                let count = driver.device_count()?;
-                if !(0..count).contains(&gpu) {
-                    return Err(Error::NoSuchGpu {
-                        gpu,
-                        count: count.max(0) as usize,
-                    });
-                }
+                Error::expect_gpu(gpu, driver.device_count()?)?;
             }
         }
         let mut all = self.access.grants(driver, first)?;
@@ -220,24 +211,14 @@ pub(super) struct Site {
     pub handle_types: HandleTypes,
     /// The most bytes to create there.
     pub share: u64,
-    pub granularity: Granularity,
+    /// The bytes created there that are, or become, memory of the heap.
+    pub taken: u64,
 }
 
 impl Site {
-    fn new(
-        driver: &Driver,
-        (location, handle_types): (Location, HandleTypes),
-        chosen: &Chosen,
-    ) -> Result<Self> {
-        let options = PhysicalMemory::options(location)
-            .handle_types(handle_types)
-            .chosen(chosen.clone());
-        Ok(Self {
-            location,
-            handle_types,
-            share: u64::MAX,
-            granularity: options.granularity_of(driver)?,
-        })
+    /// Returns the bytes that may still be created there.
+    pub(super) const fn left(&self) -> u64 {
+        self.share.saturating_sub(self.taken)
     }
 
     /// Returns whether its chunks can be exported.
@@ -268,29 +249,22 @@ impl Settled {
 
     /// Returns how much of `limit` there are nodes for, in whole units.
     fn checked_limit(&self, limit: u64) -> Result<u64> {
-        let (shares, unit) = (self.shares(), self.shape.unit);
-        if limit.min(shares) > MOST_ADDRESSES {
+        let unit = self.shape.unit;
+        let shares = self.sites.iter().map(|site| site.share);
+        let most = limit.min(shares.fold(0, u64::saturating_add));
+        if most > MOST_ADDRESSES {
             let why = format!("{limit} bytes exceed the address space");
             return Err(Error::invalid("limit", why));
         }
-        match limit.min(shares) / unit * unit {
-            0 => {
-                let why = match limit < unit {
-                    true => format!("{limit} bytes are less than the granularity, {unit}"),
-                    false => {
-                        format!("every node's share is less than the granularity, {unit} bytes")
-                    }
-                };
-                Err(Error::invalid("limit", why))
-            }
-            limit => Ok(limit),
+        if most >= unit {
+            return Ok(most / unit * unit);
         }
-    }
-
-    /// Returns the sum of all sites' shares.
-    fn shares(&self) -> u64 {
-        let shares = self.sites.iter().map(|site| site.share);
-        shares.fold(0, u64::saturating_add)
+        let why = if limit < unit {
+            format!("{limit} bytes are less than the granularity, {unit}")
+        } else {
+            format!("every node's share is less than the granularity, {unit} bytes")
+        };
+        Err(Error::invalid("limit", why))
     }
 
     /// Returns the locations of the sites, without repetitions.

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Condvar, Mutex, MutexGuard};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,17 +13,15 @@ use crate::{Error, Growth, Result};
 
 /// Where a heap's memory comes from.
 ///
-/// The only lock is `backing`. It comes after the heap's `Lifetime`, and before `members`, a cache, the debug mode's
+/// The only lock is `backing`. It comes after the deferral's turns, and before `members`, a cache, the debug mode's
 /// table and the core. Chunks are created and given back under it.
 pub(crate) struct Supply {
     /// `None` once all memory is given back.
     backing: Mutex<Option<Backing>>,
-    /// How many threads wait for the lock, or are about to get it.
+    /// How many threads wait for the lock, or sleep until growth has ended and then need it.
     waiting: AtomicUsize,
     /// Growth that other threads may wait for has ended.
     grown: Condvar,
-    /// How many threads wait for that. Changes only under the lock.
-    sleeping: AtomicUsize,
     /// How often growth has ended. Changes only under the lock.
     endings: AtomicUsize,
     pub(crate) growth: Growth,
@@ -42,7 +40,6 @@ impl Supply {
             backing: Mutex::new(Some(backing)),
             waiting: AtomicUsize::new(0),
             grown: Condvar::new(),
-            sleeping: AtomicUsize::new(0),
             endings: AtomicUsize::new(0),
             growth,
         }
@@ -108,14 +105,10 @@ impl Locked<'_> {
         Ok(Some(grown))
     }
 
-    /// Wakes the threads that wait for growth of another to end. From now on they wait for the lock; before,
-    /// growth need not let them have it.
+    /// Wakes the threads that wait for growth of another to end.
     pub(crate) fn growth_ended(&self) {
-        let supply = self.supply;
-        let woken = supply.sleeping.swap(0, Relaxed);
-        supply.waiting.fetch_add(woken, Relaxed);
-        supply.endings.fetch_add(1, Relaxed);
-        supply.grown.notify_all();
+        self.supply.endings.fetch_add(1, Relaxed);
+        self.supply.grown.notify_all();
     }
 
     /// Rests after a chunk that took this long, as [`Growth`] says, and lets threads that wait for the lock have it. With
@@ -146,12 +139,11 @@ impl Locked<'_> {
         }
         if let Some(mut guard) = self.guard.take() {
             let supply = self.supply;
-            supply.sleeping.fetch_add(1, Relaxed);
+            supply.waiting.fetch_add(1, Relaxed);
             let endings = supply.endings.load(Relaxed);
-            // A thread that wakes up without reason is not counted in `waiting`.
             while supply.endings.load(Relaxed) == endings {
                 let woken = supply.grown.wait(guard);
-                guard = woken.unwrap_or_else(|poisoned| poisoned.into_inner());
+                guard = woken.unwrap_or_else(PoisonError::into_inner);
             }
             supply.waiting.fetch_sub(1, Relaxed);
             self.guard = Some(guard);

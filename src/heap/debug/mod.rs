@@ -51,13 +51,11 @@
 //! A GPU fills and reads it, with microseconds of driver calls for each block. If no GPU may write either,
 //! there are no guards and no patterns: the debug mode then finds double frees and leaks, but no writes.
 
-mod bytes;
 mod options;
+mod record;
 mod report;
 mod site;
 mod state;
-mod table;
-mod trace;
 mod watch;
 
 pub use options::DebugOptions;
@@ -66,6 +64,4 @@ pub use report::{LeakReport, Leaks};
 pub use crate::error::{BlockInfo, Damage, DamageKind, DamageReport, Seen, Site, WrongBytes};
 
 pub(super) use crate::error::blocks;
-pub(super) use bytes::HeapMemory;
-pub(super) use site::Origin;
 pub(super) use watch::{Left, Watch};

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::table::Fit;
+use super::record::Fit;
 use super::{Damage, LeakReport};
-use crate::callback::Callback;
+use crate::limits::Callback;
 use crate::{Error, Result};
 
 /// The default size of a guard in bytes: a cache line of Grace.
@@ -58,16 +58,14 @@ impl DebugOptions {
 
     /// Refuses guards that leave no room for a block.
     pub(crate) fn check(&self, limit: u64) -> Result<()> {
-        match Fit::of(1, 1, self.guard).bytes > limit {
-            true => {
-                let guard = self.guard;
-                let why = format!(
-                    "{guard} bytes before and after each block leave no room in a heap of {limit} bytes"
-                );
-                Err(Error::invalid("guard", why))
-            }
-            false => Ok(()),
+        let guard = self.guard;
+        if Fit::of(1, 1, guard).bytes <= limit {
+            return Ok(());
         }
+        let why = format!(
+            "{guard} bytes before and after each block leave no room in a heap of {limit} bytes"
+        );
+        Err(Error::invalid("guard", why))
     }
 
     /// Sets how many bytes of freed blocks stay in quarantine, including their guards; by default 16 MiB. The

@@ -1,10 +1,13 @@
 //! Reports of findings, for programs and for people.
 
+use std::cmp::Reverse;
+use std::collections::HashMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use super::BlockInfo;
+use super::record::Record;
 use crate::error::{blocks, bytes};
 
 /// Blocks that are not freed, by where they were allocated.
@@ -31,6 +34,30 @@ pub struct Leaks {
     pub first: BlockInfo,
 }
 
+impl LeakReport {
+    /// Returns the report on blocks in use, the oldest first.
+    pub(super) fn of(live: &[&Record]) -> Self {
+        let mut report = Self::default();
+        let mut places: HashMap<_, Leaks> = HashMap::new();
+        for record in live {
+            report.blocks += 1;
+            report.bytes += record.bytes;
+            let place = places.entry(record.allocated.place);
+            let place = place.or_insert_with(|| Leaks {
+                first: record.info(),
+                ..Leaks::default()
+            });
+            place.blocks += 1;
+            place.bytes += record.bytes;
+        }
+        report.places = places.into_values().collect();
+        // Most bytes first; the block numbers make the order deterministic.
+        let order = |leaks: &Leaks| (Reverse(leaks.bytes), leaks.first.number);
+        report.places.sort_unstable_by_key(order);
+        report
+    }
+}
+
 impl fmt::Display for LeakReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let are = if self.blocks == 1 { "is" } else { "are" };
@@ -45,11 +72,11 @@ impl fmt::Display for LeakReport {
             let site = &leaks.first.allocated;
             site.in_collection && site.backtrace.is_none()
         };
-        match self.places.iter().any(unknown) {
-            true => f.write_str(
-                "\nFor the code that filled these collections, set DebugOptions::backtraces(true).",
-            ),
-            false => Ok(()),
+        if self.places.iter().any(unknown) {
+            let advice =
+                "For the code that filled these collections, set DebugOptions::backtraces(true).";
+            write!(f, "\n{advice}")?;
         }
+        Ok(())
     }
 }

@@ -1,13 +1,15 @@
 //! The path of a block in debug mode.
 
-use std::collections::HashMap;
+use std::ops::Range;
 use std::panic::Location;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
-use super::bytes::HeapMemory;
-use super::state::{News, UNGUARDED, WatchState, wrong_free};
-use super::table::{Fit, Record, RecordState};
-use super::{BlockInfo, DamageKind, DebugOptions, LeakReport, Leaks, Origin, Seen};
+use super::record::{Fit, Record, RecordState, Table};
+use super::site::Origin;
+use super::state::{News, State};
+use super::{BlockInfo, DamageKind, DamageReport, DebugOptions, LeakReport, Seen};
+use crate::bytes::ByteAccess;
+use crate::facts::Facts;
 use crate::per_driver::lock;
 use crate::piece::Piece;
 use crate::{Error, Result};
@@ -26,17 +28,25 @@ impl Left {
 /// The state that only a heap in debug mode has.
 ///
 /// Its lock comes after that of `backing` and before the core's. Findings under it are reported later with no
-/// lock held, because the callback may use the heap.
+/// lock held, because the callback and a log subscriber may use the heap.
 pub(crate) struct Watch {
-    options: DebugOptions,
-    state: Mutex<WatchState>,
+    options: Arc<DebugOptions>,
+    state: Mutex<State>,
 }
 
 impl Watch {
-    pub(crate) fn new(options: DebugOptions, memory: HeapMemory) -> Self {
+    pub(crate) fn new(options: DebugOptions, facts: &Facts) -> Self {
+        let options = Arc::new(options);
         Self {
-            options,
-            state: Mutex::new(WatchState::new(memory)),
+            options: Arc::clone(&options),
+            state: Mutex::new(State {
+                options,
+                start: facts.start,
+                table: Table::default(),
+                bytes: ByteAccess::new(facts),
+                news: Vec::new(),
+                kept: DamageReport::default(),
+            }),
         }
     }
 
@@ -66,6 +76,7 @@ impl Watch {
             }
             error
         })?;
+        let allocated = self.origin(Some(place));
         let mut state = lock(&self.state);
         let mut record = Record {
             outer,
@@ -73,16 +84,19 @@ impl Watch {
             bytes,
             align,
             guard: self.options.guard,
-            written: false,
+            written: true,
             number: state.table.number(),
             state: RecordState::Live,
-            allocated: self.origin(Some(place)),
+            allocated,
             freed: None,
         };
-        match state.write_new(&record, &self.options) {
-            Ok(()) => record.written = true,
-            Err(error) => state.trouble(UNGUARDED, error, &record),
-        }
+        let guard = DebugOptions::GUARD_BYTE;
+        let parts = [
+            (record.before(), guard),
+            (record.own(), self.options.fresh),
+            (record.after(), guard),
+        ];
+        state.write(&mut record, &parts);
         let piece = Piece {
             offset: record.offset,
             bytes,
@@ -98,91 +112,79 @@ impl Watch {
     #[cfg(any(feature = "allocator-api2", feature = "nightly"))]
     pub(crate) fn is_collections(&self, offset: u64) {
         if let Some(record) = lock(&self.state).table.blocks.get_mut(&offset) {
-            record.allocated.set_in_collection();
+            record.allocated.in_collection = true;
         }
     }
 
-    /// Frees a block in use; returns whether there is one at `offset`. `give_back` gets the blocks that leave
-    /// quarantine.
-    pub(crate) fn free(&self, offset: u64, give_back: &dyn Fn(Left)) -> bool {
-        let by = self.origin(None);
-        self.retire(offset, Seen::Freed, Some(by), give_back)
-    }
-
-    /// Retires a freed block whose GPU work has finished. `give_back` gets the blocks that leave quarantine.
-    pub(crate) fn passed(&self, offset: u64, give_back: &dyn Fn(Left)) {
-        self.retire(offset, Seen::Freed, None, give_back);
-    }
-
-    /// Notes that a block is freed at `place` and waits for GPU work. `None` undoes this after a free that failed.
-    pub(crate) fn defer(&self, offset: u64, place: Option<Place>) {
+    /// Notes that blocks are freed at `place` and wait for GPU work. `None` undoes this after a free that failed.
+    pub(crate) fn defer(&self, pieces: &[Piece], place: Option<Place>) {
         let by = place.map(|place| self.origin(Some(place)));
-        if let Some(record) = lock(&self.state).table.blocks.get_mut(&offset) {
-            record.state = match by {
-                Some(_) => RecordState::Deferred,
-                None => RecordState::Live,
-            };
-            record.freed = by;
+        let mut state = lock(&self.state);
+        for piece in pieces {
+            if let Some(record) = state.table.blocks.get_mut(&piece.offset) {
+                record.state = match by {
+                    Some(_) => RecordState::Deferred,
+                    None => RecordState::Live,
+                };
+                record.freed = by.clone();
+            }
         }
     }
 
-    /// Checks a block and puts it into quarantine. `by` is the user's site, if a user frees it.
-    fn retire(
-        &self,
-        offset: u64,
-        seen: Seen,
-        by: Option<Origin>,
-        give_back: &dyn Fn(Left),
-    ) -> bool {
-        let mut guard = lock(&self.state);
-        let state = &mut *guard;
-        let wanted = match by {
-            Some(_) => RecordState::Live,
-            None => RecordState::Deferred,
-        };
-        let recorded = state.table.blocks.get(&offset).map(|record| record.state);
-        // A block that was freed after GPU work without `defer` counts as live until here.
-        let is_there =
-            recorded == Some(wanted) || (by.is_none() && recorded == Some(RecordState::Live));
-        if is_there {
-            if let Some(record) = state.table.blocks.get_mut(&offset) {
-                record.freed = record.freed.take().or(by);
-                let mut record = record.clone();
-                state.look_or_log(&record, &self.options, seen);
-                if record.written
-                    && let Err(error) = state.write_freed(&record, &self.options)
-                {
-                    state.trouble(UNGUARDED, error, &record);
-                    record.written = false;
-                    state.table.insert(record);
-                }
-            }
-            state.table.quarantine(offset);
-            let left = state.leave(&self.options, self.options.quarantine, seen);
-            // Under the lock, so that no thread misses blocks that are in neither place.
-            left.into_iter().map(Left).for_each(give_back);
+    /// Frees a block that is in use, or whose GPU work has finished if no user frees it now; returns whether there is one at
+    /// `offset`. Checks it and puts it into quarantine. `give_back` gets the blocks that leave quarantine.
+    pub(crate) fn free(&self, offset: u64, by_user: bool, give_back: &dyn Fn(Left)) -> bool {
+        self.retire(offset, by_user, Seen::Freed, give_back)
+    }
+
+    fn retire(&self, offset: u64, by_user: bool, seen: Seen, give_back: &dyn Fn(Left)) -> bool {
+        let (wanted, by) = if by_user {
+            (RecordState::Live, Some(self.origin(None)))
         } else {
+            (RecordState::Deferred, None)
+        };
+        let mut state = lock(&self.state);
+        let Some(mut record) = state.table.take(offset, wanted) else {
             state.freed_wrongly(offset, by);
+            return false;
+        };
+        record.freed = record.freed.or(by);
+        state.look_or_note(&record, seen);
+        let freed = [(record.own(), self.options.freed)];
+        state.write(&mut record, &freed);
+        state.table.quarantine(record);
+        let seen = match seen {
+            Seen::Freed => Seen::LeftQuarantine,
+            other => other,
+        };
+        self.leave(&mut state, self.options.quarantine, seen, give_back);
+        true
+    }
+
+    /// Takes blocks out of quarantine until at most `most` bytes are in it. They are given back under the lock, so that no
+    /// thread misses blocks that are in neither place.
+    fn leave(&self, state: &mut State, most: u64, seen: Seen, give_back: &dyn Fn(Left)) {
+        while let Some(record) = state.table.leave(most) {
+            state.look_or_note(&record, seen);
+            give_back(Left(record.outer));
         }
-        is_there
     }
 
     /// Empties the quarantine, and keeps it empty until the result is dropped.
     pub(crate) fn emptied<'a>(&'a self, give_back: &dyn Fn(Left)) -> impl Sized + use<'a> {
         let mut state = lock(&self.state);
-        let left = state.leave(&self.options, 0, Seen::LeftQuarantine);
-        left.into_iter().map(Left).for_each(give_back);
+        self.leave(&mut state, 0, Seen::LeftQuarantine, give_back);
         state
     }
 
     /// Checks the blocks in quarantine and those in `passed` for the last time. The memory is still mapped.
     pub(crate) fn end(&self, passed: &[Piece], give_back: &dyn Fn(Left)) {
         for piece in passed {
-            self.retire(piece.offset, Seen::Ended, None, give_back);
+            self.retire(piece.offset, false, Seen::Ended, give_back);
         }
         let mut state = lock(&self.state);
-        state.leave(&self.options, 0, Seen::Ended);
-        state.reach = None;
+        self.leave(&mut state, 0, Seen::Ended, &|_| {});
+        state.bytes.close();
         drop(state);
         self.tell();
     }
@@ -193,25 +195,26 @@ impl Watch {
         allow(dead_code, reason = "for collections")
     )]
     pub(crate) fn piece_at(&self, address: u64, bytes: u64, align: u64) -> Result<Piece> {
+        let by = || Some(self.origin(None));
         let mut guard = lock(&self.state);
         let state = &mut *guard;
-        let offset = address.wrapping_sub(state.memory.start);
-        let found = match state.table.blocks.get(&offset) {
-            Some(record) if record.state == RecordState::Live => {
+        let offset = address.wrapping_sub(state.start);
+        let live = state.table.blocks.get(&offset);
+        let found = match live.filter(|record| record.state == RecordState::Live) {
+            Some(record) => {
                 let piece = Piece {
                     offset,
                     bytes: record.bytes,
                     ..record.outer
                 };
                 if (record.bytes, record.align) != (bytes, align) {
-                    let info = record.info();
-                    let by = Some(self.origin(None));
-                    state.add(wrong_free(DamageKind::WrongLayout, address, Some(info), by));
+                    let block = Some(record.info());
+                    state.add_wrong_free(DamageKind::WrongLayout, (offset, block), by());
                 }
                 Ok(piece)
             }
-            _ => {
-                state.freed_wrongly(offset, Some(self.origin(None)));
+            None => {
+                state.freed_wrongly(offset, by());
                 let why = format!("no block in use begins at {address:#x}");
                 Err(Error::invalid("address", why))
             }
@@ -224,21 +227,21 @@ impl Watch {
     /// Checks all blocks.
     pub(crate) fn check(&self) -> Result<()> {
         let mut result = Ok(());
-        let mut guard = lock(&self.state);
-        let all: Vec<Record> = guard.table.blocks.values().cloned().collect();
-        for record in all {
-            result = result.and(guard.look(&record, &self.options, Seen::Checked));
+        let mut state = lock(&self.state);
+        let blocks = std::mem::take(&mut state.table.blocks);
+        for record in blocks.values() {
+            result = result.and(state.look(record, Seen::Checked));
         }
-        drop(guard);
+        state.table.blocks = blocks;
+        drop(state);
         self.tell();
         result?;
         let report = std::mem::take(&mut lock(&self.state).kept);
-        match report.damage.is_empty() {
-            true => Ok(()),
-            false => Err(Error::HeapDamaged {
-                report: Box::new(report),
-            }),
+        if report.damage.is_empty() {
+            return Ok(());
         }
+        let report = Box::new(report);
+        Err(Error::HeapDamaged { report })
     }
 
     /// Reports the findings. The caller holds no lock of the heap.
@@ -272,26 +275,7 @@ impl Watch {
 
     /// Returns the blocks in use, grouped by where they were allocated.
     pub(crate) fn leaks(&self) -> LeakReport {
-        let state = lock(&self.state);
-        let mut report = LeakReport::default();
-        let mut places: HashMap<Option<Place>, Leaks> = HashMap::new();
-        for record in state.table.live() {
-            report.blocks += 1;
-            report.bytes += record.bytes;
-            let place = places
-                .entry(record.allocated.place())
-                .or_insert_with(|| Leaks {
-                    first: record.info(),
-                    ..Leaks::default()
-                });
-            place.blocks += 1;
-            place.bytes += record.bytes;
-        }
-        report.places = places.into_values().collect();
-        // Most bytes first; the block numbers make the order deterministic.
-        let order = |leaks: &Leaks| (std::cmp::Reverse(leaks.bytes), leaks.first.number);
-        report.places.sort_unstable_by_key(order);
-        report
+        LeakReport::of(&lock(&self.state).table.live())
     }
 
     /// Reports the blocks left when the last handle is dropped.
@@ -306,29 +290,21 @@ impl Watch {
         }
     }
 
-    /// Returns the core's block for a piece.
-    pub(crate) fn outer(&self, piece: &Piece) -> Piece {
+    /// Returns the ranges of blocks that wait for GPU work, and of those in quarantine, with their guards.
+    pub(crate) fn deferred_and_quarantined(&self) -> (Vec<Range<u64>>, Vec<Range<u64>>) {
         let state = lock(&self.state);
-        state
-            .table
-            .blocks
-            .get(&piece.offset)
-            .map_or(*piece, |record| record.outer)
-    }
-
-    /// Returns the blocks in quarantine.
-    pub(crate) fn quarantine(&self) -> Vec<Piece> {
-        let state = lock(&self.state);
-        let freed = state
-            .table
-            .blocks
-            .values()
-            .filter(|record| record.state == RecordState::Freed);
-        freed.map(|record| record.outer).collect()
+        let of = |kind| {
+            state
+                .table
+                .all(kind)
+                .map(|record| record.outer.range_taken())
+        };
+        let (deferred, freed) = (of(RecordState::Deferred), of(RecordState::Freed));
+        (deferred.collect(), freed.collect())
     }
 
     /// Returns the bytes in quarantine.
     pub(crate) fn quarantined(&self) -> u64 {
-        lock(&self.state).table.quarantined()
+        lock(&self.state).table.quarantined
     }
 }

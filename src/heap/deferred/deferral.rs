@@ -1,4 +1,4 @@
-//! The queue under its locks: the threads that collect from it take turns.
+//! The queue under its locks: the threads that collect from it take turns, and the heap ends between two turns.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard};
@@ -10,9 +10,17 @@ use crate::per_driver::lock;
 
 /// A heap's blocks that wait for GPU work.
 ///
-/// `waiting` and `collecting` come before `deferred`, and `collecting` before a cache and the core too, because a
-/// block whose work has passed is in no thread's reach until the core has it. A thread that holds `deferred` takes
-/// no other lock, unless it takes all of them. The heap's `Lifetime` is entered before a turn.
+/// `waiting` and `collecting` come before all other locks, because a block whose work has passed is in no thread's reach until
+/// the core has it. `deferred` comes after them; a thread that holds it takes no other lock, unless it takes all of them.
+///
+/// # What keeps the memory mapped
+/// A block in use and a handle do: the heap ends after the last of both. Deferred blocks count as freed, so they do not, and
+/// the background thread, which collects them, has neither. What does is its turn: it takes blocks out of the queue, scrubs
+/// or checks their bytes and returns them to the core within one turn, and [`end`](Self::end) has both turns when it takes the
+/// queue. After that nobody finds a block to touch.
+///
+/// No thread calls a function of the program within a turn: the function may drop the last handle, and `end` waits for the
+/// turn.
 pub(crate) struct Deferral<T: Copy> {
     /// `None` once the heap has ended.
     deferred: Mutex<Option<Deferred<T>>>,
@@ -44,6 +52,13 @@ impl<T: Copy> Deferral<T> {
         let deferred = self.deferred();
         let waiting = deferred.as_ref().map_or(0, |deferred| deferred.pending());
         waiting + self.awaited.load(Relaxed)
+    }
+
+    /// Ends the queue: waits until no thread has a turn, and returns the blocks that wait; `None` if it has ended before.
+    /// Whatever a thread did with blocks that it collected happens before this returns.
+    pub(crate) fn end(&self) -> Option<Deferred<T>> {
+        let _turns = (lock(&self.waiting), lock(&self.collecting));
+        self.deferred().take()
     }
 
     /// Passes the blocks whose GPU work has finished to `take_back`; returns their number.
@@ -99,6 +114,11 @@ impl<T: Copy> Deferral<T> {
     /// Returns whether a thread collects.
     pub(crate) fn is_collecting(&self) -> bool {
         self.collecting.try_lock().is_err()
+    }
+
+    /// Takes the turn of a thread that collects.
+    pub(crate) fn turn_to_collect(&self) -> MutexGuard<'_, ()> {
+        lock(&self.collecting)
     }
 
     /// Takes the turn of a thread that waits.

@@ -17,20 +17,18 @@
 //! 3. a block that the handle keeps counts as in use, not as deferred, until `OnStream::flush`, which a program calls before it
 //!    waits.
 //!
-//! Many blocks that are freed at once need one event: [`Deferred::after_stream_all`].
+//! Many blocks that are freed at once need one event: [`Deferred::after_stream`].
 
 mod deferral;
-mod queue;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
+use std::ops::Deref;
 use std::sync::Arc;
 use std::thread::ThreadId;
 
 pub(crate) use self::deferral::Deferral;
-use self::queue::{Batch, Fate, Queue, Spares, fate};
 use crate::driver::{Driver, Relaxed, StreamHandle};
 use crate::stream::{Event, Held, Stream};
 use crate::teardown::log_lost;
@@ -39,17 +37,8 @@ use crate::{Error, Result};
 /// `CU_STREAM_PER_THREAD`
 pub(super) const PER_THREAD: u64 = 2;
 
-/// A stream, as far as it orders work.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct Key(StreamHandle, Option<ThreadId>);
-
-impl Key {
-    fn of(stream: &Stream) -> Self {
-        let handle = stream.handle();
-        let thread = (handle.raw == PER_THREAD).then(|| std::thread::current().id());
-        Self(handle, thread)
-    }
-}
+/// How many events of a GPU are kept for later frees; more are destroyed.
+const SPARES: usize = 256;
 
 /// Payloads that wait for GPU work. Used under a lock; only [`drain`](Self::drain) and dropping it wait for a
 /// GPU.
@@ -61,29 +50,84 @@ impl Key {
 /// more, its memory is gone.)
 pub(crate) struct Deferred<T: Copy> {
     driver: Driver,
-    streams: HashMap<Key, Queue<T>>,
-    /// Waiting payloads by event address. Their order is unknown, so each event is queried.
-    events: HashMap<usize, Waiting<T>>,
+    /// Batches, oldest first: each passes after those before it.
+    queues: HashMap<Key, VecDeque<Batch<T>>>,
     /// Payloads that waited for a lost GPU.
     lost: Vec<T>,
-    spares: Spares<T>,
+    /// Unused events by GPU, so that a free creates none.
+    spares: HashMap<i32, Vec<Event>>,
     /// How many payloads wait: they are too many to count under the lock.
     pending: usize,
 }
 
-struct Waiting<T> {
-    event: Held,
+/// What orders the batches of a queue.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Key {
+    /// A stream; the per-thread one is another in each thread.
+    Stream(StreamHandle, Option<ThreadId>),
+    /// An event of the caller's, by its address, which is its own while it is held. The order of two events is unknown, so
+    /// each has a queue.
+    Event(usize),
+}
+
+impl Key {
+    fn of(stream: &Stream) -> Self {
+        let handle = stream.handle();
+        let thread = (handle.raw == PER_THREAD).then(|| std::thread::current().id());
+        Self::Stream(handle, thread)
+    }
+}
+
+/// Payloads, and the event after the work that they wait for.
+struct Batch<T> {
+    event: Mark,
     payloads: Vec<T>,
+}
+
+/// An event that nobody records while payloads wait for it.
+enum Mark {
+    Own(Event),
+    Callers(Held),
+}
+
+impl Deref for Mark {
+    type Target = Event;
+
+    fn deref(&self) -> &Event {
+        match self {
+            Self::Own(event) => event,
+            Self::Callers(event) => event,
+        }
+    }
+}
+
+/// The state of the work before an event.
+enum WorkState {
+    Done,
+    /// It has not finished.
+    Ahead,
+    /// Its GPU is lost, and the work with it.
+    Lost,
+}
+
+impl WorkState {
+    fn of(done: Result<bool>) -> Result<Self> {
+        match done {
+            Ok(true) => Ok(Self::Done),
+            Ok(false) => Ok(Self::Ahead),
+            Err(Error::ContextLost { .. }) => Ok(Self::Lost),
+            Err(error) => Err(error),
+        }
+    }
 }
 
 impl<T: Copy> Deferred<T> {
     pub(crate) fn new(driver: &Driver) -> Self {
         Self {
             driver: driver.clone(),
-            streams: HashMap::new(),
-            events: HashMap::new(),
+            queues: HashMap::new(),
             lost: Vec::new(),
-            spares: Spares::new(),
+            spares: HashMap::new(),
             pending: 0,
         }
     }
@@ -95,58 +139,24 @@ impl<T: Copy> Deferred<T> {
 
     /// Iterates over the waiting payloads, in no order.
     pub(crate) fn payloads(&self) -> impl Iterator<Item = &T> {
-        let by_stream = self.streams.values().flatten();
-        let by_stream = by_stream.flat_map(|batch| &batch.payloads);
-        let by_event = self.events.values().flat_map(|waiting| &waiting.payloads);
-        by_stream.chain(by_event).chain(&self.lost)
+        let batches = self.queues.values().flatten();
+        let payloads = batches.flat_map(|batch| &batch.payloads);
+        payloads.chain(&self.lost)
     }
 
-    /// Defers `payload` until all work submitted to `stream` so far has run, including everything that the
-    /// stream waits for. The stream is not needed after the call.
+    /// Defers payloads until all work submitted to `stream` so far has run, including everything that the
+    /// stream waits for: with one event for all. The stream is not needed after the call. Takes the list itself, because
+    /// the caller holds a lock that a copy would hold longer.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for another driver's stream, and for one that is being captured into a
-    /// graph: the graph's work runs later, more than once or never. The driver's errors. The payload does not wait then.
-    pub(crate) fn after_stream(&mut self, stream: &Stream, payload: T) -> Result<()> {
-        self.add(stream, 1, |list| list.push(payload))
-    }
-
-    /// As [`after_stream`](Self::after_stream) for many payloads, with one event for all. Takes the list itself, because
-    /// the caller holds a lock that a copy would hold longer, and leaves another list for the caller to drop.
-    ///
-    /// # Errors
-    /// As [`after_stream`](Self::after_stream). The list is then unchanged.
-    pub(crate) fn after_stream_all(
-        &mut self,
-        stream: &Stream,
-        payloads: &mut Vec<T>,
-    ) -> Result<()> {
+    /// graph: the graph's work runs later, more than once or never. The driver's errors. The list is unchanged then, and no
+    /// payload waits.
+    pub(crate) fn after_stream(&mut self, stream: &Stream, payloads: &mut Vec<T>) -> Result<()> {
         let count = payloads.len();
         if count == 0 {
             return Ok(());
         }
-        self.add(stream, count, |list| match list.is_empty() {
-            true => std::mem::swap(list, payloads),
-            false => list.append(payloads), // to those of a lost GPU
-        })
-    }
-
-    /// Lets `put` add `count` payloads to the list of those that wait for the stream's work so far.
-    fn add(&mut self, stream: &Stream, count: usize, put: impl FnOnce(&mut Vec<T>)) -> Result<()> {
-        match self.mark(stream)? {
-            Some(mut batch) => {
-                put(&mut batch.payloads);
-                let queue = self.streams.entry(Key::of(stream)).or_default();
-                queue.push_back(batch);
-            }
-            None => put(&mut self.lost),
-        }
-        self.pending += count;
-        Ok(())
-    }
-
-    /// Records an event after all work on `stream`; returns `None` if the GPU is lost.
-    fn mark(&mut self, stream: &Stream) -> Result<Option<Batch<T>>> {
         self.driver.expect_same(stream.driver(), "stream")?;
         let marked = match stream.is_capturing() {
             // An event recorded now would be part of the graph, and querying it would be an error.
@@ -155,13 +165,38 @@ impl<T: Copy> Deferred<T> {
                 "it is being captured into a graph, whose work runs when the graph is launched: \
                  free the memory after a stream that the graph was launched on",
             )),
-            Ok(false) => self.spares.record(&self.driver, stream),
+            Ok(false) => self.record(stream),
             Err(error) => Err(error),
         };
         match marked {
-            Ok(batch) => Ok(Some(batch)),
-            Err(Error::ContextLost { .. }) => Ok(None),
-            Err(error) => Err(error),
+            Ok(event) => {
+                let queue = self.queues.entry(Key::of(stream)).or_default();
+                queue.push_back(Batch {
+                    event: Mark::Own(event),
+                    payloads: std::mem::take(payloads),
+                });
+            }
+            Err(Error::ContextLost { .. }) => self.lost.append(payloads),
+            Err(error) => return Err(error),
+        }
+        self.pending += count;
+        Ok(())
+    }
+
+    /// Records an event after all work submitted to `stream` so far.
+    fn record(&mut self, stream: &Stream) -> Result<Event> {
+        let device = stream.device();
+        let spares = self.spares.entry(device).or_default();
+        let event = match spares.pop() {
+            Some(event) => event,
+            None => Event::new(&self.driver, device, false)?,
+        };
+        match event.record(stream) {
+            Ok(()) => Ok(event),
+            Err(error) => {
+                spares.push(event);
+                Err(error)
+            }
         }
     }
 
@@ -173,20 +208,18 @@ impl<T: Copy> Deferred<T> {
     /// event that was recorded on a stream during a capture. The payload does not wait then.
     pub(crate) fn after_event(&mut self, event: Arc<Event>, payload: T) -> Result<()> {
         self.driver.expect_same(event.driver(), "event")?;
-        let key = Arc::as_ptr(&event).addr();
-        if let Some(waiting) = self.events.get_mut(&key) {
-            waiting.payloads.push(payload);
+        let key = Key::Event(Arc::as_ptr(&event).addr());
+        if let Some(batch) = self.queues.get_mut(&key).and_then(VecDeque::back_mut) {
+            batch.payloads.push(payload);
         } else {
             let event = event.hold();
             // Queries the event now, so that the caller gets the error if it can never pass.
-            let relaxed = Relaxed::new(&self.driver);
-            let fate = fate(event.is_done());
-            drop(relaxed);
-            match fate? {
-                Fate::Lost => self.lost.push(payload),
-                Fate::Done | Fate::Ahead => {
-                    let payloads = vec![payload];
-                    self.events.insert(key, Waiting { event, payloads });
+            match WorkState::of(event.is_done())? {
+                WorkState::Lost => self.lost.push(payload),
+                WorkState::Done | WorkState::Ahead => {
+                    let (event, payloads) = (Mark::Callers(event), vec![payload]);
+                    let queue = self.queues.entry(key).or_default();
+                    queue.push_back(Batch { event, payloads });
                 }
             }
         }
@@ -201,16 +234,7 @@ impl<T: Copy> Deferred<T> {
     /// The driver's first error; the payloads that it concerns still wait. Payloads of other events that have
     /// passed are in `passed` anyway.
     pub(crate) fn poll(&mut self, passed: &mut Vec<T>) -> Result<()> {
-        if self.pending == 0 {
-            return Ok(());
-        }
-        let before = passed.len();
-        let result = self.go_through(passed, Event::is_done);
-        if !self.lost.is_empty() && self.driver.device_count().is_ok_and(|count| count == 1) {
-            passed.append(&mut self.lost);
-        }
-        self.pending -= passed.len() - before;
-        result
+        self.pass(passed, false)
     }
 
     /// Waits for everything and adds it to `passed`.
@@ -218,92 +242,89 @@ impl<T: Copy> Deferred<T> {
     /// # Errors
     /// As [`poll`](Self::poll); then some payloads still [wait](Self::pending), and a GPU may still use them.
     pub(crate) fn drain(&mut self, passed: &mut Vec<T>) -> Result<()> {
+        self.pass(passed, true)
+    }
+
+    /// Moves payloads to `passed`: of each queue in order, for as long as their events have passed, or can be waited for.
+    fn pass(&mut self, passed: &mut Vec<T>, waits: bool) -> Result<()> {
         if self.pending == 0 {
             return Ok(());
         }
-        let before = passed.len();
-        let mut result = self.go_through(passed, |event| event.synchronize().map(|()| true));
+        let _relaxed = Relaxed::new(&self.driver);
+        let (passed_before, lost_before) = (passed.len(), self.lost.len());
+        let mut result = Ok(());
+        self.queues.retain(|_, queue| {
+            while let Some(batch) = queue.front_mut() {
+                let done = if waits {
+                    batch.event.synchronize().map(|()| true)
+                } else {
+                    batch.event.is_done()
+                };
+                match WorkState::of(done) {
+                    Ok(WorkState::Done) => passed.append(&mut batch.payloads),
+                    Ok(WorkState::Lost) => self.lost.append(&mut batch.payloads),
+                    Ok(WorkState::Ahead) => break,
+                    Err(error) => {
+                        if result.is_ok() {
+                            result = Err(error);
+                        }
+                        break;
+                    }
+                }
+                if let Some(batch) = queue.pop_front()
+                    && let Mark::Own(event) = batch.event
+                {
+                    let spares = self.spares.entry(event.handle().device).or_default();
+                    if spares.len() < SPARES {
+                        spares.push(event);
+                    }
+                }
+            }
+            !queue.is_empty()
+        });
+        if self.lost.len() > lost_before {
+            tracing::warn!("memory no longer waits for a GPU's work: the GPU is lost");
+        }
         if !self.lost.is_empty() {
-            match self.wait_for_all_gpus() {
-                Ok(()) => passed.append(&mut self.lost),
+            let over = if waits {
+                self.wait_for_all_gpus().map(|()| true)
+            } else {
+                Ok(self.driver.device_count().is_ok_and(|count| count == 1))
+            };
+            match over {
+                Ok(true) => passed.append(&mut self.lost),
+                Ok(false) => {}
                 Err(error) => result = result.and(Err(error)),
             }
         }
-        self.pending -= passed.len() - before;
+        self.pending -= passed.len() - passed_before;
         result
     }
 
     /// Takes all waiting payloads, to be [drained](Self::drain) while other threads go on freeing with this:
     /// the GPU may wait for them, through a host function in a stream.
     pub(crate) fn take(&mut self) -> Self {
-        let rest = Self::new(&self.driver);
-        let mut taken = std::mem::replace(self, rest);
-        std::mem::swap(&mut self.spares, &mut taken.spares);
-        taken
+        Self {
+            driver: self.driver.clone(),
+            queues: std::mem::take(&mut self.queues),
+            lost: std::mem::take(&mut self.lost),
+            spares: HashMap::new(),
+            pending: std::mem::take(&mut self.pending),
+        }
     }
 
     /// Puts back payloads that were taken and could not be drained.
     pub(crate) fn put_back(&mut self, mut taken: Self) {
-        for (key, mut older) in taken.streams.drain() {
-            let queue = self.streams.entry(key).or_default();
+        for (key, mut older) in taken.queues.drain() {
+            let queue = self.queues.entry(key).or_default();
             older.append(queue);
             *queue = older;
-        }
-        for (key, older) in taken.events.drain() {
-            match self.events.entry(key) {
-                Entry::Occupied(mut entry) => entry.get_mut().payloads.extend(older.payloads),
-                Entry::Vacant(entry) => {
-                    entry.insert(older);
-                }
-            }
         }
         self.lost.append(&mut taken.lost);
         self.pending += std::mem::take(&mut taken.pending);
     }
 
-    /// Queries the events, each stream's in order, for as long as they have passed.
-    fn go_through(
-        &mut self,
-        passed: &mut Vec<T>,
-        ask: impl Fn(&Event) -> Result<bool>,
-    ) -> Result<()> {
-        let _relaxed = Relaxed::new(&self.driver);
-        let lost_before = self.lost.len();
-        let mut result = Ok(());
-        // Moves the payloads of an event that has passed, and returns whether it has.
-        let mut settle = |event: &Event, payloads: &mut Vec<T>| {
-            match fate(ask(event)) {
-                Ok(Fate::Done) => passed.append(payloads),
-                Ok(Fate::Lost) => self.lost.append(payloads),
-                Ok(Fate::Ahead) => return false,
-                Err(error) => {
-                    if result.is_ok() {
-                        result = Err(error);
-                    }
-                    return false;
-                }
-            }
-            true
-        };
-        self.streams.retain(|key, queue| {
-            while let Some(batch) = queue.front_mut()
-                && settle(&batch.event, &mut batch.payloads)
-                && let Some(batch) = queue.pop_front()
-            {
-                self.spares.put(key.0.device, batch);
-            }
-            !queue.is_empty()
-        });
-        self.events
-            .retain(|_, waiting| !settle(&waiting.event, &mut waiting.payloads));
-        if self.lost.len() > lost_before {
-            tracing::warn!("memory no longer waits for a GPU's work: the GPU is lost");
-        }
-        result
-    }
-
     fn wait_for_all_gpus(&self) -> Result<()> {
-        let _relaxed = Relaxed::new(&self.driver);
         for device in 0..self.driver.device_count()? {
             if let Err(error) = self.driver.ctx_synchronize(device)
                 && !matches!(error, Error::ContextLost { .. })

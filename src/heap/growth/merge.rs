@@ -12,7 +12,8 @@ use super::super::inner::HeapInner;
 use crate::Result;
 
 impl HeapInner {
-    /// Gives back the fewest idle chunks after which growth for a block has room below `most` bytes of all memory. Returns
+    /// Gives back idle chunks after which growth for a block has room below `most` bytes of all memory: those in its place, or
+    /// all if that is too little memory. Returns
     /// `false` if none would do; the caller has emptied the threads' caches if that helps.
     ///
     /// The lock is not released between the chunks: growth of other threads would take the place.
@@ -38,8 +39,7 @@ impl HeapInner {
         if idle.is_empty() {
             return Ok(false);
         }
-        let rooms = backing.rooms();
-        let Some(chunks) = backing.to_give_back((bytes, align, most), &idle, &rooms) else {
+        let Some(chunks) = backing.to_give_back((bytes, align, most), &idle) else {
             return Ok(false);
         };
         {

@@ -9,9 +9,10 @@ use crate::backing::Chunk;
 use crate::per_driver::lock;
 use crate::vmm::PhysicalMemory;
 
-/// The chunks of a heap that have shared blocks, so that each chunk is exported once.
+/// The chunks of a heap that have shared blocks, so that each chunk is exported once. By the address of the chunk's memory,
+/// which no other memory has while the entry can be upgraded.
 #[derive(Debug, Default)]
-pub(crate) struct Shares(Mutex<HashMap<u64, Weak<SharedChunk>>>);
+pub(crate) struct Shares(Mutex<HashMap<usize, Weak<SharedChunk>>>);
 
 /// Keeps a chunk's memory, so that it is not given back meanwhile.
 #[derive(Debug)]
@@ -33,7 +34,8 @@ impl Holds for SharedChunk {
 impl Shares {
     pub(super) fn hold(&self, chunk: &Chunk) -> Arc<SharedChunk> {
         let mut chunks = lock(&self.0);
-        if let Some(held) = chunks.get(&chunk.order()).and_then(Weak::upgrade) {
+        let key = Arc::as_ptr(chunk.memory()).addr();
+        if let Some(held) = chunks.get(&key).and_then(Weak::upgrade) {
             return held;
         }
         chunks.retain(|_, chunk| chunk.strong_count() > 0);
@@ -41,7 +43,7 @@ impl Shares {
             exports: Exports::default(),
             memory: Arc::clone(chunk.memory()),
         });
-        chunks.insert(chunk.order(), Arc::downgrade(&held));
+        chunks.insert(key, Arc::downgrade(&held));
         held
     }
 }

@@ -330,8 +330,9 @@ fn the_heap_is_drawn_at_its_peak() {
     // The trace's peak is in use, and little besides it.
     let report = json(&run(&[&args[..7], &["--json"]].concat()));
     let peak = report["peak"].as_u64().unwrap();
-    let words = svg.split("backed: ").nth(1).unwrap();
-    let used: u64 = words.split(' ').next().unwrap().parse().unwrap();
+    let words = svg.split("in use by the program: ").nth(1).unwrap();
+    let bytes = words.split('(').nth(1).unwrap();
+    let used: u64 = bytes.split(' ').next().unwrap().parse().unwrap();
     assert!(used >= peak && used < peak + peak / 20, "{used} of {peak}");
 }
 

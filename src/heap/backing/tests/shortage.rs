@@ -102,16 +102,13 @@ fn a_request_beyond_what_the_nodes_have_is_refused_before_a_call() {
 }
 
 #[test]
-fn small_chunks_are_guarded_together() {
+fn small_chunks_are_guarded_too() {
     let driver = small(&[1024]);
     let sim = driver.sim().unwrap();
     let mut backing = Backing::new(&driver, &plan(512, 2)).unwrap();
     assert_eq!(grown(&mut backing, block(60 * MIB)), [0..60]);
     leave(&driver, 0, 0);
     let before = sim.count(Call::MemCreate);
-    // The heap asks the driver for small chunks without checking the node; after a refusal it checks first.
-    let error = backing.grow(block(2 * MIB)).unwrap_err();
-    assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
     for mib in [2, 4] {
         let error = backing.grow(block(mib * MIB)).unwrap_err();
         let expected = Error::NodeTooFull {
@@ -124,7 +121,42 @@ fn small_chunks_are_guarded_together() {
     let mut large = Backing::new(&driver, &plan(512, 64)).unwrap();
     let error = large.grow(block(62 * MIB)).unwrap_err();
     assert!(matches!(error, Error::NodeTooFull { .. }), "{error}");
-    assert_eq!(sim.count(Call::MemCreate), before + 1);
+    assert_eq!(sim.count(Call::MemCreate), before);
+}
+
+/// Growth by at most so many bytes of all memory: the last chunk is smaller, or a place is taken that needs less.
+#[test]
+fn a_bound_makes_the_last_chunk_smaller_and_refuses_what_is_needed_alone() {
+    let driver = small(&[512]);
+    let beside = |gap: &Range<u64>| Beside {
+        before: 0,
+        after: if gap.end == 12 * MIB { 2 * MIB } else { 0 },
+    };
+    let want = Want::Block {
+        bytes: 4 * MIB,
+        alignment: 1,
+        beside: &beside,
+    };
+    for (most, expected) in [
+        (16, Some(8..12)),
+        // The hole's upper half.
+        (14, Some(10..12)),
+        (12, None),
+    ] {
+        let mut backing = Backing::new(&driver, &plan(16, 4)).unwrap();
+        assert_eq!(grown(&mut backing, block(16 * MIB)), [0..16]);
+        give_back(&mut backing, 8 * MIB..12 * MIB);
+        let grown = backing.grow_within(want, most * MIB).unwrap();
+        assert_eq!(grown.map(|grown| mib(&grown[0])), expected);
+    }
+    let mut backing = Backing::new(&driver, &plan(64, 8)).unwrap();
+    let more = |backing: &mut Backing, most| {
+        let grown = backing.grow_within(Want::More { bytes: 10 * MIB }, most * MIB);
+        grown.unwrap().map(|grown| mib(&grown[0]))
+    };
+    assert_eq!(more(&mut backing, 8), None);
+    assert_eq!(more(&mut backing, 14), Some(0..14));
+    assert_eq!(more(&mut backing, 64), Some(14..30));
 }
 
 #[test]

@@ -8,6 +8,12 @@ mod on_sim;
 
 use super::*;
 
+impl<T: Copy> Deferred<T> {
+    fn after_one(&mut self, stream: &Stream, payload: T) -> Result<()> {
+        self.after_stream(stream, &mut vec![payload])
+    }
+}
+
 /// Polls; returns the payloads that have passed, sorted.
 fn poll<T: Copy + Ord>(deferred: &mut Deferred<T>) -> Vec<T> {
     let mut passed = Vec::new();

@@ -141,8 +141,8 @@ impl World {
         let payloads = self.payloads(many.max(1));
         let on = &self.streams[stream];
         let result = match payloads[..] {
-            [payload] => self.deferred.after_stream(on, payload),
-            _ => self.deferred.after_stream_all(on, &mut payloads.clone()),
+            [payload] => self.deferred.after_one(on, payload),
+            _ => self.deferred.after_stream(on, &mut payloads.clone()),
         };
         if result.is_ok() {
             assert!(!self.captured[stream] || self.is_lost(stream));

@@ -7,10 +7,10 @@ fn what_was_freed_passes_with_the_work_before_it_and_not_with_what_came_later() 
     let (gpus, driver) = Gpus::new(1);
     let stream = gpus.busy(&driver, 0);
     let mut deferred = Deferred::new(&driver);
-    deferred.after_stream(&stream, 1).unwrap();
+    deferred.after_one(&stream, 1).unwrap();
     gpus.work(&stream);
-    deferred.after_stream_all(&stream, &mut vec![2, 3]).unwrap();
-    deferred.after_stream_all(&stream, &mut Vec::new()).unwrap();
+    deferred.after_stream(&stream, &mut vec![2, 3]).unwrap();
+    deferred.after_stream(&stream, &mut Vec::new()).unwrap();
     assert_eq!((poll(&mut deferred), deferred.pending()), (vec![], 3));
     gpus.step(&stream);
     assert_eq!((poll(&mut deferred), deferred.pending()), (vec![1], 2));
@@ -26,11 +26,11 @@ fn a_list_is_taken_and_not_copied_and_a_refused_one_stays() {
     let mut list: Vec<u64> = (0..1000).collect();
     let (at, all) = (list.as_ptr(), list.clone());
     gpus.fail(Call::EventRecord, Code::UNKNOWN);
-    deferred.after_stream_all(&stream, &mut list).unwrap_err();
+    deferred.after_stream(&stream, &mut list).unwrap_err();
     assert_eq!((&list, list.as_ptr(), deferred.pending()), (&all, at, 0));
-    deferred.after_stream_all(&stream, &mut list).unwrap();
+    deferred.after_stream(&stream, &mut list).unwrap();
     assert_eq!((list.len(), deferred.pending()), (0, 1000));
-    let batch = deferred.streams.values().flatten().next().unwrap();
+    let batch = deferred.queues.values().flatten().next().unwrap();
     assert_eq!(batch.payloads.as_ptr(), at);
     assert_eq!(drain(&mut deferred), all);
 }
@@ -41,7 +41,7 @@ fn streams_pass_on_their_own() {
     let streams = [0, 0, 1].map(|device| gpus.busy(&driver, device));
     let mut deferred = Deferred::new(&driver);
     for (i, stream) in streams.iter().enumerate() {
-        deferred.after_stream(stream, i).unwrap();
+        deferred.after_one(stream, i).unwrap();
     }
     for i in [1, 2, 0] {
         gpus.step(&streams[i]);
@@ -56,7 +56,7 @@ fn a_poll_asks_one_event_of_a_stream_that_has_not_gone_on() {
     let mut deferred = Deferred::new(&driver);
     assert!(poll(&mut deferred).is_empty());
     assert_eq!(gpus.count(Call::ThreadExchangeStreamCaptureMode), 0);
-    (0..100).for_each(|i| deferred.after_stream(&stream, i).unwrap());
+    (0..100).for_each(|i| deferred.after_one(&stream, i).unwrap());
     assert_eq!(gpus.count(Call::EventQuery), 0);
     assert!(poll(&mut deferred).is_empty());
     assert_eq!(gpus.count(Call::EventQuery), 1);
@@ -74,14 +74,14 @@ fn events_are_used_again_and_destroyed_in_the_end() {
     for round in 0..10 {
         streams.iter().for_each(|stream| gpus.work(stream));
         for stream in streams.iter().chain(&streams) {
-            deferred.after_stream(stream, round).unwrap();
+            deferred.after_one(stream, round).unwrap();
         }
         drain(&mut deferred);
     }
     assert_eq!((gpus.events(), gpus.count(Call::EventCreate)), (4, 4));
     gpus.work(&streams[0]);
     for _ in 0..1000 {
-        deferred.after_stream(&streams[0], 0).unwrap();
+        deferred.after_one(&streams[0], 0).unwrap();
     }
     drain(&mut deferred);
     assert!(gpus.events() < 300, "{} are kept", gpus.events());
@@ -94,14 +94,12 @@ fn a_stream_that_is_captured_is_refused_and_left_alone() {
     let (gpus, driver) = Gpus::new(1);
     let stream = gpus.busy(&driver, 0);
     let mut deferred = Deferred::new(&driver);
-    deferred.after_stream(&stream, 1).unwrap();
+    deferred.after_one(&stream, 1).unwrap();
     gpus.capture(&stream, true);
     let invalid = |error| matches!(error, Error::InvalidArgument { what: "stream", .. });
-    assert!(invalid(deferred.after_stream(&stream, 2).unwrap_err()));
+    assert!(invalid(deferred.after_one(&stream, 2).unwrap_err()));
     assert!(invalid(
-        deferred
-            .after_stream_all(&stream, &mut vec![3, 4])
-            .unwrap_err()
+        deferred.after_stream(&stream, &mut vec![3, 4]).unwrap_err()
     ));
     assert_eq!(deferred.pending(), 1);
     assert_eq!(gpus.count(Call::EventRecord), 1);
@@ -109,7 +107,7 @@ fn a_stream_that_is_captured_is_refused_and_left_alone() {
     gpus.step(&stream);
     assert_eq!(poll(&mut deferred), [1]);
     gpus.capture(&stream, false);
-    deferred.after_stream(&stream, 2).unwrap();
+    deferred.after_one(&stream, 2).unwrap();
     assert_eq!(poll(&mut deferred), [2]);
 }
 
@@ -135,7 +133,7 @@ fn captures_of_other_threads_are_kept_out_of_the_way_of() {
     let event = Arc::new(Event::new(&driver, 0, false).unwrap());
     event.record(&stream).unwrap();
     let mut deferred = Deferred::new(&driver);
-    deferred.after_stream(&stream, 1).unwrap();
+    deferred.after_one(&stream, 1).unwrap();
     deferred.after_event(event, 2).unwrap();
     assert!(poll(&mut deferred).is_empty());
     assert_eq!(drain(&mut deferred), [1, 2]);
@@ -191,7 +189,7 @@ fn another_drivers_stream_and_event_are_refused() {
     let stream = gpus.busy(&driver, 0);
     let event = Arc::new(Event::new(&driver, 0, false).unwrap());
     let mut deferred = Deferred::new(&other);
-    let error = deferred.after_stream(&stream, 1).unwrap_err();
+    let error = deferred.after_one(&stream, 1).unwrap_err();
     assert!(matches!(error, Error::InvalidArgument { .. }));
     let error = deferred.after_event(event, 1).unwrap_err();
     assert!(matches!(error, Error::InvalidArgument { .. }));
@@ -223,11 +221,11 @@ fn the_only_gpu_lost_has_no_work_left() {
     let event = Arc::new(Event::new(&driver, 0, false).unwrap());
     event.record(&stream).unwrap();
     let mut deferred = Deferred::new(&driver);
-    deferred.after_stream(&stream, 1).unwrap();
+    deferred.after_one(&stream, 1).unwrap();
     deferred.after_event(Arc::clone(&event), 2).unwrap();
     gpus.lose(0);
-    deferred.after_stream(&stream, 3).unwrap();
-    deferred.after_stream_all(&stream, &mut vec![4, 5]).unwrap();
+    deferred.after_one(&stream, 3).unwrap();
+    deferred.after_stream(&stream, &mut vec![4, 5]).unwrap();
     deferred.after_event(event, 6).unwrap();
     assert_eq!(deferred.pending(), 6);
     assert_eq!(poll(&mut deferred), [1, 2, 3, 4, 5, 6]);
@@ -239,7 +237,7 @@ fn what_waited_for_a_lost_gpu_waits_for_the_others_that_it_may_have_waited_for()
     let streams = [0, 1, 2].map(|device| gpus.busy(&driver, device));
     let mut deferred = Deferred::new(&driver);
     for (i, stream) in streams.iter().enumerate() {
-        deferred.after_stream(stream, i).unwrap();
+        deferred.after_one(stream, i).unwrap();
     }
     gpus.lose(0);
     gpus.lose(2);
@@ -266,10 +264,10 @@ fn each_call_may_fail_and_nothing_is_lost() {
         let stream = gpus.busy(&driver, 0);
         let mut deferred = Deferred::new(&driver);
         gpus.fail(call, Code::OUT_OF_MEMORY);
-        let error = deferred.after_stream(&stream, 1).unwrap_err();
+        let error = deferred.after_one(&stream, 1).unwrap_err();
         assert_eq!(error.code(), Some(Code::OUT_OF_MEMORY), "{call}");
         assert_eq!(deferred.pending(), 0);
-        deferred.after_stream(&stream, 1).unwrap();
+        deferred.after_one(&stream, 1).unwrap();
         assert!(poll(&mut deferred).is_empty());
         gpus.step(&stream);
         assert_eq!(poll(&mut deferred), [1]);
@@ -279,7 +277,7 @@ fn each_call_may_fail_and_nothing_is_lost() {
         let mut deferred = Deferred::new(&driver);
         for i in 0..2 {
             let stream = Stream::new(&driver, 0).unwrap();
-            deferred.after_stream(&stream, i).unwrap();
+            deferred.after_one(&stream, i).unwrap();
             let event = Arc::new(Event::new(&driver, 0, false).unwrap());
             event.record(&stream).unwrap();
             deferred.after_event(event, 2 + i).unwrap();
@@ -300,28 +298,33 @@ fn each_call_may_fail_and_nothing_is_lost() {
 
 #[test]
 fn what_is_taken_can_be_put_back_in_its_place() {
-    let (gpus, driver) = Gpus::new(1);
-    let stream = gpus.busy(&driver, 0);
-    let event = Arc::new(Event::new(&driver, 0, false).unwrap());
-    event.record(&stream).unwrap();
-    let mut deferred = Deferred::new(&driver);
-    deferred.after_stream(&stream, 1).unwrap();
-    deferred.after_event(Arc::clone(&event), 2).unwrap();
-    let mut taken = deferred.take();
-    assert_eq!((taken.pending(), deferred.pending()), (2, 0));
-    gpus.work(&stream);
-    deferred.after_stream(&stream, 3).unwrap();
-    deferred.after_event(event, 4).unwrap();
-    gpus.fail(Call::EventSynchronize, Code::UNKNOWN);
-    let mut passed = Vec::new();
-    taken.drain(&mut passed).unwrap_err();
-    let first = std::mem::take(&mut passed);
-    assert_eq!((first.as_slice(), taken.pending()), ([2].as_slice(), 1));
-    deferred.put_back(taken);
-    assert_eq!(deferred.pending(), 3);
-    assert_eq!(poll(&mut deferred), [1, 4], "1 is before 3 again");
-    gpus.step(&stream);
-    assert_eq!(poll(&mut deferred), [3]);
+    for after_event in [false, true] {
+        let (gpus, driver) = Gpus::new(1);
+        let stream = gpus.busy(&driver, 0);
+        let event = Arc::new(Event::new(&driver, 0, false).unwrap());
+        event.record(&stream).unwrap();
+        let mut deferred = Deferred::new(&driver);
+        let put = match after_event {
+            true => deferred.after_event(Arc::clone(&event), 1),
+            false => deferred.after_one(&stream, 1),
+        };
+        put.unwrap();
+        let mut taken = deferred.take();
+        assert_eq!((taken.pending(), deferred.pending()), (1, 0));
+        gpus.work(&stream);
+        deferred.after_one(&stream, 2).unwrap();
+        deferred.after_event(event, 3).unwrap();
+        gpus.fail(Call::EventSynchronize, Code::UNKNOWN);
+        let mut passed = Vec::new();
+        taken.drain(&mut passed).unwrap_err();
+        assert_eq!((passed.len(), taken.pending()), (0, 1));
+        deferred.put_back(taken);
+        assert_eq!(deferred.pending(), 3);
+        gpus.step(&stream);
+        assert_eq!(poll(&mut deferred), [1, 3], "1 is before 2 again");
+        gpus.step(&stream);
+        assert_eq!(poll(&mut deferred), [2]);
+    }
 }
 
 #[test]
@@ -329,7 +332,7 @@ fn dropping_waits() {
     let (gpus, driver) = Gpus::new(2);
     let streams = [0, 1].map(|device| gpus.busy(&driver, device));
     let mut deferred = Deferred::new(&driver);
-    deferred.after_stream(&streams[0], ()).unwrap();
+    deferred.after_one(&streams[0], ()).unwrap();
     let event = Event::new(&driver, 1, false).unwrap();
     event.record(&streams[1]).unwrap();
     deferred.after_event(Arc::new(event), ()).unwrap();

@@ -36,7 +36,7 @@ fn nothing_comes_back_before_its_work_has_run() {
     let mut deferred = Deferred::new(&driver);
     for (i, stream) in streams.iter().enumerate() {
         fill(stream, &buffer, i, 7);
-        deferred.after_stream(stream, i).unwrap();
+        deferred.after_one(stream, i).unwrap();
         fill(stream, &buffer, i, 9);
         assert_eq!(byte(&buffer, i), 0, "nobody has waited");
     }
@@ -70,7 +70,7 @@ fn dropping_waits_and_gives_back_every_event() {
     let before = sim.held();
     let mut deferred = Deferred::new(&driver);
     fill(&stream, &buffer, 0, 7);
-    deferred.after_stream(&stream, 0).unwrap();
+    deferred.after_one(&stream, 0).unwrap();
     drop(deferred);
     assert_eq!(byte(&buffer, 0), 7);
     assert_eq!(sim.held(), before);
@@ -109,7 +109,7 @@ fn each_call_is_made_to_fail_once() {
                         Err(error) => Err(error),
                     }
                 }
-                _ => deferred.after_stream(stream, i),
+                _ => deferred.after_one(stream, i),
             };
             match result {
                 Ok(()) => freed.push(i),
@@ -144,9 +144,9 @@ fn a_lost_gpu_keeps_nothing_for_good() {
         .unwrap();
     fill(&bad, &gone, 0, 1);
     drop(gone);
-    deferred.after_stream(&bad, 0).unwrap();
+    deferred.after_one(&bad, 0).unwrap();
     fill(&good, &buffer, 1, 7);
-    deferred.after_stream(&good, 1).unwrap();
+    deferred.after_one(&good, 1).unwrap();
     assert_eq!(poll(&mut deferred), [1]);
     assert_eq!(deferred.pending(), 1);
     fill(&good, &buffer, 2, 7);

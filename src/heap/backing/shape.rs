@@ -28,7 +28,7 @@ pub(crate) enum Want<'a> {
         /// The end that the block needs: beyond `memory_end`.
         end: u64,
     },
-    /// More bytes, in as many pieces as necessary.
+    /// More bytes at the lowest place: fewer if they end before other memory.
     More {
         /// The number of bytes: at least 1.
         bytes: u64,
@@ -45,18 +45,15 @@ impl Want<'_> {
         }
     }
 
-    const fn alignment(&self) -> u64 {
-        match *self {
-            Self::Block { alignment, .. } => alignment,
-            Self::More { .. } | Self::Behind { .. } => 1,
-        }
-    }
-
     /// Returns [`Error::HeapFull`]. The caller adds the heap's free bytes.
     pub(super) const fn refused(&self, why: NoRoom, limit: u64) -> Error {
+        let align = match *self {
+            Self::Block { alignment, .. } => alignment,
+            Self::More { .. } | Self::Behind { .. } => 1,
+        };
         Error::HeapFull {
             requested: self.bytes(),
-            align: self.alignment(),
+            align,
             guards: 0,
             why,
             limit,
@@ -92,38 +89,6 @@ impl Fill {
     }
 }
 
-/// Where to grow.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Places {
-    /// The lowest place. Empty if there is room without growth.
-    pub first: Vec<Fill>,
-    /// The place that needs the least memory, if less than the first.
-    pub leanest: Option<Fill>,
-}
-
-impl Places {
-    const fn only(first: Vec<Fill>) -> Self {
-        let leanest = None;
-        Self { first, leanest }
-    }
-
-    /// Returns the same with at most `room` bytes, in whole units; the last chunk is then smaller. `None` if
-    /// even the bytes needed are more.
-    pub(super) fn within(mut self, room: u64) -> Option<Self> {
-        let needed = self.first.iter().map(Fill::needed).sum();
-        let Some(mut spare) = room.checked_sub(needed) else {
-            let leanest = self.leanest.filter(|fill| fill.needed() <= room)?;
-            return Some(Self::only(vec![leanest]));
-        };
-        for fill in &mut self.first {
-            let more = spare.min(fill.end - fill.need);
-            fill.end = fill.need + more;
-            spare -= more;
-        }
-        Some(self)
-    }
-}
-
 /// The properties of a heap that decide where growth goes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
@@ -140,111 +105,92 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// Returns where to add memory for `want` in the `gaps`: all ranges without memory, ascending. A block and more memory
-    /// have at least 1 byte, and a block's alignment is a power of two.
-    pub(super) fn places(self, gaps: &[Range<u64>], want: Want<'_>) -> Result<Places> {
-        let places = match want {
+    /// Returns what to fill of the `gaps`, which are all ranges without memory, ascending, for `want`; `None` if there is
+    /// room without growth. A block and more memory have at least 1 byte, and a block's alignment is a power of two.
+    ///
+    /// In a heap whose chunks join, a block goes to the lowest place, or if that `is_lean` to the place that needs the least
+    /// memory.
+    pub(super) fn place(
+        self,
+        gaps: &[Range<u64>],
+        want: Want<'_>,
+        is_lean: bool,
+    ) -> Result<Option<Fill>> {
+        let fill = match want {
             Want::Block {
                 bytes,
                 alignment,
                 beside,
-            } => {
-                debug_assert!(bytes > 0 && alignment.is_power_of_two());
-                match self.joins {
-                    true => self.joined(gaps, bytes, alignment, beside),
-                    false => self.single(gaps, bytes, alignment),
-                }
-            }
+            } if self.joins => self.joined(gaps, (bytes, alignment), beside, is_lean),
+            Want::Block {
+                bytes, alignment, ..
+            } => self.single(gaps, bytes, alignment).map(Some),
             Want::Behind {
                 start,
                 memory_end,
                 end,
-            } => self.behind(gaps, start, memory_end..end),
-            Want::More { bytes } => {
-                debug_assert!(bytes > 0);
-                self.more(gaps, bytes)
-            }
+            } => self.behind(gaps, start, memory_end..end).map(Some),
+            Want::More { bytes } => gaps.first().and_then(|gap| {
+                let bytes = round_up(bytes, self.unit)?.min(gap.end - gap.start);
+                Some(Some(self.fill(gap.start, gap.start + bytes, gap.end)))
+            }),
         };
-        places.ok_or_else(|| want.refused(NoRoom::Limit, self.limit))
+        fill.ok_or_else(|| want.refused(NoRoom::Limit, self.limit))
     }
 
+    /// Returns `None` if there is no place, and `Some(None)` if there is room without growth.
     fn joined(
         self,
         gaps: &[Range<u64>],
-        bytes: u64,
-        alignment: u64,
+        (bytes, alignment): (u64, u64),
         beside: &dyn Fn(&Range<u64>) -> Beside,
-    ) -> Option<Places> {
-        let mut first: Option<Fill> = None;
-        let mut leanest: Option<Fill> = None;
+        is_lean: bool,
+    ) -> Option<Option<Fill>> {
+        debug_assert!(bytes > 0 && alignment.is_power_of_two());
+        let mut best: Option<Fill> = None;
         for gap in gaps {
             let beside = beside(gap);
             let room =
                 gap.start.saturating_sub(beside.before)..gap.end.saturating_add(beside.after);
-            for block in [
-                self.lowest(&room, bytes, alignment),
-                self.highest(&room, bytes, alignment),
-            ]
-            .into_iter()
-            .flatten()
-            {
+            let lowest = self.lowest(&room, bytes, alignment);
+            let highest = self.highest(&room, bytes, alignment);
+            for block in lowest.into_iter().chain(highest) {
                 if block.end <= gap.start || block.start >= gap.end {
-                    return Some(Places::only(Vec::new()));
+                    return Some(None);
                 }
                 let start = gap.start.max(block.start / self.unit * self.unit);
                 let need = gap.end.min(round_up(block.end, self.unit)?);
-                first.get_or_insert_with(|| self.fill(start, need, gap.end));
-                let end = need;
-                let fill = Fill { start, need, end };
-                if leanest.is_none_or(|least| fill.needed() < least.needed()) {
-                    leanest = Some(fill);
+                let fill = self.fill(start, need, if is_lean { need } else { gap.end });
+                if best.is_none_or(|best| is_lean && fill.needed() < best.needed()) {
+                    best = Some(fill);
                 }
             }
         }
-        let first = first?;
-        Some(Places {
-            leanest: leanest.filter(|least| least.needed() < first.needed()),
-            first: vec![first],
-        })
+        best.map(Some)
     }
 
     /// Finds a place for one chunk, so that the block can be shared as a part of one handle.
-    fn single(self, gaps: &[Range<u64>], bytes: u64, alignment: u64) -> Option<Places> {
+    fn single(self, gaps: &[Range<u64>], bytes: u64, alignment: u64) -> Option<Fill> {
         let needed = round_up(bytes, self.unit)?;
         gaps.iter().find_map(|gap| {
             let block = self.lowest(gap, needed, alignment.max(self.unit))?;
             let wished = block.start.saturating_add(needed.max(self.chunk));
-            let fill = Fill {
+            Some(Fill {
                 start: block.start,
                 need: block.end,
                 end: gap.end.min(wished),
-            };
-            Some(Places::only(vec![fill]))
+            })
         })
     }
 
     /// Returns the beginning of the gap at `wanted.start`, for the block that begins at `start`.
-    fn behind(self, gaps: &[Range<u64>], start: u64, wanted: Range<u64>) -> Option<Places> {
+    fn behind(self, gaps: &[Range<u64>], start: u64, wanted: Range<u64>) -> Option<Fill> {
         if !self.joins || wanted.is_empty() || self.range_limit_in(start..wanted.end).is_some() {
             return None;
         }
         let gap = gaps.iter().find(|gap| gap.start == wanted.start)?;
         let need = round_up(wanted.end, self.unit)?;
-        (need <= gap.end).then(|| Places::only(vec![self.fill(gap.start, need, gap.end)]))
-    }
-
-    fn more(self, gaps: &[Range<u64>], bytes: u64) -> Option<Places> {
-        let mut left = round_up(bytes, self.unit)?;
-        let mut first = Vec::new();
-        for gap in gaps {
-            let needed = left.min(gap.end - gap.start);
-            first.push(self.fill(gap.start, gap.start + needed, gap.end));
-            left -= needed;
-            if left == 0 {
-                return Some(Places::only(first));
-            }
-        }
-        None
+        (need <= gap.end).then(|| self.fill(gap.start, need, gap.end))
     }
 
     /// Returns the range from `start` to `need`, and to the end of its last chunk if `most` allows that.
@@ -256,12 +202,7 @@ impl Shape {
     }
 
     /// Returns the lowest place for a block in `room`.
-    pub(super) fn lowest(
-        self,
-        room: &Range<u64>,
-        bytes: u64,
-        alignment: u64,
-    ) -> Option<Range<u64>> {
+    fn lowest(self, room: &Range<u64>, bytes: u64, alignment: u64) -> Option<Range<u64>> {
         let mut from = room.start;
         loop {
             let at = round_up(self.base.checked_add(from)?, alignment)? - self.base;
@@ -274,12 +215,7 @@ impl Shape {
     }
 
     /// Returns the highest place for a block in `room`.
-    pub(super) fn highest(
-        self,
-        room: &Range<u64>,
-        bytes: u64,
-        alignment: u64,
-    ) -> Option<Range<u64>> {
+    fn highest(self, room: &Range<u64>, bytes: u64, alignment: u64) -> Option<Range<u64>> {
         let mut to = room.end;
         loop {
             let last = self.base.checked_add(to.checked_sub(bytes)?)?;
@@ -317,6 +253,48 @@ impl Shape {
             .checked_add(1)?
             .checked_mul(self.max_range)?;
         (range_limit < range.end).then_some(range_limit)
+    }
+
+    /// Returns the place for a chunk of `bytes` in the `gaps` and in `idle` chunks for which the fewest bytes of chunks go
+    /// back: the lowest of several.
+    pub(super) fn hole(
+        self,
+        gaps: &[Range<u64>],
+        idle: &[Range<u64>],
+        bytes: u64,
+        alignment: u64,
+    ) -> Option<Range<u64>> {
+        let alignment = alignment.max(self.unit);
+        let chunks = idle.iter().map(|chunk| (chunk.clone(), true));
+        let gaps = gaps.iter().map(|gap| (gap.clone(), false));
+        let mut cells: Vec<(Range<u64>, bool)> = gaps.chain(chunks).collect();
+        cells.sort_unstable_by_key(|(range, _)| range.start);
+        let mut best: Option<(u64, Range<u64>)> = None;
+        for run in cells.chunk_by(|(left, _), (right, _)| left.end == right.start) {
+            let (Some((first, _)), Some((last, _))) = (run.first(), run.last()) else {
+                continue;
+            };
+            // The bytes of chunks before each cell.
+            let before: Vec<u64> = std::iter::once(0)
+                .chain(run.iter().scan(0, |sum, (range, is_chunk)| {
+                    *sum += u64::from(*is_chunk) * (range.end - range.start);
+                    Some(*sum)
+                }))
+                .collect();
+            for (range, _) in run {
+                let up = self.lowest(&(range.start..last.end), bytes, alignment);
+                let down = self.highest(&(first.start..range.end), bytes, alignment);
+                for place in [up, down].into_iter().flatten() {
+                    let from = run.partition_point(|(cell, _)| cell.end <= place.start);
+                    let to = run.partition_point(|(cell, _)| cell.start < place.end);
+                    let cost = before[to] - before[from];
+                    if best.as_ref().is_none_or(|(least, _)| cost < *least) {
+                        best = Some((cost, place));
+                    }
+                }
+            }
+        }
+        best.map(|(_, place)| place)
     }
 }
 

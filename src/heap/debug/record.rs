@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
-use super::{BlockInfo, Origin};
+use super::BlockInfo;
+use super::site::Origin;
 use crate::piece::Piece;
 
 /// Blocks with up to this alignment have guards before them.
@@ -25,10 +26,11 @@ impl Fit {
     /// bytes.
     pub(super) fn of(bytes: u64, align: u64, guard: u32) -> Self {
         let guard = u64::from(guard);
-        let front = match align > MAX_FRONT {
-            true => 0,
+        let front = if align > MAX_FRONT {
+            0
+        } else {
             // Blocks begin at whole words at least, as they do without guards.
-            false => guard.next_multiple_of(align.max(16)),
+            guard.next_multiple_of(align.max(16))
         };
         Self {
             front,
@@ -65,8 +67,9 @@ pub(super) struct Record {
 }
 
 impl Record {
-    pub(super) fn end(&self) -> u64 {
-        self.offset + self.bytes
+    /// Returns the block's own bytes.
+    pub(super) fn own(&self) -> Range<u64> {
+        self.offset..self.offset + self.bytes
     }
 
     /// Returns the guarded bytes before it.
@@ -78,7 +81,7 @@ impl Record {
 
     /// Returns the guarded bytes after it.
     pub(super) fn after(&self) -> Range<u64> {
-        self.end()..self.outer.offset + self.outer.taken()
+        self.own().end..self.outer.range_taken().end
     }
 
     pub(super) fn info(&self) -> BlockInfo {
@@ -99,7 +102,8 @@ pub(super) struct Table {
     pub(super) blocks: BTreeMap<u64, Record>,
     /// The oldest first.
     quarantine: VecDeque<u64>,
-    quarantined: u64,
+    /// The bytes in quarantine, including guards.
+    pub(super) quarantined: u64,
     next: u64,
 }
 
@@ -114,40 +118,42 @@ impl Table {
         self.blocks.insert(record.offset, record);
     }
 
+    /// Takes a block in this state out of the table.
+    pub(super) fn take(&mut self, offset: u64, state: RecordState) -> Option<Record> {
+        self.blocks
+            .get(&offset)
+            .filter(|record| record.state == state)?;
+        self.blocks.remove(&offset)
+    }
+
     /// Returns the block that contains the byte at `offset`, including its guards.
     pub(super) fn around(&self, offset: u64) -> Option<&Record> {
         // Another block may begin before this one's guard, but not after it.
-        let mut near = self.blocks.range(..=offset).next_back().into_iter();
-        let mut next = self.blocks.range(offset..).next().into_iter();
-        let has = |record: &&Record| {
-            (record.outer.offset..record.outer.offset + record.outer.taken()).contains(&offset)
-        };
-        let near = near.find_map(|(_, record)| Some(record).filter(has));
-        near.or_else(|| next.find_map(|(_, record)| Some(record).filter(has)))
+        let near = self.blocks.range(..=offset).next_back();
+        let next = self.blocks.range(offset..).next();
+        let mut both = near.into_iter().chain(next).map(|(_, record)| record);
+        both.find(|record| record.outer.range_taken().contains(&offset))
+    }
+
+    /// Iterates over the blocks in a state.
+    pub(super) fn all(&self, state: RecordState) -> impl Iterator<Item = &Record> {
+        let blocks = self.blocks.values();
+        blocks.filter(move |record| record.state == state)
     }
 
     /// Returns the blocks in use, by age.
     pub(super) fn live(&self) -> Vec<&Record> {
-        let live = |record: &&Record| record.state == RecordState::Live;
-        let mut live: Vec<_> = self.blocks.values().filter(live).collect();
+        let mut live: Vec<_> = self.all(RecordState::Live).collect();
         live.sort_unstable_by_key(|record| record.number);
         live
     }
 
-    /// Puts a block into quarantine.
-    pub(super) fn quarantine(&mut self, offset: u64) {
-        if let Some(record) = self.blocks.get_mut(&offset)
-            && record.state != RecordState::Freed
-        {
-            record.state = RecordState::Freed;
-            self.quarantined += record.outer.taken();
-            self.quarantine.push_back(offset);
-        }
-    }
-
-    /// Returns the bytes in quarantine, including guards.
-    pub(super) fn quarantined(&self) -> u64 {
-        self.quarantined
+    /// Puts a block that is not in the table into quarantine.
+    pub(super) fn quarantine(&mut self, mut record: Record) {
+        record.state = RecordState::Freed;
+        self.quarantined += record.outer.taken();
+        self.quarantine.push_back(record.offset);
+        self.insert(record);
     }
 
     /// Takes the oldest block out of quarantine if it has more than `most` bytes.
@@ -219,8 +225,9 @@ mod tests {
                 let record = record(number as u64 * 8192, bytes, number as u64);
                 let (offset, takes) = (record.offset, record.outer.taken());
                 table.insert(record);
-                table.quarantine(offset);
-                table.quarantine(offset); // counted once
+                let record = table.take(offset, RecordState::Live).unwrap();
+                table.quarantine(record);
+                prop_assert!(table.take(offset, RecordState::Live).is_none());
                 waiting.push_back((number as u64, takes));
                 while let Some(left) = table.leave(most) {
                     let before: u64 = waiting.iter().map(|(_, takes)| takes).sum();
@@ -228,7 +235,7 @@ mod tests {
                     prop_assert_eq!(Some(left.number), waiting.pop_front().map(|(number, _)| number));
                 }
                 let now: u64 = waiting.iter().map(|(_, takes)| takes).sum();
-                prop_assert_eq!(table.quarantined(), now);
+                prop_assert_eq!(table.quarantined, now);
                 prop_assert!(now <= most);
             }
         }
@@ -263,7 +270,8 @@ mod tests {
             offsets.push(record.offset);
             table.insert(record);
         }
-        table.quarantine(offsets[1]);
+        let record = table.take(offsets[1], RecordState::Live).unwrap();
+        table.quarantine(record);
         let live: Vec<u64> = table.live().iter().map(|record| record.offset).collect();
         assert_eq!(live, [offsets[0], offsets[2]]);
     }
