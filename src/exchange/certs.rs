@@ -30,7 +30,7 @@ use std::io::Write;
 use std::net::IpAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::time::{Duration as StdDuration, SystemTime};
+use std::time::Duration as StdDuration;
 
 use rcgen::string::Ia5String;
 use rcgen::{
@@ -151,8 +151,11 @@ impl Authority {
     /// [`InvalidArgument`](crate::MemoryError::InvalidArgument) for a name that is neither a DNS name nor a
     /// SPIFFE id, or 0 days or too many; [`Error::Tls`] if signing fails.
     pub fn issue(&self, request: &CertRequest) -> Result<Issued> {
+        self.sign(request.params()?)
+    }
+
+    fn sign(&self, params: CertificateParams) -> Result<Issued> {
         let key = new_key()?;
-        let params = request.params()?;
         let certificate = params
             .signed_by(&key, &self.issuer)
             .map_err(|error| Error::tls("the new certificate", error))?;
@@ -183,26 +186,12 @@ impl fmt::Debug for Issued {
     }
 }
 
-/// Which end of a connection may use a certificate.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Usage {
-    /// Both: a node that exports and imports. The default.
-    #[default]
-    Both,
-    /// Servers only.
-    Server,
-    /// Clients only.
-    Client,
-}
-
 /// The requested contents of a certificate: see [`Authority::issue`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertRequest {
     name: String,
     more: Vec<String>,
     lasting: StdDuration,
-    usage: Usage,
-    from: Option<SystemTime>,
 }
 
 impl CertRequest {
@@ -213,8 +202,6 @@ impl CertRequest {
             name: name.into(),
             more: Vec::new(),
             lasting: days(365),
-            usage: Usage::Both,
-            from: None,
         }
     }
 
@@ -232,18 +219,6 @@ impl CertRequest {
     /// Sets the validity as a duration: at least a second, at most 36,500 days.
     pub fn lasting(mut self, duration: StdDuration) -> Self {
         self.lasting = duration;
-        self
-    }
-
-    /// Sets which end of a connection may use it.
-    pub fn usage(mut self, usage: Usage) -> Self {
-        self.usage = usage;
-        self
-    }
-
-    /// Sets the start of the validity, instead of an hour ago.
-    pub fn from(mut self, start: SystemTime) -> Self {
-        self.from = Some(start);
         self
     }
 
@@ -274,29 +249,11 @@ impl CertRequest {
         }
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         use ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};
-        params.extended_key_usages = match self.usage {
-            Usage::Both => vec![ServerAuth, ClientAuth],
-            Usage::Server => vec![ServerAuth],
-            Usage::Client => vec![ClientAuth],
-        };
+        params.extended_key_usages = vec![ServerAuth, ClientAuth];
         params.use_authority_key_identifier_extension = true;
-        // Without a start the validity ends so long from now, without the allowance for clocks.
-        let start = self.from.map(|from| {
-            let since = from.duration_since(SystemTime::UNIX_EPOCH).ok();
-            let since = since.and_then(|since| time::Duration::try_from(since).ok());
-            let start = since.and_then(|since| OffsetDateTime::UNIX_EPOCH.checked_add(since));
-            start.ok_or_else(|| {
-                Error::invalid("validity", "it begins before 1970 or after the year 9999")
-            })
-        });
-        let start = start.transpose()?;
         let now = OffsetDateTime::now_utc();
-        params.not_before = start.unwrap_or(now - SKEW);
-        params.not_after = start
-            .unwrap_or(now)
-            .checked_add(lasting)
-            .filter(|end| end.year() < 10_000)
-            .ok_or_else(|| Error::invalid("validity", "it ends after the year 9999"))?;
+        params.not_before = now - SKEW;
+        params.not_after = now + lasting;
         Ok(params)
     }
 }

@@ -1,7 +1,6 @@
 //! Certificates as the exchange's TLS sees them: src/exchange/tls/tests.rs has connections.
 
 use std::os::unix::fs::PermissionsExt;
-use std::time::Duration;
 
 use super::*;
 use crate::{MemoryError, ShareError, Tls, TlsPem};
@@ -119,18 +118,17 @@ fn requests_are_checked() {
 fn what_is_wrong_with_a_certificate_is_said() {
     let authority = Authority::create("ours", 10).unwrap();
     let other = Authority::create("other", 10).unwrap();
-    let day = Duration::from_secs(86_400);
-    let now = SystemTime::now();
-    let old = CertRequest::new("a.b").from(now - 10 * day).days(3);
-    let new = CertRequest::new("a.b").from(now + day);
+    let valid = |from, until| {
+        let now = OffsetDateTime::now_utc();
+        let mut params = CertRequest::new("a.b").params().unwrap();
+        params.not_before = now + time::Duration::days(from);
+        params.not_after = now + time::Duration::days(until);
+        authority.sign(params).unwrap()
+    };
     let node = authority.issue(&CertRequest::new("a.b")).unwrap();
     for (authority, node, why) in [
-        (
-            &authority,
-            &authority.issue(&old).unwrap(),
-            "certificate expired",
-        ),
-        (&authority, &authority.issue(&new).unwrap(), "not valid yet"),
+        (&authority, &valid(-10, -7), "certificate expired"),
+        (&authority, &valid(1, 9), "not valid yet"),
         (&other, &node, "not trusted here"),
     ] {
         let error = tls(authority, node).unwrap_err().to_string();
@@ -147,15 +145,16 @@ fn what_is_wrong_with_a_certificate_is_said() {
 #[test]
 fn a_certificate_for_one_end_is_none_for_the_other() {
     let authority = Authority::create("ours", 10).unwrap();
-    let issue = |usage| {
-        authority
-            .issue(&CertRequest::new("a.b").usage(usage))
+    let loaded = |usage| {
+        let mut params = CertRequest::new("a.b").params().unwrap();
+        params.extended_key_usages = vec![usage];
+        tls(&authority, &authority.sign(params).unwrap())
             .unwrap()
+            .loaded()
     };
-    let loaded = |usage| tls(&authority, &issue(usage)).unwrap().loaded();
-    let server = loaded(Usage::Server);
+    let server = loaded(ExtendedKeyUsagePurpose::ServerAuth);
     assert!(server.server.is_ok() && server.client.is_err());
-    let client = loaded(Usage::Client);
+    let client = loaded(ExtendedKeyUsagePurpose::ClientAuth);
     assert!(client.server.is_err() && client.client.is_ok());
 }
 
