@@ -88,7 +88,6 @@ pub struct ClientOptions {
     pub(super) agent: String,
     pub(super) timeout: Duration,
     pub(super) patient: bool,
-    pub(super) fabric: Option<bool>,
     /// The owner that fetches expect, unless they name another.
     pub(super) owner: Option<Owner>,
 }
@@ -104,7 +103,6 @@ impl ClientOptions {
             agent: concat!("egmem ", env!("CARGO_PKG_VERSION")).into(),
             timeout: Duration::from_secs(10),
             patient: false,
-            fabric: None,
             owner: None,
         }
     }
@@ -136,12 +134,6 @@ impl ClientOptions {
     /// Sets the client's name for the server's log: at most 255 bytes, the rest is cut off.
     pub fn agent(mut self, agent: impl Into<String>) -> Self {
         self.agent = cut(&agent.into(), MAX_AGENT).to_owned();
-        self
-    }
-
-    /// Sets whether fabric handles can be imported, instead of a trial.
-    pub fn fabric(mut self, can: bool) -> Self {
-        self.fabric = Some(can);
         self
     }
 

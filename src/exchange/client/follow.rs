@@ -109,8 +109,6 @@ pub struct Follow {
     /// Whether [`next`](Self::next) returned last that there is none.
     gone: bool,
     returned: Option<Returned>,
-    /// Whether this client cannot use the memory that is listed.
-    unusable: bool,
     /// Failed fetches and watches in a row.
     failures: u32,
     /// No fetch before.
@@ -211,7 +209,7 @@ impl Follow {
 
     /// Returns when to fetch, if the caller does not have the memory that the name denotes.
     fn fetch_due(&self) -> Option<Instant> {
-        let may_fetch = self.watch.is_current() && !self.unusable;
+        let may_fetch = self.watch.is_current() && !self.is_unusable();
         let entry = self.watch.names().next().filter(|_| may_fetch)?;
         let is_entry = |memory: &Description| is_same(memory, &entry.memory);
         let has = self.holds() && self.returned.as_ref()?.memories.iter().any(is_entry);
@@ -238,12 +236,11 @@ impl Follow {
             return changed;
         }
         // Over a new connection this client may get other handles.
-        self.unusable &= !std::mem::take(&mut self.watch.listed_anew);
+        let is_usable_now = std::mem::take(&mut self.watch.listed_anew) && self.is_unusable();
         if self.watch.names().next().is_none() {
             self.absence = Some(Absence::NotThere);
-        } else if changed || self.is_over() {
+        } else if changed || is_usable_now || self.is_over() {
             self.absence = None;
-            self.unusable = false;
             self.failures = 0;
             self.fetch_at = None;
         }
@@ -258,6 +255,11 @@ impl Follow {
             Some(Absence::NotThere) => self.fetch_at.is_none(),
             _ => false,
         }
+    }
+
+    /// Returns whether this client cannot use the memory that is listed.
+    fn is_unusable(&self) -> bool {
+        matches!(&self.absence, Some(Absence::Unavailable(why)) if is_of_this_memory(why))
     }
 
     fn fetched(&mut self, memory: RemoteBuffer) -> Followed {
@@ -277,7 +279,6 @@ impl Follow {
     fn fetch_failed(&mut self, error: Error) -> Result<()> {
         let error = self.may_go_on(error)?;
         tracing::debug!(name = self.fetch.name, %error, "followed memory is not available");
-        self.unusable = is_of_this_memory(&error);
         self.fetch_at = Some(self.pause());
         self.absence = Some(match error.refusal() {
             Some(Refusal::NotFound) => Absence::NotThere,
@@ -405,7 +406,6 @@ impl FetchOptions {
             absence: None,
             gone: false,
             returned: None,
-            unusable: false,
             failures: 0,
             fetch_at: None,
             watch_at: None,

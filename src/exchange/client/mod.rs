@@ -313,11 +313,6 @@ impl Client {
         self.session().closed().await;
     }
 
-    /// Returns the server's machine.
-    pub fn boot(&self) -> BootId {
-        self.session().terms().welcome.boot
-    }
-
     /// Returns the session, to close it when a program ends its use. Does not keep the client.
     pub(crate) fn weak_session(&self) -> Weak<ClientSession> {
         Arc::downgrade(self.session())
@@ -379,15 +374,8 @@ impl ClientOptions {
     /// # Cancel safety
     /// If dropped before completion, nothing is left.
     pub async fn connect(self, driver: &Driver) -> Result<Client> {
-        let what = "fabric handles, by the client's options";
-        let unsupported = MemoryError::PlatformUnsupported { what, source: None };
-        let no_fabric = match self.fabric {
-            Some(can) => (!can).then_some(unsupported),
-            None => {
-                let driver = driver.clone();
-                run_blocking("trying fabric handles", move || importable(&driver)).await?
-            }
-        };
+        let tried = driver.clone();
+        let no_fabric = run_blocking("trying fabric handles", move || importable(&tried)).await?;
         self.dial(Some(driver.clone()), no_fabric).await
     }
 

@@ -3,13 +3,12 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use egmem::driver::{Access, HandleType};
+use egmem::driver::{Access, Call, Code, HandleType};
 use egmem::exchange::{Address, Client, End, Error, PeerList, Refusal, Security, Server};
 use tokio::time::timeout;
 
 use super::{
-    buffer, client, fabric, let_go, no_fabric, nothing_held, options, server, server_at, tls,
-    verify, within,
+    buffer, client, fabric, let_go, nothing_held, options, server, server_at, tls, verify, within,
 };
 use crate::refused::assert_refused;
 
@@ -97,24 +96,22 @@ async fn reading_is_all_that_some_memory_allows() {
 
 #[tokio::test]
 async fn an_import_that_fails_says_where_to_look() {
-    let (own, other) = (fabric(), no_fabric());
+    let (own, other) = (fabric(), fabric());
     let server = Server::options()
         .listen(Address::loopback(0))
         .local_socket(false);
     let server = server.start().await.unwrap();
-    // The client claims fabric handles that it cannot import, and without a Unix socket there is no other path.
-    let client = within(options(&server).fabric(true).connect(&other))
-        .await
-        .unwrap();
+    let client = within(options(&server).connect(&other)).await.unwrap();
+    // Without a Unix socket there is no other path.
+    let simulator = other.sim().unwrap();
+    simulator.fail(Call::MemImportFromShareableHandle, 1, Code::OUT_OF_MEMORY);
     let published = server.publish("y", buffer(&own, 1 << 20)).now().unwrap();
     let error = within(client.fetch("y").go()).await.unwrap_err();
     match &error {
         Error::Import { end, source, .. } => {
             assert_eq!(*end, End::Here);
-            assert!(
-                matches!(**source, egmem::Error::NoImexChannel { .. }),
-                "{error}"
-            );
+            let failed = source.driver_error().map(|call| call.code);
+            assert_eq!(failed, Some(Code::OUT_OF_MEMORY), "{error}");
         }
         _ => panic!("{error}"),
     }

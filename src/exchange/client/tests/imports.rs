@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::driver::{Call, Location, NodeId};
-use crate::{Mismatch, Owner, ShareError};
+use crate::{Machine, Mismatch, Owner, ShareError};
 
 /// Where only TCP leads to a server of the same machine, its handles are fabric handles too.
 #[tokio::test]
@@ -239,8 +239,8 @@ async fn a_client_without_a_driver_sees_names_and_takes_no_lease() {
 #[tokio::test]
 async fn handle_types_that_do_not_go_are_told() {
     let (driver, mut fake) = (importer(), Fake::new().await);
-    let options = fake.options().fabric(false);
-    let (client, greeted) = tokio::join!(options.connect(&driver), fake.greet());
+    let no_fabric = Driver::simulated(Machine::gh200x4()).unwrap();
+    let (client, greeted) = tokio::join!(fake.options().connect(&no_fabric), fake.greet());
     assert!(!greeted.1.fabric);
     let error = expect_err(client.unwrap().fetch("x").go().await);
     assert!(
@@ -249,8 +249,7 @@ async fn handle_types_that_do_not_go_are_told() {
     );
     // On the same machine, fds come first, and without a Unix socket the error says what is missing.
     fake.welcome.boot = BootId::current().unwrap();
-    let options = fake.options().fabric(false);
-    let (client, _greeted) = tokio::join!(options.connect(&driver), fake.greet());
+    let (client, _greeted) = tokio::join!(fake.options().connect(&no_fabric), fake.greet());
     let error = expect_err(client.unwrap().fetch("x").go().await).to_string();
     assert!(error.contains("only TCP leads to it"), "{error}");
     let (client, mut peer) = fake.client(&driver).await;
