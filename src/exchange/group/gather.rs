@@ -14,18 +14,13 @@ use crate::client::{fabric, importable};
 use crate::driver::{Access, Driver, HandleType, HandleTypes, ShareableHandle, random};
 use crate::ledger::{Party, Site};
 use crate::per_driver::lock;
-use crate::protocol::{Secret, Wiped, decode, encode};
-use crate::share::{BootId, MAX_PARTS, best_handle_types, queue};
+use crate::protocol::{Secret, decode, encode};
+use crate::share::{BootId, best_handle_types, queue};
 use crate::share::{Channel, ImportOptions, ImportedBuffer, Listener, PartHandles, Peers, Shared};
 use crate::{End, Error, Result, ShareError};
 
 /// Of the messages below.
-const VERSION: u32 = 1;
-/// Bytes of a fabric handle.
-const HANDLE: usize = 64;
-
-/// Fabric handles of a rank's memory, one after the other.
-type Handles = Wiped<{ HANDLE * MAX_PARTS }>;
+const VERSION: u32 = 2;
 
 /// Gathers the memory of all ranks with the default [`GatherOptions`].
 ///
@@ -357,9 +352,7 @@ impl Ranks<'_> {
     fn exchange_fabric(&self, all: &mut dyn AllGather, memory: Option<&Shared>) -> Result<Mapped> {
         let handles = together(all, export_fabric(memory))?;
         let mapped = self.map(HandleType::Fabric, |rank| {
-            let handles = handles[rank as usize].expose().chunks(HANDLE);
-            let handles: Option<Vec<_>> = handles.map(Secret::new).collect();
-            let handles = handles.and_then(|handles| fabric(&handles));
+            let handles = fabric(&handles[rank as usize]);
             let wrong = || Error::protocol(name(rank), "a fabric handle of another length");
             handles.map(PartHandles::from).ok_or_else(wrong)
         });
@@ -400,18 +393,14 @@ impl Ranks<'_> {
     }
 }
 
-fn export_fabric(memory: Option<&Shared>) -> Result<Handles> {
-    let mut bytes = Zeroizing::new(Vec::with_capacity(
-        HANDLE * memory.map_or(0, Shared::part_count),
-    ));
-    if let Some(memory) = memory {
-        for handle in memory.export(HandleType::Fabric)? {
-            if let ShareableHandle::Fabric(handle) = handle {
-                bytes.extend_from_slice(handle.expose_bytes());
-            }
-        }
-    }
-    Handles::new(&bytes).ok_or_else(|| Error::invalid("memory", "more parts than allowed"))
+fn export_fabric(memory: Option<&Shared>) -> Result<Vec<Secret>> {
+    let handles = memory.map(|memory| memory.export(HandleType::Fabric));
+    let handles = handles.transpose()?.unwrap_or_default();
+    let secrets = handles.iter().filter_map(|handle| match handle {
+        ShareableHandle::Fabric(handle) => Secret::new(handle.expose_bytes()),
+        ShareableHandle::PosixFd(_) => None,
+    });
+    Ok(secrets.collect())
 }
 
 fn name(rank: u32) -> String {

@@ -69,17 +69,15 @@ impl io::Write for Count {
 /// The most bytes of a secret.
 pub const MAX_SECRET: usize = 64;
 
-/// A fabric handle or a session's token.
-pub type Secret = Wiped<MAX_SECRET>;
-
-/// At most `MAX` bytes that are never displayed, and wiped when dropped. Comparison takes constant time.
+/// A fabric handle or a session's token: at most [`MAX_SECRET`] bytes that are never displayed, and wiped when dropped.
+/// Comparison takes constant time.
 #[derive(Clone)]
-pub struct Wiped<const MAX: usize>(Zeroizing<Vec<u8>>);
+pub struct Secret(Zeroizing<Vec<u8>>);
 
-impl<const MAX: usize> Wiped<MAX> {
-    /// Returns the value with these bytes; `None` for more than `MAX`.
+impl Secret {
+    /// Returns the value with these bytes; `None` for more than [`MAX_SECRET`].
     pub fn new(bytes: &[u8]) -> Option<Self> {
-        (bytes.len() <= MAX).then(|| Self(Zeroizing::new(bytes.to_vec())))
+        (bytes.len() <= MAX_SECRET).then(|| Self(Zeroizing::new(bytes.to_vec())))
     }
 
     /// Returns the bytes.
@@ -88,39 +86,39 @@ impl<const MAX: usize> Wiped<MAX> {
     }
 }
 
-impl<const MAX: usize> PartialEq for Wiped<MAX> {
+impl PartialEq for Secret {
     fn eq(&self, other: &Self) -> bool {
         self.0.ct_eq(&other.0).into()
     }
 }
 
-impl<const MAX: usize> Eq for Wiped<MAX> {}
+impl Eq for Secret {}
 
-impl<const MAX: usize> fmt::Debug for Wiped<MAX> {
+impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Wiped({} bytes, redacted)", self.0.len())
+        write!(f, "Secret({} bytes, redacted)", self.0.len())
     }
 }
 
 /// As a byte string.
-impl<const MAX: usize> Serialize for Wiped<MAX> {
+impl Serialize for Secret {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_bytes(&self.0)
     }
 }
 
-impl<'de, const MAX: usize> Deserialize<'de> for Wiped<MAX> {
+impl<'de> Deserialize<'de> for Secret {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Bytes<const MAX: usize>;
-        impl<const MAX: usize> Visitor<'_> for Bytes<MAX> {
-            type Value = Wiped<MAX>;
+        struct Bytes;
+        impl Visitor<'_> for Bytes {
+            type Value = Secret;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "at most {MAX} bytes")
+                write!(f, "at most {MAX_SECRET} bytes")
             }
 
             fn visit_bytes<E: de::Error>(self, bytes: &[u8]) -> Result<Self::Value, E> {
-                Wiped::new(bytes).ok_or_else(|| E::invalid_length(bytes.len(), &self))
+                Secret::new(bytes).ok_or_else(|| E::invalid_length(bytes.len(), &self))
             }
         }
         deserializer.deserialize_bytes(Bytes)

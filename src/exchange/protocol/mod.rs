@@ -5,5 +5,5 @@ mod message;
 #[cfg(test)]
 mod tests;
 
-pub use codec::{MAX_NAME, MAX_SECRET, Secret, Wiped, check_name, check_prefix, decode, encode};
+pub use codec::{MAX_NAME, MAX_SECRET, Secret, check_name, check_prefix, decode, encode};
 pub use message::*;

@@ -132,7 +132,7 @@ fn secrets_are_bounded_and_not_shown() {
     long.extend([7; MAX_SECRET + 1]);
     assert!(decode::<Secret>(&long).is_err());
     let shown = format!("{:?}", Secret::new(b"key").unwrap());
-    assert_eq!(shown, "Wiped(3 bytes, redacted)");
+    assert_eq!(shown, "Secret(3 bytes, redacted)");
 }
 
 #[test]
