@@ -6,10 +6,8 @@
 
 use std::sync::Arc;
 
-use tokio::runtime::Handle;
-
 use super::lease::{ClientLease, LeaseState};
-use super::session::{ClientSession, Reply, run_blocking};
+use super::session::{ClientSession, OffThread, Reply, run_blocking};
 use crate::accessors::cpu_accessors;
 use crate::driver::{Access, DevicePtr, Driver, HandleType, Location, ShareableHandle, random};
 use crate::ledger::{Party, Site};
@@ -290,19 +288,8 @@ impl Proof {
     }
 }
 
-/// Memory that another thread unmaps if this is dropped: that takes the driver's time.
-struct Unproven(Option<RemoteBuffer>);
-
-impl Drop for Unproven {
-    fn drop(&mut self) {
-        if let (Some(remote), Ok(runtime)) = (self.0.take(), Handle::try_current()) {
-            runtime.spawn_blocking(move || drop(remote));
-        }
-    }
-}
-
-/// Proves memory that was imported by fabric handle, if its exporter has given a place for that. Where it fails, the
-/// memory is unmapped on another thread.
+/// Proves memory that was imported by fabric handle, if its exporter has given a place for that. Where it fails or is given
+/// up, another thread unmaps the memory.
 pub(super) async fn prove(mut remote: RemoteBuffer) -> Result<RemoteBuffer> {
     let Some(at) = remote.grant.probe else {
         // With a remedy for its owner.
@@ -322,13 +309,14 @@ pub(super) async fn prove(mut remote: RemoteBuffer) -> Result<RemoteBuffer> {
     };
     let session = Arc::clone(remote.session());
     let lease = remote.grant.lease.key.lease;
-    let mut unproven = Unproven(Some(remote));
+    let mut kept = OffThread(Some(remote));
     let ask = Ask::Probe(Probe { lease, wrote });
     let reply = session.request(ask, session.timeout()).await;
-    let Some(remote) = unproven.0.take() else {
-        return Err(Error::failed("a probe", "its memory is gone"));
+    let finish = move || {
+        let remote = kept.0.take();
+        let remote = remote.ok_or_else(|| Error::failed("a probe", "it has no memory"))?;
+        finish(remote, at, by, wrote, reply)
     };
-    let finish = move || finish(remote, at, by, wrote, reply);
     run_blocking("a probe", finish).await?
 }
 

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, broadcast, oneshot, watch};
 use tokio::time::{Instant, timeout_at};
 
@@ -522,13 +523,26 @@ pub(super) fn describe(ask: &Ask) -> String {
     }
 }
 
+/// A value that a thread for blocking work drops: unmapping takes the driver's time, in which the connection's task would
+/// not run.
+pub(super) struct OffThread<T: Send + 'static>(pub(super) Option<T>);
+
+impl<T: Send + 'static> Drop for OffThread<T> {
+    fn drop(&mut self) {
+        if let (Some(value), Ok(runtime)) = (self.0.take(), Handle::try_current()) {
+            runtime.spawn_blocking(move || drop(value));
+        }
+    }
+}
+
 /// Runs blocking work on a separate thread; a panic there is an error about `what`. If this is dropped, the work
-/// continues, and its result is dropped on that thread.
+/// continues, and its result is dropped on such a thread.
 pub(super) async fn run_blocking<T: Send + 'static>(
     what: &'static str,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T> {
-    tokio::task::spawn_blocking(work)
-        .await
-        .map_err(|error| Error::failed(what, error.to_string()))
+    let done = tokio::task::spawn_blocking(move || OffThread(Some(work()))).await;
+    let mut done = done.map_err(|error| Error::failed(what, error.to_string()))?;
+    let result = done.0.take();
+    result.ok_or_else(|| Error::failed(what, "it has no result"))
 }

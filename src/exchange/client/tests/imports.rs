@@ -174,13 +174,25 @@ async fn two_ends_prove_that_they_see_the_same_bytes() {
     nothing_held(&driver).await;
 }
 
+/// Runs a test with one thread for blocking work.
+fn with_one_thread(test: impl Future<Output = ()>) {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_all().max_blocking_threads(1).build();
+    runtime.unwrap().block_on(test);
+}
+
+/// Takes a thread for blocking work until the sender is dropped.
+fn take_thread() -> (std::sync::mpsc::Sender<()>, tokio::task::JoinHandle<()>) {
+    let (free, taken) = std::sync::mpsc::channel();
+    let wait = move || assert!(taken.recv().is_err());
+    (free, tokio::task::spawn_blocking(wait))
+}
+
 /// The connection's task must go on meanwhile: unmapping takes the driver's time.
 #[test]
 fn memory_that_is_not_proved_is_unmapped_on_another_thread() {
     for refused in [true, false] {
-        let mut runtime = tokio::runtime::Builder::new_current_thread();
-        let runtime = runtime.enable_all().max_blocking_threads(1).build();
-        runtime.unwrap().block_on(async {
+        with_one_thread(async {
             let (driver, fake, mut memory) = (importer(), Fake::new().await, Memory::new());
             let (client, mut peer) = fake.client(&driver).await;
             memory.probe = Some((2 << 20) - 64);
@@ -193,27 +205,51 @@ fn memory_that_is_not_proved_is_unmapped_on_another_thread() {
                 fetched = &mut fetch => panic!("{fetched:?}"),
                 asked = asked => asked,
             };
-            // The only thread for blocking work is taken from here on.
-            let (free, taken) = std::sync::mpsc::channel::<()>();
-            let taken = tokio::task::spawn_blocking(move || taken.recv());
+            let (free, taken) = take_thread();
             if refused {
                 peer.refuse(id, "internal").await;
                 assert!(timeout(soon(50), &mut fetch).await.is_err());
-            } else {
-                drop(fetch);
-                fetch = Box::pin(client.fetch("x").go());
-            }
-            assert!(!driver.sim().unwrap().held().is_empty());
-            drop(free);
-            assert!(taken.await.unwrap().is_err());
-            if refused {
+                assert!(!driver.sim().unwrap().held().is_empty());
+                drop(free);
                 expect_err(within(fetch).await);
                 assert!(driver.sim().unwrap().held().is_empty());
+            } else {
+                drop(fetch);
+                assert!(!driver.sim().unwrap().held().is_empty());
+                drop(free);
             }
+            taken.await.unwrap();
             assert_eq!(peer.released().await, 1);
             nothing_held(&driver).await;
         });
     }
+}
+
+#[test]
+fn memory_that_nobody_waits_for_any_more_is_unmapped_on_another_thread() {
+    with_one_thread(async {
+        let (driver, fake, memory) = (importer(), Fake::new().await, Memory::new());
+        let (client, mut peer) = fake.client(&driver).await;
+        let (free, taken) = take_thread();
+        let mut fetch = Box::pin(client.fetch("x").probe(false).go());
+        assert!(timeout(Duration::ZERO, &mut fetch).await.is_err());
+        peer.grant(1, &memory).await;
+        while client.session().lock().leases.is_empty() {
+            tokio::task::yield_now().await;
+        }
+        // It hands the import to the thread, which ends it.
+        assert!(timeout(Duration::ZERO, &mut fetch).await.is_err());
+        drop(free);
+        taken.await.unwrap();
+        tokio::task::spawn_blocking(|| ()).await.unwrap();
+        let (free, taken) = take_thread();
+        drop(fetch);
+        assert!(!driver.sim().unwrap().held().is_empty());
+        drop(free);
+        taken.await.unwrap();
+        assert_eq!(peer.released().await, 1);
+        nothing_held(&driver).await;
+    });
 }
 
 #[tokio::test]
