@@ -25,6 +25,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
 
 #[cfg(feature = "etcd")]
 pub use etcd::{Directory, EtcdOptions};
@@ -72,9 +73,6 @@ pub enum RegistrationState {
     Away(Error),
 }
 
-/// Ends a registration's task; with a sender in it, the task reports how the end went.
-type Close = oneshot::Sender<oneshot::Sender<Result<()>>>;
-
 /// Keeps an exporter and its names in a directory; dropping it removes them in the background.
 #[must_use = "dropped, it takes the exporter out of the directory"]
 pub struct Registration {
@@ -82,7 +80,9 @@ pub struct Registration {
     names: watch::Sender<BTreeSet<String>>,
     state: Arc<watch::Sender<RegistrationState>>,
     /// Dropping it ends the task.
-    close: Close,
+    open: oneshot::Sender<()>,
+    /// How the end went.
+    task: JoinHandle<Result<()>>,
 }
 
 impl Registration {
@@ -139,10 +139,9 @@ impl Registration {
     /// # Errors
     /// [`Error::Directory`] if the directory does not answer in time; its lease then removes them.
     pub async fn close(self) -> Result<()> {
-        let (sender, done) = oneshot::channel();
+        drop(self.open);
         // A task that its runtime has dropped cannot revoke; the lease expires by itself.
-        let _ = self.close.send(sender);
-        done.await.unwrap_or(Ok(()))
+        self.task.await.unwrap_or(Ok(()))
     }
 }
 

@@ -113,7 +113,7 @@ impl Directory {
         }
         let outside = |error: TryCurrentError| Error::invalid("runtime", error.to_string());
         let runtime = Handle::try_current().map_err(outside)?;
-        let (close, closed) = oneshot::channel();
+        let (open, closed) = oneshot::channel();
         let names = watch::Sender::new(BTreeSet::new());
         let state = Arc::new(watch::Sender::new(RegistrationState::Pending));
         let task = Task {
@@ -123,11 +123,11 @@ impl Directory {
             state: Arc::clone(&state),
             lease: None,
         };
-        runtime.spawn(task.run(closed));
         Ok(Registration {
             names,
             state,
-            close,
+            open,
+            task: runtime.spawn(task.run(closed)),
         })
     }
 
@@ -382,18 +382,16 @@ struct Task {
 }
 
 impl Task {
-    async fn run(mut self, closed: oneshot::Receiver<oneshot::Sender<Result<()>>>) {
-        let done = tokio::select! {
+    /// Keeps the exporter registered until the sender is dropped, then removes it.
+    async fn run(mut self, closed: oneshot::Receiver<()>) -> Result<()> {
+        tokio::select! {
             biased;
-            done = closed => done,
+            _ = closed => {}
             never = self.keep_registered() => match never {},
-        };
-        let revoked = match self.lease {
+        }
+        match self.lease {
             Some(lease) => self.revoke(lease).await,
             None => Ok(()),
-        };
-        if let Ok(done) = done {
-            let _ = done.send(revoked);
         }
     }
 
