@@ -8,6 +8,7 @@ use tokio::sync::watch::Receiver;
 use tokio::time::{Instant, sleep_until};
 
 use super::connect::is_final;
+use super::session::Link;
 use super::watch::{Watch, WatchEvent};
 use super::{Client, FetchOptions, LeaseState, Reconnect, RemoteBuffer};
 use crate::limits::deadline;
@@ -157,6 +158,11 @@ impl Follow {
 
     async fn advance(&mut self) -> Result<Followed> {
         let session = Arc::clone(self.fetch.client.session());
+        let end = |link: &Link| {
+            let why = link.away()?;
+            let ends = matches!(link, Link::Over(_)) || is_final(why);
+            ends.then(|| why.clone())
+        };
         loop {
             if !self.gone
                 && let Some(absence) = &self.absence
@@ -178,7 +184,7 @@ impl Follow {
             loop {
                 tokio::select! {
                     biased;
-                    why = session.ended() => return Err(why),
+                    why = session.link_is(end) => return Err(why),
                     state = lease_change(&mut self.returned) => match state {
                         LeaseState::Lost(why) if is_final(&why) => return Err(why),
                         state if state != LeaseState::Held && !self.gone => {

@@ -34,7 +34,7 @@ use connect::{Dial, establish};
 pub(crate) use connect::{cut, importable};
 pub(crate) use fetch::fabric;
 pub(crate) use session::ClientSession;
-use session::{SessionUser, run_blocking};
+use session::{Link, SessionUser, run_blocking};
 
 /// A connection to an exchange server. Clones are the same connection, which closes when the last clone and
 /// everything fetched through it are dropped.
@@ -310,7 +310,8 @@ impl Client {
     /// Dropping the last clone does the same, once nothing fetched is left.
     pub async fn close(self) {
         self.session().close();
-        self.session().closed().await;
+        let is_over = |link: &Link| matches!(link, Link::Over(_)).then_some(());
+        self.session().link_is(is_over).await;
     }
 
     /// Returns the session, to close it when a program ends its use. Does not keep the client.

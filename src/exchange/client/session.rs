@@ -287,20 +287,8 @@ impl ClientSession {
         self.link_is(|link| link.away().cloned()).await
     }
 
-    /// Waits until this client has ended, or the server no longer lets it in.
-    pub(super) async fn ended(&self) -> Error {
-        let ends = |link: &Link, why: &Error| matches!(link, Link::Over(_)) || is_final(why);
-        self.link_is(|link| link.away().filter(|why| ends(link, why)).cloned())
-            .await
-    }
-
-    /// Waits until the task has ended.
-    pub(super) async fn closed(&self) {
-        self.link_is(|link| matches!(link, Link::Over(_)).then_some(()))
-            .await;
-    }
-
-    async fn link_is<T>(&self, found: impl Fn(&Link) -> Option<T>) -> T {
+    /// Waits until the state of the connection has what is looked for, which may be so already.
+    pub(super) async fn link_is<T>(&self, found: impl Fn(&Link) -> Option<T>) -> T {
         let mut links = self.link.subscribe();
         loop {
             if let Some(found) = found(&links.borrow_and_update()) {
