@@ -39,8 +39,6 @@ pub fn gather_memory(
 #[derive(Clone, Debug)]
 #[must_use = "options do nothing until `gather`"]
 pub struct GatherOptions {
-    access: Access,
-    import: ImportOptions,
     via: Option<HandleType>,
     deadline: Duration,
 }
@@ -48,8 +46,6 @@ pub struct GatherOptions {
 impl Default for GatherOptions {
     fn default() -> Self {
         Self {
-            access: Access::ReadWrite,
-            import: ImportOptions::new(),
             via: None,
             deadline: Duration::from_secs(60),
         }
@@ -63,12 +59,6 @@ impl GatherOptions {
     }
 
     setters! {
-        /// Sets the access that the other ranks are asked to respect in this rank's memory: by default read and write.
-        access: Access;
-
-        /// Sets the access to the other ranks' memory in this process: by default for the host and all GPUs.
-        import: ImportOptions;
-
         /// Sets how long passing fds to the ranks of this machine may take: 1 minute by default. How long a gather waits
         /// for a rank is its [`AllGather`]'s.
         deadline: Duration;
@@ -161,7 +151,7 @@ impl GatherOptions {
             }
         }
         let (listener, socket) = listener.unzip();
-        let described = memory.map(|memory| memory.describe(self.access));
+        let described = memory.map(|memory| memory.describe(Access::ReadWrite));
         let statement = Statement {
             version: VERSION,
             rank,
@@ -315,7 +305,7 @@ impl Ranks<'_> {
     ) {
         let send = move |mut channel: Channel| {
             channel.set_timeout(self.options.deadline);
-            match channel.send(memory, self.options.access) {
+            match channel.send(memory, Access::ReadWrite) {
                 // It says so itself.
                 Ok(()) | Err(ShareError::PeerLost { .. }) => {}
                 Err(error) => {
@@ -379,7 +369,7 @@ impl Ranks<'_> {
                 continue;
             };
             // Not shared with other imports: a rank could claim another's identity.
-            let import = self.options.import.clone().unshared().sender(party(rank));
+            let import = ImportOptions::new().unshared().sender(party(rank));
             let import = import.or_called_at(self.site.clone());
             let imported = import.import_from(self.driver, memory, handles(rank)?);
             mapped[index] = Some(imported.map_err(|error| Error::Import {

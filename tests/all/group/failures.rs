@@ -97,18 +97,17 @@ fn ranks_without_a_common_handle_type_learn_why_before_any_handle_is_made() {
 
 #[test]
 fn if_one_rank_cannot_map_the_memory_all_learn_it() {
-    use egmem::driver::{Access, Location};
-    use egmem::share::ImportOptions;
+    use egmem::driver::{Call, Code};
     for via in [HandleType::PosixFd, HandleType::Fabric] {
         let tables = Table::of(3, |_, _, _| {});
         let found = all(3, |rank| {
             let driver = fabric();
             let mut table = tables[rank as usize].lock().unwrap().take().unwrap();
             let own = Shared::from(buffer(&driver, 1, 0));
-            let mut options = GatherOptions::new().via(via).access(Access::Read);
+            let options = GatherOptions::new().via(via);
             if rank == 1 {
-                let import = ImportOptions::new().access(Location::Host, Access::ReadWrite);
-                options = options.import(import);
+                let simulator = driver.sim().unwrap();
+                simulator.fail(Call::MemImportFromShareableHandle, 1, Code::UNKNOWN);
             }
             options.gather(&mut table, Some(own), &driver).unwrap_err()
         });
