@@ -20,7 +20,6 @@
 mod etcd;
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -74,6 +73,7 @@ pub enum RegistrationState {
 }
 
 /// Keeps an exporter and its names in a directory; dropping it removes them in the background.
+#[derive(Debug)]
 #[must_use = "dropped, it takes the exporter out of the directory"]
 pub struct Registration {
     /// The names that the directory should have.
@@ -142,14 +142,6 @@ impl Registration {
         drop(self.open);
         // A task that its runtime has dropped cannot revoke; the lease expires by itself.
         self.task.await.unwrap_or(Ok(()))
-    }
-}
-
-impl fmt::Debug for Registration {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Registration")
-            .field("state", &self.state())
-            .finish_non_exhaustive()
     }
 }
 

@@ -32,8 +32,6 @@ mod gather;
 mod rendezvous;
 mod seal;
 
-use std::fmt;
-
 pub use env::from_env;
 pub use gather::{GatherOptions, gather_memory};
 #[cfg(fuzzing)]
@@ -87,6 +85,7 @@ impl<T: AllGather + ?Sized> AllGather for Box<T> {
 /// Dropping it unmaps the other ranks' memory, which takes as long as the driver needs. Other ranks may still have this
 /// rank's memory mapped at that time, and a mapping keeps memory alive. To know that none has, let all ranks drop it and
 /// then meet at a barrier of the job's own.
+#[derive(Debug)]
 pub struct GatheredMemory {
     // Unmapped before this rank's own memory is released.
     others: Vec<Option<ImportedBuffer>>,
@@ -131,15 +130,5 @@ impl GatheredMemory {
             None => format!("it is {rank} of {} ranks", self.size()),
         };
         Err(Error::invalid("rank", why))
-    }
-}
-
-impl fmt::Debug for GatheredMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GatheredMemory")
-            .field("own_rank", &self.rank)
-            .field("size", &self.size())
-            .field("via", &self.via)
-            .finish_non_exhaustive()
     }
 }

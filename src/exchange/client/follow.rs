@@ -55,6 +55,7 @@ impl fmt::Display for Absence {
 }
 
 /// The memory that was returned last.
+#[derive(Debug)]
 struct Returned {
     /// What the name denoted when it was fetched, and what the server granted.
     memories: [Description; 2],
@@ -102,6 +103,7 @@ struct Returned {
 /// # Ok(())
 /// # }
 /// ```
+#[derive(Debug)]
 pub struct Follow {
     fetch: FetchOptions,
     watch: Watch,
@@ -381,15 +383,6 @@ fn is_of_this_memory(error: &Error) -> bool {
         error.refusal(),
         Some(NoCommonHandle | ReadOnly | WrongOwner)
     )
-}
-
-impl fmt::Debug for Follow {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Follow")
-            .field("name", &self.name())
-            .field("ended", &self.ended)
-            .finish_non_exhaustive()
-    }
 }
 
 impl Client {

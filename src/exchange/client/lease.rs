@@ -73,19 +73,12 @@ impl Held {
 }
 
 /// A lease of this client, released when dropped; it keeps the connection open until then.
+#[derive(Debug)]
 pub(super) struct ClientLease {
     pub(super) session: SessionUser,
     pub(super) key: LeaseKey,
     /// Under a lock, for the version that was last returned.
     state: Mutex<watch::Receiver<LeaseState>>,
-}
-
-impl fmt::Debug for ClientLease {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ClientLease")
-            .field("lease", &self.key.lease)
-            .finish_non_exhaustive()
-    }
 }
 
 impl ClientLease {
